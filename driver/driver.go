@@ -1,0 +1,321 @@
+// Package driver is what a provider of sandboxes implements: two small
+// mandatory interfaces, [Provider] and [Instance], and optional ones for what
+// not every provider can do. Package drivertest is the executable form of the
+// promises written here; a provider is finished when it passes.
+//
+// Promises to the implementer: every Spec, Command and path handed to a driver
+// has been validated and completed by the control plane; option structs may be
+// their zero value; a driver is never called after Close.
+//
+// Promises from the implementer: every method may be called concurrently; a
+// canceled context makes a call return soon, and leaves nothing half-made;
+// errors are returned raw, classified by ErrorCode, and contain no secret; no
+// returned value is changed by the driver afterwards. Absence of a sandbox is
+// reported only from evidence about that very sandbox, never because it could
+// not be reached.
+package driver
+
+import (
+	"context"
+	"io"
+	"iter"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Provider makes sandboxes of one technology.
+type Provider interface {
+	// Probe finds out what is possible here, now, without making a sandbox.
+	// A provider that cannot work here returns Facts with Available false and
+	// the reasons, and a nil error; an error means that probing itself failed.
+	Probe(ctx context.Context) (Facts, error)
+
+	// Create makes and starts a sandbox: when it returns, commands can be
+	// run. spec.ID is set and unique; a living sandbox with that ID is
+	// CodeAlreadyExists. On an error, or when ctx ends first, nothing remains.
+	Create(ctx context.Context, spec *sandbox.Spec) (Instance, error)
+
+	// Attach finds a sandbox that this or an earlier process made. It is
+	// CodeGone only with evidence that it does not exist.
+	Attach(ctx context.Context, id sandbox.ID) (Instance, error)
+
+	// List yields what really exists, found by looking and not by
+	// remembering: the reaper's truth. It stops at the first error.
+	List(ctx context.Context) iter.Seq2[Found, error]
+
+	// ErrorCode classifies an error returned by this provider or anything it
+	// made. It returns "" for an error it does not know.
+	ErrorCode(err error) sandbox.Code
+
+	// Close releases what the provider holds in this process. It ends no
+	// sandbox. Close is idempotent.
+	Close() error
+}
+
+// Instance is a living sandbox as its provider sees it. Dropping an Instance
+// ends nothing: only Destroy does.
+type Instance interface {
+	ID() sandbox.ID
+
+	// Exec starts a command. The context bounds the start only: a command
+	// outlives it. A program that cannot be started (not found, not
+	// executable, no such user or directory) is not an error of Exec: the
+	// command ends with code 127 or 126 and the reason on standard error, as
+	// in a shell.
+	Exec(ctx context.Context, cmd *sandbox.Command) (Process, error)
+
+	// Wait blocks until the sandbox itself has ended, and says why.
+	Wait(ctx context.Context) (sandbox.Exit, error)
+
+	// Destroy ends the sandbox with everything in it and removes every trace
+	// of it. When it returns nil nothing is left; destroying what is gone is
+	// success.
+	Destroy(ctx context.Context) error
+}
+
+// Process is one command, connected to the caller. Its methods may be called
+// concurrently, but Stdin, Stdout and Stderr each want one user at a time.
+//
+// Output waits for its reader: a command that writes more than the buffers
+// hold stops until the caller reads, unless it runs in the background, where
+// output beyond a bounded log is dropped, oldest first.
+type Process interface {
+	// Info tells the identity the command has within its sandbox.
+	Info() sandbox.ProcessInfo
+
+	// Stdin is the command's input; closing it is the end of input. It is
+	// never nil: without Command.Stdin it is closed already, and on a
+	// terminal closing it sends the end-of-file character.
+	Stdin() io.WriteCloser
+	// Stdout and Stderr end with io.EOF when the command, and all that
+	// inherited the stream, have closed it. Unread output does not get lost
+	// when the command ends. Stderr is empty on a terminal.
+	Stdout() io.Reader
+	Stderr() io.Reader
+
+	// Signal sends a signal, by its Linux number, to the command's process
+	// group. A command that has ended is CodeNotFound.
+	Signal(ctx context.Context, sig int) error
+	// Resize sets the size of the terminal; without one it is CodeInvalid.
+	Resize(ctx context.Context, size sandbox.WindowSize) error
+
+	// Wait blocks until the command has ended. It may be called by many and
+	// again; it does not wait for output to be read.
+	Wait(ctx context.Context) (sandbox.Exit, error)
+
+	// Close lets go of the command: a background one runs on, any other is
+	// killed with all its processes. Close is idempotent.
+	Close() error
+}
+
+// Found is one sandbox that exists.
+type Found struct {
+	ID      sandbox.ID
+	State   sandbox.State
+	Created time.Time
+	Labels  map[string]string
+	// Exit says why a sandbox in state failed or stopped ended.
+	Exit *sandbox.Exit
+}
+
+// Facts are what Probe found.
+type Facts struct {
+	Provider     string           // the name it is registered under
+	Version      string           // of the technology behind it
+	Available    bool             // sandboxes can be made here
+	Isolates     bool             // code inside cannot harm the machine
+	Findings     []Finding        // what is, is not and could be made possible, most important first
+	Capabilities Capabilities     // what instances can do here
+	Limits       map[string]Limit // by name: cpus, memory, disk, pids, lifetime
+}
+
+// Severity orders findings.
+type Severity string
+
+// What a finding means for the user.
+const (
+	OK      Severity = "ok"
+	Note    Severity = "note"    // works, and worth knowing
+	Warning Severity = "warning" // works with something missing
+	Blocker Severity = "blocker" // no sandbox can be made
+)
+
+// Finding is one thing Probe looked at.
+type Finding struct {
+	Severity Severity `json:"severity"`
+	Subject  string   `json:"subject"` // e.g. "cgroups"
+	Message  string   `json:"message"` // what is
+	Mend     string   `json:"mend,omitempty"`
+}
+
+// Limit says whether a kind of limit really holds here.
+type Limit struct {
+	Holds bool   `json:"holds"`
+	By    string `json:"by,omitempty"` // what enforces it, e.g. "cgroup v2"
+	Why   string `json:"why,omitempty"`
+}
+
+// Capabilities announce the optional interfaces of a provider's instances.
+// What is announced, what is implemented and what works must be the same three
+// sets; drivertest demands it.
+type Capabilities struct {
+	Files     bool `json:"files"`     // Instance is a FileSystem
+	Watch     bool `json:"watch"`     // … and a Watcher
+	Archive   bool `json:"archive"`   // … and an Archiver
+	Terminal  bool `json:"terminal"`  // Command.TTY is honoured
+	Processes bool `json:"processes"` // Instance is a ProcessManager; Command.Background is honoured
+	Users     bool `json:"users"`     // Command.User is honoured
+	Images    bool `json:"images"`    // Spec.Image other than "host" is honoured
+	Mounts    bool `json:"mounts"`    // Spec.Mounts is honoured
+	Reattach  bool `json:"reattach"`  // Attach finds sandboxes of another process
+}
+
+// ProcessManager is implemented by instances that remember their commands.
+type ProcessManager interface {
+	// Processes lists the commands started through the API that still run,
+	// and a bounded number of those that ended last, oldest first.
+	Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
+	// Reconnect connects to a background command: its log from the oldest
+	// byte kept, and then live. Closing the Process leaves the command alone.
+	Reconnect(ctx context.Context, id string) (Process, error)
+	// Logs reads what a command wrote, as kept in its bounded log. The
+	// reader ends at the end of the log or, when following, when the command
+	// has ended. The caller closes it.
+	Logs(ctx context.Context, id string, opts LogOptions) (LogReader, error)
+	// Kill signals a command by its id, as Process.Signal.
+	Kill(ctx context.Context, id string, sig int) error
+}
+
+// LogOptions select a part of a command's log.
+type LogOptions struct {
+	Tail   int  // only the last so many lines; 0: all that is kept
+	Follow bool // go on until the command ends
+}
+
+// LogReader yields a log in the order it was written.
+type LogReader interface {
+	// Next returns the next piece, io.EOF after the last. The bytes are the
+	// caller's.
+	Next() (LogChunk, error)
+	Close() error
+}
+
+// LogChunk is a piece of one stream of a log.
+type LogChunk struct {
+	Stream  int // 1 standard output or terminal, 2 standard error
+	Data    []byte
+	Dropped int64 // bytes lost before this piece because the log was full
+}
+
+// FileSystem is implemented by instances whose files can be reached without
+// running a command. Paths are absolute and clean, and are resolved by the
+// sandbox's own kernel: symbolic links lead where they lead for a process
+// inside, and never out of the sandbox. Anything but a regular file where one
+// is expected is CodeInvalid; a missing file is CodeNotFound, never CodeGone.
+type FileSystem interface {
+	// Stat describes a file, not following a link in the last element.
+	Stat(ctx context.Context, path string) (sandbox.FileInfo, error)
+	// List yields what is below a directory in lexical order, parents first,
+	// down to opts.Depth levels, without following links.
+	List(ctx context.Context, path string, opts ListOptions) iter.Seq2[sandbox.FileInfo, error]
+	// Read opens a regular file. The caller closes the reader.
+	Read(ctx context.Context, path string, opts ReadOptions) (io.ReadCloser, sandbox.FileInfo, error)
+	// Write makes or replaces a regular file with all of r: a reader, or a
+	// crash, sees the old content or the new, never a part. If r fails,
+	// nothing changes and that error is returned.
+	Write(ctx context.Context, path string, r io.Reader, opts WriteOptions) (sandbox.FileInfo, error)
+	// Mkdir makes a directory. An existing directory is success if
+	// opts.Parents, else CodeAlreadyExists.
+	Mkdir(ctx context.Context, path string, opts MkdirOptions) error
+	// Remove removes a file or, if recursive, a tree; without it a directory
+	// that is not empty is CodeConflict. A missing file is CodeNotFound. The
+	// root is CodeInvalid.
+	Remove(ctx context.Context, path string, recursive bool) error
+	// Move renames. An existing destination is CodeAlreadyExists unless
+	// overwrite is set and it is not a directory.
+	Move(ctx context.Context, from, to string, overwrite bool) error
+}
+
+// ListOptions bound a listing.
+type ListOptions struct {
+	Depth int // levels below the directory; 0 means 1, negative means all
+}
+
+// ReadOptions select a part of a file.
+type ReadOptions struct {
+	Offset int64 // bytes to skip; beyond the end reads nothing
+	Length int64 // at most so many bytes; 0 means to the end
+}
+
+// WriteOptions say what a written file is to look like.
+type WriteOptions struct {
+	Mode      uint32 // permission bits; 0 keeps an existing file's, else 0o644
+	Owner     string // as Spec.User; empty: keeps an existing file's, else the sandbox's user
+	NoParents bool   // do not make missing parents, which get mode 0o755 and the Owner
+	NoReplace bool   // an existing file is CodeAlreadyExists
+}
+
+// MkdirOptions say what a made directory is to look like.
+type MkdirOptions struct {
+	Mode    uint32 // permission bits; 0 means 0o755
+	Owner   string // as WriteOptions
+	Parents bool   // make missing parents too
+}
+
+// Archiver is implemented by instances that move trees as tar streams.
+type Archiver interface {
+	// Export writes the file or tree at path as a tar stream. Names are
+	// relative to path's parent, so the first member is path's base name ("."
+	// for the root). Modes, numeric owners, times, links, and extended
+	// attributes are kept; sockets are left out.
+	Export(ctx context.Context, path string, w io.Writer, opts ExportOptions) error
+	// Import unpacks a tar stream into the directory at path, making it. A
+	// member that is absolute, climbs with "..", or leads through a link out
+	// of the directory is CodeInvalid, named in the error. Device nodes are
+	// refused likewise.
+	Import(ctx context.Context, path string, r io.Reader, opts ImportOptions) error
+}
+
+// ExportOptions select what is exported.
+type ExportOptions struct {
+	// Exclude lists patterns, as in path.Match, against the path relative to
+	// the exported directory; an excluded directory is left out whole.
+	Exclude []string
+}
+
+// ImportOptions say who is to own what is imported.
+type ImportOptions struct {
+	Owner string // as Spec.User; empty keeps the numeric owners of the members
+}
+
+// Watcher is implemented by instances that report changes of files.
+type Watcher interface {
+	// Watch reports changes below a directory, or of a file, that happen
+	// after it returned. The channel is closed when ctx ends or the watched
+	// path is removed; events that a slow receiver missed are replaced by one
+	// OpOverflow.
+	Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error)
+}
+
+// Unwrapper is implemented by wrappers of an Instance or a Provider.
+type Unwrapper interface {
+	// Unwrap returns what is wrapped.
+	Unwrap() any
+}
+
+// As finds the optional interface T on v or on anything it wraps.
+func As[T any](v any) (T, bool) {
+	for v != nil {
+		if t, ok := v.(T); ok {
+			return t, true
+		}
+		u, ok := v.(Unwrapper)
+		if !ok {
+			break
+		}
+		v = u.Unwrap()
+	}
+	var zero T
+	return zero, false
+}

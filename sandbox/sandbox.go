@@ -1,0 +1,216 @@
+// Package sandbox is Atoll's vocabulary: the few nouns that every other
+// package speaks. It depends on the standard library only, holds no behaviour
+// beyond validation, and its values carry no secrets.
+//
+// Values of these types are plain data. They may be copied, and may be read
+// concurrently; a value must not be changed while another goroutine reads it.
+package sandbox
+
+import (
+	"time"
+)
+
+// ID names one sandbox for ever. It is made by the control plane, is never
+// reused, and is safe in file names and host names: 1 to 63 characters of
+// [a-z0-9-], beginning with a letter.
+type ID string
+
+// State is where a sandbox is in its life. Stopped, Gone and Lost are three
+// different answers: a stopped sandbox can be started again, a gone one
+// provably cannot, and a lost one could not be reached to find out.
+type State string
+
+// The states of a sandbox. The list is append-only.
+const (
+	Creating State = "creating" // asked for, not yet able to run a command
+	Running  State = "running"  // commands can be run
+	Pausing  State = "pausing"
+	Paused   State = "paused"
+	Resuming State = "resuming"
+	Stopped  State = "stopped" // its processes ended; what it wrote is kept
+	Lost     State = "lost"    // cannot be reached; whether it lives is unknown
+	Failed   State = "failed"  // broken by a fault of its own kernel or its limits
+	Gone     State = "gone"    // destroyed, with typed evidence
+)
+
+// Spec is what is asked for when a sandbox is made. The zero value of each
+// field means what its comment says; a provider receives a Spec only after
+// [Spec.Validate] accepted it and the control plane filled ID, Name and Image.
+type Spec struct {
+	ID   ID     `json:"id,omitempty"`   // empty: made up
+	Name string `json:"name,omitempty"` // unique among living sandboxes; empty: made up
+
+	// Image is where the file system comes from. Empty means "host". The
+	// forms are those of package internal/image: "host", an OCI reference
+	// ("debian:12", "debian@sha256:…"), "oci:DIR[:TAG]",
+	// "docker-archive:FILE[:REF]", "dir:DIR" and "tar:FILE".
+	Image string `json:"image,omitempty"`
+
+	Resources Resources `json:"resources,omitzero"`
+
+	// Env is added to the image's environment for every command.
+	Env map[string]string `json:"env,omitempty"`
+	// User runs commands: "name", "uid", "name:group" or "uid:gid". Empty:
+	// the image's user, else root.
+	User string `json:"user,omitempty"`
+	// Workdir is the absolute directory commands start in; it is made when it
+	// is missing. Empty: the image's, else "/".
+	Workdir string `json:"workdir,omitempty"`
+	// Hostname inside the sandbox. Empty: the name.
+	Hostname string `json:"hostname,omitempty"`
+
+	// Mounts are host directories and files shown inside. There are never
+	// any but these.
+	Mounts []Mount `json:"mounts,omitempty"`
+
+	Lifetime Lifetime          `json:"lifetime,omitzero"`
+	Labels   map[string]string `json:"labels,omitempty"`
+}
+
+// Resources are upper limits. Zero means the provider's default, which its
+// facts name; a negative value means no limit of Atoll's own.
+type Resources struct {
+	CPUs   float64 `json:"cpus,omitempty"`   // processors' worth of time, e.g. 0.5
+	Memory int64   `json:"memory,omitempty"` // bytes, kernel and guest of the sandbox included
+	Disk   int64   `json:"disk,omitempty"`   // bytes of the writable layer
+	PIDs   int64   `json:"pids,omitempty"`   // processes and threads alive at once
+}
+
+// Mount shows the host path Source at the absolute path Target inside.
+type Mount struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+}
+
+// Lifetime bounds how long a sandbox may live.
+type Lifetime struct {
+	// Timeout is wall-clock time from creation to the forced end of the
+	// sandbox. Zero: no limit.
+	Timeout time.Duration `json:"timeout,omitempty"`
+}
+
+// Command is one program to run in a sandbox.
+type Command struct {
+	// Args is the program and its arguments. Each may hold any byte but NUL.
+	// The program is looked up in the command's PATH when it has no slash.
+	Args []string `json:"args,omitempty"`
+	// Shell is a script for the sandbox's /bin/sh, used instead of Args.
+	// Exactly one of Args and Shell is set.
+	Shell string `json:"shell,omitempty"`
+
+	Env  map[string]string `json:"env,omitempty"`  // added to the sandbox's
+	Dir  string            `json:"dir,omitempty"`  // absolute; empty: the sandbox's workdir
+	User string            `json:"user,omitempty"` // as Spec.User; empty: the sandbox's user
+
+	// TTY runs the command on a pseudo-terminal of this size. Standard error
+	// then arrives merged into standard output, as on any terminal.
+	TTY *WindowSize `json:"tty,omitempty"`
+
+	// Stdin says that the caller will write standard input and close it.
+	// Without it the command reads an empty input.
+	Stdin bool `json:"stdin,omitempty"`
+
+	// Timeout ends the command, and every process it started that has not
+	// moved to another session, with SIGKILL. The sandbox lives on. Zero: none.
+	Timeout time.Duration `json:"timeout,omitempty"`
+
+	// Background keeps the command running when its caller goes away. Its
+	// output is kept in a bounded buffer, oldest bytes dropped first, and can
+	// be read later. Without it the command is killed when its Process is
+	// closed.
+	Background bool `json:"background,omitempty"`
+}
+
+// WindowSize is the size of a terminal in characters.
+type WindowSize struct {
+	Cols uint16 `json:"cols"`
+	Rows uint16 `json:"rows"`
+}
+
+// Exit says how a command, or a whole sandbox, ended.
+type Exit struct {
+	// Code is the exit status; 128+n when signal n ended it, as in a shell.
+	Code int `json:"code"`
+	// Signal that ended it, 0 if none did.
+	Signal int `json:"signal,omitempty"`
+	// Reason tells who ended it.
+	Reason Reason `json:"reason"`
+	// Detail is a sentence for a person, possibly empty. It is safe to show.
+	Detail string `json:"detail,omitempty"`
+}
+
+// Reason tells why a command or sandbox ended. The list is append-only.
+type Reason string
+
+// Why things end.
+const (
+	ReasonExited   Reason = "exited"   // by itself, with Code
+	ReasonSignaled Reason = "signaled" // by a signal from inside or from a caller
+	ReasonTimeout  Reason = "timeout"  // its Timeout ended it
+	ReasonMemory   Reason = "memory"   // the sandbox reached its memory limit
+	ReasonKilled   Reason = "killed"   // the sandbox was destroyed under it
+	ReasonLifetime Reason = "lifetime" // the sandbox reached the end of its lifetime
+	ReasonCrashed  Reason = "crashed"  // the sandbox's kernel failed, or somebody killed it
+	ReasonLost     Reason = "lost"     // the sandbox could not be asked
+)
+
+// ProcessInfo describes a command that was started through the API.
+type ProcessInfo struct {
+	ID         string    `json:"id"`  // names the command within its sandbox; never reused
+	PID        int       `json:"pid"` // as seen inside
+	Args       []string  `json:"args"`
+	Started    time.Time `json:"started"`
+	Background bool      `json:"background,omitempty"`
+	TTY        bool      `json:"tty,omitempty"`
+	Running    bool      `json:"running"`
+	Exit       *Exit     `json:"exit,omitempty"` // set once it ended
+}
+
+// FileType is the kind of a directory entry.
+type FileType string
+
+// The kinds of directory entries.
+const (
+	TypeFile    FileType = "file"
+	TypeDir     FileType = "dir"
+	TypeSymlink FileType = "symlink"
+	TypeFIFO    FileType = "fifo"
+	TypeSocket  FileType = "socket"
+	TypeDevice  FileType = "device"
+)
+
+// FileInfo describes a file inside a sandbox.
+type FileInfo struct {
+	Path     string    `json:"path"` // absolute for Stat; relative to the listed directory for List
+	Type     FileType  `json:"type"`
+	Size     int64     `json:"size"` // bytes; 0 for anything but files
+	Mode     uint32    `json:"mode"` // permission, set-id and sticky bits, as in chmod: 0o7777 at most
+	UID      uint32    `json:"uid"`
+	GID      uint32    `json:"gid"`
+	ModTime  time.Time `json:"modTime"`
+	Target   string    `json:"target,omitempty"` // of a symlink, as stored
+	Nlink    uint64    `json:"nlink,omitempty"`
+	Identity uint64    `json:"identity,omitempty"` // inode number, 0 if unknown
+}
+
+// FileOp is what happened to a watched file.
+type FileOp string
+
+// What can happen to a watched file. A rename arrives as a removal of the old
+// name and a creation of the new one.
+const (
+	OpCreate FileOp = "create"
+	OpWrite  FileOp = "write"
+	OpRemove FileOp = "remove"
+	OpChmod  FileOp = "chmod"
+	// OpOverflow reports that events were lost; the watcher should list again.
+	OpOverflow FileOp = "overflow"
+)
+
+// FileEvent is one change below a watched directory.
+type FileEvent struct {
+	Op   FileOp `json:"op"`
+	Path string `json:"path"` // relative to the watched path; "." for itself
+	Dir  bool   `json:"dir,omitempty"`
+}

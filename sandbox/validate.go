@@ -1,0 +1,219 @@
+package sandbox
+
+import (
+	"fmt"
+	"math"
+	"path"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of a Spec and a Command. They bound what one request can make the
+// control plane hold, far above what anybody needs.
+const (
+	MaxNameLen    = 63
+	MaxLabels     = 64
+	MaxLabelLen   = 256
+	MaxEnv        = 4096
+	MaxMounts     = 64
+	MaxArgsBytes  = 1 << 20 // all arguments of a command together
+	MaxPathLen    = 4096
+	MinMemory     = 32 << 20
+	MinDisk       = 1 << 20
+	MinPIDs       = 8
+	maxHostname   = 63
+	maxWindowSize = 4096
+)
+
+var nameRE = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+func invalid(subject, format string, args ...any) error {
+	return &Error{Code: CodeInvalid, Subject: subject, Message: fmt.Sprintf(format, args...)}
+}
+
+// ValidateName reports whether name can name a sandbox: 1 to 63 characters of
+// [a-z0-9-], beginning with a letter and not ending with a hyphen.
+func ValidateName(name string) error {
+	if !nameRE.MatchString(name) {
+		return invalid("name", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(name), MaxNameLen)
+	}
+	return nil
+}
+
+// Validate reports the first thing about the Spec that can never work. The
+// error is an *Error with CodeInvalid whose Subject names the field.
+func (s *Spec) Validate() error {
+	if s.Name != "" {
+		if err := ValidateName(s.Name); err != nil {
+			return err
+		}
+	}
+	if s.ID != "" && !nameRE.MatchString(string(s.ID)) {
+		return invalid("id", "%q is not a sandbox id", clip(string(s.ID)))
+	}
+	if strings.ContainsRune(s.Image, 0) || len(s.Image) > MaxPathLen {
+		return invalid("image", "not a usable reference")
+	}
+	if err := s.Resources.validate(); err != nil {
+		return err
+	}
+	if err := validateEnv(s.Env); err != nil {
+		return err
+	}
+	if s.Workdir != "" {
+		if err := ValidatePath("workdir", s.Workdir); err != nil {
+			return err
+		}
+	}
+	if err := validateUser(s.User); err != nil {
+		return err
+	}
+	if len(s.Hostname) > maxHostname || strings.ContainsAny(s.Hostname, "\x00\n/ ") {
+		return invalid("hostname", "%q is not a host name", clip(s.Hostname))
+	}
+	if len(s.Mounts) > MaxMounts {
+		return invalid("mounts", "%d mounts, at most %d", len(s.Mounts), MaxMounts)
+	}
+	seen := map[string]bool{}
+	for _, m := range s.Mounts {
+		if err := ValidatePath("mounts", m.Source); err != nil {
+			return err
+		}
+		if err := ValidatePath("mounts", m.Target); err != nil {
+			return err
+		}
+		t := path.Clean(m.Target)
+		switch {
+		case t == "/" || under(t, "/proc") || under(t, "/sys") || under(t, "/dev"):
+			return invalid("mounts", "%s cannot be a mount target", clip(t))
+		case seen[t]:
+			return invalid("mounts", "%s is mounted twice", clip(t))
+		}
+		seen[t] = true
+	}
+	if s.Lifetime.Timeout < 0 {
+		return invalid("lifetime", "negative timeout")
+	}
+	return ValidateLabels(s.Labels)
+}
+
+// ValidateLabels checks the number and size of labels, and that keys are not
+// empty and hold neither '=' nor control characters.
+func ValidateLabels(labels map[string]string) error {
+	if len(labels) > MaxLabels {
+		return invalid("labels", "%d labels, at most %d", len(labels), MaxLabels)
+	}
+	for k, v := range labels {
+		if k == "" || len(k) > MaxLabelLen || len(v) > MaxLabelLen || !utf8.ValidString(k) || !utf8.ValidString(v) ||
+			strings.ContainsFunc(k, func(r rune) bool { return r < ' ' || r == '=' || r == 0x7f }) ||
+			strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return invalid("labels", "%q is not a usable label", clip(k))
+		}
+	}
+	return nil
+}
+
+func (r Resources) validate() error {
+	switch {
+	case math.IsNaN(r.CPUs) || math.IsInf(r.CPUs, 0) || (r.CPUs > 0 && r.CPUs < 0.01) || r.CPUs > 4096:
+		return invalid("cpus", "%v is not between 0.01 and 4096", r.CPUs)
+	case r.Memory > 0 && r.Memory < MinMemory:
+		return invalid("memory", "%d bytes is less than the %d a sandbox needs", r.Memory, MinMemory)
+	case r.Disk > 0 && r.Disk < MinDisk:
+		return invalid("disk", "%d bytes is less than %d", r.Disk, MinDisk)
+	case r.PIDs > 0 && r.PIDs < MinPIDs:
+		return invalid("pids", "%d is less than the %d a sandbox needs", r.PIDs, MinPIDs)
+	}
+	return nil
+}
+
+// Validate reports the first thing about the Command that can never work, as
+// an *Error with CodeInvalid.
+func (c *Command) Validate() error {
+	switch {
+	case len(c.Args) == 0 && c.Shell == "":
+		return invalid("args", "no command given")
+	case len(c.Args) > 0 && c.Shell != "":
+		return invalid("args", "both args and shell given")
+	case len(c.Args) > 0 && c.Args[0] == "":
+		return invalid("args", "the program's name is empty")
+	}
+	total := len(c.Shell)
+	if strings.ContainsRune(c.Shell, 0) {
+		return invalid("shell", "holds a NUL byte")
+	}
+	for _, a := range c.Args {
+		if strings.IndexByte(a, 0) >= 0 {
+			return invalid("args", "an argument holds a NUL byte")
+		}
+		total += len(a) + 1
+	}
+	if total > MaxArgsBytes {
+		return invalid("args", "%d bytes of arguments, at most %d", total, MaxArgsBytes)
+	}
+	if err := validateEnv(c.Env); err != nil {
+		return err
+	}
+	if c.Dir != "" {
+		if err := ValidatePath("dir", c.Dir); err != nil {
+			return err
+		}
+	}
+	if c.Timeout < 0 {
+		return invalid("timeout", "negative")
+	}
+	if c.TTY != nil && (c.TTY.Cols > maxWindowSize || c.TTY.Rows > maxWindowSize) {
+		return invalid("tty", "%dx%d is not a window size", c.TTY.Cols, c.TTY.Rows)
+	}
+	return validateUser(c.User)
+}
+
+// ValidatePath reports whether p is an absolute path of bearable length
+// without NUL bytes. subject names the field in the error.
+func ValidatePath(subject, p string) error {
+	switch {
+	case p == "":
+		return invalid(subject, "path is empty")
+	case len(p) > MaxPathLen:
+		return invalid(subject, "path of %d bytes, at most %d", len(p), MaxPathLen)
+	case strings.IndexByte(p, 0) >= 0:
+		return invalid(subject, "path holds a NUL byte")
+	case p[0] != '/':
+		return invalid(subject, "%q is not an absolute path", clip(p))
+	}
+	return nil
+}
+
+func validateEnv(env map[string]string) error {
+	if len(env) > MaxEnv {
+		return invalid("env", "%d variables, at most %d", len(env), MaxEnv)
+	}
+	for k, v := range env {
+		// The value may be a secret: it never appears in the message.
+		if k == "" || strings.ContainsAny(k, "=\x00") {
+			return invalid("env", "%q is not a variable name", clip(k))
+		}
+		if strings.IndexByte(v, 0) >= 0 {
+			return invalid("env", "the value of %q holds a NUL byte", clip(k))
+		}
+	}
+	return nil
+}
+
+func validateUser(u string) error {
+	if len(u) > 128 || strings.ContainsAny(u, "\x00\n/ ") || strings.Count(u, ":") > 1 || strings.HasPrefix(u, ":") {
+		return invalid("user", "%q is not USER or USER:GROUP", clip(u))
+	}
+	return nil
+}
+
+func under(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
+
+// clip keeps hostile input from filling an error message.
+func clip(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "…"
+	}
+	return s
+}
