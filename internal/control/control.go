@@ -1,0 +1,127 @@
+// Package control is one node's control plane: the only place where a request
+// becomes an action. Every call takes the same road: it is validated, its
+// defaults are resolved, it passes the gate, a driver carries it out, and what
+// went wrong is wrapped exactly once into a *sandbox.Error.
+//
+// Every face of Atoll (command line, library, HTTP) ends in these calls, so
+// that no rule can be walked around by choosing another face.
+package control
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// defaultTeardown bounds the removal of a sandbox whose caller went away.
+const defaultTeardown = 30 * time.Second
+
+// Action is what the gate is asked about: one thing to be done to one subject.
+type Action struct {
+	Op      string     // what, e.g. "sandbox.create" or "files.read"
+	Sandbox sandbox.ID // to which sandbox; empty when it is about none
+	Name    string     // the name of that sandbox, if it is known
+	Subject string     // what is touched: a name, a path, a process; never a secret
+}
+
+// Config is what a Control works with. Only Provider is required.
+type Config struct {
+	// Provider makes the sandboxes. Its owner closes it, after the Control
+	// has returned from its last call.
+	Provider driver.Provider
+	// Images finds out what an image wants to run. Nil knows only "host".
+	Images Images
+	// Defaults fill the resources a request leaves at zero. Those that are
+	// zero here too are left to the provider.
+	Defaults sandbox.Resources
+	// Gate is asked before every action, and an error of it forbids the
+	// action. Nil allows everything: the caller owns the machine.
+	Gate func(context.Context, Action) error
+	// LockNames keeps every other maker of sandboxes on this node, in this
+	// process or another, from taking a name until release is called. Nil
+	// guards against this process only.
+	LockNames func(context.Context) (release func(), err error)
+	// Owner marks sandboxes that must not outlive their maker. Nil: this
+	// process.
+	Owner Owner
+	// Now is the clock. Nil: time.Now.
+	Now func() time.Time
+	// NewID makes sandbox ids, never the same twice. Nil: random ones.
+	NewID func() sandbox.ID
+	// Teardown bounds the removal of a sandbox whose caller went away. Zero:
+	// 30 seconds.
+	Teardown time.Duration
+}
+
+// Control is the control plane of one provider on one node. Its methods may
+// be called concurrently.
+type Control struct {
+	cfg   Config
+	names sync.Mutex // the default of LockNames
+}
+
+// New returns a Control. It panics without a provider, which is a fault of the
+// program and not of its input.
+func New(cfg Config) *Control {
+	if cfg.Provider == nil {
+		panic("control: no provider")
+	}
+	c := &Control{cfg: cfg}
+	if c.cfg.Now == nil {
+		c.cfg.Now = time.Now
+	}
+	if c.cfg.NewID == nil {
+		c.cfg.NewID = randomID
+	}
+	if c.cfg.Teardown <= 0 {
+		c.cfg.Teardown = defaultTeardown
+	}
+	if c.cfg.Owner == nil {
+		c.cfg.Owner = thisProcess
+	}
+	if c.cfg.LockNames == nil {
+		c.cfg.LockNames = func(context.Context) (func(), error) {
+			c.names.Lock()
+			return c.names.Unlock, nil
+		}
+	}
+	return c
+}
+
+// do is the choke point that every action passes. What must be true before
+// anything happens (who may, who holds the lease, is it written down) belongs
+// here and nowhere else.
+func (c *Control) do(ctx context.Context, a Action, act func(context.Context) error) error {
+	if c.cfg.Gate != nil {
+		if err := c.cfg.Gate(ctx, a); err != nil {
+			return c.wrap(a, err)
+		}
+	}
+	return c.wrap(a, act(ctx))
+}
+
+// Probe tells what the provider can do here.
+func (c *Control) Probe(ctx context.Context) (driver.Facts, error) {
+	var facts driver.Facts
+	err := c.do(ctx, Action{Op: "provider.probe"}, func(ctx context.Context) (err error) {
+		facts, err = c.cfg.Provider.Probe(ctx)
+		return err
+	})
+	return facts, err
+}
+
+var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
+
+// randomID has 65 bits of randomness: enough that ids never meet, short enough
+// to be typed.
+func randomID() sandbox.ID {
+	var b [9]byte
+	_, _ = rand.Read(b[:]) // never fails: it ends the program instead
+	return sandbox.ID("sb-" + strings.ToLower(idEncoding.EncodeToString(b[:]))[:13])
+}

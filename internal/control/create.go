@@ -1,0 +1,158 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"path"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Labels that Atoll itself puts on sandboxes. Callers may not use their prefix.
+const (
+	reservedPrefix = "atoll."
+	LabelName      = reservedPrefix + "name"  // the sandbox's name
+	LabelImage     = reservedPrefix + "image" // what it was made from
+	LabelOwner     = reservedPrefix + "owner" // the process it must not outlive
+)
+
+// CreateRequest asks for a sandbox.
+type CreateRequest struct {
+	Spec     sandbox.Spec
+	Pull     Pull           // when to fetch the image; empty: when it is missing
+	Platform string         // of the image, "os/arch[/variant]"; empty: this machine's
+	Progress func(Progress) // told how fetching the image goes; may be nil
+	Bound    bool           // the sandbox must not outlive this process
+}
+
+// Create makes a sandbox. On an error, or when ctx ends first, nothing remains.
+func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
+	var box *Sandbox
+	spec, err := c.complete(&req)
+	if err != nil {
+		return nil, c.wrap(Action{Op: "sandbox.create"}, err)
+	}
+	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
+	err = c.do(ctx, a, func(ctx context.Context) error {
+		img, err := c.ensureImage(ctx, &req, spec)
+		if err != nil {
+			return err
+		}
+		inst, err := c.makeNamed(ctx, spec, req.Spec.Name != "")
+		if err != nil {
+			return err
+		}
+		box = &Sandbox{c: c, inst: inst, name: spec.Name, image: img}
+		return nil
+	})
+	return box, err
+}
+
+// complete validates a request and fills in what it leaves open. It changes
+// nothing of the caller's.
+func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
+	spec := req.Spec
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	for k := range spec.Labels {
+		if strings.HasPrefix(k, reservedPrefix) {
+			return nil, invalid("", "labels", fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, reservedPrefix), "")
+		}
+	}
+	switch req.Pull {
+	case "", PullMissing, PullAlways, PullNever:
+	default:
+		return nil, invalid("", "pull", fmt.Sprintf("%q is none of missing, always and never", req.Pull), "")
+	}
+	if spec.ID == "" {
+		spec.ID = c.cfg.NewID()
+	}
+	if spec.Name == "" {
+		spec.Name = string(spec.ID)
+	}
+	if spec.Image == "" {
+		spec.Image = HostImage
+	}
+	if spec.Workdir != "" {
+		spec.Workdir = path.Clean(spec.Workdir)
+	}
+	fill(&spec.Resources.CPUs, c.cfg.Defaults.CPUs)
+	fill(&spec.Resources.Memory, c.cfg.Defaults.Memory)
+	fill(&spec.Resources.Disk, c.cfg.Defaults.Disk)
+	fill(&spec.Resources.PIDs, c.cfg.Defaults.PIDs)
+	spec.Env = maps.Clone(spec.Env)
+	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
+	spec.Labels = c.labels(&spec, req.Bound)
+	return &spec, nil
+}
+
+func fill[T int64 | float64](v *T, def T) {
+	if *v == 0 {
+		*v = def
+	}
+}
+
+// labels returns a sandbox's own labels together with Atoll's, by which it is
+// found again.
+func (c *Control) labels(spec *sandbox.Spec, bound bool) map[string]string {
+	labels := map[string]string{LabelName: spec.Name}
+	if len(spec.Image) <= sandbox.MaxLabelLen {
+		labels[LabelImage] = printable(spec.Image)
+	}
+	if bound {
+		labels[LabelOwner] = c.cfg.Owner.Token()
+	}
+	maps.Copy(labels, spec.Labels)
+	return labels
+}
+
+// ensureImage makes the image of spec available and pins spec to it.
+func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *sandbox.Spec) (ImageConfig, error) {
+	if spec.Image == HostImage {
+		return ImageConfig{Ref: HostImage}, nil
+	}
+	if c.cfg.Images == nil {
+		return ImageConfig{}, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: spec.Image, Message: "this provider runs no images but \"host\"",
+		}
+	}
+	img, err := c.cfg.Images.Ensure(ctx, ImageRequest{
+		Ref: spec.Image, Platform: req.Platform, Pull: req.Pull, Progress: req.Progress,
+	})
+	if err != nil {
+		return ImageConfig{}, c.wrap(Action{Op: "image.get", Subject: spec.Image}, err)
+	}
+	if img.Ref != "" {
+		spec.Image = img.Ref
+	}
+	return img, nil
+}
+
+// makeNamed makes the sandbox while nobody else can take its name. A name that
+// was made up is as unique as the id, and needs no such care.
+func (c *Control) makeNamed(ctx context.Context, spec *sandbox.Spec, chosen bool) (driver.Instance, error) {
+	if !chosen {
+		return c.cfg.Provider.Create(ctx, spec)
+	}
+	release, err := c.cfg.LockNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	for found, err := range c.cfg.Provider.List(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if found.State != sandbox.Gone && (nameOf(found) == spec.Name || string(found.ID) == spec.Name) {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeAlreadyExists, Subject: spec.Name, Message: "a sandbox of that name exists",
+				Hint: "choose another name, or remove that one with: atoll rm -f " + spec.Name,
+			}
+		}
+	}
+	return c.cfg.Provider.Create(ctx, spec)
+}

@@ -1,0 +1,98 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// maxMessage bounds the text of an error: a part of it may come from inside a
+// sandbox.
+const maxMessage = 2048
+
+// wrap turns any error into the one type that leaves the control plane. An
+// error that already is one keeps what it says and gets what it lacks.
+func (c *Control) wrap(a Action, err error) error {
+	if err == nil {
+		return nil
+	}
+	out := sandbox.Error{Message: err.Error(), Cause: err}
+	var known *sandbox.Error
+	switch {
+	case errors.As(err, &known):
+		out.Code, out.Op, out.Subject, out.Hint = known.Code, known.Op, known.Subject, known.Hint
+		if err == error(known) {
+			out.Message, out.Cause = known.Message, known.Cause
+		}
+	default:
+		out.Code = c.codeOf(err)
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		out.Message = "canceled"
+	case errors.Is(err, context.DeadlineExceeded):
+		out.Message = "took too long"
+	}
+	if out.Op == "" {
+		out.Op = a.Op
+	}
+	if out.Subject == "" {
+		out.Subject = a.Subject
+	}
+	if out.Hint == "" {
+		out.Hint = hint(out.Code)
+	}
+	out.Message = printable(out.Message)
+	return &out
+}
+
+// codeOf asks those who may know an error's class, the nearest first.
+func (c *Control) codeOf(err error) sandbox.Code {
+	if code := c.cfg.Provider.ErrorCode(err); code != "" {
+		return code
+	}
+	if c.cfg.Images != nil {
+		if code := c.cfg.Images.ErrorCode(err); code != "" {
+			return code
+		}
+	}
+	return sandbox.CodeOf(err)
+}
+
+// hint says what usually helps against errors of a class.
+func hint(code sandbox.Code) string {
+	switch code {
+	case sandbox.CodeUnavailable:
+		return "see what this machine lacks with: atoll doctor"
+	case sandbox.CodeGone:
+		return "see what exists with: atoll ls"
+	case sandbox.CodeUnsupported:
+		return "see what each provider can do with: atoll provider ls"
+	case sandbox.CodeInternal:
+		return "this is a fault of Atoll; please report it together with the output of: atoll doctor"
+	}
+	return ""
+}
+
+// printable makes text that may come from inside a sandbox harmless to a
+// terminal and a log, and bounds its length.
+func printable(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) && r != '\n' && r != '\t' {
+			return '\ufffd'
+		}
+		return r
+	}, s)
+	if len(s) > maxMessage {
+		s = strings.ToValidUTF8(s[:maxMessage], "") + "…"
+	}
+	return s
+}
+
+func invalid(op, subject, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: subject, Message: message, Hint: hint}
+}

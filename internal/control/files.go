@@ -1,0 +1,164 @@
+package control
+
+import (
+	"context"
+	"io"
+	"iter"
+	"path"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Files reaches the files of a sandbox. Paths are absolute, and are cleaned;
+// the sandbox's own kernel resolves them. It implements driver.FileSystem,
+// driver.Archiver and driver.Watcher, and answers CodeUnsupported for those
+// which the provider does not have.
+type Files struct{ box *Sandbox }
+
+// Files returns the sandbox's files.
+func (s *Sandbox) Files() Files { return Files{s} }
+
+// with carries out one operation of the optional interface T on a clean path.
+func with[T any](ctx context.Context, f Files, op string, p *string, act func(context.Context, T) error) error {
+	return f.box.c.do(ctx, f.box.action(op, *p), func(ctx context.Context) error {
+		if err := sandbox.ValidatePath("path", *p); err != nil {
+			return err
+		}
+		*p = path.Clean(*p)
+		t, ok := driver.As[T](f.box.inst)
+		if !ok {
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot do that with files"}
+		}
+		return act(ctx, t)
+	})
+}
+
+// Stat describes a file, not following a link in the last element.
+func (f Files) Stat(ctx context.Context, p string) (info sandbox.FileInfo, err error) {
+	err = with(ctx, f, "files.stat", &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
+		info, err = fs.Stat(ctx, p)
+		return err
+	})
+	return info, err
+}
+
+// List yields what is below a directory, and ends with the first error.
+func (f Files) List(ctx context.Context, p string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
+	return func(yield func(sandbox.FileInfo, error) bool) {
+		more := true
+		err := with(ctx, f, "files.list", &p, func(ctx context.Context, fs driver.FileSystem) error {
+			for info, err := range fs.List(ctx, p, opts) {
+				if err != nil {
+					return err
+				}
+				if more = yield(info, nil); !more {
+					return nil
+				}
+			}
+			return nil
+		})
+		if err != nil && more {
+			yield(sandbox.FileInfo{}, err)
+		}
+	}
+}
+
+// Read opens a regular file. The caller closes the reader.
+func (f Files) Read(ctx context.Context, p string, opts driver.ReadOptions) (r io.ReadCloser, info sandbox.FileInfo, err error) {
+	err = with(ctx, f, "files.read", &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
+		if opts.Offset < 0 || opts.Length < 0 {
+			return invalid("", "range", "negative offset or length", "")
+		}
+		r, info, err = fs.Read(ctx, p, opts)
+		return err
+	})
+	return r, info, err
+}
+
+// Write makes or replaces a regular file with all of r, whole or not at all.
+func (f Files) Write(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (info sandbox.FileInfo, err error) {
+	err = with(ctx, f, "files.write", &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
+		if err := validateAttributes(opts.Mode, opts.Owner); err != nil {
+			return err
+		}
+		info, err = fs.Write(ctx, p, r, opts)
+		return err
+	})
+	return info, err
+}
+
+// Mkdir makes a directory.
+func (f Files) Mkdir(ctx context.Context, p string, opts driver.MkdirOptions) error {
+	return with(ctx, f, "files.mkdir", &p, func(ctx context.Context, fs driver.FileSystem) error {
+		if err := validateAttributes(opts.Mode, opts.Owner); err != nil {
+			return err
+		}
+		return fs.Mkdir(ctx, p, opts)
+	})
+}
+
+// Remove removes a file or, if recursive, a tree.
+func (f Files) Remove(ctx context.Context, p string, recursive bool) error {
+	return with(ctx, f, "files.remove", &p, func(ctx context.Context, fs driver.FileSystem) error {
+		return fs.Remove(ctx, p, recursive)
+	})
+}
+
+// Move renames a file or directory.
+func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error {
+	return with(ctx, f, "files.move", &from, func(ctx context.Context, fs driver.FileSystem) error {
+		if err := sandbox.ValidatePath("path", to); err != nil {
+			return err
+		}
+		return fs.Move(ctx, from, path.Clean(to), overwrite)
+	})
+}
+
+// Export writes the file or tree at p as a tar stream. The stream comes from
+// inside the sandbox: whoever unpacks it must trust nothing in it.
+func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.ExportOptions) error {
+	return with(ctx, f, "files.export", &p, func(ctx context.Context, fs driver.Archiver) error {
+		for _, pattern := range opts.Exclude {
+			if _, err := path.Match(pattern, ""); err != nil {
+				return invalid("", "exclude", "malformed pattern", "")
+			}
+		}
+		return fs.Export(ctx, p, w, opts)
+	})
+}
+
+// Import unpacks a tar stream into the directory at p, making it.
+func (f Files) Import(ctx context.Context, p string, r io.Reader, opts driver.ImportOptions) error {
+	return with(ctx, f, "files.import", &p, func(ctx context.Context, fs driver.Archiver) error {
+		if err := validateAttributes(0, opts.Owner); err != nil {
+			return err
+		}
+		return fs.Import(ctx, p, r, opts)
+	})
+}
+
+// Watch reports changes below p until ctx ends, then closes the channel.
+func (f Files) Watch(ctx context.Context, p string, recursive bool) (events <-chan sandbox.FileEvent, err error) {
+	err = with(ctx, f, "files.watch", &p, func(ctx context.Context, fs driver.Watcher) (err error) {
+		events, err = fs.Watch(ctx, p, recursive)
+		return err
+	})
+	return events, err
+}
+
+// validateAttributes checks what a file is to look like; owners follow the
+// rules of a command's user.
+func validateAttributes(mode uint32, owner string) error {
+	if mode > 0o7777 {
+		return invalid("", "mode", "more than permission, set-id and sticky bits", "")
+	}
+	cmd := sandbox.Command{Args: []string{"-"}, User: owner}
+	return cmd.Validate()
+}
+
+var (
+	_ driver.FileSystem = Files{}
+	_ driver.Archiver   = Files{}
+	_ driver.Watcher    = Files{}
+)

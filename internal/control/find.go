@@ -1,0 +1,151 @@
+package control
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Summary is one line of a listing.
+type Summary struct {
+	ID      sandbox.ID        `json:"id"`
+	Name    string            `json:"name"`
+	State   sandbox.State     `json:"state"`
+	Image   string            `json:"image,omitempty"`
+	Created time.Time         `json:"created"`
+	Labels  map[string]string `json:"labels,omitempty"` // the caller's own
+	Exit    *sandbox.Exit     `json:"exit,omitempty"`   // why it ended
+	// Bound says that it goes away with the process that made it.
+	Bound bool `json:"bound,omitempty"`
+}
+
+func nameOf(f driver.Found) string {
+	return cmp.Or(f.Labels[LabelName], string(f.ID))
+}
+
+func summarize(f driver.Found) Summary {
+	own := maps.Clone(f.Labels)
+	maps.DeleteFunc(own, func(k, _ string) bool { return strings.HasPrefix(k, reservedPrefix) })
+	return Summary{
+		ID: f.ID, Name: nameOf(f), State: f.State, Image: f.Labels[LabelImage],
+		Created: f.Created, Labels: own, Exit: f.Exit, Bound: f.Labels[LabelOwner] != "",
+	}
+}
+
+// List returns the sandboxes that exist, oldest first.
+func (c *Control) List(ctx context.Context) ([]Summary, error) {
+	var out []Summary
+	err := c.do(ctx, Action{Op: "sandbox.list"}, func(ctx context.Context) error {
+		for found, err := range c.cfg.Provider.List(ctx) {
+			if err != nil {
+				return err
+			}
+			out = append(out, summarize(found))
+		}
+		return nil
+	})
+	slices.SortFunc(out, func(a, b Summary) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return out, err
+}
+
+// Find returns the sandbox of that name or id. It is CodeNotFound only after
+// looking at everything there is.
+func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
+	var box *Sandbox
+	err := c.do(ctx, Action{Op: "sandbox.find", Name: ref, Subject: ref}, func(ctx context.Context) error {
+		if err := sandbox.ValidateName(ref); err != nil {
+			return err
+		}
+		found, err := c.look(ctx, ref)
+		if err != nil {
+			return err
+		}
+		inst, err := c.cfg.Provider.Attach(ctx, found.ID)
+		if err != nil {
+			return err
+		}
+		box = &Sandbox{c: c, inst: inst, name: nameOf(found)}
+		return nil
+	})
+	return box, err
+}
+
+// look finds the one sandbox that ref names. A name wins over an id: an id
+// that is also somebody's name cannot be made.
+func (c *Control) look(ctx context.Context, ref string) (driver.Found, error) {
+	var byID *driver.Found
+	for found, err := range c.cfg.Provider.List(ctx) {
+		switch {
+		case err != nil:
+			return driver.Found{}, err
+		case nameOf(found) == ref:
+			return found, nil
+		case string(found.ID) == ref:
+			byID = &found
+		}
+	}
+	if byID != nil {
+		return *byID, nil
+	}
+	return driver.Found{}, &sandbox.Error{
+		Code: sandbox.CodeNotFound, Subject: ref, Message: "no sandbox has that name",
+		Hint: "see what exists with: atoll ls",
+	}
+}
+
+// Sweep destroys the sandboxes that were bound to a process which is gone, and
+// returns their names. It goes on after a failure, and destroys nothing that
+// it cannot prove unwanted.
+func (c *Control) Sweep(ctx context.Context) ([]string, error) {
+	var swept []string
+	err := c.do(ctx, Action{Op: "sandbox.sweep"}, func(ctx context.Context) error {
+		var failed []error
+		for found, err := range c.cfg.Provider.List(ctx) {
+			if err != nil {
+				failed = append(failed, err)
+				break
+			}
+			if !c.orphaned(found) {
+				continue
+			}
+			if err := c.destroyFound(ctx, found); err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			swept = append(swept, nameOf(found))
+		}
+		return errors.Join(failed...)
+	})
+	return swept, err
+}
+
+// orphaned reports whether nobody can want a sandbox any more: its owner is
+// dead or, if that cannot be judged from here, it is dead itself.
+func (c *Control) orphaned(f driver.Found) bool {
+	owner := f.Labels[LabelOwner]
+	if owner == "" {
+		return false
+	}
+	ended := f.State == sandbox.Stopped || f.State == sandbox.Failed
+	return c.cfg.Owner.Dead(owner) || ended && c.cfg.Owner.Foreign(owner)
+}
+
+func (c *Control) destroyFound(ctx context.Context, f driver.Found) error {
+	inst, err := c.cfg.Provider.Attach(ctx, f.ID)
+	if err == nil {
+		err = inst.Destroy(ctx)
+	}
+	if err != nil && c.codeOf(err) == sandbox.CodeGone {
+		return nil // somebody else was faster
+	}
+	return err
+}

@@ -1,0 +1,72 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const maxSignal = 64 // SIGRTMAX
+
+func validateSignal(sig int) error {
+	if sig < 1 || sig > maxSignal {
+		return invalid("", "signal", fmt.Sprintf("%d is not between 1 and %d", sig, maxSignal), "")
+	}
+	return nil
+}
+
+// process passes everything on, and wraps what goes wrong. Output and input
+// are handed through untouched: they are the hot path, and their errors are
+// those of the stream.
+type process struct {
+	driver.Process
+	box *Sandbox
+}
+
+func (p *process) action(op string) Action { return p.box.action(op, p.Info().ID) }
+
+func (p *process) Signal(ctx context.Context, sig int) error {
+	return p.box.c.do(ctx, p.action("process.signal"), func(ctx context.Context) error {
+		if err := validateSignal(sig); err != nil {
+			return err
+		}
+		return p.Process.Signal(ctx, sig)
+	})
+}
+
+func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
+	cmd := sandbox.Command{Args: []string{"-"}, TTY: &size}
+	if err := cmd.Validate(); err != nil {
+		return p.box.c.wrap(p.action("process.resize"), err)
+	}
+	return p.box.c.wrap(p.action("process.resize"), p.Process.Resize(ctx, size))
+}
+
+func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
+	exit, err := p.Process.Wait(ctx)
+	return exit, p.box.c.wrap(p.action("process.wait"), err)
+}
+
+func (p *process) Close() error {
+	return p.box.c.wrap(p.action("process.close"), p.Process.Close())
+}
+
+// Unwrap returns the driver's process.
+func (p *process) Unwrap() any { return p.Process }
+
+type logReader struct {
+	driver.LogReader
+	box *Sandbox
+	id  string
+}
+
+func (r *logReader) Next() (driver.LogChunk, error) {
+	chunk, err := r.LogReader.Next()
+	if err == io.EOF {
+		return chunk, err
+	}
+	return chunk, r.box.c.wrap(r.box.action("process.logs", r.id), err)
+}
