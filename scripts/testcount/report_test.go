@@ -148,12 +148,12 @@ not an event
 // TestCommandFails: a command that fails although its tests passed.
 func TestCommandFails(t *testing.T) {
 	const script = `echo '{"Action":"pass","Package":"p","Test":"TestA"}'; echo '{"Action":"pass","Package":"p"}'; exit 3`
-	var out bytes.Buffer
-	ok, err := run(t.Context(), []string{"sh", "-c", script}, &out, &out)
+	var out, stderr bytes.Buffer
+	ok, err := run(t.Context(), []string{"sh", "-c", script}, &out, &stderr)
 	if ok || err == nil {
 		t.Errorf("ok %v, err %v: a failed command must not pass", ok, err)
 	}
-	if ok, err := run(t.Context(), []string{"/nonexistent/go"}, &out, &out); ok || err == nil {
+	if ok, err := run(t.Context(), []string{"/nonexistent/go"}, &out, &stderr); ok || err == nil {
 		t.Errorf("ok %v, err %v: a command that cannot start must not pass", ok, err)
 	}
 }
