@@ -1,0 +1,171 @@
+package archtest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// These tests show that each check can fail: they break every rule once.
+
+func made(path string, deps ...string) *pkg {
+	p := &pkg{ImportPath: module + "/" + path, Name: path[strings.LastIndexByte(path, '/')+1:], Doc: "Package made is made up.", GoFiles: []string{"made.go"}}
+	for _, d := range deps {
+		if l, ok := strings.CutPrefix(d, "./"); ok {
+			d = module + "/" + l
+		}
+		p.Deps = append(p.Deps, d)
+		p.Imports = append(p.Imports, d)
+	}
+	return p
+}
+
+func TestCheckDeps(t *testing.T) {
+	tests := []struct {
+		name string
+		pkg  *pkg
+		want string // part of the only violation; empty: none
+	}{
+		{"standard library is fine", made("sandbox", "errors", "time", "vendor/golang.org/x/net/dns"), ""},
+		{"the vocabulary imports a library", made("sandbox", "errors", "golang.org/x/sys/unix"), "sandbox: reaches golang.org/x/sys/unix: not of the standard library"},
+		{"the vocabulary imports the contract", made("sandbox", "./driver"), "reaches driver"},
+		{"the vocabulary does input and output", made("sandbox", "net/http"), "forbidden"},
+		{"the contract imports the vocabulary", made("driver", "./sandbox"), ""},
+		{"the contract imports control", made("driver", "./internal/control"), "reaches internal/control"},
+		{"the suite imports a provider", made("drivertest", "./driver", "./provider/fake"), "reaches provider/fake"},
+		{"a provider imports its technology", made("provider/gvisor", "./driver", kernel+"/runsc/boot"), ""},
+		{"a provider imports control", made("provider/gvisor", "./internal/control"), "reaches internal/control"},
+		{"a provider imports another", made("provider/host", "./provider/fake"), "reaches provider/fake"},
+		{"a provider reaches the kernel", made("provider/host", kernel+"/pkg/sync"), "forbidden"},
+		{"the list imports providers", made("provider/all", "./provider/gvisor", "./provider/host"), ""},
+		{"control imports a provider", made("internal/control", "./provider/gvisor"), "reaches provider/gvisor"},
+		{"control starts processes", made("internal/control", "os/exec"), "forbidden"},
+		{"images import a provider", made("internal/image/layer", "./provider/gvisor"), "reaches provider/gvisor"},
+		{"the guest grows fat", made("internal/guest/agent", "net/http"), "forbidden"},
+		{"a rule for a parent holds below", made("internal/image/deep/er", "./internal/cli"), "reaches internal/cli"},
+		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
+		{"no rule", made("internal/newroom"), "internal/newroom: no rule"},
+		{"a prefix is not a parent", made("sandboxes"), "sandboxes: no rule"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) { one(t, checkDeps(rules, tt.pkg), tt.want) })
+	}
+}
+
+// one fails unless the only violation contains want, or there is none and want
+// is empty.
+func one(t *testing.T, got []string, want string) {
+	t.Helper()
+	if want == "" && len(got) == 0 {
+		return
+	}
+	if want == "" || len(got) != 1 || !strings.Contains(got[0], want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestCheckKernel(t *testing.T) {
+	one(t, checkKernel(kernelUsers, made("provider/gvisor", kernel+"/runsc/boot")), "")
+	one(t, checkKernel(kernelUsers, made("internal/image", kernel+"/pkg/log")), "imports "+kernel+"/pkg/log")
+	one(t, checkKernel(kernelUsers, made("internal/image", kernel+"x/pkg")), "")
+	inTest := made("internal/image")
+	inTest.XTestImports = []string{kernel + "/pkg/log"}
+	one(t, checkKernel(kernelUsers, inTest), "only provider/gvisor/... may")
+}
+
+func TestCheckPackage(t *testing.T) {
+	one(t, checkPackage(made("internal/image")), "")
+	for _, name := range []string{"internal/utils", "common", "internal/types/sandboxtypes", "pkg/image"} {
+		one(t, checkPackage(made(name)), "says nothing")
+	}
+	renamed := made("internal/image")
+	renamed.Name = "helpers"
+	one(t, checkPackage(renamed), "says nothing")
+	silent := made("internal/image")
+	silent.Doc = ""
+	one(t, checkPackage(silent), "no package comment")
+	silent.GoFiles = nil // only tests
+	one(t, checkPackage(silent), "")
+	broken := made("internal/image")
+	broken.Error = &struct{ Err string }{"no such file"}
+	one(t, checkPackage(broken), "cannot be loaded: no such file")
+}
+
+func TestCheckText(t *testing.T) {
+	for _, text := range []string{
+		"fine", "/workspace/x", "atoll.test/network/x", "./work/x", "a/farm/b", "pypi.organic", "https://pkg.go.dev/x",
+	} {
+		one(t, checkText("f.go", text), "")
+	}
+	one(t, checkText("f.go", "a\nb\n\"/wor"+"k/main\""), "f.go:3: a path")
+	one(t, checkText("f.go", "a\n/far"+"m/x"), "f.go:2: a path")
+	one(t, checkText("f.md", "see https://proxy.golang.or"+"g/x"), "f.md:1: the host")
+}
+
+func TestCheckSize(t *testing.T) {
+	long := strings.Repeat("\n", maxFileLines)
+	one(t, checkSize("a/b.go", long[1:]), "")
+	one(t, checkSize("a/b.go", long), "a/b.go: 800 lines")
+	one(t, checkSize("a/b_test.go", long), "")
+	one(t, checkSize("docs/B.md", long), "")
+	one(t, checkSize("cmd/atoll/main.go", long[:maxMainLines]), "")
+	one(t, checkSize("cmd/atoll/main.go", long[:maxMainLines+1]), "main only dispatches")
+}
+
+func TestCheckDependencies(t *testing.T) {
+	const doc = "# Dependencies\n\n| module | why | licence |\n|---|---|---|\n| `a.test/x` | for x | MIT |\n| `b.test/y` | for y | BSD |\n"
+	one(t, checkDependencies([]string{"a.test/x", "b.test/y"}, doc), "")
+	one(t, checkDependencies([]string{"a.test/x"}, doc), "b.test/y: listed, and nothing imports it")
+	one(t, checkDependencies([]string{"a.test/x", "b.test/y", "c.test/z"}, doc), "c.test/z: imported, and not listed")
+	one(t, checkDependencies([]string{"a.test/x"}, "| `a.test/x` | | MIT |\n"), "lacks a reason")
+	one(t, checkDependencies([]string{"a.test/x"}, "| `a.test/x` | for x |\n"), "lacks a reason")
+	one(t, checkDependencies([]string{"a.test/x"}, "`a.test/x` in prose\n"), "not listed")
+}
+
+func TestModuleOf(t *testing.T) {
+	modules := []string{"a.test/x", "a.test/x/v3", "b.test/y"}
+	for path, want := range map[string]string{
+		"a.test/x": "a.test/x", "a.test/x/v3/p": "a.test/x/v3", "a.test/xy": "", "c.test/z": "",
+	} {
+		if got := moduleOf(modules, path); got != want {
+			t.Errorf("moduleOf(%s) is %q, want %q", path, got, want)
+		}
+	}
+}
+
+func TestCheckLinks(t *testing.T) {
+	files := map[string]string{"docs/A.md": "# Title\n## Why `x`, and not y?\n```\n# not a heading\n```\n", "README.md": ""}
+	exists := func(name string) bool { _, ok := files[name]; return ok || name == "docs" }
+	read := func(name string) string { return files[name] }
+	tests := map[string]string{
+		"[a](docs/A.md)":                               "",
+		"[a](docs)":                                    "",
+		"[a](https://a.test/x)":                        "",
+		"[a](docs/A.md#title)":                         "",
+		"[a](docs/A.md#why-x-and-not-y)":               "",
+		"`[a](nowhere.md)`":                            "",
+		"```\n[a](nowhere.md)\n```":                    "",
+		"[a](docs/B.md)":                               "docs/B.md does not exist",
+		"[a](docs/A.md#not-a-heading)":                 "names no heading",
+		"[a](#missing)":                                "names no heading",
+		"[a](../elsewhere.md)":                         "leads out",
+		"[a](/etc/passwd)":                             "leads out",
+		"[good](docs/A.md) [bad](docs/C.md) [b](docs)": "docs/C.md does not exist",
+	}
+	for text, want := range tests {
+		t.Run(text, func(t *testing.T) { one(t, checkLinks("README.md", text, exists, read), want) })
+	}
+}
+
+// TestRulesAreSound: a rule that an earlier one hides would never apply, and a
+// rule without a reason cannot be argued with.
+func TestRulesAreSound(t *testing.T) {
+	for i, r := range rules {
+		if r.why == "" {
+			t.Errorf("%s: no reason", r.pkgs)
+		}
+		if j := slices.IndexFunc(rules[:i], func(e rule) bool { return match(e.pkgs, strings.TrimSuffix(r.pkgs, "/...")) }); j >= 0 {
+			t.Errorf("%s: hidden by the rule for %s", r.pkgs, rules[j].pkgs)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package archtest
+
+// heavy is what a process that must start in a few milliseconds, and be small,
+// cannot afford.
+var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
+
+// kernelUsers may import gVisor.
+var kernelUsers = []string{"provider/gvisor/..."}
+
+// rules is docs/ARCHITECTURE.md, "Who may import whom", for the machine. The
+// first that matches a package applies.
+var rules = []rule{
+	{
+		pkgs: "sandbox", std: true, deny: []string{"os/exec", "net", "net/http"},
+		why: "the vocabulary is plain data that everybody can afford",
+	},
+	{
+		pkgs: "driver", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
+		why: "a provider written elsewhere must not inherit our libraries",
+	},
+	{
+		pkgs: "drivertest", std: true, only: []string{"sandbox", "driver"},
+		why: "the suite judges every provider and so knows none",
+	},
+
+	{
+		pkgs: "provider/gvisor/...",
+		only: []string{"sandbox", "driver", "provider/gvisor/...", "internal/guest/...", "internal/image/..."},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
+		pkgs: "provider/host/...",
+		only: []string{"sandbox", "driver", "provider/host/...", "internal/guest/..."},
+		deny: []string{kernel + "/..."},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
+		pkgs: "provider/fake/...",
+		only: []string{"sandbox", "driver", "provider/fake/..."},
+		deny: []string{kernel + "/...", "os/exec"},
+		why:  "the fake runs no process and knows no other provider",
+	},
+	{
+		pkgs: "provider/all",
+		only: []string{"sandbox", "driver", "provider/...", "internal/guest/...", "internal/image/..."},
+		why:  "the list of providers is the one place that knows them all",
+	},
+
+	{
+		pkgs: "internal/control/...",
+		only: []string{"sandbox", "driver", "internal/control/..."},
+		deny: []string{kernel + "/...", "os/exec", "net/http"},
+		why:  "control sees providers only through the driver contract",
+	},
+	{
+		pkgs: "internal/image/...",
+		only: []string{"sandbox", "internal/image/..."},
+		deny: []string{kernel + "/..."},
+		why:  "images are made for any provider",
+	},
+	{
+		pkgs: "internal/guest/early", std: false,
+		only: []string{"sandbox", "internal/guest/..."},
+		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
+		why:  "what runs inside a sandbox starts before everything else and stays small",
+	},
+	{
+		pkgs: "internal/guest/agent/...",
+		only: []string{"sandbox", "internal/guest/..."},
+		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
+		why:  "what runs inside a sandbox starts before everything else and stays small",
+	},
+	{
+		pkgs: "internal/guest/...",
+		only: []string{"sandbox", "driver", "internal/guest/..."},
+		deny: append([]string{kernel + "/..."}, heavy...),
+		why:  "the guest's client serves any provider",
+	},
+
+	{
+		pkgs: "internal/cli/...",
+		only: []string{"sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
+		why:  "the command line talks to control and to the list of providers",
+	},
+	{
+		pkgs: "cmd/atoll",
+		only: []string{"sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
+		why:  "main only dispatches",
+	},
+
+	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},
+	{pkgs: "scripts/...", std: true, why: "what judges the tests must not depend on what they test"},
+}
