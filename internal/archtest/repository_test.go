@@ -3,6 +3,7 @@ package archtest
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -26,7 +27,7 @@ func goOutput(t *testing.T, args ...string) []byte {
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.Output()
 	if err != nil {
-		if exit, ok := err.(*exec.ExitError); ok {
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
 			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, exit.Stderr)
 		}
 		t.Fatal(err)

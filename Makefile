@@ -1,0 +1,114 @@
+# Everything that is done to this repository more than once. `make` lists it.
+
+SHELL := /bin/bash -o pipefail
+.DEFAULT_GOAL := help
+
+GO      ?= go
+TOOL    := $(GO) tool -modfile=tools/go.mod
+PKGS    ?= ./...
+ATOLL   := $(CURDIR)/bin/atoll
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+
+# Memory snapshots are bound to this string, so it must name the linked release.
+GVISOR_VERSION = $(shell $(GO) list -m -f '{{.Version}}' gvisor.dev/gvisor)
+
+LDFLAGS = -s -w \
+	-X gvisor.dev/gvisor/runsc/version.version=$(GVISOR_VERSION) \
+	-X github.com/atoll-run/atoll/internal/cli.version=$(VERSION)
+
+# The race detector needs a C compiler. `make test RACE=` goes without.
+RACE         ?= -race
+TEST_TIMEOUT ?= 20m
+FUZZTIME     ?= 10s
+BENCHTIME    ?= 1s
+
+# The race detector makes test binaries dynamic, and a kernel that re-executes
+# itself in its empty root must be static. So tests start their kernels, and the
+# command under test, from this binary.
+export ATOLL_KERNEL := $(ATOLL)
+export ATOLL_BIN    := $(ATOLL)
+
+TESTCOUNT = $(GO) run ./scripts/testcount
+GOTEST    = $(if $(RACE),CGO_ENABLED=1) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
+
+.PHONY: build
+build: ## build the static binary, bin/atoll
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $(ATOLL) ./cmd/atoll
+
+.PHONY: run
+run: build ## run a command in a sandbox: make run ARGS="uname -a"
+	@$(ATOLL) run -- $(or $(ARGS),python3 -c 'print(6*7)')
+
+.PHONY: test
+test: check-race check-fmt vet build ## run every check and every test, under the race detector
+	$(GOTEST) $(RACE) $(PKGS)
+
+.PHONY: race
+race: check-race build ## run only the tests, under the race detector: make race PKGS=./driver
+	$(GOTEST) $(RACE) $(PKGS)
+
+.PHONY: short
+short: RACE =
+short: build ## run only the tests, without the race detector
+	$(GOTEST) $(PKGS)
+
+.PHONY: script
+script: build ## run the command line's stories: make script RUN=name
+	$(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -run 'TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
+
+.PHONY: arch
+arch: ## check imports, names, sizes, links and the list of dependencies
+	$(GO) test -count=1 ./internal/archtest
+
+.PHONY: fuzz
+fuzz: ## fuzz each target for FUZZTIME (10s)
+	./scripts/fuzz $(FUZZTIME)
+
+.PHONY: bench
+bench: build ## run the benchmarks; see docs/BENCHMARKS.md
+	$(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
+
+.PHONY: vet
+vet: ## run go vet
+	$(GO) vet $(PKGS)
+
+.PHONY: lint
+lint: ## run golangci-lint (the first run builds it: minutes)
+	$(TOOL) golangci-lint run $(PKGS)
+
+.PHONY: fmt
+fmt: ## format the Go files
+	$(TOOL) gofumpt -w $$(git ls-files -co --exclude-standard '*.go')
+
+.PHONY: check-fmt
+check-fmt:
+	@bad=$$($(TOOL) gofumpt -l .) && { [ -z "$$bad" ] || { echo "not formatted, run make fmt:"; echo "$$bad"; exit 1; }; }
+
+.PHONY: check-race
+check-race:
+	@[ -z "$(RACE)" ] || command -v "$${CC:-gcc}" >/dev/null || { \
+		echo "The race detector needs a C compiler. Install one (./.ci/run does), or run: make test RACE=" >&2; exit 1; }
+
+# govulncheck exits with 3 when it found something and otherwise when it could
+# not look, which must not pass for a clean bill.
+.PHONY: vuln
+vuln: ## look for known vulnerabilities (needs the network)
+	@rc=0; $(TOOL) govulncheck $(PKGS) || rc=$$?; \
+	case $$rc in \
+	0) ;; \
+	3) echo "govulncheck found vulnerabilities." >&2 ;; \
+	*) echo "govulncheck could not look (its database needs the network): nothing is known." >&2 ;; \
+	esac; exit $$rc
+
+.PHONY: check-tidy
+check-tidy: ## check that go.mod and go.sum are what go mod tidy makes
+	$(GO) mod tidy -diff
+	$(GO) -C tools mod tidy -diff
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin dist
