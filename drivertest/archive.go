@@ -1,0 +1,336 @@
+package drivertest
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// archiver returns the sandbox's archiver.
+func (b *box) archiver() driver.Archiver {
+	a, ok := driver.As[driver.Archiver](b.inst)
+	if !ok {
+		b.Fatalf("archive is declared, but the instance is no Archiver")
+	}
+	return a
+}
+
+// member is one entry of a tar stream.
+type member struct {
+	tar.Header
+	data string
+}
+
+// export returns the members of an exported tree.
+func (b *box) export(p string, opts driver.ExportOptions) []member {
+	var buf bytes.Buffer
+	b.ok("Export", b.archiver().Export(b.ctx, p, &buf, opts))
+	var members []member
+	for tr := tar.NewReader(&buf); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return members
+		}
+		if err != nil {
+			b.Fatalf("the exported stream is no tar: %v", err)
+		}
+		data, err := io.ReadAll(tr)
+		if err != nil {
+			b.Fatalf("the exported stream is no tar: %v", err)
+		}
+		members = append(members, member{*h, string(data)})
+	}
+}
+
+// tarball makes a tar stream; sizes are filled in.
+func (t *caseT) tarball(members ...member) []byte {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, m := range members {
+		m.Size = int64(len(m.data))
+		if m.Mode == 0 {
+			m.Mode = 0o644
+		}
+		err := w.WriteHeader(&m.Header)
+		if err == nil {
+			_, err = io.WriteString(w, m.data)
+		}
+		if err != nil {
+			t.Fatalf("making a tar stream: %v", err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatalf("making a tar stream: %v", err)
+	}
+	return buf.Bytes()
+}
+
+func file(name, data string) member {
+	return member{tar.Header{Typeflag: tar.TypeReg, Name: name}, data}
+}
+
+func link(kind byte, name, target string) member {
+	return member{tar.Header{Typeflag: kind, Name: name, Linkname: target}, ""}
+}
+
+func (b *box) importTo(p string, stream []byte) error {
+	return b.archiver().Import(b.ctx, p, bytes.NewReader(stream), driver.ImportOptions{})
+}
+
+// needFiles ends a case of archives that has to look at files.
+func (t *caseT) needFiles() bool {
+	if !t.declared(capFiles) {
+		t.Errorf("%s is declared without %s", capArchive, capFiles)
+	}
+	return t.declared(capFiles)
+}
+
+var archiveCases = []testCase{
+	{"archive/export", capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("mkdir -p tree/sub tree/empty; printf data >tree/f; chmod 640 tree/f; printf x >tree/sub/g; ln -s ../f tree/sub/l; ln tree/f tree/hard; chmod 1755 tree/empty; mkfifo tree/fifo")
+		members := map[string]member{}
+		for i, m := range b.export(b.path("tree"), driver.ExportOptions{}) {
+			name := strings.TrimSuffix(m.Name, "/")
+			if i == 0 && name != "tree" {
+				t.Errorf("the first member is %q, want tree", m.Name)
+			}
+			members[name] = m
+		}
+		if m := members["tree/empty"]; m.Typeflag != tar.TypeDir || m.Mode&0o7777 != 0o1755 {
+			t.Errorf("the empty directory: %+v", m.Header)
+		}
+		if m := members["tree/sub/l"]; m.Typeflag != tar.TypeSymlink || m.Linkname != "../f" {
+			t.Errorf("the symbolic link: %+v", m.Header)
+		}
+		if m := members["tree/fifo"]; m.Typeflag != tar.TypeFifo {
+			t.Errorf("the fifo: %+v", m.Header)
+		}
+		f, hard := members["tree/f"], members["tree/hard"]
+		if f.Typeflag != tar.TypeReg || f.data != "data" || f.Mode&0o7777 != 0o640 || time.Since(f.ModTime) > time.Hour {
+			t.Errorf("the file: %+v", f)
+		}
+		if hard.Typeflag != tar.TypeLink || hard.Linkname != "tree/f" {
+			t.Errorf("the hard link: %+v", hard.Header)
+		}
+		if len(members) != 8 {
+			t.Errorf("%d members, want 8", len(members))
+		}
+	}},
+	{"archive/export-file", capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("printf data >f")
+		if m := b.export(b.path("f"), driver.ExportOptions{}); len(m) != 1 || m[0].Name != "f" || m[0].data != "data" {
+			t.Errorf("members %+v", m)
+		}
+	}},
+	{"archive/export-missing", capArchive, func(t *caseT) {
+		b := t.box()
+		err := b.archiver().Export(t.ctx, b.path("missing"), io.Discard, driver.ExportOptions{})
+		t.wantCode("Export", err, sandbox.CodeNotFound)
+	}},
+	{"archive/export-writer-fails", capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("dd if=/dev/zero of=f bs=65536 count=32 2>/dev/null")
+		if err := b.archiver().Export(t.ctx, b.path("f"), failingWriter{}, driver.ExportOptions{}); err == nil {
+			t.Errorf("Export to a writer that fails succeeds")
+		}
+	}},
+	{"archive/exclude", capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("mkdir -p t/keep t/drop/deep t/keep/sub; for f in t/a.o t/a.c t/keep/b.o t/keep/sub/x t/drop/deep/y; do echo >$f; done")
+		var names []string
+		for _, m := range b.export(b.path("t"), driver.ExportOptions{Exclude: []string{"*.o", "drop", "keep/s?b"}}) {
+			names = append(names, strings.TrimSuffix(m.Name, "/"))
+		}
+		slices.Sort(names)
+		if want := []string{"t", "t/a.c", "t/keep", "t/keep/b.o"}; !slices.Equal(names, want) {
+			t.Errorf("members %q, want %q", names, want)
+		}
+	}},
+	{"archive/exclude-bad-pattern", capArchive, func(t *caseT) {
+		b := t.box()
+		err := b.archiver().Export(t.ctx, b.dir, io.Discard, driver.ExportOptions{Exclude: []string{"[bad"}})
+		t.wantCode("Export", err, sandbox.CodeInvalid)
+	}},
+	{"archive/round-trip", capArchive, archiveRoundTrip},
+	{"archive/import", capArchive, func(t *caseT) {
+		b := t.box()
+		stream := t.tarball(
+			member{tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}, ""},
+			member{tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o750}, ""},
+			member{tar.Header{Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o600, ModTime: time.Unix(1e9, 0)}, "one"},
+			file("implied/parent/g", "two"),
+			link(tar.TypeSymlink, "l", "d/f"),
+			link(tar.TypeLink, "h", "d/f"),
+			member{tar.Header{Typeflag: tar.TypeFifo, Name: "p", Mode: 0o600}, ""},
+			file("./dot", "three"),
+		)
+		t.ok("Import", b.importTo(b.path("made/here"), stream))
+		t.want(b.sh("cd made/here && cat d/f l h implied/parent/g dot && [ -p p ] && [ -L l ]"), "oneoneonetwothree")
+		if !t.needFiles() {
+			return
+		}
+		if d := b.stat("made/here/d"); d.Mode != 0o750 {
+			t.Errorf("the directory's mode is %o", d.Mode)
+		}
+		f, h := b.stat("made/here/d/f"), b.stat("made/here/h")
+		if f.Mode != 0o600 || !f.ModTime.Equal(time.Unix(1e9, 0)) {
+			t.Errorf("the file: %+v", f)
+		}
+		if f.Identity != h.Identity {
+			t.Errorf("the hard link is another file")
+		}
+	}},
+	{"archive/import-replaces", capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("mkdir -p t/d; echo old >t/f; echo stays >t/other; echo x >t/d/stays")
+		stream := t.tarball(file("f", "new\n"), member{tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o755}, ""})
+		t.ok("Import", b.importTo(b.path("t"), stream))
+		t.want(b.sh("cat t/f t/other t/d/stays"), "new\nstays\nx\n")
+	}},
+	{"archive/import-owner", capUsers, func(t *caseT) {
+		if !t.declared(capArchive) || !t.declared(capFiles) {
+			t.Logf("the provider does not declare %s and %s", capArchive, capFiles)
+			return
+		}
+		b := t.box()
+		m := file("f", "x")
+		m.Uid, m.Gid = 1234, 2345
+		stream := t.tarball(m)
+		t.ok("Import", b.importTo(b.path("kept"), stream))
+		if f := b.stat("kept/f"); f.UID != 1234 || f.GID != 2345 {
+			t.Errorf("owner %d:%d, want 1234:2345", f.UID, f.GID)
+		}
+		t.ok("Import", b.archiver().Import(t.ctx, b.path("given"), bytes.NewReader(stream), driver.ImportOptions{Owner: "77:88"}))
+		if f := b.stat("given/f"); f.UID != 77 || f.GID != 88 {
+			t.Errorf("owner %d:%d, want 77:88", f.UID, f.GID)
+		}
+	}},
+	{"archive/import-truncated", capArchive, func(t *caseT) {
+		b := t.box()
+		stream := t.tarball(file("a", strings.Repeat("a", 5000)), file("b", strings.Repeat("b", 5000)))
+		for _, n := range []int{100, 700, 3000, 6500} {
+			t.wantCode(fmt.Sprintf("Import of the first %d bytes", n), b.importTo(b.path("t"), stream[:n]), sandbox.CodeInvalid)
+		}
+		t.wantCode("Import of what is no tar", b.importTo(b.path("t"), pattern(4096)), sandbox.CodeInvalid)
+		t.ok("Import of an empty stream", b.importTo(b.path("t"), t.tarball()))
+	}},
+	{"archive/import-reader-fails", capArchive, func(t *caseT) {
+		b := t.box()
+		stream := t.tarball(file("a", strings.Repeat("a", 5000)))
+		err := b.archiver().Import(t.ctx, b.path("t"), io.MultiReader(bytes.NewReader(stream[:2000]), failing{}), driver.ImportOptions{})
+		if !errors.Is(err, errReader) {
+			t.Errorf("error %v, want that of the reader", err)
+		}
+	}},
+}
+
+type failingWriter struct{}
+
+func (failingWriter) Write([]byte) (int, error) { return 0, errReader }
+
+// archiveRoundTrip exports a tree, imports it elsewhere and compares.
+func archiveRoundTrip(t *caseT) {
+	b := t.box()
+	b.mustSh(`mkdir -p tree/deep/er tree/empty; cd tree
+printf 'some data' >f; chmod 751 f; ln f deep/hard; ln -s /nowhere abs; ln -s ../f deep/rel
+: >"$1"; : >'new
+line'; : >"deep/$1"; printf end | dd of=sparse bs=1 seek=4194304 2>/dev/null`, strings.Repeat("long", 50))
+	var buf bytes.Buffer
+	t.ok("Export", b.archiver().Export(t.ctx, b.path("tree"), &buf, driver.ExportOptions{}))
+	t.ok("Import", b.importTo(b.path("copy"), buf.Bytes()))
+	if !t.needFiles() {
+		return
+	}
+	describe := func(root string) []string {
+		var lines []string
+		for info, err := range b.files().List(t.ctx, b.path(root), driver.ListOptions{Depth: -1}) {
+			t.ok("List", err)
+			content := ""
+			if info.Type == sandbox.TypeFile {
+				content = b.read(path.Join(root, info.Path))
+			}
+			lines = append(lines, fmt.Sprintf("%q %s %o %d %s %d %x", info.Path, info.Type, info.Mode, info.Size, info.Target, info.ModTime.Unix(), content))
+		}
+		return lines
+	}
+	want, got := describe("tree"), describe("copy/tree")
+	if !slices.Equal(got, want) {
+		t.Errorf("the copy differs: %s", clip(firstDifference(got, want)))
+	}
+	if f, h := b.stat("copy/tree/f"), b.stat("copy/tree/deep/hard"); f.Identity != h.Identity {
+		t.Errorf("hard links became two files")
+	}
+}
+
+func firstDifference(got, want []string) string {
+	for i := range want {
+		if i >= len(got) || got[i] != want[i] {
+			return fmt.Sprintf("%q, want %q", got[min(i, len(got)):], want[i])
+		}
+	}
+	return "there is more than in the original"
+}
+
+// hostileArchiveCases import streams that try to leave their directory.
+var hostileArchiveCases = []testCase{
+	hostile("parent", "../outside/pwned", file("../outside/pwned", "evil")),
+	hostile("parent-inside", "d/../../outside/pwned", file("d/../../outside/pwned", "evil")),
+	hostile("parent-only", "..", member{tar.Header{Typeflag: tar.TypeDir, Name: "..", Mode: 0o777}, ""}),
+	hostile("absolute", "/outside/pwned", file("OUTSIDE/pwned", "evil")),
+	hostile("through-link", "link/pwned", link(tar.TypeSymlink, "link", "../outside"), file("link/pwned", "evil")),
+	hostile("through-absolute-link", "link/pwned", link(tar.TypeSymlink, "link", "OUTSIDE"), file("link/pwned", "evil")),
+	hostile("through-two-links", "b/pwned", link(tar.TypeSymlink, "a", ".."), link(tar.TypeSymlink, "b", "a/outside"), file("b/pwned", "evil")),
+	hostile("directory-through-link", "link/pwned", link(tar.TypeSymlink, "link", "../outside"),
+		member{tar.Header{Typeflag: tar.TypeDir, Name: "link/pwned", Mode: 0o777}, ""}),
+	hostile("symlink-through-link", "link/pwned", link(tar.TypeSymlink, "link", "../outside"), link(tar.TypeSymlink, "link/pwned", "x")),
+	hostile("hard-link-out", "h", link(tar.TypeLink, "h", "../outside/victim")),
+	hostile("hard-link-absolute", "h", link(tar.TypeLink, "h", "OUTSIDE/victim")),
+	hostile("hard-link-through-link", "h", link(tar.TypeSymlink, "link", "../outside"), link(tar.TypeLink, "h", "link/victim")),
+	hostile("char-device", "dev", member{tar.Header{Typeflag: tar.TypeChar, Name: "dev", Devmajor: 1, Devminor: 3}, ""}),
+	hostile("block-device", "dev", member{tar.Header{Typeflag: tar.TypeBlock, Name: "dev", Devmajor: 8}, ""}),
+	{"archive/hostile/file-over-link", capArchive, func(t *caseT) {
+		// A link that is the last element is replaced, not written through.
+		b := t.box()
+		b.mustSh("mkdir outside in; echo victim >outside/victim; ln -s ../outside/victim in/l")
+		_ = b.importTo(b.path("in"), t.tarball(file("l", "evil\n")))
+		t.want(b.argv("cat", b.path("outside/victim")), "victim\n")
+	}},
+	{"archive/hostile/hard-link-then-write", capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("mkdir outside in; echo victim >outside/victim; ln outside/victim in/h")
+		_ = b.importTo(b.path("in"), t.tarball(file("h", "evil\n")))
+		t.want(b.argv("cat", b.path("outside/victim")), "victim\n")
+	}},
+}
+
+// hostile makes a case that imports members next to a directory that they try
+// to reach. OUTSIDE in a name stands for that directory's absolute path. The
+// import must fail, name the culprit, and leave everything outside unchanged.
+func hostile(name, culprit string, members ...member) testCase {
+	return testCase{"archive/hostile/" + name, capArchive, func(t *caseT) {
+		b := t.box()
+		b.mustSh("mkdir outside in; echo victim >outside/victim; chmod 600 outside/victim")
+		bad := slices.Clone(members)
+		for i := range bad {
+			bad[i].Name = strings.ReplaceAll(bad[i].Name, "OUTSIDE", b.path("outside"))
+			bad[i].Linkname = strings.ReplaceAll(bad[i].Linkname, "OUTSIDE", b.path("outside"))
+		}
+		err := b.importTo(b.path("in"), t.tarball(bad...))
+		t.wantCode("Import", err, sandbox.CodeInvalid)
+		if err != nil && !strings.Contains(err.Error(), culprit) {
+			t.Errorf("the error does not name %q: %v", culprit, err)
+		}
+		t.want(b.sh("ls outside; cat outside/victim; ls"), "victim\nvictim\nin\noutside\n")
+	}}
+}

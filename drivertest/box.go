@@ -1,0 +1,320 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// box is a sandbox as a case uses it, with a directory for the case alone.
+type box struct {
+	*caseT
+	inst driver.Instance
+	dir  string
+}
+
+// fresh makes a sandbox for this case alone and destroys it afterwards.
+func (t *caseT) fresh(change ...func(*sandbox.Spec)) *box {
+	return t.create(t.provider, t.spec(change...))
+}
+
+func (t *caseT) create(p driver.Provider, spec *sandbox.Spec) *box {
+	inst, err := p.Create(t.ctx, spec)
+	if err != nil {
+		t.Fatalf("Create: %v", t.vet(err))
+	}
+	t.Cleanup(func(ctx context.Context) {
+		if err := inst.Destroy(ctx); err != nil {
+			t.Errorf("Destroy: %v", t.vet(err))
+		}
+	})
+	return t.attach(inst)
+}
+
+// attach wraps an instance that somebody else destroys.
+func (t *caseT) attach(inst driver.Instance) *box {
+	dir := "/tmp"
+	if t.h.Dir != nil {
+		dir = t.h.Dir(inst)
+	}
+	return &box{caseT: t, inst: inst, dir: dir}
+}
+
+// box returns the sandbox that harmless cases share, with a new empty
+// directory in it.
+func (t *caseT) box() *box {
+	if t.shared == nil {
+		inst, err := t.provider.Create(t.ctx, t.spec())
+		if err != nil {
+			t.Fatalf("Create: %v", t.vet(err))
+		}
+		t.shared = inst
+	}
+	b := t.attach(t.shared)
+	b.dir = path.Join(b.dir, fmt.Sprintf("case-%d", t.serial.Add(1)))
+	if r := b.argv("mkdir", b.dir); r.exit.Code != 0 {
+		t.Fatalf("mkdir in the harness's directory: %s", r.stderr)
+	}
+	return b
+}
+
+// path names a file in the case's directory.
+func (b *box) path(name string) string { return b.dir + "/" + name }
+
+// result is what a finished command left.
+type result struct {
+	stdout, stderr string
+	exit           sandbox.Exit
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%+v, stdout %s, stderr %s", r.exit, clip(r.stdout), clip(r.stderr))
+}
+
+// clip quotes what may be long.
+func clip(s string) string {
+	if len(s) > 400 {
+		return fmt.Sprintf("%q… (%d bytes)", s[:400], len(s))
+	}
+	return fmt.Sprintf("%q", s)
+}
+
+// start starts a command that goes with the case.
+func (b *box) start(cmd sandbox.Command) driver.Process {
+	p, err := b.inst.Exec(b.ctx, &cmd)
+	if err != nil {
+		b.Fatalf("Exec: %v", b.vet(err))
+	}
+	b.Cleanup(func(context.Context) {
+		if err := p.Close(); err != nil {
+			b.Errorf("Process.Close: %v", b.vet(err))
+		}
+	})
+	return p
+}
+
+// run runs a command to its end without input.
+func (b *box) run(cmd sandbox.Command) result { return b.finish(b.start(cmd)) }
+
+// argv runs a program.
+func (b *box) argv(args ...string) result { return b.run(sandbox.Command{Args: args}) }
+
+// sh runs a script with positional parameters in the case's directory.
+func (b *box) sh(script string, args ...string) result {
+	return b.run(sandbox.Command{Args: append([]string{"sh", "-c", script, "sh"}, args...), Dir: b.dir})
+}
+
+// mustSh runs a script that prepares a case and has to succeed.
+func (b *box) mustSh(script string, args ...string) string {
+	r := b.sh(script, args...)
+	if r.exit.Code != 0 {
+		b.Fatalf("%s: %v", script, r)
+	}
+	return r.stdout
+}
+
+// finish reads a command's output and waits for its end.
+func (b *box) finish(p driver.Process) result {
+	r, err := collect(b.ctx, p)
+	if err != nil {
+		b.Fatalf("command: %v", b.vet(err))
+	}
+	return r
+}
+
+// collect reads both outputs to their end and waits. It is for any goroutine.
+func collect(ctx context.Context, p driver.Process) (result, error) {
+	type output struct {
+		data []byte
+		err  error
+	}
+	read := func(r io.Reader) <-chan output {
+		c := make(chan output, 1)
+		go func() {
+			data, err := io.ReadAll(r)
+			c <- output{data, err}
+		}()
+		return c
+	}
+	outc, errc := read(p.Stdout()), read(p.Stderr())
+	exit, err := p.Wait(ctx)
+	if err != nil {
+		_ = p.Close() // Lets the readers go.
+		return result{}, fmt.Errorf("wait: %w", err)
+	}
+	r := result{exit: exit}
+	for _, s := range []struct {
+		c    <-chan output
+		into *string
+		name string
+	}{{outc, &r.stdout, "stdout"}, {errc, &r.stderr, "stderr"}} {
+		select {
+		case o := <-s.c:
+			if o.err != nil {
+				return r, fmt.Errorf("reading %s: %w", s.name, o.err)
+			}
+			*s.into = string(o.data)
+		case <-ctx.Done():
+			_ = p.Close()
+			return r, fmt.Errorf("%s does not end: %w", s.name, ctx.Err())
+		}
+	}
+	return r, nil
+}
+
+// wait waits for a command whose output is not of interest.
+func (b *box) wait(p driver.Process) sandbox.Exit {
+	exit, err := p.Wait(b.ctx)
+	if err != nil {
+		b.Fatalf("Process.Wait: %v", b.vet(err))
+	}
+	return exit
+}
+
+// wantExit checks how a command ended.
+func (t *caseT) wantExit(got sandbox.Exit, code, signal int, reason sandbox.Reason) {
+	if got.Code != code || got.Signal != signal || got.Reason != reason {
+		t.Errorf("exit %+v, want code %d, signal %d, reason %s", got, code, signal, reason)
+	}
+}
+
+// want checks a command's output and its successful end.
+func (t *caseT) want(got result, stdout string) {
+	if got.exit.Code != 0 || got.exit.Reason != sandbox.ReasonExited || got.stdout != stdout {
+		t.Errorf("%v; want success and stdout %s", got, clip(stdout))
+	}
+}
+
+// lines reads a command's output line by line while it runs.
+type lines struct {
+	t *caseT
+	c chan string
+}
+
+// readLines begins to read r; nothing else may read it then.
+func (t *caseT) readLines(r io.Reader) *lines {
+	l := &lines{t, make(chan string, 1024)}
+	go func() {
+		defer close(l.c)
+		var line []byte
+		buf := make([]byte, 4096)
+		for {
+			n, err := r.Read(buf)
+			for _, c := range buf[:n] {
+				if c != '\n' {
+					line = append(line, c)
+					continue
+				}
+				l.put(line)
+				line = line[:0]
+			}
+			if err != nil {
+				if len(line) > 0 {
+					l.put(line)
+				}
+				return
+			}
+		}
+	}()
+	return l
+}
+
+func (l *lines) put(line []byte) {
+	select {
+	case l.c <- strings.TrimSuffix(string(line), "\r"):
+	case <-l.t.ctx.Done():
+	}
+}
+
+// next returns the next line; the case fails when there is none.
+func (l *lines) next() string {
+	select {
+	case s, ok := <-l.c:
+		if !ok {
+			l.t.Fatalf("the output ended where a line was expected")
+		}
+		return s
+	case <-l.t.ctx.Done():
+		l.t.Fatalf("no line of output came")
+	}
+	return ""
+}
+
+// await skips lines until one is want.
+func (l *lines) await(want string) {
+	for l.next() != want {
+	}
+}
+
+// rest returns what is left when the output has ended.
+func (l *lines) rest() []string {
+	var rest []string
+	for {
+		select {
+		case s, ok := <-l.c:
+			if !ok {
+				return rest
+			}
+			rest = append(rest, s)
+		case <-l.t.ctx.Done():
+			l.t.Fatalf("the output does not end")
+		}
+	}
+}
+
+// eventually polls until cond holds; the case fails when its time is over.
+func (t *caseT) eventually(what string, cond func() bool) {
+	for delay := 5 * time.Millisecond; !cond(); delay = min(2*delay, time.Second) {
+		select {
+		case <-t.ctx.Done():
+			t.Fatalf("%s: not before the case's time was over", what)
+		case <-time.After(delay):
+		}
+	}
+}
+
+// alive reports whether a process of the sandbox runs. A zombie does not.
+func (b *box) alive(pid string) bool {
+	r := b.sh(`kill -0 "$1" 2>/dev/null || exit 1
+if [ -r "/proc/$1/stat" ]; then read -r a b c d <"/proc/$1/stat"; [ "$c" != Z ]; fi`, pid)
+	return r.exit.Code == 0
+}
+
+// send writes to a command's standard input.
+func (b *box) send(p driver.Process, s string) {
+	if _, err := io.Copy(p.Stdin(), strings.NewReader(s)); err != nil {
+		b.Fatalf("writing standard input: %v", err)
+	}
+}
+
+// pattern returns n bytes in which no place looks like another, cheaply.
+func pattern(n int) []byte {
+	p := make([]byte, n)
+	x := uint32(2463534242)
+	for i := range p {
+		x ^= x << 13
+		x ^= x >> 17
+		x ^= x << 5
+		p[i] = byte(x)
+	}
+	return p
+}
+
+// sameBytes compares long outputs without printing them.
+func (t *caseT) sameBytes(what string, got, want []byte) {
+	if bytes.Equal(got, want) {
+		return
+	}
+	i := 0
+	for i < min(len(got), len(want)) && got[i] == want[i] {
+		i++
+	}
+	t.Errorf("%s: %d bytes, want %d; they differ at byte %d", what, len(got), len(want), i)
+}

@@ -1,0 +1,171 @@
+package drivertest
+
+import (
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The names of capabilities, as in their JSON form.
+const (
+	capFiles     = "files"
+	capWatch     = "watch"
+	capArchive   = "archive"
+	capTerminal  = "terminal"
+	capProcesses = "processes"
+	capUsers     = "users"
+	capImages    = "images"
+	capMounts    = "mounts"
+	capReattach  = "reattach"
+)
+
+func (s *suite) declared(capability string) bool {
+	c := s.facts.Capabilities
+	return map[string]bool{
+		capFiles: c.Files, capWatch: c.Watch, capArchive: c.Archive, capTerminal: c.Terminal, capProcesses: c.Processes,
+		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capReattach: c.Reattach,
+	}[capability]
+}
+
+// implemented reports whether an instance has the interface of a capability;
+// known is false for capabilities without one.
+func implemented(inst driver.Instance, capability string) (has, known bool) {
+	switch capability {
+	case capFiles:
+		_, has = driver.As[driver.FileSystem](inst)
+	case capWatch:
+		_, has = driver.As[driver.Watcher](inst)
+	case capArchive:
+		_, has = driver.As[driver.Archiver](inst)
+	case capProcesses:
+		_, has = driver.As[driver.ProcessManager](inst)
+	default:
+		return false, false
+	}
+	return has, true
+}
+
+// assertAbsent checks that a capability which is not declared is not there
+// either: its interface is missing, and asking for it is CodeUnsupported.
+func (t *caseT) assertAbsent(capability string) {
+	if capability == capReattach {
+		t.assertNoReattach()
+		return
+	}
+	if capability == capImages || capability == capMounts {
+		t.refusesSpec(capability)
+		return
+	}
+	b := t.box()
+	if has, known := implemented(b.inst, capability); known && has {
+		t.Errorf("%s is not declared, but the instance implements it", capability)
+	}
+	cmd := sandbox.Command{Args: []string{"true"}}
+	switch capability {
+	case capTerminal:
+		cmd.TTY = &sandbox.WindowSize{Cols: 80, Rows: 24}
+	case capUsers:
+		cmd.User = "1234"
+	case capProcesses:
+		cmd.Background = true
+	default:
+		return
+	}
+	p, err := b.inst.Exec(t.ctx, &cmd)
+	if err == nil {
+		_ = p.Close()
+	}
+	t.wantCode("Exec that needs "+capability+", which is not declared", err, sandbox.CodeUnsupported)
+}
+
+// refusesSpec checks that Create refuses a spec with something it cannot do.
+func (t *caseT) refusesSpec(capability string) {
+	spec := t.spec(func(s *sandbox.Spec) {
+		if capability == capImages {
+			s.Image = "dir:" + t.TempDir()
+			return
+		}
+		s.Mounts = []sandbox.Mount{{Source: t.TempDir(), Target: "/mnt/drivertest"}}
+	})
+	inst, err := t.provider.Create(t.ctx, spec)
+	if err == nil {
+		_ = inst.Destroy(t.ctx)
+	}
+	t.wantCode("Create that needs "+capability+", which is not declared", err, sandbox.CodeUnsupported)
+	t.notListed(t.provider, spec.ID)
+}
+
+// assertNoReattach checks that a provider without reattachment does not find
+// a living sandbox of another process, and does not call it gone either.
+func (t *caseT) assertNoReattach() {
+	b := t.fresh()
+	_, err := t.connect().Attach(t.ctx, b.inst.ID())
+	t.wantCode("Attach to another process's sandbox", err, sandbox.CodeUnsupported)
+}
+
+func capabilityCase(capability string) testCase {
+	return testCase{"capabilities/" + capability, "", func(t *caseT) {
+		if !t.declared(capability) {
+			t.assertAbsent(capability)
+			return
+		}
+		b := t.box()
+		if has, known := implemented(b.inst, capability); known && !has {
+			t.Errorf("%s is declared, but the instance does not implement it", capability)
+		}
+	}}
+}
+
+var capabilityCases = []testCase{
+	{"probe/facts", "", func(t *caseT) {
+		f, err := t.provider.Probe(t.ctx)
+		t.ok("Probe", err)
+		if f.Provider == "" || !f.Available {
+			t.Errorf("Probe says provider %q, available %v", f.Provider, f.Available)
+		}
+		if f.Capabilities != t.facts.Capabilities {
+			t.Errorf("capabilities changed: %+v, then %+v", t.facts.Capabilities, f.Capabilities)
+		}
+		if f.Capabilities.Watch && !f.Capabilities.Files {
+			t.Errorf("watch is declared without files")
+		}
+	}},
+	{"probe/findings", "", func(t *caseT) {
+		for _, f := range t.facts.Findings {
+			switch f.Severity {
+			case driver.OK, driver.Note, driver.Warning:
+			case driver.Blocker:
+				t.Errorf("a blocker although the provider is available: %+v", f)
+			default:
+				t.Errorf("a finding with severity %q", f.Severity)
+			}
+			if f.Subject == "" || f.Message == "" {
+				t.Errorf("a finding without subject or message: %+v", f)
+			}
+		}
+		if !t.facts.Isolates && len(t.facts.Findings) == 0 {
+			t.Errorf("the provider does not isolate, and no finding says so")
+		}
+	}},
+	{"probe/limits", "", func(t *caseT) {
+		for _, name := range []string{"cpus", "memory", "disk", "pids", "lifetime"} {
+			l, ok := t.facts.Limits[name]
+			switch {
+			case !ok:
+				t.Errorf("Probe does not say whether the limit of %s holds", name)
+			case l.Holds && l.By == "":
+				t.Errorf("the limit of %s holds, but not by what", name)
+			case !l.Holds && l.Why == "":
+				t.Errorf("the limit of %s does not hold, but not why", name)
+			}
+		}
+	}},
+	capabilityCase(capFiles),
+	capabilityCase(capWatch),
+	capabilityCase(capArchive),
+	capabilityCase(capTerminal),
+	capabilityCase(capProcesses),
+	capabilityCase(capUsers),
+	capabilityCase(capImages),
+	capabilityCase(capMounts),
+	capabilityCase(capReattach),
+}

@@ -1,0 +1,186 @@
+// Package drivertest is the conformance suite of package driver: the promises
+// written there, in executable form. It has two faces over one list of cases:
+// [Run] for the tests of a provider and [Check] for operators who want to know
+// whether a provider works on their machine or with their account.
+//
+// The suite applies a three-way rule to every capability: what a provider
+// declares, what its instances implement and what works must be the same. A
+// case that needs a capability which is not declared does not skip; it asserts
+// that the capability is really absent.
+//
+// The commands that the cases run inside a sandbox are a POSIX sh and a few
+// coreutils: cat chmod dd echo env false head id ln ls mkdir mkfifo mv printf
+// pwd rm sleep stty true wc. Nothing else is asked of an image.
+//
+// A provider's test is short:
+//
+//	func TestConformance(t *testing.T) {
+//		drivertest.Run(t, drivertest.Harness{
+//			New:  func(context.Context) (driver.Provider, error) { return fake.New(opts), nil },
+//			Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+//		})
+//	}
+package drivertest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Harness tells the suite how to reach a provider. New and Spec must be set.
+type Harness struct {
+	// New connects to the provider. The suite calls it several times and uses
+	// the results at the same time, each standing for another process on the
+	// same machine or account. The suite closes what New returns.
+	New func(ctx context.Context) (driver.Provider, error)
+
+	// Spec returns the smallest useful spec for this provider: an image with
+	// the commands named above, and small limits. The suite sets ID and Name,
+	// and adds env, labels and the like.
+	Spec func() sandbox.Spec
+
+	// Dir returns an absolute directory inside the sandbox that exists, is
+	// writable, and has the same path for commands and files. Nil means /tmp.
+	Dir func(driver.Instance) string
+
+	// Slow is for providers where a sandbox takes seconds and bytes cross a
+	// network: sizes and counts shrink, and deadlines grow.
+	Slow bool
+
+	// Only restricts the suite to cases whose name begins with one of these
+	// prefixes. Empty means all.
+	Only []string
+
+	// Observe, if not nil, is called after every case, from one goroutine.
+	Observe func(Result)
+}
+
+// Status is the outcome of one case.
+type Status string
+
+// The outcomes of a case.
+const (
+	Pass Status = "pass"
+	Fail Status = "fail"
+	// NotApplicable means that the case needs a capability which the provider
+	// does not declare, and that the capability was found to be absent.
+	NotApplicable Status = "not_applicable"
+)
+
+// Result is the outcome of one case.
+type Result struct {
+	Name       string        `json:"name"`
+	Status     Status        `json:"status"`
+	Capability string        `json:"capability,omitempty"` // what the case needs
+	Messages   []string      `json:"messages,omitempty"`   // why it failed, and notes
+	Duration   time.Duration `json:"duration"`             // nanoseconds
+}
+
+// Report is the outcome of the suite.
+type Report struct {
+	Provider string   `json:"provider"`
+	Version  string   `json:"version,omitempty"`
+	Results  []Result `json:"results"`
+}
+
+// Failed returns the results of the cases that failed.
+func (r Report) Failed() []Result {
+	var failed []Result
+	for _, res := range r.Results {
+		if res.Status == Fail {
+			failed = append(failed, res)
+		}
+	}
+	return failed
+}
+
+// Err is nil if no case failed, and else says how many did.
+func (r Report) Err() error {
+	failed := r.Failed()
+	if len(failed) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d conformance cases failed, first %s", len(failed), len(r.Results), failed[0].Name)
+}
+
+// WriteText writes the report for a person: a line for every case, the reasons
+// of every failure, and a summary.
+func (r Report) WriteText(w io.Writer) error {
+	var b strings.Builder
+	count := map[Status]int{}
+	for _, res := range r.Results {
+		count[res.Status]++
+		fmt.Fprintf(&b, "%-15s %s", strings.ReplaceAll(string(res.Status), "_", " "), res.Name)
+		if res.Status == NotApplicable {
+			fmt.Fprintf(&b, " (no %s)", res.Capability)
+		}
+		b.WriteByte('\n')
+		if res.Status == Fail {
+			for _, m := range res.Messages {
+				fmt.Fprintf(&b, "    %s\n", strings.ReplaceAll(m, "\n", "\n    "))
+			}
+		}
+	}
+	fmt.Fprintf(&b, "%s: %d passed, %d failed, %d not applicable\n", r.Provider, count[Pass], count[Fail], count[NotApplicable])
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// WriteJSON writes the report as one indented JSON object.
+func (r Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// Run runs the suite as subtests of t, one after another. It must not run in
+// parallel with other tests of the same binary: it looks for leaked goroutines
+// and descriptors of this process, and captures the default loggers.
+func Run(t *testing.T, h Harness) {
+	s, err := newSuite(t.Context(), h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	for _, c := range s.selected() {
+		t.Run(c.name, func(t *testing.T) {
+			res := s.run(t.Context(), c)
+			for _, m := range res.Messages {
+				t.Log(m)
+			}
+			switch res.Status {
+			case Fail:
+				t.Fail()
+			case NotApplicable:
+				t.Logf("%s is not declared, and is absent", res.Capability)
+			}
+		})
+	}
+}
+
+// Check runs the suite without a test and reports the outcome. When ctx ends,
+// the case at hand fails and the rest is not run. The restriction on parallel
+// use of [Run] holds here too.
+func Check(ctx context.Context, h Harness) Report {
+	s, err := newSuite(ctx, h)
+	if err != nil {
+		return Report{Results: []Result{{Name: "suite", Status: Fail, Messages: []string{err.Error()}}}}
+	}
+	defer s.close()
+	report := Report{Provider: s.facts.Provider, Version: s.facts.Version}
+	for _, c := range s.selected() {
+		report.Results = append(report.Results, s.run(ctx, c))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return report
+}

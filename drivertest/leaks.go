@@ -1,0 +1,227 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// leakBaseline is what this process held at a moment.
+type leakBaseline struct {
+	goroutines goleak.Option
+	fds        int
+	children   []string
+}
+
+func takeBaseline() leakBaseline {
+	return leakBaseline{goleak.IgnoreCurrent(), countFDs(), children()}
+}
+
+// countFDs returns the number of open descriptors of this process, 0 where
+// that cannot be found out.
+func countFDs() int {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return 0
+	}
+	return len(entries)
+}
+
+// children returns the processes that this process started and that exist.
+func children() []string {
+	var pids []string
+	lists, _ := filepath.Glob("/proc/self/task/*/children") // The pattern is valid.
+	for _, list := range lists {
+		data, err := os.ReadFile(list)
+		if err == nil { // A thread may have ended meanwhile.
+			pids = append(pids, strings.Fields(string(data))...)
+		}
+	}
+	return pids
+}
+
+// leaked says what is there beyond the baseline, "" if nothing is. spareFDs is
+// for the descriptors that Go's own runtime opens late.
+func (base leakBaseline) leaked(own ...goleak.Option) string {
+	const spareFDs = 4
+	var found []string
+	// The suite's own goroutines: the case, its watchdog and its caller.
+	opts := append([]goleak.Option{
+		base.goroutines,
+		goleak.IgnoreAnyFunction("github.com/atoll-run/atoll/drivertest.(*suite).run"),
+		goleak.IgnoreAnyFunction("github.com/atoll-run/atoll/drivertest.(*caseT).body"),
+		goleak.IgnoreAnyFunction("testing.tRunner"),
+		goleak.IgnoreAnyFunction("testing.(*T).Run"),
+	}, own...)
+	if err := goleak.Find(opts...); err != nil {
+		found = append(found, clipEnd(err.Error(), 6000))
+	}
+	if n := countFDs(); n > base.fds+spareFDs {
+		found = append(found, fmt.Sprintf("%d open descriptors, %d at the beginning: %s", n, base.fds, describeFDs()))
+	}
+	for _, pid := range children() {
+		if !slices.Contains(base.children, pid) {
+			found = append(found, "a child process: "+describeProcess(pid))
+		}
+	}
+	return strings.Join(found, "\n")
+}
+
+func clipEnd(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+func describeFDs() string {
+	var names []string
+	links, _ := filepath.Glob("/proc/self/fd/*") // The pattern is valid.
+	for _, l := range links {
+		if target, err := os.Readlink(l); err == nil {
+			names = append(names, target)
+		}
+	}
+	return clipEnd(strings.Join(names, " "), 4000)
+}
+
+func describeProcess(pid string) string {
+	name, err := os.ReadFile("/proc/" + pid + "/comm")
+	if err != nil {
+		return pid
+	}
+	return pid + " " + strings.TrimSpace(string(name))
+}
+
+// settle waits until nothing is held beyond the baseline, and fails the case
+// with what is.
+func (t *caseT) settle(base leakBaseline, own ...goleak.Option) {
+	deadline := time.Now().Add(leakPatience)
+	for {
+		left := base.leaked(own...)
+		if left == "" {
+			return
+		}
+		if time.Now().After(deadline) || t.ctx.Err() != nil {
+			t.Errorf("left behind:\n%s", left)
+			return
+		}
+	}
+}
+
+var leakCases = []testCase{
+	{"leaks/exec", "", func(t *caseT) {
+		b := t.box()
+		b.argv("true")
+		base := takeBaseline()
+		for range size(t.suite, 20, 3) {
+			p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
+			b.send(p, "x")
+			t.ok("Close", p.Close())
+			q := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
+			t.ok("Close", q.Close())
+			t.want(b.argv("echo", "x"), "x\n")
+		}
+		t.settle(base)
+	}},
+	{"leaks/exec-unread", "", func(t *caseT) {
+		b := t.box()
+		b.argv("true")
+		base := takeBaseline()
+		for range size(t.suite, 5, 2) {
+			p := b.start(sandbox.Command{Args: []string{"cat", "/dev/zero"}})
+			if _, err := io.ReadFull(p.Stdout(), make([]byte, 100<<10)); err != nil {
+				t.Errorf("reading: %v", t.vet(err))
+			}
+			t.ok("Close", p.Close())
+		}
+		t.settle(base)
+	}},
+	{"leaks/files", capFiles, func(t *caseT) {
+		b := t.box()
+		b.write("f", string(pattern(1<<20)))
+		b.read("f")
+		base := takeBaseline()
+		for range size(t.suite, 20, 3) {
+			r, _, err := b.files().Read(t.ctx, b.path("f"), driver.ReadOptions{})
+			t.ok("Read", err)
+			_, _ = io.ReadFull(r, make([]byte, 10))
+			t.ok("Close", r.Close())
+			_, err = b.files().Write(t.ctx, b.path("g"), brokenReader(1000), driver.WriteOptions{})
+			if err == nil {
+				t.Errorf("Write with a failing reader succeeds")
+			}
+			_ = b.listError(b.dir)
+			for range b.files().List(t.ctx, b.dir, driver.ListOptions{}) {
+				break
+			}
+		}
+		t.settle(base)
+	}},
+	{"leaks/watch", capWatch, func(t *caseT) {
+		b := t.box()
+		w := b.watch("", true)
+		w.cancel()
+		w.closed()
+		base := takeBaseline()
+		for range size(t.suite, 10, 2) {
+			w := b.watch("", true)
+			w.cancel()
+			w.closed()
+		}
+		t.settle(base)
+	}},
+	{"leaks/boxes", "", func(t *caseT) {
+		t.box()
+		base := takeBaseline()
+		for range size(t.suite, 3, 1) {
+			inst, err := t.provider.Create(t.ctx, t.spec())
+			t.ok("Create", err)
+			b := t.attach(inst)
+			p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
+			t.ok("Destroy", inst.Destroy(t.ctx))
+			b.wait(p)
+			t.ok("Close", p.Close())
+		}
+		t.settle(base)
+	}},
+	{"leaks/suite", "", func(t *caseT) {
+		t.dropShared(t.ctx)
+		// Nothing that the suite made may exist any more.
+		for f, err := range t.provider.List(t.ctx) {
+			t.ok("List", err)
+			if strings.HasPrefix(string(f.ID), t.prefix) {
+				t.Errorf("a sandbox of the suite is left: %+v", f)
+				t.destroyNow(f.ID)
+			}
+		}
+		if err := t.provider.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		t.settle(t.baseline)
+		var err error
+		if t.suite.provider, err = t.h.New(context.WithoutCancel(t.ctx)); err != nil {
+			t.Fatalf("New: %v", err)
+		}
+	}},
+}
+
+func (t *caseT) destroyNow(id sandbox.ID) {
+	inst, err := t.provider.Attach(t.ctx, id)
+	if err == nil {
+		err = inst.Destroy(t.ctx)
+	}
+	if err != nil {
+		t.Errorf("destroying %s: %v", id, t.vet(err))
+	}
+}

@@ -1,0 +1,331 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// testCase is one promise. needs names the capability without which the case
+// asserts absence instead; empty means that every provider must pass.
+type testCase struct {
+	name  string
+	needs string
+	run   func(t *caseT)
+}
+
+// allCases lists the suite in the order it runs. Leaks come last: they look at
+// what all the others left behind.
+func allCases() []testCase {
+	return slices.Concat(
+		capabilityCases, lifecycleCases, reattachCases, execCases, outputCases, stdinCases, signalCases,
+		terminalCases, backgroundCases, fileReadCases, fileWriteCases, fileTreeCases, archiveCases, hostileArchiveCases,
+		watchCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
+	)
+}
+
+// canaryEnv is set in this process while the suite runs; finding its value
+// inside a sandbox means that the provider leaks its own environment.
+const canaryEnv = "ATOLL_DRIVERTEST_CANARY"
+
+// suite is the state that the cases of one run share.
+type suite struct {
+	h        Harness
+	provider driver.Provider
+	facts    driver.Facts
+	canary   string // a secret; must never be seen where secrets do not belong
+	baseline leakBaseline
+	logs     *lockedBuffer
+	restore  []func()
+	serial   atomic.Int64
+	prefix   string
+	shared   driver.Instance // reused by cases that do not harm it; nil until needed
+}
+
+func newSuite(ctx context.Context, h Harness) (*suite, error) {
+	if h.New == nil || h.Spec == nil {
+		return nil, errors.New("drivertest: Harness.New and Harness.Spec must be set")
+	}
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // Read never fails.
+	s := &suite{
+		h:      h,
+		canary: "canary-" + hex.EncodeToString(random[:]),
+		prefix: "dt-" + hex.EncodeToString(random[:4]),
+		logs:   &lockedBuffer{},
+	}
+	s.baseline = takeBaseline()
+	var err error
+	if s.provider, err = h.New(ctx); err != nil {
+		return nil, fmt.Errorf("drivertest: New: %w", err)
+	}
+	if s.facts, err = s.provider.Probe(ctx); err != nil {
+		err = fmt.Errorf("drivertest: Probe: %w", err)
+	} else if !s.facts.Available {
+		err = fmt.Errorf("drivertest: the provider is not available here: %s", blockers(s.facts))
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.provider.Close())
+	}
+	s.capture()
+	return s, nil
+}
+
+func blockers(f driver.Facts) string {
+	var b []string
+	for _, finding := range f.Findings {
+		if finding.Severity == driver.Blocker {
+			b = append(b, finding.Subject+": "+finding.Message)
+		}
+	}
+	return strings.Join(b, "; ")
+}
+
+// capture plants the canary in the environment and listens to the loggers
+// that a careless driver would write to.
+func (s *suite) capture() {
+	old, had := os.LookupEnv(canaryEnv)
+	_ = os.Setenv(canaryEnv, s.canary) // The name is valid: Setenv cannot fail.
+	logger, writer, flags := slog.Default(), log.Writer(), log.Flags()
+	slog.SetDefault(slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	log.SetOutput(s.logs)
+	s.restore = append(s.restore, func() {
+		slog.SetDefault(logger)
+		log.SetOutput(writer)
+		log.SetFlags(flags)
+		if had {
+			_ = os.Setenv(canaryEnv, old)
+		} else {
+			_ = os.Unsetenv(canaryEnv)
+		}
+	})
+}
+
+// close releases what is left. The leak cases have closed the provider
+// already when the whole suite ran.
+func (s *suite) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), s.patience())
+	defer cancel()
+	s.dropShared(ctx)
+	if s.provider != nil {
+		_ = s.provider.Close()
+		s.provider = nil
+	}
+	for _, f := range s.restore {
+		f()
+	}
+	s.restore = nil
+}
+
+func (s *suite) dropShared(ctx context.Context) {
+	if s.shared != nil {
+		_ = s.shared.Destroy(ctx)
+		s.shared = nil
+	}
+}
+
+func (s *suite) selected() []testCase {
+	if len(s.h.Only) == 0 {
+		return allCases()
+	}
+	return slices.DeleteFunc(allCases(), func(c testCase) bool {
+		return !slices.ContainsFunc(s.h.Only, func(p string) bool { return strings.HasPrefix(c.name, p) })
+	})
+}
+
+// patience is how long a case, or a clean-up, may take.
+func (s *suite) patience() time.Duration {
+	if s.h.Slow {
+		return 5 * time.Minute
+	}
+	return time.Minute
+}
+
+// run runs one case in a goroutine of its own, so that a call which ignores
+// its context fails the case instead of hanging the suite.
+func (s *suite) run(ctx context.Context, c testCase) Result {
+	ctx, cancel := context.WithTimeout(ctx, s.patience())
+	defer cancel()
+	t := &caseT{suite: s, ctx: ctx, name: c.name, done: make(chan struct{})}
+	start := time.Now()
+	status := Pass
+	go t.body(c, &status)
+	select {
+	case <-t.done:
+	case <-hopeless(ctx, s.patience()/4):
+		t.Errorf("the case hangs: a call ignores its context\n%s", stacks(16<<10))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	res := Result{Name: c.name, Capability: c.needs, Messages: slices.Clone(t.messages), Duration: time.Since(start)}
+	if t.failed {
+		res.Status = Fail
+		s.shared = nil // It may be broken. The cleanup of the case destroyed it, or nothing can.
+	} else {
+		res.Status = status
+	}
+	if s.h.Observe != nil {
+		s.h.Observe(res)
+	}
+	return res
+}
+
+// hopeless is closed when ctx has been over for grace.
+func hopeless(ctx context.Context, grace time.Duration) <-chan struct{} {
+	c := make(chan struct{})
+	context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { close(c) }) })
+	return c
+}
+
+func stacks(limit int) string {
+	buf := make([]byte, limit)
+	return string(buf[:runtime.Stack(buf, true)])
+}
+
+// caseT is what a case sees of its test: a small testing.T that both faces of
+// the suite share. Fatalf must be called from the goroutine of the case.
+type caseT struct {
+	*suite
+	ctx  context.Context // ends when the case has run out of time
+	name string
+	done chan struct{}
+
+	mu       sync.Mutex
+	failed   bool
+	messages []string
+	cleanups []func(ctx context.Context)
+}
+
+// body runs the case and its cleanups; a panic is a failure of the case.
+func (t *caseT) body(c testCase, status *Status) {
+	defer close(t.done)
+	defer t.cleanup()
+	defer func() {
+		if r := recover(); r != nil {
+			t.Errorf("panic: %v\n%s", r, debug.Stack())
+		}
+	}()
+	if c.needs != "" && !t.declared(c.needs) {
+		*status = NotApplicable
+		t.assertAbsent(c.needs)
+		return
+	}
+	c.run(t)
+}
+
+func (t *caseT) cleanup() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), t.patience()/4)
+	defer cancel()
+	for len(t.cleanups) > 0 {
+		f := t.cleanups[len(t.cleanups)-1]
+		t.cleanups = t.cleanups[:len(t.cleanups)-1]
+		f(ctx)
+	}
+	if t.failed {
+		t.dropShared(ctx)
+	}
+}
+
+// Cleanup registers f to run after the case, last first.
+func (t *caseT) Cleanup(f func(ctx context.Context)) { t.cleanups = append(t.cleanups, f) }
+
+// Errorf notes a failure and goes on.
+func (t *caseT) Errorf(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.failed = true
+	t.messages = append(t.messages, fmt.Sprintf(format, args...))
+}
+
+// Fatalf notes a failure and ends the case.
+func (t *caseT) Fatalf(format string, args ...any) {
+	t.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+// Logf notes something worth knowing.
+func (t *caseT) Logf(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.messages = append(t.messages, fmt.Sprintf(format, args...))
+}
+
+// TempDir makes a directory of this process that goes with the case.
+func (t *caseT) TempDir() string {
+	dir, err := os.MkdirTemp("", "drivertest-")
+	if err != nil {
+		t.Fatalf("temp dir: %v", err)
+	}
+	t.Cleanup(func(context.Context) { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// connect makes another connection to the provider, as another process would.
+func (t *caseT) connect() driver.Provider {
+	p, err := t.h.New(t.ctx)
+	if err != nil {
+		t.Fatalf("New: %v", err)
+	}
+	t.Cleanup(func(context.Context) {
+		if err := p.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return p
+}
+
+// size returns normal, or slow for providers that are slow.
+func size[N int | int64](s *suite, normal, slow N) N {
+	if s.h.Slow {
+		return slow
+	}
+	return normal
+}
+
+// spec returns a spec with a fresh ID.
+func (s *suite) spec(change ...func(*sandbox.Spec)) *sandbox.Spec {
+	spec := s.h.Spec()
+	spec.ID = sandbox.ID(fmt.Sprintf("%s-%d", s.prefix, s.serial.Add(1)))
+	spec.Name = string(spec.ID)
+	for _, f := range change {
+		f(&spec)
+	}
+	return &spec
+}
+
+// lockedBuffer is a writer for loggers.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+var _ io.Writer = (*lockedBuffer)(nil)
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
