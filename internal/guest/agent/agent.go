@@ -1,0 +1,204 @@
+// Package agent is Atoll's own process inside a sandbox: process 1, which
+// starts commands, keeps their output, carries out file operations in the
+// sandbox's own kernel, and reaps orphans. It serves descriptor 3 and the
+// connections that a guest run as "connect" by root hands over, and nobody
+// else.
+//
+// It is part of the atoll binary and starts before the packages that make this
+// binary large (see package early). So it imports little, and keeps nothing
+// running that nobody waits for.
+package agent
+
+import (
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// linkFD is the descriptor that a guest is born with.
+const linkFD = 3
+
+// agent is the state of one guest.
+type agent struct {
+	reaper *reaper
+	procs  *procTable
+	users  accounts
+	files  *fileServer
+
+	mu       sync.Mutex
+	defaults wire.Defaults
+
+	devNull int // for commands without input; -1 if there is none
+}
+
+// Main is the whole life of a guest with these arguments, the first of which
+// is the name of the process. It returns the exit status.
+func Main(args []string) int {
+	unix.CloseOnExec(linkFD)
+	switch {
+	case len(args) == 1:
+		return serveSandbox()
+	case len(args) == 2 && args[1] == wire.ConnectArg:
+		return handOver()
+	case len(args) == 3 && args[1] == wire.HostArg:
+		return serveHost(args[2])
+	}
+	return 64
+}
+
+// serveSandbox is the guest as process 1. It never ends.
+func serveSandbox() int {
+	a := start("/")
+	if err := a.listen(); err != nil {
+		println("atoll-guest: no reconnection:", err.Error())
+	}
+	if link, err := openLink(linkFD); err == nil {
+		_ = a.serve(link)
+	}
+	select {}
+}
+
+// serveHost is the guest as a keeper of plain processes. It ends when its
+// connection does, after everything it started.
+func serveHost(root string) int {
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	a := start(root)
+	link, err := openLink(linkFD)
+	if err != nil {
+		return 1
+	}
+	_ = a.serve(link)
+	a.procs.closeAll()
+	for !a.reaper.childless() {
+		killDescendants()
+	}
+	return 0
+}
+
+// start makes a guest. Few threads and a small heap are enough for it, and an
+// idle sandbox must cost little; four processors so that a thread blocked in
+// wait4 holds up nobody.
+func start(root string) *agent {
+	runtime.GOMAXPROCS(4)
+	debug.SetGCPercent(50)
+	ignoreSignals()
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	unix.Umask(0)
+	a := &agent{reaper: newReaper(), devNull: -1}
+	a.procs = newProcTable()
+	a.files = newFileServer(root, &a.users, a.defaultUser)
+	if fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
+		a.devNull = fd
+	}
+	go a.reaper.run()
+	return a
+}
+
+// ignoreSignals keeps what is sent to process 1 from ending it. The signals are
+// caught and not ignored, since commands would inherit that.
+func ignoreSignals() {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2,
+		unix.SIGALRM, unix.SIGVTALRM, unix.SIGPROF, unix.SIGPIPE, unix.SIGABRT, unix.SIGXCPU, unix.SIGXFSZ,
+		unix.SIGIO, unix.SIGPWR, unix.SIGSTKFLT, unix.SIGSYS, unix.SIGTRAP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
+}
+
+// openLink makes a connection of a descriptor.
+func openLink(fd int) (*os.File, error) {
+	if typ, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || typ != unix.SOCK_STREAM {
+		return nil, unix.ENOTSOCK
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wire.SocketBuffer)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "link"), nil
+}
+
+// serve answers one connection until it ends. The commands it started in the
+// foreground end with it.
+func (a *agent) serve(link *os.File) error {
+	if err := wire.WritePreface(link); err != nil {
+		link.Close()
+		return err
+	}
+	if err := wire.ReadPreface(link); err != nil {
+		link.Close()
+		return err
+	}
+	return wire.Serve(link, a.handle)
+}
+
+// handle carries out one operation.
+func (a *agent) handle(op *wire.Op) {
+	d := &wire.Decoder{B: op.Request}
+	var result []byte
+	var err error
+	switch op.Method {
+	case wire.Configure:
+		err = a.configure(d)
+	case wire.Exec:
+		err = a.exec(op, d)
+	case wire.Attach:
+		err = a.attach(op, d)
+	case wire.Logs:
+		err = a.logs(op, d)
+	case wire.Processes:
+		err = a.processes(op)
+	case wire.Kill:
+		err = a.kill(d)
+	case wire.Resize:
+		err = a.resize(d)
+	default:
+		result, err = a.files.handle(op, d)
+	}
+	if err != nil {
+		op.Fail(remote(err))
+		return
+	}
+	op.End(result)
+}
+
+// configure sets the defaults of commands and makes their directory.
+func (a *agent) configure(d *wire.Decoder) error {
+	var def wire.Defaults
+	def.Decode(d)
+	if err := d.End(); err != nil {
+		return err
+	}
+	if def.Workdir == "" {
+		def.Workdir = "/"
+	}
+	acc, err := a.users.lookup(def.User)
+	if err != nil {
+		// Not fatal: the user may be made by a command, and commands say so.
+		acc = account{}
+	}
+	if err := a.files.makeWorkdir(def.Workdir, acc); err != nil {
+		return err
+	}
+	if def.Hostname != "" && os.Getpid() == 1 {
+		if err := unix.Sethostname([]byte(def.Hostname)); err != nil {
+			return fail(sandbox.CodeUnavailable, def.Hostname, "the host name cannot be set")
+		}
+	}
+	a.mu.Lock()
+	a.defaults = def
+	a.mu.Unlock()
+	return nil
+}
+
+func (a *agent) getDefaults() wire.Defaults {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.defaults
+}
+
+func (a *agent) defaultUser() string { return a.getDefaults().User }

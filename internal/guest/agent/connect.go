@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// meetingPoint is where process 1 takes new connections: an abstract name, so
+// that it needs no file system. Who may is told by the kernel.
+const meetingPoint = "@atoll-guest"
+
+// handOverTime bounds a hand-over on both sides.
+const handOverTime = 5 * time.Second
+
+// listen takes connections handed over by root, for ever.
+func (a *agent) listen() error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: meetingPoint}); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	if err := unix.Listen(fd, 64); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	l := os.NewFile(uintptr(fd), "listener")
+	conn, err := l.SyscallConn()
+	if err != nil {
+		l.Close()
+		return err
+	}
+	go func() {
+		for {
+			peer := -1
+			err := conn.Read(func(fd uintptr) bool {
+				var err error
+				peer, _, err = unix.Accept4(int(fd), unix.SOCK_CLOEXEC)
+				return err != unix.EAGAIN
+			})
+			if err != nil {
+				return
+			}
+			if peer >= 0 {
+				go a.receive(peer)
+			} else {
+				time.Sleep(10 * time.Millisecond) // no descriptors left, perhaps
+			}
+		}
+	}()
+	return nil
+}
+
+// receive takes one connection from a peer that is root, and serves it.
+func (a *agent) receive(peer int) {
+	link, err := takeLink(peer)
+	if err != nil {
+		unix.Close(peer)
+		return
+	}
+	_, _ = unix.Write(peer, []byte{1})
+	unix.Close(peer)
+	if f, err := openLink(link); err == nil {
+		_ = a.serve(f)
+	} else {
+		unix.Close(link)
+	}
+}
+
+// takeLink receives the one descriptor that a hand-over consists of.
+func takeLink(peer int) (int, error) {
+	cred, err := unix.GetsockoptUcred(peer, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return -1, err
+	}
+	if cred.Uid != 0 {
+		return -1, unix.EPERM
+	}
+	if err := setTimeout(peer); err != nil {
+		return -1, err
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, flags, _, err := unix.Recvmsg(peer, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	msgs, err := unix.ParseSocketControlMessage(oob[:n])
+	if err != nil || len(msgs) != 1 || flags&unix.MSG_CTRUNC != 0 {
+		return -1, unix.EINVAL
+	}
+	fds, err := unix.ParseUnixRights(&msgs[0])
+	if err != nil || len(fds) != 1 {
+		closeFDs(fds)
+		return -1, unix.EINVAL
+	}
+	return fds[0], nil
+}
+
+func setTimeout(fd int) error {
+	tv := unix.NsecToTimeval(int64(handOverTime))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return err
+	}
+	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv)
+}
+
+// handOver is the guest as "connect": it gives descriptor 3 to process 1.
+func handOver() int {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 1
+	}
+	defer unix.Close(fd)
+	if err := setTimeout(fd); err != nil {
+		return 1
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: meetingPoint}); err != nil {
+		return 2
+	}
+	// Whoever listens must be the guest itself, which is root's.
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil || cred.Uid != 0 {
+		return 3
+	}
+	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(linkFD), nil, 0); err != nil {
+		return 4
+	}
+	if n, err := unix.Read(fd, make([]byte, 1)); err != nil || n != 1 {
+		return 5
+	}
+	return 0
+}

@@ -1,0 +1,326 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// startError says why a command could not be started, as a shell would.
+type startError struct {
+	code    int
+	message string
+}
+
+func (e *startError) Error() string { return e.message }
+
+// launch starts a command. A command that cannot be started has ended by the
+// time launch returns, and launch tells why.
+func (a *agent) launch(c *sandbox.Command) (*proc, *startError) {
+	p := &proc{cmd: c, done: make(chan struct{})}
+	a.procs.add(p)
+	if c.Background {
+		streams := 2
+		if c.TTY != nil {
+			streams = 1
+		}
+		p.log = newLog(&a.procs.logs, streams)
+	}
+	err := a.spawn(p)
+	if err == nil {
+		return p, nil
+	}
+	var se *startError
+	if !errors.As(err, &se) {
+		se = &startError{code: 126, message: err.Error()}
+	}
+	p.mu.Lock()
+	p.alone = true
+	p.finish(sandbox.Exit{Code: se.code, Reason: sandbox.ReasonExited, Detail: se.message})
+	p.mu.Unlock()
+	a.procs.retire(p)
+	return p, se
+}
+
+// spawn makes the process.
+func (a *agent) spawn(p *proc) error {
+	c, def := p.cmd, a.getDefaults()
+	user := c.User
+	if user == "" {
+		user = def.User
+	}
+	acc, err := a.users.lookup(user)
+	if err != nil {
+		return &startError{code: 126, message: err.Error()}
+	}
+	dir := c.Dir
+	if dir == "" {
+		dir = def.Workdir
+	}
+	if dir == "" {
+		dir = "/"
+	}
+	env := environment(def.Env, c, acc)
+	argv := c.Args
+	if c.Shell != "" {
+		argv = []string{"/bin/sh", "-c", c.Shell}
+	}
+	program, err := findProgram(argv[0], env["PATH"], dir)
+	if err != nil {
+		return err
+	}
+	cred, err := credential(acc)
+	if err != nil {
+		return err
+	}
+	fds, err := a.openStdio(&p.io, c, acc)
+	if err != nil {
+		return err
+	}
+	attr := &syscall.ProcAttr{
+		Dir: dir, Env: envList(env), Files: fdFiles(fds),
+		Sys: &syscall.SysProcAttr{Credential: cred, Setsid: true, Setctty: c.TTY != nil},
+	}
+	// The end must find the process's number and its timer.
+	p.mu.Lock()
+	pid, err := a.reaper.start(program, argv, attr, func(_ int, e ending) {
+		go func() {
+			p.exited(e)
+			a.procs.retire(p)
+		}()
+	})
+	if err == nil {
+		p.pid, p.info.PID = pid, pid
+		if c.Timeout > 0 {
+			p.timer = time.AfterFunc(c.Timeout, p.expire)
+		}
+	}
+	p.mu.Unlock()
+	if c.TTY != nil {
+		fds = fds[:1]
+	}
+	closeFDs(fds)
+	if err != nil {
+		p.io.close()
+		return explain(err, argv[0], dir)
+	}
+	return nil
+}
+
+func fdFiles(fds []int) []uintptr {
+	files := make([]uintptr, len(fds))
+	for i, fd := range fds {
+		files[i] = uintptr(fd)
+	}
+	return files
+}
+
+// credential switches to the account. Who is not root can only be himself.
+func credential(acc account) (*syscall.Credential, error) {
+	if uid := os.Geteuid(); uid != 0 {
+		if acc.uid != uint32(uid) && acc.uid != 0 {
+			return nil, &startError{code: 126, message: "only root can run commands as another user"}
+		}
+		return nil, nil
+	}
+	return &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}, nil
+}
+
+// environment is what the command finds: what a login would set, then the
+// sandbox's environment, then its own.
+func environment(def map[string]string, c *sandbox.Command, acc account) map[string]string {
+	env := make(map[string]string, len(def)+len(c.Env)+6)
+	env["PATH"] = defaultPath
+	env["HOME"] = acc.home
+	if acc.name != "" {
+		env["USER"], env["LOGNAME"] = acc.name, acc.name
+	}
+	if c.TTY != nil {
+		env["TERM"] = "xterm-256color"
+	}
+	for k, v := range def {
+		env[k] = v
+	}
+	for k, v := range c.Env {
+		env[k] = v
+	}
+	return env
+}
+
+func envList(env map[string]string) []string {
+	list := make([]string, 0, len(env))
+	for k, v := range env {
+		list = append(list, k+"="+v)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// findProgram looks a program up as a shell does, and finds out whether the
+// directory is one, which the failure of an exec does not tell.
+func findProgram(name, searchPath, dir string) (string, error) {
+	var st syscall.Stat_t
+	if err := syscall.Stat(dir, &st); err != nil {
+		return "", &startError{code: 126, message: "working directory " + quote(dir) + ": " + err.Error()}
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
+		return "", &startError{code: 126, message: "working directory " + quote(dir) + ": not a directory"}
+	}
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	denied := false
+	for _, d := range strings.Split(searchPath, ":") {
+		file := path.Join(d, name)
+		if !path.IsAbs(d) {
+			file = path.Join(dir, d, name)
+		}
+		if syscall.Stat(file, &st) != nil || st.Mode&syscall.S_IFMT == syscall.S_IFDIR {
+			continue
+		}
+		if st.Mode&0o111 != 0 {
+			return file, nil
+		}
+		denied = true
+	}
+	if denied {
+		return "", &startError{code: 126, message: quote(name) + ": permission denied"}
+	}
+	return "", &startError{code: 127, message: quote(name) + ": not found in PATH"}
+}
+
+// explain turns the failure of an exec into what a shell says about it.
+func explain(err error, name, dir string) error {
+	se := &startError{code: 126, message: quote(name) + ": " + err.Error()}
+	switch {
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
+		se.code = 127
+	case errors.Is(err, syscall.EACCES):
+		var st syscall.Stat_t
+		if syscall.Stat(name, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFDIR {
+			se.message = quote(name) + ": is a directory"
+		} else {
+			se.message += ", or no access to " + quote(dir)
+		}
+	}
+	return se
+}
+
+// exec starts a command and stays with it until nobody wants it any more.
+func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
+	c := wire.TakeCommand(d)
+	if err := d.End(); err != nil {
+		return err
+	}
+	if err := c.Validate(); err != nil {
+		return fail(sandbox.CodeInvalid, "", err.Error())
+	}
+	p, se := a.launch(c)
+	if se != nil {
+		a.complain(op, p, se)
+	} else if c.Background {
+		a.keepLog(p)
+	}
+	e := wire.Encoder{B: []byte{wire.MsgStarted}}
+	info := p.snapshot()
+	info.Args = nil // the client knows them
+	wire.PutProcess(&e, &info)
+	if err := op.Message(e.B); err != nil && se == nil && !c.Background {
+		a.discard(p)
+		return err
+	}
+	switch {
+	case c.Background:
+		return a.follow(op, p)
+	case se != nil:
+		return a.sayExit(op, p)
+	}
+	return a.foreground(op, p)
+}
+
+// complain puts the reason why a command could not be started where a shell
+// puts it.
+func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
+	text := []byte("atoll: " + se.message + "\n")
+	lane := 1
+	if p.cmd.TTY != nil {
+		lane, text = 0, append(text[:len(text)-1], "\r\n"...)
+	}
+	if p.log != nil {
+		p.log.write(byte(lane+1), text)
+		p.log.close()
+		p.log.close()
+		return
+	}
+	_, _ = op.Write(lane, text)
+}
+
+// foreground connects a command to the client that started it. It returns when
+// nothing of the command is left: at the end, or because the client let go.
+func (a *agent) foreground(op *wire.Op, p *proc) error {
+	var pumps sync.WaitGroup
+	pumpLane := func(lane int, f *os.File) {
+		pump(f, func(frame []byte) error { return op.SendFrame(lane, frame) })
+		select {
+		case <-op.Over():
+		default:
+			_ = op.CloseWrite(lane)
+		}
+	}
+	pumps.Go(func() { pumpLane(0, p.io.out) })
+	if p.io.err != nil {
+		pumps.Go(func() { pumpLane(1, p.io.err) })
+	}
+	var input sync.WaitGroup
+	if p.cmd.Stdin || p.cmd.TTY != nil {
+		input.Go(func() { p.io.feed(op) })
+	}
+	said := false
+	select {
+	case <-p.done:
+		_, said = a.sayExit(op, p), true
+		if !p.leftNothing() {
+			<-op.Over() // what it started runs on until the client lets go
+		}
+	case <-op.Over():
+	}
+	select {
+	case <-op.Over():
+		a.sweep(p)
+		<-p.done
+		if !said {
+			_ = a.sayExit(op, p)
+		}
+		p.io.close()
+	default:
+		op.Drop(0, os.ErrClosed) // no input for nobody
+	}
+	pumps.Wait() // the client gets all that was written
+	p.io.close()
+	input.Wait()
+	return nil
+}
+
+// discard ends a command whose client never heard of it.
+func (a *agent) discard(p *proc) {
+	killSession(p.pid)
+	<-p.done
+	p.io.close()
+}
+
+// sayExit tells the client how the command ended.
+func (a *agent) sayExit(op *wire.Op, p *proc) error {
+	e := wire.Encoder{B: []byte{wire.MsgExit}}
+	wire.PutExit(&e, *p.snapshot().Exit)
+	return op.Message(e.B)
+}

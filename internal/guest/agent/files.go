@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// fileServer carries out file operations, below its root.
+type fileServer struct {
+	root        walker
+	broken      error // why there is no root
+	users       *accounts
+	defaultUser func() string
+
+	mu    sync.Mutex
+	temps map[string]bool // names of files being written, which nobody is to see
+}
+
+func newFileServer(root string, users *accounts, defaultUser func() string) *fileServer {
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return &fileServer{
+		root:   walker{fd: fd, path: path.Clean(root), code: sandbox.CodeDenied},
+		broken: err, users: users, defaultUser: defaultUser, temps: map[string]bool{},
+	}
+}
+
+// handle carries out one file operation.
+func (s *fileServer) handle(op *wire.Op, d *wire.Decoder) ([]byte, error) {
+	if s.broken != nil {
+		return nil, s.broken
+	}
+	switch op.Method {
+	case wire.Stat:
+		return s.stat(d)
+	}
+	return nil, fail(sandbox.CodeUnsupported, "", "unknown operation")
+}
+
+func (s *fileServer) stat(d *wire.Decoder) ([]byte, error) {
+	p := d.String()
+	if err := d.End(); err != nil {
+		return nil, err
+	}
+	at, err := s.root.find(p, false)
+	if err != nil {
+		return nil, about(p, err)
+	}
+	defer at.close()
+	info, err := describe(at.dir, at.name, p)
+	if err != nil {
+		return nil, about(p, err)
+	}
+	return fileResult(&info), nil
+}
+
+func fileResult(info *sandbox.FileInfo) []byte {
+	var e wire.Encoder
+	wire.PutFile(&e, info)
+	return e.B
+}
+
+// describe tells what an entry of a directory is.
+func describe(dir int, name, as string) (sandbox.FileInfo, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return sandbox.FileInfo{}, err
+	}
+	info := fileInfo(&st, as)
+	if info.Type == sandbox.TypeSymlink {
+		target, err := readLink(dir, name)
+		if err != nil {
+			return sandbox.FileInfo{}, err
+		}
+		info.Target = target
+	}
+	return info, nil
+}
+
+func fileInfo(st *unix.Stat_t, as string) sandbox.FileInfo {
+	info := sandbox.FileInfo{
+		Path: as, Type: fileType(st.Mode), Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid,
+		ModTime: time.Unix(st.Mtim.Unix()), Nlink: uint64(st.Nlink), Identity: st.Ino,
+	}
+	if info.Type == sandbox.TypeFile {
+		info.Size = st.Size
+	}
+	return info
+}
+
+func fileType(mode uint32) sandbox.FileType {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return sandbox.TypeFile
+	case unix.S_IFDIR:
+		return sandbox.TypeDir
+	case unix.S_IFLNK:
+		return sandbox.TypeSymlink
+	case unix.S_IFIFO:
+		return sandbox.TypeFIFO
+	case unix.S_IFSOCK:
+		return sandbox.TypeSocket
+	}
+	return sandbox.TypeDevice
+}
+
+// owner is who is to own something new: -1 where it is to stay as it is made.
+type owner struct{ uid, gid int }
+
+var unchanged = owner{-1, -1}
+
+// ownerOf resolves an Owner option; empty is the sandbox's user.
+func (s *fileServer) ownerOf(spec string) (owner, error) {
+	if spec == "" {
+		spec = s.defaultUser()
+	}
+	acc, err := s.users.lookup(spec)
+	if err != nil {
+		return unchanged, fail(sandbox.CodeInvalid, spec, err.Error())
+	}
+	return acc.owner(), nil
+}
+
+// owner is the account as far as this process may give files away.
+func (acc account) owner() owner {
+	if unix.Geteuid() != 0 && acc.uid == 0 {
+		return unchanged
+	}
+	return owner{int(acc.uid), int(acc.gid)}
+}
+
+// makeWorkdir makes the directory commands start in.
+func (s *fileServer) makeWorkdir(dir string, acc account) error {
+	if s.broken != nil {
+		return s.broken
+	}
+	at, err := s.makeDirs(dir, 0o755, acc.owner())
+	if err != nil {
+		return about(dir, err)
+	}
+	return unix.Close(at)
+}
+
+// makeDirs makes a directory with its missing parents, and opens it. Links on
+// the way are followed, also such that lead to nothing: these are an error.
+func (s *fileServer) makeDirs(p string, mode uint32, own owner) (int, error) {
+	rel, err := s.root.relative(path.Clean(p))
+	if err != nil {
+		return -1, err
+	}
+	return s.root.makeDirs(rel, mode, own)
+}
+
+func (w *walker) makeDirs(rel string, mode uint32, own owner) (int, error) {
+	for n, parts := 1, elements(rel); n <= len(parts); n++ {
+		if n == 1 { // most of the time everything is there
+			if fd, err := w.openDirBelow(rel); err != unix.ENOENT {
+				return fd, err
+			}
+		}
+		if err := w.makeDir(strings.Join(parts[:n], "/"), mode, own); err != nil && err != unix.EEXIST {
+			return -1, err
+		}
+	}
+	return w.openDirBelow(rel)
+}
+
+// openDirBelow opens a directory, following links.
+func (w *walker) openDirBelow(rel string) (int, error) {
+	at, err := w.findBelow(rel, true)
+	if err != nil {
+		return -1, err
+	}
+	defer at.close()
+	return unix.Openat(at.dir, at.name, openDir, 0)
+}
+
+// makeDir makes one directory.
+func (w *walker) makeDir(rel string, mode uint32, own owner) error {
+	at, err := w.findBelow(rel, true)
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	if at.name == "." {
+		return unix.EEXIST
+	}
+	if err := unix.Mkdirat(at.dir, at.name, mode); err != nil {
+		return err
+	}
+	if err := unix.Fchownat(at.dir, at.name, own.uid, own.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		_ = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR)
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package agent
+
+import (
+	"bytes"
+	"sort"
+	"sync"
+)
+
+// Bounds of what is kept of the output of background commands.
+const (
+	logCap   = 1 << 20  // bytes of one command
+	logTotal = 64 << 20 // bytes of all together
+	maxPiece = 32 << 10 // bytes of one piece
+)
+
+// logs is the memory that all logs share.
+type logs struct {
+	mu   sync.Mutex
+	used int
+}
+
+// take asks for n bytes.
+func (l *logs) take(n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.used+n > logTotal {
+		return false
+	}
+	l.used += n
+	return true
+}
+
+func (l *logs) give(n int) {
+	l.mu.Lock()
+	l.used -= n
+	l.mu.Unlock()
+}
+
+// cmdLog keeps the last output of one command, both streams in the order they
+// were written. A position is the number of bytes written before it.
+type cmdLog struct {
+	all *logs
+
+	mu      sync.Mutex
+	pieces  []piece
+	end     int64 // bytes written ever
+	kept    int
+	streams int // that can still be written
+	changed chan struct{}
+}
+
+type piece struct {
+	at     int64
+	stream byte
+	data   []byte
+}
+
+func newLog(all *logs, streams int) *cmdLog { return &cmdLog{all: all, streams: streams} }
+
+// write appends, and drops the oldest bytes to make room.
+func (l *cmdLog) write(stream byte, p []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(p) > 0 {
+		n := min(len(p), maxPiece)
+		l.add(stream, p[:n])
+		p = p[n:]
+	}
+	l.wake()
+}
+
+func (l *cmdLog) add(stream byte, p []byte) {
+	for l.kept+len(p) > logCap {
+		l.shift()
+	}
+	for !l.all.take(len(p)) {
+		if len(l.pieces) == 0 {
+			l.end += int64(len(p)) // no room at all: it counts as dropped
+			return
+		}
+		l.shift()
+	}
+	l.kept += len(p)
+	if k := len(l.pieces); k > 0 {
+		last := &l.pieces[k-1]
+		if last.stream == stream && last.at+int64(len(last.data)) == l.end && len(last.data)+len(p) <= maxPiece {
+			last.data = append(last.data, p...)
+			l.end += int64(len(p))
+			return
+		}
+	}
+	l.pieces = append(l.pieces, piece{at: l.end, stream: stream, data: bytes.Clone(p)})
+	l.end += int64(len(p))
+}
+
+// shift drops the oldest piece.
+func (l *cmdLog) shift() {
+	n := len(l.pieces[0].data)
+	l.pieces[0].data = nil
+	l.pieces = l.pieces[1:]
+	l.kept -= n
+	l.all.give(n)
+}
+
+// close says that a stream has ended.
+func (l *cmdLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.streams--
+	l.wake()
+}
+
+// forget gives the memory back.
+func (l *cmdLog) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.pieces) > 0 {
+		l.shift()
+	}
+	l.streams = 0
+	l.wake()
+}
+
+func (l *cmdLog) wake() {
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
+}
+
+// next copies bytes from position at on into buf: of one stream, or of any if
+// stream is 0. When there are none it returns a channel that is closed at the
+// next change, or nil if there will be none.
+func (l *cmdLog) next(at int64, stream byte, buf []byte) (r logRead, wait <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := sort.Search(len(l.pieces), func(i int) bool {
+		return l.pieces[i].at+int64(len(l.pieces[i].data)) > at
+	})
+	for ; i < len(l.pieces); i++ {
+		p := &l.pieces[i]
+		if stream != 0 && p.stream != stream {
+			continue
+		}
+		from := max(at, p.at)
+		n := copy(buf, p.data[from-p.at:])
+		return logRead{n: n, stream: p.stream, next: from + int64(n), dropped: from - at}, nil
+	}
+	r.next = l.end
+	r.dropped = l.end - at
+	if l.streams == 0 {
+		return r, nil
+	}
+	if l.changed == nil {
+		l.changed = make(chan struct{})
+	}
+	return r, l.changed
+}
+
+// logRead is a piece that was read. For a reader of one stream, dropped counts
+// what was skipped, too.
+type logRead struct {
+	n       int
+	stream  byte
+	next    int64
+	dropped int64
+}
+
+// tail is the position of the last so many lines.
+func (l *cmdLog) tail(lines int) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := len(l.pieces) - 1; i >= 0; i-- {
+		data := l.pieces[i].data
+		end := len(data)
+		if i == len(l.pieces)-1 && end > 0 && data[end-1] == '\n' {
+			end-- // ends the last line instead of beginning another
+		}
+		for {
+			j := bytes.LastIndexByte(data[:end], '\n')
+			if j < 0 {
+				break
+			}
+			if lines--; lines == 0 {
+				return l.pieces[i].at + int64(j) + 1
+			}
+			end = j
+		}
+	}
+	return 0
+}

@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// keepEnded is how many commands that have ended are remembered, and keepArgs
+// how many bytes of the arguments of each command are.
+const (
+	keepEnded = 64
+	keepArgs  = 16 << 10
+)
+
+// proc is one command.
+type proc struct {
+	cmd  *sandbox.Command
+	pid  int
+	io   stdio
+	log  *cmdLog       // of a background command
+	done chan struct{} // closed at the end
+
+	mu      sync.Mutex
+	info    sandbox.ProcessInfo
+	timeout bool // its time is over
+	alone   bool // nothing it started was left when it ended
+	timer   *time.Timer
+}
+
+// exited records the end. It runs in the reaper and does not wait.
+func (p *proc) exited(e ending) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x := sandbox.Exit{Code: e.status.ExitStatus(), Reason: sandbox.ReasonExited}
+	if e.status.Signaled() {
+		x.Signal = int(e.status.Signal())
+		x.Code, x.Reason = 128+x.Signal, sandbox.ReasonSignaled
+	}
+	if p.timeout {
+		x.Reason, x.Detail = sandbox.ReasonTimeout, "ended after "+p.cmd.Timeout.String()
+	}
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	p.alone = e.alone
+	p.finish(x)
+}
+
+// finish is called once, with mu held.
+func (p *proc) finish(x sandbox.Exit) {
+	p.info.Running, p.info.Exit = false, &x
+	close(p.done)
+}
+
+// snapshot is what is known of the command now.
+func (p *proc) snapshot() sandbox.ProcessInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.info
+}
+
+// leftNothing reports that the command has ended and nothing it started lives.
+func (p *proc) leftNothing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.info.Running && p.alone
+}
+
+// expire ends a command whose time is over, with everything in its session.
+func (p *proc) expire() {
+	p.mu.Lock()
+	if !p.info.Running {
+		p.mu.Unlock()
+		return
+	}
+	p.timeout = true
+	p.mu.Unlock()
+	killSession(p.pid)
+}
+
+// signal signals the command's process group. The lock keeps the end from
+// being recorded meanwhile, so that the number still means this command.
+func (p *proc) signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.info.Running {
+		return fail(sandbox.CodeNotFound, p.info.ID, "the process has ended")
+	}
+	err := syscall.Kill(-p.pid, sig)
+	if err == syscall.ESRCH {
+		return fail(sandbox.CodeNotFound, p.info.ID, "the process has ended")
+	}
+	return about(p.info.ID, err)
+}
+
+// procTable remembers commands.
+type procTable struct {
+	logs logs
+
+	mu    sync.Mutex
+	last  int
+	byID  map[string]*proc
+	order []*proc // by start
+	ended []*proc // by end
+}
+
+func newProcTable() *procTable { return &procTable{byID: map[string]*proc{}} }
+
+// add gives a command its identity.
+func (t *procTable) add(p *proc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last++
+	p.info = sandbox.ProcessInfo{
+		ID: "p" + strconv.Itoa(t.last), Args: keptArgs(p.cmd), Started: time.Now(),
+		Background: p.cmd.Background, TTY: p.cmd.TTY != nil, Running: true,
+	}
+	t.byID[p.info.ID] = p
+	t.order = append(t.order, p)
+}
+
+// keptArgs are the arguments as they are remembered: cut when they are long.
+func keptArgs(c *sandbox.Command) []string {
+	args := c.Args
+	if c.Shell != "" {
+		args = []string{"/bin/sh", "-c", c.Shell}
+	}
+	kept, room := []string(nil), keepArgs
+	for _, a := range args {
+		if len(a) >= room {
+			return append(kept, string([]byte(a[:room])))
+		}
+		room -= len(a) + 1
+		kept = append(kept, string([]byte(a)))
+	}
+	return kept
+}
+
+// retire remembers that p ended, and forgets who ended long ago.
+func (t *procTable) retire(p *proc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = append(t.ended, p)
+	if len(t.ended) <= keepEnded {
+		return
+	}
+	old := t.ended[0]
+	t.ended = append(t.ended[:0:0], t.ended[1:]...)
+	delete(t.byID, old.info.ID)
+	t.order = slices.DeleteFunc(t.order, func(p *proc) bool { return p == old })
+	if old.log != nil {
+		old.log.forget()
+	}
+}
+
+// get finds a command by its identity.
+func (t *procTable) get(id string) (*proc, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := t.byID[id]; p != nil {
+		return p, nil
+	}
+	return nil, fail(sandbox.CodeNotFound, id, "no such process")
+}
+
+// list is every command known, oldest first.
+func (t *procTable) list() []*proc {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Clone(t.order)
+}
+
+// leads reports whether a running command has this process number.
+func (t *procTable) leads(pid int) bool {
+	return slices.ContainsFunc(t.list(), func(p *proc) bool { return p.pid == pid && p.snapshot().Running })
+}
+
+// closeAll ends every command.
+func (t *procTable) closeAll() {
+	for _, p := range t.list() {
+		if p.snapshot().Running {
+			killSession(p.pid)
+		}
+	}
+}
+
+// sweep ends what a command has left behind in its session. Since process
+// numbers come round again, another command may have this one now.
+func (a *agent) sweep(p *proc) {
+	ended := !p.snapshot().Running
+	switch {
+	case p.pid == 0 || p.leftNothing() || (ended && a.reaper.childless()):
+	case ended && a.procs.leads(p.pid):
+	default:
+		killSession(p.pid)
+	}
+}

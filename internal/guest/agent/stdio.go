@@ -1,0 +1,259 @@
+package agent
+
+import (
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// stdio is this side of a command's standard streams: pipes or a terminal that
+// exist only inside the sandbox, and so survive a checkpoint.
+type stdio struct {
+	out, err *os.File // err is nil on a terminal
+
+	mu  sync.Mutex
+	in  *os.File // nil without input or after its end; the terminal's main side
+	tty *os.File
+}
+
+// openStdio makes the streams, and the descriptors that the command gets as 0,
+// 1 and 2. The caller closes these in any case.
+func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (fds []int, err error) {
+	if c.TTY != nil {
+		return openTerminal(s, *c.TTY, acc)
+	}
+	defer func() {
+		if err != nil {
+			closeFDs(fds)
+			s.close()
+			fds = nil
+		}
+	}()
+	in := -1
+	switch {
+	case c.Stdin:
+		r, w, err := pipe()
+		if err != nil {
+			return fds, err
+		}
+		in = r
+		s.in = newFile(w)
+	default:
+		if in, err = a.noInput(); err != nil {
+			return fds, err
+		}
+	}
+	fds = append(fds, in)
+	for _, f := range []**os.File{&s.out, &s.err} {
+		r, w, err := pipe()
+		if err != nil {
+			return fds, err
+		}
+		fds = append(fds, w)
+		*f = newFile(r)
+	}
+	return fds, nil
+}
+
+// noInput is an input that has ended: /dev/null, or where a sandbox has no
+// such thing, a pipe without a writer.
+func (a *agent) noInput() (int, error) {
+	if a.devNull >= 0 {
+		return unix.FcntlInt(uintptr(a.devNull), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	r, w, err := pipe()
+	if err != nil {
+		return -1, err
+	}
+	return r, unix.Close(w)
+}
+
+// pipe makes a pipe whose ends block, as a command expects of its streams.
+func pipe() (r, w int, err error) {
+	var p [2]int
+	err = unix.Pipe2(p[:], unix.O_CLOEXEC)
+	return p[0], p[1], err
+}
+
+// newFile takes over this side's end of a stream, which must not block a thread.
+func newFile(fd int) *os.File {
+	_ = unix.SetNonblock(fd, true)
+	return os.NewFile(uintptr(fd), "stdio")
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// openTerminal makes a pseudo-terminal. The command's side belongs to its user,
+// so that programs can open /dev/tty and change its mode.
+func openTerminal(s *stdio, size sandbox.WindowSize, acc account) ([]int, error) {
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	main := newFile(fd)
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		main.Close()
+		return nil, err
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		main.Close()
+		return nil, err
+	}
+	sub, err := unix.Open("/dev/pts/"+strconv.Itoa(n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		main.Close()
+		return nil, err
+	}
+	if acc.uid != 0 {
+		_ = unix.Fchown(sub, int(acc.uid), -1)
+	}
+	_ = setSize(main, size)
+	s.out, s.in, s.tty = main, main, main
+	return []int{sub, sub, sub}, nil
+}
+
+func setSize(tty *os.File, size sandbox.WindowSize) error {
+	if size.Cols == 0 || size.Rows == 0 {
+		size = sandbox.WindowSize{Cols: 80, Rows: 24}
+	}
+	conn, err := tty.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ioctl error
+	err = conn.Control(func(fd uintptr) {
+		ioctl = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: size.Cols, Row: size.Rows})
+	})
+	if err == nil {
+		err = ioctl
+	}
+	return err
+}
+
+// close lets go of everything.
+func (s *stdio) close() {
+	s.mu.Lock()
+	in := s.in
+	s.in, s.tty = nil, nil
+	s.mu.Unlock()
+	if in != nil {
+		in.Close()
+	}
+	if s.out != nil {
+		s.out.Close()
+	}
+	if s.err != nil {
+		s.err.Close()
+	}
+}
+
+// endInput is the end of input: on a terminal the end-of-file character.
+func (s *stdio) endInput() {
+	s.mu.Lock()
+	in, tty := s.in, s.tty
+	s.in = nil
+	s.mu.Unlock()
+	switch {
+	case in == nil:
+	case tty != nil:
+		_, _ = tty.Write([]byte{4})
+	default:
+		in.Close()
+	}
+}
+
+// feed passes the client's input on until its end, or until it goes away,
+// which is not an end of input. What a command does not want is dropped.
+func (s *stdio) feed(op *wire.Op) {
+	s.mu.Lock()
+	in := s.in
+	s.mu.Unlock()
+	if in == nil {
+		return
+	}
+	_, err := op.In(0).WriteTo(in)
+	if err == nil {
+		s.endInput()
+		return
+	}
+	_, _ = op.In(0).WriteTo(io.Discard)
+}
+
+// pump passes what a stream yields to write, until its end or an error of
+// write. The buffer is only held while there is something in it: thousands of
+// quiet commands must cost next to nothing.
+func pump(f *os.File, write func(frame []byte) error) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		var frame []byte
+		var n int
+		var rerr error
+		err := conn.Read(func(fd uintptr) bool {
+			frame = wire.GetFrame()
+			for {
+				n, rerr = syscall.Read(int(fd), frame[wire.HeaderLen:])
+				if rerr != syscall.EINTR {
+					break
+				}
+			}
+			if rerr == syscall.EAGAIN {
+				wire.PutFrame(frame)
+				return false
+			}
+			return true
+		})
+		if err != nil {
+			return // closed
+		}
+		if rerr != nil || n <= 0 { // a terminal ends with EIO
+			wire.PutFrame(frame)
+			return
+		}
+		if n == defaultPipe {
+			widen(f)
+		}
+		if write(frame[:wire.HeaderLen+n]) != nil {
+			return
+		}
+	}
+}
+
+const defaultPipe = 64 << 10
+
+// widen gives a stream that is full a bigger pipe.
+func widen(f *os.File) {
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = conn.Control(func(fd uintptr) {
+		_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, wire.MaxData*2)
+	})
+}
+
+// closeInput closes the way in, when nobody is left to read it. A terminal
+// stays open until its output is read.
+func (s *stdio) closeInput() {
+	s.mu.Lock()
+	in, tty := s.in, s.tty
+	s.in = nil
+	s.mu.Unlock()
+	if in != nil && tty == nil {
+		in.Close()
+	}
+}

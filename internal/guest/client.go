@@ -1,0 +1,220 @@
+// Package guest talks to Atoll's process inside a sandbox. A provider connects
+// a socket to descriptor 3 of a guest, embeds a [Client], and has commands,
+// files, archives and watching from it.
+//
+// Nothing that the guest says is trusted. Code in the sandbox can be root there
+// and replace the guest, so that an answer may be late, wrong, hostile or
+// missing: the client bounds what it holds, classifies what it gets, and gives
+// up with an error.
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Argv0 is the name under which this program must be executed to be a guest.
+// Descriptor 3 is its connection. See package early.
+const Argv0 = wire.Argv0
+
+// ConnectArgs are the arguments of a program run by root inside the sandbox
+// that hands its descriptor 3 to the guest, which then serves it as another
+// connection. The program ends with 0 when the guest has it.
+func ConnectArgs() []string { return []string{wire.Argv0, wire.ConnectArg} }
+
+// HostArgs are the arguments of a guest that runs plain processes on this
+// machine, with file operations confined to the directory root. It ends with
+// its connection.
+func HostArgs(root string) []string { return []string{wire.Argv0, wire.HostArg, root} }
+
+// Defaults are what commands of a sandbox get that do not say otherwise.
+type Defaults = wire.Defaults
+
+// Options tune a client; the zero value is fine.
+type Options struct {
+	// Ended, if set, is asked how the sandbox itself ended when the
+	// connection is lost while a command runs. If it returns true, that is
+	// how the command ended, too. It should wait a little for the answer.
+	Ended func(ctx context.Context) (sandbox.Exit, bool)
+}
+
+// Client is a connection to a guest. Its methods may be called concurrently.
+// It implements driver.FileSystem, driver.Archiver, driver.Watcher,
+// driver.ProcessManager, and the Exec of driver.Instance.
+type Client struct {
+	conn *wire.Conn
+	opts Options
+}
+
+// Dial begins to speak to a guest over conn, which belongs to the client from
+// here on, even when Dial fails. The context bounds only Dial.
+func Dial(ctx context.Context, conn net.Conn, opts Options) (*Client, error) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	err := wire.WritePreface(conn)
+	if err == nil {
+		err = wire.ReadPreface(conn)
+	}
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, failed("guest.dial", "", err)
+	}
+	return &Client{conn: wire.NewClient(conn), opts: opts}, nil
+}
+
+// Socketpair makes a connection: one end for Dial, and one to become descriptor
+// 3 of a guest, which the caller closes after that.
+func Socketpair() (net.Conn, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	for _, fd := range fds {
+		// As much as the machine permits to everybody, or to root.
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, wire.SocketBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wire.SocketBuffer)
+		}
+	}
+	ours, theirs := os.NewFile(uintptr(fds[0]), "guest"), os.NewFile(uintptr(fds[1]), "guest")
+	defer ours.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return conn, theirs, nil
+}
+
+// Close ends the connection. Commands that do not run in the background end
+// with it. Close is idempotent.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Done is closed when the connection is lost or closed.
+func (c *Client) Done() <-chan struct{} { return c.conn.Done() }
+
+// Configure sets what commands get that do not say otherwise, makes the
+// working directory, and sets the host name. It may be called again.
+func (c *Client) Configure(ctx context.Context, def Defaults) error {
+	var e wire.Encoder
+	def.Encode(&e)
+	_, err := c.call(ctx, wire.Configure, e.B)
+	return failed("guest.configure", "", err)
+}
+
+// call is an operation without streams.
+func (c *Client) call(ctx context.Context, m wire.Method, request []byte) ([]byte, error) {
+	op, err := c.open(ctx, m, request)
+	if err != nil {
+		return nil, err
+	}
+	return await(ctx, op)
+}
+
+func (c *Client) open(ctx context.Context, m wire.Method, request []byte) (*wire.Op, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if len(request) >= wire.MaxOpen {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Message: "the request is too large"}
+	}
+	return c.conn.Open(ctx, m, request)
+}
+
+// await waits for the outcome of an operation.
+func await(ctx context.Context, op *wire.Op) ([]byte, error) {
+	select {
+	case <-op.Over():
+		return op.Result()
+	case <-ctx.Done():
+		op.Abandon()
+		return nil, ctx.Err()
+	}
+}
+
+// message waits for the next message of an operation, which must be of the
+// given kind, and returns what follows.
+func message(ctx context.Context, op *wire.Op, kind byte) ([]byte, error) {
+	var b []byte
+	select {
+	case b = <-op.Messages():
+	case <-ctx.Done():
+		op.Abandon()
+		return nil, ctx.Err()
+	case <-op.Over():
+		select {
+		case b = <-op.Messages():
+		default:
+			if _, err := op.Result(); err != nil {
+				return nil, err
+			}
+			return nil, errNonsense
+		}
+	}
+	if len(b) == 0 || b[0] != kind {
+		op.Abandon()
+		return nil, errNonsense
+	}
+	return b[1:], nil
+}
+
+var errNonsense = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the guest's answer makes no sense"}
+
+// failed makes of err the error that a caller gets: an *sandbox.Error, or the
+// error of a context or of the caller's own reader or writer.
+func failed(op, subject string, err error) error {
+	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	e := &sandbox.Error{Op: op, Subject: subject, Cause: err}
+	var theirs *wire.RemoteError
+	var ours *sandbox.Error
+	var version *wire.VersionError
+	switch {
+	case errors.As(err, &ours):
+		e.Code, e.Message, e.Hint = ours.Code, ours.Message, ours.Hint
+	case errors.As(err, &theirs):
+		e.Code, e.Message = theirs.Code, theirs.Message
+		if theirs.Subject != "" {
+			e.Subject = theirs.Subject
+		}
+	case errors.As(err, &version):
+		e.Code, e.Message = sandbox.CodeUnsupported, version.Error()
+		e.Hint = "make a new sandbox, or use the atoll that made this one"
+	case errors.Is(err, wire.ErrProtocol):
+		e.Code, e.Message = sandbox.CodeUnavailable, "the guest's answer makes no sense"
+	case errors.Is(err, wire.ErrClosed):
+		e.Code, e.Message = sandbox.CodeUnavailable, "the connection to the guest was closed"
+	case errors.Is(err, io.ErrClosedPipe), errors.Is(err, os.ErrClosed):
+		e.Code, e.Message = sandbox.CodeCanceled, "closed"
+	default:
+		e.Code, e.Message = sandbox.CodeUnavailable, "the connection to the guest was lost"
+	}
+	return e
+}
+
+// ErrorCode classifies an error of this package. It returns "" for others.
+func ErrorCode(err error) sandbox.Code {
+	var e *sandbox.Error
+	switch {
+	case errors.As(err, &e):
+		return e.Code
+	case errors.Is(err, context.DeadlineExceeded):
+		return sandbox.CodeTimeout
+	case errors.Is(err, context.Canceled):
+		return sandbox.CodeCanceled
+	}
+	return ""
+}

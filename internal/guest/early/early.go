@@ -1,0 +1,25 @@
+// Package early makes a guest of the process, if that is what it was started
+// as, while the program is still being initialised.
+//
+// The atoll binary carries a whole sandbox kernel, and initialising that costs
+// time and memory that a guest does not need. Packages are initialised in the
+// order of their import paths as soon as what they import is ready, so that
+// this one, which imports little and whose path sorts before the kernel's,
+// comes first. A program imports it for its effect.
+package early
+
+import (
+	"os"
+
+	"github.com/atoll-run/atoll/internal/guest/agent"
+	"github.com/atoll-run/atoll/internal/guest/wire"
+)
+
+func init() {
+	if len(os.Args) > 0 && os.Args[0] == wire.Argv0 {
+		// Not on this goroutine, which is bound to its thread for as long as
+		// initialisation lasts.
+		go func() { os.Exit(agent.Main(os.Args)) }()
+		select {}
+	}
+}

@@ -1,0 +1,141 @@
+package guest_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest, too
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var root = os.Geteuid() == 0
+
+// patience is how long a test waits for what must happen soon.
+const patience = 30 * time.Second
+
+func testContext(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// startGuest runs this test binary as a guest and returns its connection.
+func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Conn, *exec.Cmd) {
+	t.Helper()
+	conn, theirs, err := guest.Socketpair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := &exec.Cmd{Path: self, Args: args, ExtraFiles: []*os.File{theirs}, Stderr: os.Stderr, SysProcAttr: attr, Env: []string{"GORACE=atexit_sleep_ms=0"}}
+	if err := cmd.Start(); err != nil {
+		conn.Close()
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		conn.Close()
+		if args[len(args)-1] == guest.Argv0 {
+			cmd.Process.Kill() // as process 1 it never ends
+		}
+		timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+		defer timer.Stop()
+		cmd.Wait()
+	})
+	return conn, cmd
+}
+
+// newClient is a client of a fresh guest that is confined to root.
+func newClient(t testing.TB, dir string) *guest.Client {
+	t.Helper()
+	conn, _ := startGuest(t, guest.HostArgs(dir), nil)
+	return dial(t, conn, guest.Options{})
+}
+
+func dial(t testing.TB, conn net.Conn, opts guest.Options) *guest.Client {
+	t.Helper()
+	ctx := testContext(t)
+	c, err := guest.Dial(ctx, conn, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	def := guest.Defaults{User: strconv.Itoa(os.Getuid()), Env: map[string]string{"PATH": os.Getenv("PATH")}}
+	if dir := t.TempDir(); dir != "" {
+		def.Workdir = "/"
+	}
+	if err := c.Configure(ctx, def); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// result is all that a command said.
+type result struct {
+	stdout, stderr string
+	exit           sandbox.Exit
+}
+
+// run runs a command to its end.
+func run(t testing.TB, c *guest.Client, cmd *sandbox.Command, stdin string) result {
+	t.Helper()
+	ctx := testContext(t)
+	cmd.Stdin = cmd.Stdin || stdin != ""
+	p, err := c.Exec(ctx, cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	return finish(t, ctx, p, stdin)
+}
+
+func finish(t testing.TB, ctx context.Context, p driver.Process, stdin string) result {
+	t.Helper()
+	go func() {
+		io.WriteString(p.Stdin(), stdin)
+		p.Stdin().Close()
+	}()
+	errs := make(chan string, 1)
+	go func() {
+		b, err := io.ReadAll(p.Stderr())
+		if err != nil {
+			b = append(b, err.Error()...)
+		}
+		errs <- string(b)
+	}()
+	out, err := io.ReadAll(p.Stdout())
+	if err != nil {
+		t.Error(err)
+	}
+	exit, err := p.Wait(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result{string(out), <-errs, exit}
+}
+
+func sh(script string) *sandbox.Command { return &sandbox.Command{Shell: script} }
+
+func wantCode(t testing.TB, err error, code sandbox.Code) {
+	t.Helper()
+	if guest.ErrorCode(err) != code {
+		t.Errorf("error %v has code %q, want %q", err, guest.ErrorCode(err), code)
+	}
+}

@@ -1,0 +1,277 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Exec implements driver.Instance.
+func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
+	if err := cmd.Validate(); err != nil {
+		return nil, err
+	}
+	var e wire.Encoder
+	wire.PutCommand(&e, cmd)
+	op, err := c.open(ctx, wire.Exec, e.B)
+	if err != nil {
+		return nil, failed("exec", "", err)
+	}
+	p, err := c.connect(ctx, op, cmd.Stdin || cmd.TTY != nil)
+	if err != nil {
+		return nil, failed("exec", "", err)
+	}
+	p.info.Args = append([]string(nil), cmd.Args...)
+	if cmd.Shell != "" {
+		p.info.Args = []string{"/bin/sh", "-c", cmd.Shell}
+	}
+	p.info.Background, p.info.TTY = cmd.Background, cmd.TTY != nil
+	return p, nil
+}
+
+// Reconnect implements driver.ProcessManager.
+func (c *Client) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+	var e wire.Encoder
+	e.String(id)
+	op, err := c.open(ctx, wire.Attach, e.B)
+	if err != nil {
+		return nil, failed("reconnect", id, err)
+	}
+	p, err := c.connect(ctx, op, true)
+	if err != nil {
+		return nil, failed("reconnect", id, err)
+	}
+	p.info.Background = true
+	return p, nil
+}
+
+// connect waits until a command has started and makes a Process of it.
+func (c *Client) connect(ctx context.Context, op *wire.Op, input bool) (*process, error) {
+	b, err := message(ctx, op, wire.MsgStarted)
+	if err != nil {
+		return nil, err
+	}
+	d := wire.Decoder{B: b}
+	info := wire.TakeProcess(&d)
+	if err := d.End(); err != nil {
+		op.Abandon()
+		return nil, err
+	}
+	p := &process{client: c, op: op, info: info, ended: make(chan struct{}), closed: make(chan struct{})}
+	p.stdin.p = p
+	if !input {
+		p.stdin.closed = true
+	}
+	go p.watch()
+	return p, nil
+}
+
+// process is one command, connected.
+type process struct {
+	client *Client
+	op     *wire.Op
+	info   sandbox.ProcessInfo
+	stdin  stdin
+
+	ended chan struct{} // closed once exit and err are set
+	exit  sandbox.Exit
+	err   error
+
+	close  sync.Once
+	closed chan struct{}
+}
+
+var _ driver.Process = (*process)(nil)
+
+// watch waits for the end of the command.
+func (p *process) watch() {
+	defer close(p.ended)
+	b, err := message(context.Background(), p.op, wire.MsgExit)
+	if err == nil {
+		d := wire.Decoder{B: b}
+		p.exit = wire.TakeExit(&d)
+		err = d.End()
+	}
+	p.op.StopWriting(0, io.ErrClosedPipe)
+	if err == nil {
+		return
+	}
+	p.exit = sandbox.Exit{Code: -1, Reason: sandbox.ReasonLost}
+	if lost := p.client.conn.Err(); lost != nil && p.client.opts.Ended != nil {
+		if x, ok := p.client.opts.Ended(context.Background()); ok {
+			p.exit = x
+			return
+		}
+	}
+	if p.wasClosed() && p.client.conn.Err() == nil {
+		err = &sandbox.Error{Code: sandbox.CodeCanceled, Message: "the command was let go of"}
+	}
+	p.err = failed("wait", p.info.ID, err)
+}
+
+func (p *process) wasClosed() bool {
+	select {
+	case <-p.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *process) Info() sandbox.ProcessInfo {
+	info := p.info
+	info.Args = append([]string(nil), info.Args...)
+	select {
+	case <-p.ended:
+		if p.err == nil {
+			x := p.exit
+			info.Running, info.Exit = false, &x
+		}
+	default:
+	}
+	return info
+}
+
+func (p *process) Stdin() io.WriteCloser { return &p.stdin }
+func (p *process) Stdout() io.Reader     { return output{p, 0} }
+func (p *process) Stderr() io.Reader     { return output{p, 1} }
+
+func (p *process) Signal(ctx context.Context, sig int) error {
+	select {
+	case <-p.ended:
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "signal", Subject: p.info.ID, Message: "the process has ended"}
+	default:
+		return p.client.Kill(ctx, p.info.ID, sig)
+	}
+}
+
+func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
+	if !p.info.TTY {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "resize", Subject: p.info.ID, Message: "the process has no terminal"}
+	}
+	var e wire.Encoder
+	e.String(p.info.ID)
+	wire.PutSize(&e, size)
+	_, err := p.client.call(ctx, wire.Resize, e.B)
+	return failed("resize", p.info.ID, err)
+}
+
+func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
+	select {
+	case <-p.ended:
+		return p.exit, p.err
+	default:
+	}
+	select {
+	case <-p.ended:
+		return p.exit, p.err
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
+// Close lets go. The guest kills the command, if it is not in the background,
+// and the end is still learnt by those who wait for it.
+func (p *process) Close() error {
+	p.close.Do(func() {
+		close(p.closed)
+		p.op.Cancel()
+		p.op.Drop(0, io.ErrClosedPipe)
+		p.op.Drop(1, io.ErrClosedPipe)
+	})
+	return nil
+}
+
+// output is what a command writes on one stream.
+type output struct {
+	p    *process
+	lane int
+}
+
+func (o output) Read(b []byte) (int, error) {
+	n, err := o.p.op.In(o.lane).Read(b)
+	return n, o.p.streamError(err)
+}
+
+// WriteTo spares io.Copy a buffer.
+func (o output) WriteTo(w io.Writer) (int64, error) {
+	sink := &sinkErr{w: w}
+	n, err := o.p.op.In(o.lane).WriteTo(sink)
+	if sink.err != nil {
+		return n, sink.err
+	}
+	return n, o.p.streamError(err)
+}
+
+// sinkErr keeps the error of a caller's writer apart from the guest's.
+type sinkErr struct {
+	w   io.Writer
+	err error
+}
+
+func (s *sinkErr) Write(b []byte) (int, error) {
+	n, err := s.w.Write(b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
+	s.err = err
+	return n, err
+}
+
+func (p *process) streamError(err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	return failed("read", p.info.ID, err)
+}
+
+// stdin is a command's input.
+type stdin struct {
+	p      *process
+	mu     sync.Mutex
+	closed bool
+}
+
+var errInputClosed = &sandbox.Error{Code: sandbox.CodeConflict, Op: "stdin", Message: "the input is closed"}
+
+func (s *stdin) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	closed := s.closed
+	s.mu.Unlock()
+	if closed {
+		return 0, errInputClosed
+	}
+	n, err := s.p.op.Write(0, b)
+	if errors.Is(err, io.ErrClosedPipe) {
+		return n, errInputClosed
+	}
+	return n, failed("stdin", s.p.info.ID, err)
+}
+
+func (s *stdin) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.p.op.CloseWrite(0)
+	return nil
+}
+
+// Kill implements driver.ProcessManager.
+func (c *Client) Kill(ctx context.Context, id string, sig int) error {
+	if sig < 1 || sig > 64 {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "kill", Subject: id, Message: "no such signal"}
+	}
+	var e wire.Encoder
+	e.String(id)
+	e.Uint(uint64(sig))
+	_, err := c.call(ctx, wire.Kill, e.B)
+	return failed("kill", id, err)
+}

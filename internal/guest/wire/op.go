@@ -1,0 +1,252 @@
+package wire
+
+import (
+	"context"
+	"io"
+	"sync"
+)
+
+// Op is one operation of a connection.
+type Op struct {
+	// Method and Request are what the client asked for. They are set in the
+	// guest only; the request belongs to the handler.
+	Method  Method
+	Request []byte
+
+	conn *Conn
+	id   uint32
+	in   [Lanes]inLane
+	out  [Lanes]outLane
+
+	msgs chan []byte
+	over chan struct{} // client: ended or lost; guest: canceled or lost
+	once sync.Once
+
+	// result and err are written before over is closed.
+	result []byte
+	err    error
+}
+
+func newOp(c *Conn, id uint32) *Op {
+	op := &Op{conn: c, id: id, over: make(chan struct{})}
+	for i := range op.in {
+		op.in[i].op, op.in[i].lane = op, byte(i)
+		op.in[i].ready.L = &op.in[i].mu
+		op.out[i].credit = Window
+		op.out[i].ready.L = &op.out[i].mu
+	}
+	return op
+}
+
+// Open starts an operation. The context bounds only how long it may take to
+// send the request.
+func (c *Conn) Open(ctx context.Context, m Method, request []byte) (*Op, error) {
+	if len(request)+1 > MaxOpen {
+		return nil, violation("request of %d bytes", len(request))
+	}
+	op := newOp(c, 0)
+	op.msgs = make(chan []byte, maxMessages)
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return nil, c.err
+	}
+	for c.next++; c.ops[c.next] != nil; c.next++ {
+		// An operation may live while four thousand million others pass.
+	}
+	op.id = c.next
+	c.ops[op.id] = op
+	c.mu.Unlock()
+
+	frame := make([]byte, HeaderLen+1+len(request))
+	header{size: uint32(1 + len(request)), op: op.id, kind: kindOpen}.put(frame)
+	frame[HeaderLen] = byte(m)
+	copy(frame[HeaderLen+1:], request)
+	if err := c.send(frame, ctx.Done()); err != nil {
+		c.forget(op.id)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, err
+	}
+	return op, nil
+}
+
+// Over is closed when the operation has ended, in the guest also when it was
+// canceled or its connection was lost.
+func (op *Op) Over() <-chan struct{} { return op.over }
+
+// Messages yields what the guest says while the operation goes on. It is
+// never closed: wait for Over too, and then once more for what is buffered.
+func (op *Op) Messages() <-chan []byte { return op.msgs }
+
+// Result is the outcome, valid once Over is closed: the result, an error of
+// the guest as *RemoteError, or why the connection was lost.
+func (op *Op) Result() ([]byte, error) { return op.result, op.err }
+
+// In is the receiving side of a lane. It ends with io.EOF, with the
+// operation's error, or with why the connection was lost.
+func (op *Op) In(lane int) interface {
+	io.Reader
+	io.WriterTo
+} {
+	return &op.in[lane]
+}
+
+// Drop throws away what arrives on a lane from now on. A reader gets err.
+func (op *Op) Drop(lane int, err error) { op.in[lane].drop(err) }
+
+// Write sends a copy of p on a lane, as fast as the receiver consumes.
+func (op *Op) Write(lane int, p []byte) (int, error) {
+	sent := 0
+	for sent < len(p) {
+		n, err := op.out[lane].acquire(min(len(p)-sent, MaxData))
+		if err != nil {
+			return sent, err
+		}
+		var frame []byte
+		if n > MaxData/4 {
+			frame = GetFrame()[:HeaderLen+n]
+		} else {
+			frame = make([]byte, HeaderLen+n)
+		}
+		copy(frame[HeaderLen:], p[sent:sent+n])
+		if err := op.sendData(lane, frame); err != nil {
+			return sent, err
+		}
+		sent += n
+	}
+	return sent, nil
+}
+
+// SendFrame sends the bytes after HeaderLen of a frame got from GetFrame,
+// without a copy when the receiver has room for them. The frame is given away.
+func (op *Op) SendFrame(lane int, frame []byte) error {
+	want := len(frame) - HeaderLen
+	if want == 0 {
+		PutFrame(frame)
+		return nil
+	}
+	n, err := op.out[lane].acquire(want)
+	if err != nil {
+		PutFrame(frame)
+		return err
+	}
+	if n == want {
+		return op.sendData(lane, frame)
+	}
+	// Part of it now, and the rest when there is credit again.
+	rest := append([]byte(nil), frame[HeaderLen+n:]...)
+	if err := op.sendData(lane, frame[:HeaderLen+n]); err != nil {
+		return err
+	}
+	_, err = op.Write(lane, rest)
+	return err
+}
+
+func (op *Op) sendData(lane int, frame []byte) error {
+	header{size: uint32(len(frame) - HeaderLen), op: op.id, kind: kindData, lane: byte(lane)}.put(frame)
+	return op.conn.send(frame, op.over)
+}
+
+// CloseWrite ends a lane: the receiver gets io.EOF.
+func (op *Op) CloseWrite(lane int) error { return op.control(kindEOF, lane, nil) }
+
+func (op *Op) control(kind byte, lane int, payload []byte) error {
+	frame := make([]byte, HeaderLen+len(payload))
+	header{size: uint32(len(payload)), op: op.id, kind: kind, lane: byte(lane)}.put(frame)
+	copy(frame[HeaderLen:], payload)
+	return op.conn.send(frame, nil)
+}
+
+// StopWriting ends this side's use of a lane: writers get err.
+func (op *Op) StopWriting(lane int, err error) { op.out[lane].finish(err) }
+
+// Cancel tells the guest that the operation is wanted no more. The operation
+// goes on until the guest ends it.
+func (op *Op) Cancel() {
+	select {
+	case <-op.over:
+	default:
+		frame := make([]byte, HeaderLen)
+		header{op: op.id, kind: kindCancel}.put(frame)
+		op.conn.sendSoon(frame)
+	}
+}
+
+// Abandon cancels and forgets: whatever still comes is dropped, and readers
+// and writers get io.ErrClosedPipe.
+func (op *Op) Abandon() {
+	op.Cancel()
+	op.conn.forget(op.id)
+	op.lost(errDone)
+	for i := range op.in {
+		op.in[i].drop(errDone)
+	}
+}
+
+// Message tells the client something. Guest only.
+func (op *Op) Message(payload []byte) error { return op.control(kindMsg, 0, payload) }
+
+// End ends the operation with a result. Guest only; nothing may be sent after it.
+func (op *Op) End(result []byte) { op.end(append([]byte{0}, result...)) }
+
+// Fail ends the operation with an error. Guest only.
+func (op *Op) Fail(e *RemoteError) { op.end(e.append([]byte{1})) }
+
+func (op *Op) end(payload []byte) {
+	op.conn.forget(op.id)
+	_ = op.control(kindEnd, 0, payload)
+	op.lost(errDone)
+	for i := range op.in {
+		op.in[i].drop(errDone)
+	}
+}
+
+// message queues what the guest said; a guest that says more than anybody can
+// want breaks the protocol.
+func (op *Op) message(b []byte) error {
+	select {
+	case op.msgs <- b:
+		return nil
+	case <-op.over:
+		return nil
+	default:
+		return violation("too many messages")
+	}
+}
+
+// ended takes the outcome that the guest sent.
+func (op *Op) ended(payload []byte) {
+	var result []byte
+	var err error
+	switch {
+	case len(payload) > 0 && payload[0] == 0:
+		result = payload[1:]
+	case len(payload) > 0 && payload[0] == 1:
+		err = decodeRemoteError(payload[1:])
+	default:
+		err = violation("outcome without a status")
+	}
+	op.finish(result, err)
+}
+
+// canceled is lost without an error: the client wants no more.
+func (op *Op) canceled() { op.finish(nil, errDone) }
+
+func (op *Op) lost(err error) { op.finish(nil, err) }
+
+func (op *Op) finish(result []byte, err error) {
+	op.once.Do(func() {
+		op.result, op.err = result, err
+		close(op.over)
+	})
+	end := err
+	if end == nil {
+		end = io.EOF
+	}
+	for i := range op.in {
+		op.in[i].finish(end)
+		op.out[i].finish(errDone)
+	}
+}

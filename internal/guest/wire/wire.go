@@ -1,0 +1,162 @@
+// Package wire is the language that Atoll's guest and its client speak: a
+// preface, and then frames that carry any number of operations at once over
+// one reliable byte stream.
+//
+// It is a small multiplexer of its own because of what an operation is here: a
+// running command has three streams and an exit, and each must get through
+// when nobody reads the others. Every operation therefore has lanes with
+// credit of their own, and messages that need none. It writes each frame with
+// one system call, from the goroutine that has something to say, and needs no
+// timer and no goroutine for an operation that waits: inside a sandbox, wake-ups
+// and system calls are what costs.
+//
+// The client trusts nothing that arrives: the size of a frame is checked before
+// memory is made for it, and an operation can never hold more than its window.
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Argv0 is what the name of the process must be for it to become a guest.
+const Argv0 = "atoll-guest"
+
+// ConnectArg, as the first argument of a guest, hands descriptor 3 to the
+// guest that is process 1, and ends.
+const ConnectArg = "connect"
+
+// HostArg, as the first argument of a guest, makes it serve plain processes on
+// the machine itself: its second argument is the directory that file
+// operations are confined to. It ends, with all its processes, when its
+// connection does.
+const HostArg = "host"
+
+// Version changes whenever the two sides would no longer understand each other.
+const Version = 1
+
+// Sizes that both sides rely on.
+const (
+	// MaxData is the most that one data frame carries.
+	MaxData = 128 << 10
+	// Window is how much of a lane may be under way without being consumed.
+	Window = 1 << 20
+	// MaxOpen bounds a request, MaxReply a message or a result.
+	MaxOpen  = 8 << 20
+	MaxReply = 256 << 10
+	// Lanes is the number of byte streams an operation has in each direction.
+	Lanes = 2
+	// HeaderLen is the room a frame needs before its payload.
+	HeaderLen = 12
+	// SocketBuffer is what the sockets of a connection should buffer, so that a
+	// frame is written at once.
+	SocketBuffer = 1 << 20
+	// LogHeaderLen precedes every piece of a log.
+	LogHeaderLen = 16
+	// maxMessages bounds the messages of one operation that wait to be read.
+	maxMessages = 8
+)
+
+// Kinds of frames.
+const (
+	kindOpen   = 1 + iota // client: a new operation; the payload is method and request
+	kindData              // both: bytes of a lane
+	kindEOF               // both: no more bytes on a lane
+	kindCredit            // both: the payload, four bytes, says how many bytes were consumed
+	kindCancel            // client: the operation is wanted no more
+	kindMsg               // guest: something to know while the operation goes on
+	kindEnd               // guest: the outcome; nothing follows on this operation
+)
+
+// Method names an operation.
+type Method byte
+
+// The operations.
+const (
+	Configure Method = 1 + iota
+	Exec
+	Attach
+	Logs
+	Processes
+	Kill
+	Resize
+	Stat
+	List
+	Read
+	Write
+	Mkdir
+	Remove
+	Move
+	Export
+	Import
+	Watch
+)
+
+// ErrProtocol is wrapped by every error about bytes that make no sense.
+var ErrProtocol = errors.New("guest protocol violated")
+
+func violation(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
+}
+
+// VersionError is the outcome of meeting a guest of another Atoll.
+type VersionError struct{ Theirs uint32 }
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("the other side speaks version %d of the guest protocol, this one %d", e.Theirs, Version)
+}
+
+const (
+	prefaceLen   = 16
+	prefaceMagic = "atollgst"
+)
+
+// WritePreface says which version the writer speaks.
+func WritePreface(w io.Writer) error {
+	var b [prefaceLen]byte
+	copy(b[:], prefaceMagic)
+	binary.LittleEndian.PutUint32(b[8:], Version)
+	_, err := w.Write(b[:])
+	return err
+}
+
+// ReadPreface finds out what the other side speaks. Another version is a
+// *VersionError.
+func ReadPreface(r io.Reader) error {
+	var b [prefaceLen]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return err
+	}
+	if string(b[:8]) != prefaceMagic {
+		return violation("not a guest")
+	}
+	if v := binary.LittleEndian.Uint32(b[8:]); v != Version {
+		return &VersionError{Theirs: v}
+	}
+	return nil
+}
+
+// header is the fixed beginning of every frame.
+type header struct {
+	size uint32 // of the payload
+	op   uint32
+	kind byte
+	lane byte
+}
+
+func (h header) put(b []byte) {
+	binary.LittleEndian.PutUint32(b, h.size)
+	binary.LittleEndian.PutUint32(b[4:], h.op)
+	b[8], b[9], b[10], b[11] = h.kind, h.lane, 0, 0
+}
+
+func parseHeader(b []byte) header {
+	return header{
+		size: binary.LittleEndian.Uint32(b),
+		op:   binary.LittleEndian.Uint32(b[4:]),
+		kind: b[8],
+		lane: b[9],
+	}
+}
