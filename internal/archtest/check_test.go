@@ -32,6 +32,8 @@ func TestCheckDeps(t *testing.T) {
 		{"the vocabulary does input and output", made("sandbox", "net/http"), "forbidden"},
 		{"the contract imports the vocabulary", made("driver", "./sandbox"), ""},
 		{"the contract imports control", made("driver", "./internal/control"), "reaches internal/control"},
+		{"the suite looks for leaks", made("drivertest", "./driver", "go.uber.org/goleak/internal/stack"), ""},
+		{"the suite imports a library", made("drivertest", "golang.org/x/sys/unix"), "not of the standard library"},
 		{"the suite imports a provider", made("drivertest", "./driver", "./provider/fake"), "reaches provider/fake"},
 		{"a provider imports its technology", made("provider/gvisor", "./driver", kernel+"/runsc/boot"), ""},
 		{"a provider imports control", made("provider/gvisor", "./internal/control"), "reaches internal/control"},

@@ -28,6 +28,7 @@ type rule struct {
 	pkgs string
 	why  string   // shown with a violation
 	std  bool     // nothing but the standard library, this module aside
+	libs []string // … and these packages
 	only []string // the packages of this module it may reach
 	deny []string // what it must never reach, of any module or the standard library
 }
@@ -84,7 +85,7 @@ func (r *rule) refuses(dep string) string {
 		if !matchAny(r.only, local(dep)) {
 			return "not among what it may reach"
 		}
-	case r.std && !standard(dep):
+	case r.std && !standard(dep) && !matchAny(r.libs, dep):
 		return "not of the standard library"
 	}
 	return ""

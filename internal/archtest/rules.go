@@ -19,7 +19,7 @@ var rules = []rule{
 		why: "a provider written elsewhere must not inherit our libraries",
 	},
 	{
-		pkgs: "drivertest", std: true, only: []string{"sandbox", "driver"},
+		pkgs: "drivertest", std: true, libs: []string{"go.uber.org/goleak/..."}, only: []string{"sandbox", "driver"},
 		why: "the suite judges every provider and so knows none",
 	},
 
@@ -59,7 +59,7 @@ var rules = []rule{
 		why:  "images are made for any provider",
 	},
 	{
-		pkgs: "internal/guest/early", std: false,
+		pkgs: "internal/guest/early",
 		only: []string{"sandbox", "internal/guest/..."},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
 		why:  "what runs inside a sandbox starts before everything else and stays small",
