@@ -1,0 +1,368 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/image/layer"
+	"github.com/atoll-run/atoll/internal/image/mkfs"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// source is where an image comes from.
+type source interface {
+	// stamp tells cheaply whether a local source has changed: as long as it
+	// is the same, so is the image. It is "" for registries.
+	stamp(ctx context.Context) (string, error)
+	// load finds out what the image is made of and makes its layers
+	// available. The gc lock is held.
+	load(ctx context.Context, j *job) (*content, error)
+}
+
+// content is what an image is made of.
+type content struct {
+	digest   string // of the manifest; "" is the digest of the layers
+	platform string
+	created  time.Time
+	config   Config
+	layers   []layerBlob
+	binds    []Bind
+	literal  bool     // the layer is a whole root file system
+	blobs    []string // that are kept in the store for it
+
+	close func() error // releases what the layers are read from; may be nil
+}
+
+// layerBlob is one layer.
+type layerBlob struct {
+	digest string // of the bytes that open returns; "" is not verified
+	diffID string // of the tar in them; "" is not known before
+	size   int64  // of the bytes that open returns; 0 is not known
+	open   func(ctx context.Context) (io.ReadCloser, error)
+}
+
+// source returns the source of a reference.
+func (s *Store) source(r *reference) (source, error) {
+	switch r.kind {
+	case kindHost:
+		return &hostSource{root: s.opts.HostRoot}, nil
+	case kindDir:
+		return &dirSource{path: r.path}, nil
+	case kindTar:
+		return &tarSource{path: r.path}, nil
+	case kindLayout:
+		return &layoutSource{path: r.path, tag: r.tag, limits: s.opts.Limits}, nil
+	case kindArchive:
+		return &archiveSource{path: r.path, tag: r.tag, store: s}, nil
+	case kindRegistry:
+		return &registrySource{store: s, ref: r}, nil
+	}
+	return nil, fail(sandbox.CodeInvalid, "image.get", r.name, "", "not a source of images")
+}
+
+// run makes the image: it takes the locks, loads, builds and records.
+func (j *job) run(ctx context.Context) (*Image, error) {
+	s := j.s
+	waiting := func() { j.progress(Progress{Phase: PhaseWaiting}) }
+	gc, err := s.lock(ctx, lockGC, unix.LOCK_SH, waiting)
+	if err != nil {
+		return nil, err
+	}
+	defer gc.Close()
+	own, err := s.lock(ctx, "ref-"+refFile(j.as, j.platform), unix.LOCK_EX, waiting)
+	if err != nil {
+		return nil, err
+	}
+	defer own.Close()
+	if !j.always {
+		if img, err := j.cached(ctx); img != nil || err != nil {
+			return img, err
+		}
+	}
+	stamp, err := j.src.stamp(ctx) // before reading: a change meanwhile shows next time
+	if err != nil {
+		return nil, err
+	}
+	j.progress(Progress{Phase: PhaseResolving})
+	c, err := j.src.load(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	if c.close != nil {
+		defer c.close()
+	}
+	img, err := j.finish(ctx, c, stamp)
+	if err == nil {
+		j.progress(Progress{Phase: PhaseReady})
+	}
+	return img, err
+}
+
+// finish builds the file system, if the store does not have it, and records
+// the image. A file system that is removed in between is built again.
+func (j *job) finish(ctx context.Context, c *content, stamp string) (*Image, error) {
+	for {
+		rootfs, err := j.s.ensureRootfs(ctx, c, j.progress)
+		if err != nil {
+			return nil, err
+		}
+		digest := c.digest
+		if digest == "" {
+			digest = "sha256:" + rootfs.key
+		}
+		img, err := j.record(ctx, c, digest, rootfs, stamp)
+		if !errors.Is(err, errRemoved) {
+			return img, err
+		}
+	}
+}
+
+// errRemoved says that a file system was removed before it was recorded.
+var errRemoved = errors.New("the root file system was removed meanwhile")
+
+// record makes the image and its name known.
+func (j *job) record(ctx context.Context, c *content, digest string, fs rootfs, stamp string) (*Image, error) {
+	s := j.s
+	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	if _, err := os.Stat(s.rootfsPath(fs.key)); err != nil {
+		return nil, errRemoved
+	}
+	rec := &imageRecord{
+		Version: recordVersion, Digest: digest, Platform: c.platform, Created: c.created, Pulled: time.Now().UTC(),
+		Size: fs.size, Rootfs: fs.key, Config: c.config, Binds: c.binds, Blobs: c.blobs,
+	}
+	if rec.Platform == "" {
+		rec.Platform = j.platform
+	}
+	h, _ := digestHex(digest)
+	if err := s.writeRecord(rec, "images", h+".json"); err != nil {
+		return nil, err
+	}
+	old, _ := s.readRef(j.as, j.platform)
+	ref := &refRecord{Version: recordVersion, Name: j.as, Platform: j.platform, Digest: digest, Stamp: stamp}
+	if err := s.writeRecord(ref, "refs", refFile(j.as, j.platform)); err != nil {
+		return nil, err
+	}
+	if old != nil && old.Digest != digest && j.ref.kind != kindRegistry {
+		s.dropUnnamed(old.Digest)
+	}
+	return s.image(rec, j.as, []string{j.as}), nil
+}
+
+// rootfs is a built file system.
+type rootfs struct {
+	key  string // of rootfsKey
+	size int64
+}
+
+// rootfsKey names a file system by what it is built from: the version of the
+// format, and the digests of its layers in order.
+func rootfsKey(diffIDs []string, literal bool) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "atoll rootfs %d literal=%t\n", recordVersion, literal)
+	for _, id := range diffIDs {
+		fmt.Fprintln(h, id)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// ensureRootfs builds the file system of c unless the store has it.
+func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
+	var ids []string
+	for _, l := range c.layers {
+		if l.diffID == "" { // only building tells
+			return s.buildRootfs(ctx, c, progress)
+		}
+		ids = append(ids, l.diffID)
+	}
+	key := rootfsKey(ids, c.literal)
+	l, err := s.lock(ctx, "rootfs-"+key, unix.LOCK_EX, func() { progress(Progress{Phase: PhaseWaiting}) })
+	if err != nil {
+		return rootfs{}, err
+	}
+	defer l.Close()
+	if fi, err := os.Stat(s.rootfsPath(key)); err == nil {
+		return rootfs{key, fi.Size()}, nil
+	}
+	return s.buildRootfs(ctx, c, progress)
+}
+
+// buildRootfs streams the layers into an EROFS file.
+func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
+	tmp, err := s.createTemp()
+	if err != nil {
+		return rootfs{}, err
+	}
+	defer tmp.discard()
+	out := mkfs.NewWriter(tmp.File)
+	tree := layer.New(out, s.opts.Limits)
+	var ids []string
+	for i, blob := range c.layers {
+		p := Progress{Phase: PhaseBuilding, Layer: i + 1, Layers: len(c.layers), Digest: blob.digest, Total: blob.size}
+		id, err := s.applyLayer(ctx, tree, blob, c.literal, p, progress)
+		if err != nil {
+			return rootfs{}, err
+		}
+		ids = append(ids, id)
+	}
+	size, err := out.Finish(tree.Root())
+	if err != nil {
+		return rootfs{}, err
+	}
+	key := rootfsKey(ids, c.literal)
+	if _, err := os.Stat(s.rootfsPath(key)); err == nil {
+		return rootfs{key, size}, nil
+	}
+	return rootfs{key, size}, tmp.publish(s.rootfsPath(key))
+}
+
+// applyLayer puts one layer on the tree and returns the digest of its tar.
+func (s *Store) applyLayer(ctx context.Context, tree *layer.Applier, blob layerBlob, literal bool, p Progress, progress func(Progress)) (string, error) {
+	subject := fmt.Sprintf("layer %d of %d", p.Layer, p.Layers)
+	if blob.digest != "" {
+		subject += " (" + blob.digest + ")"
+	}
+	raw, err := blob.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer raw.Close()
+	in := &meter{ctx: ctx, r: raw, sum: sha256.New(), progress: func(n int64) {
+		p.Done = n
+		progress(p)
+	}}
+	tarStream, err := decompress(in)
+	if err != nil {
+		return "", fail(sandbox.CodeInvalid, "image.unpack", subject, "", "the compression is broken or not supported")
+	}
+	defer tarStream.Close()
+	ahead := newReadAhead(tarStream)
+	out := &meter{ctx: ctx, r: ahead, sum: sha256.New(), check: func(n int64) error {
+		if l := s.opts.Limits; n > l.RatioFrom && n/l.Ratio > in.n.Load() {
+			return fail(sandbox.CodeExhausted, "image.unpack", subject, "", "it grows more than %d-fold when decompressed", l.Ratio)
+		}
+		return nil
+	}}
+	err = tree.Apply(ctx, out, layer.Options{Name: subject, Literal: literal})
+	ahead.Close()
+	if err != nil {
+		return "", err
+	}
+	// What follows the compressed stream counts for the digest as well.
+	if _, err := io.Copy(io.Discard, in); err != nil {
+		return "", err
+	}
+	in.report()
+	if got := in.digest(); blob.digest != "" && got != blob.digest {
+		return "", fail(sandbox.CodeInvalid, "image.unpack", subject, "", "its content does not match its digest: it has %s", got)
+	}
+	if got := out.digest(); blob.diffID != "" && got != blob.diffID {
+		return "", fail(sandbox.CodeInvalid, "image.unpack", subject, "", "its files do not match the image's config: they have %s, not %s", got, blob.diffID)
+	}
+	return out.digest(), nil
+}
+
+// meter counts and hashes what is read through it, and ends with its context.
+type meter struct {
+	ctx      context.Context
+	r        io.Reader
+	sum      hash.Hash
+	n        atomic.Int64
+	check    func(n int64) error
+	progress func(n int64)
+	reported int64
+}
+
+// reportEvery is how many bytes pass between two calls of progress.
+const reportEvery = 1 << 20
+
+func (m *meter) Read(p []byte) (int, error) {
+	if err := m.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := m.r.Read(p)
+	m.sum.Write(p[:n])
+	total := m.n.Add(int64(n))
+	if m.check != nil {
+		if err := m.check(total); err != nil {
+			return n, err
+		}
+	}
+	if m.progress != nil && total-m.reported >= reportEvery {
+		m.report()
+	}
+	return n, err
+}
+
+func (m *meter) report() {
+	m.reported = m.n.Load()
+	m.progress(m.reported)
+}
+
+func (m *meter) digest() string { return "sha256:" + hex.EncodeToString(m.sum.Sum(nil)) }
+
+var (
+	gzipMagic = []byte{0x1f, 0x8b}
+	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+)
+
+// compressed reports whether the first bytes of a file say gzip or zstd.
+func compressed(magic []byte) bool {
+	return bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
+}
+
+// decompress recognises gzip and zstd by their first bytes, whatever a media
+// type says; everything else is taken as it is.
+func decompress(r io.Reader) (io.ReadCloser, error) {
+	br := bufio.NewReaderSize(r, 1<<17)
+	magic, err := br.Peek(4)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	switch {
+	case bytes.HasPrefix(magic, gzipMagic):
+		z, err := gzip.NewReader(br)
+		if err != nil {
+			return nil, err
+		}
+		return broken{z}, nil
+	case bytes.Equal(magic, zstdMagic):
+		z, err := zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return nil, err
+		}
+		return broken{z.IOReadCloser()}, nil
+	}
+	return io.NopCloser(br), nil
+}
+
+// broken types the errors of a decompressor, which are all the data's fault.
+type broken struct{ io.ReadCloser }
+
+func (b broken) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	var typed *sandbox.Error
+	if err == nil || errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &typed) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrClosed) {
+		return n, err
+	}
+	return n, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "image.unpack", Message: "the compressed data is broken", Cause: err}
+}

@@ -1,0 +1,343 @@
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// hostSource is the host image: a read-only view of the machine's toolchain.
+// Its file system is only a skeleton of directories with a small /etc, partly
+// generated and partly copied from an allow-list; the toolchain itself is
+// shown by binds. Nothing is taken of /home, /root, /var, /srv, /run or /tmp,
+// nor any file that not everybody may read, and the parts of /etc that people
+// put tokens into (profile, gitconfig, pip.conf, npmrc, environment, …) are
+// left out or generated.
+type hostSource struct{ root string }
+
+// hostDirs are the directories of the skeleton.
+var hostDirs = []struct {
+	name string
+	mode int64
+	uid  int
+}{
+	{"dev", 0o755, 0}, {"etc", 0o755, 0}, {"home", 0o755, 0}, {"home/user", 0o755, userID}, {"media", 0o755, 0}, {"mnt", 0o755, 0},
+	{"opt", 0o755, 0}, {"proc", 0o555, 0}, {"root", 0o700, 0}, {"run", 0o755, 0}, {"run/lock", 0o1777, 0}, {"srv", 0o755, 0},
+	{"sys", 0o555, 0}, {"tmp", 0o1777, 0}, {"usr", 0o755, 0}, {"var", 0o755, 0}, {"var/cache", 0o755, 0}, {"var/lib", 0o755, 0},
+	{"var/log", 0o755, 0}, {"var/tmp", 0o1777, 0}, {"workspace", 0o755, 0},
+}
+
+// userID is the unprivileged user that the host image has besides nobody.
+const userID = 1000
+
+// hostLinks are fixed symbolic links of the skeleton.
+var hostLinks = map[string]string{
+	"var/run": "/run", "var/lock": "/run/lock", "etc/mtab": "/proc/mounts",
+}
+
+// hostTop are directories of the root that hold programs, or links to where
+// they are. What is a directory on the host is shown by a bind.
+var hostTop = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"}
+
+// hostFiles are generated.
+var hostFiles = map[string]string{
+	"etc/passwd": "root:x:0:0:root:/root:/bin/bash\n" +
+		"user:x:1000:1000:user:/home/user:/bin/bash\n" +
+		"nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+	"etc/group":         "root:x:0:\ntty:x:5:\nuser:x:1000:\nnogroup:x:65534:\n",
+	"etc/hosts":         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+	"etc/hostname":      "atoll\n",
+	"etc/resolv.conf":   "",
+	"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n",
+	"etc/shells":        "/bin/sh\n/bin/bash\n",
+	"etc/profile":       "[ -n \"$BASH\" ] && [ -r /etc/bash.bashrc ] && . /etc/bash.bashrc\numask 022\n",
+	"etc/bash.bashrc":   "[ -z \"$PS1\" ] && return\nPS1='\\u@\\h:\\w\\$ '\n",
+}
+
+// hostEtc lists what is copied from the host's /etc, as patterns of path.Match
+// for names below it. A directory is copied with what is below it.
+var hostEtc = []string{
+	// The dynamic linker and what names the system.
+	"ld.so.cache", "ld.so.conf", "ld.so.conf.d", "os-release", "lsb-release", "*-release", "debian_version",
+	// Links in /usr lead here.
+	"alternatives",
+	// Tables that libraries read.
+	"localtime", "timezone", "mime.types", "magic", "magic.mime", "protocols", "services", "rpc", "ethertypes", "networks", "host.conf",
+	"locale.alias", "locale.conf", "inputrc", "terminfo", "fonts",
+	// Trust, without keys.
+	"ssl/certs", "ssl/cert.pem", "ssl/openssl.cnf", "ca-certificates/extracted",
+	"pki/tls/certs", "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust/extracted", "crypto-policies",
+	// Configuration of language toolchains that does not work without.
+	"python3", "python3.*", "perl", "java*-openjdk", "java-*-openjdk", "java", "maven/m2.conf", "maven/logging",
+	"ImageMagick-*", "R", "php/*/cli", "php/*/mods-available", "ghostscript", "texmf",
+}
+
+// hostNever are names that are not copied wherever they stand.
+var hostNever = []string{
+	"private", "*.key", "*.p12", "*.pfx", "*.jks", "*password*", "*secret*", "*credential*", "*token*", "*.keytab", ".git", "*~", "*.bak", "*.orig",
+}
+
+// hostDeref are copied as files when they are links out of what is shown: they
+// must be there whatever the distribution.
+var hostDeref = []string{"os-release", "localtime", "ssl/certs/ca-certificates.crt", "ssl/cert.pem", "pki/tls/cert.pem", "pki/tls/certs/ca-bundle.crt"}
+
+const (
+	hostMaxFile  = 4 << 20  // bytes of one copied file
+	hostMaxTotal = 32 << 20 // bytes of all
+)
+
+// config is how the host image runs commands.
+func (h *hostSource) config() Config {
+	dirs := []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	if h.isDir("usr/local/go/bin") {
+		dirs = append(dirs, "/usr/local/go/bin")
+	}
+	return Config{Env: []string{"PATH=" + strings.Join(dirs, ":"), "LANG=C.UTF-8"}, Workdir: "/"}
+}
+
+func (h *hostSource) path(name string) string { return path.Join(h.root, name) }
+
+func (h *hostSource) isDir(name string) bool {
+	fi, err := os.Lstat(h.path(name))
+	return err == nil && fi.IsDir()
+}
+
+// binds are the trees that are shown.
+func (h *hostSource) binds() []Bind {
+	var binds []Bind
+	for _, name := range append([]string{"usr", "opt"}, hostTop...) {
+		if h.isDir(name) {
+			binds = append(binds, Bind{Source: h.path(name), Target: "/" + name})
+		}
+	}
+	return binds
+}
+
+// stamp covers the version of the lists above and all that is copied.
+func (h *hostSource) stamp(ctx context.Context) (string, error) {
+	sum := sha256.New()
+	fmt.Fprintf(sum, "host %d %q\n", recordVersion, h.root)
+	for _, b := range h.binds() {
+		fmt.Fprintf(sum, "%q\n", b.Target)
+	}
+	for _, name := range hostTop {
+		target, _ := os.Readlink(h.path(name))
+		fmt.Fprintf(sum, "%q %q\n", name, target)
+	}
+	fmt.Fprintln(sum, h.config().Env)
+	err := h.eachEtc(ctx, func(_ *os.Root, name string, fi fs.FileInfo) error {
+		stampFile(sum, name, fi)
+		return nil
+	})
+	return hex.EncodeToString(sum.Sum(nil)), err
+}
+
+// eachEtc calls f for all that may be copied below /etc, by its name there.
+func (h *hostSource) eachEtc(ctx context.Context, f func(etc *os.Root, name string, fi fs.FileInfo) error) error {
+	etc, err := os.OpenRoot(h.path("etc"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer etc.Close()
+	for _, pattern := range hostEtc {
+		names := []string{pattern}
+		if strings.ContainsAny(pattern, "*?[") {
+			if names, err = fs.Glob(etc.FS(), pattern); err != nil {
+				return err
+			}
+		}
+		for _, name := range names {
+			if err := h.walkEtc(ctx, etc, name, f); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// walkEtc calls f for name and what is below it. What cannot be read by
+// everybody, or at all, is not there.
+func (h *hostSource) walkEtc(ctx context.Context, etc *os.Root, name string, f func(*os.Root, string, fs.FileInfo) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	base := strings.ToLower(path.Base(name))
+	if slices.ContainsFunc(hostNever, func(p string) bool { ok, _ := path.Match(p, base); return ok }) {
+		return nil
+	}
+	fi, err := etc.Lstat(name)
+	if err != nil {
+		return nil //nolint:nilerr // not there, or not for us: not copied
+	}
+	switch mode := fi.Mode(); {
+	case mode.Type() == fs.ModeSymlink:
+		return f(etc, name, fi)
+	case mode.IsRegular() && mode.Perm()&0o004 != 0 && fi.Size() <= hostMaxFile:
+		return f(etc, name, fi)
+	case !mode.IsDir() || mode.Perm()&0o005 != 0o005:
+		return nil
+	}
+	if err := f(etc, name, fi); err != nil {
+		return err
+	}
+	entries, err := fs.ReadDir(etc.FS(), name)
+	if err != nil {
+		return nil //nolint:nilerr // as above
+	}
+	for _, e := range entries {
+		if err := h.walkEtc(ctx, etc, name+"/"+e.Name(), f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *hostSource) load(context.Context, *job) (*content, error) {
+	open := func(ctx context.Context) (io.ReadCloser, error) {
+		return tarStream(func(w *tar.Writer) error { return h.write(ctx, w) }), nil
+	}
+	return &content{
+		config: h.config(), binds: h.binds(), literal: true,
+		layers: []layerBlob{{open: open}},
+	}, nil
+}
+
+// write writes the skeleton as a tar. Times are those of the host where files
+// are copied and 0 otherwise, so that equal machines have equal images.
+func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
+	t := &hostWriter{w: w, seen: map[string]bool{}, left: hostMaxTotal}
+	for _, d := range hostDirs {
+		t.put(&tar.Header{Typeflag: tar.TypeDir, Name: d.name, Mode: d.mode, Uid: d.uid, Gid: d.uid}, nil)
+	}
+	for _, name := range slices.Sorted(maps.Keys(hostLinks)) {
+		t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: hostLinks[name]}, nil)
+	}
+	for _, name := range slices.Sorted(maps.Keys(hostFiles)) {
+		t.put(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, []byte(hostFiles[name]))
+	}
+	for _, name := range hostTop {
+		h.writeTop(t, name)
+	}
+	if t.err != nil {
+		return t.err
+	}
+	return h.eachEtc(ctx, func(etc *os.Root, name string, fi fs.FileInfo) error {
+		return h.writeEtc(t, etc, name, fi)
+	})
+}
+
+// writeTop writes /bin and the like as they are on the host: a link, a
+// directory for the bind to go over, or nothing.
+func (h *hostSource) writeTop(t *hostWriter, name string) {
+	if h.isDir(name) {
+		t.put(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
+	} else if target, err := os.Readlink(h.path(name)); err == nil {
+		t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, nil)
+	}
+}
+
+// writeEtc copies one file of /etc.
+func (h *hostSource) writeEtc(t *hostWriter, etc *os.Root, name string, fi fs.FileInfo) error {
+	hdr := &tar.Header{Name: "etc/" + name, Mode: int64(fi.Mode().Perm() &^ 0o022), ModTime: fi.ModTime()}
+	switch fi.Mode().Type() {
+	case fs.ModeDir:
+		hdr.Typeflag = tar.TypeDir
+	case fs.ModeSymlink:
+		target, err := etc.Readlink(name)
+		if err != nil {
+			return nil //nolint:nilerr // it went away meanwhile
+		}
+		if data, ok := h.deref(name, target); ok {
+			hdr.Typeflag, hdr.Mode = tar.TypeReg, 0o644
+			return t.put(hdr, data)
+		}
+		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, target
+	default:
+		data, ok := readPublic(etc, name)
+		if !ok {
+			return nil
+		}
+		hdr.Typeflag = tar.TypeReg
+		return t.put(hdr, data)
+	}
+	return t.put(hdr, nil)
+}
+
+// readPublic reads a regular file that everybody may read.
+func readPublic(root *os.Root, name string) ([]byte, bool) {
+	f, st, err := openRegular(root, name)
+	if err != nil {
+		return nil, false
+	}
+	defer f.Close()
+	if st.Mode&0o004 == 0 {
+		return nil, false
+	}
+	data, err := io.ReadAll(io.LimitReader(f, hostMaxFile+1))
+	return data, err == nil && len(data) <= hostMaxFile
+}
+
+// deref returns the content of one of hostDeref that is a link to where the
+// sandbox does not see.
+func (h *hostSource) deref(name, target string) ([]byte, bool) {
+	if !slices.Contains(hostDeref, name) {
+		return nil, false
+	}
+	full := target
+	if !path.IsAbs(target) {
+		full = path.Join("/etc", path.Dir(name), target)
+	}
+	for _, shown := range append([]string{"usr", "opt", "etc/ssl", "etc/pki", "etc/ca-certificates"}, hostTop...) {
+		if strings.HasPrefix(path.Clean(full), "/"+shown+"/") {
+			return nil, false
+		}
+	}
+	root, err := os.OpenRoot(h.root)
+	if err != nil {
+		return nil, false
+	}
+	defer root.Close()
+	return readPublic(root, strings.TrimPrefix(path.Clean(full), "/"))
+}
+
+// hostWriter writes the skeleton. The first of two files with one name wins:
+// generated ones come first. It keeps its first error.
+type hostWriter struct {
+	w    *tar.Writer
+	seen map[string]bool
+	left int64
+	err  error
+}
+
+func (t *hostWriter) put(hdr *tar.Header, data []byte) error {
+	if t.err != nil || t.seen[hdr.Name] {
+		return t.err
+	}
+	t.seen[hdr.Name] = true
+	if t.left -= int64(len(data)); t.left < 0 {
+		return nil
+	}
+	if hdr.ModTime.IsZero() {
+		hdr.ModTime = time.Unix(0, 0)
+	}
+	hdr.Format, hdr.Size = tar.FormatPAX, int64(len(data))
+	if t.err = t.w.WriteHeader(hdr); t.err == nil {
+		_, t.err = io.Copy(t.w, bytes.NewReader(data))
+	}
+	return t.err
+}

@@ -1,0 +1,112 @@
+package image
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// maxReference bounds a reference in bytes.
+const maxReference = 4096
+
+// kind is the form of a reference.
+type kind int
+
+const (
+	kindHost kind = iota
+	kindRegistry
+	kindLayout  // oci:
+	kindArchive // docker-archive:
+	kindDir
+	kindTar
+	kindDigest // an image that the store has, by its digest
+)
+
+// reference is a parsed reference.
+type reference struct {
+	kind kind
+	name string         // the familiar form, under which it is recorded
+	path string         // absolute, of local sources
+	tag  string         // of oci: and docker-archive:
+	repo name.Reference // of a registry
+}
+
+var foreignRE = regexp.MustCompile(`^(docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd):`)
+
+// parseReference parses all forms of reference.
+func parseReference(ref string) (*reference, error) {
+	const op = "image.reference"
+	switch {
+	case ref == "" || ref == "host":
+		return &reference{kind: kindHost, name: "host"}, nil
+	case len(ref) > maxReference || strings.ContainsFunc(ref, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return nil, fail(sandbox.CodeInvalid, op, "", "", "an image reference that is too long or has control characters")
+	}
+	if h, ok := digestHex(ref); ok {
+		return &reference{kind: kindDigest, name: "sha256:" + h}, nil
+	}
+	for prefix, k := range map[string]kind{"oci:": kindLayout, "docker-archive:": kindArchive, "dir:": kindDir, "tar:": kindTar} {
+		if rest, ok := strings.CutPrefix(ref, prefix); ok {
+			return parseLocal(ref, prefix, rest, k)
+		}
+	}
+	if m := foreignRE.FindString(ref); m != "" {
+		return nil, fail(sandbox.CodeInvalid, op, ref, "save the image with docker save and use docker-archive:FILE, or push it to a registry",
+			"references with %s are not supported", m)
+	}
+	r, err := name.ParseReference(strings.TrimPrefix(ref, "docker://"))
+	if err != nil {
+		return nil, fail(sandbox.CodeInvalid, op, ref, referenceHint(ref), "not an image reference")
+	}
+	return &reference{kind: kindRegistry, name: familiar(r), repo: r}, nil
+}
+
+// parseLocal parses what follows the prefix of a local source.
+func parseLocal(ref, prefix, rest string, k kind) (*reference, error) {
+	r := &reference{kind: k, path: rest}
+	if k == kindLayout || k == kindArchive {
+		r.path, r.tag, _ = strings.Cut(rest, ":")
+	}
+	if r.path == "" {
+		return nil, fail(sandbox.CodeInvalid, "image.reference", ref, "write "+prefix+"PATH", "the path is missing")
+	}
+	abs, err := filepath.Abs(r.path)
+	if err != nil {
+		return nil, internal("image.reference", ref, err)
+	}
+	r.path, r.name = abs, prefix+abs
+	if r.tag != "" {
+		r.name += ":" + r.tag
+	}
+	return r, nil
+}
+
+func referenceHint(ref string) string {
+	switch {
+	case strings.ToLower(ref) != ref:
+		return "repository names are lower case"
+	case strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "."):
+		return "for a directory write dir:" + ref + ", for a tar of a root file system tar:" + ref
+	case strings.Contains(ref, "@") && !strings.Contains(ref, "@sha256:"):
+		return "a digest is written @sha256: and 64 hexadecimal digits"
+	}
+	return `for example "debian:12", "ghcr.io/org/app:v1" or "host"`
+}
+
+// familiar returns the short form of a reference that Docker users know.
+func familiar(r name.Reference) string {
+	repo := r.Context().RepositoryStr()
+	if reg := r.Context().RegistryStr(); reg != name.DefaultRegistry {
+		repo = reg + "/" + repo
+	} else {
+		repo = strings.TrimPrefix(repo, "library/")
+	}
+	if d, ok := r.(name.Digest); ok {
+		return repo + "@" + d.DigestStr()
+	}
+	return repo + ":" + r.Identifier()
+}
