@@ -26,7 +26,7 @@ func (c *Control) wrap(a Action, err error) error {
 	case errors.As(err, &known):
 		out.Code, out.Op, out.Subject, out.Hint = known.Code, known.Op, known.Subject, known.Hint
 		if err == error(known) {
-			out.Message, out.Cause = known.Message, known.Cause
+			out.Message = known.Message
 		}
 	default:
 		out.Code = c.codeOf(err)
