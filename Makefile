@@ -14,7 +14,7 @@ GVISOR_VERSION = $(shell $(GO) list -m -f '{{.Version}}' gvisor.dev/gvisor)
 
 LDFLAGS = -s -w \
 	-X gvisor.dev/gvisor/runsc/version.version=$(GVISOR_VERSION) \
-	-X github.com/atoll-run/atoll/internal/cli.version=$(VERSION)
+	-X main.version=$(VERSION)
 
 # The race detector needs a C compiler. `make test RACE=` goes without.
 RACE         ?= -race

@@ -45,6 +45,8 @@ func TestCheckDeps(t *testing.T) {
 		{"images import a provider", made("internal/image/layer", "./provider/gvisor"), "reaches provider/gvisor"},
 		{"the guest grows fat", made("internal/guest/agent", "net/http"), "forbidden"},
 		{"a rule for a parent holds below", made("internal/image/deep/er", "./internal/cli"), "reaches internal/cli"},
+		{"a verb imports a provider", made("internal/cli", "./internal/control", "./provider/all"), "reaches provider/all"},
+		{"the node imports providers", made("internal/cli/node", "./internal/cli", "./provider/all"), ""},
 		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
 		{"no rule", made("internal/newroom"), "internal/newroom: no rule"},
 		{"a prefix is not a parent", made("sandboxes"), "sandboxes: no rule"},

@@ -78,9 +78,15 @@ var rules = []rule{
 	},
 
 	{
-		pkgs: "internal/cli/...",
+		pkgs: "internal/cli/node/...",
 		only: []string{"sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
-		why:  "the command line talks to control and to the list of providers",
+		why:  "the node wires providers, images and control together for the command line",
+	},
+	{
+		pkgs: "internal/cli/...",
+		only: []string{"sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/image/..."},
+		deny: []string{kernel + "/...", "internal/cli/node"},
+		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
