@@ -1,0 +1,203 @@
+// Package cli is Atoll's command line: it turns words into calls of the
+// control plane and what comes back into text, JSON and exit codes.
+//
+// Data goes to standard output, prose to standard error. Nothing is opened,
+// probed or built before a verb runs, so that help and completion are quick.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/image"
+)
+
+// System is the node that the verbs act on. It is opened when the first verb
+// needs it; everything in it opens as late as it can.
+type System interface {
+	// Control returns the control plane of the named provider. If attached is
+	// set, the sandboxes it makes end with this process, however it ends.
+	Control(provider string, attached bool) (*control.Control, error)
+	// Probe tells what the named provider can do here.
+	Probe(ctx context.Context, provider string) (driver.Facts, error)
+	// Check runs the conformance suite against the named provider, telling
+	// about each case as it ends.
+	Check(ctx context.Context, provider string, each func(drivertest.Result)) (drivertest.Report, error)
+	// Images returns the node's images.
+	Images() (*image.Store, error)
+	// Close closes what was opened. It ends no sandbox.
+	Close() error
+}
+
+// ProviderInfo is what is known about a provider without opening it.
+type ProviderInfo struct {
+	Name    string `json:"name"`
+	Summary string `json:"summary"`
+}
+
+// App is one run of the command line.
+type App struct {
+	// Open opens the node whose state is kept in stateDir; an empty one means
+	// the user's own. The App closes it.
+	Open func(stateDir string) (System, error)
+	// Providers are those there are, the default first.
+	Providers []ProviderInfo
+	// Version is what `atoll version` tells.
+	Version Version
+
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	LookupEnv      func(string) (string, bool)
+
+	stateDir string // --state-dir
+	provider string // --provider
+	system   System // once it is open
+}
+
+// Version says what this program is made of.
+type Version struct {
+	Atoll  string `json:"atoll"`
+	Engine string `json:"engine,omitempty"` // of the sandbox kernel that is linked in
+	Go     string `json:"go"`
+	OS     string `json:"os"`
+	Arch   string `json:"arch"`
+}
+
+// Main runs the verb that args name and returns the exit code for it.
+func (a *App) Main(ctx context.Context, args []string) int {
+	// A reader of ours that goes away must be an error to handle, not the
+	// death of this process: a sandbox may depend on it.
+	signal.Ignore(syscall.SIGPIPE)
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	cmd, err := root.ExecuteContextC(ctx)
+	if a.system != nil {
+		err = errors.Join(err, a.system.Close())
+	}
+	return a.finish(cmd, err)
+}
+
+const (
+	groupBox     = "box"
+	groupMachine = "machine"
+)
+
+func (a *App) root() *cobra.Command {
+	root := parent(&cobra.Command{
+		Use:   "atoll",
+		Short: "Sandboxes for AI agents, from one program",
+		Long: `Atoll runs commands in sandboxes: small isolated machines with a kernel of
+their own, made in milliseconds, with nothing else to install.
+
+A sandbox sees no file, process or network of this machine unless it is given
+one.`,
+		Example: `  atoll run -- echo hello
+  atoll doctor`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}, a.runCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.rmCmd(),
+		a.imageCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())
+	root.AddGroup(
+		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
+		&cobra.Group{ID: groupMachine, Title: "This machine:"})
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
+	flags.StringVar(&a.provider, "provider", "", "what makes the sandboxes (default: $ATOLL_PROVIDER, else "+a.defaultProvider()+"; see: atoll provider ls)")
+	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
+	root.SetHelpCommandGroupID(groupMachine)
+	root.SetCompletionCommandGroupID(groupMachine)
+	return root
+}
+
+func (a *App) defaultProvider() string {
+	if len(a.Providers) == 0 {
+		return ""
+	}
+	return a.Providers[0].Name
+}
+
+// chosenProvider returns the provider that the flag, else the environment,
+// else the default names.
+func (a *App) chosenProvider() string {
+	if a.provider != "" {
+		return a.provider
+	}
+	if name, ok := a.LookupEnv("ATOLL_PROVIDER"); ok && name != "" {
+		return name
+	}
+	return a.defaultProvider()
+}
+
+// node opens the node, once.
+func (a *App) node() (System, error) {
+	if a.system != nil {
+		return a.system, nil
+	}
+	system, err := a.Open(a.stateDir)
+	if err != nil {
+		return nil, err
+	}
+	a.system = system
+	return system, nil
+}
+
+// control opens the control plane of the chosen provider.
+func (a *App) control(attached bool) (*control.Control, error) {
+	system, err := a.node()
+	if err != nil {
+		return nil, err
+	}
+	return system.Control(a.chosenProvider(), attached)
+}
+
+// find returns the sandbox of that name.
+func (a *App) find(ctx context.Context, name string) (*control.Sandbox, error) {
+	c, err := a.control(false)
+	if err != nil {
+		return nil, err
+	}
+	return c.Find(ctx, name)
+}
+
+// verb adapts a verb that simply stops when somebody interrupts it.
+func verb(run func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		defer stop()
+		return run(ctx, args)
+	}
+}
+
+// parent makes a noun: without a verb it shows its help, and an unknown verb
+// is an error that names the nearest known ones.
+func parent(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		hint := "see: " + cmd.CommandPath() + " --help"
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, ", ")
+		}
+		return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), hint: hint}
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.SuggestionsMinimumDistance = 2
+	cmd.AddCommand(verbs...)
+	return cmd
+}

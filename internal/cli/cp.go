@@ -1,0 +1,167 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/tree"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) cpCmd() *cobra.Command {
+	var owner string
+	cmd := &cobra.Command{
+		Use:   "cp SANDBOX:PATH LOCAL | LOCAL SANDBOX:PATH",
+		Short: "Copy files and directories in and out of a sandbox",
+		Long: `Cp copies a file or a directory with all below it. Into a directory that exists
+it is copied under its own name, anything else is its new name. For a local path
+"-" is a tar stream on standard input or output. A local name with a colon is
+written as ./NAME.
+
+Copied out, files belong to you, and lose set-id bits; devices are left out, and
+nothing is written outside the destination, whatever the sandbox says. Copied
+in, they belong to root unless --owner names another user.`,
+		Example: `  echo hello > hello.txt
+  atoll cp hello.txt demo:/tmp/
+  atoll cp demo:/tmp/hello.txt copy.txt
+  atoll cp demo:/tmp - | tar -t`,
+		GroupID: groupBox,
+		Args:    cobra.ExactArgs(2),
+	}
+	cmd.Flags().StringVar(&owner, "owner", "0:0", "who the files belong to inside: NAME, UID, NAME:GROUP or UID:GID")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		fromBox, from := splitPlace(args[0])
+		toBox, to := splitPlace(args[1])
+		switch {
+		case fromBox == "" && toBox == "" || fromBox != "" && toBox != "":
+			return &usageError{message: "one of the two must be inside a sandbox, written SANDBOX:PATH", hint: "for example: atoll cp demo:/etc/hosts ."}
+		case fromBox != "":
+			box, err := a.find(ctx, fromBox)
+			if err != nil {
+				return err
+			}
+			return a.copyOut(ctx, box, from, to)
+		}
+		box, err := a.find(ctx, toBox)
+		if err != nil {
+			return err
+		}
+		return a.copyIn(ctx, box, from, to, owner)
+	})
+	return cmd
+}
+
+// splitPlace takes SANDBOX:PATH apart. What has a slash before its first colon
+// is a local path, as with Docker.
+func splitPlace(text string) (box, p string) {
+	name, p, ok := strings.Cut(text, ":")
+	if !ok || sandbox.ValidateName(name) != nil {
+		return "", text
+	}
+	return name, p
+}
+
+// inside returns the absolute form of a path inside a sandbox: a relative one
+// starts at its root.
+func inside(p string) string { return path.Clean("/" + p) }
+
+// copyOut copies the file or tree at from to a local place. Nothing in the
+// stream is trusted.
+func (a *App) copyOut(ctx context.Context, box *control.Sandbox, from, to string) error {
+	if to == "-" {
+		return box.Files().Export(ctx, inside(from), a.Stdout, driver.ExportOptions{})
+	}
+	dir, name, err := localPlace(to, path.Base(inside(from)))
+	if err != nil {
+		return err
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(box.Files().Export(ctx, inside(from), w, driver.ExportOptions{})) }()
+	skipped, err := tree.Unpack(ctx, r, dir, name)
+	r.CloseWithError(err) // Export must not wait for a reader that is gone
+	for _, member := range skipped {
+		a.say("warning", "left out: "+oneLine(member, 200))
+	}
+	return err
+}
+
+// localPlace returns the local directory to write to, and the name that what
+// is copied gets in it.
+func localPlace(to, base string) (dir, name string, err error) {
+	if base == "/" {
+		base = "root"
+	}
+	info, err := os.Stat(to)
+	switch {
+	case err == nil && info.IsDir():
+		return to, base, nil
+	case err != nil && !os.IsNotExist(err):
+		return "", "", err
+	case err != nil && strings.HasSuffix(to, "/"):
+		return "", "", &sandbox.Error{Code: sandbox.CodeNotFound, Subject: to, Message: "no such directory", Hint: "make it first with: mkdir -p " + to}
+	}
+	dir = filepath.Dir(to)
+	if _, err := os.Stat(dir); err != nil {
+		return "", "", &sandbox.Error{Code: sandbox.CodeNotFound, Subject: dir, Message: "no such directory", Hint: "make it first with: mkdir -p " + dir}
+	}
+	return dir, filepath.Base(to), nil
+}
+
+// copyIn copies a local file or tree into a sandbox.
+func (a *App) copyIn(ctx context.Context, box *control.Sandbox, from, to, owner string) error {
+	files := box.Files()
+	opts := driver.ImportOptions{Owner: owner}
+	if from == "-" {
+		return files.Import(ctx, inside(to), a.Stdin, opts)
+	}
+	info, err := os.Stat(from)
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: from, Message: "no such file or directory", Cause: err}
+	}
+	base, err := filepath.Abs(from)
+	if err != nil {
+		return err
+	}
+	dir, name, err := insidePlace(ctx, files, to, filepath.Base(base), info.IsDir())
+	if err != nil {
+		return err
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(tree.Pack(ctx, w, base, name)) }()
+	err = files.Import(ctx, dir, r, opts)
+	r.CloseWithError(io.ErrClosedPipe)
+	return err
+}
+
+// insidePlace returns the directory inside to write to, and the name that what
+// is copied gets in it.
+func insidePlace(ctx context.Context, files control.Files, to, base string, isDir bool) (dir, name string, err error) {
+	target := inside(to)
+	// Listing follows a link in the last element, as the copy would.
+	for _, err := range files.List(ctx, target, driver.ListOptions{}) {
+		if err == nil {
+			return target, base, nil
+		}
+		break
+	}
+	info, err := files.Stat(ctx, target)
+	switch {
+	case err == nil && info.Type == sandbox.TypeDir: // an empty one
+		return target, base, nil
+	case err == nil && isDir:
+		return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: target, Message: "a directory cannot replace a file"}
+	case err != nil && !missing(err):
+		return "", "", err
+	case err != nil && strings.HasSuffix(to, "/"):
+		return target, base, nil // Import makes it
+	}
+	return path.Dir(target), path.Base(target), nil
+}

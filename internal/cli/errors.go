@@ -1,0 +1,137 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Exit codes of Atoll itself. A command's own code is passed on.
+const (
+	exitFailure = 1   // a verb failed
+	exitUsage   = 2   // a verb was asked for wrongly
+	exitTimeout = 124 // a command ran out of time, as timeout(1) says
+	exitAtoll   = 125 // run, exec, shell and attach: Atoll failed, not the command
+)
+
+// exitCode ends the program with a code and without a word: whatever there was
+// to say has been said.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// usageError is a fault in how a verb was called.
+type usageError struct {
+	message string
+	hint    string
+}
+
+func (e *usageError) Error() string { return e.message }
+
+func usage(cmd *cobra.Command, err error) error {
+	return &usageError{message: err.Error(), hint: "see: " + cmd.CommandPath() + " --help"}
+}
+
+// badFlag reports a flag whose value cannot be used. The value is left out
+// where it may be a secret.
+func badFlag(flag, format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "--" + flag, Message: fmt.Sprintf(format, args...)}
+}
+
+// finish says what went wrong, if anything, and returns the exit code.
+func (a *App) finish(cmd *cobra.Command, err error) int {
+	var code exitCode
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int(code)
+	}
+	a.report(cmd, err)
+	if runsCommands(cmd) {
+		return exitAtoll
+	}
+	if isUsage(err) {
+		return exitUsage
+	}
+	return exitFailure
+}
+
+// runsCommands reports whether a verb passes on the exit code of a command.
+func runsCommands(cmd *cobra.Command) bool {
+	return cmd != nil && cmd.Annotations["runs"] != ""
+}
+
+// isUsage reports whether a verb was called wrongly. Cobra's own complaints
+// about the number of words have no type.
+func isUsage(err error) bool {
+	var u *usageError
+	return errors.As(err, &u) || strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ")
+}
+
+// report writes an error, and what to do about it, for a person.
+func (a *App) report(cmd *cobra.Command, err error) {
+	text, hint := explain(err)
+	if hint == "" && cmd != nil && isUsage(err) {
+		hint = "see: " + cmd.CommandPath() + " --help"
+	}
+	a.say("error", text)
+	if hint != "" {
+		a.say("hint", hint)
+	}
+}
+
+// say writes one line of prose to standard error.
+func (a *App) say(kind, text string) {
+	color := map[string]string{"error": red, "warning": yellow, "hint": cyan}[kind]
+	_, _ = fmt.Fprintf(a.Stderr, "atoll: %s %s\n", a.paint(a.Stderr, color, kind+":"), text)
+}
+
+// explain returns the text of an error without the names of inner operations,
+// and its hint.
+func explain(err error) (text, hint string) {
+	var e *sandbox.Error
+	var u *usageError
+	switch {
+	case errors.As(err, &e):
+		shown := *e
+		shown.Op = ""
+		return visible(shown.Error()), visible(e.Hint)
+	case errors.As(err, &u):
+		return visible(u.message), u.hint
+	}
+	return visible(err.Error()), ""
+}
+
+// visible makes text harmless to a terminal: what comes from inside a sandbox
+// must not move the cursor, change the title or hide other text.
+func visible(s string) string {
+	clean := func(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) && r != '\n' && r != '\t' }
+	if strings.IndexFunc(s, clean) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if clean(r) {
+			fmt.Fprintf(&b, "\\u%04x", r)
+			continue
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// oneLine is visible without line breaks, cut to a width for tables.
+func oneLine(s string, width int) string {
+	s = visible(strings.NewReplacer("\n", " ", "\t", " ").Replace(s))
+	if utf8.RuneCountInString(s) > width {
+		s = string([]rune(s)[:width-1]) + "…"
+	}
+	return s
+}

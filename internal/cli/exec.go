@@ -1,0 +1,284 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) execCmd() *cobra.Command {
+	var how commandFlags
+	cmd := &cobra.Command{
+		Use:   "exec [flags] SANDBOX [--] COMMAND [ARG...]",
+		Short: "Run another command in a sandbox",
+		Long: `Exec runs a command in a sandbox that exists, which lives on afterwards.
+
+Flags stand before the sandbox's name; all that follows it is the command. With
+--detach the command runs in the background and its id is printed; see also:
+atoll ps, logs, attach, kill. Exit codes are those of atoll run.`,
+		Example: `  atoll exec demo -- uname -a
+  echo hello | atoll exec -i demo -- cat
+  atoll exec -e NAME=value -w /tmp demo -- sh -c 'echo $NAME; pwd'
+  atoll exec --json demo -- id -u
+  atoll exec -d demo -- sleep 60`,
+		GroupID:           groupBox,
+		Annotations:       map[string]string{"runs": "yes"},
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeSandbox,
+	}
+	how.register(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := how.validate(cmd); err != nil {
+			return err
+		}
+		words := args[1:]
+		if len(words) > 0 && words[0] == "--" {
+			words = words[1:]
+		}
+		if len(words) == 0 {
+			return &usageError{message: "no command given", hint: "for example: atoll exec " + args[0] + " -- ls /"}
+		}
+		env, err := a.environment(how.envFiles, how.env)
+		if err != nil {
+			return err
+		}
+		c := a.command(&how, words)
+		c.User, c.Dir = how.user, how.workdir
+		for name, value := range c.Env { // TERM, unless it was given
+			if _, given := env[name]; !given {
+				env[name] = value
+			}
+		}
+		c.Env = env
+		return a.execIn(cmd.Context(), args[0], c, &how)
+	}
+	return cmd
+}
+
+// execIn runs a command in an existing sandbox, as the flags say.
+func (a *App) execIn(ctx context.Context, name string, c sandbox.Command, how *commandFlags) error {
+	if how.detach {
+		box, err := a.find(ctx, name)
+		if err != nil {
+			return err
+		}
+		p, err := box.Exec(ctx, c)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.Stdout, p.Info().ID)
+		return errors.Join(err, p.Close())
+	}
+	return a.connect(ctx, name, how, func(ctx context.Context, box *control.Sandbox) (driver.Process, error) {
+		return box.Exec(ctx, c)
+	})
+}
+
+// connect runs a session with a process of an existing sandbox.
+func (a *App) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, *control.Sandbox) (driver.Process, error)) error {
+	return a.foreground(ctx, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
+		box, err := a.find(ctx, name)
+		if err != nil {
+			return sandbox.Exit{}, err
+		}
+		res.Sandbox = box.Name()
+		p, err := open(ctx, box)
+		if err != nil {
+			return sandbox.Exit{}, err
+		}
+		defer p.Close()
+		if err := s.use(ctx, box, p); err != nil {
+			return sandbox.Exit{}, err
+		}
+		return p.Wait(ctx)
+	})
+}
+
+func (a *App) shellCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "shell SANDBOX",
+		Short: "Open a shell in a sandbox",
+		Long: `Shell opens bash, or sh where there is none, in a sandbox that exists. It runs
+on a terminal if Atoll itself does; otherwise it reads a script from standard
+input.`,
+		Example: `  echo 'echo hello from $(hostname)' | atoll shell demo`,
+		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		how := commandFlags{interactive: true, tty: isTerminal(a.Stdin)}
+		c := a.command(&how, nil)
+		c.Shell = "if command -v bash >/dev/null; then exec bash; fi; exec sh"
+		return a.execIn(cmd.Context(), args[0], c, &how)
+	}
+	return cmd
+}
+
+func (a *App) attachCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "attach SANDBOX [ID]",
+		Short: "Follow a background command and pass signals to it",
+		Long: `Attach shows what a background command wrote so far and what it writes from now
+on, until it ends; its exit code is passed on. Ctrl-C reaches the command; a
+second one only ends the view. Without an ID, which atoll ps shows, it follows
+the background command that was started last.`,
+		Example: `  atoll exec -d demo -- sh -c 'sleep 1; echo done'
+  atoll attach demo`,
+		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.connect(cmd.Context(), args[0], &commandFlags{}, func(ctx context.Context, box *control.Sandbox) (driver.Process, error) {
+			id, err := pickCommand(ctx, box, args[1:])
+			if err != nil {
+				return nil, err
+			}
+			return box.Reconnect(ctx, id)
+		})
+	}
+	return cmd
+}
+
+// pickCommand returns the id that was given, else that of the background
+// command that was started last.
+func pickCommand(ctx context.Context, box *control.Sandbox, given []string) (string, error) {
+	if len(given) > 0 {
+		return given[0], nil
+	}
+	all, err := box.Processes(ctx)
+	if err != nil {
+		return "", err
+	}
+	for i := len(all) - 1; i >= 0; i-- {
+		if all[i].Background {
+			return all[i].ID, nil
+		}
+	}
+	return "", &sandbox.Error{
+		Code: sandbox.CodeNotFound, Subject: box.Name(), Message: "no command was started in its background",
+		Hint: "start one with: atoll exec -d " + box.Name() + " -- COMMAND",
+	}
+}
+
+func (a *App) psCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "ps SANDBOX",
+		Short: "List the commands that were started in a sandbox",
+		Example: `  atoll ps demo
+  atoll ps --json demo`,
+		GroupID: groupBox,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		box, err := a.find(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		all, err := box.Processes(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]sandbox.ProcessInfo{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, p := range all {
+			rows = append(rows, []string{p.ID, fmt.Sprint(p.PID), processState(p), ago(p.Started), commandText(p.Args)})
+		}
+		return a.table("ID PID STATE STARTED COMMAND", rows)
+	})
+	return cmd
+}
+
+func processState(p sandbox.ProcessInfo) string {
+	switch {
+	case p.Running && p.Background:
+		return "background"
+	case p.Running:
+		return "running"
+	case p.Exit == nil:
+		return "ended"
+	case p.Exit.Reason != sandbox.ReasonExited:
+		return fmt.Sprintf("%s %d", p.Exit.Reason, p.Exit.Code)
+	}
+	return fmt.Sprintf("exited %d", p.Exit.Code)
+}
+
+func (a *App) logsCmd() *cobra.Command {
+	var opts driver.LogOptions
+	cmd := &cobra.Command{
+		Use:   "logs SANDBOX [ID]",
+		Short: "Show what a background command wrote",
+		Long: `Logs shows what a background command wrote, as far as it is kept: the oldest
+output makes room for the newest. Without an ID, which atoll ps shows, it is
+the background command that was started last.`,
+		Example: `  atoll logs demo
+  atoll logs --tail 10 demo`,
+		GroupID: groupBox,
+		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.Flags().IntVarP(&opts.Tail, "tail", "n", 0, "show only so many of the last lines")
+	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "go on until the command ends")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		box, err := a.find(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		id, err := pickCommand(ctx, box, args[1:])
+		if err != nil {
+			return err
+		}
+		logs, err := box.Logs(ctx, id, opts)
+		if err != nil {
+			return err
+		}
+		// A reader that waits for more is woken by closing it.
+		defer context.AfterFunc(ctx, func() { _ = logs.Close() })()
+		defer logs.Close()
+		err = a.copyLogs(logs)
+		if ctx.Err() != nil {
+			return exitCode(130)
+		}
+		return err
+	})
+	return cmd
+}
+
+func (a *App) killCmd() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "kill SANDBOX [ID]",
+		Short: "Signal a background command",
+		Long: `Kill sends a signal to a command and all it started. Without an ID, which atoll
+ps shows, it is the background command that was started last.`,
+		Example: `  atoll exec -d demo -- sleep 600
+  atoll kill --signal TERM demo`,
+		GroupID: groupBox,
+		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.Flags().StringVarP(&name, "signal", "s", "KILL", "signal, by name or number")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		sig, err := parseSignal(name)
+		if err != nil {
+			return err
+		}
+		box, err := a.find(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		id, err := pickCommand(ctx, box, args[1:])
+		if err != nil {
+			return err
+		}
+		return box.Kill(ctx, id, sig)
+	})
+	return cmd
+}

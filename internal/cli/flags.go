@@ -1,0 +1,188 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// sizeFlag is a number of bytes, written as Docker does: 512m, 2g, 1.5GiB.
+// Units are binary. It satisfies pflag.Value.
+type sizeFlag int64
+
+func (s *sizeFlag) Set(text string) error {
+	n, err := units.RAMInBytes(text)
+	if err != nil || n <= 0 || n == math.MaxInt64 {
+		return fmt.Errorf("%q is not a size such as 512m or 2g", text)
+	}
+	*s = sizeFlag(n)
+	return nil
+}
+
+func (s *sizeFlag) String() string {
+	if *s == 0 {
+		return ""
+	}
+	return units.BytesSize(float64(*s))
+}
+
+func (s *sizeFlag) Type() string { return "size" }
+
+// durationFlag is a duration; a bare number is seconds. It satisfies
+// pflag.Value.
+type durationFlag time.Duration
+
+func (d *durationFlag) Set(text string) error {
+	v, err := time.ParseDuration(text)
+	if seconds, plain := strconv.ParseUint(text, 10, 31); plain == nil {
+		v, err = time.Duration(seconds)*time.Second, nil
+	}
+	if err != nil || v <= 0 {
+		return fmt.Errorf("%q is not a duration such as 30s or 5m", text)
+	}
+	*d = durationFlag(v)
+	return nil
+}
+
+func (d *durationFlag) String() string {
+	if *d == 0 {
+		return ""
+	}
+	return time.Duration(*d).String()
+}
+
+func (d *durationFlag) Type() string { return "duration" }
+
+// commandFlags say how a command is run; run and exec share them.
+type commandFlags struct {
+	env, envFiles []string
+	workdir, user string
+	interactive   bool
+	tty           bool
+	detach        bool
+	timeout       durationFlag
+	json          bool
+	outputLimit   sizeFlag
+}
+
+func (f *commandFlags) register(flags *pflag.FlagSet) {
+	flags.SetInterspersed(false) // what follows the first word belongs to the command
+	flags.StringArrayVarP(&f.env, "env", "e", nil, "set a variable: NAME=VALUE, or NAME to pass on your own")
+	flags.StringArrayVar(&f.envFiles, "env-file", nil, "read variables from a file, one NAME=VALUE per line")
+	flags.StringVarP(&f.workdir, "workdir", "w", "", "directory to start in, absolute; made if it is missing")
+	flags.StringVarP(&f.user, "user", "u", "", "user to run as: NAME, UID, NAME:GROUP or UID:GID")
+	flags.BoolVarP(&f.interactive, "interactive", "i", false, "pass standard input on; without it the command reads an empty one")
+	flags.BoolVarP(&f.tty, "tty", "t", false, "run on a terminal")
+	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background")
+	flags.Var(&f.timeout, "timeout", "kill the command after this time, such as 30s; the exit code is then 124")
+	flags.BoolVar(&f.json, "json", false, "write one JSON object with the exit code and the output")
+	f.outputLimit = defaultOutputLimit
+	flags.Var(&f.outputLimit, "output-limit", "with --json, keep at most so much of each stream")
+}
+
+// validate refuses what cannot go together.
+func (f *commandFlags) validate(cmd *cobra.Command) error {
+	switch {
+	case f.detach && (f.interactive || f.tty):
+		return badFlag("detach", "a command in the background has neither input nor terminal; leave out -i and -t")
+	case f.json && f.tty:
+		return badFlag("json", "cannot be used with --tty")
+	case f.json && f.detach:
+		return badFlag("json", "cannot be used with --detach; see: atoll ps --json")
+	case !f.json && cmd.Flags().Changed("output-limit"):
+		return badFlag("output-limit", "only works with --json")
+	}
+	return nil
+}
+
+// boxFlags say what sandbox to make.
+type boxFlags struct {
+	image, pull, platform string
+	cpus                  float64
+	memory, disk          sizeFlag
+	pids                  int64
+	volumes               []string
+	name, hostname        string
+	labelList, labelFiles []string
+	entrypoint            string
+	lifetime              durationFlag
+	remove, keep, quiet   bool
+}
+
+func (f *boxFlags) register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.image, "image", control.HostImage, `what the files come from: "host" (this machine's programs, read-only), a reference such as debian:12, oci:DIR, docker-archive:FILE, dir:DIR or tar:FILE`)
+	flags.StringVar(&f.pull, "pull", string(control.PullMissing), "when to fetch the image: missing, always or never")
+	flags.StringVar(&f.platform, "platform", "", "platform of the image, such as linux/amd64")
+	flags.StringVar(&f.entrypoint, "entrypoint", "", "replace the image's entrypoint")
+	flags.Float64Var(&f.cpus, "cpus", 0, "processors' worth of time, such as 0.5")
+	flags.VarP(&f.memory, "memory", "m", "memory, such as 512m")
+	flags.Var(&f.disk, "disk", "bytes that can be written to its own file system, such as 2g")
+	flags.Int64Var(&f.pids, "pids", 0, "processes and threads alive at once")
+	flags.StringArrayVarP(&f.volumes, "volume", "v", nil, "show a file or directory of this machine inside: HOST:GUEST or HOST:GUEST:ro")
+	flags.StringVar(&f.name, "name", "", "name of the sandbox")
+	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the name)")
+	flags.StringArrayVarP(&f.labelList, "label", "l", nil, "label it: KEY=VALUE")
+	flags.StringArrayVar(&f.labelFiles, "label-file", nil, "read labels from a file, one KEY=VALUE per line")
+	flags.Var(&f.lifetime, "lifetime", "end the whole sandbox after this time, such as 1h")
+	flags.BoolVar(&f.remove, "rm", true, "remove the sandbox when the command ends (what happens without -d or --keep)")
+	flags.BoolVar(&f.keep, "keep", false, "keep the sandbox when the command ends")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+}
+
+// validate refuses what cannot go together.
+func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
+	rm := cmd.Flags().Changed("rm")
+	switch {
+	case rm && f.remove && f.keep:
+		return badFlag("keep", "cannot be used with --rm")
+	case rm && f.remove && detach:
+		return badFlag("rm", "cannot be used with --detach: remove the sandbox with: atoll rm")
+	case cmd.Flags().Changed("cpus") && f.cpus <= 0:
+		return badFlag("cpus", "%v is not a positive number", f.cpus)
+	case cmd.Flags().Changed("pids") && f.pids <= 0:
+		return badFlag("pids", "%d is not a positive number", f.pids)
+	}
+	return nil
+}
+
+// request gathers everything a verb was told into a request.
+func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (control.RunRequest, error) {
+	var req control.RunRequest
+	if err := box.validate(cmd, how.detach); err != nil {
+		return req, err
+	}
+	spec := sandbox.Spec{
+		Name: box.name, Image: box.image, User: how.user, Workdir: how.workdir, Hostname: box.hostname,
+		Resources: sandbox.Resources{CPUs: box.cpus, Memory: int64(box.memory), Disk: int64(box.disk), PIDs: box.pids},
+		Lifetime:  sandbox.Lifetime{Timeout: time.Duration(box.lifetime)},
+	}
+	for _, text := range box.volumes {
+		m, err := volume(text)
+		if err != nil {
+			return req, err
+		}
+		spec.Mounts = append(spec.Mounts, m)
+	}
+	var err error
+	if spec.Env, err = a.environment(how.envFiles, how.env); err != nil {
+		return req, err
+	}
+	if spec.Labels, err = labels(box.labelFiles, box.labelList); err != nil {
+		return req, err
+	}
+	req.Spec, req.Pull, req.Platform = spec, control.Pull(box.pull), box.platform
+	req.Keep = box.keep || !box.remove
+	if cmd.Flags().Changed("entrypoint") {
+		req.Entrypoint = &box.entrypoint
+	}
+	req.Command = a.command(how, args)
+	return req, nil
+}

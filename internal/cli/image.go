@@ -1,0 +1,268 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/image"
+)
+
+func (a *App) imageCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use:   "image",
+		Short: "What the files of sandboxes come from",
+		Long: `An image is a root file system and what it wants to run. "host" is always there;
+the others are fetched when they are first used, or with these verbs.`,
+		Example: `  atoll image ls`,
+		GroupID: groupMachine,
+	}, a.imagePullCmd(), a.imageImportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd())
+}
+
+// getFlags are shared by the verbs that fetch an image.
+type getFlags struct {
+	platform string
+	quiet    bool
+}
+
+func (f *getFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.platform, "platform", "", "platform of the image, such as linux/amd64")
+	cmd.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+}
+
+// get fetches an image by means of the store's method how, showing progress,
+// and prints its digest.
+func (a *App) get(f *getFlags, policy image.Policy, how func(*image.Store, image.GetOptions) (*image.Image, error)) error {
+	system, err := a.node()
+	if err != nil {
+		return err
+	}
+	store, err := system.Images()
+	if err != nil {
+		return err
+	}
+	show, done := a.progress(f.quiet)
+	defer done()
+	opts := image.GetOptions{Policy: policy, Platform: f.platform}
+	if show != nil {
+		opts.Progress = func(p image.Progress) { show(ImageProgress(p)) }
+	}
+	img, err := how(store, opts)
+	if err != nil {
+		return err
+	}
+	done()
+	_, err = fmt.Fprintln(a.Stdout, img.Digest)
+	return err
+}
+
+// ImageProgress puts a step of the image store into the words of the control
+// plane.
+func ImageProgress(p image.Progress) control.Progress {
+	text := string(p.Phase)
+	if p.Layers > 0 {
+		text += fmt.Sprintf(" layer %d/%d", p.Layer, p.Layers)
+	}
+	return control.Progress{Phase: text, Done: p.Done, Total: p.Total}
+}
+
+func (a *App) imagePullCmd() *cobra.Command {
+	var f getFlags
+	cmd := &cobra.Command{
+		Use:   "pull IMAGE",
+		Short: "Fetch an image, or its newest version",
+		Long: `Pull fetches an image from its registry, also if it is here already, and prints
+its digest. Credentials are those that docker login stored.`,
+		Example: `  atoll image pull debian:12`,
+		Args:    cobra.ExactArgs(1),
+	}
+	f.register(cmd)
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		return a.get(&f, image.PolicyAlways, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
+			return s.Get(ctx, args[0], opts)
+		})
+	})
+	return cmd
+}
+
+func (a *App) imageImportCmd() *cobra.Command {
+	var f getFlags
+	cmd := &cobra.Command{
+		Use:   "import SOURCE NAME",
+		Short: "Give a name to an image from a file or directory",
+		Long: `Import reads an image from tar:FILE or dir:DIR (a root file system),
+docker-archive:FILE (what docker save writes) or oci:DIR[:TAG], gives it a name
+such as myapp:1 and prints its digest.`,
+		Example: `  atoll image import tar:rootfs.tar myapp:1`,
+		Args:    cobra.ExactArgs(2),
+	}
+	f.register(cmd)
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		return a.get(&f, image.PolicyMissing, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
+			return s.Import(ctx, args[0], args[1], opts)
+		})
+	})
+	return cmd
+}
+
+func (a *App) imageLsCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the images that are here",
+		Example: `  atoll image ls
+  atoll image ls --json`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, _ []string) error {
+		all, err := store.List(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			out := make([]imageInfo, 0, len(all))
+			for _, img := range all {
+				out = append(out, describe(img))
+			}
+			return a.printJSON(out)
+		}
+		rows := make([][]string, 0, len(all))
+		for _, img := range all {
+			names := strings.Join(img.Names, ",")
+			if names == "" {
+				names = "-"
+			}
+			rows = append(rows, []string{names, shortDigest(img.Digest), img.Platform, ago(img.Pulled), units.BytesSize(float64(img.Size))})
+		}
+		return a.table("NAME DIGEST PLATFORM PULLED SIZE", rows)
+	})
+	return cmd
+}
+
+// imageInfo is an image as --json shows it.
+type imageInfo struct {
+	Ref      string       `json:"ref"`
+	Names    []string     `json:"names"`
+	Digest   string       `json:"digest"`
+	Platform string       `json:"platform"`
+	Created  string       `json:"created,omitempty"`
+	Pulled   string       `json:"pulled"`
+	Size     int64        `json:"size"` // bytes on disk
+	Config   image.Config `json:"config"`
+}
+
+func describe(img *image.Image) imageInfo {
+	const layout = "2006-01-02T15:04:05Z07:00"
+	info := imageInfo{
+		Ref: img.Ref, Names: append([]string{}, img.Names...), Digest: img.Digest, Platform: img.Platform,
+		Pulled: img.Pulled.Format(layout), Size: img.Size, Config: img.Config,
+	}
+	if !img.Created.IsZero() {
+		info.Created = img.Created.Format(layout)
+	}
+	return info
+}
+
+// shortDigest is enough of a digest to tell images apart by eye.
+func shortDigest(digest string) string {
+	algorithm, hex, ok := strings.Cut(digest, ":")
+	if !ok || len(hex) < 12 {
+		return digest
+	}
+	return algorithm + ":" + hex[:12]
+}
+
+func (a *App) imageInspectCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:               "inspect IMAGE",
+		Short:             "Show all that is known about an image, as JSON",
+		Example:           `  atoll image inspect debian:12`,
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeImages,
+	}
+	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, args []string) error {
+		img, err := store.Inspect(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return a.printJSON(describe(img))
+	})
+	return cmd
+}
+
+func (a *App) imageRmCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rm IMAGE...",
+		Short: "Remove images, or names of images",
+		Long: `Rm removes a name and, when it was the last one, the image. One that a sandbox
+uses stays until the sandbox is gone.`,
+		Example:           `  atoll image rm debian:12`,
+		Args:              cobra.MinimumNArgs(1),
+		ValidArgsFunction: a.completeImages,
+	}
+	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, args []string) error {
+		failed := false
+		for _, ref := range args {
+			if err := store.Remove(ctx, ref); err != nil {
+				if ctx.Err() != nil {
+					return err
+				}
+				failed = true
+				a.report(nil, err)
+				continue
+			}
+			if _, err := fmt.Fprintln(a.Stdout, visible(ref)); err != nil {
+				return err
+			}
+		}
+		if failed {
+			return exitCode(exitFailure)
+		}
+		return nil
+	})
+	return cmd
+}
+
+// withImages adapts a verb that works on the images of the node.
+func (a *App) withImages(run func(context.Context, *image.Store, []string) error) func(*cobra.Command, []string) error {
+	return verb(func(ctx context.Context, args []string) error {
+		system, err := a.node()
+		if err != nil {
+			return err
+		}
+		store, err := system.Images()
+		if err != nil {
+			return err
+		}
+		return run(ctx, store, args)
+	})
+}
+
+func (a *App) completeImages(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	system, err := a.node()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	store, err := system.Images()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	all, err := store.List(ctx)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, img := range all {
+		names = append(names, img.Names...)
+	}
+	slices.Sort(names)
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) lsCmd() *cobra.Command {
+	var asJSON, quiet bool
+	var wanted []string
+	cmd := &cobra.Command{
+		Use:   "ls",
+		Short: "List the sandboxes that exist",
+		Example: `  atoll ls
+  atoll ls --label team=red
+  atoll ls --json`,
+		GroupID: groupBox,
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
+	cmd.Flags().StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.control(false)
+		if err != nil {
+			return err
+		}
+		a.sweep(ctx, c)
+		all, err := c.List(ctx)
+		if err != nil {
+			return err
+		}
+		all = slices.DeleteFunc(all, func(s control.Summary) bool { return !hasLabels(s.Labels, wanted) })
+		return a.showSandboxes(all, asJSON, quiet)
+	})
+	return cmd
+}
+
+func (a *App) showSandboxes(all []control.Summary, asJSON, quiet bool) error {
+	if asJSON {
+		return a.printJSON(append([]control.Summary{}, all...))
+	}
+	if quiet {
+		for _, s := range all {
+			if _, err := fmt.Fprintln(a.Stdout, visible(s.Name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	rows := make([][]string, 0, len(all))
+	for _, s := range all {
+		state := string(s.State)
+		if s.Exit != nil {
+			state += " (" + string(s.Exit.Reason) + ")"
+		}
+		rows = append(rows, []string{s.Name, state, s.Image, ago(s.Created), labelText(s.Labels)})
+	}
+	return a.table("NAME STATE IMAGE CREATED LABELS", rows)
+}
+
+func hasLabels(have map[string]string, wanted []string) bool {
+	for _, w := range wanted {
+		key, value, exact := strings.Cut(w, "=")
+		if got, ok := have[key]; !ok || exact && got != value {
+			return false
+		}
+	}
+	return true
+}
+
+func labelText(labels map[string]string) string {
+	pairs := make([]string, 0, len(labels))
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		pairs = append(pairs, k+"="+labels[k])
+	}
+	return strings.Join(pairs, ",")
+}
+
+func (a *App) rmCmd() *cobra.Command {
+	var force, all bool
+	cmd := &cobra.Command{
+		Use:   "rm [flags] SANDBOX...",
+		Short: "Remove sandboxes with everything in them",
+		Long: `Rm removes sandboxes, and prints the name of each. One in which a command still
+runs is only removed with --force; with it, one that does not exist is no error
+either.`,
+		Example: `  atoll rm --force demo
+  atoll rm --force --all`,
+		GroupID:           groupBox,
+		ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove it even if a command runs in it")
+	cmd.Flags().BoolVar(&all, "all", false, "remove all there are")
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if (len(args) == 0) == !all {
+			return &usageError{message: "name the sandboxes to remove, or give --all", hint: "see what exists with: atoll ls"}
+		}
+		return nil
+	}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.control(false)
+		if err != nil {
+			return err
+		}
+		if all {
+			list, err := c.List(ctx)
+			if err != nil {
+				return err
+			}
+			for _, s := range list {
+				args = append(args, string(s.ID))
+			}
+		}
+		return a.removeAll(ctx, c, args, force)
+	})
+	return cmd
+}
+
+// removeAll removes what it can, and says of each rest why it could not.
+func (a *App) removeAll(ctx context.Context, c *control.Control, names []string, force bool) error {
+	failed := false
+	for _, name := range names {
+		shown, err := remove(ctx, c, name, force)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return err
+		case err != nil:
+			failed = true
+			a.report(nil, err)
+		case shown != "":
+			if _, err := fmt.Fprintln(a.Stdout, visible(shown)); err != nil {
+				return err
+			}
+		}
+	}
+	if failed {
+		return exitCode(exitFailure)
+	}
+	return nil
+}
+
+// remove returns the name of what it removed, "" if there was nothing and that
+// is no error.
+func remove(ctx context.Context, c *control.Control, name string, force bool) (string, error) {
+	box, err := c.Find(ctx, name)
+	if err != nil {
+		if force && missing(err) {
+			return "", nil
+		}
+		return "", err
+	}
+	if !force {
+		if err := idle(ctx, box); err != nil {
+			return "", err
+		}
+	}
+	return box.Name(), box.Destroy(ctx)
+}
+
+func missing(err error) bool {
+	return errors.Is(err, &sandbox.Error{Code: sandbox.CodeNotFound}) || errors.Is(err, &sandbox.Error{Code: sandbox.CodeGone})
+}
+
+// idle reports whether no command runs in a sandbox. One that cannot be asked
+// has nothing that could be lost.
+func idle(ctx context.Context, box *control.Sandbox) error {
+	all, err := box.Processes(ctx)
+	if err != nil {
+		return ctx.Err()
+	}
+	for _, p := range all {
+		if p.Running {
+			return &sandbox.Error{
+				Code: sandbox.CodeConflict, Subject: box.Name(), Message: "a command runs in it: " + oneLine(commandText(p.Args), 60),
+				Hint: "remove it all the same with: atoll rm --force " + box.Name(),
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+)
+
+// copyLogs writes a log to our two streams as they were written.
+func (a *App) copyLogs(logs driver.LogReader) error {
+	for {
+		chunk, err := logs.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if chunk.Dropped > 0 {
+			a.say("warning", fmt.Sprintf("%d bytes are missing here: the log was full", chunk.Dropped))
+		}
+		to := a.Stdout
+		if chunk.Stream == 2 {
+			to = a.Stderr
+		}
+		if _, err := to.Write(chunk.Data); err != nil {
+			return &outputError{err}
+		}
+	}
+}
+
+// commandText shows an argument list as it could be typed.
+func commandText(args []string) string {
+	quoted := make([]string, len(args))
+	for i, arg := range args {
+		quoted[i] = arg
+		if arg == "" || strings.ContainsAny(arg, " \t\n'\"\\$`*?;&|<>(){}[]#~!") {
+			quoted[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+// parseSignal understands 15, TERM and SIGTERM.
+func parseSignal(name string) (int, error) {
+	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
+		return n, nil
+	}
+	upper := strings.ToUpper(name)
+	if sig := unix.SignalNum("SIG" + strings.TrimPrefix(upper, "SIG")); sig != 0 {
+		return int(sig), nil
+	}
+	return 0, badFlag("signal", "%q is not a signal such as TERM or 15", name)
+}

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/image"
+)
+
+func (a *App) imagePruneCmd() *cobra.Command {
+	var asJSON, all bool
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "Free the space of images that nobody needs",
+		Long: `Prune removes images without a name and what was kept of interrupted downloads;
+with --all also every image that no sandbox uses.`,
+		Example: `  atoll image prune
+  atoll image prune --all`,
+		Args: cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "remove all images that no sandbox uses")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, _ []string) error {
+		report, err := store.Prune(ctx, image.PruneOptions{All: all})
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(pruned{append([]string{}, report.Images...), report.Files, report.Bytes, report.Busy})
+		}
+		for _, digest := range report.Images {
+			if _, err := fmt.Fprintln(a.Stdout, digest); err != nil {
+				return err
+			}
+		}
+		if report.Busy {
+			a.say("warning", "an image is being fetched; some files were left alone")
+		}
+		_, err = fmt.Fprintf(a.Stderr, "freed %s\n", units.BytesSize(float64(report.Bytes)))
+		return err
+	})
+	return cmd
+}
+
+// pruned is what --json tells about what was removed.
+type pruned struct {
+	Images []string `json:"images"` // digests
+	Files  int      `json:"files"`
+	Bytes  int64    `json:"bytes"`
+	Busy   bool     `json:"busy,omitempty"` // an image was being fetched, so some files were left alone
+}

@@ -1,0 +1,246 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) runCmd() *cobra.Command {
+	var box boxFlags
+	var how commandFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] [--] [COMMAND [ARG...]]",
+		Short: "Run a command in a new sandbox",
+		Long: `Run makes a sandbox, runs a command in it and removes it again.
+
+All words after the flags are the command; the image is named with --image.
+Without --image the sandbox shows this machine's own programs, read-only, so
+that no download is needed. Without a command the image's own is run.
+
+The sandbox goes away with the command, and with this program, unless --keep or
+--detach is given. With --detach the command runs on in the background and the
+name of the sandbox is printed; see also: atoll exec, logs, cp, rm.
+
+Ctrl-C reaches the command; a second one ends it and removes the sandbox.
+
+The exit code is the command's own: 126 if it cannot be executed, 127 if it is
+not found, 128+n if signal n ended it. 124 means that --timeout or --lifetime
+ended it, 125 that Atoll itself failed.`,
+		Example: `  atoll run -- python3 -c 'print(6*7)'
+  echo hello | atoll run -i -- tr a-z A-Z
+  atoll run --memory 256m --cpus 0.5 --timeout 10s -- sh -c 'echo $((6*7))'
+  atoll run -e GREETING=hello -v .:/src:ro -w /src -- sh -c 'echo $GREETING; ls'
+  atoll run --json -- uname -s
+  atoll run -d --name demo -- sleep 600`,
+		GroupID:     groupBox,
+		Annotations: map[string]string{"runs": "yes"},
+	}
+	how.register(cmd.Flags())
+	box.register(cmd.Flags())
+	completeFlag(cmd, "pull", "missing", "always", "never")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := how.validate(cmd); err != nil {
+			return err
+		}
+		req, err := a.request(cmd, &box, &how, args)
+		if err != nil {
+			return err
+		}
+		c, err := a.control(!req.Keep && !how.detach)
+		if err != nil {
+			return err
+		}
+		if how.detach {
+			return a.startDetached(cmd.Context(), c, req, box.quiet)
+		}
+		return a.foreground(cmd.Context(), &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
+			progress, done := a.progress(box.quiet)
+			defer done()
+			req.Progress = progress
+			a.sweep(ctx, c)
+			return c.Run(ctx, req, func(ctx context.Context, made *control.Sandbox, p driver.Process) error {
+				done()
+				res.Sandbox = made.Name()
+				return s.use(ctx, made, p)
+			})
+		})
+	}
+	return cmd
+}
+
+// startDetached makes a sandbox that stays, and prints its name.
+func (a *App) startDetached(ctx context.Context, c *control.Control, req control.RunRequest, quiet bool) error {
+	signals, ctx, stop := catchSignals(ctx)
+	defer stop()
+	_ = signals // no command of ours runs: every signal ends the attempt
+	progress, done := a.progress(quiet)
+	defer done()
+	req.Progress = progress
+	a.sweep(ctx, c)
+	box, _, err := c.Start(ctx, req)
+	if err != nil {
+		if code, early := whyEnded(ctx, err); early {
+			return code
+		}
+		return err
+	}
+	done()
+	_, err = fmt.Fprintln(a.Stdout, box.Name())
+	return err
+}
+
+// sweep removes what a killed atoll left behind. Failing to is no reason not
+// to go on.
+func (a *App) sweep(ctx context.Context, c *control.Control) {
+	if _, err := c.Sweep(ctx); err != nil && ctx.Err() == nil {
+		text, _ := explain(err)
+		a.say("warning", "could not remove what an earlier run left behind: "+text)
+	}
+}
+
+// command returns what to run with what flags say about it. Variables, user
+// and directory of a run belong to its sandbox.
+func (a *App) command(how *commandFlags, args []string) sandbox.Command {
+	cmd := sandbox.Command{Args: args, Stdin: how.interactive, Timeout: time.Duration(how.timeout), Background: how.detach}
+	if how.tty {
+		size := windowSize(a.terminal())
+		cmd.TTY = &size
+		kind, _ := a.LookupEnv("TERM")
+		if kind == "" {
+			kind = "xterm"
+		}
+		cmd.Env = map[string]string{"TERM": kind}
+	}
+	return cmd
+}
+
+// terminal returns the terminal we were called from, nil without one.
+func (a *App) terminal() *os.File {
+	for _, stream := range []any{a.Stdin, a.Stdout, a.Stderr} {
+		if isTerminal(stream) {
+			return stream.(*os.File)
+		}
+	}
+	return nil
+}
+
+// foreground runs a command connected to our streams and turns how it ended
+// into our own exit code.
+func (a *App) foreground(ctx context.Context, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
+	signals, ctx, stop := catchSignals(ctx)
+	defer stop()
+	s := &session{stdout: a.Stdout, stderr: a.Stderr, signals: signals}
+	if how.interactive {
+		s.stdin = a.Stdin
+	}
+	if how.tty {
+		s.sizes = a.terminal()
+		if how.interactive && isTerminal(a.Stdin) {
+			s.terminal = a.Stdin.(*os.File)
+		}
+	}
+	var out, errs capture
+	if how.json {
+		out.limit, errs.limit = int64(how.outputLimit), int64(how.outputLimit)
+		s.stdout, s.stderr = &out, &errs
+	}
+	var res result
+	began := time.Now()
+	exit, err := run(ctx, s, &res)
+	if code, early := whyEnded(ctx, err); early && err != nil {
+		return code
+	}
+	res.DurationMS = time.Since(began).Milliseconds()
+	if how.json {
+		res.Stdout, res.Stderr = out.output(), errs.output()
+		return a.finishJSON(&res, exit, err)
+	}
+	if err != nil {
+		return err
+	}
+	return a.outcome(exit, how)
+}
+
+// finishJSON writes the one object of --json.
+func (a *App) finishJSON(res *result, exit sandbox.Exit, err error) error {
+	res.Exit, res.Reason, res.Signal, res.Detail = codeFor(exit), exit.Reason, exit.Signal, exit.Detail
+	if err != nil {
+		res.Exit = exitAtoll
+		var known *sandbox.Error
+		if !errors.As(err, &known) {
+			known = &sandbox.Error{Code: sandbox.CodeOf(err), Message: err.Error()}
+		}
+		res.Error = known
+	}
+	if werr := a.printJSON(res); werr != nil {
+		return werr
+	}
+	if res.Exit == 0 {
+		return nil
+	}
+	return exitCode(res.Exit)
+}
+
+// codeFor returns the exit code that tells how a command ended.
+func codeFor(exit sandbox.Exit) int {
+	switch exit.Reason {
+	case sandbox.ReasonTimeout, sandbox.ReasonLifetime:
+		return exitTimeout
+	case sandbox.ReasonCrashed, sandbox.ReasonLost:
+		return exitAtoll
+	case sandbox.ReasonMemory, sandbox.ReasonKilled:
+		if exit.Code == 0 {
+			return 137 // as if by SIGKILL, which it was
+		}
+	}
+	return exit.Code
+}
+
+// outcome says why a command was ended, if it did not end by itself, and
+// returns its exit code.
+func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
+	var text string
+	switch exit.Reason {
+	case sandbox.ReasonTimeout:
+		text = fmt.Sprintf("the command was killed: it ran longer than %s", time.Duration(how.timeout))
+	case sandbox.ReasonLifetime:
+		text = "the command was killed: its sandbox reached the end of its lifetime"
+	case sandbox.ReasonMemory:
+		text = "the command was killed: the sandbox reached its memory limit"
+	case sandbox.ReasonKilled:
+		text = "the command was killed: its sandbox was removed"
+	case sandbox.ReasonCrashed:
+		text = "the sandbox's kernel ended unexpectedly"
+	case sandbox.ReasonLost:
+		text = "the sandbox could not be reached any more"
+	}
+	if text != "" {
+		if exit.Detail != "" {
+			text += " (" + visible(exit.Detail) + ")"
+		}
+		a.say("error", text)
+	}
+	if code := codeFor(exit); code != 0 {
+		return exitCode(code)
+	}
+	return nil
+}
+
+// progress returns what shows how fetching an image goes, and what clears it
+// away, which may be called again. Nothing is shown but on a terminal.
+func (a *App) progress(quiet bool) (show func(control.Progress), done func()) {
+	if quiet || !isTerminal(a.Stderr) {
+		return nil, func() {}
+	}
+	b := &bar{w: a.Stderr}
+	return b.show, b.clear
+}

@@ -1,0 +1,284 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// linger is how long output is awaited after the command itself has ended:
+// processes it left behind may hold its output open for ever.
+const linger = 2 * time.Second
+
+// session connects a command to our own streams, terminal and signals.
+type session struct {
+	stdin          io.Reader // nil: the command reads an empty input
+	stdout, stderr io.Writer
+	terminal       *os.File // put into raw mode while the command runs; may be nil
+	sizes          *os.File // the terminal whose size is followed; may be nil
+	signals        *interrupts
+}
+
+// use runs the session for one command and returns when its output has ended.
+// It is meant for control.Run.
+func (s *session) use(ctx context.Context, _ *control.Sandbox, p driver.Process) error {
+	defer s.signals.forward(ctx, p)()
+	restore, err := rawMode(s.terminal)
+	if err != nil {
+		return err
+	}
+	defer restore()
+	if s.sizes != nil {
+		defer followSize(ctx, s.sizes, p)()
+	}
+	if s.stdin != nil {
+		go feed(p, s.stdin)
+	}
+	return s.drain(ctx, p)
+}
+
+// feed passes our input on until either side ends. It may stay blocked in a
+// read of a terminal when the command ends first; only the end of the program
+// ends it then.
+func feed(p driver.Process, in io.Reader) {
+	_, _ = io.Copy(p.Stdin(), in) // a command need not read all there is
+	_ = p.Stdin().Close()
+}
+
+// drain copies output until it ends, ctx ends, or the command has ended and
+// nothing more came for a while.
+func (s *session) drain(ctx context.Context, p driver.Process) error {
+	streams := []*outflow{{to: s.stdout, from: p.Stdout()}, {to: s.stderr, from: p.Stderr()}}
+	copied := make(chan error, len(streams))
+	for _, o := range streams {
+		go func() { copied <- o.copy() }()
+	}
+	waitCtx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = p.Wait(waitCtx) // how it ended is asked again, by who wants to know
+	}()
+	var late <-chan time.Time
+	for open := len(streams); open > 0; {
+		select {
+		case err := <-copied:
+			if err != nil {
+				return err
+			}
+			open--
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ended:
+			ended = nil
+			for _, o := range streams {
+				o.waited.Store(0)
+			}
+			tick := time.NewTicker(linger / 20)
+			defer tick.Stop()
+			late = tick.C
+		case <-late:
+			if streams[0].stalled() && streams[1].stalled() {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// outflow copies one stream, and knows how long it waited for the sandbox. Time
+// spent waiting for our own reader does not count: a slow reader loses nothing.
+type outflow struct {
+	to      io.Writer
+	from    io.Reader
+	waited  atomic.Int64 // nanoseconds spent in reads that ended
+	reading atomic.Int64 // when the present read began, 0 if there is none
+	done    atomic.Bool
+}
+
+func (o *outflow) copy() error {
+	defer o.done.Store(true)
+	buf := make([]byte, 64<<10)
+	for {
+		began := time.Now()
+		o.reading.Store(began.UnixNano())
+		n, err := o.from.Read(buf)
+		o.reading.Store(0)
+		o.waited.Add(int64(time.Since(began)))
+		if n > 0 {
+			if _, err := o.to.Write(buf[:n]); err != nil {
+				return &outputError{err}
+			}
+		}
+		if err != nil {
+			// The end, or the command was let go of; its Wait tells which.
+			return nil
+		}
+	}
+}
+
+// stalled reports whether the stream ended or was waited for long enough.
+func (o *outflow) stalled() bool {
+	waited := o.waited.Load()
+	if began := o.reading.Load(); began != 0 {
+		waited += time.Now().UnixNano() - began
+	}
+	return o.done.Load() || waited >= int64(linger)
+}
+
+// outputError says that our own output could not be written.
+type outputError struct{ err error }
+
+func (e *outputError) Error() string { return "cannot write the command's output: " + e.err.Error() }
+func (e *outputError) Unwrap() error { return e.err }
+
+// rawMode hands every key to the command, until the returned function is
+// called. Without a terminal both do nothing.
+func rawMode(f *os.File) (restore func(), err error) {
+	if f == nil {
+		return func() {}, nil
+	}
+	before, err := term.MakeRaw(int(f.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	return func() { _ = term.Restore(int(f.Fd()), before) }, nil
+}
+
+// followSize keeps the command's terminal as large as ours, until the returned
+// function is called.
+func followSize(ctx context.Context, f *os.File, p driver.Process) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	changed := make(chan os.Signal, 1)
+	signal.Notify(changed, syscall.SIGWINCH)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-changed:
+				_ = p.Resize(ctx, windowSize(f)) // it may just have ended
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return func() {
+		signal.Stop(changed)
+		cancel()
+		wg.Wait()
+	}
+}
+
+// windowSize returns the size of a terminal, 80×24 for anything else.
+func windowSize(f *os.File) sandbox.WindowSize {
+	if f != nil {
+		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 && rows > 0 {
+			return sandbox.WindowSize{Cols: uint16(min(cols, 4096)), Rows: uint16(min(rows, 4096))}
+		}
+	}
+	return sandbox.WindowSize{Cols: 80, Rows: 24}
+}
+
+// interrupted is why a context ended: somebody sent us a signal.
+type interrupted syscall.Signal
+
+func (i interrupted) Error() string { return "interrupted" }
+
+// interrupts turns signals sent to us into what they mean: the first goes to
+// the command, if one runs, which may end in its own time; any further one
+// ends everything.
+type interrupts struct {
+	cancel context.CancelCauseFunc
+	mu     sync.Mutex
+	send   func(sig int) // to the command; nil while none runs
+	passed bool          // one was passed on
+}
+
+// catchSignals begins to turn signals into what they mean. The returned
+// context ends when everything is to end; stop gives signals back.
+func catchSignals(ctx context.Context) (_ *interrupts, _ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	i := &interrupts{cancel: cancel}
+	caught := make(chan os.Signal, 4)
+	signal.Notify(caught, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	quit := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case sig := <-caught:
+				i.take(sig.(syscall.Signal))
+			case <-quit:
+				return
+			}
+		}
+	})
+	return i, ctx, func() {
+		signal.Stop(caught)
+		close(quit)
+		wg.Wait()
+		cancel(nil)
+	}
+}
+
+func (i *interrupts) take(sig syscall.Signal) {
+	i.mu.Lock()
+	send := i.send
+	if i.passed {
+		send = nil
+	}
+	i.passed = i.passed || send != nil
+	i.mu.Unlock()
+	if send == nil {
+		i.cancel(interrupted(sig))
+		return
+	}
+	send(int(sig))
+}
+
+// forward sends signals to p until the returned function is called.
+func (i *interrupts) forward(ctx context.Context, p driver.Process) (stop func()) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.send = func(sig int) {
+		// Sending must not keep the next signal from being seen.
+		go func() {
+			err := p.Signal(ctx, sig)
+			if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+				i.cancel(interrupted(sig))
+			}
+		}()
+	}
+	return func() {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		i.send = nil
+	}
+}
+
+// whyEnded returns the exit code for a session that ended early, and whether
+// there is one.
+func whyEnded(ctx context.Context, err error) (code exitCode, early bool) {
+	var sig interrupted
+	var out *outputError
+	switch {
+	case errors.As(err, &out) && errors.Is(err, syscall.EPIPE):
+		return exitCode(128 + int(syscall.SIGPIPE)), true
+	case errors.As(context.Cause(ctx), &sig):
+		return exitCode(128 + int(sig)), true
+	}
+	return 0, false
+}

@@ -1,0 +1,135 @@
+// Package tree carries local file trees to and from tar streams, for copying
+// in and out of a sandbox. What comes out of a sandbox is hostile: Unpack
+// writes nothing outside its directory, follows no link, and makes nothing but
+// files, directories and links, without set-id bits.
+package tree
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// permissions are the mode bits that are carried over.
+const permissions = 0o777
+
+// Pack writes the file or tree at root as a tar stream whose members begin
+// with name. Links are kept as links, but for root itself, which is followed.
+// Sockets, pipes and devices are left out. Owners are root's: whoever unpacks
+// says who they belong to.
+func Pack(ctx context.Context, w io.Writer, root, name string) error {
+	resolved, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return err
+	}
+	tw := tar.NewWriter(w)
+	err = filepath.WalkDir(resolved, func(p string, d fs.DirEntry, err error) error {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(resolved, p)
+		if err != nil {
+			return err
+		}
+		return pack(tw, p, filepath.ToSlash(filepath.Join(name, rel)), d)
+	})
+	if err != nil {
+		return err
+	}
+	return tw.Close()
+}
+
+func pack(tw *tar.Writer, file, name string, d fs.DirEntry) error {
+	info, err := d.Info()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return packOther(tw, file, name, info)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// The file may have been replaced since it was listed.
+	if info, err = f.Stat(); err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return fmt.Errorf("%s changed while it was read", file)
+	}
+	if err := tw.WriteHeader(header(info, name, "")); err != nil {
+		return err
+	}
+	if _, err = io.CopyN(tw, f, info.Size()); err == io.EOF {
+		return fmt.Errorf("%s became shorter while it was read", file)
+	}
+	return err
+}
+
+// packOther packs what is not a regular file, if it can be.
+func packOther(tw *tar.Writer, file, name string, info fs.FileInfo) error {
+	switch {
+	case info.IsDir():
+		return tw.WriteHeader(header(info, name+"/", ""))
+	case info.Mode()&fs.ModeSymlink != 0:
+		target, err := os.Readlink(file)
+		if err != nil {
+			return err
+		}
+		return tw.WriteHeader(header(info, name, target))
+	}
+	return nil
+}
+
+func header(info fs.FileInfo, name, link string) *tar.Header {
+	h := &tar.Header{
+		Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX,
+	}
+	switch {
+	case info.IsDir():
+		h.Typeflag = tar.TypeDir
+	case link != "":
+		h.Typeflag, h.Linkname = tar.TypeSymlink, link
+	default:
+		h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	}
+	return h
+}
+
+func hostile(member, message string) error {
+	if len(member) > 200 {
+		member = member[:200] + "…"
+	}
+	return &sandbox.Error{Code: sandbox.CodeDenied, Op: "copy.out", Subject: member, Message: message}
+}
+
+// rename puts name in the place of the first element of a member's path, and
+// refuses paths that do not stay below it.
+func rename(member, name string) (string, error) {
+	if member == "" || strings.HasPrefix(member, "/") || strings.IndexByte(member, 0) >= 0 {
+		return "", hostile(member, "the sandbox sent a member with a bad name")
+	}
+	parts := strings.Split(strings.TrimSuffix(member, "/"), "/")
+	for _, part := range parts {
+		if part == ".." {
+			return "", hostile(member, "the sandbox sent a member that leads out of the destination")
+		}
+	}
+	if parts[0] == "." && len(parts) > 1 { // the root itself was exported
+		return filepath.Join(append([]string{name}, parts[1:]...)...), nil
+	}
+	parts[0] = name
+	return filepath.Join(parts...), nil
+}

@@ -1,0 +1,204 @@
+package tree
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxSkipped bounds how many left out members are remembered.
+const maxSkipped = 20
+
+// Unpack writes a tar stream below the directory dir, where the first element
+// of every member's path becomes name, and returns the members it left out
+// because they are neither files nor directories nor links. Files that exist
+// are replaced; no link is followed, whether it was there before or came with
+// the stream. A member that would lead out is an error; what came before it
+// stays.
+func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []string, err error) {
+	if name == "" || name == "." || name == ".." || strings.ContainsRune(name, filepath.Separator) {
+		return nil, fmt.Errorf("%q cannot be the name of a file", name)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	u := &unpacker{root: root, name: name}
+	tr := tar.NewReader(r)
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return u.skipped, u.finish()
+		}
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			err = u.member(tr, h)
+		}
+		if err != nil {
+			return u.skipped, errors.Join(err, u.finish())
+		}
+	}
+}
+
+type unpacker struct {
+	root    *os.Root
+	name    string
+	dirs    []dirMode // given their modes last, so that they can be written to
+	skipped []string
+}
+
+type dirMode struct {
+	path    string
+	mode    fs.FileMode
+	modTime time.Time
+}
+
+func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
+	p, err := rename(h.Name, u.name)
+	if err != nil {
+		return err
+	}
+	if err := u.parents(p); err != nil {
+		return err
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return u.dir(p, h)
+	case tar.TypeReg:
+		return u.file(p, h, tr)
+	case tar.TypeSymlink:
+		if err := u.clear(p); err != nil {
+			return err
+		}
+		return u.root.Symlink(h.Linkname, p)
+	case tar.TypeLink:
+		return u.link(p, h)
+	}
+	if len(u.skipped) < maxSkipped {
+		u.skipped = append(u.skipped, h.Name)
+	}
+	return nil
+}
+
+// parents makes the missing directories above p, and refuses a link among
+// them: whoever sent it wants us to write elsewhere.
+func (u *unpacker) parents(p string) error {
+	parent := filepath.Dir(p)
+	if parent == "." {
+		return nil
+	}
+	for i := range len(parent) + 1 {
+		if i < len(parent) && parent[i] != filepath.Separator {
+			continue
+		}
+		if err := u.plainDir(parent[:i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plainDir makes sure that p is a directory and not a link to one.
+func (u *unpacker) plainDir(p string) error {
+	info, err := u.root.Lstat(p)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return u.root.Mkdir(p, 0o755)
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return hostile(p, "something that is not a directory is in the way")
+	}
+	return nil
+}
+
+func (u *unpacker) dir(p string, h *tar.Header) error {
+	if info, err := u.root.Lstat(p); err == nil && !info.IsDir() {
+		if err := u.root.Remove(p); err != nil {
+			return err
+		}
+	}
+	if err := u.plainDir(p); err != nil {
+		return err
+	}
+	// Writable by us until all that is in it was written.
+	if err := u.root.Chmod(p, 0o700); err != nil {
+		return err
+	}
+	u.dirs = append(u.dirs, dirMode{p, h.FileInfo().Mode() & permissions, h.ModTime})
+	return nil
+}
+
+// clear removes what is at p, unless it is a directory that is not empty.
+func (u *unpacker) clear(p string) error {
+	err := u.root.Remove(p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (u *unpacker) file(p string, h *tar.Header, r io.Reader) error {
+	if err := u.clear(p); err != nil {
+		return err
+	}
+	f, err := u.root.OpenFile(p, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	if err == nil {
+		err = f.Chmod(h.FileInfo().Mode() & permissions)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return u.root.Chtimes(p, time.Time{}, h.ModTime)
+}
+
+// link makes a hard link to a member that came before. Its target is renamed
+// like any member, and must be a file and no link.
+func (u *unpacker) link(p string, h *tar.Header) error {
+	target, err := rename(h.Linkname, u.name)
+	if err != nil {
+		return err
+	}
+	info, err := u.root.Lstat(target)
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return hostile(h.Name, "the sandbox sent a link to something that is not a file")
+	}
+	if err := u.clear(p); err != nil {
+		return err
+	}
+	return u.root.Link(target, p)
+}
+
+// finish gives the directories their modes and times, the deepest first.
+func (u *unpacker) finish() error {
+	var failed error
+	for _, d := range slices.Backward(u.dirs) {
+		err := u.root.Chmod(d.path, d.mode)
+		if err == nil {
+			err = u.root.Chtimes(d.path, time.Time{}, d.modTime)
+		}
+		if errors.Is(err, fs.ErrNotExist) { // replaced by a later member
+			err = nil
+		}
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}

@@ -1,0 +1,30 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) versionCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "version",
+		Short:   "Tell what this program is made of",
+		Example: `  atoll version --json`,
+		GroupID: groupMachine,
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(context.Context, []string) error {
+		v := a.Version
+		if asJSON {
+			return a.printJSON(v)
+		}
+		_, err := fmt.Fprintf(a.Stdout, "atoll %s (gVisor %s, %s, %s/%s)\n", v.Atoll, cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
+		return err
+	})
+	return cmd
+}
