@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// settle finishes what the kernel began, and then gives up, for ever and for
+// everything that will run here, the capability that this takes: no command
+// has run yet, and none is to be able to mount or to lift the sandbox's limits.
+func settle(hostname string) error {
+	if current, err := os.Hostname(); hostname != "" && (err != nil || current != hostname) {
+		if err := unix.Sethostname([]byte(hostname)); err != nil {
+			return err
+		}
+	}
+	uncoverTmp()
+	return dropAdmin()
+}
+
+// uncoverTmp removes the memory file system that gVisor puts on an empty
+// /tmp: what is written there is to count as disk and not as memory, and to be
+// a part of the sandbox's files like any other.
+func uncoverTmp() {
+	var st unix.Statfs_t
+	if unix.Statfs("/tmp", &st) == nil && st.Type == unix.TMPFS_MAGIC {
+		_ = unix.Unmount("/tmp", 0)
+	}
+	if unix.Mkdir("/tmp", 0o1777) == nil {
+		_ = unix.Chmod("/tmp", 0o1777)
+	}
+}
+
+// dropAdmin removes CAP_SYS_ADMIN from every set of every thread.
+func dropAdmin() error {
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0); errno != 0 {
+		return errno
+	}
+	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(header, &data[0]); err != nil {
+		return err
+	}
+	const bit = uint32(1) << unix.CAP_SYS_ADMIN
+	data[0].Effective &^= bit
+	data[0].Permitted &^= bit
+	data[0].Inheritable &^= bit
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET,
+		uintptr(unsafe.Pointer(header)), uintptr(unsafe.Pointer(&data[0])), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

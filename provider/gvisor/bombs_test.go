@@ -1,0 +1,207 @@
+package gvisor_test
+
+import (
+	"context"
+	"io"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const nullSignal = syscall.Signal(0)
+
+// pair makes a victim of an attack and a neighbour that must not notice.
+func pair(t *testing.T, res sandbox.Resources) (victim, neighbour driver.Instance, p driver.Provider) {
+	t.Helper()
+	gp := newProvider(t, nil)
+	victim = create(t, gp, sandbox.Spec{ID: "victim", Image: "host", Resources: res})
+	neighbour = create(t, gp, sandbox.Spec{ID: "neighbour", Image: "host"})
+	return victim, neighbour, gp
+}
+
+func TestForkBomb(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{PIDs: 64, Memory: 512 << 20})
+	o := run(t, victim, sandbox.Command{
+		Args: []string{"python3", "-c", `
+import os, time
+n = 0
+try:
+    while n < 10000:
+        if os.fork() == 0:
+            time.sleep(60); os._exit(0)
+        n += 1
+except OSError as e:
+    print("refused after", n, e.errno)
+`}, Timeout: 60 * time.Second,
+	})
+	if !strings.Contains(o.stdout, "refused after") {
+		t.Errorf("the number of processes is not limited: %+v", o)
+	}
+	if o := run(t, victim, sandbox.Command{Shell: `f() { f | f & }; f; sleep 2; echo over`, Timeout: 20 * time.Second}); o.exit.Reason == "" {
+		t.Errorf("no reason: %+v", o)
+	}
+	stillWorks(t, neighbour)
+}
+
+func TestMemoryBomb(t *testing.T) {
+	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 192 << 20})
+	if facts, err := p.Probe(t.Context()); err != nil || !facts.Limits["memory"].Holds {
+		t.Fatalf("the memory limit does not hold here: %+v, %v", facts.Limits["memory"], err)
+	}
+	proc, err := victim.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", `
+b = []
+while True:
+    b.append(bytearray(8 << 20))
+`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	exit, err := victim.Wait(ctx)
+	if err != nil || exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
+	}
+	if exit, err := proc.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
+	}
+	stillWorks(t, neighbour)
+}
+
+func TestDiskFill(t *testing.T) {
+	victim, neighbour, p := pair(t, sandbox.Resources{Disk: 32 << 20})
+	o := sh(t, victim, `dd if=/dev/zero of=/tmp/fill bs=1M count=200 2>&1; du -sm /tmp/fill | cut -f1`)
+	if !strings.Contains(o.stdout, "No space left on device") {
+		t.Errorf("the disk is not limited: %+v", o)
+	}
+	files, _ := driver.As[driver.FileSystem](victim)
+	_, err := files.Write(t.Context(), "/tmp/more", io.LimitReader(zeros{}, 64<<20), driver.WriteOptions{})
+	if code := p.ErrorCode(err); code != sandbox.CodeExhausted {
+		t.Errorf("writing to a full disk: %v (%s), want %s", err, code, sandbox.CodeExhausted)
+	}
+	if o := sh(t, victim, `rm /tmp/fill; ls -A /tmp; echo ok > /tmp/small && cat /tmp/small`); o.stdout != "ok\n" {
+		t.Errorf("after making room: %+v", o)
+	}
+	stillWorks(t, neighbour)
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+func TestDescriptorExhaustion(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 1 << 30})
+	o := python(t, victim, `
+import resource, socket
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 300000), hard))
+keep = []
+try:
+    for i in range(200000): keep.append(open("/usr/bin/env"))
+except OSError as e: print("files stopped at", len(keep), e.errno)
+print("kept", len(keep) > 0)
+`)
+	if !strings.Contains(o.stdout, "kept True") && o.exit.Code == 0 {
+		t.Errorf("unexpected: %+v", o)
+	}
+	stillWorks(t, neighbour)
+	stillWorks(t, victim)
+}
+
+func TestOutputNobodyReads(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 256 << 20})
+	foreground, err := victim.Exec(t.Context(), &sandbox.Command{Shell: `yes | head -c 1073741824; echo done >&2`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	background, err := victim.Exec(t.Context(), &sandbox.Command{Shell: `yes | head -c 1073741824; echo done >&2`, Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+	defer cancel()
+	// In the background the output is dropped and the command ends.
+	if exit, err := background.Wait(ctx); err != nil || exit.Code != 0 {
+		t.Errorf("the background command: %+v, %v", exit, err)
+	}
+	background.Close()
+	// In the foreground it waits for its reader, and the sandbox for nobody.
+	stillWorks(t, victim)
+	if info := foreground.Info(); !info.Running && info.Exit != nil {
+		t.Errorf("a command whose output nobody reads has ended: %+v", info)
+	}
+	foreground.Close()
+	stillWorks(t, neighbour)
+}
+
+func TestProcessThatIgnoresSignals(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{})
+	o := run(t, victim, sandbox.Command{Shell: `trap '' TERM INT HUP QUIT; sh -c 'trap "" TERM; sleep 300' & while :; do sleep 1; done`, Timeout: time.Second})
+	if o.exit.Reason != sandbox.ReasonTimeout {
+		t.Errorf("exit = %+v, want reason %s", o.exit, sandbox.ReasonTimeout)
+	}
+	if o := sh(t, victim, `ps -ef 2>/dev/null | grep -c '[s]leep 300'; for p in /proc/[0-9]*; do tr '\0' ' ' < $p/cmdline; done | grep -c 'sleep 300'; true`); strings.Contains(o.stdout, "1") {
+		t.Errorf("a child survived the timeout: %+v", o)
+	}
+	stillWorks(t, neighbour)
+}
+
+func TestDeepTree(t *testing.T) {
+	victim, _, _ := pair(t, sandbox.Resources{})
+	files, _ := driver.As[driver.FileSystem](victim)
+	o := python(t, victim, `
+import os
+os.makedirs("/tmp/deep"); os.chdir("/tmp/deep")
+for i in range(10000):
+    os.mkdir("d"); os.chdir("d")
+print("made")
+`)
+	if o.stdout != "made\n" {
+		t.Fatalf("making the tree: %+v", o)
+	}
+	n := 0
+	for _, err := range files.List(t.Context(), "/tmp/deep", driver.ListOptions{Depth: -1}) {
+		if err != nil {
+			t.Fatalf("listing after %d entries: %v", n, err)
+		}
+		n++
+	}
+	if n != 10000 {
+		t.Errorf("listed %d directories, want 10000", n)
+	}
+	if err := files.Remove(t.Context(), "/tmp/deep", true); err != nil {
+		t.Errorf("removing the tree: %v", err)
+	}
+	stillWorks(t, victim)
+}
+
+func TestOddFiles(t *testing.T) {
+	victim, _, p := pair(t, sandbox.Resources{})
+	files, _ := driver.As[driver.FileSystem](victim)
+	sh(t, victim, `mkdir /tmp/o; cd /tmp/o; mkfifo fifo; truncate -s 8E sparse || truncate -s 4T sparse; ln -s /dev/zero link; ln -s loop loop; mknod zero c 1 5; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("sock")'`)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, name := range []string{"fifo", "link", "loop", "zero", "sock", "."} {
+		r, _, err := files.Read(ctx, "/tmp/o/"+name, driver.ReadOptions{})
+		if err == nil {
+			r.Close()
+		}
+		if code := p.ErrorCode(err); code != sandbox.CodeInvalid && code != sandbox.CodeNotFound {
+			t.Errorf("reading %s: %v (%s), want %s", name, err, code, sandbox.CodeInvalid)
+		}
+	}
+	r, info, err := files.Read(ctx, "/tmp/o/sparse", driver.ReadOptions{Offset: 1 << 40, Length: 4096})
+	if err != nil {
+		t.Fatalf("reading a huge sparse file: %v", err)
+	}
+	defer r.Close()
+	b, err := io.ReadAll(r)
+	if err != nil || len(b) != 4096 || info.Size < 1<<40 {
+		t.Errorf("read %d bytes of %d, %v", len(b), info.Size, err)
+	}
+}

@@ -1,0 +1,393 @@
+package gvisor
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// cgroupRoot is where control groups of this machine are, and which limits
+// this process may set there. The zero value has none.
+type cgroupRoot struct {
+	version int               // 2, 1, or 0 for none
+	dirs    map[string]string // controller → directory under which groups are made
+	why     string            // what is missing, for people
+}
+
+// Controllers that carry limits.
+const (
+	ctlCPU    = "cpu"
+	ctlMemory = "memory"
+	ctlPIDs   = "pids"
+)
+
+var controllers = []string{ctlCPU, ctlMemory, ctlPIDs}
+
+// group is the name of the directory below which all of Atoll's groups are.
+const groupParent = "atoll"
+
+// findCgroups looks where groups can be made. It makes Atoll's parent group,
+// because only that shows whether it can be made.
+func findCgroups(mountinfo, self string) cgroupRoot {
+	v2, v1 := cgroupMounts(mountinfo)
+	if v2 != "" && len(v1) == 0 {
+		return findUnified(v2, self)
+	}
+	root := cgroupRoot{version: 1, dirs: map[string]string{}}
+	var missing []string
+	for _, ctl := range controllers {
+		dir := v1[ctl]
+		if dir == "" {
+			missing = append(missing, ctl+" is not mounted")
+			continue
+		}
+		parent := filepath.Join(dir, groupParent)
+		if err := mkdirGroup(parent); err != nil {
+			missing = append(missing, fmt.Sprintf("%s: %v", ctl, reason(err)))
+			continue
+		}
+		root.dirs[ctl] = parent
+	}
+	root.why = strings.Join(missing, "; ")
+	if len(root.dirs) == 0 {
+		root.version = 0
+	}
+	return root
+}
+
+// findUnified looks below this process's own group first, which is where a
+// user may have been given one, and at the top for root.
+func findUnified(mount, self string) cgroupRoot {
+	candidates := []string{mount}
+	if own := ownUnifiedGroup(self); own != "" && own != "/" {
+		// A group with processes cannot give controllers to its children:
+		// Atoll's parent is made beside it.
+		candidates = []string{filepath.Dir(filepath.Join(mount, own)), mount}
+	}
+	why := "no cgroup v2 hierarchy is mounted"
+	for _, dir := range candidates {
+		parent := filepath.Join(dir, groupParent)
+		if err := mkdirGroup(parent); err != nil {
+			why = reason(err)
+			continue
+		}
+		enabled := enableControllers(dir, parent)
+		if len(enabled) == 0 {
+			why = "no controller could be enabled below " + dir
+			_ = os.Remove(parent)
+			continue
+		}
+		root := cgroupRoot{version: 2, dirs: map[string]string{}}
+		var missing []string
+		for _, ctl := range controllers {
+			if enabled[ctl] {
+				root.dirs[ctl] = parent
+			} else {
+				missing = append(missing, ctl+" is not delegated")
+			}
+		}
+		root.why = strings.Join(missing, "; ")
+		return root
+	}
+	return cgroupRoot{why: why}
+}
+
+func enableControllers(dir, parent string) map[string]bool {
+	for _, d := range []string{dir, parent} {
+		for _, ctl := range controllers {
+			// One at a time: the kernel refuses a list as a whole.
+			_ = os.WriteFile(filepath.Join(d, "cgroup.subtree_control"), []byte("+"+ctl), 0)
+		}
+	}
+	enabled := map[string]bool{}
+	b, _ := os.ReadFile(filepath.Join(parent, "cgroup.subtree_control"))
+	for _, ctl := range strings.Fields(string(b)) {
+		enabled[ctl] = true
+	}
+	return enabled
+}
+
+// cgroupMounts parses /proc/self/mountinfo for the cgroup hierarchies.
+func cgroupMounts(mountinfo string) (v2 string, v1 map[string]string) {
+	v1 = map[string]string{}
+	sc := bufio.NewScanner(strings.NewReader(mountinfo))
+	for sc.Scan() {
+		pre, post, ok := strings.Cut(sc.Text(), " - ")
+		f, p := strings.Fields(pre), strings.Fields(post)
+		if !ok || len(f) < 5 || len(p) < 3 {
+			continue
+		}
+		switch p[0] {
+		case "cgroup2":
+			v2 = f[4]
+		case "cgroup":
+			for _, opt := range strings.Split(p[2], ",") {
+				v1[opt] = f[4]
+			}
+		}
+	}
+	for _, ctl := range controllers {
+		if v1[ctl] != "" {
+			return v2, v1
+		}
+	}
+	return v2, nil
+}
+
+// ownUnifiedGroup parses /proc/self/cgroup.
+func ownUnifiedGroup(self string) string {
+	for _, line := range strings.Split(self, "\n") {
+		if g, ok := strings.CutPrefix(line, "0::"); ok {
+			return g
+		}
+	}
+	return ""
+}
+
+func mkdirGroup(dir string) error {
+	err := os.Mkdir(dir, 0o755)
+	if errors.Is(err, fs.ErrExist) {
+		// It may be another user's.
+		return unix.Access(dir, unix.W_OK)
+	}
+	return err
+}
+
+func reason(err error) string {
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	return err.Error()
+}
+
+// cgroup is one sandbox's group; nil means that there is none.
+type cgroup struct {
+	version int
+	dirs    map[string]string // controller → the group's own directory
+}
+
+// limits of one sandbox; zero means none.
+type limits struct {
+	cpus   float64
+	memory int64
+	pids   int64
+}
+
+// group names the group of a sandbox, without making it.
+func (r cgroupRoot) group(id string) *cgroup {
+	if r.version == 0 {
+		return nil
+	}
+	g := &cgroup{version: r.version, dirs: map[string]string{}}
+	for ctl, parent := range r.dirs {
+		g.dirs[ctl] = filepath.Join(parent, id)
+	}
+	return g
+}
+
+// create makes the group and sets its limits. On an error nothing remains.
+func (g *cgroup) create(l limits) (err error) {
+	if g == nil {
+		return nil
+	}
+	defer func() {
+		if err != nil {
+			_ = g.remove()
+		}
+	}()
+	for _, dir := range g.dirs {
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("making the control group: %w", err)
+		}
+	}
+	for _, s := range g.settings(l) {
+		dir, ok := g.dirs[s.ctl]
+		if !ok {
+			continue
+		}
+		err := os.WriteFile(filepath.Join(dir, s.file), []byte(s.value), 0)
+		if err != nil && !s.optional {
+			return fmt.Errorf("setting %s: %w", s.file, err)
+		}
+	}
+	return nil
+}
+
+type setting struct {
+	ctl, file, value string
+	optional         bool
+}
+
+func (g *cgroup) settings(l limits) []setting {
+	var s []setting
+	quota := strconv.FormatInt(int64(l.cpus*100_000), 10)
+	mem, pids := strconv.FormatInt(l.memory, 10), strconv.FormatInt(l.pids, 10)
+	if g.version == 2 {
+		if l.cpus > 0 {
+			s = append(s, setting{ctlCPU, "cpu.max", quota + " 100000", false})
+		}
+		if l.memory > 0 {
+			s = append(s,
+				setting{ctlMemory, "memory.max", mem, false},
+				setting{ctlMemory, "memory.swap.max", "0", true},
+				setting{ctlMemory, "memory.oom.group", "1", true})
+		}
+	} else {
+		if l.cpus > 0 {
+			s = append(s,
+				setting{ctlCPU, "cpu.cfs_period_us", "100000", false},
+				setting{ctlCPU, "cpu.cfs_quota_us", quota, false})
+		}
+		if l.memory > 0 {
+			s = append(s,
+				setting{ctlMemory, "memory.limit_in_bytes", mem, false},
+				setting{ctlMemory, "memory.memsw.limit_in_bytes", mem, true})
+		}
+	}
+	if l.pids > 0 {
+		s = append(s, setting{ctlPIDs, "pids.max", pids, false})
+	}
+	return s
+}
+
+// enterOnClone arranges that a process is born inside the group where the
+// kernel can do that. The release function is called after the start.
+func (g *cgroup) enterOnClone(attr *syscall.SysProcAttr) (release func(), err error) {
+	if g == nil || g.version != 2 {
+		return func() {}, nil
+	}
+	f, err := os.Open(g.anyDir())
+	if err != nil {
+		return nil, err
+	}
+	attr.UseCgroupFD, attr.CgroupFD = true, int(f.Fd())
+	return func() { f.Close() }, nil
+}
+
+// add moves a process that was just started into the group.
+func (g *cgroup) add(pid int) error {
+	if g == nil || g.version == 2 {
+		return nil
+	}
+	for _, dir := range g.dirs {
+		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0)
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("entering the control group: %w", err)
+		}
+	}
+	return nil
+}
+
+func (g *cgroup) anyDir() string {
+	for _, dir := range g.dirs {
+		return dir
+	}
+	return ""
+}
+
+// outOfMemory reports whether the kernel killed a process of the group
+// because the group reached its memory limit.
+func (g *cgroup) outOfMemory() bool {
+	if g == nil || g.dirs[ctlMemory] == "" {
+		return false
+	}
+	file := "memory.oom_control"
+	if g.version == 2 {
+		file = "memory.events"
+	}
+	b, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], file))
+	if err != nil {
+		return false
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			return n != "0"
+		}
+	}
+	return false
+}
+
+// memoryUsed returns the bytes charged to the group.
+func (g *cgroup) memoryUsed() (int64, bool) {
+	if g == nil || g.dirs[ctlMemory] == "" {
+		return 0, false
+	}
+	file := "memory.usage_in_bytes"
+	if g.version == 2 {
+		file = "memory.current"
+	}
+	b, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], file))
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	return n, err == nil
+}
+
+// processes lists who is in the group.
+func (g *cgroup) processes() []int {
+	if g == nil {
+		return nil
+	}
+	var pids []int
+	b, _ := os.ReadFile(filepath.Join(g.anyDir(), "cgroup.procs"))
+	for _, s := range strings.Fields(string(b)) {
+		if pid, err := strconv.Atoi(s); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// kill ends every process in the group, whoever its parent is.
+func (g *cgroup) kill() {
+	if g == nil {
+		return
+	}
+	if g.version == 2 && os.WriteFile(filepath.Join(g.anyDir(), "cgroup.kill"), []byte("1"), 0) == nil {
+		return
+	}
+	for _, pid := range g.processes() {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+// remove removes the group, whose processes have been killed. The kernel lets
+// go of a group only when its last process is reaped, so it may take a moment.
+func (g *cgroup) remove() error {
+	if g == nil {
+		return nil
+	}
+	var first error
+	for _, dir := range g.dirs {
+		if err := g.removeDir(dir); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (g *cgroup) removeDir(dir string) error {
+	deadline := time.Now().Add(10 * time.Second)
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		err := unix.Rmdir(dir)
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT):
+			return nil
+		case !errors.Is(err, unix.EBUSY) || time.Now().After(deadline):
+			return fmt.Errorf("removing the control group %s: %w", dir, err)
+		}
+		g.kill()
+		time.Sleep(wait)
+	}
+}

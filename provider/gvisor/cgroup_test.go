@@ -1,0 +1,128 @@
+package gvisor
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+const (
+	mountsHybrid = `24 1 0:21 / /sys rw - sysfs sysfs rw
+30 24 0:25 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+31 30 0:26 / /sys/fs/cgroup/cpu rw,relatime shared:5 - cgroup cgroup rw,cpu,cpuacct
+32 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+33 30 0:28 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+34 30 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+`
+	mountsUnified = `24 1 0:21 / /sys rw - sysfs sysfs rw
+30 24 0:25 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate
+`
+	mountsNone = "24 1 0:21 / /sys rw - sysfs sysfs rw\nnot a mount line\n"
+)
+
+func TestCgroupMounts(t *testing.T) {
+	for _, tc := range []struct {
+		name, mounts, v2 string
+		v1               map[string]string
+	}{
+		{"hybrid", mountsHybrid, "/sys/fs/cgroup/unified", map[string]string{
+			"rw": "/sys/fs/cgroup/pids", "cpu": "/sys/fs/cgroup/cpu", "cpuacct": "/sys/fs/cgroup/cpu",
+			"memory": "/sys/fs/cgroup/memory", "pids": "/sys/fs/cgroup/pids",
+		}},
+		{"unified", mountsUnified, "/sys/fs/cgroup", nil},
+		{"none", mountsNone, "", nil},
+		{"empty", "", "", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			v2, v1 := cgroupMounts(tc.mounts)
+			if v2 != tc.v2 || !maps.Equal(v1, tc.v1) {
+				t.Errorf("cgroupMounts = %q, %v; want %q, %v", v2, v1, tc.v2, tc.v1)
+			}
+		})
+	}
+}
+
+func FuzzCgroupMounts(f *testing.F) {
+	f.Add(mountsHybrid)
+	f.Add(mountsUnified)
+	f.Fuzz(func(t *testing.T, s string) { cgroupMounts(s) })
+}
+
+func TestOwnUnifiedGroup(t *testing.T) {
+	for in, want := range map[string]string{
+		"0::/user.slice/a.scope\n":       "/user.slice/a.scope",
+		"5:memory:/x\n0::/\n":            "/",
+		"5:memory:/x\n":                  "",
+		"":                               "",
+		"12:cpu,cpuacct:/y\n0::/deep/g ": "/deep/g ",
+	} {
+		if got := ownUnifiedGroup(in); got != want {
+			t.Errorf("ownUnifiedGroup(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestUnifiedSettings checks what would be written to a cgroup v2 hierarchy,
+// with a plain directory in its place: files are made instead of written.
+func TestUnifiedSettings(t *testing.T) {
+	parent := t.TempDir()
+	root := cgroupRoot{version: 2, dirs: map[string]string{ctlCPU: parent, ctlMemory: parent, ctlPIDs: parent}}
+	g := root.group("box")
+	if err := os.Mkdir(filepath.Join(parent, "box"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"cpu.max": "150000 100000", "memory.max": "67108864", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "100",
+	}
+	for name := range want {
+		if err := os.WriteFile(filepath.Join(parent, "box", name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.create(limits{cpus: 1.5, memory: 64 << 20, pids: 100}); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range want {
+		b, err := os.ReadFile(filepath.Join(parent, "box", name))
+		if err != nil || string(b) != value {
+			t.Errorf("%s = %q, %v; want %q", name, b, err, value)
+		}
+	}
+}
+
+func TestNoCgroup(t *testing.T) {
+	var g *cgroup
+	if cgroupRoot(cgroupRoot{}).group("x") != nil {
+		t.Error("a machine without control groups has one")
+	}
+	if err := g.create(limits{memory: 1}); err != nil {
+		t.Error(err)
+	}
+	g.kill()
+	if err := g.remove(); err != nil || g.outOfMemory() || g.processes() != nil {
+		t.Error("no group is not empty")
+	}
+}
+
+func TestOutOfMemory(t *testing.T) {
+	for _, tc := range []struct {
+		version       int
+		file, content string
+		want          bool
+	}{
+		{2, "memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 2\n", true},
+		{2, "memory.events", "low 0\nmax 12\noom_kill 0\n", false},
+		{1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", true},
+		{1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 1\noom_kill 0\n", false},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, tc.file), []byte(tc.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		g := &cgroup{version: tc.version, dirs: map[string]string{ctlMemory: dir}}
+		if got := g.outOfMemory(); got != tc.want {
+			t.Errorf("v%d %q: outOfMemory = %v", tc.version, tc.content, got)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package gvisor
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// reaper starts the processes of sandboxes and waits for them. All are started
+// by one operating system thread that lives as long as this process: the
+// kernel ties "die with your parent" to the thread that did the starting.
+type reaper struct {
+	once  sync.Once
+	calls chan func()
+}
+
+func (r *reaper) run(f func()) {
+	r.once.Do(func() {
+		r.calls = make(chan func())
+		go func() {
+			runtime.LockOSThread()
+			for f := range r.calls {
+				f()
+			}
+		}()
+	})
+	done := make(chan struct{})
+	r.calls <- func() { f(); close(done) }
+	<-done
+}
+
+// child is a started process that is being waited for.
+type child struct {
+	pid   int
+	start uint64 // start time in clock ticks since boot, to tell reused pids apart
+	proc  *os.Process
+	done  chan struct{} // closed when it has ended
+	state *os.ProcessState
+}
+
+// start starts the executable with argv in the namespaces of attr, inside the
+// cgroup, with files numbered from 3 and everything else closed.
+func (r *reaper) start(exe string, argv []string, files []*os.File, attr *syscall.SysProcAttr, cg *cgroup) (*child, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
+	release, err := cg.enterOnClone(attr)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	pa := &os.ProcAttr{
+		Dir:   "/",
+		Env:   []string{},
+		Files: append([]*os.File{null, null, null}, files...),
+		Sys:   attr,
+	}
+	var proc *os.Process
+	r.run(func() {
+		proc, err = os.StartProcess(exe, argv, pa)
+	})
+	if err != nil {
+		return nil, err
+	}
+	c := &child{pid: proc.Pid, proc: proc, done: make(chan struct{})}
+	if c.start, err = startTime(c.pid); err == nil {
+		err = cg.add(c.pid)
+	}
+	go func() {
+		c.state, _ = proc.Wait()
+		close(c.done)
+	}()
+	if err != nil {
+		c.kill()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *child) ref() processRef { return processRef{c.pid, c.start} }
+
+// kill ends the process and waits until it is gone.
+func (c *child) kill() {
+	_ = c.proc.Kill()
+	<-c.done
+}
+
+// waitFor waits a while for the process to end and says how it did.
+func (c *child) waitFor(d time.Duration) string {
+	select {
+	case <-c.done:
+		return fmt.Sprint(c.state)
+	case <-time.After(d):
+		return "still running"
+	}
+}

@@ -1,0 +1,374 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// createTimeout bounds the making of a sandbox once its image is there.
+const createTimeout = 60 * time.Second
+
+// Create makes a sandbox, or takes one from the pool. See driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	p.sweepOnce()
+	img, err := p.opts.Images.Get(ctx, spec.Image, image.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	if in, err := p.adopt(ctx, spec, img); in != nil || err != nil {
+		return in, err
+	}
+	m := p.newMaker(spec, img)
+	in, err := m.make(ctx)
+	if err != nil {
+		m.undo()
+		return nil, withCause(ctx, err)
+	}
+	return in, nil
+}
+
+// withCause adds that the caller gave up, if it did.
+func withCause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.Join(context.Cause(ctx), err)
+	}
+	return err
+}
+
+func withDefaults(r sandbox.Resources) sandbox.Resources {
+	def := func(v *int64, d int64) {
+		switch {
+		case *v == 0:
+			*v = d
+		case *v < 0:
+			*v = 0
+		}
+	}
+	def(&r.Memory, DefaultMemory)
+	def(&r.Disk, DefaultDisk)
+	def(&r.PIDs, DefaultPIDs)
+	r.CPUs = max(r.CPUs, 0)
+	return r
+}
+
+// maker makes one sandbox, step by step, and remembers what to undo.
+type maker struct {
+	p    *Provider
+	spec *sandbox.Spec
+	img  *image.Image
+	res  sandbox.Resources
+
+	box   box
+	rec   *record
+	files []*os.File
+	procs *launched
+	in    *Instance
+}
+
+func (p *Provider) newMaker(spec *sandbox.Spec, img *image.Image) *maker {
+	return &maker{p: p, spec: spec, img: img, res: withDefaults(spec.Resources)}
+}
+
+// make makes the sandbox and gives it to its user.
+func (m *maker) make(ctx context.Context) (*Instance, error) {
+	if err := m.start(ctx); err != nil {
+		return nil, err
+	}
+	return m.finish(ctx)
+}
+
+// start makes a sandbox whose guest waits to be told what it is.
+func (m *maker) start(ctx context.Context) error {
+	defer func() { closeAll(m.files) }()
+	if err := m.prepare(); err != nil {
+		return err
+	}
+	conn, err := m.boot(ctx)
+	if err != nil {
+		return err
+	}
+	m.in = newInstance(m.p, m.box, m.rec)
+	m.in.watchChildren(m.procs)
+	if err := m.in.dial(ctx, conn); err != nil {
+		return m.explain(fmt.Errorf("reaching the guest: %w", err))
+	}
+	return m.p.opts.Fault("create.connected")
+}
+
+// finish tells a started sandbox what it is.
+func (m *maker) finish(ctx context.Context) (*Instance, error) {
+	if err := m.in.client.Configure(ctx, m.defaults()); err != nil {
+		return nil, m.explain(fmt.Errorf("configuring the guest: %w", err))
+	}
+	if err := m.in.boundLifetime(m.spec.Lifetime.Timeout); err != nil {
+		return nil, err
+	}
+	m.rec.Ready = true
+	if err := m.box.save(m.rec); err != nil {
+		return nil, err
+	}
+	if err := m.p.opts.Fault("create.ready"); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return m.in, m.publish()
+}
+
+func (m *maker) publish() error {
+	m.p.mu.Lock()
+	defer m.p.mu.Unlock()
+	if m.p.closed {
+		return errors.New("the provider is closed")
+	}
+	m.p.instances[m.rec.ID] = m.in
+	return nil
+}
+
+// undo removes everything that make left before it failed.
+func (m *maker) undo() {
+	if m.in != nil {
+		m.in.release()
+	}
+	if m.procs != nil {
+		m.procs.kill()
+	}
+	if m.box.dir != "" {
+		_ = m.box.remove(m.rec)
+	}
+}
+
+// prepare makes the state directory and the control group.
+func (m *maker) prepare() error {
+	m.rec = &record{
+		ID:       m.spec.ID,
+		Created:  time.Now().UTC(),
+		Labels:   m.spec.Labels,
+		Attached: m.p.opts.Attached,
+		Maker:    self(),
+		Inside:   string(m.spec.ID),
+		Spec:     sandboxDescription{Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources},
+	}
+	cg := m.p.groups().group(string(m.spec.ID))
+	if cg != nil {
+		m.rec.Version, m.rec.Cgroup = cg.version, cg.dirs
+	}
+	b, upper, err := createBox(m.p.boxes, m.rec)
+	if errors.Is(err, fs.ErrExist) {
+		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s exists already", m.spec.ID), nil}
+	} else if err != nil {
+		return fmt.Errorf("making the state directory: %w", err)
+	}
+	m.box = b
+	m.files = append(m.files, upper)
+	if err := m.p.opts.Fault("create.box"); err != nil {
+		return err
+	}
+	if err := cg.create(limits{cpus: m.res.CPUs, memory: m.res.Memory, pids: hostThreads(m.res.PIDs)}); err != nil {
+		return err
+	}
+	return m.p.opts.Fault("create.cgroup")
+}
+
+// self names this process.
+func self() processRef {
+	start, _ := startTime(os.Getpid())
+	return processRef{os.Getpid(), start}
+}
+
+// hostThreads bounds the host's view of a sandbox: its kernel needs threads of
+// its own beside those that stand for the programs inside, which the kernel
+// itself bounds exactly.
+func hostThreads(pids int64) int64 {
+	if pids <= 0 {
+		return 0
+	}
+	return 2*pids + 512
+}
+
+// boot starts the processes and the guest, and returns the connection to the guest.
+func (m *maker) boot(ctx context.Context) (net.Conn, error) {
+	args, conn, err := m.launchArgs()
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (net.Conn, error) {
+		conn.Close()
+		return nil, m.explain(err)
+	}
+	if m.procs, err = launch(ctx, args); err != nil {
+		return fail(err)
+	}
+	m.rec.Kernel = m.procs.kernel.ref()
+	if m.procs.gofer != nil {
+		m.rec.Gofer = m.procs.gofer.ref()
+	}
+	if err := m.box.save(m.rec); err != nil {
+		return fail(err)
+	}
+	if err := m.p.opts.Fault("create.launched"); err != nil {
+		return fail(err)
+	}
+	// The calls below know no context: killing the kernel ends them.
+	stop := context.AfterFunc(ctx, func() { _ = m.procs.kernel.proc.Kill() })
+	defer stop()
+	if err := startKernel(m.box.dir, m.rec.Inside, m.res.PIDs); err != nil {
+		return fail(err)
+	}
+	if err := m.p.opts.Fault("create.started"); err != nil {
+		return fail(err)
+	}
+	return conn, nil
+}
+
+// explain adds what the dying kernel said.
+func (m *maker) explain(err error) error {
+	if said := m.box.lastWords(); said != "" {
+		return fmt.Errorf("%w (%s)", err, said)
+	}
+	return err
+}
+
+func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
+	mounts, err := resolveMounts(m.spec.Mounts)
+	if err != nil {
+		return nil, nil, err
+	}
+	bun, err := newBundle(m.spec, mounts, m.img, diskSize(m.res.Disk))
+	if err != nil {
+		return nil, nil, err
+	}
+	a := &launchArgs{
+		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, mounts: bun.mounts, binds: bun.binds,
+		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: hostMemory(),
+		cgroup: m.rec.cgroup(), attached: m.p.opts.Attached, identity: len(mounts) > 0,
+		upper: m.files[0], reaper: &m.p.reaper,
+	}
+	a.memory = a.total
+	if m.res.Memory > 0 {
+		a.memory = min(a.total, uint64(m.res.Memory))
+	}
+	open := func(dst **os.File, f *os.File, err2 error) {
+		if err2 != nil {
+			err = errors.Join(err, err2)
+			return
+		}
+		*dst = f
+		m.files = append(m.files, f)
+	}
+	f, err2 := memfile("spec", bun.spec)
+	open(&a.spec, f, err2)
+	f, err2 = m.img.OpenRootfs()
+	open(&a.rootIO, f, err2)
+	f, err2 = os.Open(guestProgram(m.p.opts.Kernel))
+	open(&a.program, f, err2)
+	f, err2 = listenControl(m.box.dir)
+	open(&a.control, f, err2)
+	f, err2 = os.OpenFile(m.box.path(filePanic), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	open(&a.panicLog, f, err2)
+	if m.p.opts.DebugDir != "" {
+		f, err2 = os.OpenFile(filepath.Join(m.p.opts.DebugDir, a.id+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+		open(&a.debugLog, f, err2)
+	}
+	conn, f, err2 = guest.Socketpair()
+	open(&a.guest, f, err2)
+	if err != nil {
+		if conn != nil {
+			conn.Close()
+		}
+		return nil, nil, err
+	}
+	return a, conn, nil
+}
+
+// guestProgram is the file that the guest is executed from inside.
+func guestProgram(kernel string) string {
+	if kernel == argvSelf {
+		return "/proc/self/exe"
+	}
+	return kernel
+}
+
+func diskSize(bytes int64) string {
+	if bytes <= 0 {
+		return ""
+	}
+	return strconv.FormatInt(bytes, 10)
+}
+
+func hostMemory() uint64 {
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) != nil {
+		return 0
+	}
+	return si.Totalram * uint64(si.Unit)
+}
+
+// resolveMounts follows the links in mount sources once, here, and refuses
+// what does not exist: the file server could only fail later and less clearly.
+func resolveMounts(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
+	out := make([]sandbox.Mount, 0, len(mounts))
+	for _, m := range mounts {
+		src, err := filepath.EvalSymlinks(m.Source)
+		if err != nil {
+			return nil, &providerError{sandbox.CodeInvalid, "mount source " + m.Source, err}
+		}
+		info, err := os.Stat(src)
+		if err != nil {
+			return nil, &providerError{sandbox.CodeInvalid, "mount source " + m.Source, err}
+		}
+		if !info.IsDir() && !info.Mode().IsRegular() {
+			return nil, &providerError{sandbox.CodeInvalid, "mount source " + m.Source + " is neither a directory nor a file", nil}
+		}
+		m.Source = src
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// defaults are what commands inside start from.
+func (m *maker) defaults() guest.Defaults {
+	env := map[string]string{}
+	for _, kv := range m.img.Config.Env {
+		if k, v, ok := cutEnv(kv); ok {
+			env[k] = v
+		}
+	}
+	for k, v := range m.spec.Env {
+		env[k] = v
+	}
+	d := guest.Defaults{Env: env, User: m.spec.User, Workdir: m.spec.Workdir, Hostname: m.spec.Hostname}
+	if d.User == "" {
+		d.User = m.img.Config.User
+	}
+	if d.Workdir == "" {
+		d.Workdir = m.img.Config.Workdir
+	}
+	return d
+}
+
+func cutEnv(kv string) (k, v string, ok bool) {
+	for i := range len(kv) {
+		if kv[i] == '=' {
+			return kv[:i], kv[i+1:], i > 0
+		}
+	}
+	return "", "", false
+}

@@ -1,0 +1,100 @@
+package gvisor
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// This file forwards to the guest what is carried out inside the sandbox, and
+// replaces "the guest does not answer" by what is known about the sandbox.
+
+// explain returns err, or, if the sandbox has ended, how it did.
+func (in *Instance) explain(err error) error {
+	if err == nil {
+		return nil
+	}
+	select {
+	case <-in.ended:
+		return in.endedError()
+	default:
+		return err
+	}
+}
+
+// endedError is what every call gets on a sandbox that has ended.
+func (in *Instance) endedError() error {
+	in.mu.Lock()
+	destroyed := in.destroyed
+	in.mu.Unlock()
+	if destroyed {
+		return goneError(in.rec.ID)
+	}
+	return &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s has ended: %s", in.rec.ID, in.exit().Detail), nil}
+}
+
+// use runs f with the guest, if there still is one.
+func (in *Instance) use(f func() error) error {
+	if in.client == nil {
+		return in.endedError()
+	}
+	return in.explain(f())
+}
+
+// Exec starts a command. See driver.Instance.
+func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Process, err error) {
+	err = in.use(func() error {
+		p, err = in.client.Exec(ctx, cmd)
+		return err
+	})
+	return p, err
+}
+
+// Processes lists commands. See driver.ProcessManager.
+func (in *Instance) Processes(ctx context.Context) (list []sandbox.ProcessInfo, err error) {
+	err = in.use(func() error {
+		list, err = in.client.Processes(ctx)
+		return err
+	})
+	return list, err
+}
+
+// Reconnect connects to a command. See driver.ProcessManager.
+func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process, err error) {
+	err = in.use(func() error {
+		p, err = in.client.Reconnect(ctx, id)
+		return err
+	})
+	return p, err
+}
+
+// Logs reads what a command wrote. See driver.ProcessManager.
+func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions) (r driver.LogReader, err error) {
+	err = in.use(func() error {
+		r, err = in.client.Logs(ctx, id, opts)
+		return err
+	})
+	return r, err
+}
+
+// Kill signals a command. See driver.ProcessManager.
+func (in *Instance) Kill(ctx context.Context, id string, sig int) error {
+	return in.use(func() error { return in.client.Kill(ctx, id, sig) })
+}
+
+// endedFor tells the guest's client how the sandbox ended when a command's
+// outcome was lost with it. The lost connection shows a little before the end
+// of the kernel does.
+func (in *Instance) endedFor(ctx context.Context) (sandbox.Exit, bool) {
+	ctx, cancel := context.WithTimeout(ctx, lostGrace)
+	defer cancel()
+	exit, err := in.Wait(ctx)
+	return exit, err == nil
+}
+
+// lostGrace is how long the end of a kernel may take to show after its guest
+// has stopped to answer.
+const lostGrace = 5 * time.Second

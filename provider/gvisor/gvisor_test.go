@@ -1,0 +1,120 @@
+package gvisor_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// TestMain builds the program that kernels run from: the test binary itself
+// will not do, because with the race detector it is not static.
+func TestMain(m *testing.M) {
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	if os.Getenv(victimEnv) != "" {
+		return victim()
+	}
+	if os.Getenv("ATOLL_KERNEL") == "" {
+		dir, err := os.MkdirTemp("", "atoll-kernel-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		kernel := filepath.Join(dir, "atoll")
+		build := exec.Command("go", "build", "-o", kernel, "../../cmd/atoll")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)
+			return 1
+		}
+		// Kernels run as nobody, who has to be able to execute it.
+		if err := os.Chmod(dir, 0o755); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		os.Setenv("ATOLL_KERNEL", kernel)
+	}
+	if imagesDir = os.Getenv("ATOLL_TEST_IMAGES"); imagesDir == "" {
+		dir, err := os.MkdirTemp("", "atoll-images-")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer os.RemoveAll(dir)
+		imagesDir = dir
+	}
+	return m.Run()
+}
+
+// imagesDir is the image store of all tests: what is built once is shared, as
+// it is in production.
+var imagesDir string
+
+var images = sync.OnceValues(func() (*image.Store, error) { return image.Open(imagesDir, image.Options{}) })
+
+// newProvider returns a provider with a state directory of its own.
+func newProvider(tb testing.TB, change func(*gvisor.Options)) *gvisor.Provider {
+	tb.Helper()
+	opts := gvisor.Options{StateDir: tb.TempDir(), Attached: true}
+	store, err := images()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	opts.Images = store
+	if change != nil {
+		change(&opts)
+	}
+	p, err := gvisor.New(opts)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.Close() })
+	return p
+}
+
+// create makes a sandbox that is destroyed when the test ends.
+func create(tb testing.TB, p *gvisor.Provider, spec sandbox.Spec) driver.Instance {
+	tb.Helper()
+	if spec.ID == "" {
+		spec.ID = "test"
+	}
+	in, err := p.Create(context.Background(), &spec)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := in.Destroy(context.Background()); err != nil {
+			tb.Errorf("destroying the sandbox: %v", err)
+		}
+	})
+	return in
+}
+
+func TestConformance(t *testing.T) {
+	state := t.TempDir()
+	store, err := images()
+	if err != nil {
+		t.Fatal(err)
+	}
+	drivertest.Run(t, drivertest.Harness{
+		New: func(context.Context) (driver.Provider, error) {
+			return gvisor.New(gvisor.Options{StateDir: state, Images: store})
+		},
+		Spec: func() sandbox.Spec {
+			return sandbox.Spec{Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 512 << 20, PIDs: 256}}
+		},
+	})
+}

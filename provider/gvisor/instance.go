@@ -1,0 +1,292 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Instance is a sandbox. Commands and files are the guest client's, which
+// speaks with the guest inside over a socket of its own.
+type Instance struct {
+	p      *Provider
+	box    box
+	rec    *record
+	client *guest.Client // nil if the sandbox had ended when it was found
+
+	kernelState func() *os.ProcessState // nil if the kernel is not our child
+	ended       chan struct{}           // closed when the kernel has ended
+	released    chan struct{}           // closed when nobody here cares any more
+	once        sync.Once
+
+	mu        sync.Mutex
+	reason    sandbox.Reason // why we ended it, if we did
+	destroyed bool
+	lifetime  *time.Timer
+}
+
+func newInstance(p *Provider, b box, r *record) *Instance {
+	return &Instance{p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{})}
+}
+
+// ID names the sandbox.
+func (in *Instance) ID() sandbox.ID { return in.rec.ID }
+
+// watchChildren follows the processes of a sandbox that this process started.
+func (in *Instance) watchChildren(l *launched) {
+	in.kernelState = func() *os.ProcessState { return l.kernel.state }
+	go func() {
+		<-l.kernel.done
+		close(in.ended)
+	}()
+	if l.gofer == nil {
+		return
+	}
+	go func() {
+		select {
+		case <-l.kernel.done: // the file server follows by itself
+		case <-l.gofer.done:
+			// Without its file server the sandbox could only hang.
+			_ = l.kernel.proc.Kill()
+		}
+	}()
+}
+
+// reattach connects to a sandbox that another process started.
+func (in *Instance) reattach(ctx context.Context) error {
+	if in.box.dead() {
+		close(in.ended)
+		return nil
+	}
+	conn, err := connectGuest(in.box.dir, in.rec.Inside)
+	if err != nil {
+		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
+	}
+	if err := in.watchKernel(); err != nil {
+		conn.Close()
+		return err
+	}
+	if err := in.dial(ctx, conn); err != nil {
+		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
+	}
+	if !in.rec.Expires.IsZero() {
+		in.expireIn(time.Until(in.rec.Expires))
+	}
+	return nil
+}
+
+// watchKernel closes ended when a kernel that is not our child ends.
+func (in *Instance) watchKernel() error {
+	fd, err := unix.PidfdOpen(in.rec.Kernel.PID, unix.PIDFD_NONBLOCK)
+	if err != nil || !in.rec.Kernel.alive() {
+		if err == nil {
+			unix.Close(fd)
+		}
+		close(in.ended)
+		return nil //nolint:nilerr // a process that is not there has ended
+	}
+	f := os.NewFile(uintptr(fd), "pidfd")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return err
+	}
+	go func() {
+		defer f.Close()
+		gone := false
+		_ = raw.Read(func(fd uintptr) bool {
+			gone = pidfdEnded(int(fd))
+			return gone
+		})
+		if gone {
+			close(in.ended)
+		}
+	}()
+	go func() { // wakes the goroutine above
+		select {
+		case <-in.released:
+			_ = f.SetReadDeadline(time.Unix(1, 0))
+		case <-in.ended:
+		}
+	}()
+	return nil
+}
+
+func pidfdEnded(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(p, 0)
+	return err == nil && n == 1
+}
+
+func (in *Instance) dial(ctx context.Context, conn net.Conn) (err error) {
+	in.client, err = guest.Dial(ctx, conn, guest.Options{Ended: in.endedFor})
+	return err
+}
+
+// boundLifetime makes sure that the sandbox ends in time, whether or not this
+// process lives to see it.
+func (in *Instance) boundLifetime(d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	in.rec.Expires = in.rec.Created.Add(d)
+	left := time.Until(in.rec.Expires)
+	if !in.rec.Attached {
+		c, err := in.p.startDeadline(in.rec.Kernel, left)
+		if err != nil {
+			return fmt.Errorf("bounding the lifetime: %w", err)
+		}
+		in.rec.Deadline = c.ref()
+	}
+	in.expireIn(left)
+	return nil
+}
+
+func (in *Instance) expireIn(d time.Duration) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.lifetime = time.AfterFunc(d, func() { in.end(sandbox.ReasonLifetime) })
+}
+
+// end kills the sandbox for a reason of ours.
+func (in *Instance) end(why sandbox.Reason) {
+	in.mu.Lock()
+	if in.reason == "" {
+		in.reason = why
+	}
+	in.mu.Unlock()
+	in.rec.cgroup().kill()
+	in.rec.Kernel.kill()
+}
+
+// Wait waits until the sandbox has ended. See driver.Instance.
+func (in *Instance) Wait(ctx context.Context) (sandbox.Exit, error) {
+	select {
+	case <-in.ended:
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+	return in.exit(), nil
+}
+
+func (in *Instance) exit() sandbox.Exit {
+	in.mu.Lock()
+	why := in.reason
+	in.mu.Unlock()
+	exit := in.rec.outcome(in.box, why)
+	if why == "" && in.kernelState != nil && exit.Reason == sandbox.ReasonCrashed {
+		return withStatus(exit, in.kernelState())
+	}
+	return exit
+}
+
+// withStatus tells a guest that ended, taking the sandbox with it, from a
+// kernel that died.
+func withStatus(exit sandbox.Exit, st *os.ProcessState) sandbox.Exit {
+	ws, ok := st.Sys().(syscall.WaitStatus)
+	if !ok || exit.Detail != "" {
+		return exit
+	}
+	if ws.Signaled() {
+		exit.Detail = "its kernel was killed by signal " + strconv.Itoa(int(ws.Signal()))
+		exit.Signal = int(ws.Signal())
+		exit.Code = 128 + exit.Signal
+		return exit
+	}
+	return sandbox.Exit{Code: ws.ExitStatus(), Reason: sandbox.ReasonExited, Detail: "its first process ended"}
+}
+
+// Destroy removes the sandbox. See driver.Instance.
+func (in *Instance) Destroy(ctx context.Context) error {
+	in.mu.Lock()
+	in.destroyed = true
+	in.mu.Unlock()
+	in.end(sandbox.ReasonKilled)
+	in.release()
+	removed := make(chan error, 1)
+	go func() { removed <- in.remove() }()
+	select {
+	case err := <-removed:
+		return err
+	case <-ctx.Done():
+		return ctx.Err() // the removal goes on
+	}
+}
+
+func (in *Instance) remove() error {
+	if err := in.p.opts.Fault("destroy.killed"); err != nil {
+		return err
+	}
+	if !in.box.awaitDeath(10 * time.Second) {
+		return errors.New("the sandbox's kernel does not end")
+	}
+	if err := in.box.remove(in.rec); err != nil {
+		return err
+	}
+	in.p.mu.Lock()
+	defer in.p.mu.Unlock()
+	if in.p.instances[in.rec.ID] == in {
+		delete(in.p.instances, in.rec.ID)
+	}
+	return nil
+}
+
+// release lets go of the sandbox without ending it.
+func (in *Instance) release() {
+	in.once.Do(func() {
+		close(in.released)
+		in.mu.Lock()
+		if in.lifetime != nil {
+			in.lifetime.Stop()
+		}
+		in.mu.Unlock()
+		if in.client != nil {
+			in.client.Close()
+		}
+	})
+}
+
+// outcome says why a sandbox that has ended did so. Why is our own reason, if
+// we ended it; otherwise the evidence that is left decides.
+func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
+	killed := sandbox.Exit{Code: 128 + int(unix.SIGKILL), Signal: int(unix.SIGKILL)}
+	said := b.lastWords()
+	switch {
+	case why == sandbox.ReasonKilled:
+		killed.Reason, killed.Detail = why, "it was destroyed"
+	case r.cgroup().outOfMemory():
+		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
+	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
+		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"
+	case said != "":
+		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "its kernel failed: "+said
+	default:
+		killed.Reason = sandbox.ReasonCrashed
+	}
+	return killed
+}
+
+// lastWords is the first line of what a failed kernel or file server said.
+func (b box) lastWords() string {
+	f, err := os.Open(b.path(filePanic))
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	buf := make([]byte, 512)
+	n, _ := f.Read(buf)
+	line, _, _ := strings.Cut(strings.TrimSpace(string(buf[:n])), "\n")
+	return strings.ToValidUTF8(line, "?")
+}

@@ -1,0 +1,258 @@
+package gvisor_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The fault points of the provider, in the order in which a sandbox passes
+// them.
+var faultPoints = []string{
+	"create.box", "create.cgroup", "create.launched", "create.started", "create.connected", "create.ready",
+	"destroy.killed",
+}
+
+// victimEnv makes the test binary a program that makes a sandbox and kills
+// itself at a fault point.
+const victimEnv = "ATOLL_TEST_VICTIM"
+
+type victimPlan struct {
+	State, Images, Point string
+	Attached             bool
+	ID                   sandbox.ID
+}
+
+// victim carries out a plan. It returns only if the plan has no kill in it.
+func victim() int {
+	var plan victimPlan
+	if err := json.Unmarshal([]byte(os.Getenv(victimEnv)), &plan); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	store, err := image.Open(plan.Images, image.Options{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	p, err := gvisor.New(gvisor.Options{
+		StateDir: plan.State, Images: store, Attached: plan.Attached,
+		Fault: func(point string) error {
+			if point == plan.Point {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	in, err := p.Create(context.Background(), &sandbox.Spec{ID: plan.ID, Image: "host"})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 3
+	}
+	fmt.Println("ready")
+	if plan.Point == "" {
+		select {} // until the test kills this process
+	}
+	if err := in.Destroy(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 4
+	}
+	return 0
+}
+
+func startVictim(t *testing.T, plan victimPlan) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	js, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), victimEnv+"="+string(js))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, &out
+}
+
+// leftovers lists what is left on the machine of a sandbox.
+func leftovers(state string, id sandbox.ID) []string {
+	var left []string
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range procs {
+		b, err := os.ReadFile(f)
+		args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
+		if err == nil && (args[0] == "runsc-sandbox" || args[0] == "runsc-gofer") && slices.Contains(args, string(id)) {
+			left = append(left, "process "+strings.Join(args, " "))
+		}
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/*/atoll/", "/sys/fs/cgroup/atoll/"} {
+		groups, _ := filepath.Glob(pattern + string(id))
+		left = append(left, groups...)
+	}
+	if mounts, _ := os.ReadFile("/proc/self/mountinfo"); bytes.Contains(mounts, []byte(state)) {
+		left = append(left, "a mount below "+state)
+	}
+	_ = filepath.WalkDir(filepath.Join(state, "boxes"), func(path string, _ os.DirEntry, err error) error {
+		if err == nil && strings.Contains(path, "boxes/") {
+			left = append(left, path)
+		}
+		return nil
+	})
+	return left
+}
+
+// nothingLeft waits a moment for processes that are dying, lets a new
+// provider sweep, and demands that nothing is left.
+func nothingLeft(t *testing.T, state string, id sandbox.ID) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
+		for range p.List(t.Context()) {
+		}
+		p.Close()
+		left := leftovers(state, id)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left behind: %s", strings.Join(left, "\n"))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// killRounds is how often the kill tests kill: ATOLL_KILL_ROUNDS overrides it,
+// for the long run of make soak.
+func killRounds(t *testing.T, normal int) int {
+	if n, err := strconv.Atoi(os.Getenv("ATOLL_KILL_ROUNDS")); err == nil && n > 0 {
+		return n
+	}
+	if testing.Short() {
+		return len(faultPoints)
+	}
+	return normal
+}
+
+// TestKilledAtFaultPoints kills the program that makes a sandbox at every
+// named point, and checks that the next start leaves nothing of it.
+func TestKilledAtFaultPoints(t *testing.T) {
+	store, err := images()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Get(t.Context(), "host", image.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	state := t.TempDir()
+	for i := range killRounds(t, 4*len(faultPoints)) {
+		plan := victimPlan{
+			State: state, Images: imagesDir, Point: faultPoints[i%len(faultPoints)],
+			Attached: i/len(faultPoints)%2 == 0, ID: sandbox.ID("k" + strconv.Itoa(i)),
+		}
+		cmd, out := startVictim(t, plan)
+		err := cmd.Wait()
+		if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); err == nil || !ok || ws.Signal() != syscall.SIGKILL {
+			t.Fatalf("round %d, %s: the victim was not killed: %v\n%s", i, plan.Point, err, out)
+		}
+		if ready := plan.Point == "create.ready" || plan.Point == "destroy.killed"; ready && !plan.Attached {
+			destroyForeign(t, state, plan.ID)
+		}
+		nothingLeft(t, state, plan.ID)
+	}
+}
+
+// destroyForeign removes a sandbox that outlived its maker, as it should.
+func destroyForeign(t *testing.T, state string, id sandbox.ID) {
+	t.Helper()
+	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
+	in, err := p.Attach(t.Context(), id)
+	if err != nil {
+		t.Fatalf("finding what outlived its maker: %v", err)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Fatalf("removing what outlived its maker: %v", err)
+	}
+}
+
+// TestKilledAtAnyMoment kills at random moments.
+func TestKilledAtAnyMoment(t *testing.T) {
+	state := t.TempDir()
+	for i := range killRounds(t, 16) {
+		plan := victimPlan{State: state, Images: imagesDir, Attached: true, ID: sandbox.ID("r" + strconv.Itoa(i))}
+		cmd, _ := startVictim(t, plan)
+		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		nothingLeft(t, state, plan.ID)
+	}
+}
+
+// TestKernelKilled kills the sentry and the gofer under a running sandbox.
+func TestKernelKilled(t *testing.T) {
+	for _, name := range []string{"runsc-sandbox", "runsc-gofer"} {
+		t.Run(name, func(t *testing.T) {
+			state := t.TempDir()
+			p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
+			id := sandbox.ID("victim-" + strings.TrimPrefix(name, "runsc-"))
+			in, err := p.Create(t.Context(), &sandbox.Spec{ID: id, Image: "host"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			proc, err := in.Exec(t.Context(), &sandbox.Command{Shell: "sleep 300"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			killNamed(t, name, id)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if exit, err := in.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonCrashed {
+				t.Errorf("Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonCrashed)
+			}
+			if exit, err := proc.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonCrashed {
+				t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonCrashed)
+			}
+			if err := in.Destroy(ctx); err != nil {
+				t.Errorf("Destroy: %v", err)
+			}
+			nothingLeft(t, state, id)
+		})
+	}
+}
+
+func killNamed(t *testing.T, name string, id sandbox.ID) {
+	t.Helper()
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range procs {
+		b, _ := os.ReadFile(f)
+		args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
+		if args[0] == name && slices.Contains(args, string(id)) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			return
+		}
+	}
+	t.Fatalf("no process %s of %s", name, id)
+}

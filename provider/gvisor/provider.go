@@ -1,0 +1,268 @@
+// Package gvisor is Atoll's default engine: gVisor, linked in. A sandbox is
+// two processes of this same binary, re-executed: a kernel that runs the
+// sandbox's programs on a system call interface of its own, and, when host
+// paths are shared, a file server. Neither can see the host. Nothing needs to
+// be installed, neither Docker nor KVM, and any user can do it.
+//
+// This is the only package that imports gVisor.
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is what the provider is registered as.
+const Name = "gvisor"
+
+// kernelEnv names a static build of this program to run kernels from. Tests
+// need it, because a test binary with the race detector is not static and a
+// kernel could not re-execute it in its empty root.
+const kernelEnv = "ATOLL_KERNEL"
+
+// Defaults of resources that a Spec leaves open.
+const (
+	DefaultMemory = 2 << 30 // bytes
+	DefaultDisk   = 4 << 30 // bytes
+	DefaultPIDs   = 4096
+)
+
+// Options configure a Provider.
+type Options struct {
+	// StateDir holds what is remembered of sandboxes. It is made if missing,
+	// must be on a local file system, and may be shared by several processes.
+	StateDir string
+	// Images is where root file systems come from.
+	Images Images
+	// Attached makes sandboxes die with this process, whatever ends it.
+	// Otherwise they live until Destroy, or until their lifetime ends.
+	Attached bool
+	// Kernel is the executable that kernels run from. Empty: $ATOLL_KERNEL,
+	// else this program itself, which has to be static then.
+	Kernel string
+	// DebugDir, if set, gets the log files of kernels and file servers.
+	DebugDir string
+	// Fault is called at named points of the making and unmaking of a
+	// sandbox, for tests that fail or kill there. Nil does nothing.
+	Fault func(point string) error
+}
+
+// Images resolves image references; package internal/image implements it.
+type Images interface {
+	Get(ctx context.Context, ref string, opts image.GetOptions) (*image.Image, error)
+}
+
+// Provider makes sandboxes on the embedded gVisor kernel. Its methods may be
+// called concurrently.
+type Provider struct {
+	opts   Options
+	boxes  string // directory of state directories
+	groups func() cgroupRoot
+	reaper reaper
+	swept  sync.Once
+	pool   pool
+
+	mu        sync.Mutex
+	instances map[sandbox.ID]*Instance
+	closed    bool
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.Instance       = (*Instance)(nil)
+	_ driver.ProcessManager = (*Instance)(nil)
+)
+
+// New returns a provider. It starts nothing and touches only the state
+// directory; leftovers of killed processes are removed on first use.
+func New(opts Options) (*Provider, error) {
+	if opts.StateDir == "" || opts.Images == nil {
+		return nil, errors.New("gvisor: StateDir and Images are required")
+	}
+	if opts.Kernel == "" {
+		opts.Kernel = os.Getenv(kernelEnv)
+	}
+	if opts.Kernel == "" {
+		opts.Kernel = argvSelf
+	}
+	if opts.Fault == nil {
+		opts.Fault = func(string) error { return nil }
+	}
+	boxes := filepath.Join(opts.StateDir, "boxes")
+	if err := os.MkdirAll(boxes, 0o700); err != nil {
+		return nil, err
+	}
+	return &Provider{
+		opts:      opts,
+		boxes:     boxes,
+		groups:    sync.OnceValue(findMachineCgroups),
+		instances: map[sandbox.ID]*Instance{},
+	}, nil
+}
+
+func findMachineCgroups() cgroupRoot {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return cgroupRoot{why: reason(err)}
+	}
+	self, _ := os.ReadFile("/proc/self/cgroup")
+	return findCgroups(string(mounts), string(self))
+}
+
+// sweepOnce removes what killed processes left, on the first call.
+func (p *Provider) sweepOnce() {
+	p.swept.Do(func() { _ = sweep(p.boxes, time.Now()) })
+}
+
+func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }
+
+// Attach finds a sandbox, of whichever process made it. One that has ended is
+// found too, for its outcome and to be destroyed.
+func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+	p.sweepOnce()
+	p.mu.Lock()
+	in := p.instances[id]
+	p.mu.Unlock()
+	if in != nil {
+		return in, nil
+	}
+	b := p.box(id)
+	r, err := b.load()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, goneError(id)
+	case err != nil:
+		return nil, err
+	case !r.Ready:
+		return nil, &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s is still being made", id), nil}
+	}
+	in = newInstance(p, b, r)
+	if err := in.reattach(ctx); err != nil {
+		in.release()
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if other := p.instances[id]; other != nil {
+		in.release()
+		return other, nil
+	}
+	p.instances[id] = in
+	return in, nil
+}
+
+func goneError(id sandbox.ID) error {
+	return &providerError{sandbox.CodeGone, fmt.Sprintf("there is no sandbox %s", id), nil}
+}
+
+// List looks at the state directories.
+func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
+	return func(yield func(driver.Found, error) bool) {
+		p.sweepOnce()
+		entries, err := os.ReadDir(p.boxes)
+		if err != nil {
+			yield(driver.Found{}, err)
+			return
+		}
+		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ".") || strings.HasPrefix(e.Name(), warmPrefix) {
+				continue
+			}
+			if err := ctx.Err(); err != nil {
+				yield(driver.Found{}, err)
+				return
+			}
+			f, err := p.found(sandbox.ID(e.Name()))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // destroyed meanwhile
+			}
+			if !yield(f, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (p *Provider) found(id sandbox.ID) (driver.Found, error) {
+	b := p.box(id)
+	r, err := b.load()
+	if err != nil {
+		return driver.Found{}, err
+	}
+	f := driver.Found{ID: r.ID, State: sandbox.Running, Created: r.Created, Labels: r.Labels}
+	switch {
+	case !b.dead() && r.Kernel.PID == 0, !r.Ready && !b.dead():
+		f.State = sandbox.Creating
+	case b.dead():
+		exit := r.outcome(b, "")
+		f.State, f.Exit = sandbox.Failed, &exit
+		if exit.Reason == sandbox.ReasonExited || exit.Reason == sandbox.ReasonLifetime {
+			f.State = sandbox.Stopped
+		}
+	}
+	return f, nil
+}
+
+// ErrorCode classifies errors of this provider, its guest and its images.
+func (p *Provider) ErrorCode(err error) sandbox.Code {
+	var pe *providerError
+	if errors.As(err, &pe) {
+		return pe.code
+	}
+	var se *sandbox.Error
+	if errors.As(err, &se) {
+		return se.Code
+	}
+	if code := guest.ErrorCode(err); code != "" {
+		return code
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return sandbox.CodeCanceled
+	case errors.Is(err, context.DeadlineExceeded):
+		return sandbox.CodeTimeout
+	}
+	return ""
+}
+
+// Close lets go of all sandboxes and ends none but those of the pool.
+func (p *Provider) Close() error {
+	p.Drain()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for id, in := range p.instances {
+		in.release()
+		delete(p.instances, id)
+	}
+	return nil
+}
+
+// providerError is an error that knows its code.
+type providerError struct {
+	code  sandbox.Code
+	msg   string
+	cause error
+}
+
+func (e *providerError) Error() string {
+	if e.cause != nil {
+		return e.msg + ": " + e.cause.Error()
+	}
+	return e.msg
+}
+
+func (e *providerError) Unwrap() error { return e.cause }

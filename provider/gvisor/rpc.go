@@ -1,0 +1,144 @@
+package gvisor
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/control/client"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+
+	"github.com/atoll-run/atoll/internal/guest"
+)
+
+// listenControl makes the socket on which the kernel takes instructions. It is
+// reached through a descriptor of its directory, so that no state directory is
+// too deep for the 108 bytes of a socket's name.
+func listenControl(dir string) (*os.File, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), fileControl)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: inDir(d, fileControl)}); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("bind: %w", err)
+	}
+	return f, nil
+}
+
+func inDir(d *os.File, name string) string {
+	return filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), name)
+}
+
+// dialControl connects to a sandbox's kernel.
+func dialControl(dir string) (*urpc.Client, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	conn, err := client.ConnectTo(inDir(d, fileControl))
+	if err != nil {
+		return nil, fmt.Errorf("the sandbox's kernel does not answer: %w", err)
+	}
+	return conn, nil
+}
+
+// startKernel gives the kernel its network, which is a loopback and nothing
+// else, starts the guest, and bounds the number of its processes.
+func startKernel(dir, id string, pids int64) error {
+	conn, err := dialControl(dir)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	net := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
+	if err := conn.Call(boot.ContMgrSetNetworkArgs, net, nil); err != nil {
+		return fmt.Errorf("setting up the loopback: %w", err)
+	}
+	if err := conn.Call(boot.ContMgrRootContainerStart, &id, nil); err != nil {
+		return fmt.Errorf("starting the guest: %w", err)
+	}
+	if pids <= 0 {
+		return nil
+	}
+	return limitProcesses(conn, id, pids)
+}
+
+// limitProcesses sets the limit in the sandbox's own kernel. It holds with and
+// without control groups on the host, and code inside cannot lift it: that
+// would take CAP_SYS_ADMIN, which nobody inside has.
+func limitProcesses(conn *urpc.Client, id string, pids int64) error {
+	args := &control.CgroupsWriteArgs{Args: []control.CgroupsWriteArg{{
+		File:  control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.max"},
+		Value: strconv.FormatInt(pids, 10),
+	}}}
+	var res control.CgroupsResults
+	if err := conn.Call(boot.CgroupsWriteControlFiles, args, &res); err != nil {
+		return fmt.Errorf("limiting processes: %w", err)
+	}
+	for _, r := range res.Results {
+		if _, err := r.Unpack(); err != nil {
+			return fmt.Errorf("limiting processes: %w", err)
+		}
+	}
+	return nil
+}
+
+// connectGuest opens another connection to the guest of a running sandbox: the
+// guest's own program is run inside once more, to pass the socket on.
+func connectGuest(dir, id string) (net.Conn, error) {
+	ours, theirs, err := guest.Socketpair()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	defer null.Close()
+	conn, err := dialControl(dir)
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	defer conn.Close()
+	args := &control.ExecArgs{
+		Filename:         "/proc/1/exe",
+		Argv:             guest.ConnectArgs(),
+		WorkingDirectory: "/",
+		ContainerID:      id,
+		KUID:             auth.RootKUID,
+		KGID:             auth.RootKGID,
+		FilePayload:      control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null, 3: theirs}, nil),
+	}
+	var pid int32
+	if err := conn.Call(boot.ContMgrExecuteAsync, args, &pid); err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("reaching the guest: %w", err)
+	}
+	var ws unix.WaitStatus
+	if err := conn.Call(boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: id}, &ws); err != nil {
+		ours.Close()
+		return nil, fmt.Errorf("reaching the guest: %w", err)
+	}
+	if ws.ExitStatus() != 0 {
+		ours.Close()
+		return nil, fmt.Errorf("the guest did not take the connection (status %d)", ws.ExitStatus())
+	}
+	return ours, nil
+}

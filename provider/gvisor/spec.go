@@ -1,0 +1,130 @@
+package gvisor
+
+import (
+	"encoding/json"
+	"path"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// capabilities are what root may do inside: the set that Docker gives. They
+// are capabilities of the sandbox's own kernel and give no power outside.
+var capabilities = []string{
+	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+	"CAP_MKNOD", "CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+}
+
+// guestCapabilities are what the guest begins with: it sets the host name when
+// it learns it, and gives up the last one before any command runs.
+var guestCapabilities = append([]string{"CAP_SYS_ADMIN"}, capabilities...)
+
+// bundle is what the kernel is told about a sandbox: an OCI runtime
+// specification, and how each of its mounts is backed.
+type bundle struct {
+	spec   []byte
+	mounts string // --gofer-mount-confs
+	binds  int
+}
+
+// newBundle describes a sandbox to the kernel. Nothing secret is in it: the
+// environment and the command travel over the guest's socket.
+func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, disk string) (*bundle, error) {
+	s := &specs.Spec{
+		Version:  "1.2.0",
+		Hostname: spec.Hostname,
+		Root:     &specs.Root{Path: "/"},
+		Process: &specs.Process{
+			Args: []string{guest.Argv0},
+			Cwd:  "/",
+			Capabilities: &specs.LinuxCapabilities{
+				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
+			},
+		},
+		Linux: &specs.Linux{},
+		Annotations: map[string]string{
+			"dev.gvisor.spec.rootfs.source":  "/rootfs",
+			"dev.gvisor.spec.rootfs.type":    "erofs",
+			"dev.gvisor.spec.rootfs.overlay": "dir=/",
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc"},
+			{Destination: "/sys", Type: "sysfs", Options: []string{"ro"}},
+			{Destination: "/dev", Type: "dev"},
+			{Destination: "/dev/pts", Type: "devpts"},
+			{Destination: "/dev/shm", Type: "tmpfs"},
+			{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: []string{"ro"}},
+		},
+	}
+	confs := []specutils.GoferMountConf{{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: disk}}
+	bind := func(source, target string, readOnly bool) {
+		opts := []string{"rbind"}
+		if readOnly {
+			opts = append(opts, "ro")
+		}
+		s.Mounts = append(s.Mounts, specs.Mount{Destination: target, Type: "bind", Source: source, Options: opts})
+		confs = append(confs, specutils.GoferMountConf{Lower: specutils.Lisafs})
+	}
+	for i, b := range img.Binds {
+		bind(b.Source, b.Target, true)
+		if !slices.ContainsFunc(mounts, func(m sandbox.Mount) bool { return m.Source == b.Source }) {
+			// What the kernel has looked up in the image it need not ask again.
+			hint := "dev.gvisor.spec.mount.image" + strconv.Itoa(i) + "."
+			s.Annotations[hint+"source"] = b.Source
+			s.Annotations[hint+"type"] = "bind"
+			s.Annotations[hint+"share"] = "container"
+		}
+	}
+	mounts = slices.Clone(mounts)
+	// A mount below another one has to come after it.
+	slices.SortStableFunc(mounts, func(a, b sandbox.Mount) int {
+		return strings.Count(path.Clean(a.Target), "/") - strings.Count(path.Clean(b.Target), "/")
+	})
+	for _, m := range mounts {
+		bind(m.Source, m.Target, m.ReadOnly)
+	}
+	js, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	flags := specutils.GoferMountConfFlags(confs)
+	return &bundle{spec: js, mounts: flags.String(), binds: len(confs) - 1}, nil
+}
+
+// kernelFlags configure gVisor, the same for the kernel and its file server.
+func kernelFlags() []string {
+	return []string{
+		"--platform=systrap",
+		"--directfs=false",       // the kernel process may not open host files itself
+		"--network=none",         // loopback only, until a link is handed over
+		"--ignore-cgroups",       // ours are made by us
+		"--in-sandbox-cgroup=v2", // through which the number of processes is limited
+		"--host-settings=ignore",
+		"--overlay2=none",         // said per mount instead
+		"--allow-suid",            // sudo works inside; it is power inside only
+		"--file-access=exclusive", // nobody else writes an image
+		"--traceback=single",
+	}
+}
+
+// cpuCount is how many processors the sandbox sees for a limit. Below two,
+// programs drop locks that they need when the limit is only an average.
+func cpuCount(cpus float64) int {
+	n := runtime.NumCPU()
+	if cpus <= 0 {
+		return n
+	}
+	want := int(cpus)
+	if float64(want) < cpus {
+		want++
+	}
+	return min(n, max(2, want))
+}

@@ -1,0 +1,260 @@
+package gvisor
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A sandbox's state directory holds
+//
+//	record.json  what is needed to find the sandbox again, and nothing secret
+//	upper        the file behind its writable layer
+//	control      the socket on which its kernel takes instructions
+//	panic.log    what its kernel said when it died
+//
+// The kernel process inherits an open file description of upper that carries a
+// shared lock. Whether a sandbox lives is therefore asked of the host kernel
+// and not of a pid file: the lock is free when, and only when, both the
+// process that was making the sandbox and the sandbox itself have ended.
+const (
+	fileRecord  = "record.json"
+	fileUpper   = "upper"
+	fileControl = "control"
+	filePanic   = "panic.log"
+
+	halfMade = ".new-" // prefix of directories of sandboxes being made
+)
+
+// record is what is remembered of a sandbox on disk.
+type record struct {
+	ID       sandbox.ID         `json:"id"`
+	Created  time.Time          `json:"created"`
+	Expires  time.Time          `json:"expires,omitzero"`
+	Labels   map[string]string  `json:"labels,omitempty"`
+	Attached bool               `json:"attached,omitempty"` // dies with its maker
+	Ready    bool               `json:"ready,omitempty"`    // creation has finished
+	Maker    processRef         `json:"maker"`              // who makes it, until it is ready
+	Inside   string             `json:"inside"`             // the id its kernel knows it by
+	Kernel   processRef         `json:"kernel,omitzero"`
+	Gofer    processRef         `json:"gofer,omitzero"`
+	Deadline processRef         `json:"deadline,omitzero"`
+	Cgroup   map[string]string  `json:"cgroup,omitempty"` // controller → directory
+	Version  int                `json:"cgroupVersion,omitempty"`
+	Spec     sandboxDescription `json:"spec"`
+}
+
+// sandboxDescription is the part of a Spec that is kept: no environment.
+type sandboxDescription struct {
+	Image     string            `json:"image"`
+	Digest    string            `json:"digest"`
+	Resources sandbox.Resources `json:"resources"`
+}
+
+func (r *record) cgroup() *cgroup {
+	if r.Version == 0 {
+		return nil
+	}
+	return &cgroup{version: r.Version, dirs: r.Cgroup}
+}
+
+// processRef names a process for as long as the machine is up: a pid alone may
+// be reused.
+type processRef struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks since boot
+}
+
+// alive reports whether the process still exists and is not a zombie.
+func (p processRef) alive() bool {
+	if p.PID == 0 {
+		return false
+	}
+	start, err := startTime(p.PID)
+	return err == nil && start == p.Start
+}
+
+// kill ends the process if it still is the one meant, without a race.
+func (p processRef) kill() {
+	if p.PID == 0 {
+		return
+	}
+	fd, err := unix.PidfdOpen(p.PID, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if p.alive() {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}
+}
+
+// startTime reads when a process started; a zombie counts as ended.
+func startTime(pid int) (uint64, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	// The command name, in parentheses, may hold anything.
+	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+		return 0, fs.ErrNotExist
+	}
+	return strconv.ParseUint(f[19], 10, 64)
+}
+
+// box is a sandbox's state directory.
+type box struct{ dir string }
+
+func (b box) path(file string) string { return filepath.Join(b.dir, file) }
+
+func (b box) load() (*record, error) {
+	js, err := os.ReadFile(b.path(fileRecord))
+	if err != nil {
+		return nil, err
+	}
+	r := &record{}
+	if err := json.Unmarshal(js, r); err != nil {
+		return nil, fmt.Errorf("%s: %w", b.path(fileRecord), err)
+	}
+	return r, nil
+}
+
+func (b box) save(r *record) error {
+	js, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	tmp := b.path(fileRecord + ".tmp")
+	if err := os.WriteFile(tmp, js, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, b.path(fileRecord))
+}
+
+// createBox makes the state directory of a new sandbox, with the lock held by
+// the returned file. An existing one is an error that is fs.ErrExist.
+func createBox(parent string, r *record) (box, *os.File, error) {
+	tmp, err := os.MkdirTemp(parent, halfMade)
+	if err != nil {
+		return box{}, nil, err
+	}
+	made := box{tmp}
+	upper, err := os.OpenFile(made.path(fileUpper), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		err = unix.Flock(int(upper.Fd()), unix.LOCK_SH)
+	}
+	if err == nil {
+		err = made.save(r)
+	}
+	final := box{filepath.Join(parent, string(r.ID))}
+	if err == nil {
+		err = unix.Renameat2(unix.AT_FDCWD, made.dir, unix.AT_FDCWD, final.dir, unix.RENAME_NOREPLACE)
+	}
+	if err != nil {
+		if upper != nil {
+			upper.Close()
+		}
+		os.RemoveAll(tmp)
+		return box{}, nil, err
+	}
+	return final, upper, nil
+}
+
+// dead reports whether nobody holds the lock of the sandbox any more.
+func (b box) dead() bool {
+	f, err := os.Open(b.path(fileUpper))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+}
+
+// awaitDeath waits until nobody holds the lock, and reports whether that came
+// about in time.
+func (b box) awaitDeath(limit time.Duration) bool {
+	deadline := time.Now().Add(limit)
+	for wait := time.Millisecond; !b.dead(); wait = min(2*wait, 20*time.Millisecond) {
+		if time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(wait)
+	}
+	return true
+}
+
+// remove ends what still runs of the sandbox and removes every trace of it.
+func (b box) remove(r *record) error {
+	if r != nil {
+		cg := r.cgroup()
+		cg.kill()
+		r.Kernel.kill()
+		r.Gofer.kill()
+		r.Deadline.kill()
+		if err := cg.remove(); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(b.dir)
+}
+
+// sweep removes what sandboxes left whose maker was killed: those half made,
+// those that were to die with their maker, and those past their lifetime.
+func sweep(parent string, now time.Time) error {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		b := box{filepath.Join(parent, e.Name())}
+		if strings.HasPrefix(e.Name(), halfMade) {
+			errs = append(errs, sweepHalfMade(b, e, now))
+			continue
+		}
+		r, err := b.load()
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+			continue
+		}
+		expired := !r.Expires.IsZero() && now.After(r.Expires) && r.Ready
+		abandoned := !r.Ready && !r.Maker.alive()
+		// Without its file server a sandbox can only hang.
+		broken := r.Ready && r.Gofer.PID != 0 && !r.Gofer.alive()
+		if (expired || abandoned || broken) && !b.dead() {
+			r.cgroup().kill()
+			r.Kernel.kill()
+			b.awaitDeath(5 * time.Second)
+		}
+		if (r.Attached || !r.Ready) && b.dead() {
+			errs = append(errs, b.remove(r))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepHalfMade removes a directory that never got its name. It is locked
+// right after it is made; the age covers the moment before.
+func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
+	info, err := e.Info()
+	if err != nil {
+		return nil //nolint:nilerr // somebody else removed it
+	}
+	if now.Sub(info.ModTime()) < time.Minute || !b.dead() {
+		return nil
+	}
+	return os.RemoveAll(b.dir)
+}

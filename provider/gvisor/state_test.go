@@ -1,0 +1,127 @@
+package gvisor
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestBoxLock(t *testing.T) {
+	parent := t.TempDir()
+	b, upper, err := createBox(parent, &record{ID: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := createBox(parent, &record{ID: "a"}); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("second box of the same name: %v, want %v", err, fs.ErrExist)
+	}
+	if entries, _ := os.ReadDir(parent); len(entries) != 1 {
+		t.Errorf("the refused box left something: %v", entries)
+	}
+	if b.dead() {
+		t.Error("a box is dead while its maker holds it")
+	}
+	// A process that inherits the file keeps the box alive.
+	child := exec.Command("sleep", "60")
+	child.ExtraFiles = []*os.File{upper}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	upper.Close()
+	if b.dead() {
+		t.Error("a box is dead while a process that inherited its lock lives")
+	}
+	_ = child.Process.Kill()
+	_ = child.Wait()
+	if !b.dead() {
+		t.Error("a box lives although nobody holds it")
+	}
+}
+
+func TestSweep(t *testing.T) {
+	now := time.Now()
+	for _, tc := range []struct {
+		name string
+		rec  record
+		held bool
+		kept bool
+	}{
+		{"half-made and abandoned", record{}, false, false},
+		{"being made", record{}, true, true},
+		{"attached, maker gone", record{Ready: true, Attached: true}, false, false},
+		{"attached, alive", record{Ready: true, Attached: true}, true, true},
+		{"detached and ended: its outcome is kept", record{Ready: true}, false, true},
+		{"detached, alive", record{Ready: true}, true, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			parent := t.TempDir()
+			tc.rec.ID = "box"
+			b, upper, err := createBox(parent, &tc.rec)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.held {
+				defer upper.Close()
+			} else {
+				upper.Close()
+			}
+			if err := sweep(parent, now); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(b.dir); (err == nil) != tc.kept {
+				t.Errorf("after the sweep: %v, want kept=%v", err, tc.kept)
+			}
+		})
+	}
+}
+
+func TestSweepUnnamed(t *testing.T) {
+	parent := t.TempDir()
+	for name, age := range map[string]time.Duration{halfMade + "old": time.Hour, halfMade + "new": 0} {
+		dir := filepath.Join(parent, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(dir, time.Time{}, time.Now().Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sweep(parent, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	entries, _ := os.ReadDir(parent)
+	if len(entries) != 1 || entries[0].Name() != halfMade+"new" {
+		t.Errorf("left after the sweep: %v", entries)
+	}
+}
+
+func TestProcessRef(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	start, err := startTime(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := processRef{cmd.Process.Pid, start}
+	if !ref.alive() {
+		t.Error("a running process is not alive")
+	}
+	reused := processRef{ref.PID, ref.Start + 1}
+	reused.kill()
+	if reused.alive() || !ref.alive() {
+		t.Error("another process of the same pid was taken for ours")
+	}
+	ref.kill()
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process was not killed")
+	}
+	if ref.alive() || (processRef{}).alive() {
+		t.Error("an ended process is alive")
+	}
+}
