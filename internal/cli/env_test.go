@@ -80,7 +80,7 @@ func FuzzEachPair(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		a := &App{LookupEnv: lookup(nil)}
 		env := map[string]string{}
-		_, err := eachPair(strings.NewReader(text), func(line string) error {
+		_, _ = eachPair(strings.NewReader(text), func(line string) error {
 			if strings.ContainsRune(line, '\n') || line == "" || line[0] == '#' {
 				t.Errorf("not a pair: %q", line)
 			}
