@@ -1,0 +1,46 @@
+// Atoll gives AI agents sandboxes: one program, with nothing else to install.
+package main
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/node"
+	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
+	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/provider/gvisor"
+)
+
+// version is set at link time for releases.
+var version string
+
+func main() {
+	gvisor.Main() // does not return in a process that is part of a sandbox
+	providers := all.Builtin()
+	app := &cli.App{
+		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
+		Version: cli.Version{
+			Atoll: atollVersion(), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		},
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+	}
+	for _, e := range providers.Entries() {
+		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary})
+	}
+	os.Exit(app.Main(context.Background(), os.Args[1:]))
+}
+
+// atollVersion returns the version set at link time, else what the Go tool
+// recorded.
+func atollVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}

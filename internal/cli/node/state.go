@@ -1,0 +1,84 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// stateDir returns the directory that dir, else the environment, else the
+// custom of the system names, and makes sure that it belongs to us alone:
+// whoever can write there decides what sandboxes run.
+func stateDir(dir string, env func(string) (string, bool)) (string, error) {
+	if dir == "" {
+		var err error
+		if dir, err = defaultStateDir(os.Geteuid(), env); err != nil {
+			return "", err
+		}
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", refuse(dir, err.Error(), "")
+	}
+	if err := os.MkdirAll(abs, 0o700); err != nil {
+		return "", refuse(abs, reason(err), "choose another directory with --state-dir or $ATOLL_STATE_DIR")
+	}
+	// A link of ours may lead there; what counts is where it ends.
+	if abs, err = filepath.EvalSymlinks(abs); err != nil {
+		return "", refuse(dir, reason(err), "")
+	}
+	return abs, checkOwned(abs, uint32(os.Geteuid()))
+}
+
+// defaultStateDir follows the XDG base directories, but for root.
+func defaultStateDir(uid int, env func(string) (string, bool)) (string, error) {
+	if dir, _ := env("ATOLL_STATE_DIR"); dir != "" {
+		return dir, nil
+	}
+	if uid == 0 {
+		return "/var/lib/atoll", nil
+	}
+	// The convention demands that a relative path is ignored.
+	if dir, _ := env("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "atoll"), nil
+	}
+	if home, _ := env("HOME"); filepath.IsAbs(home) {
+		return filepath.Join(home, ".local", "state", "atoll"), nil
+	}
+	return "", refuse("", "there is no home directory to keep state in", "choose a directory with --state-dir or $ATOLL_STATE_DIR")
+}
+
+func checkOwned(dir string, uid uint32) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return refuse(dir, reason(err), "")
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return refuse(dir, "is not a directory", "")
+	case st.Uid != uid:
+		return refuse(dir, fmt.Sprintf("belongs to user %d and not to you", st.Uid), "choose another directory with --state-dir or $ATOLL_STATE_DIR")
+	case st.Mode&0o022 != 0:
+		return refuse(dir, "can be written to by others", "if that was not intended: chmod go-w "+dir)
+	}
+	return nil
+}
+
+func refuse(dir, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "state.open", Subject: dir, Message: "the state directory cannot be used: " + message, Hint: hint}
+}
+
+// reason returns an error without the path, which is said already.
+func reason(err error) string {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
