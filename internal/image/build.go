@@ -28,8 +28,7 @@ type source interface {
 	// stamp tells cheaply whether a local source has changed: as long as it
 	// is the same, so is the image. It is "" for registries.
 	stamp(ctx context.Context) (string, error)
-	// load finds out what the image is made of and makes its layers
-	// available. The gc lock is held.
+	// load finds out what the image is made of. The gc lock is held.
 	load(ctx context.Context, j *job) (*content, error)
 }
 
@@ -44,7 +43,8 @@ type content struct {
 	literal  bool     // the layer is a whole root file system
 	blobs    []string // that are kept in the store for it
 
-	close func() error // releases what the layers are read from; may be nil
+	prepare func(ctx context.Context) error // transfers the layers before they are opened; may be nil
+	close   func() error                    // releases what the layers are read from; may be nil
 }
 
 // layerBlob is one layer.
@@ -53,6 +53,8 @@ type layerBlob struct {
 	diffID string // of the tar in them; "" is not known before
 	size   int64  // of the bytes that open returns; 0 is not known
 	open   func(ctx context.Context) (io.ReadCloser, error)
+	// spoiled is called when the bytes are not what they should be; may be nil.
+	spoiled func()
 }
 
 // source returns the source of a reference.
@@ -202,6 +204,11 @@ func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Prog
 	if fi, err := os.Stat(s.rootfsPath(key)); err == nil {
 		return rootfs{key, fi.Size()}, nil
 	}
+	if c.prepare != nil {
+		if err := c.prepare(ctx); err != nil {
+			return rootfs{}, err
+		}
+	}
 	return s.buildRootfs(ctx, c, progress)
 }
 
@@ -219,6 +226,9 @@ func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progr
 		p := Progress{Phase: PhaseBuilding, Layer: i + 1, Layers: len(c.layers), Digest: blob.digest, Total: blob.size}
 		id, err := s.applyLayer(ctx, tree, blob, c.literal, p, progress)
 		if err != nil {
+			if sandbox.CodeOf(err) == sandbox.CodeInvalid && blob.spoiled != nil {
+				blob.spoiled()
+			}
 			return rootfs{}, err
 		}
 		ids = append(ids, id)
