@@ -50,7 +50,9 @@ var signalCases = []testCase{
 	{"signal/trap", "", func(t *caseT) {
 		for _, sig := range []int{sigHUP, sigINT, sigUSR1, sigTERM} {
 			b := t.box()
-			p := b.start(sandbox.Command{Shell: "trap 'echo got; exit 3' HUP INT USR1 TERM; echo ready; sleep 1000; echo after"})
+			// The loop matters: a signal that arrives while the shell is about
+			// to start a child is seen only when that child has ended.
+			p := b.start(sandbox.Command{Shell: "trap 'echo got; exit 3' HUP INT USR1 TERM; echo ready; while :; do sleep 1; done"})
 			out := b.readLines(p.Stdout())
 			out.await("ready")
 			t.ok("Signal", p.Signal(t.ctx, sig))
