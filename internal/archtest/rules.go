@@ -37,8 +37,8 @@ var rules = []rule{
 	{
 		pkgs: "provider/fake/...",
 		only: []string{"sandbox", "driver", "provider/fake/..."},
-		deny: []string{kernel + "/...", "os/exec"},
-		why:  "the fake runs no process and knows no other provider",
+		deny: []string{kernel + "/..."},
+		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/all",
