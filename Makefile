@@ -21,6 +21,7 @@ RACE         ?= -race
 TEST_TIMEOUT ?= 20m
 FUZZTIME     ?= 10s
 BENCHTIME    ?= 1s
+ROUNDS       ?= 200
 
 # The race detector makes test binaries dynamic, and a kernel that re-executes
 # itself in its empty root must be static. So tests start their kernels, and the
@@ -59,6 +60,10 @@ short: build ## run only the tests, without the race detector
 .PHONY: script
 script: build ## run the command line's stories: make script RUN=name
 	$(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -run 'TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
+
+.PHONY: soak
+soak: build ## kill everything at every fault point, ROUNDS (200) times
+	ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run Killed ./provider/gvisor
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies
