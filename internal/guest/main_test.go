@@ -2,11 +2,14 @@ package guest_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,7 +22,38 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == attacker {
+		os.Exit(attack())
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built.dir != "" {
+			os.RemoveAll(built.dir)
+		}
+		os.Exit(code)
+	}))
+}
+
+var built struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// plainGuest builds the program in testdata/guest, once.
+func plainGuest() (string, error) {
+	built.once.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "guest"); built.err != nil {
+			return
+		}
+		build := exec.Command("go", "build", "-o", built.dir+"/guest", "./testdata/guest")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w: %s", err, out)
+		}
+	})
+	return built.dir + "/guest", built.err
+}
 
 var root = os.Geteuid() == 0
 
@@ -42,6 +76,9 @@ func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Con
 	}
 	defer theirs.Close()
 	self, err := os.Executable()
+	if err == nil && args[len(args)-1] == guest.Argv0 {
+		self, err = plainGuest()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,10 +103,11 @@ func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Con
 func newClient(t testing.TB, dir string) *guest.Client {
 	t.Helper()
 	conn, _ := startGuest(t, guest.HostArgs(dir), nil)
-	return dial(t, conn, guest.Options{})
+	return dial(t, conn, dir, guest.Options{})
 }
 
-func dial(t testing.TB, conn net.Conn, opts guest.Options) *guest.Client {
+// dial connects to a guest and configures it.
+func dial(t testing.TB, conn net.Conn, dir string, opts guest.Options) *guest.Client {
 	t.Helper()
 	ctx := testContext(t)
 	c, err := guest.Dial(ctx, conn, opts)
@@ -77,10 +115,7 @@ func dial(t testing.TB, conn net.Conn, opts guest.Options) *guest.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	def := guest.Defaults{User: strconv.Itoa(os.Getuid()), Env: map[string]string{"PATH": os.Getenv("PATH")}}
-	if dir := t.TempDir(); dir != "" {
-		def.Workdir = "/"
-	}
+	def := guest.Defaults{User: strconv.Itoa(os.Getuid()), Workdir: dir}
 	if err := c.Configure(ctx, def); err != nil {
 		t.Fatal(err)
 	}
@@ -137,5 +172,17 @@ func wantCode(t testing.TB, err error, code sandbox.Code) {
 	t.Helper()
 	if guest.ErrorCode(err) != code {
 		t.Errorf("error %v has code %q, want %q", err, guest.ErrorCode(err), code)
+	}
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// waitFor waits until cond holds.
+func waitFor(t testing.TB, cond func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !cond(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("waited in vain")
+		}
 	}
 }

@@ -90,7 +90,7 @@ func start(root string) *agent {
 	debug.SetGCPercent(50)
 	ignoreSignals()
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	unix.Umask(0)
+	unix.Umask(0o022) // commands inherit it; files get their modes explicitly
 	a := &agent{reaper: newReaper(), devNull: -1}
 	a.procs = newProcTable()
 	a.files = newFileServer(root, &a.users, a.defaultUser)
@@ -173,6 +173,11 @@ func (a *agent) configure(d *wire.Decoder) error {
 	if err := d.End(); err != nil {
 		return err
 	}
+	if os.Getpid() == 1 {
+		if err := settle(def.Hostname); err != nil {
+			return fail(sandbox.CodeUnavailable, "", "the sandbox cannot be prepared: "+err.Error())
+		}
+	}
 	if def.Workdir == "" {
 		def.Workdir = "/"
 	}
@@ -183,11 +188,6 @@ func (a *agent) configure(d *wire.Decoder) error {
 	}
 	if err := a.files.makeWorkdir(def.Workdir, acc); err != nil {
 		return err
-	}
-	if def.Hostname != "" && os.Getpid() == 1 {
-		if err := unix.Sethostname([]byte(def.Hostname)); err != nil {
-			return fail(sandbox.CodeUnavailable, def.Hostname, "the host name cannot be set")
-		}
 	}
 	a.mu.Lock()
 	a.defaults = def

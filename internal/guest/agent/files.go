@@ -2,7 +2,6 @@ package agent
 
 import (
 	"path"
-	"strings"
 	"sync"
 	"time"
 
@@ -39,6 +38,24 @@ func (s *fileServer) handle(op *wire.Op, d *wire.Decoder) ([]byte, error) {
 	switch op.Method {
 	case wire.Stat:
 		return s.stat(d)
+	case wire.List:
+		return nil, s.list(op, d)
+	case wire.Read:
+		return nil, s.read(op, d)
+	case wire.Write:
+		return s.write(op, d)
+	case wire.Mkdir:
+		return nil, s.mkdir(d)
+	case wire.Remove:
+		return nil, s.remove(d)
+	case wire.Move:
+		return nil, s.move(d)
+	case wire.Export:
+		return nil, s.export(op, d)
+	case wire.Import:
+		return nil, s.unpack(op, d)
+	case wire.Watch:
+		return nil, s.watch(op, d)
 	}
 	return nil, fail(sandbox.CodeUnsupported, "", "unknown operation")
 }
@@ -140,63 +157,5 @@ func (s *fileServer) makeWorkdir(dir string, acc account) error {
 	if s.broken != nil {
 		return s.broken
 	}
-	at, err := s.makeDirs(dir, 0o755, acc.owner())
-	if err != nil {
-		return about(dir, err)
-	}
-	return unix.Close(at)
-}
-
-// makeDirs makes a directory with its missing parents, and opens it. Links on
-// the way are followed, also such that lead to nothing: these are an error.
-func (s *fileServer) makeDirs(p string, mode uint32, own owner) (int, error) {
-	rel, err := s.root.relative(path.Clean(p))
-	if err != nil {
-		return -1, err
-	}
-	return s.root.makeDirs(rel, mode, own)
-}
-
-func (w *walker) makeDirs(rel string, mode uint32, own owner) (int, error) {
-	for n, parts := 1, elements(rel); n <= len(parts); n++ {
-		if n == 1 { // most of the time everything is there
-			if fd, err := w.openDirBelow(rel); err != unix.ENOENT {
-				return fd, err
-			}
-		}
-		if err := w.makeDir(strings.Join(parts[:n], "/"), mode, own); err != nil && err != unix.EEXIST {
-			return -1, err
-		}
-	}
-	return w.openDirBelow(rel)
-}
-
-// openDirBelow opens a directory, following links.
-func (w *walker) openDirBelow(rel string) (int, error) {
-	at, err := w.findBelow(rel, true)
-	if err != nil {
-		return -1, err
-	}
-	defer at.close()
-	return unix.Openat(at.dir, at.name, openDir, 0)
-}
-
-// makeDir makes one directory.
-func (w *walker) makeDir(rel string, mode uint32, own owner) error {
-	at, err := w.findBelow(rel, true)
-	if err != nil {
-		return err
-	}
-	defer at.close()
-	if at.name == "." {
-		return unix.EEXIST
-	}
-	if err := unix.Mkdirat(at.dir, at.name, mode); err != nil {
-		return err
-	}
-	if err := unix.Fchownat(at.dir, at.name, own.uid, own.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		_ = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR)
-		return err
-	}
-	return nil
+	return about(dir, s.makeDirs(dir, 0o755, acc.owner()))
 }

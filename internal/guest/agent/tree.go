@@ -1,129 +1,251 @@
 package agent
 
 import (
-	"bytes"
-	"os"
-	"strconv"
-	"syscall"
-	"time"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
-// procStat is what /proc says about one process.
-type procStat struct {
-	pid, ppid, session int
-	dead               bool
+// maxOpenDirs bounds the descriptors of one walk, and maxListPath the length of
+// a path in a listing: a deep tree of long names would else make a listing
+// grow with the square of its depth.
+const (
+	maxOpenDirs = 64
+	maxListPath = 32 << 10
+)
+
+// tree walks a directory of any depth and width, one directory at a time by
+// descriptor. No path is ever put together for the kernel, so that no link
+// leads away and no path is too long.
+type tree struct {
+	levels []level
+	path   []byte // of the top level, relative, ending in a slash if not empty
+	// leave, if set, is called when a directory is done.
+	leave func(dir int, name string) error
 }
 
-// processes lists what lives in this process's view, but for itself. Without
-// /proc it is empty.
-func processes() []procStat {
-	dir, err := os.Open("/proc")
+// level is a directory on the way.
+type level struct {
+	fd       int // -1 while there are too many
+	dev, ino uint64
+	name     string
+	todo     []string // entries not yet visited, in order
+	path     int      // length of the path before this level
+}
+
+// openTree begins a walk at a directory, which must not be a link.
+func openTree(dir int, name string) (*tree, error) {
+	t := &tree{}
+	return t, t.enter(dir, name, false)
+}
+
+func (t *tree) close() {
+	for _, l := range t.levels {
+		if l.fd >= 0 {
+			unix.Close(l.fd)
+		}
+	}
+	t.levels = nil
+}
+
+// enter goes down. extend says whether the name becomes part of the path.
+func (t *tree) enter(dir int, name string, extend bool) error {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	var names []string
+	if err == nil {
+		names, err = readNames(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	t.levels = append(t.levels, level{fd: fd, dev: st.Dev, ino: st.Ino, name: name, todo: names, path: len(t.path)})
+	if extend {
+		t.path = append(append(t.path, name...), '/')
+	}
+	if k := len(t.levels) - maxOpenDirs; k > 0 && t.levels[k-1].fd >= 0 {
+		unix.Close(t.levels[k-1].fd)
+		t.levels[k-1].fd = -1
+	}
+	return nil
+}
+
+// readNames lists a directory in lexical order.
+func readNames(fd int) ([]string, error) {
+	var names []string
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := unix.ReadDirent(fd, buf)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n <= 0 {
+			slices.Sort(names)
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
+}
+
+// up goes back to the parent. Its descriptor may have been closed to save some:
+// then the parent is opened again, and must still be the same directory.
+func (t *tree) up() error {
+	top := t.levels[len(t.levels)-1]
+	t.levels = t.levels[:len(t.levels)-1]
+	t.path = t.path[:top.path]
+	defer unix.Close(top.fd)
+	if len(t.levels) == 0 {
 		return nil
 	}
-	defer dir.Close()
-	names, _ := dir.Readdirnames(-1)
-	self := os.Getpid()
-	list := make([]procStat, 0, len(names))
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil || pid == self {
+	parent := &t.levels[len(t.levels)-1]
+	if parent.fd < 0 {
+		fd, err := unix.Openat(top.fd, "..", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil || st.Dev != parent.dev || st.Ino != parent.ino {
+			unix.Close(fd)
+			return fail(sandbox.CodeConflict, "", "a directory was moved meanwhile")
+		}
+		parent.fd = fd
+	}
+	if t.leave != nil {
+		return t.leave(parent.fd, top.name)
+	}
+	return nil
+}
+
+// walk visits everything below, parents first. visit is given the directory
+// that holds the entry, its name and its level, from 1, and decides whether to
+// go down. Entries that vanish meanwhile are passed over.
+func (t *tree) walk(visit func(dir int, name string, level int) (bool, error)) error {
+	for len(t.levels) > 0 {
+		top := &t.levels[len(t.levels)-1]
+		if len(top.todo) == 0 {
+			if err := t.up(); err != nil {
+				return err
+			}
 			continue
 		}
-		if b, err := os.ReadFile("/proc/" + name + "/stat"); err == nil {
-			if st, ok := parseStat(b); ok {
-				list = append(list, st)
-			}
+		name := top.todo[0]
+		top.todo = top.todo[1:]
+		down, err := visit(top.fd, name, len(t.levels))
+		if err != nil {
+			return err
 		}
-	}
-	return list
-}
-
-// parseStat reads a line of /proc/pid/stat. The name in it is the program's
-// own choice and may hold anything, so that the fields are counted from the
-// last parenthesis.
-func parseStat(b []byte) (procStat, bool) {
-	pid, err := strconv.Atoi(string(b[:max(0, bytes.IndexByte(b, ' '))]))
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if err != nil || len(f) < 4 {
-		return procStat{}, false
-	}
-	ppid, err1 := strconv.Atoi(string(f[1]))
-	session, err2 := strconv.Atoi(string(f[3]))
-	dead := f[0][0] == 'Z' || f[0][0] == 'X'
-	return procStat{pid: pid, ppid: ppid, session: session, dead: dead}, err1 == nil && err2 == nil
-}
-
-// killSession ends every process of a session: what a command started, unless
-// it moved to another one.
-func killSession(sid int) {
-	if sid <= 1 {
-		return // -1 would be everybody
-	}
-	_ = syscall.Kill(-sid, syscall.SIGKILL) // nearly always the whole of it
-	killAll(func(all []procStat) []procStat {
-		var in []procStat
-		for _, p := range all {
-			if p.session == sid {
-				in = append(in, p)
-			}
-		}
-		return in
-	})
-}
-
-// killDescendants ends every process below this one.
-func killDescendants() {
-	self := os.Getpid()
-	killAll(func(all []procStat) []procStat {
-		below := map[int]bool{self: true}
-		for grown := true; grown; {
-			grown = false
-			for _, p := range all {
-				if below[p.ppid] && !below[p.pid] {
-					below[p.pid], grown = true, true
-				}
-			}
-		}
-		var in []procStat
-		for _, p := range all {
-			if below[p.pid] {
-				in = append(in, p)
-			}
-		}
-		return in
-	})
-}
-
-// killAll kills what choose finds until it finds nothing. A fork bomb makes
-// processes faster than they can be killed one by one, so that they are
-// stopped first: who is stopped does not fork.
-func killAll(choose func([]procStat) []procStat) {
-	const rounds = 500
-	stopped := map[int]bool{}
-	for round := range rounds {
-		fresh, alive := 0, 0
-		chosen := choose(processes())
-		for _, p := range chosen {
-			if p.dead {
-				continue
-			}
-			alive++
-			if !stopped[p.pid] && syscall.Kill(p.pid, syscall.SIGSTOP) == nil {
-				stopped[p.pid] = true
-				fresh++
-			}
-		}
-		switch {
-		case alive == 0:
-			return
-		case fresh > 0 && round < rounds/2:
+		if !down {
 			continue
 		}
-		for _, p := range chosen {
-			_ = syscall.Kill(p.pid, syscall.SIGKILL)
+		err = t.enter(top.fd, name, true)
+		if err != nil && err != unix.ENOENT && err != unix.ENOTDIR && err != unix.ELOOP {
+			return about(t.rel(name), err)
 		}
-		clear(stopped)
-		time.Sleep(time.Duration(min(round, 20)) * time.Millisecond) // they need the processor to die
 	}
+	return nil
+}
+
+// rel is the path of an entry of the top level.
+func (t *tree) rel(name string) string { return string(t.path) + name }
+
+// list sends what is below a directory.
+func (s *fileServer) list(op *wire.Op, d *wire.Decoder) error {
+	p, depth := d.String(), int(d.Int())
+	if err := d.End(); err != nil {
+		return err
+	}
+	if depth == 0 {
+		depth = 1
+	}
+	at, err := s.root.find(p, true)
+	if err != nil {
+		return about(p, err)
+	}
+	defer at.close()
+	t, err := openTree(at.dir, at.name)
+	if err != nil {
+		if err == unix.ENOTDIR {
+			return fail(sandbox.CodeInvalid, p, "not a directory")
+		}
+		return about(p, err)
+	}
+	defer t.close()
+	out := &laneWriter{op: op}
+	var one, e wire.Encoder
+	err = t.walk(func(dir int, name string, level int) (bool, error) {
+		if s.isTemp(name) {
+			return false, nil
+		}
+		if len(t.path)+len(name) > maxListPath {
+			return false, fail(sandbox.CodeExhausted, p, "a path below it is too long to list")
+		}
+		info, err := describe(dir, name, t.rel(name))
+		if err != nil {
+			return false, ignoreGone(err)
+		}
+		one.B, e.B = one.B[:0], e.B[:0]
+		wire.PutFile(&one, &info)
+		e.Bytes(one.B)
+		_, err = out.Write(e.B)
+		return info.Type == sandbox.TypeDir && (depth < 0 || level < depth), err
+	})
+	if err != nil {
+		return about(p, err)
+	}
+	return out.Flush()
+}
+
+// laneWriter collects what is written to it into large frames of lane 0.
+type laneWriter struct {
+	op    *wire.Op
+	frame []byte
+}
+
+func (w *laneWriter) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		if w.frame == nil {
+			w.frame = wire.GetFrame()[:wire.HeaderLen]
+		}
+		n := min(len(rest), wire.HeaderLen+wire.MaxData-len(w.frame))
+		w.frame = append(w.frame, rest[:n]...)
+		rest = rest[n:]
+		if len(w.frame) == wire.HeaderLen+wire.MaxData {
+			if err := w.Flush(); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return len(p), nil
+}
+
+// Flush sends what is left.
+func (w *laneWriter) Flush() error {
+	if w.frame == nil {
+		return nil
+	}
+	frame := w.frame
+	w.frame = nil
+	return w.op.SendFrame(0, frame)
+}
+
+// isTemp reports whether a name is that of a file being written.
+func (s *fileServer) isTemp(name string) bool {
+	if !strings.HasPrefix(name, tempPrefix) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.temps[name]
 }

@@ -1,0 +1,329 @@
+package guest
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// maxFileInfo bounds what a guest may say about one file.
+const maxFileInfo = 64 << 10
+
+var (
+	_ driver.FileSystem     = (*Client)(nil)
+	_ driver.Archiver       = (*Client)(nil)
+	_ driver.Watcher        = (*Client)(nil)
+	_ driver.ProcessManager = (*Client)(nil)
+)
+
+// Stat implements driver.FileSystem.
+func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error) {
+	var e wire.Encoder
+	e.String(path)
+	b, err := c.call(ctx, wire.Stat, e.B)
+	if err != nil {
+		return sandbox.FileInfo{}, failed("stat", path, err)
+	}
+	info, err := takeFile(b, path)
+	return info, failed("stat", path, err)
+}
+
+// takeFile decodes what a guest says about the file that was asked for.
+func takeFile(b []byte, path string) (sandbox.FileInfo, error) {
+	d := wire.Decoder{B: b}
+	info := wire.TakeFile(&d)
+	info.Path = path
+	return info, d.End()
+}
+
+// List implements driver.FileSystem.
+func (c *Client) List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
+	return func(yield func(sandbox.FileInfo, error) bool) {
+		var e wire.Encoder
+		e.String(path)
+		e.Int(int64(opts.Depth))
+		op, err := c.open(ctx, wire.List, e.B)
+		if err != nil {
+			yield(sandbox.FileInfo{}, failed("list", path, err))
+			return
+		}
+		stop := context.AfterFunc(ctx, op.Abandon)
+		defer stop()
+		defer op.Abandon()
+		stopped := false
+		err = records(op, maxFileInfo, func(d *wire.Decoder) error {
+			info := wire.TakeFile(d)
+			if err := d.End(); err != nil {
+				return err
+			}
+			if !wire.LocalPath(info.Path) {
+				return errNonsense
+			}
+			if !yield(info, nil) {
+				stopped = true
+				return errStopped
+			}
+			return nil
+		})
+		if err != nil && !stopped {
+			yield(sandbox.FileInfo{}, failed("list", path, because(ctx, err)))
+		}
+	}
+}
+
+var errStopped = errors.New("stopped")
+
+// because prefers the context's reason for an error.
+func because(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+// Read implements driver.FileSystem.
+func (c *Client) Read(ctx context.Context, path string, opts driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
+	var e wire.Encoder
+	e.String(path)
+	e.Int(opts.Offset)
+	e.Int(opts.Length)
+	op, err := c.open(ctx, wire.Read, e.B)
+	if err != nil {
+		return nil, sandbox.FileInfo{}, failed("read", path, err)
+	}
+	b, err := message(ctx, op, wire.MsgInfo)
+	if err != nil {
+		return nil, sandbox.FileInfo{}, failed("read", path, err)
+	}
+	info, err := takeFile(b, path)
+	if err != nil {
+		op.Abandon()
+		return nil, sandbox.FileInfo{}, failed("read", path, err)
+	}
+	r := &fileReader{ctx: ctx, op: op, path: path}
+	r.stop = context.AfterFunc(ctx, op.Abandon)
+	return r, info, nil
+}
+
+// fileReader is the content of a file. Canceling the context of Read ends it.
+type fileReader struct {
+	ctx  context.Context
+	op   *wire.Op
+	path string
+	stop func() bool
+	once sync.Once
+}
+
+func (r *fileReader) Read(p []byte) (int, error) {
+	n, err := r.op.In(0).Read(p)
+	return n, r.failed(err)
+}
+
+// WriteTo spares io.Copy a buffer.
+func (r *fileReader) WriteTo(w io.Writer) (int64, error) {
+	sink := &sinkErr{w: w}
+	n, err := r.op.In(0).WriteTo(sink)
+	if sink.err != nil {
+		return n, sink.err
+	}
+	return n, r.failed(err)
+}
+
+func (r *fileReader) failed(err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	return failed("read", r.path, because(r.ctx, err))
+}
+
+func (r *fileReader) Close() error {
+	r.once.Do(func() {
+		r.stop()
+		r.op.Abandon()
+	})
+	return nil
+}
+
+// Write implements driver.FileSystem.
+func (c *Client) Write(ctx context.Context, path string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
+	var e wire.Encoder
+	e.String(path)
+	e.Uint(uint64(opts.Mode))
+	e.String(opts.Owner)
+	e.Bool(opts.NoParents)
+	e.Bool(opts.NoReplace)
+	b, err := c.upload(ctx, wire.Write, e.B, r)
+	if err != nil {
+		return sandbox.FileInfo{}, uploadFailed("write", path, err)
+	}
+	info, err := takeFile(b, path)
+	return info, failed("write", path, err)
+}
+
+// sourceError is an error of the caller's own reader.
+type sourceError struct{ error }
+
+func uploadFailed(op, path string, err error) error {
+	var source sourceError
+	if errors.As(err, &source) {
+		return source.error
+	}
+	return failed(op, path, err)
+}
+
+// upload is an operation to which all of r is sent. The guest acts on it only
+// once it has seen the end.
+func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, r io.Reader) ([]byte, error) {
+	op, err := c.open(ctx, m, request)
+	if err != nil {
+		return nil, err
+	}
+	// In a goroutine, because a reader may block for ever and the guest may
+	// have refused long ago.
+	source := make(chan error, 1)
+	go func() { source <- feed(op, r) }()
+	select {
+	case err = <-source:
+	case <-op.Over():
+		return op.Result()
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
+		op.Abandon()
+		return nil, because(ctx, err)
+	}
+	return await(ctx, op)
+}
+
+// feed sends all of r, and its end. That the other side does not want it is
+// not its error.
+func feed(op *wire.Op, r io.Reader) error {
+	for {
+		frame := wire.GetFrame()
+		n, err := fill(r, frame[wire.HeaderLen:])
+		if n > 0 {
+			if op.SendFrame(0, frame[:wire.HeaderLen+n]) != nil {
+				return nil
+			}
+		} else {
+			wire.PutFrame(frame)
+		}
+		switch {
+		case err == io.EOF:
+			_ = op.CloseWrite(0)
+			return nil
+		case err != nil:
+			return sourceError{err}
+		}
+	}
+}
+
+// fill is io.ReadFull, but keeps the reader's own error.
+func fill(r io.Reader, p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var k int
+		k, err = r.Read(p[n:])
+		n += k
+	}
+	return n, err
+}
+
+// Mkdir implements driver.FileSystem.
+func (c *Client) Mkdir(ctx context.Context, path string, opts driver.MkdirOptions) error {
+	var e wire.Encoder
+	e.String(path)
+	e.Uint(uint64(opts.Mode))
+	e.String(opts.Owner)
+	e.Bool(opts.Parents)
+	_, err := c.call(ctx, wire.Mkdir, e.B)
+	return failed("mkdir", path, err)
+}
+
+// Remove implements driver.FileSystem.
+func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
+	var e wire.Encoder
+	e.String(path)
+	e.Bool(recursive)
+	_, err := c.call(ctx, wire.Remove, e.B)
+	return failed("remove", path, err)
+}
+
+// Move implements driver.FileSystem.
+func (c *Client) Move(ctx context.Context, from, to string, overwrite bool) error {
+	var e wire.Encoder
+	e.String(from)
+	e.String(to)
+	e.Bool(overwrite)
+	_, err := c.call(ctx, wire.Move, e.B)
+	return failed("move", from, err)
+}
+
+// Export implements driver.Archiver.
+func (c *Client) Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error {
+	var e wire.Encoder
+	e.String(path)
+	e.Strings(opts.Exclude)
+	op, err := c.open(ctx, wire.Export, e.B)
+	if err != nil {
+		return failed("export", path, err)
+	}
+	stop := context.AfterFunc(ctx, op.Abandon)
+	defer stop()
+	defer op.Abandon()
+	sink := &sinkErr{w: w}
+	_, err = op.In(0).WriteTo(sink)
+	if sink.err != nil {
+		return sink.err
+	}
+	return failed("export", path, because(ctx, err))
+}
+
+// Import implements driver.Archiver.
+func (c *Client) Import(ctx context.Context, path string, r io.Reader, opts driver.ImportOptions) error {
+	var e wire.Encoder
+	e.String(path)
+	e.String(opts.Owner)
+	_, err := c.upload(ctx, wire.Import, e.B, r)
+	return uploadFailed("import", path, err)
+}
+
+// Watch implements driver.Watcher.
+func (c *Client) Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error) {
+	var e wire.Encoder
+	e.String(path)
+	e.Bool(recursive)
+	op, err := c.open(ctx, wire.Watch, e.B)
+	if err != nil {
+		return nil, failed("watch", path, err)
+	}
+	if _, err := message(ctx, op, wire.MsgReady); err != nil {
+		return nil, failed("watch", path, err)
+	}
+	events := make(chan sandbox.FileEvent, 64)
+	stop := context.AfterFunc(ctx, op.Abandon)
+	go func() {
+		defer close(events)
+		defer op.Abandon()
+		defer stop()
+		_ = records(op, maxFileInfo, func(d *wire.Decoder) error {
+			ev := wire.TakeEvent(d)
+			if err := d.End(); err != nil {
+				return err
+			}
+			select {
+			case events <- ev:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		})
+	}()
+	return events, nil
+}

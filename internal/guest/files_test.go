@@ -1,0 +1,313 @@
+package guest_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/iotest"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestWriteAndRead(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	file := dir + "/a/b/file\xff\n"
+	content := bytes.Repeat([]byte("0123456789abcde\n"), 100_000)
+	info, err := c.Write(ctx, file, bytes.NewReader(content), driver.WriteOptions{Mode: 0o640})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size != int64(len(content)) || info.Mode != 0o640 || info.Path != file || info.Type != sandbox.TypeFile {
+		t.Errorf("%+v", info)
+	}
+	for _, tt := range []struct {
+		opts driver.ReadOptions
+		want []byte
+	}{
+		{driver.ReadOptions{}, content},
+		{driver.ReadOptions{Offset: 5, Length: 3}, content[5:8]},
+		{driver.ReadOptions{Offset: int64(len(content)) - 2}, content[len(content)-2:]},
+		{driver.ReadOptions{Offset: 1 << 40}, nil},
+		{driver.ReadOptions{Length: 1 << 40}, content},
+	} {
+		r, _, err := c.Read(ctx, file, tt.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		if err != nil || !bytes.Equal(got, tt.want) {
+			t.Errorf("%+v: %d bytes, want %d, %v", tt.opts, len(got), len(tt.want), err)
+		}
+		r.Close()
+	}
+	// Replacing keeps the mode; the new content is shorter.
+	if info, err = c.Write(ctx, file, strings.NewReader("x"), driver.WriteOptions{}); err != nil || info.Mode != 0o640 || info.Size != 1 {
+		t.Errorf("%+v %v", info, err)
+	}
+	_, err = c.Write(ctx, file, strings.NewReader("y"), driver.WriteOptions{NoReplace: true})
+	wantCode(t, err, sandbox.CodeAlreadyExists)
+	_, err = c.Write(ctx, dir+"/no/such/f", strings.NewReader("y"), driver.WriteOptions{NoParents: true})
+	wantCode(t, err, sandbox.CodeNotFound)
+	_, err = c.Write(ctx, dir+"/a", strings.NewReader("y"), driver.WriteOptions{})
+	wantCode(t, err, sandbox.CodeInvalid)
+}
+
+func TestFailedWriteChangesNothing(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	os.WriteFile(dir+"/f", []byte("old"), 0o600)
+	for _, mine := range []error{errors.New("mine"), io.ErrUnexpectedEOF} {
+		r := io.MultiReader(bytes.NewReader(make([]byte, 300_000)), iotest.ErrReader(mine))
+		if _, err := c.Write(ctx, dir+"/f", r, driver.WriteOptions{}); err != mine {
+			t.Errorf("got %v, want %v", err, mine)
+		}
+	}
+	waitFor(t, func() bool { return len(names(t, dir)) == 1 })
+	if b, _ := os.ReadFile(dir + "/f"); string(b) != "old" {
+		t.Errorf("content %q", b)
+	}
+}
+
+func names(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		list = append(list, e.Name())
+	}
+	return list
+}
+
+func TestReadOfOddFiles(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	syscall.Mkfifo(dir+"/fifo", 0o600)
+	os.Mkdir(dir+"/dir", 0o700)
+	os.Symlink("fifo", dir+"/link")
+	os.Symlink("loop", dir+"/loop")
+	os.Symlink("/etc/passwd", dir+"/out")
+	os.Symlink("../../../../../../etc", dir+"/up")
+	sock, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(sock)
+	if err := syscall.Bind(sock, &syscall.SockaddrUnix{Name: dir + "/sock"}); err != nil {
+		t.Fatal(err)
+	}
+	for name, code := range map[string]sandbox.Code{
+		"fifo": sandbox.CodeInvalid, "dir": sandbox.CodeInvalid, "link": sandbox.CodeInvalid, "sock": sandbox.CodeInvalid,
+		"loop": sandbox.CodeInvalid, "none": sandbox.CodeNotFound, "fifo/x": sandbox.CodeNotFound,
+		"out": sandbox.CodeDenied, "up/passwd": sandbox.CodeDenied, "../x": sandbox.CodeDenied,
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, err := c.Read(ctx, dir+"/"+name, driver.ReadOptions{})
+			wantCode(t, err, code)
+			if strings.HasPrefix(name, "fifo") || name == "sock" || name == "out" {
+				_, err = c.Write(ctx, dir+"/"+name, strings.NewReader("x"), driver.WriteOptions{})
+				if err == nil {
+					t.Error("written")
+				}
+			}
+		})
+	}
+	_, err = c.Stat(ctx, "/etc/passwd")
+	wantCode(t, err, sandbox.CodeDenied)
+	_, err = c.Stat(ctx, dir+"x")
+	wantCode(t, err, sandbox.CodeDenied)
+}
+
+func TestSparseFile(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	if err := os.WriteFile(dir+"/sparse", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(dir+"/sparse", 1<<40); err != nil {
+		t.Skip("the file system has no files of that size")
+	}
+	r, info, err := c.Read(testContext(t), dir+"/sparse", driver.ReadOptions{Offset: 1<<40 - 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if b, err := io.ReadAll(r); len(b) != 100 || err != nil || info.Size != 1<<40 {
+		t.Errorf("%d bytes, %v, %+v", len(b), err, info)
+	}
+}
+
+func TestLinksInside(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	os.MkdirAll(dir+"/real/sub", 0o700)
+	os.Symlink("real", dir+"/rel")
+	os.Symlink(dir+"/real/sub", dir+"/abs")
+	os.Symlink("../rel/sub/../file", dir+"/real/climb")
+	if _, err := c.Write(ctx, dir+"/rel/file", strings.NewReader("1"), driver.WriteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Write(ctx, dir+"/abs/file", strings.NewReader("2"), driver.WriteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Write(ctx, dir+"/real/climb", strings.NewReader("3"), driver.WriteOptions{}); err != nil {
+		t.Error(err)
+	}
+	if b, _ := os.ReadFile(dir + "/real/sub/file"); string(b) != "2" {
+		t.Errorf("%q", b)
+	}
+	if b, _ := os.ReadFile(dir + "/real/file"); string(b) != "3" {
+		t.Errorf("%q", b)
+	}
+	info, err := c.Stat(ctx, dir+"/real/climb")
+	if err != nil || info.Type != sandbox.TypeSymlink || info.Target != "../rel/sub/../file" {
+		t.Errorf("%+v %v", info, err)
+	}
+}
+
+func TestMkdirMoveRemove(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	wantCode(t, c.Mkdir(ctx, dir+"/a/b", driver.MkdirOptions{}), sandbox.CodeNotFound)
+	if err := c.Mkdir(ctx, dir+"/a/b", driver.MkdirOptions{Parents: true, Mode: 0o1770}); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := c.Stat(ctx, dir+"/a/b"); err != nil || info.Mode != 0o1770 {
+		t.Errorf("%+v %v", info, err)
+	}
+	wantCode(t, c.Mkdir(ctx, dir+"/a", driver.MkdirOptions{}), sandbox.CodeAlreadyExists)
+	if err := c.Mkdir(ctx, dir+"/a", driver.MkdirOptions{Parents: true}); err != nil {
+		t.Error(err)
+	}
+	os.WriteFile(dir+"/f", []byte("f"), 0o600)
+	os.WriteFile(dir+"/g", []byte("g"), 0o600)
+	wantCode(t, c.Mkdir(ctx, dir+"/f", driver.MkdirOptions{Parents: true}), sandbox.CodeAlreadyExists)
+	wantCode(t, c.Move(ctx, dir+"/f", dir+"/g", false), sandbox.CodeAlreadyExists)
+	wantCode(t, c.Move(ctx, dir+"/f", dir+"/a", true), sandbox.CodeAlreadyExists)
+	wantCode(t, c.Move(ctx, dir+"/none", dir+"/x", true), sandbox.CodeNotFound)
+	wantCode(t, c.Move(ctx, dir+"/a", dir+"/a/b/c", false), sandbox.CodeInvalid)
+	if err := c.Move(ctx, dir+"/f", dir+"/g", true); err != nil {
+		t.Error(err)
+	}
+	if b, _ := os.ReadFile(dir + "/g"); string(b) != "f" {
+		t.Errorf("%q", b)
+	}
+	if err := c.Move(ctx, dir+"/a/b", dir+"/g", true); err != nil {
+		t.Error(err)
+	}
+	os.WriteFile(dir+"/g/x", nil, 0)
+	wantCode(t, c.Remove(ctx, dir+"/g", false), sandbox.CodeConflict)
+	wantCode(t, c.Remove(ctx, dir+"/none", true), sandbox.CodeNotFound)
+	wantCode(t, c.Remove(ctx, dir, true), sandbox.CodeInvalid)
+	if err := c.Remove(ctx, dir+"/g", true); err != nil {
+		t.Error(err)
+	}
+	// Only the link goes, not what it leads to.
+	os.Symlink("a", dir+"/l")
+	if err := c.Remove(ctx, dir+"/l", true); err != nil {
+		t.Error(err)
+	}
+	if got := names(t, dir); len(got) != 1 || got[0] != "a" {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestDeepTree(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	const depth = 10_000
+	got := run(t, c, &sandbox.Command{Shell: `i=0; while [ $i -lt 10000 ]; do mkdir d && cd -P d 2>/dev/null || exit 1; i=$((i+1)); done`, Dir: dir}, "")
+	if got.exit.Code != 0 {
+		makeDeep(t, dir, depth)
+	}
+	n := 0
+	for info, err := range c.List(ctx, dir, driver.ListOptions{Depth: -1}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n++; len(info.Path) != 2*n-1 {
+			t.Fatalf("entry %d has a path of %d bytes", n, len(info.Path))
+		}
+	}
+	if n != depth {
+		t.Errorf("%d entries", n)
+	}
+	if err := c.Export(ctx, dir, io.Discard, driver.ExportOptions{}); err != nil {
+		t.Error(err)
+	}
+	if err := c.Remove(ctx, dir+"/d", true); err != nil {
+		t.Error(err)
+	}
+	if got := names(t, dir); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+}
+
+// makeDeep makes a chain of directories, beyond what a path can name.
+func makeDeep(t *testing.T, dir string, depth int) {
+	t.Helper()
+	os.RemoveAll(dir + "/d")
+	fd, err := syscall.Open(dir, syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range depth {
+		if err := syscall.Mkdirat(fd, "d", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		next, err := syscall.Openat(fd, "d", syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		syscall.Close(fd)
+		fd = next
+	}
+	syscall.Close(fd)
+}
+
+func TestList(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	for _, f := range []string{"b/y", "b/x/z", "a", "b.txt", "c\xff"} {
+		os.MkdirAll(filepath.Dir(dir+"/"+f), 0o700)
+		os.WriteFile(dir+"/"+f, []byte(f), 0o600)
+	}
+	os.Symlink("b", dir+"/link")
+	for depth, want := range map[int]string{
+		0:  "a b b.txt c\xff link",
+		1:  "a b b.txt c\xff link",
+		2:  "a b b/x b/y b.txt c\xff link",
+		-1: "a b b/x b/x/z b/y b.txt c\xff link",
+	} {
+		var got []string
+		for info, err := range c.List(testContext(t), dir, driver.ListOptions{Depth: depth}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, info.Path)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("depth %d: %q, want %q", depth, got, want)
+		}
+	}
+	for _, err := range c.List(testContext(t), dir+"/a", driver.ListOptions{}) {
+		wantCode(t, err, sandbox.CodeInvalid)
+	}
+	for range c.List(testContext(t), dir, driver.ListOptions{}) {
+		break
+	}
+}
