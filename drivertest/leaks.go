@@ -6,11 +6,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -18,13 +17,13 @@ import (
 
 // leakBaseline is what this process held at a moment.
 type leakBaseline struct {
-	goroutines goleak.Option
+	goroutines map[string]string // stacks by id
 	fds        int
 	children   []string
 }
 
 func takeBaseline() leakBaseline {
-	return leakBaseline{goleak.IgnoreCurrent(), countFDs(), children()}
+	return leakBaseline{goroutines(), countFDs(), children()}
 }
 
 // countFDs returns the number of open descriptors of this process, 0 where
@@ -50,21 +49,37 @@ func children() []string {
 	return pids
 }
 
-// leaked says what is there beyond the baseline, "" if nothing is. spareFDs is
-// for the descriptors that Go's own runtime opens late.
-func (base leakBaseline) leaked(own ...goleak.Option) string {
-	const spareFDs = 4
+// goroutines returns the stacks of all goroutines but the suite's own and
+// those that belong to package testing or the runtime, by their id.
+func goroutines() map[string]string {
+	buf := make([]byte, 1<<20)
+	for {
+		n := runtime.Stack(buf, true)
+		if n < len(buf) {
+			buf = buf[:n]
+			break
+		}
+		buf = make([]byte, 2*len(buf))
+	}
+	own := []string{"drivertest.(*suite).run(", "drivertest.(*caseT).body(", "testing.tRunner(", "testing.(*T).Run(", "testing.runTests", "os/signal.loop(", "runtime.ensureSigM"}
+	all := map[string]string{}
+	for _, stack := range strings.Split(string(buf), "\n\n") {
+		head, _, _ := strings.Cut(stack, "[")
+		if !slices.ContainsFunc(own, func(f string) bool { return strings.Contains(stack, f) }) {
+			all[head] = stack
+		}
+	}
+	return all
+}
+
+// leaked says what is there beyond the baseline, "" if nothing is.
+func (base leakBaseline) leaked() string {
+	const spareFDs = 4 // The Go runtime opens some late.
 	var found []string
-	// The suite's own goroutines: the case, its watchdog and its caller.
-	opts := append([]goleak.Option{
-		base.goroutines,
-		goleak.IgnoreAnyFunction("github.com/atoll-run/atoll/drivertest.(*suite).run"),
-		goleak.IgnoreAnyFunction("github.com/atoll-run/atoll/drivertest.(*caseT).body"),
-		goleak.IgnoreAnyFunction("testing.tRunner"),
-		goleak.IgnoreAnyFunction("testing.(*T).Run"),
-	}, own...)
-	if err := goleak.Find(opts...); err != nil {
-		found = append(found, clipEnd(err.Error(), 6000))
+	for id, stack := range goroutines() {
+		if _, ok := base.goroutines[id]; !ok {
+			found = append(found, clipEnd(stack, 3000))
+		}
 	}
 	if n := countFDs(); n > base.fds+spareFDs {
 		found = append(found, fmt.Sprintf("%d open descriptors, %d at the beginning: %s", n, base.fds, describeFDs()))
@@ -103,12 +118,16 @@ func describeProcess(pid string) string {
 	return pid + " " + strings.TrimSpace(string(name))
 }
 
+// Leaks are given time to go away, because the end of a goroutine or of a
+// process is not always awaited by those who caused it.
+const leakPatience = 10 * time.Second
+
 // settle waits until nothing is held beyond the baseline, and fails the case
 // with what is.
-func (t *caseT) settle(base leakBaseline, own ...goleak.Option) {
+func (t *caseT) settle(base leakBaseline) {
 	deadline := time.Now().Add(leakPatience)
-	for {
-		left := base.leaked(own...)
+	for ; ; time.Sleep(10 * time.Millisecond) {
+		left := base.leaked()
 		if left == "" {
 			return
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -356,7 +355,3 @@ var aliasingCases = []testCase{
 		}
 	}},
 }
-
-// Leaks are given time to go away, because the end of a goroutine or of a
-// process is not always awaited by those who caused it.
-const leakPatience = 10 * time.Second

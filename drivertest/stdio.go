@@ -95,7 +95,7 @@ var outputCases = []testCase{
 	}},
 	{"output/one-stream-unread", "", func(t *caseT) {
 		b := t.box()
-		p := b.start(sandbox.Command{Shell: "echo out; echo err >&2; dd if=/dev/zero bs=1024 count=16 2>/dev/null >&2"})
+		p := b.start(sandbox.Command{Shell: "echo out; echo err >&2; dd if=/dev/zero bs=1024 count=16 >&2 2>/dev/null"})
 		out, err := io.ReadAll(p.Stdout())
 		if err != nil || string(out) != "out\n" {
 			t.Errorf("stdout %q, %v", out, err)

@@ -1,0 +1,218 @@
+// Package fake is a provider in memory, for fast tests of everything above
+// providers. Its sandboxes are real in their semantics and nothing else: a file
+// system in memory, processes that are goroutines, a shell that is interpreted
+// and programs that are functions. It starts no process, opens no file and no
+// socket of the machine, and isolates nothing that matters.
+//
+// It passes package drivertest for every capability it declares. Images and
+// mounts it does not have.
+package fake
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Options configure a provider. The zero value is ready to use.
+type Options struct {
+	// World holds the sandboxes. Providers that share one see the same
+	// sandboxes, as processes on one machine do; a provider that is closed and
+	// another one made over its World are a daemon that restarts. Nil means a
+	// world of its own.
+	World *World
+
+	// Fault, if not nil, is asked before every operation, with its name, and
+	// fails it by returning an error; the error is passed on as it is. Fault
+	// may also wait, or hang: it runs in a goroutine of its own, and an
+	// operation whose context ends does not wait for it any longer. It must be
+	// safe for concurrent use. The names are those of [Operations].
+	Fault func(op string) error
+
+	// Bare makes instances that have no optional interface and declare no
+	// capability but reattachment.
+	Bare bool
+}
+
+// Operations returns the names with which Options.Fault is called.
+func Operations() []string {
+	return []string{
+		"probe", "create", "attach", "list", "exec", "wait", "destroy",
+		"process.wait", "process.signal", "process.resize",
+		"processes.list", "processes.reconnect", "processes.logs", "processes.kill",
+		"files.stat", "files.list", "files.read", "files.write", "files.mkdir", "files.remove", "files.move",
+		"archive.export", "archive.import", "watch",
+	}
+}
+
+// World is where sandboxes live. The zero value is empty and ready to use. A
+// World may be shared by many providers.
+type World struct {
+	mu    sync.Mutex
+	boxes map[sandbox.ID]*box
+}
+
+// Provider is a driver.Provider. Make one with New.
+type Provider struct {
+	world *World
+	fault func(op string) error
+	bare  bool
+}
+
+var _ driver.Provider = (*Provider)(nil)
+
+// New returns a provider.
+func New(opts Options) *Provider {
+	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare}
+	if p.world == nil {
+		p.world = &World{}
+	}
+	return p
+}
+
+// begin is called first in every operation.
+func (p *Provider) begin(ctx context.Context, op string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if p.fault == nil {
+		return nil
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- p.fault(op) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Probe tells what the fake can do.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	if err := p.begin(ctx, "probe"); err != nil {
+		return driver.Facts{}, err
+	}
+	no := driver.Limit{Why: "the fake runs nothing that could be limited"}
+	f := driver.Facts{
+		Provider: "fake", Version: "1", Available: true,
+		Findings: []driver.Finding{{Severity: driver.Warning, Subject: "isolation", Message: "sandboxes are simulated inside this process, for tests only"}},
+		Limits: map[string]driver.Limit{
+			"cpus": no, "memory": no, "disk": no, "pids": no,
+			"lifetime": {Holds: true, By: "a timer in this process"},
+		},
+		Capabilities: driver.Capabilities{Reattach: true},
+	}
+	if !p.bare {
+		f.Capabilities = driver.Capabilities{Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true}
+	}
+	return f, nil
+}
+
+// Create makes a sandbox from the fake's only image, "host".
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := p.begin(ctx, "create"); err != nil {
+		return nil, err
+	}
+	switch {
+	case spec.Image != "" && spec.Image != "host":
+		return nil, fail(sandbox.CodeUnsupported, "create", "image", "the fake has no image but host")
+	case len(spec.Mounts) > 0:
+		return nil, fail(sandbox.CodeUnsupported, "create", "mounts", "the fake cannot mount")
+	case spec.User != "" && p.bare:
+		return nil, fail(sandbox.CodeUnsupported, "create", "user", "the fake is bare")
+	}
+	b, err := newBox(spec)
+	if err != nil {
+		return nil, err
+	}
+	p.world.mu.Lock()
+	defer p.world.mu.Unlock()
+	if _, taken := p.world.boxes[spec.ID]; taken {
+		return nil, fail(sandbox.CodeAlreadyExists, "create", string(spec.ID), "the ID is taken")
+	}
+	if p.world.boxes == nil {
+		p.world.boxes = map[sandbox.ID]*box{}
+	}
+	p.world.boxes[spec.ID] = b
+	b.live()
+	return p.instance(b), nil
+}
+
+// instance returns a handle of a sandbox.
+func (p *Provider) instance(b *box) driver.Instance {
+	i := &instance{provider: p, box: b}
+	if p.bare {
+		return bare{i}
+	}
+	return i
+}
+
+// Attach finds a sandbox of this provider's world.
+func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+	if err := p.begin(ctx, "attach"); err != nil {
+		return nil, err
+	}
+	p.world.mu.Lock()
+	defer p.world.mu.Unlock()
+	b, ok := p.world.boxes[id]
+	if !ok {
+		return nil, fail(sandbox.CodeGone, "attach", string(id), "no such sandbox")
+	}
+	return p.instance(b), nil
+}
+
+// List yields the sandboxes of this provider's world, oldest first.
+func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
+	return func(yield func(driver.Found, error) bool) {
+		if err := p.begin(ctx, "list"); err != nil {
+			yield(driver.Found{}, err)
+			return
+		}
+		p.world.mu.Lock()
+		boxes := slices.Collect(maps.Values(p.world.boxes))
+		p.world.mu.Unlock()
+		slices.SortFunc(boxes, func(a, b *box) int { return a.created.Compare(b.created) })
+		for _, b := range boxes {
+			if err := ctx.Err(); err != nil {
+				yield(driver.Found{}, err)
+				return
+			}
+			if !yield(b.found(), nil) {
+				return
+			}
+		}
+	}
+}
+
+// forget removes a sandbox from the world, if it is still this one.
+func (w *World) forget(b *box) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.boxes[b.spec.ID] == b {
+		delete(w.boxes, b.spec.ID)
+	}
+}
+
+// ErrorCode classifies an error. An error that came from Options.Fault and is
+// neither a *sandbox.Error nor of a context is not known.
+func (p *Provider) ErrorCode(err error) sandbox.Code {
+	var e *sandbox.Error
+	if errors.As(err, &e) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return sandbox.CodeOf(err)
+	}
+	return ""
+}
+
+// Close does nothing: the sandboxes belong to the World.
+func (p *Provider) Close() error { return nil }
+
+func fail(code sandbox.Code, op, subject, message string) error {
+	return &sandbox.Error{Code: code, Op: op, Subject: subject, Message: message}
+}

@@ -1,0 +1,228 @@
+package fake
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+)
+
+// logSize is how much output of a background command is kept, in bytes.
+const logSize = 1 << 20
+
+// outputLog keeps the end of a background command's output. Writing to it
+// never blocks.
+type outputLog struct {
+	mu     sync.Mutex
+	pieces []piece // in order, without gaps
+	end    int64   // bytes ever written
+	open   [3]int  // writers by stream
+	ended  bool    // the command has
+	wake   chan struct{}
+}
+
+// piece is output of one stream; off counts the bytes of both.
+type piece struct {
+	stream int
+	off    int64
+	data   []byte
+}
+
+func newOutputLog() *outputLog { return &outputLog{wake: make(chan struct{})} }
+
+func (l *outputLog) changed() {
+	close(l.wake)
+	l.wake = make(chan struct{})
+}
+
+func (l *outputLog) append(stream int, data []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	const join = 16 << 10 // small pieces grow up to this
+	if n := len(l.pieces); n > 0 && l.pieces[n-1].stream == stream && len(l.pieces[n-1].data)+len(data) <= join {
+		l.pieces[n-1].data = append(l.pieces[n-1].data, data...)
+	} else {
+		l.pieces = append(l.pieces, piece{stream, l.end, bytes.Clone(data)})
+	}
+	l.end += int64(len(data))
+	for l.end-l.start() > logSize {
+		first := &l.pieces[0]
+		over := l.end - first.off - logSize
+		if over < int64(len(first.data)) {
+			first.data, first.off = first.data[over:], first.off+over
+			break
+		}
+		l.pieces = l.pieces[1:]
+	}
+	l.changed()
+}
+
+// start is the offset of the first byte kept.
+func (l *outputLog) start() int64 {
+	if len(l.pieces) == 0 {
+		return l.end
+	}
+	return l.pieces[0].off
+}
+
+func (l *outputLog) commandEnded() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	l.changed()
+}
+
+// after returns the first piece that holds bytes from off on, cut and copied.
+func (l *outputLog) after(off int64) (piece, bool) {
+	for _, p := range l.pieces {
+		if end := p.off + int64(len(p.data)); end > off {
+			if cut := off - p.off; cut > 0 {
+				p.data, p.off = p.data[cut:], off
+			}
+			p.data = bytes.Clone(p.data)
+			return p, true
+		}
+	}
+	return piece{}, false
+}
+
+// tail returns the offset where the last n lines begin.
+func (l *outputLog) tail(n int) int64 {
+	for i := len(l.pieces) - 1; i >= 0; i-- {
+		p := l.pieces[i]
+		for j := len(p.data) - 1; j >= 0; j-- {
+			if at := p.off + int64(j) + 1; p.data[j] == '\n' && at != l.end {
+				if n--; n == 0 {
+					return at
+				}
+			}
+		}
+	}
+	return l.start()
+}
+
+// logWriter is a descriptor of the command.
+type logWriter struct {
+	log    *outputLog
+	stream int
+}
+
+func (l *outputLog) writer(stream int) kernel.File {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open[stream]++
+	return logWriter{l, stream}
+}
+
+func (w logWriter) Read(context.Context, []byte) (int, error) { return 0, io.EOF }
+
+func (w logWriter) Write(ctx context.Context, b []byte) (int, error) {
+	if ctx.Err() != nil {
+		return 0, kernel.ErrKilled
+	}
+	w.log.append(w.stream, b)
+	return len(b), nil
+}
+
+func (w logWriter) Close() {
+	w.log.mu.Lock()
+	defer w.log.mu.Unlock()
+	w.log.open[w.stream]--
+	w.log.changed()
+}
+
+// logStream reads one stream of a log, and then live until nobody writes it.
+type logStream struct {
+	log    *outputLog
+	ctx    context.Context
+	stream int
+	off    int64
+	rest   []byte
+}
+
+func (s *logStream) Read(b []byte) (int, error) {
+	for len(s.rest) == 0 {
+		s.log.mu.Lock()
+		p, ok := s.log.after(s.off)
+		open, wake := s.log.open[s.stream] > 0, s.log.wake
+		s.log.mu.Unlock()
+		switch {
+		case s.ctx.Err() != nil:
+			return 0, io.EOF
+		case ok:
+			s.off = p.off + int64(len(p.data))
+			if p.stream == s.stream {
+				s.rest = p.data
+			}
+		case !open:
+			return 0, io.EOF
+		default:
+			select {
+			case <-wake:
+			case <-s.ctx.Done():
+				return 0, io.EOF
+			}
+		}
+	}
+	n := copy(b, s.rest)
+	s.rest = s.rest[n:]
+	return n, nil
+}
+
+// logReader reads both streams of a log.
+type logReader struct {
+	log    *outputLog
+	ctx    context.Context
+	cancel context.CancelFunc
+	follow bool
+	off    int64
+	until  int64 // the end, unless following
+}
+
+var _ driver.LogReader = (*logReader)(nil)
+
+func newLogReader(c *command, opts driver.LogOptions) *logReader {
+	r := &logReader{log: c.log, follow: opts.Follow}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.log.mu.Lock()
+	defer r.log.mu.Unlock()
+	r.until = r.log.end
+	if opts.Tail > 0 {
+		r.off = r.log.tail(opts.Tail)
+	}
+	return r
+}
+
+func (r *logReader) Next() (driver.LogChunk, error) {
+	for {
+		r.log.mu.Lock()
+		p, ok := r.log.after(r.off)
+		ended, wake := r.log.ended, r.log.wake
+		r.log.mu.Unlock()
+		switch {
+		case r.ctx.Err() != nil:
+			return driver.LogChunk{}, io.EOF
+		case ok && (r.follow || p.off < r.until):
+			c := driver.LogChunk{Stream: p.stream, Data: p.data, Dropped: p.off - r.off}
+			if over := p.off + int64(len(p.data)) - r.until; !r.follow && over > 0 {
+				c.Data = c.Data[:int64(len(c.Data))-over]
+			}
+			r.off = p.off + int64(len(p.data))
+			return c, nil
+		case !r.follow || ended:
+			return driver.LogChunk{}, io.EOF
+		}
+		select {
+		case <-wake:
+		case <-r.ctx.Done():
+		}
+	}
+}
+
+func (r *logReader) Close() error {
+	r.cancel()
+	return nil
+}
