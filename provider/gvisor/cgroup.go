@@ -239,8 +239,7 @@ func (g *cgroup) settings(l limits) []setting {
 		if l.memory > 0 {
 			s = append(s,
 				setting{ctlMemory, "memory.max", mem, false},
-				setting{ctlMemory, "memory.swap.max", "0", true},
-				setting{ctlMemory, "memory.oom.group", "1", true})
+				setting{ctlMemory, "memory.swap.max", "0", true})
 		}
 	} else {
 		if l.cpus > 0 {
@@ -295,11 +294,11 @@ func (g *cgroup) anyDir() string {
 	return ""
 }
 
-// outOfMemory reports whether the kernel killed a process of the group
-// because the group reached its memory limit.
-func (g *cgroup) outOfMemory() bool {
+// memoryKills counts the processes of the group that the host killed because
+// the group reached its memory limit.
+func (g *cgroup) memoryKills() int {
 	if g == nil || g.dirs[ctlMemory] == "" {
-		return false
+		return 0
 	}
 	file := "memory.oom_control"
 	if g.version == 2 {
@@ -307,14 +306,15 @@ func (g *cgroup) outOfMemory() bool {
 	}
 	b, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], file))
 	if err != nil {
-		return false
+		return 0
 	}
 	for _, line := range strings.Split(string(b), "\n") {
-		if n, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			return n != "0"
+		if s, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			n, _ := strconv.Atoi(strings.TrimSpace(s))
+			return n
 		}
 	}
-	return false
+	return 0
 }
 
 // memoryUsed returns the bytes charged to the group.

@@ -73,7 +73,7 @@ func TestUnifiedSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{
-		"cpu.max": "150000 100000", "memory.max": "67108864", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "100",
+		"cpu.max": "150000 100000", "memory.max": "67108864", "memory.swap.max": "0", "pids.max": "100",
 	}
 	for name := range want {
 		if err := os.WriteFile(filepath.Join(parent, "box", name), nil, 0o600); err != nil {
@@ -100,29 +100,29 @@ func TestNoCgroup(t *testing.T) {
 		t.Error(err)
 	}
 	g.kill()
-	if err := g.remove(); err != nil || g.outOfMemory() || g.processes() != nil {
+	if err := g.remove(); err != nil || g.memoryKills() != 0 || g.processes() != nil {
 		t.Error("no group is not empty")
 	}
 }
 
-func TestOutOfMemory(t *testing.T) {
+func TestMemoryKills(t *testing.T) {
 	for _, tc := range []struct {
 		version       int
 		file, content string
-		want          bool
+		want          int
 	}{
-		{2, "memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 2\n", true},
-		{2, "memory.events", "low 0\nmax 12\noom_kill 0\n", false},
-		{1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", true},
-		{1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 1\noom_kill 0\n", false},
+		{2, "memory.events", "low 0\nhigh 0\nmax 12\noom 1\noom_kill 2\n", 2},
+		{2, "memory.events", "low 0\nmax 12\noom_kill 0\n", 0},
+		{1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", 1},
+		{1, "memory.oom_control", "oom_kill_disable 0\nunder_oom 1\noom_kill 0\n", 0},
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, tc.file), []byte(tc.content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		g := &cgroup{version: tc.version, dirs: map[string]string{ctlMemory: dir}}
-		if got := g.outOfMemory(); got != tc.want {
-			t.Errorf("v%d %q: outOfMemory = %v", tc.version, tc.content, got)
+		if got := g.memoryKills(); got != tc.want {
+			t.Errorf("v%d %q: memoryKills = %v", tc.version, tc.content, got)
 		}
 	}
 }

@@ -251,19 +251,20 @@ func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	bun, err := newBundle(m.spec, mounts, m.img, diskSize(m.res.Disk))
+	total := hostMemory()
+	memory := total
+	if m.res.Memory > 0 {
+		memory = min(total, uint64(m.res.Memory))
+	}
+	bun, err := newBundle(m.spec, mounts, m.img, diskSize(m.res.Disk), memory)
 	if err != nil {
 		return nil, nil, err
 	}
 	a := &launchArgs{
 		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, mounts: bun.mounts, binds: bun.binds,
-		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: hostMemory(),
+		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
 		cgroup: m.rec.cgroup(), attached: m.p.opts.Attached, identity: len(mounts) > 0,
 		upper: m.files[0], reaper: &m.p.reaper,
-	}
-	a.memory = a.total
-	if m.res.Memory > 0 {
-		a.memory = min(a.total, uint64(m.res.Memory))
 	}
 	open := func(dst **os.File, f *os.File, err2 error) {
 		if err2 != nil {

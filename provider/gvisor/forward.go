@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -46,11 +48,12 @@ func (in *Instance) use(f func() error) error {
 
 // Exec starts a command. See driver.Instance.
 func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Process, err error) {
+	kills := in.rec.cgroup().memoryKills()
 	err = in.use(func() error {
 		p, err = in.client.Exec(ctx, cmd)
 		return err
 	})
-	return p, err
+	return in.watchMemory(p, kills), err
 }
 
 // Processes lists commands. See driver.ProcessManager.
@@ -68,7 +71,7 @@ func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process,
 		p, err = in.client.Reconnect(ctx, id)
 		return err
 	})
-	return p, err
+	return in.watchMemory(p, 0), err
 }
 
 // Logs reads what a command wrote. See driver.ProcessManager.
@@ -93,6 +96,31 @@ func (in *Instance) endedFor(ctx context.Context) (sandbox.Exit, bool) {
 	defer cancel()
 	exit, err := in.Wait(ctx)
 	return exit, err == nil
+}
+
+// watchMemory makes a command that the host killed for want of memory say so:
+// inside, it looks like any other SIGKILL. kills is how often that had
+// happened before the command was started.
+func (in *Instance) watchMemory(p driver.Process, kills int) driver.Process {
+	if p == nil {
+		return nil
+	}
+	return &process{Process: p, cg: in.rec.cgroup(), kills: kills}
+}
+
+type process struct {
+	driver.Process
+	cg    *cgroup
+	kills int
+}
+
+// Wait waits for the command. See driver.Process.
+func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
+	exit, err := p.Process.Wait(ctx)
+	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.cg.memoryKills() > p.kills {
+		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
+	}
+	return exit, err
 }
 
 // lostGrace is how long the end of a kernel may take to show after its guest

@@ -70,7 +70,7 @@ func (in *Instance) reattach(ctx context.Context) error {
 		close(in.ended)
 		return nil
 	}
-	conn, err := connectGuest(in.box.dir, in.rec.Inside)
+	conn, err := connectGuest(in.box.dir, in.rec.Inside, in.p.opts.Kernel)
 	if err != nil {
 		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
 	}
@@ -266,7 +266,7 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 	switch {
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
-	case r.cgroup().outOfMemory():
+	case r.cgroup().memoryKills() > 0:
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"

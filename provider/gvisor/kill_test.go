@@ -167,7 +167,7 @@ func TestKilledAtFaultPoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	state := t.TempDir()
-	for i := range killRounds(t, 4*len(faultPoints)) {
+	for i := range killRounds(t, 20*len(faultPoints)) {
 		plan := victimPlan{
 			State: state, Images: imagesDir, Point: faultPoints[i%len(faultPoints)],
 			Attached: i/len(faultPoints)%2 == 0, ID: sandbox.ID("k" + strconv.Itoa(i)),
@@ -200,7 +200,7 @@ func destroyForeign(t *testing.T, state string, id sandbox.ID) {
 // TestKilledAtAnyMoment kills at random moments.
 func TestKilledAtAnyMoment(t *testing.T) {
 	state := t.TempDir()
-	for i := range killRounds(t, 16) {
+	for i := range killRounds(t, 60) {
 		plan := victimPlan{State: state, Images: imagesDir, Attached: true, ID: sandbox.ID("r" + strconv.Itoa(i))}
 		cmd, _ := startVictim(t, plan)
 		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)

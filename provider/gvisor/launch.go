@@ -160,11 +160,22 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 		return nil, err
 	}
 	syncEnd.Close()
+	// What the kernel starts for the programs inside inherits this, and the
+	// kernel itself is exempted again: when memory runs out the host is to
+	// kill a program and not the sandbox.
+	setOOMScore(c.pid, 1000)
 	if err := awaitByte(ctx, started, c); err != nil {
 		c.kill()
 		return nil, err
 	}
+	setOOMScore(c.pid, 0)
 	return c, nil
+}
+
+// setOOMScore says how much the host prefers to kill the process when memory
+// runs out. It is advice: where it cannot be given, the choice is the host's.
+func setOOMScore(pid, score int) {
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(score)), 0)
 }
 
 func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {

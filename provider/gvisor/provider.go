@@ -83,6 +83,9 @@ type Provider struct {
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)
+	_ driver.FileSystem     = (*Instance)(nil)
+	_ driver.Archiver       = (*Instance)(nil)
+	_ driver.Watcher        = (*Instance)(nil)
 	_ driver.ProcessManager = (*Instance)(nil)
 )
 

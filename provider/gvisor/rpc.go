@@ -99,7 +99,12 @@ func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 
 // connectGuest opens another connection to the guest of a running sandbox: the
 // guest's own program is run inside once more, to pass the socket on.
-func connectGuest(dir, id string) (net.Conn, error) {
+func connectGuest(dir, id, kernel string) (net.Conn, error) {
+	program, err := os.Open(guestProgram(kernel))
+	if err != nil {
+		return nil, err
+	}
+	defer program.Close()
 	ours, theirs, err := guest.Socketpair()
 	if err != nil {
 		return nil, err
@@ -118,13 +123,12 @@ func connectGuest(dir, id string) (net.Conn, error) {
 	}
 	defer conn.Close()
 	args := &control.ExecArgs{
-		Filename:         "/proc/1/exe",
 		Argv:             guest.ConnectArgs(),
 		WorkingDirectory: "/",
 		ContainerID:      id,
 		KUID:             auth.RootKUID,
 		KGID:             auth.RootKGID,
-		FilePayload:      control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null, 3: theirs}, nil),
+		FilePayload:      control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null, 3: theirs}, program),
 	}
 	var pid int32
 	if err := conn.Call(boot.ContMgrExecuteAsync, args, &pid); err != nil {

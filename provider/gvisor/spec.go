@@ -35,9 +35,10 @@ type bundle struct {
 	binds  int
 }
 
-// newBundle describes a sandbox to the kernel. Nothing secret is in it: the
+// newBundle describes a sandbox to the kernel, with disk as the size of the
+// writable layer and memory in bytes. Nothing secret is in it: the
 // environment and the command travel over the guest's socket.
-func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, disk string) (*bundle, error) {
+func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, disk string, memory uint64) (*bundle, error) {
 	s := &specs.Spec{
 		Version:  "1.2.0",
 		Hostname: spec.Hostname,
@@ -60,7 +61,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 			{Destination: "/sys", Type: "sysfs", Options: []string{"ro"}},
 			{Destination: "/dev", Type: "dev"},
 			{Destination: "/dev/pts", Type: "devpts"},
-			{Destination: "/dev/shm", Type: "tmpfs"},
+			{Destination: "/dev/shm", Type: "tmpfs", Options: []string{"mode=1777", "size=" + strconv.FormatUint(memory/2, 10)}},
 			{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: []string{"ro"}},
 		},
 	}
