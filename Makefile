@@ -25,9 +25,10 @@ ROUNDS       ?= 200
 
 # The race detector makes test binaries dynamic, and a kernel that re-executes
 # itself in its empty root must be static. So tests start their kernels, and the
-# command under test, from this binary.
-export ATOLL_KERNEL := $(ATOLL)
-export ATOLL_BIN    := $(ATOLL)
+# command under test, from a copy of bin/atoll. Kernels run as nobody, who may not
+# reach this directory but must reach the copy.
+STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp $(ATOLL) "$$dir" && \
+	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
 
 TESTCOUNT = $(GO) run ./scripts/testcount
 GOTEST    = $(if $(RACE),CGO_ENABLED=1) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT)
@@ -46,24 +47,24 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 
 .PHONY: test
 test: check-race check-fmt vet build ## run every check and every test, under the race detector
-	$(GOTEST) $(RACE) $(PKGS)
+	@$(STATIC) $(GOTEST) $(RACE) $(PKGS)
 
 .PHONY: race
 race: check-race build ## run only the tests, under the race detector: make race PKGS=./driver
-	$(GOTEST) $(RACE) $(PKGS)
+	@$(STATIC) $(GOTEST) $(RACE) $(PKGS)
 
 .PHONY: short
 short: RACE =
 short: build ## run only the tests, without the race detector
-	$(GOTEST) $(PKGS)
+	@$(STATIC) $(GOTEST) $(PKGS)
 
 .PHONY: script
 script: build ## run the command line's stories: make script RUN=name
-	$(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -run 'TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
+	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -run 'TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
 
 .PHONY: soak
 soak: build ## kill everything at every fault point, ROUNDS (200) times
-	ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run Killed ./provider/gvisor
+	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run Killed ./provider/gvisor
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies
@@ -75,7 +76,7 @@ fuzz: ## fuzz each target for FUZZTIME (10s)
 
 .PHONY: bench
 bench: build ## run the benchmarks; see docs/BENCHMARKS.md
-	$(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
+	@$(STATIC) $(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
 
 .PHONY: vet
 vet: ## run go vet
