@@ -13,23 +13,39 @@ import (
 // by one operating system thread that lives as long as this process: the
 // kernel ties "die with your parent" to the thread that did the starting.
 type reaper struct {
-	once  sync.Once
+	mu    sync.Mutex
 	calls chan func()
 }
 
+// run runs f on the starting thread.
 func (r *reaper) run(f func()) {
-	r.once.Do(func() {
-		r.calls = make(chan func())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls == nil {
+		calls := make(chan func())
+		r.calls = calls
 		go func() {
 			runtime.LockOSThread()
-			for f := range r.calls {
+			// Unlocked, the thread lives on when this goroutine ends.
+			defer runtime.UnlockOSThread()
+			for f := range calls {
 				f()
 			}
 		}()
-	})
+	}
 	done := make(chan struct{})
 	r.calls <- func() { f(); close(done) }
 	<-done
+}
+
+// close ends the goroutine, but neither its thread nor what that has started.
+func (r *reaper) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls != nil {
+		close(r.calls)
+		r.calls = nil
+	}
 }
 
 // child is a started process that is being waited for.

@@ -3,6 +3,7 @@ package gvisor
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,10 +15,17 @@ import (
 // This file forwards to the guest what is carried out inside the sandbox, and
 // replaces "the guest does not answer" by what is known about the sandbox.
 
-// explain returns err, or, if the sandbox has ended, how it did.
+// explain returns err, or, if the sandbox has ended or is being destroyed, what
+// became of it.
 func (in *Instance) explain(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || err == io.EOF {
+		return err
+	}
+	in.mu.Lock()
+	destroyed := in.destroyed
+	in.mu.Unlock()
+	if destroyed {
+		return goneError(in.rec.ID)
 	}
 	select {
 	case <-in.ended:
@@ -105,22 +113,49 @@ func (in *Instance) watchMemory(p driver.Process, kills int) driver.Process {
 	if p == nil {
 		return nil
 	}
-	return &process{Process: p, cg: in.rec.cgroup(), kills: kills}
+	return &process{Process: p, in: in, kills: kills}
 }
 
+// process is a command whose errors say what became of its sandbox.
 type process struct {
 	driver.Process
-	cg    *cgroup
+	in    *Instance
 	kills int
 }
 
 // Wait waits for the command. See driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.Process.Wait(ctx)
-	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.cg.memoryKills() > p.kills {
+	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.rec.cgroup().memoryKills() > p.kills {
 		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
 	}
 	return exit, err
+}
+
+// Signal signals the command. See driver.Process.
+func (p *process) Signal(ctx context.Context, sig int) error {
+	return p.in.explain(p.Process.Signal(ctx, sig))
+}
+
+// Resize sets the size of the terminal. See driver.Process.
+func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
+	return p.in.explain(p.Process.Resize(ctx, size))
+}
+
+// Stdout is the command's output. See driver.Process.
+func (p *process) Stdout() io.Reader { return explainedReader{p.Process.Stdout(), p.in} }
+
+// Stderr is the command's errors. See driver.Process.
+func (p *process) Stderr() io.Reader { return explainedReader{p.Process.Stderr(), p.in} }
+
+type explainedReader struct {
+	io.Reader
+	in *Instance
+}
+
+func (r explainedReader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	return n, r.in.explain(err)
 }
 
 // lostGrace is how long the end of a kernel may take to show after its guest

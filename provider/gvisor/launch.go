@@ -125,6 +125,12 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	defer started.Close()
 	defer syncEnd.Close()
 
+	// What the guest says when it fails is of use to us only: a program inside
+	// could write there without end.
+	guestErr := null
+	if a.debugLog != nil {
+		guestErr = a.debugLog
+	}
 	var fs fileSet
 	args := a.flags(argvKernel, &fs)
 	args = append(args, "boot", "--bundle="+a.dir,
@@ -135,7 +141,7 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 		"--start-sync-fd="+fs.add(syncEnd),
 		"--controller-fd="+fs.add(a.control),
 		"--spec-fd="+fs.add(a.spec),
-		"--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(null),
+		"--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(guestErr),
 		"--exec-fd="+fs.add(a.program),
 		"--pass-fd="+fs.add(a.guest)+":3",
 		"--total-host-memory="+strconv.FormatUint(a.total, 10),

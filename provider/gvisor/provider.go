@@ -251,6 +251,7 @@ func (p *Provider) Close() error {
 		in.release()
 		delete(p.instances, id)
 	}
+	p.reaper.close()
 	return nil
 }
 
