@@ -67,7 +67,7 @@ func (a *accounts) lookup(spec string) (account, error) {
 	if err != nil {
 		return account{}, err
 	}
-	if a.stamp != stamp || len(a.known) >= maxAccounts {
+	if a.known == nil || a.stamp != stamp || len(a.known) >= maxAccounts {
 		a.known = map[string]account{}
 	}
 	a.stamp = stamp
