@@ -192,7 +192,7 @@ func parent(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 		}
 		hint := "see: " + cmd.CommandPath() + " --help"
 		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, ", ")
+			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, " or ")
 		}
 		return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), hint: hint}
 	}

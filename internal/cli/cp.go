@@ -145,17 +145,11 @@ func (a *App) copyIn(ctx context.Context, box *control.Sandbox, from, to, owner 
 // is copied gets in it.
 func insidePlace(ctx context.Context, files control.Files, to, base string, isDir bool) (dir, name string, err error) {
 	target := inside(to)
-	// Listing follows a link in the last element, as the copy would.
-	for _, err := range files.List(ctx, target, driver.ListOptions{}) {
-		if err == nil {
-			return target, base, nil
-		}
-		break
-	}
-	info, err := files.Stat(ctx, target)
-	switch {
-	case err == nil && info.Type == sandbox.TypeDir: // an empty one
+	if isDirectory(ctx, files, target) {
 		return target, base, nil
+	}
+	_, err = files.Stat(ctx, target)
+	switch {
 	case err == nil && isDir:
 		return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: target, Message: "a directory cannot replace a file"}
 	case err != nil && !missing(err):
@@ -164,4 +158,13 @@ func insidePlace(ctx context.Context, files control.Files, to, base string, isDi
 		return target, base, nil // Import makes it
 	}
 	return path.Dir(target), path.Base(target), nil
+}
+
+// isDirectory reports whether a path inside is a directory, or a link to one:
+// only what is can be listed.
+func isDirectory(ctx context.Context, files control.Files, p string) bool {
+	for _, err := range files.List(ctx, p, driver.ListOptions{}) {
+		return err == nil
+	}
+	return true
 }

@@ -59,7 +59,7 @@ func TestCreateCompletesTheSpec(t *testing.T) {
 	env := map[string]string{"A": "1"}
 	box := create(t, c, sandbox.Spec{Env: env, Workdir: "/a//b/", Labels: map[string]string{"team": "red"}, Resources: sandbox.Resources{Memory: -1}})
 	spec := p.made[0]
-	if box.Name() != "sb-1" || spec.ID != "sb-1" || spec.Name != "sb-1" || spec.Image != "host" || spec.Workdir != "/a/b" {
+	if box.Name() != "sb-1" || spec.ID != "sb-1" || spec.Name != "sb-1" || spec.Image != "host" || spec.Hostname != "sb-1" || spec.Workdir != "/a/b" {
 		t.Errorf("completed to %+v", spec)
 	}
 	if want := (sandbox.Resources{CPUs: 2, Memory: -1, Disk: 1 << 31, PIDs: 100}); spec.Resources != want {

@@ -77,6 +77,9 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	if spec.Image == "" {
 		spec.Image = HostImage
 	}
+	if spec.Hostname == "" {
+		spec.Hostname = spec.Name
+	}
 	if spec.Workdir != "" {
 		spec.Workdir = path.Clean(spec.Workdir)
 	}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// The stories run the real program, built once and static, as users get it: a
+// test binary with the race detector could not start kernels.
+var built struct{ dir, atoll, tool string }
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "atoll-test-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	// Sandboxes run as nobody, who must be able to execute the program.
+	if err := os.Chmod(dir, 0o755); err != nil {
+		panic(err)
+	}
+	built.dir, built.atoll, built.tool = dir, os.Getenv("ATOLL_BIN"), filepath.Join(dir, "tool")
+	if built.atoll == "" {
+		built.atoll = filepath.Join(dir, "atoll")
+		build(built.atoll, ".")
+	}
+	build(built.tool, "./testdata/tool")
+	return m.Run()
+}
+
+func build(output, pkg string) {
+	cmd := exec.Command("go", "build", "-o", output, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		panic(fmt.Sprintf("building %s: %v\n%s", pkg, err, out))
+	}
+}
+
+func TestScript(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "../../testdata/script",
+		RequireExplicitExec: true,
+		Setup:               setup,
+		Condition: func(cond string) (bool, error) {
+			if cond == "root" {
+				return os.Geteuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"waitfile":    waitFile,
+			"mkrootfs":    makeRootfs,
+			"hostiletar":  hostileTar,
+			"killhard":    killHard,
+			"noprocess":   noProcess,
+			"nothingleft": nothingLeft,
+		},
+	})
+}
+
+// setup gives every story a home, a state directory and a copy of the program
+// of its own, by which its processes are told from those of other stories.
+func setup(env *testscript.Env) error {
+	bin := filepath.Join(env.WorkDir, "bin")
+	for _, dir := range []string{bin, filepath.Join(env.WorkDir, "home")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(env.WorkDir, 0o755); err != nil {
+		return err
+	}
+	program := filepath.Join(bin, "atoll")
+	if err := copyFile(built.atoll, program); err != nil {
+		return err
+	}
+	env.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
+	env.Setenv("ATOLL_STATE_DIR", filepath.Join(env.WorkDir, "state"))
+	env.Setenv("LC_ALL", "C")
+	env.Defer(func() {
+		cmd := exec.Command(program, "rm", "--force", "--all")
+		cmd.Env = env.Vars
+		_ = cmd.Run()
+		for pid := range processesOf(program) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return nil
+}
+
+func copyFile(from, to string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	// A child that another story forks meanwhile would hold the file open for
+	// writing, and what is written to cannot be executed.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(to, data, 0o755)
+}
+
+// eventually waits for something that other processes bring about.
+func eventually(what func() error) error {
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := what()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// waitFile waits until a file exists and is not empty.
+func waitFile(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: waitfile FILE")
+	}
+	ts.Check(eventually(func() error {
+		info, err := os.Stat(ts.MkAbs(args[0]))
+		if err == nil && info.Size() == 0 {
+			err = errors.New(args[0] + " is empty")
+		}
+		return err
+	}))
+}
+
+// makeRootfs writes a tar of a root file system that holds one program, /tool.
+func makeRootfs(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: mkrootfs FILE")
+	}
+	tool, err := os.ReadFile(built.tool)
+	ts.Check(err)
+	writeTar(ts, args[0], []tar.Header{
+		{Name: "tool", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(tool))},
+		{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755},
+	}, tool)
+}
+
+// hostileTar writes a tar that tries to get out of where it is unpacked.
+func hostileTar(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: hostiletar FILE MEMBER")
+	}
+	body := []byte("escaped\n")
+	writeTar(ts, args[0], []tar.Header{{Name: args[1], Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}}, body)
+}
+
+func writeTar(ts *testscript.TestScript, file string, members []tar.Header, body []byte) {
+	f, err := os.Create(ts.MkAbs(file))
+	ts.Check(err)
+	defer f.Close()
+	w := tar.NewWriter(f)
+	for _, h := range members {
+		ts.Check(w.WriteHeader(&h))
+		if h.Size > 0 {
+			_, err := w.Write(body)
+			ts.Check(err)
+		}
+	}
+	ts.Check(w.Close())
+}
+
+// killHard kills the process whose id a file holds, and waits for its end.
+func killHard(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: killhard PIDFILE")
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(ts.ReadFile(args[0])))
+	ts.Check(err)
+	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+}
+
+// noProcess waits until the story's program has no process.
+func noProcess(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: noprocess")
+	}
+	ts.Check(eventually(func() error {
+		for pid, name := range processesOf(filepath.Join(ts.Getenv("WORK"), "bin", "atoll")) {
+			return fmt.Errorf("process %d (%s) is left", pid, name)
+		}
+		return nil
+	}))
+}
+
+// nothingLeft checks that the story's program has no process, mount, control
+// group or record of a sandbox left.
+func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: nothingleft")
+	}
+	noProcess(ts, false, nil)
+	work := ts.Getenv("WORK")
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	ts.Check(err)
+	if strings.Contains(string(mounts), work) {
+		ts.Fatalf("a mount is left")
+	}
+	boxes, err := os.ReadDir(filepath.Join(work, "state", "gvisor", "boxes"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		ts.Fatalf("%v", err)
+	}
+	for _, b := range boxes {
+		ts.Fatalf("the record of %s is left", b.Name())
+	}
+}
+
+// processesOf returns the processes that run a program, wherever they see it.
+func processesOf(program string) map[int]string {
+	found := map[int]string{}
+	want, err := os.Stat(program)
+	if err != nil {
+		return found
+	}
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if got, err := os.Stat(filepath.Join("/proc", e.Name(), "exe")); err == nil && os.SameFile(want, got) {
+			args, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+			found[pid] = strings.ReplaceAll(string(args), "\x00", " ")
+		}
+	}
+	return found
+}

@@ -1,0 +1,206 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/provider/fake"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func env(vars ...string) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		for i := 0; i < len(vars); i += 2 {
+			if vars[i] == name {
+				return vars[i+1], true
+			}
+		}
+		return "", false
+	}
+}
+
+func TestDefaultStateDir(t *testing.T) {
+	tests := []struct {
+		name string
+		uid  int
+		env  []string
+		want string // "" for a refusal
+	}{
+		{"root", 0, []string{"HOME", "/root"}, "/var/lib/atoll"},
+		{"root with its own", 0, []string{"ATOLL_STATE_DIR", "/x"}, "/x"},
+		{"a user", 7, []string{"HOME", "/home/u"}, "/home/u/.local/state/atoll"},
+		{"a user with XDG", 7, []string{"HOME", "/home/u", "XDG_STATE_HOME", "/s"}, "/s/atoll"},
+		{"a relative XDG is ignored", 7, []string{"HOME", "/home/u", "XDG_STATE_HOME", "s"}, "/home/u/.local/state/atoll"},
+		{"nobody", 7, nil, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := defaultStateDir(tt.uid, env(tt.env...))
+			if got != tt.want || (err != nil) != (tt.want == "") {
+				t.Errorf("got %q, %v, want %q", got, err, tt.want)
+			}
+		})
+	}
+}
+
+func TestStateDir(t *testing.T) {
+	dir := t.TempDir()
+	made := filepath.Join(dir, "a", "b")
+	if got, err := stateDir(made, env()); err != nil || got != made {
+		t.Fatalf("%q, %v", got, err)
+	}
+	if info, _ := os.Stat(made); info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v", info.Mode())
+	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(made, link); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := stateDir(link, env()); err != nil || got != made {
+		t.Errorf("through a link: %q, %v", got, err)
+	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func() string{
+		"a file":           func() string { return file },
+		"group-writable":   func() string { _ = os.Chmod(made, 0o770); return made },
+		"world-writable":   func() string { _ = os.Chmod(made, 0o707); return made },
+		"through the link": func() string { return link },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := stateDir(change(), env()); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+				t.Errorf("got %v", err)
+			}
+			_ = os.Chmod(made, 0o707)
+		})
+	}
+	if err := checkOwned(dir, uint32(os.Geteuid())+1); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		t.Errorf("somebody else's: %v", err)
+	}
+}
+
+func registry(opened *int) *all.Registry {
+	world := new(fake.World)
+	return all.NewRegistry(
+		all.Entry{Name: "fake", Open: func(all.Options) (driver.Provider, error) {
+			*opened++
+			return fake.New(fake.Options{World: world}), nil
+		}},
+		all.Entry{Name: "broken", Open: func(all.Options) (driver.Provider, error) { return nil, errors.New("no engine") }},
+	)
+}
+
+func TestNodeIsLazy(t *testing.T) {
+	opened := 0
+	dir := filepath.Join(t.TempDir(), "state")
+	n, err := Open(dir, registry(&opened), env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if entries, _ := os.ReadDir(dir); opened != 0 || len(entries) != 0 {
+		t.Errorf("%d providers opened, %v made", opened, entries)
+	}
+	for range 3 {
+		if _, err := n.Control("fake", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if opened != 1 {
+		t.Errorf("opened %d times", opened)
+	}
+	if _, err := n.Control("fake", true); err != nil || opened != 2 {
+		t.Errorf("opened %d times, %v", opened, err)
+	}
+	if _, err := n.Control("nope", false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Error(err)
+	}
+	if _, err := n.Probe(t.Context(), "broken"); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		t.Error(err)
+	}
+	if facts, err := n.Probe(t.Context(), "fake"); err != nil || !facts.Available {
+		t.Errorf("%+v, %v", facts, err)
+	}
+}
+
+func TestNodeRuns(t *testing.T) {
+	opened := 0
+	n, err := Open(t.TempDir(), registry(&opened), env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	c, err := n.Control("fake", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := control.RunRequest{Command: sandbox.Command{Args: []string{"sh", "-c", "exit 3"}}}
+	exit, err := c.Run(t.Context(), req, func(context.Context, *control.Sandbox, driver.Process) error { return nil })
+	if err != nil || exit.Code != 3 {
+		t.Errorf("%+v, %v", exit, err)
+	}
+}
+
+func TestNamesAreLockedAcrossNodes(t *testing.T) {
+	opened := 0
+	dir := t.TempDir()
+	one, err := Open(dir, registry(&opened), env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := Open(dir, registry(&opened), env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	release, err := one.lockNames(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := two.lockNames(canceled); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	got := make(chan func(), 1)
+	go func() {
+		r, err := two.lockNames(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		got <- r
+	}()
+	select {
+	case <-got:
+		t.Fatal("both hold the lock")
+	default:
+	}
+	release()
+	(<-got)()
+}
+
+func TestLockFileIsNotALink(t *testing.T) {
+	opened := 0
+	dir := t.TempDir()
+	n, err := Open(dir, registry(&opened), env())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "names.lock")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.lockNames(t.Context()); err == nil {
+		t.Error("a link was followed")
+	}
+}
