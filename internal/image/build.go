@@ -107,6 +107,9 @@ func (j *job) run(ctx context.Context) (*Image, error) {
 	if c.close != nil {
 		defer c.close()
 	}
+	if j.as != j.ref.name {
+		stamp = "" // an imported image stays what it is
+	}
 	img, err := j.finish(ctx, c, stamp)
 	if err == nil {
 		j.progress(Progress{Phase: PhaseReady})

@@ -96,9 +96,13 @@ func matches(pattern, name string) bool {
 	return name == pattern || star && len(name) >= len(prefix)+len(suffix) && strings.HasPrefix(name, prefix) && strings.HasSuffix(name, suffix)
 }
 
-// hostDeref are copied as files when they are links out of what is shown: they
-// must be there whatever the distribution.
+// hostDeref are copied as files when they are links into hostStores: they must
+// be there whatever the distribution.
 var hostDeref = []string{"os-release", "localtime", "ssl/certs/ca-certificates.crt", "ssl/cert.pem", "pki/tls/cert.pem", "pki/tls/certs/ca-bundle.crt"}
+
+// hostStores are where those links may lead to, on distributions that keep
+// such files outside /usr.
+var hostStores = []string{"/var/lib/ca-certificates/", "/nix/store/", "/gnu/store/", "/etc/static/"}
 
 const (
 	hostMaxFile  = 4 << 20  // bytes of one copied file
@@ -328,8 +332,8 @@ func readPublic(root *os.Root, name string) ([]byte, bool) {
 	return data, err == nil && len(data) <= hostMaxFile
 }
 
-// deref returns the content of one of hostDeref that is a link to where the
-// sandbox does not see.
+// deref returns the content of one of hostDeref that is a link into hostStores,
+// which the sandbox does not see.
 func (h *hostSource) deref(name, target string) ([]byte, bool) {
 	if !slices.Contains(hostDeref, name) {
 		return nil, false
@@ -338,17 +342,16 @@ func (h *hostSource) deref(name, target string) ([]byte, bool) {
 	if !path.IsAbs(target) {
 		full = path.Join("/etc", path.Dir(name), target)
 	}
-	for _, shown := range append([]string{"usr", "opt", "etc/ssl", "etc/pki", "etc/ca-certificates"}, hostTop...) {
-		if strings.HasPrefix(path.Clean(full), "/"+shown+"/") {
-			return nil, false
-		}
+	full = path.Clean(full)
+	if !slices.ContainsFunc(hostStores, func(dir string) bool { return strings.HasPrefix(full, dir) }) {
+		return nil, false
 	}
 	root, err := os.OpenRoot(h.root)
 	if err != nil {
 		return nil, false
 	}
 	defer root.Close()
-	return readPublic(root, strings.TrimPrefix(path.Clean(full), "/"))
+	return readPublic(root, strings.TrimPrefix(full, "/"))
 }
 
 // hostWriter writes the skeleton. The first of two files with one name wins:

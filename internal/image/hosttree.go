@@ -48,10 +48,24 @@ func missingSource(name string, err error) error {
 		return fail(sandbox.CodeNotFound, "image.import", name, "", "no such file or directory")
 	case errors.Is(err, fs.ErrPermission):
 		return fail(sandbox.CodeDenied, "image.import", name, "", "permission denied")
-	case errors.Is(err, unix.ENOTDIR):
-		return fail(sandbox.CodeInvalid, "image.import", name, "", "not a directory")
 	}
 	return internal("image.import", name, err)
+}
+
+// openDir opens a directory that is a local source.
+func openDir(dir string) (*os.Root, error) {
+	fi, err := os.Stat(dir)
+	if err != nil {
+		return nil, missingSource(dir, err)
+	}
+	if !fi.IsDir() {
+		return nil, fail(sandbox.CodeInvalid, "image.import", dir, "", "not a directory")
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, missingSource(dir, err)
+	}
+	return root, nil
 }
 
 // dirSource is a directory that is a root file system: dir:.
@@ -87,7 +101,7 @@ func (d *dirSource) load(context.Context, *job) (*content, error) {
 // without following a link and without leaving the directory, whatever others
 // rename meanwhile. The directory itself is ".".
 func walkRoot(ctx context.Context, dir string, f func(root *os.Root, name string, fi fs.FileInfo) error) error {
-	root, err := os.OpenRoot(dir)
+	root, err := openDir(dir)
 	if err != nil {
 		return err
 	}

@@ -38,11 +38,18 @@ func (l *layoutSource) stamp(context.Context) (string, error) {
 
 // open opens a regular file of the layout.
 func (l *layoutSource) open(name string) (*os.File, error) {
-	root, err := os.OpenRoot(l.path)
+	root, err := openDir(l.path)
 	if err != nil {
-		return nil, missingSource(l.path, err)
+		return nil, err
 	}
 	defer root.Close()
+	fi, err := root.Lstat(name)
+	if err == nil && !fi.Mode().IsRegular() {
+		err = fail(sandbox.CodeInvalid, "image.import", l.path+"/"+name, "", "not a regular file")
+	}
+	if err != nil {
+		return nil, missingSource(l.path+"/"+name, err)
+	}
 	f, _, err := openRegular(root, name)
 	if err != nil {
 		return nil, missingSource(l.path+"/"+name, err)

@@ -172,7 +172,7 @@ func (s *Store) get(ctx context.Context, r *reference, as string, opts GetOption
 	default:
 		return nil, fail(sandbox.CodeInvalid, "image.get", r.name, "use missing, always or never", "%q is not a pull policy", opts.Policy)
 	}
-	j.always = opts.Policy == PolicyAlways && r.kind == kindRegistry
+	j.always = as != r.name || opts.Policy == PolicyAlways && r.kind == kindRegistry
 	if j.src, err = s.source(r); err != nil {
 		return nil, err
 	}
@@ -223,7 +223,7 @@ type job struct {
 	ref      *reference
 	as       string
 	platform string
-	always   bool
+	always   bool // whatever the store has
 	src      source
 	progress func(Progress)
 }

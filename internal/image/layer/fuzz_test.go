@@ -51,7 +51,7 @@ func FuzzAgainstModel(f *testing.F) {
 func TestAgainstModel(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 0))
-	for i := range 500 {
+	for i := range 200 {
 		data := make([]byte, r.IntN(120))
 		for k := range data {
 			data[k] = byte(r.Uint32())

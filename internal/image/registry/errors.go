@@ -25,7 +25,7 @@ func temporary(err error) bool {
 	var dns *net.DNSError
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
-		errors.Is(err, errPlainHTTP), errors.Is(err, errInward), errors.Is(err, errTooLarge), errors.As(err, &cert):
+		errors.Is(err, errPlainHTTP), errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errInward), errors.Is(err, errTooLarge), errors.As(err, &cert):
 		return false
 	case errors.As(err, &status):
 		return status.StatusCode >= 500 && status.StatusCode != http.StatusNotImplemented ||
@@ -66,7 +66,7 @@ func (c *Client) failure(what string, err error) error {
 	switch {
 	case errors.Is(err, errInward), errors.Is(err, errTooLarge):
 		e.Code, e.Hint = sandbox.CodeDenied, ""
-	case c.guard.refused.Load():
+	case c.guard.refused.Load(), errors.Is(err, http.ErrSchemeMismatch):
 		e.Code = sandbox.CodeDenied
 		e.Hint = "if " + reg + " is to be trusted without TLS, list it as a plain HTTP registry"
 	}
@@ -108,6 +108,8 @@ func reason(err error) string {
 		}
 	}
 	switch {
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "it speaks no TLS"
 	case errors.As(err, &dns):
 		return "its name is not known"
 	case errors.As(err, &authority), errors.As(err, &cert):
