@@ -174,6 +174,9 @@ func (u *unpacker) link(p string, h *tar.Header) error {
 	if err != nil {
 		return err
 	}
+	if err := u.parents(target); err != nil {
+		return err
+	}
 	info, err := u.root.Lstat(target)
 	if err != nil {
 		return err
@@ -191,12 +194,14 @@ func (u *unpacker) link(p string, h *tar.Header) error {
 func (u *unpacker) finish() error {
 	var failed error
 	for _, d := range slices.Backward(u.dirs) {
+		// A later member may have put a link in its place, which must not
+		// lead the change elsewhere.
+		if info, err := u.root.Lstat(d.path); err != nil || !info.IsDir() {
+			continue
+		}
 		err := u.root.Chmod(d.path, d.mode)
 		if err == nil {
 			err = u.root.Chtimes(d.path, time.Time{}, d.modTime)
-		}
-		if errors.Is(err, fs.ErrNotExist) { // replaced by a later member
-			err = nil
 		}
 		failed = errors.Join(failed, err)
 	}
