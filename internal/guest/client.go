@@ -44,6 +44,11 @@ type Options struct {
 	// connection is lost while a command runs. If it returns true, that is
 	// how the command ended, too. It should wait a little for the answer.
 	Ended func(ctx context.Context) (sandbox.Exit, bool)
+	// Lost, if set, is asked for the error of calls on a connection that is
+	// lost or closed, so that a provider can say what it knows about the
+	// sandbox. Returning nil leaves the client's own error. It is called
+	// often, and may wait a little.
+	Lost func() error
 }
 
 // Client is a connection to a guest. Its methods may be called concurrently.
@@ -70,7 +75,7 @@ func Dial(ctx context.Context, conn net.Conn, opts Options) (*Client, error) {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, failed("guest.dial", "", err)
+		return nil, classify("guest.dial", "", err)
 	}
 	return &Client{conn: wire.NewClient(conn), opts: opts}, nil
 }
@@ -111,7 +116,7 @@ func (c *Client) Configure(ctx context.Context, def Defaults) error {
 	var e wire.Encoder
 	def.Encode(&e)
 	_, err := c.call(ctx, wire.Configure, e.B)
-	return failed("guest.configure", "", err)
+	return c.failed("guest.configure", "", err)
 }
 
 // call is an operation without streams.
@@ -172,10 +177,28 @@ func message(ctx context.Context, op *wire.Op, kind byte) ([]byte, error) {
 
 var errNonsense = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the guest's answer makes no sense"}
 
-// failed makes of err the error that a caller gets: an *sandbox.Error, or the
-// error of a context or of the caller's own reader or writer.
-func failed(op, subject string, err error) error {
-	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+// failed makes of err the error that a caller gets. When the connection is
+// gone, the provider may know more about that.
+func (c *Client) failed(op, subject string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var refused *wire.RemoteError
+	if c.conn.Err() != nil && c.opts.Lost != nil && !errors.As(err, &refused) && !isContext(err) {
+		if lost := c.opts.Lost(); lost != nil {
+			return lost
+		}
+	}
+	return classify(op, subject, err)
+}
+
+func isContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// classify makes an *sandbox.Error of everything but the error of a context.
+func classify(op, subject string, err error) error {
+	if isContext(err) {
 		return err
 	}
 	e := &sandbox.Error{Op: op, Subject: subject, Cause: err}

@@ -26,12 +26,31 @@ var (
 func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error) {
 	var e wire.Encoder
 	e.String(path)
-	b, err := c.call(ctx, wire.Stat, e.B)
+	b, err := c.callFile(ctx, wire.Stat, e.B, path)
 	if err != nil {
-		return sandbox.FileInfo{}, failed("stat", path, err)
+		return sandbox.FileInfo{}, c.failed("stat", path, err)
 	}
 	info, err := takeFile(b, path)
-	return info, failed("stat", path, err)
+	return info, c.failed("stat", path, err)
+}
+
+// openFile is open for requests about paths.
+func (c *Client) openFile(ctx context.Context, m wire.Method, request []byte, paths ...string) (*wire.Op, error) {
+	for _, p := range paths {
+		if err := sandbox.ValidatePath("path", p); err != nil {
+			return nil, err
+		}
+	}
+	return c.open(ctx, m, request)
+}
+
+// callFile is call for requests about paths.
+func (c *Client) callFile(ctx context.Context, m wire.Method, request []byte, paths ...string) ([]byte, error) {
+	op, err := c.openFile(ctx, m, request, paths...)
+	if err != nil {
+		return nil, err
+	}
+	return await(ctx, op)
 }
 
 // takeFile decodes what a guest says about the file that was asked for.
@@ -48,9 +67,9 @@ func (c *Client) List(ctx context.Context, path string, opts driver.ListOptions)
 		var e wire.Encoder
 		e.String(path)
 		e.Int(int64(opts.Depth))
-		op, err := c.open(ctx, wire.List, e.B)
+		op, err := c.openFile(ctx, wire.List, e.B, path)
 		if err != nil {
-			yield(sandbox.FileInfo{}, failed("list", path, err))
+			yield(sandbox.FileInfo{}, c.failed("list", path, err))
 			return
 		}
 		stop := context.AfterFunc(ctx, op.Abandon)
@@ -72,7 +91,7 @@ func (c *Client) List(ctx context.Context, path string, opts driver.ListOptions)
 			return nil
 		})
 		if err != nil && !stopped {
-			yield(sandbox.FileInfo{}, failed("list", path, because(ctx, err)))
+			yield(sandbox.FileInfo{}, c.failed("list", path, because(ctx, err)))
 		}
 	}
 }
@@ -93,31 +112,32 @@ func (c *Client) Read(ctx context.Context, path string, opts driver.ReadOptions)
 	e.String(path)
 	e.Int(opts.Offset)
 	e.Int(opts.Length)
-	op, err := c.open(ctx, wire.Read, e.B)
+	op, err := c.openFile(ctx, wire.Read, e.B, path)
 	if err != nil {
-		return nil, sandbox.FileInfo{}, failed("read", path, err)
+		return nil, sandbox.FileInfo{}, c.failed("read", path, err)
 	}
 	b, err := message(ctx, op, wire.MsgInfo)
 	if err != nil {
-		return nil, sandbox.FileInfo{}, failed("read", path, err)
+		return nil, sandbox.FileInfo{}, c.failed("read", path, err)
 	}
 	info, err := takeFile(b, path)
 	if err != nil {
 		op.Abandon()
-		return nil, sandbox.FileInfo{}, failed("read", path, err)
+		return nil, sandbox.FileInfo{}, c.failed("read", path, err)
 	}
-	r := &fileReader{ctx: ctx, op: op, path: path}
+	r := &fileReader{client: c, ctx: ctx, op: op, path: path}
 	r.stop = context.AfterFunc(ctx, op.Abandon)
 	return r, info, nil
 }
 
 // fileReader is the content of a file. Canceling the context of Read ends it.
 type fileReader struct {
-	ctx  context.Context
-	op   *wire.Op
-	path string
-	stop func() bool
-	once sync.Once
+	client *Client
+	ctx    context.Context
+	op     *wire.Op
+	path   string
+	stop   func() bool
+	once   sync.Once
 }
 
 func (r *fileReader) Read(p []byte) (int, error) {
@@ -139,7 +159,7 @@ func (r *fileReader) failed(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
-	return failed("read", r.path, because(r.ctx, err))
+	return r.client.failed("read", r.path, because(r.ctx, err))
 }
 
 func (r *fileReader) Close() error {
@@ -158,29 +178,29 @@ func (c *Client) Write(ctx context.Context, path string, r io.Reader, opts drive
 	e.String(opts.Owner)
 	e.Bool(opts.NoParents)
 	e.Bool(opts.NoReplace)
-	b, err := c.upload(ctx, wire.Write, e.B, r)
+	b, err := c.upload(ctx, wire.Write, e.B, path, r)
 	if err != nil {
-		return sandbox.FileInfo{}, uploadFailed("write", path, err)
+		return sandbox.FileInfo{}, c.uploadFailed("write", path, err)
 	}
 	info, err := takeFile(b, path)
-	return info, failed("write", path, err)
+	return info, c.failed("write", path, err)
 }
 
 // sourceError is an error of the caller's own reader.
 type sourceError struct{ error }
 
-func uploadFailed(op, path string, err error) error {
+func (c *Client) uploadFailed(op, path string, err error) error {
 	var source sourceError
 	if errors.As(err, &source) {
 		return source.error
 	}
-	return failed(op, path, err)
+	return c.failed(op, path, err)
 }
 
 // upload is an operation to which all of r is sent. The guest acts on it only
 // once it has seen the end.
-func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, r io.Reader) ([]byte, error) {
-	op, err := c.open(ctx, m, request)
+func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, path string, r io.Reader) ([]byte, error) {
+	op, err := c.openFile(ctx, m, request, path)
 	if err != nil {
 		return nil, err
 	}
@@ -242,8 +262,8 @@ func (c *Client) Mkdir(ctx context.Context, path string, opts driver.MkdirOption
 	e.Uint(uint64(opts.Mode))
 	e.String(opts.Owner)
 	e.Bool(opts.Parents)
-	_, err := c.call(ctx, wire.Mkdir, e.B)
-	return failed("mkdir", path, err)
+	_, err := c.callFile(ctx, wire.Mkdir, e.B, path)
+	return c.failed("mkdir", path, err)
 }
 
 // Remove implements driver.FileSystem.
@@ -251,8 +271,8 @@ func (c *Client) Remove(ctx context.Context, path string, recursive bool) error 
 	var e wire.Encoder
 	e.String(path)
 	e.Bool(recursive)
-	_, err := c.call(ctx, wire.Remove, e.B)
-	return failed("remove", path, err)
+	_, err := c.callFile(ctx, wire.Remove, e.B, path)
+	return c.failed("remove", path, err)
 }
 
 // Move implements driver.FileSystem.
@@ -261,8 +281,8 @@ func (c *Client) Move(ctx context.Context, from, to string, overwrite bool) erro
 	e.String(from)
 	e.String(to)
 	e.Bool(overwrite)
-	_, err := c.call(ctx, wire.Move, e.B)
-	return failed("move", from, err)
+	_, err := c.callFile(ctx, wire.Move, e.B, from, to)
+	return c.failed("move", from, err)
 }
 
 // Export implements driver.Archiver.
@@ -270,9 +290,9 @@ func (c *Client) Export(ctx context.Context, path string, w io.Writer, opts driv
 	var e wire.Encoder
 	e.String(path)
 	e.Strings(opts.Exclude)
-	op, err := c.open(ctx, wire.Export, e.B)
+	op, err := c.openFile(ctx, wire.Export, e.B, path)
 	if err != nil {
-		return failed("export", path, err)
+		return c.failed("export", path, err)
 	}
 	stop := context.AfterFunc(ctx, op.Abandon)
 	defer stop()
@@ -282,7 +302,7 @@ func (c *Client) Export(ctx context.Context, path string, w io.Writer, opts driv
 	if sink.err != nil {
 		return sink.err
 	}
-	return failed("export", path, because(ctx, err))
+	return c.failed("export", path, because(ctx, err))
 }
 
 // Import implements driver.Archiver.
@@ -290,8 +310,8 @@ func (c *Client) Import(ctx context.Context, path string, r io.Reader, opts driv
 	var e wire.Encoder
 	e.String(path)
 	e.String(opts.Owner)
-	_, err := c.upload(ctx, wire.Import, e.B, r)
-	return uploadFailed("import", path, err)
+	_, err := c.upload(ctx, wire.Import, e.B, path, r)
+	return c.uploadFailed("import", path, err)
 }
 
 // Watch implements driver.Watcher.
@@ -299,12 +319,12 @@ func (c *Client) Watch(ctx context.Context, path string, recursive bool) (<-chan
 	var e wire.Encoder
 	e.String(path)
 	e.Bool(recursive)
-	op, err := c.open(ctx, wire.Watch, e.B)
+	op, err := c.openFile(ctx, wire.Watch, e.B, path)
 	if err != nil {
-		return nil, failed("watch", path, err)
+		return nil, c.failed("watch", path, err)
 	}
 	if _, err := message(ctx, op, wire.MsgReady); err != nil {
-		return nil, failed("watch", path, err)
+		return nil, c.failed("watch", path, err)
 	}
 	events := make(chan sandbox.FileEvent, 64)
 	stop := context.AfterFunc(ctx, op.Abandon)

@@ -22,7 +22,7 @@ const (
 func (c *Client) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 	op, err := c.open(ctx, wire.Processes, nil)
 	if err != nil {
-		return nil, failed("processes", "", err)
+		return nil, c.failed("processes", "", err)
 	}
 	stop := context.AfterFunc(ctx, op.Abandon)
 	defer stop()
@@ -39,7 +39,7 @@ func (c *Client) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, failed("processes", "", err)
+		return nil, c.failed("processes", "", err)
 	}
 	return list, nil
 }
@@ -108,19 +108,20 @@ func (c *Client) Logs(ctx context.Context, id string, opts driver.LogOptions) (d
 	e.Bool(opts.Follow)
 	op, err := c.open(ctx, wire.Logs, e.B)
 	if err != nil {
-		return nil, failed("logs", id, err)
+		return nil, c.failed("logs", id, err)
 	}
 	if _, err := message(ctx, op, wire.MsgReady); err != nil {
-		return nil, failed("logs", id, err)
+		return nil, c.failed("logs", id, err)
 	}
-	return &logReader{op: op, id: id}, nil
+	return &logReader{client: c, op: op, id: id}, nil
 }
 
 // logReader reads a log. Next and Close may be called concurrently.
 type logReader struct {
-	op *wire.Op
-	id string
-	mu sync.Mutex
+	client *Client
+	op     *wire.Op
+	id     string
+	mu     sync.Mutex
 }
 
 func (l *logReader) Next() (driver.LogChunk, error) {
@@ -149,7 +150,7 @@ func (l *logReader) failed(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.EOF
 	}
-	return failed("logs", l.id, err)
+	return l.client.failed("logs", l.id, err)
 }
 
 func (l *logReader) Close() error {

@@ -20,11 +20,11 @@ func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process
 	wire.PutCommand(&e, cmd)
 	op, err := c.open(ctx, wire.Exec, e.B)
 	if err != nil {
-		return nil, failed("exec", "", err)
+		return nil, c.failed("exec", "", err)
 	}
-	p, err := c.connect(ctx, op, cmd.Stdin || cmd.TTY != nil)
+	p, err := c.connect(ctx, op, cmd.Stdin)
 	if err != nil {
-		return nil, failed("exec", "", err)
+		return nil, c.failed("exec", "", err)
 	}
 	p.info.Args = append([]string(nil), cmd.Args...)
 	if cmd.Shell != "" {
@@ -40,11 +40,11 @@ func (c *Client) Reconnect(ctx context.Context, id string) (driver.Process, erro
 	e.String(id)
 	op, err := c.open(ctx, wire.Attach, e.B)
 	if err != nil {
-		return nil, failed("reconnect", id, err)
+		return nil, c.failed("reconnect", id, err)
 	}
 	p, err := c.connect(ctx, op, true)
 	if err != nil {
-		return nil, failed("reconnect", id, err)
+		return nil, c.failed("reconnect", id, err)
 	}
 	p.info.Background = true
 	return p, nil
@@ -111,7 +111,7 @@ func (p *process) watch() {
 	if p.wasClosed() && p.client.conn.Err() == nil {
 		err = &sandbox.Error{Code: sandbox.CodeCanceled, Message: "the command was let go of"}
 	}
-	p.err = failed("wait", p.info.ID, err)
+	p.err = p.client.failed("wait", p.info.ID, err)
 }
 
 func (p *process) wasClosed() bool {
@@ -158,7 +158,7 @@ func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	e.String(p.info.ID)
 	wire.PutSize(&e, size)
 	_, err := p.client.call(ctx, wire.Resize, e.B)
-	return failed("resize", p.info.ID, err)
+	return p.client.failed("resize", p.info.ID, err)
 }
 
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
@@ -227,7 +227,14 @@ func (p *process) streamError(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
-	return failed("read", p.info.ID, err)
+	if p.client.conn.Err() != nil {
+		// When it is known how the command ended with its sandbox, there is
+		// no more to be read than there would be after any other end.
+		if <-p.ended; p.err == nil {
+			return io.EOF
+		}
+	}
+	return p.client.failed("read", p.info.ID, err)
 }
 
 // stdin is a command's input.
@@ -250,7 +257,7 @@ func (s *stdin) Write(b []byte) (int, error) {
 	if errors.Is(err, io.ErrClosedPipe) {
 		return n, errInputClosed
 	}
-	return n, failed("stdin", s.p.info.ID, err)
+	return n, s.p.client.failed("stdin", s.p.info.ID, err)
 }
 
 func (s *stdin) Close() error {
@@ -273,5 +280,5 @@ func (c *Client) Kill(ctx context.Context, id string, sig int) error {
 	e.String(id)
 	e.Uint(uint64(sig))
 	_, err := c.call(ctx, wire.Kill, e.B)
-	return failed("kill", id, err)
+	return c.failed("kill", id, err)
 }

@@ -41,7 +41,10 @@ type agent struct {
 // Main is the whole life of a guest with these arguments, the first of which
 // is the name of the process. It returns the exit status.
 func Main(args []string) int {
-	unix.CloseOnExec(linkFD)
+	// Nothing that this process was given is for commands.
+	if unix.CloseRange(linkFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) != nil {
+		unix.CloseOnExec(linkFD)
+	}
 	switch {
 	case len(args) == 1:
 		return serveSandbox()

@@ -42,7 +42,7 @@ func (a *agent) follow(op *wire.Op, p *proc) error {
 	if p.cmd.TTY == nil {
 		lanes.Go(func() { send(1, 2) })
 	}
-	if p.cmd.Stdin || p.cmd.TTY != nil {
+	if p.cmd.Stdin {
 		lanes.Go(func() { p.io.feed(op) })
 	}
 	select {

@@ -43,6 +43,31 @@ func mustBeRegular(st *unix.Stat_t) error {
 	return fail(sandbox.CodeInvalid, "", "not a regular file but a "+string(fileType(st.Mode)))
 }
 
+// outside returns err, unless a path outside the root is none of a regular
+// file: to read or write that is wrong whatever the root is.
+func (s *fileServer) outside(p string, err error) error {
+	if _, rel := s.root.relative(path.Clean(p)); rel == nil {
+		return err
+	}
+	m, merr := machine()
+	if merr != nil {
+		return err
+	}
+	defer unix.Close(m.fd)
+	at, merr := m.find(p, true)
+	if merr != nil {
+		return err
+	}
+	defer at.close()
+	var st unix.Stat_t
+	if unix.Fstatat(at.dir, at.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+		if kind := mustBeRegular(&st); kind != nil {
+			return kind
+		}
+	}
+	return err
+}
+
 // named gives an error without a subject one.
 func named(p string, err error) error {
 	if re, ok := err.(*wire.RemoteError); ok && re.Subject == "" {
@@ -64,7 +89,7 @@ func (s *fileServer) read(op *wire.Op, d *wire.Decoder) error {
 	}
 	at, err := s.root.find(p, true)
 	if err != nil {
-		return named(p, err)
+		return named(p, s.outside(p, err))
 	}
 	defer at.close()
 	fd, st, err := openRegular(at)
@@ -159,13 +184,17 @@ func (s *fileServer) writeFile(op *wire.Op, p string, o writeOptions) (info sand
 		return info, err
 	}
 	if !o.noParents {
-		if err := s.makeDirs(path.Dir(path.Clean(p)), 0o755, own); err != nil {
-			return info, err
+		err := s.makeDirs(path.Dir(path.Clean(p)), 0o755, own)
+		if err == unix.EEXIST {
+			return info, fail(sandbox.CodeConflict, p, "a parent is not a directory")
+		}
+		if err != nil {
+			return info, s.outside(p, err)
 		}
 	}
 	at, err := s.root.find(p, !o.noReplace)
 	if err != nil {
-		return info, err
+		return info, s.outside(p, err)
 	}
 	defer at.close()
 	mode, err := replaces(at, &o, &own)

@@ -131,6 +131,9 @@ func (s *fileServer) remove(d *wire.Decoder) error {
 	if err := d.End(); err != nil {
 		return err
 	}
+	if path.Clean(p) == "/" {
+		return fail(sandbox.CodeInvalid, p, "the root cannot be removed")
+	}
 	at, err := s.root.find(p, false)
 	if err != nil {
 		return about(p, err)

@@ -110,6 +110,9 @@ func (a *agent) spawn(p *proc) error {
 		fds = fds[:1]
 	}
 	closeFDs(fds)
+	if err == nil && c.TTY != nil && !c.Stdin {
+		p.io.endInput() // what reads it finds the end at once
+	}
 	if err != nil {
 		p.io.close()
 		return explain(err, argv[0], dir)
@@ -282,7 +285,7 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 		pumps.Go(func() { pumpLane(1, p.io.err) })
 	}
 	var input sync.WaitGroup
-	if p.cmd.Stdin || p.cmd.TTY != nil {
+	if p.cmd.Stdin {
 		input.Go(func() { p.io.feed(op) })
 	}
 	said := false

@@ -65,7 +65,18 @@ func (s *fileServer) stat(d *wire.Decoder) ([]byte, error) {
 	if err := d.End(); err != nil {
 		return nil, err
 	}
-	at, err := s.root.find(p, false)
+	find := s.root.find
+	if _, err := s.root.relative(path.Clean(p)); err != nil {
+		// What is outside the root may be looked at, but neither read nor
+		// changed: commands see it, too.
+		m, err := machine()
+		if err != nil {
+			return nil, err
+		}
+		defer unix.Close(m.fd)
+		find = m.find
+	}
+	at, err := find(p, false)
 	if err != nil {
 		return nil, about(p, err)
 	}
@@ -152,10 +163,25 @@ func (acc account) owner() owner {
 	return owner{int(acc.uid), int(acc.gid)}
 }
 
-// makeWorkdir makes the directory commands start in.
+// makeWorkdir makes the directory commands start in. It may be outside the
+// root, which bounds file operations but not the commands.
 func (s *fileServer) makeWorkdir(dir string, acc account) error {
 	if s.broken != nil {
 		return s.broken
 	}
-	return about(dir, s.makeDirs(dir, 0o755, acc.owner()))
+	if _, err := s.root.relative(path.Clean(dir)); err == nil {
+		return about(dir, s.makeDirs(dir, 0o755, acc.owner()))
+	}
+	w, err := machine()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(w.fd)
+	return about(dir, w.makeDirs(dir, 0o755, acc.owner()))
+}
+
+// machine is a walker for everything there is. Its descriptor is to be closed.
+func machine() (*walker, error) {
+	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	return &walker{fd: fd, path: "/", code: sandbox.CodeDenied}, err
 }

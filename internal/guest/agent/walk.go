@@ -47,6 +47,9 @@ type walk struct {
 // find resolves an absolute path. A link in the last element is followed if
 // follow is set.
 func (w *walker) find(p string, follow bool) (place, error) {
+	if p == "" || p[0] != '/' || strings.IndexByte(p, 0) >= 0 {
+		return place{}, fail(sandbox.CodeInvalid, "", "not an absolute path")
+	}
 	rel, err := w.relative(path.Clean(p))
 	if err != nil {
 		return place{}, err

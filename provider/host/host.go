@@ -1,0 +1,263 @@
+// Package host runs the commands of a "sandbox" as plain processes on this
+// machine, with the rights of the calling user. It isolates nothing: what runs
+// here can read and change everything that the user can, reach the network,
+// and use all memory and processors. It is for trusted code, for tests, and for
+// machines where nothing else works; Probe says so, and nobody should ever
+// choose it silently.
+//
+// What it does give is order: every sandbox has a directory of its own, to
+// which file operations are confined; commands get a clean environment and not
+// the caller's; and Destroy ends every process that the sandbox started and
+// removes the directory. A sandbox also ends with the process that made it,
+// however that ends.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "host"
+
+// Options say where sandboxes live.
+type Options struct {
+	// Dir is a directory for this provider alone. It is made when missing.
+	Dir string
+	// Executable is a program that imports internal/guest/early. Empty means
+	// the running one.
+	Executable string
+}
+
+// Provider runs plain processes. See the warning of the package.
+type Provider struct {
+	dir, executable string
+
+	mu   sync.Mutex
+	live map[sandbox.ID]*Instance // made here and not destroyed
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.Instance       = (*Instance)(nil)
+	_ driver.FileSystem     = (*Instance)(nil)
+	_ driver.Archiver       = (*Instance)(nil)
+	_ driver.Watcher        = (*Instance)(nil)
+	_ driver.ProcessManager = (*Instance)(nil)
+)
+
+// New opens the provider and removes what a killed process has left in its
+// directory.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "host.open", Message: "no directory given"}
+	}
+	dir, err := filepath.Abs(opts.Dir)
+	if err == nil {
+		err = os.MkdirAll(dir, dirMode())
+	}
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if opts.Executable == "" {
+		if opts.Executable, err = os.Executable(); err != nil {
+			return nil, err
+		}
+	}
+	p := &Provider{dir: dir, executable: opts.Executable, live: map[sandbox.ID]*Instance{}}
+	return p, p.sweep()
+}
+
+// dirMode lets other users of a sandbox pass, where there can be any.
+func dirMode() fs.FileMode {
+	if os.Geteuid() == 0 {
+		return 0o711
+	}
+	return 0o700
+}
+
+// Probe implements driver.Provider.
+func (p *Provider) Probe(context.Context) (driver.Facts, error) {
+	root := os.Geteuid() == 0
+	why := "commands are plain processes of this machine"
+	facts := driver.Facts{
+		Provider: Name, Version: "1", Available: true, Isolates: false,
+		Findings: []driver.Finding{{
+			Severity: driver.Warning, Subject: "isolation",
+			Message: "nothing is isolated: commands run with your rights on this machine and can read, change and reach whatever you can",
+			Mend:    "use the gvisor provider for code that you do not trust",
+		}, {
+			Severity: driver.Note, Subject: "lifetime",
+			Message: "a sandbox ends with the process that made it",
+		}},
+		Capabilities: driver.Capabilities{
+			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: root,
+		},
+		Limits: map[string]driver.Limit{
+			"cpus": {Why: why}, "memory": {Why: why}, "disk": {Why: why}, "pids": {Why: why},
+			"lifetime": {Holds: true, By: "the process that made the sandbox"},
+		},
+	}
+	if root {
+		facts.Findings = append(facts.Findings, driver.Finding{
+			Severity: driver.Warning, Subject: "root", Message: "you are root, and so are the commands",
+		})
+	}
+	return facts, nil
+}
+
+// Create implements driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := supported(spec); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	in, err := p.create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return in, nil
+}
+
+// supported refuses what plain processes cannot have.
+func supported(spec *sandbox.Spec) error {
+	refuse := func(subject, message string) error {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "host.create", Subject: subject, Message: message}
+	}
+	switch {
+	case spec.Image != "" && spec.Image != "host":
+		return refuse("image", "this provider has no images: its files are the machine's")
+	case len(spec.Mounts) > 0:
+		return refuse("mounts", "this provider has no mounts: commands see the whole machine")
+	}
+	return userSupported(spec.User)
+}
+
+func userSupported(user string) error {
+	if user == "" || os.Geteuid() == 0 || user == fmt.Sprint(os.Getuid()) {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "user", Message: "only root can run commands as another user"}
+}
+
+// Attach implements driver.Provider. Only the process that made a sandbox can
+// talk to it.
+func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	in := p.live[id]
+	p.mu.Unlock()
+	if in != nil {
+		return in, nil
+	}
+	if sandbox.ValidateName(string(id)) != nil {
+		return nil, goneError(id)
+	}
+	switch _, err := os.Lstat(p.path(id)); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, goneError(id)
+	case err != nil:
+		return nil, err
+	}
+	return nil, &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Op: "host.attach", Subject: string(id),
+		Message: "the sandbox belongs to another process, and only that can reach it",
+	}
+}
+
+func goneError(id sandbox.ID) error {
+	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
+}
+
+// List implements driver.Provider: what has a directory exists.
+func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
+	return func(yield func(driver.Found, error) bool) {
+		entries, err := os.ReadDir(p.dir)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil {
+			yield(driver.Found{}, err)
+			return
+		}
+		for _, e := range entries {
+			if ctx.Err() != nil {
+				yield(driver.Found{}, ctx.Err())
+				return
+			}
+			if sandbox.ValidateName(e.Name()) != nil {
+				continue
+			}
+			found, err := p.found(sandbox.ID(e.Name()))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // removed meanwhile
+			}
+			if !yield(found, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func (p *Provider) found(id sandbox.ID) (driver.Found, error) {
+	rec, err := readRecord(p.path(id))
+	if err != nil {
+		return driver.Found{}, err
+	}
+	f := driver.Found{ID: id, State: sandbox.Running, Created: rec.Created, Labels: rec.Labels}
+	p.mu.Lock()
+	in := p.live[id]
+	p.mu.Unlock()
+	switch {
+	case in != nil:
+		f.Labels = maps.Clone(f.Labels)
+		if x, ended := in.hasEnded(); ended {
+			f.State, f.Exit = sandbox.Stopped, &x
+		}
+	case !locked(p.path(id)):
+		f.State = sandbox.Failed
+		f.Exit = &sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the process that made the sandbox was killed"}
+	}
+	return f, nil
+}
+
+// ErrorCode implements driver.Provider.
+func (p *Provider) ErrorCode(err error) sandbox.Code {
+	switch {
+	case err == nil:
+		return ""
+	case guest.ErrorCode(err) != "":
+		return guest.ErrorCode(err)
+	case errors.Is(err, fs.ErrPermission):
+		return sandbox.CodeDenied
+	case isFull(err):
+		return sandbox.CodeExhausted
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrExist):
+		return sandbox.CodeUnavailable // the provider's own directory is not as it should be
+	}
+	return ""
+}
+
+// Close implements driver.Provider. The provider itself holds nothing; its
+// sandboxes live until they are destroyed, or this process ends.
+func (p *Provider) Close() error { return nil }
+
+func (p *Provider) path(id sandbox.ID) string { return filepath.Join(p.dir, string(id)) }

@@ -1,0 +1,295 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Instance is one sandbox: a guest that runs its commands as plain processes.
+type Instance struct {
+	*guest.Client
+	provider *Provider
+	id       sandbox.ID
+	dir      string
+	lock     *os.File
+	keeper   *exec.Cmd
+	timer    *time.Timer
+
+	ended chan struct{} // closed when no process is left; exit is set before
+
+	mu      sync.Mutex
+	why     sandbox.Exit // how it ends, once somebody has decided that it does
+	exit    sandbox.Exit
+	gone    bool          // destroyed
+	ongoing chan struct{} // closed when the current attempt to destroy is over
+	failed  error         // of the last attempt
+}
+
+// patience is how long a guest may take to end its processes.
+const patience = 10 * time.Second
+
+func (p *Provider) create(ctx context.Context, spec *sandbox.Spec) (in *Instance, err error) {
+	rec := record{Created: time.Now(), Labels: maps.Clone(spec.Labels)}
+	lock, err := newDir(p.dir, spec.ID, rec)
+	if err != nil {
+		return nil, err
+	}
+	in = &Instance{provider: p, id: spec.ID, dir: p.path(spec.ID), lock: lock, ended: make(chan struct{})}
+	if err := in.start(ctx, spec); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		if in.keeper != nil {
+			in.end(sandbox.Exit{Reason: sandbox.ReasonKilled})
+			<-in.ended
+		}
+		return nil, errors.Join(err, in.remove())
+	}
+	p.mu.Lock()
+	p.live[in.id] = in
+	p.mu.Unlock()
+	if t := spec.Lifetime.Timeout; t > 0 {
+		in.timer = time.AfterFunc(t-time.Since(rec.Created), func() {
+			in.end(sandbox.Exit{
+				Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonLifetime,
+				Detail: "the sandbox reached the end of its lifetime of " + t.String(),
+			})
+		})
+	}
+	return in, nil
+}
+
+// start starts the guest and configures it.
+func (in *Instance) start(ctx context.Context, spec *sandbox.Spec) error {
+	conn, theirs, err := guest.Socketpair()
+	if err != nil {
+		return err
+	}
+	defer theirs.Close()
+	cmd := &exec.Cmd{
+		Path: in.provider.executable, Args: guest.HostArgs(in.filesDir()), Dir: "/",
+		Env:         []string{markerEnv + "=" + string(in.id)},
+		ExtraFiles:  []*os.File{theirs, in.lock},        // it holds the lock as long as it lives
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // a terminal's signals are not for it
+	}
+	if err := cmd.Start(); err != nil {
+		conn.Close()
+		return fmt.Errorf("starting the guest: %w", err)
+	}
+	in.keeper = cmd
+	go in.watch()
+	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.commandEnd, Lost: in.lost})
+	if err != nil {
+		return err
+	}
+	in.mu.Lock()
+	in.Client = client
+	in.mu.Unlock()
+	return client.Configure(ctx, in.defaults(spec))
+}
+
+// defaults are the environment of commands: a few harmless variables of this
+// process and those of the spec, and nothing else.
+func (in *Instance) defaults(spec *sandbox.Spec) guest.Defaults {
+	env := map[string]string{
+		"HOME":    in.filesDir(),
+		"TMPDIR":  filepath.Join(in.dir, tempDir),
+		markerEnv: string(in.id),
+	}
+	for _, name := range []string{"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ"} {
+		if v := os.Getenv(name); v != "" {
+			env[name] = v
+		}
+	}
+	maps.Copy(env, spec.Env)
+	def := guest.Defaults{Env: env, User: spec.User, Workdir: spec.Workdir}
+	if def.User == "" {
+		def.User = fmt.Sprint(os.Getuid())
+	}
+	if def.Workdir == "" {
+		def.Workdir = in.filesDir()
+	}
+	return def
+}
+
+// ID implements driver.Instance.
+func (in *Instance) ID() sandbox.ID { return in.id }
+
+// Dir is the directory that commands start in and file operations are
+// confined to.
+func (in *Instance) Dir() string { return in.filesDir() }
+
+func (in *Instance) filesDir() string { return filepath.Join(in.dir, filesDir) }
+
+// Exec implements driver.Instance.
+func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
+	if err := userSupported(cmd.User); err != nil {
+		return nil, err
+	}
+	return in.Client.Exec(ctx, cmd)
+}
+
+// Wait implements driver.Instance.
+func (in *Instance) Wait(ctx context.Context) (sandbox.Exit, error) {
+	select {
+	case <-in.ended:
+		x, _ := in.hasEnded()
+		return x, nil
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
+// hasEnded tells how the sandbox ended, if it has.
+func (in *Instance) hasEnded() (sandbox.Exit, bool) {
+	select {
+	case <-in.ended:
+		return in.exit, true
+	default:
+		return sandbox.Exit{}, false
+	}
+}
+
+// end makes the guest end with everything it started: the connection is its
+// life-line. The first reason counts.
+func (in *Instance) end(why sandbox.Exit) {
+	in.mu.Lock()
+	if in.why.Reason == "" {
+		in.why = why
+	}
+	client := in.Client
+	in.mu.Unlock()
+	if client != nil {
+		client.Close()
+	}
+	pid := in.keeper.Process
+	timer := time.AfterFunc(patience, func() { _ = pid.Kill() })
+	go func() {
+		<-in.ended
+		timer.Stop()
+	}()
+}
+
+// watch waits for the end of the guest.
+func (in *Instance) watch() {
+	err := in.keeper.Wait()
+	if err != nil {
+		// It was killed, and its processes are on their own.
+		killMarked(in.id, in.dir)
+	}
+	in.mu.Lock()
+	in.exit = in.why
+	if in.exit.Reason == "" {
+		in.exit = sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the guest ended unexpectedly"}
+	}
+	client := in.Client
+	in.mu.Unlock()
+	close(in.ended)
+	if client != nil {
+		client.Close()
+	}
+}
+
+// commandEnd is how a command ended whose connection was lost.
+func (in *Instance) commandEnd(ctx context.Context) (sandbox.Exit, bool) {
+	if x, ok := in.awaitEnd(); ok {
+		if x.Code <= 0 {
+			x.Code, x.Signal = 128+int(syscall.SIGKILL), int(syscall.SIGKILL)
+		}
+		return x, true
+	}
+	return sandbox.Exit{}, false
+}
+
+// awaitEnd waits a little for the end that a lost connection announces.
+func (in *Instance) awaitEnd() (sandbox.Exit, bool) {
+	timer := time.NewTimer(2 * patience)
+	defer timer.Stop()
+	select {
+	case <-in.ended:
+		return in.hasEnded()
+	case <-timer.C:
+		return sandbox.Exit{}, false
+	}
+}
+
+// lost is the error of calls when there is nobody to answer.
+func (in *Instance) lost() error {
+	x, ok := in.awaitEnd()
+	switch {
+	case !ok:
+		return nil
+	case x.Reason == sandbox.ReasonKilled:
+		return goneError(in.id)
+	}
+	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the sandbox has ended: " + x.Detail}
+}
+
+// Destroy implements driver.Instance. An attempt goes on when its caller gives
+// up waiting for it.
+func (in *Instance) Destroy(ctx context.Context) error {
+	in.mu.Lock()
+	if in.gone {
+		in.mu.Unlock()
+		return nil
+	}
+	if in.ongoing == nil {
+		in.ongoing = make(chan struct{})
+		go in.destroy(in.ongoing)
+	}
+	ongoing := in.ongoing
+	in.mu.Unlock()
+	select {
+	case <-ongoing:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.failed
+}
+
+func (in *Instance) destroy(over chan struct{}) {
+	if in.timer != nil {
+		in.timer.Stop()
+	}
+	in.end(sandbox.Exit{
+		Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonKilled, Detail: "the sandbox was destroyed",
+	})
+	<-in.ended
+	err := in.remove()
+	in.mu.Lock()
+	in.failed, in.gone, in.ongoing = err, err == nil, nil
+	if err == nil && in.exit.Reason != sandbox.ReasonKilled {
+		in.why = in.exit
+	}
+	in.mu.Unlock()
+	if err == nil {
+		in.provider.mu.Lock()
+		delete(in.provider.live, in.id)
+		in.provider.mu.Unlock()
+	}
+	close(over)
+}
+
+// remove removes the sandbox's directory. The lock is given up last, so that
+// nobody else does the same meanwhile.
+func (in *Instance) remove() error {
+	if err := removeAll(in.dir); err != nil {
+		return err
+	}
+	in.lock.Close()
+	return nil
+}
