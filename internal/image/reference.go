@@ -37,6 +37,13 @@ type reference struct {
 
 var foreignRE = regexp.MustCompile(`^(docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd):`)
 
+// What registries and repositories are called, as Docker has it. The library
+// lets through more, "a/../b" for example, which would end up in a URL.
+var (
+	registryRE   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+	repositoryRE = regexp.MustCompile(`^[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*$`)
+)
+
 // parseReference parses all forms of reference.
 func parseReference(ref string) (*reference, error) {
 	const op = "image.reference"
@@ -59,7 +66,7 @@ func parseReference(ref string) (*reference, error) {
 			"references with %s are not supported", m)
 	}
 	r, err := name.ParseReference(strings.TrimPrefix(ref, "docker://"))
-	if err != nil {
+	if err != nil || !registryRE.MatchString(r.Context().RegistryStr()) || !repositoryRE.MatchString(r.Context().RepositoryStr()) {
 		return nil, fail(sandbox.CodeInvalid, op, ref, referenceHint(ref), "not an image reference")
 	}
 	return &reference{kind: kindRegistry, name: familiar(r), repo: r}, nil
