@@ -86,6 +86,9 @@ func (c *Conn) Close() error {
 
 // fail ends the connection once.
 func (c *Conn) fail(err error) {
+	if err == nil || err == io.EOF {
+		err = io.ErrUnexpectedEOF // no stream may seem complete because of it
+	}
 	c.mu.Lock()
 	if c.err != nil {
 		c.mu.Unlock()

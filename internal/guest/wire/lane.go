@@ -24,6 +24,9 @@ const minRing = 4 << 10
 // fill reads size bytes of the lane from r. The window was promised to the
 // other side, so that more than fits is a violation.
 func (l *inLane) fill(r io.Reader, size int) error {
+	if size == 0 {
+		return nil
+	}
 	l.mu.Lock()
 	if l.n+l.consumed+size > Window {
 		l.mu.Unlock()
