@@ -21,10 +21,7 @@ func (in *Instance) explain(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
-	in.mu.Lock()
-	destroyed := in.destroyed
-	in.mu.Unlock()
-	if destroyed {
+	if in.destroyed.Load() {
 		return goneError(in.rec.ID)
 	}
 	select {
@@ -37,10 +34,7 @@ func (in *Instance) explain(err error) error {
 
 // endedError is what every call gets on a sandbox that has ended.
 func (in *Instance) endedError() error {
-	in.mu.Lock()
-	destroyed := in.destroyed
-	in.mu.Unlock()
-	if destroyed {
+	if in.gone() {
 		return goneError(in.rec.ID)
 	}
 	return &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s has ended: %s", in.rec.ID, in.exit().Detail), nil}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,11 +31,11 @@ type Instance struct {
 	ended       chan struct{}           // closed when the kernel has ended
 	released    chan struct{}           // closed when nobody here cares any more
 	once        sync.Once
+	destroyed   atomic.Bool
 
-	mu        sync.Mutex
-	reason    sandbox.Reason // why we ended it, if we did
-	destroyed bool
-	lifetime  *time.Timer
+	mu       sync.Mutex
+	reason   sandbox.Reason // why we ended it, if we did
+	lifetime *time.Timer
 }
 
 func newInstance(p *Provider, b box, r *record) *Instance {
@@ -185,6 +186,9 @@ func (in *Instance) exit() sandbox.Exit {
 	in.mu.Lock()
 	why := in.reason
 	in.mu.Unlock()
+	if why == "" && in.box.doomed() {
+		why = sandbox.ReasonKilled
+	}
 	exit := in.rec.outcome(in.box, why)
 	if why == "" && in.kernelState != nil && exit.Reason == sandbox.ReasonCrashed {
 		return withStatus(exit, in.kernelState())
@@ -208,11 +212,21 @@ func withStatus(exit sandbox.Exit, st *os.ProcessState) sandbox.Exit {
 	return sandbox.Exit{Code: ws.ExitStatus(), Reason: sandbox.ReasonExited, Detail: "its first process ended"}
 }
 
+// doom lets other processes that know the sandbox see why it ends.
+func (in *Instance) doom() {
+	if r, err := in.box.load(); err == nil {
+		r.Doomed = true
+		_ = in.box.save(r)
+	}
+}
+
+// gone reports whether the sandbox was destroyed, by whomever.
+func (in *Instance) gone() bool { return in.destroyed.Load() || in.box.doomed() }
+
 // Destroy removes the sandbox. See driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
-	in.mu.Lock()
-	in.destroyed = true
-	in.mu.Unlock()
+	in.destroyed.Store(true)
+	in.doom()
 	in.end(sandbox.ReasonKilled)
 	in.release()
 	removed := make(chan error, 1)

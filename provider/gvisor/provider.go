@@ -139,7 +139,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	p.mu.Lock()
 	in := p.instances[id]
 	p.mu.Unlock()
-	if in != nil {
+	if in != nil && !in.gone() {
 		return in, nil
 	}
 	b := p.box(id)
@@ -149,6 +149,8 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 		return nil, goneError(id)
 	case err != nil:
 		return nil, err
+	case r.Doomed:
+		return nil, goneError(id)
 	case !r.Ready:
 		return nil, &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s is still being made", id), nil}
 	}
@@ -159,7 +161,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if other := p.instances[id]; other != nil {
+	if other := p.instances[id]; other != nil && !other.gone() {
 		in.release()
 		return other, nil
 	}

@@ -44,6 +44,7 @@ type record struct {
 	Labels   map[string]string  `json:"labels,omitempty"`
 	Attached bool               `json:"attached,omitempty"` // dies with its maker
 	Ready    bool               `json:"ready,omitempty"`    // creation has finished
+	Doomed   bool               `json:"doomed,omitempty"`   // somebody is destroying it
 	Maker    processRef         `json:"maker"`              // who makes it, until it is ready
 	Inside   string             `json:"inside"`             // the id its kernel knows it by
 	Kernel   processRef         `json:"kernel,omitzero"`
@@ -171,6 +172,13 @@ func createBox(parent string, r *record) (box, *os.File, error) {
 	return final, upper, nil
 }
 
+// doomed reports whether the sandbox was destroyed or is being destroyed, here
+// or by another process.
+func (b box) doomed() bool {
+	r, err := b.load()
+	return errors.Is(err, fs.ErrNotExist) || (err == nil && r.Doomed)
+}
+
 // dead reports whether nobody holds the lock of the sandbox any more.
 func (b box) dead() bool {
 	f, err := os.Open(b.path(fileUpper))
@@ -210,7 +218,8 @@ func (b box) remove(r *record) error {
 }
 
 // sweep removes what sandboxes left whose maker was killed: those half made,
-// those that were to die with their maker, and those past their lifetime.
+// half destroyed, those that were to die with their maker, and ends those past
+// their lifetime.
 func sweep(parent string, now time.Time) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
@@ -234,12 +243,12 @@ func sweep(parent string, now time.Time) error {
 		abandoned := !r.Ready && !r.Maker.alive()
 		// Without its file server a sandbox can only hang.
 		broken := r.Ready && r.Gofer.PID != 0 && !r.Gofer.alive()
-		if (expired || abandoned || broken) && !b.dead() {
+		if (expired || abandoned || broken || r.Doomed) && !b.dead() {
 			r.cgroup().kill()
 			r.Kernel.kill()
 			b.awaitDeath(5 * time.Second)
 		}
-		if (r.Attached || !r.Ready) && b.dead() {
+		if (r.Attached || r.Doomed || !r.Ready) && b.dead() {
 			errs = append(errs, b.remove(r))
 		}
 	}
