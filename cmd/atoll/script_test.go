@@ -146,12 +146,17 @@ func makeRootfs(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: mkrootfs FILE")
 	}
+	ts.Check(writeRootfs(ts.MkAbs(args[0])))
+}
+
+func writeRootfs(file string) error {
 	tool, err := os.ReadFile(built.tool)
-	ts.Check(err)
-	writeTar(ts, args[0], []tar.Header{
-		{Name: "tool", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(tool))},
-		{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755},
-	}, tool)
+	if err != nil {
+		return err
+	}
+	return writeTar(file, tool,
+		tar.Header{Name: "tool", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(tool))},
+		tar.Header{Name: "etc/", Typeflag: tar.TypeDir, Mode: 0o755})
 }
 
 // hostileTar writes a tar that tries to get out of where it is unpacked.
@@ -160,22 +165,29 @@ func hostileTar(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: hostiletar FILE MEMBER")
 	}
 	body := []byte("escaped\n")
-	writeTar(ts, args[0], []tar.Header{{Name: args[1], Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}}, body)
+	ts.Check(writeTar(ts.MkAbs(args[0]), body, tar.Header{Name: args[1], Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}))
 }
 
-func writeTar(ts *testscript.TestScript, file string, members []tar.Header, body []byte) {
-	f, err := os.Create(ts.MkAbs(file))
-	ts.Check(err)
-	defer f.Close()
+// writeTar writes a tar in which the members that have a size have that body.
+func writeTar(file string, body []byte, members ...tar.Header) (err error) {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
 	w := tar.NewWriter(f)
 	for _, h := range members {
-		ts.Check(w.WriteHeader(&h))
-		if h.Size > 0 {
-			_, err := w.Write(body)
-			ts.Check(err)
+		if err := w.WriteHeader(&h); err != nil {
+			return err
+		}
+		if h.Size == 0 {
+			continue
+		}
+		if _, err := w.Write(body); err != nil {
+			return err
 		}
 	}
-	ts.Check(w.Close())
+	return w.Close()
 }
 
 // killHard kills the process whose id a file holds, and waits for its end.

@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// verbs finds every verb there is by reading the help, as a newcomer would.
+func verbs(t *testing.T, path ...string) (found [][]string) {
+	t.Helper()
+	out, err := exec.Command(built.atoll, append(path, "--help")...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	verb := regexp.MustCompile(`(?m)^  ([a-z]+) {2,}\S`)
+	_, list, _ := strings.Cut(string(out), "Usage:")
+	for _, m := range verb.FindAllStringSubmatch(list, -1) {
+		if m[1] == "completion" || m[1] == "help" || m[1] == "atoll" {
+			continue
+		}
+		sub := append(append([]string{}, path...), m[1])
+		found = append(found, sub)
+		found = append(found, verbs(t, sub...)...)
+	}
+	return found
+}
+
+// examples returns the lines of a verb's examples.
+func examples(t *testing.T, path []string) []string {
+	t.Helper()
+	out, err := exec.Command(built.atoll, append(path, "--help")...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(out), "Examples:\n")
+	if !ok {
+		t.Fatalf("atoll %s has no example", strings.Join(path, " "))
+	}
+	text, _, _ := strings.Cut(rest, "\n\n")
+	var lines []string
+	for line := range strings.Lines(text) {
+		lines = append(lines, strings.TrimSpace(line))
+	}
+	return lines
+}
+
+// TestExamples runs the examples of every verb, one after the other, against
+// real sandboxes. There is a sandbox called demo, and an image debian:12 whose
+// registry is in this process.
+func TestExamples(t *testing.T) {
+	all := verbs(t)
+	if len(all) < 15 {
+		t.Fatalf("found only %q", all)
+	}
+	reg := serveImage(t)
+	state := filepath.Join(t.TempDir(), "state")
+	for _, path := range all {
+		t.Run(strings.Join(path, "-"), func(t *testing.T) {
+			dir := t.TempDir()
+			e := exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
+			e.prepare(t, path, reg)
+			for _, line := range examples(t, path) {
+				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
+					e.try(t, line) // what they find is not theirs to choose
+					continue
+				}
+				e.must(t, strings.ReplaceAll(line, "debian:12", reg+"/debian:12"))
+			}
+			e.try(t, "atoll rm --force --all")
+		})
+	}
+}
+
+// exampleRunner types lines into a shell.
+type exampleRunner struct {
+	dir string
+	env []string
+}
+
+// prepare brings about what the examples take for granted.
+func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
+	e.try(t, "atoll rm --force --all")
+	switch {
+	case path[0] == "run":
+	case path[0] == "image":
+		if path[len(path)-1] != "pull" {
+			e.must(t, "atoll image pull --quiet "+reg+"/debian:12")
+		}
+		if err := writeRootfs(filepath.Join(e.dir, "rootfs.tar")); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
+	}
+}
+
+func (e exampleRunner) shell(t *testing.T, line string) (string, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", line)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = e.dir, e.env, time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+func (e exampleRunner) must(t *testing.T, line string) {
+	t.Helper()
+	if out, err := e.shell(t, line); err != nil {
+		t.Errorf("%s\n%v\n%s", line, err, out)
+	}
+}
+
+// try runs a line that may fail, but not by Atoll's own fault.
+func (e exampleRunner) try(t *testing.T, line string) {
+	t.Helper()
+	out, err := e.shell(t, line)
+	if err != nil && (strings.Contains(out, "atoll: error") && !strings.Contains(out, "conformance") || strings.Contains(out, "panic")) {
+		t.Errorf("%s\n%v\n%s", line, err, out)
+	}
+}
+
+// link makes the program available under its usual name.
+func link(t *testing.T) string {
+	t.Helper()
+	file := filepath.Join(built.dir, "atoll")
+	if _, err := os.Stat(file); err != nil {
+		if err := copyFile(built.atoll, file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return file
+}
+
+// serveImage starts a registry with one image in it.
+func serveImage(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	file := filepath.Join(t.TempDir(), "layer.tar")
+	if err := writeRootfs(file); err != nil {
+		t.Fatal(err)
+	}
+	layer, err := tarball.LayerFromFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := name.ParseReference(host + "/debian:12")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, img); err != nil {
+		t.Fatal(err)
+	}
+	return host
+}

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
+)
+
+// screen is a person at a terminal: it shows what was written so far, and
+// types.
+type screen struct {
+	t    *testing.T
+	pty  *os.File
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{}
+	done chan struct{}
+
+	before unix.Termios // of the terminal, when nothing ran
+}
+
+// modes returns how the terminal is set up.
+func (s *screen) modes() unix.Termios {
+	s.t.Helper()
+	m, err := unix.IoctlGetTermios(int(s.pty.Fd()), unix.TCGETS)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return *m
+}
+
+// sit starts the program at a terminal of 100 columns and 30 rows.
+func sit(t *testing.T, args ...string) (*screen, *exec.Cmd) {
+	t.Helper()
+	cmd := exec.Command(built.atoll, args...)
+	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "TERM=xterm-256color")
+	f, tty, err := pty.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	s := &screen{t: t, pty: f, more: make(chan struct{}, 1), done: make(chan struct{})}
+	s.before = s.modes()
+	if err := pty.Setsize(f, &pty.Winsize{Cols: 100, Rows: 30}); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, tty
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go s.watch()
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = f.Close()
+		<-s.done
+	})
+	return s, cmd
+}
+
+func (s *screen) watch() {
+	defer close(s.done)
+	buf := make([]byte, 4096)
+	for {
+		n, err := s.pty.Read(buf)
+		s.mu.Lock()
+		s.text.Write(buf[:n])
+		s.mu.Unlock()
+		select {
+		case s.more <- struct{}{}:
+		default:
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// see waits until the screen shows a text.
+func (s *screen) see(text string) {
+	s.t.Helper()
+	deadline := time.After(30 * time.Second)
+	for !strings.Contains(s.String(), text) {
+		select {
+		case <-s.more:
+		case <-deadline:
+			s.t.Fatalf("the terminal does not show %q but\n%s", text, s)
+		}
+	}
+}
+
+func (s *screen) typeIn(keys string) {
+	s.t.Helper()
+	if _, err := io.WriteString(s.pty, keys); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func exitCodeOf(t *testing.T, cmd *exec.Cmd) int {
+	t.Helper()
+	_ = cmd.Wait()
+	return cmd.ProcessState.ExitCode()
+}
+
+func TestTerminal(t *testing.T) {
+	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `test -t 0 && test -t 1 && test -t 2 && echo "tty $TERM"; stty size; trap 'stty size' WINCH; until read x; do :; done; echo "read $x"; exit 5`)
+	s.see("tty xterm-256color")
+	s.see("30 100")
+	if err := pty.Setsize(s.pty, &pty.Winsize{Cols: 77, Rows: 22}); err != nil {
+		t.Fatal(err)
+	}
+	s.see("22 77")
+	s.typeIn("hello\r")
+	s.see("read hello")
+	if code := exitCodeOf(t, cmd); code != 5 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// Keys go to the command as they are: its terminal, and not ours, makes a
+// signal of Ctrl-C, and an end of Ctrl-D.
+func TestTerminalKeys(t *testing.T) {
+	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `trap 'echo interrupted' INT; sh -c 'echo ready; exec cat'; echo "cat $?"; cat; echo over`)
+	s.see("ready")
+	s.typeIn("\x03")
+	s.see("interrupted")
+	s.see("cat 130")
+	s.typeIn("\x04")
+	s.see("over")
+	if code := exitCodeOf(t, cmd); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// However it ends, the terminal is again as it was.
+func TestTerminalIsRestored(t *testing.T) {
+	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", "echo ready; sleep 1000")
+	s.see("ready")
+	if s.modes().Lflag&unix.ICANON != 0 {
+		t.Error("the terminal is not raw while the command runs")
+	}
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	_ = cmd.Wait()
+	if after := s.modes(); after != s.before {
+		t.Errorf("was %+v, is %+v", s.before, after)
+	}
+}
+
+// Without a terminal of ours the command still gets one, if asked for.
+func TestTerminalWithoutOne(t *testing.T) {
+	cmd := exec.Command(built.atoll, "run", "-t", "--", "sh", "-c", "test -t 1 && stty size")
+	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"))
+	out, err := cmd.Output()
+	if err != nil || strings.TrimSpace(string(out)) != "24 80" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+func TestColorsOnlyOnATerminal(t *testing.T) {
+	s, cmd := sit(t, "frobnicate")
+	s.see("hint")
+	_ = cmd.Wait()
+	if !strings.Contains(s.String(), "\x1b[31m") {
+		t.Errorf("no colour: %q", s)
+	}
+}
