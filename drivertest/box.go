@@ -3,6 +3,7 @@ package drivertest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -138,7 +139,7 @@ func collect(ctx context.Context, p driver.Process) (result, error) {
 	read := func(r io.Reader) <-chan output {
 		c := make(chan output, 1)
 		go func() {
-			data, err := io.ReadAll(r)
+			data, err := readAll(r)
 			c <- output{data, err}
 		}()
 		return c
@@ -167,6 +168,17 @@ func collect(ctx context.Context, p driver.Process) (result, error) {
 		}
 	}
 	return r, nil
+}
+
+// readAll reads to the end. A broken provider must not fill this process's
+// memory, and no case reads as much as the bound.
+func readAll(r io.Reader) ([]byte, error) {
+	const bound = 128 << 20
+	data, err := io.ReadAll(io.LimitReader(r, bound))
+	if len(data) == bound {
+		err = errors.New("there is no end to it")
+	}
+	return data, err
 }
 
 // wait waits for a command whose output is not of interest.

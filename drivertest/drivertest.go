@@ -61,6 +61,8 @@ type Harness struct {
 
 	// Observe, if not nil, is called after every case, from one goroutine.
 	Observe func(Result)
+
+	patience time.Duration // of the suite's own tests; 0 means the usual
 }
 
 // Status is the outcome of one case.

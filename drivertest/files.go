@@ -38,7 +38,7 @@ func (b *box) read(name string) string {
 func (b *box) readPart(name string, opts driver.ReadOptions) string {
 	r, _, err := b.files().Read(b.ctx, b.path(name), opts)
 	b.ok("Read", err)
-	data, err := io.ReadAll(r)
+	data, err := readAll(r)
 	b.ok("reading", err)
 	b.ok("closing the reader", r.Close())
 	return string(data)

@@ -64,7 +64,7 @@ var fileWriteCases = []testCase{
 		_, err = io.ReadFull(r, head)
 		t.ok("reading", err)
 		b.write("f", "new")
-		rest, err := io.ReadAll(r)
+		rest, err := readAll(r)
 		t.ok("reading on", err)
 		t.sameBytes("what a reader sees that began before", append(head, rest...), old)
 		after := b.stat("f")
@@ -224,7 +224,7 @@ var fileWriteCases = []testCase{
 					return
 				}
 				defer r.Close()
-				if data, err := io.ReadAll(r); err != nil || string(data) != want {
+				if data, err := readAll(r); err != nil || string(data) != want {
 					t.Errorf("a concurrent reader: %d bytes, %v", len(data), err)
 				}
 			})

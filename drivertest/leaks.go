@@ -118,14 +118,11 @@ func describeProcess(pid string) string {
 	return pid + " " + strings.TrimSpace(string(name))
 }
 
-// Leaks are given time to go away, because the end of a goroutine or of a
-// process is not always awaited by those who caused it.
-const leakPatience = 10 * time.Second
-
 // settle waits until nothing is held beyond the baseline, and fails the case
-// with what is.
+// with what is. It takes its time, because the end of a goroutine or of a
+// process is not always awaited by those who caused it.
 func (t *caseT) settle(base leakBaseline) {
-	deadline := time.Now().Add(leakPatience)
+	deadline := time.Now().Add(t.patience() / 4)
 	for ; ; time.Sleep(10 * time.Millisecond) {
 		left := base.leaked()
 		if left == "" {

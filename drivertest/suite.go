@@ -134,10 +134,14 @@ func (s *suite) close() {
 	s.restore = nil
 }
 
+// dropShared destroys the shared sandbox. What a broken provider does then has
+// been reported by the case that broke.
 func (s *suite) dropShared(ctx context.Context) {
-	if s.shared != nil {
-		_ = s.shared.Destroy(ctx)
-		s.shared = nil
+	inst := s.shared
+	s.shared = nil
+	defer func() { _ = recover() }()
+	if inst != nil {
+		_ = inst.Destroy(ctx)
 	}
 }
 
@@ -152,6 +156,9 @@ func (s *suite) selected() []testCase {
 
 // patience is how long a case, or a clean-up, may take.
 func (s *suite) patience() time.Duration {
+	if s.h.patience > 0 {
+		return s.h.patience
+	}
 	if s.h.Slow {
 		return 5 * time.Minute
 	}
@@ -177,7 +184,7 @@ func (s *suite) run(ctx context.Context, c testCase) Result {
 	res := Result{Name: c.name, Capability: c.needs, Messages: slices.Clone(t.messages), Duration: time.Since(start)}
 	if t.failed {
 		res.Status = Fail
-		s.shared = nil // It may be broken. The cleanup of the case destroyed it, or nothing can.
+		s.shared = nil // The cleanup of the case destroyed it; if it hung, nothing can.
 	} else {
 		res.Status = status
 	}
@@ -213,15 +220,11 @@ type caseT struct {
 	cleanups []func(ctx context.Context)
 }
 
-// body runs the case and its cleanups; a panic is a failure of the case.
+// body runs the case and its cleanups.
 func (t *caseT) body(c testCase, status *Status) {
 	defer close(t.done)
 	defer t.cleanup()
-	defer func() {
-		if r := recover(); r != nil {
-			t.Errorf("panic: %v\n%s", r, debug.Stack())
-		}
-	}()
+	defer t.recovered()
 	if c.needs != "" && !t.declared(c.needs) {
 		*status = NotApplicable
 		t.assertAbsent(c.needs)
@@ -230,17 +233,33 @@ func (t *caseT) body(c testCase, status *Status) {
 	c.run(t)
 }
 
+// recovered, deferred, makes a panic a failure of the case.
+func (t *caseT) recovered() {
+	if r := recover(); r != nil {
+		t.Errorf("panic: %v\n%s", r, debug.Stack())
+	}
+}
+
+// cleanup runs all cleanups, last first, even if one of them panics or ends
+// the goroutine.
 func (t *caseT) cleanup() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), t.patience()/4)
 	defer cancel()
-	for len(t.cleanups) > 0 {
-		f := t.cleanups[len(t.cleanups)-1]
-		t.cleanups = t.cleanups[:len(t.cleanups)-1]
-		f(ctx)
+	defer func() {
+		if t.hasFailed() {
+			t.dropShared(ctx) // The sandbox may be broken.
+		}
+	}()
+	for _, f := range t.cleanups {
+		defer t.recovered()
+		defer f(ctx)
 	}
-	if t.failed {
-		t.dropShared(ctx)
-	}
+}
+
+func (t *caseT) hasFailed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.failed
 }
 
 // Cleanup registers f to run after the case, last first.

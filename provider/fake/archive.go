@@ -67,6 +67,7 @@ func (e *exporter) add(rel string) error {
 	h := &tar.Header{
 		Typeflag: tarTypes[info.Type], Name: path.Join(e.base, rel), Linkname: info.Target, Mode: int64(info.Mode),
 		Uid: int(info.UID), Gid: int(info.GID), ModTime: info.ModTime, Size: info.Size,
+		Format: tar.FormatPAX, // Others round times and cannot hold every name.
 	}
 	if first, ok := e.seen[info.Inode]; ok {
 		h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0

@@ -89,7 +89,6 @@ func (k *Kernel) Start(s Spawn) (*Proc, error) {
 		p.closeAll()
 		return nil, ErrStopped
 	}
-	p.sid, p.pgid = p.PID, p.PID
 	if s.TTY != nil {
 		s.TTY.lead(p)
 	}
@@ -115,6 +114,7 @@ func reason(err error, other syscall.Errno) error {
 	return other
 }
 
+// register gives a process its PID and, if it has no session, a new one.
 func (k *Kernel) register(p *Proc) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -123,6 +123,9 @@ func (k *Kernel) register(p *Proc) bool {
 	}
 	k.lastPID++
 	p.PID = k.lastPID
+	if p.sid == 0 {
+		p.sid, p.pgid = p.PID, p.PID
+	}
 	k.procs[p.PID] = p
 	k.idle.Add(1)
 	return true

@@ -1,0 +1,794 @@
+package drivertest
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/fake"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// sabotage breaks a sound provider in one way, and names the cases that must
+// notice. A suite that cannot fail is worth nothing.
+type sabotage struct {
+	name  string
+	bare  bool
+	wrap  func(driver.Provider) driver.Provider
+	cases []string
+}
+
+// TestSabotage shows for every way to break a provider that the right cases
+// fail, and that they pass without the sabotage.
+func TestSabotage(t *testing.T) {
+	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, leaky) {
+		t.Run(s.name, func(t *testing.T) {
+			for _, broken := range []bool{true, false} {
+				h := fakeHarness(fake.Options{Bare: s.bare}, nil)
+				if broken {
+					h = fakeHarness(fake.Options{Bare: s.bare}, s.wrap)
+					h.patience = 3 * time.Second // Some sabotage makes a case hang.
+				}
+				h.Only = s.cases
+				found := map[string]bool{}
+				for _, r := range Check(t.Context(), h).Results {
+					found[r.Name] = true
+					if (r.Status == Fail) != broken && slices.Contains(s.cases, r.Name) {
+						t.Errorf("sabotaged %v: %s is %s %q", broken, r.Name, r.Status, r.Messages)
+					}
+				}
+				for _, name := range s.cases {
+					if !found[name] {
+						t.Errorf("there is no case %s", name)
+					}
+				}
+			}
+		})
+	}
+}
+
+var errSabotage = &sandbox.Error{Code: sandbox.CodeInternal, Message: "sabotage"}
+
+var brokenFacts = []sabotage{
+	{"declares images", false, withFacts(func(f *driver.Facts) { f.Capabilities.Images = true }), []string{"images/directory", "images/tar"}},
+	{"declares mounts", false, withFacts(func(f *driver.Facts) { f.Capabilities.Mounts = true }), []string{"mounts/read-write", "mounts/read-only"}},
+	{"declares files", true, withFacts(func(f *driver.Facts) { f.Capabilities.Files = true }), []string{"capabilities/files", "files/stat"}},
+	{"declares terminals", true, withFacts(func(f *driver.Facts) { f.Capabilities.Terminal = true }), []string{"terminal/is-terminal"}},
+	{"declares users", true, withFacts(func(f *driver.Facts) { f.Capabilities.Users = true }), []string{"exec/user", "exec/spec-user"}},
+	{"hides files", false, withFacts(func(f *driver.Facts) { f.Capabilities.Files = false }), []string{"capabilities/files", "files/stat"}},
+	{"hides watch", false, withFacts(func(f *driver.Facts) { f.Capabilities.Watch = false }), []string{"capabilities/watch"}},
+	{"hides archive", false, withFacts(func(f *driver.Facts) { f.Capabilities.Archive = false }), []string{"capabilities/archive"}},
+	{"hides terminals", false, withFacts(func(f *driver.Facts) { f.Capabilities.Terminal = false }), []string{"capabilities/terminal"}},
+	{"hides users", false, withFacts(func(f *driver.Facts) { f.Capabilities.Users = false }), []string{"capabilities/users"}},
+	{"hides processes", false, withFacts(func(f *driver.Facts) { f.Capabilities.Processes = false }), []string{"capabilities/processes"}},
+	{"hides reattachment", false, withFacts(func(f *driver.Facts) { f.Capabilities.Reattach = false }), []string{"capabilities/reattach", "reattach/two-at-once"}},
+	{"forgets a limit", false, withFacts(func(f *driver.Facts) { f.Limits = maps.Clone(f.Limits); delete(f.Limits, "pids") }), []string{"probe/limits"}},
+	{"isolates nothing, silently", false, withFacts(func(f *driver.Facts) { f.Isolates, f.Findings = false, nil }), []string{"probe/findings"}},
+	{"mounts silently nothing", false, func(p driver.Provider) driver.Provider {
+		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			own := *spec
+			own.Mounts = nil
+			return next.Create(ctx, &own)
+		}}
+	}, []string{"capabilities/mounts"}},
+	{"shares its facts", false, sharedFacts, []string{"aliasing/facts"}},
+}
+
+func sharedFacts(p driver.Provider) driver.Provider {
+	limits := map[string]driver.Limit{}
+	return factsProvider{passProvider{p}, func(f *driver.Facts) {
+		if len(limits) == 0 {
+			maps.Copy(limits, f.Limits)
+		}
+		f.Limits = limits
+	}}
+}
+
+var brokenLifecycles = []sabotage{
+	{"destroys nothing", false, withEnd(nil, func(context.Context, driver.Instance) error { return nil }), []string{"lifecycle/create-exec-destroy", "lifecycle/attach-destroyed", "leaks/suite"}},
+	{"destroys once", false, destroysOnce, []string{"lifecycle/destroy-twice"}},
+	{"ignores a canceled create", false, func(p driver.Provider) driver.Provider {
+		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			return next.Create(context.WithoutCancel(ctx), spec)
+		}}
+	}, []string{"lifecycle/create-canceled"}},
+	{"leaves half of a canceled create", false, func(p driver.Provider) driver.Provider {
+		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			inst, err := next.Create(context.WithoutCancel(ctx), spec)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return inst, err
+		}}
+	}, []string{"lifecycle/create-canceled"}},
+	{"replaces a duplicate", false, func(p driver.Provider) driver.Provider {
+		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			if old, err := next.Attach(ctx, spec.ID); err == nil {
+				_ = old.Destroy(ctx)
+			}
+			return next.Create(ctx, spec)
+		}}
+	}, []string{"lifecycle/duplicate-id", "concurrency/same-id"}},
+	{"never finds anything", false, func(p driver.Provider) driver.Provider {
+		return attachProvider{passProvider{p}, func(context.Context, sandbox.ID, driver.Provider) (driver.Instance, error) {
+			return nil, &sandbox.Error{Code: sandbox.CodeGone}
+		}}
+	}, []string{"lifecycle/attach-own", "reattach/after-restart"}},
+	{"says not_found for gone", false, func(p driver.Provider) driver.Provider {
+		return codeProvider{passProvider{p}, func(c sandbox.Code) sandbox.Code {
+			if c == sandbox.CodeGone {
+				return sandbox.CodeNotFound
+			}
+			return c
+		}}
+	}, []string{"lifecycle/attach-unknown", "lifecycle/attach-destroyed", "lifecycle/calls-after-destroy"}},
+	{"says gone for not_found", false, func(p driver.Provider) driver.Provider {
+		return codeProvider{passProvider{p}, func(c sandbox.Code) sandbox.Code {
+			if c == sandbox.CodeNotFound {
+				return sandbox.CodeGone
+			}
+			return c
+		}}
+	}, []string{"files/missing", "signal/after-exit", "background/unknown"}},
+	{"invents codes", false, func(p driver.Provider) driver.Provider {
+		return codeProvider{passProvider{p}, func(sandbox.Code) sandbox.Code { return "oops" }}
+	}, []string{"errors/canceled", "errors/deadline", "errors/unknown"}},
+	{"forgets labels", false, func(p driver.Provider) driver.Provider {
+		return listProvider{passProvider{p}, func(f *driver.Found) { f.Labels = nil }}
+	}, []string{"lifecycle/list"}},
+	{"lists the wrong state", false, func(p driver.Provider) driver.Provider {
+		return listProvider{passProvider{p}, func(f *driver.Found) { f.State = sandbox.Stopped }}
+	}, []string{"lifecycle/list", "reattach/after-restart"}},
+	{"shares its labels", false, sharedLabels, []string{"aliasing/found"}},
+	{"shares the caller's labels", false, func(p driver.Provider) driver.Provider {
+		given := map[sandbox.ID]map[string]string{}
+		list := listProvider{passProvider{p}, func(f *driver.Found) { f.Labels = maps.Clone(given[f.ID]) }}
+		return createProvider{passProvider{list}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			given[spec.ID] = spec.Labels
+			return next.Create(ctx, spec)
+		}}
+	}, []string{"aliasing/spec"}},
+	{"lists what is secret", false, func(p driver.Provider) driver.Provider {
+		secret := ""
+		list := listProvider{passProvider{p}, func(f *driver.Found) { f.Labels = map[string]string{"env": secret} }}
+		return createProvider{passProvider{list}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			secret = spec.Env["TOKEN"]
+			return next.Create(ctx, spec)
+		}}
+	}, []string{"secrets/spec-env"}},
+	{"tells secrets in errors", false, func(p driver.Provider) driver.Provider {
+		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			inst, err := next.Create(ctx, spec)
+			if err != nil {
+				return nil, fmt.Errorf("creating %+v: %w", *spec, err)
+			}
+			return inst, nil
+		}}
+	}, []string{"secrets/spec-env"}},
+	{"says a wrong reason", false, withEnd(func(ctx context.Context, next driver.Instance) (sandbox.Exit, error) {
+		exit, err := next.Wait(ctx)
+		exit.Reason = sandbox.ReasonCrashed
+		return exit, err
+	}, nil), []string{"lifecycle/wait-destroy", "lifecycle/timeout"}},
+	{"waits with its own patience", false, withEnd(func(_ context.Context, next driver.Instance) (sandbox.Exit, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		exit, err := next.Wait(ctx)
+		if err != nil {
+			return exit, errSabotage
+		}
+		return exit, nil
+	}, nil), []string{"errors/canceled", "errors/deadline"}},
+	{"ends sandboxes at Close", false, func(p driver.Provider) driver.Provider {
+		return closeProvider{passProvider{p}, func(next driver.Provider) error {
+			for f := range next.List(context.Background()) {
+				if inst, err := next.Attach(context.Background(), f.ID); err == nil {
+					_ = inst.Destroy(context.Background())
+				}
+			}
+			return nil
+		}}
+	}, []string{"reattach/after-restart"}},
+	{"closes once", false, func(p driver.Provider) driver.Provider {
+		var once sync.Once
+		return closeProvider{passProvider{p}, func(next driver.Provider) error {
+			err := error(errSabotage)
+			once.Do(func() { err = next.Close() })
+			return err
+		}}
+	}, []string{"lifecycle/close-twice"}},
+	{"panics", false, withEnd(nil, func(context.Context, driver.Instance) error { panic("sabotage") }), []string{"lifecycle/destroy-twice"}},
+}
+
+func destroysOnce(p driver.Provider) driver.Provider {
+	gone := map[sandbox.ID]bool{}
+	return withEnd(nil, func(ctx context.Context, next driver.Instance) error {
+		if gone[next.ID()] {
+			return errSabotage
+		}
+		gone[next.ID()] = true
+		return next.Destroy(ctx)
+	})(p)
+}
+
+func sharedLabels(p driver.Provider) driver.Provider {
+	labels := map[sandbox.ID]map[string]string{}
+	return listProvider{passProvider{p}, func(f *driver.Found) {
+		if labels[f.ID] == nil {
+			labels[f.ID] = f.Labels
+		}
+		f.Labels = labels[f.ID]
+	}}
+}
+
+var brokenExecs = []sabotage{
+	{"forgets exit codes", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, wait: func(exit sandbox.Exit, err error) (sandbox.Exit, error) { exit.Code = 0; return exit, err }}
+	}), []string{"exec/exit-codes", "exec/not-found"}},
+	{"forgets signals", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, wait: func(exit sandbox.Exit, err error) (sandbox.Exit, error) { exit.Signal = 0; return exit, err }}
+	}), []string{"exec/exit-signal", "signal/term"}},
+	{"joins arguments", false, withCommand(func(c *sandbox.Command) {
+		if len(c.Args) > 0 && c.Args[0] == "printf" {
+			c.Shell, c.Args = strings.Join(c.Args, " "), nil
+		}
+	}), []string{"exec/args"}},
+	{"passes its own environment", false, withCommand(func(c *sandbox.Command) {
+		env := maps.Clone(c.Env)
+		if env == nil {
+			env = map[string]string{}
+		}
+		for _, kv := range os.Environ() {
+			name, value, _ := strings.Cut(kv, "=")
+			if name != "PATH" {
+				env[name] = value
+			}
+		}
+		c.Env = env
+	}), []string{"exec/env-does-not-leak"}},
+	{"forgets the environment", false, withCommand(func(c *sandbox.Command) { c.Env = nil }), []string{"exec/env", "exec/env-odd-names", "lifecycle/env-user-workdir"}},
+	{"ignores the directory", false, withCommand(func(c *sandbox.Command) { c.Dir = "" }), []string{"exec/dir", "exec/dir-missing"}},
+	{"ignores the user", false, withCommand(func(c *sandbox.Command) { c.User = "" }), []string{"exec/user", "exec/user-unknown"}},
+	{"ignores the timeout", false, withCommand(func(c *sandbox.Command) { c.Timeout = 0 }), []string{"timeout/kills-tree"}},
+	{"ignores the terminal", false, withCommand(func(c *sandbox.Command) { c.TTY = nil }), []string{"terminal/is-terminal", "terminal/size"}},
+	{"gives everybody a terminal", false, withCommand(func(c *sandbox.Command) { c.TTY = &sandbox.WindowSize{Cols: 80, Rows: 24} }), []string{"terminal/none-without-asking", "output/separate"}},
+	{"is killed by the context of Exec", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		p, err := next.Exec(ctx, cmd)
+		if err == nil {
+			context.AfterFunc(ctx, func() { _ = p.Close() })
+		}
+		return p, err
+	}), []string{"exec/context-only-starts"}},
+	{"runs although canceled", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		p, err := next.Exec(context.WithoutCancel(ctx), cmd)
+		if err == nil && ctx.Err() != nil {
+			_, _ = p.Wait(context.Background())
+			return nil, ctx.Err()
+		}
+		return p, err
+	}), []string{"exec/canceled-does-not-run"}},
+	{"fails instead of 127", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		if len(cmd.Args) > 0 && cmd.Args[0] == "no-such-program-here" {
+			return nil, &sandbox.Error{Code: sandbox.CodeNotFound}
+		}
+		return next.Exec(ctx, cmd)
+	}), []string{"exec/not-found"}},
+	{"kills the sandbox at a timeout", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		p, err := next.Exec(ctx, cmd)
+		if err == nil && cmd.Timeout > 0 {
+			go func() {
+				_, _ = p.Wait(context.Background())
+				_ = next.Destroy(context.Background())
+			}()
+		}
+		return p, err
+	}), []string{"timeout/kills-tree"}},
+	{"kills one process only", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, close: func() error { return nil }}
+	}), []string{"close/kills-tree"}},
+	{"swallows signals", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, signal: func(context.Context, int) error { return nil }}
+	}), []string{"signal/term", "signal/trap", "signal/after-exit"}},
+	{"always kills", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, signal: func(ctx context.Context, _ int) error { return p.Signal(ctx, 9) }}
+	}), []string{"signal/term", "signal/trap", "signal/ignored"}},
+	{"does not resize", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, resize: func() error { return nil }}
+	}), []string{"terminal/resize", "terminal/resize-without"}},
+	{"shares infos", false, func(p driver.Provider) driver.Provider {
+		infos := map[string]sandbox.ProcessInfo{}
+		return withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+			return hookedProcess{Process: p, info: func(i sandbox.ProcessInfo) sandbox.ProcessInfo {
+				if _, ok := infos[i.ID]; !ok {
+					infos[i.ID] = i
+				}
+				return infos[i.ID]
+			}}
+		})(p)
+	}, []string{"aliasing/command"}},
+	{"shows the environment", false, withProcess(func(cmd *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, info: func(i sandbox.ProcessInfo) sandbox.ProcessInfo {
+			i.Args = append(i.Args, fmt.Sprint(cmd.Env))
+			return i
+		}}
+	}), []string{"secrets/command-env"}},
+	{"logs the environment", false, withCommand(func(c *sandbox.Command) { slog.Debug("exec", "env", c.Env) }), []string{"secrets/command-env"}},
+	{"logs the input", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdin: hookedWriter{p.Stdin(), func(b []byte) []byte { log.Printf("stdin %s", b); return b }}}
+	}), []string{"secrets/stdin"}},
+}
+
+// hookedWriter changes what is written.
+type hookedWriter struct {
+	io.WriteCloser
+	change func([]byte) []byte
+}
+
+func (w hookedWriter) Write(b []byte) (int, error) {
+	if _, err := w.WriteCloser.Write(w.change(b)); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// unclosed is an input that stays open.
+type unclosed struct{ io.WriteCloser }
+
+func (unclosed) Close() error { return nil }
+
+// shortReader ends early.
+func shortReader(r io.Reader, n int64) io.Reader { return io.LimitReader(r, n) }
+
+var brokenStreams = []sabotage{
+	{"drops standard error", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stderr: strings.NewReader("")}
+	}), []string{"output/separate", "exec/not-found"}},
+	{"merges the streams", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdout: io.MultiReader(p.Stdout(), p.Stderr()), stderr: strings.NewReader("")}
+	}), []string{"output/separate", "output/large-both"}},
+	{"truncates output", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdout: shortReader(p.Stdout(), 20<<10)}
+	}), []string{"output/large-both", "output/read-late"}},
+	{"translates newlines", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdout: &translating{p.Stdout()}}
+	}), []string{"output/all-bytes"}},
+	{"loses what was not read in time", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		lost := &atomic.Bool{}
+		return hookedProcess{Process: p, stdout: perishable{p.Stdout(), lost}, wait: func(exit sandbox.Exit, err error) (sandbox.Exit, error) {
+			lost.Store(err == nil)
+			return exit, err
+		}}
+	}), []string{"output/read-after-exit"}},
+	{"loses input", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdin: hookedWriter{p.Stdin(), func(b []byte) []byte { return b[:min(len(b), 1<<20)] }}}
+	}), []string{"stdin/round-trip"}},
+	{"keeps the caller's buffer", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdin: &lateWriter{w: p.Stdin()}}
+	}), []string{"aliasing/stdin"}},
+	{"never ends the input", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdin: unclosed{p.Stdin()}}
+	}), []string{"stdin/close-twice", "stdin/echo"}},
+	{"has no input", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, stdin: hookedWriter{nopCloser{io.Discard}, func(b []byte) []byte { return b }}}
+	}), []string{"stdin/after-exit", "stdin/none"}},
+}
+
+// perishable output is lost when the command has ended.
+type perishable struct {
+	io.Reader
+	lost *atomic.Bool
+}
+
+func (r perishable) Read(b []byte) (int, error) {
+	if r.lost.Load() {
+		return 0, io.EOF
+	}
+	return r.Reader.Read(b)
+}
+
+type nopCloser struct{ io.Writer }
+
+func (nopCloser) Close() error { return nil }
+
+// translating replaces what a text mode would replace.
+type translating struct{ r io.Reader }
+
+func (r *translating) Read(b []byte) (int, error) {
+	n, err := r.r.Read(b)
+	copy(b, bytes.ReplaceAll(b[:n], []byte("\r"), []byte("\n")))
+	return n, err
+}
+
+// lateWriter writes a buffer after its Write has returned.
+type lateWriter struct {
+	w    io.WriteCloser
+	late []byte
+}
+
+func (l *lateWriter) Write(b []byte) (int, error) {
+	l.late = b
+	return len(b), nil
+}
+
+func (l *lateWriter) Close() error {
+	_, _ = l.w.Write(l.late)
+	return l.w.Close()
+}
+
+// managerInstance wraps the process manager.
+type managerInstance struct {
+	driver.Instance
+	driver.ProcessManager
+	change func([]sandbox.ProcessInfo) []sandbox.ProcessInfo
+	logs   func(driver.LogReader) driver.LogReader
+	opts   func(driver.LogOptions) driver.LogOptions
+}
+
+func (i managerInstance) Unwrap() any { return i.Instance }
+
+func (i managerInstance) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
+	list, err := i.ProcessManager.Processes(ctx)
+	if i.change != nil {
+		list = i.change(list)
+	}
+	return list, err
+}
+
+func (i managerInstance) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
+	if i.opts != nil {
+		opts = i.opts(opts)
+	}
+	r, err := i.ProcessManager.Logs(ctx, id, opts)
+	if err == nil && i.logs != nil {
+		r = i.logs(r)
+	}
+	return r, err
+}
+
+func withManager(m managerInstance) func(driver.Provider) driver.Provider {
+	return withInstance(func(inst driver.Instance) driver.Instance {
+		own := m
+		own.Instance = inst
+		own.ProcessManager, _ = driver.As[driver.ProcessManager](inst)
+		return own
+	})
+}
+
+// hookedLog changes the pieces of a log.
+type hookedLog struct {
+	driver.LogReader
+	change func(*driver.LogChunk)
+}
+
+func (l hookedLog) Next() (driver.LogChunk, error) {
+	c, err := l.LogReader.Next()
+	if err == nil {
+		l.change(&c)
+	}
+	return c, err
+}
+
+func withLogs(change func(*driver.LogChunk)) func(driver.Provider) driver.Provider {
+	return withManager(managerInstance{logs: func(r driver.LogReader) driver.LogReader { return hookedLog{r, change} }})
+}
+
+var brokenManagers = []sabotage{
+	{"kills background commands", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
+		return hookedProcess{Process: p, close: func() error { _ = p.Signal(context.Background(), 9); return p.Close() }}
+	}), []string{"background/survives-close"}},
+	{"lists newest first", false, withManager(managerInstance{change: func(l []sandbox.ProcessInfo) []sandbox.ProcessInfo { slices.Reverse(l); return l }}), []string{"background/list-order"}},
+	{"forgets the ended", false, withManager(managerInstance{change: func(l []sandbox.ProcessInfo) []sandbox.ProcessInfo {
+		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return !i.Running })
+	}}), []string{"background/survives-close", "background/foreground-listed"}},
+	{"mixes the streams of a log", false, withLogs(func(c *driver.LogChunk) { c.Stream = 1 }), []string{"logs/streams"}},
+	{"does not count what it lost", false, withLogs(func(c *driver.LogChunk) { c.Dropped = 0 }), []string{"logs/bounded"}},
+	{"has no tail", false, withManager(managerInstance{opts: func(o driver.LogOptions) driver.LogOptions { o.Tail = 0; return o }}), []string{"logs/tail"}},
+	{"does not follow", false, withManager(managerInstance{opts: func(o driver.LogOptions) driver.LogOptions { o.Follow = false; return o }}), []string{"logs/follow"}},
+	{"shares its log", false, func(p driver.Provider) driver.Provider {
+		var kept []byte
+		return withLogs(func(c *driver.LogChunk) {
+			if kept == nil {
+				kept = c.Data
+			}
+			c.Data = kept
+		})(p)
+	}, []string{"aliasing/logs"}},
+}
+
+// naiveFiles is a file system with one fault after another.
+type naiveFiles struct {
+	driver.FileSystem
+	write  func(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error)
+	read   func(ctx context.Context, p string, opts driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error)
+	list   func([]sandbox.FileInfo)
+	remove func(ctx context.Context, p string, recursive bool) error
+	move   func(ctx context.Context, from, to string) error
+	stat   func(*sandbox.FileInfo)
+}
+
+func (f naiveFiles) Write(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
+	if f.write != nil {
+		return f.write(ctx, p, r, opts)
+	}
+	return f.FileSystem.Write(ctx, p, r, opts)
+}
+
+func (f naiveFiles) Read(ctx context.Context, p string, opts driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
+	if f.read != nil {
+		return f.read(ctx, p, opts)
+	}
+	return f.FileSystem.Read(ctx, p, opts)
+}
+
+func (f naiveFiles) List(ctx context.Context, p string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
+	if f.list == nil {
+		return f.FileSystem.List(ctx, p, opts)
+	}
+	return func(yield func(sandbox.FileInfo, error) bool) {
+		var all []sandbox.FileInfo
+		for info, err := range f.FileSystem.List(ctx, p, opts) {
+			if err != nil {
+				yield(info, err)
+				return
+			}
+			all = append(all, info)
+		}
+		f.list(all)
+		for _, info := range all {
+			if !yield(info, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (f naiveFiles) Remove(ctx context.Context, p string, recursive bool) error {
+	if f.remove != nil {
+		return f.remove(ctx, p, recursive)
+	}
+	return f.FileSystem.Remove(ctx, p, recursive)
+}
+
+func (f naiveFiles) Move(ctx context.Context, from, to string, overwrite bool) error {
+	if f.move != nil {
+		return f.move(ctx, from, to)
+	}
+	return f.FileSystem.Move(ctx, from, to, overwrite)
+}
+
+func (f naiveFiles) Stat(ctx context.Context, p string) (sandbox.FileInfo, error) {
+	info, err := f.FileSystem.Stat(ctx, p)
+	if f.stat != nil {
+		f.stat(&info)
+	}
+	return info, err
+}
+
+func naive(change func(sound driver.FileSystem, f *naiveFiles)) func(driver.Provider) driver.Provider {
+	return withFiles(func(fs driver.FileSystem) driver.FileSystem {
+		f := &naiveFiles{FileSystem: fs}
+		change(fs, f)
+		return *f
+	})
+}
+
+// naiveArchiver unpacks without looking.
+type naiveArchiver struct {
+	driver.Instance
+	driver.Archiver
+	files driver.FileSystem
+}
+
+func (i naiveArchiver) Unwrap() any { return i.Instance }
+
+func (i naiveArchiver) Import(ctx context.Context, p string, r io.Reader, _ driver.ImportOptions) error {
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return errSabotage
+		}
+		at := path.Join(p, h.Name)
+		switch h.Typeflag {
+		case tar.TypeReg:
+			_, err = i.files.Write(ctx, at, tr, driver.WriteOptions{})
+		case tar.TypeDir:
+			err = i.files.Mkdir(ctx, at, driver.MkdirOptions{Parents: true})
+		case tar.TypeSymlink:
+			var proc driver.Process
+			if proc, err = i.Exec(ctx, &sandbox.Command{Args: []string{"ln", "-s", h.Linkname, at}}); err == nil {
+				_, err = proc.Wait(ctx)
+				_ = proc.Close()
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// naiveWatcher never closes its channel.
+type naiveWatcher struct {
+	driver.Instance
+	driver.Watcher
+	recursive bool
+	keepOpen  bool
+}
+
+func (i naiveWatcher) Unwrap() any { return i.Instance }
+
+func (i naiveWatcher) Watch(ctx context.Context, p string, recursive bool) (<-chan sandbox.FileEvent, error) {
+	events, err := i.Watcher.Watch(ctx, p, recursive && i.recursive)
+	if err != nil || !i.keepOpen {
+		return events, err
+	}
+	out := make(chan sandbox.FileEvent)
+	go func() {
+		for e := range events {
+			select {
+			case out <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out, nil
+}
+
+func withWatcher(recursive, keepOpen bool) func(driver.Provider) driver.Provider {
+	return withInstance(func(inst driver.Instance) driver.Instance {
+		w, _ := driver.As[driver.Watcher](inst)
+		return naiveWatcher{inst, w, recursive, keepOpen}
+	})
+}
+
+var brokenFiles = []sabotage{
+	{"writes in place", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.write = func(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
+			data, rerr := io.ReadAll(r)
+			info, err := sound.Write(ctx, p, bytes.NewReader(data), opts)
+			return info, errors.Join(rerr, err)
+		}
+	}), []string{"files/write-reader-fails"}},
+	{"leaves temporary files", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.write = func(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
+			info, err := sound.Write(ctx, p, r, opts)
+			if err != nil {
+				_, _ = sound.Write(ctx, p+".tmp", strings.NewReader("x"), driver.WriteOptions{NoParents: true})
+			}
+			return info, err
+		}
+	}), []string{"files/write-reader-fails", "files/write-no-replace"}},
+	{"always replaces", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.write = func(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
+			opts.NoReplace, opts.NoParents = false, false
+			return sound.Write(ctx, p, r, opts)
+		}
+	}), []string{"files/write-no-replace", "files/write-parents"}},
+	{"forgets modes", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.write = func(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
+			opts.Mode = 0o644
+			return sound.Write(ctx, p, r, opts)
+		}
+	}), []string{"files/write-mode"}},
+	{"reads from the start", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.read = func(ctx context.Context, p string, opts driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
+			opts.Offset = 0
+			return sound.Read(ctx, p, opts)
+		}
+	}), []string{"files/read-parts", "files/sparse"}},
+	{"reads directories and fifos as empty", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.read = func(ctx context.Context, p string, opts driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
+			r, info, err := sound.Read(ctx, p, opts)
+			var e *sandbox.Error
+			if errors.As(err, &e) && e.Code == sandbox.CodeInvalid {
+				return io.NopCloser(strings.NewReader("")), info, nil
+			}
+			return r, info, err
+		}
+	}), []string{"files/not-regular", "files/bad-paths"}},
+	{"lists in disorder", false, naive(func(_ driver.FileSystem, f *naiveFiles) {
+		f.list = func(all []sandbox.FileInfo) { slices.Reverse(all) }
+	}), []string{"files/list", "files/odd-names"}},
+	{"mangles names", false, naive(func(_ driver.FileSystem, f *naiveFiles) {
+		f.list = func(all []sandbox.FileInfo) {
+			for i := range all {
+				all[i].Path = strings.ToValidUTF8(all[i].Path, "?")
+			}
+		}
+	}), []string{"files/odd-names"}},
+	{"removes trees unasked", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.remove = func(ctx context.Context, p string, _ bool) error { return sound.Remove(ctx, p, true) }
+	}), []string{"files/remove"}},
+	{"removes what is missing", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.remove = func(ctx context.Context, p string, recursive bool) error {
+			_ = sound.Remove(ctx, p, recursive)
+			return nil
+		}
+	}), []string{"files/missing", "files/remove"}},
+	{"moves over everything", false, naive(func(sound driver.FileSystem, f *naiveFiles) {
+		f.move = func(ctx context.Context, from, to string) error { return sound.Move(ctx, from, to, true) }
+	}), []string{"files/move"}},
+	{"follows links in Stat", false, naive(func(_ driver.FileSystem, f *naiveFiles) {
+		f.stat = func(i *sandbox.FileInfo) {
+			if i.Type == sandbox.TypeSymlink {
+				i.Type = sandbox.TypeFile
+			}
+		}
+	}), []string{"files/stat", "files/move"}},
+	{"unpacks without looking", false, withInstance(func(inst driver.Instance) driver.Instance {
+		a, _ := driver.As[driver.Archiver](inst)
+		fs, _ := driver.As[driver.FileSystem](inst)
+		return naiveArchiver{inst, a, fs}
+	}), []string{
+		"archive/hostile/parent", "archive/hostile/parent-inside", "archive/hostile/through-link", "archive/hostile/through-two-links",
+		"archive/hostile/hard-link-out", "archive/hostile/char-device", "archive/hostile/file-over-link", "archive/import",
+	}},
+	{"does not watch below", false, withWatcher(false, false), []string{"watch/recursive"}},
+	{"never ends a watch", false, withWatcher(true, true), []string{"watch/ends-with-context"}},
+}
+
+// leaky providers work, and leave something behind in this process.
+var leaky = []sabotage{
+	{"leaks goroutines", false, leaksGoroutines, []string{"leaks/exec"}},
+	{"leaks descriptors", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		r, w, err := os.Pipe()
+		if err == nil {
+			leaked = append(leaked, r, w)
+		}
+		return next.Exec(ctx, cmd)
+	}), []string{"leaks/exec"}},
+	{"leaks processes", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		child := exec.Command("sleep", "60")
+		if err := child.Start(); err == nil {
+			orphans = append(orphans, child)
+		}
+		return next.Exec(ctx, cmd)
+	}), []string{"leaks/exec"}},
+}
+
+// What the leaky providers hold, so that the test can release it.
+var (
+	leaked   []*os.File
+	orphans  []*exec.Cmd
+	stopLeak = make(chan struct{})
+)
+
+func leaksGoroutines(p driver.Provider) driver.Provider {
+	return withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		go func() { <-stopLeak }()
+		return next.Exec(ctx, cmd)
+	})(p)
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	close(stopLeak)
+	for _, f := range leaked {
+		_ = f.Close()
+	}
+	for _, c := range orphans {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+	}
+	os.Exit(code)
+}
