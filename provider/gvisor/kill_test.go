@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -221,8 +222,11 @@ func TestKernelKilled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			proc, err := in.Exec(t.Context(), &sandbox.Command{Shell: "sleep 300"})
+			proc, err := in.Exec(t.Context(), &sandbox.Command{Shell: "echo started; read x", Stdin: true})
 			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(proc.Stdout(), make([]byte, len("started\n"))); err != nil {
 				t.Fatal(err)
 			}
 			killNamed(t, name, id)
