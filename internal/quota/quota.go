@@ -108,8 +108,11 @@ func Check(l Limits, u Usage, ask sandbox.Resources) error {
 		if c.want <= 0 {
 			return invalid(c.name, "must be limited, because the tenant has a quota of %s", amount(c.name, c.limit))
 		}
-		// A sliver of slack forgives the rounding of fractions of processors.
-		if c.used+c.want > c.limit*(1+1e-9)+1e-9 {
+		slack := 0.0
+		if c.name == "cpus" {
+			slack = 1e-6 // forgives the rounding of sums of fractions
+		}
+		if c.used+c.want > c.limit+slack {
 			return exceeded(&Exceeded{Resource: c.name, Limit: c.limit, Used: c.used, Asked: c.want, RetryAfter: boxRetry})
 		}
 	}
