@@ -35,7 +35,10 @@ func (s *Store) migrate(ctx context.Context, d goose.Dialect, dir string) error 
 	if current == known {
 		return nil
 	}
-	if _, err := p.Up(ctx); err != nil {
+	if s.upTo != 0 {
+		known = s.upTo
+	}
+	if _, err := p.UpTo(ctx, known); err != nil {
 		return s.shown(err)
 	}
 	return nil

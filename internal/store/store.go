@@ -32,11 +32,14 @@ type Options struct {
 	// Now tells time; nil means time.Now. The store keeps nanoseconds and no
 	// time zone.
 	Now func() time.Time
+
+	upTo int64 // tests stop the migration at an earlier schema
 }
 
 // Store is an open database. It may be used concurrently.
 type Store struct {
 	dialect dialect
+	upTo    int64
 	write   *sql.DB // SQLite: one connection, so that writers queue instead of failing
 	read    *sql.DB
 	now     func() time.Time
@@ -71,7 +74,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	s := &Store{now: opts.Now}
+	s := &Store{now: opts.Now, upTo: opts.upTo}
 	var err error
 	scheme, rest, found := strings.Cut(url, ":")
 	switch {

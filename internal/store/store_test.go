@@ -16,8 +16,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
-
 // clock is a time that tests move.
 type clock struct {
 	mu sync.Mutex
@@ -451,4 +449,3 @@ func TestOddPaths(t *testing.T) {
 		}
 	}
 }
-
