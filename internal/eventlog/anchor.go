@@ -1,0 +1,234 @@
+package eventlog
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Anchor keeps the end of each tenant's log outside the database, so that
+// records cut off there are missed. Its methods are not called concurrently.
+type Anchor interface {
+	// Kept returns the head that was kept last, or a zero Head.
+	Kept(tenant string) (Head, error)
+	// Keep keeps a head, durably.
+	Keep(tenant string, h Head) error
+}
+
+// FileAnchor keeps heads in files of a directory. To be worth something the
+// directory must be out of reach of whoever may write to the database: on
+// another file system, or with a Key that is kept elsewhere.
+type FileAnchor struct {
+	Dir string
+	// Key authenticates the files with HMAC-SHA256. Without it anybody who
+	// can write to the directory can forge them.
+	Key []byte
+}
+
+type anchorFile struct {
+	Tenant string `json:"tenant"`
+	Seq    int64  `json:"seq"`
+	Hash   string `json:"hash"`
+	MAC    string `json:"mac,omitempty"`
+}
+
+func (a *FileAnchor) path(tenant string) (string, error) {
+	if err := sandbox.ValidateName(tenant); err != nil {
+		return "", err
+	}
+	return filepath.Join(a.Dir, tenant+".head"), nil
+}
+
+func (a *FileAnchor) mac(f anchorFile) string {
+	if len(a.Key) == 0 {
+		return ""
+	}
+	m := hmac.New(sha256.New, a.Key)
+	fmt.Fprintf(m, "atoll head v1\n%s\n%d\n%s", f.Tenant, f.Seq, f.Hash)
+	return hex.EncodeToString(m.Sum(nil))
+}
+
+// Kept reads a tenant's file. A file that is not as Keep wrote it is an error.
+func (a *FileAnchor) Kept(tenant string) (Head, error) {
+	path, err := a.path(tenant)
+	if err != nil {
+		return Head{}, err
+	}
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Head{}, nil
+	}
+	if err != nil {
+		return Head{}, err
+	}
+	var f anchorFile
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return Head{}, fmt.Errorf("%s: %w", path, err)
+	}
+	hash, err := hex.DecodeString(f.Hash)
+	if err != nil || len(hash) != sha256.Size || f.Tenant != tenant || f.Seq < 1 {
+		return Head{}, fmt.Errorf("%s is damaged", path)
+	}
+	if !hmac.Equal([]byte(f.MAC), []byte(a.mac(f))) {
+		return Head{}, fmt.Errorf("%s is not authentic", path)
+	}
+	return Head{f.Seq, Hash(hash)}, nil
+}
+
+// Keep replaces a tenant's file, whole or not at all.
+func (a *FileAnchor) Keep(tenant string, h Head) error {
+	path, err := a.path(tenant)
+	if err != nil {
+		return err
+	}
+	f := anchorFile{Tenant: tenant, Seq: h.Seq, Hash: hex.EncodeToString(h.Hash[:])}
+	f.MAC = a.mac(f)
+	raw, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(a.Dir, 0o700); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(a.Dir, ".head-*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(append(raw, '\n'))
+	err = errors.Join(err, tmp.Sync(), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	return nil
+}
+
+// anchorer keeps heads a little later than they are written, many at once.
+type anchorer struct {
+	log  *Log
+	quit chan struct{}
+	done chan struct{}
+	wake chan struct{}
+
+	mu     sync.Mutex
+	heads  map[string]Head
+	closed sync.Once
+	err    error // of the last round
+}
+
+func startAnchorer(l *Log) *anchorer {
+	a := &anchorer{
+		log: l, quit: make(chan struct{}), done: make(chan struct{}), wake: make(chan struct{}, 1), heads: map[string]Head{},
+	}
+	go a.run()
+	return a
+}
+
+// note remembers the newest head of a tenant.
+func (a *anchorer) note(tenant string, h Head) {
+	a.mu.Lock()
+	if a.heads[tenant].Seq < h.Seq {
+		a.heads[tenant] = h
+	}
+	a.mu.Unlock()
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (a *anchorer) run() {
+	defer close(a.done)
+	for {
+		select {
+		case <-a.wake:
+			a.keep()
+		case <-a.quit:
+			a.keep()
+			return
+		}
+		select {
+		case <-time.After(a.log.opts.AnchorEvery):
+		case <-a.quit:
+			a.keep()
+			return
+		}
+	}
+}
+
+func (a *anchorer) keep() {
+	a.mu.Lock()
+	heads := a.heads
+	a.heads = map[string]Head{}
+	a.mu.Unlock()
+	if len(heads) == 0 {
+		return
+	}
+	var errs []error
+	for _, tenant := range slices.Sorted(maps.Keys(heads)) {
+		if err := a.log.keepHead(tenant, heads[tenant]); err != nil {
+			errs = append(errs, fmt.Errorf("the head of the log of %s was not kept: %w", tenant, err))
+		}
+	}
+	a.err = errors.Join(errs...)
+	if a.err != nil && a.log.opts.OnError != nil {
+		a.log.opts.OnError(a.err)
+	}
+}
+
+// keepHead moves a tenant's anchor forward, but only along the chain: else a
+// log that was cut and has grown again would cover up its own cut.
+func (l *Log) keepHead(tenant string, h Head) error {
+	kept, err := l.opts.Anchor.Kept(tenant)
+	if err != nil {
+		return err
+	}
+	if kept.Seq > 0 {
+		if kept.Seq >= h.Seq && kept != h {
+			return errors.New("the one kept before does not lie on the log: it was cut or rewritten")
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), appendTimeout)
+		defer cancel()
+		on, err := l.onChain(ctx, tenant, kept)
+		if err != nil {
+			return err
+		}
+		if !on {
+			return errors.New("the one kept before does not lie on the log: it was cut or rewritten")
+		}
+	}
+	return l.opts.Anchor.Keep(tenant, h)
+}
+
+// onChain reports whether h is the hash of the record with its number.
+func (l *Log) onChain(ctx context.Context, tenant string, h Head) (bool, error) {
+	rows, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
+		return tx.Events(ctx, tenant, store.EventFilter{}, h.Seq-1, 1)
+	})
+	if err != nil {
+		return false, err
+	}
+	return len(rows) == 1 && rows[0].Seq == h.Seq && string(rows[0].Hash) == string(h.Hash[:]), nil
+}
+
+func (a *anchorer) close() error {
+	a.closed.Do(func() { close(a.quit) })
+	<-a.done
+	return a.err
+}

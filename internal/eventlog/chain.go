@@ -1,0 +1,91 @@
+package eventlog
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+)
+
+const (
+	recordDomain  = "atoll event v1\n"
+	genesisDomain = "atoll genesis v1\n"
+)
+
+// Hash is a link of the chain.
+type Hash [sha256.Size]byte
+
+// Genesis is the hash that a tenant's first record continues.
+func Genesis(tenant string) Hash {
+	return sha256.Sum256([]byte(genesisDomain + tenant))
+}
+
+// Link returns the hash of a record with the canonical form body that follows
+// the record with the hash prev.
+func Link(prev Hash, body []byte) (h Hash) {
+	d := sha256.New()
+	d.Write([]byte(recordDomain))
+	d.Write(prev[:])
+	d.Write(body)
+	d.Sum(h[:0])
+	return h
+}
+
+// encode makes the canonical form: JSON without white space and without the
+// escaping of HTML.
+func encode(e *Event) ([]byte, error) {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(e); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
+
+func decode(r *store.EventRow) (e Event, err error) {
+	if err := json.Unmarshal(r.Body, &e); err != nil {
+		return e, fmt.Errorf("record %d cannot be read: %w", r.Seq, err)
+	}
+	return e, nil
+}
+
+// Head is the end of a tenant's log. Without a record it is zero.
+type Head struct {
+	Seq  int64
+	Hash Hash
+}
+
+func headOf(h store.EventHead, tenant string) (Head, error) {
+	if h.Seq == 0 {
+		return Head{0, Genesis(tenant)}, nil
+	}
+	if len(h.Hash) != sha256.Size {
+		return Head{}, fmt.Errorf("the head of the log of %s is damaged", tenant)
+	}
+	return Head{h.Seq, Hash(h.Hash)}, nil
+}
+
+// extend makes the rows that continue the log of one tenant after head, and
+// fills Tenant, Seq and Time of the events.
+func extend(head Head, tenant string, now func() time.Time, entries []*entry) (Head, []store.EventRow, error) {
+	rows := make([]store.EventRow, 0, len(entries))
+	for _, en := range entries {
+		e := &en.event
+		e.bound()
+		e.Tenant, e.Seq, e.Time = tenant, head.Seq+1, now()
+		body, err := encode(e)
+		if err != nil {
+			return head, nil, err
+		}
+		head = Head{e.Seq, Link(head.Hash, body)}
+		rows = append(rows, store.EventRow{
+			Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Sandbox: e.Sandbox, Code: string(e.Code),
+			Body: body, Hash: bytes.Clone(head.Hash[:]), Opens: en.opens, Closes: e.Ref,
+		})
+	}
+	return head, rows, nil
+}

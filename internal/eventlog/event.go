@@ -1,0 +1,132 @@
+package eventlog
+
+import (
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Type says what happened. The list is append-only.
+type Type string
+
+// The types. Attempted is written before an action; the others are facts.
+const (
+	Attempted Type = "attempted" // Op is about to be done; its outcome follows
+	Denied    Type = "denied"    // Op was not allowed, and not done
+	Failed    Type = "failed"    // Op was tried and did not succeed, for Code
+	Unknown   Type = "unknown"   // Op was announced by a daemon that ended before it could tell more
+	Done      Type = "done"      // Op succeeded and has no type of its own
+
+	Created     Type = "sandbox.created"
+	Started     Type = "sandbox.started"
+	Stopped     Type = "sandbox.stopped"
+	Paused      Type = "sandbox.paused"
+	Resumed     Type = "sandbox.resumed"
+	Updated     Type = "sandbox.updated"
+	Destroyed   Type = "sandbox.destroyed"
+	Ended       Type = "sandbox.ended"   // by itself, or by a limit: see Reason
+	Expired     Type = "sandbox.expired" // its lifetime ended
+	Idled       Type = "sandbox.idled"   // its idle policy applied
+	Lost        Type = "sandbox.lost"    // it cannot be reached
+	Found       Type = "sandbox.found"   // a lost one was reached again
+	ExecStarted Type = "exec.started"
+	ExecEnded   Type = "exec.ended"
+	Signaled    Type = "exec.signaled"
+
+	FilesRead    Type = "files.read"
+	FilesWritten Type = "files.written"
+	FilesRemoved Type = "files.removed"
+	FilesMoved   Type = "files.moved"
+
+	KeyCreated    Type = "key.created"
+	KeyRevoked    Type = "key.revoked"
+	LimitsChanged Type = "tenant.limits"
+	PortOpened    Type = "port.opened"
+)
+
+// successes maps an operation to the type of its success.
+var successes = map[string]Type{
+	"sandbox.create": Created, "sandbox.start": Started, "sandbox.stop": Stopped, "sandbox.kill": Stopped,
+	"sandbox.pause": Paused, "sandbox.resume": Resumed, "sandbox.update": Updated, "sandbox.destroy": Destroyed,
+	"process.exec": ExecStarted, "process.kill": Signaled, "process.signal": Signaled,
+	"files.read": FilesRead, "files.export": FilesRead, "files.write": FilesWritten, "files.import": FilesWritten,
+	"files.mkdir": FilesWritten, "files.remove": FilesRemoved, "files.move": FilesMoved,
+	"key.create": KeyCreated, "key.revoke": KeyRevoked, "tenant.limits": LimitsChanged, "port.open": PortOpened,
+}
+
+// SuccessOf returns the type of an operation that succeeded.
+func SuccessOf(op string) Type {
+	if t, ok := successes[op]; ok {
+		return t
+	}
+	return Done
+}
+
+// Actor is who did something. It is empty for the daemon itself.
+type Actor struct {
+	Key  string  `json:"key,omitempty"`  // public part of the API key
+	UID  *uint32 `json:"uid,omitempty"`  // of the process at the other end of a Unix socket
+	Node string  `json:"node,omitempty"` // the daemon that acted
+}
+
+// Event is one record. It holds no value of a secret and no output of a
+// command; whoever makes one decides nothing about that, because there is no
+// field for them.
+//
+// The order of the fields is the order in the canonical form: fields are only
+// ever added, at the end and with omitempty.
+type Event struct {
+	Tenant string    `json:"tenant"`
+	Seq    int64     `json:"seq"`  // 1, 2, 3, … within the tenant
+	Time   time.Time `json:"time"` // in UTC; it may step back with the clock, Seq does not
+	Type   Type      `json:"type"`
+	Op     string    `json:"op"` // as in control.Action, e.g. "files.read"
+	Actor  Actor     `json:"actor,omitzero"`
+
+	Sandbox sandbox.ID `json:"sandbox,omitempty"`
+	Name    string     `json:"name,omitempty"`    // of the sandbox
+	Subject string     `json:"subject,omitempty"` // what was touched: a path, a process, a key
+	Policy  string     `json:"policy,omitempty"`  // which policy decided
+
+	// Ref is the Seq of the attempt that this event is the outcome of.
+	Ref  int64        `json:"ref,omitempty"`
+	Code sandbox.Code `json:"code,omitempty"` // of the outcome; empty is success
+
+	Program string   `json:"program,omitempty"` // a command's program, without its arguments
+	Argc    int      `json:"argc,omitempty"`    // how many arguments it has
+	Args    []string `json:"args,omitempty"`    // only if the operator asked for them
+
+	Exit   *int           `json:"exit,omitempty"`   // exit status
+	Reason sandbox.Reason `json:"reason,omitempty"` // why it ended
+	Bytes  int64          `json:"bytes,omitempty"`  // that were moved
+}
+
+// Bounds of what a hostile request can put into a record.
+const (
+	maxField = 1024
+	maxArgs  = 64
+)
+
+// bound cuts fields to bearable length and to valid UTF-8, so that the record
+// reads back as what it was written as.
+func (e *Event) bound() {
+	for _, f := range []*string{&e.Name, &e.Subject, &e.Policy, &e.Program, &e.Op, &e.Actor.Key, &e.Actor.Node} {
+		*f = bounded(*f)
+	}
+	if len(e.Args) > 0 {
+		args := make([]string, min(len(e.Args), maxArgs))
+		for i := range args {
+			args[i] = bounded(e.Args[i])
+		}
+		e.Args = args
+	}
+}
+
+func bounded(s string) string {
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= maxField {
+		return s
+	}
+	return strings.ToValidUTF8(s[:maxField], "") + "…"
+}

@@ -1,0 +1,281 @@
+// Package eventlog is the append-only record of what happened: one log per
+// tenant, numbered without gaps, in the same database as what it is about and,
+// where the caller wants it, in the same transaction.
+//
+// # The chain
+//
+// Each record has a canonical form, its body: the JSON of an [Event] on one
+// line, stored and exported byte for byte as it was hashed. Each record has a
+// hash that covers the one before it:
+//
+//	hash(0) = SHA-256("atoll genesis v1\n" + tenant)
+//	hash(n) = SHA-256("atoll event v1\n" + hash(n-1) + body(n))
+//
+// where hash(n-1) is 32 raw bytes. A line of an export ends in
+// `"event":BODY}`, so that another program can check it without knowing how
+// JSON is written here.
+//
+// # What can be detected
+//
+// [Log.Verify] finds a record that was edited, removed, inserted, or moved,
+// and columns that do not say what the body says. Whoever can write to the
+// database can also recompute every hash after an edit, or remove the newest
+// records: that is found by comparing with a head kept elsewhere. An [Anchor]
+// keeps one outside the database, and [Log.Head] returns one for those who
+// want to send it further away. Not detected are records removed or rewritten
+// after the last head that was kept (with [FileAnchor], at most a second's
+// worth and those of a crash), and anything done by somebody who can change the
+// anchor too.
+package eventlog
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Options of a Log. The zero value is usable.
+type Options struct {
+	// Anchor keeps heads outside the database. Nil: none are kept, and a cut
+	// of the newest records cannot be found.
+	Anchor Anchor
+	// AnchorEvery is the least time between two heads kept of one tenant.
+	// Zero: one second.
+	AnchorEvery time.Duration
+	// Poll is how often followers look for records of other daemons, if the
+	// database is shared. Zero: one second.
+	Poll time.Duration
+	// OnError is told about heads that could not be kept. Nil ignores them:
+	// the next one is tried all the same.
+	OnError func(error)
+}
+
+// Log appends to and reads the logs of all tenants in one store. It may be
+// used concurrently. The caller closes it before the store.
+type Log struct {
+	store    *store.Store
+	opts     Options
+	anchorer *anchorer
+
+	mu      sync.Mutex
+	queue   []*entry                 // appended by nobody yet
+	leading bool                     // somebody appends the queue
+	waiters map[string]chan struct{} // by tenant, closed at the next record
+	closed  bool
+	idle    *sync.Cond // leading became false
+}
+
+// entry is one event on its way into the log.
+type entry struct {
+	event Event
+	opens string // node, for an intent
+	err   error
+	done  chan struct{}
+}
+
+// New makes a Log over a store.
+func New(s *store.Store, opts Options) *Log {
+	if opts.Poll <= 0 {
+		opts.Poll = time.Second
+	}
+	if opts.AnchorEvery <= 0 {
+		opts.AnchorEvery = time.Second
+	}
+	l := &Log{store: s, opts: opts, waiters: map[string]chan struct{}{}}
+	l.idle = sync.NewCond(&l.mu)
+	if opts.Anchor != nil {
+		l.anchorer = startAnchorer(l)
+	}
+	return l
+}
+
+// Close waits for what is being appended and keeps the last heads. Events
+// after it are refused. Followers are not ended: their contexts end them.
+// Close is idempotent.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	l.closed = true
+	for l.leading {
+		l.idle.Wait()
+	}
+	l.mu.Unlock()
+	if l.anchorer != nil {
+		return l.anchorer.close()
+	}
+	return nil
+}
+
+// Append writes e, durably when it returns, and returns it with Tenant, Seq and
+// Time filled in. Concurrent calls share transactions, so that a burst costs
+// few of them. A canceled call may have been written; its error says nothing
+// about that.
+func (l *Log) Append(ctx context.Context, e Event) (Event, error) {
+	return l.append(ctx, e, "")
+}
+
+// Announce is Append for an event that another, with its Ref, will be the
+// outcome of. Until then it is open, and found by [Log.Open].
+func (l *Log) Announce(ctx context.Context, node string, e Event) (Event, error) {
+	return l.append(ctx, e, node)
+}
+
+// AppendTx writes e as a part of a transaction, which fails as a whole if the
+// event cannot be written. Nobody else can append to the tenant's log until
+// the transaction ends, so it should be the last thing that it does.
+func (l *Log) AppendTx(ctx context.Context, tx *store.Tx, e Event) (Event, error) {
+	return l.appendTx(ctx, tx, e, "")
+}
+
+// AnnounceTx is AppendTx for an event as in Announce.
+func (l *Log) AnnounceTx(ctx context.Context, tx *store.Tx, node string, e Event) (Event, error) {
+	return l.appendTx(ctx, tx, e, node)
+}
+
+func (l *Log) appendTx(ctx context.Context, tx *store.Tx, e Event, opens string) (Event, error) {
+	en := &entry{event: e, opens: opens}
+	if err := l.write(ctx, tx, e.Tenant, []*entry{en}); err != nil {
+		return Event{}, err
+	}
+	return en.event, nil
+}
+
+// write appends entries of one tenant in a transaction.
+func (l *Log) write(ctx context.Context, tx *store.Tx, tenant string, entries []*entry) error {
+	stored, err := tx.LockEventHead(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	head, err := headOf(stored, tenant)
+	if err != nil {
+		return err
+	}
+	head, rows, err := extend(head, tenant, tx.Now, entries)
+	if err != nil {
+		return err
+	}
+	tx.OnCommit(func() { l.wrote(tenant, head) })
+	return tx.AppendEvents(ctx, tenant, rows)
+}
+
+// wrote wakes those who follow a tenant's log.
+func (l *Log) wrote(tenant string, head Head) {
+	l.mu.Lock()
+	if c := l.waiters[tenant]; c != nil {
+		close(c)
+		delete(l.waiters, tenant)
+	}
+	l.mu.Unlock()
+	if l.anchorer != nil {
+		l.anchorer.note(tenant, head)
+	}
+}
+
+// maxQueue bounds the memory that a stuck database can cost.
+const maxQueue = 10_000
+
+// append queues an event. If nobody is at work, a goroutine starts that writes
+// everything that is queued and ends when the queue is empty: while one
+// transaction waits for the disk, the next one fills.
+func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) {
+	en := &entry{event: e, opens: opens, done: make(chan struct{})}
+	l.mu.Lock()
+	switch {
+	case l.closed:
+		l.mu.Unlock()
+		return Event{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the daemon is shutting down"}
+	case len(l.queue) >= maxQueue:
+		l.mu.Unlock()
+		return Event{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the event log cannot keep up"}
+	}
+	l.queue = append(l.queue, en)
+	if !l.leading {
+		l.leading = true
+		go l.lead(context.WithoutCancel(ctx))
+	}
+	l.mu.Unlock()
+	select {
+	case <-en.done:
+		return en.event, en.err
+	case <-ctx.Done():
+		return Event{}, ctx.Err()
+	}
+}
+
+// appendTimeout bounds the transaction of a batch, whose callers may all have
+// gone.
+const appendTimeout = 30 * time.Second
+
+// lead writes batches until nothing is queued.
+func (l *Log) lead(ctx context.Context) {
+	for {
+		l.mu.Lock()
+		batch := l.queue
+		l.queue = nil
+		if len(batch) == 0 {
+			l.leading = false
+			l.idle.Broadcast()
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		l.writeBatch(ctx, batch)
+		for _, en := range batch {
+			close(en.done)
+		}
+	}
+}
+
+// writeBatch writes a batch in one transaction. If that fails for a reason
+// that one of the events may be guilty of, each is tried alone.
+func (l *Log) writeBatch(ctx context.Context, batch []*entry) {
+	err := l.writeTenants(ctx, batch)
+	switch sandbox.CodeOf(err) {
+	case "":
+		return
+	case sandbox.CodeUnavailable, sandbox.CodeExhausted, sandbox.CodeTimeout, sandbox.CodeCanceled:
+		for _, en := range batch {
+			en.err = err
+		}
+		return
+	}
+	for _, en := range batch {
+		en.err = l.writeTenants(ctx, []*entry{en})
+	}
+}
+
+func (l *Log) writeTenants(ctx context.Context, batch []*entry) error {
+	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	order, byTenant := group(batch)
+	return l.store.Update(ctx, func(tx *store.Tx) error {
+		for _, tenant := range order {
+			if err := l.write(ctx, tx, tenant, byTenant[tenant]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Open lists what a node announced and has no outcome yet, at most limit.
+func (l *Log) Open(ctx context.Context, node string, limit int) ([]store.OpenIntent, error) {
+	return store.Read(ctx, l.store, func(tx *store.Tx) ([]store.OpenIntent, error) {
+		return tx.Operator().OpenIntents(ctx, node, limit)
+	})
+}
+
+// Head returns the end of a tenant's log as the database has it.
+func (l *Log) Head(ctx context.Context, tenant string) (Head, error) {
+	stored, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventHead, error) { return tx.EventHead(ctx, tenant) })
+	if err != nil {
+		return Head{}, err
+	}
+	h, err := headOf(stored, tenant)
+	if err != nil {
+		return Head{}, &sandbox.Error{Code: sandbox.CodeInternal, Op: "event", Message: err.Error()}
+	}
+	return h, nil
+}

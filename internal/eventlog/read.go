@@ -1,0 +1,191 @@
+package eventlog
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Filter selects events. The zero value selects all.
+type Filter struct {
+	Since   time.Time // not before
+	Until   time.Time // before
+	Ops     []string
+	Types   []Type
+	Codes   []sandbox.Code // outcomes; "" is success
+	Sandbox sandbox.ID
+}
+
+func (f *Filter) rows() store.EventFilter {
+	out := store.EventFilter{Since: f.Since, Until: f.Until, Ops: f.Ops, Sandbox: f.Sandbox}
+	for _, t := range f.Types {
+		out.Types = append(out.Types, string(t))
+	}
+	for _, c := range f.Codes {
+		out.Codes = append(out.Codes, string(c))
+	}
+	return out
+}
+
+// Bounds of one read.
+const (
+	maxRead  = 1000
+	pageSize = 500
+)
+
+// Read returns at most limit (at most 1000, and by default) of a tenant's
+// events that match and have a Seq above after, in order. The cursor of the
+// next read is the Seq of the last one returned.
+func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]Event, error) {
+	if limit <= 0 || limit > maxRead {
+		limit = maxRead
+	}
+	rows, err := l.readRows(ctx, tenant, f, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	return decodeAll(rows)
+}
+
+func decodeAll(rows []store.EventRow) (events []Event, err error) {
+	events = make([]Event, len(rows))
+	for i := range rows {
+		if events[i], err = decode(&rows[i]); err != nil {
+			return nil, damaged(err)
+		}
+	}
+	return events, nil
+}
+
+func damaged(err error) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeInternal, Op: "event", Message: "the event log is damaged", Cause: err,
+		Hint: "run `atoll audit verify`",
+	}
+}
+
+func (l *Log) readRows(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]store.EventRow, error) {
+	return store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
+		return tx.Events(ctx, tenant, f.rows(), after, limit)
+	})
+}
+
+// Follow yields a tenant's events that match and have a Seq above after, in
+// order and without a gap, and waits for more until ctx ends, which ends the
+// iteration without an error. It reads at the pace of its consumer and keeps
+// nothing for it.
+func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		for {
+			more := l.next(tenant) // before reading, so that nothing is missed
+			events, seen, err := l.readToEnd(ctx, tenant, f, after)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				yield(Event{}, err)
+				return
+			}
+			for _, e := range events {
+				if !yield(e, nil) {
+					return
+				}
+			}
+			after = seen
+			if len(events) < pageSize && !l.wait(ctx, more) {
+				return
+			}
+		}
+	}
+}
+
+// readToEnd reads one page of events and tells up to which record it has
+// looked, so that a filter that matches little does not look again.
+func (l *Log) readToEnd(ctx context.Context, tenant string, f Filter, after int64) (events []Event, seen int64, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		head, err := tx.EventHead(ctx, tenant)
+		if err != nil {
+			return err
+		}
+		rows, err := tx.Events(ctx, tenant, f.rows(), after, pageSize)
+		if err != nil {
+			return err
+		}
+		seen = max(after, head.Seq)
+		if len(rows) == pageSize {
+			seen = rows[len(rows)-1].Seq
+		}
+		events, err = decodeAll(rows)
+		return err
+	})
+	return events, seen, err
+}
+
+// next returns a channel that is closed at the tenant's next record.
+func (l *Log) next(tenant string) <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := l.waiters[tenant]
+	if c == nil {
+		c = make(chan struct{})
+		l.waiters[tenant] = c
+	}
+	return c
+}
+
+// wait returns when there may be more, or false when ctx has ended.
+func (l *Log) wait(ctx context.Context, more <-chan struct{}) bool {
+	var tick <-chan time.Time
+	if l.store.Shared() {
+		t := time.NewTimer(l.opts.Poll)
+		defer t.Stop()
+		tick = t.C
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-more:
+	case <-tick:
+	}
+	return true
+}
+
+// Export writes a tenant's events that match as JSON lines, each with the hash
+// of its record and the body of the record last, byte for byte.
+func (l *Log) Export(ctx context.Context, tenant string, f Filter, w io.Writer) error {
+	out := bufio.NewWriter(w)
+	for after := int64(0); ; {
+		rows, err := l.readRows(ctx, tenant, f, after, pageSize)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			after = rows[i].Seq
+			if _, err := fmt.Fprintf(out, "{\"hash\":\"%s\",\"event\":%s}\n", hex.EncodeToString(rows[i].Hash), rows[i].Body); err != nil {
+				return err
+			}
+		}
+		if len(rows) < pageSize {
+			return out.Flush()
+		}
+	}
+}
+
+// group sorts a batch by tenant. The order of tenants is the order in which
+// their logs are locked, the same in every daemon.
+func group(batch []*entry) (order []string, byTenant map[string][]*entry) {
+	byTenant = map[string][]*entry{}
+	for _, en := range batch {
+		byTenant[en.event.Tenant] = append(byTenant[en.event.Tenant], en)
+	}
+	return slices.Sorted(maps.Keys(byTenant)), byTenant
+}

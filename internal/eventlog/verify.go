@@ -1,0 +1,111 @@
+package eventlog
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"fmt"
+
+	"github.com/atoll-run/atoll/internal/store"
+)
+
+// FaultKind says what was done to a log.
+type FaultKind string
+
+// The kinds of faults.
+const (
+	Missing    FaultKind = "missing"    // records were removed before this one
+	Edited     FaultKind = "edited"     // the record is not the one that was hashed
+	Reordered  FaultKind = "reordered"  // the record belongs elsewhere
+	Mislabeled FaultKind = "mislabeled" // what it is filed under is not what it says
+	Truncated  FaultKind = "truncated"  // the newest records were removed
+	Rewritten  FaultKind = "rewritten"  // the chain is sound and is not the one whose head was kept
+)
+
+// Fault is the first thing that is wrong with a log.
+type Fault struct {
+	Seq    int64     `json:"seq"` // where
+	Kind   FaultKind `json:"kind"`
+	Detail string    `json:"detail"`
+}
+
+// Report is what Verify found.
+type Report struct {
+	Tenant string `json:"tenant"`
+	// Records is how many are sound, from the first one.
+	Records int64 `json:"records"`
+	Head    Head  `json:"-"` // the last sound record
+	// Anchored is the number of the record up to which a head kept elsewhere
+	// vouches for the log; zero: none does.
+	Anchored int64  `json:"anchored"`
+	Fault    *Fault `json:"fault,omitempty"` // nil: everything is sound
+}
+
+// Verify reads a tenant's whole log and reports the first fault. It may run
+// while others append. An error means that it could not look.
+func (l *Log) Verify(ctx context.Context, tenant string) (Report, error) {
+	r := Report{Tenant: tenant, Head: Head{0, Genesis(tenant)}}
+	var kept Head
+	var err error
+	if l.opts.Anchor != nil {
+		if kept, err = l.opts.Anchor.Kept(tenant); err != nil {
+			return r, damaged(err)
+		}
+	}
+	end, err := l.Head(ctx, tenant)
+	if err != nil {
+		return r, err
+	}
+	if err := l.verifyRows(ctx, &r, kept); err != nil || r.Fault != nil {
+		return r, err
+	}
+	switch {
+	case r.Records < end.Seq:
+		r.Fault = &Fault{r.Records + 1, Truncated, fmt.Sprintf("the log ends at %d, and %d were written", r.Records, end.Seq)}
+	case r.Records < kept.Seq:
+		r.Fault = &Fault{r.Records + 1, Truncated, fmt.Sprintf("the log ends at %d, and the head of %d was kept", r.Records, kept.Seq)}
+	}
+	r.Anchored = min(kept.Seq, r.Records)
+	return r, nil
+}
+
+// verifyRows follows the chain to its end or its first fault.
+func (l *Log) verifyRows(ctx context.Context, r *Report, kept Head) error {
+	for {
+		rows, err := l.readRows(ctx, r.Tenant, Filter{}, r.Records, pageSize)
+		if err != nil {
+			return err
+		}
+		for i := range rows {
+			if r.Fault = verifyRow(r, &rows[i]); r.Fault != nil {
+				return nil
+			}
+			r.Records, r.Head = rows[i].Seq, Head{rows[i].Seq, Hash(rows[i].Hash)}
+			if r.Head.Seq == kept.Seq && r.Head != kept {
+				r.Fault = &Fault{kept.Seq, Rewritten, "the record is not the one whose hash was kept"}
+				return nil
+			}
+		}
+		if len(rows) < pageSize {
+			return nil
+		}
+	}
+}
+
+func verifyRow(r *Report, row *store.EventRow) *Fault {
+	e, err := decode(row)
+	want := Link(r.Head.Hash, row.Body)
+	switch {
+	case row.Seq != r.Records+1:
+		return &Fault{r.Records + 1, Missing, fmt.Sprintf("record %d follows %d", row.Seq, r.Records)}
+	case err != nil:
+		return &Fault{row.Seq, Edited, "the record cannot be read"}
+	case e.Seq != row.Seq || e.Tenant != r.Tenant:
+		return &Fault{row.Seq, Reordered, fmt.Sprintf("the record says that it is %d of %s", e.Seq, bounded(e.Tenant))}
+	case len(row.Hash) != sha256.Size || !bytes.Equal(want[:], row.Hash):
+		return &Fault{row.Seq, Edited, "the hash does not fit the record and the one before it"}
+	case !e.Time.Equal(row.Time) || string(e.Type) != row.Type || e.Op != row.Op || e.Sandbox != row.Sandbox || string(e.Code) != row.Code:
+		return &Fault{row.Seq, Mislabeled, "the columns to filter by do not say what the record says"}
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+// Package key makes and checks API keys. A key is shown once, when it is made;
+// what is stored recognises it and cannot be turned back into it. To the
+// outside, a key that is unknown, malformed, revoked, or expired, or whose
+// tenant is disabled, gives the same answer after the same work.
+package key
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Verb is something that a key allows. The list is append-only.
+type Verb string
+
+// The verbs. None but Admin includes another.
+const (
+	Read  Verb = "read"  // look: sandboxes, files, logs, events
+	Exec  Verb = "exec"  // run and signal commands, open terminals and ports
+	Write Verb = "write" // make, change, and remove sandboxes and files
+	Admin Verb = "admin" // everything in the tenant, its keys included
+)
+
+// Verbs lists all verbs.
+func Verbs() []Verb { return []Verb{Read, Exec, Write, Admin} }
+
+// verbs maps the operations of control to the verb that allows them. What is
+// not listed takes Admin.
+var verbs = map[string]Verb{
+	"sandbox.create": Write, "sandbox.start": Write, "sandbox.stop": Write, "sandbox.kill": Write, "sandbox.pause": Write,
+	"sandbox.resume": Write, "sandbox.update": Write, "sandbox.destroy": Write,
+	"sandbox.get": Read, "sandbox.find": Read, "sandbox.list": Read, "sandbox.wait": Read,
+	"process.exec": Exec, "process.kill": Exec, "process.signal": Exec, "process.resize": Exec, "process.close": Exec,
+	"process.reconnect": Exec, "process.list": Read, "process.logs": Read, "process.wait": Read,
+	"port.open":  Exec,
+	"files.read": Read, "files.stat": Read, "files.list": Read, "files.watch": Read, "files.export": Read,
+	"files.write": Write, "files.import": Write, "files.mkdir": Write, "files.move": Write, "files.remove": Write,
+	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read,
+}
+
+// VerbFor returns the verb that allows an operation.
+func VerbFor(op string) Verb {
+	if v, ok := verbs[op]; ok {
+		return v
+	}
+	return Admin
+}
+
+// Principal is who is asking, once that is known.
+type Principal struct {
+	Tenant string
+	Key    string  // public part of the key; empty without one
+	UID    *uint32 // of a process at the other end of a Unix socket
+	Verbs  []Verb
+}
+
+// Peer is the principal of a process that was let in by its user.
+func Peer(tenant string, uid uint32) Principal {
+	return Principal{Tenant: tenant, UID: &uid, Verbs: []Verb{Admin}}
+}
+
+// Allow reports whether p may do op: nil, or CodeDenied with the verb that is
+// missing.
+func (p Principal) Allow(op string) error {
+	v := VerbFor(op)
+	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeDenied, Op: op, Message: fmt.Sprintf("the key does not allow %q", v),
+		Hint: "use a key that was made with this verb",
+	}
+}
+
+// Ring makes, finds and ends keys. It may be used concurrently.
+type Ring struct{ store *store.Store }
+
+// NewRing makes a Ring over a store.
+func NewRing(s *store.Store) *Ring { return &Ring{s} }
+
+// New says what a new key is to be.
+type New struct {
+	Name    string        // for people, at most 100 characters
+	Verbs   []Verb        // at least one
+	Expires time.Duration // from now; zero: never
+}
+
+const maxName = 100
+
+func (n *New) validate() error {
+	switch {
+	case len(n.Verbs) == 0:
+		return invalid("verbs", "none given")
+	case n.Expires < 0:
+		return invalid("expires", "is in the past")
+	case utf8.RuneCountInString(n.Name) > maxName || !utf8.ValidString(n.Name):
+		return invalid("name", "is not at most %d characters", maxName)
+	}
+	for _, r := range n.Name {
+		if r < ' ' || r == 0x7f {
+			return invalid("name", "holds a control character")
+		}
+	}
+	for _, v := range n.Verbs {
+		if !slices.Contains(Verbs(), v) {
+			return invalid("verbs", "%.20q is none of %v", v, Verbs())
+		}
+	}
+	return nil
+}
+
+func invalid(subject, format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "key.create", Subject: subject, Message: fmt.Sprintf(format, args...)}
+}
+
+// Create makes a key of a tenant within a transaction. token is the key itself:
+// it must be shown to its owner now, and only if the transaction is committed,
+// because it cannot be found again.
+func (r *Ring) Create(ctx context.Context, tx *store.Tx, tenant string, n New) (token string, k store.Key, err error) {
+	if err := n.validate(); err != nil {
+		return "", store.Key{}, err
+	}
+	if _, err := tx.Tenant(ctx, tenant); err != nil {
+		return "", store.Key{}, err
+	}
+	token, id := newToken()
+	k = store.Key{ID: id, Tenant: tenant, Name: n.Name, Hash: hash(token), Created: tx.Now()}
+	for _, v := range Verbs() { // in one order, each once
+		if slices.Contains(n.Verbs, v) {
+			k.Verbs = append(k.Verbs, string(v))
+		}
+	}
+	if n.Expires > 0 {
+		k.Expires = k.Created.Add(n.Expires)
+	}
+	return token, k, tx.AddKey(ctx, k)
+}
+
+// unusable is the one answer to every key that does not let its bearer in.
+// The reason is for the log.
+func unusable(reason error) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnauthorized, Message: "the key is not valid", Cause: reason,
+		Hint: "make one with `atoll key create`",
+	}
+}
+
+// The reasons, for errors.Is and for logs; they are not shown.
+var (
+	ErrUnknown  = errors.New("no such key")
+	ErrRevoked  = errors.New("the key was revoked")
+	ErrExpired  = errors.New("the key has expired")
+	ErrDisabled = errors.New("the tenant is disabled")
+)
+
+// noID is the public part of no key: a malformed key is looked up all the
+// same, so that it takes the time of any other.
+const noID = "000000000000"
+
+// Authenticate finds out who bears a key. Its refusal is CodeUnauthorized
+// whatever is wrong with the key; another code means that nobody could look.
+func (r *Ring) Authenticate(ctx context.Context, token string) (Principal, error) {
+	id, formed := idOf(token)
+	if !formed {
+		id = noID
+	}
+	k, err := store.Read(ctx, r.store, func(tx *store.Tx) (store.Key, error) { return tx.Operator().Key(ctx, id) })
+	known := err == nil
+	if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return Principal{}, err
+	}
+	if !known {
+		k.Hash = make([]byte, len(hash("")))
+	}
+	same := subtle.ConstantTimeCompare(k.Hash, hash(token)) == 1
+	now := r.store.Now()
+	switch {
+	case !formed || !known || !same:
+		return Principal{}, unusable(ErrUnknown)
+	case !k.Revoked.IsZero():
+		return Principal{}, unusable(ErrRevoked)
+	case !k.Expires.IsZero() && !now.Before(k.Expires):
+		return Principal{}, unusable(ErrExpired)
+	case k.TenantDisabled:
+		return Principal{}, unusable(ErrDisabled)
+	}
+	p := Principal{Tenant: k.Tenant, Key: k.ID}
+	for _, v := range k.Verbs {
+		p.Verbs = append(p.Verbs, Verb(v))
+	}
+	return p, nil
+}

@@ -1,0 +1,218 @@
+package key_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%v (%v)", err, errors.Unwrap(err))
+	}
+}
+
+func newKey(t *testing.T, s *store.Store, tenant string, n key.New) (token string, k store.Key) {
+	t.Helper()
+	ok(t, s.Update(t.Context(), func(tx *store.Tx) (err error) {
+		if _, err = tx.EnsureTenant(t.Context(), tenant); err == nil {
+			token, k, err = key.NewRing(s).Create(t.Context(), tx, tenant, n)
+		}
+		return err
+	}))
+	return token, k
+}
+
+func TestAuthenticate(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		now := time.Unix(1_800_000_000, 0)
+		s := open(store.Options{Now: func() time.Time { return now }})
+		ring := key.NewRing(s)
+		token, k := newKey(t, s, "acme", key.New{Name: "ci", Verbs: []key.Verb{key.Exec, key.Read, key.Exec}, Expires: time.Hour})
+		p, err := ring.Authenticate(t.Context(), token)
+		ok(t, err)
+		if p.Tenant != "acme" || p.Key != k.ID || len(p.Verbs) != 2 || p.Verbs[0] != key.Read {
+			t.Errorf("the bearer is %+v", p)
+		}
+		other, _ := newKey(t, s, "rival", key.New{Verbs: []key.Verb{key.Admin}})
+		revoked, rk := newKey(t, s, "acme", key.New{Verbs: []key.Verb{key.Read}})
+		update := func(f func(tx *store.Tx) error) { t.Helper(); ok(t, s.Update(t.Context(), f)) }
+		err = s.Update(t.Context(), func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "rival", rk.ID) })
+		if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			t.Errorf("another tenant revokes: %v", err)
+		}
+		_, err = ring.Authenticate(t.Context(), revoked)
+		ok(t, err)
+		update(func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "acme", rk.ID) })
+		update(func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "acme", rk.ID) })
+
+		refused := func(name, token string, why error) {
+			t.Helper()
+			p, err := ring.Authenticate(t.Context(), token)
+			if !errors.Is(err, why) || p.Tenant != "" {
+				t.Errorf("%s: %v, %+v", name, err, p)
+			}
+			if sandbox.CodeOf(err) != sandbox.CodeUnauthorized || err.Error() != "the key is not valid" {
+				t.Errorf("%s can be told from others: %v", name, err)
+			}
+		}
+		refused("revoked", revoked, key.ErrRevoked)
+		for _, bad := range []string{
+			"", "atoll_", token[:len(token)-1], token + "x", strings.ToUpper(token), " " + token,
+			token[:len(token)-1] + "_", strings.Replace(token, k.ID, rk.ID, 1), strings.Repeat("a", 1<<20), "\x00\xff",
+		} {
+			refused("malformed", bad, key.ErrUnknown)
+		}
+		mine, _ := newKey(t, s, "elsewhere", key.New{Verbs: []key.Verb{key.Read}})
+		stranger := storetest.SQLite(t, store.Options{})
+		ok(t, stranger.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), "acme"); return err }))
+		_, err = key.NewRing(stranger).Authenticate(t.Context(), mine)
+		if !errors.Is(err, key.ErrUnknown) {
+			t.Errorf("a key of another database: %v", err)
+		}
+		now = now.Add(time.Hour)
+		refused("expired", token, key.ErrExpired)
+		update(func(tx *store.Tx) error { return tx.DisableTenant(t.Context(), "rival", true) })
+		refused("disabled", other, key.ErrDisabled)
+		update(func(tx *store.Tx) error { return tx.DisableTenant(t.Context(), "rival", false) })
+		_, err = ring.Authenticate(t.Context(), other)
+		ok(t, err)
+
+		keys, err := store.Read(t.Context(), s, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(t.Context(), "acme") })
+		ok(t, err)
+		if len(keys) != 2 || keys[0].Name+keys[1].Name != "ci" {
+			t.Errorf("keys of acme: %+v", keys)
+		}
+		ok(t, s.Close())
+		if _, err := ring.Authenticate(t.Context(), other); sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
+			t.Error("a store that cannot be asked looks like a bad key")
+		}
+	})
+}
+
+func TestCreateRefuses(t *testing.T) {
+	s := storetest.SQLite(t, store.Options{})
+	newKey(t, s, "acme", key.New{Verbs: []key.Verb{key.Read}})
+	for name, n := range map[string]key.New{
+		"no verbs":  {},
+		"odd verb":  {Verbs: []key.Verb{"read write"}},
+		"past":      {Verbs: []key.Verb{key.Read}, Expires: -1},
+		"long name": {Verbs: []key.Verb{key.Read}, Name: strings.Repeat("é", 101)},
+		"control":   {Verbs: []key.Verb{key.Read}, Name: "a\x1b[2J"},
+	} {
+		err := s.Update(t.Context(), func(tx *store.Tx) error {
+			_, _, err := key.NewRing(s).Create(t.Context(), tx, "acme", n)
+			return err
+		})
+		if sandbox.CodeOf(err) != sandbox.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	err := s.Update(t.Context(), func(tx *store.Tx) error {
+		_, _, err := key.NewRing(s).Create(t.Context(), tx, "nobody", key.New{Verbs: []key.Verb{key.Read}})
+		return err
+	})
+	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		t.Errorf("no tenant: %v", err)
+	}
+}
+
+func TestAllow(t *testing.T) {
+	for _, tt := range []struct {
+		verbs []key.Verb
+		op    string
+		ok    bool
+	}{
+		{[]key.Verb{key.Read}, "files.read", true},
+		{[]key.Verb{key.Read}, "files.write", false},
+		{[]key.Verb{key.Read}, "process.exec", false},
+		{[]key.Verb{key.Exec}, "process.exec", true},
+		{[]key.Verb{key.Exec}, "sandbox.create", false},
+		{[]key.Verb{key.Write}, "sandbox.create", true},
+		{[]key.Verb{key.Write, key.Read, key.Exec}, "key.create", false},
+		{[]key.Verb{key.Write, key.Read, key.Exec}, "never heard of", false},
+		{[]key.Verb{key.Admin}, "key.create", true},
+		{[]key.Verb{key.Admin}, "files.read", true},
+		{nil, "files.read", false},
+		{[]key.Verb{""}, "never heard of", false},
+	} {
+		err := key.Principal{Verbs: tt.verbs}.Allow(tt.op)
+		if (err == nil) != tt.ok || err != nil && sandbox.CodeOf(err) != sandbox.CodeDenied {
+			t.Errorf("%v, %s: %v", tt.verbs, tt.op, err)
+		}
+	}
+	if p := key.Peer("acme", 1000); p.Allow("key.create") != nil || *p.UID != 1000 || p.Key != "" {
+		t.Errorf("a peer is %+v", p)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	s := storetest.SQLite(t, store.Options{})
+	seen := map[string]bool{}
+	var count [256]float64
+	const n = 200
+	for range n {
+		token, k := newKey(t, s, "acme", key.New{Verbs: []key.Verb{key.Read}})
+		if seen[token] || !key.Looks(token) || !strings.HasPrefix(token, "atoll_"+k.ID+"_") {
+			t.Fatalf("a bad key: %q", token)
+		}
+		seen[token] = true
+		text := "export KEY=" + token + "; curl"
+		if got := key.Pattern.FindString(text); got != token {
+			t.Errorf("a scanner finds %q in %q", got, text)
+		}
+		if token[10] != 'x' && key.Looks(token[:10]+"x"+token[11:]) {
+			t.Error("a key with an error in it passes the checksum")
+		}
+		for _, c := range []byte(token[19 : 19+43]) {
+			count[c]++
+		}
+	}
+	mean := float64(n*43) / 62
+	for c, got := range count {
+		if got > 0 && math.Abs(got-mean) > 7*math.Sqrt(mean) {
+			t.Errorf("%c came %v times, the mean is %v", c, got, mean)
+		}
+	}
+}
+
+func FuzzLooks(f *testing.F) {
+	f.Add("atoll_000000000000_" + strings.Repeat("0", 49))
+	f.Add("")
+	f.Fuzz(func(t *testing.T, s string) {
+		if key.Looks(s) && key.Pattern.FindString(s) != s {
+			t.Errorf("%q looks like a key and a scanner would miss it", s)
+		}
+	})
+}
+
+func BenchmarkAuthenticate(b *testing.B) {
+	s := storetest.SQLite(b, store.Options{})
+	ring := key.NewRing(s)
+	var token string
+	if err := s.Update(b.Context(), func(tx *store.Tx) (err error) {
+		if _, err = tx.EnsureTenant(b.Context(), "acme"); err == nil {
+			token, _, err = ring.Create(b.Context(), tx, "acme", key.New{Verbs: []key.Verb{key.Read}})
+		}
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := ring.Authenticate(context.Background(), token); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+// Package quota decides whether a tenant may have what it asks for. Its
+// decisions are pure: they look at limits, at what is used, and at what is
+// asked, and do no input or output. Package store calls [Check] inside the
+// transaction that creates a sandbox, while it holds the tenant's row, so that
+// several daemons on one database cannot exceed a limit together.
+//
+// What is used up and comes back by itself, commands per second and bytes of
+// output per second, is counted by [Meter] in the memory of one daemon.
+package quota
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Limits are what one tenant may use. A field that is zero sets no limit.
+type Limits struct {
+	Boxes  int64   `json:"boxes,omitempty"`  // sandboxes that are not gone
+	CPUs   float64 `json:"cpus,omitempty"`   // processors' worth of time of the sandboxes that may run
+	Memory int64   `json:"memory,omitempty"` // bytes of memory of the sandboxes that may run
+	Disk   int64   `json:"disk,omitempty"`   // bytes of the writable layers of all that are not gone
+
+	ExecRate    float64 `json:"execRate,omitempty"`    // commands started per second
+	ExecBurst   int     `json:"execBurst,omitempty"`   // commands that may start at once; zero: ExecRate, at least 1
+	OutputRate  int64   `json:"outputRate,omitempty"`  // bytes of command output per second
+	OutputBurst int64   `json:"outputBurst,omitempty"` // bytes at once, at least 64 KiB; zero: one second's worth
+}
+
+// Validate reports the first limit that makes no sense, as an *sandbox.Error
+// with CodeInvalid.
+func (l Limits) Validate() error {
+	for name, v := range map[string]float64{
+		"boxes": float64(l.Boxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
+		"execRate": l.ExecRate, "execBurst": float64(l.ExecBurst),
+		"outputRate": float64(l.OutputRate), "outputBurst": float64(l.OutputBurst),
+	} {
+		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+			return invalid(name, "a limit is zero, for none, or positive")
+		}
+	}
+	return nil
+}
+
+// Usage is what a tenant uses. Package store counts it.
+type Usage struct {
+	Boxes  int64   `json:"boxes"`
+	CPUs   float64 `json:"cpus"`
+	Memory int64   `json:"memory"`
+	Disk   int64   `json:"disk"`
+}
+
+// Exceeded says which limit stood in the way. It is the cause of the
+// *sandbox.Error with CodeExhausted that the package returns.
+type Exceeded struct {
+	Resource string // a name as in the JSON form of Limits
+	Limit    float64
+	Used     float64
+	Asked    float64
+	// RetryAfter is when the same request can succeed, or a guess at when it
+	// is worth another try if that depends on somebody giving something back.
+	RetryAfter time.Duration
+}
+
+// Error says what was asked for and what the limit is.
+func (e *Exceeded) Error() string {
+	return fmt.Sprintf("quota of %s: %s used, %s asked for, %s allowed",
+		e.Resource, amount(e.Resource, e.Used), amount(e.Resource, e.Asked), amount(e.Resource, e.Limit))
+}
+
+// RetryAfter returns after what time a refused request is worth repeating. It
+// reports false if err is not a refusal of this package.
+func RetryAfter(err error) (time.Duration, bool) {
+	var e *Exceeded
+	if !errors.As(err, &e) {
+		return 0, false
+	}
+	return e.RetryAfter, true
+}
+
+// boxRetry is when a tenant whose sandboxes fill its quota should try again:
+// nobody can know when one of them is given back.
+const boxRetry = 5 * time.Second
+
+// Check decides whether a tenant that uses u may have one more sandbox with
+// the resources ask, which hold what the sandbox will really get. The refusal
+// is an *sandbox.Error: CodeExhausted with an [*Exceeded] as its cause, or
+// CodeInvalid when ask leaves a limited resource without a limit.
+func Check(l Limits, u Usage, ask sandbox.Resources) error {
+	for _, c := range []struct {
+		name              string
+		limit, used, want float64
+	}{
+		{"boxes", float64(l.Boxes), float64(u.Boxes), 1},
+		{"cpus", l.CPUs, u.CPUs, ask.CPUs},
+		{"memory", float64(l.Memory), float64(u.Memory), float64(ask.Memory)},
+		{"disk", float64(l.Disk), float64(u.Disk), float64(ask.Disk)},
+	} {
+		if c.limit <= 0 {
+			continue
+		}
+		if c.want <= 0 {
+			return invalid(c.name, "must be limited, because the tenant has a quota of %s", amount(c.name, c.limit))
+		}
+		slack := 0.0
+		if c.name == "cpus" {
+			slack = 1e-6 // forgives the rounding of sums of fractions
+		}
+		if c.used+c.want > c.limit+slack {
+			return exceeded(&Exceeded{Resource: c.name, Limit: c.limit, Used: c.used, Asked: c.want, RetryAfter: boxRetry})
+		}
+	}
+	return nil
+}
+
+func exceeded(e *Exceeded) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeExhausted, Subject: e.Resource, Message: e.Error(), Cause: e,
+		Hint: "remove what is not needed, or ask the operator for a larger quota",
+	}
+}
+
+func invalid(subject, format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: subject, Message: fmt.Sprintf(format, args...)}
+}
+
+func amount(resource string, v float64) string {
+	switch resource {
+	case "memory", "disk", "outputRate":
+		return units.BytesSize(v)
+	}
+	return strconv.FormatFloat(v, 'f', -1, 64)
+}

@@ -1,0 +1,40 @@
+package store
+
+import (
+	"context"
+	"io/fs"
+	"strconv"
+)
+
+// OpenAt opens a database and migrates it to an earlier schema only.
+func OpenAt(ctx context.Context, url string, version int64) (*Store, error) {
+	return Open(ctx, url, Options{upTo: version})
+}
+
+// Schemas is how many versions of the schema there are.
+func Schemas(dialect string) int64 {
+	files, err := fs.Glob(migrations, "migrations/"+dialect+"/*.sql")
+	if err != nil {
+		panic(err)
+	}
+	return int64(len(files))
+}
+
+// SetMaxPages makes a disk that is full at so many pages of 4 KiB.
+func (s *Store) SetMaxPages(ctx context.Context, n int) error {
+	var got int
+	return s.write.QueryRowContext(ctx, "PRAGMA max_page_count = "+strconv.Itoa(n)).Scan(&got)
+}
+
+// Exec runs a statement as an intruder or an earlier program would.
+func (s *Store) Exec(ctx context.Context, query string, args ...any) error {
+	_, err := s.write.ExecContext(ctx, query, args...)
+	return err
+}
+
+// Check asks SQLite whether the file is whole.
+func (s *Store) Check(ctx context.Context) (string, error) {
+	var answer string
+	err := s.read.QueryRowContext(ctx, "PRAGMA integrity_check").Scan(&answer)
+	return answer, err
+}

@@ -1,0 +1,72 @@
+package store
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"database/sql"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const maxIdempotencyKey = 255
+
+// keyHash is what is stored of an idempotency key. The key itself is not:
+// it is the key of the fingerprint.
+func (c *Create) keyHash(tenant string) []byte {
+	h := sha256.Sum256([]byte("atoll idempotency key\x00" + tenant + "\x00" + c.IdempotencyKey))
+	return h[:]
+}
+
+// fingerprint tells requests apart. A request may hold secrets that could be
+// guessed from a plain hash, so the hash is keyed with what only the caller
+// knows.
+func (c *Create) fingerprint() []byte {
+	m := hmac.New(sha256.New, []byte("atoll request\x00"+c.IdempotencyKey))
+	m.Write(c.Request)
+	return m.Sum(nil)
+}
+
+// replay returns the sandbox that an earlier request with the same key made,
+// or nil. The tenant is locked.
+func (tx *Tx) replay(ctx context.Context, tenant string, c Create) (*Sandbox, error) {
+	if c.IdempotencyKey == "" {
+		return nil, nil
+	}
+	if len(c.IdempotencyKey) > maxIdempotencyKey {
+		return nil, fail(sandbox.CodeInvalid, "idempotency key", "%d bytes, at most %d", len(c.IdempotencyKey), maxIdempotencyKey)
+	}
+	var id string
+	var seen []byte
+	err := tx.queryRow(ctx, "SELECT sandbox, fingerprint FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant)).Scan(&id, &seen)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !hmac.Equal(seen, c.fingerprint()):
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: "idempotency key", Message: "was used for another request",
+			Hint: "use a new key for every new request",
+		}
+	}
+	b, err := tx.Sandbox(ctx, tenant, sandbox.ID(id))
+	return &b, err
+}
+
+func (tx *Tx) remember(ctx context.Context, tenant string, c Create, id sandbox.ID) error {
+	if c.IdempotencyKey == "" {
+		return nil
+	}
+	_, err := tx.exec(ctx, "INSERT INTO idempotency (tenant, key_hash, fingerprint, sandbox, created) VALUES ($1, $2, $3, $4, $5)",
+		tenant, c.keyHash(tenant), c.fingerprint(), string(id), nanos(tx.Now()))
+	return err
+}
+
+// ForgetIdempotencyKeys drops keys that were used before a time, of all
+// tenants, and returns how many.
+func (o *Operator) ForgetIdempotencyKeys(ctx context.Context, before time.Time) (int64, error) {
+	return o.tx.exec(ctx, "DELETE FROM idempotency WHERE created < $1", nanos(before))
+}

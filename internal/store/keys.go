@@ -1,0 +1,56 @@
+package store
+
+import (
+	"context"
+	"strings"
+	"time"
+)
+
+// Key is what is kept of an API key: enough to recognise it and never enough
+// to use it.
+type Key struct {
+	ID      string // public part of the key
+	Tenant  string
+	Name    string // for people
+	Hash    []byte // see package key
+	Verbs   []string
+	Created time.Time
+	Expires time.Time // zero: never
+	Revoked time.Time // zero: it is not
+	// TenantDisabled is read with the key and not stored with it.
+	TenantDisabled bool
+}
+
+const keyQuery = `SELECT k.id, k.tenant, k.name, k.hash, k.verbs, k.created, k.expires, k.revoked, t.disabled
+	FROM keys k JOIN tenants t ON t.id = k.tenant WHERE `
+
+func scanKey(row scanner) (k Key, err error) {
+	var verbs string
+	var created, expires, revoked, disabled int64
+	err = row.Scan(&k.ID, &k.Tenant, &k.Name, &k.Hash, &verbs, &created, &expires, &revoked, &disabled)
+	k.Created, k.Expires, k.Revoked, k.TenantDisabled = timeOf(created), timeOf(expires), timeOf(revoked), disabled != 0
+	k.Verbs = strings.Fields(verbs)
+	return k, err
+}
+
+// AddKey records a key, whose ID must be new.
+func (tx *Tx) AddKey(ctx context.Context, k Key) error {
+	_, err := tx.exec(ctx, "INSERT INTO keys (id, tenant, name, hash, verbs, created, expires) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+		k.ID, k.Tenant, k.Name, k.Hash, strings.Join(k.Verbs, " "), nanos(k.Created), nanos(k.Expires))
+	return err
+}
+
+// Keys lists the keys of a tenant, revoked and expired ones included, oldest
+// first.
+func (tx *Tx) Keys(ctx context.Context, tenant string) ([]Key, error) {
+	rows, err := tx.query(ctx, keyQuery+"k.tenant = $1 ORDER BY k.created, k.id", tenant)
+	return collect(rows, err, scanKey)
+}
+
+// RevokeKey ends a key of a tenant from now on. Revoking again changes
+// nothing; a key that is not the tenant's is CodeNotFound.
+func (tx *Tx) RevokeKey(ctx context.Context, tenant, id string) error {
+	n, err := tx.exec(ctx, "UPDATE keys SET revoked = CASE WHEN revoked = 0 THEN $1 ELSE revoked END WHERE tenant = $2 AND id = $3",
+		nanos(tx.Now()), tenant, id)
+	return oneRow(n, err, "key", id)
+}

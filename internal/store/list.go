@@ -1,0 +1,146 @@
+package store
+
+import (
+	"context"
+	"encoding/base64"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Bounds of a page of a listing.
+const (
+	DefaultPage = 100
+	MaxPage     = 10_000
+)
+
+// Filter selects sandboxes. The zero value selects all that are not gone.
+type Filter struct {
+	States   []sandbox.State   // in one of them; empty: in any but Gone
+	Labels   map[string]string // with all of these labels
+	Provider string
+	Node     string
+}
+
+// Page selects a part of a listing.
+type Page struct {
+	Cursor string // where to go on, as returned with the part before; empty: at the beginning
+	Limit  int    // at most so many; zero: DefaultPage; at most MaxPage
+}
+
+// Sandboxes lists a tenant's sandboxes, newest first, without their Spec. next
+// is the cursor of the rest, empty at the end. Whatever matches from the first
+// page to the last is listed exactly once, whatever is made or removed in
+// between.
+func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
+	limit, err := p.limit()
+	if err != nil {
+		return nil, "", err
+	}
+	q := conditions{}
+	q.add("tenant = ?", tenant)
+	if p.Cursor != "" {
+		created, id, err := parseCursor(p.Cursor)
+		if err != nil {
+			return nil, "", err
+		}
+		q.add("(created, id) < (?, ?)", created, id)
+	}
+	f.conditions(&q, tenant)
+	query := "SELECT " + briefColumns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
+	rows, err := tx.query(ctx, query, q.args...)
+	boxes, err = collect(rows, err, scanBrief)
+	if err != nil || len(boxes) <= limit {
+		return boxes, "", err
+	}
+	last := boxes[limit-1]
+	return boxes[:limit], formatCursor(nanos(last.Created), string(last.ID)), nil
+}
+
+func (p Page) limit() (int, error) {
+	switch {
+	case p.Limit == 0:
+		return DefaultPage, nil
+	case p.Limit < 0 || p.Limit > MaxPage:
+		return 0, fail(sandbox.CodeInvalid, "limit", "%d is not between 1 and %d", p.Limit, MaxPage)
+	}
+	return p.Limit, nil
+}
+
+func (f *Filter) conditions(q *conditions, tenant string) {
+	if len(f.States) == 0 {
+		q.add("state <> 'gone'")
+	} else {
+		anyOf(q, "state", f.States)
+	}
+	if f.Provider != "" {
+		q.add("provider = ?", f.Provider)
+	}
+	if f.Node != "" {
+		q.add("node = ?", f.Node)
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.Labels)) {
+		q.add("id IN (SELECT sandbox FROM sandbox_labels WHERE tenant = ? AND name = ? AND value = ?)", tenant, name, f.Labels[name])
+	}
+}
+
+// conditions builds a WHERE clause whose values are always parameters.
+type conditions struct {
+	parts []string
+	args  []any
+}
+
+// add joins a condition in which every question mark stands for one of args.
+func (q *conditions) add(cond string, args ...any) {
+	var b strings.Builder
+	for i, part := range strings.Split(cond, "?") {
+		if i > 0 {
+			b.WriteString("$" + strconv.Itoa(len(q.args)+i))
+		}
+		b.WriteString(part)
+	}
+	q.parts = append(q.parts, b.String())
+	q.args = append(q.args, args...)
+}
+
+// anyOf joins the condition that a column has one of the values, if there are
+// any.
+func anyOf[T ~string](q *conditions, column string, values []T) {
+	if len(values) == 0 {
+		return
+	}
+	in := make([]any, len(values))
+	for i, v := range values {
+		in[i] = string(v)
+	}
+	q.add(column+" IN (?"+strings.Repeat(", ?", len(in)-1)+")", in...)
+}
+
+func (q *conditions) String() string { return strings.Join(q.parts, " AND ") }
+
+// A cursor names the last row seen. It tells its holder nothing new, and the
+// tenant is not part of it but of every query.
+func formatCursor(created int64, id string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte("1." + strconv.FormatInt(created, 10) + "." + id))
+}
+
+func parseCursor(cursor string) (created int64, id string, err error) {
+	bad := fail(sandbox.CodeInvalid, "cursor", "is not one that a listing returned")
+	if len(cursor) > 256 {
+		return 0, "", bad
+	}
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(cursor)
+	if err != nil {
+		return 0, "", bad
+	}
+	rest, ok := strings.CutPrefix(string(raw), "1.")
+	at, id, found := strings.Cut(rest, ".")
+	created, err = strconv.ParseInt(at, 10, 64)
+	if !ok || !found || err != nil || sandbox.ValidateName(id) != nil || formatCursor(created, id) != cursor {
+		return 0, "", bad
+	}
+	return created, id, nil
+}

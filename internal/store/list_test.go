@@ -1,0 +1,145 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func listAll(t *testing.T, s *store.Store, tenant string, f store.Filter, limit int) (ids []sandbox.ID) {
+	t.Helper()
+	ctx := context.Background()
+	for cursor := ""; ; {
+		ok(t, s.View(ctx, func(tx *store.Tx) error {
+			boxes, next, err := tx.Sandboxes(ctx, tenant, f, store.Page{Cursor: cursor, Limit: limit})
+			for _, b := range boxes {
+				ids = append(ids, b.ID)
+			}
+			cursor = next
+			return err
+		}))
+		if cursor == "" {
+			return ids
+		}
+	}
+}
+
+func TestFilters(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		clk := newClock()
+		s := open(store.Options{Now: clk.now})
+		tenants(t, s, "acme")
+		for i, labels := range []map[string]string{{"team": "red"}, {"team": "red", "tier": "one"}, {"team": "blue", "tier": "one"}, nil} {
+			b := box(fmt.Sprintf("b%d", i))
+			b.Labels = labels
+			b.Provider = []string{"gvisor", "fake"}[i%2]
+			b.Node = []string{"n1", "n2"}[i/2]
+			mustCreate(t, s, "acme", b)
+			clk.advance(time.Second)
+		}
+		for id, st := range map[sandbox.ID]sandbox.State{"id-b0": sandbox.Running, "id-b1": sandbox.Stopped, "id-b2": sandbox.Gone} {
+			_, err := update(s, "acme", id, store.Expect{}, setState(st))
+			ok(t, err)
+		}
+		for _, tt := range []struct {
+			f    store.Filter
+			want string
+		}{
+			{store.Filter{}, "id-b3 id-b1 id-b0"},
+			{store.Filter{States: []sandbox.State{sandbox.Gone}}, "id-b2"},
+			{store.Filter{States: []sandbox.State{sandbox.Running, sandbox.Stopped}}, "id-b1 id-b0"},
+			{store.Filter{Labels: map[string]string{"team": "red"}}, "id-b1 id-b0"},
+			{store.Filter{Labels: map[string]string{"team": "red", "tier": "one"}}, "id-b1"},
+			{store.Filter{Labels: map[string]string{"team": ""}}, ""},
+			{store.Filter{Labels: map[string]string{"team' OR 1=1 --": "red"}}, ""},
+			{store.Filter{Provider: "fake"}, "id-b3 id-b1"},
+			{store.Filter{Node: "n1", Provider: "gvisor"}, "id-b0"},
+		} {
+			for _, limit := range []int{1, 2, 100} {
+				got := listAll(t, s, "acme", tt.f, limit)
+				if s := strings.Trim(fmt.Sprint(got), "[]"); s != tt.want {
+					t.Errorf("%+v in pages of %d: %q, want %q", tt.f, limit, s, tt.want)
+				}
+			}
+		}
+		_, err := update(s, "acme", "id-b1", store.Expect{}, func(b *store.Sandbox) { b.Labels = map[string]string{"team": "green"} })
+		ok(t, err)
+		if got := listAll(t, s, "acme", store.Filter{Labels: map[string]string{"team": "red"}}, 10); !slices.Equal(got, []sandbox.ID{"id-b0"}) {
+			t.Errorf("after a change of labels: %v", got)
+		}
+	})
+}
+
+// TestPagesUnderInserts: what is there from beginning to end is listed once,
+// though others come and go, and many are made in the same instant.
+func TestPagesUnderInserts(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		clk := newClock()
+		s := open(store.Options{Now: clk.now})
+		tenants(t, s, "acme")
+		const stay = 40
+		for i := range stay {
+			mustCreate(t, s, "acme", box(fmt.Sprintf("stay%d", i)))
+		}
+		stop := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				b := box(fmt.Sprintf("come%d", i))
+				if _, _, err := create(s, "acme", b, store.Create{}); err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := update(s, "acme", b.ID, store.Expect{}, setState(sandbox.Gone)); err != nil {
+					t.Error(err)
+				}
+				clk.advance(time.Nanosecond)
+			}
+		})
+		for range 5 {
+			count := map[sandbox.ID]int{}
+			for _, id := range listAll(t, s, "acme", store.Filter{}, 3) {
+				count[id]++
+			}
+			for i := range stay {
+				if id := sandbox.ID(fmt.Sprintf("id-stay%d", i)); count[id] != 1 {
+					t.Errorf("%s was listed %d times", id, count[id])
+				}
+			}
+			for id, n := range count {
+				if n > 1 {
+					t.Errorf("%s was listed %d times", id, n)
+				}
+			}
+		}
+		close(stop)
+		wg.Wait()
+	})
+}
+
+func TestBadPages(t *testing.T) {
+	s := storetest.SQLite(t, store.Options{})
+	tenants(t, s, "acme")
+	for _, p := range []store.Page{
+		{Limit: -1}, {Limit: store.MaxPage + 1}, {Cursor: "x"}, {Cursor: "1.2.a"}, {Cursor: strings.Repeat("A", 10_000)}, {Cursor: "MS4xLidvJw"},
+	} {
+		err := s.View(context.Background(), func(tx *store.Tx) error {
+			_, _, err := tx.Sandboxes(context.Background(), "acme", store.Filter{}, p)
+			return err
+		})
+		wantCode(t, err, sandbox.CodeInvalid)
+	}
+}

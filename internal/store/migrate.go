@@ -1,0 +1,62 @@
+package store
+
+import (
+	"context"
+	"embed"
+	"io/fs"
+
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+//go:embed migrations
+var migrations embed.FS
+
+// migrate brings the schema forward to what this program knows. There is no
+// way back: an older program refuses the database, and a backup is the way to
+// return to it.
+func (s *Store) migrate(ctx context.Context, d goose.Dialect, dir string) error {
+	p, err := s.migrations(d, dir)
+	if err != nil {
+		return err
+	}
+	current, known, err := p.GetVersions(ctx)
+	if err != nil {
+		return s.shown(err)
+	}
+	if current > known {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: "store", Hint: "run the newer release, or restore a backup made before the upgrade",
+			Message: "the database was written by a newer release of Atoll",
+		}
+	}
+	if current == known {
+		return nil
+	}
+	if s.upTo != 0 {
+		known = s.upTo
+	}
+	if _, err := p.UpTo(ctx, known); err != nil {
+		return s.shown(err)
+	}
+	return nil
+}
+
+func (s *Store) migrations(d goose.Dialect, dir string) (*goose.Provider, error) {
+	files, err := fs.Sub(migrations, "migrations/"+dir)
+	if err != nil {
+		return nil, err
+	}
+	opts := []goose.ProviderOption{goose.WithDisableGlobalRegistry(true), goose.WithLogger(goose.NopLogger())}
+	if d == goose.DialectPostgres {
+		// Two daemons that start together take turns.
+		l, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60))
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, goose.WithSessionLocker(l))
+	}
+	return goose.NewProvider(d, s.write, files, opts...)
+}

@@ -1,0 +1,162 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+type statement struct {
+	sql  string
+	args []any
+}
+
+// written is what a program of each schema wrote, on top of what the earlier
+// ones did. Nothing here ever changes: it stands for databases in the field.
+var written = map[int64][]statement{
+	1: {
+		{"INSERT INTO tenants (id, created, limits_json) VALUES ('acme', 1, $1)", []any{`{"boxes":3}`}},
+		{"INSERT INTO nodes (id, instance, started, heartbeat) VALUES ('n1', 'first', 1, 2)", nil},
+		{`INSERT INTO sandboxes (id, tenant, name, state, provider, node, image, cpus, memory, labels_json, spec_json, created, updated, active, idle_after, idle_action)
+			VALUES ('id-web', 'acme', 'web', 'running', 'fake', 'n1', 'host', 0.5, 1024, $1, $2, 5, 6, 7, 60, 'pause')`,
+			[]any{`{"team":"red"}`, `{"name":"web","image":"host","env":{"A":""}}`}},
+		{"INSERT INTO sandbox_labels (sandbox, tenant, name, value) VALUES ('id-web', 'acme', 'team', 'red')", nil},
+		{"INSERT INTO keys (id, tenant, hash, verbs, created) VALUES ('k1', 'acme', $1, 'read exec', 9)", []any{[]byte("hash")}},
+		{"INSERT INTO idempotency (tenant, key_hash, fingerprint, sandbox, created) VALUES ('acme', $1, $2, 'id-web', 9)", []any{[]byte("k"), []byte("f")}},
+	},
+	2: {
+		{"INSERT INTO events (tenant, seq, time, type, op, sandbox, code, body, hash) VALUES ('acme', 1, 9, 'attempted', 'files.read', 'id-web', '', '{}', $1)", []any{[]byte("hash")}},
+		{"INSERT INTO event_heads (tenant, seq, hash) VALUES ('acme', 1, $1)", []any{[]byte("hash")}},
+		{"INSERT INTO intents (tenant, seq, node, op, sandbox) VALUES ('acme', 1, 'n1', 'files.read', 'id-web')", nil},
+	},
+}
+
+// addresses returns a function that makes an address of an empty database.
+var addresses = map[string]func(t *testing.T) string{
+	"sqlite":   func(t *testing.T) string { return "sqlite:" + filepath.Join(t.TempDir(), "atoll.db") },
+	"postgres": func(t *testing.T) string { return storetest.Postgres(t) },
+}
+
+// TestMigrate brings databases of every earlier schema, with data in them, to
+// the present one.
+func TestMigrate(t *testing.T) {
+	ctx := context.Background()
+	for dialect, address := range addresses {
+		latest := store.Schemas(dialect)
+		if latest != int64(len(written)) {
+			t.Fatalf("%s has %d schemas, and data for %d of them", dialect, latest, len(written))
+		}
+		for from := int64(1); from <= latest; from++ {
+			t.Run(fmt.Sprintf("%s from %d", dialect, from), func(t *testing.T) {
+				url := address(t)
+				old, err := store.OpenAt(ctx, url, from)
+				ok(t, err)
+				for v := int64(1); v <= from; v++ {
+					for _, st := range written[v] {
+						if err := old.Exec(ctx, st.sql, st.args...); err != nil {
+							t.Fatalf("%s: %v", st.sql, err)
+						}
+					}
+				}
+				ok(t, old.Close())
+				s, err := store.Open(ctx, url, store.Options{})
+				ok(t, err)
+				defer func() { ok(t, s.Close()) }()
+				checkMigrated(t, s, from)
+			})
+		}
+	}
+}
+
+func checkMigrated(t *testing.T, s *store.Store, from int64) {
+	t.Helper()
+	ctx := context.Background()
+	b, err := get(s, "acme", "id-web")
+	ok(t, err)
+	if b.State != sandbox.Running || b.Labels["team"] != "red" || b.Resources.CPUs != 0.5 || b.Idle.Action != "pause" || b.Created.UnixNano() != 5 || b.Version != 1 {
+		t.Errorf("the sandbox became %+v", b)
+	}
+	if got := listAll(t, s, "acme", store.Filter{Labels: map[string]string{"team": "red"}}, 10); len(got) != 1 {
+		t.Errorf("found by label: %v", got)
+	}
+	tenant, err := store.Read(ctx, s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, "acme") })
+	ok(t, err)
+	if tenant.Limits != (quota.Limits{Boxes: 3}) {
+		t.Errorf("the tenant became %+v", tenant)
+	}
+	k, err := store.Read(ctx, s, func(tx *store.Tx) (store.Key, error) { return tx.Operator().Key(ctx, "k1") })
+	ok(t, err)
+	if string(k.Hash) != "hash" || strings.Join(k.Verbs, " ") != "read exec" {
+		t.Errorf("the key became %+v", k)
+	}
+	rows, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.EventRow, error) {
+		return tx.Events(ctx, "acme", store.EventFilter{}, 0, 10)
+	})
+	ok(t, err)
+	open, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.OpenIntent, error) { return tx.Operator().OpenIntents(ctx, "n1", 10) })
+	ok(t, err)
+	if want := int(min(from-1, 1)); len(rows) != want || len(open) != want {
+		t.Errorf("%d events and %d intents, want %d", len(rows), len(open), want)
+	}
+	// The database can be worked with as any other.
+	_, err = update(s, "acme", "id-web", store.Expect{Version: 1}, setState(sandbox.Stopped))
+	ok(t, err)
+	mustCreate(t, s, "acme", box("db"))
+}
+
+func TestNewerDatabase(t *testing.T) {
+	ctx := context.Background()
+	for dialect, address := range addresses {
+		t.Run(dialect, func(t *testing.T) {
+			url := address(t)
+			s, err := store.Open(ctx, url, store.Options{})
+			ok(t, err)
+			ok(t, s.Exec(ctx, "INSERT INTO goose_db_version (version_id, is_applied) VALUES ($1, $2)", store.Schemas(dialect)+1, true))
+			ok(t, s.Close())
+			s, err = store.Open(ctx, url, store.Options{})
+			if s != nil {
+				t.Fatal("a newer database was opened")
+			}
+			wantCode(t, err, sandbox.CodeUnavailable)
+			if !strings.Contains(err.Error(), "newer release") {
+				t.Errorf("the refusal says %q", err)
+			}
+		})
+	}
+}
+
+// TestMigrateTogether: daemons that start at the same time on an empty
+// database all come up.
+func TestMigrateTogether(t *testing.T) {
+	ctx := context.Background()
+	for dialect, address := range addresses {
+		t.Run(dialect, func(t *testing.T) {
+			url := address(t)
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() {
+					s, err := store.Open(ctx, url, store.Options{})
+					if err != nil {
+						t.Errorf("%v (%v)", err, sandboxCause(err))
+						return
+					}
+					if err := s.Ping(ctx); err != nil {
+						t.Error(err)
+					}
+					if err := s.Close(); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}

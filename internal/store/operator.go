@@ -1,0 +1,87 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Operator is what crosses tenants: the daemon's own housekeeping, the reaper,
+// and the authentication that finds out which tenant is asking. No request of
+// a tenant is ever answered with it.
+type Operator struct{ tx *Tx }
+
+// Operator returns the methods that cross tenants.
+func (tx *Tx) Operator() *Operator { return &Operator{tx} }
+
+// Tenants lists all tenants by ID.
+func (o *Operator) Tenants(ctx context.Context) ([]Tenant, error) {
+	rows, err := o.tx.query(ctx, "SELECT "+tenantColumns+" FROM tenants ORDER BY id")
+	return collect(rows, err, scanTenant)
+}
+
+// Key returns a key by its public part. It is read before anybody knows who is
+// asking.
+func (o *Operator) Key(ctx context.Context, id string) (Key, error) {
+	k, err := scanKey(o.tx.queryRow(ctx, keyQuery+"k.id = $1", id))
+	return k, missing(err, "key", id)
+}
+
+// Sandboxes lists what is recorded of a node's sandboxes, those that are gone
+// left out, by ID: at most limit with an ID after the given one.
+func (o *Operator) Sandboxes(ctx context.Context, node string, after sandbox.ID, limit int) ([]Sandbox, error) {
+	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE node = $1 AND id > $2 AND state <> 'gone' ORDER BY id LIMIT $3", node, string(after), limit)
+	return collect(rows, err, scanFull)
+}
+
+// Sandbox returns a sandbox of any tenant by its ID.
+func (o *Operator) Sandbox(ctx context.Context, id sandbox.ID) (Sandbox, error) {
+	b, err := scanFull(o.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE id = $1", string(id)))
+	return b, missing(err, "sandbox", string(id))
+}
+
+// Expired lists sandboxes of a node whose lifetime has ended, the longest
+// overdue first.
+func (o *Operator) Expired(ctx context.Context, node string, limit int) ([]Sandbox, error) {
+	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+		WHERE expires > 0 AND expires <= $1 AND state <> 'gone' AND node = $2 ORDER BY expires, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
+	return collect(rows, err, scanFull)
+}
+
+// Idle lists running sandboxes of a node that were not used for longer than
+// their idle policy allows.
+func (o *Operator) Idle(ctx context.Context, node string, limit int) ([]Sandbox, error) {
+	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+		WHERE idle_after > 0 AND state = 'running' AND active + idle_after <= $1 AND node = $2 ORDER BY active, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
+	return collect(rows, err, scanFull)
+}
+
+// Claim gives a sandbox from one node to another: the new one is named by a
+// live registration, the old one has given no sign of life for stale, or never
+// registered. The epoch is raised, so that the old node, should it still live,
+// finds out. It is CodeConflict if the sandbox is no longer the old node's or
+// that node lives.
+func (o *Operator) Claim(ctx context.Context, id sandbox.ID, from, to string, stale time.Duration) error {
+	now := o.tx.Now()
+	n, err := o.tx.exec(ctx, `UPDATE sandboxes SET node = $1, epoch = epoch + 1, version = version + 1, updated = $2
+		WHERE id = $3 AND node = $4 AND state <> 'gone'
+		AND EXISTS (SELECT 1 FROM nodes WHERE id = $1 AND heartbeat > $5)
+		AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = $4 AND heartbeat > $5)`,
+		to, nanos(now), string(id), from, nanos(now.Add(-stale)))
+	if err == nil && n == 0 {
+		return fail(sandbox.CodeConflict, string(id), "cannot be claimed: it is not that node's, or that node lives")
+	}
+	return err
+}
+
+// PurgeGone forgets sandboxes that are gone since before a time, at most limit
+// of them, and returns how many. Until then they answer "gone" and not "not
+// found".
+func (o *Operator) PurgeGone(ctx context.Context, before time.Time, limit int) (int64, error) {
+	const old = "SELECT id FROM sandboxes WHERE state = 'gone' AND updated < $1 ORDER BY updated, id LIMIT $2"
+	if _, err := o.tx.exec(ctx, "DELETE FROM idempotency WHERE sandbox IN ("+old+")", nanos(before), limit); err != nil {
+		return 0, err
+	}
+	return o.tx.exec(ctx, "DELETE FROM sandboxes WHERE id IN ("+old+")", nanos(before), limit)
+}

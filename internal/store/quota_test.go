@@ -1,0 +1,131 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func setLimits(t *testing.T, s *store.Store, tenant string, l quota.Limits) {
+	t.Helper()
+	ok(t, s.Update(context.Background(), func(tx *store.Tx) error { return tx.SetLimits(context.Background(), tenant, l) }))
+}
+
+func usage(t *testing.T, s *store.Store, tenant string) quota.Usage {
+	t.Helper()
+	u, err := store.Read(context.Background(), s, func(tx *store.Tx) (quota.Usage, error) { return tx.Usage(context.Background(), tenant) })
+	ok(t, err)
+	return u
+}
+
+func sized(name string, cpus float64, memory int64) store.Sandbox {
+	b := box(name)
+	b.Resources = sandbox.Resources{CPUs: cpus, Memory: memory, Disk: 10}
+	return b
+}
+
+// TestQuotaHoldsTogether: two daemons that create at the same time do not
+// exceed a limit between them.
+func TestQuotaHoldsTogether(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
+		tenants(t, stores[0], "acme", "rival")
+		setLimits(t, stores[0], "acme", quota.Limits{Boxes: 7, Memory: 500})
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		made := 0
+		for i := range 40 {
+			wg.Go(func() {
+				_, _, err := create(stores[i%2], "acme", sized(fmt.Sprint("b", i), 1, 100), store.Create{})
+				if err == nil {
+					mu.Lock()
+					made++
+					mu.Unlock()
+				} else if sandbox.CodeOf(err) != sandbox.CodeExhausted {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if u := usage(t, stores[0], "acme"); made != 5 || u.Boxes != 5 || u.Memory != 500 {
+			t.Errorf("%d made, %+v", made, u)
+		}
+		mustCreate(t, stores[0], "rival", sized("b", 1, 1000))
+	})
+}
+
+func TestQuotaFollowsState(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		s := open(store.Options{})
+		tenants(t, s, "acme")
+		setLimits(t, s, "acme", quota.Limits{CPUs: 2})
+		mustCreate(t, s, "acme", sized("a", 1.5, 100))
+		_, _, err := create(s, "acme", sized("b", 1, 100), store.Create{})
+		wantCode(t, err, sandbox.CodeExhausted)
+		if _, found := quota.RetryAfter(err); !found {
+			t.Error("the refusal does not say when to come again")
+		}
+		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Stopped))
+		ok(t, err)
+		if u := usage(t, s, "acme"); u != (quota.Usage{Boxes: 1, Disk: 10}) {
+			t.Errorf("a stopped sandbox uses %+v", u)
+		}
+		mustCreate(t, s, "acme", sized("b", 1, 100))
+		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Running))
+		wantCode(t, err, sandbox.CodeExhausted)
+		_, err = update(s, "acme", "id-b", store.Expect{}, func(b *store.Sandbox) { b.Resources.CPUs = 2 })
+		ok(t, err)
+		_, err = update(s, "acme", "id-b", store.Expect{}, func(b *store.Sandbox) { b.Resources.CPUs = 2.5 })
+		wantCode(t, err, sandbox.CodeExhausted)
+		_, err = update(s, "acme", "id-b", store.Expect{}, func(b *store.Sandbox) { b.Reason = "still here" })
+		ok(t, err)
+		// What is found to be so is recorded, whatever the limits say.
+		_, err = update(s, "acme", "id-a", store.Expect{Observed: true}, setState(sandbox.Running))
+		ok(t, err)
+		if u := usage(t, s, "acme"); u.CPUs != 3.5 || u.Boxes != 2 {
+			t.Errorf("in use: %+v", u)
+		}
+		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Gone))
+		ok(t, err)
+		if u := usage(t, s, "acme"); u != (quota.Usage{Boxes: 1, CPUs: 2, Memory: 100, Disk: 10}) {
+			t.Errorf("in use: %+v", u)
+		}
+	})
+}
+
+func TestTenantSettings(t *testing.T) {
+	ctx := context.Background()
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		s := open(store.Options{})
+		tenants(t, s, "acme", "acme")
+		limits := quota.Limits{Boxes: 3, ExecRate: 0.5}
+		setLimits(t, s, "acme", limits)
+		for _, err := range []error{
+			s.Update(ctx, func(tx *store.Tx) error { return tx.SetLimits(ctx, "nobody", limits) }),
+			s.Update(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "nobody", true) }),
+			s.View(ctx, func(tx *store.Tx) error { _, err := tx.Tenant(ctx, "nobody"); return err }),
+		} {
+			wantCode(t, err, sandbox.CodeNotFound)
+		}
+		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.SetLimits(ctx, "acme", quota.Limits{Disk: -1}) }), sandbox.CodeInvalid)
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "acme", true) }))
+		_, _, err := create(s, "acme", box("web"), store.Create{})
+		wantCode(t, err, sandbox.CodeDenied)
+		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
+		ok(t, err)
+		if len(all) != 1 || all[0].Limits != limits || all[0].Disabled.IsZero() || all[0].Version != 3 {
+			t.Errorf("tenants: %+v", all)
+		}
+		// Reading is not a way to write.
+		err = s.View(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "acme", false) })
+		if err == nil {
+			t.Error("a view changed the database")
+		}
+	})
+}

@@ -1,0 +1,391 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Sandbox is what is recorded of one sandbox.
+type Sandbox struct {
+	ID       sandbox.ID
+	Tenant   string
+	Name     string // unique among the tenant's sandboxes that are not gone
+	State    sandbox.State
+	Reason   string // why it is in that state; safe to show
+	Provider string
+	Node     string // who holds it
+	Image    string
+	// Resources are what the sandbox really gets, defaults filled in: they
+	// are counted against the tenant's limits.
+	Resources sandbox.Resources
+	Labels    map[string]string
+	// Spec is what was asked for. The values of its Env are not kept: they
+	// are empty. Listings leave Spec out.
+	Spec sandbox.Spec
+	Exit *sandbox.Exit // how it ended, once it did
+
+	Created time.Time
+	Updated time.Time
+	Expires time.Time // zero: never
+	Active  time.Time // when it was last used
+	Idle    Idle
+
+	Epoch   int64 // fencing number of whoever holds it
+	Version int64 // raised by every change but that of Active
+}
+
+// Idle says what happens to a sandbox that is not used.
+type Idle struct {
+	After  time.Duration // zero: nothing ever
+	Action string        // "stop", "pause" or "delete"
+}
+
+// holds reports whether a sandbox in its state is counted with its processors
+// and memory. It is the list of [holding].
+func (b *Sandbox) holds() bool {
+	switch b.State {
+	case sandbox.Stopped, sandbox.Failed, sandbox.Gone:
+		return false
+	}
+	return true
+}
+
+const (
+	briefColumns = `id, tenant, name, state, reason, provider, node, image, cpus, memory, disk, pids,
+	labels_json, exit_json, created, updated, expires, active, idle_after, idle_action, epoch, version`
+	sandboxColumns = briefColumns + ", spec_json"
+)
+
+func scanBrief(row scanner) (Sandbox, error) { return scanSandbox(row, nil) }
+
+func scanFull(row scanner) (Sandbox, error) {
+	var spec []byte
+	b, err := scanSandbox(row, &spec)
+	if err != nil {
+		return b, err
+	}
+	return b, json.Unmarshal(spec, &b.Spec)
+}
+
+func scanSandbox(row scanner, spec *[]byte) (b Sandbox, err error) {
+	var labels, exit string
+	var created, updated, expires, active int64
+	dest := []any{
+		&b.ID, &b.Tenant, &b.Name, &b.State, &b.Reason, &b.Provider, &b.Node, &b.Image,
+		&b.Resources.CPUs, &b.Resources.Memory, &b.Resources.Disk, &b.Resources.PIDs,
+		&labels, &exit, &created, &updated, &expires, &active, &b.Idle.After, &b.Idle.Action, &b.Epoch, &b.Version,
+	}
+	if spec != nil {
+		dest = append(dest, spec)
+	}
+	if err := row.Scan(dest...); err != nil {
+		return b, err
+	}
+	b.Created, b.Updated, b.Expires, b.Active = timeOf(created), timeOf(updated), timeOf(expires), timeOf(active)
+	if labels != "{}" {
+		if err := json.Unmarshal([]byte(labels), &b.Labels); err != nil {
+			return b, err
+		}
+	}
+	if exit != "" {
+		err = json.Unmarshal([]byte(exit), &b.Exit)
+	}
+	return b, err
+}
+
+// Create are the circumstances of a new sandbox.
+type Create struct {
+	// IdempotencyKey makes a repeated request return what the first one made.
+	// Empty: every request makes a sandbox.
+	IdempotencyKey string
+	// Request is the whole request as it came in, secrets included. Only a
+	// keyed hash of it is stored, to tell a repetition from another request
+	// with the same key.
+	Request []byte
+}
+
+// CreateSandbox records a new sandbox of a tenant, in the state Creating if b
+// names none, within the tenant's limits. b.ID, b.Name and b.Resources are set;
+// Created, Updated, Active, and Version are chosen here. ID must be made up,
+// never chosen by a caller: that it is taken would tell something about another
+// tenant.
+//
+// replayed reports that the idempotency key was used before for the same
+// request, and that the sandbox returned is the one it made, as it is now. The
+// same key with another request is CodeConflict, a taken name
+// CodeAlreadyExists, a full quota CodeExhausted, a disabled tenant CodeDenied.
+func (tx *Tx) CreateSandbox(ctx context.Context, tenant string, b Sandbox, c Create) (out Sandbox, replayed bool, err error) {
+	t, err := tx.lockTenant(ctx, tenant)
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	if old, err := tx.replay(ctx, tenant, c); err != nil || old != nil {
+		if err != nil {
+			return Sandbox{}, false, err
+		}
+		return *old, true, nil
+	}
+	if !t.Disabled.IsZero() {
+		return Sandbox{}, false, fail(sandbox.CodeDenied, tenant, "the tenant is disabled")
+	}
+	if err := tx.mayHave(ctx, t, nil, &b); err != nil {
+		return Sandbox{}, false, err
+	}
+	if b, err = tx.insertSandbox(ctx, tenant, b); err != nil {
+		return Sandbox{}, false, err
+	}
+	return b, false, tx.remember(ctx, tenant, c, b.ID)
+}
+
+// mayHave checks the limits of a locked tenant for a sandbox that is now, and
+// was old before; a nil old is a new one.
+func (tx *Tx) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
+	if t.Limits == (quota.Limits{}) {
+		return nil
+	}
+	used, err := tx.Usage(ctx, t.ID)
+	if err != nil {
+		return err
+	}
+	if old != nil {
+		used.Boxes--
+		used.Disk -= old.Resources.Disk
+		if old.holds() {
+			used.CPUs -= old.Resources.CPUs
+			used.Memory -= old.Resources.Memory
+		}
+	}
+	return quota.Check(t.Limits, used, now.Resources)
+}
+
+func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sandbox, error) {
+	if err := sandbox.ValidateName(b.Name); err != nil {
+		return b, err
+	}
+	if err := sandbox.ValidateName(string(b.ID)); err != nil {
+		return b, fail(sandbox.CodeInvalid, "id", "%q is not a sandbox id", clip(string(b.ID)))
+	}
+	if err := sandbox.ValidateLabels(b.Labels); err != nil {
+		return b, err
+	}
+	now := tx.Now()
+	b.Tenant, b.Created, b.Updated, b.Active, b.Version = tenant, now, now, now, 1
+	if b.State == "" {
+		b.State = sandbox.Creating
+	}
+	if b.Image == "" {
+		b.Image = b.Spec.Image
+	}
+	docs, err := encode(&b)
+	if err != nil {
+		return b, err
+	}
+	var taken int
+	if err := tx.queryRow(ctx, "SELECT COUNT(*) FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, b.Name).Scan(&taken); err != nil {
+		return b, err
+	}
+	if taken > 0 {
+		return b, nameTaken(b.Name)
+	}
+	n, err := tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
+		ON CONFLICT DO NOTHING`,
+		string(b.ID), tenant, b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
+		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
+		docs.labels, docs.exit, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), nanos(b.Active),
+		int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec)
+	if err == nil && n == 0 {
+		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id exists")
+	}
+	if err != nil {
+		return b, err
+	}
+	return b, tx.insertLabels(ctx, &b)
+}
+
+func nameTaken(name string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeAlreadyExists, Subject: name, Message: "a sandbox with this name exists",
+		Hint: "choose another name, or remove that sandbox first",
+	}
+}
+
+type encoded struct{ labels, spec, exit string }
+
+// encode makes the JSON columns. It drops the values of the environment from
+// b.Spec, which may be secrets.
+func encode(b *Sandbox) (d encoded, err error) {
+	if len(b.Spec.Env) > 0 {
+		env := make(map[string]string, len(b.Spec.Env))
+		for k := range b.Spec.Env {
+			env[k] = ""
+		}
+		b.Spec.Env = env
+	}
+	for dst, v := range map[*string]any{&d.labels: b.Labels, &d.spec: b.Spec, &d.exit: b.Exit} {
+		doc, err := json.Marshal(v)
+		if err != nil {
+			return d, err
+		}
+		*dst = string(doc)
+	}
+	if len(b.Labels) == 0 {
+		d.labels = "{}"
+	}
+	if b.Exit == nil {
+		d.exit = ""
+	}
+	return d, nil
+}
+
+func (tx *Tx) insertLabels(ctx context.Context, b *Sandbox) error {
+	for _, name := range slices.Sorted(maps.Keys(b.Labels)) {
+		if _, err := tx.exec(ctx, "INSERT INTO sandbox_labels (sandbox, tenant, name, value) VALUES ($1, $2, $3, $4)",
+			string(b.ID), b.Tenant, name, b.Labels[name]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Sandbox returns a tenant's sandbox by its ID, also when it is gone. One that
+// is not there, or is another tenant's, is CodeNotFound.
+func (tx *Tx) Sandbox(ctx context.Context, tenant string, id sandbox.ID) (Sandbox, error) {
+	b, err := scanFull(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
+	return b, missing(err, "sandbox", string(id))
+}
+
+// Find returns the sandbox that has a name now: one that is not gone.
+func (tx *Tx) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
+	b, err := scanFull(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
+	return b, missing(err, "sandbox", name)
+}
+
+// Expect is what must hold for a change to be made. The zero value expects
+// nothing.
+type Expect struct {
+	States  []sandbox.State // it is in one of them, else CodeConflict
+	Version int64           // it was not changed since, else CodeConflict
+	Node    string          // it is held by this node, else CodeStale
+	Epoch   int64           // whoever holds it has this number, else CodeStale
+	// Observed says that the change records what was found, not what is
+	// asked for, so that no limit stands in its way.
+	Observed bool
+}
+
+// UpdateSandbox changes a tenant's sandbox if it is as expected, and returns
+// what it is now. change is called with the present record and changes
+// anything but ID, Tenant, Name, Created and Version. A change that takes more
+// resources, by size or by state, is checked against the tenant's limits.
+func (tx *Tx) UpdateSandbox(ctx context.Context, tenant string, id sandbox.ID, want Expect, change func(*Sandbox)) (Sandbox, error) {
+	old, err := scanFull(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+tx.s.dialect.forUpdate(), tenant, string(id)))
+	if err != nil {
+		return old, missing(err, "sandbox", string(id))
+	}
+	if err := want.check(&old); err != nil {
+		return old, err
+	}
+	b := old
+	b.Labels = maps.Clone(old.Labels)
+	change(&b)
+	b.ID, b.Tenant, b.Name, b.Created, b.Version = old.ID, old.Tenant, old.Name, old.Created, old.Version+1
+	b.Updated = tx.Now()
+	if err := tx.allowed(ctx, want, &old, &b); err != nil {
+		return old, err
+	}
+	return b, tx.save(ctx, &old, &b)
+}
+
+// allowed refuses what can never be, and what exceeds the tenant's limits.
+func (tx *Tx) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
+	if old.State == sandbox.Gone && b.State != sandbox.Gone {
+		return &sandbox.Error{Code: sandbox.CodeGone, Subject: b.Name, Message: "the sandbox is gone"}
+	}
+	if err := sandbox.ValidateLabels(b.Labels); err != nil {
+		return err
+	}
+	if want.Observed || !grows(old, b) {
+		return nil
+	}
+	t, err := tx.lockTenant(ctx, b.Tenant)
+	if err != nil {
+		return err
+	}
+	return tx.mayHave(ctx, t, old, b)
+}
+
+func grows(old, b *Sandbox) bool {
+	return b.Resources.Disk > old.Resources.Disk ||
+		b.holds() && (!old.holds() || b.Resources.CPUs > old.Resources.CPUs || b.Resources.Memory > old.Resources.Memory)
+}
+
+func (tx *Tx) save(ctx context.Context, old, b *Sandbox) error {
+	docs, err := encode(b)
+	if err != nil {
+		return err
+	}
+	n, err := tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
+		cpus = $6, memory = $7, disk = $8, pids = $9, labels_json = $10, exit_json = $11, updated = $12, expires = $13, active = $14,
+		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19 WHERE id = $20 AND version = $21`,
+		string(b.State), b.Reason, b.Provider, b.Node, b.Image,
+		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs, docs.labels, docs.exit,
+		nanos(b.Updated), nanos(b.Expires), nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec,
+		string(b.ID), old.Version)
+	switch {
+	case err != nil:
+		return err
+	case n == 0:
+		return fail(sandbox.CodeConflict, b.Name, "was changed at the same time")
+	case maps.Equal(old.Labels, b.Labels):
+		return nil
+	}
+	if _, err := tx.exec(ctx, "DELETE FROM sandbox_labels WHERE sandbox = $1", string(b.ID)); err != nil {
+		return err
+	}
+	return tx.insertLabels(ctx, b)
+}
+
+func (want *Expect) check(b *Sandbox) error {
+	switch {
+	case len(want.States) > 0 && !slices.Contains(want.States, b.State):
+		if b.State == sandbox.Gone {
+			return &sandbox.Error{Code: sandbox.CodeGone, Subject: b.Name, Message: "the sandbox is gone"}
+		}
+		return fail(sandbox.CodeConflict, b.Name, "is %s, not %s", b.State, either(want.States))
+	case want.Version != 0 && want.Version != b.Version:
+		return fail(sandbox.CodeConflict, b.Name, "is at version %d, not %d", b.Version, want.Version)
+	case want.Node != "" && want.Node != b.Node:
+		return fail(sandbox.CodeStale, b.Name, "is held by another node")
+	case want.Epoch != 0 && want.Epoch != b.Epoch:
+		return fail(sandbox.CodeStale, b.Name, "was taken over: its epoch is %d, not %d", b.Epoch, want.Epoch)
+	}
+	return nil
+}
+
+func either(states []sandbox.State) string {
+	var b strings.Builder
+	for i, s := range states {
+		if i > 0 {
+			b.WriteString(" or ")
+		}
+		fmt.Fprint(&b, s)
+	}
+	return b.String()
+}
+
+// Touch records that a tenant's sandbox is in use. It does not count as a
+// change, so that it disturbs nobody's [Expect].
+func (tx *Tx) Touch(ctx context.Context, tenant string, id sandbox.ID) error {
+	now := nanos(tx.Now())
+	n, err := tx.exec(ctx, "UPDATE sandboxes SET active = CASE WHEN active < $1 THEN $1 ELSE active END WHERE tenant = $2 AND id = $3 AND state <> 'gone'",
+		now, tenant, string(id))
+	return oneRow(n, err, "sandbox", string(id))
+}

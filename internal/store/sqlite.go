@@ -1,0 +1,145 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/pressly/goose/v3"
+	"golang.org/x/sys/unix"
+	"modernc.org/sqlite"
+	lib "modernc.org/sqlite/lib"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// readers is how many connections read at the same time.
+const readers = 4
+
+type sqliteDialect struct {
+	db *sql.DB // readers
+}
+
+// openSQLite opens the file at path. Its directory is made, for its owner
+// only, if it is missing.
+func (s *Store) openSQLite(ctx context.Context, path string) (err error) {
+	if path == "" || strings.ContainsRune(path, 0) || path == ":memory:" {
+		return fail(sandbox.CodeInvalid, "store", "not the path of a database")
+	}
+	if path, err = filepath.Abs(path); err != nil {
+		return err
+	}
+	unlock, err := prepareFile(path)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// synchronous=FULL makes a commit durable before it is acknowledged, which
+	// WAL alone does not.
+	common := []string{"busy_timeout(10000)", "foreign_keys(1)", "synchronous(FULL)", "temp_store(MEMORY)"}
+	if s.write, err = openFile(path, "immediate", 1, append(common, "journal_mode(WAL)", "journal_size_limit(67108864)")...); err != nil {
+		return err
+	}
+	if s.read, err = openFile(path, "deferred", readers, append(common, "query_only(1)")...); err != nil {
+		return err
+	}
+	s.dialect = &sqliteDialect{db: s.read}
+	return s.migrate(ctx, goose.DialectSQLite3, "sqlite")
+}
+
+// prepareFile makes the database file readable for its owner only, which the
+// files that SQLite makes beside it inherit, and keeps other processes from
+// migrating it at the same time until unlock is called.
+func prepareFile(path string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, unavailable(err)
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	// POSIX locks of SQLite would be dropped if a descriptor of the database
+	// itself were closed, so the lock is on a file of its own.
+	if err := f.Close(); err != nil {
+		return nil, unavailable(err)
+	}
+	l, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	if err := unix.Flock(int(l.Fd()), unix.LOCK_EX); err != nil {
+		return nil, errors.Join(unavailable(err), l.Close())
+	}
+	return func() { _ = l.Close() }, nil
+}
+
+func openFile(path, txlock string, conns int, pragmas ...string) (*sql.DB, error) {
+	q := url.Values{"_txlock": {txlock}, "_pragma": pragmas}
+	u := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
+	db, err := sql.Open("sqlite", u.String())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(conns)
+	db.SetMaxIdleConns(conns)
+	return db, nil
+}
+
+func (*sqliteDialect) forUpdate() string      { return "" } // the one writer has locked everything
+func (*sqliteDialect) shared() bool           { return false }
+func (*sqliteDialect) readTx() *sql.TxOptions { return &sql.TxOptions{ReadOnly: true} }
+
+// retryable is about other processes only: within this one, writers queue.
+func (*sqliteDialect) retryable(err error) bool {
+	var e *sqlite.Error
+	return errors.As(err, &e) && (e.Code()&0xff == lib.SQLITE_BUSY || e.Code()&0xff == lib.SQLITE_LOCKED)
+}
+
+func (*sqliteDialect) lostCommit(err error) bool {
+	var e *sqlite.Error
+	return errors.As(err, &e) && e.Code()&0xff == lib.SQLITE_IOERR
+}
+
+func (*sqliteDialect) classify(err error) *sandbox.Error {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return internal(err)
+	}
+	switch e.Code() {
+	case lib.SQLITE_CONSTRAINT_UNIQUE, lib.SQLITE_CONSTRAINT_PRIMARYKEY:
+		return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "store", Cause: err}
+	case lib.SQLITE_CONSTRAINT_FOREIGNKEY:
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Cause: err, Message: "what this belongs to does not exist"}
+	}
+	switch e.Code() & 0xff {
+	case lib.SQLITE_FULL:
+		return exhausted(err)
+	case lib.SQLITE_BUSY, lib.SQLITE_LOCKED, lib.SQLITE_IOERR, lib.SQLITE_CANTOPEN, lib.SQLITE_READONLY, lib.SQLITE_PERM, lib.SQLITE_NOLFS:
+		return unavailable(err)
+	case lib.SQLITE_CORRUPT, lib.SQLITE_NOTADB:
+		return &sandbox.Error{
+			Code: sandbox.CodeInternal, Op: "store", Cause: err,
+			Message: "the database file is damaged", Hint: "restore a backup",
+		}
+	}
+	return internal(err)
+}
+
+func (d *sqliteDialect) backup(ctx context.Context, path string) error {
+	conn, err := d.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	// The copy is made by reading; the setting would refuse it all the same.
+	if _, err := conn.ExecContext(ctx, "PRAGMA query_only = 0"); err != nil {
+		return err
+	}
+	defer func() { _, _ = conn.ExecContext(context.WithoutCancel(ctx), "PRAGMA query_only = 1") }()
+	_, err = conn.ExecContext(ctx, "VACUUM INTO $1", path)
+	return err
+}

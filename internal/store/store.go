@@ -1,0 +1,268 @@
+// Package store is the durable record of who wants which sandboxes: tenants,
+// their sandboxes, keys and limits, the nodes that hold them, and the rows
+// under the event log. The provider is the truth about what runs; the store is
+// the truth about what is wanted.
+//
+// One set of SQL statements serves SQLite, the default, and PostgreSQL, for
+// several daemons that share names, keys, quotas and events while each owns
+// its own sandboxes. The differences are in the files sqlite.go and
+// postgres.go, and one suite of tests runs against both.
+//
+// All work is done in transactions, by [Store.View] and [Store.Update]. What
+// belongs to a tenant is reached only with that tenant's name, which is part
+// of every query; what crosses tenants is on [Operator] and named so.
+//
+// No secret is stored: values of environment variables are dropped, keys of
+// callers and idempotency keys are stored as hashes. Errors are
+// *sandbox.Error, safe to show; their causes are for logs.
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Options of a Store. The zero value is right for a daemon.
+type Options struct {
+	// Now tells time; nil means time.Now. The store keeps nanoseconds and no
+	// time zone.
+	Now func() time.Time
+
+	upTo int64 // tests stop the migration at an earlier schema
+}
+
+// Store is an open database. It may be used concurrently.
+type Store struct {
+	dialect dialect
+	upTo    int64
+	write   *sql.DB // SQLite: one connection, so that writers queue instead of failing
+	read    *sql.DB
+	now     func() time.Time
+}
+
+// dialect is what differs between the databases.
+type dialect interface {
+	// classify turns an error of the driver into one that may be shown.
+	classify(err error) *sandbox.Error
+	// retryable reports whether the transaction did nothing and can be run
+	// again: it lost against another, or never reached the database.
+	retryable(err error) bool
+	// lostCommit reports whether the answer to a commit that failed with err
+	// leaves open if it happened.
+	lostCommit(err error) bool
+	// forUpdate ends a SELECT that locks the rows it reads.
+	forUpdate() string
+	// readTx are the options of a transaction that only reads: it sees one
+	// state of the database from its first statement to its last.
+	readTx() *sql.TxOptions
+	// shared says whether other daemons may write to this database.
+	shared() bool
+	// backup writes a consistent copy into an empty file.
+	backup(ctx context.Context, path string) error
+}
+
+// Open opens the database at url, makes it if it is missing, and migrates it
+// to the schema of this program: "sqlite:PATH", a plain path, or
+// "postgres://…". A database with a newer schema is refused. The caller closes
+// the Store.
+func Open(ctx context.Context, url string, opts Options) (*Store, error) {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	s := &Store{now: opts.Now, upTo: opts.upTo}
+	var err error
+	scheme, rest, found := strings.Cut(url, ":")
+	switch {
+	case found && (scheme == "postgres" || scheme == "postgresql"):
+		err = s.openPostgres(ctx, url)
+	case found && scheme == "sqlite":
+		err = s.openSQLite(ctx, strings.TrimPrefix(rest, "//"))
+	case found && strings.HasPrefix(rest, "//"):
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "store", Message: "not a usable address", Hint: "use sqlite:PATH or postgres://USER@HOST/DATABASE"}
+	default:
+		err = s.openSQLite(ctx, url)
+	}
+	if err != nil {
+		_ = s.Close() // what stood in the way of opening is the news
+		return nil, opErr("store.open", s.shown(err))
+	}
+	return s, nil
+}
+
+// Close closes the database. Transactions that run are waited for. Close is
+// idempotent.
+func (s *Store) Close() error {
+	var errs []error
+	for _, db := range []*sql.DB{s.read, s.write} {
+		if db != nil {
+			errs = append(errs, db.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Shared reports whether other daemons may write to the same database, so that
+// changes have to be looked for.
+func (s *Store) Shared() bool { return s.dialect.shared() }
+
+// Now returns the time by the store's clock.
+func (s *Store) Now() time.Time { return s.now().UTC() }
+
+// Ping reports whether the database answers.
+func (s *Store) Ping(ctx context.Context) error {
+	return s.View(ctx, func(tx *Tx) error {
+		var one int
+		return tx.queryRow(ctx, "SELECT 1").Scan(&one)
+	})
+}
+
+// Tx is a transaction. It belongs to one goroutine and ends with the function
+// that got it.
+type Tx struct {
+	s         *Store
+	tx        *sql.Tx
+	committed []func()
+}
+
+// OnCommit calls f after the transaction is committed, and not if it is not.
+func (tx *Tx) OnCommit(f func()) { tx.committed = append(tx.committed, f) }
+
+// Now returns the time by the store's clock.
+func (tx *Tx) Now() time.Time { return tx.s.Now() }
+
+// maxTries bounds how often a transaction that lost against another is run.
+const maxTries = 8
+
+// Update runs f in a transaction and commits it if f returns nil. What f does
+// to the database is done whole or not at all, and is durable when Update
+// returns nil.
+//
+// f may be run several times, when the transaction lost against another or the
+// connection broke before it was committed; so it must have no effects but
+// those on the database, and assign its results instead of adding to them. An
+// error with CodeUnavailable that says that the outcome is unknown means what
+// it says: the connection broke during the commit.
+func (s *Store) Update(ctx context.Context, f func(*Tx) error) error {
+	return s.retry(ctx, func() error { return s.run(ctx, s.write, nil, f) })
+}
+
+// View runs f in a transaction that only reads and sees one state of the
+// database. f may be run several times, as in Update.
+func (s *Store) View(ctx context.Context, f func(*Tx) error) error {
+	return s.retry(ctx, func() error { return s.run(ctx, s.read, s.dialect.readTx(), f) })
+}
+
+// Read is View for a function with a result.
+func Read[T any](ctx context.Context, s *Store, f func(*Tx) (T, error)) (out T, err error) {
+	err = s.View(ctx, func(tx *Tx) (err error) { out, err = f(tx); return err })
+	return out, err
+}
+
+// Write is Update for a function with a result.
+func Write[T any](ctx context.Context, s *Store, f func(*Tx) (T, error)) (out T, err error) {
+	err = s.Update(ctx, func(tx *Tx) (err error) { out, err = f(tx); return err })
+	return out, err
+}
+
+// errOutcomeUnknown marks a commit whose answer was lost: it must not be
+// repeated, because it may have happened.
+var errOutcomeUnknown = errors.New("the commit was sent and its answer was lost")
+
+// commitTimeout bounds a commit, which a canceled caller does not: half of it
+// could have reached the database.
+const commitTimeout = 30 * time.Second
+
+func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func(*Tx) error) error {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	sqlTx, err := conn.BeginTx(txCtx, opts)
+	if err != nil {
+		return err
+	}
+	tx := &Tx{s: s, tx: sqlTx}
+	defer func() { _ = sqlTx.Rollback() }() // after a commit this does nothing
+	if err := f(tx); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	timer := time.AfterFunc(commitTimeout, cancel)
+	defer timer.Stop()
+	if err := sqlTx.Commit(); err != nil {
+		if opts == nil && s.dialect.lostCommit(err) {
+			err = errors.Join(errOutcomeUnknown, err)
+		}
+		return err
+	}
+	for _, f := range tx.committed {
+		f()
+	}
+	return nil
+}
+
+// retry runs a transaction until it is done, cannot be done, or has lost too
+// often, waiting a little longer each time.
+func (s *Store) retry(ctx context.Context, run func() error) error {
+	wait := 2 * time.Millisecond
+	for try := 1; ; try++ {
+		err := run()
+		if err == nil || try == maxTries || errors.Is(err, errOutcomeUnknown) || !s.dialect.retryable(err) {
+			return s.shown(err)
+		}
+		t := time.NewTimer(wait + jitter(wait))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return s.shown(ctx.Err())
+		case <-t.C:
+		}
+		wait *= 2
+	}
+}
+
+func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error) {
+	res, err := tx.tx.ExecContext(ctx, query, args...)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (tx *Tx) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	return tx.tx.QueryContext(ctx, query, args...)
+}
+
+func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
+	return tx.tx.QueryRowContext(ctx, query, args...)
+}
+
+// collect scans every row and closes rows.
+func collect[T any](rows *sql.Rows, err error, scan func(scanner) (T, error)) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rows.Close() }()
+	var out []T
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, rows.Err()
+}
+
+// scanner is a *sql.Row or a *sql.Rows.
+type scanner interface{ Scan(dest ...any) error }

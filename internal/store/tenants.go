@@ -1,0 +1,102 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Tenant is one customer of the daemon. Nothing of one reaches another.
+type Tenant struct {
+	ID       string       `json:"id"`
+	Created  time.Time    `json:"created"`
+	Disabled time.Time    `json:"disabled,omitzero"` // zero: it is not
+	Limits   quota.Limits `json:"limits,omitzero"`
+	Version  int64        `json:"version"` // raised by every change
+}
+
+const tenantColumns = "id, created, disabled, limits_json, version"
+
+func scanTenant(row scanner) (t Tenant, err error) {
+	var created, disabled int64
+	var limits []byte
+	if err := row.Scan(&t.ID, &created, &disabled, &limits, &t.Version); err != nil {
+		return t, err
+	}
+	t.Created, t.Disabled = timeOf(created), timeOf(disabled)
+	return t, json.Unmarshal(limits, &t.Limits)
+}
+
+// Tenant returns a tenant; an unknown one is CodeNotFound.
+func (tx *Tx) Tenant(ctx context.Context, tenant string) (Tenant, error) {
+	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1", tenant))
+	return t, missing(err, "tenant", tenant)
+}
+
+// lockTenant is Tenant, and lets nobody else change what depends on the
+// tenant as a whole until the transaction ends.
+func (tx *Tx) lockTenant(ctx context.Context, tenant string) (Tenant, error) {
+	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1"+tx.s.dialect.forUpdate(), tenant))
+	return t, missing(err, "tenant", tenant)
+}
+
+// EnsureTenant returns a tenant, and makes it first if it is missing.
+func (tx *Tx) EnsureTenant(ctx context.Context, tenant string) (Tenant, error) {
+	if err := sandbox.ValidateName(tenant); err != nil {
+		return Tenant{}, fail(sandbox.CodeInvalid, "tenant", "%q is not the name of a tenant", clip(tenant))
+	}
+	_, err := tx.exec(ctx, "INSERT INTO tenants (id, created) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING", tenant, nanos(tx.Now()))
+	if err != nil {
+		return Tenant{}, err
+	}
+	return tx.Tenant(ctx, tenant)
+}
+
+// SetLimits changes what a tenant may use. What it uses already is left alone.
+func (tx *Tx) SetLimits(ctx context.Context, tenant string, l quota.Limits) error {
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	doc, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	n, err := tx.exec(ctx, "UPDATE tenants SET limits_json = $1, version = version + 1 WHERE id = $2", string(doc), tenant)
+	return oneRow(n, err, "tenant", tenant)
+}
+
+// DisableTenant refuses the tenant's keys and new sandboxes from now on, or
+// allows them again. Its sandboxes are left alone.
+func (tx *Tx) DisableTenant(ctx context.Context, tenant string, disabled bool) error {
+	var at int64
+	if disabled {
+		at = nanos(tx.Now())
+	}
+	n, err := tx.exec(ctx, "UPDATE tenants SET disabled = $1, version = version + 1 WHERE id = $2", at, tenant)
+	return oneRow(n, err, "tenant", tenant)
+}
+
+// holding lists the states in which a sandbox may hold processors and memory.
+// A lost one may well run, and a paused one keeps its memory.
+const holding = "('creating', 'running', 'pausing', 'paused', 'resuming', 'lost')"
+
+// Usage counts what a tenant uses.
+func (tx *Tx) Usage(ctx context.Context, tenant string) (u quota.Usage, err error) {
+	err = tx.queryRow(ctx, `SELECT COUNT(*),
+		CAST(COALESCE(SUM(CASE WHEN state IN `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
+		CAST(COALESCE(SUM(CASE WHEN state IN `+holding+` THEN memory END), 0) AS BIGINT),
+		CAST(COALESCE(SUM(disk), 0) AS BIGINT)
+		FROM sandboxes WHERE tenant = $1 AND state <> 'gone'`, tenant).Scan(&u.Boxes, &u.CPUs, &u.Memory, &u.Disk)
+	return u, err
+}
+
+// oneRow turns "nothing was changed" into CodeNotFound.
+func oneRow(n int64, err error, what, subject string) error {
+	if err == nil && n == 0 {
+		return fail(sandbox.CodeNotFound, subject, "no such %s", what)
+	}
+	return err
+}
