@@ -52,7 +52,7 @@ func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (b
 	f.conditions(&q, tenant)
 	query := "SELECT " + briefColumns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
 	rows, err := tx.query(ctx, query, q.args...)
-	boxes, err = collect(rows, err, scanBrief)
+	boxes, err = collect(rows, err, briefScan())
 	if err != nil || len(boxes) <= limit {
 		return boxes, "", err
 	}
