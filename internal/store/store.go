@@ -218,7 +218,10 @@ func (s *Store) retry(ctx context.Context, run func() error) error {
 	wait := 2 * time.Millisecond
 	for try := 1; ; try++ {
 		err := run()
-		if err == nil || try == maxTries || errors.Is(err, errOutcomeUnknown) || !s.dialect.retryable(err) {
+		if err != nil && ctx.Err() != nil {
+			err = errors.Join(ctx.Err(), err) // drivers differ in how they tell it
+		}
+		if err == nil || ctx.Err() != nil || try == maxTries || errors.Is(err, errOutcomeUnknown) || !s.dialect.retryable(err) {
 			return s.shown(err)
 		}
 		t := time.NewTimer(wait + jitter(wait))
