@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,8 +19,6 @@ import (
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
 
 func ok(t testing.TB, err error) {
 	t.Helper()
