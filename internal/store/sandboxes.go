@@ -28,19 +28,21 @@ type Sandbox struct {
 	// are counted against the tenant's limits.
 	Resources sandbox.Resources
 	Labels    map[string]string
-	// Spec is what was asked for. The values of its Env are not kept: they
-	// are empty. Listings leave Spec out.
-	Spec sandbox.Spec
-	Exit *sandbox.Exit // how it ended, once it did
 
 	Created time.Time
 	Updated time.Time
 	Expires time.Time // zero: never
-	Active  time.Time // when it was last used
-	Idle    Idle
+	Version int64     // raised by every change but that of Active
 
-	Epoch   int64 // fencing number of whoever holds it
-	Version int64 // raised by every change but that of Active
+	// What follows is left out of a tenant's listings.
+
+	// Spec is what was asked for. The values of its Env are not kept: they
+	// are empty.
+	Spec   sandbox.Spec
+	Exit   *sandbox.Exit // how it ended, once it did
+	Active time.Time     // when it was last used
+	Idle   Idle
+	Epoch  int64 // fencing number of whoever holds it
 }
 
 // Idle says what happens to a sandbox that is not used.
@@ -60,9 +62,9 @@ func (b *Sandbox) holds() bool {
 }
 
 const (
-	briefColumns = `id, tenant, name, state, reason, provider, node, image, cpus, memory, disk, pids,
-	labels_json, exit_json, created, updated, expires, active, idle_after, idle_action, epoch, version`
-	sandboxColumns = briefColumns + ", spec_json"
+	// Every column costs a listing of thousands some milliseconds.
+	briefColumns   = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, version"
+	sandboxColumns = briefColumns + ", tenant, exit_json, active, idle_after, idle_action, epoch, spec_json"
 )
 
 // sandboxRow is where one row after another is scanned to. Its fields have the
@@ -83,15 +85,15 @@ func briefScan() func(scanner) (Sandbox, error) { return newSandboxRow().scan }
 
 func fullScan() func(scanner) (Sandbox, error) {
 	r := newSandboxRow()
-	r.dest = append(r.dest, &r.spec)
+	r.dest = append(r.dest, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec)
 	return r.scan
 }
 
 func newSandboxRow() *sandboxRow {
 	r := &sandboxRow{}
 	r.dest = []any{
-		&r.id, &r.tenant, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
-		&r.labels, &r.exit, &r.created, &r.updated, &r.expires, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.version,
+		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
+		&r.labels, &r.created, &r.updated, &r.expires, &r.version,
 	}
 	return r
 }
@@ -248,10 +250,10 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 	n, err := tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
 		ON CONFLICT DO NOTHING`,
-		string(b.ID), tenant, b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
+		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
-		docs.labels, docs.exit, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), nanos(b.Active),
-		int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec)
+		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Version,
+		tenant, docs.exit, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec)
 	if err == nil && n == 0 {
 		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id exists")
 	}
