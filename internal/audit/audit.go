@@ -133,7 +133,14 @@ type Intent struct {
 // must not be done.
 func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 	e, err := r.log.Announce(ctx, r.opts.Node, r.event(a, eventlog.Attempted))
-	return r.begun(a, e, err)
+	i, err := r.begun(a, e, err)
+	if err == nil && ctx.Err() != nil {
+		// The caller has gone meanwhile: nothing will be done.
+		err = &sandbox.Error{Code: sandbox.CodeOf(ctx.Err()), Op: a.Op, Subject: a.Name, Cause: ctx.Err()}
+		r.report(i.End(ctx, Outcome{Err: err}))
+		return nil, err
+	}
+	return i, err
 }
 
 // BeginTx is Begin within a transaction, of which it should be the last step:

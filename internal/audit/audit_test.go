@@ -129,6 +129,34 @@ func TestNoRecordNoAction(t *testing.T) {
 	}
 }
 
+// TestCallerGone cancels callers while their intents are on the way: whatever
+// was written is closed too.
+func TestCallerGone(t *testing.T) {
+	_, l, r := open(t, filepath.Join(t.TempDir(), "atoll.db"), audit.Options{})
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			go func() {
+				if i%2 == 0 {
+					cancel()
+				}
+			}()
+			_ = r.Do(ctx, audit.Action{Tenant: "acme", Op: "files.read"}, nil, func(context.Context) (audit.Outcome, error) {
+				return audit.Outcome{}, nil
+			})
+		})
+	}
+	wg.Wait()
+	if open, err := l.Open(t.Context(), "local", 100); err != nil || len(open) > 0 {
+		t.Errorf("left open: %v, %v", open, err)
+	}
+	if got := len(story(t, l)); got < 40 || got%2 != 0 {
+		t.Errorf("%d records of attempts and outcomes", got)
+	}
+}
+
 // TestWithStore: what the transaction changes and its records come together.
 func TestWithStore(t *testing.T) {
 	ctx := t.Context()

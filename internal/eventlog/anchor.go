@@ -104,7 +104,8 @@ func (a *FileAnchor) Keep(tenant string, h Head) error {
 	if err := os.MkdirAll(a.Dir, 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(a.Dir, ".head-*")
+	// Always the same name, so that a killed daemon leaves one file at most.
+	tmp, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}

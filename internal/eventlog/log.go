@@ -117,7 +117,8 @@ func (l *Log) Append(ctx context.Context, e Event) (Event, error) {
 }
 
 // Announce is Append for an event that another, with its Ref, will be the
-// outcome of. Until then it is open, and found by [Log.Open].
+// outcome of. Until then it is open, and found by [Log.Open]. It is not cut
+// short when ctx ends: the caller learns what to close.
 func (l *Log) Announce(ctx context.Context, node string, e Event) (Event, error) {
 	return l.append(ctx, e, node)
 }
@@ -180,6 +181,9 @@ const maxQueue = 10_000
 // everything that is queued and ends when the queue is empty: while one
 // transaction waits for the disk, the next one fills.
 func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) {
+	if err := ctx.Err(); err != nil {
+		return Event{}, err
+	}
 	en := &entry{event: e, opens: opens, done: make(chan struct{})}
 	l.mu.Lock()
 	switch {
@@ -196,10 +200,14 @@ func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) 
 		go l.lead(context.WithoutCancel(ctx))
 	}
 	l.mu.Unlock()
+	gone := ctx.Done()
+	if opens != "" {
+		gone = nil // else nobody would know the number to close it with
+	}
 	select {
 	case <-en.done:
 		return en.event, en.err
-	case <-ctx.Done():
+	case <-gone:
 		return Event{}, ctx.Err()
 	}
 }

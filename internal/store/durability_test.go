@@ -237,6 +237,26 @@ func fillDisk(dir string) error {
 	return nil
 }
 
+// TestAppendOnly: the database itself refuses to change or remove an event.
+func TestAppendOnly(t *testing.T) {
+	ctx := context.Background()
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		s := open(store.Options{})
+		tenants(t, s, "acme")
+		ok(t, s.Update(ctx, func(tx *store.Tx) error {
+			if _, err := tx.LockEventHead(ctx, "acme"); err != nil {
+				return err
+			}
+			return tx.AppendEvents(ctx, "acme", []store.EventRow{{Seq: 1, Type: "attempted", Op: "x", Body: []byte("{}"), Hash: []byte("h")}})
+		}))
+		for _, st := range []string{"UPDATE events SET body = 'x'", "DELETE FROM events", "UPDATE events SET seq = 2 WHERE seq = 1"} {
+			if err := s.Exec(ctx, st); err == nil || !strings.Contains(err.Error(), "append-only") {
+				t.Errorf("%s: %v", st, err)
+			}
+		}
+	})
+}
+
 func TestBackup(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()

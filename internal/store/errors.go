@@ -23,14 +23,14 @@ func (s *Store) shown(err error) error {
 		return nil
 	case errors.As(err, &known):
 		return err
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: "store", Cause: err}
 	case errors.Is(err, errOutcomeUnknown):
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "store", Cause: err,
 			Message: "the connection to the database broke during a commit: its outcome is unknown",
 			Hint:    "look before you repeat it, or repeat it with the same idempotency key",
 		}
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: "store", Cause: err}
 	case s.dialect == nil || connectionLost(err):
 		return unavailable(err)
 	}

@@ -38,3 +38,10 @@ func (s *Store) Check(ctx context.Context) (string, error) {
 	err := s.read.QueryRowContext(ctx, "PRAGMA integrity_check").Scan(&answer)
 	return answer, err
 }
+
+// Spin runs a statement that takes for ever.
+func (tx *Tx) Spin(ctx context.Context) error {
+	var n int64
+	return tx.queryRow(ctx, `WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 - 1 FROM c)
+		SELECT COUNT(*) FROM c`).Scan(&n)
+}

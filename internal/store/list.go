@@ -31,8 +31,8 @@ type Page struct {
 	Limit  int    // at most so many; zero: DefaultPage; at most MaxPage
 }
 
-// Sandboxes lists a tenant's sandboxes, newest first, without their Spec. next
-// is the cursor of the rest, empty at the end. Whatever matches from the first
+// Sandboxes lists a tenant's sandboxes, newest first, without what [Sandbox]
+// says is left out. next is the cursor of the rest, empty at the end. Whatever matches from the first
 // page to the last is listed exactly once, whatever is made or removed in
 // between.
 func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
@@ -52,7 +52,10 @@ func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (b
 	f.conditions(&q, tenant)
 	query := "SELECT " + briefColumns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
 	rows, err := tx.query(ctx, query, q.args...)
-	boxes, err = collect(rows, err, scanBrief)
+	boxes, err = collect(rows, err, briefScan())
+	for i := range boxes {
+		boxes[i].Tenant = tenant
+	}
 	if err != nil || len(boxes) <= limit {
 		return boxes, "", err
 	}

@@ -78,6 +78,40 @@ func TestFilters(t *testing.T) {
 	})
 }
 
+// TestListingSaysWhatGetSays: but for what is documented as left out.
+func TestListingSaysWhatGetSays(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		ctx := context.Background()
+		s := open(store.Options{})
+		tenants(t, s, "acme")
+		in := box("web")
+		in.Labels = map[string]string{`quo"ted`: `back\slash`, "<b>": "ü"}
+		in.Resources = sandbox.Resources{CPUs: 1.5, Memory: 2, Disk: 3, PIDs: 4}
+		in.Expires = time.Unix(5, 6)
+		in.Idle = store.Idle{After: time.Minute, Action: "stop"}
+		mustCreate(t, s, "acme", in)
+		want, err := update(s, "acme", in.ID, store.Expect{}, func(b *store.Sandbox) {
+			b.State, b.Reason, b.Epoch = sandbox.Failed, "broken", 9
+			b.Exit = &sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonMemory}
+		})
+		ok(t, err)
+		full, err := get(s, "acme", in.ID)
+		ok(t, err)
+		if full.Exit == nil || *full.Exit != *want.Exit || full.Epoch != 9 || full.Idle != in.Idle || full.Active.IsZero() {
+			t.Errorf("read back %+v", full)
+		}
+		full.Spec, full.Exit, full.Active, full.Idle, full.Epoch = sandbox.Spec{}, nil, time.Time{}, store.Idle{}, 0
+		var listed []store.Sandbox
+		ok(t, s.View(ctx, func(tx *store.Tx) (err error) {
+			listed, _, err = tx.Sandboxes(ctx, "acme", store.Filter{}, store.Page{})
+			return err
+		}))
+		if len(listed) != 1 || fmt.Sprintf("%+v", listed[0]) != fmt.Sprintf("%+v", full) {
+			t.Errorf("listed\n%+v, want\n%+v", listed, full)
+		}
+	})
+}
+
 // TestPagesUnderInserts: what is there from beginning to end is listed once,
 // though others come and go, and many are made in the same instant.
 func TestPagesUnderInserts(t *testing.T) {

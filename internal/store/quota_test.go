@@ -37,11 +37,20 @@ func TestQuotaHoldsTogether(t *testing.T) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
 		tenants(t, stores[0], "acme", "rival")
 		setLimits(t, stores[0], "acme", quota.Limits{Boxes: 7, Memory: 500})
+		for _, s := range stores { // both have their connections open and warm
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() { usage(t, s, "acme") })
+			}
+			wg.Wait()
+		}
+		start := make(chan struct{})
 		var wg sync.WaitGroup
 		var mu sync.Mutex
 		made := 0
 		for i := range 40 {
 			wg.Go(func() {
+				<-start
 				_, _, err := create(stores[i%2], "acme", sized(fmt.Sprint("b", i), 1, 100), store.Create{})
 				if err == nil {
 					mu.Lock()
@@ -52,6 +61,7 @@ func TestQuotaHoldsTogether(t *testing.T) {
 				}
 			})
 		}
+		close(start)
 		wg.Wait()
 		if u := usage(t, stores[0], "acme"); made != 5 || u.Boxes != 5 || u.Memory != 500 {
 			t.Errorf("%d made, %+v", made, u)

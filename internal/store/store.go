@@ -21,6 +21,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -217,7 +218,10 @@ func (s *Store) retry(ctx context.Context, run func() error) error {
 	wait := 2 * time.Millisecond
 	for try := 1; ; try++ {
 		err := run()
-		if err == nil || try == maxTries || errors.Is(err, errOutcomeUnknown) || !s.dialect.retryable(err) {
+		if err != nil && ctx.Err() != nil {
+			err = errors.Join(ctx.Err(), err) // drivers differ in how they tell it
+		}
+		if err == nil || ctx.Err() != nil || try == maxTries || errors.Is(err, errOutcomeUnknown) || !s.dialect.retryable(err) {
 			return s.shown(err)
 		}
 		t := time.NewTimer(wait + jitter(wait))
@@ -247,21 +251,32 @@ func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row 
 	return tx.tx.QueryRowContext(ctx, query, args...)
 }
 
+// chunk is how many rows are collected before they are moved: large records in
+// one slice that grows would be copied again and again.
+const chunk = 256
+
 // collect scans every row and closes rows.
 func collect[T any](rows *sql.Rows, err error, scan func(scanner) (T, error)) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	var out []T
+	var full [][]T
+	var last []T
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, v)
+		if len(last) == chunk {
+			full, last = append(full, last), make([]T, 0, chunk)
+		}
+		last = append(last, v)
 	}
-	return out, rows.Err()
+	if len(full) > 0 {
+		last = slices.Concat(append(full, last)...)
+	}
+	return last, rows.Err()
 }
 
 // scanner is a *sql.Row or a *sql.Rows.

@@ -449,3 +449,43 @@ func TestOddPaths(t *testing.T) {
 		}
 	}
 }
+
+// TestCanceled: a caller who goes away is let go at once, and what it did is
+// undone; the store serves the next one.
+func TestCanceled(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		s := open(store.Options{})
+		tenants(t, s, "acme")
+		for code, stop := range map[sandbox.Code]func() (context.Context, context.CancelFunc){
+			sandbox.CodeTimeout: func() (context.Context, context.CancelFunc) {
+				return context.WithTimeout(context.Background(), 20*time.Millisecond)
+			},
+			sandbox.CodeCanceled: func() (context.Context, context.CancelFunc) {
+				ctx, cancel := context.WithCancel(context.Background())
+				time.AfterFunc(20*time.Millisecond, cancel)
+				return ctx, cancel
+			},
+		} {
+			for name, do := range map[string]func(context.Context, func(*store.Tx) error) error{"update": s.Update, "view": s.View} {
+				ctx, cancel := stop()
+				err := do(ctx, func(tx *store.Tx) error {
+					if name == "update" {
+						// The context may end already here.
+						if _, _, err := tx.CreateSandbox(ctx, "acme", box("web"), store.Create{}); err != nil {
+							return err
+						}
+					}
+					return tx.Spin(ctx)
+				})
+				cancel()
+				if sandbox.CodeOf(err) != code {
+					t.Errorf("%s: %v (%v), want %s", name, err, sandboxCause(err), code)
+				}
+			}
+		}
+		if got := listAll(t, s, "acme", store.Filter{}, 10); len(got) != 0 {
+			t.Errorf("left behind: %v", got)
+		}
+		mustCreate(t, s, "acme", box("web"))
+	})
+}

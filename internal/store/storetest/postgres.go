@@ -21,15 +21,22 @@ import (
 	"time"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+	"go.uber.org/goleak"
 )
 
 const install = "PostgreSQL is not installed: run `apt-get install postgresql`, or put initdb and postgres into PATH"
 
 // Main runs the tests of a package that uses [Postgres] and stops the server
-// after them. It is for TestMain and returns the exit code.
+// after them. It fails if goroutines are left. It is for TestMain and returns
+// the exit code.
 func Main(m *testing.M) int {
-	defer server.stop()
-	return m.Run()
+	code := m.Run()
+	server.stop()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	return code
 }
 
 // Postgres returns the address of a new, empty database. It is dropped with

@@ -1,0 +1,226 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// TestSessionsEnded: the server ends all sessions while work goes on. Nobody
+// sees it but who was in the middle of a commit, and nothing is done twice or
+// lost.
+func TestSessionsEnded(t *testing.T) {
+	ctx := context.Background()
+	address := storetest.Postgres(t)
+	s, err := store.Open(ctx, address, store.Options{})
+	ok(t, err)
+	defer func() { ok(t, s.Close()) }()
+	tenants(t, s, "acme")
+	const n = 60
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	made, unknown := map[sandbox.ID]bool{}, 0
+	for w := range 3 {
+		wg.Go(func() {
+			for i := range n {
+				b := labeled(fmt.Sprintf("b%d-%d", w, i))
+				_, _, err := create(s, "acme", b, store.Create{IdempotencyKey: b.Name})
+				mu.Lock()
+				if err == nil {
+					made[b.ID] = true
+				} else if unknown++; sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+					t.Errorf("%v (%v)", err, sandboxCause(err))
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	for range 10 {
+		storetest.Disconnect(t, address)
+	}
+	wg.Wait()
+	there := map[sandbox.ID]bool{}
+	all := listAll(t, s, "acme", store.Filter{}, 1000)
+	for _, id := range all {
+		there[id] = true
+	}
+	for id := range made {
+		if !there[id] {
+			t.Errorf("%s was acknowledged and is lost", id)
+		}
+	}
+	if len(all) > len(made)+unknown {
+		t.Errorf("%d are there, %d were made and %d may have been", len(all), len(made), unknown)
+	}
+}
+
+// proxy passes connections on to a server until it is told to cut them at a
+// word of the client's.
+type proxy struct {
+	net.Listener
+
+	mu     sync.Mutex
+	target string
+	cutAt  string
+}
+
+func newProxy(t *testing.T, address string) (*proxy, string) {
+	t.Helper()
+	u, err := url.Parse(address)
+	ok(t, err)
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))
+	ok(t, err)
+	p := &proxy{Listener: l, target: filepath.Join(u.Query().Get("host"), ".s.PGSQL.5432")}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { p.pass(c) })
+		}
+	})
+	t.Cleanup(func() {
+		ok(t, l.Close())
+		wg.Wait()
+	})
+	q := u.Query()
+	q.Set("host", dir)
+	u.RawQuery = q.Encode()
+	return p, u.String()
+}
+
+func (p *proxy) cut(word string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cutAt = word
+}
+
+// pass cuts the connection when the client sends the word: it reaches the
+// server, and the answer does not reach the client.
+func (p *proxy) pass(client net.Conn) {
+	defer func() { _ = client.Close() }()
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	server, err := net.Dial("unix", target)
+	if err != nil {
+		return
+	}
+	defer func() { _ = server.Close() }()
+	cutting := make(chan struct{})
+	var once sync.Once
+	go func() {
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := server.Read(buf)
+			select {
+			case <-cutting: // the answer came: let it be lost
+				_ = client.Close()
+				return
+			default:
+			}
+			if _, werr := client.Write(buf[:n]); err != nil || werr != nil {
+				_ = client.Close()
+				return
+			}
+		}
+	}()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := client.Read(buf)
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		if p.cutAt != "" && bytes.Contains(bytes.ToLower(buf[:n]), bytes.ToLower([]byte(p.cutAt))) {
+			p.cutAt = ""
+			once.Do(func() { close(cutting) })
+		}
+		p.mu.Unlock()
+		if _, err := server.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// TestAnswerLost cuts the connection exactly at a statement whose answer then
+// never comes.
+func TestAnswerLost(t *testing.T) {
+	ctx := context.Background()
+	direct := storetest.Postgres(t)
+	p, address := newProxy(t, direct)
+	s, err := store.Open(ctx, address, store.Options{})
+	ok(t, err)
+	defer func() { ok(t, s.Close()) }()
+	tenants(t, s, "acme")
+
+	// In the middle of a transaction it is safe to begin again.
+	p.cut("INSERT INTO sandbox_labels")
+	runs := 0
+	err = s.Update(ctx, func(tx *store.Tx) error {
+		runs++
+		_, _, err := tx.CreateSandbox(ctx, "acme", labeled("a"), store.Create{})
+		return err
+	})
+	ok(t, err)
+	if runs != 2 {
+		t.Errorf("run %d times, want 2", runs)
+	}
+
+	// At the commit it is not: the sandbox is made, and nobody was told.
+	p.cut("commit")
+	runs = 0
+	err = s.Update(ctx, func(tx *store.Tx) error {
+		runs++
+		_, _, err := tx.CreateSandbox(ctx, "acme", labeled("b"), store.Create{IdempotencyKey: "key"})
+		return err
+	})
+	wantCode(t, err, sandbox.CodeUnavailable)
+	var e *sandbox.Error
+	if runs != 1 || !errors.As(err, &e) || e.Hint == "" {
+		t.Errorf("run %d times: %+v", runs, e)
+	}
+	_, replayed, err := create(s, "acme", labeled("b"), store.Create{IdempotencyKey: "key"})
+	ok(t, err)
+	if !replayed {
+		t.Error("the repetition made another sandbox")
+	}
+	if got := listAll(t, s, "acme", store.Filter{}, 10); len(got) != 2 {
+		t.Errorf("there are %v", got)
+	}
+
+	// A reader notices nothing.
+	p.cut("SELECT id, tenant")
+	_, err = get(s, "acme", "id-a")
+	ok(t, err)
+}
+
+// TestServerGone: without a server there is an answer, and soon.
+func TestServerGone(t *testing.T) {
+	ctx := context.Background()
+	p, address := newProxy(t, storetest.Postgres(t))
+	s, err := store.Open(ctx, address, store.Options{})
+	ok(t, err)
+	defer func() { ok(t, s.Close()) }()
+	tenants(t, s, "acme")
+	p.cut("begin")
+	p.mu.Lock()
+	p.target += ".gone"
+	p.mu.Unlock()
+	wantCode(t, s.Ping(ctx), sandbox.CodeUnavailable)
+	_, _, err = create(s, "acme", box("web"), store.Create{})
+	wantCode(t, err, sandbox.CodeUnavailable)
+}
