@@ -35,6 +35,7 @@ func (s *Sandbox) action(op, subject string) Action {
 func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	var p driver.Process
 	a := s.action("process.exec", "")
+	a.Command = &cmd
 	err := s.c.do(ctx, a, func(ctx context.Context) (err error) {
 		if err := cmd.Validate(); err != nil {
 			return err

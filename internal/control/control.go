@@ -1,6 +1,6 @@
 // Package control is one node's control plane: the only place where a request
 // becomes an action. Every call takes the same road: it is validated, its
-// defaults are resolved, it passes the gate, a driver carries it out, and what
+// defaults are resolved, it passes the guard, a driver carries it out, and what
 // went wrong is wrapped exactly once into a *sandbox.Error.
 //
 // Every face of Atoll (command line, library, HTTP) ends in these calls, so
@@ -22,12 +22,14 @@ import (
 // defaultTeardown bounds the removal of a sandbox whose caller went away.
 const defaultTeardown = 30 * time.Second
 
-// Action is what the gate is asked about: one thing to be done to one subject.
+// Action is what the guard is asked about: one thing to be done to one subject.
 type Action struct {
 	Op      string     // what, e.g. "sandbox.create" or "files.read"
 	Sandbox sandbox.ID // to which sandbox; empty when it is about none
 	Name    string     // the name of that sandbox, if it is known
 	Subject string     // what is touched: a name, a path, a process; never a secret
+	// Command is what process.exec is to run. Its environment may be secret.
+	Command *sandbox.Command
 }
 
 // Config is what a Control works with. Only Provider is required.
@@ -40,9 +42,9 @@ type Config struct {
 	// Defaults fill the resources a request leaves at zero. Those that are
 	// zero here too are left to the provider.
 	Defaults sandbox.Resources
-	// Gate is asked before every action, and an error of it forbids the
-	// action. Nil allows everything: the caller owns the machine.
-	Gate func(context.Context, Action) error
+	// Guard carries out every action: it calls act once, or refuses to and
+	// returns why. Nil allows everything: the caller owns the machine.
+	Guard func(ctx context.Context, a Action, act func(context.Context) error) error
 	// LockNames keeps every other maker of sandboxes on this node, in this
 	// process or another, from taking a name until release is called. Nil
 	// guards against this process only.
@@ -98,10 +100,8 @@ func New(cfg Config) *Control {
 // anything happens (who may, who holds the lease, is it written down) belongs
 // here and nowhere else.
 func (c *Control) do(ctx context.Context, a Action, act func(context.Context) error) error {
-	if c.cfg.Gate != nil {
-		if err := c.cfg.Gate(ctx, a); err != nil {
-			return c.wrap(a, err)
-		}
+	if c.cfg.Guard != nil {
+		return c.wrap(a, c.cfg.Guard(ctx, a, act))
 	}
 	return c.wrap(a, act(ctx))
 }

@@ -178,13 +178,13 @@ func TestListHidesAtollsLabels(t *testing.T) {
 	}
 }
 
-func TestGateForbids(t *testing.T) {
+func TestGuardForbids(t *testing.T) {
 	var asked []control.Action
 	p, c := setup(t, func(cfg *control.Config) {
-		cfg.Gate = func(_ context.Context, a control.Action) error {
+		cfg.Guard = func(ctx context.Context, a control.Action, act func(context.Context) error) error {
 			asked = append(asked, a)
 			if a.Op == "sandbox.create" || a.Op == "files.read" {
-				return nil
+				return act(ctx)
 			}
 			return &sandbox.Error{Code: sandbox.CodeDenied, Message: "not you"}
 		}
@@ -208,7 +208,7 @@ func TestGateForbids(t *testing.T) {
 		t.Error("a forbidden destruction happened")
 	}
 	if a := asked[1]; a.Op != "files.read" || a.Sandbox != "sb-1" || a.Name != "one" || a.Subject != "/x" {
-		t.Errorf("the gate was asked about %+v", a)
+		t.Errorf("the guard was asked about %+v", a)
 	}
 }
 

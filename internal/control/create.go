@@ -13,10 +13,12 @@ import (
 
 // Labels that Atoll itself puts on sandboxes. Callers may not use their prefix.
 const (
-	reservedPrefix = "atoll."
-	LabelName      = reservedPrefix + "name"  // the sandbox's name
-	LabelImage     = reservedPrefix + "image" // what it was made from
-	LabelOwner     = reservedPrefix + "owner" // the process it must not outlive
+	ReservedPrefix = "atoll."
+	LabelName      = ReservedPrefix + "name"  // the sandbox's name
+	LabelImage     = ReservedPrefix + "image" // what it was made from
+	LabelOwner     = ReservedPrefix + "owner" // the process it must not outlive
+	// LabelTenant says whose it is, on sandboxes that a daemon made.
+	LabelTenant = ReservedPrefix + "tenant"
 )
 
 // CreateRequest asks for a sandbox.
@@ -26,6 +28,21 @@ type CreateRequest struct {
 	Platform string         // of the image, "os/arch[/variant]"; empty: this machine's
 	Progress func(Progress) // told how fetching the image goes; may be nil
 	Bound    bool           // the sandbox must not outlive this process
+	Tenant   string         // whose it is; empty without a daemon
+	// Reserved says that the caller made sure that the name is free, where
+	// names are not those of the provider's sandboxes.
+	Reserved bool
+}
+
+// Prepare validates a request and returns it with everything filled in that
+// it left open, as Create will: id, name, image and resources among it.
+func (c *Control) Prepare(req CreateRequest) (CreateRequest, error) {
+	spec, err := c.complete(&req)
+	if err != nil {
+		return req, c.wrap(Action{Op: "sandbox.create"}, err)
+	}
+	req.Spec = *spec
+	return req, nil
 }
 
 // Create makes a sandbox. On an error, or when ctx ends first, nothing remains.
@@ -35,13 +52,14 @@ func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, erro
 	if err != nil {
 		return nil, c.wrap(Action{Op: "sandbox.create"}, err)
 	}
+	spec.Labels = c.labels(spec, &req)
 	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		img, err := c.ensureImage(ctx, &req, spec)
 		if err != nil {
 			return err
 		}
-		inst, err := c.makeNamed(ctx, spec, req.Spec.Name != "")
+		inst, err := c.makeNamed(ctx, spec, req.Spec.Name != "" && !req.Reserved)
 		if err != nil {
 			return err
 		}
@@ -59,8 +77,8 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 		return nil, err
 	}
 	for k := range spec.Labels {
-		if strings.HasPrefix(k, reservedPrefix) {
-			return nil, invalid("", "labels", fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, reservedPrefix), "")
+		if strings.HasPrefix(k, ReservedPrefix) {
+			return nil, invalid("", "labels", fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, ReservedPrefix), "")
 		}
 	}
 	switch req.Pull {
@@ -89,7 +107,6 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	fill(&spec.Resources.PIDs, c.cfg.Defaults.PIDs)
 	spec.Env = maps.Clone(spec.Env)
 	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
-	spec.Labels = c.labels(&spec, req.Bound)
 	return &spec, nil
 }
 
@@ -101,13 +118,16 @@ func fill[T int64 | float64](v *T, def T) {
 
 // labels returns a sandbox's own labels together with Atoll's, by which it is
 // found again.
-func (c *Control) labels(spec *sandbox.Spec, bound bool) map[string]string {
+func (c *Control) labels(spec *sandbox.Spec, req *CreateRequest) map[string]string {
 	labels := map[string]string{LabelName: spec.Name}
 	if len(spec.Image) <= sandbox.MaxLabelLen {
 		labels[LabelImage] = printable(spec.Image)
 	}
-	if bound {
+	if req.Bound {
 		labels[LabelOwner] = c.cfg.Owner.Token()
+	}
+	if req.Tenant != "" {
+		labels[LabelTenant] = req.Tenant
 	}
 	maps.Copy(labels, spec.Labels)
 	return labels

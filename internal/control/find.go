@@ -32,7 +32,7 @@ func nameOf(f driver.Found) string {
 
 func summarize(f driver.Found) Summary {
 	own := maps.Clone(f.Labels)
-	maps.DeleteFunc(own, func(k, _ string) bool { return strings.HasPrefix(k, reservedPrefix) })
+	maps.DeleteFunc(own, func(k, _ string) bool { return strings.HasPrefix(k, ReservedPrefix) })
 	return Summary{
 		ID: f.ID, Name: nameOf(f), State: f.State, Image: f.Labels[LabelImage],
 		Created: f.Created, Labels: own, Exit: f.Exit, Bound: f.Labels[LabelOwner] != "",
@@ -74,6 +74,21 @@ func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
 			return err
 		}
 		box = &Sandbox{c: c, inst: inst, name: nameOf(found)}
+		return nil
+	})
+	return box, err
+}
+
+// Attach returns a handle on the sandbox with that id, whose name the caller
+// knows. It asks only for that sandbox: CodeGone is proof that it is gone.
+func (c *Control) Attach(ctx context.Context, id sandbox.ID, name string) (*Sandbox, error) {
+	var box *Sandbox
+	err := c.do(ctx, Action{Op: "sandbox.find", Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
+		inst, err := c.cfg.Provider.Attach(ctx, id)
+		if err != nil {
+			return err
+		}
+		box = &Sandbox{c: c, inst: inst, name: name}
 		return nil
 	})
 	return box, err

@@ -61,6 +61,18 @@ func Open(dir string, providers *all.Registry, env func(string) (string, bool)) 
 	return n, nil
 }
 
+// Dir returns the state directory.
+func (n *Node) Dir() string { return n.dir }
+
+// Config returns what a control plane of the named provider is made of.
+func (n *Node) Config(name string, attached bool) (control.Config, error) {
+	p, err := n.provider(name, attached)
+	if err != nil {
+		return control.Config{}, err
+	}
+	return control.Config{Provider: p, Images: images{n}, LockNames: n.lockNames}, nil
+}
+
 // Images returns the node's images, which the node closes.
 func (n *Node) Images() (*image.Store, error) { return n.images() }
 
@@ -106,13 +118,11 @@ func (n *Node) open(entry all.Entry, attached bool) (driver.Provider, error) {
 
 // Control returns the control plane of the named provider.
 func (n *Node) Control(name string, attached bool) (*control.Control, error) {
-	p, err := n.provider(name, attached)
+	config, err := n.Config(name, attached)
 	if err != nil {
 		return nil, err
 	}
-	return control.New(control.Config{
-		Provider: p, Images: images{n}, LockNames: n.lockNames,
-	}), nil
+	return control.New(config), nil
 }
 
 // Probe tells what the named provider can do here.

@@ -1,0 +1,182 @@
+package atoll
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Info is what is known of a sandbox.
+type Info struct {
+	ID        sandbox.ID        `json:"id"`
+	Name      string            `json:"name"`
+	State     sandbox.State     `json:"state"`
+	Reason    string            `json:"reason,omitempty"` // why it is in that state
+	Image     string            `json:"image"`
+	Provider  string            `json:"provider,omitempty"`
+	Resources sandbox.Resources `json:"resources"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Created   time.Time         `json:"created"`
+	Updated   time.Time         `json:"updated"`
+	Expires   time.Time         `json:"expires,omitzero"` // zero: never
+	Exit      *sandbox.Exit     `json:"exit,omitempty"`   // how it ended
+}
+
+// CreateOptions are the circumstances of a new sandbox. The zero value is
+// usable.
+type CreateOptions struct {
+	Pull     string // when to fetch the image: missing (as if empty), always or never
+	Platform string // of the image, "os/arch[/variant]"; empty: the daemon's own
+	// IdempotencyKey makes a repeated call return what the first one made.
+	// Use a new random one for every sandbox.
+	IdempotencyKey string
+}
+
+// Create makes a sandbox, which lives until it is destroyed or its lifetime
+// ends.
+func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptions) (*Sandbox, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := utf8Map("env", spec.Env); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(struct {
+		Name      string            `json:"name,omitempty"`
+		Image     string            `json:"image,omitempty"`
+		Pull      string            `json:"pull,omitempty"`
+		Platform  string            `json:"platform,omitempty"`
+		Resources sandbox.Resources `json:"resources"`
+		Env       map[string]string `json:"env,omitempty"`
+		User      string            `json:"user,omitempty"`
+		Workdir   string            `json:"workdir,omitempty"`
+		Hostname  string            `json:"hostname,omitempty"`
+		Mounts    []sandbox.Mount   `json:"mounts,omitempty"`
+		TimeoutMS int64             `json:"timeoutMs,omitempty"`
+		Labels    map[string]string `json:"labels,omitempty"`
+	}{
+		spec.Name, spec.Image, opts.Pull, opts.Platform, spec.Resources, spec.Env, spec.User, spec.Workdir, spec.Hostname,
+		spec.Mounts, milliseconds(spec.Lifetime.Timeout), spec.Labels,
+	})
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}
+	}
+	r, err := c.request(ctx, http.MethodPost, "/v1/sandboxes", nil, bytes.NewReader(text))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if opts.IdempotencyKey != "" {
+		r.Header.Set("Idempotency-Key", opts.IdempotencyKey)
+	}
+	s := &Sandbox{client: c}
+	return s, c.receive(r, &s.info)
+}
+
+// milliseconds rounds up, so that a short time does not become none.
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// Get returns the sandbox of that name or id, whatever its state.
+func (c *Client) Get(ctx context.Context, ref string) (*Sandbox, error) {
+	s := &Sandbox{client: c}
+	if err := sandbox.ValidateName(ref); err != nil {
+		return nil, err
+	}
+	return s, c.call(ctx, http.MethodGet, "/v1/sandboxes/"+ref, nil, nil, &s.info)
+}
+
+// ListOptions select sandboxes. The zero value selects all that are not gone.
+type ListOptions struct {
+	States []sandbox.State
+	Labels map[string]string
+	Page   int // how many to ask for at a time; zero leaves it to the daemon
+}
+
+// List yields the sandboxes that match, newest first, and ends with the first
+// error.
+func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		query := url.Values{}
+		for _, s := range opts.States {
+			query.Add("state", string(s))
+		}
+		for k, v := range opts.Labels {
+			query.Add("label", k+"="+v)
+		}
+		if opts.Page > 0 {
+			query.Set("limit", strconv.Itoa(opts.Page))
+		}
+		for {
+			var page struct {
+				Sandboxes []Info
+				Next      string
+			}
+			if err := c.call(ctx, http.MethodGet, "/v1/sandboxes", query, nil, &page); err != nil {
+				yield(Info{}, err)
+				return
+			}
+			for _, s := range page.Sandboxes {
+				if !yield(s, nil) {
+					return
+				}
+			}
+			if page.Next == "" {
+				return
+			}
+			query.Set("cursor", page.Next)
+		}
+	}
+}
+
+// Remove destroys the sandbox of that name or id. One that is gone already is
+// success; one that never was is CodeNotFound.
+func (c *Client) Remove(ctx context.Context, ref string) error {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return err
+	}
+	return c.call(ctx, http.MethodDelete, "/v1/sandboxes/"+ref, nil, nil, nil)
+}
+
+// NewKey says what a new API key is to be.
+type NewKey struct {
+	Name    string        // for people
+	Verbs   []string      // what it allows: read, exec, write, admin
+	Expires time.Duration // from now; zero: never
+}
+
+// Key is what is known of an API key.
+type Key struct {
+	ID      string    `json:"id"` // its public part
+	Name    string    `json:"name,omitempty"`
+	Verbs   []string  `json:"verbs"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires,omitzero"` // zero: never
+	Revoked time.Time `json:"revoked,omitzero"` // zero: it is not
+	Token   string    `json:"token,omitempty"`  // the key itself, only from CreateKey
+}
+
+// CreateKey makes an API key. Its Token is shown only now.
+func (c *Client) CreateKey(ctx context.Context, n NewKey) (k Key, err error) {
+	in := map[string]any{"name": n.Name, "verbs": n.Verbs, "expiresMs": milliseconds(n.Expires)}
+	return k, c.call(ctx, http.MethodPost, "/v1/keys", nil, in, &k)
+}
+
+// Keys lists the API keys, revoked and expired ones too, oldest first.
+func (c *Client) Keys(ctx context.Context) ([]Key, error) {
+	var out struct{ Keys []Key }
+	return out.Keys, c.call(ctx, http.MethodGet, "/v1/keys", nil, nil, &out)
+}
+
+// RevokeKey ends an API key.
+func (c *Client) RevokeKey(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, "/v1/keys/"+url.PathEscape(id), nil, nil, nil)
+}

@@ -1,0 +1,156 @@
+package atoll
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Event is one record of what happened. It holds no value of a secret and no
+// output of a command.
+type Event struct {
+	Seq     int64        `json:"seq"` // 1, 2, 3, …: the cursor
+	Time    time.Time    `json:"time"`
+	Type    string       `json:"type"`           // e.g. "sandbox.created"
+	Op      string       `json:"op"`             // what was done, e.g. "files.read"
+	Key     string       `json:"key,omitempty"`  // public part of the API key of who did it
+	UID     *uint32      `json:"uid,omitempty"`  // of the local user who did it
+	Node    string       `json:"node,omitempty"` // the daemon that did it
+	Sandbox sandbox.ID   `json:"sandbox,omitempty"`
+	Name    string       `json:"name,omitempty"`
+	Subject string       `json:"subject,omitempty"` // what was touched
+	Ref     int64        `json:"ref,omitempty"`     // the attempt that this is the outcome of
+	Code    sandbox.Code `json:"code,omitempty"`    // of a failure
+	Program string       `json:"program,omitempty"`
+	Argc    int          `json:"argc,omitempty"`
+	Args    []string     `json:"args,omitempty"`
+	Exit    *int         `json:"exit,omitempty"`
+	Reason  string       `json:"reason,omitempty"`
+	Bytes   int64        `json:"bytes,omitempty"`
+}
+
+// EventOptions select events. The zero value selects all there are.
+type EventOptions struct {
+	After   int64 // only those with a higher Seq
+	Follow  bool  // go on until the context ends
+	Sandbox sandbox.ID
+	Types   []string
+	Ops     []string
+	Since   time.Time // not before; not when following
+	Until   time.Time // before; not when following
+}
+
+func (o *EventOptions) query() url.Values {
+	q := url.Values{"type": o.Types, "op": o.Ops}
+	if o.After > 0 {
+		q.Set("after", strconv.FormatInt(o.After, 10))
+	}
+	if o.Sandbox != "" {
+		q.Set("sandbox", string(o.Sandbox))
+	}
+	for name, t := range map[string]time.Time{"since": o.Since, "until": o.Until} {
+		if !t.IsZero() && !o.Follow {
+			q.Set(name, t.Format(time.RFC3339Nano))
+		}
+	}
+	return q
+}
+
+// Events yields what happened, oldest first, and ends with the first error.
+// The Seq of the last event is where to go on.
+func (c *Client) Events(ctx context.Context, opts EventOptions) iter.Seq2[Event, error] {
+	if opts.Follow {
+		return func(yield func(Event, error) bool) { c.followEvents(ctx, opts, yield) }
+	}
+	return func(yield func(Event, error) bool) {
+		for {
+			var page struct{ Events []Event }
+			if err := c.call(ctx, http.MethodGet, "/v1/events", opts.query(), nil, &page); err != nil {
+				yield(Event{}, err)
+				return
+			}
+			if len(page.Events) == 0 {
+				return
+			}
+			for _, e := range page.Events {
+				opts.After = e.Seq
+				if !yield(e, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func(Event, error) bool) {
+	r, err := c.request(ctx, http.MethodGet, "/v1/events/stream", opts.query(), nil)
+	if err != nil {
+		yield(Event{}, err)
+		return
+	}
+	resp, err := c.do(r)
+	if err != nil {
+		if ctx.Err() == nil {
+			yield(Event{}, err)
+		}
+		return
+	}
+	defer resp.Body.Close()
+	for data, err := range serverSent(ctx, resp.Body) {
+		var e Event
+		if err == nil && json.Unmarshal(data, &e) != nil {
+			continue
+		}
+		if !yield(e, err) {
+			return
+		}
+	}
+	if ctx.Err() == nil {
+		yield(Event{}, transportError(ctx, io.ErrUnexpectedEOF))
+	}
+}
+
+// AuditReport says whether the log is as it was written.
+type AuditReport struct {
+	Records  int64  `json:"records"`  // how many are sound, from the first
+	Anchored int64  `json:"anchored"` // the record up to which a head kept elsewhere vouches for the log
+	Sound    bool   `json:"sound"`
+	Fault    string `json:"fault,omitempty"`
+	FaultSeq int64  `json:"faultSeq,omitempty"`
+}
+
+// VerifyAudit checks that the log is as it was written.
+func (c *Client) VerifyAudit(ctx context.Context) (report AuditReport, err error) {
+	return report, c.call(ctx, http.MethodGet, "/v1/audit/verify", nil, nil, &report)
+}
+
+// watched remembers the error of a reader, to tell it from one of the way.
+type watched struct {
+	r   io.Reader
+	mu  sync.Mutex
+	err error
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	if err != nil && err != io.EOF {
+		w.mu.Lock()
+		w.err = err
+		w.mu.Unlock()
+	}
+	return n, err
+}
+
+func (w *watched) failure() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}

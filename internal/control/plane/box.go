@@ -1,0 +1,343 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// look authorises an operation that only looks at the store.
+func (p *Plane) look(ctx context.Context, op, subject string) (who key.Principal, err error) {
+	if who, err = principal(ctx); err != nil {
+		return who, err
+	}
+	err = p.guard(ctx, control.Action{Op: op, Subject: subject}, func(context.Context) error { return nil })
+	return who, named(op, err)
+}
+
+// record reads a sandbox of a tenant by its id.
+func (p *Plane) record(ctx context.Context, tenant string, id sandbox.ID) (store.Sandbox, error) {
+	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, tenant, id) })
+}
+
+// find reads the sandbox of a tenant that ref names: the one that has that
+// name now, else the one with that id, which may be gone.
+func (p *Plane) find(ctx context.Context, tenant, ref string) (store.Sandbox, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return store.Sandbox{}, err
+	}
+	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := tx.Find(ctx, tenant, ref)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			return tx.Sandbox(ctx, tenant, sandbox.ID(ref))
+		}
+		return b, err
+	})
+}
+
+// Get returns what is recorded of a sandbox, by name or id.
+func (p *Plane) Get(ctx context.Context, ref string) (store.Sandbox, error) {
+	who, err := p.look(ctx, "sandbox.get", ref)
+	if err != nil {
+		return store.Sandbox{}, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	return b, named("sandbox.get", err)
+}
+
+// List returns a page of the tenant's sandboxes, newest first.
+func (p *Plane) List(ctx context.Context, f store.Filter, page store.Page) (boxes []store.Sandbox, next string, err error) {
+	who, err := p.look(ctx, "sandbox.list", "")
+	if err != nil {
+		return nil, "", err
+	}
+	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+		boxes, next, err = tx.Sandboxes(ctx, who.Tenant, f, page)
+		return err
+	})
+	return boxes, next, named("sandbox.list", err)
+}
+
+// Open returns a handle on a running sandbox, by name or id. Every state in
+// which it cannot be used has an answer of its own.
+func (p *Plane) Open(ctx context.Context, ref string) (*control.Sandbox, error) {
+	who, err := p.look(ctx, "sandbox.find", ref)
+	if err != nil {
+		return nil, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil {
+		return nil, named("sandbox.find", err)
+	}
+	if err := usable(&b); err != nil {
+		return nil, err
+	}
+	return p.attach(ctx, &b)
+}
+
+// usable says why no command can be run in a sandbox, if none can.
+func usable(b *store.Sandbox) error {
+	e := &sandbox.Error{Op: "sandbox.find", Subject: b.Name}
+	switch b.State {
+	case sandbox.Running:
+		return nil
+	case sandbox.Gone:
+		e.Code, e.Message = sandbox.CodeGone, "the sandbox is gone"
+		if b.Reason != "" {
+			e.Message += ": " + b.Reason
+		}
+	case sandbox.Lost:
+		e.Code, e.Message, e.Hint = sandbox.CodeUnavailable, "the sandbox cannot be reached", "try again; it is not known to be gone"
+	case sandbox.Creating:
+		e.Code, e.Message, e.Hint = sandbox.CodeConflict, "the sandbox is still being made", "try again"
+	default:
+		e.Code, e.Message = sandbox.CodeConflict, fmt.Sprintf("the sandbox is %s", b.State)
+		if b.Reason != "" {
+			e.Message += ": " + b.Reason
+		}
+	}
+	return e
+}
+
+// attach asks the provider for a recorded sandbox. Proof that it is gone goes
+// into the store.
+func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	box, err := p.control.Attach(recorded(ctx), b.ID, b.Name)
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		p.note(p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
+	}
+	return box, err
+}
+
+const opDestroy = "sandbox.destroy"
+
+// Destroy ends a sandbox with everything in it. What is gone already is
+// success.
+func (p *Plane) Destroy(ctx context.Context, ref string) error {
+	return named(opDestroy, p.destroy(ctx, ref, opDestroy, reasonRemoved))
+}
+
+func (p *Plane) destroy(ctx context.Context, ref, op, reason string) error {
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	action := auditAction(who, control.Action{Op: op, Subject: ref})
+	if err := who.Allow(op); err != nil {
+		p.note(p.cfg.Audit.Denied(ctx, action, err))
+		return err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	if err := p.making.wait(ctx, b.ID); err != nil {
+		return err
+	}
+	release, err := p.locks.take(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b, err = p.record(ctx, who.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
+		return err // somebody else was faster
+	}
+	action.Sandbox, action.Name, action.Subject = b.ID, b.Name, b.Name
+	return p.remove(ctx, &b, action, reason)
+}
+
+// remove destroys a recorded sandbox, which the caller has locked.
+func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Action, reason string) error {
+	intent, err := p.cfg.Audit.Begin(ctx, action)
+	if err != nil {
+		return err
+	}
+	if err := p.cfg.Fault("destroy.recorded"); err != nil {
+		return err
+	}
+	err = p.end(recorded(ctx), b)
+	if fault := p.cfg.Fault("destroy.done"); fault != nil {
+		return fault
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if err != nil {
+		p.note(intent.End(late, audit.Outcome{Err: err}))
+		return err
+	}
+	_, err = p.settle(late, b.Tenant, b.ID, intent, audit.Outcome{}, func(b *store.Sandbox) {
+		b.State, b.Reason = sandbox.Gone, reason
+	})
+	return err
+}
+
+// end destroys what the provider has of a sandbox.
+func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
+	box, err := p.control.Attach(ctx, b.ID, b.Name)
+	if err == nil {
+		err = box.Destroy(ctx)
+	}
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		return nil
+	}
+	return err
+}
+
+const (
+	sigTerm = 15
+	// stopPoll is how often a stop looks whether commands have ended.
+	stopPoll = 25 * time.Millisecond
+)
+
+// Stop asks the commands of a sandbox to end, gives them grace, and ends the
+// sandbox.
+func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) error {
+	if grace > 0 {
+		if err := p.calmDown(ctx, ref, grace); err != nil {
+			return named("sandbox.stop", err)
+		}
+	}
+	return named("sandbox.stop", p.destroy(ctx, ref, "sandbox.stop", reasonStopped))
+}
+
+// calmDown signals the commands of a sandbox and waits for them. A sandbox
+// without any, or that does not answer, is calm.
+func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) error {
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	if err := who.Allow("sandbox.stop"); err != nil {
+		return err
+	}
+	box, err := p.Open(ctx, ref)
+	if err != nil {
+		if sandbox.CodeOf(err) == sandbox.CodeConflict || sandbox.CodeOf(err) == sandbox.CodeGone {
+			return nil
+		}
+		return err
+	}
+	ctx, cancel := context.WithTimeout(recorded(ctx), grace)
+	defer cancel()
+	all, err := box.Processes(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, c := range all {
+		if c.Running {
+			_ = box.Kill(ctx, c.ID, sigTerm) // it may just have ended
+		}
+	}
+	tick := time.NewTicker(stopPoll)
+	defer tick.Stop()
+	for busy(ctx, box) {
+		select {
+		case <-ctx.Done():
+			return nil // the grace is over
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+func busy(ctx context.Context, box *control.Sandbox) bool {
+	all, err := box.Processes(ctx)
+	if err != nil {
+		return false
+	}
+	for _, c := range all {
+		if c.Running {
+			return true
+		}
+	}
+	return false
+}
+
+// Wait blocks until a sandbox has ended, and says why.
+func (p *Plane) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
+	who, err := p.look(ctx, "sandbox.wait", ref)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil {
+		return sandbox.Exit{}, named("sandbox.wait", err)
+	}
+	if err := p.making.wait(ctx, b.ID); err != nil {
+		return sandbox.Exit{}, named("sandbox.wait", err)
+	}
+	if b, err = p.record(ctx, who.Tenant, b.ID); err != nil {
+		return sandbox.Exit{}, named("sandbox.wait", err)
+	}
+	switch {
+	case b.Exit != nil:
+		return *b.Exit, nil
+	case b.State == sandbox.Gone:
+		return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
+	}
+	box, err := p.attach(ctx, &b)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
+	return box.Wait(ctx)
+}
+
+// follow waits for the end of a sandbox in the background, and records it.
+func (p *Plane) follow(tenant string, box *control.Sandbox) {
+	if _, twice := p.watched.LoadOrStore(box.ID(), struct{}{}); twice {
+		return
+	}
+	p.background.Go(func() {
+		defer p.watched.Delete(box.ID())
+		exit, err := box.Wait(recorded(p.life))
+		if err != nil {
+			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
+		}
+		p.note(p.ended(tenant, box.ID(), exit))
+	})
+}
+
+// ended records how a sandbox ended by itself. One whose lifetime is over is
+// removed; any other stays for its owner to see why.
+func (p *Plane) ended(tenant string, id sandbox.ID, exit sandbox.Exit) error {
+	ctx, cancel := context.WithTimeout(p.life, settleTimeout)
+	defer cancel()
+	release, err := p.locks.take(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	b, err := p.record(ctx, tenant, id)
+	if err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	if exit.Reason == sandbox.ReasonLifetime {
+		if err := p.end(recorded(ctx), &b); err != nil {
+			return err
+		}
+		return p.observe(ctx, &b, found{state: sandbox.Gone, reason: reasonLifetime, exit: &exit})
+	}
+	state := sandbox.Failed
+	switch exit.Reason {
+	case sandbox.ReasonExited:
+		state = sandbox.Stopped
+	case sandbox.ReasonKilled:
+		return nil // who removed it records that
+	}
+	return p.observe(ctx, &b, found{state: state, reason: "it ended: " + string(exit.Reason), exit: &exit})
+}
+
+// ignoreGone forgives that a sandbox is gone already.
+func ignoreGone(err error) error {
+	if errors.Is(err, &sandbox.Error{Code: sandbox.CodeGone}) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,174 @@
+package plane
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// CreateRequest asks for a sandbox of the caller's tenant.
+type CreateRequest struct {
+	Spec     sandbox.Spec // without an ID, which is made up here
+	Pull     control.Pull
+	Platform string
+	// Idempotency makes a repetition of the request return what the first one
+	// made.
+	Idempotency store.Create
+}
+
+const opCreate = "sandbox.create"
+
+// Create makes a sandbox. replayed reports that an earlier request with the
+// same idempotency key made it.
+func (p *Plane) Create(ctx context.Context, req CreateRequest) (box store.Sandbox, replayed bool, err error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return box, false, err
+	}
+	action := auditAction(who, control.Action{Op: opCreate, Name: req.Spec.Name, Subject: req.Spec.Name})
+	if err := firstError(who.Allow(opCreate), mayAsk(who, &req.Spec)); err != nil {
+		p.note(p.cfg.Audit.Denied(ctx, action, err))
+		return box, false, named(opCreate, err)
+	}
+	want, err := p.control.Prepare(control.CreateRequest{
+		Spec: req.Spec, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
+	})
+	if err != nil {
+		return box, false, err
+	}
+	landed := p.making.begin(want.Spec.ID)
+	defer landed()
+	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
+	box, intent, err := p.announce(ctx, who.Tenant, &want, req.Idempotency, action)
+	switch {
+	case err != nil:
+		return box, false, named(opCreate, err)
+	case intent == nil: // it was asked for before
+		if err := p.making.wait(ctx, box.ID); err != nil {
+			return box, false, named(opCreate, err)
+		}
+		box, err = p.record(ctx, who.Tenant, box.ID)
+		return box, true, named(opCreate, err)
+	}
+	box, err = p.make(ctx, who.Tenant, &want, intent)
+	return box, false, err
+}
+
+func firstError(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayAsk refuses what reaches into the machine itself, unless the machine's
+// owner asks: nobody else may name its files.
+func mayAsk(who key.Principal, spec *sandbox.Spec) error {
+	denied := func(what string) error {
+		return &sandbox.Error{
+			Code: sandbox.CodeDenied, Subject: what, Message: "only the owner of the machine may use files of it",
+			Hint: "copy the files into the sandbox instead",
+		}
+	}
+	if spec.ID != "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "id", Message: "is made up, not chosen"}
+	}
+	if who.UID != nil {
+		return nil
+	}
+	if len(spec.Mounts) > 0 {
+		return denied("mounts")
+	}
+	for _, local := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
+		if strings.HasPrefix(spec.Image, local) {
+			return denied("image")
+		}
+	}
+	return nil
+}
+
+// announce records the sandbox and that it is about to be made, together or
+// not at all. A nil intent says that an earlier request made it.
+func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, once store.Create, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+	spec := want.Spec
+	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		intent = nil
+		b := store.Sandbox{
+			ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: spec.Image,
+			Resources: spec.Resources, Labels: spec.Labels, Spec: spec,
+		}
+		if spec.Lifetime.Timeout > 0 {
+			b.Expires = tx.Now().Add(spec.Lifetime.Timeout)
+		}
+		var replayed bool
+		var err error
+		box, replayed, err = tx.CreateSandbox(ctx, tenant, b, once)
+		if err != nil || replayed {
+			return err
+		}
+		intent, err = p.cfg.Audit.BeginTx(ctx, tx, a)
+		return err
+	})
+	return box, intent, err
+}
+
+// settleTimeout bounds the writing down of what happened when the caller is
+// gone.
+const settleTimeout = 10 * time.Second
+
+// make has the provider make a recorded sandbox, and records what became of it.
+func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateRequest, intent *audit.Intent) (store.Sandbox, error) {
+	if err := p.cfg.Fault("create.recorded"); err != nil {
+		return store.Sandbox{}, err
+	}
+	made, makeErr := p.control.Create(recorded(ctx), *want)
+	if err := p.cfg.Fault("create.made"); err != nil {
+		return store.Sandbox{}, err
+	}
+	// The caller may be gone; what happened must be written down all the same.
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	state, reason := sandbox.Running, ""
+	if makeErr != nil {
+		state, reason = sandbox.Gone, reasonUnmade
+	}
+	box, err := p.settle(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
+		b.State, b.Reason = state, reason
+	})
+	switch {
+	case makeErr != nil:
+		p.note(err)
+		return box, makeErr
+	case err != nil:
+		// It runs, and the store says "creating": the next reconciliation
+		// finishes that.
+		return box, named(opCreate, err)
+	}
+	p.follow(tenant, made)
+	return box, p.cfg.Fault("create.done")
+}
+
+// settle records the outcome of an announced action together with what it
+// changed.
+func (p *Plane) settle(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
+	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		var err error
+		box, err = tx.UpdateSandbox(ctx, tenant, id, store.Expect{Observed: true}, change)
+		if err != nil {
+			return err
+		}
+		return intent.EndTx(ctx, tx, out)
+	})
+	if err != nil {
+		p.note(intent.End(ctx, out))
+	}
+	return box, err
+}

@@ -1,0 +1,285 @@
+// Package plane is the control plane of a daemon: what package control does
+// for the owner of a machine, done for many tenants, with a memory that
+// outlives the process.
+//
+// Who is asking is part of the context ([WithPrincipal]); without it nothing is
+// done. Every action is authorised and recorded before it happens, and only a
+// sandbox that the store has under the caller's tenant can be reached. What
+// really runs is found by asking the provider, and [Plane.Reconcile] brings the
+// store's opinion and that truth together.
+package plane
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// DefaultTenant owns what was made without a daemon, and is whom the owner of
+// the machine acts for.
+const DefaultTenant = "default"
+
+// Config is what a Plane works with. Its owner closes what is in it, after the
+// Plane is closed.
+type Config struct {
+	// Control says what makes sandboxes. Its Guard is the Plane's own.
+	Control control.Config
+	// Provider is the name of the provider, for records.
+	Provider string
+	// Node is the name of this daemon: it owns the sandboxes that carry it.
+	Node  string
+	Store *store.Store
+	Log   *eventlog.Log
+	Audit *audit.Recorder
+	// Logger gets what no caller can be told. Nil: slog.Default.
+	Logger *slog.Logger
+	// Fault is called at named points and leaves everything as a crash there
+	// would when it returns an error. Nil does nothing.
+	Fault func(point string) error
+}
+
+// Plane is the control plane of one daemon. Its methods may be called
+// concurrently.
+type Plane struct {
+	cfg     Config
+	control *control.Control
+	ring    *key.Ring
+	meter   *quota.Meter
+	locks   locks
+	watched sync.Map // sandbox.ID → struct{}: those that a goroutine waits for
+	making  flights
+
+	background sync.WaitGroup
+	stop       context.CancelFunc
+	life       context.Context // ends when the Plane is closed
+}
+
+// New returns a Plane. The caller calls Reconcile before the first request,
+// and Close.
+func New(cfg Config) *Plane {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.Fault == nil {
+		cfg.Fault = func(string) error { return nil }
+	}
+	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now)}
+	p.life, p.stop = context.WithCancel(context.Background())
+	cfg.Control.Guard = p.guard
+	p.control = control.New(cfg.Control)
+	return p
+}
+
+// Close ends what the Plane does in the background. It ends no sandbox.
+func (p *Plane) Close() error {
+	p.stop()
+	p.background.Wait()
+	return nil
+}
+
+type principalKey struct{}
+
+// WithPrincipal returns a context for requests of who.
+func WithPrincipal(ctx context.Context, who key.Principal) context.Context {
+	return context.WithValue(ctx, principalKey{}, who)
+}
+
+// principal returns who is asking. Nobody is CodeUnauthorized.
+func principal(ctx context.Context) (key.Principal, error) {
+	who, ok := ctx.Value(principalKey{}).(key.Principal)
+	if !ok || who.Tenant == "" {
+		return who, &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "nobody is asking"}
+	}
+	return who, nil
+}
+
+// recordedKey marks the context of an action whose record is written already,
+// as a part of a transaction.
+type recordedKey struct{}
+
+func recorded(ctx context.Context) context.Context {
+	return context.WithValue(ctx, recordedKey{}, true)
+}
+
+// glances are the operations that only look at what the daemon knows, or are a
+// part of another that was recorded. They are authorised, and leave a record
+// only when they are refused.
+var glances = map[string]bool{
+	"sandbox.get": true, "sandbox.find": true, "sandbox.list": true, "sandbox.wait": true,
+	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
+	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
+}
+
+// guard is the one place where a request becomes an action.
+func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Context) error) error {
+	if ctx.Value(recordedKey{}) != nil {
+		return act(ctx)
+	}
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	authorise := func() error {
+		if err := who.Allow(a.Op); err != nil || a.Op != "process.exec" {
+			return err
+		}
+		return p.meterExec(ctx, who.Tenant)
+	}
+	record := auditAction(who, a)
+	if glances[a.Op] {
+		if err := authorise(); err != nil {
+			p.note(p.cfg.Audit.Denied(ctx, record, err))
+			return err
+		}
+		return act(ctx)
+	}
+	return p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
+		return audit.Outcome{}, act(ctx)
+	})
+}
+
+func (p *Plane) meterExec(ctx context.Context, tenant string) error {
+	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
+	if err != nil || t.Limits.ExecRate == 0 {
+		return err
+	}
+	return p.meter.Exec(tenant, t.Limits)
+}
+
+func auditAction(who key.Principal, a control.Action) audit.Action {
+	return audit.Action{
+		Tenant: who.Tenant, Actor: eventlog.Actor{Key: who.Key, UID: who.UID}, Op: a.Op,
+		Sandbox: a.Sandbox, Name: a.Name, Subject: a.Subject, Command: a.Command,
+	}
+}
+
+// note reports what no caller can be told.
+func (p *Plane) note(err error) {
+	if err != nil {
+		p.cfg.Logger.Error("control plane", "error", err)
+	}
+}
+
+// named returns err with the operation it happened in, if it does not say.
+func named(op string, err error) error {
+	known, ok := err.(*sandbox.Error)
+	if !ok {
+		if err == nil {
+			return nil
+		}
+		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: op, Message: "the request failed", Cause: err}
+	}
+	if known.Op != "" {
+		return err
+	}
+	own := *known
+	own.Op, own.Cause = op, err
+	return &own
+}
+
+// locks serialise what must not happen twice at once to one sandbox.
+type locks struct {
+	mu   sync.Mutex
+	held map[sandbox.ID]chan struct{}
+}
+
+// take waits for the lock of a sandbox; the caller calls release.
+func (l *locks) take(ctx context.Context, id sandbox.ID) (release func(), err error) {
+	for {
+		l.mu.Lock()
+		other := l.held[id]
+		if other == nil {
+			mine := make(chan struct{})
+			if l.held == nil {
+				l.held = map[sandbox.ID]chan struct{}{}
+			}
+			l.held[id] = mine
+			l.mu.Unlock()
+			return func() {
+				l.mu.Lock()
+				delete(l.held, id)
+				l.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// flights are the sandboxes that are being made.
+type flights struct {
+	mu   sync.Mutex
+	made map[sandbox.ID]chan struct{}
+}
+
+func (f *flights) begin(id sandbox.ID) (end func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.made == nil {
+		f.made = map[sandbox.ID]chan struct{}{}
+	}
+	landed := make(chan struct{})
+	f.made[id] = landed
+	return func() {
+		f.mu.Lock()
+		delete(f.made, id)
+		f.mu.Unlock()
+		close(landed)
+	}
+}
+
+// wait waits until a sandbox is no longer being made by this process.
+func (f *flights) wait(ctx context.Context, id sandbox.ID) error {
+	f.mu.Lock()
+	landed := f.made[id]
+	f.mu.Unlock()
+	if landed == nil {
+		return nil
+	}
+	select {
+	case <-landed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (f *flights) has(id sandbox.ID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.made[id] != nil
+}
+
+// reconcilePeriod is how often the store is compared with what really runs.
+const reconcilePeriod = 30 * time.Second
+
+// Watch compares the store with what really runs from time to time, until ctx
+// ends.
+func (p *Plane) Watch(ctx context.Context) {
+	tick := time.NewTicker(reconcilePeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if err := p.Reconcile(ctx); err != nil && ctx.Err() == nil {
+				p.note(err)
+			}
+		}
+	}
+}

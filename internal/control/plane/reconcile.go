@@ -1,0 +1,238 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Why a sandbox is gone whose end was wanted.
+const (
+	reasonRemoved  = "it was removed"
+	reasonStopped  = "it was stopped"
+	reasonLifetime = "its lifetime ended"
+	reasonUnmade   = "it could not be made"
+)
+
+var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true}
+
+// found is what was seen of a sandbox.
+type found struct {
+	state  sandbox.State
+	reason string
+	exit   *sandbox.Exit
+}
+
+// eventFor tells what it means that a sandbox was found in another state.
+func eventFor(from, to sandbox.State, exit *sandbox.Exit) eventlog.Type {
+	switch {
+	case to == sandbox.Lost:
+		return eventlog.Lost
+	case to == sandbox.Running && from == sandbox.Lost:
+		return eventlog.Found
+	case to == sandbox.Running:
+		return eventlog.Created
+	case exit != nil && exit.Reason == sandbox.ReasonLifetime:
+		return eventlog.Expired
+	}
+	return eventlog.Ended
+}
+
+// observe records what was seen of a sandbox, if it is news.
+func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error {
+	if b.State == now.state {
+		return nil
+	}
+	fact := audit.Action{Tenant: b.Tenant, Op: "sandbox.observe", Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	_, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		return tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
+			b.State, b.Reason = now.state, now.reason
+			if now.exit != nil {
+				b.Exit = now.exit
+			}
+		})
+	})
+	if err != nil {
+		return ignoreGone(err)
+	}
+	return p.cfg.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
+		if now.exit != nil {
+			e.Reason, e.Exit = now.exit.Reason, &now.exit.Code
+		}
+	})
+}
+
+// Reconcile compares what is recorded with what exists. Records follow what is
+// seen; what exists without a record is given to its tenant; what was removed
+// and exists all the same is removed again. Nothing else is ended, and only
+// proof about the very sandbox makes it gone.
+func (p *Plane) Reconcile(ctx context.Context) error {
+	ctx = recorded(ctx)
+	known, err := p.recordedBoxes(ctx) // before looking: what is made meanwhile is seen as extra, not as missing
+	if err != nil {
+		return err
+	}
+	seen := map[sandbox.ID]driver.Found{}
+	for f, err := range p.cfg.Control.Provider.List(ctx) {
+		if err != nil {
+			return err // nothing is proved by a list that ends early
+		}
+		seen[f.ID] = f
+	}
+	var failed []error
+	for _, b := range known {
+		f, there := seen[b.ID]
+		delete(seen, b.ID)
+		failed = append(failed, p.reconcile(ctx, b, f, there))
+	}
+	for _, f := range seen {
+		failed = append(failed, p.extra(ctx, f))
+	}
+	return errors.Join(failed...)
+}
+
+// recordedBoxes returns the records of this node's sandboxes that are not gone.
+func (p *Plane) recordedBoxes(ctx context.Context) (all []store.Sandbox, err error) {
+	const batch = 500
+	for after := sandbox.ID(""); ; {
+		part, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+			return tx.Operator().Sandboxes(ctx, p.cfg.Node, after, batch)
+		})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, part...)
+		if len(part) < batch {
+			return all, nil
+		}
+		after = part[len(part)-1].ID
+	}
+}
+
+// reconcile brings the record of one sandbox up to date.
+func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, there bool) error {
+	if p.making.has(b.ID) {
+		return nil
+	}
+	release, err := p.locks.take(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b, err = p.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	if there && f.State != sandbox.Running {
+		return p.reconcileEnded(ctx, &b, f)
+	}
+	box, err := p.control.Attach(ctx, b.ID, b.Name)
+	switch code := sandbox.CodeOf(err); {
+	case err == nil:
+		p.follow(b.Tenant, box)
+		return p.observe(ctx, &b, found{state: sandbox.Running})
+	case code == sandbox.CodeGone:
+		return p.observe(ctx, &b, found{state: sandbox.Gone, reason: gone(&b)})
+	case ctx.Err() != nil || code == sandbox.CodeCanceled:
+		return ctx.Err()
+	case code == sandbox.CodeConflict && b.State == sandbox.Creating:
+		return nil
+	}
+	p.note(err)
+	return p.observe(ctx, &b, found{state: sandbox.Lost, reason: "it could not be reached"})
+}
+
+func gone(b *store.Sandbox) string {
+	if b.State == sandbox.Creating {
+		return "the daemon ended while it was being made"
+	}
+	return "it is not there any more"
+}
+
+// reconcileEnded records what the provider says of a sandbox that does not
+// run.
+func (p *Plane) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.Found) error {
+	switch {
+	case f.State == sandbox.Creating:
+		return nil // it will be there or not the next time
+	case f.Exit != nil && f.Exit.Reason == sandbox.ReasonLifetime:
+		if err := p.end(ctx, b); err != nil {
+			return err
+		}
+		return p.observe(ctx, b, found{state: sandbox.Gone, reason: reasonLifetime, exit: f.Exit})
+	}
+	reason := "it ended"
+	if f.Exit != nil {
+		reason += ": " + string(f.Exit.Reason)
+	}
+	return p.observe(ctx, b, found{state: f.State, reason: reason, exit: f.Exit})
+}
+
+// extra deals with a sandbox that no record of this node wants.
+func (p *Plane) extra(ctx context.Context, f driver.Found) error {
+	if f.Labels[control.LabelOwner] != "" || p.making.has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
+		return nil // another process looks after it
+	}
+	release, err := p.locks.take(ctx, f.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, f.ID) })
+	switch {
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		return p.adopt(ctx, f)
+	case err != nil || b.Node != p.cfg.Node:
+		return err
+	case b.State == sandbox.Gone && unwanted[b.Reason]:
+		return p.end(ctx, &b) // a crash came between
+	}
+	return nil // made since the records were read
+}
+
+// adopt records a sandbox that exists without a record. One that was made
+// without a daemon belongs to the owner of the machine.
+func (p *Plane) adopt(ctx context.Context, f driver.Found) error {
+	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
+	if tenant == "" {
+		tenant = DefaultTenant
+	}
+	b := store.Sandbox{
+		ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: p.cfg.Provider, Node: p.cfg.Node,
+		Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
+	}
+	for k, v := range f.Labels {
+		if !strings.HasPrefix(k, control.ReservedPrefix) {
+			b.Labels[k] = v
+		}
+	}
+	make := func(name string) error {
+		_, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+			if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
+				return b, err
+			}
+			b.Name = name
+			out, _, err := tx.CreateSandbox(ctx, tenant, b, store.Create{})
+			return out, err
+		})
+		return err
+	}
+	err := make(name)
+	if code := sandbox.CodeOf(err); code == sandbox.CodeAlreadyExists || code == sandbox.CodeInvalid {
+		err = make(string(f.ID))
+	}
+	if err != nil {
+		return err
+	}
+	if box, err := p.control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
+		p.follow(tenant, box)
+	}
+	fact := audit.Action{Tenant: tenant, Op: "sandbox.adopt", Sandbox: f.ID, Name: b.Name, Subject: b.Name}
+	return p.cfg.Audit.Fact(ctx, fact, eventlog.Found, nil)
+}

@@ -1,0 +1,89 @@
+package plane
+
+import (
+	"context"
+	"iter"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+)
+
+// Authenticate finds out who bears a key.
+func (p *Plane) Authenticate(ctx context.Context, token string) (key.Principal, error) {
+	return p.ring.Authenticate(ctx, token)
+}
+
+// CreateKey makes a key of the caller's tenant. token is the key itself, which
+// cannot be found again.
+func (p *Plane) CreateKey(ctx context.Context, n key.New) (token string, k store.Key, err error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return "", k, err
+	}
+	record := auditAction(who, control.Action{Op: "key.create", Subject: n.Name})
+	err = p.cfg.Audit.Do(ctx, record, func() error { return who.Allow("key.create") }, func(ctx context.Context) (audit.Outcome, error) {
+		err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+			token, k, err = p.ring.Create(ctx, tx, who.Tenant, n)
+			return err
+		})
+		return audit.Outcome{Subject: k.ID}, err
+	})
+	if err != nil {
+		return "", store.Key{}, named("key.create", err)
+	}
+	return token, k, nil
+}
+
+// Keys lists the keys of the caller's tenant.
+func (p *Plane) Keys(ctx context.Context) ([]store.Key, error) {
+	who, err := p.look(ctx, "key.list", "")
+	if err != nil {
+		return nil, err
+	}
+	keys, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(ctx, who.Tenant) })
+	return keys, named("key.list", err)
+}
+
+// RevokeKey ends a key of the caller's tenant.
+func (p *Plane) RevokeKey(ctx context.Context, id string) error {
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	return named("key.revoke", p.guard(ctx, control.Action{Op: "key.revoke", Subject: id}, func(ctx context.Context) error {
+		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
+	}))
+}
+
+// Events returns a part of the log of the caller's tenant.
+func (p *Plane) Events(ctx context.Context, f eventlog.Filter, after int64, limit int) ([]eventlog.Event, error) {
+	who, err := p.look(ctx, "event.list", "")
+	if err != nil {
+		return nil, err
+	}
+	events, err := p.cfg.Log.Read(ctx, who.Tenant, f, after, limit)
+	return events, named("event.list", err)
+}
+
+// FollowEvents yields the log of the caller's tenant after a record, and what
+// is added to it until ctx ends.
+func (p *Plane) FollowEvents(ctx context.Context, f eventlog.Filter, after int64) (iter.Seq2[eventlog.Event, error], error) {
+	who, err := p.look(ctx, "event.follow", "")
+	if err != nil {
+		return nil, err
+	}
+	return p.cfg.Log.Follow(ctx, who.Tenant, f, after), nil
+}
+
+// Verify checks the chain of the log of the caller's tenant.
+func (p *Plane) Verify(ctx context.Context) (eventlog.Report, error) {
+	who, err := p.look(ctx, "audit.verify", "")
+	if err != nil {
+		return eventlog.Report{}, err
+	}
+	report, err := p.cfg.Log.Verify(ctx, who.Tenant)
+	return report, named("audit.verify", err)
+}

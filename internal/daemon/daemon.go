@@ -1,0 +1,348 @@
+// Package daemon puts everything together: the node with its provider and
+// images, the store, the logs, the control plane, the API and its listeners. It
+// is the only package that knows all of them.
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/cli/node"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// SocketName is the name of the daemon's socket in its state directory.
+const SocketName = "atoll.sock"
+
+// Limits of a sandbox that asks for none, so that quotas can count them.
+const (
+	defaultMemory = 2 << 30
+	defaultDisk   = 4 << 30
+	defaultPIDs   = 4096
+)
+
+// Options of a daemon. The zero value serves the user's own state directory on
+// its socket.
+type Options struct {
+	StateDir  string        // empty: the user's own
+	Provider  string        // empty: the first of Providers
+	Providers *all.Registry // nil: those that are built in
+	LookupEnv func(string) (string, bool)
+	// Socket serves the socket in the state directory to its owner.
+	Socket bool
+	// Listen is a TCP address to serve to whoever bears an API key, with TLS
+	// unless it is a loopback address and Plain is set. Empty: none.
+	Listen string
+	TLS    *tls.Config
+	Plain  bool
+	Hosts  []string // names of this machine, besides localhost and addresses
+	// Drain is how long requests may go on when the daemon ends. Zero: 5
+	// seconds.
+	Drain  time.Duration
+	Logger *slog.Logger
+	// Fault is for tests; see plane.Config.
+	Fault func(point string) error
+}
+
+// Daemon runs until Close.
+type Daemon struct {
+	opts   Options
+	node   *node.Node
+	store  *store.Store
+	log    *eventlog.Log
+	plane  *plane.Plane
+	server *server.Server
+	memory *server.Memory
+	socket string
+	tcp    net.Addr
+	stop   context.CancelFunc
+	work   sync.WaitGroup
+	failed chan error
+	undo   []func() error // in reverse order
+	closed sync.Once
+	err    error
+}
+
+// Start starts a daemon: when it returns, requests are answered. The context
+// bounds the start only. The caller closes the daemon.
+func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
+	if opts.Providers == nil {
+		opts.Providers = all.Builtin()
+	}
+	if opts.LookupEnv == nil {
+		opts.LookupEnv = os.LookupEnv
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	if opts.Drain <= 0 {
+		opts.Drain = 5 * time.Second
+	}
+	if opts.Provider == "" {
+		opts.Provider = opts.Providers.Entries()[0].Name
+	}
+	d := &Daemon{opts: opts, failed: make(chan error, 8)}
+	defer func() {
+		if err != nil {
+			_ = d.Close()
+		}
+	}()
+	for _, step := range []func(context.Context) error{d.openState, d.openPlane, d.recover, d.listen} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// openState takes the state directory for this daemon alone.
+func (d *Daemon) openState(ctx context.Context) error {
+	n, err := node.Open(d.opts.StateDir, d.opts.Providers, d.opts.LookupEnv)
+	if err != nil {
+		return err
+	}
+	d.node = n
+	d.onClose(n.Close)
+	release, err := lock(filepath.Join(n.Dir(), "daemon.lock"))
+	if err != nil {
+		return err
+	}
+	d.onClose(release)
+	d.store, err = store.Open(ctx, filepath.Join(n.Dir(), "atoll.db"), store.Options{})
+	if err != nil {
+		return err
+	}
+	d.onClose(d.store.Close)
+	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
+	return err
+}
+
+func (d *Daemon) openPlane(ctx context.Context) error {
+	anchors := filepath.Join(d.node.Dir(), "anchors")
+	if err := os.MkdirAll(anchors, 0o700); err != nil {
+		return err
+	}
+	report := func(err error) { d.opts.Logger.Error("log", "error", err) }
+	d.log = eventlog.New(d.store, eventlog.Options{Anchor: &eventlog.FileAnchor{Dir: anchors}, OnError: report})
+	d.onClose(d.log.Close)
+	recorder := audit.New(d.log, audit.Options{OnError: report})
+	if n, err := recorder.Settle(ctx); err != nil {
+		return err
+	} else if n > 0 {
+		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
+	}
+	config, err := d.node.Config(d.opts.Provider, false)
+	if err != nil {
+		return err
+	}
+	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	d.plane = plane.New(plane.Config{
+		Control: config, Provider: d.opts.Provider, Node: "local", Store: d.store, Log: d.log, Audit: recorder,
+		Logger: d.opts.Logger, Fault: d.opts.Fault,
+	})
+	d.onClose(d.plane.Close)
+	d.server = server.New(server.Config{
+		Handler:      api.New(service{d.plane, d.ready(config.Provider)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger}),
+		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
+	})
+	d.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
+		defer cancel()
+		err := d.server.Shutdown(ctx)
+		d.work.Wait()
+		return err
+	})
+	return nil
+}
+
+// recover finds again what an earlier daemon left running.
+func (d *Daemon) recover(ctx context.Context) error {
+	if err := d.plane.Reconcile(ctx); err != nil {
+		// What could not be brought up to date now will be later; nobody is
+		// helped by a daemon that does not start.
+		d.opts.Logger.Error("reconciliation", "error", err)
+	}
+	ctx, d.stop = context.WithCancel(context.Background())
+	d.work.Go(func() { d.plane.Watch(ctx) })
+	d.onClose(func() error {
+		d.stop()
+		return nil
+	})
+	return nil
+}
+
+func (d *Daemon) listen(context.Context) error {
+	d.memory = server.NewMemory()
+	d.serve(d.memory)
+	if d.opts.Socket {
+		path := filepath.Join(d.node.Dir(), SocketName)
+		l, err := server.ListenUnix(path)
+		if err != nil {
+			return err
+		}
+		d.socket = path
+		d.serve(l)
+	}
+	if d.opts.Listen == "" {
+		return nil
+	}
+	l, err := d.listenTCP()
+	if err != nil {
+		return err
+	}
+	d.tcp = l.Addr()
+	d.serve(l)
+	return nil
+}
+
+// listenTCP refuses to send keys over a network in the clear.
+func (d *Daemon) listenTCP() (net.Listener, error) {
+	host, _, err := net.SplitHostPort(d.opts.Listen)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: d.opts.Listen, Message: "is not HOST:PORT"}
+	}
+	ip := net.ParseIP(host)
+	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
+	if d.opts.TLS == nil && !(d.opts.Plain && loopback) {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: d.opts.Listen, Message: "TCP needs TLS",
+			Hint: "give a certificate and a key; only a loopback address may do without, if asked to",
+		}
+	}
+	l, err := net.Listen("tcp", d.opts.Listen)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "daemon.listen", Subject: d.opts.Listen, Message: err.Error(), Cause: err}
+	}
+	if d.opts.TLS != nil {
+		config := d.opts.TLS.Clone()
+		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
+		config.NextProtos = []string{"http/1.1"} // WebSockets need it
+		l = tls.NewListener(l, config)
+	}
+	return l, nil
+}
+
+// serve answers on l in the background; the server closes it.
+func (d *Daemon) serve(l net.Listener) {
+	d.work.Go(func() {
+		if err := d.server.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
+			d.failed <- fmt.Errorf("listener %s: %w", l.Addr(), err)
+		}
+	})
+}
+
+// authenticate lets in the owner of the daemon and root, who act for the
+// default tenant, and whoever bears a key.
+func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Context, error) {
+	if c.Token != "" {
+		who, err := d.plane.Authenticate(ctx, c.Token)
+		if err != nil {
+			return nil, err
+		}
+		return plane.WithPrincipal(ctx, who), nil
+	}
+	if c.UID != nil && (*c.UID == uint32(os.Geteuid()) || *c.UID == 0) {
+		return plane.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, *c.UID)), nil
+	}
+	return nil, &sandbox.Error{
+		Code: sandbox.CodeUnauthorized, Message: "an API key is needed",
+		Hint: "make one with: atoll key create, and set ATOLL_KEY",
+	}
+}
+
+// ready reports what keeps sandboxes from being made.
+func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := d.store.Ping(ctx); err != nil {
+			return err
+		}
+		facts, err := p.Probe(ctx)
+		if err != nil || !facts.Available {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be made", Hint: "see what this machine lacks with: atoll doctor", Cause: err,
+			}
+		}
+		return nil
+	}
+}
+
+// Memory returns the listener that needs no place.
+func (d *Daemon) Memory() *server.Memory { return d.memory }
+
+// Socket returns the path of the socket, empty without one.
+func (d *Daemon) Socket() string { return d.socket }
+
+// TCP returns the address that is listened on, nil without one.
+func (d *Daemon) TCP() net.Addr { return d.tcp }
+
+// Failed yields what makes the daemon useless, such as a listener that broke.
+func (d *Daemon) Failed() <-chan error { return d.failed }
+
+func (d *Daemon) onClose(f func() error) { d.undo = append(d.undo, f) }
+
+// Close takes no more requests, gives those that run some time, and lets go of
+// everything. Sandboxes live on. Close is idempotent.
+func (d *Daemon) Close() error {
+	d.closed.Do(func() {
+		var failed []error
+		// The memory listener is not the server's before Serve has seen it.
+		if d.memory != nil {
+			failed = append(failed, d.memory.Close())
+		}
+		for i := len(d.undo) - 1; i >= 0; i-- {
+			failed = append(failed, d.undo[i]())
+		}
+		d.err = errors.Join(failed...)
+	})
+	return d.err
+}
+
+// lock makes sure that one daemon works on a state directory. The kernel lets
+// go of the lock of a process that dies.
+func lock(path string) (release func() error, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		defer f.Close()
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, err
+		}
+		text := make([]byte, 32)
+		n, _ := f.ReadAt(text, 0)
+		message := "a daemon runs on this state directory already"
+		if pid := strings.TrimSpace(string(text[:n])); pid != "" {
+			message += ", as process " + pid
+		}
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeConflict, Op: "daemon.start", Subject: filepath.Dir(path), Message: message,
+			Hint: "use that one, stop it first, or choose another directory with --state-dir",
+		}
+	}
+	_ = f.Truncate(0)
+	_, _ = fmt.Fprintln(f, os.Getpid()) // only for the message above
+	return f.Close, nil
+}

@@ -1,0 +1,85 @@
+// Package daemontest starts daemons for tests, on sandboxes that live in
+// memory.
+package daemontest
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"testing"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/provider/fake"
+)
+
+// Machine is a state directory and the sandboxes that run, which both outlive
+// a daemon.
+type Machine struct {
+	Dir   string
+	World *fake.World
+	// Fault, if set, is the provider's; see fake.Options.
+	Fault func(op string) error
+}
+
+// New returns a machine on which nothing runs.
+func New(t testing.TB) *Machine { return &Machine{Dir: t.TempDir(), World: new(fake.World)} }
+
+// Options returns options of a daemon on the machine.
+func (m *Machine) Options() daemon.Options {
+	return daemon.Options{
+		StateDir: m.Dir,
+		Providers: all.NewRegistry(all.Entry{Name: "fake", Open: func(all.Options) (driver.Provider, error) {
+			return fake.New(fake.Options{World: m.World, Fault: m.Fault}), nil
+		}}),
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	}
+}
+
+// Start starts a daemon, which ends with the test if nobody closes it before.
+func (m *Machine) Start(t testing.TB, change func(*daemon.Options)) *daemon.Daemon {
+	t.Helper()
+	opts := m.Options()
+	if change != nil {
+		change(&opts)
+	}
+	d, err := daemon.Start(context.Background(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// Client returns a client of the machine's owner.
+func Client(t testing.TB, d *daemon.Daemon) *atoll.Client { return Bearer(t, d, "") }
+
+// Bearer returns a client that bears a key.
+func Bearer(t testing.TB, d *daemon.Daemon, key string) *atoll.Client {
+	t.Helper()
+	transport := d.Memory().Transport()
+	c, err := atoll.New(atoll.Options{Transport: transport, Key: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Store opens the database of the machine, beside a daemon that runs.
+func (m *Machine) Store(t testing.TB) *store.Store {
+	t.Helper()
+	s, err := store.Open(context.Background(), m.Dir+"/atoll.db", store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}

@@ -1,0 +1,155 @@
+package daemon
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// service shows the control plane to the API.
+type service struct {
+	*plane.Plane
+	ready func(context.Context) error
+}
+
+var _ api.Service = service{}
+
+func (s service) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox, bool, error) {
+	made, replayed, err := s.Plane.Create(ctx, plane.CreateRequest{
+		Spec: req.Spec(), Pull: control.Pull(req.Pull), Platform: req.Platform,
+		Idempotency: store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw},
+	})
+	return shown(made), replayed, err
+}
+
+func (s service) Get(ctx context.Context, ref string) (api.Sandbox, error) {
+	b, err := s.Plane.Get(ctx, ref)
+	return shown(b), err
+}
+
+func (s service) List(ctx context.Context, q api.ListQuery) ([]api.Sandbox, string, error) {
+	f := store.Filter{Labels: q.Labels}
+	for _, state := range q.States {
+		f.States = append(f.States, sandbox.State(state))
+	}
+	page, next, err := s.Plane.List(ctx, f, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+	out := make([]api.Sandbox, len(page))
+	for i, b := range page {
+		out[i] = shown(b)
+	}
+	return out, next, err
+}
+
+func shown(b store.Sandbox) api.Sandbox {
+	out := api.Sandbox{
+		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
+		Resources: api.Resources(b.Resources), Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
+	}
+	if b.Exit != nil {
+		e := api.ExitOf(*b.Exit)
+		out.Exit = &e
+	}
+	return out
+}
+
+func orNil(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// box shows a sandbox to the API.
+type box struct{ *control.Sandbox }
+
+func (b box) Files() api.Files { return b.Sandbox.Files() }
+
+func (s service) Open(ctx context.Context, ref string) (api.Box, error) {
+	b, err := s.Plane.Open(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return box{b}, nil
+}
+
+func (s service) CreateKey(ctx context.Context, n api.NewKey) (api.Key, error) {
+	want := key.New{Name: n.Name, Expires: n.Expires()}
+	for _, v := range n.Verbs {
+		want.Verbs = append(want.Verbs, key.Verb(v))
+	}
+	token, k, err := s.Plane.CreateKey(ctx, want)
+	out := shownKey(k)
+	out.Token = token
+	return out, err
+}
+
+func (s service) Keys(ctx context.Context) ([]api.Key, error) {
+	all, err := s.Plane.Keys(ctx)
+	out := make([]api.Key, len(all))
+	for i, k := range all {
+		out[i] = shownKey(k)
+	}
+	return out, err
+}
+
+func shownKey(k store.Key) api.Key {
+	return api.Key{ID: k.ID, Name: k.Name, Verbs: k.Verbs, Created: k.Created, Expires: orNil(k.Expires), Revoked: orNil(k.Revoked)}
+}
+
+func filterOf(q api.EventQuery) eventlog.Filter {
+	f := eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Sandbox: sandbox.ID(q.Sandbox)}
+	for _, t := range q.Types {
+		f.Types = append(f.Types, eventlog.Type(t))
+	}
+	return f
+}
+
+func (s service) Events(ctx context.Context, q api.EventQuery) ([]api.Event, error) {
+	all, err := s.Plane.Events(ctx, filterOf(q), q.After, q.Limit)
+	out := make([]api.Event, len(all))
+	for i, e := range all {
+		out[i] = shownEvent(e)
+	}
+	return out, err
+}
+
+func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[api.Event, error], error) {
+	log, err := s.Plane.FollowEvents(ctx, filterOf(q), q.After)
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(api.Event, error) bool) {
+		for e, err := range log {
+			if !yield(shownEvent(e), err) {
+				return
+			}
+		}
+	}, nil
+}
+
+func shownEvent(e eventlog.Event) api.Event {
+	return api.Event{
+		Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
+		Sandbox: string(e.Sandbox), Name: e.Name, Subject: e.Subject, Ref: e.Ref, Code: string(e.Code), Program: e.Program,
+		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: string(e.Reason), Bytes: e.Bytes,
+	}
+}
+
+func (s service) VerifyAudit(ctx context.Context) (api.AuditReport, error) {
+	r, err := s.Verify(ctx)
+	out := api.AuditReport{Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil}
+	if r.Fault != nil {
+		out.Fault, out.FaultSeq = string(r.Fault.Kind)+": "+r.Fault.Detail, r.Fault.Seq
+	}
+	return out, err
+}
+
+func (s service) Ready(ctx context.Context) error { return s.ready(ctx) }

@@ -1,0 +1,173 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Version is that of the API, not of the program.
+const Version = "1"
+
+const (
+	maxBody     = 4 << 20 // of a JSON request
+	bodyTimeout = 30 * time.Second
+)
+
+// Options of a handler.
+type Options struct {
+	// RetryAfter finds out when a refused request is worth repeating. Nil
+	// never knows.
+	RetryAfter func(error) (time.Duration, bool)
+	// Logger gets what callers are not told. Nil: slog.Default.
+	Logger *slog.Logger
+}
+
+// API is the handler of the native API.
+type API struct {
+	service Service
+	opts    Options
+	mux     *http.ServeMux
+	huma    huma.API
+}
+
+// New returns the handler for what service does.
+func New(service Service, opts Options) *API {
+	ownErrors()
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	a := &API{service: service, opts: opts, mux: http.NewServeMux()}
+	config := huma.DefaultConfig("Atoll", Version)
+	config.Info.Description = "Sandboxes for AI agents. Errors are application/problem+json with a stable code. " +
+		"A sandbox is named by its id or its name."
+	config.DocsPath, config.SchemasPath = "", "" // a browser would load scripts from elsewhere
+	config.CreateHooks = nil
+	config.OpenAPIPath = "/openapi"
+	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"key": {Type: "http", Scheme: "bearer", Description: "an API key; not needed on the local socket"},
+	}
+	config.Security = []map[string][]string{{"key": {}}}
+	a.huma = humago.New(a.mux, config)
+	a.health()
+	a.sandboxes()
+	a.processes()
+	a.files()
+	a.events()
+	a.keys()
+	a.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		a.fail(w, nil, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such resource", Hint: "see /openapi.json"})
+	})
+	return a
+}
+
+// ServeHTTP implements http.Handler.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+
+// OpenAPI returns the document that describes the API, in JSON.
+func (a *API) OpenAPI() ([]byte, error) { return a.huma.OpenAPI().MarshalJSON() }
+
+// problem is the form in which err travels. What the caller is not told is
+// logged.
+func (a *API) problem(err error) error {
+	if err == nil {
+		return nil
+	}
+	p := NewProblem(err, a.opts.RetryAfter)
+	if p.Code == sandbox.CodeInternal {
+		cause := err
+		if e := new(sandbox.Error); errors.As(err, &e) && e.Cause != nil {
+			cause = e.Cause
+		}
+		a.opts.Logger.Error("request failed", "op", p.Op, "error", err, "cause", cause)
+	}
+	return p
+}
+
+// fail answers a request that is not huma's with an error. r may be nil.
+func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if r != nil && r.Context().Err() != nil {
+		return // nobody is listening
+	}
+	p := &Problem{}
+	errors.As(a.problem(err), &p)
+	WriteProblem(w, p)
+}
+
+// operation describes one of the API.
+func operation(id, method, path, tag, summary string) huma.Operation {
+	return huma.Operation{
+		OperationID: id, Method: method, Path: path, Tags: []string{tag}, Summary: summary,
+		MaxBodyBytes: maxBody, BodyReadTimeout: bodyTimeout,
+		Errors: []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusGone, http.StatusServiceUnavailable},
+	}
+}
+
+// raw registers an operation whose bytes huma must not touch, and describes it
+// in the document.
+func (a *API) raw(op huma.Operation, query map[string]string, body, answer string, handler func(http.ResponseWriter, *http.Request) error) {
+	a.mux.HandleFunc(op.Method+" "+op.Path, func(w http.ResponseWriter, r *http.Request) {
+		if err := handler(w, r); err != nil {
+			a.fail(w, r, err)
+		}
+	})
+	for _, name := range pathParams(op.Path) {
+		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "path", Required: true, Schema: &huma.Schema{Type: "string"}})
+	}
+	for name, doc := range sorted(query) {
+		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Description: doc, Schema: &huma.Schema{Type: "string"}})
+	}
+	if body != "" {
+		op.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{body: {}}}
+	}
+	ok := &huma.Response{Description: "OK"}
+	if answer != "" {
+		ok.Content = map[string]*huma.MediaType{answer: {}}
+	}
+	problem := &huma.Response{Description: "Error", Content: map[string]*huma.MediaType{
+		"application/problem+json": {Schema: &huma.Schema{Ref: "#/components/schemas/Problem"}},
+	}}
+	op.Responses = map[string]*huma.Response{"200": ok, "default": problem}
+	if answer == "websocket" {
+		op.Responses = map[string]*huma.Response{"101": {Description: "a WebSocket; see docs/API.md"}, "default": problem}
+	}
+	if answer == "" {
+		op.Responses = map[string]*huma.Response{"204": {Description: "Done"}, "default": problem}
+	}
+	a.huma.OpenAPI().AddOperation(&op)
+}
+
+type none struct{}
+
+type readyOutput struct {
+	Body struct {
+		Status string `json:"status" enum:"ok"`
+	}
+}
+
+func (a *API) health() {
+	live := operation("healthz", http.MethodGet, "/healthz", "Health", "Is the daemon alive?")
+	live.Security = []map[string][]string{}
+	huma.Register(a.huma, live, func(context.Context, *none) (*readyOutput, error) {
+		out := &readyOutput{}
+		out.Body.Status = "ok"
+		return out, nil
+	})
+	ready := operation("readyz", http.MethodGet, "/readyz", "Health", "Can it make sandboxes now?")
+	ready.Security = []map[string][]string{}
+	huma.Register(a.huma, ready, func(ctx context.Context, _ *none) (*readyOutput, error) {
+		if err := a.service.Ready(ctx); err != nil {
+			return nil, a.problem(err)
+		}
+		out := &readyOutput{}
+		out.Body.Status = "ok"
+		return out, nil
+	})
+}

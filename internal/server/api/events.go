@@ -1,0 +1,194 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// heartbeat is how often a stream says that it lives when nothing happens.
+const heartbeat = 15 * time.Second
+
+// writeDeadline is how long one write to a slow reader may take.
+const writeDeadline = 30 * time.Second
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(text) // the caller may be gone
+	return nil
+}
+
+// lines writes JSON lines, each at once.
+type lines struct {
+	enc *json.Encoder
+	rc  *http.ResponseController
+}
+
+func newLines(w http.ResponseWriter) *lines {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	l := &lines{json.NewEncoder(w), http.NewResponseController(w)}
+	_ = l.rc.Flush()
+	return l
+}
+
+// write reports false when nobody reads any more.
+func (l *lines) write(v any) bool {
+	_ = l.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
+	return l.enc.Encode(v) == nil && l.rc.Flush() == nil
+}
+
+// events writes server-sent events.
+type events struct {
+	w    http.ResponseWriter
+	rc   *http.ResponseController
+	tick *time.Timer
+}
+
+func newEvents(w http.ResponseWriter) *events {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	e := &events{w: w, rc: http.NewResponseController(w), tick: time.NewTimer(heartbeat)}
+	_ = e.rc.Flush()
+	return e
+}
+
+// beat is when it is time to say that the stream lives.
+func (e *events) beat() <-chan time.Time { return e.tick.C }
+
+func (e *events) alive() bool {
+	e.tick.Reset(heartbeat)
+	return e.write(": alive\n\n")
+}
+
+// send reports false when nobody reads any more.
+func (e *events) send(id, kind string, v any) bool {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return false
+	}
+	e.tick.Reset(heartbeat)
+	if id != "" {
+		id = "id: " + id + "\n"
+	}
+	return e.write(fmt.Sprintf("%sevent: %s\ndata: %s\n\n", id, kind, text))
+}
+
+func (e *events) write(text string) bool {
+	_ = e.rc.SetWriteDeadline(time.Now().Add(writeDeadline))
+	_, err := e.w.Write([]byte(text))
+	return err == nil && e.rc.Flush() == nil
+}
+
+type eventsInput struct {
+	After   int64     `query:"after" minimum:"0" doc:"only those with a higher number"`
+	Limit   int       `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
+	Sandbox string    `query:"sandbox" maxLength:"63" doc:"only about the sandbox with this id"`
+	Type    []string  `query:"type,explode" maxItems:"32" doc:"only of these types"`
+	Op      []string  `query:"op,explode" maxItems:"32" doc:"only about these operations"`
+	Since   time.Time `query:"since" doc:"not before"`
+	Until   time.Time `query:"until" doc:"before"`
+}
+
+type eventsOutput struct {
+	Body struct {
+		Events []Event `json:"events" doc:"oldest first"`
+	}
+}
+
+type reportOutput struct{ Body AuditReport }
+
+func (a *API) events() {
+	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "Read what happened"),
+		func(ctx context.Context, in *eventsInput) (*eventsOutput, error) {
+			got, err := a.service.Events(ctx, EventQuery{
+				After: in.After, Limit: in.Limit, Sandbox: in.Sandbox, Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
+			})
+			out := &eventsOutput{}
+			out.Body.Events = append([]Event{}, got...)
+			return out, a.problem(err)
+		})
+	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Be told what happens, as server-sent events"),
+		map[string]string{
+			"after": "only those with a higher number; the Last-Event-ID header does the same", "sandbox": "only about the sandbox with this id",
+			"type": "only of these types; may be repeated", "op": "only about these operations; may be repeated",
+		}, "", "text/event-stream", a.followEvents)
+	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Check that the log is as it was written"),
+		func(ctx context.Context, _ *none) (*reportOutput, error) {
+			report, err := a.service.VerifyAudit(ctx)
+			return &reportOutput{report}, a.problem(err)
+		})
+}
+
+// followEvents streams the log. The id of an event is its number, so that a
+// reader that was cut off goes on where it was.
+func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
+	q := query{r: r}
+	in := EventQuery{After: q.int("after", 10, 64), Sandbox: q.get("sandbox"), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"]}
+	if last := r.Header.Get("Last-Event-ID"); last != "" {
+		seq, err := strconv.ParseInt(last, 10, 64)
+		if err != nil {
+			return invalid("Last-Event-ID", "is not the id of an event")
+		}
+		in.After = seq
+	}
+	if q.err != nil {
+		return q.err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	log, err := a.service.FollowEvents(ctx, in)
+	if err != nil {
+		return err
+	}
+	type item struct {
+		event Event
+		err   error
+	}
+	next := make(chan item)
+	go func() {
+		defer close(next)
+		for e, err := range log {
+			select {
+			case next <- item{e, err}:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	defer func() {
+		cancel()
+		for range next { // the iteration ends
+		}
+	}()
+	out := newEvents(w)
+	for {
+		select {
+		case it, more := <-next:
+			switch {
+			case !more:
+				return nil
+			case it.err != nil:
+				out.send("", "error", a.problem(it.err))
+				return nil
+			case !out.send(strconv.FormatInt(it.event.Seq, 10), "event", it.event):
+				return nil
+			}
+		case <-out.beat():
+			if !out.alive() {
+				return nil
+			}
+		}
+	}
+}

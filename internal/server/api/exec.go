@@ -1,0 +1,254 @@
+package api
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	defaultOutput = 1 << 20
+	// linger is how long output is awaited after a command has ended:
+	// processes it left behind may hold it open for ever.
+	linger = time.Second
+)
+
+type execInput struct {
+	SandboxRef
+	Body ExecRequest
+}
+
+type execOutput struct{ Body ExecResult }
+
+// ProcessRef names a command of a sandbox.
+type ProcessRef struct {
+	SandboxRef
+	ID string `path:"id" maxLength:"64" doc:"id of the command"`
+}
+
+type processesOutput struct {
+	Body struct {
+		Processes []Process `json:"processes" doc:"oldest first"`
+	}
+}
+
+type killInput struct {
+	ProcessRef
+	Body struct {
+		Signal int `json:"signal" minimum:"1" maximum:"64" doc:"by its Linux number"`
+	}
+}
+
+func (a *API) processes() {
+	huma.Register(a.huma, operation("exec", http.MethodPost, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command and wait for its end"), a.exec)
+	huma.Register(a.huma, operation("listProcesses", http.MethodGet, "/v1/sandboxes/{ref}/processes", "Commands", "List the commands that were started"),
+		func(ctx context.Context, in *SandboxRef) (*processesOutput, error) {
+			out := &processesOutput{}
+			out.Body.Processes = []Process{}
+			box, err := a.service.Open(ctx, in.Ref)
+			if err != nil {
+				return nil, a.problem(err)
+			}
+			all, err := box.Processes(ctx)
+			for _, p := range all {
+				out.Body.Processes = append(out.Body.Processes, processOf(p))
+			}
+			return out, a.problem(err)
+		})
+	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Signal a command and all it started")
+	kill.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, kill, func(ctx context.Context, in *killInput) (*struct{}, error) {
+		box, err := a.service.Open(ctx, in.Ref)
+		if err != nil {
+			return nil, a.problem(err)
+		}
+		return nil, a.problem(box.Kill(ctx, in.ID, in.Body.Signal))
+	})
+	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read what a background command wrote, as JSON lines"),
+		map[string]string{"tail": "only the last so many lines", "follow": "true: go on until the command ends"}, "", "application/x-ndjson", a.logs)
+	a.raw(operation("execStream", http.MethodGet, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command connected to the caller"), nil, "", "websocket", a.execStream)
+	a.raw(operation("attachStream", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/attach", "Commands", "Connect to a background command"), nil, "", "websocket", a.attachStream)
+}
+
+func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
+	if in.Body.TTY != nil || in.Body.Stdin {
+		return nil, a.problem(invalid("command", "a terminal or a stream of input needs a WebSocket"))
+	}
+	box, err := a.service.Open(ctx, in.Ref)
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	cmd := in.Body.command()
+	input := in.Body.InputBase64
+	if in.Body.Input != "" {
+		input = []byte(in.Body.Input)
+	}
+	cmd.Stdin = len(input) > 0
+	p, err := box.Exec(ctx, cmd)
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	defer p.Close()
+	if cmd.Background {
+		// What it does not read is dropped when the caller stops waiting.
+		defer context.AfterFunc(ctx, func() { _ = p.Close() })()
+		_, _ = p.Stdin().Write(input)
+		_ = p.Stdin().Close()
+		return &execOutput{ExecResult{Process: processOf(p.Info())}}, nil
+	}
+	limit := in.Body.OutputLimit
+	if limit == 0 {
+		limit = defaultOutput
+	}
+	out, err := collect(ctx, p, input, limit)
+	return out, a.problem(err)
+}
+
+// collect runs a command to its end.
+func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (*execOutput, error) {
+	go func() {
+		_, _ = p.Stdin().Write(input) // a command need not read all there is
+		_ = p.Stdin().Close()
+	}()
+	stdout, stderr := &capture{limit: limit, alive: make(chan struct{}, 1)}, &capture{limit: limit, alive: make(chan struct{}, 1)}
+	var copying sync.WaitGroup
+	copying.Go(func() { _, _ = io.Copy(stdout, p.Stdout()) })
+	copying.Go(func() { _, _ = io.Copy(stderr, p.Stderr()) })
+	exit, err := p.Wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	copied := make(chan struct{})
+	go func() {
+		copying.Wait()
+		close(copied)
+	}()
+	if err := settle(ctx, copied, stdout.alive, stderr.alive); err != nil {
+		return nil, err
+	}
+	info, e := p.Info(), ExitOf(exit)
+	info.Running, info.Exit = false, &exit
+	return &execOutput{ExecResult{Process: processOf(info), Exit: &e, Stdout: stdout.output(), Stderr: stderr.output()}}, nil
+}
+
+// settle waits until all output has come, or none came for a while.
+func settle(ctx context.Context, copied, alive1, alive2 <-chan struct{}) error {
+	quiet := time.NewTimer(linger)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-copied:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-quiet.C:
+			return nil
+		case <-alive1:
+		case <-alive2:
+		}
+		quiet.Reset(linger)
+	}
+}
+
+// capture keeps the beginning of a stream and lets the rest go by, so that a
+// command never waits for us.
+type capture struct {
+	limit int64
+	alive chan struct{} // told when something came
+
+	mu      sync.Mutex
+	data    []byte
+	dropped int64
+}
+
+func (c *capture) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	room := min(int64(len(p)), c.limit-int64(len(c.data)))
+	c.data = append(c.data, p[:room]...)
+	c.dropped += int64(len(p)) - room
+	c.mu.Unlock()
+	select {
+	case c.alive <- struct{}{}:
+	default:
+	}
+	return len(p), nil
+}
+
+func (c *capture) output() *Output {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	data, dropped := c.data, c.dropped
+	if dropped > 0 { // do not let a character cut in two make text binary
+		for back := 1; back < utf8.UTFMax && back <= len(data); back++ {
+			if tail := data[len(data)-back:]; utf8.RuneStart(tail[0]) {
+				if !utf8.FullRune(tail) {
+					data, dropped = data[:len(data)-back], dropped+int64(back)
+				}
+				break
+			}
+		}
+	}
+	if utf8.Valid(data) {
+		return &Output{Data: string(data), Encoding: "utf-8", Truncated: dropped > 0, Dropped: dropped}
+	}
+	return &Output{Data: base64.StdEncoding.EncodeToString(c.data), Encoding: "base64", Truncated: c.dropped > 0, Dropped: c.dropped}
+}
+
+// logs streams a command's log. What goes wrong after the first line ends the
+// stream with a line that says so.
+func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
+	q := query{r: r}
+	opts := driver.LogOptions{Tail: int(q.int("tail", 10, 32)), Follow: q.bool("follow")}
+	if q.err != nil {
+		return q.err
+	}
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	logs, err := box.Logs(r.Context(), r.PathValue("id"), opts)
+	if err != nil {
+		return err
+	}
+	defer logs.Close()
+	// A reader that waits for more is woken by closing it.
+	defer context.AfterFunc(r.Context(), func() { _ = logs.Close() })()
+	out := newLines(w)
+	for {
+		chunk, err := logs.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			if r.Context().Err() == nil {
+				out.write(map[string]any{"error": a.problem(err)})
+			}
+			return nil
+		}
+		if !out.write(LogChunk{Stream: chunk.Stream, Data: chunk.Data, Dropped: chunk.Dropped}) {
+			return nil
+		}
+	}
+}
+
+// isWebSocket tells the streaming form of a path from a mistake.
+func isWebSocket(r *http.Request) error {
+	if strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return nil
+	}
+	return &Problem{
+		Status: http.StatusUpgradeRequired, Title: http.StatusText(http.StatusUpgradeRequired), Code: sandbox.CodeInvalid,
+		Detail: "this is a WebSocket", Hint: "POST runs a command in one call",
+	}
+}

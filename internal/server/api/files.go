@@ -1,0 +1,313 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// FileRef names a file of a sandbox.
+type FileRef struct {
+	SandboxRef
+	Path string `query:"path" required:"true" maxLength:"4096" doc:"absolute path inside the sandbox"`
+}
+
+type fileOutput struct{ Body File }
+
+type mkdirInput struct {
+	SandboxRef
+	Body struct {
+		Path    string `json:"path"`
+		Mode    uint32 `json:"mode,omitempty" maximum:"4095"`
+		Owner   string `json:"owner,omitempty"`
+		Parents bool   `json:"parents,omitempty" doc:"make missing parents; an existing directory is success"`
+	}
+}
+
+type moveInput struct {
+	SandboxRef
+	Body struct {
+		From      string `json:"from"`
+		To        string `json:"to"`
+		Overwrite bool   `json:"overwrite,omitempty"`
+	}
+}
+
+type removeInput struct {
+	FileRef
+	Recursive bool `query:"recursive" doc:"remove a directory with all below it"`
+}
+
+func (a *API) files() {
+	const base = "/v1/sandboxes/{ref}/files"
+	path := map[string]string{"path": "absolute path inside the sandbox"}
+	with := func(more map[string]string) map[string]string {
+		out := map[string]string{}
+		for k, v := range path {
+			out[k] = v
+		}
+		for k, v := range more {
+			out[k] = v
+		}
+		return out
+	}
+	a.raw(operation("readFile", http.MethodGet, base, "Files", "Read a file, or the part that a Range header names"), path, "", "application/octet-stream", a.readFile)
+	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Make or replace a file, whole or not at all"), with(map[string]string{
+		"mode": "permission bits, in octal", "owner": "as user of a command", "noParents": "true: parents must exist", "noReplace": "true: the file must not exist",
+	}), "application/octet-stream", "application/json", a.writeFile)
+	remove := operation("removeFile", http.MethodDelete, base, "Files", "Remove a file or a tree")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *removeInput) (*struct{}, error) {
+		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Remove(ctx, in.Path, in.Recursive) })
+	})
+	huma.Register(a.huma, operation("statFile", http.MethodGet, base+"/stat", "Files", "Look at a file, not following a link"),
+		func(ctx context.Context, in *FileRef) (*fileOutput, error) {
+			out := &fileOutput{}
+			return out, a.withFiles(ctx, in.Ref, func(f Files) error {
+				info, err := f.Stat(ctx, in.Path)
+				out.Body = fileOf(info)
+				return err
+			})
+		})
+	a.raw(operation("listFiles", http.MethodGet, base+"/list", "Files", "List a directory as JSON lines"),
+		with(map[string]string{"depth": "levels below it, 1 if it is left out; -1 for all"}), "", "application/x-ndjson", a.listFiles)
+	mkdir := operation("makeDirectory", http.MethodPost, base+"/mkdir", "Files", "Make a directory")
+	mkdir.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, mkdir, func(ctx context.Context, in *mkdirInput) (*struct{}, error) {
+		opts := driver.MkdirOptions{Mode: in.Body.Mode, Owner: in.Body.Owner, Parents: in.Body.Parents}
+		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Mkdir(ctx, in.Body.Path, opts) })
+	})
+	move := operation("moveFile", http.MethodPost, base+"/move", "Files", "Rename a file or directory")
+	move.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, move, func(ctx context.Context, in *moveInput) (*struct{}, error) {
+		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Move(ctx, in.Body.From, in.Body.To, in.Body.Overwrite) })
+	})
+	a.raw(operation("exportFiles", http.MethodGet, base+"/archive", "Files", "Take a file or tree out as a tar stream"),
+		with(map[string]string{"exclude": "a pattern of what to leave out; may be repeated"}), "", "application/x-tar", a.exportFiles)
+	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream into a directory"),
+		with(map[string]string{"owner": "whom the files belong to; as in the archive if it is left out"}), "application/x-tar", "", a.importFiles)
+	a.raw(operation("watchFiles", http.MethodGet, base+"/watch", "Files", "Be told about changes, as server-sent events"),
+		with(map[string]string{"recursive": "true: also below"}), "", "text/event-stream", a.watchFiles)
+}
+
+// withFiles does something with the files of a sandbox.
+func (a *API) withFiles(ctx context.Context, ref string, do func(Files) error) error {
+	box, err := a.service.Open(ctx, ref)
+	if err == nil {
+		err = do(box.Files())
+	}
+	return a.problem(err)
+}
+
+// span is the part of a file that a Range header names.
+type span struct{ offset, length int64 } // length 0: to the end
+
+// parseRange understands one range from the beginning; anything else is
+// ignored, as RFC 9110 allows.
+func parseRange(header string) (s span, ok bool) {
+	text, isBytes := strings.CutPrefix(header, "bytes=")
+	first, last, two := strings.Cut(text, "-")
+	if !isBytes || !two || first == "" || strings.Contains(text, ",") {
+		return span{}, false
+	}
+	from, err := strconv.ParseUint(first, 10, 62)
+	if err != nil {
+		return span{}, false
+	}
+	if last == "" {
+		return span{offset: int64(from)}, true
+	}
+	to, err := strconv.ParseUint(last, 10, 62)
+	if err != nil || to < from {
+		return span{}, false
+	}
+	return span{int64(from), int64(to-from) + 1}, true
+}
+
+func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	part, partial := parseRange(r.Header.Get("Range"))
+	content, info, err := box.Files().Read(r.Context(), r.URL.Query().Get("path"), driver.ReadOptions{Offset: part.offset, Length: part.length})
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	defer context.AfterFunc(r.Context(), func() { _ = content.Close() })()
+	h := w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Accept-Ranges", "bytes")
+	h.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
+	h.Set("X-Atoll-Mode", strconv.FormatUint(uint64(info.Mode), 8))
+	h.Set("X-Atoll-Owner", fmt.Sprintf("%d:%d", info.UID, info.GID))
+	if partial {
+		if part.offset >= info.Size && info.Size > 0 || part.offset > info.Size {
+			h.Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
+			return &Problem{
+				Status: http.StatusRequestedRangeNotSatisfiable, Title: http.StatusText(http.StatusRequestedRangeNotSatisfiable),
+				Code: sandbox.CodeInvalid, Detail: "the range begins beyond the end of the file",
+			}
+		}
+		if end := part.offset + part.length; part.length > 0 && end < info.Size {
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, end-1, info.Size))
+		} else if info.Size > 0 {
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, info.Size-1, info.Size))
+		} else {
+			partial = false
+		}
+	}
+	if partial {
+		w.WriteHeader(http.StatusPartialContent)
+	}
+	return finish(w, content)
+}
+
+// finish copies the rest of an answer. Should it fail, the connection is cut,
+// so that the reader does not take a part for the whole.
+func finish(w http.ResponseWriter, content io.Reader) error {
+	if _, err := io.Copy(flusher{w, http.NewResponseController(w)}, content); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// flusher sends what is written at once.
+type flusher struct {
+	w  io.Writer
+	rc *http.ResponseController
+}
+
+func (f flusher) Write(p []byte) (int, error) {
+	n, err := f.w.Write(p)
+	if err == nil && n < 4<<10 {
+		err = f.rc.Flush()
+	}
+	return n, err
+}
+
+func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
+	q := query{r: r}
+	opts := driver.WriteOptions{Mode: q.mode("mode"), Owner: q.get("owner"), NoParents: q.bool("noParents"), NoReplace: q.bool("noReplace")}
+	if q.err != nil {
+		return q.err
+	}
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	info, err := box.Files().Write(r.Context(), q.get("path"), r.Body, opts)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, fileOf(info))
+}
+
+func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
+	q := query{r: r}
+	opts := driver.ListOptions{Depth: int(q.int("depth", 10, 32))}
+	if q.err != nil {
+		return q.err
+	}
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	var out *lines
+	for info, err := range box.Files().List(r.Context(), q.get("path"), opts) {
+		switch {
+		case err != nil && out == nil:
+			return err
+		case err != nil:
+			out.write(map[string]any{"error": a.problem(err)})
+			return nil
+		}
+		if out == nil {
+			out = newLines(w)
+		}
+		if !out.write(fileOf(info)) {
+			return nil
+		}
+	}
+	if out == nil {
+		newLines(w)
+	}
+	return nil
+}
+
+func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	out := &begun{w: flusher{w, http.NewResponseController(w)}}
+	w.Header().Set("Content-Type", "application/x-tar")
+	err = box.Files().Export(r.Context(), r.URL.Query().Get("path"), out, driver.ExportOptions{Exclude: r.URL.Query()["exclude"]})
+	if err != nil && out.yes {
+		panic(http.ErrAbortHandler) // a part must not be taken for the whole
+	}
+	return err
+}
+
+// begun remembers whether anything was written.
+type begun struct {
+	w   io.Writer
+	yes bool
+}
+
+func (b *begun) Write(p []byte) (int, error) {
+	b.yes = true
+	return b.w.Write(p)
+}
+
+func (a *API) importFiles(w http.ResponseWriter, r *http.Request) error {
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	if err := box.Files().Import(r.Context(), q.Get("path"), r.Body, driver.ImportOptions{Owner: q.Get("owner")}); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// watchFiles reports changes until the caller goes away.
+func (a *API) watchFiles(w http.ResponseWriter, r *http.Request) error {
+	q := query{r: r}
+	recursive := q.bool("recursive")
+	if q.err != nil {
+		return q.err
+	}
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	changes, err := box.Files().Watch(r.Context(), q.get("path"), recursive)
+	if err != nil {
+		return err
+	}
+	out := newEvents(w)
+	for {
+		select {
+		case c, more := <-changes:
+			if !more || !out.send("", "change", c) {
+				return nil
+			}
+		case <-out.beat():
+			if !out.alive() {
+				return nil
+			}
+		}
+	}
+}

@@ -1,0 +1,43 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+type newKeyInput struct{ Body NewKey }
+
+type keyOutput struct{ Body Key }
+
+type keysOutput struct {
+	Body struct {
+		Keys []Key `json:"keys" doc:"oldest first"`
+	}
+}
+
+type keyInput struct {
+	ID string `path:"id" maxLength:"64" doc:"public part of the key"`
+}
+
+func (a *API) keys() {
+	create := operation("createKey", http.MethodPost, "/v1/keys", "Keys", "Make an API key; it is shown only now")
+	create.DefaultStatus = http.StatusCreated
+	huma.Register(a.huma, create, func(ctx context.Context, in *newKeyInput) (*keyOutput, error) {
+		k, err := a.service.CreateKey(ctx, in.Body)
+		return &keyOutput{k}, a.problem(err)
+	})
+	huma.Register(a.huma, operation("listKeys", http.MethodGet, "/v1/keys", "Keys", "List API keys, revoked and expired ones too"),
+		func(ctx context.Context, _ *none) (*keysOutput, error) {
+			all, err := a.service.Keys(ctx)
+			out := &keysOutput{}
+			out.Body.Keys = append([]Key{}, all...)
+			return out, a.problem(err)
+		})
+	revoke := operation("revokeKey", http.MethodDelete, "/v1/keys/{id}", "Keys", "End an API key")
+	revoke.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, revoke, func(ctx context.Context, in *keyInput) (*struct{}, error) {
+		return nil, a.problem(a.service.RevokeKey(ctx, in.ID))
+	})
+}

@@ -1,0 +1,146 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Problem is an error as it travels (RFC 9457), with the code of the
+// vocabulary.
+type Problem struct {
+	Title   string       `json:"title"`
+	Status  int          `json:"status"`
+	Detail  string       `json:"detail,omitempty"`
+	Code    sandbox.Code `json:"code"`
+	Op      string       `json:"op,omitempty"`
+	Subject string       `json:"subject,omitempty"`
+	Hint    string       `json:"hint,omitempty"`
+	Faults  []Fault      `json:"faults,omitempty" doc:"what is wrong with the fields of the request"`
+
+	retryAfter time.Duration
+}
+
+// Fault is what is wrong with one field.
+type Fault struct {
+	Field   string `json:"field"`
+	Message string `json:"message"`
+}
+
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus is for huma.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType is for huma.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+// GetHeaders is for huma: when to try again.
+func (p *Problem) GetHeaders() http.Header {
+	h := http.Header{}
+	if p.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(p.retryAfter.Seconds()))))
+	}
+	if p.Status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", "Bearer")
+	}
+	return h
+}
+
+var statuses = map[sandbox.Code]int{
+	sandbox.CodeInvalid:       http.StatusBadRequest,
+	sandbox.CodeNotFound:      http.StatusNotFound,
+	sandbox.CodeGone:          http.StatusGone,
+	sandbox.CodeAlreadyExists: http.StatusConflict,
+	sandbox.CodeConflict:      http.StatusConflict,
+	sandbox.CodeUnavailable:   http.StatusServiceUnavailable,
+	sandbox.CodeUnauthorized:  http.StatusUnauthorized,
+	sandbox.CodeDenied:        http.StatusForbidden,
+	sandbox.CodeExhausted:     http.StatusTooManyRequests,
+	sandbox.CodeTimeout:       http.StatusGatewayTimeout,
+	sandbox.CodeCanceled:      499, // as nginx calls a caller that went away
+	sandbox.CodeUnsupported:   http.StatusNotImplemented,
+	sandbox.CodeStale:         http.StatusConflict,
+}
+
+// NewProblem returns the form in which err travels. What is not an
+// *sandbox.Error is not shown to the caller. retryAfter may be nil.
+func NewProblem(err error, retryAfter func(error) (time.Duration, bool)) *Problem {
+	var ready *Problem
+	if errors.As(err, &ready) {
+		return ready
+	}
+	p := &Problem{Code: sandbox.CodeOf(err), Status: http.StatusInternalServerError, Detail: "a fault of Atoll itself"}
+	if status, ok := statuses[p.Code]; ok {
+		p.Status, p.Detail = status, string(p.Code)
+	}
+	var known *sandbox.Error
+	if errors.As(err, &known) {
+		p.Op, p.Subject, p.Detail, p.Hint = known.Op, known.Subject, known.Message, known.Hint
+	}
+	if retryAfter != nil {
+		p.retryAfter, _ = retryAfter(err)
+	}
+	p.Title = title(p.Status)
+	return p
+}
+
+func title(status int) string {
+	if text := http.StatusText(status); text != "" {
+		return text
+	}
+	return "Client Closed Request"
+}
+
+// WriteProblem answers a request with an error.
+func WriteProblem(w http.ResponseWriter, p *Problem) {
+	for name, values := range p.GetHeaders() {
+		w.Header()[name] = values
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Del("Content-Length")
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p) // the caller may be gone
+}
+
+// ownErrors makes huma report what it finds wrong with a request as a Problem.
+// It is a variable of that library, set once.
+var ownErrors = sync.OnceFunc(func() {
+	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
+		p := &Problem{Status: status, Detail: message, Code: codeFor(status)}
+		if status == http.StatusUnprocessableEntity {
+			p.Status = http.StatusBadRequest
+		}
+		p.Title = title(p.Status)
+		for _, err := range errs {
+			var d huma.ErrorDetailer
+			if errors.As(err, &d) {
+				// The value is left out: it may be a secret.
+				p.Faults = append(p.Faults, Fault{Field: d.ErrorDetail().Location, Message: d.ErrorDetail().Message})
+			} else if err != nil && status < http.StatusInternalServerError {
+				p.Faults = append(p.Faults, Fault{Message: err.Error()})
+			}
+		}
+		return p
+	}
+})
+
+func codeFor(status int) sandbox.Code {
+	for code, s := range statuses {
+		if s == status && code != sandbox.CodeStale && code != sandbox.CodeAlreadyExists {
+			return code
+		}
+	}
+	if status >= http.StatusInternalServerError {
+		return sandbox.CodeInternal
+	}
+	return sandbox.CodeInvalid
+}

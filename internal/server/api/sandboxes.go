@@ -1,0 +1,119 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// SandboxRef names a sandbox in a path. It is exported for huma, which looks
+// into nothing else.
+type SandboxRef struct {
+	Ref string `path:"ref" maxLength:"63" doc:"id or name of the sandbox"`
+}
+
+type createInput struct {
+	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repetition with the same key returns what the first request made"`
+	Body           CreateRequest
+	RawBody        []byte
+}
+
+type sandboxOutput struct {
+	Status   int
+	Replayed string `header:"Idempotent-Replayed"`
+	Body     Sandbox
+}
+
+type listInput struct {
+	State  []string `query:"state" maxItems:"16" enum:"creating,running,pausing,paused,resuming,stopped,lost,failed,gone" doc:"in one of these states; any but gone if it is left out"`
+	Label  []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
+	Cursor string   `query:"cursor" maxLength:"256" doc:"where to go on, as returned with the page before"`
+	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
+}
+
+type listOutput struct {
+	Body struct {
+		Sandboxes []Sandbox `json:"sandboxes" doc:"newest first"`
+		Next      string    `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
+	}
+}
+
+type stopInput struct {
+	SandboxRef
+	Body struct {
+		GraceMS int64 `json:"graceMs,omitempty" minimum:"0" maximum:"600000" doc:"how long commands may take to end, in milliseconds"`
+	}
+}
+
+type exitOutput struct{ Body Exit }
+
+func (a *API) sandboxes() {
+	create := operation("createSandbox", http.MethodPost, "/v1/sandboxes", "Sandboxes", "Make a sandbox")
+	create.DefaultStatus = http.StatusCreated
+	create.Errors = append(create.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, create, a.create)
+	huma.Register(a.huma, operation("listSandboxes", http.MethodGet, "/v1/sandboxes", "Sandboxes", "List sandboxes"), a.list)
+	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Look at a sandbox"),
+		func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
+			s, err := a.service.Get(ctx, in.Ref)
+			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(err)
+		})
+	remove := operation("removeSandbox", http.MethodDelete, "/v1/sandboxes/{ref}", "Sandboxes", "Remove a sandbox with everything in it; removing it again is success")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *SandboxRef) (*struct{}, error) {
+		return nil, a.problem(a.service.Destroy(ctx, in.Ref))
+	})
+	stop := operation("stopSandbox", http.MethodPost, "/v1/sandboxes/{ref}/stop", "Sandboxes", "Ask its commands to end, give them grace, and remove it")
+	stop.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, stop, func(ctx context.Context, in *stopInput) (*struct{}, error) {
+		return nil, a.problem(a.service.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
+	})
+	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended"),
+		func(ctx context.Context, in *SandboxRef) (*exitOutput, error) {
+			exit, err := a.service.Wait(ctx, in.Ref)
+			return &exitOutput{ExitOf(exit)}, a.problem(err)
+		})
+}
+
+func (a *API) create(ctx context.Context, in *createInput) (*sandboxOutput, error) {
+	req := in.Body
+	req.IdempotencyKey, req.Raw = in.IdempotencyKey, in.RawBody
+	s, replayed, err := a.service.Create(ctx, req)
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	out := &sandboxOutput{Status: http.StatusCreated, Body: s}
+	if replayed {
+		out.Status, out.Replayed = http.StatusOK, "true"
+	}
+	return out, nil
+}
+
+func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
+	wanted, err := labels(in.Label)
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	page, next, err := a.service.List(ctx, ListQuery{States: in.State, Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	out := &listOutput{}
+	out.Body.Sandboxes, out.Body.Next = append([]Sandbox{}, page...), next
+	return out, nil
+}
+
+// Spec is what is asked for, in the vocabulary.
+func (r *CreateRequest) Spec() sandbox.Spec {
+	spec := sandbox.Spec{
+		Name: r.Name, Image: r.Image, Env: r.Env, User: r.User, Workdir: r.Workdir, Hostname: r.Hostname, Labels: r.Labels,
+		Resources: sandbox.Resources(r.Resources), Lifetime: sandbox.Lifetime{Timeout: r.Timeout()},
+	}
+	for _, m := range r.Mounts {
+		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))
+	}
+	return spec
+}

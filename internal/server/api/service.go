@@ -1,0 +1,62 @@
+// Package api is Atoll's native HTTP API: typed requests and answers in JSON,
+// described by an OpenAPI 3.1 document that is made from the same code, byte
+// streams for files and archives, WebSockets for commands and server-sent
+// events for what happens.
+//
+// It knows nothing of how things are done: [Service] is what it needs of the
+// control plane. Who is asking is part of the context of a request, and is the
+// business of who serves the handler.
+package api
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Service does what requests ask for. Its methods may be called concurrently;
+// their errors are *sandbox.Error or are classified by sandbox.CodeOf. A ref is
+// the name or the id of a sandbox.
+type Service interface {
+	// Create makes a sandbox. replayed says that an earlier request with the
+	// same idempotency key made it.
+	Create(ctx context.Context, req CreateRequest) (s Sandbox, replayed bool, err error)
+	Get(ctx context.Context, ref string) (Sandbox, error)
+	List(ctx context.Context, q ListQuery) (page []Sandbox, next string, err error)
+	// Open returns a running sandbox.
+	Open(ctx context.Context, ref string) (Box, error)
+	Destroy(ctx context.Context, ref string) error
+	// Stop asks commands to end, gives them grace, and destroys.
+	Stop(ctx context.Context, ref string, grace time.Duration) error
+	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
+
+	CreateKey(ctx context.Context, k NewKey) (Key, error)
+	Keys(ctx context.Context) ([]Key, error)
+	RevokeKey(ctx context.Context, id string) error
+
+	Events(ctx context.Context, q EventQuery) ([]Event, error)
+	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
+	VerifyAudit(ctx context.Context) (AuditReport, error)
+
+	// Ready says what keeps the daemon from making sandboxes, if anything.
+	Ready(ctx context.Context) error
+}
+
+// Box is a running sandbox.
+type Box interface {
+	ID() sandbox.ID
+	Name() string
+	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
+	driver.ProcessManager
+	Files() Files
+}
+
+// Files are the files of a sandbox.
+type Files interface {
+	driver.FileSystem
+	driver.Archiver
+	driver.Watcher
+}

@@ -1,0 +1,187 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/stream"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	// startTimeout bounds the wait for the message that says what to run.
+	startTimeout = 30 * time.Second
+	// requests is how many signals and sizes may wait to be passed on.
+	requests = 256
+)
+
+// execStream runs a command connected to the caller. The command ends with the
+// connection, unless it runs in the background.
+func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
+	if err := isWebSocket(r); err != nil {
+		return err
+	}
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	return a.connect(w, r, func(ctx context.Context, link *stream.Link) (driver.Process, error) {
+		waiting, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		m, err := link.Receive(waiting)
+		if err != nil {
+			return nil, err
+		}
+		var cmd Command
+		if m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
+			return nil, invalid("command", "the first message must be a start with a command")
+		}
+		return box.Exec(ctx, cmd.command())
+	})
+}
+
+// attachStream connects to a background command, which does not notice.
+func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
+	if err := isWebSocket(r); err != nil {
+		return err
+	}
+	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	if err != nil {
+		return err
+	}
+	return a.connect(w, r, func(ctx context.Context, _ *stream.Link) (driver.Process, error) {
+		return box.Reconnect(ctx, r.PathValue("id"))
+	})
+}
+
+// connect makes the connection a WebSocket and carries a process over it until
+// both are done.
+func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.Context, *stream.Link) (driver.Process, error)) error {
+	// The origin was checked by who serves this handler.
+	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
+	if err != nil {
+		return nil // Accept has answered
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	link := stream.New(ctx, ws)
+	defer link.Abort()
+	p, err := open(ctx, link)
+	if err != nil {
+		a.refuse(ctx, link, err)
+		return nil
+	}
+	defer p.Close()
+	info := p.Info()
+	if err := link.Send(ctx, stream.Message{Type: "started", Process: &info}); err != nil {
+		return nil
+	}
+	a.carry(ctx, link, p)
+	return nil
+}
+
+// refuse tells the other side that there is no process, and why.
+func (a *API) refuse(ctx context.Context, link *stream.Link, err error) {
+	text, _ := json.Marshal(a.problem(err))
+	if link.Send(ctx, stream.Message{Type: "error", Error: text}) == nil {
+		_ = link.Close()
+	}
+}
+
+// carry connects a process to a link until the other side lets go or the
+// process and its output have ended.
+func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
+	ctx, cancel := context.WithCancel(ctx)
+	asked := make(chan stream.Message, requests)
+	var tasks sync.WaitGroup
+	tasks.Go(func() {
+		defer cancel()
+		_ = link.Run(func(m stream.Message) {
+			select {
+			case asked <- m:
+			default: // a flood: what does not fit is dropped
+			}
+		})
+	})
+	tasks.Go(func() { obey(ctx, p, asked) })
+	tasks.Go(func() {
+		// A caller that goes away without a word has not ended the input of a
+		// background command: it may come back. A command need not read all.
+		if feed(p.Stdin(), link.Reader(stream.Stdin)) {
+			_ = p.Stdin().Close()
+		}
+		// What still comes is read and dropped, so that the other side's
+		// writer does not wait for nothing.
+		_, _ = io.Copy(io.Discard, link.Reader(stream.Stdin))
+	})
+	var output sync.WaitGroup
+	for channel, from := range map[int]io.Reader{stream.Stdout: p.Stdout(), stream.Stderr: p.Stderr()} {
+		output.Go(func() {
+			to := link.Writer(channel)
+			_, _ = io.Copy(to, from)
+			_ = to.Close()
+		})
+	}
+	ended := a.tellExit(ctx, link, p)
+	if ended {
+		finished := make(chan struct{})
+		go func() {
+			output.Wait()
+			close(finished)
+		}()
+		select {
+		case <-finished:
+			_ = link.Close()
+		case <-ctx.Done():
+		}
+	}
+	_ = p.Close() // ends reads of its output
+	link.Abort()
+	cancel()
+	output.Wait()
+	tasks.Wait()
+}
+
+// feed passes input on and reports whether it came to its end.
+func feed(to io.Writer, from io.Reader) (end bool) {
+	_, err := io.Copy(to, from)
+	return err == nil
+}
+
+// tellExit waits for the end of a process and reports it.
+func (a *API) tellExit(ctx context.Context, link *stream.Link, p driver.Process) bool {
+	exit, err := p.Wait(ctx)
+	if ctx.Err() != nil {
+		return false
+	}
+	m := stream.Message{Type: "exit", Exit: &exit}
+	if err != nil {
+		text, _ := json.Marshal(a.problem(err))
+		m = stream.Message{Type: "error", Error: text}
+	}
+	return link.Send(ctx, m) == nil
+}
+
+// obey passes signals and sizes on, in their order.
+func obey(ctx context.Context, p driver.Process, asked <-chan stream.Message) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case m := <-asked:
+			switch {
+			case m.Type == "signal":
+				_ = p.Signal(ctx, m.Signal) // it may just have ended
+			case m.Type == "resize" && m.Size != nil:
+				_ = p.Resize(ctx, sandbox.WindowSize{Cols: m.Size.Cols, Rows: m.Size.Rows})
+			}
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package api
+
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// CreateRequest asks for a sandbox.
+type CreateRequest struct {
+	Name      string            `json:"name,omitempty" maxLength:"63" doc:"unique among your sandboxes; made up if it is left out"`
+	Image     string            `json:"image,omitempty" maxLength:"4096" doc:"where the file system comes from; the machine's own programs if it is left out" example:"debian:12"`
+	Pull      string            `json:"pull,omitempty" enum:"missing,always,never" doc:"when to fetch the image"`
+	Platform  string            `json:"platform,omitempty" maxLength:"64" example:"linux/amd64"`
+	Resources Resources         `json:"resources,omitempty"`
+	Env       map[string]string `json:"env,omitempty" doc:"added to the image's environment of every command; values are not stored"`
+	User      string            `json:"user,omitempty" maxLength:"128" doc:"who runs commands: NAME, UID, NAME:GROUP or UID:GID"`
+	Workdir   string            `json:"workdir,omitempty" maxLength:"4096" doc:"where commands start"`
+	Hostname  string            `json:"hostname,omitempty" maxLength:"63"`
+	Mounts    []Mount           `json:"mounts,omitempty" maxItems:"64" doc:"only for the owner of the machine"`
+	TimeoutMS int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live, in milliseconds"`
+	Labels    map[string]string `json:"labels,omitempty"`
+
+	// IdempotencyKey and Raw come from the header and the body.
+	IdempotencyKey string `json:"-"`
+	Raw            []byte `json:"-"`
+}
+
+// Resources are upper limits.
+type Resources struct {
+	CPUs   float64 `json:"cpus,omitempty" doc:"processors' worth of time"`
+	Memory int64   `json:"memory,omitempty" doc:"bytes"`
+	Disk   int64   `json:"disk,omitempty" doc:"bytes of the writable layer"`
+	PIDs   int64   `json:"pids,omitempty" doc:"processes and threads"`
+}
+
+// Mount shows a file or directory of the machine.
+type Mount struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+}
+
+// Sandbox is what is known of one.
+type Sandbox struct {
+	ID        string            `json:"id"`
+	Name      string            `json:"name"`
+	State     string            `json:"state" enum:"creating,running,pausing,paused,resuming,stopped,lost,failed,gone"`
+	Reason    string            `json:"reason,omitempty" doc:"why it is in that state"`
+	Image     string            `json:"image"`
+	Provider  string            `json:"provider,omitempty"`
+	Resources Resources         `json:"resources"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Created   time.Time         `json:"created"`
+	Updated   time.Time         `json:"updated"`
+	Expires   *time.Time        `json:"expires,omitempty"`
+	Exit      *Exit             `json:"exit,omitempty" doc:"how it ended"`
+}
+
+// Exit says how a command or a sandbox ended.
+type Exit struct {
+	Code   int    `json:"code"`
+	Signal int    `json:"signal,omitempty"`
+	Reason string `json:"reason" doc:"exited, signaled, timeout, memory, killed, lifetime, crashed or lost"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// ExitOf is the form in which an Exit travels.
+func ExitOf(e sandbox.Exit) Exit {
+	return Exit{Code: e.Code, Signal: e.Signal, Reason: string(e.Reason), Detail: e.Detail}
+}
+
+// ListQuery selects sandboxes.
+type ListQuery struct {
+	States []string
+	Labels map[string]string
+	Cursor string
+	Limit  int
+}
+
+// Command is what to run.
+type Command struct {
+	Args       []string          `json:"args,omitempty" doc:"the program and its arguments"`
+	ArgsBase64 [][]byte          `json:"argsBase64,omitempty" doc:"instead of args, when they are not UTF-8"`
+	Shell      string            `json:"shell,omitempty" doc:"a script for /bin/sh, instead of args"`
+	Env        map[string]string `json:"env,omitempty"`
+	Dir        string            `json:"dir,omitempty"`
+	User       string            `json:"user,omitempty"`
+	TTY        *WindowSize       `json:"tty,omitempty" doc:"run on a terminal of this size; only over a WebSocket"`
+	Stdin      bool              `json:"stdin,omitempty" doc:"standard input will be sent; only over a WebSocket"`
+	TimeoutMS  int64             `json:"timeoutMs,omitempty" minimum:"0"`
+	Background bool              `json:"background,omitempty" doc:"run on when the caller goes away"`
+}
+
+// WindowSize is the size of a terminal in characters.
+type WindowSize struct {
+	Cols uint16 `json:"cols"`
+	Rows uint16 `json:"rows"`
+}
+
+// command returns the vocabulary's form.
+func (c *Command) command() sandbox.Command {
+	out := sandbox.Command{
+		Args: c.Args, Shell: c.Shell, Env: c.Env, Dir: c.Dir, User: c.User, Stdin: c.Stdin,
+		Timeout: milliseconds(c.TimeoutMS), Background: c.Background,
+	}
+	if len(c.ArgsBase64) > 0 {
+		out.Args = make([]string, len(c.ArgsBase64))
+		for i, a := range c.ArgsBase64 {
+			out.Args[i] = string(a)
+		}
+	}
+	if c.TTY != nil {
+		out.TTY = &sandbox.WindowSize{Cols: c.TTY.Cols, Rows: c.TTY.Rows}
+	}
+	return out
+}
+
+// Milliseconds is ms as a duration; what does not fit is as long as can be.
+func milliseconds(ms int64) time.Duration {
+	const longest = int64(1<<63-1) / int64(time.Millisecond)
+	return time.Duration(min(ms, longest)) * time.Millisecond
+}
+
+// Timeout is how long a sandbox that is asked for may live.
+func (r *CreateRequest) Timeout() time.Duration { return milliseconds(r.TimeoutMS) }
+
+// ExecRequest runs a command and waits for its end.
+type ExecRequest struct {
+	Command
+	Input       string `json:"input,omitempty" doc:"what the command reads"`
+	InputBase64 []byte `json:"inputBase64,omitempty" doc:"instead of input, when it is not UTF-8"`
+	OutputLimit int64  `json:"outputLimit,omitempty" minimum:"0" maximum:"16777216" doc:"bytes of each stream to return, 1 MiB if it is left out"`
+}
+
+// ExecResult is how a command ended and what it wrote. Of one that was started
+// in the background only the process is known.
+type ExecResult struct {
+	Process Process `json:"process"`
+	Exit    *Exit   `json:"exit,omitempty"`
+	Stdout  *Output `json:"stdout,omitempty"`
+	Stderr  *Output `json:"stderr,omitempty"`
+}
+
+// Output is the beginning of what was written to a stream.
+type Output struct {
+	Data      string `json:"data"`
+	Encoding  string `json:"encoding" enum:"utf-8,base64"`
+	Truncated bool   `json:"truncated"`
+	Dropped   int64  `json:"dropped,omitempty" doc:"bytes that are missing at the end"`
+}
+
+// Process is a command that was started.
+type Process struct {
+	ID         string    `json:"id"`
+	PID        int       `json:"pid"`
+	Args       []string  `json:"args"`
+	Started    time.Time `json:"started"`
+	Background bool      `json:"background,omitempty"`
+	TTY        bool      `json:"tty,omitempty"`
+	Running    bool      `json:"running"`
+	Exit       *Exit     `json:"exit,omitempty"`
+}
+
+func processOf(p sandbox.ProcessInfo) Process {
+	out := Process{
+		ID: p.ID, PID: p.PID, Args: append([]string{}, p.Args...), Started: p.Started,
+		Background: p.Background, TTY: p.TTY, Running: p.Running,
+	}
+	if p.Exit != nil {
+		e := ExitOf(*p.Exit)
+		out.Exit = &e
+	}
+	return out
+}
+
+// LogChunk is a piece of a command's log.
+type LogChunk struct {
+	Stream  int    `json:"stream" enum:"1,2"`
+	Data    []byte `json:"data"`
+	Dropped int64  `json:"dropped,omitempty" doc:"bytes lost before this piece"`
+}
+
+// NewKey asks for an API key.
+type NewKey struct {
+	Name      string   `json:"name,omitempty" maxLength:"100" doc:"for people"`
+	Verbs     []string `json:"verbs" minItems:"1" maxItems:"8" doc:"what it allows: read, exec, write, admin"`
+	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; never if it is left out"`
+}
+
+// Expires is how long the key is valid, zero for ever.
+func (k *NewKey) Expires() time.Duration { return milliseconds(k.ExpiresMS) }
+
+// Key is what is known of an API key.
+type Key struct {
+	ID      string     `json:"id" doc:"its public part"`
+	Name    string     `json:"name,omitempty"`
+	Verbs   []string   `json:"verbs"`
+	Created time.Time  `json:"created"`
+	Expires *time.Time `json:"expires,omitempty"`
+	Revoked *time.Time `json:"revoked,omitempty"`
+	Token   string     `json:"token,omitempty" doc:"the key itself, only in the answer that makes it"`
+}
+
+// EventQuery selects events.
+type EventQuery struct {
+	After   int64
+	Limit   int
+	Sandbox string
+	Types   []string
+	Ops     []string
+	Since   time.Time
+	Until   time.Time
+}
+
+// Event is one record of the log.
+type Event struct {
+	Seq     int64     `json:"seq" doc:"1, 2, 3, …; the cursor"`
+	Time    time.Time `json:"time"`
+	Type    string    `json:"type"`
+	Op      string    `json:"op"`
+	Key     string    `json:"key,omitempty" doc:"public part of the API key of who did it"`
+	UID     *uint32   `json:"uid,omitempty" doc:"of the local user who did it"`
+	Node    string    `json:"node,omitempty"`
+	Sandbox string    `json:"sandbox,omitempty"`
+	Name    string    `json:"name,omitempty"`
+	Subject string    `json:"subject,omitempty"`
+	Ref     int64     `json:"ref,omitempty" doc:"the attempt that this is the outcome of"`
+	Code    string    `json:"code,omitempty" doc:"of a failure"`
+	Program string    `json:"program,omitempty"`
+	Argc    int       `json:"argc,omitempty"`
+	Args    []string  `json:"args,omitempty"`
+	Exit    *int      `json:"exit,omitempty"`
+	Reason  string    `json:"reason,omitempty"`
+	Bytes   int64     `json:"bytes,omitempty"`
+}
+
+// AuditReport says whether the log is as it was written.
+type AuditReport struct {
+	Records  int64  `json:"records" doc:"how many are sound, from the first"`
+	Anchored int64  `json:"anchored" doc:"the record up to which a head kept elsewhere vouches for the log"`
+	Sound    bool   `json:"sound"`
+	Fault    string `json:"fault,omitempty"`
+	FaultSeq int64  `json:"faultSeq,omitempty"`
+}
+
+// File describes a file in a sandbox.
+type File struct {
+	Path     string    `json:"path"`
+	Type     string    `json:"type" enum:"file,dir,symlink,fifo,socket,device"`
+	Size     int64     `json:"size"`
+	Mode     uint32    `json:"mode"`
+	UID      uint32    `json:"uid"`
+	GID      uint32    `json:"gid"`
+	ModTime  time.Time `json:"modTime"`
+	Target   string    `json:"target,omitempty"`
+	Nlink    uint64    `json:"nlink,omitempty"`
+	Identity uint64    `json:"identity,omitempty"`
+}
+
+func fileOf(f sandbox.FileInfo) File {
+	return File{
+		Path: f.Path, Type: string(f.Type), Size: f.Size, Mode: f.Mode, UID: f.UID, GID: f.GID,
+		ModTime: f.ModTime, Target: f.Target, Nlink: f.Nlink, Identity: f.Identity,
+	}
+}

@@ -1,0 +1,213 @@
+// Package server puts the API behind listeners: it finds out who is calling,
+// keeps browsers out, bounds what a caller can make it hold, and ends in good
+// order.
+package server
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	maxHeader     = 64 << 10
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+)
+
+// Caller is what is known of who is calling before anything is checked.
+type Caller struct {
+	// UID is that of the process at the other end of a Unix socket, as the
+	// kernel tells it; nil on any other connection.
+	UID *uint32
+	// Token is the API key that was sent; empty without one.
+	Token string
+}
+
+// Config is what a Server works with.
+type Config struct {
+	// Handler answers authenticated requests.
+	Handler http.Handler
+	// Authenticate returns the context for a caller's requests, or why there
+	// are to be none.
+	Authenticate func(ctx context.Context, c Caller) (context.Context, error)
+	// Hosts are the names under which the daemon is reached over TCP, besides
+	// localhost and addresses.
+	Hosts []string
+	// Logger gets what callers are not told. Nil: slog.Default.
+	Logger *slog.Logger
+}
+
+// Server serves any number of listeners. Its methods may be called
+// concurrently.
+type Server struct {
+	cfg    Config
+	http   *http.Server
+	stop   context.CancelFunc
+	active sync.WaitGroup
+}
+
+// New returns a Server, which the caller shuts down.
+func New(cfg Config) *Server {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	s := &Server{cfg: cfg}
+	base, stop := context.WithCancel(context.Background())
+	s.stop = stop
+	s.http = &http.Server{
+		Handler:           s.track(s.recover(s.defend(s.authenticate(cfg.Handler)))),
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       withPeer,
+		ErrorLog:          slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+// Serve answers on a listener until Shutdown, and closes it.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.http.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// lateEnd is how long requests that were cut off may take to end.
+const lateEnd = 10 * time.Second
+
+// Shutdown takes no more requests and waits for those that run; when ctx ends,
+// they are cut off.
+func (s *Server) Shutdown(ctx context.Context) error {
+	err := s.http.Shutdown(ctx)
+	s.stop() // streams, and what is still there
+	done := make(chan struct{})
+	go func() {
+		s.active.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(lateEnd):
+		err = errors.Join(err, errors.New("some requests did not end"))
+	}
+	_ = s.http.Close()
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return nil // cutting off is what was asked for
+	}
+	return err
+}
+
+func (s *Server) track(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.active.Add(1)
+		defer s.active.Done()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// recover turns a panic into an answer.
+func (s *Server) recover(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			switch v := recover(); v {
+			case nil:
+			case http.ErrAbortHandler:
+				panic(v)
+			default:
+				s.cfg.Logger.Error("request panicked", "panic", v, "stack", string(debug.Stack()))
+				refuse(w, &sandbox.Error{Code: sandbox.CodeInternal, Message: "a fault of Atoll itself"})
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+func refuse(w http.ResponseWriter, err error) { api.WriteProblem(w, api.NewProblem(err, nil)) }
+
+// defend keeps web pages from using a browser's reach: none may call from
+// another origin, and no name that somebody points here is answered.
+func (s *Server) defend(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Cache-Control", "no-store")
+		switch {
+		case foreignOrigin(r):
+			refuse(w, &sandbox.Error{Code: sandbox.CodeDenied, Subject: "origin", Message: "web pages of other origins may not call this API"})
+		case peerOf(r.Context()) == nil && !s.knownHost(r.Host):
+			refuse(w, &sandbox.Error{
+				Code: sandbox.CodeDenied, Subject: "host", Message: "the daemon is not known by that name",
+				Hint: "start it with this name, or use its address",
+			})
+		default:
+			next.ServeHTTP(w, r)
+		}
+	})
+}
+
+func foreignOrigin(r *http.Request) bool {
+	if site := r.Header.Get("Sec-Fetch-Site"); site == "cross-site" || site == "same-site" {
+		return true
+	}
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return false
+	}
+	u, err := url.Parse(origin)
+	return err != nil || u.Host == "" || u.Host != r.Host
+}
+
+func (s *Server) knownHost(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.ToLower(host), ".")
+	if host == "localhost" || net.ParseIP(strings.Trim(host, "[]")) != nil {
+		return true
+	}
+	for _, known := range s.cfg.Hosts {
+		if host == strings.ToLower(known) {
+			return true
+		}
+	}
+	return false
+}
+
+// open are the paths that say nothing about anybody.
+var open = map[string]bool{"/healthz": true, "/readyz": true, "/openapi.json": true}
+
+func (s *Server) authenticate(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if open[r.URL.Path] {
+			next.ServeHTTP(w, r)
+			return
+		}
+		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r)})
+		if err != nil {
+			refuse(w, err)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+func bearer(r *http.Request) string {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(token)
+}
