@@ -15,6 +15,7 @@ func TestReferences(t *testing.T) {
 		"debian":                          "debian:latest",
 		"debian:12":                       "debian:12",
 		"docker.io/debian":                "debian:latest",
+		"oci":                             "docker.io/library/oci:latest",
 		"docker.io/library/debian:12":     "debian:12",
 		"index.docker.io/library/x":       "x:latest",
 		"docker://debian:12":              "debian:12",
