@@ -1,11 +1,13 @@
 package gvisor_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -117,4 +119,25 @@ func TestConformance(t *testing.T) {
 			return sandbox.Spec{Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 512 << 20, PIDs: 256}}
 		},
 	})
+}
+
+// TestKernelKnowsItsVersion checks what memory snapshots will be bound to.
+func TestKernelKnowsItsVersion(t *testing.T) {
+	dir := t.TempDir()
+	p := newProvider(t, func(o *gvisor.Options) { o.DebugDir = dir })
+	create(t, p, sandbox.Spec{ID: "versioned", Image: "host"})
+	log, err := os.ReadFile(filepath.Join(dir, "versioned.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts, err := p.Probe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "Version " + facts.Version + ","; !strings.HasPrefix(facts.Version, "v0.") || !bytes.Contains(log, []byte(want)) {
+		t.Errorf("the kernel's log does not say %q", want)
+	}
+	if !bytes.Contains(log, []byte("precompiled seccomp program rendered")) {
+		t.Error("the kernel compiled its system call filter anew")
+	}
 }

@@ -17,10 +17,6 @@ import (
 	"github.com/atoll-run/atoll/driver"
 )
 
-// argvProbe is the name under which this binary is started to find out
-// whether a process can be started in the namespaces of a sandbox.
-const argvProbe = "atoll-probe"
-
 // Probe finds out whether sandboxes can be made here, by starting a process
 // the way their kernels are started, and which of their limits hold.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
