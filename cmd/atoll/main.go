@@ -28,7 +28,7 @@ func main() {
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	for _, e := range providers.Entries() {
-		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary})
+		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }
