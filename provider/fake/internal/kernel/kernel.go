@@ -155,17 +155,13 @@ func (k *Kernel) find(match func(*Proc) bool) []*Proc {
 // reports whether there was one. Signal 0 only looks.
 func (k *Kernel) Kill(pid, sig int) bool {
 	targets := k.find(func(p *Proc) bool { return p.PID == pid || (pid < 0 && p.pgid == -pid) })
-	for _, p := range targets {
-		p.deliver(sig)
-	}
+	deliver(targets, sig)
 	return len(targets) > 0
 }
 
 // KillSession kills all processes of the session that leader began.
 func (k *Kernel) KillSession(leader int) {
-	for _, p := range k.find(func(p *Proc) bool { return p.sid == leader }) {
-		p.deliver(SIGKILL)
-	}
+	deliver(k.find(func(p *Proc) bool { return p.sid == leader }), SIGKILL)
 }
 
 // Stop kills all processes and waits for their end. No process can be started
@@ -174,9 +170,7 @@ func (k *Kernel) Stop() {
 	k.mu.Lock()
 	k.stopped = true
 	k.mu.Unlock()
-	for _, p := range k.find(func(*Proc) bool { return true }) {
-		p.deliver(SIGKILL)
-	}
+	deliver(k.find(func(*Proc) bool { return true }), SIGKILL)
 	k.idle.Wait()
 }
 
@@ -216,7 +210,7 @@ func (p *Proc) Fork(main Program) *Proc {
 		return nil
 	}
 	if p.Dead() { // It was told to die while the child was made; so must the child.
-		c.deliver(SIGKILL)
+		deliver([]*Proc{c}, SIGKILL)
 	}
 	go c.run(main)
 	return c
