@@ -37,6 +37,10 @@ func Main() {
 	}
 }
 
+// EngineVersion is the version of gVisor that is linked in. A test compares it
+// with go.mod.
+const EngineVersion = "v0.0.0-20260905035102-160fafc42237"
+
 // kernelVersion is what gVisor calls itself. Its Go module does not know; the
 // version binds memory snapshots to the kernel that can restore them, so that
 // it has to be set and has to be right however this program was built.
@@ -49,7 +53,7 @@ var kernelVersion string
 // for the kernel is of no concern here: launch starts the kernel itself, so
 // that nothing looks for one.
 func runKernelCommand() {
-	kernelVersion = engineVersion()
+	kernelVersion = EngineVersion
 	usePrecompiledSeccomp()
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -22,7 +21,7 @@ import (
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f := driver.Facts{
 		Provider: Name,
-		Version:  engineVersion(),
+		Version:  EngineVersion,
 		Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
@@ -71,7 +70,7 @@ func probePlatform() driver.Finding {
 // probeKernelFile checks that the kernel executable is static: it has to start
 // in an empty root, where there is no dynamic linker.
 func probeKernelFile(path string) driver.Finding {
-	f := driver.Finding{Severity: driver.OK, Subject: "kernel", Message: "gVisor " + engineVersion() + " is linked in"}
+	f := driver.Finding{Severity: driver.OK, Subject: "kernel", Message: "gVisor " + EngineVersion + " is linked in"}
 	e, err := elf.Open(path)
 	if err != nil {
 		return driver.Finding{
@@ -181,18 +180,4 @@ func probeKVM() driver.Finding {
 		f.Message += "; /dev/kvm exists and is not used"
 	}
 	return f
-}
-
-// engineVersion is the version of gVisor that is linked in.
-func engineVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, dep := range info.Deps {
-		if dep.Path == "gvisor.dev/gvisor" {
-			return dep.Version
-		}
-	}
-	return "unknown"
 }
