@@ -132,8 +132,8 @@ func (p *Provider) sweepOnce() {
 
 func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }
 
-// Attach finds a sandbox, of whichever process made it. One that has ended is
-// found too, for its outcome and to be destroyed.
+// Attach finds a sandbox, of whichever process made it. One that has ended, or
+// does not answer, is found too: for its outcome, and to be destroyed.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	p.sweepOnce()
 	p.mu.Lock()
@@ -164,6 +164,9 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if other := p.instances[id]; other != nil && !other.gone() {
 		in.release()
 		return other, nil
+	}
+	if in.unreachable != nil {
+		return in, nil // not remembered: it may answer next time
 	}
 	p.instances[id] = in
 	return in, nil
