@@ -424,7 +424,7 @@ func (f *FS) Rename(c Cred, old, path string, keep bool) error {
 	if err != nil {
 		return err
 	}
-	to, errno := f.walk(c, strings.TrimRight(path, "/"), false)
+	to, errno := f.walk(c, "/"+strings.Trim(path, "/"), false)
 	if errno == 0 {
 		errno = f.mayRename(c, from, to, keep)
 	}
