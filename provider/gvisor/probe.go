@@ -32,7 +32,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f.Limits = probeLimits(groups)
 	checks := []func() driver.Finding{
 		probePlatform,
-		func() driver.Finding { return probeKernelFile(p.opts.Kernel) },
+		p.static,
 		func() driver.Finding { return p.probeNamespaces() },
 		func() driver.Finding { return probeGroups(groups) },
 		func() driver.Finding { return probeState(p.opts.StateDir) },

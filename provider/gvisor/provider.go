@@ -71,6 +71,7 @@ type Provider struct {
 	opts   Options
 	boxes  string // directory of state directories
 	groups func() cgroupRoot
+	static func() driver.Finding // whether the kernel's executable will do
 	reaper reaper
 	swept  sync.Once
 	pool   pool
@@ -112,6 +113,7 @@ func New(opts Options) (*Provider, error) {
 		opts:      opts,
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
+		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
 		instances: map[sandbox.ID]*Instance{},
 	}, nil
 }
