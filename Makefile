@@ -71,7 +71,12 @@ fuzz: ## fuzz each target for FUZZTIME (10s)
 	./scripts/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build ## run the benchmarks; see docs/BENCHMARKS.md
+bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.md: make bench ARGS="-rounds 5"
+	@$(STATIC) $(GO) build -o "$$dir/sidebyside" ./scripts/sidebyside && \
+		"$$dir/sidebyside" -atoll "$$dir/atoll" -doc docs/BENCHMARKS.md $(ARGS)
+
+.PHONY: gobench
+gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
 	@$(STATIC) $(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
 
 .PHONY: vet
