@@ -195,9 +195,15 @@ func TestEndedCommandsAreForgotten(t *testing.T) {
 // into, whatever it holds.
 func FuzzImport(f *testing.F) {
 	for _, h := range []tar.Header{
-		{Typeflag: tar.TypeReg, Name: "f"}, {Typeflag: tar.TypeReg, Name: "../x"}, {Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/"},
-		{Typeflag: tar.TypeReg, Name: "l/etc/passwd"}, {Typeflag: tar.TypeLink, Name: "h", Linkname: "l/etc/passwd"}, {Typeflag: tar.TypeDir, Name: "."},
-		{Typeflag: tar.TypeSymlink, Name: "a", Linkname: ".."}, {Typeflag: tar.TypeDir, Name: "a/b/"}, {Typeflag: tar.TypeFifo, Name: "a"},
+		{Typeflag: tar.TypeReg, Name: "f"},
+		{Typeflag: tar.TypeReg, Name: "../x"},
+		{Typeflag: tar.TypeSymlink, Name: "l", Linkname: "/"},
+		{Typeflag: tar.TypeReg, Name: "l/etc/passwd"},
+		{Typeflag: tar.TypeLink, Name: "h", Linkname: "l/etc/passwd"},
+		{Typeflag: tar.TypeDir, Name: "."},
+		{Typeflag: tar.TypeSymlink, Name: "a", Linkname: ".."},
+		{Typeflag: tar.TypeDir, Name: "a/b/"},
+		{Typeflag: tar.TypeFifo, Name: "a"},
 	} {
 		var buf bytes.Buffer
 		w := tar.NewWriter(&buf)

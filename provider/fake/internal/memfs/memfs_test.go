@@ -123,10 +123,19 @@ func TestRename(t *testing.T) {
 		keep     bool
 		want     error
 	}{
-		{"/d/f", "/d/g", false, nil}, {"/d", "/e", false, nil}, {"/d/f", "/d/f", false, nil},
-		{"/d", "/d/sub/x", false, syscall.EINVAL}, {"/d", "/d", false, nil}, {"/d/f", "/d/sub", false, syscall.EISDIR},
-		{"/d/sub", "/d/f", false, syscall.ENOTDIR}, {"/private", "/d", false, syscall.ENOTEMPTY}, {"/d/f", "/rel", true, syscall.EEXIST},
-		{"/", "/x", false, syscall.EBUSY}, {"/d/f", "/", false, syscall.EBUSY}, {"/d/f", "/no/x", false, syscall.ENOENT}, {"/no", "/x", false, syscall.ENOENT},
+		{"/d/f", "/d/g", false, nil},
+		{"/d", "/e", false, nil},
+		{"/d/f", "/d/f", false, nil},
+		{"/d", "/d/sub/x", false, syscall.EINVAL},
+		{"/d", "/d", false, nil},
+		{"/d/f", "/d/sub", false, syscall.EISDIR},
+		{"/d/sub", "/d/f", false, syscall.ENOTDIR},
+		{"/private", "/d", false, syscall.ENOTEMPTY},
+		{"/d/f", "/rel", true, syscall.EEXIST},
+		{"/", "/x", false, syscall.EBUSY},
+		{"/d/f", "/", false, syscall.EBUSY},
+		{"/d/f", "/no/x", false, syscall.ENOENT},
+		{"/no", "/x", false, syscall.ENOENT},
 	} {
 		f := build(t)
 		if err := f.Rename(super, c.from, c.to, c.keep); !errors.Is(err, c.want) {
