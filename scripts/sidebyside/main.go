@@ -61,8 +61,13 @@ func run(ctx context.Context, c config) (err error) {
 		name    string
 		measure func(context.Context) error
 	}{
-		{"create", b.create}, {"exec", b.exec}, {"command line", b.help}, {"inside", b.inside},
-		{"files", b.files}, {"memory", b.memory}, {"density", b.density},
+		{"create", b.create},
+		{"exec", b.exec},
+		{"command line", b.help},
+		{"inside", b.inside},
+		{"files", b.files},
+		{"memory", b.memory},
+		{"density", b.density},
 	} {
 		at := time.Now()
 		if err := section.measure(ctx); err != nil {

@@ -86,20 +86,24 @@ func TestRow(t *testing.T) {
 		want string
 	}{
 		{
-			"met", row{"x", ms(4, 5, 6), "docker", ms(30), []target{atMostOneIn(5), atMost(5, "ms")}},
+			"met",
+			row{"x", ms(4, 5, 6), "docker", ms(30), []target{atMostOneIn(5), atMost(5, "ms")}},
 			"x | 5.0 ms (4.0–6.0) | docker: 30.0 ms | 1/6.0 | ≤ 1/5 of it and ≤ 5 ms | yes",
 		},
 		{
-			"one missed", row{"x", ms(5.5), "docker", ms(30), []target{atMostOneIn(5), atMost(5, "ms")}},
+			"one missed",
+			row{"x", ms(5.5), "docker", ms(30), []target{atMostOneIn(5), atMost(5, "ms")}},
 			"x | 5.5 ms | docker: 30.0 ms | 1/5.5 | ≤ 1/5 of it and ≤ 5 ms | no",
 		},
 		{
-			"no peer", row{"x", ms(5), "", figure{}, []target{atMostOneIn(5)}},
+			"no peer",
+			row{"x", ms(5), "", figure{}, []target{atMostOneIn(5)}},
 			"x | 5.0 ms | – | – | ≤ 1/5 of it | not compared",
 		},
 		{"slower", row{"x", ms(9), "bwrap", ms(3), nil}, "x | 9.0 ms | bwrap: 3.0 ms | 3.0× | – | –"},
 		{
-			"throughput", row{"x", megabytesPerSecond(throughput(sample{500}, 1e9)), "", figure{}, []target{atLeast(400, "MB/s")}},
+			"throughput",
+			row{"x", megabytesPerSecond(throughput(sample{500}, 1e9)), "", figure{}, []target{atLeast(400, "MB/s")}},
 			"x | 2000 MB/s | – | – | ≥ 400 MB/s | yes",
 		},
 	}
