@@ -34,10 +34,27 @@ var hostDirs = []struct {
 	mode int64
 	uid  int
 }{
-	{"dev", 0o755, 0}, {"etc", 0o755, 0}, {"home", 0o755, 0}, {"home/user", 0o755, userID}, {"media", 0o755, 0}, {"mnt", 0o755, 0},
-	{"opt", 0o755, 0}, {"proc", 0o555, 0}, {"root", 0o700, 0}, {"run", 0o755, 0}, {"run/lock", 0o1777, 0}, {"srv", 0o755, 0},
-	{"sys", 0o555, 0}, {"tmp", 0o1777, 0}, {"usr", 0o755, 0}, {"var", 0o755, 0}, {"var/cache", 0o755, 0}, {"var/lib", 0o755, 0},
-	{"var/log", 0o755, 0}, {"var/tmp", 0o1777, 0}, {"workspace", 0o755, 0},
+	{"dev", 0o755, 0},
+	{"etc", 0o755, 0},
+	{"home", 0o755, 0},
+	{"home/user", 0o755, userID},
+	{"media", 0o755, 0},
+	{"mnt", 0o755, 0},
+	{"opt", 0o755, 0},
+	{"proc", 0o555, 0},
+	{"root", 0o700, 0},
+	{"run", 0o755, 0},
+	{"run/lock", 0o1777, 0},
+	{"srv", 0o755, 0},
+	{"sys", 0o555, 0},
+	{"tmp", 0o1777, 0},
+	{"usr", 0o755, 0},
+	{"var", 0o755, 0},
+	{"var/cache", 0o755, 0},
+	{"var/lib", 0o755, 0},
+	{"var/log", 0o755, 0},
+	{"var/tmp", 0o1777, 0},
+	{"workspace", 0o755, 0},
 }
 
 // userID is the unprivileged user that the host image has besides nobody.
