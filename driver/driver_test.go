@@ -6,7 +6,7 @@ type pauser interface{ Pause() }
 
 type plain struct{}
 
-type pausing struct{ plain }
+type pausing struct{}
 
 func (pausing) Pause() {}
 

@@ -106,7 +106,7 @@ func (j *job) run(ctx context.Context) (*Image, error) {
 		return nil, err
 	}
 	if c.close != nil {
-		defer c.close()
+		defer func() { _ = c.close() }() // only read from
 	}
 	if j.as != j.ref.name {
 		stamp = "" // an imported image stays what it is

@@ -271,13 +271,13 @@ func (h *hostSource) load(context.Context, *job) (*content, error) {
 func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
 	t := &hostWriter{w: w, seen: map[string]bool{}, left: hostMaxTotal}
 	for _, d := range hostDirs {
-		t.put(&tar.Header{Typeflag: tar.TypeDir, Name: d.name, Mode: d.mode, Uid: d.uid, Gid: d.uid}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeDir, Name: d.name, Mode: d.mode, Uid: d.uid, Gid: d.uid}, nil)
 	}
 	for _, name := range slices.Sorted(maps.Keys(hostLinks)) {
-		t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: hostLinks[name]}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: hostLinks[name]}, nil)
 	}
 	for _, name := range slices.Sorted(maps.Keys(hostFiles)) {
-		t.put(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, []byte(hostFiles[name]))
+		_ = t.put(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, []byte(hostFiles[name]))
 	}
 	for _, name := range hostTop {
 		h.writeTop(t, name)
@@ -304,9 +304,9 @@ func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
 // directory for the bind to go over, or nothing.
 func (h *hostSource) writeTop(t *hostWriter, name string) {
 	if h.isDir(name) {
-		t.put(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
 	} else if target, err := os.Readlink(h.path(name)); err == nil {
-		t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, nil)
 	}
 }
 

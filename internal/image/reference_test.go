@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -66,8 +67,8 @@ func TestReferences(t *testing.T) {
 func TestReferenceHints(t *testing.T) {
 	for ref, hint := range map[string]string{"Debian": "lower case", "./rootfs": "dir:./rootfs", "debian@sha1:12": "@sha256:", "a b": "debian:12"} {
 		_, err := parseReference(ref)
-		e, ok := err.(*sandbox.Error)
-		if !ok || !strings.Contains(e.Hint, hint) {
+		var e *sandbox.Error
+		if !errors.As(err, &e) || !strings.Contains(e.Hint, hint) {
 			t.Errorf("%q: %v has not the hint %q", ref, err, hint)
 		}
 	}
