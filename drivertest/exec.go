@@ -173,6 +173,7 @@ var execCases = []testCase{
 		p, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		t.ok("Exec", err)
 		cancel()
+		b.argv("sleep", "1") // Whoever kills it, now is the time.
 		b.send(p, "still here")
 		t.ok("closing stdin", p.Stdin().Close())
 		t.want(b.finish(p), "still here")

@@ -1,7 +1,6 @@
 package drivertest
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -225,10 +224,6 @@ var leakCases = []testCase{
 			t.Errorf("Close: %v", err)
 		}
 		t.settle(t.baseline)
-		var err error
-		if t.suite.provider, err = t.h.New(context.WithoutCancel(t.ctx)); err != nil {
-			t.Fatalf("New: %v", err)
-		}
 	}},
 }
 

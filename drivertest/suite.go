@@ -45,10 +45,17 @@ func allCases() []testCase {
 // inside a sandbox means that the provider leaks its own environment.
 const canaryEnv = "ATOLL_DRIVERTEST_CANARY"
 
-// suite is the state that the cases of one run share.
-type suite struct {
-	h        Harness
+// state is what cases change. A case that hangs keeps the one it has, and
+// those after it get another, so that it cannot disturb them.
+type state struct {
 	provider driver.Provider
+	shared   driver.Instance // reused by cases that do not harm it; nil until needed
+}
+
+// suite is what the cases of one run share.
+type suite struct {
+	*state
+	h        Harness
 	facts    driver.Facts
 	canary   string // a secret; must never be seen where secrets do not belong
 	baseline leakBaseline
@@ -56,7 +63,6 @@ type suite struct {
 	restore  []func()
 	serial   atomic.Int64
 	prefix   string
-	shared   driver.Instance // reused by cases that do not harm it; nil until needed
 }
 
 func newSuite(ctx context.Context, h Harness) (*suite, error) {
@@ -66,6 +72,7 @@ func newSuite(ctx context.Context, h Harness) (*suite, error) {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // Read never fails.
 	s := &suite{
+		state:  &state{},
 		h:      h,
 		canary: "canary-" + hex.EncodeToString(random[:]),
 		prefix: "dt-" + hex.EncodeToString(random[:4]),
@@ -124,10 +131,7 @@ func (s *suite) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.patience())
 	defer cancel()
 	s.dropShared(ctx)
-	if s.provider != nil {
-		_ = s.provider.Close()
-		s.provider = nil
-	}
+	_ = s.provider.Close()
 	for _, f := range s.restore {
 		f()
 	}
@@ -136,7 +140,7 @@ func (s *suite) close() {
 
 // dropShared destroys the shared sandbox. What a broken provider does then has
 // been reported by the case that broke.
-func (s *suite) dropShared(ctx context.Context) {
+func (s *state) dropShared(ctx context.Context) {
 	inst := s.shared
 	s.shared = nil
 	defer func() { _ = recover() }()
@@ -170,7 +174,7 @@ func (s *suite) patience() time.Duration {
 func (s *suite) run(ctx context.Context, c testCase) Result {
 	ctx, cancel := context.WithTimeout(ctx, s.patience())
 	defer cancel()
-	t := &caseT{suite: s, ctx: ctx, name: c.name, done: make(chan struct{})}
+	t := &caseT{suite: s, state: s.state, ctx: ctx, done: make(chan struct{})}
 	start := time.Now()
 	status := Pass
 	go t.body(c, &status)
@@ -178,13 +182,13 @@ func (s *suite) run(ctx context.Context, c testCase) Result {
 	case <-t.done:
 	case <-hopeless(ctx, s.patience()/4):
 		t.Errorf("the case hangs: a call ignores its context\n%s", stacks(16<<10))
+		s.state = &state{provider: s.provider}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	res := Result{Name: c.name, Capability: c.needs, Messages: slices.Clone(t.messages), Duration: time.Since(start)}
 	if t.failed {
 		res.Status = Fail
-		s.shared = nil // The cleanup of the case destroyed it; if it hung, nothing can.
 	} else {
 		res.Status = status
 	}
@@ -210,8 +214,8 @@ func stacks(limit int) string {
 // the suite share. Fatalf must be called from the goroutine of the case.
 type caseT struct {
 	*suite
+	*state
 	ctx  context.Context // ends when the case has run out of time
-	name string
 	done chan struct{}
 
 	mu       sync.Mutex

@@ -54,7 +54,7 @@ var terminalCases = []testCase{
 	}},
 	{"terminal/interrupt", capTerminal, func(t *caseT) {
 		b := t.box()
-		p := b.start(tty("trap 'echo got; exit 3' INT; echo ready; sleep 1000; echo after"))
+		p := b.start(tty("trap 'echo got; exit 3' INT; echo ready; while :; do sleep 1; done"))
 		out := b.readLines(p.Stdout())
 		out.await("ready")
 		b.send(p, "\x03")

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"path"
-	"regexp"
 	"strings"
 	"unicode/utf8"
 )
@@ -26,8 +25,6 @@ const (
 	maxWindowSize = 4096
 )
 
-var nameRE = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
-
 func invalid(subject, format string, args ...any) error {
 	return &Error{Code: CodeInvalid, Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
@@ -35,10 +32,24 @@ func invalid(subject, format string, args ...any) error {
 // ValidateName reports whether name can name a sandbox: 1 to 63 characters of
 // [a-z0-9-], beginning with a letter and not ending with a hyphen.
 func ValidateName(name string) error {
-	if !nameRE.MatchString(name) {
+	if !isName(name) {
 		return invalid("name", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(name), MaxNameLen)
 	}
 	return nil
+}
+
+// isName is written out because every process of Atoll, the one inside a
+// sandbox too, would pay for compiling a regular expression at its start.
+func isName(s string) bool {
+	if s == "" || len(s) > MaxNameLen || s[0] < 'a' || s[0] > 'z' || s[len(s)-1] == '-' {
+		return false
+	}
+	for _, c := range []byte(s) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return true
 }
 
 // Validate reports the first thing about the Spec that can never work. The
@@ -49,7 +60,7 @@ func (s *Spec) Validate() error {
 			return err
 		}
 	}
-	if s.ID != "" && !nameRE.MatchString(string(s.ID)) {
+	if s.ID != "" && !isName(string(s.ID)) {
 		return invalid("id", "%q is not a sandbox id", clip(string(s.ID)))
 	}
 	if strings.ContainsRune(s.Image, 0) || len(s.Image) > MaxPathLen {

@@ -14,33 +14,33 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
 
-// version is set at link time for releases.
-var version string
-
 func main() {
 	gvisor.Main() // does not return in a process that is part of a sandbox
 	providers := all.Builtin()
 	app := &cli.App{
 		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
 		Version: cli.Version{
-			Atoll: atollVersion(), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+			Atoll: version("github.com/atoll-run/atoll"), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		},
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	for _, e := range providers.Entries() {
-		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary})
+		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }
 
-// atollVersion returns the version set at link time, else what the Go tool
-// recorded.
-func atollVersion() string {
-	if version != "" {
-		return version
+// version returns the version of a module that this program is built from, as
+// the Go tool recorded it.
+func version(module string) string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
 	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
+	for _, m := range append(info.Deps, &info.Main) {
+		if m.Path == module {
+			return m.Version
+		}
 	}
-	return "unknown"
+	return ""
 }

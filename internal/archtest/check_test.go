@@ -48,6 +48,8 @@ func TestCheckDeps(t *testing.T) {
 		{"a verb imports a provider", made("internal/cli", "./internal/control", "./provider/all"), "reaches provider/all"},
 		{"the node imports providers", made("internal/cli/node", "./internal/cli", "./provider/all"), ""},
 		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
+		{"what counts tests imports the program", made("scripts/testcount", "./sandbox"), "reaches sandbox"},
+		{"a measurement imports the program", made("scripts/sidebyside", "./provider/gvisor", "./driver"), ""},
 		{"no rule", made("internal/newroom"), "internal/newroom: no rule"},
 		{"a prefix is not a parent", made("sandboxes"), "sandboxes: no rule"},
 	}

@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -214,40 +211,4 @@ func required(t *testing.T, dir string) (m modFile) {
 		m.Tool = append(m.Tool, tool.Path)
 	}
 	return m
-}
-
-var (
-	linkerVariable = regexp.MustCompile(`-X (\S+)\.(\w+)=`)
-	stringVariable = `(?m)^(?:var |\t)%s(?: string)?(?: = ".*")?$`
-)
-
-// TestLinkerVariables: the linker ignores a -X that names nothing, so that a
-// renamed variable would lose its value without a word.
-func TestLinkerVariables(t *testing.T) {
-	makefile, err := os.ReadFile(path.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := linkerVariable.FindAllStringSubmatch(string(makefile), -1)
-	if len(found) != 2 {
-		t.Errorf("%d variables are set by the linker, want the versions of Atoll and of gVisor", len(found))
-	}
-	for _, m := range found {
-		where, name := m[1], m[2]
-		if where == "main" {
-			where = "./cmd/atoll"
-		}
-		dir := strings.TrimSpace(string(goOutput(t, "-C", root, "list", "-f", "{{.Dir}}", where)))
-		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-		if err != nil || len(files) == 0 {
-			t.Fatalf("%s has no files: %v", where, err)
-		}
-		declared := regexp.MustCompile(fmt.Sprintf(stringVariable, name))
-		if !slices.ContainsFunc(files, func(file string) bool {
-			src, err := os.ReadFile(file)
-			return err == nil && declared.Match(src)
-		}) {
-			t.Errorf("the Makefile sets %s.%s, which is no string variable there", where, name)
-		}
-	}
 }

@@ -44,6 +44,7 @@ type System interface {
 type ProviderInfo struct {
 	Name    string `json:"name"`
 	Summary string `json:"summary"`
+	Warning string `json:"warning,omitempty"` // said whenever it runs something
 }
 
 // App is one run of the command line.
@@ -141,6 +142,15 @@ func (a *App) chosenProvider() string {
 		return name
 	}
 	return a.defaultProvider()
+}
+
+// warn says what everybody who runs something on the chosen provider must know.
+func (a *App) warn() {
+	for _, p := range a.Providers {
+		if p.Name == a.chosenProvider() && p.Warning != "" {
+			a.say("warning", p.Warning)
+		}
+	}
 }
 
 // node opens the node, once.

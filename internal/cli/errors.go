@@ -40,7 +40,7 @@ func usage(cmd *cobra.Command, err error) error {
 
 // badFlag reports a flag whose value cannot be used. The value is left out
 // where it may be a secret.
-func badFlag(flag, format string, args ...any) error {
+func badFlag(flag, format string, args ...any) *sandbox.Error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "--" + flag, Message: fmt.Sprintf(format, args...)}
 }
 

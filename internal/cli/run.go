@@ -59,6 +59,9 @@ ended it, 125 that Atoll itself failed.`,
 		if err != nil {
 			return err
 		}
+		if !box.quiet {
+			a.warn()
+		}
 		if how.detach {
 			return a.startDetached(cmd.Context(), c, req, box.quiet)
 		}

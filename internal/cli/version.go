@@ -23,7 +23,7 @@ func (a *App) versionCmd() *cobra.Command {
 		if asJSON {
 			return a.printJSON(v)
 		}
-		_, err := fmt.Fprintf(a.Stdout, "atoll %s (gVisor %s, %s, %s/%s)\n", v.Atoll, cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
+		_, err := fmt.Fprintf(a.Stdout, "atoll %s (gVisor %s, %s, %s/%s)\n", cmp.Or(v.Atoll, "unknown"), cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
 		return err
 	})
 	return cmd

@@ -37,7 +37,7 @@ func volume(text string) (sandbox.Mount, error) {
 		return sandbox.Mount{}, badFlag("volume", "%v", err)
 	}
 	if _, err := os.Stat(source); err != nil {
-		e := badFlag("volume", "%v", err).(*sandbox.Error)
+		e := badFlag("volume", "%v", err)
 		e.Hint = "make it first; Atoll shows what is there and makes nothing up"
 		return sandbox.Mount{}, e
 	}
@@ -46,7 +46,7 @@ func volume(text string) (sandbox.Mount, error) {
 }
 
 func volumeError(text, problem string) error {
-	e := badFlag("volume", "%q %s", text, problem).(*sandbox.Error)
+	e := badFlag("volume", "%q %s", text, problem)
 	e.Hint = "for example: --volume ./data:/data:ro"
 	return e
 }

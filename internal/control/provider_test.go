@@ -41,7 +41,9 @@ func (b *boxes) enter(method string) error {
 }
 
 func (b *boxes) Probe(context.Context) (driver.Facts, error) {
-	return driver.Facts{Provider: "boxes", Available: true}, b.enter("probe")
+	facts := driver.Facts{Provider: "boxes", Available: true}
+	facts.Capabilities.Reattach = !b.plain
+	return facts, b.enter("probe")
 }
 
 func (b *boxes) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {

@@ -28,6 +28,11 @@ type RunRequest struct {
 // ended and what came after it failed.
 func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Context, *Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
 	req.Bound = !req.Keep
+	if req.Keep {
+		if err := c.outlives(ctx); err != nil {
+			return sandbox.Exit{}, err
+		}
+	}
 	box, err := c.Create(ctx, req.CreateRequest)
 	if err != nil {
 		return sandbox.Exit{}, err
@@ -57,6 +62,9 @@ func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Cont
 func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox.ProcessInfo, error) {
 	req.Bound = false
 	req.Command.Background = true
+	if err := c.outlives(ctx); err != nil {
+		return nil, nil, err
+	}
 	box, err := c.Create(ctx, req.CreateRequest)
 	if err != nil {
 		return nil, nil, err
@@ -72,6 +80,18 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 	}
 	info := p.Info()
 	return box, &info, p.Close()
+}
+
+// outlives refuses to make what would end with this process although it is
+// asked to stay.
+func (c *Control) outlives(ctx context.Context) error {
+	facts, err := c.Probe(ctx)
+	if err == nil && facts.Available && !facts.Capabilities.Reattach {
+		err = c.wrap(Action{Op: "sandbox.create"}, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Message: "sandboxes of this provider end with the process that makes them",
+		})
+	}
+	return err
 }
 
 // start runs the command of a request, combined with what the image wants.

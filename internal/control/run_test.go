@@ -122,6 +122,9 @@ func TestStart(t *testing.T) {
 	p.fail["exec"] = errKnown
 	_, _, err = c.Start(t.Context(), request("sleep"))
 	wantError(t, err, sandbox.CodeExhausted)
+	p.plain = true // whose sandboxes would end with us
+	_, _, err = c.Start(t.Context(), control.RunRequest{})
+	wantError(t, err, sandbox.CodeUnsupported)
 	if p.count() != 2 {
 		t.Errorf("%d sandboxes, want 2", p.count())
 	}

@@ -143,7 +143,7 @@ func TestConnectNeedsRoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "attack")
+	dir, err := os.MkdirTemp("", "attack") //nolint:usetesting // nobody cannot pass t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -267,7 +267,7 @@ func (s *stdin) Close() error {
 		return nil
 	}
 	s.closed = true
-	s.p.op.CloseWrite(0)
+	_ = s.p.op.CloseWrite(0) // a command that has ended needs no end of input
 	return nil
 }
 

@@ -70,7 +70,7 @@ func (a *archiveSource) open(ctx context.Context) (*os.File, error) {
 		return f, nil
 	}
 	defer f.Close()
-	r, err := decompress(&meter{ctx: ctx, r: f, sum: sha256.New()})
+	r, err := decompress(&meter{ctx: ctx, r: f})
 	if err != nil {
 		return nil, fail(sandbox.CodeInvalid, "image.import", a.path, "", "the compression is broken or not supported")
 	}

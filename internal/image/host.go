@@ -34,10 +34,27 @@ var hostDirs = []struct {
 	mode int64
 	uid  int
 }{
-	{"dev", 0o755, 0}, {"etc", 0o755, 0}, {"home", 0o755, 0}, {"home/user", 0o755, userID}, {"media", 0o755, 0}, {"mnt", 0o755, 0},
-	{"opt", 0o755, 0}, {"proc", 0o555, 0}, {"root", 0o700, 0}, {"run", 0o755, 0}, {"run/lock", 0o1777, 0}, {"srv", 0o755, 0},
-	{"sys", 0o555, 0}, {"tmp", 0o1777, 0}, {"usr", 0o755, 0}, {"var", 0o755, 0}, {"var/cache", 0o755, 0}, {"var/lib", 0o755, 0},
-	{"var/log", 0o755, 0}, {"var/tmp", 0o1777, 0}, {"workspace", 0o755, 0},
+	{"dev", 0o755, 0},
+	{"etc", 0o755, 0},
+	{"home", 0o755, 0},
+	{"home/user", 0o755, userID},
+	{"media", 0o755, 0},
+	{"mnt", 0o755, 0},
+	{"opt", 0o755, 0},
+	{"proc", 0o555, 0},
+	{"root", 0o700, 0},
+	{"run", 0o755, 0},
+	{"run/lock", 0o1777, 0},
+	{"srv", 0o755, 0},
+	{"sys", 0o555, 0},
+	{"tmp", 0o1777, 0},
+	{"usr", 0o755, 0},
+	{"var", 0o755, 0},
+	{"var/cache", 0o755, 0},
+	{"var/lib", 0o755, 0},
+	{"var/log", 0o755, 0},
+	{"var/tmp", 0o1777, 0},
+	{"workspace", 0o755, 0},
 }
 
 // userID is the unprivileged user that the host image has besides nobody.
@@ -254,13 +271,13 @@ func (h *hostSource) load(context.Context, *job) (*content, error) {
 func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
 	t := &hostWriter{w: w, seen: map[string]bool{}, left: hostMaxTotal}
 	for _, d := range hostDirs {
-		t.put(&tar.Header{Typeflag: tar.TypeDir, Name: d.name, Mode: d.mode, Uid: d.uid, Gid: d.uid}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeDir, Name: d.name, Mode: d.mode, Uid: d.uid, Gid: d.uid}, nil)
 	}
 	for _, name := range slices.Sorted(maps.Keys(hostLinks)) {
-		t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: hostLinks[name]}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: hostLinks[name]}, nil)
 	}
 	for _, name := range slices.Sorted(maps.Keys(hostFiles)) {
-		t.put(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, []byte(hostFiles[name]))
+		_ = t.put(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, []byte(hostFiles[name]))
 	}
 	for _, name := range hostTop {
 		h.writeTop(t, name)
@@ -287,9 +304,9 @@ func (h *hostSource) write(ctx context.Context, w *tar.Writer) error {
 // directory for the bind to go over, or nothing.
 func (h *hostSource) writeTop(t *hostWriter, name string) {
 	if h.isDir(name) {
-		t.put(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, nil)
 	} else if target, err := os.Readlink(h.path(name)); err == nil {
-		t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, nil)
+		_ = t.put(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, nil)
 	}
 }
 

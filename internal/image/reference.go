@@ -44,6 +44,10 @@ var (
 	repositoryRE = regexp.MustCompile(`^[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*$`)
 )
 
+// takenRE matches repositories whose short form would be read as another kind
+// of reference.
+var takenRE = regexp.MustCompile(`^(oci|dir|tar|docker-archive|sha256|docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd)$`)
+
 // parseReference parses all forms of reference.
 func parseReference(ref string) (*reference, error) {
 	const op = "image.reference"
@@ -109,8 +113,10 @@ func familiar(r name.Reference) string {
 	repo := r.Context().RepositoryStr()
 	if reg := r.Context().RegistryStr(); reg != name.DefaultRegistry {
 		repo = reg + "/" + repo
+	} else if short := strings.TrimPrefix(repo, "library/"); takenRE.MatchString(short) {
+		repo = "docker.io/" + repo // "oci:latest" would be a layout
 	} else {
-		repo = strings.TrimPrefix(repo, "library/")
+		repo = short
 	}
 	if d, ok := r.(name.Digest); ok {
 		return repo + "@" + d.DigestStr()

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ func TestReferences(t *testing.T) {
 		"debian":                          "debian:latest",
 		"debian:12":                       "debian:12",
 		"docker.io/debian":                "debian:latest",
+		"oci":                             "docker.io/library/oci:latest",
 		"docker.io/library/debian:12":     "debian:12",
 		"index.docker.io/library/x":       "x:latest",
 		"docker://debian:12":              "debian:12",
@@ -65,8 +67,8 @@ func TestReferences(t *testing.T) {
 func TestReferenceHints(t *testing.T) {
 	for ref, hint := range map[string]string{"Debian": "lower case", "./rootfs": "dir:./rootfs", "debian@sha1:12": "@sha256:", "a b": "debian:12"} {
 		_, err := parseReference(ref)
-		e, ok := err.(*sandbox.Error)
-		if !ok || !strings.Contains(e.Hint, hint) {
+		var e *sandbox.Error
+		if !errors.As(err, &e) || !strings.Contains(e.Hint, hint) {
 			t.Errorf("%q: %v has not the hint %q", ref, err, hint)
 		}
 	}

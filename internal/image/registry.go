@@ -80,6 +80,7 @@ func (r *registrySource) layers(c *content, client *registry.Client, j *job) {
 		h := strings.TrimPrefix(c.layers[i].digest, "sha256:")
 		path := r.store.blobPath(h)
 		c.layers[i].open = func(context.Context) (io.ReadCloser, error) { return os.Open(path) }
+		c.layers[i].stored = true
 		c.layers[i].spoiled = func() { _ = os.Remove(path) }
 		if _, ok := first[h]; !ok {
 			first[h] = i

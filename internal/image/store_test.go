@@ -338,3 +338,24 @@ func TestEmptyImage(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Options{})
 	wantFiles(t, mustGet(t, s, reg.push(t, "empty:1", empty.Image), linux), map[string]string{})
 }
+
+// TestRottenBlob changes a stored layer behind the store's back: the image is
+// not built from it, and the next Get transfers it again.
+func TestRottenBlob(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Options{})
+	v := imageOf(t, "linux/amd64", tarOf(t, "f", "1"))
+	ref := reg.push(t, "app:1", v)
+	img := mustGet(t, s, ref, linux)
+	layer := layerOf(t, v)
+	evil := gzipped(t, tarOf(t, "f", "2"))
+	for len(evil) < len(layer.data) {
+		evil = append(evil, 0)
+	}
+	writeFile(t, s.blobPath(layer.digest[7:]), evil[:len(layer.data)])
+	if err := os.Remove(img.rootfs); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Get(context.Background(), ref, linux)
+	wantCode(t, err, sandbox.CodeInvalid)
+	wantFiles(t, mustGet(t, s, ref, linux), map[string]string{"f": "1"})
+}

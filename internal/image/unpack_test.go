@@ -41,6 +41,7 @@ func TestUnpack(t *testing.T) {
 	if err := img.Unpack(context.Background(), dir); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = os.Chmod(dir+"/ro", 0o755) }) // to be removed by who is not root
 	st := func(name string) unix.Stat_t {
 		var st unix.Stat_t
 		if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {

@@ -26,6 +26,7 @@ type Options struct {
 type Entry struct {
 	Name    string
 	Summary string // one line for a person
+	Warning string // what everybody who uses it must know; empty for most
 	Open    func(Options) (driver.Provider, error)
 }
 

@@ -2,6 +2,7 @@ package all_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -37,8 +38,8 @@ func TestLookup(t *testing.T) {
 		t.Errorf("%+v, %v", e, err)
 	}
 	_, err := r.Lookup("three")
-	e, ok := err.(*sandbox.Error)
-	if !ok || e.Code != sandbox.CodeInvalid || e.Subject != "three" || !strings.Contains(e.Hint, "one, two") {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Code != sandbox.CodeInvalid || e.Subject != "three" || !strings.Contains(e.Hint, "one, two") {
 		t.Errorf("got %#v", err)
 	}
 	r.Entries()[0].Name = "changed"

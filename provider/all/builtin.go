@@ -2,13 +2,29 @@ package all
 
 import (
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/fake"
 	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/provider/host"
 )
 
 // Builtin returns the providers that this program is built with.
 func Builtin() *Registry {
+	world := new(fake.World) // what one fake makes, the next one finds
 	return NewRegistry(
-		Entry{gvisor.Name, "a kernel of its own for every sandbox, from this program alone", openGvisor},
+		Entry{
+			Name: gvisor.Name, Summary: "a kernel of its own for every sandbox, from this program alone", Open: openGvisor,
+		},
+		Entry{
+			Name: host.Name, Summary: "plain processes of this machine; isolates nothing", Open: openHost,
+			Warning: "provider host isolates nothing: commands run with your rights on this machine",
+		},
+		Entry{
+			Name: "fake", Summary: "sandboxes in the memory of one process; for trying and testing",
+			Warning: "provider fake isolates nothing: it only pretends to be a machine",
+			Open: func(Options) (driver.Provider, error) {
+				return fake.New(fake.Options{World: world}), nil
+			},
+		},
 	)
 }
 
@@ -18,4 +34,8 @@ func openGvisor(opts Options) (driver.Provider, error) {
 		return nil, err
 	}
 	return gvisor.New(gvisor.Options{StateDir: opts.StateDir, Images: images, Attached: opts.Attached})
+}
+
+func openHost(opts Options) (driver.Provider, error) {
+	return host.New(host.Options{Dir: opts.StateDir})
 }

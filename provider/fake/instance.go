@@ -70,7 +70,10 @@ func (i *instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Proce
 	spawn.TTY = c.tty
 	p, err := i.kernel.Start(spawn)
 	if err != nil {
-		return nil, fail(sandbox.CodeGone, "exec", string(i.spec.ID), "the sandbox has ended")
+		if err := i.gone("exec"); err != nil {
+			return nil, err
+		}
+		return nil, fail(sandbox.CodeExhausted, "exec", string(i.spec.ID), "there are too many processes")
 	}
 	i.register(c, p)
 	return i.connect(c, false), nil

@@ -4,14 +4,19 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
 )
 
-// logSize is how much output of a background command is kept, in bytes.
-const logSize = 1 << 20
+// The end of a background command's output that is kept: at most so many bytes,
+// in at most so many pieces.
+const (
+	logSize   = 1 << 20
+	logPieces = 1 << 15
+)
 
 // outputLog keeps the end of a background command's output. Writing to it
 // never blocks.
@@ -48,10 +53,10 @@ func (l *outputLog) append(stream int, data []byte) {
 		l.pieces = append(l.pieces, piece{stream, l.end, bytes.Clone(data)})
 	}
 	l.end += int64(len(data))
-	for l.end-l.start() > logSize {
+	for l.end-l.start() > logSize || len(l.pieces) > logPieces {
 		first := &l.pieces[0]
 		over := l.end - first.off - logSize
-		if over < int64(len(first.data)) {
+		if over < int64(len(first.data)) && len(l.pieces) <= logPieces {
 			first.data, first.off = first.data[over:], first.off+over
 			break
 		}
@@ -77,16 +82,21 @@ func (l *outputLog) commandEnded() {
 
 // after returns the first piece that holds bytes from off on, cut and copied.
 func (l *outputLog) after(off int64) (piece, bool) {
-	for _, p := range l.pieces {
-		if end := p.off + int64(len(p.data)); end > off {
-			if cut := off - p.off; cut > 0 {
-				p.data, p.off = p.data[cut:], off
-			}
-			p.data = bytes.Clone(p.data)
-			return p, true
+	n, _ := slices.BinarySearchFunc(l.pieces, off, func(p piece, off int64) int {
+		if p.off+int64(len(p.data)) > off {
+			return 1
 		}
+		return -1
+	})
+	if n == len(l.pieces) {
+		return piece{}, false
 	}
-	return piece{}, false
+	p := l.pieces[n]
+	if cut := off - p.off; cut > 0 {
+		p.data, p.off = p.data[cut:], off
+	}
+	p.data = bytes.Clone(p.data)
+	return p, true
 }
 
 // tail returns the offset where the last n lines begin.

@@ -32,7 +32,7 @@ n = 0
 try:
     while n < 10000:
         if os.fork() == 0:
-            time.sleep(60); os._exit(0)
+            os.closerange(0, 3); time.sleep(60); os._exit(0)
         n += 1
 except OSError as e:
     print("refused after", n, e.errno)
@@ -41,10 +41,17 @@ except OSError as e:
 	if !strings.Contains(o.stdout, "refused after") {
 		t.Errorf("the number of processes is not limited: %+v", o)
 	}
-	if o := run(t, victim, sandbox.Command{Shell: `f() { f | f & }; f; sleep 2; echo over`, Timeout: 20 * time.Second}); o.exit.Reason == "" {
-		t.Errorf("no reason: %+v", o)
+	bomb, err := victim.Exec(t.Context(), &sandbox.Command{Shell: `f() { f | f & }; f; sleep 2; echo over`, Timeout: 30 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit, err := bomb.Wait(t.Context()); err != nil || exit.Reason == "" {
+		t.Errorf("the bomb: %+v, %v", exit, err)
 	}
 	stillWorks(t, neighbour)
+	// Closing the command ends all that it started.
+	bomb.Close()
+	stillWorks(t, victim)
 }
 
 func TestMemoryBomb(t *testing.T) {

@@ -317,23 +317,6 @@ func (g *cgroup) memoryKills() int {
 	return 0
 }
 
-// memoryUsed returns the bytes charged to the group.
-func (g *cgroup) memoryUsed() (int64, bool) {
-	if g == nil || g.dirs[ctlMemory] == "" {
-		return 0, false
-	}
-	file := "memory.usage_in_bytes"
-	if g.version == 2 {
-		file = "memory.current"
-	}
-	b, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], file))
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-	return n, err == nil
-}
-
 // processes lists who is in the group.
 func (g *cgroup) processes() []int {
 	if g == nil {

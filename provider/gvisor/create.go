@@ -25,6 +25,9 @@ const createTimeout = 60 * time.Second
 // Create makes a sandbox, or takes one from the pool. See driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	p.sweepOnce()
+	if f := p.static(); f.Severity == driver.Blocker {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Mend}
+	}
 	img, err := p.opts.Images.Get(ctx, spec.Image, image.GetOptions{})
 	if err != nil {
 		return nil, err

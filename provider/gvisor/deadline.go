@@ -8,10 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// argvDeadline is the name under which this binary waits for the end of a
-// sandbox's lifetime when nobody else might.
-const argvDeadline = "atoll-deadline"
-
 // startDeadline starts a process that outlives this one and kills the kernel
 // when its time is over. It ends by itself when the kernel does.
 func (p *Provider) startDeadline(kernel processRef, left time.Duration) (*child, error) {

@@ -40,10 +40,18 @@ func (in *Instance) endedError() error {
 	return &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s has ended: %s", in.rec.ID, in.exit().Detail), nil}
 }
 
+// noGuest says why there is nobody inside to talk to.
+func (in *Instance) noGuest() error {
+	if in.unreachable != nil {
+		return in.explain(in.unreachable)
+	}
+	return in.endedError()
+}
+
 // use runs f with the guest, if there still is one.
 func (in *Instance) use(f func() error) error {
 	if in.client == nil {
-		return in.endedError()
+		return in.noGuest()
 	}
 	return in.explain(f())
 }

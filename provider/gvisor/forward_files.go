@@ -22,7 +22,7 @@ func (in *Instance) Stat(ctx context.Context, path string) (info sandbox.FileInf
 func (in *Instance) List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
 	return func(yield func(sandbox.FileInfo, error) bool) {
 		if in.client == nil {
-			yield(sandbox.FileInfo{}, in.endedError())
+			yield(sandbox.FileInfo{}, in.noGuest())
 			return
 		}
 		for info, err := range in.client.List(ctx, path, opts) {

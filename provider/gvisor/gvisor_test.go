@@ -1,6 +1,7 @@
 package gvisor_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -117,4 +118,28 @@ func TestConformance(t *testing.T) {
 			return sandbox.Spec{Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 512 << 20, PIDs: 256}}
 		},
 	})
+}
+
+// TestKernelKnowsItsVersion checks what memory snapshots will be bound to.
+func TestKernelKnowsItsVersion(t *testing.T) {
+	dir := t.TempDir()
+	p := newProvider(t, func(o *gvisor.Options) { o.DebugDir = dir })
+	create(t, p, sandbox.Spec{ID: "versioned", Image: "host"})
+	log, err := os.ReadFile(filepath.Join(dir, "versioned.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mod, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "gvisor.dev/gvisor " + gvisor.EngineVersion; !bytes.Contains(mod, []byte(want)) {
+		t.Errorf("go.mod does not say %q", want)
+	}
+	if want := "Version " + gvisor.EngineVersion + ","; !bytes.Contains(log, []byte(want)) {
+		t.Errorf("the kernel's log does not say %q", want)
+	}
+	if !bytes.Contains(log, []byte("precompiled seccomp program rendered")) {
+		t.Error("the kernel compiled its system call filter anew")
+	}
 }

@@ -25,7 +25,9 @@ type Instance struct {
 	p      *Provider
 	box    box
 	rec    *record
-	client *guest.Client // nil if the sandbox had ended when it was found
+	client *guest.Client // nil if the sandbox had ended, or did not answer, when it was found
+
+	unreachable error // why it did not answer
 
 	kernelState func() *os.ProcessState // nil if the kernel is not our child
 	ended       chan struct{}           // closed when the kernel has ended
@@ -71,19 +73,20 @@ func (in *Instance) reattach(ctx context.Context) error {
 		close(in.ended)
 		return nil
 	}
-	conn, err := connectGuest(in.box.dir, in.rec.Inside, in.p.opts.Kernel)
-	if err != nil {
-		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
-	}
 	if err := in.watchKernel(); err != nil {
-		conn.Close()
 		return err
-	}
-	if err := in.dial(ctx, conn); err != nil {
-		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
 	}
 	if !in.rec.Expires.IsZero() {
 		in.expireIn(time.Until(in.rec.Expires))
+	}
+	conn, err := connectGuest(in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+	if err == nil {
+		err = in.dial(ctx, conn)
+	}
+	if err != nil {
+		// It can still be waited for and destroyed.
+		in.client = nil
+		in.unreachable = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
 	}
 	return nil
 }

@@ -2,25 +2,22 @@ package gvisor
 
 import (
 	"os"
-	"path/filepath"
-	"syscall"
+	_ "unsafe" // for go:linkname
 
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 	"gvisor.dev/gvisor/runsc/cmd/util"
-	"gvisor.dev/gvisor/runsc/specutils"
 )
 
-// The names under which this binary is re-executed. gVisor itself chooses the
-// first three when it starts its helpers; the last two are the file names
-// under which its newer releases look for separate binaries.
+// The names under which this binary is re-executed. gVisor itself uses the
+// first three for the kernel, the file server and their helper.
 const (
-	argvKernel    = "runsc-sandbox"
-	argvGofer     = "runsc-gofer"
-	argvSelf      = "/proc/self/exe"
-	nameSentry    = "gvisor_sentry"
-	namePrewarmer = "gvisor-sentry-prewarmer"
+	argvKernel   = "runsc-sandbox"
+	argvGofer    = "runsc-gofer"
+	argvSelf     = "/proc/self/exe"
+	argvDeadline = "atoll-deadline" // see startDeadline
+	argvProbe    = "atoll-probe"    // see probeNamespaces
 )
 
 // Main runs this process as a part of the gVisor kernel if that is what it was
@@ -37,22 +34,26 @@ func Main() {
 		os.Exit(runDeadline(os.Args[1:]))
 	case name == argvProbe:
 		os.Exit(0)
-	case filepath.Base(name) == namePrewarmer && len(os.Args) > 2:
-		// The prewarmer's arguments are the binary to execute and its argv.
-		err := syscall.Exec(os.Args[1], os.Args[2:], os.Environ())
-		os.Stderr.WriteString("atoll: cannot execute the kernel: " + err.Error() + "\n")
-		os.Exit(127)
-	case filepath.Base(name) == nameSentry:
-		runKernelCommand()
 	}
 }
 
+// EngineVersion is the version of gVisor that is linked in. A test compares it
+// with go.mod.
+const EngineVersion = "v0.0.0-20260905035102-160fafc42237"
+
+// kernelVersion is what gVisor calls itself. Its Go module does not know; the
+// version binds memory snapshots to the kernel that can restore them, so that
+// it has to be set and has to be right however this program was built.
+//
+//go:linkname kernelVersion gvisor.dev/gvisor/runsc/version.version
+var kernelVersion string
+
 // runKernelCommand hands over to gVisor's own command line, with only those
-// commands that its processes use among themselves.
+// commands that its processes use among themselves. Upstream's separate binary
+// for the kernel is of no concern here: launch starts the kernel itself, so
+// that nothing looks for one.
 func runKernelCommand() {
-	if exe := os.Getenv(kernelEnv); exe != "" {
-		specutils.ExePath = exe
-	}
+	kernelVersion = EngineVersion
 	usePrecompiledSeccomp()
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",

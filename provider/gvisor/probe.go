@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -17,16 +16,12 @@ import (
 	"github.com/atoll-run/atoll/driver"
 )
 
-// argvProbe is the name under which this binary is started to find out
-// whether a process can be started in the namespaces of a sandbox.
-const argvProbe = "atoll-probe"
-
 // Probe finds out whether sandboxes can be made here, by starting a process
 // the way their kernels are started, and which of their limits hold.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f := driver.Facts{
 		Provider: Name,
-		Version:  engineVersion(),
+		Version:  EngineVersion,
 		Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
@@ -37,7 +32,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f.Limits = probeLimits(groups)
 	checks := []func() driver.Finding{
 		probePlatform,
-		func() driver.Finding { return probeKernelFile(p.opts.Kernel) },
+		p.static,
 		func() driver.Finding { return p.probeNamespaces() },
 		func() driver.Finding { return probeGroups(groups) },
 		func() driver.Finding { return probeState(p.opts.StateDir) },
@@ -75,7 +70,7 @@ func probePlatform() driver.Finding {
 // probeKernelFile checks that the kernel executable is static: it has to start
 // in an empty root, where there is no dynamic linker.
 func probeKernelFile(path string) driver.Finding {
-	f := driver.Finding{Severity: driver.OK, Subject: "kernel", Message: "gVisor " + engineVersion() + " is linked in"}
+	f := driver.Finding{Severity: driver.OK, Subject: "kernel", Message: "gVisor " + EngineVersion + " is linked in"}
 	e, err := elf.Open(path)
 	if err != nil {
 		return driver.Finding{
@@ -185,18 +180,4 @@ func probeKVM() driver.Finding {
 		f.Message += "; /dev/kvm exists and is not used"
 	}
 	return f
-}
-
-// engineVersion is the version of gVisor that is linked in.
-func engineVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, dep := range info.Deps {
-		if dep.Path == "gvisor.dev/gvisor" {
-			return dep.Version
-		}
-	}
-	return "unknown"
 }

@@ -71,6 +71,7 @@ type Provider struct {
 	opts   Options
 	boxes  string // directory of state directories
 	groups func() cgroupRoot
+	static func() driver.Finding // whether the kernel's executable will do
 	reaper reaper
 	swept  sync.Once
 	pool   pool
@@ -112,6 +113,7 @@ func New(opts Options) (*Provider, error) {
 		opts:      opts,
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
+		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
 		instances: map[sandbox.ID]*Instance{},
 	}, nil
 }
@@ -132,8 +134,8 @@ func (p *Provider) sweepOnce() {
 
 func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }
 
-// Attach finds a sandbox, of whichever process made it. One that has ended is
-// found too, for its outcome and to be destroyed.
+// Attach finds a sandbox, of whichever process made it. One that has ended, or
+// does not answer, is found too: for its outcome, and to be destroyed.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	p.sweepOnce()
 	p.mu.Lock()
@@ -164,6 +166,9 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if other := p.instances[id]; other != nil && !other.gone() {
 		in.release()
 		return other, nil
+	}
+	if in.unreachable != nil {
+		return in, nil // not remembered: it may answer next time
 	}
 	p.instances[id] = in
 	return in, nil

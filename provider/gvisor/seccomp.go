@@ -9,7 +9,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot/filter"
 )
 
-//go:generate go test -run TestSeccompIsCurrent -args -update
+//go:generate go test -run TestSeccompIsCurrent . -args -update
 
 // seccompJSON holds the system call filters of the kernel process, compiled
 // ahead of time: gVisor's Go module ships none, and compiling them anew takes

@@ -15,7 +15,7 @@ import (
 // stateDir is a directory that other users can pass, unlike t.TempDir.
 func stateDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "atoll-host")
+	dir, err := os.MkdirTemp("", "atoll-host") //nolint:usetesting // others cannot pass t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -190,7 +190,7 @@ func (n *Node) lockNames(ctx context.Context) (func(), error) {
 		return release, nil
 	case <-ctx.Done():
 		go func() { // the wait cannot be ended early
-			<-locked
+			_ = <-locked // whatever came of it, the descriptor is to be closed
 			release()
 		}()
 		return nil, ctx.Err()

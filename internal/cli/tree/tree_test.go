@@ -46,6 +46,7 @@ func dir(name string) member { return member{name: name, kind: tar.TypeDir, mode
 func file(name, body string) member {
 	return member{name: name, kind: tar.TypeReg, mode: 0o644, body: body}
 }
+
 func symlink(name, to string) member {
 	return member{name: name, link: to, kind: tar.TypeSymlink, mode: 0o777}
 }

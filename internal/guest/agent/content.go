@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/hex"
+	"errors"
 	"path"
 
 	"golang.org/x/sys/unix"
@@ -70,7 +71,8 @@ func (s *fileServer) outside(p string, err error) error {
 
 // named gives an error without a subject one.
 func named(p string, err error) error {
-	if re, ok := err.(*wire.RemoteError); ok && re.Subject == "" {
+	var re *wire.RemoteError
+	if errors.As(err, &re) && re.Subject == "" {
 		e := *re
 		e.Subject = p
 		return &e

@@ -177,7 +177,10 @@ func (t *procTable) list() []*proc {
 
 // leads reports whether a running command has this process number.
 func (t *procTable) leads(pid int) bool {
-	return slices.ContainsFunc(t.list(), func(p *proc) bool { return p.pid == pid && p.snapshot().Running })
+	return slices.ContainsFunc(t.list(), func(p *proc) bool {
+		info := p.snapshot()
+		return info.PID == pid && info.Running
+	})
 }
 
 // closeAll ends every command.

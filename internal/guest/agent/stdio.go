@@ -36,7 +36,7 @@ func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (fds []int,
 			fds = nil
 		}
 	}()
-	in := -1
+	var in int
 	switch {
 	case c.Stdin:
 		r, w, err := pipe()

@@ -10,6 +10,7 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -29,6 +30,9 @@ type Program func(p *Proc) int
 
 // magic begins an executable file that holds the name of a Program.
 const magic = "\x7fFAKE\x00"
+
+// maxProcs is how many processes there can be at once: a fork bomb ends here.
+const maxProcs = 4096
 
 // Kernel holds the processes of one sandbox.
 type Kernel struct {
@@ -73,8 +77,8 @@ type Spawn struct {
 	Main Program
 }
 
-// ErrStopped means that the kernel is being shut down.
-var ErrStopped = errors.New("the kernel is stopped")
+// ErrNoProcess means that the kernel is being stopped or has too many processes.
+var ErrNoProcess = errors.New("no process can be started")
 
 // Start starts a process in a session of its own. If its program cannot be
 // run, the process says why on descriptor 2 and ends with 126 or 127, as in a
@@ -87,7 +91,7 @@ func (k *Kernel) Start(s Spawn) (*Proc, error) {
 	}
 	if !k.register(p) {
 		p.closeAll()
-		return nil, ErrStopped
+		return nil, ErrNoProcess
 	}
 	if s.TTY != nil {
 		s.TTY.lead(p)
@@ -118,7 +122,7 @@ func reason(err error, other syscall.Errno) error {
 func (k *Kernel) register(p *Proc) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.stopped {
+	if k.stopped || len(k.procs) >= maxProcs {
 		return false
 	}
 	k.lastPID++
@@ -155,17 +159,13 @@ func (k *Kernel) find(match func(*Proc) bool) []*Proc {
 // reports whether there was one. Signal 0 only looks.
 func (k *Kernel) Kill(pid, sig int) bool {
 	targets := k.find(func(p *Proc) bool { return p.PID == pid || (pid < 0 && p.pgid == -pid) })
-	for _, p := range targets {
-		p.deliver(sig)
-	}
+	deliver(targets, sig)
 	return len(targets) > 0
 }
 
 // KillSession kills all processes of the session that leader began.
 func (k *Kernel) KillSession(leader int) {
-	for _, p := range k.find(func(p *Proc) bool { return p.sid == leader }) {
-		p.deliver(SIGKILL)
-	}
+	deliver(k.find(func(p *Proc) bool { return p.sid == leader }), SIGKILL)
 }
 
 // Stop kills all processes and waits for their end. No process can be started
@@ -174,9 +174,7 @@ func (k *Kernel) Stop() {
 	k.mu.Lock()
 	k.stopped = true
 	k.mu.Unlock()
-	for _, p := range k.find(func(*Proc) bool { return true }) {
-		p.deliver(SIGKILL)
-	}
+	deliver(k.find(func(*Proc) bool { return true }), SIGKILL)
 	k.idle.Wait()
 }
 
@@ -196,8 +194,8 @@ func (p *Proc) run(main Program) {
 }
 
 // Fork starts a child that shares what a child shares: descriptors, session,
-// directory, environment and ignored signals. It returns nil when the kernel
-// is being stopped.
+// directory, environment and ignored signals. It returns nil when there are too
+// many processes, or the kernel is being stopped.
 func (p *Proc) Fork(main Program) *Proc {
 	c := newProc(p.K, p)
 	c.Args, c.env, c.Dir, c.Cred, c.Umask, c.TTY, c.sid, c.pgid = p.Args, p.env, p.Dir, p.Cred, p.Umask, p.TTY, p.sid, p.pgid
@@ -216,7 +214,7 @@ func (p *Proc) Fork(main Program) *Proc {
 		return nil
 	}
 	if p.Dead() { // It was told to die while the child was made; so must the child.
-		c.deliver(SIGKILL)
+		deliver([]*Proc{c}, SIGKILL)
 	}
 	go c.run(main)
 	return c
@@ -238,7 +236,7 @@ func (p *Proc) Exec(args, env []string) int {
 	if err == nil {
 		return p.execFile(file, 0)
 	}
-	p.Errorf("%s: %v", args[0], reason(err, syscall.ENOENT))
+	fmt.Fprintf(p.Stream(2), "%s: %v\n", args[0], reason(err, syscall.ENOENT))
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ENOTDIR) {
 		return 127
 	}

@@ -90,8 +90,22 @@ func (p *Proc) Exit() (code, signal int) {
 // Dead reports whether the process is to die.
 func (p *Proc) Dead() bool { return p.ctx.Err() != nil }
 
-// deliver gives the process a signal. Stopping and continuing do nothing.
-func (p *Proc) deliver(sig int) {
+// deliver gives processes a signal, all at once: none of them sees another one
+// die before it has its own. Stopping and continuing do nothing.
+func deliver(targets []*Proc, sig int) {
+	var dying []*Proc
+	for _, p := range targets {
+		if p.take(sig) {
+			dying = append(dying, p)
+		}
+	}
+	for _, p := range dying {
+		p.cancel()
+	}
+}
+
+// take notes a signal and reports whether the process is to die of it.
+func (p *Proc) take(sig int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	d := p.handlers[sig]
@@ -103,11 +117,12 @@ func (p *Proc) deliver(sig int) {
 		case p.signaled <- struct{}{}:
 		default:
 		}
-	case sig != SIGKILL && (sig == SIGCHLD || sig == SIGURG || sig == SIGWINCH || sig >= SIGCONT && sig <= SIGTTOU):
+	case sig == SIGCHLD || sig == SIGURG || sig == SIGWINCH || sig >= SIGCONT && sig <= SIGTTOU:
 	case p.killed == 0:
 		p.killed = sig
-		p.cancel()
+		return true
 	}
+	return false
 }
 
 // Handle sets what a signal does and returns what it did before.
@@ -331,7 +346,7 @@ func (s stream) Write(b []byte) (int, error) {
 	}
 	n, err := f.Write(s.p.ctx, b)
 	if err == syscall.EPIPE {
-		s.p.deliver(SIGPIPE)
+		deliver([]*Proc{s.p}, SIGPIPE)
 	}
 	return n, err
 }

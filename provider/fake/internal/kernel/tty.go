@@ -31,7 +31,6 @@ type TTY struct {
 	quiet      bool // no echo
 	hungUp     bool
 	wake       chan struct{} // closed at the next change, nil if nobody waits
-	echo       File
 }
 
 // NewTTY returns a terminal of a size.

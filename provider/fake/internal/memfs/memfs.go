@@ -379,10 +379,10 @@ func (f *FS) Remove(c Cred, path string, dir bool) error {
 	return nil
 }
 
-// removable reports whether c may take n's name out of the directory.
-func (dir *Node) removable(c Cred, n *Node) bool {
-	sticky := dir.mode&0o1000 != 0 && c.UID != 0 && c.UID != n.uid && c.UID != dir.uid
-	return dir.allows(c, mayWrite) && dir.allows(c, mayExec) && !sticky
+// removable reports whether c may take a name for node out of the directory n.
+func (n *Node) removable(c Cred, node *Node) bool {
+	sticky := n.mode&0o1000 != 0 && c.UID != 0 && c.UID != node.uid && c.UID != n.uid
+	return n.allows(c, mayWrite) && n.allows(c, mayExec) && !sticky
 }
 
 // RemoveAll removes a file or a tree, not following links.
@@ -424,7 +424,7 @@ func (f *FS) Rename(c Cred, old, path string, keep bool) error {
 	if err != nil {
 		return err
 	}
-	to, errno := f.walk(c, strings.TrimRight(path, "/"), false)
+	to, errno := f.walk(c, "/"+strings.Trim(path, "/"), false)
 	if errno == 0 {
 		errno = f.mayRename(c, from, to, keep)
 	}

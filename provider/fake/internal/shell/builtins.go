@@ -22,6 +22,7 @@ func init() { // They call each other, which an initialiser must not.
 	specials = map[string]func(s *Shell, args []string) int{
 		":": func(*Shell, []string) int { return 0 }, ".": (*Shell).source, "break": (*Shell).leave, "continue": (*Shell).leave,
 		"cd": (*Shell).cd, "command": (*Shell).command, "eval": (*Shell).eval, "exec": (*Shell).exec, "exit": (*Shell).exit,
+		"export": (*Shell).declare, "local": (*Shell).declare, "readonly": (*Shell).declare,
 		"read": (*Shell).read, "return": (*Shell).exit, "set": (*Shell).set, "shift": (*Shell).shift, "trap": (*Shell).trap,
 		"type": (*Shell).command, "umask": (*Shell).umask, "unset": (*Shell).unset, "wait": (*Shell).waitFor,
 	}
@@ -358,41 +359,34 @@ func (s *Shell) waitJob(c *kernel.Proc) (status int, ok bool) {
 }
 
 // declare serves export, readonly and local.
-func (s *Shell) declare(d *syntax.DeclClause) {
-	s.status = 0
-	for _, a := range d.Args {
-		if a.Name == nil { // export "$x"
-			for _, field := range s.fields(a.Value) {
-				name, value, has := strings.Cut(field, "=")
-				s.mark(d.Variant.Value, name, has, value)
-			}
-			continue
+func (s *Shell) declare(args []string) int {
+	status := 0
+	for _, arg := range args[1:] {
+		name, value, has := strings.Cut(arg, "=")
+		if !s.mark(args[0], name, has, value) {
+			status = 2
 		}
-		value := ""
-		if !a.Naked {
-			value = s.literal(a.Value)
-		}
-		s.mark(d.Variant.Value, a.Name.Value, !a.Naked, value)
 	}
+	return status
 }
 
-func (s *Shell) mark(variant, name string, has bool, value string) {
+func (s *Shell) mark(variant, name string, has bool, value string) bool {
 	if strings.HasPrefix(name, "-") {
-		return // -p and the like
+		return true // -p and the like
 	}
 	if !syntax.ValidName(name) {
 		s.p.Errorf("%s: %s: bad variable name", variant, name)
-		s.status = 2
-		return
+		return false
 	}
 	if _, ok := s.locals[name]; variant == "local" && s.locals != nil && !ok {
 		s.locals[name] = s.vars[name]
 	}
 	if has && !s.setVar(name, value) {
-		return
+		return false
 	}
 	v := s.vars[name]
 	v.Exported = v.Exported || variant == "export"
 	v.ReadOnly = v.ReadOnly || variant == "readonly"
 	s.vars[name] = v
+	return true
 }

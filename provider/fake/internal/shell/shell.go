@@ -43,6 +43,7 @@ type Shell struct {
 	inTrap    bool
 	guarded   int // depth of conditions, where a failure does not exit
 	loops     int // depth of loops
+	depth     int // of functions and scripts
 	breaks    int // loops left to break out of
 	continues int
 	locals    map[string]expand.Variable // of the running function: what to restore
@@ -129,9 +130,26 @@ func (s *Shell) readFile(name string) (string, error) {
 	return string(text), err
 }
 
-// runText runs a script, statement by statement as it is parsed, so that what
-// stands before a syntax error is run.
+// maxDepth bounds how deep functions and evals call each other: a shell that
+// runs out of its stack must not take the machine's along.
+const maxDepth = 500
+
+func (s *Shell) deeper() bool {
+	if s.depth >= maxDepth {
+		s.p.Errorf("the recursion is too deep")
+		s.status, s.exiting = 2, true
+		return false
+	}
+	s.depth++
+	return true
+}
+
+// runText runs a script, all of it or, if it has a syntax error, nothing.
 func (s *Shell) runText(text string) int {
+	if !s.deeper() {
+		return s.status
+	}
+	defer func() { s.depth-- }()
 	parser := syntax.NewParser(syntax.Variant(syntax.LangPOSIX))
 	file, err := parser.Parse(strings.NewReader(text), s.name)
 	if file != nil && err == nil {
@@ -294,10 +312,13 @@ func (s *Shell) cmd(cmd syntax.Command) {
 	case *syntax.CaseClause:
 		s.caseClause(cmd)
 	case *syntax.FuncDecl:
+		if cmd.Name == nil {
+			s.p.Errorf("a function without a name")
+			s.status = 2
+			return
+		}
 		s.funcs[cmd.Name.Value] = cmd.Body
 		s.status = 0
-	case *syntax.DeclClause:
-		s.declare(cmd)
 	default:
 		s.p.Errorf("%T is not supported", cmd)
 		s.status = 2
@@ -504,6 +525,10 @@ func (s *Shell) assignFor(assigns []*syntax.Assign) func() {
 
 // function runs a function with its own parameters and local variables.
 func (s *Shell) function(body *syntax.Stmt, args []string) {
+	if !s.deeper() {
+		return
+	}
+	defer func() { s.depth-- }()
 	params, locals := s.params, s.locals
 	s.params, s.locals = args, map[string]expand.Variable{}
 	s.stmt(body)

@@ -1,0 +1,421 @@
+package guest_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// alive reports whether a process runs.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(b, []byte(") Z ")) && syscall.Kill(pid, 0) == nil
+}
+
+func readInts(t *testing.T, r io.Reader, n int) (pids []int) {
+	t.Helper()
+	for range n {
+		var pid int
+		if _, err := fmt.Fscanln(r, &pid); err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// TestTimeoutKillsTheTree has a command that does what it can to survive, and
+// a daemon that has left its session, which does.
+func TestTimeoutKillsTheTree(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	cmd := sh(`trap '' TERM HUP INT; echo $$
+set -m; sleep 1001 & echo $!; set +m
+(trap '' TERM; sh -c 'echo $$; exec sleep 1002' &)
+setsid sh -c 'echo $$; exec sleep 1003' &
+while :; do sleep 1; done`)
+	cmd.Timeout = 400 * time.Millisecond
+	p, err := c.Exec(ctx, cmd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	out := bytes.Buffer{}
+	exit, err := p.Wait(ctx)
+	if err != nil || exit.Reason != sandbox.ReasonTimeout || exit.Code != 137 || exit.Signal != 9 {
+		t.Errorf("%+v %v", exit, err)
+	}
+	buf := make([]byte, 4096)
+	for bytes.Count(out.Bytes(), []byte("\n")) < 4 {
+		n, err := p.Stdout().Read(buf)
+		if err != nil {
+			t.Fatal(err, out.String())
+		}
+		out.Write(buf[:n])
+	}
+	daemon := 0
+	for _, pid := range readInts(t, &out, 4) {
+		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if strings.Contains(string(cmdline), "1003") {
+			daemon = pid
+			continue
+		}
+		waitFor(t, func() bool { return !alive(pid) })
+	}
+	if daemon == 0 || !alive(daemon) {
+		t.Error("what moved to another session was killed")
+	}
+	if got := run(t, c, sh("echo still here"), ""); got.stdout != "still here\n" {
+		t.Errorf("%+v", got)
+	}
+	c.Close() // ends the guest, and it the daemon
+	waitFor(t, func() bool { return !alive(daemon) })
+}
+
+func TestForkBombTimesOut(t *testing.T) {
+	c := newClient(t, "/")
+	// Bounded, for the sake of the machine, but as fast as it can be.
+	cmd := sh(`ulimit -u 4000 2>/dev/null; n=0; while [ $n -lt 300 ]; do (while :; do sh -c : ; done) & n=$((n+1)); done; wait`)
+	cmd.Timeout = 500 * time.Millisecond
+	got := run(t, c, cmd, "")
+	if got.exit.Reason != sandbox.ReasonTimeout {
+		t.Errorf("%+v", got.exit)
+	}
+	if got := run(t, c, sh("echo $(( 6 * 7 ))"), ""); got.stdout != "42\n" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestCloseKills has commands that leave something behind.
+func TestCloseKills(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	for name, script := range map[string]string{
+		"running":            `echo $$; exec sleep 1000`,
+		"child":              `sleep 1000 & echo $!; wait`,
+		"left behind":        `sleep 1000 & echo $!`,
+		"quiet, other group": `set -m; sleep 1000 >/dev/null 2>&1 & echo $!`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := c.Exec(ctx, sh(script))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pid := readInts(t, p.Stdout(), 1)[0]
+			if name == "left behind" || strings.HasPrefix(name, "quiet") {
+				if exit, err := p.Wait(ctx); err != nil || exit.Code != 0 {
+					t.Errorf("%+v %v", exit, err)
+				}
+				if !alive(pid) {
+					t.Error("dead before Close")
+				}
+			}
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+			waitFor(t, func() bool { return !alive(pid) })
+			if exit, err := p.Wait(ctx); err != nil || (exit.Code != 0 && exit.Code != 137) {
+				t.Errorf("%+v %v", exit, err)
+			}
+			if p.Close() != nil {
+				t.Error("Close twice")
+			}
+			wantCode(t, p.Signal(ctx, 15), sandbox.CodeNotFound)
+		})
+	}
+}
+
+func TestStreamsDoNotBlockEachOther(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, sh(`head -c 100000000 /dev/zero; echo end`)) // more than all buffers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	q, err := c.Exec(ctx, &sandbox.Command{Args: []string{"sleep", "1000"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	stuffed := make(chan error, 1)
+	go func() {
+		_, err := q.Stdin().Write(make([]byte, 10<<20)) // nobody reads it
+		stuffed <- err
+	}()
+	if got := run(t, c, &sandbox.Command{Args: []string{"cat"}}, "through"); got.stdout != "through" {
+		t.Errorf("%+v", got)
+	}
+	if n, err := io.Copy(io.Discard, p.Stdout()); n != 100_000_004 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+	q.Close()
+	if err := <-stuffed; err == nil {
+		t.Error("a write to nobody succeeds")
+	}
+}
+
+// TestUnreadOutput has a gigabyte that nobody reads: the command stops, and
+// neither side holds it.
+func TestUnreadOutput(t *testing.T) {
+	conn, cmd := startGuest(t, guest.HostArgs("/"), nil)
+	c := dial(t, conn, "/", guest.Options{})
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, sh("head -c 1000000000 /dev/zero"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bg, err := c.Exec(ctx, &sandbox.Command{Shell: "head -c 1000000000 /dev/zero", Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exit, err := bg.Wait(ctx); err != nil || exit.Code != 0 { // that one is dropped
+		t.Errorf("%+v %v", exit, err)
+	}
+	if rss := memory(t, cmd.Process.Pid); rss > 200<<10 {
+		t.Errorf("the guest holds %d KiB", rss)
+	}
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if _, err := p.Wait(short); err == nil {
+		t.Error("the command ended although nobody read its output")
+	}
+	p.Close()
+	bg.Close()
+}
+
+func memory(t *testing.T, pid int) (kib int) {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(b), "VmRSS:")
+	kib, err = strconv.Atoi(strings.Fields(rest)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib
+}
+
+func TestGrandchildHoldsTheOutput(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, sh("(sleep 0.3; echo late) & echo soon"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if exit, err := p.Wait(ctx); err != nil || exit.Code != 0 {
+		t.Errorf("%+v %v", exit, err)
+	}
+	if b, err := io.ReadAll(p.Stdout()); string(b) != "soon\nlate\n" || err != nil {
+		t.Errorf("%q %v", b, err)
+	}
+}
+
+func TestBackgroundLogs(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, &sandbox.Command{Shell: "echo one; echo two >&2; echo three; read x; echo got $x; exit 3", Background: true, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := p.Info().ID
+	p.Close()
+	again, err := c.Reconnect(ctx, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if got := finish(t, ctx, again, "input\n"); got.stdout != "one\nthree\ngot input\n" || got.stderr != "two\n" || got.exit.Code != 3 {
+		t.Errorf("%+v", got)
+	}
+	// Which of two streams was written first, nobody can tell; the order within
+	// one is kept.
+	if got := readLog(t, c, id, driver.LogOptions{}); len(got) != len("1one\nthree\n2two\n1got input\n") && len(got) != len("1one\nthree\ngot input\n2two\n") {
+		t.Errorf("%q", got)
+	}
+	q, err := c.Exec(ctx, &sandbox.Command{Shell: "printf 'one\ntwo\nthree'", Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	readLog(t, c, q.Info().ID, driver.LogOptions{Follow: true}) // to its end
+	for tail, want := range map[int]string{0: "1one\ntwo\nthree", 1: "1three", 2: "1two\nthree", 99: "1one\ntwo\nthree"} {
+		if got := readLog(t, c, q.Info().ID, driver.LogOptions{Tail: tail, Follow: true}); got != want {
+			t.Errorf("tail %d: %q, want %q", tail, got, want)
+		}
+	}
+	list, err := c.Processes(ctx)
+	if err != nil || len(list) != 2 || list[0].Running || list[0].Exit.Code != 3 || !list[0].Background {
+		t.Errorf("%+v %v", list, err)
+	}
+	wantCode(t, c.Kill(ctx, id, 9), sandbox.CodeNotFound)
+	wantCode(t, c.Kill(ctx, "p99", 9), sandbox.CodeNotFound)
+	_, err = c.Reconnect(ctx, "p99")
+	wantCode(t, err, sandbox.CodeNotFound)
+	_, err = c.Logs(ctx, "", driver.LogOptions{})
+	wantCode(t, err, sandbox.CodeNotFound)
+}
+
+func readLog(t *testing.T, c *guest.Client, id string, opts driver.LogOptions) string {
+	t.Helper()
+	r, err := c.Logs(testContext(t), id, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var b strings.Builder
+	last := 0
+	for {
+		chunk, err := r.Next()
+		if err == io.EOF {
+			return b.String()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if chunk.Dropped > 0 {
+			fmt.Fprintf(&b, "lost %d ", chunk.Dropped)
+		}
+		if chunk.Stream != last {
+			last = chunk.Stream
+			b.WriteString(strconv.Itoa(last))
+		}
+		b.Write(chunk.Data)
+	}
+}
+
+func TestLogIsBounded(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, &sandbox.Command{Shell: "head -c 5000000 /dev/zero; echo end", Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	got := readLog(t, c, p.Info().ID, driver.LogOptions{Follow: true})
+	var lost int
+	if _, err := fmt.Sscanf(got, "lost %d", &lost); err != nil || !strings.HasSuffix(got, "end\n") {
+		t.Fatalf("%.100q", got)
+	}
+	kept := len(got) - len(fmt.Sprintf("lost %d 1", lost))
+	if kept+lost != 5_000_004 || kept > 1<<20 || kept < 900_000 {
+		t.Errorf("kept %d, lost %d", kept, lost)
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	c := newClient(t, "/")
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			want := strings.Repeat(strconv.Itoa(i), 1000)
+			if got := run(t, c, &sandbox.Command{Args: []string{"cat"}}, want); got.stdout != want || got.exit.Code != 0 {
+				t.Errorf("%.50q %+v", got.stdout, got.exit)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestUsers needs root, in whose place another account can be taken.
+func TestUsers(t *testing.T) {
+	if !root {
+		t.Skip("only root can run commands as another user")
+	}
+	c := newClient(t, "/")
+	for user, want := range map[string]string{
+		"":           "0 0 root /root",
+		"nobody":     "65534 65534 nobody /nonexistent",
+		"1234":       "1234 0  /",
+		"1234:99":    "1234 99  /",
+		"0:4":        "0 4 root /root",
+		"nobody:adm": "65534 4 nobody /nonexistent",
+	} {
+		cmd := &sandbox.Command{Shell: `echo "$(id -u) $(id -g) $USER $HOME"`, User: user, Dir: "/"}
+		if got := run(t, c, cmd, ""); got.stdout != want+"\n" {
+			t.Errorf("%q: %q, want %q", user, got.stdout, want)
+		}
+	}
+}
+
+// TestGuestKilled loses the guest under everything.
+func TestGuestKilled(t *testing.T) {
+	conn, cmd := startGuest(t, guest.HostArgs("/"), nil)
+	c := dial(t, conn, "/", guest.Options{})
+	ctx := testContext(t)
+	p, err := c.Exec(ctx, sh("echo begun; exec sleep 1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	pid := p.Info().PID
+	t.Cleanup(func() { syscall.Kill(pid, syscall.SIGKILL) })
+	if _, err := p.Stdout().Read(make([]byte, 6)); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Process.Kill()
+	if _, err := p.Wait(ctx); err == nil {
+		t.Error("no error")
+	} else {
+		wantCode(t, err, sandbox.CodeUnavailable)
+	}
+	if _, err := io.ReadAll(p.Stdout()); err == nil {
+		t.Error("a broken stream seems complete")
+	}
+	<-c.Done()
+	_, err = c.Stat(ctx, "/")
+	wantCode(t, err, sandbox.CodeUnavailable)
+	_, err = c.Exec(ctx, sh("true"))
+	wantCode(t, err, sandbox.CodeUnavailable)
+	for _, err := range c.List(ctx, "/", driver.ListOptions{}) {
+		wantCode(t, err, sandbox.CodeUnavailable)
+	}
+}
+
+// TestStrangers are other programs at the other end.
+func TestStrangers(t *testing.T) {
+	for name, tt := range map[string]struct {
+		says string
+		code sandbox.Code
+	}{
+		"closes":  {"", sandbox.CodeUnavailable},
+		"http":    {"HTTP/1.1 200 OK\r\n\r\n", sandbox.CodeUnavailable},
+		"version": {"atollgst\x09\x00\x00\x00\x00\x00\x00\x00", sandbox.CodeUnsupported},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := net.Pipe()
+			go func() {
+				io.ReadFull(b, make([]byte, 16))
+				io.WriteString(b, tt.says)
+				b.Close()
+			}()
+			_, err := guest.Dial(testContext(t), a, guest.Options{})
+			wantCode(t, err, tt.code)
+		})
+	}
+	a, b := net.Pipe()
+	defer b.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+	defer cancel()
+	_, err := guest.Dial(ctx, a, guest.Options{}) // says nothing
+	wantCode(t, err, sandbox.CodeTimeout)
+}

@@ -1,0 +1,165 @@
+// Command sidebyside measures Atoll and what people use otherwise, side by side
+// in one run on one machine, and writes the results into a document. What it
+// compares with is Docker, whose daemon it starts for itself, and runc and
+// bubblewrap; what is not installed is left out.
+//
+//	sidebyside -atoll bin/atoll -doc docs/BENCHMARKS.md
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// config is what the command line says.
+type config struct {
+	atoll   string
+	doc     string
+	tar     string
+	rounds  int
+	boxes   int
+	density int
+}
+
+func main() {
+	// The thread that starts the Docker daemon must not end before it.
+	runtime.LockOSThread()
+	var c config
+	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; everybody must be able to reach it")
+	flag.StringVar(&c.doc, "doc", "", "document to write the results into; they are always printed")
+	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; made with mmdebstrap if it is missing")
+	flag.IntVar(&c.rounds, "rounds", 15, "how often short things are measured")
+	flag.IntVar(&c.boxes, "boxes", 40, "how many idle sandboxes memory is measured with")
+	flag.IntVar(&c.density, "density", 300, "how many sandboxes must live at once")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, c); err != nil {
+		fmt.Fprintln(os.Stderr, "sidebyside:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, c config) (err error) {
+	began, before := time.Now(), load()
+	b, err := prepare(ctx, c)
+	if b != nil {
+		defer func() { err = errors.Join(err, b.close()) }()
+	}
+	if err != nil {
+		return err
+	}
+	for _, section := range []struct {
+		name    string
+		measure func(context.Context) error
+	}{
+		{"create", b.create},
+		{"exec", b.exec},
+		{"command line", b.help},
+		{"inside", b.inside},
+		{"files", b.files},
+		{"memory", b.memory},
+		{"density", b.density},
+	} {
+		at := time.Now()
+		if err := section.measure(ctx); err != nil {
+			return fmt.Errorf("%s: %w", section.name, err)
+		}
+		fmt.Fprintf(os.Stderr, "%s: %s\n", section.name, time.Since(at).Round(100*time.Millisecond))
+	}
+	results := b.heading(ctx, began, before) + "\n" + table(b.rows)
+	fmt.Print(results)
+	if c.doc == "" {
+		return nil
+	}
+	return write(c.doc, results)
+}
+
+// prepare starts and installs what is measured. What it returns must be closed
+// even when it fails.
+func prepare(ctx context.Context, c config) (*bench, error) {
+	for _, file := range []*string{&c.atoll, &c.tar} {
+		abs, err := filepath.Abs(*file)
+		if err != nil {
+			return nil, err
+		}
+		*file = abs
+	}
+	if err := makeRootfs(ctx, c.tar); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "atoll-bench-")
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{config: c, dir: dir, state: filepath.Join(dir, "state")}
+	b.cli = program{args: []string{c.atoll, "--state-dir", b.state}}
+	rootfs := filepath.Join(dir, "rootfs")
+	if err := os.Mkdir(rootfs, 0o755); err != nil {
+		return b, err
+	}
+	if err := (program{args: []string{"tar", "-C", rootfs, "-xf", c.tar}}).run(ctx); err != nil {
+		return b, err
+	}
+	if err := b.cli.with("image", "import", "-q", "tar:"+c.tar, imageName).run(ctx); err != nil {
+		return b, err
+	}
+	if b.lib, err = openLibrary(b.state, c.atoll, imageName); err != nil {
+		return b, err
+	}
+	return b, b.findPeers(ctx, rootfs)
+}
+
+// findPeers starts and installs what Atoll is compared with.
+func (b *bench) findPeers(ctx context.Context, rootfs string) error {
+	var err error
+	if b.docker, err = startDocker(ctx, filepath.Join(b.dir, "docker")); err != nil {
+		b.docker = nil
+		b.notes = append(b.notes, "Docker could not be started here, so that only runc and bubblewrap are compared with")
+		fmt.Fprintln(os.Stderr, "no Docker:", err)
+	} else if err := b.docker.cli.with("import", b.tar, imageName).run(ctx); err != nil {
+		return err
+	}
+	b.bwrap, b.hasBwrap = bubblewrap(rootfs)
+	if r, found := newRunc(b.dir, rootfs); found && os.Geteuid() == 0 {
+		b.runc = r
+	}
+	return nil
+}
+
+// makeRootfs makes the root file system that everything runs in, once.
+func makeRootfs(ctx context.Context, tar string) error {
+	if _, err := os.Stat(tar); err == nil {
+		return nil
+	}
+	fmt.Fprintln(os.Stderr, "making a root file system, once")
+	tmp := tar + ".new.tar"
+	defer os.Remove(tmp)
+	make := program{args: []string{"mmdebstrap", "--quiet", "--variant=essential", "--include=python3-minimal", "stable", tmp}}
+	if err := make.run(ctx); err != nil {
+		return fmt.Errorf("%w (install mmdebstrap, or name a root file system with -tar)", err)
+	}
+	return os.Rename(tmp, tar)
+}
+
+// close ends and removes everything.
+func (b *bench) close() error {
+	var failed []error
+	if b.lib != nil {
+		failed = append(failed, b.lib.close())
+		// The sandboxes of the command line live until they are removed.
+		failed = append(failed, b.cli.with("rm", "--force", "--all").run(context.Background()))
+	}
+	if b.docker != nil {
+		failed = append(failed, b.docker.stop())
+	}
+	return errors.Join(append(failed, os.RemoveAll(b.dir))...)
+}

@@ -1,0 +1,389 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/atoll-run/atoll/driver"
+)
+
+const (
+	imageName = "bench:1"
+	gigabyte  = 1_000_000_000
+)
+
+var (
+	hello   = []string{"echo", "ok"}
+	nothing = []string{"/bin/true"}
+	idle    = []string{"sleep", "infinity"}
+)
+
+// bench measures. What is nil of its peers is not there.
+type bench struct {
+	config
+	dir      string  // everything is below it
+	state    string  // of Atoll
+	cli      program // atoll
+	lib      *library
+	docker   *docker
+	runc     *runc
+	bwrap    program
+	hasBwrap bool
+
+	rows  []row
+	notes []string
+}
+
+func (b *bench) atollVersion(ctx context.Context) string {
+	v, err := program{args: []string{b.atoll, "version"}}.output(ctx)
+	if err != nil {
+		return "of an unknown version"
+	}
+	return v
+}
+
+// compare adds a row about ours, if it was measured, and what is left of it
+// without a peer that was not.
+func (b *bench) compare(what string, ours figure, peer string, theirs figure, targets ...target) {
+	if len(theirs.sample) == 0 {
+		peer = ""
+		if targets == nil {
+			return // the row was only about the peer
+		}
+	}
+	b.rows = append(b.rows, row{what, ours, peer, theirs, targets})
+}
+
+// firsts and wholes pick what was measured of a contestant, if anything.
+func firsts(m map[string]*outcome, name string) figure {
+	if o := m[name]; o != nil {
+		return inMilliseconds(o.first)
+	}
+	return figure{}
+}
+
+func wholes(m map[string]*outcome, name string) figure {
+	if o := m[name]; o != nil {
+		return inMilliseconds(o.whole)
+	}
+	return figure{}
+}
+
+// create measures from nothing to the first output of a first command.
+func (b *bench) create(ctx context.Context) (err error) {
+	pool, err := openLibrary(b.state, b.atoll, imageName)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pool.close()) }()
+	if err := pool.provider.Warm(ctx, pool.spec(imageName), b.rounds+1); err != nil {
+		return err
+	}
+	cs := []contestant{
+		b.cli.with(append([]string{"run", "--image", imageName, "--"}, hello...)...).as("atoll run"),
+		b.cli.with(append([]string{"run", "--"}, hello...)...).as("atoll run, host"),
+		{"cold", b.lib.run(imageName, hello)},
+		{"cold, host", b.lib.run("host", hello)},
+		{"pool", pool.run(imageName, hello)},
+	}
+	if b.docker != nil {
+		cs = append(cs,
+			b.docker.cli.with(append([]string{"run", "--rm", "--network", "none", imageName}, hello...)...).as("docker run"),
+			contestant{"docker API", b.docker.api.run(imageName, hello)})
+	}
+	if b.runc != nil {
+		bundle, err := b.runc.bundle(ctx, hello)
+		if err != nil {
+			return err
+		}
+		cs = append(cs, contestant{"runc run", b.runc.run(bundle)})
+	}
+	if b.hasBwrap {
+		cs = append(cs, b.bwrap.with(hello...).as("bwrap"))
+	}
+	m, err := race(ctx, b.rounds, cs)
+	if err != nil {
+		return err
+	}
+	const run = "`docker run --network none`"
+	b.compare("create to first output: library, cold", firsts(m, "cold"), run, firsts(m, "docker run"), atMostOneIn(5))
+	b.compare("create to first output: library, from a pool", firsts(m, "pool"), run, firsts(m, "docker run"), atMostOneIn(20))
+	b.compare("create to first output: library, cold, host image", firsts(m, "cold, host"), run, firsts(m, "docker run"))
+	b.compare("create to first output: library, cold", firsts(m, "cold"), "Docker's API", firsts(m, "docker API"))
+	b.compare("create to first output: library, from a pool", firsts(m, "pool"), "Docker's API", firsts(m, "docker API"))
+	b.compare("whole command: `atoll run`", wholes(m, "atoll run"), run+" `--rm`", wholes(m, "docker run"))
+	b.compare("whole command: `atoll run`, host image", wholes(m, "atoll run, host"), run+" `--rm`", wholes(m, "docker run"))
+	b.compare("whole command: `atoll run`", wholes(m, "atoll run"), "`runc run`", wholes(m, "runc run"))
+	b.compare("whole command: `atoll run`", wholes(m, "atoll run"), "`bwrap --unshare-all`", wholes(m, "bwrap"))
+	return nil
+}
+
+// exec measures a further command in what runs already.
+func (b *bench) exec(ctx context.Context) (err error) {
+	in, err := b.lib.create(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Destroy(context.WithoutCancel(ctx))) }()
+	const name = "bench-exec"
+	if err := b.cli.with("run", "-d", "--name", name, "--image", imageName, "--", "sleep", "infinity").run(ctx); err != nil {
+		return err
+	}
+	cs := []contestant{
+		{"library", execIn(in, nothing)},
+		b.cli.with(append([]string{"exec", name, "--"}, nothing...)...).as("atoll exec"),
+		program{args: nothing}.as("native"),
+	}
+	if b.docker != nil {
+		id, err := b.startContainer(ctx)
+		if err != nil {
+			return err
+		}
+		cs = append(cs, b.docker.cli.with(append([]string{"exec", id}, nothing...)...).as("docker exec"),
+			contestant{"docker API", b.docker.api.exec(id, nothing)})
+	}
+	if b.runc != nil {
+		id, err := b.runc.start(ctx)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, b.runc.remove(id)) }()
+		cs = append(cs, b.runc.cli.with(append([]string{"exec", id}, nothing...)...).as("runc exec"))
+	}
+	m, err := race(ctx, 2*b.rounds, cs)
+	if err != nil {
+		return err
+	}
+	b.compare("exec of `/bin/true`: library", wholes(m, "library"), "`docker exec`", wholes(m, "docker exec"), atMostOneIn(10), atMost(6, "ms"))
+	b.compare("exec of `/bin/true`: library", wholes(m, "library"), "Docker's API", wholes(m, "docker API"))
+	b.compare("exec of `/bin/true`: `atoll exec`", wholes(m, "atoll exec"), "`docker exec`", wholes(m, "docker exec"))
+	b.compare("exec of `/bin/true`: `atoll exec`", wholes(m, "atoll exec"), "`runc exec`", wholes(m, "runc exec"))
+	b.compare("exec of `/bin/true`: library", wholes(m, "library"), "on the host itself", wholes(m, "native"))
+	return nil
+}
+
+// startContainer starts an idle Docker container. It ends with the daemon.
+func (b *bench) startContainer(ctx context.Context) (string, error) {
+	return b.docker.cli.with(append([]string{"run", "-d", "--network", "none", imageName}, idle...)...).output(ctx)
+}
+
+// help measures what every call of the command line costs.
+func (b *bench) help(ctx context.Context) error {
+	cs := []contestant{program{args: []string{b.atoll, "--help"}}.as("atoll")}
+	if b.docker != nil {
+		cs = append(cs, program{args: []string{"docker", "--help"}}.as("docker"))
+	}
+	m, err := race(ctx, b.rounds, cs)
+	if err != nil {
+		return err
+	}
+	b.compare("`atoll --help`", wholes(m, "atoll"), "`docker --help`", wholes(m, "docker"), atMost(30, "ms"))
+	return nil
+}
+
+// scripts are what a kernel of one's own is slow at, and what it is not.
+var scripts = []struct{ what, script string }{
+	{"inside: 200 processes, one after the other", "i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done"},
+	{"inside: 50,000 small reads and writes", "dd if=/dev/zero of=/dev/null bs=1 count=25000 2>/dev/null"},
+	{"inside: start of Python", "python3 -c pass"},
+	{"inside: arithmetic in a shell", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"},
+}
+
+// inside measures what programs feel of the sandbox they run in.
+func (b *bench) inside(ctx context.Context) (err error) {
+	in, err := b.lib.create(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Destroy(context.WithoutCancel(ctx))) }()
+	container := ""
+	if b.docker != nil {
+		if container, err = b.startContainer(ctx); err != nil {
+			return err
+		}
+	}
+	for _, s := range scripts {
+		argv := []string{"sh", "-c", s.script}
+		cs := []contestant{{"atoll", execIn(in, argv)}}
+		if b.hasBwrap {
+			cs = append(cs, b.bwrap.with(argv...).as("bwrap"))
+		}
+		if b.docker != nil {
+			cs = append(cs, contestant{"docker", b.docker.api.exec(container, argv)})
+		}
+		m, err := race(ctx, max(3, b.rounds/3), cs)
+		if err != nil {
+			return err
+		}
+		b.compare(s.what, wholes(m, "atoll"), "Docker", wholes(m, "docker"))
+		b.compare(s.what, wholes(m, "atoll"), "bubblewrap", wholes(m, "bwrap"))
+	}
+	return nil
+}
+
+// files measures large files in and out.
+func (b *bench) files(ctx context.Context) (err error) {
+	in, err := b.lib.create(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, in.Destroy(context.WithoutCancel(ctx))) }()
+	m, err := race(ctx, 5, []contestant{{"in", writeFile(in, gigabyte)}, {"out", readFile(in, gigabyte)}})
+	if err != nil {
+		return err
+	}
+	copied, err := b.copies(ctx)
+	if err != nil {
+		return err
+	}
+	rate := func(f figure, size int64) figure { return megabytesPerSecond(throughput(f.sample, size)) }
+	fast := atLeast(400, "MB/s")
+	const commands = gigabyte / 4
+	b.compare("1 GB in: library", rate(wholes(m, "in"), gigabyte), "`docker cp`", rate(wholes(copied, "docker in"), commands), fast)
+	b.compare("1 GB out: library", rate(wholes(m, "out"), gigabyte), "`docker cp`", rate(wholes(copied, "docker out"), commands), fast)
+	b.compare("250 MB in: `atoll cp`", rate(wholes(copied, "atoll in"), commands), "`docker cp`", rate(wholes(copied, "docker in"), commands))
+	b.compare("250 MB out: `atoll cp`", rate(wholes(copied, "atoll out"), commands), "`docker cp`", rate(wholes(copied, "docker out"), commands))
+	return nil
+}
+
+// copies measures the commands that copy.
+func (b *bench) copies(ctx context.Context) (map[string]*outcome, error) {
+	local, back := filepath.Join(b.dir, "big"), filepath.Join(b.dir, "back")
+	if err := os.WriteFile(local, make([]byte, gigabyte/4), 0o600); err != nil {
+		return nil, err
+	}
+	const name = "bench-files"
+	if err := b.cli.with("run", "-d", "--name", name, "--image", imageName, "--", "sleep", "infinity").run(ctx); err != nil {
+		return nil, err
+	}
+	cs := []contestant{
+		b.cli.with("cp", local, name+":/root/big").as("atoll in"),
+		b.cli.with("cp", name+":/root/big", back).as("atoll out"),
+	}
+	if b.docker != nil {
+		id, err := b.startContainer(ctx)
+		if err != nil {
+			return nil, err
+		}
+		cs = append(cs,
+			b.docker.cli.with("cp", local, id+":/root/big").as("docker in"),
+			b.docker.cli.with("cp", id+":/root/big", back).as("docker out"))
+	}
+	return race(ctx, 5, cs)
+}
+
+// memory measures what one more idle sandbox costs.
+func (b *bench) memory(ctx context.Context) error {
+	ours, oursFree, err := b.growth(isSelf, func() (func() error, error) {
+		boxes, err := b.fill(ctx, b.boxes)
+		return func() error { return b.empty(boxes) }, err
+	})
+	if err != nil {
+		return err
+	}
+	var theirs, theirsFree figure
+	if b.docker != nil {
+		theirs, theirsFree, err = b.growth(b.docker.belongs, func() (func() error, error) {
+			for range b.boxes {
+				if _, err := b.startContainer(ctx); err != nil {
+					return nil, err
+				}
+			}
+			return func() error { return nil }, nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	b.compare(fmt.Sprintf("memory per idle sandbox, %d alive: proportional set size of its processes", b.boxes), ours,
+		"Docker, its shims and daemon", theirs, atMost(20, "MB"))
+	b.compare("the same: what the machine has less", oursFree, "Docker", theirsFree, atMost(20, "MB"))
+	return nil
+}
+
+// isSelf finds this process, from which all that the library starts descends.
+func isSelf(pid int, _ string) bool { return pid == os.Getpid() }
+
+// growth measures memory per sandbox around the making of many.
+func (b *bench) growth(is func(int, string) bool, start func() (stop func() error, err error)) (pss, free figure, err error) {
+	runtime.GC()
+	before, err := memoryOf(is)
+	if err != nil {
+		return pss, free, err
+	}
+	freeBefore := available()
+	stop, err := start()
+	if err != nil {
+		return pss, free, err
+	}
+	after, err := memoryOf(is)
+	if err != nil {
+		return pss, free, errors.Join(err, stop())
+	}
+	each := func(bytes int64) sample { return sample{float64(bytes) / float64(b.boxes) / 1e6} }
+	pss, free = inMegabytes(each(after-before)), inMegabytes(each(freeBefore-available()))
+	return pss, free, stop()
+}
+
+// fill makes many sandboxes, some at a time. They end with this process.
+func (b *bench) fill(ctx context.Context, n int) ([]driver.Instance, error) {
+	boxes := make([]driver.Instance, n)
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(2 * runtime.NumCPU())
+	for i := range boxes {
+		g.Go(func() (err error) {
+			boxes[i], err = b.lib.create(ctx)
+			return err
+		})
+	}
+	return boxes, g.Wait()
+}
+
+// empty destroys sandboxes.
+func (b *bench) empty(boxes []driver.Instance) error {
+	var g errgroup.Group
+	g.SetLimit(2 * runtime.NumCPU())
+	for _, in := range boxes {
+		g.Go(func() error { return in.Destroy(context.Background()) })
+	}
+	return g.Wait()
+}
+
+// density makes as many sandboxes as are asked for and checks that all of them
+// run commands while all are there.
+func (b *bench) density(ctx context.Context) error {
+	began := time.Now()
+	boxes, err := b.fill(ctx, b.config.density)
+	if err != nil {
+		return err
+	}
+	made := time.Since(began)
+	began = time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(2 * runtime.NumCPU())
+	for _, in := range boxes {
+		g.Go(func() error { return answers(gctx, in) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	answered := time.Since(began)
+	began = time.Now()
+	if err := b.empty(boxes); err != nil {
+		return err
+	}
+	per := func(d time.Duration) figure { return perSecond(sample{float64(len(boxes)) / d.Seconds()}) }
+	what := fmt.Sprintf("%d sandboxes alive at once: ", len(boxes))
+	b.rows = append(b.rows,
+		row{what: what + "made", atoll: per(made), targets: []target{atLeast(20, "per s")}},
+		row{what: what + "a command in each", atoll: per(answered)},
+		row{what: what + "destroyed", atoll: per(time.Since(began))})
+	return nil
+}

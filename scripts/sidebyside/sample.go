@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// sample is what repeated measurements of one thing gave.
+type sample []float64
+
+func (s sample) median() float64 {
+	sorted := slices.Sorted(slices.Values(s))
+	n := len(sorted)
+	switch {
+	case n == 0:
+		return math.NaN()
+	case n%2 == 1:
+		return sorted[n/2]
+	}
+	return (sorted[n/2-1] + sorted[n/2]) / 2
+}
+
+// timing is how long one run of something took.
+type timing struct {
+	first time.Duration // to its first output; 0 if it writes nothing
+	whole time.Duration // until it had ended and was cleaned up
+}
+
+// contestant is one way to do what several can do.
+type contestant struct {
+	name string
+	run  func(context.Context) (timing, error)
+}
+
+// outcome is what a contestant needed, in milliseconds.
+type outcome struct{ first, whole sample }
+
+// race lets the contestants run in turn, round after round, so that what else
+// the machine does meets all of them alike. Each round begins with the next
+// one, so that none always follows the same. The first round does not count.
+func race(ctx context.Context, rounds int, cs []contestant) (map[string]*outcome, error) {
+	out := map[string]*outcome{}
+	for _, c := range cs {
+		out[c.name] = &outcome{}
+	}
+	for round := range rounds + 1 {
+		for i := range cs {
+			c := cs[(round+i)%len(cs)]
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			t, err := c.run(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", c.name, err)
+			}
+			if round == 0 {
+				continue
+			}
+			o := out[c.name]
+			o.first = append(o.first, milliseconds(t.first))
+			o.whole = append(o.whole, milliseconds(t.whole))
+		}
+	}
+	return out, nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// throughput turns milliseconds per so many bytes into megabytes per second.
+func throughput(ms sample, bytes int64) sample {
+	out := make(sample, len(ms))
+	for i, t := range ms {
+		out[i] = float64(bytes) / 1e6 / (t / 1e3)
+	}
+	return out
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestMedian(t *testing.T) {
+	tests := []struct {
+		in   sample
+		want float64
+	}{
+		{sample{3}, 3},
+		{sample{9, 1, 5}, 5},
+		{sample{4, 1, 3, 2}, 2.5},
+	}
+	for _, tt := range tests {
+		if got := tt.in.median(); got != tt.want {
+			t.Errorf("%v: got %v, want %v", tt.in, got, tt.want)
+		}
+	}
+	if got := (sample{}).median(); !math.IsNaN(got) {
+		t.Errorf("of nothing: got %v", got)
+	}
+	in := sample{3, 1, 2}
+	if in.median(); in[0] != 3 {
+		t.Error("the sample was changed")
+	}
+}
+
+func TestRace(t *testing.T) {
+	var order strings.Builder
+	as := func(name string, first time.Duration) contestant {
+		return contestant{name, func(context.Context) (timing, error) {
+			order.WriteString(name)
+			return timing{first, 2 * first}, nil
+		}}
+	}
+	m, err := race(t.Context(), 3, []contestant{as("a", time.Millisecond), as("b", time.Second)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := order.String(); got != "abbaabba" {
+		t.Errorf("ran as %s", got)
+	}
+	if a := m["a"]; len(a.first) != 3 || a.first[0] != 1 || a.whole[2] != 2 {
+		t.Errorf("a: %+v", a)
+	}
+	broken := contestant{"c", func(context.Context) (timing, error) { return timing{}, os.ErrInvalid }}
+	if _, err := race(t.Context(), 1, []contestant{broken}); !errors.Is(err, os.ErrInvalid) || !strings.HasPrefix(err.Error(), "c: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestProgram(t *testing.T) {
+	ctx := t.Context()
+	p := program{args: []string{"sh", "-c"}, env: []string{"WORD=secret-free"}}
+	if out, err := p.with("echo $WORD").output(ctx); err != nil || out != "secret-free" {
+		t.Errorf("%q, %v", out, err)
+	}
+	took, err := p.with("echo a; sleep 0.05").time(ctx)
+	if err != nil || took.first <= 0 || took.whole < took.first+40*time.Millisecond {
+		t.Errorf("%+v, %v", took, err)
+	}
+	if took, err = p.with(":").time(ctx); err != nil || took.first != 0 || took.whole <= 0 {
+		t.Errorf("without output: %+v, %v", took, err)
+	}
+	_, err = p.with("echo why >&2; exit 3").time(ctx)
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 3 || !strings.Contains(err.Error(), "why") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRow(t *testing.T) {
+	ms := func(v ...float64) figure { return inMilliseconds(v) }
+	tests := []struct {
+		name string
+		row  row
+		want string
+	}{
+		{
+			"met",
+			row{"x", ms(4, 5, 6), "docker", ms(30), []target{atMostOneIn(5), atMost(5, "ms")}},
+			"x | 5.0 ms (4.0–6.0) | docker: 30.0 ms | 1/6.0 | ≤ 1/5 of it and ≤ 5 ms | yes",
+		},
+		{
+			"one missed",
+			row{"x", ms(5.5), "docker", ms(30), []target{atMostOneIn(5), atMost(5, "ms")}},
+			"x | 5.5 ms | docker: 30.0 ms | 1/5.5 | ≤ 1/5 of it and ≤ 5 ms | no",
+		},
+		{
+			"no peer",
+			row{"x", ms(5), "", figure{}, []target{atMostOneIn(5)}},
+			"x | 5.0 ms | – | – | ≤ 1/5 of it | not compared",
+		},
+		{"slower", row{"x", ms(9), "bwrap", ms(3), nil}, "x | 9.0 ms | bwrap: 3.0 ms | 3.0× | – | –"},
+		{
+			"throughput",
+			row{"x", megabytesPerSecond(throughput(sample{500}, 1e9)), "", figure{}, []target{atLeast(400, "MB/s")}},
+			"x | 2000 MB/s | – | – | ≥ 400 MB/s | yes",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := strings.Join(tt.row.cells(), " | "); got != tt.want {
+				t.Errorf("got  %s\nwant %s", got, tt.want)
+			}
+			if got := table([]row{tt.row}); !strings.HasSuffix(got, "|\n| "+tt.want+" |\n") {
+				t.Errorf("table: %s", got)
+			}
+		})
+	}
+}
+
+func TestCompare(t *testing.T) {
+	b := &bench{}
+	some := inMilliseconds(sample{1})
+	b.compare("about a peer that is not there", some, "docker", figure{})
+	b.compare("with a target", some, "docker", figure{}, atMost(2, "ms"))
+	if len(b.rows) != 1 || b.rows[0].peer != "" || b.rows[0].verdict() != "yes" {
+		t.Errorf("%+v", b.rows)
+	}
+}
+
+func TestInsert(t *testing.T) {
+	doc := "before\n" + resultsBegin + "old\n" + resultsEnd + "after\n"
+	once, err := insert([]byte(doc), "new")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "before\n" + resultsBegin + "\nnew\n" + resultsEnd + "after\n"; string(once) != want {
+		t.Errorf("got %q", once)
+	}
+	if twice, err := insert(once, "new"); err != nil || string(twice) != string(once) {
+		t.Errorf("again: %q, %v", twice, err)
+	}
+	for _, broken := range []string{"", resultsBegin, resultsEnd + resultsBegin} {
+		if _, err := insert([]byte(broken), "new"); err == nil {
+			t.Errorf("%q has no place for results", broken)
+		}
+	}
+}
+
+func TestDocumentHasAPlace(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/BENCHMARKS.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := insert(doc, ""); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestParentIn(t *testing.T) {
+	tests := map[string]int{
+		"12 (sh) S 7 12 12 0":        7,
+		"12 (a) b (c)) S 9 12 12 0":  9,
+		"12 (x)":                     0,
+		"no parentheses":             0,
+		"12 (tricky) S 4) R 8 1 1 0": 8,
+	}
+	for in, want := range tests {
+		if got := parentIn(in); got != want {
+			t.Errorf("%q: got %d, want %d", in, got, want)
+		}
+	}
+}
+
+func TestDescends(t *testing.T) {
+	parent := map[int]int{1: 0, 5: 1, 6: 5, 7: 6, 8: 1, 20: 21, 21: 20}
+	roots := map[int]bool{5: true}
+	for pid, want := range map[int]bool{5: true, 7: true, 8: false, 1: false, 99: false, 20: false} {
+		if got := descends(pid, parent, roots); got != want {
+			t.Errorf("%d: got %v", pid, got)
+		}
+	}
+}
+
+func TestMemoryOf(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	all, err := memoryOf(isSelf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := memoryOf(func(pid int, _ string) bool { return pid == cmd.Process.Pid })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if child <= 0 || all <= child {
+		t.Errorf("the child has %d bytes, and with its parent it is %d", child, all)
+	}
+	if none, err := memoryOf(func(_ int, cmdline string) bool { return strings.HasPrefix(cmdline, "\x01") }); err != nil || none != 0 {
+		t.Errorf("of nothing: %d, %v", none, err)
+	}
+}
+
+func TestField(t *testing.T) {
+	text := "MemFree:  10 kB\nMemAvailable:     12 kB\n"
+	if got := field(text, "MemAvailable:"); got != 12<<10 {
+		t.Errorf("got %d", got)
+	}
+	if got := field(text, "Swap:"); got != 0 {
+		t.Errorf("got %d", got)
+	}
+	if available() <= 0 {
+		t.Error("this machine has no memory")
+	}
+}
+
+func TestMachineNamesNothing(t *testing.T) {
+	text := machine()
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(text, host) || strings.Contains(text, "/home") {
+		t.Errorf("tells where it is: %s", text)
+	}
+	if !strings.Contains(text, "Linux "+kernelRelease()) {
+		t.Errorf("got %s", text)
+	}
+}
