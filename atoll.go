@@ -111,6 +111,9 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	return "", nil, bad
 }
 
+// SocketName is the name of a daemon's socket in its state directory.
+const SocketName = "atoll.sock"
+
 // DefaultSocket is where the daemon of the user's own state directory listens:
 // $ATOLL_STATE_DIR, /var/lib/atoll for root, else as the XDG base directories
 // say.
@@ -128,7 +131,7 @@ func DefaultSocket() (string, error) {
 		return "", &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "client.new", Message: "there is no home directory to look for a daemon in", Hint: "set ATOLL_HOST"}
 	}
 	dir, err := filepath.Abs(dir)
-	return filepath.Join(dir, "atoll.sock"), err
+	return filepath.Join(dir, SocketName), err
 }
 
 // Close closes idle connections. It ends no sandbox.

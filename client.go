@@ -27,6 +27,10 @@ type Info struct {
 	Updated   time.Time         `json:"updated"`
 	Expires   time.Time         `json:"expires,omitzero"` // zero: never
 	Exit      *sandbox.Exit     `json:"exit,omitempty"`   // how it ended
+
+	// What the image wants to run, as known from Create only.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
 }
 
 // CreateOptions are the circumstances of a new sandbox. The zero value is

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/cli/node"
+	"github.com/atoll-run/atoll/internal/daemon"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
@@ -22,12 +23,25 @@ func main() {
 		Version: cli.Version{
 			Atoll: version("github.com/atoll-run/atoll"), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		},
+		Up:    func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	for _, e := range providers.Entries() {
 		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
+}
+
+// up starts a daemon that serves its socket.
+func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daemon, error) {
+	d, err := daemon.Start(ctx, daemon.Options{
+		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Socket: true,
+		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Logger: o.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // version returns the version of a module that this program is built from, as

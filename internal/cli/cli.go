@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/control"
@@ -52,6 +53,8 @@ type App struct {
 	// Open opens the node whose state is kept in stateDir; an empty one means
 	// the user's own. The App closes it.
 	Open func(stateDir string) (System, error)
+	// Up starts a daemon, which the App closes.
+	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
 	// Version is what `atoll version` tells.
@@ -61,9 +64,10 @@ type App struct {
 	Stdout, Stderr io.Writer
 	LookupEnv      func(string) (string, bool)
 
-	stateDir string // --state-dir
-	provider string // --provider
-	system   System // once it is open
+	stateDir string        // --state-dir
+	provider string        // --provider
+	system   System        // once it is open
+	client   *atoll.Client // of a daemon, once it was found
 }
 
 // Version says what this program is made of.
@@ -89,11 +93,15 @@ func (a *App) Main(ctx context.Context, args []string) int {
 	if a.system != nil {
 		err = errors.Join(err, a.system.Close())
 	}
+	if a.client != nil {
+		err = errors.Join(err, a.client.Close())
+	}
 	return a.finish(cmd, err)
 }
 
 const (
 	groupBox     = "box"
+	groupDaemon  = "daemon"
 	groupMachine = "machine"
 )
 
@@ -110,10 +118,12 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, a.runCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.rmCmd(),
+	}, a.runCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.stopCmd(), a.rmCmd(),
+		a.upCmd(), a.keyCmd(), a.eventsCmd(), a.auditCmd(),
 		a.imageCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
+		&cobra.Group{ID: groupDaemon, Title: "The daemon:"},
 		&cobra.Group{ID: groupMachine, Title: "This machine:"})
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
@@ -173,15 +183,6 @@ func (a *App) control(attached bool) (*control.Control, error) {
 		return nil, err
 	}
 	return system.Control(a.chosenProvider(), attached)
-}
-
-// find returns the sandbox of that name.
-func (a *App) find(ctx context.Context, name string) (*control.Sandbox, error) {
-	c, err := a.control(false)
-	if err != nil {
-		return nil, err
-	}
-	return c.Find(ctx, name)
 }
 
 // verb adapts a verb that simply stops when somebody interrupts it.

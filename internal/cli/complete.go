@@ -23,11 +23,11 @@ func (a *App) completeSandbox(cmd *cobra.Command, args []string, prefix string) 
 func (a *App) completeSandboxes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
-	c, err := a.control(false)
+	t, err := a.target(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	all, err := c.List(ctx)
+	all, err := t.List(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/cli/tree"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -75,7 +74,7 @@ func inside(p string) string { return path.Clean("/" + p) }
 
 // copyOut copies the file or tree at from to a local place. Nothing in the
 // stream is trusted.
-func (a *App) copyOut(ctx context.Context, box *control.Sandbox, from, to string) error {
+func (a *App) copyOut(ctx context.Context, box box, from, to string) error {
 	if to == "-" {
 		return box.Files().Export(ctx, inside(from), a.Stdout, driver.ExportOptions{})
 	}
@@ -116,7 +115,7 @@ func localPlace(to, base string) (dir, name string, err error) {
 }
 
 // copyIn copies a local file or tree into a sandbox.
-func (a *App) copyIn(ctx context.Context, box *control.Sandbox, from, to, owner string) error {
+func (a *App) copyIn(ctx context.Context, box box, from, to, owner string) error {
 	files := box.Files()
 	opts := driver.ImportOptions{Owner: owner}
 	if from == "-" {
@@ -143,7 +142,7 @@ func (a *App) copyIn(ctx context.Context, box *control.Sandbox, from, to, owner 
 
 // insidePlace returns the directory inside to write to, and the name that what
 // is copied gets in it.
-func insidePlace(ctx context.Context, files control.Files, to, base string, isDir bool) (dir, name string, err error) {
+func insidePlace(ctx context.Context, files boxFiles, to, base string, isDir bool) (dir, name string, err error) {
 	target := inside(to)
 	if isDirectory(ctx, files, target) {
 		return target, base, nil
@@ -162,7 +161,7 @@ func insidePlace(ctx context.Context, files control.Files, to, base string, isDi
 
 // isDirectory reports whether a path inside is a directory, or a link to one:
 // only what is can be listed.
-func isDirectory(ctx context.Context, files control.Files, p string) bool {
+func isDirectory(ctx context.Context, files boxFiles, p string) bool {
 	for _, err := range files.List(ctx, p, driver.ListOptions{}) {
 		return err == nil
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -75,13 +74,13 @@ func (a *App) execIn(ctx context.Context, name string, c sandbox.Command, how *c
 		_, err = fmt.Fprintln(a.Stdout, p.Info().ID)
 		return errors.Join(err, p.Close())
 	}
-	return a.connect(ctx, name, how, func(ctx context.Context, box *control.Sandbox) (driver.Process, error) {
+	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
 		return box.Exec(ctx, c)
 	})
 }
 
 // connect runs a session with a process of an existing sandbox.
-func (a *App) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, *control.Sandbox) (driver.Process, error)) error {
+func (a *App) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, box) (driver.Process, error)) error {
 	return a.foreground(ctx, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
 		box, err := a.find(ctx, name)
 		if err != nil {
@@ -93,7 +92,7 @@ func (a *App) connect(ctx context.Context, name string, how *commandFlags, open 
 			return sandbox.Exit{}, err
 		}
 		defer p.Close()
-		if err := s.use(ctx, box, p); err != nil {
+		if err := s.use(ctx, p); err != nil {
 			return sandbox.Exit{}, err
 		}
 		return p.Wait(ctx)
@@ -134,7 +133,7 @@ the background command that was started last.`,
 		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.connect(cmd.Context(), args[0], &commandFlags{}, func(ctx context.Context, box *control.Sandbox) (driver.Process, error) {
+		return a.connect(cmd.Context(), args[0], &commandFlags{}, func(ctx context.Context, box box) (driver.Process, error) {
 			id, err := pickCommand(ctx, box, args[1:])
 			if err != nil {
 				return nil, err
@@ -147,7 +146,7 @@ the background command that was started last.`,
 
 // pickCommand returns the id that was given, else that of the background
 // command that was started last.
-func pickCommand(ctx context.Context, box *control.Sandbox, given []string) (string, error) {
+func pickCommand(ctx context.Context, box box, given []string) (string, error) {
 	if len(given) > 0 {
 		return given[0], nil
 	}

@@ -30,12 +30,12 @@ func (a *App) lsCmd() *cobra.Command {
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
 	cmd.Flags().StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
-		c, err := a.control(false)
+		t, err := a.target(ctx)
 		if err != nil {
 			return err
 		}
-		a.sweep(ctx, c)
-		all, err := c.List(ctx)
+		t.tidy(ctx)
+		all, err := t.List(ctx)
 		if err != nil {
 			return err
 		}
@@ -108,12 +108,12 @@ either.`,
 		return nil
 	}
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
-		c, err := a.control(false)
+		t, err := a.target(ctx)
 		if err != nil {
 			return err
 		}
 		if all {
-			list, err := c.List(ctx)
+			list, err := t.List(ctx)
 			if err != nil {
 				return err
 			}
@@ -121,16 +121,16 @@ either.`,
 				args = append(args, string(s.ID))
 			}
 		}
-		return a.removeAll(ctx, c, args, force)
+		return a.removeAll(ctx, t, args, force)
 	})
 	return cmd
 }
 
 // removeAll removes what it can, and says of each rest why it could not.
-func (a *App) removeAll(ctx context.Context, c *control.Control, names []string, force bool) error {
+func (a *App) removeAll(ctx context.Context, t target, names []string, force bool) error {
 	failed := false
 	for _, name := range names {
-		shown, err := remove(ctx, c, name, force)
+		shown, err := remove(ctx, t, name, force)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return err
@@ -151,8 +151,8 @@ func (a *App) removeAll(ctx context.Context, c *control.Control, names []string,
 
 // remove returns the name of what it removed, "" if there was nothing and that
 // is no error.
-func remove(ctx context.Context, c *control.Control, name string, force bool) (string, error) {
-	box, err := c.Find(ctx, name)
+func remove(ctx context.Context, t target, name string, force bool) (string, error) {
+	box, err := t.Find(ctx, name)
 	if err != nil {
 		if force && missing(err) {
 			return "", nil
@@ -173,7 +173,7 @@ func missing(err error) bool {
 
 // idle reports whether no command runs in a sandbox. One that cannot be asked
 // has nothing that could be lost.
-func idle(ctx context.Context, box *control.Sandbox) error {
+func idle(ctx context.Context, box box) error {
 	all, err := box.Processes(ctx)
 	if err != nil {
 		return ctx.Err()

@@ -15,7 +15,7 @@ import (
 )
 
 func (a *App) runCmd() *cobra.Command {
-	var box boxFlags
+	var boxed boxFlags
 	var how commandFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] [--] [COMMAND [ARG...]]",
@@ -45,35 +45,35 @@ ended it, 125 that Atoll itself failed.`,
 		Annotations: map[string]string{"runs": "yes"},
 	}
 	how.register(cmd.Flags())
-	box.register(cmd.Flags())
+	boxed.register(cmd.Flags())
 	completeFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := how.validate(cmd); err != nil {
 			return err
 		}
-		req, err := a.request(cmd, &box, &how, args)
+		req, err := a.request(cmd, &boxed, &how, args)
 		if err != nil {
 			return err
 		}
-		c, err := a.control(!req.Keep && !how.detach)
+		t, err := a.runner(cmd.Context(), req.Keep || how.detach)
 		if err != nil {
 			return err
 		}
-		if !box.quiet {
+		if !boxed.quiet {
 			a.warn()
 		}
 		if how.detach {
-			return a.startDetached(cmd.Context(), c, req, box.quiet)
+			return a.startDetached(cmd.Context(), t, req, boxed.quiet)
 		}
 		return a.foreground(cmd.Context(), &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
-			progress, done := a.progress(box.quiet)
+			progress, done := a.progress(boxed.quiet)
 			defer done()
 			req.Progress = progress
-			a.sweep(ctx, c)
-			return c.Run(ctx, req, func(ctx context.Context, made *control.Sandbox, p driver.Process) error {
+			t.tidy(ctx)
+			return t.Run(ctx, req, func(ctx context.Context, made box, p driver.Process) error {
 				done()
 				res.Sandbox = made.Name()
-				return s.use(ctx, made, p)
+				return s.use(ctx, p)
 			})
 		})
 	}
@@ -81,15 +81,15 @@ ended it, 125 that Atoll itself failed.`,
 }
 
 // startDetached makes a sandbox that stays, and prints its name.
-func (a *App) startDetached(ctx context.Context, c *control.Control, req control.RunRequest, quiet bool) error {
+func (a *App) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) error {
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	_ = signals // no command of ours runs: every signal ends the attempt
 	progress, done := a.progress(quiet)
 	defer done()
 	req.Progress = progress
-	a.sweep(ctx, c)
-	box, _, err := c.Start(ctx, req)
+	t.tidy(ctx)
+	name, err := t.Start(ctx, req)
 	if err != nil {
 		if code, early := whyEnded(ctx, err); early {
 			return code
@@ -97,7 +97,7 @@ func (a *App) startDetached(ctx context.Context, c *control.Control, req control
 		return err
 	}
 	done()
-	_, err = fmt.Fprintln(a.Stdout, box.Name())
+	_, err = fmt.Fprintln(a.Stdout, name)
 	return err
 }
 

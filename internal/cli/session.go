@@ -14,7 +14,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -32,8 +31,7 @@ type session struct {
 }
 
 // use runs the session for one command and returns when its output has ended.
-// It is meant for control.Run.
-func (s *session) use(ctx context.Context, _ *control.Sandbox, p driver.Process) error {
+func (s *session) use(ctx context.Context, p driver.Process) error {
 	defer s.signals.forward(ctx, p)()
 	restore, err := rawMode(s.terminal)
 	if err != nil {

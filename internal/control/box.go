@@ -20,6 +20,10 @@ type Sandbox struct {
 // ID returns the id, which never changes.
 func (s *Sandbox) ID() sandbox.ID { return s.inst.ID() }
 
+// Image returns what the image wants to run, if this is the handle that Create
+// returned.
+func (s *Sandbox) Image() ImageConfig { return s.image }
+
 // Name returns the name, which is the id unless another was chosen.
 func (s *Sandbox) Name() string { return s.name }
 

@@ -53,10 +53,10 @@ type ImageConfig struct {
 	Cmd        []string
 }
 
-// commandLine combines an image's wishes with a caller's as Docker does: the
+// CommandLine combines an image's wishes with a caller's as Docker does: the
 // caller's arguments replace Cmd, and an entrypoint of the caller's, even an
 // empty one, replaces the image's together with its Cmd.
-func commandLine(img ImageConfig, entrypoint *string, args []string) []string {
+func CommandLine(img ImageConfig, entrypoint *string, args []string) []string {
 	prefix, rest := img.Entrypoint, img.Cmd
 	if entrypoint != nil {
 		prefix, rest = nil, nil

@@ -69,7 +69,7 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 	if err != nil {
 		return nil, nil, err
 	}
-	if req.Command.Shell == "" && len(commandLine(box.image, req.Entrypoint, req.Command.Args)) == 0 {
+	if req.Command.Shell == "" && len(CommandLine(box.image, req.Entrypoint, req.Command.Args)) == 0 {
 		return box, nil, nil
 	}
 	p, err := box.start(ctx, &req)
@@ -98,7 +98,7 @@ func (c *Control) outlives(ctx context.Context) error {
 func (s *Sandbox) start(ctx context.Context, req *RunRequest) (driver.Process, error) {
 	cmd := req.Command
 	if cmd.Shell == "" {
-		cmd.Args = commandLine(s.image, req.Entrypoint, cmd.Args)
+		cmd.Args = CommandLine(s.image, req.Entrypoint, cmd.Args)
 	}
 	if cmd.Shell == "" && len(cmd.Args) == 0 {
 		if cmd.TTY == nil {

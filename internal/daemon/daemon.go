@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/cli/node"
@@ -32,9 +33,6 @@ import (
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// SocketName is the name of the daemon's socket in its state directory.
-const SocketName = "atoll.sock"
 
 // Limits of a sandbox that asks for none, so that quotas can count them.
 const (
@@ -197,7 +195,7 @@ func (d *Daemon) listen(context.Context) error {
 	d.memory = server.NewMemory()
 	d.serve(d.memory)
 	if d.opts.Socket {
-		path := filepath.Join(d.node.Dir(), SocketName)
+		path := filepath.Join(d.node.Dir(), atoll.SocketName)
 		l, err := server.ListenUnix(path)
 		if err != nil {
 			return err

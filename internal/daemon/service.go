@@ -23,11 +23,13 @@ type service struct {
 var _ api.Service = service{}
 
 func (s service) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox, bool, error) {
-	made, replayed, err := s.Plane.Create(ctx, plane.CreateRequest{
+	made, err := s.Plane.Create(ctx, plane.CreateRequest{
 		Spec: req.Spec(), Pull: control.Pull(req.Pull), Platform: req.Platform,
 		Idempotency: store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw},
 	})
-	return shown(made), replayed, err
+	out := shown(made.Sandbox)
+	out.Entrypoint, out.Cmd = made.Image.Entrypoint, made.Image.Cmd
+	return out, made.Replayed, err
 }
 
 func (s service) Get(ctx context.Context, ref string) (api.Sandbox, error) {

@@ -190,12 +190,6 @@ func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
 	return err
 }
 
-const (
-	sigTerm = 15
-	// stopPoll is how often a stop looks whether commands have ended.
-	stopPoll = 25 * time.Millisecond
-)
-
 // Stop asks the commands of a sandbox to end, gives them grace, and ends the
 // sandbox.
 func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) error {
@@ -224,40 +218,8 @@ func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) e
 		}
 		return err
 	}
-	ctx, cancel := context.WithTimeout(recorded(ctx), grace)
-	defer cancel()
-	all, err := box.Processes(ctx)
-	if err != nil {
-		return nil
-	}
-	for _, c := range all {
-		if c.Running {
-			_ = box.Kill(ctx, c.ID, sigTerm) // it may just have ended
-		}
-	}
-	tick := time.NewTicker(stopPoll)
-	defer tick.Stop()
-	for busy(ctx, box) {
-		select {
-		case <-ctx.Done():
-			return nil // the grace is over
-		case <-tick.C:
-		}
-	}
+	box.Calm(recorded(ctx), grace)
 	return nil
-}
-
-func busy(ctx context.Context, box *control.Sandbox) bool {
-	all, err := box.Processes(ctx)
-	if err != nil {
-		return false
-	}
-	for _, c := range all {
-		if c.Running {
-			return true
-		}
-	}
-	return false
 }
 
 // Wait blocks until a sandbox has ended, and says why.

@@ -24,23 +24,22 @@ type CreateRequest struct {
 
 const opCreate = "sandbox.create"
 
-// Create makes a sandbox. replayed reports that an earlier request with the
-// same idempotency key made it.
-func (p *Plane) Create(ctx context.Context, req CreateRequest) (box store.Sandbox, replayed bool, err error) {
+// Create makes a sandbox.
+func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
 	who, err := principal(ctx)
 	if err != nil {
-		return box, false, err
+		return Made{}, err
 	}
 	action := auditAction(who, control.Action{Op: opCreate, Name: req.Spec.Name, Subject: req.Spec.Name})
 	if err := firstError(who.Allow(opCreate), mayAsk(who, &req.Spec)); err != nil {
 		p.note(p.cfg.Audit.Denied(ctx, action, err))
-		return box, false, named(opCreate, err)
+		return Made{}, named(opCreate, err)
 	}
 	want, err := p.control.Prepare(control.CreateRequest{
 		Spec: req.Spec, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
 	})
 	if err != nil {
-		return box, false, err
+		return Made{}, err
 	}
 	landed := p.making.begin(want.Spec.ID)
 	defer landed()
@@ -48,16 +47,26 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (box store.Sandbo
 	box, intent, err := p.announce(ctx, who.Tenant, &want, req.Idempotency, action)
 	switch {
 	case err != nil:
-		return box, false, named(opCreate, err)
+		return Made{}, named(opCreate, err)
 	case intent == nil: // it was asked for before
 		if err := p.making.wait(ctx, box.ID); err != nil {
-			return box, false, named(opCreate, err)
+			return Made{}, named(opCreate, err)
 		}
 		box, err = p.record(ctx, who.Tenant, box.ID)
-		return box, true, named(opCreate, err)
+		return Made{Sandbox: box, Replayed: true}, named(opCreate, err)
 	}
-	box, err = p.make(ctx, who.Tenant, &want, intent)
-	return box, false, err
+	box, image, err := p.make(ctx, who.Tenant, &want, intent)
+	return Made{Sandbox: box, Image: image}, err
+}
+
+// Made is a sandbox that was asked for.
+type Made struct {
+	store.Sandbox
+	// Image is what the image wants to run. It is not known of a replay.
+	Image control.ImageConfig
+	// Replayed says that an earlier request with the same idempotency key
+	// made it.
+	Replayed bool
 }
 
 func firstError(errs ...error) error {
@@ -125,13 +134,13 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 const settleTimeout = 10 * time.Second
 
 // make has the provider make a recorded sandbox, and records what became of it.
-func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateRequest, intent *audit.Intent) (store.Sandbox, error) {
+func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateRequest, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := p.cfg.Fault("create.recorded"); err != nil {
-		return store.Sandbox{}, err
+		return box, image, err
 	}
 	made, makeErr := p.control.Create(recorded(ctx), *want)
 	if err := p.cfg.Fault("create.made"); err != nil {
-		return store.Sandbox{}, err
+		return box, image, err
 	}
 	// The caller may be gone; what happened must be written down all the same.
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
@@ -140,20 +149,20 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 	if makeErr != nil {
 		state, reason = sandbox.Gone, reasonUnmade
 	}
-	box, err := p.settle(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
+	box, err = p.settle(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
 		b.State, b.Reason = state, reason
 	})
 	switch {
 	case makeErr != nil:
 		p.note(err)
-		return box, makeErr
+		return box, image, makeErr
 	case err != nil:
 		// It runs, and the store says "creating": the next reconciliation
 		// finishes that.
-		return box, named(opCreate, err)
+		return box, image, named(opCreate, err)
 	}
 	p.follow(tenant, made)
-	return box, p.cfg.Fault("create.done")
+	return box, made.Image(), p.cfg.Fault("create.done")
 }
 
 // settle records the outcome of an announced action together with what it

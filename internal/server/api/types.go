@@ -55,6 +55,9 @@ type Sandbox struct {
 	Updated   time.Time         `json:"updated"`
 	Expires   *time.Time        `json:"expires,omitempty"`
 	Exit      *Exit             `json:"exit,omitempty" doc:"how it ended"`
+
+	Entrypoint []string `json:"entrypoint,omitempty" doc:"what the image wants to run; only in the answer that makes the sandbox"`
+	Cmd        []string `json:"cmd,omitempty" doc:"the same"`
 }
 
 // Exit says how a command or a sandbox ended.

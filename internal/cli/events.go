@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) eventsCmd() *cobra.Command {
+	var opts atoll.EventOptions
+	var box string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what happened, from the daemon's log",
+		Long: `Events shows the daemon's log: who did what to which sandbox, and what became of
+it. It holds no output of commands and no value of a secret. The first column is
+the cursor for --after.`,
+		Example: `  atoll events
+  atoll events --type sandbox.created --json`,
+		GroupID: groupDaemon,
+		Args:    cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.BoolVarP(&opts.Follow, "follow", "f", false, "go on until interrupted")
+	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
+	flags.StringVar(&box, "sandbox", "", "only about the sandbox of this name or id")
+	flags.StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
+	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
+	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		if box != "" {
+			s, err := c.Get(ctx, box)
+			if err != nil {
+				return err
+			}
+			opts.Sandbox = s.ID()
+		}
+		for e, err := range c.Events(ctx, opts) {
+			if err != nil {
+				if ctx.Err() != nil {
+					break
+				}
+				return err
+			}
+			if err := a.showEvent(e, asJSON); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return exitCode(130)
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) showEvent(e atoll.Event, asJSON bool) error {
+	if asJSON {
+		text, err := json.Marshal(e)
+		if err == nil {
+			_, err = fmt.Fprintf(a.Stdout, "%s\n", text)
+		}
+		return err
+	}
+	fields := []string{
+		fmt.Sprint(e.Seq), e.Time.UTC().Format(time.RFC3339), e.Type, e.Op, cmp.Or(e.Name, string(e.Sandbox), "-"),
+	}
+	for _, extra := range []string{e.Subject, e.Program, string(e.Code), e.Reason} {
+		if extra != "" && extra != e.Name {
+			fields = append(fields, extra)
+		}
+	}
+	_, err := fmt.Fprintln(a.Stdout, oneLine(strings.Join(fields, "  "), 400))
+	return err
+}
+
+func (a *App) auditCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "audit", Short: "Check the daemon's log", GroupID: groupDaemon,
+		Example: `  atoll audit verify`,
+	}, a.auditVerifyCmd())
+}
+
+func (a *App) auditVerifyCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "verify", Short: "Check that the log is as it was written", Args: cobra.NoArgs,
+		Long: `Verify reads the whole log and checks its chain of hashes, so that a record that
+was edited, removed or moved is found, and compares its end with the copy that is
+kept outside the database.`,
+		Example: `  atoll audit verify`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		report, err := c.VerifyAudit(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			err = a.printJSON(report)
+		} else if report.Sound {
+			_, err = fmt.Fprintf(a.Stdout, "%d records, sound\n", report.Records)
+		}
+		if err != nil || report.Sound {
+			return err
+		}
+		return &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: fmt.Sprintf("record %d", report.FaultSeq),
+			Message: "the log is not as it was written: " + report.Fault, Hint: "somebody changed the database; restore it from a copy",
+		}
+	})
+	return cmd
+}

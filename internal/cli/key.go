@@ -1,0 +1,114 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+)
+
+func (a *App) keyCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "key", Short: "Make, list and revoke API keys of the daemon", GroupID: groupDaemon,
+		Example: `  atoll key ls`,
+	}, a.keyCreateCmd(), a.keyListCmd(), a.keyRevokeCmd())
+}
+
+func (a *App) keyCreateCmd() *cobra.Command {
+	var n atoll.NewKey
+	var expires durationFlag
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "create [NAME]",
+		Short: "Make an API key, and show it this once",
+		Long: `Create makes an API key and writes it to standard output. It is shown only now;
+the daemon keeps no more than what it needs to recognise it.`,
+		Example: `  atoll key create --allow read,exec ci
+  atoll key create --allow admin --expires 24h`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	cmd.Flags().StringSliceVar(&n.Verbs, "allow", []string{"read", "exec", "write"}, "what it allows: read, exec, write, admin")
+	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: for ever)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		n.Name, n.Expires = strings.Join(args, ""), time.Duration(expires)
+		k, err := c.CreateKey(ctx, n)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(k)
+		}
+		_, err = fmt.Fprintln(a.Stdout, k.Token)
+		return err
+	})
+	return cmd
+}
+
+func (a *App) keyListCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List API keys", Args: cobra.NoArgs,
+		Example: `  atoll key ls`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.Keys(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]atoll.Key{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, k := range all {
+			rows = append(rows, []string{k.ID, k.Name, strings.Join(k.Verbs, ","), keyState(k), ago(k.Created)})
+		}
+		return a.table("ID NAME ALLOWS STATE CREATED", rows)
+	})
+	return cmd
+}
+
+func keyState(k atoll.Key) string {
+	switch {
+	case !k.Revoked.IsZero():
+		return "revoked"
+	case k.Expires.IsZero():
+		return "valid"
+	case time.Now().After(k.Expires):
+		return "expired"
+	}
+	return "until " + k.Expires.UTC().Format(time.RFC3339)
+}
+
+func (a *App) keyRevokeCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "revoke ID...", Short: "End API keys from now on", Args: cobra.MinimumNArgs(1),
+		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,
+	}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		for _, id := range args {
+			if err := c.RevokeKey(ctx, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}

@@ -1,0 +1,192 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"iter"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// remote is a daemon.
+type remote struct{ client *atoll.Client }
+
+// tidy leaves it to the daemon to look after its sandboxes.
+func (r remote) tidy(context.Context) {}
+
+func (r remote) Find(ctx context.Context, ref string) (box, error) {
+	s, err := r.client.Get(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return remoteBox{s}, nil
+}
+
+func (r remote) List(ctx context.Context) ([]control.Summary, error) {
+	var out []control.Summary
+	for s, err := range r.client.List(ctx, atoll.ListOptions{}) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, control.Summary{
+			ID: s.ID, Name: s.Name, State: s.State, Image: s.Image, Created: s.Created, Labels: s.Labels, Exit: s.Exit,
+		})
+	}
+	slices.Reverse(out)
+	return out, nil
+}
+
+// create makes the sandbox of a request and returns it with the command to run
+// in it, nil if there is none.
+func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
+	spec := req.Spec
+	var err error
+	if spec.Image, err = absoluteImage(spec.Image); err != nil {
+		return nil, nil, err
+	}
+	s, err := r.client.Create(ctx, spec, atoll.CreateOptions{Pull: string(req.Pull), Platform: req.Platform})
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := req.Command
+	if cmd.Shell == "" {
+		img := control.ImageConfig{Entrypoint: s.Info().Entrypoint, Cmd: s.Info().Cmd}
+		cmd.Args = control.CommandLine(img, req.Entrypoint, cmd.Args)
+	}
+	switch {
+	case cmd.Shell != "" || len(cmd.Args) > 0:
+	case cmd.TTY != nil:
+		cmd.Args = []string{"/bin/sh"} // somebody sits at the terminal
+	default:
+		return s, nil, nil
+	}
+	return s, &cmd, nil
+}
+
+// absoluteImage names a local image as the daemon, which works elsewhere, can
+// find it.
+func absoluteImage(image string) (string, error) {
+	for _, form := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
+		if path, ok := strings.CutPrefix(image, form); ok && !strings.HasPrefix(path, "/") {
+			here, err := filepath.Abs(".")
+			return form + here + "/" + path, err
+		}
+	}
+	return image, nil
+}
+
+// remoteTeardown bounds the removal of a sandbox whose caller went away.
+const remoteTeardown = 30 * time.Second
+
+func (r remote) Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (exit sandbox.Exit, err error) {
+	s, cmd, err := r.create(ctx, &req)
+	if err != nil {
+		return exit, err
+	}
+	if !req.Keep {
+		defer func() {
+			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), remoteTeardown)
+			defer cancel()
+			if failed := s.Destroy(late); failed != nil && err == nil {
+				err = failed
+			}
+		}()
+	}
+	if cmd == nil {
+		return exit, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Subject: "command", Message: "none given, and the image names none",
+			Hint: "say what to run, for example: atoll run -- echo hello",
+		}
+	}
+	p, err := s.Exec(ctx, *cmd)
+	if err != nil {
+		return exit, err
+	}
+	defer p.Close()
+	if err := use(ctx, remoteBox{s}, p); err != nil {
+		return exit, err
+	}
+	return p.Wait(ctx)
+}
+
+func (r remote) Start(ctx context.Context, req control.RunRequest) (string, error) {
+	s, cmd, err := r.create(ctx, &req)
+	if err != nil || cmd == nil {
+		if err != nil {
+			return "", err
+		}
+		return s.Name(), nil
+	}
+	cmd.Background = true
+	p, err := s.Exec(ctx, *cmd)
+	if err != nil {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), remoteTeardown)
+		defer cancel()
+		_ = s.Destroy(late) // the error that matters is the one that is returned
+		return "", err
+	}
+	return s.Name(), p.Close()
+}
+
+// remoteBox is a sandbox of a daemon.
+type remoteBox struct{ *atoll.Sandbox }
+
+func (b remoteBox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
+	p, err := b.Sandbox.Exec(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (b remoteBox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+	p, err := b.Sandbox.Reconnect(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (b remoteBox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
+	r, err := b.Sandbox.Logs(ctx, id, atoll.LogOptions(opts))
+	if err != nil {
+		return nil, err
+	}
+	return remoteLog{r}, nil
+}
+
+func (b remoteBox) Files() boxFiles { return remoteFiles{b.Sandbox.Files()} }
+
+// remoteLog shows a log as drivers do.
+type remoteLog struct{ *atoll.LogReader }
+
+func (r remoteLog) Next() (driver.LogChunk, error) {
+	c, err := r.LogReader.Next()
+	return driver.LogChunk(c), err
+}
+
+// remoteFiles shows files as drivers do.
+type remoteFiles struct{ files atoll.Files }
+
+func (f remoteFiles) Stat(ctx context.Context, path string) (sandbox.FileInfo, error) {
+	return f.files.Stat(ctx, path)
+}
+
+func (f remoteFiles) List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
+	return f.files.List(ctx, path, opts.Depth)
+}
+
+func (f remoteFiles) Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error {
+	return f.files.Export(ctx, path, w, opts.Exclude...)
+}
+
+func (f remoteFiles) Import(ctx context.Context, path string, r io.Reader, opts driver.ImportOptions) error {
+	return f.files.Import(ctx, path, r, opts.Owner)
+}

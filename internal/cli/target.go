@@ -1,0 +1,179 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// target is where sandboxes are: this machine, or a daemon.
+type target interface {
+	Find(ctx context.Context, ref string) (box, error)
+	// List returns the sandboxes that exist, oldest first.
+	List(ctx context.Context) ([]control.Summary, error)
+	// Run makes a sandbox, runs a command in it, and removes it, as
+	// control.Control.Run.
+	Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error)
+	// Start makes a sandbox that stays, with the command in its background,
+	// and returns its name.
+	Start(ctx context.Context, req control.RunRequest) (name string, err error)
+	// tidy removes what an earlier run left behind, where that is ours to do.
+	tidy(ctx context.Context)
+}
+
+// box is a sandbox that verbs act on.
+type box interface {
+	Name() string
+	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
+	driver.ProcessManager
+	Stop(ctx context.Context, grace time.Duration) error
+	Destroy(ctx context.Context) error
+	Files() boxFiles
+}
+
+// boxFiles is what copying needs of the files of a sandbox.
+type boxFiles interface {
+	Stat(ctx context.Context, path string) (sandbox.FileInfo, error)
+	List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error]
+	Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error
+	Import(ctx context.Context, path string, r io.Reader, opts driver.ImportOptions) error
+}
+
+// pingTimeout is how long a daemon that has a socket may take to answer.
+const pingTimeout = 2 * time.Second
+
+// daemon returns a client of the daemon to use: the one that $ATOLL_HOST names,
+// else the one that answers in the state directory. Without one it is nil. Who
+// chooses a provider means this machine itself.
+func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
+	if a.client != nil {
+		return a.client, nil
+	}
+	host, _ := a.LookupEnv("ATOLL_HOST")
+	named := host != ""
+	if !named {
+		provider, _ := a.LookupEnv("ATOLL_PROVIDER")
+		socket := a.socket()
+		if _, err := os.Stat(socket); err != nil || provider != "" || a.provider != "" {
+			return nil, nil
+		}
+		host = "unix://" + socket
+	}
+	key, _ := a.LookupEnv("ATOLL_KEY")
+	c, err := atoll.New(atoll.Options{Host: host, Key: key})
+	if err != nil {
+		return nil, err
+	}
+	if !named {
+		short, cancel := context.WithTimeout(ctx, pingTimeout)
+		defer cancel()
+		if c.Ping(short) != nil { // one that was killed leaves its socket
+			return nil, c.Close()
+		}
+	}
+	a.client = c
+	return c, nil
+}
+
+// socket is where the daemon of the state directory listens.
+func (a *App) socket() string {
+	if a.stateDir != "" {
+		return filepath.Join(a.stateDir, atoll.SocketName)
+	}
+	path, err := atoll.DefaultSocket()
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+// mustDaemon is daemon for verbs that make no sense without one.
+func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
+	c, err := a.daemon(ctx)
+	if err == nil && c == nil {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
+	}
+	return c, err
+}
+
+// target returns the daemon if there is one, else this machine.
+func (a *App) target(ctx context.Context) (target, error) {
+	c, err := a.daemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c != nil {
+		return remote{c}, nil
+	}
+	return a.here(false)
+}
+
+// here returns this machine.
+func (a *App) here(attached bool) (target, error) {
+	c, err := a.control(attached)
+	if err != nil {
+		return nil, err
+	}
+	return local{a, c}, nil
+}
+
+// runner returns where to run a command. A sandbox that goes away with its
+// command is best made by this process, which the kernel ties it to.
+func (a *App) runner(ctx context.Context, stays bool) (target, error) {
+	if host, _ := a.LookupEnv("ATOLL_HOST"); stays || host != "" {
+		return a.target(ctx)
+	}
+	return a.here(true)
+}
+
+// find returns the sandbox of that name.
+func (a *App) find(ctx context.Context, name string) (box, error) {
+	t, err := a.target(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return t.Find(ctx, name)
+}
+
+// local is this machine without a daemon.
+type local struct {
+	app *App
+	*control.Control
+}
+
+// localBox is a sandbox of this machine.
+type localBox struct{ *control.Sandbox }
+
+func (b localBox) Files() boxFiles { return b.Sandbox.Files() }
+
+func (l local) Find(ctx context.Context, ref string) (box, error) {
+	b, err := l.Control.Find(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return localBox{b}, nil
+}
+
+func (l local) Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
+	return l.Control.Run(ctx, req, func(ctx context.Context, b *control.Sandbox, p driver.Process) error {
+		return use(ctx, localBox{b}, p)
+	})
+}
+
+func (l local) Start(ctx context.Context, req control.RunRequest) (string, error) {
+	b, _, err := l.Control.Start(ctx, req)
+	if err != nil {
+		return "", err
+	}
+	return b.Name(), nil
+}
+
+func (l local) tidy(ctx context.Context) { l.app.sweep(ctx, l.Control) }

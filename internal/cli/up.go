@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// UpOptions say how a daemon is to run.
+type UpOptions struct {
+	StateDir string
+	Provider string
+	Listen   string      // TCP address, empty for none
+	TLS      *tls.Config // for it
+	Plain    bool        // a loopback address may do without
+	Hosts    []string
+	Drain    time.Duration
+	Logger   *slog.Logger
+}
+
+// Daemon is one that runs.
+type Daemon interface {
+	Socket() string // its path
+	TCP() net.Addr  // nil without one
+	// Failed yields what makes it useless.
+	Failed() <-chan error
+	Close() error
+}
+
+func (a *App) upCmd() *cobra.Command {
+	var opts UpOptions
+	var cert, key string
+	var drain durationFlag
+	var verbose bool
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run the daemon",
+		Long: `Up runs the daemon in the foreground: sandboxes that stay, found by name from
+other programs, with a record of all that is done. Other verbs use it as soon as
+it answers on its socket in the state directory, which only its owner and root
+may use. Over TCP, every caller needs an API key; see: atoll key.
+
+SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
+the next daemon.`,
+		Example: `  atoll up --help
+  timeout 2 atoll up || test $? = 124`,
+		GroupID: groupDaemon,
+		Args:    cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
+	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
+	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
+	flags.BoolVar(&opts.Plain, "plain", false, "let a loopback address do without TLS")
+	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
+	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
+	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
+	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		level := slog.LevelWarn
+		if verbose {
+			level = slog.LevelDebug
+		}
+		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
+		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
+		if cert != "" {
+			pair, err := tls.LoadX509KeyPair(cert, key)
+			if err != nil {
+				return badFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
+			}
+			opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+		}
+		return a.runDaemon(cmd.Context(), opts)
+	}
+	return cmd
+}
+
+// runDaemon runs a daemon until somebody ends it.
+func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	a.warn()
+	d, err := a.Up(ctx, opts)
+	if err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s\n", d.Socket())
+	if d.TCP() != nil {
+		_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s\n", d.TCP())
+	}
+	var failed error
+	select {
+	case <-ctx.Done():
+	case failed = <-d.Failed():
+	}
+	stop() // another signal ends it at once
+	if err := d.Close(); failed == nil {
+		failed = err
+	}
+	return failed
+}
+
+func (a *App) stopCmd() *cobra.Command {
+	grace := durationFlag(10 * time.Second)
+	cmd := &cobra.Command{
+		Use:   "stop [flags] SANDBOX...",
+		Short: "Ask the commands of sandboxes to end, then remove the sandboxes",
+		Long: `Stop sends SIGTERM to the commands that run, waits until they have ended or the
+grace is over, and removes the sandbox. It prints the name of each.`,
+		Example: `  atoll stop demo`,
+		GroupID: groupBox,
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().VarP(&grace, "time", "t", "how long commands may take to end")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		for _, name := range args {
+			b, err := a.find(ctx, name)
+			if err != nil {
+				return err
+			}
+			if err := b.Stop(ctx, time.Duration(grace)); err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintln(a.Stdout, visible(b.Name())); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
