@@ -154,6 +154,7 @@ func (c *Client) Remove(ctx context.Context, ref string) error {
 type NewKey struct {
 	Name    string        // for people
 	Verbs   []string      // what it allows: read, exec, write, admin
+	Tenant  string        // whose it is; empty: your own, others only for the owner of the machine
 	Expires time.Duration // from now; zero: never
 }
 
@@ -170,7 +171,7 @@ type Key struct {
 
 // CreateKey makes an API key. Its Token is shown only now.
 func (c *Client) CreateKey(ctx context.Context, n NewKey) (k Key, err error) {
-	in := map[string]any{"name": n.Name, "verbs": n.Verbs, "expiresMs": milliseconds(n.Expires)}
+	in := map[string]any{"name": n.Name, "tenant": n.Tenant, "verbs": n.Verbs, "expiresMs": milliseconds(n.Expires)}
 	return k, c.call(ctx, http.MethodPost, "/v1/keys", nil, in, &k)
 }
 

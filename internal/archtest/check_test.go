@@ -50,6 +50,14 @@ func TestCheckDeps(t *testing.T) {
 		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
 		{"what counts tests imports the program", made("scripts/testcount", "./sandbox"), "reaches sandbox"},
 		{"a measurement imports the program", made("scripts/sidebyside", "./provider/gvisor", "./driver"), ""},
+		{"a face imports control", made("internal/server/api", "./driver", "./internal/control"), "reaches internal/control"},
+		{"a face imports the store", made("internal/server", "./internal/store"), "reaches internal/store"},
+		{"the log knows who asks", made("internal/eventlog", "./internal/key"), "reaches internal/key"},
+		{"the daemon's control plane imports a face", made("internal/control/plane", "./internal/server/api"), "reaches internal/server/api"},
+		{"the plain control plane imports the store", made("internal/control", "./internal/store"), "reaches internal/store"},
+		{"a stream imports control", made("internal/stream", "./internal/control"), "reaches internal/control"},
+		{"a verb imports the daemon", made("internal/cli", "./internal/daemon"), "reaches internal/daemon"},
+		{"the daemon imports everything", made("internal/daemon", "./internal/control/plane", "./internal/server", "./provider/all"), ""},
 		{"no rule", made("internal/newroom"), "internal/newroom: no rule"},
 		{"a prefix is not a parent", made("sandboxes"), "sandboxes: no rule"},
 	}
@@ -68,6 +76,15 @@ func one(t *testing.T, got []string, want string) {
 	if want == "" || len(got) != 1 || !strings.Contains(got[0], want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+}
+
+// The library is the module's root, which has no path of its own.
+func TestTheLibraryIsLight(t *testing.T) {
+	library := made("x", "./sandbox", "./internal/stream", "net/http")
+	library.ImportPath = module
+	one(t, checkDeps(rules, library), "")
+	library.Deps = append(library.Deps, module+"/internal/daemon")
+	one(t, checkDeps(rules, library), "reaches internal/daemon")
 }
 
 func TestCheckKernel(t *testing.T) {

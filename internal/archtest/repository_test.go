@@ -111,6 +111,8 @@ func eachFile(t *testing.T, f func(name, text string)) {
 			return err
 		case d.IsDir() && slices.Contains(ignored, d.Name()):
 			return fs.SkipDir
+		case slices.Contains(ignored, d.Name()): // .git is a file in a second work tree
+			return nil
 		case !d.Type().IsRegular():
 			return nil
 		}

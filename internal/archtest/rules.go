@@ -47,6 +47,42 @@ var rules = []rule{
 	},
 
 	{
+		pkgs: "internal/quota",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "net/http", "database/sql"},
+		why:  "decisions are pure",
+	},
+	{
+		pkgs: "internal/store/...",
+		only: []string{"sandbox", "internal/quota", "internal/store"},
+		deny: []string{kernel + "/..."},
+		why:  "the store records, and knows neither who asks nor what runs",
+	},
+	{
+		pkgs: "internal/eventlog",
+		only: []string{"sandbox", "internal/quota", "internal/store"},
+		deny: []string{kernel + "/...", "net/http"},
+		why:  "the log knows the store and nothing else",
+	},
+	{
+		pkgs: "internal/audit",
+		only: []string{"sandbox", "internal/quota", "internal/store", "internal/eventlog"},
+		deny: []string{kernel + "/...", "net/http"},
+		why:  "the choke point knows the log, and not what passes it",
+	},
+	{
+		pkgs: "internal/key",
+		only: []string{"sandbox", "internal/quota", "internal/store"},
+		deny: []string{kernel + "/...", "net/http"},
+		why:  "keys are found in the store",
+	},
+	{
+		pkgs: "internal/control/plane",
+		only: []string{"sandbox", "driver", "internal/control", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		deny: []string{kernel + "/...", "net/http"},
+		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
+	},
+	{
 		pkgs: "internal/control/...",
 		only: []string{"sandbox", "driver", "internal/control/..."},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
@@ -78,20 +114,54 @@ var rules = []rule{
 	},
 
 	{
+		pkgs: "internal/stream",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/..."},
+		why:  "both ends of a stream import it, clients too",
+	},
+	{
+		pkgs: "internal/server/...",
+		only: []string{"sandbox", "driver", "internal/stream", "internal/server/..."},
+		deny: []string{kernel + "/...", "database/sql", "os/exec"},
+		why:  "a face declares what it needs of control, and imports none of it",
+	},
+	{
+		pkgs: module, // the Go library
+		only: []string{"sandbox", "internal/stream"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "clients are light: no engine, no store, no daemon",
+	},
+	{
+		pkgs: "internal/daemon/...",
+		only: []string{module, "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
+		deny: []string{"internal/archtest"},
+		why:  "the only package that knows everything",
+	},
+	{
+		pkgs: "atolld",
+		only: []string{module, "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
+		why:  "it embeds the daemon",
+	},
+
+	{
 		pkgs: "internal/cli/node/...",
-		only: []string{"sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{"sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/image/..."},
+		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
-		only: []string{"sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
-		why:  "main only dispatches",
+		only: []string{
+			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...",
+			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/store", "internal/eventlog",
+			"internal/audit", "internal/key", "internal/quota",
+		},
+		why: "main only dispatches",
 	},
 
 	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},

@@ -32,6 +32,7 @@ the daemon keeps no more than what it needs to recognise it.`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	cmd.Flags().StringSliceVar(&n.Verbs, "allow", []string{"read", "exec", "write"}, "what it allows: read, exec, write, admin")
+	cmd.Flags().StringVar(&n.Tenant, "tenant", "", "whose key it is; a tenant that is new is made (default: your own)")
 	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: for ever)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {

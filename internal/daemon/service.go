@@ -87,7 +87,7 @@ func (s service) CreateKey(ctx context.Context, n api.NewKey) (api.Key, error) {
 	for _, v := range n.Verbs {
 		want.Verbs = append(want.Verbs, key.Verb(v))
 	}
-	token, k, err := s.Plane.CreateKey(ctx, want)
+	token, k, err := s.Plane.CreateKey(ctx, n.Tenant, want)
 	out := shownKey(k)
 	out.Token = token
 	return out, err

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Authenticate finds out who bears a key.
@@ -16,17 +17,32 @@ func (p *Plane) Authenticate(ctx context.Context, token string) (key.Principal, 
 	return p.ring.Authenticate(ctx, token)
 }
 
-// CreateKey makes a key of the caller's tenant. token is the key itself, which
-// cannot be found again.
-func (p *Plane) CreateKey(ctx context.Context, n key.New) (token string, k store.Key, err error) {
+// CreateKey makes a key of a tenant, by default the caller's. Only the owner of
+// the machine makes keys of others, and with them tenants. token is the key
+// itself, which cannot be found again.
+func (p *Plane) CreateKey(ctx context.Context, tenant string, n key.New) (token string, k store.Key, err error) {
 	who, err := principal(ctx)
 	if err != nil {
 		return "", k, err
 	}
 	record := auditAction(who, control.Action{Op: "key.create", Subject: n.Name})
-	err = p.cfg.Audit.Do(ctx, record, func() error { return who.Allow("key.create") }, func(ctx context.Context) (audit.Outcome, error) {
+	if tenant == "" {
+		tenant = who.Tenant
+	}
+	authorise := func() error {
+		if tenant != who.Tenant && who.UID == nil {
+			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine makes keys of other tenants"}
+		}
+		return who.Allow("key.create")
+	}
+	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
 		err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
-			token, k, err = p.ring.Create(ctx, tx, who.Tenant, n)
+			if who.UID != nil {
+				if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
+					return err
+				}
+			}
+			token, k, err = p.ring.Create(ctx, tx, tenant, n)
 			return err
 		})
 		return audit.Outcome{Subject: k.ID}, err

@@ -188,6 +188,7 @@ type LogChunk struct {
 type NewKey struct {
 	Name      string   `json:"name,omitempty" maxLength:"100" doc:"for people"`
 	Verbs     []string `json:"verbs" minItems:"1" maxItems:"8" doc:"what it allows: read, exec, write, admin"`
+	Tenant    string   `json:"tenant,omitempty" maxLength:"63" doc:"whose key it is; others than your own only for the owner of the machine"`
 	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; never if it is left out"`
 }
 

@@ -1,0 +1,18 @@
+package daemon_test
+
+import (
+	"database/sql"
+	"testing"
+
+	_ "modernc.org/sqlite" // to break a database as an accident would
+)
+
+func openSQL(t *testing.T, path string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("sqlite", path+"?_pragma=busy_timeout(5000)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
