@@ -143,3 +143,24 @@ func TestKernelKnowsItsVersion(t *testing.T) {
 		t.Error("the kernel compiled its system call filter anew")
 	}
 }
+
+// TestManyAtOnce makes sandboxes side by side: what two processes of one
+// sandbox share must not depend on who comes first.
+func TestManyAtOnce(t *testing.T) {
+	p := newProvider(t, nil)
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			in, err := p.Create(t.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("many-", i)), Image: "host"})
+			if err != nil {
+				t.Errorf("create: %v", err)
+				return
+			}
+			stillWorks(t, in)
+			if err := in.Destroy(t.Context()); err != nil {
+				t.Errorf("destroy: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
