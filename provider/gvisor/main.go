@@ -55,6 +55,8 @@ var kernelVersion string
 func runKernelCommand() {
 	kernelVersion = EngineVersion
 	usePrecompiledSeccomp()
+	skipTracePoints()
+	deferCollection()
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",
 		new(cmd.Gofer):        "",
