@@ -82,7 +82,7 @@ func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Con
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := &exec.Cmd{Path: self, Args: args, ExtraFiles: []*os.File{theirs}, Stderr: os.Stderr, SysProcAttr: attr, Env: []string{"GORACE=atexit_sleep_ms=0"}}
+	cmd := &exec.Cmd{Path: self, Args: args, ExtraFiles: []*os.File{theirs}, Stderr: os.Stderr, SysProcAttr: attr, Env: append(guest.Env(), "GORACE=atexit_sleep_ms=0")}
 	if err := cmd.Start(); err != nil {
 		conn.Close()
 		t.Fatal(err)

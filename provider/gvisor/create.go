@@ -264,7 +264,7 @@ func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
 		return nil, nil, err
 	}
 	a := &launchArgs{
-		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, mounts: bun.mounts, binds: bun.binds,
+		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
 		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
 		cgroup: m.rec.cgroup(), attached: m.p.opts.Attached, identity: len(mounts) > 0,
 		upper: m.files[0], reaper: &m.p.reaper,
@@ -277,9 +277,7 @@ func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
 		*dst = f
 		m.files = append(m.files, f)
 	}
-	f, err2 := memfile("spec", bun.spec)
-	open(&a.spec, f, err2)
-	f, err2 = m.img.OpenRootfs()
+	f, err2 := m.img.OpenRootfs()
 	open(&a.rootIO, f, err2)
 	f, err2 = os.Open(guestProgram(m.p.opts.Kernel))
 	open(&a.program, f, err2)

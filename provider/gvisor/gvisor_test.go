@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
@@ -142,4 +143,52 @@ func TestKernelKnowsItsVersion(t *testing.T) {
 	if !bytes.Contains(log, []byte("precompiled seccomp program rendered")) {
 		t.Error("the kernel compiled its system call filter anew")
 	}
+}
+
+// TestManyAtOnce makes sandboxes side by side: what two processes of one
+// sandbox share must not depend on who comes first.
+func TestManyAtOnce(t *testing.T) {
+	p := newProvider(t, nil)
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			in, err := p.Create(t.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("many-", i)), Image: "host"})
+			if err != nil {
+				t.Errorf("create: %v", err)
+				return
+			}
+			if err := answers(t.Context(), in); err != nil {
+				t.Errorf("exec: %v", err)
+			}
+			if err := in.Destroy(t.Context()); err != nil {
+				t.Errorf("destroy: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestConformanceRootless runs the suite as a user without any rights, through
+// the command that users have for it. Without root, TestConformance does that.
+func TestConformanceRootless(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return
+	}
+	home, err := os.MkdirTemp("", "atoll-nobody-") //nolint:usetesting // nobody cannot pass t.TempDir
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(home)
+	const nobody = 65534
+	if err := os.Chown(home, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), os.Getenv("ATOLL_KERNEL"), "provider", "check", "gvisor")
+	cmd.Dir, cmd.Env = home, []string{"HOME=" + home, "PATH=/usr/bin:/bin"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte(" 0 failed")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out[bytes.LastIndex(out, []byte("gvisor:")):])
 }

@@ -43,7 +43,7 @@ type launchArgs struct {
 	dir      string   // the sandbox's state directory
 	kernel   string   // path of the kernel's executable
 	program  *os.File // the guest's, run inside
-	spec     *os.File
+	spec     []byte
 	mounts   string // --gofer-mount-confs
 	cpus     int
 	cpuQuota int64 // microseconds per 100 ms, 0 for none
@@ -131,6 +131,11 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	if a.debugLog != nil {
 		guestErr = a.debugLog
 	}
+	spec, err := memfile("spec", a.spec)
+	if err != nil {
+		return nil, err
+	}
+	defer spec.Close()
 	var fs fileSet
 	args := a.flags(argvKernel, &fs)
 	args = append(args, "boot", "--bundle="+a.dir,
@@ -140,7 +145,7 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 		"--gofer-mount-confs="+a.mounts,
 		"--start-sync-fd="+fs.add(syncEnd),
 		"--controller-fd="+fs.add(a.control),
-		"--spec-fd="+fs.add(a.spec),
+		"--spec-fd="+fs.add(spec),
 		"--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(guestErr),
 		"--exec-fd="+fs.add(a.program),
 		"--pass-fd="+fs.add(a.guest)+":3",
@@ -214,11 +219,18 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 		kernelEnds, goferEnds = append(kernelEnds, k), append(goferEnds, g)
 	}
 
+	// A file of its own: the kernel reads the other one at the same time, and
+	// they would move each other's position.
+	spec, err := memfile("spec", a.spec)
+	if err != nil {
+		return fail(err)
+	}
+	defer spec.Close()
 	var fs fileSet
 	args := a.flags(argvGofer, &fs)
 	args = append(args, "gofer", "--bundle="+a.dir,
 		"--gofer-mount-confs="+a.mounts,
-		"--spec-fd="+fs.add(a.spec),
+		"--spec-fd="+fs.add(spec),
 		"--mounts-fd="+fs.add(mountsWrite),
 		"--rpc-fd="+fs.add(rpc),
 		"--io-fds="+fs.addAll(goferEnds),

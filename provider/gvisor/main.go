@@ -8,6 +8,8 @@ import (
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 	"gvisor.dev/gvisor/runsc/cmd/util"
+
+	_ "github.com/atoll-run/atoll/provider/gvisor/early" // is the helper of a starting kernel
 )
 
 // The names under which this binary is re-executed. gVisor itself uses the
@@ -55,6 +57,8 @@ var kernelVersion string
 func runKernelCommand() {
 	kernelVersion = EngineVersion
 	usePrecompiledSeccomp()
+	skipTracePoints()
+	deferCollection()
 	cli.Run(nil, map[util.SubCommand]string{
 		new(sentrycmd.Boot):   "",
 		new(cmd.Gofer):        "",

@@ -45,6 +45,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 		Root:     &specs.Root{Path: "/"},
 		Process: &specs.Process{
 			Args: []string{guest.Argv0},
+			Env:  guest.Env(),
 			Cwd:  "/",
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,

@@ -80,7 +80,7 @@ func (in *Instance) start(ctx context.Context, spec *sandbox.Spec) error {
 	defer theirs.Close()
 	cmd := &exec.Cmd{
 		Path: in.provider.executable, Args: guest.HostArgs(in.filesDir()), Dir: "/",
-		Env:         []string{markerEnv + "=" + string(in.id)},
+		Env:         append(guest.Env(), markerEnv+"="+string(in.id)),
 		ExtraFiles:  []*os.File{theirs, in.lock},        // it holds the lock as long as it lives
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // a terminal's signals are not for it
 	}

@@ -12,8 +12,6 @@ package agent
 import (
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -85,12 +83,8 @@ func serveHost(root string) int {
 	return 0
 }
 
-// start makes a guest. Few threads and a small heap are enough for it, and an
-// idle sandbox must cost little; four processors so that a thread blocked in
-// wait4 holds up nobody.
+// start makes a guest. How Go's runtime is to be is said by its environment.
 func start(root string) *agent {
-	runtime.GOMAXPROCS(4)
-	debug.SetGCPercent(50)
 	ignoreSignals()
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.Umask(0o022) // commands inherit it; files get their modes explicitly

@@ -1,0 +1,57 @@
+package early
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+)
+
+// helper starts this program as the kernel would, in a mount namespace of its
+// own, and returns what it is told through.
+func helper(t *testing.T) (*exec.Cmd, *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	t.Cleanup(func() { w.Close() })
+	cmd := &exec.Cmd{
+		Path: unmounter[0], Args: unmounter, ExtraFiles: []*os.File{r}, Stderr: os.Stderr,
+		SysProcAttr: &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID,
+			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+		},
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, w
+}
+
+// TestWaitsToBeTold checks that nothing is unmounted for a kernel that died.
+func TestWaitsToBeTold(t *testing.T) {
+	cmd, w := helper(t)
+	w.Close()
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestFails checks that a /proc that cannot be unmounted is not kept secret.
+// In a namespace that it does not own the helper may not touch what it has
+// inherited.
+func TestFails(t *testing.T) {
+	cmd, w := helper(t)
+	if _, err := w.Write([]byte{0}); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("got %v", err)
+	}
+}
