@@ -31,7 +31,9 @@ func (s *Sandbox) Name() string { return s.info.Name }
 // Info returns what was known when the handle was made; see [Client.Get].
 func (s *Sandbox) Info() Info { return s.info }
 
-func (s *Sandbox) path(rest string) string { return "/v1/sandboxes/" + url.PathEscape(string(s.info.ID)) + rest }
+func (s *Sandbox) path(rest string) string {
+	return "/v1/sandboxes/" + url.PathEscape(string(s.info.ID)) + rest
+}
 
 func (s *Sandbox) processPath(id, rest string) string {
 	return s.path("/processes/" + url.PathEscape(id) + rest)

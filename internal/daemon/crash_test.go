@@ -364,4 +364,3 @@ func TestRestarts(t *testing.T) {
 		}
 	}
 }
-

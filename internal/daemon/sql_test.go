@@ -2,6 +2,8 @@ package daemon_test
 
 import (
 	"database/sql"
+	"io"
+	"log/slog"
 	"testing"
 
 	_ "modernc.org/sqlite" // to break a database as an accident would
@@ -15,4 +17,8 @@ func openSQL(t *testing.T, path string) *sql.DB {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	return db
+}
+
+func logTo(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }

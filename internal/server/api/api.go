@@ -62,10 +62,26 @@ func New(service Service, opts Options) *API {
 	a.files()
 	a.events()
 	a.keys()
-	a.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		a.fail(w, nil, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such resource", Hint: "see /openapi.json"})
-	})
+	a.mux.HandleFunc("/", a.nowhere)
 	return a
+}
+
+// nowhere answers requests for what there is not.
+func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
+	p := &Problem{
+		Status: http.StatusNotFound, Title: http.StatusText(http.StatusNotFound), Code: sandbox.CodeNotFound,
+		Detail: "there is no such resource", Hint: "see /openapi.json",
+	}
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+		other := r.Clone(r.Context())
+		other.Method = method
+		if _, pattern := a.mux.Handler(other); pattern != "/" {
+			w.Header().Add("Allow", method)
+			p.Status, p.Title = http.StatusMethodNotAllowed, http.StatusText(http.StatusMethodNotAllowed)
+			p.Code, p.Detail = sandbox.CodeInvalid, "the resource does not know that method"
+		}
+	}
+	WriteProblem(w, p)
 }
 
 // ServeHTTP implements http.Handler.
