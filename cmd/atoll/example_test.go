@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"io"
 	"log"
@@ -10,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -76,6 +78,9 @@ func TestExamples(t *testing.T) {
 			e := exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
+				if path[0] == "up" { // it runs until somebody ends it, and then ends well
+					line = "timeout -s TERM 2 " + line + "; test $? = 124"
+				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
 					e.try(t, line) // what they find is not theirs to choose
 					continue
@@ -97,7 +102,9 @@ type exampleRunner struct {
 func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	e.try(t, "atoll rm --force --all")
 	switch {
-	case path[0] == "run":
+	case path[0] == "run" || path[0] == "up":
+	case path[0] == "key" || path[0] == "events" || path[0] == "audit":
+		e.up(t)
 	case path[0] == "image":
 		if path[len(path)-1] != "pull" {
 			e.must(t, "atoll image pull --quiet "+reg+"/debian:12")
@@ -107,6 +114,29 @@ func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		}
 	default:
 		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
+	}
+}
+
+// up runs the daemon until the test ends.
+func (e exampleRunner) up(t *testing.T) {
+	t.Helper()
+	cmd := exec.Command(built.atoll, "up")
+	cmd.Env = e.env
+	said, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the daemon ended badly: %v", err)
+		}
+	})
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
+		t.Fatalf("%q %v", line, err)
 	}
 }
 

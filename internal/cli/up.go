@@ -49,8 +49,8 @@ may use. Over TCP, every caller needs an API key; see: atoll key.
 
 SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
 the next daemon.`,
-		Example: `  atoll up --help
-  timeout 2 atoll up || test $? = 124`,
+		Example: `  atoll up
+  atoll up --listen 127.0.0.1:7070 --plain`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
 	}
