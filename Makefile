@@ -61,6 +61,7 @@ script: build ## run the command line's stories: make script RUN=name
 .PHONY: soak
 soak: build ## kill everything at every fault point, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run Killed ./provider/gvisor
+	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run 'DaemonIsKilled|Restarts' ./cmd/atoll ./internal/daemon
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies

@@ -13,6 +13,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
@@ -57,6 +58,8 @@ type Plane struct {
 	locks   locks
 	watched sync.Map // sandbox.ID → struct{}: those that a goroutine waits for
 	making  flights
+	// unsettled says that the last Reconcile found something half-made.
+	unsettled atomic.Bool
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -264,19 +267,25 @@ func (f *flights) has(id sandbox.ID) bool {
 	return f.made[id] != nil
 }
 
-// reconcilePeriod is how often the store is compared with what really runs.
-const reconcilePeriod = 30 * time.Second
+// How often the store is compared with what really runs: when all is known,
+// and when something was found half-made.
+const (
+	reconcilePeriod = 30 * time.Second
+	unsettledPeriod = time.Second
+)
 
 // Watch compares the store with what really runs from time to time, until ctx
 // ends.
 func (p *Plane) Watch(ctx context.Context) {
-	tick := time.NewTicker(reconcilePeriod)
-	defer tick.Stop()
 	for {
+		period := reconcilePeriod
+		if p.unsettled.Load() {
+			period = unsettledPeriod
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-time.After(period):
 			if err := p.Reconcile(ctx); err != nil && ctx.Err() == nil {
 				p.note(err)
 			}

@@ -86,6 +86,7 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 		}
 		seen[f.ID] = f
 	}
+	p.unsettled.Store(false)
 	var failed []error
 	for _, b := range known {
 		f, there := seen[b.ID]
@@ -142,6 +143,7 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 	case ctx.Err() != nil || code == sandbox.CodeCanceled:
 		return ctx.Err()
 	case code == sandbox.CodeConflict && b.State == sandbox.Creating:
+		p.unsettled.Store(true)
 		return nil
 	}
 	p.note(err)
@@ -160,7 +162,8 @@ func gone(b *store.Sandbox) string {
 func (p *Plane) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.Found) error {
 	switch {
 	case f.State == sandbox.Creating:
-		return nil // it will be there or not the next time
+		p.unsettled.Store(true) // it will be there or not the next time
+		return nil
 	case f.Exit != nil && f.Exit.Reason == sandbox.ReasonLifetime:
 		if err := p.end(ctx, b); err != nil {
 			return err

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// soakRounds is how often TestDaemonIsKilled kills the daemon.
+func soakRounds() int {
+	if n, err := strconv.Atoi(os.Getenv("ATOLL_SOAK_ROUNDS")); err == nil {
+		return n
+	}
+	return 4
+}
+
+// soaker is a daemon that is killed again and again, with its clients.
+type soaker struct {
+	env    []string
+	client *atoll.Client
+	daemon *exec.Cmd
+
+	mu    sync.Mutex
+	alive map[string]sandbox.ID // acknowledged, and not to be removed
+	dead  map[string]sandbox.ID // whose removal was acknowledged
+}
+
+func (s *soaker) start(t *testing.T) {
+	t.Helper()
+	s.daemon = exec.Command(built.atoll, "up")
+	s.daemon.Env = s.env
+	said, err := s.daemon.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
+		t.Fatalf("%q %v", line, err)
+	}
+}
+
+func (s *soaker) kill() {
+	_ = s.daemon.Process.Kill()
+	_ = s.daemon.Wait()
+}
+
+// persist does something until a daemon acknowledges it or refuses it.
+func persist(ctx context.Context, do func() error) error {
+	for {
+		err := do()
+		if sandbox.CodeOf(err) != sandbox.CodeUnavailable && sandbox.CodeOf(err) != sandbox.CodeConflict || ctx.Err() != nil {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// work makes sandboxes, uses them and removes half of them.
+func (s *soaker) work(ctx context.Context, t *testing.T, worker int) {
+	for i := 0; ctx.Err() == nil; i++ {
+		name := "w" + strconv.Itoa(worker) + "-" + strconv.Itoa(i)
+		var box *atoll.Sandbox
+		opts := atoll.CreateOptions{IdempotencyKey: name}
+		late := context.WithoutCancel(ctx) // what was begun is brought to its end
+		err := persist(late, func() (err error) {
+			box, err = s.client.Create(late, sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, opts)
+			if err == nil && box.Info().State == sandbox.Creating {
+				return &sandbox.Error{Code: sandbox.CodeUnavailable}
+			}
+			return err
+		})
+		if err != nil || box.Info().State != sandbox.Running {
+			continue // it was undone: the name stays unused
+		}
+		s.mu.Lock()
+		s.alive[name] = box.ID()
+		s.mu.Unlock()
+		_ = persist(late, func() error {
+			_, err := box.Run(late, sandbox.Command{Shell: "echo $$ > /made"}, atoll.RunOptions{})
+			return err
+		})
+		if i%3 == 2 {
+			continue
+		}
+		s.mu.Lock()
+		delete(s.alive, name)
+		s.mu.Unlock()
+		if err := persist(late, func() error { return box.Destroy(late) }); err != nil {
+			t.Errorf("%s cannot be removed: %v", name, err)
+		}
+		s.mu.Lock()
+		s.dead[name] = box.ID()
+		s.mu.Unlock()
+	}
+}
+
+// TestDaemonIsKilled kills the daemon at random while clients work, and then
+// compares what the clients were told, the store, the kernels that really run,
+// and the log.
+func TestDaemonIsKilled(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	s := &soaker{env: append(os.Environ(), "ATOLL_STATE_DIR="+state), alive: map[string]sandbox.ID{}, dead: map[string]sandbox.ID{}}
+	client, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(state, atoll.SocketName)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s.client = client
+	s.start(t)
+	defer func() {
+		s.kill()
+		rm := exec.Command(built.atoll, "rm", "--force", "--all")
+		rm.Env = s.env
+		if out, err := rm.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	var workers sync.WaitGroup
+	for worker := range 3 {
+		workers.Go(func() { s.work(ctx, t, worker) })
+	}
+	for range soakRounds() {
+		time.Sleep(time.Duration(100+rand.IntN(600)) * time.Millisecond) // when it is killed is meant to be arbitrary
+		s.kill()
+		s.start(t)
+	}
+	cancel()
+	workers.Wait()
+	s.compare(t)
+}
+
+// compare fails unless everybody tells the same story.
+func (s *soaker) compare(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	recorded := s.settled(ctx, t)
+	real := s.really(t)
+	for name, id := range s.alive {
+		if recorded[id] != sandbox.Running || real[id] != sandbox.Running {
+			t.Errorf("%s was acknowledged, is recorded as %q and is %q", name, recorded[id], real[id])
+		}
+	}
+	for name, id := range s.dead {
+		if recorded[id] != "" || real[id] != "" {
+			t.Errorf("%s was removed, is recorded as %q and is %q", name, recorded[id], real[id])
+		}
+	}
+	for id := range real {
+		if recorded[id] == "" {
+			t.Errorf("%s runs without a record", id)
+		}
+	}
+	for id := range recorded {
+		if real[id] == "" {
+			t.Errorf("%s is recorded and does not exist", id)
+		}
+	}
+	report, err := s.client.VerifyAudit(ctx)
+	if err != nil || !report.Sound {
+		t.Errorf("%+v %v", report, err)
+	}
+	t.Logf("%d alive, %d removed, %d records", len(s.alive), len(s.dead), report.Records)
+	if len(s.alive)+len(s.dead) == 0 {
+		t.Error("nothing was done, so nothing was shown")
+	}
+}
+
+// settled returns the recorded states once nothing is half-made any more.
+func (s *soaker) settled(ctx context.Context, t *testing.T) map[sandbox.ID]sandbox.State {
+	t.Helper()
+	for {
+		states, half := map[sandbox.ID]sandbox.State{}, false
+		for info, err := range s.client.List(ctx, atoll.ListOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			states[info.ID] = info.State
+			half = half || info.State == sandbox.Creating
+		}
+		if !half {
+			return states
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// really returns the states of what exists, found without the daemon.
+func (s *soaker) really(t *testing.T) map[sandbox.ID]sandbox.State {
+	t.Helper()
+	ls := exec.Command(built.atoll, "ls", "--json", "--provider", "gvisor")
+	ls.Env = s.env
+	out, err := ls.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []struct {
+		ID    sandbox.ID
+		State sandbox.State
+	}
+	if err := json.Unmarshal(out, &all); err != nil {
+		t.Fatal(err)
+	}
+	states := map[sandbox.ID]sandbox.State{}
+	for _, b := range all {
+		states[b.ID] = b.State
+	}
+	return states
+}
