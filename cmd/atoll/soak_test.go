@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -48,9 +49,16 @@ func (s *soaker) start(t *testing.T) {
 	if err := s.daemon.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
-		t.Fatalf("%q %v", line, err)
+	lines := bufio.NewScanner(said)
+	for lines.Scan() && !strings.Contains(lines.Text(), "listening") {
+		if !strings.Contains(lines.Text(), "ended before it could tell") {
+			t.Log(lines.Text())
+		}
 	}
+	if !strings.Contains(lines.Text(), "listening") {
+		t.Fatal("the daemon does not start")
+	}
+	go func() { _, _ = io.Copy(os.Stderr, said) }() // ends with the daemon
 }
 
 func (s *soaker) kill() {
