@@ -47,10 +47,13 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (*Process, erro
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.exec", Message: "cannot be sent", Cause: err}
 	}
 	p, err := s.connect(ctx, s.path("/exec"), &stream.Message{Type: "start", Command: text})
-	if err == nil && !cmd.Stdin && cmd.TTY == nil {
-		err = p.stdin.Close()
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	if !cmd.Stdin && cmd.TTY == nil {
+		_ = p.stdin.Close() // the command may have ended already
+	}
+	return p, nil
 }
 
 // Reconnect connects to a background command: its log from the oldest byte
