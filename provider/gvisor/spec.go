@@ -24,8 +24,7 @@ var capabilities = []string{
 }
 
 // guestCapabilities are what the guest begins with: it sets the host name when
-// it learns it, and gives up the last one before any command runs. No program
-// can inherit that one, because it is outside the bounding set.
+// it learns it, and gives up the last one before any command runs.
 var guestCapabilities = append([]string{"CAP_SYS_ADMIN"}, capabilities...)
 
 // bundle is what the kernel is told about a sandbox: an OCI runtime
@@ -49,7 +48,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 			Env:  guest.Env(),
 			Cwd:  "/",
 			Capabilities: &specs.LinuxCapabilities{
-				Bounding: capabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
+				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
 			},
 		},
 		Linux: &specs.Linux{},

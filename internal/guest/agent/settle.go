@@ -34,15 +34,9 @@ func uncoverTmp() {
 	}
 }
 
-// dropAdmin removes CAP_SYS_ADMIN from every set of every thread. Outside the
-// bounding set it is from the beginning, unless the kernel was told otherwise:
-// stopping all threads once more would cost a millisecond.
+// dropAdmin removes CAP_SYS_ADMIN from every set of every thread.
 func dropAdmin() error {
-	bound, _, errno := syscall.Syscall(unix.SYS_PRCTL, unix.PR_CAPBSET_READ, unix.CAP_SYS_ADMIN, 0)
-	if errno == 0 && bound != 0 {
-		_, _, errno = syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0)
-	}
-	if errno != 0 {
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0); errno != 0 {
 		return errno
 	}
 	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -54,7 +48,7 @@ func dropAdmin() error {
 	data[0].Effective &^= bit
 	data[0].Permitted &^= bit
 	data[0].Inheritable &^= bit
-	_, _, errno = syscall.AllThreadsSyscall(unix.SYS_CAPSET,
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET,
 		uintptr(unsafe.Pointer(header)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if errno != 0 {
 		return errno
