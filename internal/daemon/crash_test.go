@@ -90,8 +90,11 @@ func TestCrashPoints(t *testing.T) {
 		point string
 		lives bool // the sandbox, afterwards
 	}{
-		{"create.recorded", false}, {"create.made", true}, {"create.done", true},
-		{"destroy.recorded", true}, {"destroy.done", false},
+		{"create.recorded", false},
+		{"create.made", true},
+		{"create.done", true},
+		{"destroy.recorded", true},
+		{"destroy.done", false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.point, func(t *testing.T) {

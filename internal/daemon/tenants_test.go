@@ -140,7 +140,10 @@ func TestKeysDoNotReachTheMachine(t *testing.T) {
 	admin, ctx := bearer(t, d, "", "admin"), t.Context()
 	for _, spec := range []sandbox.Spec{
 		{Mounts: []sandbox.Mount{{Source: "/etc", Target: "/mnt"}}},
-		{Image: "dir:/etc"}, {Image: "tar:/etc/passwd"}, {Image: "oci:/var"}, {Image: "docker-archive:/x"},
+		{Image: "dir:/etc"},
+		{Image: "tar:/etc/passwd"},
+		{Image: "oci:/var"},
+		{Image: "docker-archive:/x"},
 	} {
 		_, err := admin.Create(ctx, spec, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeDenied)

@@ -152,9 +152,16 @@ func TestWhoIsCalling(t *testing.T) {
 	}
 	me := fmt.Sprint("uid ", os.Geteuid())
 	tests := []struct{ over, token, want string }{
-		{"tcp", "", "unauthorized"}, {"tcp", "Bearer good", "key"}, {"tcp", "bearer  good", "key"}, {"tcp", "Bearer bad", "unauthorized"},
-		{"tcp", "Basic good", "unauthorized"}, {"unix", "", me}, {"unix", "Bearer good", "key"}, {"unix", "Bearer bad", "unauthorized"},
-		{"memory", "", me}, {"memory", "Bearer good", "key"},
+		{"tcp", "", "unauthorized"},
+		{"tcp", "Bearer good", "key"},
+		{"tcp", "bearer  good", "key"},
+		{"tcp", "Bearer bad", "unauthorized"},
+		{"tcp", "Basic good", "unauthorized"},
+		{"unix", "", me},
+		{"unix", "Bearer good", "key"},
+		{"unix", "Bearer bad", "unauthorized"},
+		{"memory", "", me},
+		{"memory", "Bearer good", "key"},
 	}
 	for _, tt := range tests {
 		header := map[string]string{}
