@@ -178,15 +178,22 @@ func TestCloseKillsForeground(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for {
-		all, err := s.Processes(ctx)
-		if err != nil || len(all) != 1 {
+	waitIdle(t, s)
+}
+
+// waitIdle waits until no command runs; the test's own deadline bounds it.
+func waitIdle(t *testing.T, s *atoll.Sandbox) {
+	t.Helper()
+	for busy := true; busy; {
+		all, err := s.Processes(t.Context())
+		if err != nil || len(all) == 0 {
 			t.Fatalf("%+v %v", all, err)
 		}
-		if !all[0].Running {
-			break
+		busy = false
+		for _, p := range all {
+			busy = busy || p.Running
 		}
-		time.Sleep(time.Millisecond) // the test's own deadline bounds this
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -281,6 +288,7 @@ func TestRunOutput(t *testing.T) {
 	defer cancel()
 	_, err = s.Run(short, sandbox.Command{Args: []string{"sleep", "600"}}, atoll.RunOptions{})
 	wantCode(t, err, sandbox.CodeTimeout)
+	waitIdle(t, s) // the command ends with the request
 	res, err = s.Run(ctx, sandbox.Command{Args: []string{"sleep", "600"}, Timeout: 20 * time.Millisecond}, atoll.RunOptions{})
 	if err != nil || res.Exit.Reason != sandbox.ReasonTimeout {
 		t.Errorf("%+v %v", res, err)

@@ -77,7 +77,7 @@ func TestStateDir(t *testing.T) {
 		"a file":           func() string { return file },
 		"group-writable":   func() string { _ = os.Chmod(made, 0o770); return made },
 		"world-writable":   func() string { _ = os.Chmod(made, 0o707); return made },
-		"through the link": func() string { return link },
+		"through the link": func() string { _ = os.Chmod(made, 0o707); return link },
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := stateDir(change(), env()); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
