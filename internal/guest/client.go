@@ -36,11 +36,11 @@ func ConnectArgs() []string { return []string{wire.Argv0, wire.ConnectArg} }
 func HostArgs(root string) []string { return []string{wire.Argv0, wire.HostArg, root} }
 
 // Env returns the environment that a guest should be started with. It does not
-// need it, and passes none of it on to commands, but starts faster and stays
-// smaller: few threads and a small heap are enough for it, setting them later
-// would stop all of its threads, and a signal to preempt one costs much inside
-// a sandbox. Four processors, so that a thread blocked in wait4 holds up nobody.
-func Env() []string { return []string{"GOMAXPROCS=4", "GOGC=50", "GODEBUG=asyncpreemptoff=1"} }
+// need it, and passes none of it on to commands, but starts faster: setting
+// later how many threads run would stop all of them, and a signal to preempt
+// one costs much inside a sandbox. Four processors, so that a thread blocked in
+// wait4 holds up nobody.
+func Env() []string { return []string{"GOMAXPROCS=4", "GODEBUG=asyncpreemptoff=1"} }
 
 // Defaults are what commands of a sandbox get that do not say otherwise.
 type Defaults = wire.Defaults

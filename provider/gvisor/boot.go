@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -25,9 +26,13 @@ const (
 )
 
 // deferCollection keeps the garbage collector from running while the sandbox
-// starts, when it would find little and everybody waits. After that the kernel
-// collects as any program does.
+// starts, when it would find little and everybody waits. It runs once soon
+// after that, so as not to begin with the first command of a sandbox that has
+// waited for one, and from then on as in any program.
 func deferCollection() {
 	usual := debug.SetGCPercent(bootCollection)
-	time.AfterFunc(bootTime, func() { debug.SetGCPercent(usual) })
+	time.AfterFunc(bootTime, func() {
+		debug.SetGCPercent(usual)
+		runtime.GC()
+	})
 }
