@@ -58,6 +58,19 @@ func TestRace(t *testing.T) {
 	}
 }
 
+func TestInARow(t *testing.T) {
+	calls := 0
+	took := []time.Duration{9, 1, 5}
+	c := contestant{"a", func(context.Context) (timing, error) {
+		calls++
+		return timing{whole: took[(calls-1)%len(took)]}, nil
+	}}
+	got, err := inARow(3, []contestant{c})[0].run(t.Context())
+	if err != nil || got.whole != 5 || calls != 3 {
+		t.Errorf("%v after %d calls, %v", got.whole, calls, err)
+	}
+}
+
 func TestProgram(t *testing.T) {
 	ctx := t.Context()
 	p := program{args: []string{"sh", "-c"}, env: []string{"WORD=secret-free"}}
@@ -192,7 +205,7 @@ func TestMemoryOf(t *testing.T) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
-	all, err := memoryOf(isSelf)
+	all, err := memoryOf(func(pid int, _ string) bool { return pid == os.Getpid() })
 	if err != nil {
 		t.Fatal(err)
 	}
