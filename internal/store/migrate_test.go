@@ -25,9 +25,11 @@ var written = map[int64][]statement{
 	1: {
 		{"INSERT INTO tenants (id, created, limits_json) VALUES ('acme', 1, $1)", []any{`{"boxes":3}`}},
 		{"INSERT INTO nodes (id, instance, started, heartbeat) VALUES ('n1', 'first', 1, 2)", nil},
-		{`INSERT INTO sandboxes (id, tenant, name, state, provider, node, image, cpus, memory, labels_json, spec_json, created, updated, active, idle_after, idle_action)
+		{
+			`INSERT INTO sandboxes (id, tenant, name, state, provider, node, image, cpus, memory, labels_json, spec_json, created, updated, active, idle_after, idle_action)
 			VALUES ('id-web', 'acme', 'web', 'running', 'fake', 'n1', 'host', 0.5, 1024, $1, $2, 5, 6, 7, 60, 'pause')`,
-			[]any{`{"team":"red"}`, `{"name":"web","image":"host","env":{"A":""}}`}},
+			[]any{`{"team":"red"}`, `{"name":"web","image":"host","env":{"A":""}}`},
+		},
 		{"INSERT INTO sandbox_labels (sandbox, tenant, name, value) VALUES ('id-web', 'acme', 'team', 'red')", nil},
 		{"INSERT INTO keys (id, tenant, hash, verbs, created) VALUES ('k1', 'acme', $1, 'read exec', 9)", []any{[]byte("hash")}},
 		{"INSERT INTO idempotency (tenant, key_hash, fingerprint, sandbox, created) VALUES ('acme', $1, $2, 'id-web', 9)", []any{[]byte("k"), []byte("f")}},
