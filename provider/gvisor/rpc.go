@@ -1,16 +1,19 @@
 package gvisor
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strconv"
+	"syscall"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/control/client"
 	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/sentry/kernel/auth"
+	"gvisor.dev/gvisor/pkg/unet"
 	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
 
@@ -49,10 +52,39 @@ func dialControl(dir string) (*urpc.Client, error) {
 		return nil, err
 	}
 	defer d.Close()
-	conn, err := client.ConnectTo(inDir(d, fileControl))
+	conn, err := connectControl(inDir(d, fileControl))
 	if err != nil {
 		return nil, fmt.Errorf("the sandbox's kernel does not answer: %w", err)
 	}
+	return urpc.NewClient(conn), nil
+}
+
+// connectControl is gVisor's own way to connect, but for one thing: what it
+// opens must not be inherited by the kernel of another sandbox that happens to
+// be started at the time.
+func connectControl(name string) (*unet.Socket, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: name}); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	syscall.ForkLock.RLock() // nothing is started while we hold it
+	defer syscall.ForkLock.RUnlock()
+	conn, err := unet.NewSocket(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	// It has made a descriptor that it does not show.
+	event := reflect.ValueOf(conn).Elem().FieldByName("efd").FieldByName("fd")
+	if !event.CanInt() {
+		conn.Close()
+		return nil, errors.New("gVisor's sockets are not what they were")
+	}
+	unix.CloseOnExec(int(event.Int()))
 	return conn, nil
 }
 

@@ -162,12 +162,12 @@ func (b *bench) exec(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	row, err := race(ctx, 5, inARow(b.rounds, cs))
+	series, err := race(ctx, 5, inARow(b.rounds, cs))
 	if err != nil {
 		return err
 	}
-	b.compare("exec of `/bin/true`, each after the one before: library", wholes(row, "library"), "`docker exec`", wholes(row, "docker exec"), atMostOneIn(10), atMost(6, "ms"))
-	b.compare("exec of `/bin/true`, each after the one before: library", wholes(row, "library"), "Docker's API", wholes(row, "docker API"))
+	b.compare("exec of `/bin/true`, each after the one before: library", wholes(series, "library"), "`docker exec`", wholes(series, "docker exec"), atMostOneIn(10), atMost(6, "ms"))
+	b.compare("exec of `/bin/true`, each after the one before: library", wholes(series, "library"), "Docker's API", wholes(series, "docker API"))
 	b.compare("exec of `/bin/true`: library", wholes(m, "library"), "`docker exec`", wholes(m, "docker exec"), atMostOneIn(10), atMost(6, "ms"))
 	b.compare("exec of `/bin/true`: library", wholes(m, "library"), "Docker's API", wholes(m, "docker API"))
 	b.compare("exec of `/bin/true`: `atoll exec`", wholes(m, "atoll exec"), "`docker exec`", wholes(m, "docker exec"))
