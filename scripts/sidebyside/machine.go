@@ -73,7 +73,7 @@ func load() string {
 
 // versions lists what took part.
 func versions(ctx context.Context, b *bench) string {
-	list := []string{"Atoll " + b.atollVersion(ctx)}
+	list := []string{b.atollVersion(ctx)}
 	if b.docker != nil {
 		if v, err := b.docker.cli.with("version", "--format", "client {{.Client.Version}} and daemon {{.Server.Version}}").output(ctx); err == nil {
 			list = append(list, "Docker "+v)

@@ -45,7 +45,7 @@ type bench struct {
 func (b *bench) atollVersion(ctx context.Context) string {
 	v, err := program{args: []string{b.atoll, "version"}}.output(ctx)
 	if err != nil {
-		return "of an unknown version"
+		return "atoll of an unknown version"
 	}
 	return v
 }
