@@ -119,7 +119,7 @@ func exitCodeOf(t *testing.T, cmd *exec.Cmd) int {
 }
 
 func TestTerminal(t *testing.T) {
-	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `test -t 0 && test -t 1 && test -t 2 && echo "tty $TERM"; stty size; trap 'stty size' WINCH; until read x; do :; done; echo "read $x"; exit 5`)
+	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `trap 'stty size' WINCH; test -t 0 && test -t 1 && test -t 2 && echo "tty $TERM"; stty size; until read x; do :; done; echo "read $x"; exit 5`)
 	s.see("tty xterm-256color")
 	s.see("30 100")
 	if err := pty.Setsize(s.pty, &pty.Winsize{Cols: 77, Rows: 22}); err != nil {
