@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -143,8 +144,11 @@ func makeRootfs(ctx context.Context, tar string) error {
 	fmt.Fprintln(os.Stderr, "making a root file system, once")
 	tmp := tar + ".new.tar"
 	defer os.Remove(tmp)
-	make := program{args: []string{"mmdebstrap", "--quiet", "--variant=essential", "--include=python3-minimal", "stable", tmp}}
-	if err := make.run(ctx); err != nil {
+	// Of its own release, mmdebstrap asks the mirror that this machine uses.
+	release, _ := os.ReadFile("/etc/os-release")
+	suite := cmp.Or(value(string(release), "VERSION_CODENAME", "="), "stable")
+	build := program{args: []string{"mmdebstrap", "--quiet", "--variant=essential", "--include=python3-minimal", suite, tmp}}
+	if err := build.run(ctx); err != nil {
 		return fmt.Errorf("%w (install mmdebstrap, or name a root file system with -tar)", err)
 	}
 	return os.Rename(tmp, tar)
