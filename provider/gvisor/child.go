@@ -84,9 +84,9 @@ func (r *reaper) start(exe string, argv []string, files []*os.File, attr *syscal
 		return nil, err
 	}
 	c := &child{pid: proc.Pid, proc: proc, done: make(chan struct{})}
-	if c.start, err = startTime(c.pid); err == nil {
-		err = cg.add(c.pid)
-	}
+	// One that has ended already has no start time any more, and needs none.
+	c.start, _ = startTime(c.pid)
+	err = cg.add(c.pid)
 	go func() {
 		c.state, _ = proc.Wait()
 		close(c.done)

@@ -192,3 +192,15 @@ func TestConformanceRootless(t *testing.T) {
 	}
 	t.Logf("%s", out[bytes.LastIndex(out, []byte("gvisor:")):])
 }
+
+// TestProbeIsSteady probes again and again: the process that a probe starts
+// may have ended before anybody looks at it.
+func TestProbeIsSteady(t *testing.T) {
+	p := newProvider(t, nil)
+	for range 200 {
+		facts, err := p.Probe(t.Context())
+		if err != nil || !facts.Available {
+			t.Fatalf("%+v, %v", facts.Findings, err)
+		}
+	}
+}
