@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -201,6 +202,27 @@ func TestProbeIsSteady(t *testing.T) {
 		facts, err := p.Probe(t.Context())
 		if err != nil || !facts.Available {
 			t.Fatalf("%+v, %v", facts.Findings, err)
+		}
+	}
+}
+
+// TestPool takes a sandbox from the pool and checks that it is in no way less
+// than one that was made for its user.
+func TestPool(t *testing.T) {
+	p := newProvider(t, nil)
+	res := sandbox.Resources{Memory: 256 << 20}
+	if err := p.Warm(t.Context(), &sandbox.Spec{Image: "host", Resources: res}, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []sandbox.ID{"pooled", "made"} { // the pool is empty for the second
+		in := create(t, p, sandbox.Spec{
+			ID: id, Image: "host", Resources: res, Hostname: string(id), Env: map[string]string{"WHO": string(id)},
+		})
+		o := sh(t, in, `hostname; echo $WHO; stat -f -c %T /tmp; grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | sort -u -k2 | wc -l; `+
+			`python3 -c 'import re; print(int(re.search("CapBnd:\\s*(\\w+)", open("/proc/self/status").read())[1], 16) >> 21 & 1)'`)
+		lines := strings.Fields(o.stdout)
+		if len(lines) != 5 || lines[0] != string(id) || lines[1] != string(id) || lines[2] == "tmpfs" || lines[3] != "1" || lines[4] != "0" {
+			t.Errorf("%s: %+v", id, o)
 		}
 	}
 }
