@@ -317,6 +317,23 @@ func (d *Daemon) Close() error {
 	return d.err
 }
 
+// lockPatience is how long a lock may outlive a daemon that was killed while
+// it was starting a process: until it has executed its program, the new
+// process holds what its maker held.
+const lockPatience = 3 * time.Second
+
+// tryLock takes the lock, unless somebody holds on to it.
+func tryLock(f *os.File) error {
+	deadline := time.Now().Add(lockPatience)
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // lock makes sure that one daemon works on a state directory. The kernel lets
 // go of the lock of a process that dies.
 func lock(path string) (release func() error, err error) {
@@ -324,7 +341,7 @@ func lock(path string) (release func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := tryLock(f); err != nil {
 		defer f.Close()
 		if !errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, err
