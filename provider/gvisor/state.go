@@ -262,7 +262,7 @@ func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
 	if err != nil {
 		return nil //nolint:nilerr // somebody else removed it
 	}
-	if now.Sub(info.ModTime()) < time.Minute || !b.dead() {
+	if now.Sub(info.ModTime()) < 2*time.Second || !b.dead() {
 		return nil
 	}
 	return os.RemoveAll(b.dir)
