@@ -51,7 +51,7 @@ func build(output, pkg string) {
 }
 
 func TestScript(t *testing.T) {
-	testscript.Run(t, testscript.Params{
+	testscript.RunT(quiet{t}, testscript.Params{
 		Dir:                 "../../testdata/script",
 		RequireExplicitExec: true,
 		Setup:               setup,
@@ -70,6 +70,16 @@ func TestScript(t *testing.T) {
 			"nothingleft": nothingLeft,
 		},
 	})
+}
+
+// quiet shows of a story that failed only the part that did, although -json
+// makes every test verbose.
+type quiet struct{ *testing.T }
+
+func (q quiet) Verbose() bool { return false }
+
+func (q quiet) Run(name string, f func(testscript.T)) {
+	q.T.Run(name, func(t *testing.T) { f(quiet{t}) })
 }
 
 // setup gives every story a home, a state directory and a copy of the program

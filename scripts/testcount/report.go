@@ -258,7 +258,9 @@ func (o *output) indent(w io.Writer) {
 		fmt.Fprintf(w, "    (%d bytes left out)\n", o.dropped)
 	}
 	for line := range strings.Lines(string(o.text)) {
-		fmt.Fprintf(w, "    %s\n", strings.TrimRight(line, "\n"))
+		if !strings.HasPrefix(line, "=== ") {
+			fmt.Fprintf(w, "    %s\n", strings.TrimRight(line, "\n"))
+		}
 	}
 }
 
