@@ -169,6 +169,13 @@ type Capabilities struct {
 	Images    bool `json:"images"`    // Spec.Image other than "host" is honoured
 	Mounts    bool `json:"mounts"`    // Spec.Mounts is honoured
 	Reattach  bool `json:"reattach"`  // Attach finds sandboxes of another process
+	Pause     bool `json:"pause"`     // Instance is a Pauser
+	Snapshot  bool `json:"snapshot"`  // Instance is a Snapshotter, the provider a Restorer
+	Memory    bool `json:"memory"`    // … that keep memory and processes too
+	Ports     bool `json:"ports"`     // Instance is a Dialer
+	Resize    bool `json:"resize"`    // Instance is a Resizer
+	Deadline  bool `json:"deadline"`  // Instance is a DeadlineSetter
+	Usage     bool `json:"usage"`     // Instance is a Meter
 }
 
 // ProcessManager is implemented by instances that remember their commands.

@@ -16,6 +16,13 @@ const (
 	capImages    = "images"
 	capMounts    = "mounts"
 	capReattach  = "reattach"
+	capPause     = "pause"
+	capSnapshot  = "snapshot"
+	capMemory    = "memory"
+	capPorts     = "ports"
+	capResize    = "resize"
+	capDeadline  = "deadline"
+	capUsage     = "usage"
 )
 
 func (s *suite) declared(capability string) bool {
@@ -23,6 +30,8 @@ func (s *suite) declared(capability string) bool {
 	return map[string]bool{
 		capFiles: c.Files, capWatch: c.Watch, capArchive: c.Archive, capTerminal: c.Terminal, capProcesses: c.Processes,
 		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capReattach: c.Reattach,
+		capPause: c.Pause, capSnapshot: c.Snapshot, capMemory: c.Memory, capPorts: c.Ports, capResize: c.Resize,
+		capDeadline: c.Deadline, capUsage: c.Usage,
 	}[capability]
 }
 
@@ -38,6 +47,18 @@ func implemented(inst driver.Instance, capability string) (has, known bool) {
 		_, has = driver.As[driver.Archiver](inst)
 	case capProcesses:
 		_, has = driver.As[driver.ProcessManager](inst)
+	case capPause:
+		_, has = driver.As[driver.Pauser](inst)
+	case capSnapshot:
+		_, has = driver.As[driver.Snapshotter](inst)
+	case capPorts:
+		_, has = driver.As[driver.Dialer](inst)
+	case capResize:
+		_, has = driver.As[driver.Resizer](inst)
+	case capDeadline:
+		_, has = driver.As[driver.DeadlineSetter](inst)
+	case capUsage:
+		_, has = driver.As[driver.Meter](inst)
 	default:
 		return false, false
 	}
@@ -58,6 +79,13 @@ func (t *caseT) assertAbsent(capability string) {
 	b := t.box()
 	if has, known := implemented(b.inst, capability); known && has {
 		t.Errorf("%s is not declared, but the instance implements it", capability)
+	}
+	if capability == capMemory {
+		if snap, ok := driver.As[driver.Snapshotter](b.inst); ok {
+			_, err := snap.Snapshot(t.ctx, t.TempDir(), driver.SnapshotOptions{Memory: true})
+			t.wantCode("Snapshot with memory, which is not declared", err, sandbox.CodeUnsupported)
+		}
+		return
 	}
 	cmd := sandbox.Command{Args: []string{"true"}}
 	switch capability {
@@ -111,6 +139,9 @@ func capabilityCase(capability string) testCase {
 		b := t.box()
 		if has, known := implemented(b.inst, capability); known && !has {
 			t.Errorf("%s is declared, but the instance does not implement it", capability)
+		}
+		if _, restores := driver.As[driver.Restorer](t.provider); capability == capSnapshot && !restores {
+			t.Errorf("snapshot is declared, but the provider restores none")
 		}
 	}}
 }
@@ -168,4 +199,11 @@ var capabilityCases = []testCase{
 	capabilityCase(capImages),
 	capabilityCase(capMounts),
 	capabilityCase(capReattach),
+	capabilityCase(capPause),
+	capabilityCase(capSnapshot),
+	capabilityCase(capMemory),
+	capabilityCase(capPorts),
+	capabilityCase(capResize),
+	capabilityCase(capDeadline),
+	capabilityCase(capUsage),
 }

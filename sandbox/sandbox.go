@@ -88,7 +88,25 @@ type Lifetime struct {
 	// Timeout is wall-clock time from creation to the forced end of the
 	// sandbox. Zero: no limit.
 	Timeout time.Duration `json:"timeout,omitempty"`
+	// Idle is how long nobody may use the sandbox before IdleAction happens.
+	// A command that runs, a transfer and an open port are use. Zero: never.
+	Idle time.Duration `json:"idle,omitempty"`
+	// IdleAction is what happens then. Empty: IdleStop.
+	IdleAction IdleAction `json:"idleAction,omitempty"`
 }
+
+// IdleAction is what becomes of a sandbox that nobody uses. The list is
+// append-only.
+type IdleAction string
+
+// What can become of a sandbox that nobody uses. A paused one wakes when it is
+// used again.
+const (
+	IdlePause  IdleAction = "pause"  // resident: frozen, memory stays
+	IdleSleep  IdleAction = "sleep"  // paused to disk: no memory and no process left
+	IdleStop   IdleAction = "stop"   // processes end, files are kept
+	IdleDelete IdleAction = "delete" // everything goes
+)
 
 // Command is one program to run in a sandbox.
 type Command struct {
@@ -120,6 +138,15 @@ type Command struct {
 	// be read later. Without it the command is killed when its Process is
 	// closed.
 	Background bool `json:"background,omitempty"`
+}
+
+// Usage is what a sandbox consumes. A figure that is not known is negative.
+type Usage struct {
+	CPU     time.Duration `json:"cpu"`     // processor time since it was made
+	Memory  int64         `json:"memory"`  // bytes now, its kernel included
+	Disk    int64         `json:"disk"`    // bytes of the writable layer now
+	PIDs    int64         `json:"pids"`    // processes and threads now
+	Sampled time.Time     `json:"sampled"` // when
 }
 
 // WindowSize is the size of a terminal in characters.

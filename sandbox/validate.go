@@ -106,6 +106,14 @@ func (s *Spec) Validate() error {
 	if s.Lifetime.Timeout < 0 {
 		return invalid("lifetime", "negative timeout")
 	}
+	if s.Lifetime.Idle < 0 {
+		return invalid("lifetime", "negative idle time")
+	}
+	switch s.Lifetime.IdleAction {
+	case "", IdlePause, IdleSleep, IdleStop, IdleDelete:
+	default:
+		return invalid("lifetime", "%q is none of pause, sleep, stop and delete", s.Lifetime.IdleAction)
+	}
 	return ValidateLabels(s.Labels)
 }
 

@@ -1,0 +1,94 @@
+package driver
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Pauser is implemented by instances that can stand still in memory: the
+// resident kind of pause. The other kind, to disk, is a [Snapshotter] with
+// SnapshotOptions.Stop, and a [Restorer].
+type Pauser interface {
+	// Pause stops every process of the sandbox where it stands. Nothing of it
+	// uses a processor until Resume; memory, files, processes, connections to
+	// it and its deadline stay. Calls that need the sandbox to run wait for
+	// Resume or their context. Pausing what is paused is success.
+	Pause(ctx context.Context) error
+	// Resume lets it go on. Resuming what runs is success.
+	Resume(ctx context.Context) error
+}
+
+// Snapshotter is implemented by instances whose state can be written down.
+type Snapshotter interface {
+	// Snapshot writes the state of the sandbox into dir, an existing empty
+	// directory of the caller's on this machine, as files that only this
+	// provider understands, and describes it. With opts.Stop the sandbox has
+	// ended when Snapshot returns; otherwise it goes on, and stood still only
+	// as long as it took. On an error what is in dir is rubbish and the
+	// sandbox runs as before.
+	Snapshot(ctx context.Context, dir string, opts SnapshotOptions) (Snapshot, error)
+}
+
+// SnapshotOptions say what to write down.
+type SnapshotOptions struct {
+	Memory bool // processes and their memory too, not only files
+	Stop   bool // end the sandbox with it, losing nothing in between
+}
+
+// Snapshot describes what a Snapshotter wrote.
+type Snapshot struct {
+	Memory bool   // memory was written
+	Engine string // what wrote it; memory is restored by exactly that only
+	Size   int64  // bytes of all files
+}
+
+// Restorer is implemented by providers that make sandboxes from snapshots.
+type Restorer interface {
+	// Restore is Create from a directory that Snapshot wrote, with spec's own
+	// identity (id, name, host name), environment, limits and mounts. It only
+	// reads dir, which the caller may remove when it has returned.
+	//
+	// Memory is a cache and files are the truth: if the memory cannot be
+	// restored here (it was written by another engine, or wants a processor
+	// with more features), the sandbox starts from its files, and Restored
+	// says so. A directory that is damaged is CodeInvalid, and nothing starts.
+	Restore(ctx context.Context, spec *sandbox.Spec, dir string) (Instance, Restored, error)
+}
+
+// Restored says what a Restorer could bring back.
+type Restored struct {
+	Memory bool   // processes go on where they were
+	Why    string // why not, if the snapshot had memory
+}
+
+// Dialer is implemented by instances whose ports can be reached.
+type Dialer interface {
+	// Dial connects to a TCP port of the sandbox as a process inside would at
+	// 127.0.0.1, so that services that listen on the loopback only are reached
+	// too. Nobody listening is CodeUnavailable. The caller closes the
+	// connection; CloseWrite works if it is a `CloseWrite() error`.
+	Dial(ctx context.Context, port uint16) (net.Conn, error)
+}
+
+// Resizer is implemented by instances whose limits can change while they run.
+type Resizer interface {
+	// Resize changes the limits that are not zero; see sandbox.Resources. A
+	// limit that cannot change is CodeUnsupported, and then none changes.
+	Resize(ctx context.Context, limits sandbox.Resources) error
+}
+
+// DeadlineSetter is implemented by instances whose lifetime the provider itself
+// enforces.
+type DeadlineSetter interface {
+	// SetDeadline replaces the time at which the sandbox ends by force. The
+	// zero time means never.
+	SetDeadline(ctx context.Context, at time.Time) error
+}
+
+// Meter is implemented by instances that know what they consume.
+type Meter interface {
+	Usage(ctx context.Context) (sandbox.Usage, error)
+}
