@@ -158,6 +158,9 @@ func (b *box) gone(op string) error {
 
 func (b *box) found() driver.Found {
 	f := driver.Found{ID: b.spec.ID, State: sandbox.Running, Created: b.created, Labels: maps.Clone(b.spec.Labels)}
+	if b.kernel.Frozen() != nil {
+		f.State = sandbox.Paused
+	}
 	if f.Exit = b.ended(); f.Exit != nil {
 		f.State = sandbox.Stopped
 	}

@@ -47,7 +47,7 @@ func Operations() []string {
 		"process.wait", "process.signal", "process.resize",
 		"processes.list", "processes.reconnect", "processes.logs", "processes.kill",
 		"files.stat", "files.list", "files.read", "files.write", "files.mkdir", "files.remove", "files.move",
-		"archive.export", "archive.import", "watch",
+		"archive.export", "archive.import", "watch", "pause", "resume", "snapshot", "restore",
 	}
 }
 
@@ -110,7 +110,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Capabilities: driver.Capabilities{Reattach: true},
 	}
 	if !p.bare {
-		f.Capabilities = driver.Capabilities{Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true}
+		f.Capabilities = driver.Capabilities{Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true, Pause: true, Snapshot: true}
 	}
 	return f, nil
 }
@@ -120,27 +120,41 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err := p.begin(ctx, "create"); err != nil {
 		return nil, err
 	}
-	switch {
-	case spec.Image != "" && spec.Image != "host":
-		return nil, fail(sandbox.CodeUnsupported, "create", "image", "the fake has no image but host")
-	case len(spec.Mounts) > 0:
-		return nil, fail(sandbox.CodeUnsupported, "create", "mounts", "the fake cannot mount")
-	case spec.User != "" && p.bare:
-		return nil, fail(sandbox.CodeUnsupported, "create", "user", "the fake is bare")
+	if err := p.supports(spec); err != nil {
+		return nil, err
 	}
 	b, err := newBox(spec)
 	if err != nil {
 		return nil, err
 	}
+	return p.add(b)
+}
+
+// supports refuses what the fake cannot do.
+func (p *Provider) supports(spec *sandbox.Spec) error {
+	switch {
+	case spec.Image != "" && spec.Image != "host":
+		return fail(sandbox.CodeUnsupported, "create", "image", "the fake has no image but host")
+	case len(spec.Mounts) > 0:
+		return fail(sandbox.CodeUnsupported, "create", "mounts", "the fake cannot mount")
+	case spec.User != "" && p.bare:
+		return fail(sandbox.CodeUnsupported, "create", "user", "the fake is bare")
+	}
+	return nil
+}
+
+// add lets a sandbox begin to live.
+func (p *Provider) add(b *box) (driver.Instance, error) {
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
-	if _, taken := p.world.boxes[spec.ID]; taken {
-		return nil, fail(sandbox.CodeAlreadyExists, "create", string(spec.ID), "the ID is taken")
+	id := b.spec.ID
+	if _, taken := p.world.boxes[id]; taken {
+		return nil, fail(sandbox.CodeAlreadyExists, "create", string(id), "the ID is taken")
 	}
 	if p.world.boxes == nil {
 		p.world.boxes = map[sandbox.ID]*box{}
 	}
-	p.world.boxes[spec.ID] = b
+	p.world.boxes[id] = b
 	b.live()
 	return p.instance(b), nil
 }

@@ -102,6 +102,13 @@ func operations(ctx context.Context, p driver.Provider, inst driver.Instance, pr
 	e["archive.export"] = ar.Export(ctx, "/etc", io.Discard, driver.ExportOptions{})
 	e["archive.import"] = ar.Import(ctx, "/tmp", bytes.NewReader(nil), driver.ImportOptions{})
 	_, e["watch"] = wa.Watch(ctx, "/tmp", false)
+	pa, _ := driver.As[driver.Pauser](inst)
+	sn, _ := driver.As[driver.Snapshotter](inst)
+	re, _ := driver.As[driver.Restorer](p)
+	e["pause"] = pa.Pause(ctx)
+	e["resume"] = pa.Resume(ctx)
+	_, e["snapshot"] = sn.Snapshot(ctx, "", driver.SnapshotOptions{})
+	_, _, e["restore"] = re.Restore(ctx, &sandbox.Spec{ID: "other"}, "")
 	return e
 }
 

@@ -26,10 +26,20 @@ var (
 	_ driver.Watcher        = (*instance)(nil)
 )
 
-// begin is called first in every operation on a living sandbox.
+// begin is called first in every operation on a living sandbox. It waits until
+// the sandbox is not paused.
 func (i *instance) begin(ctx context.Context, op string) error {
 	if err := i.provider.begin(ctx, op); err != nil {
 		return err
+	}
+	for thawed := i.kernel.Frozen(); thawed != nil; thawed = i.kernel.Frozen() {
+		select {
+		case <-thawed:
+		case <-i.stopped:
+			return i.gone(op)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	return i.gone(op)
 }

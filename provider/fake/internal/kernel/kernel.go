@@ -16,6 +16,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -39,6 +40,8 @@ type Kernel struct {
 	FS       *memfs.FS
 	Programs map[string]Program
 	Hostname string
+
+	frozen atomic.Pointer[chan struct{}] // set while no process may go on; closed when they may
 
 	mu      sync.Mutex
 	procs   map[int]*Proc
@@ -322,6 +325,7 @@ func (p *Proc) Sleep(d time.Duration) error {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		p.gate()
 		return nil
 	case <-p.ctx.Done():
 		return ErrKilled

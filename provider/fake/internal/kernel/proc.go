@@ -87,8 +87,13 @@ func (p *Proc) Exit() (code, signal int) {
 	return p.code, p.killed
 }
 
-// Dead reports whether the process is to die.
-func (p *Proc) Dead() bool { return p.ctx.Err() != nil }
+// Dead reports whether the process is to die. While the kernel is frozen it
+// does not return, unless the process is to die: programs ask between any two
+// steps.
+func (p *Proc) Dead() bool {
+	p.gate()
+	return p.ctx.Err() != nil
+}
 
 // deliver gives processes a signal, all at once: none of them sees another one
 // die before it has its own. Stopping and continuing do nothing.
@@ -152,6 +157,7 @@ func (p *Proc) Wait(c *Proc, interruptible bool) (status int, err error) {
 	}
 	select {
 	case <-c.done:
+		p.gate()
 		return c.code, nil
 	case <-p.ctx.Done():
 		return 0, ErrKilled
@@ -333,6 +339,7 @@ func (s stream) Read(b []byte) (int, error) {
 	if s.p.Dead() {
 		return 0, ErrKilled
 	}
+	defer s.p.gate()
 	return f.Read(s.p.ctx, b)
 }
 
@@ -345,6 +352,7 @@ func (s stream) Write(b []byte) (int, error) {
 		return 0, ErrKilled
 	}
 	n, err := f.Write(s.p.ctx, b)
+	s.p.gate()
 	if err == syscall.EPIPE {
 		deliver([]*Proc{s.p}, SIGPIPE)
 	}
@@ -359,8 +367,15 @@ type bound struct {
 	f File
 }
 
-func (b bound) Read(buf []byte) (int, error)  { return b.f.Read(b.p.ctx, buf) }
-func (b bound) Write(buf []byte) (int, error) { return b.f.Write(b.p.ctx, buf) }
+func (b bound) Read(buf []byte) (int, error) {
+	defer b.p.gate()
+	return b.f.Read(b.p.ctx, buf)
+}
+
+func (b bound) Write(buf []byte) (int, error) {
+	b.p.gate()
+	return b.f.Write(b.p.ctx, buf)
+}
 
 // Errorf writes a line to descriptor 2 that begins with the program's name.
 func (p *Proc) Errorf(format string, args ...any) {

@@ -1,0 +1,208 @@
+package fake
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+var (
+	_ driver.Pauser      = (*instance)(nil)
+	_ driver.Snapshotter = (*instance)(nil)
+	_ driver.Restorer    = (*Provider)(nil)
+)
+
+// Pause freezes the sandbox.
+func (i *instance) Pause(ctx context.Context) error {
+	if err := errors.Join(i.provider.begin(ctx, "pause"), i.gone("pause")); err != nil {
+		return err
+	}
+	i.kernel.Freeze()
+	return nil
+}
+
+// Resume lets the sandbox go on.
+func (i *instance) Resume(ctx context.Context) error {
+	if err := errors.Join(i.provider.begin(ctx, "resume"), i.gone("resume")); err != nil {
+		return err
+	}
+	i.kernel.Thaw()
+	return nil
+}
+
+// The files of a snapshot: all files of the sandbox but devices, and what
+// tells whether they are as they were written.
+const (
+	treeFile     = "tree.tar"
+	manifestFile = "fake.json"
+	engine       = "fake 1"
+)
+
+type manifest struct {
+	Engine string `json:"engine"`
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+}
+
+// Snapshot writes the files of the sandbox. What processes hold in goroutines
+// cannot be written.
+func (i *instance) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	if err := errors.Join(i.provider.begin(ctx, "snapshot"), i.gone("snapshot")); err != nil {
+		return driver.Snapshot{}, err
+	}
+	if opts.Memory {
+		return driver.Snapshot{}, fail(sandbox.CodeUnsupported, "snapshot", string(i.spec.ID), "the fake keeps no memory")
+	}
+	if i.kernel.Frozen() == nil {
+		i.kernel.Freeze()
+		defer i.kernel.Thaw()
+	}
+	size, err := i.writeTree(ctx, dir)
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	if opts.Stop {
+		i.end(sandbox.Exit{Code: 137, Signal: kernel.SIGKILL, Reason: sandbox.ReasonKilled, Detail: "its state was written down and it was ended"})
+	}
+	return driver.Snapshot{Engine: engine, Size: size}, nil
+}
+
+func (i *instance) writeTree(ctx context.Context, dir string) (size int64, err error) {
+	f, err := os.OpenFile(filepath.Join(dir, treeFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	sum := sha256.New()
+	e := &exporter{
+		instance: i, ctx: ctx, tar: tar.NewWriter(io.MultiWriter(f, sum)), top: "/", base: ".",
+		exclude: []string{"dev"}, seen: map[uint64]string{},
+	}
+	if err := errors.Join(e.add(""), e.tar.Close()); err != nil {
+		return 0, i.fileError("snapshot", "/", err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	text, err := json.Marshal(manifest{Engine: engine, Size: info.Size(), SHA256: hex.EncodeToString(sum.Sum(nil))})
+	if err != nil {
+		return 0, err
+	}
+	return info.Size() + int64(len(text)), os.WriteFile(filepath.Join(dir, manifestFile), text, 0o600)
+}
+
+// Restore makes a sandbox with the files of a snapshot.
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+	none := driver.Restored{}
+	if err := p.begin(ctx, "restore"); err != nil {
+		return nil, none, err
+	}
+	if p.bare {
+		return nil, none, fail(sandbox.CodeUnsupported, "restore", "snapshot", "the fake is bare")
+	}
+	if err := p.supports(spec); err != nil {
+		return nil, none, err
+	}
+	if err := verifyTree(dir); err != nil {
+		return nil, none, err
+	}
+	plain := *spec
+	plain.User, plain.Workdir = "", "" // they may be known only in the files to come
+	b, err := newBox(&plain)
+	if err != nil {
+		return nil, none, err
+	}
+	b.spec.User, b.spec.Workdir = spec.User, spec.Workdir
+	if err := p.fill(ctx, b, dir); err != nil {
+		return nil, none, err
+	}
+	inst, err := p.add(b)
+	return inst, none, err
+}
+
+func damaged(what string) error {
+	return fail(sandbox.CodeInvalid, "restore", "snapshot", "the snapshot is damaged: "+what)
+}
+
+// verifyTree checks that a snapshot is as it was written.
+func verifyTree(dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, manifestFile))
+	var m manifest
+	if err != nil || json.Unmarshal(text, &m) != nil || m.Engine != engine {
+		return damaged("it has no manifest")
+	}
+	f, err := os.Open(filepath.Join(dir, treeFile))
+	if err != nil {
+		return damaged("it has no files")
+	}
+	defer f.Close()
+	sum := sha256.New()
+	n, err := io.Copy(sum, f)
+	if err != nil {
+		return err
+	}
+	if n != m.Size || hex.EncodeToString(sum.Sum(nil)) != m.SHA256 {
+		return damaged("its files were changed")
+	}
+	return nil
+}
+
+// fill replaces the tree of a new sandbox by that of a snapshot, devices
+// excepted, and gives it its own identity.
+func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
+	f, err := os.Open(filepath.Join(dir, treeFile))
+	if err != nil {
+		return damaged("it has no files")
+	}
+	defer f.Close()
+	names, err := b.files.Names(root, "/")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if name == "dev" {
+			continue
+		}
+		if err := b.files.RemoveAll(root, "/"+name); err != nil {
+			return err
+		}
+	}
+	m := &importer{instance: &instance{p, b}, ctx: ctx, top: "/", tar: tar.NewReader(f)}
+	if err := m.run(); err != nil {
+		return b.fileError("restore", m.name, err)
+	}
+	return b.identify()
+}
+
+// identify makes the files that tell who a sandbox is its own, and finds its
+// user in them.
+func (b *box) identify() error {
+	o, err := b.files.Open(root, "/etc/hostname", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err == nil && o.File != nil {
+		_, err = o.File.Write([]byte(b.kernel.Hostname + "\n"))
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return b.fileError("restore", "/etc/hostname", err)
+	}
+	var ok bool
+	if b.user, ok = b.lookUser(b.spec.User); !ok {
+		return fail(sandbox.CodeInvalid, "restore", "user", "no such user")
+	}
+	if b.spec.Workdir == "" {
+		return nil
+	}
+	return b.fileError("restore", b.spec.Workdir, b.mkdirAll(path.Clean(b.spec.Workdir), 0o755, memfs.Cred{UID: b.user.UID, GID: b.user.GID}))
+}
