@@ -38,7 +38,7 @@ type soaker struct {
 	dead  map[string]sandbox.ID // whose removal was acknowledged
 }
 
-func (s *soaker) start(t *testing.T) {
+func (s *soaker) start(t testing.TB) {
 	t.Helper()
 	s.daemon = exec.Command(built.atoll, "up")
 	s.daemon.Env = s.env

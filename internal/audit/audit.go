@@ -1,9 +1,9 @@
 // Package audit is the one choke point between being allowed to do something
 // and doing it: [Recorder.Do] asks whether the action is allowed, writes down
 // that it is about to happen, lets it happen, and writes down what became of
-// it. If the first record cannot be written, the action does not happen; if
-// the second cannot, the first stays open, and the next start of the daemon
-// closes it as unknown ([Recorder.Settle]).
+// it. If the first record is not on the disk, the action does not happen; the
+// second follows within a moment, and if it cannot, the first stays open, and
+// the next start of the daemon closes it as unknown ([Recorder.Settle]).
 //
 // What is written holds no value of a secret and no output: of a command, the
 // program's name and the number of its arguments, unless the operator asks for
@@ -15,7 +15,6 @@ import (
 	"errors"
 	"path"
 	"sync"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/store"
@@ -87,7 +86,7 @@ func (r *Recorder) Do(ctx context.Context, a Action, authorise func() error, act
 	}
 	// A panic must not leave the impression that nothing happened.
 	out := Outcome{Err: &sandbox.Error{Code: sandbox.CodeInternal, Message: "the action panicked"}}
-	defer func() { r.report(intent.End(ctx, out)) }()
+	defer func() { r.report(intent.End(out)) }()
 	done, err := act(ctx)
 	done.Err = err
 	out = done
@@ -137,7 +136,7 @@ func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 	if err == nil && ctx.Err() != nil {
 		// The caller has gone meanwhile: nothing will be done.
 		err = &sandbox.Error{Code: sandbox.CodeOf(ctx.Err()), Op: a.Op, Subject: a.Name, Cause: ctx.Err()}
-		r.report(i.End(ctx, Outcome{Err: err}))
+		r.report(i.End(Outcome{Err: err}))
 		return nil, err
 	}
 	return i, err
@@ -170,19 +169,15 @@ func notRecorded(a Action, err error) error {
 	}
 }
 
-// outcomeTimeout bounds the record of an outcome whose caller has gone.
-const outcomeTimeout = 10 * time.Second
-
-// End records what became of the action, even when ctx has ended. A second
-// call does nothing.
-func (i *Intent) End(ctx context.Context, out Outcome) error {
+// End records what became of the action. It does not wait for the disk, so
+// that an action costs one wait and not two: a daemon that is killed within the
+// next moment leaves the intent open, and its successor records the outcome as
+// unknown. A second call does nothing.
+func (i *Intent) End(out Outcome) error {
 	if i.over() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), outcomeTimeout)
-	defer cancel()
-	_, err := i.r.log.Append(ctx, i.outcome(out))
-	return err
+	return i.r.log.AppendLater(i.outcome(out))
 }
 
 // EndTx is End within a transaction, of which it should be the last step. If

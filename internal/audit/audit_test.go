@@ -187,14 +187,14 @@ func TestWithStore(t *testing.T) {
 		_, err := tx.UpdateSandbox(ctx, "acme", "id-web", store.Expect{}, func(b *store.Sandbox) { b.State = sandbox.Running })
 		return errors.Join(err, intent.EndTx(ctx, tx, audit.Outcome{Sandbox: "id-web"}))
 	}))
-	ok(t, intent.End(ctx, audit.Outcome{Err: boom})) // does nothing
+	ok(t, intent.End(audit.Outcome{Err: boom})) // does nothing
 	wantStory(t, l, "attempted sandbox.create  ref=0", "sandbox.created sandbox.create  ref=1")
 }
 
 func TestSettle(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "atoll.db")
-	_, l, r := open(t, path, audit.Options{Node: "n1"})
-	_, _, other := open(t, path, audit.Options{Node: "n2"})
+	_, _, r := open(t, path, audit.Options{Node: "n1"})
+	_, later, other := open(t, path, audit.Options{Node: "n2"})
 	for range 3 {
 		_, err := r.Begin(t.Context(), audit.Action{Tenant: "acme", Op: "process.exec", Sandbox: "id-web"})
 		ok(t, err)
@@ -208,8 +208,8 @@ func TestSettle(t *testing.T) {
 	if n != 3 || again != 0 {
 		t.Errorf("settled %d and then %d, want 3 and 0", n, again)
 	}
-	ok(t, foreign.End(t.Context(), audit.Outcome{}))
-	got := story(t, l)
+	ok(t, foreign.End(audit.Outcome{}))
+	got := story(t, later)
 	if len(got) != 8 || got[4] != "unknown process.exec  ref=1 unavailable" || got[7] != "exec.started process.exec  ref=4" {
 		t.Errorf("the log tells %q", got)
 	}
@@ -221,7 +221,7 @@ func TestEndOnce(t *testing.T) {
 	ok(t, err)
 	var wg sync.WaitGroup
 	for range 10 {
-		wg.Go(func() { ok(t, i.End(t.Context(), audit.Outcome{})) })
+		wg.Go(func() { ok(t, i.End(audit.Outcome{})) })
 	}
 	wg.Wait()
 	wantStory(t, l, "attempted files.read  ref=0", "files.read files.read  ref=1")

@@ -2,11 +2,14 @@ package daemon_test
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -63,4 +66,73 @@ func BenchmarkExec(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkList10000 lists ten thousand sandboxes: the first page, as a person
+// sees it, and all, page by page.
+func BenchmarkList10000(b *testing.B) {
+	const n = 10_000
+	ctx := context.Background()
+	m := daemontest.New(b)
+	c := daemontest.Client(b, m.Start(b, nil))
+	if err := m.Store(b).Update(ctx, func(tx *store.Tx) error {
+		for i := range n {
+			box := store.Sandbox{
+				ID: sandbox.ID(fmt.Sprint("sb-", i)), Name: fmt.Sprint("b", i), State: sandbox.Running, Provider: "fake", Node: "elsewhere",
+				Labels: map[string]string{"app": "web", "tier": fmt.Sprint(i % 7)}, Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 30},
+			}
+			if _, _, err := tx.CreateSandbox(ctx, "default", box, store.Create{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+	list := func(b *testing.B, want int) {
+		for b.Loop() {
+			got := 0
+			for _, err := range c.List(ctx, atoll.ListOptions{Page: 1000}) {
+				if err != nil {
+					b.Fatal(err)
+				}
+				if got++; got == want {
+					break
+				}
+			}
+			if got != want {
+				b.Fatalf("%d listed", got)
+			}
+		}
+	}
+	b.Run("first", func(b *testing.B) { list(b, 1000) })
+	b.Run("all", func(b *testing.B) { list(b, n) })
+}
+
+// BenchmarkExecTogether has 50 clients run commands in as many sandboxes,
+// which cost next to nothing: it is how many the daemon itself can carry.
+func BenchmarkExecTogether(b *testing.B) {
+	const boxes = 50
+	ctx := context.Background()
+	c := daemontest.Client(b, daemontest.New(b).Start(b, nil))
+	work := make(chan struct{})
+	var wg sync.WaitGroup
+	for range boxes {
+		s, err := c.Create(ctx, sandbox.Spec{}, atoll.CreateOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		wg.Go(func() {
+			for range work {
+				if _, err := s.Run(ctx, sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{}); err != nil {
+					b.Error(err)
+				}
+			}
+		})
+	}
+	for b.Loop() {
+		work <- struct{}{}
+	}
+	close(work)
+	wg.Wait()
 }

@@ -48,8 +48,9 @@ type Options struct {
 	// Poll is how often followers look for records of other daemons, if the
 	// database is shared. Zero: one second.
 	Poll time.Duration
-	// OnError is told about heads that could not be kept. Nil ignores them:
-	// the next one is tried all the same.
+	// OnError is told about heads that could not be kept and events of
+	// AppendLater that could not be written. Nil ignores them: they are tried
+	// again.
 	OnError func(error)
 }
 
@@ -61,19 +62,13 @@ type Log struct {
 	anchorer *anchorer
 
 	mu      sync.Mutex
-	queue   []*entry                 // appended by nobody yet
-	leading bool                     // somebody appends the queue
+	queue   []*entry                 // written by nobody yet, in order
+	urgent  int                      // how many of them somebody waits for
+	leading bool                     // somebody writes
+	lag     *time.Timer              // nil, or running out for those nobody waits for
 	waiters map[string]chan struct{} // by tenant, closed at the next record
 	closed  bool
 	idle    *sync.Cond // leading became false
-}
-
-// entry is one event on its way into the log.
-type entry struct {
-	event Event
-	opens string // node, for an intent
-	err   error
-	done  chan struct{}
 }
 
 // New makes a Log over a store.
@@ -92,12 +87,13 @@ func New(s *store.Store, opts Options) *Log {
 	return l
 }
 
-// Close waits for what is being appended and keeps the last heads. Events
-// after it are refused. Followers are not ended: their contexts end them.
-// Close is idempotent.
+// Close writes what is queued and keeps the last heads. Events after it are
+// refused. Followers are not ended: their contexts end them. Close is
+// idempotent.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	l.closed = true
+	l.start()
 	for l.leading {
 		l.idle.Wait()
 	}
@@ -174,102 +170,9 @@ func (l *Log) wrote(tenant string, head Head) {
 	}
 }
 
-// maxQueue bounds the memory that a stuck database can cost.
-const maxQueue = 10_000
-
-// append queues an event. If nobody is at work, a goroutine starts that writes
-// everything that is queued and ends when the queue is empty: while one
-// transaction waits for the disk, the next one fills.
-func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) {
-	if err := ctx.Err(); err != nil {
-		return Event{}, err
-	}
-	en := &entry{event: e, opens: opens, done: make(chan struct{})}
-	l.mu.Lock()
-	switch {
-	case l.closed:
-		l.mu.Unlock()
-		return Event{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the daemon is shutting down"}
-	case len(l.queue) >= maxQueue:
-		l.mu.Unlock()
-		return Event{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the event log cannot keep up"}
-	}
-	l.queue = append(l.queue, en)
-	if !l.leading {
-		l.leading = true
-		go l.lead(context.WithoutCancel(ctx))
-	}
-	l.mu.Unlock()
-	gone := ctx.Done()
-	if opens != "" {
-		gone = nil // else nobody would know the number to close it with
-	}
-	select {
-	case <-en.done:
-		return en.event, en.err
-	case <-gone:
-		return Event{}, ctx.Err()
-	}
-}
-
-// appendTimeout bounds the transaction of a batch, whose callers may all have
-// gone.
-const appendTimeout = 30 * time.Second
-
-// lead writes batches until nothing is queued.
-func (l *Log) lead(ctx context.Context) {
-	for {
-		l.mu.Lock()
-		batch := l.queue
-		l.queue = nil
-		if len(batch) == 0 {
-			l.leading = false
-			l.idle.Broadcast()
-			l.mu.Unlock()
-			return
-		}
-		l.mu.Unlock()
-		l.writeBatch(ctx, batch)
-		for _, en := range batch {
-			close(en.done)
-		}
-	}
-}
-
-// writeBatch writes a batch in one transaction. If that fails for a reason
-// that one of the events may be guilty of, each is tried alone.
-func (l *Log) writeBatch(ctx context.Context, batch []*entry) {
-	err := l.writeTenants(ctx, batch)
-	switch sandbox.CodeOf(err) {
-	case "":
-		return
-	case sandbox.CodeUnavailable, sandbox.CodeExhausted, sandbox.CodeTimeout, sandbox.CodeCanceled:
-		for _, en := range batch {
-			en.err = err
-		}
-		return
-	}
-	for _, en := range batch {
-		en.err = l.writeTenants(ctx, []*entry{en})
-	}
-}
-
-func (l *Log) writeTenants(ctx context.Context, batch []*entry) error {
-	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
-	defer cancel()
-	order, byTenant := group(batch)
-	return l.store.Update(ctx, func(tx *store.Tx) error {
-		for _, tenant := range order {
-			if err := l.write(ctx, tx, tenant, byTenant[tenant]); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
 // Open lists what a node announced and has no outcome yet, at most limit.
 func (l *Log) Open(ctx context.Context, node string, limit int) ([]store.OpenIntent, error) {
+	l.flush(ctx)
 	return store.Read(ctx, l.store, func(tx *store.Tx) ([]store.OpenIntent, error) {
 		return tx.Operator().OpenIntents(ctx, node, limit)
 	})
@@ -277,6 +180,7 @@ func (l *Log) Open(ctx context.Context, node string, limit int) ([]store.OpenInt
 
 // Head returns the end of a tenant's log as the database has it.
 func (l *Log) Head(ctx context.Context, tenant string) (Head, error) {
+	l.flush(ctx)
 	stored, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventHead, error) { return tx.EventHead(ctx, tenant) })
 	if err != nil {
 		return Head{}, err

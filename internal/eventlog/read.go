@@ -49,6 +49,7 @@ func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, li
 	if limit <= 0 || limit > maxRead {
 		limit = maxRead
 	}
+	l.flush(ctx)
 	rows, err := l.readRows(ctx, tenant, f, after, limit)
 	if err != nil {
 		return nil, err
@@ -85,6 +86,7 @@ func (l *Log) readRows(ctx context.Context, tenant string, f Filter, after int64
 // nothing for it.
 func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
+		l.flush(ctx)
 		for {
 			more := l.next(tenant) // before reading, so that nothing is missed
 			events, seen, err := l.readToEnd(ctx, tenant, f, after)
@@ -163,6 +165,7 @@ func (l *Log) wait(ctx context.Context, more <-chan struct{}) bool {
 // of its record and the body of the record last, byte for byte.
 func (l *Log) Export(ctx context.Context, tenant string, f Filter, w io.Writer) error {
 	out := bufio.NewWriter(w)
+	l.flush(ctx)
 	for after := int64(0); ; {
 		rows, err := l.readRows(ctx, tenant, f, after, pageSize)
 		if err != nil {

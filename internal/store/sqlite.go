@@ -80,10 +80,11 @@ func prepareFile(path string) (unlock func(), err error) {
 func openFile(path, txlock string, conns int, pragmas ...string) (*sql.DB, error) {
 	q := url.Values{"_txlock": {txlock}, "_pragma": pragmas}
 	u := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
-	db, err := sql.Open("sqlite", u.String())
+	c, err := sqlite.NewConnector(u.String())
 	if err != nil {
 		return nil, err
 	}
+	db := sql.OpenDB(preparing{c})
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
 	return db, nil

@@ -169,7 +169,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if err != nil {
-		p.note(intent.End(late, audit.Outcome{Err: err}))
+		p.note(intent.End(audit.Outcome{Err: err}))
 		return err
 	}
 	_, err = p.settle(late, b.Tenant, b.ID, intent, audit.Outcome{}, func(b *store.Sandbox) {

@@ -177,7 +177,7 @@ func (p *Plane) settle(ctx context.Context, tenant string, id sandbox.ID, intent
 		return intent.EndTx(ctx, tx, out)
 	})
 	if err != nil {
-		p.note(intent.End(ctx, out))
+		p.note(intent.End(out))
 	}
 	return box, err
 }

@@ -62,12 +62,31 @@ func Postgres(t testing.TB) string {
 // network or server would.
 func Disconnect(t testing.TB, address string) {
 	t.Helper()
+	command(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '"+database(t, address)+"'")
+}
+
+// Refuse ends every session of the database at address and lets no new one
+// begin, until restore is called.
+func Refuse(t testing.TB, address string) (restore func()) {
+	t.Helper()
+	name := database(t, address)
+	command(t, "ALTER DATABASE "+name+" ALLOW_CONNECTIONS false")
+	Disconnect(t, address)
+	return func() { command(t, "ALTER DATABASE "+name+" ALLOW_CONNECTIONS true") }
+}
+
+func database(t testing.TB, address string) string {
+	t.Helper()
 	u, err := url.Parse(address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = server.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '" + strings.TrimPrefix(u.Path, "/") + "'")
-	if err != nil {
+	return strings.TrimPrefix(u.Path, "/")
+}
+
+func command(t testing.TB, statement string) {
+	t.Helper()
+	if err := server.exec(statement); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/node"
+	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// benchDaemon starts the real program as a daemon, and returns a client on its
+// socket, what finds its sandboxes without it, and its process.
+func benchDaemon(b *testing.B) (*atoll.Client, driver.Provider, int) {
+	b.Helper()
+	state := filepath.Join(b.TempDir(), "state")
+	b.Setenv("ATOLL_KERNEL", built.atoll)
+	s := &soaker{env: append(os.Environ(), "ATOLL_STATE_DIR="+state)}
+	s.start(b)
+	b.Cleanup(func() {
+		s.kill()
+		rm := exec.Command(built.atoll, "rm", "--force", "--all")
+		rm.Env = s.env
+		if out, err := rm.CombinedOutput(); err != nil {
+			b.Errorf("%v: %s", err, out)
+		}
+	})
+	client, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(state, atoll.SocketName)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = client.Close() })
+	n, err := node.Open(state, all.Builtin(), os.LookupEnv)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = n.Close() })
+	config, err := n.Config("gvisor", false)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return client, config.Provider, s.daemon.Process.Pid
+}
+
+func direct(ctx context.Context, in driver.Instance) error {
+	p, err := in.Exec(ctx, &sandbox.Command{Args: []string{"/bin/true"}})
+	if err != nil {
+		return err
+	}
+	_, err = p.Wait(ctx)
+	_ = p.Close()
+	return err
+}
+
+func throughAPI(ctx context.Context, s *atoll.Sandbox) error {
+	_, err := s.Run(ctx, sandbox.Command{Args: []string{"/bin/true"}}, atoll.RunOptions{})
+	return err
+}
+
+func median(laps []time.Duration) float64 {
+	slices.Sort(laps)
+	return float64(laps[len(laps)/2].Nanoseconds()) / 1e6
+}
+
+// BenchmarkDaemonExec runs a command in one sandbox through the driver and
+// through the API in turn: the difference of the medians is what the daemon
+// costs, with its connection, authorisation, record and answer.
+func BenchmarkDaemonExec(b *testing.B) {
+	c, p, pid := benchDaemon(b)
+	ctx := context.Background()
+	s, err := c.Create(ctx, sandbox.Spec{Name: "bench"}, atoll.CreateOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	in, err := p.Attach(ctx, s.ID())
+	if err != nil {
+		b.Fatal(err)
+	}
+	var library, api []time.Duration
+	for b.Loop() {
+		for f, to := range map[int]*[]time.Duration{0: &library, 1: &api} {
+			began := time.Now()
+			if f == 0 {
+				err = direct(ctx, in)
+			} else {
+				err = throughAPI(ctx, s)
+			}
+			if err != nil {
+				b.Fatal(err)
+			}
+			*to = append(*to, time.Since(began))
+		}
+	}
+	b.ReportMetric(median(library), "library-ms")
+	b.ReportMetric(median(api), "api-ms")
+	b.ReportMetric(median(api)-median(library), "overhead-ms")
+	b.ReportMetric(residentMB(b, pid), "daemon-MB")
+}
+
+// BenchmarkDaemonThroughput has as many clients as there are sandboxes run
+// commands without a pause, first through the driver and then through the API.
+func BenchmarkDaemonThroughput(b *testing.B) {
+	const boxes, lap = 50, 5 * time.Second
+	c, p, pid := benchDaemon(b)
+	ctx := context.Background()
+	b.ReportMetric(residentMB(b, pid), "idle-MB")
+	var ready []*atoll.Sandbox
+	var instances []driver.Instance
+	for i := range boxes {
+		s, err := c.Create(ctx, sandbox.Spec{Name: fmt.Sprint("bench", i), Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		in, err := p.Attach(ctx, s.ID())
+		if err != nil {
+			b.Fatal(err)
+		}
+		ready, instances = append(ready, s), append(instances, in)
+	}
+	for b.Loop() {
+		rate := func(name string, run func(i int) error) {
+			laps := flood(b, boxes, lap, run)
+			b.ReportMetric(float64(len(laps))/lap.Seconds(), name+"/s")
+			b.ReportMetric(median(laps), name+"-median-ms")
+		}
+		rate("library", func(i int) error { return direct(ctx, instances[i]) })
+		rate("api", func(i int) error { return throughAPI(ctx, ready[i]) })
+	}
+	b.ReportMetric(residentMB(b, pid), "daemon-MB")
+}
+
+// flood runs something in as many goroutines for a while.
+func flood(b *testing.B, workers int, d time.Duration, run func(i int) error) (all []time.Duration) {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	end := time.Now().Add(d)
+	for i := range workers {
+		wg.Go(func() {
+			var own []time.Duration
+			for time.Now().Before(end) {
+				began := time.Now()
+				if err := run(i); err != nil {
+					b.Error(err)
+					return
+				}
+				own = append(own, time.Since(began))
+			}
+			mu.Lock()
+			all = append(all, own...)
+			mu.Unlock()
+		})
+	}
+	wg.Wait()
+	return all
+}
+
+// residentMB is what a process keeps of the machine's memory.
+func residentMB(b *testing.B, pid int) float64 {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	var kb float64
+	for line := range strings.Lines(string(text)) {
+		if _, err := fmt.Sscanf(line, "Pss: %f kB", &kb); err == nil {
+			return kb / 1024
+		}
+	}
+	b.Fatal("no proportional set size")
+	return 0
+}

@@ -1,0 +1,247 @@
+package eventlog
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// entry is one event on its way into the log.
+type entry struct {
+	event Event
+	opens string // node, for an intent
+	err   error
+	// done is closed once the event is written or has failed. Nil: nobody
+	// waits.
+	done chan struct{}
+	// mark says that there is no event: somebody wants to know when what was
+	// queued before has been written.
+	mark bool
+}
+
+const (
+	// maxQueue bounds the memory that a stuck database can cost.
+	maxQueue = 10_000
+	// lagTime is how long an event that nobody waits for may wait for one
+	// that somebody does, with which it shares a transaction.
+	lagTime = 50 * time.Millisecond
+	// retryTime is the same after the database failed.
+	retryTime = time.Second
+	// appendTimeout bounds the transaction of a batch, whose callers may all
+	// have gone.
+	appendTimeout = 30 * time.Second
+)
+
+// AppendLater queues e, which is written with the next event that somebody
+// waits for, or some 50 ms later. Whoever reads the log through this Log sees
+// it all the same. It is lost when the process is killed before; if the
+// database fails, it is tried again until Close. An event that does not fit
+// the queue is refused.
+func (l *Log) AppendLater(e Event) error {
+	return l.enqueue(&entry{event: e})
+}
+
+// append queues an event and waits until it is written. While one transaction
+// waits for the disk, the next one fills.
+func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) {
+	if err := ctx.Err(); err != nil {
+		return Event{}, err
+	}
+	en := &entry{event: e, opens: opens, done: make(chan struct{})}
+	if err := l.enqueue(en); err != nil {
+		return Event{}, err
+	}
+	gone := ctx.Done()
+	if opens != "" {
+		gone = nil // else nobody would know the number to close it with
+	}
+	select {
+	case <-en.done:
+		return en.event, en.err
+	case <-gone:
+		return Event{}, ctx.Err()
+	}
+}
+
+// flush waits until what was queued before has been written or has failed, so
+// that readers see what their caller was told before.
+func (l *Log) flush(ctx context.Context) {
+	l.mu.Lock()
+	pending := len(l.queue) > 0 || l.leading
+	l.mu.Unlock()
+	if !pending {
+		return
+	}
+	en := &entry{mark: true, done: make(chan struct{})}
+	if l.enqueue(en) != nil {
+		return
+	}
+	select {
+	case <-en.done:
+	case <-ctx.Done():
+	}
+}
+
+func (l *Log) enqueue(en *entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the daemon is shutting down"}
+	case len(l.queue) >= maxQueue:
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the event log cannot keep up"}
+	}
+	l.queue = append(l.queue, en)
+	if en.done == nil {
+		l.delay(lagTime)
+		return nil
+	}
+	l.urgent++
+	l.start()
+	return nil
+}
+
+// start makes sure that somebody writes the queue. The caller holds the mutex.
+func (l *Log) start() {
+	if l.leading || len(l.queue) == 0 {
+		return
+	}
+	l.leading = true
+	go l.lead()
+}
+
+// delay has the queue written after a while, if nobody does so before. The
+// caller holds the mutex.
+func (l *Log) delay(d time.Duration) {
+	if l.leading || l.lag != nil {
+		return
+	}
+	l.lag = time.AfterFunc(d, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.lag = nil
+		l.start()
+	})
+}
+
+// take returns what is to be written now. When nobody waits for anything, it
+// returns nothing, and the rest is written after a pause; only the first call
+// takes that too.
+func (l *Log) take(first bool, pause time.Duration) []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.queue) == 0 || l.urgent == 0 && !first && !l.closed {
+		l.leading = false
+		if len(l.queue) > 0 {
+			l.delay(pause)
+		}
+		l.idle.Broadcast()
+		return nil
+	}
+	if l.lag != nil {
+		l.lag.Stop()
+		l.lag = nil
+	}
+	batch := l.queue
+	l.queue, l.urgent = nil, 0
+	return batch
+}
+
+// lead writes batches until nobody waits for more.
+func (l *Log) lead() {
+	pause := lagTime
+	for first := true; ; first = false {
+		batch := l.take(first, pause)
+		if len(batch) == 0 {
+			return
+		}
+		l.writeBatch(context.Background(), batch)
+		pause = lagTime
+		if l.giveBack(batch) {
+			pause = retryTime
+		}
+		for _, en := range batch {
+			if en.done != nil {
+				close(en.done)
+			}
+		}
+	}
+}
+
+// giveBack queues again what nobody waits for and the database did not take,
+// and reports whether there was any.
+func (l *Log) giveBack(batch []*entry) bool {
+	var again []*entry
+	var failed error
+	for _, en := range batch {
+		if en.done != nil || en.err == nil {
+			continue
+		}
+		failed = en.err
+		if transient(en.err) {
+			en.err = nil
+			again = append(again, en)
+		}
+	}
+	if failed != nil && l.opts.OnError != nil {
+		l.opts.OnError(failed)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(again) == 0 || l.closed {
+		return false
+	}
+	l.queue = append(again, l.queue...)
+	return true
+}
+
+// transient reports that no event is guilty of a failure.
+func transient(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeUnavailable, sandbox.CodeExhausted, sandbox.CodeTimeout, sandbox.CodeCanceled:
+		return true
+	}
+	return false
+}
+
+// writeBatch writes a batch in one transaction. If that fails for a reason
+// that one of the events may be guilty of, each is tried alone.
+func (l *Log) writeBatch(ctx context.Context, batch []*entry) {
+	events := make([]*entry, 0, len(batch))
+	for _, en := range batch {
+		if !en.mark {
+			events = append(events, en)
+		}
+	}
+	err := l.writeTenants(ctx, events)
+	switch {
+	case err == nil:
+	case transient(err):
+		for _, en := range events {
+			en.err = err
+		}
+	default:
+		for _, en := range events {
+			en.err = l.writeTenants(ctx, []*entry{en})
+		}
+	}
+}
+
+func (l *Log) writeTenants(ctx context.Context, batch []*entry) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
+	defer cancel()
+	order, byTenant := group(batch)
+	return l.store.Update(ctx, func(tx *store.Tx) error {
+		for _, tenant := range order {
+			if err := l.write(ctx, tx, tenant, byTenant[tenant]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
