@@ -95,6 +95,12 @@ var rules = []rule{
 		why:  "images are made for any provider",
 	},
 	{
+		pkgs: "internal/blob/...",
+		only: []string{"sandbox", "internal/blob"},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "bytes under names, whatever they mean",
+	},
+	{
 		pkgs: "internal/guest/early",
 		only: []string{"sandbox", "internal/guest/..."},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),

@@ -1,0 +1,182 @@
+// Package blob keeps named sequences of bytes that are written once and read
+// often: packs of workspaces, snapshots, recordings. A directory and a bucket
+// of an S3 service are the two kinds of [Store]; one suite of tests, package
+// blobtest, holds both to what is promised here.
+//
+// A blob is there whole or not at all: who writes is killed, runs out of disk
+// or loses the network, and the name holds what it held before. With
+// [PutOptions.IfAbsent] a name is taken by exactly one of all who try, on all
+// machines that share the store; what is built above needs no other lock.
+package blob
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"iter"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Store keeps blobs. Its methods may be called concurrently, by any number of
+// processes. Errors are *sandbox.Error: a missing blob is CodeNotFound, a store
+// that cannot be reached is CodeUnavailable, a full one is CodeExhausted.
+type Store interface {
+	// Put writes all of r under key and replaces what was there. When it
+	// returns nil the blob is durable. If r fails nothing changes, and the
+	// error is r's.
+	Put(ctx context.Context, key string, r io.Reader, opts PutOptions) error
+	// Get reads a blob from offset on, at most length bytes, or to its end if
+	// length is negative. An offset beyond the end reads nothing. The caller
+	// closes the reader.
+	Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
+	// Stat describes a blob.
+	Stat(ctx context.Context, key string) (Info, error)
+	// List yields the blobs whose keys begin with prefix, in the order of
+	// their bytes. It stops at the first error.
+	List(ctx context.Context, prefix string) iter.Seq2[Info, error]
+	// Delete removes a blob. A missing one is success.
+	Delete(ctx context.Context, key string) error
+}
+
+// PutOptions say how to write.
+type PutOptions struct {
+	// IfAbsent makes an existing blob CodeAlreadyExists, and leaves it alone.
+	// More than MaxIfAbsent bytes are CodeInvalid then.
+	IfAbsent bool
+	// Size is the number of bytes to read from r, if it is known, which spares
+	// a buffer. A reader with fewer is CodeInvalid. Zero: all, however many.
+	Size int64
+}
+
+// Info describes a blob.
+type Info struct {
+	Key      string
+	Size     int64 // bytes
+	Modified time.Time
+}
+
+// MaxKeyLen bounds a key, in bytes.
+const MaxKeyLen = 512
+
+// MaxIfAbsent is the largest blob, in bytes, that can be put if it is absent:
+// what an S3 service takes in one request of bearable size.
+const MaxIfAbsent = 16 << 20
+
+func errTooLarge() error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "too large to be put only if it is absent"}
+}
+
+// ValidateKey reports whether key can name a blob: elements of [A-Za-z0-9._-]
+// that do not begin with a dot, between single slashes.
+func ValidateKey(key string) error {
+	bad := key == "" || len(key) > MaxKeyLen
+	for element := range strings.SplitSeq(key, "/") {
+		bad = bad || element == "" || element[0] == '.' || strings.ContainsFunc(element, isOdd)
+	}
+	if bad {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob", Message: fmt.Sprintf("%.80q is not a usable key", key)}
+	}
+	return nil
+}
+
+func isOdd(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._-", r)
+}
+
+// Open opens the store at address: a directory's path, "dir:PATH", or
+// "s3://BUCKET[/PREFIX][?endpoint=URL&region=NAME]". Credentials for S3 are
+// never part of an address; they come from where AWS's own tools look for
+// them: the environment, the shared credentials file, the machine's role.
+func Open(ctx context.Context, address string) (Store, error) {
+	if dir, ok := strings.CutPrefix(address, "dir:"); ok || !strings.Contains(address, "://") {
+		return OpenDir(dir)
+	}
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "s3" || u.Host == "" {
+		// The address is not repeated: somebody may have put a secret into it.
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "not the address of a blob store",
+			Hint: "use a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME",
+		}
+	}
+	if u.User != nil {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "an address must not hold credentials",
+			Hint: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a credentials file",
+		}
+	}
+	return OpenS3(ctx, S3{
+		Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"),
+		Endpoint: u.Query().Get("endpoint"), Region: u.Query().Get("region"),
+	})
+}
+
+// Below returns the part of a store whose keys begin with prefix and a slash,
+// under keys without them.
+func Below(s Store, prefix string) Store { return below{s, prefix + "/"} }
+
+type below struct {
+	store  Store
+	prefix string
+}
+
+func (b below) Put(ctx context.Context, key string, r io.Reader, opts PutOptions) error {
+	return b.store.Put(ctx, b.prefix+key, r, opts)
+}
+
+func (b below) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+	return b.store.Get(ctx, b.prefix+key, offset, length)
+}
+
+func (b below) Stat(ctx context.Context, key string) (Info, error) {
+	info, err := b.store.Stat(ctx, b.prefix+key)
+	info.Key = strings.TrimPrefix(info.Key, b.prefix)
+	return info, err
+}
+
+func (b below) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		for info, err := range b.store.List(ctx, b.prefix+prefix) {
+			info.Key = strings.TrimPrefix(info.Key, b.prefix)
+			if !yield(info, err) {
+				return
+			}
+		}
+	}
+}
+
+func (b below) Delete(ctx context.Context, key string) error {
+	return b.store.Delete(ctx, b.prefix+key)
+}
+
+// limited returns what is to be read of r. Its reader fails when r ends early.
+func limited(r io.Reader, opts PutOptions) io.Reader {
+	if opts.Size > 0 {
+		return &counted{r, opts.Size}
+	}
+	return r
+}
+
+type counted struct {
+	r    io.Reader
+	left int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	if c.left == 0 {
+		return 0, io.EOF
+	}
+	n, err := c.r.Read(p[:min(int64(len(p)), c.left)])
+	if c.left -= int64(n); err == io.EOF && c.left > 0 {
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "fewer bytes than were promised"}
+	}
+	return n, err
+}
+
+func fail(code sandbox.Code, op, key, message string, cause error) error {
+	return &sandbox.Error{Code: code, Op: op, Subject: key, Message: message, Cause: cause}
+}

@@ -1,0 +1,134 @@
+package blobtest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// gateway is a real S3 server whose bucket is a directory. It is built from
+// the module proxy when the first test wants it, unless $ATOLL_S3_SERVER names
+// one.
+const gateway = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
+
+// What the server believes. It listens on the loopback address only.
+const (
+	accessKey = "atoll-test"
+	secretKey = "not-much-of-a-secret"
+)
+
+// Main runs the tests of a package that uses [S3] and stops the server after
+// them. It is for TestMain and returns the exit code.
+func Main(m *testing.M) int {
+	code := m.Run()
+	server.stop()
+	return code
+}
+
+// S3 makes an empty bucket and returns its address for blob.Open. The
+// credentials are put into the test's environment.
+func S3(t *testing.T) string {
+	t.Helper()
+	server.once.Do(func() { server.err = server.start() })
+	if server.err != nil {
+		t.Fatal(server.err)
+	}
+	t.Setenv("AWS_ACCESS_KEY_ID", accessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", secretKey)
+	name := fmt.Sprintf("bucket-%d", buckets.Add(1))
+	if err := os.Mkdir(filepath.Join(server.dir, "data", name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return "s3://" + name + "?region=us-east-1&endpoint=http://" + server.address
+}
+
+var (
+	server  s3
+	buckets atomic.Int32
+)
+
+type s3 struct {
+	once    sync.Once
+	err     error
+	dir     string
+	address string
+	cmd     *exec.Cmd
+	log     bytes.Buffer
+}
+
+func (s *s3) start() (err error) {
+	if s.dir, err = os.MkdirTemp("", "atoll-s3-"); err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(s.dir, "data"), 0o755); err != nil {
+		return err
+	}
+	binary := os.Getenv("ATOLL_S3_SERVER")
+	if binary == "" {
+		binary = filepath.Join(s.dir, "versitygw")
+		build := exec.Command("go", "install", gateway)
+		build.Dir = s.dir // not in a module
+		build.Env = append(os.Environ(), "GOBIN="+s.dir, "CGO_ENABLED=0", "GOFLAGS=-mod=mod")
+		if out, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("build the S3 server: %w\n%s", err, out)
+		}
+	}
+	for range 5 { // somebody may be faster to take the port
+		if err = s.serve(binary); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// serve starts the server and waits until it answers.
+func (s *s3) serve(binary string) error {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	s.address = free.Addr().String()
+	_ = free.Close() // it only told a port that is free
+	s.log.Reset()
+	s.cmd = exec.Command(binary, "--port", s.address, "--quiet", "posix", filepath.Join(s.dir, "data"))
+	s.cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+accessKey, "ROOT_SECRET_KEY="+secretKey)
+	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := s.cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.cmd.Wait() }()
+	for {
+		if answer, err := http.Get("http://" + s.address); err == nil {
+			_ = answer.Body.Close() // any answer will do
+			return nil
+		}
+		select {
+		case err := <-ended:
+			s.cmd = nil
+			return errors.Join(fmt.Errorf("the S3 server ended: %s", strings.TrimSpace(s.log.String())), err)
+		case <-time.After(20 * time.Millisecond): // there is nothing to wait for but its answer
+		}
+	}
+}
+
+func (s *s3) stop() {
+	if s.cmd != nil {
+		_ = s.cmd.Process.Kill() // it may have ended
+	}
+	if s.dir != "" {
+		_ = os.RemoveAll(s.dir) // a temporary directory
+	}
+}

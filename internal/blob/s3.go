@@ -1,0 +1,243 @@
+package blob
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// S3 says where a bucket is.
+type S3 struct {
+	Bucket string
+	Prefix string // keys begin with it and a slash; empty: none
+	// Endpoint is the service's URL; empty: AWS. An http one is for services
+	// on this machine or a private network.
+	Endpoint string
+	Region   string // empty: asked for
+
+	// Credentials prove who is asking; nil: as AWS's own tools find them.
+	Credentials *credentials.Credentials
+}
+
+// partSize is how much of a blob of unknown size is held in memory.
+const partSize = MaxIfAbsent
+
+// bucket is a Store in an S3 service.
+type bucket struct {
+	client *minio.Client
+	name   string
+}
+
+// OpenS3 opens a store in an existing bucket.
+func OpenS3(ctx context.Context, where S3) (Store, error) {
+	host, secure := "s3.amazonaws.com", true
+	if where.Endpoint != "" {
+		u, err := url.Parse(where.Endpoint)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return nil, fail(sandbox.CodeInvalid, "blob.open", "endpoint", "not an http or https URL", nil)
+		}
+		host, secure = u.Host, u.Scheme == "https"
+	}
+	if where.Credentials == nil {
+		where.Credentials = credentials.NewChainCredentials([]credentials.Provider{
+			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{},
+		})
+	}
+	client, err := minio.New(host, &minio.Options{Creds: where.Credentials, Secure: secure, Region: where.Region})
+	if err != nil {
+		return nil, fail(sandbox.CodeInvalid, "blob.open", "endpoint", "not usable", err)
+	}
+	found, err := client.BucketExists(ctx, where.Bucket)
+	if err != nil {
+		return nil, s3Error("blob.open", where.Bucket, err)
+	}
+	if !found {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeNotFound, Op: "blob.open", Subject: where.Bucket, Message: "no such bucket",
+			Hint: "make the bucket first; Atoll does not",
+		}
+	}
+	b := &bucket{client: client, name: where.Bucket}
+	if where.Prefix == "" {
+		return b, nil
+	}
+	if err := ValidateKey(where.Prefix); err != nil {
+		return nil, err
+	}
+	return Below(b, where.Prefix), nil
+}
+
+// Put writes a blob; see [Store].
+func (b *bucket) Put(ctx context.Context, key string, r io.Reader, opts PutOptions) error {
+	if err := ValidateKey(key); err != nil {
+		return err
+	}
+	source := &remembering{r: limited(r, opts)}
+	size, body, err := measure(source, opts)
+	if err != nil {
+		return err
+	}
+	how := minio.PutObjectOptions{ContentType: "application/octet-stream", PartSize: partSize}
+	if opts.IfAbsent {
+		how.SetMatchETagExcept("*")
+	}
+	_, err = b.client.PutObject(ctx, b.name, key, body, size, how)
+	if source.err != nil {
+		return source.err
+	}
+	return s3Error("blob.put", key, err)
+}
+
+// measure finds out how much there is to write, -1 if it is more than one part.
+// What fits into one part is sent as one request, which is the only kind that
+// the client library makes conditional.
+func measure(source io.Reader, opts PutOptions) (int64, io.Reader, error) {
+	if opts.Size > 0 && !opts.IfAbsent {
+		return opts.Size, source, nil
+	}
+	var first bytes.Buffer
+	n, err := io.Copy(&first, io.LimitReader(source, partSize))
+	switch {
+	case err != nil:
+		return 0, nil, err
+	case n < partSize:
+		return n, bytes.NewReader(first.Bytes()), nil
+	case opts.IfAbsent:
+		if more, _ := io.CopyN(io.Discard, source, 1); more > 0 {
+			return 0, nil, errTooLarge()
+		}
+		return n, bytes.NewReader(first.Bytes()), nil
+	}
+	return -1, io.MultiReader(&first, source), nil
+}
+
+// remembering keeps the error of a reader, which the client wraps beyond
+// recognition.
+type remembering struct {
+	r   io.Reader
+	err error
+}
+
+func (r *remembering) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if err != nil && err != io.EOF {
+		r.err = err
+	}
+	return n, err
+}
+
+// Get reads a blob; see [Store].
+func (b *bucket) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
+	if err := ValidateKey(key); err != nil {
+		return nil, err
+	}
+	if length == 0 {
+		_, err := b.Stat(ctx, key)
+		return http.NoBody, err
+	}
+	var opts minio.GetObjectOptions
+	if offset > 0 || length > 0 {
+		end := int64(0) // to the end
+		if length > 0 {
+			end = offset + length - 1
+		}
+		if err := setRange(&opts, offset, end); err != nil {
+			return nil, fail(sandbox.CodeInvalid, "blob.get", key, "not a usable range", err)
+		}
+	}
+	body, _, _, err := minio.Core{Client: b.client}.GetObject(ctx, b.name, key, opts)
+	if minio.ToErrorResponse(err).StatusCode == http.StatusRequestedRangeNotSatisfiable {
+		return http.NoBody, nil
+	}
+	if err != nil {
+		return nil, s3Error("blob.get", key, err)
+	}
+	return body, nil
+}
+
+// setRange works around the library's "0 to 0", which it takes for the whole.
+func setRange(opts *minio.GetObjectOptions, offset, end int64) error {
+	if offset == 0 && end == 0 {
+		opts.Set("Range", "bytes=0-0")
+		return nil
+	}
+	return opts.SetRange(offset, end)
+}
+
+// Stat describes a blob; see [Store].
+func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
+	if err := ValidateKey(key); err != nil {
+		return Info{}, err
+	}
+	o, err := b.client.StatObject(ctx, b.name, key, minio.StatObjectOptions{})
+	if err != nil {
+		return Info{}, s3Error("blob.stat", key, err)
+	}
+	return Info{Key: key, Size: o.Size, Modified: o.LastModified}, nil
+}
+
+// List yields blobs; see [Store].
+func (b *bucket) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		for o := range b.client.ListObjectsIter(ctx, b.name, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
+			if o.Err != nil {
+				yield(Info{}, s3Error("blob.list", prefix, o.Err))
+				return
+			}
+			if ValidateKey(o.Key) != nil {
+				continue // not ours
+			}
+			if !yield(Info{Key: o.Key, Size: o.Size, Modified: o.LastModified}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Delete removes a blob; see [Store].
+func (b *bucket) Delete(ctx context.Context, key string) error {
+	if err := ValidateKey(key); err != nil {
+		return err
+	}
+	err := s3Error("blob.delete", key, b.client.RemoveObject(ctx, b.name, key, minio.RemoveObjectOptions{}))
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// s3Error classifies an error of the client. What the service says is for
+// logs: it may repeat parts of the request.
+func s3Error(op, key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return fail(sandbox.CodeOf(err), op, key, "", err)
+	}
+	answer := minio.ToErrorResponse(err)
+	switch answer.StatusCode {
+	case http.StatusNotFound:
+		return fail(sandbox.CodeNotFound, op, key, "no such "+strings.TrimPrefix(answer.Code, "NoSuch"), err)
+	case http.StatusPreconditionFailed, http.StatusConflict:
+		return fail(sandbox.CodeAlreadyExists, op, key, "exists already", err)
+	case http.StatusForbidden, http.StatusUnauthorized:
+		return &sandbox.Error{
+			Code: sandbox.CodeDenied, Op: op, Subject: key, Cause: err, Message: "the S3 service refuses (" + answer.Code + ")",
+			Hint: "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what that key may do with the bucket",
+		}
+	case http.StatusInsufficientStorage:
+		return fail(sandbox.CodeExhausted, op, key, "the S3 service is full", err)
+	}
+	return fail(sandbox.CodeUnavailable, op, key, "the S3 service cannot be used", err)
+}
