@@ -63,6 +63,12 @@ type Spec struct {
 	// any but these.
 	Mounts []Mount `json:"mounts,omitempty"`
 
+	// Network is what the sandbox may reach. Zero: nothing.
+	Network Network `json:"network,omitzero"`
+	// Secrets are the stored secrets the sandbox works with. Values are never
+	// part of a Spec.
+	Secrets []SecretRef `json:"secrets,omitempty"`
+
 	Lifetime Lifetime          `json:"lifetime,omitzero"`
 	Labels   map[string]string `json:"labels,omitempty"`
 }

@@ -103,6 +103,12 @@ func (s *Spec) Validate() error {
 		}
 		seen[t] = true
 	}
+	if err := s.Network.Validate(); err != nil {
+		return err
+	}
+	if err := validateSecrets(s.Secrets, s.Env); err != nil {
+		return err
+	}
 	if s.Lifetime.Timeout < 0 {
 		return invalid("lifetime", "negative timeout")
 	}

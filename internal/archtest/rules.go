@@ -47,6 +47,12 @@ var rules = []rule{
 	},
 
 	{
+		pkgs: "internal/policy", std: true, libs: []string{"golang.org/x/net/idna", "golang.org/x/text/..."},
+		only: []string{"sandbox"},
+		deny: []string{"net", "net/http", "os/exec", "database/sql"},
+		why:  "decisions are pure: what is allowed does not depend on the machine, the network or the hour",
+	},
+	{
 		pkgs: "internal/quota",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "database/sql"},
@@ -78,13 +84,13 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		only: []string{"sandbox", "driver", "internal/control", "internal/policy", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "driver", "internal/control/..."},
+		only: []string{"sandbox", "driver", "internal/control/...", "internal/policy"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
 		why:  "control sees providers only through the driver contract",
 	},
@@ -151,19 +157,19 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/..."},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/image/..."},
+		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/image/...",
+			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/...",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/key", "internal/quota",
 		},
@@ -174,7 +180,7 @@ var rules = []rule{
 	{pkgs: "scripts/testcount", std: true, why: "what judges the tests must not depend on what they test"},
 	{
 		pkgs: "scripts/...",
-		only: []string{"sandbox", "driver", "provider/...", "internal/control/...", "internal/image/...", "internal/guest/..."},
+		only: []string{"sandbox", "driver", "provider/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/..."},
 		deny: []string{"internal/cli/..."},
 		why:  "what measures the program uses it as a library",
 	},

@@ -42,6 +42,9 @@ type Config struct {
 	// Defaults fill the resources a request leaves at zero. Those that are
 	// zero here too are left to the provider.
 	Defaults sandbox.Resources
+	// Network says that a sandbox can be given a network, whose other end is a
+	// gateway that asks the policy. Without it a request for one is refused.
+	Network bool
 	// Guard carries out every action: it calls act once, or refuses to and
 	// returns why. Nil allows everything: the caller owns the machine.
 	Guard func(ctx context.Context, a Action, act func(context.Context) error) error

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -86,6 +87,9 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	default:
 		return nil, invalid("", "pull", fmt.Sprintf("%q is none of missing, always and never", req.Pull), "")
 	}
+	if err := c.checkNetwork(&spec); err != nil {
+		return nil, err
+	}
 	if spec.ID == "" {
 		spec.ID = c.cfg.NewID()
 	}
@@ -108,6 +112,31 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	spec.Env = maps.Clone(spec.Env)
 	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
 	return &spec, nil
+}
+
+// checkNetwork refuses rules that nobody would enforce, and secrets that nobody
+// would bring to where they are needed.
+func (c *Control) checkNetwork(spec *sandbox.Spec) error {
+	if local, ok := spec.Network.Local(); ok {
+		if err := policy.Check(local); err != nil {
+			return err
+		}
+	}
+	if c.cfg.Network {
+		return nil
+	}
+	unsupported := func(subject, message string) error {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: subject, Message: message, Hint: "leave it out: the sandbox then has no network"}
+	}
+	if spec.Network.Asked() {
+		return unsupported("network", "sandboxes cannot be given a network here")
+	}
+	for _, s := range spec.Secrets {
+		if s.Mode != sandbox.SecretEnv {
+			return unsupported("secrets", "a secret in the mode gateway needs a network, which sandboxes cannot be given here")
+		}
+	}
+	return nil
 }
 
 func fill[T int64 | float64](v *T, def T) {

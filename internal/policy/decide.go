@@ -1,0 +1,382 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Flow is a connection that a sandbox wants. Name is what the address that it
+// dialled was given out for, in canonical form, empty for a bare address. Addr
+// is the real address: the dialled one, or, once it is looked up, that of Name.
+type Flow struct {
+	Name string
+	Addr netip.Addr
+	Port uint16
+}
+
+// Reason says what a decision rests on. The list is append-only: events and
+// answers to clients carry it.
+type Reason string
+
+// The reasons.
+const (
+	ByRule      Reason = "rule"        // a rule matched
+	ByDefault   Reason = "default"     // none did
+	Offline     Reason = "offline"     // the profile's internet switch is off
+	BadHost     Reason = "host"        // no host name, or an ambiguous one
+	BadAddress  Reason = "address"     // it is not public, and nobody allowed it
+	OwnPort     Reason = "own_port"    // it belongs to the daemon
+	NoName      Reason = "server_name" // the TLS hello names nobody, or hides whom
+	Disagree    Reason = "agreement"   // server name, Host header and name differ
+	BadPath     Reason = "path"        // it can be read in two ways
+	BadMethod   Reason = "method"      // never let through
+	NoUpgrade   Reason = "upgrade"     // the rule allows no WebSocket
+	Plaintext   Reason = "plaintext"   // a credential would travel in the clear
+	Limited     Reason = "limit"       // a limit of the rule is reached
+	Filtered    Reason = "filter"      // a filter of the rule refuses the contents
+	Placeholder Reason = "placeholder" // a placeholder was sent where it does not belong
+)
+
+// Decision is the answer to a question. The zero value is a refusal.
+type Decision struct {
+	Allow  bool
+	Reason Reason
+	Rule   string // what the deciding rule is called; empty for none
+	Number int    // of the rule, from 1; 0 for none
+	Detail string // what is wrong, for a person; safe to show
+
+	// Inspect says that an allowed connection is not yet decided: TLS must be
+	// terminated, and every request must be asked for.
+	Inspect bool
+	// HostOnly says that an allowed connection is decided by its host alone:
+	// whatever is behind that name can be reached by it.
+	HostOnly bool
+	Limits   sandbox.Limits
+
+	// What follows is set for allowed requests.
+
+	Path      string // to be forwarded in place of the one that was sent
+	Inject    []sandbox.Injection
+	Filters   *Filters // nil: none
+	Swaps     []SwapFor
+	WebSocket bool
+}
+
+// SwapFor is a placeholder that is replaced in a request.
+type SwapFor struct {
+	Secret      string
+	Placeholder string
+	Places      Places
+}
+
+// Message says in a sentence why something was refused, or what allowed it.
+func (d Decision) Message() string {
+	if d.Detail != "" {
+		return d.Detail
+	}
+	verb := "denied"
+	if d.Allow {
+		verb = "allowed"
+	}
+	if d.Rule != "" {
+		return fmt.Sprintf("%s by %s", verb, d.Rule)
+	}
+	return verb + ", because no rule matches"
+}
+
+func refuse(why Reason, format string, args ...any) Decision {
+	return Decision{Reason: why, Detail: fmt.Sprintf(format, args...)}
+}
+
+// CanResolve reports whether any connection to a name, in canonical form,
+// could be allowed. Of other names there must be no trace on the network, not
+// even a question.
+func (p *Policy) CanResolve(name string) bool {
+	if !p.online || name == "" || checkName(name) != nil {
+		return false
+	}
+	var denied []ports // what earlier rules deny altogether
+	var room [12][]entry
+	found := false
+	merge(p.index.byName(room[:0], name), func(e entry) bool {
+		r := &p.rules[e.rule]
+		switch {
+		case r.allows():
+			found = !covered(e.ports, denied)
+		case !r.conditional():
+			denied = append(denied, e.ports)
+		}
+		return !found
+	})
+	return found || p.fallback == sandbox.Allow && !covered(ports{1, 65535}, denied)
+}
+
+// covered reports whether every port of p is in some range.
+func covered(p ports, ranges []ports) bool {
+	for low := int(p.low); low <= int(p.high); {
+		next := low
+		for _, r := range ranges {
+			if int(r.low) <= low && low <= int(r.high) {
+				next = max(next, int(r.high)+1)
+			}
+		}
+		if next == low {
+			return false
+		}
+		low = next
+	}
+	return true
+}
+
+// Connect decides whether a connection may be made. For a name it is asked
+// before the lookup, without an address, and again with every address that was
+// found, of which only an allowed one may be dialled.
+func (p *Policy) Connect(f Flow) Decision {
+	f.Addr = f.Addr.Unmap()
+	if d, ok := p.reachable(f); !ok {
+		return d
+	}
+	var inspect *rule // the first rule that has to see requests
+	var first *rule   // the first that may allow some
+	for r := range p.candidates(f) {
+		if r.inspects && inspect == nil {
+			inspect = r
+		}
+		if r.allows() && first == nil {
+			first = r
+		}
+		if !r.conditional() {
+			return p.settle(f, r, inspect, first)
+		}
+	}
+	return p.settle(f, nil, inspect, first)
+}
+
+// settle decides about a connection whose last candidate is r, nil for the
+// profile's default.
+func (p *Policy) settle(f Flow, r, inspect, first *rule) Decision {
+	ends := p.fallback
+	if r != nil {
+		ends = r.rule.Action
+	}
+	if ends == sandbox.Deny && first == nil {
+		return p.denied(r)
+	}
+	if class := p.class(f); class != Public && first == nil {
+		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class)
+	}
+	d := Decision{Allow: true, Reason: ByDefault}
+	d.Inspect = inspect != nil || p.swapped(f) && (r == nil || r.rule.TLS != sandbox.Passthrough)
+	d.HostOnly = !d.Inspect
+	if r != nil && r.allows() && inspect == nil {
+		d.by(r)
+	} else if first != nil {
+		d.Reason = ByRule
+	}
+	return d
+}
+
+func (d *Decision) by(r *rule) {
+	d.Reason, d.Rule, d.Number = ByRule, r.label(), r.number
+	if r.rule.Limits != nil {
+		d.Limits = *r.rule.Limits
+	}
+}
+
+// denied is the refusal by a rule, nil for the profile's default.
+func (p *Policy) denied(r *rule) Decision {
+	if r == nil {
+		return Decision{Reason: ByDefault}
+	}
+	d := Decision{}
+	d.by(r)
+	return d
+}
+
+// reachable refuses what no rule can allow.
+func (p *Policy) reachable(f Flow) (Decision, bool) {
+	switch {
+	case !p.online:
+		return refuse(Offline, "the internet switch of the profile is off"), false
+	case f.Port == 0 || f.Name == "" && !f.Addr.IsValid():
+		return refuse(BadHost, "there is no host or no port"), false
+	case f.Name != "" && checkName(f.Name) != nil:
+		return refuse(BadHost, "%q is not a host name: %v", clip(f.Name), checkName(f.Name)), false
+	case !f.Addr.IsValid():
+		return Decision{}, true
+	}
+	for _, own := range p.operator.Own {
+		if own.Port() == f.Port && (own.Addr().IsUnspecified() || own.Addr().Unmap() == f.Addr) {
+			return refuse(OwnPort, "port %d belongs to the daemon", f.Port), false
+		}
+	}
+	class := ClassOf(f.Addr)
+	if class == Public || permits(p.operator.Allow, f.Addr, class) {
+		return Decision{}, true
+	}
+	return refuse(BadAddress, "%s is a %s address, which the operator of this machine does not allow", f.Addr, strings.ReplaceAll(string(class), "_", "-")), false
+}
+
+func (p *Policy) class(f Flow) Class {
+	if !f.Addr.IsValid() {
+		return Public // to be looked up
+	}
+	return ClassOf(f.Addr)
+}
+
+func (p *Policy) swapped(f Flow) bool {
+	for i := range p.swaps {
+		if p.swaps[i].reaches(f) {
+			return true
+		}
+	}
+	return false
+}
+
+// Hello is what the first message of TLS says.
+type Hello struct {
+	ServerName string
+	Encrypted  bool // it hides another one (ECH)
+}
+
+// Hello decides whether the first message of TLS agrees with an allowed
+// connection. Without a name, or with a hidden one, only a rule about
+// addresses can allow.
+func (p *Policy) Hello(f Flow, connected Decision, h Hello) Decision {
+	f.Addr = f.Addr.Unmap()
+	if !connected.Allow || f.Name == "" && !connected.Inspect {
+		return connected
+	}
+	if h.ServerName == "" && f.Name != "" {
+		return refuse(NoName, "the TLS client names no server; the connection is to %s", f.Name)
+	}
+	if h.ServerName != "" {
+		if host, err := ParseHost(h.ServerName); err != nil || host.Name != f.Name || f.Name == "" && host.Addr != f.Addr {
+			return refuse(Disagree, "the TLS client names %q; the connection is to %s", clip(h.ServerName), f.host())
+		}
+	}
+	if h.Encrypted && connected.HostOnly {
+		return refuse(NoName, "the TLS client hides the name of the server")
+	}
+	return connected
+}
+
+func (f Flow) host() Host { return Host{Name: f.Name, Addr: f.Addr} }
+
+// Request is an HTTP request on a connection that was allowed and has to be
+// inspected.
+type Request struct {
+	Method    string
+	TLS       bool   // it came over TLS
+	Host      string // the Host header or :authority, with or without a port
+	Path      string // escaped, as it was sent, without the query
+	WebSocket bool   // it asks to become a WebSocket
+}
+
+// Request decides about a request. f has the real address.
+func (p *Policy) Request(f Flow, req Request) Decision {
+	f.Addr = f.Addr.Unmap()
+	if d, ok := p.reachable(f); !ok {
+		return d
+	}
+	if d, ok := checkRequest(f, req); !ok {
+		return d
+	}
+	path, err := parseRequestPath(req.Path)
+	if err != nil {
+		return refuse(BadPath, "%v", err)
+	}
+	for r := range p.candidates(f) {
+		if r.matches(req.Method, &path) {
+			return p.answer(f, r, req, path.normal)
+		}
+	}
+	if p.fallback == sandbox.Deny {
+		return p.denied(nil)
+	}
+	if class := p.class(f); class != Public {
+		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class)
+	}
+	return p.allowed(f, Decision{Allow: true, Reason: ByDefault}, req, path.normal)
+}
+
+// checkRequest refuses what no rule can allow.
+func checkRequest(f Flow, req Request) (Decision, bool) {
+	if !isToken(req.Method) || req.Method == "CONNECT" || req.Method == "TRACE" {
+		return refuse(BadMethod, "the method %q is never let through", clip(req.Method)), false
+	}
+	host, port, err := SplitHostPort(req.Host)
+	if err != nil {
+		return refuse(BadHost, "the Host header is %q: %v", clip(req.Host), err), false
+	}
+	agrees := host.Name == f.Name
+	if f.Name == "" {
+		agrees = host.Addr == f.Addr
+	}
+	if !agrees || port != 0 && port != f.Port {
+		return refuse(Disagree, "the Host header is %q; the connection is to %s", clip(req.Host), f.host()), false
+	}
+	return Decision{}, true
+}
+
+func (r *rule) matches(method string, path *requestPath) bool {
+	if r.methods != nil && !r.methods[method] {
+		return false
+	}
+	if len(r.paths) == 0 {
+		return true
+	}
+	for _, pat := range r.paths {
+		if pat.match(path, !r.allows()) {
+			return true
+		}
+	}
+	return false
+}
+
+// answer is what a rule that matches a request says.
+func (p *Policy) answer(f Flow, r *rule, req Request, path string) Decision {
+	var d Decision
+	d.by(r)
+	if !r.allows() {
+		return d
+	}
+	if req.WebSocket && !r.rule.WebSocket {
+		return d.but(NoUpgrade, "%s allows no WebSocket", d.Rule)
+	}
+	if len(r.rule.Inject) > 0 && !req.TLS && f.Port == 443 {
+		return d.but(Plaintext, "%s adds a credential, which would travel in the clear", d.Rule)
+	}
+	d.Allow, d.Inject, d.Filters, d.WebSocket = true, r.rule.Inject, r.filters, r.rule.WebSocket
+	return p.allowed(f, d, req, path)
+}
+
+// but turns what a rule would allow into a refusal.
+func (d Decision) but(why Reason, format string, args ...any) Decision {
+	return Decision{Reason: why, Rule: d.Rule, Number: d.Number, Detail: fmt.Sprintf(format, args...)}
+}
+
+// allowed completes the decision about an allowed request.
+func (p *Policy) allowed(f Flow, d Decision, req Request, path string) Decision {
+	d.Path = path
+	for i := range p.swaps {
+		s := &p.swaps[i]
+		if s.reaches(f) && (req.TLS || f.Port != 443) {
+			d.Swaps = append(d.Swaps, SwapFor{Secret: s.Secret, Placeholder: s.Placeholder, Places: s.places})
+		}
+	}
+	return d
+}
+
+// Placeholders returns those of the sandbox, each with its secret's name: one
+// that is sent where no decision has a Swap for it has to be stopped.
+func (p *Policy) Placeholders() map[string]string {
+	out := make(map[string]string, len(p.swaps))
+	for i := range p.swaps {
+		out[p.swaps[i].Placeholder] = p.swaps[i].Secret
+	}
+	return out
+}
