@@ -51,6 +51,12 @@ type Harness struct {
 	// writable, and has the same path for commands and files. Nil means /tmp.
 	Dir func(driver.Instance) string
 
+	// Echo is a program inside the sandbox that listens on any TCP port of
+	// 127.0.0.1, prints the port's number and a newline, and sends back what
+	// comes on any number of connections, ending each when its other side has.
+	// Nil means a few lines for python3, which the image must have then.
+	Echo []string
+
 	// Slow is for providers where a sandbox takes seconds and bytes cross a
 	// network: sizes and counts shrink, and deadlines grow.
 	Slow bool

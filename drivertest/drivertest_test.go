@@ -27,6 +27,7 @@ func fakeHarness(opts fake.Options, wrap func(driver.Provider) driver.Provider) 
 			return p, nil
 		},
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+		Echo: []string{"echod"},
 	}
 }
 

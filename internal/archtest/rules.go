@@ -25,12 +25,12 @@ var rules = []rule{
 
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "driver", "provider/gvisor/...", "internal/guest/...", "internal/image/..."},
+		only: []string{"sandbox", "driver", "provider/gvisor/...", "internal/guest/...", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/host/...",
-		only: []string{"sandbox", "driver", "provider/host/...", "internal/guest/..."},
+		only: []string{"sandbox", "driver", "provider/host/...", "internal/guest/...", "provider/internal/proctree"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -105,6 +105,10 @@ var rules = []rule{
 		only: []string{"sandbox", "internal/blob"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "bytes under names, whatever they mean",
+	},
+	{
+		pkgs: "provider/internal/proctree", std: true, deny: []string{"os/exec", "net", "net/http"},
+		why: "it reads /proc, for any provider",
 	},
 	{
 		pkgs: "internal/guest/early",

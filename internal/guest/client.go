@@ -60,7 +60,7 @@ type Options struct {
 
 // Client is a connection to a guest. Its methods may be called concurrently.
 // It implements driver.FileSystem, driver.Archiver, driver.Watcher,
-// driver.ProcessManager, and the Exec of driver.Instance.
+// driver.ProcessManager, driver.Dialer, and the Exec of driver.Instance.
 type Client struct {
 	conn *wire.Conn
 	opts Options

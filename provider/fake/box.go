@@ -108,12 +108,9 @@ func (b *box) furnish() error {
 
 // live begins the sandbox's lifetime.
 func (b *box) live() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.limit(b.spec.Resources.PIDs)
 	if d := b.spec.Lifetime.Timeout; d > 0 {
-		b.lifetime = time.AfterFunc(d, func() {
-			b.end(sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonLifetime, Detail: "the lifetime is over"})
-		})
+		b.endAt(time.Now().Add(d))
 	}
 }
 

@@ -104,13 +104,17 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Provider: "fake", Version: "1", Available: true,
 		Findings: []driver.Finding{{Severity: driver.Warning, Subject: "isolation", Message: "sandboxes are simulated inside this process, for tests only"}},
 		Limits: map[string]driver.Limit{
-			"cpus": no, "memory": no, "disk": no, "pids": no,
+			"cpus": no, "memory": no, "disk": no,
+			"pids":     {Holds: true, By: "the fake's kernel"},
 			"lifetime": {Holds: true, By: "a timer in this process"},
 		},
 		Capabilities: driver.Capabilities{Reattach: true},
 	}
 	if !p.bare {
-		f.Capabilities = driver.Capabilities{Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true, Pause: true, Snapshot: true}
+		f.Capabilities = driver.Capabilities{
+			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true, Pause: true, Snapshot: true,
+			Ports: true, Resize: true, Deadline: true, Usage: true,
+		}
 	}
 	return f, nil
 }

@@ -23,6 +23,7 @@ func harness(opts fake.Options) drivertest.Harness {
 	return drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return fake.New(opts), nil },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+		Echo: []string{"echod"},
 	}
 }
 

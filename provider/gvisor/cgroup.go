@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +29,9 @@ const (
 	ctlCPU    = "cpu"
 	ctlMemory = "memory"
 	ctlPIDs   = "pids"
+
+	// ctlAccount only counts processor time. Version 2 does that by itself.
+	ctlAccount = "cpuacct"
 )
 
 var controllers = []string{ctlCPU, ctlMemory, ctlPIDs}
@@ -60,6 +64,12 @@ func findCgroups(mountinfo, self string) cgroupRoot {
 	root.why = strings.Join(missing, "; ")
 	if len(root.dirs) == 0 {
 		root.version = 0
+		return root
+	}
+	if dir := v1[ctlAccount]; dir != "" {
+		if parent := filepath.Join(dir, groupParent); mkdirGroup(parent) == nil {
+			root.dirs[ctlAccount] = parent
+		}
 	}
 	return root
 }
@@ -176,7 +186,7 @@ type cgroup struct {
 	dirs    map[string]string // controller → the group's own directory
 }
 
-// limits of one sandbox; zero means none.
+// limits of one sandbox; zero sets none, and a negative one lifts it.
 type limits struct {
 	cpus   float64
 	memory int64
@@ -228,35 +238,56 @@ type setting struct {
 	optional         bool
 }
 
+// settings are the files that say what the limits are, in an order in which
+// the kernel takes them.
 func (g *cgroup) settings(l limits) []setting {
 	var s []setting
-	quota := strconv.FormatInt(int64(l.cpus*100_000), 10)
-	mem, pids := strconv.FormatInt(l.memory, 10), strconv.FormatInt(l.pids, 10)
 	if g.version == 2 {
-		if l.cpus > 0 {
-			s = append(s, setting{ctlCPU, "cpu.max", quota + " 100000", false})
+		if l.cpus != 0 {
+			s = append(s, setting{ctlCPU, "cpu.max", quota(l.cpus, "max") + " 100000", false})
 		}
-		if l.memory > 0 {
+		if l.memory != 0 {
 			s = append(s,
-				setting{ctlMemory, "memory.max", mem, false},
+				setting{ctlMemory, "memory.max", amount(l.memory, "max"), false},
 				setting{ctlMemory, "memory.swap.max", "0", true})
 		}
 	} else {
-		if l.cpus > 0 {
+		if l.cpus != 0 {
 			s = append(s,
 				setting{ctlCPU, "cpu.cfs_period_us", "100000", false},
-				setting{ctlCPU, "cpu.cfs_quota_us", quota, false})
+				setting{ctlCPU, "cpu.cfs_quota_us", quota(l.cpus, "-1"), false})
 		}
-		if l.memory > 0 {
-			s = append(s,
-				setting{ctlMemory, "memory.limit_in_bytes", mem, false},
-				setting{ctlMemory, "memory.memsw.limit_in_bytes", mem, true})
+		if l.memory != 0 {
+			pair := []setting{
+				{ctlMemory, "memory.limit_in_bytes", amount(l.memory, "-1"), false},
+				{ctlMemory, "memory.memsw.limit_in_bytes", amount(l.memory, "-1"), true},
+			}
+			if g.raises(l.memory) {
+				slices.Reverse(pair)
+			}
+			s = append(s, pair...)
 		}
 	}
-	if l.pids > 0 {
-		s = append(s, setting{ctlPIDs, "pids.max", pids, false})
+	if l.pids != 0 {
+		s = append(s, setting{ctlPIDs, "pids.max", amount(l.pids, "max"), false})
 	}
 	return s
+}
+
+// amount writes a limit as the kernel wants it.
+func amount(n int64, none string) string {
+	if n < 0 {
+		return none
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// quota is the processor time per tenth of a second, in microseconds.
+func quota(cpus float64, none string) string {
+	if cpus < 0 {
+		return none
+	}
+	return strconv.FormatInt(int64(cpus*100_000), 10)
 }
 
 // enterOnClone arranges that a process is born inside the group where the

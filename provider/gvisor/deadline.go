@@ -1,50 +1,164 @@
 package gvisor
 
 import (
+	"context"
+	"errors"
+	"io/fs"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
+
+// A deadline is enforced twice: by a timer of whoever is connected to the
+// sandbox, and by a process that outlives them all. Both look at the record
+// once more before they end anything, because the deadline may have been moved
+// by yet another process: the record is the truth, and they are alarm clocks.
+
+// SetDeadline moves the end of the sandbox. See driver.DeadlineSetter.
+func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
+	if err := in.alive(ctx); err != nil {
+		return err
+	}
+	if !at.IsZero() {
+		at = at.UTC().Round(0) // as it will be read again
+	}
+	var old processRef
+	var clock *child
+	err := in.update(func(r *record) (err error) {
+		old = r.Deadline
+		r.Expires, r.Deadline = at, processRef{}
+		if r.Attached || at.IsZero() {
+			return nil
+		}
+		if clock, err = in.p.startDeadline(r.Kernel, at, in.box); err == nil {
+			r.Deadline = clock.ref()
+		}
+		return err
+	})
+	if err != nil {
+		if clock != nil {
+			clock.kill()
+		}
+		return err
+	}
+	old.kill()
+	in.expireAt(at)
+	return nil
+}
+
+// boundLifetime makes sure that the sandbox ends in time, whether or not this
+// process lives to see it.
+func (in *Instance) boundLifetime(d time.Duration) error {
+	if d <= 0 {
+		return nil
+	}
+	at := in.rec.Created.Add(d).Round(0)
+	in.rec.Expires = at
+	if err := in.box.save(in.rec); err != nil {
+		return err
+	}
+	if !in.rec.Attached {
+		clock, err := in.p.startDeadline(in.rec.Kernel, at, in.box)
+		if err != nil {
+			return errors.Join(errors.New("bounding the lifetime"), err)
+		}
+		in.rec.Deadline = clock.ref()
+	}
+	in.expireAt(at)
+	return nil
+}
+
+// expireAt sets this process's timer; the zero time stops it.
+func (in *Instance) expireAt(at time.Time) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.lifetime != nil {
+		in.lifetime.Stop()
+		in.lifetime = nil
+	}
+	select {
+	case <-in.released:
+		return
+	default:
+	}
+	if !at.IsZero() {
+		in.lifetime = time.AfterFunc(time.Until(at), func() { in.expire(at) })
+	}
+}
+
+// expire ends the sandbox, unless its deadline was moved meanwhile.
+func (in *Instance) expire(armed time.Time) {
+	if r, err := in.box.load(); err == nil && !r.Expires.Equal(armed) {
+		in.expireAt(r.Expires)
+		return
+	}
+	in.end(sandbox.ReasonLifetime)
+}
 
 // startDeadline starts a process that outlives this one and kills the kernel
 // when its time is over. It ends by itself when the kernel does.
-func (p *Provider) startDeadline(kernel processRef, left time.Duration) (*child, error) {
+func (p *Provider) startDeadline(kernel processRef, at time.Time, b box) (*child, error) {
+	dir, err := filepath.Abs(b.dir) // the process works elsewhere
+	if err != nil {
+		return nil, err
+	}
 	args := []string{
 		argvDeadline, strconv.Itoa(kernel.PID), strconv.FormatUint(kernel.Start, 10),
-		strconv.FormatInt(left.Milliseconds(), 10),
+		strconv.FormatInt(at.UnixNano(), 10), dir,
 	}
 	return p.reaper.start(p.opts.Kernel, args, nil, &syscall.SysProcAttr{Setsid: true}, nil)
 }
 
 // runDeadline is that process.
 func runDeadline(args []string) int {
-	if len(args) != 3 {
+	if len(args) != 4 {
 		return 2
 	}
 	pid, err1 := strconv.Atoi(args[0])
 	start, err2 := strconv.ParseUint(args[1], 10, 64)
-	ms, err3 := strconv.ParseInt(args[2], 10, 64)
+	ns, err3 := strconv.ParseInt(args[2], 10, 64)
 	if err1 != nil || err2 != nil || err3 != nil {
 		return 2
 	}
-	ref := processRef{pid, start}
+	kernel, at := processRef{pid, start}, time.Unix(0, ns)
 	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil || !ref.alive() {
+	if err != nil || !kernel.alive() {
 		return 0
 	}
-	end := time.Now().Add(time.Duration(ms) * time.Millisecond)
+	for !endedBefore(fd, at) {
+		r, err := (box{args[3]}).load()
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // somebody else is removing it
+			return 0
+		case err == nil && r.Expires.IsZero():
+			return 0
+		case err == nil && !r.Expires.Equal(at):
+			at = r.Expires
+		default:
+			kernel.kill()
+			return 0
+		}
+	}
+	return 0
+}
+
+// endedBefore waits until a process has ended, or the time has come.
+func endedBefore(pidfd int, at time.Time) bool {
+	end := time.Now().Add(time.Until(at)) // goes on if somebody sets the clock
 	for {
 		left := time.Until(end)
 		if left <= 0 {
-			ref.kill()
-			return 0
+			return false
 		}
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 		n, err := unix.Poll(p, int(min(left.Milliseconds()+1, 1<<30)))
 		if n == 1 || (err != nil && err != unix.EINTR) {
-			return 0
+			return true
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -96,6 +97,15 @@ func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions)
 // Kill signals a command. See driver.ProcessManager.
 func (in *Instance) Kill(ctx context.Context, id string, sig int) error {
 	return in.use(func() error { return in.client.Kill(ctx, id, sig) })
+}
+
+// Dial connects to a port inside. See driver.Dialer.
+func (in *Instance) Dial(ctx context.Context, port uint16) (conn net.Conn, err error) {
+	err = in.use(func() error {
+		conn, err = in.client.Dial(ctx, port)
+		return err
+	})
+	return conn, err
 }
 
 // endedFor tells the guest's client how the sandbox ended when a command's

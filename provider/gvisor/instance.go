@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"strconv"
@@ -76,9 +77,7 @@ func (in *Instance) reattach(ctx context.Context) error {
 	if err := in.watchKernel(); err != nil {
 		return err
 	}
-	if !in.rec.Expires.IsZero() {
-		in.expireIn(time.Until(in.rec.Expires))
-	}
+	in.expireAt(in.rec.Expires)
 	conn, err := connectGuest(in.box.dir, in.rec.Inside, in.p.opts.Kernel)
 	if err == nil {
 		err = in.dial(ctx, conn)
@@ -139,31 +138,6 @@ func (in *Instance) dial(ctx context.Context, conn net.Conn) (err error) {
 	return err
 }
 
-// boundLifetime makes sure that the sandbox ends in time, whether or not this
-// process lives to see it.
-func (in *Instance) boundLifetime(d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	in.rec.Expires = in.rec.Created.Add(d)
-	left := time.Until(in.rec.Expires)
-	if !in.rec.Attached {
-		c, err := in.p.startDeadline(in.rec.Kernel, left)
-		if err != nil {
-			return fmt.Errorf("bounding the lifetime: %w", err)
-		}
-		in.rec.Deadline = c.ref()
-	}
-	in.expireIn(left)
-	return nil
-}
-
-func (in *Instance) expireIn(d time.Duration) {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.lifetime = time.AfterFunc(d, func() { in.end(sandbox.ReasonLifetime) })
-}
-
 // end kills the sandbox for a reason of ours.
 func (in *Instance) end(why sandbox.Reason) {
 	in.mu.Lock()
@@ -192,7 +166,7 @@ func (in *Instance) exit() sandbox.Exit {
 	if why == "" && in.box.doomed() {
 		why = sandbox.ReasonKilled
 	}
-	exit := in.rec.outcome(in.box, why)
+	exit := in.current().outcome(in.box, why)
 	if why == "" && in.kernelState != nil && exit.Reason == sandbox.ReasonCrashed {
 		return withStatus(exit, in.kernelState())
 	}
@@ -217,9 +191,44 @@ func withStatus(exit sandbox.Exit, st *os.ProcessState) sandbox.Exit {
 
 // doom lets other processes that know the sandbox see why it ends.
 func (in *Instance) doom() {
-	if r, err := in.box.load(); err == nil {
+	_ = in.update(func(r *record) error {
 		r.Doomed = true
-		_ = in.box.save(r)
+		return nil
+	})
+}
+
+// update changes the record of the sandbox; one that is not there any more was
+// destroyed.
+func (in *Instance) update(change func(*record) error) error {
+	err := in.box.update(change)
+	if errors.Is(err, fs.ErrNotExist) {
+		return goneError(in.rec.ID)
+	}
+	return err
+}
+
+// current is what the record says now. What never changes may be read from
+// in.rec instead.
+func (in *Instance) current() *record {
+	if r, err := in.box.load(); err == nil {
+		return r
+	}
+	return in.rec
+}
+
+// alive returns an error if the sandbox has ended.
+func (in *Instance) alive(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if in.destroyed.Load() {
+		return goneError(in.rec.ID)
+	}
+	select {
+	case <-in.ended:
+		return in.endedError()
+	default:
+		return nil
 	}
 }
 
@@ -249,7 +258,7 @@ func (in *Instance) remove() error {
 	if !in.box.awaitDeath(10 * time.Second) {
 		return errors.New("the sandbox's kernel does not end")
 	}
-	if err := in.box.remove(in.rec); err != nil {
+	if err := in.box.remove(in.current()); err != nil {
 		return err
 	}
 	in.p.mu.Lock()

@@ -88,6 +88,10 @@ var (
 	_ driver.Archiver       = (*Instance)(nil)
 	_ driver.Watcher        = (*Instance)(nil)
 	_ driver.ProcessManager = (*Instance)(nil)
+	_ driver.Dialer         = (*Instance)(nil)
+	_ driver.Resizer        = (*Instance)(nil)
+	_ driver.DeadlineSetter = (*Instance)(nil)
+	_ driver.Meter          = (*Instance)(nil)
 )
 
 // New returns a provider. It starts nothing and touches only the state

@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -18,6 +19,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // listenControl makes the socket on which the kernel takes instructions. It is
@@ -115,7 +117,7 @@ func startKernel(dir, id string, pids int64) error {
 func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 	args := &control.CgroupsWriteArgs{Args: []control.CgroupsWriteArg{{
 		File:  control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.max"},
-		Value: strconv.FormatInt(pids, 10),
+		Value: amount(pids, "max"),
 	}}}
 	var res control.CgroupsResults
 	if err := conn.Call(boot.CgroupsWriteControlFiles, args, &res); err != nil {
@@ -125,6 +127,42 @@ func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 		if _, err := r.Unpack(); err != nil {
 			return fmt.Errorf("limiting processes: %w", err)
 		}
+	}
+	return nil
+}
+
+// countProcesses asks the sandbox's own kernel how many processes and threads
+// there are, the guest's included.
+func countProcesses(conn *urpc.Client, id string) (int64, error) {
+	args := &control.CgroupsReadArgs{Args: []control.CgroupsReadArg{{
+		File: control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.current"},
+	}}}
+	var res control.CgroupsResults
+	if err := conn.Call(boot.CgroupsReadControlFiles, args, &res); err != nil {
+		return 0, fmt.Errorf("counting processes: %w", err)
+	}
+	if len(res.Results) != 1 {
+		return 0, errors.New("counting processes: no answer")
+	}
+	n, err := res.Results[0].Unpack()
+	if err != nil {
+		return 0, fmt.Errorf("counting processes: %w", err)
+	}
+	return strconv.ParseInt(n, 10, 64)
+}
+
+// call asks the sandbox's kernel for something, until ctx ends: the kernel
+// itself knows no context.
+func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) error {
+	conn, err := dialControl(in.box.dir)
+	if err != nil {
+		return &providerError{sandbox.CodeUnavailable, "sandbox " + string(in.rec.ID), err}
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if err := f(conn); err != nil {
+		return withCause(ctx, err)
 	}
 	return nil
 }

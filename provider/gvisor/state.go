@@ -143,6 +143,27 @@ func (b box) save(r *record) error {
 	return os.Rename(tmp, b.path(fileRecord))
 }
 
+// update changes the record of a sandbox that is ready, which other processes
+// may want to change at the same time. Nothing is written if change fails.
+func (b box) update(change func(*record) error) error {
+	dir, err := os.Open(b.dir)
+	if err != nil {
+		return err
+	}
+	defer dir.Close() // which gives the lock back
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	r, err := b.load()
+	if err != nil {
+		return err
+	}
+	if err := change(r); err != nil {
+		return err
+	}
+	return b.save(r)
+}
+
 // createBox makes the state directory of a new sandbox, with the lock held by
 // the returned file. An existing one is an error that is fs.ErrExist.
 func createBox(parent string, r *record) (box, *os.File, error) {

@@ -55,6 +55,9 @@ var (
 	_ driver.Archiver       = (*Instance)(nil)
 	_ driver.Watcher        = (*Instance)(nil)
 	_ driver.ProcessManager = (*Instance)(nil)
+	_ driver.Dialer         = (*Instance)(nil)
+	_ driver.DeadlineSetter = (*Instance)(nil)
+	_ driver.Meter          = (*Instance)(nil)
 )
 
 // New opens the provider and removes what a killed process has left in its
@@ -106,6 +109,7 @@ func (p *Provider) Probe(context.Context) (driver.Facts, error) {
 		}},
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: root,
+			Ports: true, Deadline: true, Usage: true,
 		},
 		Limits: map[string]driver.Limit{
 			"cpus": {Why: why}, "memory": {Why: why}, "disk": {Why: why}, "pids": {Why: why},

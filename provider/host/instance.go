@@ -25,11 +25,11 @@ type Instance struct {
 	dir      string
 	lock     *os.File
 	keeper   *exec.Cmd
-	timer    *time.Timer
 
 	ended chan struct{} // closed when no process is left; exit is set before
 
 	mu      sync.Mutex
+	timer   *time.Timer  // ends it when its lifetime is over
 	why     sandbox.Exit // how it ends, once somebody has decided that it does
 	exit    sandbox.Exit
 	gone    bool          // destroyed
@@ -61,12 +61,9 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec) (in *Instance
 	p.live[in.id] = in
 	p.mu.Unlock()
 	if t := spec.Lifetime.Timeout; t > 0 {
-		in.timer = time.AfterFunc(t-time.Since(rec.Created), func() {
-			in.end(sandbox.Exit{
-				Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonLifetime,
-				Detail: "the sandbox reached the end of its lifetime of " + t.String(),
-			})
-		})
+		in.mu.Lock()
+		in.timer = time.AfterFunc(t-time.Since(rec.Created), in.expire)
+		in.mu.Unlock()
 	}
 	return in, nil
 }
@@ -262,9 +259,11 @@ func (in *Instance) Destroy(ctx context.Context) error {
 }
 
 func (in *Instance) destroy(over chan struct{}) {
+	in.mu.Lock()
 	if in.timer != nil {
 		in.timer.Stop()
 	}
+	in.mu.Unlock()
 	in.end(sandbox.Exit{
 		Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonKilled, Detail: "the sandbox was destroyed",
 	})

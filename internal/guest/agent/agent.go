@@ -153,6 +153,8 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.kill(d)
 	case wire.Resize:
 		err = a.resize(d)
+	case wire.Dial:
+		err = a.dial(op, d)
 	default:
 		result, err = a.files.handle(op, d)
 	}

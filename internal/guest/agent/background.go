@@ -13,7 +13,7 @@ import (
 // streams, whoever is connected to it.
 func (a *agent) keepLog(p *proc) {
 	keep := func(stream byte, f *os.File) {
-		pump(f, func(frame []byte) error {
+		_ = pump(f, func(frame []byte) error {
 			p.log.write(stream, frame[wire.HeaderLen:])
 			wire.PutFrame(frame)
 			return nil

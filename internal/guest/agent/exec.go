@@ -273,7 +273,7 @@ func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
 func (a *agent) foreground(op *wire.Op, p *proc) error {
 	var pumps sync.WaitGroup
 	pumpLane := func(lane int, f *os.File) {
-		pump(f, func(frame []byte) error { return op.SendFrame(lane, frame) })
+		_ = pump(f, func(frame []byte) error { return op.SendFrame(lane, frame) })
 		select {
 		case <-op.Over():
 		default:

@@ -191,13 +191,13 @@ func (s *stdio) feed(op *wire.Op) {
 	_, _ = op.In(0).WriteTo(io.Discard)
 }
 
-// pump passes what a stream yields to write, until its end or an error of
-// write. The buffer is only held while there is something in it: thousands of
+// pump passes what a stream yields to write, until its end, which is nil, or an
+// error of either. The buffer is only held while there is something in it: thousands of
 // quiet commands must cost next to nothing.
-func pump(f *os.File, write func(frame []byte) error) {
+func pump(f *os.File, write func(frame []byte) error) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
-		return
+		return err
 	}
 	for {
 		var frame []byte
@@ -218,17 +218,17 @@ func pump(f *os.File, write func(frame []byte) error) {
 			return true
 		})
 		if err != nil {
-			return // closed
+			return err // closed
 		}
 		if rerr != nil || n <= 0 { // a terminal ends with EIO
 			wire.PutFrame(frame)
-			return
+			return rerr
 		}
 		if n == defaultPipe {
 			widen(f)
 		}
-		if write(frame[:wire.HeaderLen+n]) != nil {
-			return
+		if err := write(frame[:wire.HeaderLen+n]); err != nil {
+			return err
 		}
 	}
 }

@@ -2,7 +2,9 @@ package wire
 
 import (
 	"io"
+	"os"
 	"sync"
+	"time"
 )
 
 // inLane is the receiving end of one byte stream of an operation: a ring that
@@ -17,6 +19,7 @@ type inLane struct {
 	start, n int
 	consumed int   // taken by the reader and not yet granted again
 	err      error // what the reader gets after the buffered bytes
+	deadline deadline
 }
 
 const minRing = 4 << 10
@@ -99,10 +102,13 @@ func (l *inLane) drop(err error) {
 func (l *inLane) peek() ([]byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.n == 0 && l.err == nil {
+	for l.n == 0 && l.err == nil && !l.deadline.passed {
 		l.ready.Wait()
 	}
-	if l.n == 0 {
+	switch {
+	case l.deadline.passed:
+		return nil, os.ErrDeadlineExceeded
+	case l.n == 0:
 		return nil, l.err
 	}
 	return l.buf[l.start:min(l.start+l.n, len(l.buf))], nil
@@ -169,17 +175,22 @@ type outLane struct {
 	ready  sync.Cond
 	credit int
 	err    error
+
+	deadline deadline
 }
 
 // acquire waits for credit and takes at most want of it.
 func (l *outLane) acquire(want int) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.credit == 0 && l.err == nil {
+	for l.credit == 0 && l.err == nil && !l.deadline.passed {
 		l.ready.Wait()
 	}
-	if l.err != nil {
+	switch {
+	case l.err != nil:
 		return 0, l.err
+	case l.deadline.passed:
+		return 0, os.ErrDeadlineExceeded
 	}
 	n := min(want, l.credit)
 	l.credit -= n
@@ -204,4 +215,37 @@ func (l *outLane) finish(err error) {
 	}
 	l.mu.Unlock()
 	l.ready.Broadcast()
+}
+
+// deadline is the time after which those who wait on a lane wait no more, as
+// with a net.Conn. It is guarded by the lane's mutex.
+type deadline struct {
+	passed bool
+	timer  *time.Timer
+	turn   int // counts settings, so that a timer that is late changes nothing
+}
+
+// set replaces the deadline; the zero time is none. The lane's mutex is that of
+// the condition on which its users wait.
+func (d *deadline) set(at time.Time, ready *sync.Cond) {
+	ready.L.Lock()
+	defer ready.L.Unlock()
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	d.turn++
+	turn, left := d.turn, time.Until(at)
+	d.passed = !at.IsZero() && left <= 0
+	if !at.IsZero() && left > 0 {
+		d.timer = time.AfterFunc(left, func() {
+			ready.L.Lock()
+			defer ready.L.Unlock()
+			if d.turn == turn {
+				d.passed = true
+				ready.Broadcast()
+			}
+		})
+	}
+	ready.Broadcast()
 }

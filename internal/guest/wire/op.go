@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"sync"
+	"time"
 )
 
 // Op is one operation of a connection.
@@ -147,6 +148,16 @@ func (op *Op) SendFrame(lane int, frame []byte) error {
 func (op *Op) sendData(lane int, frame []byte) error {
 	header{size: uint32(len(frame) - HeaderLen), op: op.id, kind: kindData, lane: byte(lane)}.put(frame)
 	return op.conn.send(frame, op.over)
+}
+
+// SetReadDeadline is net.Conn's, for the receiving side of a lane.
+func (op *Op) SetReadDeadline(lane int, at time.Time) {
+	op.in[lane].deadline.set(at, &op.in[lane].ready)
+}
+
+// SetWriteDeadline is net.Conn's, for Write on a lane.
+func (op *Op) SetWriteDeadline(lane int, at time.Time) {
+	op.out[lane].deadline.set(at, &op.out[lane].ready)
 }
 
 // CloseWrite ends a lane: the receiver gets io.EOF.

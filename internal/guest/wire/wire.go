@@ -92,6 +92,7 @@ const (
 	Export
 	Import
 	Watch
+	Dial
 )
 
 // ErrProtocol is wrapped by every error about bytes that make no sense.

@@ -27,7 +27,7 @@ func Builtins() map[string]kernel.Program {
 func Programs() map[string]kernel.Program {
 	all := Builtins()
 	for name, f := range map[string]kernel.Program{
-		"basename": basename, "cat": cat, "chmod": chmod, "chown": chown, "cp": cp, "dd": dd, "dirname": dirname, "env": env, "head": head,
+		"basename": basename, "cat": cat, "chmod": chmod, "chown": chown, "cp": cp, "dd": dd, "dirname": dirname, "echod": echod, "env": env, "head": head,
 		"hostname": hostname, "id": id, "ln": ln, "ls": ls, "mkdir": mkdir, "mkfifo": mkfifo, "mv": mv, "readlink": readlink,
 		"rm": rm, "rmdir": rmdir, "seq": seq, "sha256sum": sha256sum, "sleep": sleep, "stty": stty, "tail": tail, "tee": tee,
 		"touch": touch, "uname": uname, "wc": wc, "whoami": whoami, "yes": yes,

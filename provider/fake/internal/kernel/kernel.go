@@ -48,12 +48,14 @@ type Kernel struct {
 	lastPID int
 	stopped bool
 	idle    sync.WaitGroup // processes
+	limit   int            // how many of them there can be
+	ports   map[uint16]*Listener
 }
 
 // New returns a kernel without processes. The programs are what executable
 // files made by Install run.
 func New(files *memfs.FS, programs map[string]Program) *Kernel {
-	return &Kernel{FS: files, Programs: programs, procs: map[int]*Proc{}}
+	return &Kernel{FS: files, Programs: programs, procs: map[int]*Proc{}, limit: maxProcs}
 }
 
 // Install writes an executable file that runs the program of the same name as
@@ -125,7 +127,7 @@ func reason(err error, other syscall.Errno) error {
 func (k *Kernel) register(p *Proc) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.stopped || len(k.procs) >= maxProcs {
+	if k.stopped || len(k.procs) >= k.limit {
 		return false
 	}
 	k.lastPID++

@@ -1,0 +1,250 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (b *box) resize(limits sandbox.Resources) error {
+	r, ok := driver.As[driver.Resizer](b.inst)
+	if !ok {
+		b.Fatalf("resize is declared, but the instance is no Resizer")
+	}
+	return r.Resize(b.ctx, limits)
+}
+
+// holds reports whether the provider enforces a limit.
+func (t *caseT) holds(limit string) bool { return t.facts.Limits[limit].Holds }
+
+// nest runs itself in another shell as often as its argument says. What follows
+// the shell keeps the outer one alive.
+const nest = `[ "$1" -gt 0 ] || { echo enough; exit; }; sh -c "$0" "$0" $(($1 - 1)); exit $?`
+
+// crowd reports whether n processes can live at once.
+func (b *box) crowd(n int) bool {
+	return b.argv("sh", "-c", nest, nest, strconv.Itoa(n)).stdout == "enough\n"
+}
+
+const (
+	fewProcesses  = 60
+	manyProcesses = 400
+	crowdSize     = 120
+)
+
+var resizeCases = []testCase{
+	{"resize/processes", capResize, func(t *caseT) {
+		b := t.fresh(func(s *sandbox.Spec) { s.Resources.PIDs = manyProcesses })
+		if !b.crowd(crowdSize) {
+			t.Errorf("%d processes do not fit into %d", crowdSize, manyProcesses)
+		}
+		err := b.resize(sandbox.Resources{PIDs: fewProcesses})
+		if !t.holds("pids") {
+			t.wantCode("Resize of a limit that does not hold", err, sandbox.CodeUnsupported)
+			return
+		}
+		t.ok("Resize", err)
+		if b.crowd(crowdSize) {
+			t.Errorf("%d processes fit into a limit that was lowered to %d", crowdSize, fewProcesses)
+		}
+		t.ok("Resize with nothing to change", b.resize(sandbox.Resources{}))
+		if b.crowd(crowdSize) {
+			t.Errorf("Resize with nothing to change lifted a limit")
+		}
+		t.ok("Resize", b.resize(sandbox.Resources{PIDs: manyProcesses}))
+		if !b.crowd(crowdSize) {
+			t.Errorf("%d processes do not fit into a limit that was raised to %d", crowdSize, manyProcesses)
+		}
+	}},
+	{"resize/memory", capResize, func(t *caseT) {
+		const small, large = 128 << 20, 512 << 20
+		fill := []string{"dd", "if=/dev/zero", "of=/dev/null", "bs=200000000", "count=1"}
+		b := t.fresh(func(s *sandbox.Spec) { s.Resources.Memory = small })
+		err := b.resize(sandbox.Resources{Memory: large})
+		if !t.holds("memory") {
+			t.wantCode("Resize of a limit that does not hold", err, sandbox.CodeUnsupported)
+			return
+		}
+		t.ok("Resize", err)
+		if r := b.argv(fill...); r.exit.Code != 0 {
+			t.Errorf("200 MB do not fit into a limit that was raised to 512 MiB: %v", r)
+		}
+		t.ok("Resize", b.resize(sandbox.Resources{Memory: small}))
+		p, err := b.inst.Exec(t.ctx, &sandbox.Command{Args: fill})
+		t.ok("Exec", err)
+		defer p.Close()
+		if exit, err := p.Wait(t.ctx); err == nil && exit.Code == 0 {
+			t.Errorf("200 MB fit into a limit that was lowered to 128 MiB")
+		}
+	}},
+	{"resize/all-or-nothing", capResize, func(t *caseT) {
+		if !t.holds("pids") {
+			return
+		}
+		b := t.fresh(func(s *sandbox.Spec) { s.Resources.PIDs = manyProcesses })
+		err := b.resize(sandbox.Resources{PIDs: fewProcesses, Disk: 1 << 30})
+		if err == nil {
+			return // it can change everything
+		}
+		t.wantCode("Resize of a limit that cannot change", err, sandbox.CodeUnsupported)
+		if !b.crowd(crowdSize) {
+			t.Errorf("Resize failed, and changed another limit")
+		}
+	}},
+	{"resize/destroyed", capResize, func(t *caseT) {
+		b := t.fresh()
+		t.ok("Destroy", b.inst.Destroy(t.ctx))
+		t.wantCode("Resize of a destroyed sandbox", b.resize(sandbox.Resources{PIDs: manyProcesses}), sandbox.CodeGone)
+	}},
+}
+
+func (b *box) setDeadline(at time.Time) error {
+	d, ok := driver.As[driver.DeadlineSetter](b.inst)
+	if !ok {
+		b.Fatalf("deadline is declared, but the instance is no DeadlineSetter")
+	}
+	return d.SetDeadline(b.ctx, at)
+}
+
+// endsByLifetime waits for the end of the sandbox.
+func (b *box) endsByLifetime() {
+	exit, err := b.inst.Wait(b.ctx)
+	b.ok("Wait", err)
+	if exit.Reason != sandbox.ReasonLifetime {
+		b.Errorf("the sandbox ended with %+v, want reason lifetime", exit)
+	}
+}
+
+// livesFor checks that the sandbox does not end for a while, which is longer
+// than a deadline that it had before.
+func (b *box) livesFor(d time.Duration) {
+	ctx, cancel := context.WithTimeout(b.ctx, d)
+	defer cancel()
+	if exit, err := b.inst.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		b.Fatalf("the sandbox ended before its deadline: %+v, %v", exit, err)
+	}
+	b.want(b.argv("echo", "alive"), "alive\n")
+}
+
+// short is a lifetime that is over soon.
+func (t *caseT) short() time.Duration {
+	return time.Duration(size(t.suite, int64(time.Second), int64(15*time.Second)))
+}
+
+func (t *caseT) shortLived() *box {
+	return t.fresh(func(s *sandbox.Spec) { s.Lifetime.Timeout = t.short() })
+}
+
+var deadlineCases = []testCase{
+	{"deadline/set", capDeadline, func(t *caseT) {
+		b := t.fresh()
+		t.ok("SetDeadline", b.setDeadline(time.Now().Add(t.short())))
+		b.endsByLifetime()
+	}},
+	{"deadline/earlier", capDeadline, func(t *caseT) {
+		b := t.fresh(func(s *sandbox.Spec) { s.Lifetime.Timeout = time.Hour })
+		t.ok("SetDeadline", b.setDeadline(time.Now().Add(t.short())))
+		b.endsByLifetime()
+	}},
+	{"deadline/past", capDeadline, func(t *caseT) {
+		b := t.fresh()
+		t.ok("SetDeadline", b.setDeadline(time.Now().Add(-time.Hour)))
+		b.endsByLifetime()
+	}},
+	{"deadline/later", capDeadline, func(t *caseT) {
+		b := t.shortLived()
+		t.ok("SetDeadline", b.setDeadline(time.Now().Add(time.Hour)))
+		b.livesFor(3 * t.short() / 2)
+	}},
+	{"deadline/never", capDeadline, func(t *caseT) {
+		b := t.shortLived()
+		t.ok("SetDeadline", b.setDeadline(time.Time{}))
+		b.livesFor(3 * t.short() / 2)
+	}},
+	{"deadline/elsewhere", capDeadline, func(t *caseT) {
+		if !t.declared(capReattach) {
+			return // nobody else can reach the sandbox
+		}
+		later, earlier := t.shortLived(), t.fresh()
+		for b, at := range map[*box]time.Time{later: time.Now().Add(time.Hour), earlier: time.Now().Add(t.short())} {
+			inst, err := t.connect().Attach(t.ctx, b.inst.ID())
+			t.ok("Attach", err)
+			t.ok("SetDeadline by another process", t.attach(inst).setDeadline(at))
+		}
+		later.livesFor(3 * t.short() / 2)
+		earlier.endsByLifetime()
+	}},
+	{"deadline/destroyed", capDeadline, func(t *caseT) {
+		b := t.fresh()
+		t.ok("Destroy", b.inst.Destroy(t.ctx))
+		t.wantCode("SetDeadline of a destroyed sandbox", b.setDeadline(time.Now().Add(time.Hour)), sandbox.CodeGone)
+	}},
+}
+
+func (b *box) usage() sandbox.Usage {
+	m, ok := driver.As[driver.Meter](b.inst)
+	if !ok {
+		b.Fatalf("usage is declared, but the instance is no Meter")
+	}
+	before := time.Now()
+	u, err := m.Usage(b.ctx)
+	b.ok("Usage", err)
+	if u.Sampled.Before(before.Add(-time.Minute)) || u.Sampled.After(time.Now().Add(time.Minute)) {
+		b.Errorf("sampled %v, want about %v", u.Sampled, before)
+	}
+	return u
+}
+
+var usageCases = []testCase{
+	{"usage/figures", capUsage, func(t *caseT) {
+		u := t.fresh().usage()
+		if u.CPU < 0 && u.Memory < 0 && u.Disk < 0 && u.PIDs < 0 {
+			t.Errorf("usage is declared, and no figure is known")
+		}
+		if u.Memory == 0 {
+			t.Errorf("a sandbox without memory")
+		}
+	}},
+	{"usage/processes", capUsage, func(t *caseT) {
+		b := t.fresh()
+		before := b.usage()
+		if before.PIDs < 0 {
+			return
+		}
+		p := b.start(sandbox.Command{Shell: "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; echo ready; wait"})
+		b.readLines(p.Stdout()).await("ready")
+		if now := b.usage(); now.PIDs < before.PIDs+8 {
+			t.Errorf("%d processes, and %d after nine more were started", before.PIDs, now.PIDs)
+		}
+	}},
+	{"usage/processor", capUsage, func(t *caseT) {
+		b := t.fresh()
+		before := b.usage()
+		if before.CPU < 0 {
+			return
+		}
+		b.start(sandbox.Command{Shell: "while :; do :; done"})
+		t.eventually("a busy loop uses the processor", func() bool { return b.usage().CPU >= before.CPU+50*time.Millisecond })
+	}},
+	{"usage/disk", capUsage, func(t *caseT) {
+		b := t.fresh()
+		before := b.usage()
+		if before.Disk < 0 {
+			return
+		}
+		const n = 8 << 20
+		b.mustSh(`dd if=/dev/zero of="$1" bs=1048576 count=8 2>/dev/null`, b.path("big"))
+		t.eventually("a file uses the disk", func() bool { return b.usage().Disk >= before.Disk+n })
+	}},
+	{"usage/destroyed", capUsage, func(t *caseT) {
+		b := t.fresh()
+		m, _ := driver.As[driver.Meter](b.inst)
+		t.ok("Destroy", b.inst.Destroy(t.ctx))
+		_, err := m.Usage(t.ctx)
+		t.wantCode("Usage of a destroyed sandbox", err, sandbox.CodeGone)
+	}},
+}

@@ -1,0 +1,180 @@
+package gvisor_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// TestResizeProcessors looks at what the host was told: how fast a busy loop
+// runs is no test.
+func TestResizeProcessors(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{ID: "resized", Image: "host", Resources: sandbox.Resources{CPUs: 1}})
+	resize := func(cpus float64) {
+		t.Helper()
+		if err := in.(driver.Resizer).Resize(t.Context(), sandbox.Resources{CPUs: cpus}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	quota := func() string {
+		for _, f := range []string{"/sys/fs/cgroup/cpu/atoll/resized/cpu.cfs_quota_us", "/sys/fs/cgroup/atoll/resized/cpu.max"} {
+			if b, err := os.ReadFile(f); err == nil {
+				return strings.Fields(string(b))[0]
+			}
+		}
+		return ""
+	}
+	if quota() == "" {
+		t.Fatal("the sandbox has no control group that this test knows")
+	}
+	for cpus, want := range map[float64]string{0.5: "50000", 1.5: "150000"} {
+		if resize(cpus); quota() != want {
+			t.Errorf("%v processors: the quota is %s, want %s", cpus, quota(), want)
+		}
+	}
+	if resize(-1); quota() != "-1" && quota() != "max" {
+		t.Errorf("no limit: the quota is %s", quota())
+	}
+}
+
+// TestResizeBelowUse: what is in use cannot be taken away, and nothing dies.
+func TestResizeBelowUse(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{ID: "full", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20}})
+	if o := run(t, in, sandbox.Command{Shell: "dd if=/dev/zero of=/dev/shm/big bs=1M count=200"}); o.exit.Code != 0 {
+		t.Fatalf("filling memory: %+v", o)
+	}
+	err := in.(driver.Resizer).Resize(t.Context(), sandbox.Resources{Memory: 100 << 20})
+	if p.ErrorCode(err) != sandbox.CodeConflict {
+		t.Errorf("a limit below what is in use: %v, want %s", err, sandbox.CodeConflict)
+	}
+	if o := run(t, in, sandbox.Command{Shell: "rm /dev/shm/big"}); o.exit.Code != 0 {
+		t.Errorf("the sandbox suffered: %+v", o)
+	}
+}
+
+// TestUsageKnowsAll: this engine knows every figure.
+func TestUsageKnowsAll(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{Image: "host"})
+	u, err := in.(driver.Meter).Usage(t.Context())
+	if err != nil || u.CPU <= 0 || u.Memory <= 1<<20 || u.Disk < 0 || u.PIDs <= 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+// unattached makes a sandbox that outlives its provider.
+func unattached(t *testing.T, state string, spec sandbox.Spec) (*gvisor.Provider, driver.Instance) {
+	t.Helper()
+	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
+	in, err := p.Create(t.Context(), &spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
+		if in, err := p.Attach(context.Background(), spec.ID); err == nil {
+			_ = in.Destroy(context.Background())
+		}
+	})
+	return p, in
+}
+
+// stateOf looks without connecting, so that it enforces nothing itself.
+func stateOf(t *testing.T, p driver.Provider, id sandbox.ID) sandbox.State {
+	t.Helper()
+	for f, err := range p.List(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.ID == id {
+			return f.State
+		}
+	}
+	return sandbox.Gone
+}
+
+// TestDeadlineWithoutAnybody: a deadline that was moved holds when nobody is
+// left that knows of it.
+func TestDeadlineWithoutAnybody(t *testing.T) {
+	state := t.TempDir()
+	one, set := unattached(t, state, sandbox.Spec{ID: "set", Image: "host"})
+	two, later := unattached(t, state, sandbox.Spec{ID: "later", Image: "host", Lifetime: sandbox.Lifetime{Timeout: time.Second}})
+	three, never := unattached(t, state, sandbox.Spec{ID: "never", Image: "host", Lifetime: sandbox.Lifetime{Timeout: time.Second}})
+	for in, at := range map[driver.Instance]time.Time{
+		later: time.Now().Add(time.Hour), never: {}, set: time.Now().Add(1500 * time.Millisecond),
+	} {
+		if err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range []*gvisor.Provider{one, two, three} {
+		p.Close() // its timers are gone, as are those of a daemon that was killed
+	}
+	other := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
+	for deadline := time.Now().Add(20 * time.Second); stateOf(t, other, "set") == sandbox.Running; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the sandbox outlived its deadline")
+		}
+	}
+	if s := stateOf(t, other, "set"); s != sandbox.Stopped {
+		t.Errorf("the sandbox is %s after its lifetime, want %s", s, sandbox.Stopped)
+	}
+	for _, id := range []sandbox.ID{"later", "never"} {
+		if s := stateOf(t, other, id); s != sandbox.Running {
+			t.Errorf("%s is %s although its first deadline was moved", id, s)
+		}
+	}
+}
+
+// TestPortOfLoopback: what listens on the loopback only, of either family, is
+// reached, and what listens on the machine's is not.
+func TestPortOfLoopback(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{Image: "host"})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := in.(driver.Dialer).Dial(t.Context(), uint16(l.Addr().(*net.TCPAddr).Port))
+	if p.ErrorCode(err) != sandbox.CodeUnavailable {
+		t.Errorf("a port of the machine: %v, %v; want %s", conn, err, sandbox.CodeUnavailable)
+	}
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		const script = `import socket, sys
+f = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+s = socket.create_server((sys.argv[1], 0), family=f)
+print(s.getsockname()[1], flush=True)
+c = s.accept()[0]
+c.sendall(b"hello from " + sys.argv[1].encode())
+`
+		cmd, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", script, host}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Close()
+		var port uint16
+		if _, err := fmt.Fscan(cmd.Stdout(), &port); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := in.(driver.Dialer).Dial(t.Context(), port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if b, err := io.ReadAll(conn); err != nil || string(b) != "hello from "+host {
+			t.Errorf("%s: %q, %v", host, b, err)
+		}
+	}
+}
