@@ -3,6 +3,7 @@ module github.com/atoll-run/atoll
 go 1.26.3
 
 require (
+	github.com/aws/aws-sdk-go-v2 v1.41.1
 	github.com/creack/pty v1.1.24
 	github.com/docker/go-units v0.5.0
 	github.com/erofs/go-erofs v0.3.1
@@ -23,6 +24,7 @@ require (
 )
 
 require (
+	github.com/aws/smithy-go v1.24.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/klauspost/cpuid/v2 v2.4.0 // indirect
 	github.com/klauspost/crc32 v1.3.0 // indirect
@@ -35,7 +37,6 @@ require (
 	github.com/zeebo/xxh3 v1.1.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
-	golang.org/x/net v0.61.0 // indirect
 	gopkg.in/ini.v1 v1.67.3 // indirect
 )
 

@@ -53,6 +53,18 @@ var rules = []rule{
 		why:  "decisions are pure: what is allowed does not depend on the machine, the network or the hour",
 	},
 	{
+		pkgs: "internal/secret/inject",
+		only: []string{"sandbox", "internal/policy", "internal/secret"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a request goes in and a request comes out",
+	},
+	{
+		pkgs: "internal/secret",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
+		why:  "values are sealed and found without anybody being asked over a network",
+	},
+	{
 		pkgs: "internal/quota",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "database/sql"},
@@ -84,7 +96,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/policy", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		only: []string{"sandbox", "driver", "internal/control", "internal/policy", "internal/secret", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},

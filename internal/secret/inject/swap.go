@@ -1,0 +1,208 @@
+package inject
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Swapper replaces the placeholders of one sandbox in its requests, and finds
+// those that are sent where they do not belong. It may be used concurrently.
+type Swapper struct {
+	matcher *secret.Matcher
+	secrets []string // of each needle of the matcher
+}
+
+// NewSwapper makes a Swapper from Policy.Placeholders.
+func NewSwapper(placeholders map[string]string) *Swapper {
+	s := &Swapper{}
+	var needles [][]byte
+	add := func(needle []byte, name string) {
+		needles = append(needles, needle)
+		s.secrets = append(s.secrets, name)
+	}
+	for p, name := range placeholders {
+		for _, form := range secret.Forms(secret.NewValue([]byte(p))) {
+			add(form, name)
+		}
+	}
+	s.matcher = secret.NewMatcher(needles)
+	return s
+}
+
+// Stray is a placeholder that was sent where it does not belong.
+type Stray struct {
+	Secret string
+	Place  string
+}
+
+func (s *Stray) Error() string {
+	return fmt.Sprintf("the placeholder of %s was sent in the %s, where it does not belong", s.Secret, s.Place)
+}
+
+// Swap replaces the placeholders that a decision allows in a request. An error,
+// such as a *Stray for a placeholder that is left over in a place where it does
+// not belong, means that the request must not be sent. The body is replaced,
+// and watched, while it is read: reading it then fails with the *Stray.
+// values is called for every secret that is really used, and no other.
+func (s *Swapper) Swap(req *http.Request, swaps []policy.SwapFor, values Values) error {
+	w := &swapping{req: req, values: values}
+	for _, sw := range swaps {
+		if err := w.swap(sw); err != nil {
+			return err
+		}
+	}
+	if err := s.stray(req); err != nil {
+		return err
+	}
+	s.body(req, swaps, values)
+	return nil
+}
+
+// swapping is the work on one request.
+type swapping struct {
+	req    *http.Request
+	values Values
+}
+
+func (w *swapping) swap(sw policy.SwapFor) error {
+	for name, all := range w.req.Header {
+		low := strings.ToLower(name)
+		anywhere := sw.Places.Any.Header || slices.Contains(sw.Places.Headers, low)
+		for i, old := range all {
+			if anywhere && strings.Contains(old, sw.Placeholder) {
+				v, err := w.value(sw)
+				if err != nil {
+					return err
+				}
+				if all[i] = strings.ReplaceAll(old, sw.Placeholder, v); strings.ContainsAny(all[i], "\r\n\x00") {
+					return unusable(sandbox.Injection{Secret: sw.Secret}, "the value holds a control character, which no header can carry")
+				}
+			}
+			if sw.Places.Basic && low == "authorization" {
+				if err := w.basic(sw, &all[i]); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return w.query(sw)
+}
+
+func (w *swapping) value(sw policy.SwapFor) (string, error) {
+	v, err := w.values(sw.Secret)
+	if err != nil {
+		return "", err
+	}
+	return string(v.Reveal()), nil
+}
+
+// basic replaces in the user name and password of basic authentication.
+func (w *swapping) basic(sw policy.SwapFor, header *string) error {
+	scheme, pair, ok := strings.Cut(*header, " ")
+	if !ok || !strings.EqualFold(scheme, "basic") {
+		return nil
+	}
+	plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(pair))
+	if err != nil || !bytes.Contains(plain, []byte(sw.Placeholder)) {
+		return nil // not ours, or found by stray
+	}
+	v, err := w.value(sw)
+	if err != nil {
+		return err
+	}
+	*header = scheme + " " + base64.StdEncoding.EncodeToString(bytes.ReplaceAll(plain, []byte(sw.Placeholder), []byte(v)))
+	return nil
+}
+
+// query replaces in the values of parameters, and leaves everything else as it
+// is.
+func (w *swapping) query(sw policy.SwapFor) error {
+	if !sw.Places.Any.Query && len(sw.Places.Queries) == 0 || w.req.URL.RawQuery == "" {
+		return nil
+	}
+	parts := strings.Split(w.req.URL.RawQuery, "&")
+	for i, part := range parts {
+		key, val, _ := strings.Cut(part, "=")
+		name, err1 := url.QueryUnescape(key)
+		plain, err2 := url.QueryUnescape(val)
+		if err1 != nil || err2 != nil || !strings.Contains(plain, sw.Placeholder) ||
+			!sw.Places.Any.Query && !slices.Contains(sw.Places.Queries, name) {
+			continue
+		}
+		v, err := w.value(sw)
+		if err != nil {
+			return err
+		}
+		parts[i] = key + "=" + url.QueryEscape(strings.ReplaceAll(plain, sw.Placeholder, v))
+	}
+	w.req.URL.RawQuery = strings.Join(parts, "&")
+	return nil
+}
+
+// stray looks for what is left of placeholders outside the body.
+func (s *Swapper) stray(req *http.Request) error {
+	look := func(place, text string) error {
+		if _, n := s.matcher.Find([]byte(text)); n >= 0 {
+			return &Stray{Secret: s.secrets[n], Place: place}
+		}
+		return nil
+	}
+	if err := look("path", req.URL.EscapedPath()); err != nil {
+		return err
+	}
+	if err := look("query", req.URL.RawQuery); err != nil {
+		return err
+	}
+	if err := look("host", req.Host); err != nil {
+		return err
+	}
+	for name, all := range req.Header {
+		for _, v := range append([]string{name}, all...) {
+			if err := look("header", v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// body replaces placeholders in the body where that is allowed, and stops at
+// any other.
+func (s *Swapper) body(req *http.Request, swaps []policy.SwapFor, values Values) {
+	if req.Body == nil || req.Body == http.NoBody || len(s.secrets) == 0 {
+		return
+	}
+	allowed := map[string]string{} // placeholder → secret
+	for _, sw := range swaps {
+		if sw.Places.Body {
+			allowed[sw.Placeholder] = sw.Secret
+		}
+	}
+	if len(allowed) > 0 {
+		req.ContentLength = -1 // values are not as long as their placeholders
+		del(req.Header, "Content-Length")
+	}
+	needles := s.matcher.Needles()
+	body := s.matcher.Reader(req.Body, func(n int) ([]byte, error) {
+		name, ok := allowed[string(needles[n])]
+		if !ok {
+			return nil, &Stray{Secret: s.secrets[n], Place: "body"}
+		}
+		v, err := values(name)
+		return v.Reveal(), err
+	})
+	req.Body = struct {
+		io.Reader
+		io.Closer
+	}{body, req.Body}
+}
