@@ -168,6 +168,7 @@ type Capabilities struct {
 	Users     bool `json:"users"`     // Command.User is honoured
 	Images    bool `json:"images"`    // Spec.Image other than "host" is honoured
 	Mounts    bool `json:"mounts"`    // Spec.Mounts is honoured
+	Network   bool `json:"network"`   // Spec.Network is honoured: what its policy does not allow does not flow
 	Reattach  bool `json:"reattach"`  // Attach finds sandboxes of another process
 	Pause     bool `json:"pause"`     // Instance is a Pauser
 	Snapshot  bool `json:"snapshot"`  // Instance is a Snapshotter, the provider a Restorer

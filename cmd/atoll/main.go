@@ -5,18 +5,19 @@ import (
 	"context"
 	"os"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/gateway/egress"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
 
 func main() {
-	gvisor.Main() // does not return in a process that is part of a sandbox
+	egress.Main() // does not return in the process that is the gateway
+	gvisor.Main() // nor does this in one that is part of a sandbox
 	providers := all.Builtin()
 	app := &cli.App{
 		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
@@ -42,19 +43,4 @@ func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daem
 		return nil, err
 	}
 	return d, nil
-}
-
-// version returns the version of a module that this program is built from, as
-// the Go tool recorded it.
-func version(module string) string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	for _, m := range append(info.Deps, &info.Main) {
-		if m.Path == module {
-			return m.Version
-		}
-	}
-	return ""
 }

@@ -5,7 +5,7 @@ package archtest
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
 
 // kernelUsers may import gVisor.
-var kernelUsers = []string{"provider/gvisor/..."}
+var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress"}
 
 // rules is docs/ARCHITECTURE.md, "Who may import whom", for the machine. The
 // first that matches a package applies.
@@ -63,6 +63,24 @@ var rules = []rule{
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
 		why:  "values are sealed and found without anybody being asked over a network",
+	},
+	{
+		pkgs: "internal/gateway/wire",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
+		why:  "both ends of the gateway's socket import it",
+	},
+	{
+		pkgs: "internal/gateway/egress",
+		only: []string{"sandbox", "internal/policy", "internal/secret", "internal/gateway/wire"},
+		deny: []string{"os/exec", "database/sql"},
+		why:  "what parses hostile traffic knows what is allowed, and nothing of who runs it",
+	},
+	{
+		pkgs: "internal/gateway",
+		only: []string{"sandbox", "internal/gateway/wire"},
+		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
+		why:  "who keeps the gateway running parses none of its traffic",
 	},
 	{
 		pkgs: "internal/quota",
@@ -173,7 +191,7 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...", "internal/guest/..."},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
@@ -185,7 +203,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/...",
+			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/key", "internal/quota",
 		},

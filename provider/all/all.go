@@ -3,12 +3,14 @@
 package all
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -18,6 +20,9 @@ type Options struct {
 	StateDir string
 	// Images opens the node's images, which the node closes.
 	Images func() (*image.Store, error)
+	// Link makes the network card of a sandbox that asks for a network, for
+	// providers that can use one. Nil: there is no network.
+	Link func(ctx context.Context, spec *sandbox.Spec) (*gvisor.Link, error)
 	// Attached makes sandboxes end with this process, if the provider can.
 	Attached bool
 }

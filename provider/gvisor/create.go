@@ -82,6 +82,7 @@ type maker struct {
 	files []*os.File
 	procs *launched
 	in    *Instance
+	link  *Link // nil: no network
 }
 
 func (p *Provider) newMaker(spec *sandbox.Spec, img *image.Image) *maker {
@@ -118,6 +119,11 @@ func (m *maker) start(ctx context.Context) error {
 func (m *maker) finish(ctx context.Context) (*Instance, error) {
 	if err := m.in.client.Configure(ctx, m.defaults()); err != nil {
 		return nil, m.explain(fmt.Errorf("configuring the guest: %w", err))
+	}
+	if m.link != nil {
+		if err := m.in.plugIn(ctx, m.link); err != nil {
+			return nil, m.explain(fmt.Errorf("preparing the network: %w", err))
+		}
 	}
 	if err := m.in.boundLifetime(m.spec.Lifetime.Timeout); err != nil {
 		return nil, err
@@ -216,6 +222,8 @@ func (m *maker) boot(ctx context.Context) (net.Conn, error) {
 		conn.Close()
 		return nil, m.explain(err)
 	}
+	link := m.p.connect(ctx, m.spec)
+	defer closeLink(link)
 	if m.procs, err = launch(ctx, args); err != nil {
 		return fail(err)
 	}
@@ -232,7 +240,10 @@ func (m *maker) boot(ctx context.Context) (net.Conn, error) {
 	// The calls below know no context: killing the kernel ends them.
 	stop := context.AfterFunc(ctx, func() { _ = m.procs.kernel.proc.Kill() })
 	defer stop()
-	if err := startKernel(m.box.dir, m.rec.Inside, m.res.PIDs); err != nil {
+	if m.link, err = link(); err != nil {
+		return fail(err)
+	}
+	if err := startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link); err != nil {
 		return fail(err)
 	}
 	if err := m.p.opts.Fault("create.started"); err != nil {
@@ -352,6 +363,9 @@ func (m *maker) defaults() guest.Defaults {
 		if k, v, ok := cutEnv(kv); ok {
 			env[k] = v
 		}
+	}
+	if m.link != nil && len(m.link.CA) > 0 {
+		trustEnv(env)
 	}
 	for k, v := range m.spec.Env {
 		env[k] = v

@@ -95,7 +95,7 @@ func (l *pool) take(s shape) *maker {
 // adopt gives a sandbox of the pool to its user. It returns nil without an
 // error if there is none that fits.
 func (p *Provider) adopt(ctx context.Context, spec *sandbox.Spec, img *image.Image) (*Instance, error) {
-	if len(spec.Mounts) > 0 {
+	if len(spec.Mounts) > 0 || spec.Network.Asked() {
 		return nil, nil
 	}
 	for {

@@ -4,7 +4,8 @@
 // paths are shared, a file server. Neither can see the host. Nothing needs to
 // be installed, neither Docker nor KVM, and any user can do it.
 //
-// This is the only package that imports gVisor.
+// This is the only package that imports gVisor, but for the network stack that
+// the egress gateway is built on.
 package gvisor
 
 import (
@@ -55,6 +56,9 @@ type Options struct {
 	Kernel string
 	// DebugDir, if set, gets the log files of kernels and file servers.
 	DebugDir string
+	// Link makes the network card of a sandbox whose Spec asks for a network.
+	// Nil: sandboxes have a loopback and nothing else.
+	Link func(ctx context.Context, spec *sandbox.Spec) (*Link, error)
 	// Fault is called at named points of the making and unmaking of a
 	// sandbox, for tests that fail or kill there. Nil does nothing.
 	Fault func(point string) error

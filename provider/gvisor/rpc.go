@@ -90,17 +90,16 @@ func connectControl(name string) (*unet.Socket, error) {
 	return conn, nil
 }
 
-// startKernel gives the kernel its network, which is a loopback and nothing
-// else, starts the guest, and bounds the number of its processes.
-func startKernel(dir, id string, pids int64) error {
+// startKernel gives the kernel its network, starts the guest, and bounds the
+// number of its processes.
+func startKernel(dir, id string, pids int64, link *Link) error {
 	conn, err := dialControl(dir)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	net := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
-	if err := conn.Call(boot.ContMgrSetNetworkArgs, net, nil); err != nil {
-		return fmt.Errorf("setting up the loopback: %w", err)
+	if err := setNetwork(conn, link); err != nil {
+		return err
 	}
 	if err := conn.Call(boot.ContMgrRootContainerStart, &id, nil); err != nil {
 		return fmt.Errorf("starting the guest: %w", err)

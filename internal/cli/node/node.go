@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,10 +27,13 @@ type Node struct {
 	dir       string
 	providers *all.Registry
 	images    func() (*image.Store, error)
+	kernel    string // what processes of this program are started from; empty: itself
+	network   func() (*gateway.Gateway, error)
 
 	mu     sync.Mutex
 	opened map[opening]driver.Provider
-	store  *image.Store // once it is open
+	store  *image.Store     // once it is open
+	egress *gateway.Gateway // once a sandbox has asked for a network
 }
 
 // opening tells the ways apart in which a provider can be opened.
@@ -58,6 +62,8 @@ func Open(dir string, providers *all.Registry, env func(string) (string, bool)) 
 		n.store = store
 		return store, nil
 	})
+	n.kernel, _ = env("ATOLL_KERNEL")
+	n.network = sync.OnceValues(n.openGateway)
 	return n, nil
 }
 
@@ -70,7 +76,7 @@ func (n *Node) Config(name string, attached bool) (control.Config, error) {
 	if err != nil {
 		return control.Config{}, err
 	}
-	return control.Config{Provider: p, Images: images{n}, LockNames: n.lockNames}, nil
+	return control.Config{Provider: p, Images: images{n}, LockNames: n.lockNames, Network: n.linked(name)}, nil
 }
 
 // Images returns the node's images, which the node closes.
@@ -104,7 +110,7 @@ func (n *Node) provider(name string, attached bool) (driver.Provider, error) {
 // open opens a provider anew; the caller closes it.
 func (n *Node) open(entry all.Entry, attached bool) (driver.Provider, error) {
 	p, err := entry.Open(all.Options{
-		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached,
+		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Link: n.link,
 	})
 	var known *sandbox.Error
 	if err != nil && !errors.As(err, &known) {
@@ -155,6 +161,10 @@ func (n *Node) Close() error {
 	for key, p := range n.opened {
 		failed = append(failed, p.Close())
 		delete(n.opened, key)
+	}
+	if n.egress != nil {
+		failed = append(failed, n.egress.Close())
+		n.egress = nil
 	}
 	if n.store != nil {
 		failed = append(failed, n.store.Close())

@@ -1,0 +1,25 @@
+package egress
+
+import (
+	"errors"
+	"io"
+	"sync/atomic"
+)
+
+// errTooMuch ends a body that is longer than its rule allows.
+var errTooMuch = errors.New("the body is too long")
+
+// countedBody counts a body, and ends it with an error at its limit.
+type countedBody struct {
+	io.ReadCloser
+	limit int64 // 0: none
+	n     atomic.Int64
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if total := b.n.Add(int64(n)); b.limit > 0 && total > b.limit {
+		return 0, errTooMuch
+	}
+	return n, err
+}

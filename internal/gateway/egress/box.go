@@ -1,0 +1,187 @@
+package egress
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Bounds of one sandbox.
+const (
+	maxOpening = 256  // connections being decided, dialled and accepted
+	maxFlows   = 8192 // connections
+)
+
+// world is how the outside is reached.
+type world struct {
+	*dialer
+	roots    *x509.CertPool // nil: the machine's
+	operator policy.Operator
+}
+
+func newWorld(s wire.Settings) (*world, error) {
+	d, err := newDialer(s)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{dialer: d, operator: policy.Operator{Allow: s.Private, Own: s.Own}}
+	if len(s.Roots) > 0 {
+		if w.roots, err = x509.SystemCertPool(); err != nil {
+			w.roots = x509.NewCertPool()
+		}
+		if !w.roots.AppendCertsFromPEM(s.Roots) {
+			return nil, errors.New("the additional roots hold no certificate")
+		}
+	}
+	return w, nil
+}
+
+// box is one sandbox as the gateway sees it: a link and what flows over it.
+type box struct {
+	id     sandbox.ID
+	link   *endpoint
+	stack  *stack.Stack
+	names  *names
+	world  atomic.Pointer[world]
+	policy atomic.Pointer[ruling]
+	ca     *authority
+	http   *httpServer
+	*teller
+
+	life context.Context // ends when the box is closed
+	stop context.CancelFunc
+	once sync.Once
+
+	mu    sync.Mutex
+	flows map[*flow]struct{}
+	shut  bool
+}
+
+func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
+	p.mu.Lock()
+	w := p.world
+	p.mu.Unlock()
+	r, err := newRuling(a.Policy, w.operator)
+	if err != nil {
+		return nil, err
+	}
+	ca, err := newAuthority(a.CACert, a.CAKey)
+	if err != nil {
+		return nil, err
+	}
+	b := &box{id: id, ca: ca, flows: map[*flow]struct{}{}}
+	b.life, b.stop = context.WithCancel(context.Background())
+	b.world.Store(w)
+	b.policy.Store(r)
+	b.names = newNames(a.Names, func(name string, n uint16) { p.hooks.Named(id, name, n) })
+	b.teller = newTeller(func(e Event) { p.hooks.Event(id, e) })
+	b.http = newHTTPServer(b)
+	window := windowFor(link)
+	if b.link, err = newEndpoint(link, b.screen); err != nil {
+		return nil, err
+	}
+	if b.stack, err = newNetstack(b.link, window); err != nil {
+		return nil, err
+	}
+	fwd := tcp.NewForwarder(b.stack, window, maxOpening, b.open)
+	b.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, fwd.HandlePacket)
+	return b, nil
+}
+
+// windowFor says how much a sandbox may send ahead: as much as surely fits into
+// the socket, whose size is what the machine permits.
+func windowFor(link *os.File) int {
+	if n, err := unix.GetsockoptInt(int(link.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil && n >= wire.SocketBuffer {
+		return largeWindow
+	}
+	return smallWindow
+}
+
+// start lets traffic in.
+func (b *box) start() error {
+	for _, a := range []netip.Addr{wire.Gateway, wire.Gateway6} {
+		number := ipv4.ProtocolNumber
+		if a.Is6() {
+			number = ipv6.ProtocolNumber
+		}
+		conn, err := gonet.DialUDP(b.stack, fullAddress(a, dnsPort), nil, number)
+		if err != nil {
+			return err
+		}
+		go b.serveDNS(conn)
+	}
+	return asError(b.stack.EnableNIC(nic))
+}
+
+// setPolicy decides about everything anew.
+func (b *box) setPolicy(p wire.Policy) error {
+	r, err := newRuling(p, b.world.Load().operator)
+	if err != nil {
+		return err
+	}
+	b.policy.Store(r)
+	b.mu.Lock()
+	var open []*flow
+	for f := range b.flows {
+		open = append(open, f)
+	}
+	b.mu.Unlock()
+	for _, f := range open {
+		if d := r.decide(f.target, f.addr); !d.allowed() {
+			f.cut(d.reason())
+		}
+	}
+	return nil
+}
+
+// close ends the link and everything that flows.
+func (b *box) close() {
+	b.once.Do(func() {
+		b.stop()
+		b.mu.Lock()
+		b.shut = true
+		var open []*flow
+		for f := range b.flows {
+			open = append(open, f)
+		}
+		b.mu.Unlock()
+		for _, f := range open {
+			f.cut("")
+		}
+		b.http.close()
+		b.stack.Destroy()
+		b.link.Wait()
+	})
+}
+
+// hold remembers a flow, unless there are too many.
+func (b *box) hold(f *flow) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shut || len(b.flows) >= maxFlows {
+		return false
+	}
+	b.flows[f] = struct{}{}
+	return true
+}
+
+func (b *box) release(f *flow) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.flows, f)
+}

@@ -1,0 +1,47 @@
+package egress
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+)
+
+// Event is one decision.
+type Event = wire.Event
+
+// How many events one sandbox can cause: code inside could cause any number.
+const (
+	eventsPerSecond = 50
+	eventBurst      = 200
+)
+
+// teller passes on events, as many as are bearable, and counts the others.
+type teller struct {
+	send  func(Event)
+	limit *rate.Limiter
+
+	mu     sync.Mutex
+	missed int
+}
+
+func newTeller(send func(Event)) *teller {
+	return &teller{send: send, limit: rate.NewLimiter(eventsPerSecond, eventBurst)}
+}
+
+func (t *teller) tell(e Event) {
+	if e.Time.IsZero() {
+		e.Time = time.Now().UTC()
+	}
+	t.mu.Lock()
+	if !t.limit.Allow() {
+		t.missed++
+		t.mu.Unlock()
+		return
+	}
+	e.Missed, t.missed = t.missed, 0
+	t.mu.Unlock()
+	t.send(e)
+}

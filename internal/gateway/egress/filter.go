@@ -1,0 +1,146 @@
+package egress
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+)
+
+// screen looks at a packet before the network stack does. The stack takes every
+// address for its own, so that it would answer an echo request to any of them:
+// only the gateway itself can be pinged. The answer to others is that it is
+// forbidden, so that nobody waits.
+func (b *box) screen(pkt []byte) bool {
+	dst, proto, ok := destination(pkt)
+	if !ok {
+		return false
+	}
+	switch proto {
+	case uint8(header.TCPProtocolNumber):
+		return true
+	case uint8(header.UDPProtocolNumber):
+		b.noteUDP(pkt, dst)
+		return true
+	case uint8(header.ICMPv4ProtocolNumber), uint8(header.ICMPv6ProtocolNumber):
+		if dst == wire.Gateway || dst == wire.Gateway6 || !echo(pkt, proto) {
+			return true
+		}
+	}
+	b.tell(Event{Verdict: wire.Denied, Kind: kindOf(proto), Addr: dst, Reason: "only TCP leaves a sandbox"})
+	if answer := prohibited(pkt); answer != nil {
+		_ = b.link.send([][]byte{answer})
+	}
+	return false
+}
+
+func kindOf(proto uint8) string {
+	switch proto {
+	case uint8(header.ICMPv4ProtocolNumber), uint8(header.ICMPv6ProtocolNumber):
+		return "icmp"
+	}
+	return "ip"
+}
+
+// destination reads where a packet goes and what it carries. IPv6 packets with
+// extension headers are the stack's to understand.
+func destination(pkt []byte) (dst netip.Addr, proto uint8, ok bool) {
+	switch header.IPVersion(pkt) {
+	case header.IPv4Version:
+		if ip := header.IPv4(pkt); ip.IsValid(len(pkt)) {
+			return addrFrom(ip.DestinationAddress()), ip.Protocol(), true
+		}
+	case header.IPv6Version:
+		if ip := header.IPv6(pkt); ip.IsValid(len(pkt)) {
+			proto := ip.NextHeader()
+			switch header.IPv6ExtensionHeaderIdentifier(proto) {
+			case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier,
+				header.IPv6FragmentExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier:
+				// Nobody needs them here, and they would hide what follows.
+				return netip.Addr{}, 0, false
+			}
+			return addrFrom(ip.DestinationAddress()), proto, true
+		}
+	}
+	return netip.Addr{}, 0, false
+}
+
+// echo reports whether a packet is a request that the stack would answer.
+func echo(pkt []byte, proto uint8) bool {
+	if proto == uint8(header.ICMPv4ProtocolNumber) {
+		body := pkt[header.IPv4(pkt).HeaderLength():]
+		return len(body) > 0 && header.ICMPv4Type(body[0]) == header.ICMPv4Echo
+	}
+	body := pkt[header.IPv6MinimumSize:]
+	return len(body) > 0 && header.ICMPv6Type(body[0]) == header.ICMPv6EchoRequest
+}
+
+// prohibited makes the ICMP message which says that a packet may not pass.
+func prohibited(pkt []byte) []byte {
+	if header.IPVersion(pkt) == header.IPv4Version {
+		return prohibited4(header.IPv4(pkt))
+	}
+	return prohibited6(header.IPv6(pkt))
+}
+
+func prohibited4(ip header.IPv4) []byte {
+	const adminProhibited = 13
+	quoted := ip[:min(len(ip), int(ip.HeaderLength())+8)]
+	out := make([]byte, header.IPv4MinimumSize+header.ICMPv4MinimumSize+len(quoted))
+	icmp := header.ICMPv4(out[header.IPv4MinimumSize:])
+	icmp.SetType(header.ICMPv4DstUnreachable)
+	icmp.SetCode(adminProhibited)
+	copy(icmp.Payload(), quoted)
+	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+	h := header.IPv4(out)
+	h.Encode(&header.IPv4Fields{
+		TotalLength: uint16(len(out)), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
+		SrcAddr: tcpip.AddrFrom4(wire.Gateway.As4()), DstAddr: ip.SourceAddress(),
+	})
+	h.SetChecksum(^h.CalculateChecksum())
+	return out
+}
+
+func prohibited6(ip header.IPv6) []byte {
+	const adminProhibited = 1
+	quoted := ip[:min(len(ip), header.IPv6MinimumMTU-header.IPv6MinimumSize-header.ICMPv6MinimumSize)]
+	out := make([]byte, header.IPv6MinimumSize+header.ICMPv6MinimumSize+len(quoted))
+	src, dst := tcpip.AddrFrom16(wire.Gateway6.As16()), ip.SourceAddress()
+	icmp := header.ICMPv6(out[header.IPv6MinimumSize:])
+	icmp.SetType(header.ICMPv6DstUnreachable)
+	icmp.SetCode(adminProhibited)
+	copy(icmp.Payload(), quoted)
+	icmp.SetChecksum(header.ICMPv6Checksum(header.ICMPv6ChecksumParams{Header: icmp, Src: src, Dst: dst}))
+	header.IPv6(out).Encode(&header.IPv6Fields{
+		PayloadLength: uint16(len(out) - header.IPv6MinimumSize), TransportProtocol: header.ICMPv6ProtocolNumber,
+		HopLimit: 64, SrcAddr: src, DstAddr: dst,
+	})
+	return out
+}
+
+// noteUDP tells that a datagram went nowhere. The stack answers it with "port
+// unreachable", so that QUIC falls back to TCP at once.
+func (b *box) noteUDP(pkt []byte, dst netip.Addr) {
+	off := header.IPv6MinimumSize
+	if header.IPVersion(pkt) == header.IPv4Version {
+		off = int(header.IPv4(pkt).HeaderLength())
+	}
+	if len(pkt) < off+header.UDPMinimumSize {
+		return
+	}
+	port := binary.BigEndian.Uint16(pkt[off+2:])
+	if (dst == wire.Gateway || dst == wire.Gateway6) && port == dnsPort {
+		return
+	}
+	host, _ := b.names.name(dst)
+	b.tell(Event{Verdict: wire.Denied, Kind: "udp", Host: host, Addr: dst, Port: port, Reason: "only TCP leaves a sandbox"})
+}
+
+func addrFrom(a tcpip.Address) netip.Addr {
+	ip, _ := netip.AddrFromSlice(a.AsSlice())
+	return ip
+}

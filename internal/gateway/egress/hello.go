@@ -1,0 +1,95 @@
+package egress
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"time"
+)
+
+// maxHello bounds what is read in search of the end of a client's first
+// message. Post-quantum keys make it some kilobytes.
+const maxHello = 64 << 10
+
+// encryptedHello is the number of the extension that hides the real name.
+const encryptedHello = 0xfe0d
+
+// hello is what a TLS client says first.
+type hello struct {
+	name      string // server name, as sent
+	encrypted bool   // the real name may be another one
+	raw       []byte // everything that was read
+}
+
+var errHelloRead = errors.New("hello read")
+
+// readHello reads what a TLS client says first, with the standard library's
+// own parser, and without answering.
+func readHello(r io.Reader) (hello, error) {
+	var h hello
+	tap := &tapConn{r: io.LimitReader(r, maxHello)}
+	err := tls.Server(tap, &tls.Config{ //nolint:gosec // nothing is ever negotiated with it
+		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
+			h.name = info.ServerName
+			h.encrypted = slices.Contains(info.Extensions, encryptedHello)
+			return nil, errHelloRead
+		},
+	}).Handshake()
+	h.raw = tap.read.Bytes()
+	if errors.Is(err, errHelloRead) {
+		return h, nil
+	}
+	if err == nil {
+		err = errors.New("no hello")
+	}
+	return h, err
+}
+
+// tapConn remembers what is read and swallows what is written.
+type tapConn struct {
+	net.Conn // nil: nothing else may be called
+	r        io.Reader
+	read     bytes.Buffer
+}
+
+func (c *tapConn) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.read.Write(p[:n])
+	return n, err
+}
+
+func (c *tapConn) Write(p []byte) (int, error)      { return len(p), nil }
+func (c *tapConn) Close() error                     { return nil }
+func (c *tapConn) SetDeadline(time.Time) error      { return nil }
+func (c *tapConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *tapConn) SetWriteDeadline(time.Time) error { return nil }
+
+// replayConn is a connection some of whose bytes were read already.
+type replayConn struct {
+	net.Conn
+	head []byte
+}
+
+func (c *replayConn) Read(p []byte) (int, error) {
+	if len(c.head) > 0 {
+		n := copy(p, c.head)
+		c.head = c.head[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// CloseWrite ends what we send.
+func (c *replayConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+// closeWrite ends one direction of a connection, or all of it where that is
+// not possible.
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}

@@ -1,0 +1,6 @@
+package egress
+
+import "golang.org/x/sys/unix"
+
+// archCalls are system calls that not every architecture has.
+var archCalls = []uintptr{unix.SYS_EPOLL_WAIT, unix.SYS_POLL, unix.SYS_ARCH_PRCTL}

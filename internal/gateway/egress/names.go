@@ -1,0 +1,68 @@
+package egress
+
+import (
+	"net/netip"
+	"sync"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+)
+
+// maxNames bounds how many names of one sandbox have addresses. A wildcard
+// rule lets code inside make them up.
+const maxNames = 1 << 15
+
+// names gives names synthetic addresses: each name one, for as long as the
+// sandbox lives.
+type names struct {
+	made func(name string, n uint16) // told of every new one
+
+	mu     sync.RWMutex
+	byName map[string]uint16
+	byAddr map[uint16]string
+	next   uint16
+}
+
+// newNames returns names that go on where given left off.
+func newNames(given map[string]uint16, made func(string, uint16)) *names {
+	n := &names{made: made, byName: map[string]uint16{}, byAddr: map[uint16]string{}, next: 1}
+	for name, number := range given {
+		n.byName[name], n.byAddr[number] = number, name
+		n.next = max(n.next, number+1)
+	}
+	return n
+}
+
+// addr returns the address of a name, or false if there are too many.
+func (n *names) addr(name string) (netip.Addr, bool) {
+	n.mu.RLock()
+	number, known := n.byName[name]
+	n.mu.RUnlock()
+	if known {
+		return wire.SyntheticAddr(number), true
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if number, known = n.byName[name]; known {
+		return wire.SyntheticAddr(number), true
+	}
+	if len(n.byName) >= maxNames {
+		return netip.Addr{}, false
+	}
+	number = n.next
+	n.next++
+	n.byName[name], n.byAddr[number] = number, name
+	n.made(name, number)
+	return wire.SyntheticAddr(number), true
+}
+
+// name returns the name behind a synthetic address.
+func (n *names) name(a netip.Addr) (string, bool) {
+	number, ok := wire.SyntheticNumber(a)
+	if !ok {
+		return "", false
+	}
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	name, ok := n.byAddr[number]
+	return name, ok
+}

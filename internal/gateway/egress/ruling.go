@@ -1,0 +1,103 @@
+package egress
+
+import (
+	"net/netip"
+	"sync"
+
+	"golang.org/x/time/rate"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// ruling is a policy in force: the decisions, and what has been used of their
+// limits.
+type ruling struct {
+	*policy.Policy
+	secrets map[string]wire.Secret
+	usage   sync.Map // rule number → *usage
+}
+
+// usage is what one sandbox has used of one rule.
+type usage struct {
+	limits sandbox.Limits
+	rate   *rate.Limiter // nil: no limit
+
+	mu   sync.Mutex
+	open int
+}
+
+func newRuling(p wire.Policy, operator policy.Operator) (*ruling, error) {
+	opts := policy.Options{Operator: operator, Secrets: map[string][]string{}}
+	r := &ruling{secrets: map[string]wire.Secret{}}
+	for _, s := range p.Secrets {
+		r.secrets[s.Name] = s
+		opts.Secrets[s.Name] = s.Hosts
+		if s.Placeholder != "" {
+			opts.Swaps = append(opts.Swaps, policy.Swap{Secret: s.Name, Placeholder: s.Placeholder, Hosts: s.SwapHosts, In: s.In})
+		}
+	}
+	var err error
+	r.Policy, err = policy.Compile(p.Profile, opts)
+	return r, err
+}
+
+// verdict is a decision about a connection.
+type verdict struct{ policy.Decision }
+
+func (v verdict) allowed() bool  { return v.Allow }
+func (v verdict) reason() string { return v.Message() }
+
+// decide decides about a connection, whose address may not be known yet.
+func (r *ruling) decide(t target, a netip.Addr) verdict {
+	f := t.flow()
+	if a.IsValid() {
+		f.Addr = a
+	}
+	return verdict{r.Connect(f)}
+}
+
+// used returns what has been used of the rule that decided. Limits are counted
+// by rule and start anew with a new policy.
+func (r *ruling) used(d policy.Decision) *usage {
+	if d.Number == 0 || d.Limits == (sandbox.Limits{}) {
+		return nil
+	}
+	if u, ok := r.usage.Load(d.Number); ok {
+		return u.(*usage)
+	}
+	u := &usage{limits: d.Limits}
+	if l := d.Limits; l.PerMinute > 0 {
+		u.rate = rate.NewLimiter(rate.Limit(float64(l.PerMinute)/60), max(1, l.Burst))
+	}
+	actual, _ := r.usage.LoadOrStore(d.Number, u)
+	return actual.(*usage)
+}
+
+// take counts one more connection, or request, and says whether it is within
+// the rate. A nil usage has no limits.
+func (u *usage) take() bool { return u == nil || u.rate == nil || u.rate.Allow() }
+
+// enter counts an open connection until leave.
+func (u *usage) enter() bool {
+	if u == nil || u.limits.Connections == 0 {
+		return true
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.open >= u.limits.Connections {
+		return false
+	}
+	u.open++
+	return true
+}
+
+func (u *usage) leave() {
+	if u == nil || u.limits.Connections == 0 {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.open--
+}

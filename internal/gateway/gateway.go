@@ -1,0 +1,393 @@
+// Package gateway is the control plane's side of the egress gateway: it makes
+// the links of sandboxes, keeps a gateway process running that serves them
+// (package egress), and tells it what each sandbox may do.
+//
+// A link is a pair of connected sockets. One end becomes the network card of a
+// sandbox's kernel, the other is served by the gateway process, and a duplicate
+// of that stays here: when the gateway process dies, another one takes over the
+// links, and until then nothing flows.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Event is one decision about the traffic of a sandbox.
+type Event = wire.Event
+
+// Policy is what one sandbox may do. It holds secrets.
+type Policy = wire.Policy
+
+// Settings say how the gateway reaches the world.
+type Settings = wire.Settings
+
+// Options configure a Gateway.
+type Options struct {
+	// Dir is a directory of the gateway's own. It is made if missing.
+	Dir string
+	// Executable is what the gateway process is started from. Empty: this
+	// program itself.
+	Executable string
+	// Settings is asked, each time a gateway process starts, how it reaches
+	// the world. Nil: as this machine does.
+	Settings func() Settings
+	// Event is called with every decision, one after the other. It must not
+	// block for long. Nil ignores them.
+	Event  func(sandbox.ID, Event)
+	Logger *slog.Logger // nil: none
+}
+
+// Gateway serves the links of sandboxes. Its methods may be called
+// concurrently. The caller closes it.
+type Gateway struct {
+	opts Options
+
+	// op is held by whoever starts a process or speaks to it, so that what is
+	// said and what is remembered agree. Answers and events come in without.
+	op sync.Mutex
+
+	mu      sync.Mutex // of what follows; never held while waiting
+	links   map[sandbox.ID]*link
+	process *process // nil: none runs
+	closed  bool
+
+	work sync.WaitGroup
+	life context.Context // ends with Close
+	stop context.CancelFunc
+}
+
+// link is what is remembered of a sandbox, enough for another gateway process
+// to go on.
+type link struct {
+	file *os.File // the gateway's end
+	add  wire.Add
+}
+
+// New returns a gateway. No process is started before the first link.
+func New(opts Options) (*Gateway, error) {
+	if opts.Dir == "" {
+		return nil, errors.New("gateway: Dir is required")
+	}
+	if opts.Executable == "" {
+		opts.Executable = "/proc/self/exe"
+	}
+	if opts.Settings == nil {
+		opts.Settings = MachineSettings
+	}
+	if opts.Event == nil {
+		opts.Event = func(sandbox.ID, Event) {}
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	root := filepath.Join(opts.Dir, "root")
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		return nil, err
+	}
+	// Nobody must be able to enter it, and nobody to write into it.
+	if err := os.Chmod(root, 0o555); err != nil {
+		return nil, err
+	}
+	g := &Gateway{opts: opts, links: map[sandbox.ID]*link{}}
+	g.life, g.stop = context.WithCancel(context.Background())
+	return g, nil
+}
+
+// Connect makes a link for a sandbox, which may do what the policy says as soon
+// as its kernel has the link. The caller closes Link.File once it has handed
+// it over. The gateway lets go of a link when its other end is closed, so that
+// a sandbox that ends, or never begins, needs no care. names are those that the
+// sandbox's memory knows from an earlier life; see Names.
+func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, names map[string]uint16) (*Link, error) {
+	ours, theirs, err := linkPair()
+	if err != nil {
+		return nil, err
+	}
+	ca, err := newAuthority(string(id))
+	if err != nil {
+		ours.Close()
+		theirs.Close()
+		return nil, err
+	}
+	l := &link{file: ours, add: wire.Add{Policy: p, Names: map[string]uint16{}, CACert: ca.cert, CAKey: ca.key}}
+	maps.Copy(l.add.Names, names)
+	if err := g.attach(ctx, id, l); err != nil {
+		ours.Close()
+		theirs.Close()
+		return nil, err
+	}
+	return newLink(theirs, ca.pem), nil
+}
+
+// attach gives a link to the gateway process.
+func (g *Gateway) attach(ctx context.Context, id sandbox.ID, l *link) error {
+	g.op.Lock()
+	defer g.op.Unlock()
+	p, err := g.running()
+	if err != nil {
+		return err
+	}
+	// Remembered first: the process may name something at once.
+	g.mu.Lock()
+	old := g.links[id]
+	g.links[id] = l
+	g.mu.Unlock()
+	if err := p.call(ctx, g.addMessage(id, l), l.file); err != nil {
+		g.mu.Lock()
+		delete(g.links, id)
+		g.mu.Unlock()
+		return err
+	}
+	if old != nil {
+		old.file.Close()
+	}
+	return nil
+}
+
+// addMessage hands a link over, with a copy of what may change meanwhile.
+func (g *Gateway) addMessage(id sandbox.ID, l *link) *wire.Message {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	add := l.add
+	add.Names = maps.Clone(add.Names)
+	return &wire.Message{Op: wire.OpAdd, Sandbox: id, Add: &add}
+}
+
+// running returns the process, and starts one if there is none. g.op is held.
+func (g *Gateway) running() (*process, error) {
+	g.mu.Lock()
+	p, closed := g.process, g.closed
+	g.mu.Unlock()
+	switch {
+	case closed:
+		return nil, errClosed
+	case p != nil:
+		return p, nil
+	}
+	return g.start()
+}
+
+var errClosed = errors.New("the gateway is closed")
+
+// SetPolicy changes what a sandbox may do, at once: connections that it may not
+// have any more are cut. A sandbox without a link is CodeNotFound.
+func (g *Gateway) SetPolicy(ctx context.Context, id sandbox.ID, policy Policy) error {
+	g.op.Lock()
+	defer g.op.Unlock()
+	g.mu.Lock()
+	l, p := g.links[id], g.process
+	g.mu.Unlock()
+	if l == nil {
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "egress.policy", Subject: string(id), Message: "the sandbox has no network"}
+	}
+	if p != nil {
+		err := p.call(ctx, &wire.Message{Op: wire.OpPolicy, Sandbox: id, Policy: &policy})
+		if err != nil && !errors.Is(err, errGatewayEnded) {
+			return err
+		}
+	}
+	// Whoever starts the next process hands it over.
+	g.mu.Lock()
+	l.add.Policy = policy
+	g.mu.Unlock()
+	return nil
+}
+
+// Disconnect ends the link of a sandbox for good.
+func (g *Gateway) Disconnect(ctx context.Context, id sandbox.ID) error {
+	g.op.Lock()
+	defer g.op.Unlock()
+	g.mu.Lock()
+	l, p := g.links[id], g.process
+	delete(g.links, id)
+	g.mu.Unlock()
+	if l == nil {
+		return nil
+	}
+	l.file.Close()
+	if p == nil {
+		return nil
+	}
+	return p.call(ctx, &wire.Message{Op: wire.OpRemove, Sandbox: id})
+}
+
+// Names are those that a sandbox has been given addresses for, to be given to
+// Connect when its memory, which knows them, goes on in another sandbox.
+func (g *Gateway) Names(id sandbox.ID) map[string]uint16 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if l := g.links[id]; l != nil {
+		return maps.Clone(l.add.Names)
+	}
+	return nil
+}
+
+// Close ends the gateway process, and with it all traffic.
+func (g *Gateway) Close() error {
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		return nil
+	}
+	g.closed = true
+	g.stop()
+	p := g.process
+	for id, l := range g.links {
+		l.file.Close()
+		delete(g.links, id)
+	}
+	g.mu.Unlock()
+	if p != nil {
+		p.close()
+	}
+	g.work.Wait()
+	return nil
+}
+
+// start starts a process and gives it everything that is known. g.op is held.
+func (g *Gateway) start() (*process, error) {
+	p, err := startProcess(g.opts.Executable, filepath.Join(g.opts.Dir, "root"))
+	if err != nil {
+		return nil, fmt.Errorf("starting the gateway: %w", err)
+	}
+	g.work.Go(func() { g.read(p) })
+	ctx, cancel := context.WithTimeout(g.life, startTimeout)
+	defer cancel()
+	if err := g.brief(ctx, p); err != nil {
+		p.close()
+		return nil, fmt.Errorf("starting the gateway: %w", errors.Join(err, p.said()))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closed:
+		go p.close()
+		return nil, errClosed
+	case p.over():
+		return nil, errGatewayEnded
+	}
+	g.process = p
+	return p, nil
+}
+
+// brief tells a new process what there is.
+func (g *Gateway) brief(ctx context.Context, p *process) error {
+	settings := g.opts.Settings()
+	if err := p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings}); err != nil {
+		return err
+	}
+	g.mu.Lock()
+	links := maps.Clone(g.links)
+	g.mu.Unlock()
+	for id, l := range links {
+		if err := p.call(ctx, g.addMessage(id, l), l.file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	startTimeout = 10 * time.Second
+	firstPause   = 50 * time.Millisecond // before a gateway that died is replaced
+	longestPause = 10 * time.Second
+)
+
+// read takes what a process tells, until it ends, and then replaces it if
+// anybody needs it.
+func (g *Gateway) read(p *process) {
+	for {
+		m, files, err := p.conn.Receive()
+		if err != nil {
+			break
+		}
+		wire.CloseAll(files) // it has none to give
+		switch m.Op {
+		case wire.OpAnswer:
+			p.answered(m)
+		case wire.OpEvents:
+			for _, e := range m.Events {
+				g.opts.Event(m.Sandbox, e)
+			}
+		case wire.OpNames:
+			g.named(m)
+		case wire.OpEnded:
+			g.ended(m.Sandbox)
+		}
+	}
+	p.close()
+	g.replace(p)
+}
+
+func (g *Gateway) named(m *wire.Message) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if l := g.links[m.Sandbox]; l != nil {
+		for name, n := range m.Names {
+			l.add.Names[name] = n
+		}
+	}
+}
+
+func (g *Gateway) ended(id sandbox.ID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if l := g.links[id]; l != nil {
+		l.file.Close()
+		delete(g.links, id)
+	}
+}
+
+// replace starts another process for one that served and ended, again and again
+// until it works or nobody needs it.
+func (g *Gateway) replace(dead *process) {
+	g.mu.Lock()
+	served := g.process == dead
+	if served {
+		g.process = nil
+	}
+	g.mu.Unlock()
+	if !served {
+		return
+	}
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		if g.restart(dead) {
+			return
+		}
+		select {
+		case <-g.life.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// restart reports whether there is nothing left to do.
+func (g *Gateway) restart(dead *process) bool {
+	g.op.Lock()
+	defer g.op.Unlock()
+	g.mu.Lock()
+	enough := g.closed || g.process != nil || len(g.links) == 0
+	g.mu.Unlock()
+	if enough {
+		return true
+	}
+	g.opts.Logger.Error("the gateway process ended; nothing flows until the next one serves", "why", dead.said())
+	_, err := g.start()
+	if err != nil {
+		g.opts.Logger.Error("gateway", "error", err)
+	}
+	return err == nil
+}

@@ -1,0 +1,198 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+)
+
+// nobody is the host user of the gateway process when Atoll is run by root.
+const nobody = 65534
+
+// process is a gateway process and the conversation with it.
+type process struct {
+	conn  *wire.Conn
+	proc  *os.Process
+	stop  sync.Once
+	ended chan struct{} // closed when it has been waited for
+
+	mu    sync.Mutex
+	last  uint64
+	calls map[uint64]chan string // nil when the conversation is over
+	words string                 // what it said on standard error
+	state *os.ProcessState
+}
+
+// startProcess starts a gateway that can see nothing but the network: it is
+// nobody in namespaces of its own, and takes the empty directory root for its
+// root. It ends when the conversation does, whatever ends that.
+func startProcess(exe, root string) (*process, error) {
+	ours, theirs, err := streamPair()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	conn, err := wire.FileConn(ours)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{conn: conn, calls: map[uint64]chan string{}, ended: make(chan struct{})}
+	if err := p.exec(exe, root, theirs); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *process) exec(exe, root string, control *os.File) error {
+	dir, err := os.Open(root)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	words, stderr, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer stderr.Close()
+	p.proc, err = os.StartProcess(exe, []string{wire.Argv0}, &os.ProcAttr{
+		Dir: "/", Env: []string{"GOTRACEBACK=single"}, Files: []*os.File{null, null, stderr, control, dir}, Sys: isolated(),
+	})
+	if err != nil {
+		words.Close()
+		return err
+	}
+	go p.wait(words)
+	return nil
+}
+
+// isolated puts a process into namespaces of its own, but for the network.
+func isolated() *syscall.SysProcAttr {
+	uid, gid := os.Geteuid(), os.Getegid()
+	if uid == 0 {
+		uid, gid = nobody, nobody
+	}
+	return &syscall.SysProcAttr{
+		Setsid:      true,
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		UidMappings: []syscall.SysProcIDMap{{HostID: uid, Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: gid, Size: 1}},
+		Credential:  &syscall.Credential{NoSetGroups: os.Geteuid() != 0},
+	}
+}
+
+// wait waits for the process, and keeps the beginning of what it said.
+func (p *process) wait(words *os.File) {
+	const most = 2048
+	said, _ := io.ReadAll(io.LimitReader(words, most))
+	_, _ = io.Copy(io.Discard, words)
+	words.Close()
+	state, _ := p.proc.Wait()
+	p.mu.Lock()
+	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
+	p.words, p.state = strings.ToValidUTF8(line, "?"), state
+	p.mu.Unlock()
+	close(p.ended)
+}
+
+// said is why the process ended, once it has.
+func (p *process) said() error {
+	<-p.ended
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.words != "" {
+		return fmt.Errorf("%s (%s)", p.words, p.state)
+	}
+	return fmt.Errorf("it ended: %s", p.state)
+}
+
+// close ends the process and everything that waits for it.
+func (p *process) close() {
+	p.stop.Do(func() {
+		p.conn.Close()
+		_ = p.proc.Kill()
+		<-p.ended
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		for _, c := range p.calls {
+			close(c)
+		}
+		p.calls = nil
+	})
+}
+
+// over reports whether the conversation has ended.
+func (p *process) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.calls == nil
+}
+
+var errGatewayEnded = errors.New("the gateway process has ended")
+
+// call sends a request and waits for its answer.
+func (p *process) call(ctx context.Context, m *wire.Message, files ...*os.File) error {
+	answer := make(chan string, 1)
+	p.mu.Lock()
+	if p.calls == nil {
+		p.mu.Unlock()
+		return errGatewayEnded
+	}
+	p.last++
+	id := p.last
+	p.calls[id] = answer
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.calls, id)
+	}()
+	m.ID = id
+	if err := p.conn.Send(m, files...); err != nil {
+		return err
+	}
+	select {
+	case text, ok := <-answer:
+		switch {
+		case !ok:
+			return errGatewayEnded
+		case text != "":
+			return errors.New(text)
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (p *process) answered(m *wire.Message) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.calls[m.ID]; c != nil {
+		c <- m.Error
+		delete(p.calls, m.ID)
+	}
+}
+
+// streamPair returns the two ends of a conversation.
+func streamPair() (a, b *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, os.NewSyscallError("socketpair", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "gateway"), os.NewFile(uintptr(fds[1]), "gateway"), nil
+}

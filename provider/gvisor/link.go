@@ -1,0 +1,100 @@
+package gvisor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Link is a sandbox's network card: one end of a connected SOCK_SEQPACKET
+// socket, each of whose messages is one IP packet. There is no interface, no
+// bridge and no address on the host.
+type Link struct {
+	File      *os.File       // the provider closes it
+	MTU       int            // bytes
+	Addresses []netip.Prefix // of the sandbox
+	Gateways  []netip.Addr   // at most one of each family; everything goes there
+	DNS       netip.Addr     // answers names
+	CA        []byte         // PEM, which programs inside are told to trust; empty: none
+}
+
+// linkName is what the card is called inside.
+const linkName = "eth0"
+
+// connect begins to make the link of a sandbox that is to have a network,
+// while its kernel starts. The function that it returns waits for the link; it
+// is nil for a sandbox without a network.
+func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec) func() (*Link, error) {
+	if !spec.Network.Asked() {
+		return func() (*Link, error) { return nil, nil }
+	}
+	if p.opts.Link == nil {
+		return func() (*Link, error) {
+			return nil, &providerError{sandbox.CodeUnsupported, "sandboxes cannot be given a network here", nil}
+		}
+	}
+	type result struct {
+		link *Link
+		err  error
+	}
+	made := make(chan result, 1)
+	go func() {
+		l, err := p.opts.Link(ctx, spec)
+		made <- result{l, err}
+	}()
+	return sync.OnceValues(func() (*Link, error) {
+		r := <-made
+		return r.link, r.err
+	})
+}
+
+// closeLink closes our copy of what a kernel has got, or will never get.
+func closeLink(wait func() (*Link, error)) {
+	if l, _ := wait(); l != nil {
+		l.File.Close()
+	}
+}
+
+// setNetwork gives a kernel that has not started anything its network: a
+// loopback, and the link if there is one.
+func setNetwork(conn *urpc.Client, link *Link) error {
+	if err := conn.Call(boot.ContMgrSetNetworkArgs, networkArgs(link), nil); err != nil {
+		return fmt.Errorf("setting up the network: %w", err)
+	}
+	return nil
+}
+
+// networkArgs describe the network to a kernel, one that starts or one that is
+// restored.
+func networkArgs(link *Link) *boot.CreateLinksAndRoutesArgs {
+	args := &boot.CreateLinksAndRoutesArgs{LoopbackLinks: []boot.LoopbackLink{boot.DefaultLoopbackLink}}
+	if link == nil {
+		return args
+	}
+	card := boot.FDBasedLink{
+		Name: linkName, MTU: link.MTU, NumChannels: 1,
+		// Nothing can go wrong between two processes of one machine.
+		TXChecksumOffload: true, RXChecksumOffload: true,
+		QDisc: config.QDiscNone,
+	}
+	for _, a := range link.Addresses {
+		card.Addresses = append(card.Addresses, boot.IPWithPrefix{Address: a.Addr().AsSlice(), PrefixLen: a.Bits()})
+	}
+	for _, gw := range link.Gateways {
+		// There is no other on this wire: the card itself is the way.
+		all := net.IPNet{IP: make(net.IP, gw.BitLen()/8), Mask: net.CIDRMask(0, gw.BitLen())}
+		card.Routes = append(card.Routes, boot.Route{Destination: all})
+	}
+	args.FDBasedLinks = []boot.FDBasedLink{card}
+	args.FilePayload = urpc.FilePayload{Files: []*os.File{link.File}}
+	return args
+}
