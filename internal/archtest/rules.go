@@ -141,6 +141,12 @@ var rules = []rule{
 		why: "it reads /proc, for any provider",
 	},
 	{
+		pkgs: "internal/template",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "net/http", "os/exec"},
+		why:  "a builder knows images and sandboxes only as it declares them",
+	},
+	{
 		pkgs: "internal/guest/early",
 		only: []string{"sandbox", "internal/guest/..."},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),

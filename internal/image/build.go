@@ -53,6 +53,7 @@ type layerBlob struct {
 	stored bool   // they were verified when they came into the store
 	diffID string // of the tar in them; "" is not known before
 	size   int64  // of the bytes that open returns; 0 is not known
+	whole  bool   // it is a root file system, and has no whiteouts
 	open   func(ctx context.Context) (io.ReadCloser, error)
 	// spoiled is called when the bytes are not what they should be; may be nil.
 	spoiled func()
@@ -228,7 +229,7 @@ func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progr
 	var ids []string
 	for i, blob := range c.layers {
 		p := Progress{Phase: PhaseBuilding, Layer: i + 1, Layers: len(c.layers), Digest: blob.digest, Total: blob.size}
-		id, err := s.applyLayer(ctx, tree, blob, c.literal, p, progress)
+		id, err := s.applyLayer(ctx, tree, blob, c.literal || blob.whole, p, progress)
 		if err != nil {
 			if sandbox.CodeOf(err) == sandbox.CodeInvalid && blob.spoiled != nil {
 				blob.spoiled()
