@@ -21,6 +21,7 @@ type Info struct {
 	Reason    string            `json:"reason,omitempty"` // why it is in that state
 	Image     string            `json:"image"`
 	Provider  string            `json:"provider,omitempty"`
+	Node      string            `json:"node,omitempty"` // the daemon that has it, if several share a store
 	Resources sandbox.Resources `json:"resources"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Created   time.Time         `json:"created"`

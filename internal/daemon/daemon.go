@@ -47,6 +47,10 @@ type Options struct {
 	StateDir  string        // empty: the user's own
 	Provider  string        // empty: the first of Providers
 	Providers *all.Registry // nil: those that are built in
+	// Store is the address of the database: "postgres://…" for several daemons
+	// that share it, each with a state directory of its own. It may hold a
+	// password, and is in no message. Empty: a file in the state directory.
+	Store string
 	LookupEnv func(string) (string, bool)
 	// Socket serves the socket in the state directory to its owner.
 	Socket bool
@@ -69,6 +73,7 @@ type Daemon struct {
 	opts   Options
 	node   *node.Node
 	store  *store.Store
+	member membership
 	log    *eventlog.Log
 	plane  *plane.Plane
 	server *server.Server
@@ -128,11 +133,18 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	d.onClose(release)
-	d.store, err = store.Open(ctx, filepath.Join(n.Dir(), "atoll.db"), store.Options{})
+	address := d.opts.Store
+	if address == "" {
+		address = filepath.Join(n.Dir(), "atoll.db")
+	}
+	d.store, err = store.Open(ctx, address, store.Options{})
 	if err != nil {
 		return err
 	}
 	d.onClose(d.store.Close)
+	if err := d.join(ctx); err != nil {
+		return err
+	}
 	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
 	return err
 }
@@ -145,7 +157,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	report := func(err error) { d.opts.Logger.Error("log", "error", err) }
 	d.log = eventlog.New(d.store, eventlog.Options{Anchor: &eventlog.FileAnchor{Dir: anchors}, OnError: report})
 	d.onClose(d.log.Close)
-	recorder := audit.New(d.log, audit.Options{OnError: report})
+	recorder := audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
 	if n, err := recorder.Settle(ctx); err != nil {
 		return err
 	} else if n > 0 {
@@ -157,7 +169,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
 	d.plane = plane.New(plane.Config{
-		Control: config, Provider: d.opts.Provider, Node: "local", Store: d.store, Log: d.log, Audit: recorder,
+		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
 		Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
@@ -184,6 +196,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	}
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
+	if d.store.Shared() {
+		d.work.Go(func() { d.beat(ctx) })
+	}
 	d.onClose(func() error {
 		d.stop()
 		return nil

@@ -55,6 +55,9 @@ func shown(b store.Sandbox) api.Sandbox {
 		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
 		Resources: api.Resources(b.Resources), Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
 	}
+	if b.Node != localNode {
+		out.Node = b.Node
+	}
 	if b.Exit != nil {
 		e := api.ExitOf(*b.Exit)
 		out.Exit = &e

@@ -3,18 +3,18 @@ package daemon_test
 import (
 	"context"
 	"io"
+	"os"
 	"strings"
 	"testing"
-
-	"go.uber.org/goleak"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
 
 func wantCode(t *testing.T, err error, code sandbox.Code) {
 	t.Helper()

@@ -56,7 +56,10 @@ func (s *Store) openPostgres(ctx context.Context, url string) error {
 	return s.migrate(ctx, goose.DialectPostgres, "postgres")
 }
 
-func (postgresDialect) forUpdate() string { return " FOR UPDATE" }
+// forUpdate leaves alone those who only refer to the row: "FOR UPDATE" would
+// make the writer of an event, who holds the head of a log, wait for who holds
+// the tenant and wants that head.
+func (postgresDialect) forUpdate() string { return " FOR NO KEY UPDATE" }
 func (postgresDialect) shared() bool      { return true }
 
 func (postgresDialect) readTx() *sql.TxOptions {

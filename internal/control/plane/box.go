@@ -109,11 +109,26 @@ func usable(b *store.Sandbox) error {
 // attach asks the provider for a recorded sandbox. Proof that it is gone goes
 // into the store.
 func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	if err := p.here(b); err != nil {
+		return nil, err
+	}
 	box, err := p.control.Attach(recorded(ctx), b.ID, b.Name)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		p.note(p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
 	}
 	return box, err
+}
+
+// here refuses a sandbox of another daemon that shares the store: that it is
+// not on this machine says nothing about it.
+func (p *Plane) here(b *store.Sandbox) error {
+	if b.Node == p.cfg.Node {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Message: "the sandbox is on the node " + b.Node,
+		Hint: "ask the daemon of that node",
+	}
 }
 
 const opDestroy = "sandbox.destroy"
@@ -138,7 +153,7 @@ func (p *Plane) destroy(ctx context.Context, ref, op, reason string) error {
 	if err != nil || b.State == sandbox.Gone {
 		return err
 	}
-	if err := p.making.wait(ctx, b.ID); err != nil {
+	if err := firstError(p.here(&b), p.making.wait(ctx, b.ID)); err != nil {
 		return err
 	}
 	release, err := p.locks.take(ctx, b.ID)

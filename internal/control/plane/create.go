@@ -178,6 +178,7 @@ func (p *Plane) settle(ctx context.Context, tenant string, id sandbox.ID, intent
 	})
 	if err != nil {
 		p.note(intent.End(out))
+		p.doubt()
 	}
 	return box, err
 }

@@ -58,8 +58,9 @@ type Plane struct {
 	locks   locks
 	watched sync.Map // sandbox.ID → struct{}: those that a goroutine waits for
 	making  flights
-	// unsettled says that the last Reconcile found something half-made.
+	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
+	hurry     chan struct{} // tells Watch so
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -75,7 +76,7 @@ func New(cfg Config) *Plane {
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) error { return nil }
 	}
-	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now)}
+	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1)}
 	p.life, p.stop = context.WithCancel(context.Background())
 	cfg.Control.Guard = p.guard
 	p.control = control.New(cfg.Control)
@@ -285,10 +286,21 @@ func (p *Plane) Watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-p.hurry:
 		case <-time.After(period):
 			if err := p.Reconcile(ctx); err != nil && ctx.Err() == nil {
 				p.note(err)
 			}
 		}
+	}
+}
+
+// doubt has the store compared with what really runs soon, because something
+// could not be written down.
+func (p *Plane) doubt() {
+	p.unsettled.Store(true)
+	select {
+	case p.hurry <- struct{}{}:
+	default:
 	}
 }

@@ -49,6 +49,7 @@ type Sandbox struct {
 	Reason    string            `json:"reason,omitempty" doc:"why it is in that state"`
 	Image     string            `json:"image"`
 	Provider  string            `json:"provider,omitempty"`
+	Node      string            `json:"node,omitempty" doc:"the daemon that has it, if several share a store"`
 	Resources Resources         `json:"resources"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Created   time.Time         `json:"created"`
