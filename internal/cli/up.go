@@ -17,6 +17,7 @@ import (
 type UpOptions struct {
 	StateDir string
 	Provider string
+	Store    string      // address of the database, with its password; empty: a file in StateDir
 	Listen   string      // TCP address, empty for none
 	TLS      *tls.Config // for it
 	Plain    bool        // a loopback address may do without
@@ -36,7 +37,7 @@ type Daemon interface {
 
 func (a *App) upCmd() *cobra.Command {
 	var opts UpOptions
-	var cert, key string
+	var cert, key, address, addressIn string
 	var drain durationFlag
 	var verbose bool
 	cmd := &cobra.Command{
@@ -55,6 +56,8 @@ the next daemon.`,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
+	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
+	flags.StringVar(&addressIn, "store-file", "", "file that holds the address, password included, readable for its owner only")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
@@ -63,6 +66,7 @@ the next daemon.`,
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
+	cmd.MarkFlagsMutuallyExclusive("store", "store-file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		level := slog.LevelWarn
 		if verbose {
@@ -70,6 +74,10 @@ the next daemon.`,
 		}
 		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
+		var err error
+		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
+			return err
+		}
 		if cert != "" {
 			pair, err := tls.LoadX509KeyPair(cert, key)
 			if err != nil {

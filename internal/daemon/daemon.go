@@ -50,7 +50,7 @@ type Options struct {
 	// Store is the address of the database: "postgres://…" for several daemons
 	// that share it, each with a state directory of its own. It may hold a
 	// password, and is in no message. Empty: a file in the state directory.
-	Store string
+	Store     string
 	LookupEnv func(string) (string, bool)
 	// Socket serves the socket in the state directory to its owner.
 	Socket bool
@@ -170,7 +170,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
 	d.plane = plane.New(plane.Config{
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
-		Logger: d.opts.Logger, Fault: d.opts.Fault,
+		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
 	d.server = server.New(server.Config{

@@ -43,6 +43,9 @@ const (
 	KeyRevoked    Type = "key.revoked"
 	LimitsChanged Type = "tenant.limits"
 	PortOpened    Type = "port.opened"
+
+	TenantCreated  Type = "tenant.created"
+	TenantDisabled Type = "tenant.disabled" // or enabled again
 )
 
 // successes maps an operation to the type of its success.
@@ -53,6 +56,7 @@ var successes = map[string]Type{
 	"files.read": FilesRead, "files.export": FilesRead, "files.write": FilesWritten, "files.import": FilesWritten,
 	"files.mkdir": FilesWritten, "files.remove": FilesRemoved, "files.move": FilesMoved,
 	"key.create": KeyCreated, "key.revoke": KeyRevoked, "tenant.limits": LimitsChanged, "port.open": PortOpened,
+	"tenant.create": TenantCreated, "tenant.disable": TenantDisabled,
 }
 
 // SuccessOf returns the type of an operation that succeeded.

@@ -31,8 +31,10 @@ func (s *Store) shown(err error) error {
 		}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: "store", Cause: err}
-	case s.dialect == nil || connectionLost(err):
+	case s.dialect == nil:
 		return unavailable(err)
+	case connectionLost(err):
+		return unreachable(err)
 	}
 	return s.dialect.classify(err)
 }
@@ -49,6 +51,13 @@ func unavailable(cause error) *sandbox.Error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: "store", Cause: cause,
 		Message: "the database cannot be used", Hint: "see the log of the daemon for the cause",
+	}
+}
+
+func unreachable(cause error) *sandbox.Error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "store", Cause: cause,
+		Message: "the database does not answer", Hint: "check that it runs, and its address, user and password",
 	}
 }
 

@@ -91,7 +91,7 @@ func (postgresDialect) classify(err error) *sandbox.Error {
 	var connect *pgconn.ConnectError
 	switch {
 	case errors.As(err, &connect):
-		return unavailable(err)
+		return unreachable(err)
 	case !errors.As(err, &e):
 		return internal(err)
 	case e.Code == "23505":

@@ -175,7 +175,7 @@ type Create struct {
 // same key with another request is CodeConflict, a taken name
 // CodeAlreadyExists, a full quota CodeExhausted, a disabled tenant CodeDenied.
 func (tx *Tx) CreateSandbox(ctx context.Context, tenant string, b Sandbox, c Create) (out Sandbox, replayed bool, err error) {
-	t, err := tx.lockTenant(ctx, tenant)
+	t, err := tx.LockTenant(ctx, tenant)
 	if err != nil {
 		return Sandbox{}, false, err
 	}
@@ -367,7 +367,7 @@ func (tx *Tx) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
 	if want.Observed || !grows(old, b) {
 		return nil
 	}
-	t, err := tx.lockTenant(ctx, b.Tenant)
+	t, err := tx.LockTenant(ctx, b.Tenant)
 	if err != nil {
 		return err
 	}

@@ -36,9 +36,9 @@ func (tx *Tx) Tenant(ctx context.Context, tenant string) (Tenant, error) {
 	return t, missing(err, "tenant", tenant)
 }
 
-// lockTenant is Tenant, and lets nobody else change what depends on the
+// LockTenant is Tenant, and lets nobody else change what depends on the
 // tenant as a whole until the transaction ends.
-func (tx *Tx) lockTenant(ctx context.Context, tenant string) (Tenant, error) {
+func (tx *Tx) LockTenant(ctx context.Context, tenant string) (Tenant, error) {
 	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1"+tx.s.dialect.forUpdate(), tenant))
 	return t, missing(err, "tenant", tenant)
 }

@@ -41,6 +41,8 @@ type Config struct {
 	Store *store.Store
 	Log   *eventlog.Log
 	Audit *audit.Recorder
+	// Scratch is a directory for files that live for a moment.
+	Scratch string
 	// Logger gets what no caller can be told. Nil: slog.Default.
 	Logger *slog.Logger
 	// Fault is called at named points and leaves everything as a crash there
@@ -121,6 +123,7 @@ var glances = map[string]bool{
 	"sandbox.get": true, "sandbox.find": true, "sandbox.list": true, "sandbox.wait": true,
 	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
+	"quota.get": true, "tenant.list": true, "tenant.get": true,
 }
 
 // guard is the one place where a request becomes an action.

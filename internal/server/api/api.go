@@ -62,6 +62,7 @@ func New(service Service, opts Options) *API {
 	a.files()
 	a.events()
 	a.keys()
+	a.tenants()
 	a.mux.HandleFunc("/", a.nowhere)
 	return a
 }
@@ -72,7 +73,7 @@ func (a *API) nowhere(w http.ResponseWriter, r *http.Request) {
 		Status: http.StatusNotFound, Title: http.StatusText(http.StatusNotFound), Code: sandbox.CodeNotFound,
 		Detail: "there is no such resource", Hint: "see /openapi.json",
 	}
-	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 		other := r.Clone(r.Context())
 		other.Method = method
 		if _, pattern := a.mux.Handler(other); pattern != "/" {

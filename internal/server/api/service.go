@@ -10,6 +10,7 @@ package api
 
 import (
 	"context"
+	"io"
 	"iter"
 	"time"
 
@@ -40,6 +41,16 @@ type Service interface {
 	Events(ctx context.Context, q EventQuery) ([]Event, error)
 	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
 	VerifyAudit(ctx context.Context) (AuditReport, error)
+
+	// OwnTenant returns the caller's tenant; the others are for the owner of
+	// the machine.
+	OwnTenant(ctx context.Context) (Tenant, error)
+	Tenants(ctx context.Context) ([]Tenant, error)
+	Tenant(ctx context.Context, id string) (Tenant, error)
+	CreateTenant(ctx context.Context, t NewTenant) (Tenant, error)
+	UpdateTenant(ctx context.Context, id string, c TenantChange) (Tenant, error)
+	// Backup returns a copy of the database, which the caller closes.
+	Backup(ctx context.Context) (io.ReadCloser, error)
 
 	// Ready says what keeps the daemon from making sandboxes, if anything.
 	Ready(ctx context.Context) error

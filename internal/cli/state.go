@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// maxAddress bounds the file that holds the address of a store.
+const maxAddress = 64 << 10
+
+// storeAddress returns the address of the daemon's database: from the flag,
+// else from the file, else from the environment. It may hold a password, which
+// has no business on a command line.
+func (a *App) storeAddress(flag, file string) (string, error) {
+	switch {
+	case flag != "":
+		u, err := url.Parse(flag)
+		if err != nil {
+			return "", badFlag("store", "is not a usable address")
+		}
+		_, password := u.User.Password()
+		for name := range u.Query() {
+			password = password || strings.Contains(strings.ToLower(name), "password")
+		}
+		if password {
+			e := badFlag("store", "every user of this machine can read a password on a command line")
+			e.Hint = "put the address into $ATOLL_STORE, or into a file for --store-file"
+			return "", e
+		}
+		return flag, nil
+	case file != "":
+		return addressFile(file)
+	}
+	address, _ := a.LookupEnv("ATOLL_STORE")
+	return address, nil
+}
+
+func addressFile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", badFlag("store-file", "cannot be read: %v", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && info.Mode().Perm()&0o077 != 0 {
+		e := badFlag("store-file", "%s can be read by other users", path)
+		e.Hint = "run: chmod 600 " + path
+		return "", e
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxAddress))
+	if err != nil {
+		return "", badFlag("store-file", "cannot be read: %v", err)
+	}
+	address := strings.TrimSpace(string(text))
+	if address == "" {
+		return "", badFlag("store-file", "%s is empty", path)
+	}
+	return address, nil
+}
+
+func (a *App) stateCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "state", Short: "Look after what the daemon remembers", GroupID: groupDaemon,
+		Example: `  atoll state backup`,
+	}, a.stateBackupCmd())
+}
+
+func (a *App) stateBackupCmd() *cobra.Command {
+	var to string
+	cmd := &cobra.Command{
+		Use: "backup", Short: "Write a consistent copy of the daemon's database to a file", Args: cobra.NoArgs,
+		Long: `Backup writes a copy of the daemon's database while everything goes on, and prints
+the name of the file. The file appears whole or not at all, and none is replaced.
+It holds no sandbox, no image and no secret, but hashes of API keys and the log.
+
+To go back to a copy: stop the daemon, remove atoll.db-wal and atoll.db-shm from
+the state directory, put the copy in the place of atoll.db, and start the daemon.
+It compares what the copy says with what runs. The log then ends where the copy
+was taken, and "atoll audit verify" says so, until the directory "anchors", which
+holds the later ends, is put aside too.
+
+A PostgreSQL database is backed up with its own tools.`,
+		Example: `  atoll state backup
+  atoll state backup --to atoll-copy.db`,
+	}
+	cmd.Flags().StringVar(&to, "to", "", "the file to write (default: atoll-TIME.db here)")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		path := to
+		if path == "" {
+			path = "atoll-" + time.Now().UTC().Format("20060102T150405Z") + ".db"
+		}
+		copied, err := c.Backup(ctx)
+		if err != nil {
+			return err
+		}
+		defer copied.Close()
+		if err := saveNew(path, copied); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.Stdout, path)
+		return err
+	})
+	return cmd
+}
+
+// saveNew writes a stream to a file for its owner only, which appears whole or
+// not at all and replaces nothing.
+func saveNew(path string, content io.Reader) (err error) {
+	failed := func(err error) error {
+		e := &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: path, Message: "the copy could not be written", Cause: err}
+		if errors.Is(err, os.ErrExist) {
+			e.Code, e.Message = sandbox.CodeAlreadyExists, "the file exists"
+		} else {
+			e.Message += ": " + err.Error()
+		}
+		return e
+	}
+	if _, err := os.Lstat(path); err == nil {
+		return failed(os.ErrExist)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".atoll-backup-*")
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = os.Remove(tmp.Name()) }()
+	_, err = io.Copy(tmp, content)
+	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err != nil {
+		return failed(err)
+	}
+	if err := os.Link(tmp.Name(), path); err != nil { // unlike a rename, it replaces nothing
+		return failed(err)
+	}
+	return nil
+}

@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll"
+)
+
+// limitFlag is a limit of a tenant: a number, a size if it counts bytes, or
+// "none". It satisfies pflag.Value.
+type limitFlag struct {
+	key    string // as in JSON
+	bytes  bool
+	value  float64
+	lifted bool
+}
+
+func (f *limitFlag) Set(text string) (err error) {
+	if f.lifted = text == "none"; f.lifted {
+		f.value = 0
+		return nil
+	}
+	var n int64
+	if f.bytes {
+		n, err = units.RAMInBytes(text)
+		f.value = float64(n)
+	} else {
+		f.value, err = strconv.ParseFloat(text, 64)
+	}
+	if err != nil || !(f.value > 0) || math.IsInf(f.value, 0) || n == math.MaxInt64 {
+		return fmt.Errorf("%q is neither an amount above zero nor none", text)
+	}
+	return nil
+}
+
+func (f *limitFlag) String() string {
+	switch {
+	case f.lifted:
+		return "none"
+	case f.value == 0:
+		return ""
+	}
+	return limitText(f.value, f.bytes)
+}
+
+func (f *limitFlag) Type() string { return "limit" }
+
+func limitText(v float64, bytes bool) string {
+	switch {
+	case v == 0:
+		return "-"
+	case bytes:
+		return units.BytesSize(v)
+	}
+	return strconv.FormatFloat(v, 'f', -1, 64)
+}
+
+// limitFlags registers a flag for each limit, and returns what was given, by
+// the names in JSON.
+func limitFlags(flags *pflag.FlagSet) func() map[string]float64 {
+	all := map[string]*limitFlag{
+		"boxes": {key: "boxes"}, "cpus": {key: "cpus"}, "memory": {key: "memory", bytes: true}, "disk": {key: "disk", bytes: true},
+		"exec-rate": {key: "execRate"}, "exec-burst": {key: "execBurst"}, "output-rate": {key: "outputRate", bytes: true},
+		"output-burst": {key: "outputBurst", bytes: true},
+	}
+	for name, what := range map[string]string{
+		"boxes": "sandboxes at once", "cpus": "processors' worth of time, over all sandboxes", "memory": "memory, over all sandboxes, such as 16g",
+		"disk": "writable disk, over all sandboxes, such as 100g", "exec-rate": "commands started per second",
+		"exec-burst": "commands that may start at once", "output-rate": "bytes of output per second, such as 10m; what is over is slowed down",
+		"output-burst": "bytes of output at once",
+	} {
+		flags.Var(all[name], name, what+`; "none" lifts the limit`)
+	}
+	return func() map[string]float64 {
+		given := map[string]float64{}
+		for name, f := range all {
+			if flags.Changed(name) {
+				given[f.key] = f.value
+			}
+		}
+		return given
+	}
+}
+
+func (a *App) tenantCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "tenant", Short: "Make, show and limit tenants of the daemon", GroupID: groupDaemon,
+		Long: `A tenant is one customer of the daemon: nothing of one reaches another. Only the
+owner of the machine, on the daemon's socket, may make and change tenants; see:
+atoll key create --tenant.`,
+		Example: `  atoll tenant show`,
+	}, a.tenantCreateCmd(), a.tenantListCmd(), a.tenantShowCmd(), a.tenantQuotaCmd(), a.tenantDisableCmd(true), a.tenantDisableCmd(false))
+}
+
+func (a *App) tenantCreateCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "create [flags] NAME", Short: "Make a tenant", Args: cobra.ExactArgs(1),
+		Example: `  atoll tenant create --boxes 10 --memory 16g acme`,
+	}
+	given := limitFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+		t, err := c.CreateTenant(ctx, name, atoll.Limits{})
+		if limits := given(); err == nil && len(limits) > 0 {
+			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
+		}
+		return t, err
+	})
+	return cmd
+}
+
+// tenantVerb adapts a verb that is about one tenant and shows it.
+func (a *App) tenantVerb(asJSON *bool, do func(context.Context, *atoll.Client, string) (atoll.Tenant, error)) func(*cobra.Command, []string) error {
+	return verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		t, err := do(ctx, c, strings.Join(args, ""))
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return a.printJSON(t)
+		}
+		return a.showTenant(t)
+	})
+}
+
+func (a *App) showTenant(t atoll.Tenant) error {
+	state := "enabled"
+	if !t.Disabled.IsZero() {
+		state = "disabled " + ago(t.Disabled)
+	}
+	l, u := t.Limits, t.Usage
+	if _, err := fmt.Fprintf(a.Stdout, "%s: %s\n", visible(t.ID), state); err != nil {
+		return err
+	}
+	return a.table("WHAT USED LIMIT", [][]string{
+		{"boxes", fmt.Sprint(u.Boxes), limitText(float64(l.Boxes), false)},
+		{"cpus", strconv.FormatFloat(u.CPUs, 'f', -1, 64), limitText(l.CPUs, false)},
+		{"memory", units.BytesSize(float64(u.Memory)), limitText(float64(l.Memory), true)},
+		{"disk", units.BytesSize(float64(u.Disk)), limitText(float64(l.Disk), true)},
+		{"commands/s", "", limitText(l.ExecRate, false)},
+		{"output/s", "", limitText(float64(l.OutputRate), true)},
+	})
+}
+
+func (a *App) tenantListCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List tenants", Args: cobra.NoArgs,
+		Example: `  atoll tenant ls`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.Tenants(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]atoll.Tenant{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, t := range all {
+			state := "enabled"
+			if !t.Disabled.IsZero() {
+				state = "disabled"
+			}
+			rows = append(rows, []string{
+				t.ID, state, fmt.Sprintf("%d/%s", t.Usage.Boxes, limitText(float64(t.Limits.Boxes), false)),
+				fmt.Sprintf("%s/%s", units.BytesSize(float64(t.Usage.Memory)), limitText(float64(t.Limits.Memory), true)), ago(t.Created),
+			})
+		}
+		return a.table("NAME STATE BOXES MEMORY CREATED", rows)
+	})
+	return cmd
+}
+
+func (a *App) tenantShowCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "show [NAME]", Short: "Show what a tenant may use and what it uses", Args: cobra.MaximumNArgs(1),
+		Long: `Show tells what a tenant may use and what it uses: your own, or, to the owner of
+the machine, any.`,
+		Example: `  atoll tenant show`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+		if name == "" {
+			return c.Tenant(ctx)
+		}
+		return c.TenantByID(ctx, name)
+	})
+	return cmd
+}
+
+func (a *App) tenantQuotaCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "set-quota [flags] NAME", Short: "Change what a tenant may use", Args: cobra.ExactArgs(1),
+		Long: `Set-quota changes the limits that are given and leaves the others. What the tenant
+uses already is left alone.`,
+		Example: `  atoll tenant set-quota --boxes 20 --exec-rate 50 default
+  atoll tenant set-quota --boxes none --exec-rate none default`,
+	}
+	given := limitFlags(cmd.Flags())
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		limits := given()
+		if len(limits) == 0 {
+			return usage(cmd, fmt.Errorf("no limit is given"))
+		}
+		return a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
+		})(cmd, args)
+	}
+	return cmd
+}
+
+func (a *App) tenantDisableCmd(disable bool) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "enable NAME", Short: "Let the keys of a tenant be used again", Args: cobra.ExactArgs(1),
+		Example: `  atoll tenant enable default`,
+	}
+	if disable {
+		cmd.Use, cmd.Short = "disable NAME", "Refuse the keys of a tenant from now on"
+		cmd.Long = "Disable refuses the keys of a tenant and new sandboxes from now on. Its sandboxes\nare left alone."
+		cmd.Example = "  atoll tenant disable default"
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+		return c.UpdateTenant(ctx, name, atoll.TenantChange{Disabled: &disable})
+	})
+	return cmd
+}

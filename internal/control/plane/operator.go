@@ -1,0 +1,162 @@
+package plane
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// operate does what only the owner of the machine may do, whichever tenant it
+// is about, and records it in the log of the owner's own tenant.
+func (p *Plane) operate(ctx context.Context, op, subject string, act func(context.Context) error) error {
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	authorise := func() error {
+		if who.UID == nil {
+			return &sandbox.Error{
+				Code: sandbox.CodeDenied, Op: op, Message: "only the owner of the machine may do that",
+				Hint: "ask on the daemon's socket, without a key",
+			}
+		}
+		return who.Allow(op)
+	}
+	a := auditAction(who, control.Action{Op: op, Subject: subject})
+	if glances[op] {
+		if err := authorise(); err != nil {
+			p.note(p.cfg.Audit.Denied(ctx, a, err))
+			return named(op, err)
+		}
+		return named(op, act(ctx))
+	}
+	return named(op, p.cfg.Audit.Do(ctx, a, authorise, func(ctx context.Context) (audit.Outcome, error) {
+		return audit.Outcome{}, act(ctx)
+	}))
+}
+
+// Tenant is a tenant with what it uses.
+type Tenant struct {
+	store.Tenant
+	Usage quota.Usage
+}
+
+func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t Tenant, err error) {
+	if t.Tenant, err = tx.Tenant(ctx, id); err != nil {
+		return t, err
+	}
+	t.Usage, err = tx.Usage(ctx, id)
+	return t, err
+}
+
+// OwnTenant returns the caller's tenant.
+func (p *Plane) OwnTenant(ctx context.Context) (Tenant, error) {
+	who, err := p.look(ctx, "quota.get", "")
+	if err != nil {
+		return Tenant{}, err
+	}
+	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (Tenant, error) { return p.tenant(ctx, tx, who.Tenant) })
+	return t, named("quota.get", err)
+}
+
+// Tenants lists all tenants by name.
+func (p *Plane) Tenants(ctx context.Context) (all []Tenant, err error) {
+	err = p.operate(ctx, "tenant.list", "", func(ctx context.Context) error {
+		return p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+			known, err := tx.Operator().Tenants(ctx)
+			all = make([]Tenant, len(known))
+			for i := 0; i < len(known) && err == nil; i++ {
+				all[i].Tenant = known[i]
+				all[i].Usage, err = tx.Usage(ctx, known[i].ID)
+			}
+			return err
+		})
+	})
+	return all, err
+}
+
+// Tenant returns any tenant.
+func (p *Plane) Tenant(ctx context.Context, id string) (t Tenant, err error) {
+	err = p.operate(ctx, "tenant.get", id, func(ctx context.Context) error {
+		t, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (Tenant, error) { return p.tenant(ctx, tx, id) })
+		return err
+	})
+	return t, err
+}
+
+// CreateTenant makes a tenant. One of that name is CodeAlreadyExists.
+func (p *Plane) CreateTenant(ctx context.Context, id string, l quota.Limits) (t Tenant, err error) {
+	err = p.operate(ctx, "tenant.create", id, func(ctx context.Context) error {
+		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+			if _, err := tx.Tenant(ctx, id); err == nil {
+				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: id, Message: "there is a tenant of that name"}
+			}
+			if _, err := tx.EnsureTenant(ctx, id); err != nil {
+				return err
+			}
+			if err := tx.SetLimits(ctx, id, l); err != nil {
+				return err
+			}
+			t, err = p.tenant(ctx, tx, id)
+			return err
+		})
+	})
+	return t, err
+}
+
+// TenantChange is what is to change of a tenant.
+type TenantChange struct {
+	Limits   func(*quota.Limits) // nil: nothing
+	Disabled *bool
+}
+
+// UpdateTenant changes a tenant. What it has already is left alone.
+func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t Tenant, err error) {
+	op := "tenant.limits"
+	if c.Disabled != nil {
+		op = "tenant.disable"
+	}
+	err = p.operate(ctx, op, id, func(ctx context.Context) error {
+		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+			t, err := tx.LockTenant(ctx, id)
+			if err == nil && c.Limits != nil {
+				c.Limits(&t.Limits)
+				err = tx.SetLimits(ctx, id, t.Limits)
+			}
+			if err == nil && c.Disabled != nil {
+				err = tx.DisableTenant(ctx, id, *c.Disabled)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return t, err
+	}
+	return p.Tenant(ctx, id)
+}
+
+// Backup returns a consistent copy of the database, which the caller closes.
+func (p *Plane) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
+	err = p.operate(ctx, "state.backup", "", func(ctx context.Context) error {
+		dir, err := os.MkdirTemp(p.cfg.Scratch, ".backup-")
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
+		}
+		defer func() { _ = os.RemoveAll(dir) }() // what is open can still be read
+		path := filepath.Join(dir, "atoll.db")
+		if err := p.cfg.Store.Backup(ctx, path); err != nil {
+			return err
+		}
+		f, err := os.Open(path)
+		copied = f
+		return err
+	})
+	return copied, err
+}

@@ -1,0 +1,125 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Limits are what one tenant may use. Zero sets no limit.
+type Limits struct {
+	Boxes       int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
+	CPUs        float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
+	Memory      int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
+	Disk        int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all that are not gone"`
+	ExecRate    float64 `json:"execRate,omitempty" minimum:"0" doc:"commands started per second"`
+	ExecBurst   int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once"`
+	OutputRate  int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; what is over is slowed down"`
+	OutputBurst int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once"`
+}
+
+// LimitsChange says which limits are to change. What is left out stays.
+type LimitsChange struct {
+	Boxes       *int64   `json:"boxes,omitempty" minimum:"0"`
+	CPUs        *float64 `json:"cpus,omitempty" minimum:"0"`
+	Memory      *int64   `json:"memory,omitempty" minimum:"0"`
+	Disk        *int64   `json:"disk,omitempty" minimum:"0"`
+	ExecRate    *float64 `json:"execRate,omitempty" minimum:"0"`
+	ExecBurst   *int     `json:"execBurst,omitempty" minimum:"0"`
+	OutputRate  *int64   `json:"outputRate,omitempty" minimum:"0"`
+	OutputBurst *int64   `json:"outputBurst,omitempty" minimum:"0"`
+}
+
+// Usage is what a tenant uses.
+type Usage struct {
+	Boxes  int64   `json:"boxes"`
+	CPUs   float64 `json:"cpus"`
+	Memory int64   `json:"memory"`
+	Disk   int64   `json:"disk"`
+}
+
+// Tenant is one customer of the daemon.
+type Tenant struct {
+	ID       string     `json:"id"`
+	Created  time.Time  `json:"created"`
+	Disabled *time.Time `json:"disabled,omitempty" doc:"since when its keys are refused"`
+	Limits   Limits     `json:"limits"`
+	Usage    Usage      `json:"usage"`
+}
+
+// NewTenant asks for a tenant.
+type NewTenant struct {
+	ID     string `json:"id" minLength:"1" maxLength:"63"`
+	Limits Limits `json:"limits,omitempty"`
+}
+
+// TenantChange says what is to change of a tenant.
+type TenantChange struct {
+	Limits   *LimitsChange `json:"limits,omitempty"`
+	Disabled *bool         `json:"disabled,omitempty" doc:"refuse its keys from now on, or allow them again"`
+}
+
+// TenantRef names a tenant.
+type TenantRef struct {
+	ID string `path:"id" maxLength:"63" doc:"name of the tenant"`
+}
+
+type newTenantInput struct{ Body NewTenant }
+
+type changeTenantInput struct {
+	TenantRef
+	Body TenantChange
+}
+
+type tenantOutput struct{ Body Tenant }
+
+type tenantsOutput struct {
+	Body struct {
+		Tenants []Tenant `json:"tenants" doc:"by name"`
+	}
+}
+
+func (a *API) tenants() {
+	one := func(t Tenant, err error) (*tenantOutput, error) {
+		if err != nil {
+			return nil, a.problem(err)
+		}
+		return &tenantOutput{t}, nil
+	}
+	huma.Register(a.huma, operation("ownTenant", http.MethodGet, "/v1/tenant", "Tenants", "What you may use, and what you use"),
+		func(ctx context.Context, _ *none) (*tenantOutput, error) { return one(a.service.OwnTenant(ctx)) })
+	huma.Register(a.huma, operation("listTenants", http.MethodGet, "/v1/tenants", "Tenants", "List tenants; only for the owner of the machine"),
+		func(ctx context.Context, _ *none) (*tenantsOutput, error) {
+			all, err := a.service.Tenants(ctx)
+			out := &tenantsOutput{}
+			out.Body.Tenants = append([]Tenant{}, all...)
+			return out, a.problem(err)
+		})
+	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "What a tenant may use, and what it uses; only for the owner of the machine"),
+		func(ctx context.Context, in *TenantRef) (*tenantOutput, error) {
+			return one(a.service.Tenant(ctx, in.ID))
+		})
+	create := operation("createTenant", http.MethodPost, "/v1/tenants", "Tenants", "Make a tenant; only for the owner of the machine")
+	create.DefaultStatus = http.StatusCreated
+	huma.Register(a.huma, create, func(ctx context.Context, in *newTenantInput) (*tenantOutput, error) {
+		return one(a.service.CreateTenant(ctx, in.Body))
+	})
+	huma.Register(a.huma, operation("updateTenant", http.MethodPatch, "/v1/tenants/{id}", "Tenants", "Change limits, disable or enable; only for the owner of the machine"),
+		func(ctx context.Context, in *changeTenantInput) (*tenantOutput, error) {
+			return one(a.service.UpdateTenant(ctx, in.ID, in.Body))
+		})
+	a.raw(operation("backupState", http.MethodGet, "/v1/state/backup", "State", "A consistent copy of the database; only for the owner of the machine"),
+		nil, "", "application/vnd.sqlite3", a.backup)
+}
+
+func (a *API) backup(w http.ResponseWriter, r *http.Request) error {
+	content, err := a.service.Backup(r.Context())
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	w.Header().Set("Content-Type", "application/vnd.sqlite3")
+	return finish(w, content)
+}
