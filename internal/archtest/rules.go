@@ -72,7 +72,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/gateway/egress",
-		only: []string{"sandbox", "internal/policy", "internal/secret", "internal/gateway/wire"},
+		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire"},
 		deny: []string{"os/exec", "database/sql"},
 		why:  "what parses hostile traffic knows what is allowed, and nothing of who runs it",
 	},
@@ -209,7 +209,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...",
+			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/key", "internal/quota",
 		},

@@ -14,11 +14,13 @@ type countedBody struct {
 	io.ReadCloser
 	limit int64 // 0: none
 	n     atomic.Int64
+	over  atomic.Bool // the limit was reached
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if total := b.n.Add(int64(n)); b.limit > 0 && total > b.limit {
+		b.over.Store(true)
 		return 0, errTooMuch
 	}
 	return n, err

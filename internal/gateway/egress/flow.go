@@ -328,7 +328,7 @@ func (f *flow) copy(dst, src net.Conn, limit int64) {
 	case err != nil:
 		f.end() // one side is gone, and so is the connection
 	case limit > 0 && n == limit:
-		f.cut("the rule's limit of bytes is reached")
+		f.cut(bytesReached)
 	default:
 		_ = closeWrite(dst)
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/secret/inject"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -15,8 +17,16 @@ import (
 // limits.
 type ruling struct {
 	*policy.Policy
-	secrets map[string]wire.Secret
-	usage   sync.Map // rule number → *usage
+	secrets  map[string]stored
+	swapper  *inject.Swapper
+	scrubber *secret.Scrubber // nil: there are no secrets
+	usage    sync.Map         // rule number → *usage
+}
+
+// stored is a secret's value.
+type stored struct {
+	value   secret.Value
+	version int
 }
 
 // usage is what one sandbox has used of one rule.
@@ -30,17 +40,26 @@ type usage struct {
 
 func newRuling(p wire.Policy, operator policy.Operator) (*ruling, error) {
 	opts := policy.Options{Operator: operator, Secrets: map[string][]string{}}
-	r := &ruling{secrets: map[string]wire.Secret{}}
+	r := &ruling{secrets: map[string]stored{}}
+	var values []secret.Value
 	for _, s := range p.Secrets {
-		r.secrets[s.Name] = s
+		v := secret.NewValue(s.Value)
+		values = append(values, v)
+		r.secrets[s.Name] = stored{v, s.Version}
 		opts.Secrets[s.Name] = s.Hosts
 		if s.Placeholder != "" {
 			opts.Swaps = append(opts.Swaps, policy.Swap{Secret: s.Name, Placeholder: s.Placeholder, Hosts: s.SwapHosts, In: s.In})
 		}
 	}
 	var err error
-	r.Policy, err = policy.Compile(p.Profile, opts)
-	return r, err
+	if r.Policy, err = policy.Compile(p.Profile, opts); err != nil {
+		return nil, err
+	}
+	r.swapper = inject.NewSwapper(r.Placeholders())
+	if len(values) > 0 {
+		r.scrubber = secret.NewScrubber(values...)
+	}
+	return r, nil
 }
 
 // verdict is a decision about a connection.

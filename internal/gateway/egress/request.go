@@ -1,0 +1,406 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/secret/inject"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// request is one HTTP request on its way.
+type request struct {
+	f      *flow
+	ruling *ruling
+	d      policy.Decision
+	secure bool
+	method string
+	path   string
+	status int
+	sent   countedBody
+	got    countedBody
+	why    string // why it failed on the way
+
+	mu   sync.Mutex
+	used []string // secrets, by name and version
+}
+
+type requestKey struct{}
+
+func requestOf(ctx context.Context) *request { return ctx.Value(requestKey{}).(*request) }
+
+// ServeHTTP decides about a request and carries it out.
+func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f := r.Context().Value(flowKey{}).(*flow)
+	q := &request{f: f, ruling: s.b.policy.Load(), secure: r.TLS != nil, method: r.Method, path: r.URL.EscapedPath()}
+	q.decide(r)
+	if !q.d.Allow {
+		q.deny(w, q.d)
+		return
+	}
+	q.path = q.d.Path
+	if u := q.ruling.used(q.d); !u.take() {
+		q.limited(w, u)
+		return
+	}
+	if err := q.prepare(r); err != nil {
+		var no refusal
+		if errors.As(err, &no) {
+			q.deny(w, no.Decision)
+			return
+		}
+		q.status = http.StatusBadRequest
+		q.problem(w, problem{Code: "bad_request", Message: "the request's body could not be read"})
+		return
+	}
+	defer q.done() // also if the answer has to be broken off
+	f.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
+}
+
+// done tells what became of a request that was sent.
+func (q *request) done() {
+	switch {
+	case !q.d.Allow: // something on the way refused it
+		q.tell(wire.Denied, q.d, q.d.Message())
+	case q.sent.over.Load() || q.got.over.Load():
+		q.tell(wire.Limited, q.d, bytesReached)
+	case q.why != "":
+		q.tell(wire.Failed, q.d, q.why)
+	default:
+		q.tell(wire.Allowed, q.d, "")
+	}
+}
+
+const bytesReached = "the rule's limit of bytes is reached"
+
+// overrides are headers by which a client asks a server to take the request
+// for another one. What they ask for is decided about, too.
+var (
+	methodOverrides = []string{"X-Http-Method", "X-Http-Method-Override", "X-Method-Override"}
+	pathOverrides   = []string{"X-Original-Url", "X-Rewrite-Url"}
+)
+
+// decide decides about everything that the request may be taken for.
+func (q *request) decide(r *http.Request) {
+	in := policy.Request{
+		Method: r.Method, TLS: q.secure, Host: r.Host, Path: q.path,
+		WebSocket: httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") &&
+			httpguts.HeaderValuesContainsToken(r.Header["Upgrade"], "websocket"),
+	}
+	flow := q.f.decidedFlow()
+	q.d = q.ruling.Request(flow, in)
+	for _, h := range methodOverrides {
+		for _, v := range r.Header[h] {
+			other := in
+			other.Method = strings.ToUpper(strings.TrimSpace(v))
+			q.also(flow, other)
+		}
+	}
+	for _, h := range pathOverrides {
+		for _, v := range r.Header[h] {
+			other := in
+			other.Path, _, _ = strings.Cut(v, "?")
+			q.also(flow, other)
+		}
+	}
+	if !in.WebSocket {
+		// Any other protocol on this connection would be one that nobody
+		// decides about.
+		r.Header.Del("Upgrade")
+		r.Header.Del("Http2-Settings")
+	}
+}
+
+func (q *request) also(flow policy.Flow, other policy.Request) {
+	if d := q.ruling.Request(flow, other); q.d.Allow && !d.Allow {
+		q.d = d
+	}
+}
+
+// forwarded are headers that a proxy would replace. This one does not exist for
+// either side.
+var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
+
+// rewrite addresses a request to its host. What is forwarded is the path that
+// was decided about, byte for byte.
+func rewrite(p *httputil.ProxyRequest) {
+	q := requestOf(p.In.Context())
+	out := p.Out
+	for _, h := range forwarded {
+		if v, ok := p.In.Header[h]; ok {
+			out.Header[h] = v
+		}
+	}
+	host, scheme, usual := q.f.target.host.String(), "http", uint16(80)
+	if q.secure {
+		scheme, usual = "https", 443
+	}
+	if q.f.target.port != usual {
+		host = net.JoinHostPort(host, strconv.Itoa(int(q.f.target.port)))
+	} else if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	u := *p.In.URL
+	u.Scheme, u.Host, u.User, u.Opaque, u.RawPath = scheme, host, nil, "", q.d.Path
+	u.Path, _ = url.PathUnescape(q.d.Path) // which the policy has normalised
+	out.URL, out.Host = &u, host
+}
+
+// prepare looks at what the sandbox sends, and counts it.
+func (q *request) prepare(r *http.Request) error {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	q.sent.ReadCloser, q.sent.limit = r.Body, smaller(q.d.Limits.RequestBytes, q.d.Filters.Limit(sandbox.DirRequest))
+	r.Body = &q.sent
+	body, err := q.filter(sandbox.DirRequest, r.Header, r.ContentLength, r.Body)
+	r.Body = body
+	return err
+}
+
+// filter decides about a message by its headers and, if a rule wants that, by
+// its body, which it holds back for that.
+func (q *request) filter(dir sandbox.Direction, h http.Header, length int64, body io.ReadCloser) (io.ReadCloser, error) {
+	f := q.d.Filters
+	if f == nil {
+		return body, nil
+	}
+	refuse := func(err error) error {
+		return refusal{policy.Decision{Reason: policy.Filtered, Rule: q.d.Rule, Number: q.d.Number, Detail: err.Error()}}
+	}
+	if err := f.Head(dir, policy.Body{Type: h.Get("Content-Type"), Encoding: h.Get("Content-Encoding"), Length: length}); err != nil {
+		return body, refuse(err)
+	}
+	hold := f.Hold(dir)
+	if hold == 0 {
+		return body, nil
+	}
+	held, err := io.ReadAll(io.LimitReader(body, hold+1))
+	switch {
+	case err != nil:
+		return body, err
+	case int64(len(held)) > hold:
+		return body, refuse(fmt.Errorf("the %s is larger than the %d bytes that are searched", dir, hold))
+	}
+	if err := f.Search(dir, held); err != nil {
+		return body, refuse(err)
+	}
+	return replaced{bytes.NewReader(held), body}, nil
+}
+
+// replaced is a body that was read already.
+type replaced struct {
+	io.Reader
+	io.Closer
+}
+
+// smaller is the smaller of two limits, of which 0 is none.
+func smaller(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// credentialed adds credentials to requests when everything else about them is
+// settled.
+type credentialed struct{ *http.Transport }
+
+// RoundTrip sends a request.
+func (t credentialed) RoundTrip(r *http.Request) (*http.Response, error) {
+	q := requestOf(r.Context())
+	if err := q.ruling.swapper.Swap(r, q.d.Swaps, q.secret); err != nil {
+		return nil, q.stray(err)
+	}
+	if err := inject.Apply(r, q.d.Inject, q.secret, inject.Options{}); err != nil {
+		return nil, err
+	}
+	if len(q.used) > 0 || len(q.d.Swaps) > 0 {
+		// What comes back is searched for what was added.
+		r.Header.Set("Accept-Encoding", "identity")
+	}
+	resp, err := t.Transport.RoundTrip(r)
+	return resp, q.stray(err)
+}
+
+// stray turns a placeholder in a wrong place into a refusal.
+func (q *request) stray(err error) error {
+	var s *inject.Stray
+	if errors.As(err, &s) {
+		return refusal{policy.Decision{Reason: policy.Placeholder, Rule: q.d.Rule, Number: q.d.Number, Detail: s.Error()}}
+	}
+	return err
+}
+
+// secret finds a value, and remembers that it was used.
+func (q *request) secret(name string) (secret.Value, error) {
+	s, ok := q.ruling.secrets[name]
+	if !ok {
+		return secret.Value{}, fmt.Errorf("there is no secret named %s", name)
+	}
+	used := name
+	if s.version > 0 {
+		used += "@" + strconv.Itoa(s.version)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !slices.Contains(q.used, used) {
+		q.used = append(q.used, used)
+	}
+	return s.value, nil
+}
+
+// errCompressed says that an answer cannot be searched.
+var errCompressed = errors.New("the host compressed its answer although it was asked not to, so that it cannot be searched for secrets")
+
+// answer looks at what the host answers, and takes secrets out of it.
+func (q *request) answer(r *http.Response) error {
+	q.status = r.StatusCode
+	q.scrub(r.Header)
+	if r.StatusCode == http.StatusSwitchingProtocols {
+		return nil
+	}
+	q.got.ReadCloser, q.got.limit = r.Body, smaller(q.d.Limits.ResponseBytes, q.d.Filters.Limit(sandbox.DirResponse))
+	r.Body = &q.got
+	length := r.ContentLength
+	if r.Request.Method == http.MethodHead {
+		length = 0 // there is no body, whatever its length would be
+	}
+	body, err := q.filter(sandbox.DirResponse, r.Header, length, r.Body)
+	if err != nil {
+		return err
+	}
+	r.Body = body
+	if q.ruling.scrubber == nil {
+		return nil
+	}
+	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
+		if len(q.used) > 0 {
+			return errCompressed
+		}
+		return nil
+	}
+	r.Body = &scrubbed{q.ruling.scrubber.Reader(body), body, func() { q.scrub(r.Trailer) }}
+	return nil
+}
+
+// scrub takes secrets out of headers.
+func (q *request) scrub(h http.Header) {
+	if q.ruling.scrubber == nil {
+		return
+	}
+	for _, all := range h {
+		for i, v := range all {
+			all[i] = string(q.ruling.scrubber.Bytes([]byte(v)))
+		}
+	}
+}
+
+// scrubbed is a body without secrets.
+type scrubbed struct {
+	r io.Reader
+	io.Closer
+	done func()
+}
+
+func (s *scrubbed) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	if err == io.EOF { //nolint:errorlint // as readers return it
+		s.done()
+	}
+	return n, err
+}
+
+// failed answers for a host that could not.
+func (q *request) failed(w http.ResponseWriter, err error) {
+	var no refusal
+	switch {
+	case errors.As(err, &no):
+		q.d = no.Decision
+		q.status = http.StatusForbidden
+		q.problem(w, problem{Code: "egress_denied", Reason: string(no.Reason), Message: no.Message(), Rule: no.Rule})
+		return
+	case errors.Is(err, errTooMuch):
+		q.status = http.StatusRequestEntityTooLarge
+		q.why = bytesReached
+	case errors.Is(err, errCompressed):
+		q.status = http.StatusBadGateway
+		q.why = err.Error()
+	default:
+		q.status = http.StatusBadGateway
+		q.why = upstreamReason(err)
+	}
+	q.problem(w, problem{Code: "egress_failed", Message: q.why})
+}
+
+// upstreamReason says what is wrong with the host's side.
+func upstreamReason(err error) string {
+	var cert *tls.CertificateVerificationError
+	if errors.As(err, &cert) {
+		return "the host's certificate is not to be trusted: " + cert.Err.Error()
+	}
+	return dialReason(err)
+}
+
+func (q *request) deny(w http.ResponseWriter, d policy.Decision) {
+	q.status = http.StatusForbidden
+	q.problem(w, problem{Code: "egress_denied", Reason: string(d.Reason), Message: d.Message(), Rule: d.Rule})
+	q.tell(wire.Denied, d, d.Message())
+}
+
+func (q *request) limited(w http.ResponseWriter, u *usage) {
+	q.status = http.StatusTooManyRequests
+	wait := max(1, int(math.Ceil(60/float64(max(1, u.limits.PerMinute)))))
+	w.Header().Set("Retry-After", strconv.Itoa(wait))
+	const why = "the rule's limit of requests per minute is reached"
+	q.problem(w, problem{Code: "egress_limited", Reason: string(policy.Limited), Message: why, Rule: q.d.Rule})
+	q.tell(wire.Limited, q.d, why)
+}
+
+// problem is what a client is told in place of an answer.
+type problem struct {
+	Code    string `json:"code"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message"`
+	Rule    string `json:"rule,omitempty"`
+	Host    string `json:"host"`
+	Method  string `json:"method"`
+	Path    string `json:"path"`
+}
+
+func (q *request) problem(w http.ResponseWriter, p problem) {
+	p.Host, p.Method, p.Path = q.f.target.host.String(), printable(q.method), printable(q.path)
+	body, _ := json.Marshal(map[string]problem{"error": p})
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("X-Atoll-Gateway", p.Code)
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(q.status)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+func (q *request) tell(v wire.Verdict, d policy.Decision, reason string) {
+	e := q.f.event(v, d)
+	e.Kind, e.Method, e.Path, e.Status, e.Reason = "http", printable(q.method), printable(q.path), q.status, reason
+	e.Sent, e.Got, e.Secrets = q.sent.n.Load(), q.got.n.Load(), q.used
+	q.f.b.tell(e)
+}

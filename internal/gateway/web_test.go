@@ -1,0 +1,49 @@
+package gateway_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/gateway"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// profile is a policy made of rules.
+func profile(rules ...sandbox.Rule) gateway.Policy {
+	return gateway.Policy{Profile: sandbox.Profile{Rules: rules}}
+}
+
+func TestTLS(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "good.test", "api.test", "wrong.test")
+	r := newRig(t, w.settings())
+	b := r.box("tls", profile(
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"good.test"}},
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test", "wrong.test"}, Paths: []string{"/v1/**"}, Methods: []string{"GET"}},
+	))
+	for _, tt := range []struct{ name, script, want string }{
+		{"passed through", "curl -sSk https://good.test/x?y", `"Host":"good.test","URI":"/x?y"`},
+		{"what is passed through has its own certificate", "curl -sS https://good.test/", "unable to get local issuer"},
+		{"terminated, HTTP/2", "curl -sS https://api.test/v1/a/b?c", `"Proto":"HTTP/2.0","Method":"GET","Host":"api.test","URI":"/v1/a/b?c"`},
+		{"terminated, HTTP/1.1", "curl -sS --http1.1 https://api.test/v1/a", `"URI":"/v1/a"`},
+		{"another path", "curl -sS https://api.test/v2/forbidden", `"code":"egress_denied","reason":"default"`},
+		{"another method", "curl -sS -XPOST -d x https://api.test/v1/a?forbidden", `"code":"egress_denied"`},
+		{"a certificate that is not the host's", "curl -sS https://wrong.test/v1/x", "the host's certificate is not to be trusted"},
+		{"plain HTTP is decided about, too", "curl -sS http://api.test/v2/forbidden; curl -sS http://api.test/v1/ok", `"URI":"/v1/ok"`},
+		{"Python", `python3 -c 'import urllib.request as u; print(u.urlopen("https://api.test/v1/py").read())'`, `"URI":"/v1/py"`},
+		{"without the environment", "env -i /usr/bin/curl -sS https://api.test/v1/bare", `"URI":"/v1/bare"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			out, _ := b.sh(tt.script)
+			if !strings.Contains(out, tt.want) {
+				t.Errorf("got %s, want %s", out, tt.want)
+			}
+			if _, violations, _ := w.taken(); len(violations) > 0 {
+				t.Error(violations)
+			}
+		})
+	}
+	r.awaitEvent("tls", func(e gateway.Event) bool {
+		return e.Kind == "http" && e.Verdict == "denied" && e.Method == "POST" && e.Path == "/v1/a"
+	})
+}
