@@ -78,8 +78,9 @@ type Instance interface {
 // concurrently, but Stdin, Stdout and Stderr each want one user at a time.
 //
 // Output waits for its reader: a command that writes more than the buffers
-// hold stops until the caller reads, unless it runs in the background, where
-// output beyond a bounded log is dropped, oldest first.
+// hold stops until the caller reads. A background command does so for the
+// Process that started it; once that is closed, output beyond a bounded log is
+// dropped, oldest first.
 type Process interface {
 	// Info tells the identity the command has within its sandbox.
 	Info() sandbox.ProcessInfo

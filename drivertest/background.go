@@ -264,6 +264,20 @@ var backgroundCases = []testCase{
 		b.kill(id)
 	}},
 	{"logs/bounded", capProcesses, logsBounded},
+	{"background/starter-misses-nothing", capProcesses, func(t *caseT) {
+		b := t.box()
+		const total = 8 << 20 // far more than any sensible log keeps
+		p := b.start(sandbox.Command{Shell: fmt.Sprintf("echo begun; dd if=/dev/zero bs=65536 count=%d 2>/dev/null; echo the end", total/65536), Background: true})
+		defer p.Close()
+		for range 20 { // time to write all, were it not for the reader
+			b.mustSh("true")
+		}
+		out, err := io.ReadAll(p.Stdout())
+		t.ok("reading", err)
+		if want := total + len("begun\nthe end\n"); len(out) != want {
+			t.Errorf("who started it reads %d bytes of %d", len(out), want)
+		}
+	}},
 	{"reconnect/log-and-live", capProcesses, func(t *caseT) {
 		b := t.box()
 		id := b.background("echo early; while [ ! -e go ]; do sleep 1; done; echo late; exit 5")

@@ -143,6 +143,16 @@ var brokenLifecycles = []sabotage{
 			return c
 		}}
 	}, []string{"files/missing", "signal/after-exit", "background/unknown"}},
+	{"drops what its starter has yet to read", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
+		p, err := next.Exec(ctx, cmd)
+		if err != nil || !cmd.Background {
+			return p, err
+		}
+		id := p.Info().ID
+		_ = p.Close()
+		manager, _ := driver.As[driver.ProcessManager](next)
+		return manager.Reconnect(ctx, id)
+	}), []string{"background/starter-misses-nothing"}},
 	{"invents codes", false, func(p driver.Provider) driver.Provider {
 		return codeProvider{passProvider{p}, func(sandbox.Code) sandbox.Code { return "oops" }}
 	}, []string{"errors/canceled", "errors/deadline", "errors/unknown"}},

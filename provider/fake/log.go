@@ -19,7 +19,8 @@ const (
 )
 
 // outputLog keeps the end of a background command's output. Writing to it
-// never blocks.
+// blocks only while it is held: nothing is dropped then that who started the
+// command has not read.
 type outputLog struct {
 	mu     sync.Mutex
 	pieces []piece // in order, without gaps
@@ -27,6 +28,8 @@ type outputLog struct {
 	open   [3]int  // writers by stream
 	ended  bool    // the command has
 	wake   chan struct{}
+	held   bool
+	got    [3]int64 // by stream, how far who started the command has read
 }
 
 // piece is output of one stream; off counts the bytes of both.
@@ -41,6 +44,40 @@ func newOutputLog() *outputLog { return &outputLog{wake: make(chan struct{})} }
 func (l *outputLog) changed() {
 	close(l.wake)
 	l.wake = make(chan struct{})
+}
+
+// fits reports whether data can be added without dropping what is waited for.
+// The caller holds mu.
+func (l *outputLog) fits(data []byte) bool {
+	return !l.held || len(l.pieces) == 0 || l.end+int64(len(data))-l.start() <= logSize && len(l.pieces) < logPieces ||
+		l.got[l.pieces[0].stream] >= l.pieces[0].off+int64(len(l.pieces[0].data))
+}
+
+// await waits until data fits. It reports whether ctx ended first.
+func (l *outputLog) await(ctx context.Context, data []byte) bool {
+	for {
+		l.mu.Lock()
+		fits, wake := l.fits(data), l.wake
+		l.mu.Unlock()
+		if fits {
+			return true
+		}
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// release waits no more for who started the command.
+func (l *outputLog) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held {
+		l.held = false
+		l.changed()
+	}
 }
 
 func (l *outputLog) append(stream int, data []byte) {
@@ -133,6 +170,9 @@ func (w logWriter) Write(ctx context.Context, b []byte) (int, error) {
 	if ctx.Err() != nil {
 		return 0, kernel.ErrKilled
 	}
+	if !w.log.await(ctx, b) {
+		return 0, kernel.ErrKilled
+	}
 	w.log.append(w.stream, b)
 	return len(b), nil
 }
@@ -151,6 +191,8 @@ type logStream struct {
 	stream int
 	off    int64
 	rest   []byte
+	// starter says that it is read by who started the command.
+	starter bool
 }
 
 func (s *logStream) Read(b []byte) (int, error) {
@@ -167,6 +209,7 @@ func (s *logStream) Read(b []byte) (int, error) {
 			if p.stream == s.stream {
 				s.rest = p.data
 			}
+			s.reached()
 		case !open:
 			return 0, io.EOF
 		default:
@@ -180,6 +223,17 @@ func (s *logStream) Read(b []byte) (int, error) {
 	n := copy(b, s.rest)
 	s.rest = s.rest[n:]
 	return n, nil
+}
+
+// reached tells the log how far it was read.
+func (s *logStream) reached() {
+	if !s.starter {
+		return
+	}
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	s.log.got[s.stream] = s.off
+	s.log.changed()
 }
 
 // logReader reads both streams of a log.

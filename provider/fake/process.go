@@ -36,6 +36,7 @@ type command struct {
 func (c *command) open(k *kernel.Kernel) []kernel.File {
 	if c.cmd.Background {
 		c.log = newOutputLog()
+		c.log.held = true // until who starts it lets go
 	}
 	if c.cmd.TTY != nil {
 		return c.openTTY(k)
@@ -65,7 +66,7 @@ func (c *command) openTTY(k *kernel.Kernel) []kernel.File {
 		w := c.log.writer(1)
 		go func() {
 			defer w.Close()
-			pump(w, output)
+			pump(c.box.life, w, output)
 		}()
 	} else {
 		c.out[0] = output
@@ -78,14 +79,14 @@ func (c *command) openTTY(k *kernel.Kernel) []kernel.File {
 	return files
 }
 
-// pump copies a terminal's output to a log, which never blocks.
-func pump(w, r kernel.File) {
+// pump copies a terminal's output to a log, until ctx ends if it must wait.
+func pump(ctx context.Context, w, r kernel.File) {
 	defer r.Close()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := r.Read(context.Background(), buf)
 		if n > 0 {
-			_, _ = w.Write(context.Background(), buf[:n]) // A log takes everything.
+			_, _ = w.Write(ctx, buf[:n]) // Nobody wants the rest then.
 		}
 		if err != nil {
 			return
@@ -179,9 +180,9 @@ func (i *instance) connect(c *command, joined bool) *process {
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	switch {
 	case c.log != nil:
-		p.stdout = &logStream{log: c.log, ctx: p.ctx, stream: 1}
+		p.stdout = &logStream{log: c.log, ctx: p.ctx, stream: 1, starter: !joined}
 		if c.tty == nil {
-			p.stderr = &logStream{log: c.log, ctx: p.ctx, stream: 2}
+			p.stderr = &logStream{log: c.log, ctx: p.ctx, stream: 2, starter: !joined}
 		}
 	default:
 		p.stdout = pipeReader{c.out[0]}
@@ -233,6 +234,9 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // Close lets go of the command.
 func (p *process) Close() error {
 	p.cancel()
+	if p.log != nil && !p.joined {
+		p.log.release()
+	}
 	if p.log != nil || p.joined {
 		return nil
 	}

@@ -32,10 +32,10 @@ func (a *agent) keepLog(p *proc) {
 }
 
 // follow connects a client to a background command, until either ends.
-func (a *agent) follow(op *wire.Op, p *proc) error {
+func (a *agent) follow(op *wire.Op, p *proc, starter bool) error {
 	var lanes sync.WaitGroup
 	send := func(lane int, stream byte) {
-		copyLog(op, p.log, logView{stream: stream, follow: true}, func(_ logRead, frame []byte) error { return op.SendFrame(lane, frame) })
+		copyLog(op, p.log, logView{stream: stream, follow: true, starter: starter}, func(_ logRead, frame []byte) error { return op.SendFrame(lane, frame) })
 		_ = op.CloseWrite(lane)
 	}
 	lanes.Go(func() { send(0, 1) })
@@ -61,6 +61,8 @@ type logView struct {
 	stream byte // 0: both
 	follow bool // until the streams have ended
 	header int  // bytes to leave free before each piece
+	// starter says that it is sent to who started the command.
+	starter bool
 }
 
 // copyLog gives what is in a log to send, until it has all or the client lets
@@ -71,6 +73,9 @@ func copyLog(op *wire.Op, l *cmdLog, v logView, send func(logRead, []byte) error
 		start := wire.HeaderLen + v.header
 		r, wait := l.next(v.at, v.stream, frame[start:])
 		v.at = r.next
+		if v.starter {
+			l.reached(v.stream, v.at)
+		}
 		if r.n > 0 {
 			if send(r, frame[:start+r.n]) != nil {
 				return
@@ -108,7 +113,7 @@ func (a *agent) attach(op *wire.Op, d *wire.Decoder) error {
 	if err := op.Message(e.B); err != nil {
 		return err
 	}
-	return a.follow(op, p)
+	return a.follow(op, p, false)
 }
 
 // logs sends what is kept of a command's output: per piece the stream, the

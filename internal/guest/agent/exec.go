@@ -232,6 +232,8 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	if se != nil {
 		a.complain(op, p, se)
 	} else if c.Background {
+		p.log.hold()
+		defer p.log.release()
 		a.keepLog(p)
 	}
 	e := wire.Encoder{B: []byte{wire.MsgStarted}}
@@ -244,7 +246,7 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	}
 	switch {
 	case c.Background:
-		return a.follow(op, p)
+		return a.follow(op, p, true)
 	case se != nil:
 		return a.sayExit(op, p)
 	}

@@ -47,6 +47,12 @@ type cmdLog struct {
 	kept    int
 	streams int // that can still be written
 	changed chan struct{}
+
+	// While who started the command is connected, nothing is dropped that he
+	// has not got: what does not fit waits.
+	held bool
+	got  [3]int64   // by stream, how far he has read
+	room *sync.Cond // for those who wait
 }
 
 type piece struct {
@@ -55,7 +61,11 @@ type piece struct {
 	data   []byte
 }
 
-func newLog(all *logs, streams int) *cmdLog { return &cmdLog{all: all, streams: streams} }
+func newLog(all *logs, streams int) *cmdLog {
+	l := &cmdLog{all: all, streams: streams}
+	l.room = sync.NewCond(&l.mu)
+	return l
+}
 
 // write appends, and drops the oldest bytes to make room.
 func (l *cmdLog) write(stream byte, p []byte) {
@@ -63,16 +73,45 @@ func (l *cmdLog) write(stream byte, p []byte) {
 	defer l.mu.Unlock()
 	for len(p) > 0 {
 		n := min(len(p), maxPiece)
+		for l.kept+n > logCap {
+			if l.awaited(&l.pieces[0]) {
+				l.wake()
+				l.room.Wait()
+				continue
+			}
+			l.shift()
+		}
 		l.add(stream, p[:n])
 		p = p[n:]
 	}
 	l.wake()
 }
 
+// awaited reports whether who started the command has yet to read a piece.
+func (l *cmdLog) awaited(p *piece) bool {
+	return l.held && l.got[p.stream] < p.at+int64(len(p.data))
+}
+
+// hold begins to wait for who started the command, before anything is written.
+func (l *cmdLog) hold() { l.held = true }
+
+// reached says how far he has read a stream.
+func (l *cmdLog) reached(stream byte, at int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.got[stream] = at
+	l.room.Broadcast()
+}
+
+// release waits no more: he has let go.
+func (l *cmdLog) release() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = false
+	l.room.Broadcast()
+}
+
 func (l *cmdLog) add(stream byte, p []byte) {
-	for l.kept+len(p) > logCap {
-		l.shift()
-	}
 	for !l.all.take(len(p)) {
 		if len(l.pieces) == 0 {
 			l.end += int64(len(p)) // no room at all: it counts as dropped
@@ -118,6 +157,7 @@ func (l *cmdLog) forget() {
 		l.shift()
 	}
 	l.streams = 0
+	l.room.Broadcast()
 	l.wake()
 }
 
