@@ -67,6 +67,10 @@ soak: build ## kill everything at every fault point, ROUNDS (200) times
 arch: ## check imports, names, sizes, links and the list of dependencies
 	$(GO) test -count=1 ./internal/archtest
 
+.PHONY: e2b
+e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
+	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags e2b ./test/e2b
+
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (10s)
 	./scripts/fuzz $(FUZZTIME)

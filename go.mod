@@ -3,6 +3,7 @@ module github.com/atoll-run/atoll
 go 1.26.3
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/aws/aws-sdk-go-v2 v1.41.1
 	github.com/creack/pty v1.1.24
 	github.com/docker/go-units v0.5.0
@@ -81,7 +82,7 @@ require (
 	golang.org/x/text v0.43.0
 	golang.org/x/time v0.15.0 // indirect
 	golang.org/x/tools v0.52.0 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
+	google.golang.org/protobuf v1.36.12
 	gotest.tools/v3 v3.5.2 // indirect
 	modernc.org/libc v1.79.0
 	modernc.org/mathutil v1.7.1

@@ -172,8 +172,14 @@ var rules = []rule{
 		why:  "both ends of a stream import it, clients too",
 	},
 	{
+		pkgs: "internal/envd",
+		only: []string{},
+		deny: []string{kernel + "/..."},
+		why:  "both ends of E2B's protocol import it",
+	},
+	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "driver", "internal/stream", "internal/server/..."},
+		only: []string{"sandbox", "driver", "internal/stream", "internal/envd", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a face declares what it needs of control, and imports none of it",
 	},
@@ -197,12 +203,12 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/stream", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...", "internal/guest/..."},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/stream", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
+		only: []string{module, "internal/stream", "internal/envd", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
@@ -210,7 +216,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...",
-			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/store", "internal/eventlog",
+			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/key", "internal/quota",
 		},
 		why: "main only dispatches",

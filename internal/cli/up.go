@@ -13,6 +13,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// defaultE2B is where clients of E2B are served unless something else is said:
+// where their SDKs look for a local server.
+const defaultE2B = "127.0.0.1:3000"
+
 // UpOptions say how a daemon is to run.
 type UpOptions struct {
 	StateDir string
@@ -22,14 +26,24 @@ type UpOptions struct {
 	TLS      *tls.Config // for it
 	Plain    bool        // a loopback address may do without
 	Hosts    []string
+	E2B      E2BOptions
 	Drain    time.Duration
 	Logger   *slog.Logger
+}
+
+// E2BOptions say where clients of E2B are served.
+type E2BOptions struct {
+	Listen string // TCP address, empty for none
+	TLS    *tls.Config
+	Domain string // under which they reach sandboxes
+	CA     string // file with the certificate that they have to trust
 }
 
 // Daemon is one that runs.
 type Daemon interface {
 	Socket() string // its path
 	TCP() net.Addr  // nil without one
+	E2B() net.Addr  // nil without one
 	// Failed yields what makes it useless.
 	Failed() <-chan error
 	Close() error
@@ -51,7 +65,8 @@ may use. Over TCP, every caller needs an API key; see: atoll key.
 SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
 the next daemon.`,
 		Example: `  atoll up
-  atoll up --listen 127.0.0.1:7070 --plain`,
+  atoll up --listen 127.0.0.1:7070 --plain
+  atoll up --e2b`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
 	}
@@ -63,6 +78,8 @@ the next daemon.`,
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
 	flags.BoolVar(&opts.Plain, "plain", false, "let a loopback address do without TLS")
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
+	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
+	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
@@ -102,6 +119,9 @@ func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
 	_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s\n", d.Socket())
 	if d.TCP() != nil {
 		_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s\n", d.TCP())
+	}
+	if d.E2B() != nil {
+		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
 	}
 	var failed error
 	select {

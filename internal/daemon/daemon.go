@@ -60,6 +60,8 @@ type Options struct {
 	TLS    *tls.Config
 	Plain  bool
 	Hosts  []string // names of this machine, besides localhost and addresses
+	// E2B is where to serve the API of E2B, if anywhere.
+	E2B E2B
 	// Drain is how long requests may go on when the daemon ends. Zero: 5
 	// seconds.
 	Drain  time.Duration
@@ -80,6 +82,7 @@ type Daemon struct {
 	memory *server.Memory
 	socket string
 	tcp    net.Addr
+	e2b    net.Addr
 	stop   context.CancelFunc
 	work   sync.WaitGroup
 	failed chan error
@@ -112,7 +115,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openPlane, d.recover, d.listen} {
+	for _, step := range []func(context.Context) error{d.openState, d.openPlane, d.recover, d.listen, d.listenE2B} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -199,6 +202,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })
 	}
+	d.work.Go(func() { d.plane.WatchExpiry(ctx) })
 	d.onClose(func() error {
 		d.stop()
 		return nil
@@ -221,7 +225,7 @@ func (d *Daemon) listen(context.Context) error {
 	if d.opts.Listen == "" {
 		return nil
 	}
-	l, err := d.listenTCP()
+	l, err := listenTCP(d.opts.Listen, d.opts.TLS, d.opts.Plain, "http/1.1") // which WebSockets need
 	if err != nil {
 		return err
 	}
@@ -231,27 +235,27 @@ func (d *Daemon) listen(context.Context) error {
 }
 
 // listenTCP refuses to send keys over a network in the clear.
-func (d *Daemon) listenTCP() (net.Listener, error) {
-	host, _, err := net.SplitHostPort(d.opts.Listen)
+func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string) (net.Listener, error) {
+	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: d.opts.Listen, Message: "is not HOST:PORT"}
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "is not HOST:PORT"}
 	}
 	ip := net.ParseIP(host)
 	loopback := host == "localhost" || ip != nil && ip.IsLoopback()
-	if d.opts.TLS == nil && !(d.opts.Plain && loopback) {
+	if config == nil && !(plain && loopback) {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: d.opts.Listen, Message: "TCP needs TLS",
+			Code: sandbox.CodeInvalid, Op: "daemon.listen", Subject: addr, Message: "TCP needs TLS",
 			Hint: "give a certificate and a key; only a loopback address may do without, if asked to",
 		}
 	}
-	l, err := net.Listen("tcp", d.opts.Listen)
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "daemon.listen", Subject: d.opts.Listen, Message: err.Error(), Cause: err}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "daemon.listen", Subject: addr, Message: err.Error(), Cause: err}
 	}
-	if d.opts.TLS != nil {
-		config := d.opts.TLS.Clone()
+	if config != nil {
+		config = config.Clone()
 		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
-		config.NextProtos = []string{"http/1.1"} // WebSockets need it
+		config.NextProtos = protocols
 		l = tls.NewListener(l, config)
 	}
 	return l, nil
@@ -259,8 +263,12 @@ func (d *Daemon) listenTCP() (net.Listener, error) {
 
 // serve answers on l in the background; the server closes it.
 func (d *Daemon) serve(l net.Listener) {
+	d.serveWith(d.server, l)
+}
+
+func (d *Daemon) serveWith(s *server.Server, l net.Listener) {
 	d.work.Go(func() {
-		if err := d.server.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := s.Serve(l); err != nil && !errors.Is(err, net.ErrClosed) {
 			d.failed <- fmt.Errorf("listener %s: %w", l.Addr(), err)
 		}
 	})
@@ -309,6 +317,9 @@ func (d *Daemon) Socket() string { return d.socket }
 
 // TCP returns the address that is listened on, nil without one.
 func (d *Daemon) TCP() net.Addr { return d.tcp }
+
+// E2B returns the address at which the API of E2B is served, nil without one.
+func (d *Daemon) E2B() net.Addr { return d.e2b }
 
 // Failed yields what makes the daemon useless, such as a listener that broke.
 func (d *Daemon) Failed() <-chan error { return d.failed }

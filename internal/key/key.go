@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -59,6 +60,14 @@ type Principal struct {
 	Key    string  // public part of the key; empty without one
 	UID    *uint32 // of a process at the other end of a Unix socket
 	Verbs  []Verb
+	// Sandbox, if set, is the only one that may be touched.
+	Sandbox sandbox.ID
+}
+
+// Bearer is the principal of whoever bears the token of one sandbox: it works
+// inside that sandbox, and can neither end it nor reach another.
+func Bearer(tenant string, id sandbox.ID) Principal {
+	return Principal{Tenant: tenant, Key: "of-" + string(id), Verbs: []Verb{Read, Exec, Write}, Sandbox: id}
 }
 
 // Peer is the principal of a process that was let in by its user.
@@ -69,6 +78,9 @@ func Peer(tenant string, uid uint32) Principal {
 // Allow reports whether p may do op: nil, or CodeDenied with the verb that is
 // missing.
 func (p Principal) Allow(op string) error {
+	if p.Sandbox != "" && !inside(op) {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is for the inside of one sandbox only"}
+	}
 	v := VerbFor(op)
 	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {
 		return nil
@@ -77,6 +89,23 @@ func (p Principal) Allow(op string) error {
 		Code: sandbox.CodeDenied, Op: op, Message: fmt.Sprintf("the key does not allow %q", v),
 		Hint: "use a key that was made with this verb",
 	}
+}
+
+// AllowIn is Allow for an operation on a certain sandbox.
+func (p Principal) AllowIn(id sandbox.ID, op string) error {
+	if p.Sandbox != "" && id != "" && id != p.Sandbox {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is of another sandbox"}
+	}
+	return p.Allow(op)
+}
+
+// inside reports whether an operation takes place in a sandbox.
+func inside(op string) bool {
+	if op == "sandbox.find" {
+		return true
+	}
+	area, _, _ := strings.Cut(op, ".")
+	return area == "process" || area == "files" || area == "port"
 }
 
 // Ring makes, finds and ends keys. It may be used concurrently.

@@ -39,7 +39,8 @@ type Config struct {
 	// Handler answers authenticated requests.
 	Handler http.Handler
 	// Authenticate returns the context for a caller's requests, or why there
-	// are to be none.
+	// are to be none. Nil leaves that to Handler, together with the question
+	// under which names, and from which web pages, it may be reached.
 	Authenticate func(ctx context.Context, c Caller) (context.Context, error)
 	// Hosts are the names under which the daemon is reached over TCP, besides
 	// localhost and addresses.
@@ -65,8 +66,12 @@ func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
 	base, stop := context.WithCancel(context.Background())
 	s.stop = stop
+	handler := cfg.Handler
+	if cfg.Authenticate != nil {
+		handler = s.defend(s.authenticate(handler))
+	}
 	s.http = &http.Server{
-		Handler:           s.track(s.recover(s.defend(s.authenticate(cfg.Handler)))),
+		Handler:           s.track(s.recover(handler)),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,

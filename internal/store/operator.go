@@ -49,6 +49,14 @@ func (o *Operator) Expired(ctx context.Context, node string, limit int) ([]Sandb
 	return collect(rows, err, fullScan())
 }
 
+// NextExpiry returns when the next sandbox of a node expires that has not yet;
+// zero if none will.
+func (o *Operator) NextExpiry(ctx context.Context, node string) (time.Time, error) {
+	var at int64
+	err := o.tx.queryRow(ctx, "SELECT COALESCE(MIN(expires), 0) FROM sandboxes WHERE expires > $1 AND state <> 'gone' AND node = $2", nanos(o.tx.Now()), node).Scan(&at)
+	return timeOf(at), err
+}
+
 // Idle lists running sandboxes of a node that were not used for longer than
 // their idle policy allows.
 func (o *Operator) Idle(ctx context.Context, node string, limit int) ([]Sandbox, error) {

@@ -76,7 +76,7 @@ func (p *Plane) Open(ctx context.Context, ref string) (*control.Sandbox, error) 
 	if err != nil {
 		return nil, named("sandbox.find", err)
 	}
-	if err := usable(&b); err != nil {
+	if err := firstError(who.AllowIn(b.ID, "sandbox.find"), usable(&b)); err != nil {
 		return nil, err
 	}
 	return p.attach(ctx, &b)

@@ -20,6 +20,9 @@ type CreateRequest struct {
 	// Idempotency makes a repetition of the request return what the first one
 	// made.
 	Idempotency store.Create
+	// Timeout, if set, ends the sandbox so long after it was asked for, as
+	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
+	Timeout time.Duration
 }
 
 const opCreate = "sandbox.create"
@@ -44,7 +47,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
 	landed := p.making.begin(want.Spec.ID)
 	defer landed()
 	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
-	box, intent, err := p.announce(ctx, who.Tenant, &want, req.Idempotency, action)
+	box, intent, err := p.announce(ctx, who.Tenant, &want, req, action)
 	switch {
 	case err != nil:
 		return Made{}, named(opCreate, err)
@@ -106,7 +109,7 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 
 // announce records the sandbox and that it is about to be made, together or
 // not at all. A nil intent says that an earlier request made it.
-func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, once store.Create, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
@@ -114,12 +117,12 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 			ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: spec.Image,
 			Resources: spec.Resources, Labels: spec.Labels, Spec: spec,
 		}
-		if spec.Lifetime.Timeout > 0 {
-			b.Expires = tx.Now().Add(spec.Lifetime.Timeout)
+		if limit := max(req.Timeout, spec.Lifetime.Timeout); limit > 0 {
+			b.Expires = tx.Now().Add(limit)
 		}
 		var replayed bool
 		var err error
-		box, replayed, err = tx.CreateSandbox(ctx, tenant, b, once)
+		box, replayed, err = tx.CreateSandbox(ctx, tenant, b, req.Idempotency)
 		if err != nil || replayed {
 			return err
 		}
@@ -162,6 +165,7 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 		return box, image, named(opCreate, err)
 	}
 	p.follow(tenant, made)
+	p.due.soon()
 	return box, made.Image(), p.cfg.Fault("create.done")
 }
 

@@ -60,6 +60,7 @@ type Plane struct {
 	locks   locks
 	watched sync.Map // sandbox.ID → struct{}: those that a goroutine waits for
 	making  flights
+	due     due
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so
@@ -78,7 +79,7 @@ func New(cfg Config) *Plane {
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) error { return nil }
 	}
-	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1)}
+	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1)}
 	p.life, p.stop = context.WithCancel(context.Background())
 	cfg.Control.Guard = p.guard
 	p.control = control.New(cfg.Control)
@@ -136,7 +137,7 @@ func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Co
 		return err
 	}
 	authorise := func() error {
-		if err := who.Allow(a.Op); err != nil || a.Op != "process.exec" {
+		if err := who.AllowIn(a.Sandbox, a.Op); err != nil || a.Op != "process.exec" {
 			return err
 		}
 		return p.meterExec(ctx, who.Tenant)

@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) e2bCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "e2b", Short: "Use Atoll from programs that were written for E2B", GroupID: groupDaemon,
+		Example: `  eval "$(atoll e2b env)"`,
+	}, a.e2bEnvCmd())
+}
+
+func (a *App) e2bEnvCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "env",
+		Short: "Show the environment in which E2B's SDKs find this daemon",
+		Long: `Env writes the variables that make E2B's SDKs for JavaScript and Python use the
+daemon, which has to run with --e2b. It makes an API key for them, unless
+$ATOLL_KEY has one.`,
+		Example: `  eval "$(atoll e2b env)"`,
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		vars, err := a.e2bEnv(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			out := map[string]string{}
+			for _, v := range vars {
+				out[v[0]] = v[1]
+			}
+			return a.printJSON(out)
+		}
+		for _, v := range vars {
+			if _, err := fmt.Fprintf(a.Stdout, "export %s=%s\n", v[0], v[1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+// e2bEnv returns names and values in the order in which they are shown. No
+// value needs quotes.
+func (a *App) e2bEnv(ctx context.Context) ([][2]string, error) {
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	place, err := a.e2bPlace()
+	if err != nil {
+		return nil, err
+	}
+	token, _ := a.LookupEnv("ATOLL_KEY")
+	if token == "" {
+		k, err := c.CreateKey(ctx, atoll.NewKey{Name: "e2b", Verbs: []string{"read", "exec", "write"}})
+		if err != nil {
+			return nil, err
+		}
+		token = k.Token
+	}
+	vars := [][2]string{}
+	if place.Domain != "" {
+		vars = append(vars, [2]string{"E2B_DOMAIN", place.Domain})
+	}
+	vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL}, [2]string{"E2B_API_KEY", envd.Key(token)})
+	if place.CA != "" {
+		vars = append(vars, [2]string{"NODE_EXTRA_CA_CERTS", place.CA}, [2]string{"SSL_CERT_FILE", place.CA})
+	}
+	return vars, nil
+}
+
+// e2bPlace is where a daemon serves clients of E2B, as it tells in its state
+// directory.
+type e2bPlace struct {
+	URL    string `json:"url"`
+	Domain string `json:"domain,omitempty"`
+	CA     string `json:"ca,omitempty"` // file with the certificate to trust
+}
+
+func (a *App) e2bPlace() (p e2bPlace, err error) {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(a.socket()), "e2b.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "e2b.env", Message: "the daemon does not serve clients of E2B",
+			Hint: "start it with: atoll up --e2b",
+		}
+	}
+	if err != nil {
+		return p, err
+	}
+	return p, json.Unmarshal(text, &p)
+}

@@ -1,0 +1,139 @@
+package plane
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Enter returns what is recorded of a sandbox of any tenant, and the context in
+// which whoever bears that sandbox's own token acts: within it, and nowhere
+// else. The caller checks the token.
+func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, store.Sandbox, error) {
+	var tenant store.Tenant
+	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := tx.Operator().Sandbox(ctx, id)
+		if err == nil {
+			tenant, err = tx.Tenant(ctx, b.Tenant)
+		}
+		return b, err
+	})
+	switch {
+	case err != nil:
+		return ctx, b, named("sandbox.enter", err)
+	case !tenant.Disabled.IsZero():
+		return ctx, b, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
+	}
+	return WithPrincipal(ctx, key.Bearer(b.Tenant, id)), b, nil
+}
+
+// Live returns the sandboxes of all tenants that run here. It is for finding
+// out which one a token is of, and not for telling anybody.
+func (p *Plane) Live(ctx context.Context) ([]sandbox.ID, error) {
+	all, err := p.recordedBoxes(ctx)
+	ids := make([]sandbox.ID, 0, len(all))
+	for _, b := range all {
+		if b.State == sandbox.Running {
+			ids = append(ids, b.ID)
+		}
+	}
+	return ids, err
+}
+
+const opUpdate = "sandbox.update"
+
+// Expire sets the time at which a sandbox ends. With extend, an earlier time
+// than the present one changes nothing.
+func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return b, err
+	}
+	act := func(ctx context.Context) error {
+		found, err := p.find(ctx, who.Tenant, ref)
+		if err != nil {
+			return err
+		}
+		want := store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}
+		b, err = store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+			return tx.UpdateSandbox(ctx, who.Tenant, found.ID, want, func(b *store.Sandbox) {
+				if !extend || b.Expires.IsZero() || at.After(b.Expires) {
+					b.Expires = at
+				}
+			})
+		})
+		return err
+	}
+	err = p.guard(ctx, control.Action{Op: opUpdate, Subject: ref}, act)
+	p.due.soon()
+	return b, named(opUpdate, err)
+}
+
+// due wakes who waits for the next sandbox to expire.
+type due chan struct{}
+
+func (d due) soon() {
+	select {
+	case d <- struct{}{}:
+	default:
+	}
+}
+
+// maxWait bounds the wait for the next expiry, should the clock be set.
+const maxWait = 30 * time.Second
+
+// WatchExpiry ends sandboxes whose lifetime is over, until ctx ends.
+func (p *Plane) WatchExpiry(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait, err := p.expire(ctx)
+		if err != nil && ctx.Err() == nil {
+			p.note(err)
+			wait = time.Second
+		}
+		t := time.NewTimer(min(max(wait, 0), maxWait))
+		select {
+		case <-ctx.Done():
+		case <-p.due:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+// expireBatch is how many sandboxes are ended before the clock is read again.
+const expireBatch = 100
+
+// expire ends what is due and returns how long it is until something else is.
+func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
+	var over []store.Sandbox
+	var next time.Time
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+		if over, err = tx.Operator().Expired(ctx, p.cfg.Node, expireBatch); err == nil {
+			next, err = tx.Operator().NextExpiry(ctx, p.cfg.Node)
+		}
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	for _, b := range over {
+		if b.Spec.Lifetime.Timeout > 0 {
+			continue // its provider sees to that
+		}
+		owner := WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
+		if err := p.destroy(owner, string(b.ID), "sandbox.expire", reasonLifetime); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case len(over) == expireBatch:
+		return 0, nil
+	case next.IsZero():
+		return maxWait, nil
+	}
+	return next.Sub(p.cfg.Store.Now()), nil
+}

@@ -1,0 +1,185 @@
+package daemon
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/server/e2bapi"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// E2B says where the API of E2B is served. The zero value serves none.
+type E2B struct {
+	// Listen is a TCP address. Without TLS it must be a loopback address.
+	Listen string
+	TLS    *tls.Config
+	// Domain is the one under which sandboxes are reached as PORT-ID.DOMAIN,
+	// with a port if it is not 443; empty if they are only reached by headers.
+	Domain string
+	// CA is a file with the certificate that clients have to trust; empty if
+	// they do anyway.
+	CA string
+}
+
+func (d *Daemon) listenE2B(context.Context) error {
+	opts := d.opts.E2B
+	if opts.Listen == "" {
+		return nil
+	}
+	secret, err := secretFile(filepath.Join(d.node.Dir(), "e2b.secret"))
+	if err != nil {
+		return err
+	}
+	handler := e2bapi.New(e2bService{d.plane}, e2bapi.Options{
+		Secret: secret, Domain: opts.Domain, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
+	})
+	srv := server.New(server.Config{Handler: handler, Logger: d.opts.Logger})
+	d.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
+		defer cancel()
+		return errors.Join(srv.Shutdown(ctx), handler.Close())
+	})
+	l, err := listenTCP(opts.Listen, opts.TLS, true, "h2", "http/1.1")
+	if err != nil {
+		return err
+	}
+	d.e2b = l.Addr()
+	d.serveWith(srv, l)
+	return d.announceE2B()
+}
+
+// announceE2B writes down, for `atoll e2b env`, where the API of E2B is served
+// as long as it is.
+func (d *Daemon) announceE2B() error {
+	opts, scheme := d.opts.E2B, "http"
+	if opts.TLS != nil {
+		scheme = "https"
+	}
+	text, err := json.Marshal(map[string]string{"url": scheme + "://" + d.e2b.String(), "domain": opts.Domain, "ca": opts.CA})
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(d.node.Dir(), "e2b.json")
+	d.onClose(func() error {
+		_ = os.Remove(path) // whoever reads it finds out that nobody answers
+		return nil
+	})
+	return os.WriteFile(path, text, 0o600)
+}
+
+// secretFile reads a secret that only this daemon knows, and makes it first.
+func secretFile(path string) ([]byte, error) {
+	const size = 32
+	secret, err := os.ReadFile(path)
+	switch {
+	case err == nil && len(secret) == size:
+		return secret, nil
+	case err == nil:
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "daemon.start", Subject: path, Message: "is not a secret of this program",
+			Hint: "remove it; sandboxes then get new tokens",
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	secret = make([]byte, size)
+	_, _ = rand.Read(secret) // never fails: it ends the program instead
+	made, err := os.CreateTemp(filepath.Dir(path), ".secret-*")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(made.Name())
+	_, err = made.Write(secret)
+	if err = errors.Join(err, made.Sync(), made.Close()); err != nil {
+		return nil, err
+	}
+	return secret, os.Rename(made.Name(), path)
+}
+
+// e2bService shows the control plane to the face for clients of E2B.
+type e2bService struct{ plane *plane.Plane }
+
+var _ e2bapi.Service = e2bService{}
+
+func (s e2bService) Authenticate(ctx context.Context, spelled string) (context.Context, error) {
+	who, err := s.plane.Authenticate(ctx, envd.Token(spelled))
+	if err != nil {
+		return nil, err
+	}
+	return plane.WithPrincipal(ctx, who), nil
+}
+
+func (s e2bService) Create(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (e2bapi.Sandbox, error) {
+	made, err := s.plane.Create(ctx, plane.CreateRequest{Spec: spec, Pull: control.PullMissing, Timeout: timeout})
+	return e2bShown(made.Sandbox), err
+}
+
+func (s e2bService) Get(ctx context.Context, id sandbox.ID) (e2bapi.Sandbox, error) {
+	b, err := s.plane.Get(ctx, string(id))
+	return e2bShown(b), err
+}
+
+func (s e2bService) List(ctx context.Context, labels map[string]string) ([]e2bapi.Sandbox, error) {
+	var out []e2bapi.Sandbox
+	page := store.Page{Limit: store.MaxPage}
+	for {
+		boxes, next, err := s.plane.List(ctx, store.Filter{Labels: labels}, page)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range boxes {
+			out = append(out, e2bShown(b))
+		}
+		if page.Cursor = next; next == "" {
+			return out, nil
+		}
+	}
+}
+
+func (s e2bService) Destroy(ctx context.Context, id sandbox.ID) error {
+	return s.plane.Destroy(ctx, string(id))
+}
+
+func (s e2bService) Expire(ctx context.Context, id sandbox.ID, at time.Time, extend bool) (e2bapi.Sandbox, error) {
+	b, err := s.plane.Expire(ctx, string(id), at, extend)
+	return e2bShown(b), err
+}
+
+func (s e2bService) Enter(ctx context.Context, id sandbox.ID) (context.Context, e2bapi.Sandbox, error) {
+	ctx, b, err := s.plane.Enter(ctx, id)
+	return ctx, e2bShown(b), err
+}
+
+func (s e2bService) Live(ctx context.Context) ([]sandbox.ID, error) { return s.plane.Live(ctx) }
+
+func (s e2bService) Open(ctx context.Context, id sandbox.ID) (e2bapi.Box, error) {
+	b, err := s.plane.Open(ctx, string(id))
+	if err != nil {
+		return nil, err
+	}
+	return e2bBox{b}, nil
+}
+
+func e2bShown(b store.Sandbox) e2bapi.Sandbox {
+	return e2bapi.Sandbox{
+		ID: b.ID, Name: b.Name, State: b.State, Image: b.Image, Resources: b.Resources, Labels: b.Labels, Created: b.Created, Expires: b.Expires,
+	}
+}
+
+// e2bBox shows a sandbox to that face.
+type e2bBox struct{ *control.Sandbox }
+
+func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }

@@ -1,0 +1,82 @@
+// Package envd is the language that E2B's software development kits speak to
+// the inside of a sandbox: the messages of its process and filesystem services
+// and the two codecs in which they travel under the Connect protocol.
+//
+// The messages are plain structs. Their json tags follow protobuf's JSON
+// mapping, their pb tags hold the field numbers; a oneof is a set of pointers or
+// byte slices of which one is not nil. So a server and a client of these
+// services need neither generated code nor its run-time.
+package envd
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"connectrpc.com/connect"
+)
+
+// JSON is protobuf's JSON mapping of the messages.
+type JSON struct{ name string }
+
+// Name is the name by which Connect selects the codec.
+func (c JSON) Name() string { return c.name }
+
+// Marshal encodes a message.
+func (JSON) Marshal(m any) ([]byte, error) { return json.Marshal(m) }
+
+// Unmarshal decodes a message, ignoring fields that it does not know.
+func (JSON) Unmarshal(b []byte, m any) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return json.Unmarshal(b, m)
+}
+
+// Proto is protobuf's binary encoding of the messages.
+type Proto struct{}
+
+// Name is the name by which Connect selects the codec.
+func (Proto) Name() string { return "proto" }
+
+// Codecs returns the options that make a handler speak both codecs.
+func Codecs() connect.HandlerOption {
+	return connect.WithHandlerOptions(
+		connect.WithCodec(JSON{"json"}), connect.WithCodec(JSON{"json; charset=utf-8"}), connect.WithCodec(Proto{}),
+	)
+}
+
+// ClientCodec makes a client speak JSON, or protobuf's binary encoding.
+func ClientCodec(binary bool) connect.ClientOption {
+	if binary {
+		return connect.WithCodec(Proto{})
+	}
+	return connect.WithCodec(JSON{"json"})
+}
+
+func enumText(names map[int32]string, v int32) ([]byte, error) {
+	if name, ok := names[v]; ok {
+		return []byte(name), nil
+	}
+	return []byte(strconv.Itoa(int(v))), nil
+}
+
+func enumValue[T ~int32](names map[int32]string, b []byte) (T, error) {
+	var number int32
+	if json.Unmarshal(b, &number) == nil {
+		return T(number), nil
+	}
+	var text string
+	if err := json.Unmarshal(b, &text); err != nil {
+		return 0, err
+	}
+	for v, name := range names {
+		if name == text {
+			return T(v), nil
+		}
+	}
+	if n, err := strconv.ParseInt(text, 10, 32); err == nil {
+		return T(n), nil
+	}
+	return 0, fmt.Errorf("%.40q is not a known value", text)
+}

@@ -1,0 +1,167 @@
+package e2bapi
+
+import (
+	"context"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// defaultUser is who acts for a caller that names nobody, if a sandbox has such
+// a user; else root does.
+const defaultUser = "user"
+
+// account is a user of a sandbox.
+type account struct {
+	name, home string
+	names      *names
+}
+
+// names are the users and groups of a sandbox.
+type names struct {
+	stamp  [2]sandbox.FileInfo
+	homes  map[string]string // by the user's name
+	users  map[uint32]string
+	groups map[uint32]string
+}
+
+var nameFiles = [2]string{"/etc/passwd", "/etc/group"}
+
+// maxNames bounds a file of names, which whoever is root in the sandbox has
+// written.
+const maxNames = 1 << 20
+
+// maxAccounts bounds the sandboxes whose names are remembered.
+const maxAccounts = 1024
+
+// accountCache remembers the names of sandboxes until their files change.
+type accountCache struct {
+	mu    sync.Mutex
+	known map[sandbox.ID]*names
+}
+
+// find returns a user of a sandbox by name.
+func (c *accountCache) find(ctx context.Context, box Box, user string) (account, error) {
+	n, err := c.names(ctx, box)
+	if err != nil {
+		return account{}, err
+	}
+	if user == "" {
+		user = defaultUser
+		if _, ok := n.homes[user]; !ok {
+			user = "root"
+		}
+	}
+	home, ok := n.homes[user]
+	if !ok {
+		return account{}, unauthorized("invalid username: '" + clip(user) + "'")
+	}
+	return account{user, home, n}, nil
+}
+
+func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
+	var stamp [2]sandbox.FileInfo
+	for i, file := range nameFiles {
+		info, err := box.Files().Stat(ctx, file)
+		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			return nil, err
+		}
+		stamp[i] = info
+	}
+	c.mu.Lock()
+	old := c.known[box.ID()]
+	c.mu.Unlock()
+	if old != nil && old.stamp == stamp {
+		return old, nil
+	}
+	n := &names{stamp: stamp, homes: map[string]string{"root": "/root"}, users: map[uint32]string{0: "root"}, groups: map[uint32]string{0: "root"}}
+	for i, file := range nameFiles {
+		text, err := readNames(ctx, box, file)
+		if err != nil {
+			return nil, err
+		}
+		n.parse(i, text)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.known == nil || len(c.known) >= maxAccounts {
+		c.known = map[sandbox.ID]*names{}
+	}
+	c.known[box.ID()] = n
+	return n, nil
+}
+
+// readNames reads a file of names. One that cannot be read has none.
+func readNames(ctx context.Context, box Box, file string) (string, error) {
+	r, _, err := box.Files().Read(ctx, file, driver.ReadOptions{Length: maxNames})
+	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeInvalid {
+		return "", nil
+	} else if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	text, err := io.ReadAll(io.LimitReader(r, maxNames))
+	return string(text), err
+}
+
+// parse reads /etc/passwd, which is 0, or /etc/group. The first of a name and
+// the first of a number count.
+func (n *names) parse(which int, text string) {
+	for line := range strings.Lines(text) {
+		f := strings.Split(strings.TrimSpace(line), ":")
+		if len(f) < 3 || f[0] == "" {
+			continue
+		}
+		id, err := strconv.ParseUint(f[2], 10, 32)
+		if err != nil {
+			continue
+		}
+		numbers := n.users
+		if which == 1 {
+			numbers = n.groups
+		}
+		if _, ok := numbers[uint32(id)]; !ok {
+			numbers[uint32(id)] = f[0]
+		}
+		if which == 0 && len(f) >= 6 {
+			if _, ok := n.homes[f[0]]; !ok || f[0] == "root" {
+				n.homes[f[0]] = path.Clean("/" + f[5])
+			}
+		}
+	}
+}
+
+func nameOf(names map[uint32]string, id uint32) string {
+	if name, ok := names[id]; ok {
+		return name
+	}
+	return strconv.FormatUint(uint64(id), 10)
+}
+
+// path returns the absolute path that a user means.
+func (a account) path(p string) (string, error) {
+	switch {
+	case p == "~":
+		p = a.home
+	case strings.HasPrefix(p, "~/"):
+		p = a.home + p[1:]
+	case strings.HasPrefix(p, "~"):
+		return "", invalid("path", "%.80q: the home of another user cannot be named so", p)
+	case !strings.HasPrefix(p, "/"):
+		p = a.home + "/" + p
+	}
+	p = path.Clean(p)
+	return p, sandbox.ValidatePath("path", p)
+}
+
+func clip(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "…"
+	}
+	return s
+}

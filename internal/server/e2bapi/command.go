@@ -1,0 +1,266 @@
+package e2bapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// command is a command that callers follow. It runs on whether any does or
+// not; what it writes while nobody follows is lost, as at E2B.
+type command struct {
+	process driver.Process
+	config  *envd.ProcessConfig
+	tag     *string
+
+	stdin  sync.Mutex // one writer at a time
+	noMore bool       // the input was closed
+
+	mu        sync.Mutex
+	followers map[*follower]struct{}
+	hurried   chan struct{} // closed when output is no longer to be waited for
+	hurryOnce sync.Once
+
+	ended chan struct{} // closed at the end; then what follows is set
+	end   *envd.EndEvent
+	err   error
+	lost  bool // it did not end by itself: its sandbox did
+}
+
+// follower is a caller that gets the output from some time on.
+type follower struct {
+	events chan *envd.DataEvent
+	gone   chan struct{}
+}
+
+// backlog is how many pieces of output wait for a follower before the command
+// does.
+const backlog = 8
+
+func newCommand(p driver.Process, config *envd.ProcessConfig, tag *string) *command {
+	return &command{
+		process: p, config: config, tag: tag,
+		followers: map[*follower]struct{}{}, hurried: make(chan struct{}), ended: make(chan struct{}),
+	}
+}
+
+// run reads what the command writes until it has ended.
+func (c *command) run() {
+	var streams sync.WaitGroup
+	streams.Go(func() {
+		c.copy(c.process.Stdout(), func(b []byte) *envd.DataEvent {
+			if c.process.Info().TTY {
+				return &envd.DataEvent{PTY: b}
+			}
+			return &envd.DataEvent{Stdout: b}
+		})
+	})
+	streams.Go(func() {
+		c.copy(c.process.Stderr(), func(b []byte) *envd.DataEvent { return &envd.DataEvent{Stderr: b} })
+	})
+	exit, err := c.process.Wait(context.Background())
+	drained := make(chan struct{})
+	go func() {
+		streams.Wait()
+		close(drained)
+	}()
+	if err == nil && !unnatural(exit.Reason) {
+		select {
+		case <-drained:
+		case <-c.hurried:
+			c.drainBriefly(drained)
+		}
+	}
+	c.finish(exit, err)
+	_ = c.process.Close()
+	<-drained
+}
+
+// drain is how long output is awaited of a command that was killed: those that
+// it left behind may hold its streams open for ever.
+const drain = 100 * time.Millisecond
+
+func (c *command) drainBriefly(drained <-chan struct{}) {
+	select {
+	case <-drained:
+	case <-time.After(drain):
+	}
+}
+
+// unnatural reports whether a command ended because its sandbox did.
+func unnatural(r sandbox.Reason) bool {
+	switch r {
+	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
+		return true
+	}
+	return false
+}
+
+func (c *command) finish(exit sandbox.Exit, err error) {
+	switch {
+	case err != nil || unnatural(exit.Reason):
+		c.lost = true
+	case exit.Reason == sandbox.ReasonTimeout:
+		c.err = connect.NewError(connect.CodeDeadlineExceeded, errors.New("the command took too long and was killed"))
+	}
+	c.end = endOf(exit)
+	close(c.ended)
+}
+
+// endOf is an exit as Go's os/exec would tell it, which is E2B's way.
+func endOf(exit sandbox.Exit) *envd.EndEvent {
+	e := &envd.EndEvent{ExitCode: int32(exit.Code), Exited: true, Status: fmt.Sprintf("exit status %d", exit.Code)}
+	if exit.Signal != 0 {
+		e.ExitCode, e.Exited, e.Status = -1, false, "signal: "+syscall.Signal(exit.Signal).String()
+	}
+	if exit.Code != 0 {
+		e.Error = &e.Status
+	}
+	return e
+}
+
+const piece = 32 << 10
+
+func (c *command) copy(from io.Reader, event func([]byte) *envd.DataEvent) {
+	buf := make([]byte, piece)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 {
+			c.tell(event(bytes.Clone(buf[:n])))
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// tell gives output to all followers, and waits for the slowest.
+func (c *command) tell(ev *envd.DataEvent) {
+	c.mu.Lock()
+	all := make([]*follower, 0, len(c.followers))
+	for f := range c.followers {
+		all = append(all, f)
+	}
+	c.mu.Unlock()
+	for _, f := range all {
+		select {
+		case f.events <- ev:
+		case <-f.gone:
+		case <-c.ended:
+		}
+	}
+}
+
+func (c *command) join() *follower {
+	f := &follower{events: make(chan *envd.DataEvent, backlog), gone: make(chan struct{})}
+	c.mu.Lock()
+	c.followers[f] = struct{}{}
+	c.mu.Unlock()
+	return f
+}
+
+func (c *command) leave(f *follower) {
+	c.mu.Lock()
+	delete(c.followers, f)
+	c.mu.Unlock()
+	close(f.gone)
+}
+
+// follow sends what happens to a command until it ends or the caller goes away.
+func (c *command) follow(ctx context.Context, header http.Header, f *follower, out *processStream) error {
+	defer c.leave(f)
+	send := func(ev *envd.ProcessEvent) error { return out.Send(&envd.ProcessResponse{Event: ev}) }
+	if err := send(&envd.ProcessEvent{Start: &envd.StartEvent{PID: uint32(c.process.Info().PID)}}); err != nil {
+		return err
+	}
+	idle := keepaliveOf(header)
+	silence := time.NewTimer(idle)
+	defer silence.Stop()
+	for {
+		var ev *envd.ProcessEvent
+		select {
+		case data := <-f.events:
+			ev = &envd.ProcessEvent{Data: data}
+		case <-silence.C:
+			ev = &envd.ProcessEvent{Keepalive: &envd.Empty{}}
+		case <-c.ended:
+			return c.sayEnd(f, send)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := send(ev); err != nil {
+			return err
+		}
+		silence.Reset(idle)
+	}
+}
+
+// sayEnd sends what is left of the output, and the end. If the sandbox ended,
+// the stream is cut off: clients must not take that for an end of the command.
+func (c *command) sayEnd(f *follower, send func(*envd.ProcessEvent) error) error {
+	if c.lost {
+		panic(http.ErrAbortHandler)
+	}
+	for {
+		select {
+		case data := <-f.events:
+			if err := send(&envd.ProcessEvent{Data: data}); err != nil {
+				return err
+			}
+			continue
+		default:
+		}
+		if c.err != nil {
+			return c.err
+		}
+		return send(&envd.ProcessEvent{End: c.end})
+	}
+}
+
+// hurry makes the end of the command not wait for output.
+func (c *command) hurry() { c.hurryOnce.Do(func() { close(c.hurried) }) }
+
+// input writes to the command, which may make the caller wait.
+func (c *command) input(in *envd.ProcessInput) error {
+	internal := func(text string) error { return connect.NewError(connect.CodeInternal, errors.New(text)) }
+	if in == nil {
+		return invalid("input", "none given")
+	}
+	data, tty := in.Stdin, c.process.Info().TTY
+	switch {
+	case in.PTY != nil && !tty:
+		return internal("the process has no terminal")
+	case in.PTY != nil:
+		data = in.PTY
+	case tty:
+		return internal("the process has a terminal, and no other input")
+	}
+	c.stdin.Lock()
+	defer c.stdin.Unlock()
+	if c.noMore {
+		return internal("the input of the process is closed")
+	}
+	if _, err := c.process.Stdin().Write(data); err != nil {
+		return internal("the input of the process is closed")
+	}
+	return nil
+}
+
+func (c *command) closeInput() {
+	c.stdin.Lock()
+	defer c.stdin.Unlock()
+	c.noMore = true
+	_ = c.process.Stdin().Close() // it may have ended
+}

@@ -1,0 +1,97 @@
+package e2bapi
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// maxBody bounds a JSON request.
+const maxBody = 4 << 20
+
+// controlPlane returns the handler of what is not inside a sandbox.
+func (h *Handler) controlPlane() http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			ctx, err := h.service.Authenticate(r.Context(), apiKey(r))
+			if err == nil {
+				err = f(w, r.WithContext(ctx))
+			}
+			if err != nil && r.Context().Err() == nil {
+				h.fail(w, r, err)
+			}
+		})
+	}
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("GET /files", h.signedFiles)
+	mux.HandleFunc("POST /files", h.signedFiles)
+	handle("POST /sandboxes", h.create)
+	handle("POST /v2/sandboxes", h.createV2)
+	handle("GET /sandboxes", h.listRunning)
+	handle("GET /v2/sandboxes", h.list)
+	handle("GET /sandboxes/{id}", h.get)
+	handle("DELETE /sandboxes/{id}", h.kill)
+	handle("POST /sandboxes/{id}/connect", h.connect)
+	handle("POST /v2/sandboxes/{id}/connect", h.connect)
+	handle("POST /sandboxes/{id}/timeout", h.setTimeout)
+	handle("POST /sandboxes/{id}/refreshes", h.refresh)
+	handle("GET /sandboxes/{id}/metrics", h.metrics)
+	for pattern, what := range missing {
+		handle(pattern, func(http.ResponseWriter, *http.Request) error { return unsupported(what) })
+	}
+	handle("/", func(_ http.ResponseWriter, r *http.Request) error {
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: r.Method + " " + r.URL.Path, Message: "there is no such route"}
+	})
+	return mux
+}
+
+// missing are the routes of E2B that Atoll does not serve; docs/E2B.md lists
+// them.
+var missing = map[string]string{
+	"POST /sandboxes/{id}/pause":     "pausing",
+	"POST /sandboxes/{id}/resume":    "resuming",
+	"POST /sandboxes/{id}/fork":      "forking",
+	"PUT /sandboxes/{id}/network":    "network rules",
+	"POST /sandboxes/{id}/snapshots": "snapshots",
+	"GET /snapshots":                 "snapshots",
+	"GET /sandboxes/{id}/logs":       "logs",
+	"GET /v2/sandboxes/{id}/logs":    "logs",
+	"/templates/":                    "templates",
+	"/v2/templates/":                 "templates",
+	"/v3/templates":                  "templates",
+	"/volumes":                       "volumes",
+	"/volumes/":                      "volumes",
+	"/volumecontent/":                "volumes",
+	"/secrets":                       "secrets",
+	"/secrets/":                      "secrets",
+}
+
+// apiKey returns the key that a request bears.
+func apiKey(r *http.Request) string {
+	if key := r.Header.Get("X-API-Key"); key != "" {
+		return key
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "Bearer") {
+		return strings.TrimSpace(token)
+	}
+	return ""
+}
+
+// read decodes the body of a request, which may be empty.
+func read(r *http.Request, into any) error {
+	err := json.NewDecoder(http.MaxBytesReader(nil, r.Body, maxBody)).Decode(into)
+	var large *http.MaxBytesError
+	switch {
+	case err == nil, errors.Is(err, io.EOF):
+		return nil
+	case errors.As(err, &large):
+		return invalid("body", "more than %d bytes", maxBody)
+	}
+	return invalid("body", "is not the JSON that is expected here")
+}

@@ -1,0 +1,231 @@
+package e2bapi
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// target is the sandbox that a request of the data plane is for.
+type target struct {
+	Sandbox
+	token string
+}
+
+type targetKey struct{}
+
+// targetOf returns what enter has found.
+func targetOf(ctx context.Context) *target { return ctx.Value(targetKey{}).(*target) }
+
+// absent is how E2B's proxy says that it cannot reach a sandbox or its port.
+type absent struct {
+	SandboxID string `json:"sandboxId"`
+	Message   string `json:"message"`
+	Port      uint16 `json:"port,omitempty"`
+	Code      int    `json:"code"`
+}
+
+func (h *Handler) notRunning(w http.ResponseWriter, id sandbox.ID) {
+	writeJSON(w, http.StatusBadGateway, absent{SandboxID: publicID(id), Message: "The sandbox was not found", Code: http.StatusBadGateway})
+}
+
+// enter serves a port of a sandbox.
+func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, port uint16) {
+	ctx, s, err := h.service.Enter(r.Context(), id)
+	switch code := sandbox.CodeOf(err); {
+	case code == sandbox.CodeNotFound || code == sandbox.CodeGone || err == nil && s.State != sandbox.Running:
+		h.notRunning(w, id)
+		return
+	case err != nil:
+		h.fail(w, r, err)
+		return
+	}
+	if port != envdPort {
+		writeJSON(w, http.StatusBadGateway, absent{
+			SandboxID: publicID(id), Message: "The sandbox is running but port is not open", Port: port, Code: http.StatusBadGateway,
+		})
+		return
+	}
+	ctx = context.WithValue(ctx, targetKey{}, &target{s, h.tokens.envd(id)})
+	h.envd.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// dataPlane returns the handler of what E2B serves inside every sandbox.
+func (h *Handler) dataPlane() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	files := func(method, operation string, f func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(method+" /files", func(w http.ResponseWriter, r *http.Request) {
+			err := h.mayUseFiles(r, operation)
+			if err == nil {
+				err = f(w, r)
+			}
+			if err != nil && r.Context().Err() == nil {
+				h.fail(w, r, err)
+			}
+		})
+	}
+	files("GET", "read", h.download)
+	files("POST", "write", h.upload)
+	secured := func(pattern string, next http.Handler) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if !same(r.Header.Get("X-Access-Token"), targetOf(r.Context()).token) {
+				h.fail(w, r, unauthorized("missing or wrong access token"))
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+	answer := func(f func(http.ResponseWriter, *http.Request) error) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := f(w, r); err != nil && r.Context().Err() == nil {
+				h.fail(w, r, err)
+			}
+		})
+	}
+	secured("GET /envs", answer(h.envs))
+	secured("/process.Process/", h.processes())
+	secured("/filesystem.Filesystem/", h.filesystem())
+	secured("/", answer(func(http.ResponseWriter, *http.Request) error {
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such route"}
+	}))
+	return mux
+}
+
+// mayUseFiles checks the access token or, without one, the signature.
+func (h *Handler) mayUseFiles(r *http.Request, operation string) error {
+	token := targetOf(r.Context()).token
+	if given := r.Header.Get("X-Access-Token"); given != "" {
+		if !same(given, token) {
+			return unauthorized("access token present in header but does not match")
+		}
+		return nil
+	}
+	return checkSignature(token, operation, r.URL.Query(), h.opts.Now())
+}
+
+// open returns the sandbox of a request.
+func (h *Handler) open(ctx context.Context) (Box, error) {
+	return h.service.Open(ctx, targetOf(ctx).ID)
+}
+
+// envs returns the environment of commands, without what every login has.
+func (h *Handler) envs(w http.ResponseWriter, r *http.Request) error {
+	box, err := h.open(r.Context())
+	if err != nil {
+		return err
+	}
+	out, err := h.output(r.Context(), box, sandbox.Command{Args: []string{"/usr/bin/env", "-0"}})
+	if err != nil {
+		return err
+	}
+	envs := map[string]string{}
+	for pair := range strings.SplitSeq(out, "\x00") {
+		if k, v, ok := strings.Cut(pair, "="); ok {
+			envs[k] = v
+		}
+	}
+	for _, k := range []string{"HOME", "USER", "LOGNAME", "PWD", "SHLVL", "_"} {
+		delete(envs, k)
+	}
+	writeJSON(w, http.StatusOK, envs)
+	return nil
+}
+
+// rpcCodes are the codes of Connect for those of the vocabulary.
+var rpcCodes = map[sandbox.Code]connect.Code{
+	sandbox.CodeInvalid:       connect.CodeInvalidArgument,
+	sandbox.CodeNotFound:      connect.CodeNotFound,
+	sandbox.CodeGone:          connect.CodeUnavailable,
+	sandbox.CodeAlreadyExists: connect.CodeAlreadyExists,
+	sandbox.CodeConflict:      connect.CodeFailedPrecondition,
+	sandbox.CodeUnavailable:   connect.CodeUnavailable,
+	sandbox.CodeUnauthorized:  connect.CodeUnauthenticated,
+	sandbox.CodeDenied:        connect.CodePermissionDenied,
+	sandbox.CodeExhausted:     connect.CodeResourceExhausted,
+	sandbox.CodeTimeout:       connect.CodeDeadlineExceeded,
+	sandbox.CodeCanceled:      connect.CodeCanceled,
+	sandbox.CodeUnsupported:   connect.CodeUnimplemented,
+	sandbox.CodeStale:         connect.CodeFailedPrecondition,
+}
+
+// rpcError is the form in which err travels over Connect.
+func rpcError(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(*connect.Error); ok {
+		return err
+	}
+	code, ok := rpcCodes[sandbox.CodeOf(err)]
+	if !ok {
+		code = connect.CodeInternal
+	}
+	return connect.NewError(code, errorText(newProblem(err).Message))
+}
+
+// errorText is an error that says only what it is.
+type errorText string
+
+func (e errorText) Error() string { return string(e) }
+
+// unary registers a procedure with one answer.
+func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req) (*Res, error), h *Handler) {
+	mux.Handle(procedure, connect.NewUnaryHandler(procedure, func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
+		c, err := h.call(ctx, req.Header())
+		if err != nil {
+			return nil, rpcError(err)
+		}
+		res, err := f(ctx, c, req.Msg)
+		if err != nil {
+			return nil, rpcError(err)
+		}
+		return connect.NewResponse(res), nil
+	}, h.rpcOptions()...))
+}
+
+// serverStream registers a procedure with a stream of answers.
+func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error, h *Handler) {
+	mux.Handle(procedure, connect.NewServerStreamHandler(procedure, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
+		c, err := h.call(ctx, req.Header())
+		if err == nil {
+			err = f(ctx, c, req.Msg, out)
+		}
+		return rpcError(err)
+	}, h.rpcOptions()...))
+}
+
+func (h *Handler) rpcOptions() []connect.HandlerOption {
+	return []connect.HandlerOption{envd.Codecs(), connect.WithReadMaxBytes(maxMessage)}
+}
+
+// maxMessage bounds a message of a client; input of commands comes in them.
+const maxMessage = 16 << 20
+
+// call is what every procedure needs to know of its caller.
+type call struct {
+	box    Box
+	user   account
+	header http.Header
+}
+
+// call finds out who calls: whom the caller claims to be is a matter of the
+// sandbox, for the access token allows to be anybody in it.
+func (h *Handler) call(ctx context.Context, header http.Header) (*call, error) {
+	box, err := h.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req := http.Request{Header: header}
+	name, _, _ := req.BasicAuth()
+	user, err := h.accounts.find(ctx, box, name)
+	if err != nil {
+		return nil, err
+	}
+	return &call{box, user, header}, nil
+}

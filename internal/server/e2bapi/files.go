@@ -1,0 +1,327 @@
+package e2bapi
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// fileCall finds out in whose name files are moved.
+func (h *Handler) fileCall(r *http.Request) (*call, error) {
+	box, err := h.open(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	user, err := h.accounts.find(r.Context(), box, r.URL.Query().Get("username"))
+	if err != nil {
+		return nil, err
+	}
+	return &call{box: box, user: user, header: r.Header}, nil
+}
+
+// signedFiles serves signed addresses that do not say of which sandbox: SDKs
+// make such when they reach all at one address. It is the one whose token made
+// the signature.
+func (h *Handler) signedFiles(w http.ResponseWriter, r *http.Request) {
+	operation := "read"
+	if r.Method == http.MethodPost {
+		operation = "write"
+	}
+	ids, err := h.service.Live(r.Context())
+	if err != nil {
+		h.fail(w, r, err)
+		return
+	}
+	err = unauthorized("missing signature query parameter")
+	if r.URL.Query().Get("signature") != "" {
+		for _, id := range ids {
+			if err = checkSignature(h.tokens.envd(id), operation, r.URL.Query(), h.opts.Now()); err == nil {
+				h.enter(w, r, id, envdPort)
+				return
+			}
+		}
+		err = unauthorized("invalid signature")
+	}
+	h.fail(w, r, err)
+}
+
+// download sends a file, or parts of it.
+func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
+	c, err := h.fileCall(r)
+	if err != nil {
+		return err
+	}
+	p, err := c.user.path(r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	info, err := c.resolve(r.Context(), p)
+	switch {
+	case err != nil:
+		return err
+	case info.Type != sandbox.TypeFile:
+		return invalid("path", "%.200q is not a regular file", p)
+	}
+	zip, ok := encoding(r.Header.Get("Accept-Encoding"))
+	if !ok {
+		writeJSON(w, http.StatusNotAcceptable, problem{Code: http.StatusNotAcceptable, Message: "no acceptable encoding: there are identity and gzip"})
+		return nil
+	}
+	head := w.Header()
+	head.Set("Content-Type", "application/octet-stream")
+	head.Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": path.Base(p)}))
+	head.Set("Vary", "Accept-Encoding")
+	content := &seekable{ctx: r.Context(), files: c.box.Files(), info: info}
+	defer content.close()
+	if zip && r.Header.Get("Range") == "" {
+		head.Set("Content-Encoding", "gzip")
+		return sendGzip(w, content)
+	}
+	http.ServeContent(w, r, "", info.ModTime, content)
+	if content.err != nil {
+		panic(http.ErrAbortHandler) // a part must not be taken for the whole
+	}
+	return nil
+}
+
+// encoding finds out whether to compress. Clients that would take anything get
+// the bytes as they are, which is faster here; only one that asks for gzip
+// alone gets it.
+func encoding(accept string) (zip, ok bool) {
+	identity, any := true, false
+	for part := range strings.SplitSeq(accept, ",") {
+		name, params, _ := strings.Cut(strings.ToLower(strings.TrimSpace(part)), ";")
+		key, value, _ := strings.Cut(strings.TrimSpace(params), "=")
+		weight, err := strconv.ParseFloat(value, 64)
+		allowed := key != "q" || err != nil || weight > 0
+		switch strings.TrimSpace(name) {
+		case "":
+		case "identity":
+			identity = allowed
+		case "gzip":
+			zip = allowed
+		case "*":
+			if !allowed {
+				identity = false
+			}
+		default:
+			any = true
+		}
+	}
+	if zip && identity && any {
+		return false, true
+	}
+	return zip, zip || identity
+}
+
+func sendGzip(w http.ResponseWriter, content io.Reader) error {
+	z := gzip.NewWriter(w)
+	_, err := io.Copy(z, content)
+	if err == nil {
+		err = z.Close()
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// seekable reads a file of a sandbox from wherever it is asked to.
+type seekable struct {
+	ctx   context.Context
+	files Files
+	info  sandbox.FileInfo
+	at    int64
+	open  io.ReadCloser
+	err   error // what went wrong, the end of the file aside
+}
+
+func (s *seekable) Read(b []byte) (int, error) {
+	if s.at >= s.info.Size {
+		return 0, io.EOF
+	}
+	if s.open == nil {
+		if s.open, _, s.err = s.files.Read(s.ctx, s.info.Path, driver.ReadOptions{Offset: s.at}); s.err != nil {
+			return 0, s.err
+		}
+	}
+	n, err := s.open.Read(b)
+	s.at += int64(n)
+	if err == io.EOF && s.at < s.info.Size {
+		err = io.ErrUnexpectedEOF // it was cut while it was read
+	}
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
+}
+
+func (s *seekable) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += s.at
+	case io.SeekEnd:
+		offset += s.info.Size
+	}
+	if offset < 0 {
+		return 0, errors.New("before the beginning")
+	}
+	if offset != s.at {
+		s.close()
+		s.at = offset
+	}
+	return offset, nil
+}
+
+func (s *seekable) close() {
+	if s.open != nil {
+		_ = s.open.Close()
+		s.open = nil
+	}
+}
+
+// uploaded is a file that was written.
+type uploaded struct {
+	Path string `json:"path"`
+	Name string `json:"name"`
+	Type string `json:"type"`
+}
+
+// upload writes the files of a form, or one file that is the body.
+func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
+	if err := checkMetadata(r.Header); err != nil {
+		return err
+	}
+	c, err := h.fileCall(r)
+	if err != nil {
+		return err
+	}
+	body := io.Reader(r.Body)
+	switch strings.ToLower(r.Header.Get("Content-Encoding")) {
+	case "", "identity":
+	case "gzip":
+		if body, err = gzip.NewReader(body); err != nil {
+			return invalid("body", "is not gzip")
+		}
+	default:
+		return invalid("Content-Encoding", "is neither identity nor gzip")
+	}
+	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return invalid("Content-Type", "is missing or malformed")
+	}
+	var done []uploaded
+	switch kind {
+	case "application/octet-stream":
+		done, err = c.writeOne(r, body)
+	case "multipart/form-data":
+		done, err = c.writeParts(r, multipart.NewReader(body, params["boundary"]))
+	default:
+		err = invalid("Content-Type", "is neither multipart/form-data nor application/octet-stream")
+	}
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, done)
+	return nil
+}
+
+func (c *call) writeOne(r *http.Request, body io.Reader) ([]uploaded, error) {
+	given := r.URL.Query().Get("path")
+	if given == "" {
+		return nil, invalid("path", "none given")
+	}
+	u, err := c.write(r.Context(), given, body)
+	return []uploaded{u}, err
+}
+
+// writeParts writes the parts of a form that are named "file", each to the path
+// of the request or, without one, to the path that is its file name.
+func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, error) {
+	done, seen := []uploaded{}, map[string]bool{}
+	for {
+		part, err := form.NextPart()
+		if err == io.EOF {
+			return done, nil
+		}
+		if err != nil {
+			return nil, invalid("body", "is not a form")
+		}
+		if part.FormName() != "file" {
+			continue
+		}
+		given := r.URL.Query().Get("path")
+		if given == "" {
+			// Part.FileName would drop the directories.
+			_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+			if given = params["filename"]; given == "" {
+				return nil, invalid("path", "none given, and a part has no file name")
+			}
+		}
+		if seen[given] {
+			return nil, invalid("path", "%.200q is written twice in one request", given)
+		}
+		seen[given] = true
+		u, err := c.write(r.Context(), given, part)
+		if err != nil {
+			return nil, err
+		}
+		done = append(done, u)
+	}
+}
+
+func (c *call) write(ctx context.Context, given string, from io.Reader) (uploaded, error) {
+	p, err := c.user.path(given)
+	if err != nil {
+		return uploaded{}, err
+	}
+	at := p
+	switch info, err := c.resolve(ctx, p); {
+	case err == nil && info.Type == sandbox.TypeDir:
+		return uploaded{}, invalid("path", "%.200q is a directory", p)
+	case err == nil:
+		at = info.Path // through a link, not in its stead
+	}
+	_, err = c.box.Files().Write(ctx, at, from, driver.WriteOptions{Owner: c.user.name})
+	return uploaded{Path: p, Name: path.Base(p), Type: "file"}, err
+}
+
+// Bounds of the metadata of a file.
+const (
+	metadataHeader   = "X-Metadata-"
+	maxMetadataKey   = 246
+	maxMetadataBytes = 4096
+)
+
+// checkMetadata refuses metadata that cannot be kept. Those that could are not
+// kept either, as at E2B on a file system without extended attributes.
+func checkMetadata(header http.Header) error {
+	total := 0
+	for k, values := range header {
+		if !strings.HasPrefix(k, metadataHeader) {
+			continue
+		}
+		key := strings.TrimPrefix(k, metadataHeader)
+		total += len(key)
+		for _, v := range values {
+			total += len(v)
+			if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' }) {
+				return invalid("metadata", "the value of %.80q is not printable ASCII", key)
+			}
+		}
+		if key == "" || len(key) > maxMetadataKey || total > maxMetadataBytes {
+			return invalid("metadata", "is too much")
+		}
+	}
+	return nil
+}

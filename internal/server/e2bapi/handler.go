@@ -1,0 +1,143 @@
+package e2bapi
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// EnvdVersion is what sandboxes say the version of their data plane is. The
+// SDKs switch features on by it, so it is the newest all of whose features work.
+const EnvdVersion = "0.5.7"
+
+// envdPort is the port at which the SDKs expect the data plane.
+const envdPort = 49983
+
+// Options of a handler.
+type Options struct {
+	// Secret, of at least 32 bytes, is what the tokens of sandboxes are made
+	// from. A handler with another secret does not know them.
+	Secret []byte
+	// Domain is told to clients as the one under which sandboxes are reached,
+	// as PORT-ID.DOMAIN. Empty: they use what they are configured with.
+	Domain string
+	// RetryAfter finds out when a refused request is worth repeating. Nil
+	// never knows.
+	RetryAfter func(error) (time.Duration, bool)
+	// Now is the clock. Nil: time.Now.
+	Now func() time.Time
+	// Logger gets what callers are not told. Nil: slog.Default.
+	Logger *slog.Logger
+}
+
+// Handler serves both planes on one listener.
+type Handler struct {
+	service  Service
+	opts     Options
+	tokens   tokens
+	control  http.Handler
+	envd     http.Handler
+	commands commands
+	watchers watchers
+	accounts accountCache
+}
+
+// New returns a handler, which the caller closes.
+func New(service Service, opts Options) *Handler {
+	if len(opts.Secret) < 32 {
+		panic("e2bapi: the secret is too short")
+	}
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	h := &Handler{service: service, opts: opts, tokens: tokens{opts.Secret}}
+	h.control = h.controlPlane()
+	h.envd = h.dataPlane()
+	return h
+}
+
+// Close lets go of the commands that are followed and of the watchers. The
+// commands run on.
+func (h *Handler) Close() error {
+	h.commands.close()
+	h.watchers.close()
+	return nil
+}
+
+// ServeHTTP finds out what a request is for: a port of a sandbox, named by the
+// host or, where the host says nothing, by headers, or else the control plane.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id, port, named, err := destination(r)
+	switch {
+	case err != nil:
+		h.fail(w, r, err)
+	case !named:
+		h.control.ServeHTTP(w, r)
+	default:
+		h.enter(w, r, id, port)
+	}
+}
+
+// The headers by which a request names a sandbox.
+const (
+	headerID   = "E2b-Sandbox-Id"
+	headerPort = "E2b-Sandbox-Port"
+)
+
+var sandboxHost = regexp.MustCompile(`^([0-9]{1,5})-([a-z0-9-]+)$`)
+
+// destination returns which port of which sandbox a request names, if any.
+func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err error) {
+	host := r.Host
+	if bare, _, err := net.SplitHostPort(host); err == nil {
+		host = bare
+	}
+	label, rest, _ := strings.Cut(strings.ToLower(host), ".")
+	text, public := r.Header.Get(headerPort), r.Header.Get(headerID)
+	if m := sandboxHost.FindStringSubmatch(label); m != nil {
+		text, public = m[1], m[2]
+	} else if public == "" || !(label == "sandbox" || label == "localhost" && rest == "" || net.ParseIP(strings.Trim(host, "[]")) != nil) {
+		return "", 0, false, nil
+	}
+	if text == "" {
+		text = strconv.Itoa(envdPort)
+	}
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, false, invalid("port", "%.20q is not a port", text)
+	}
+	if id, err = privateID(public); err != nil {
+		return "", 0, false, invalid("sandbox", "%.40q is not the id of a sandbox", public)
+	}
+	return id, uint16(n), true, nil
+}
+
+// idPrefix begins Atoll's ids; E2B's have no hyphen, because a host name is cut
+// at the first.
+const idPrefix = "sb-"
+
+// publicID returns the id under which E2B's clients know a sandbox.
+func publicID(id sandbox.ID) string {
+	return "sb" + strings.TrimPrefix(string(id), idPrefix)
+}
+
+// privateID is the reverse of publicID. Old clients append "-" and the id of a
+// client, which says nothing.
+func privateID(public string) (sandbox.ID, error) {
+	own, _, _ := strings.Cut(strings.ToLower(public), "-")
+	rest, ok := strings.CutPrefix(own, "sb")
+	id := sandbox.ID(idPrefix + rest)
+	if !ok || rest == "" || sandbox.ValidateName(string(id)) != nil {
+		return "", &sandbox.Error{Code: sandbox.CodeNotFound, Subject: "sandbox", Message: "there is no sandbox with that id"}
+	}
+	return id, nil
+}

@@ -1,0 +1,86 @@
+package e2bapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// problem is an error as E2B's clients expect it. Some read the status from
+// the body.
+type problem struct {
+	Code      int    `json:"code"`
+	Message   string `json:"message"`
+	ErrorCode string `json:"error_code,omitempty"`
+}
+
+var statuses = map[sandbox.Code]int{
+	sandbox.CodeInvalid:       http.StatusBadRequest,
+	sandbox.CodeNotFound:      http.StatusNotFound,
+	sandbox.CodeGone:          http.StatusNotFound, // nothing of it is left to ask about
+	sandbox.CodeAlreadyExists: http.StatusConflict,
+	sandbox.CodeConflict:      http.StatusConflict,
+	sandbox.CodeUnavailable:   http.StatusServiceUnavailable,
+	sandbox.CodeUnauthorized:  http.StatusUnauthorized,
+	sandbox.CodeDenied:        http.StatusForbidden,
+	sandbox.CodeExhausted:     http.StatusTooManyRequests,
+	sandbox.CodeTimeout:       http.StatusGatewayTimeout,
+	sandbox.CodeCanceled:      499, // as nginx calls a caller that went away
+	sandbox.CodeUnsupported:   http.StatusNotImplemented,
+	sandbox.CodeStale:         http.StatusConflict,
+}
+
+// newProblem returns the form in which err travels. What is not an
+// *sandbox.Error is not shown to the caller.
+func newProblem(err error) *problem {
+	code := sandbox.CodeOf(err)
+	p := &problem{Code: http.StatusInternalServerError, Message: "a fault of Atoll itself"}
+	if status, ok := statuses[code]; ok {
+		p.Code, p.Message, p.ErrorCode = status, string(code), "atoll_"+string(code)
+	}
+	var known *sandbox.Error
+	if errors.As(err, &known) {
+		p.Message = known.Error()
+		if known.Hint != "" {
+			p.Message += " (" + known.Hint + ")"
+		}
+	}
+	return p
+}
+
+// fail answers a request with an error.
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
+	p := newProblem(err)
+	if p.Code == http.StatusInternalServerError {
+		h.opts.Logger.Error("request failed", "path", r.URL.Path, "error", err, "cause", errors.Unwrap(err))
+	}
+	if h.opts.RetryAfter != nil && p.Code == http.StatusTooManyRequests {
+		if wait, ok := h.opts.RetryAfter(err); ok {
+			w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(wait.Seconds()))))
+		}
+	}
+	writeJSON(w, p.Code, p)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the caller may be gone
+}
+
+func invalid(subject, format string, args ...any) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: subject, Message: fmt.Sprintf(format, args...)}
+}
+
+func unsupported(what string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: what, Message: "this daemon does not do that", Hint: "see docs/E2B.md"}
+}
+
+func noSandbox(public string) error {
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: public, Message: "the sandbox was not found"}
+}

@@ -1,0 +1,380 @@
+package e2bapi
+
+import (
+	"context"
+	"maps"
+	"math"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// What a sandbox remembers of how it was asked for, as labels. Metadata are
+// labels too, and may not begin so.
+const (
+	labelPrefix   = "e2b."
+	labelTemplate = labelPrefix + "template"
+	labelTimeout  = labelPrefix + "timeout" // seconds
+	labelInternet = labelPrefix + "internet"
+)
+
+// newSandbox asks for a sandbox. What is absent is nil or zero.
+type newSandbox struct {
+	TemplateID          string            `json:"templateID"`
+	Timeout             *int64            `json:"timeout"`
+	Metadata            map[string]string `json:"metadata"`
+	EnvVars             map[string]string `json:"envVars"`
+	AllowInternetAccess *bool             `json:"allow_internet_access"`
+	Network             *network          `json:"network"`
+	MCP                 any               `json:"mcp"`
+	IAM                 any               `json:"iam"`
+	AutoPause           bool              `json:"autoPause"`
+	AutoPauseMemory     *bool             `json:"autoPauseMemory"`
+	AutoResume          *struct {
+		Enabled bool `json:"enabled"`
+	} `json:"autoResume"`
+	VolumeMounts []struct {
+		Name string `json:"name"`
+		Path string `json:"path"`
+	} `json:"volumeMounts"`
+}
+
+// made is a sandbox as its maker is told of it.
+type made struct {
+	TemplateID         string  `json:"templateID"`
+	SandboxID          string  `json:"sandboxID"`
+	ClientID           string  `json:"clientID"`
+	EnvdVersion        string  `json:"envdVersion"`
+	EnvdAccessToken    string  `json:"envdAccessToken"`
+	TrafficAccessToken *string `json:"trafficAccessToken"`
+	Domain             *string `json:"domain"`
+}
+
+// listed is a sandbox in a listing.
+type listed struct {
+	TemplateID   string            `json:"templateID"`
+	SandboxID    string            `json:"sandboxID"`
+	ClientID     string            `json:"clientID"`
+	StartedAt    time.Time         `json:"startedAt"`
+	EndAt        time.Time         `json:"endAt"`
+	State        string            `json:"state"`
+	EnvdVersion  string            `json:"envdVersion"`
+	CPUCount     int               `json:"cpuCount"`
+	MemoryMB     int64             `json:"memoryMB"`
+	DiskSizeMB   int64             `json:"diskSizeMB"`
+	Metadata     map[string]string `json:"metadata"`
+	VolumeMounts []struct{}        `json:"volumeMounts"`
+}
+
+// detail is all that is told of a sandbox.
+type detail struct {
+	listed
+	EnvdAccessToken     string  `json:"envdAccessToken"`
+	AllowInternetAccess *bool   `json:"allowInternetAccess"`
+	Domain              *string `json:"domain"`
+	Lifecycle           struct {
+		AutoResume bool   `json:"autoResume"`
+		OnTimeout  string `json:"onTimeout"`
+	} `json:"lifecycle"`
+}
+
+// The defaults of the two generations, and the longest life that can be asked
+// for.
+const (
+	timeoutV1  = 15 * time.Second
+	timeoutV2  = 300 * time.Second
+	maxTimeout = 10 * 365 * 24 * time.Hour
+)
+
+func (h *Handler) create(w http.ResponseWriter, r *http.Request) error {
+	return h.createSandbox(w, r, timeoutV1)
+}
+
+func (h *Handler) createV2(w http.ResponseWriter, r *http.Request) error {
+	return h.createSandbox(w, r, timeoutV2)
+}
+
+func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout time.Duration) error {
+	var req newSandbox
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if err := req.refuse(); err != nil {
+		return err
+	}
+	timeout, err := seconds(req.Timeout, timeout)
+	if err != nil {
+		return err
+	}
+	spec, err := req.spec(timeout)
+	if err != nil {
+		return err
+	}
+	s, err := h.service.Create(r.Context(), spec, timeout)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusCreated, h.made(&s))
+	return nil
+}
+
+// refuse says what of a request cannot be had.
+func (req *newSandbox) refuse() error {
+	switch {
+	case req.AutoPauseMemory != nil && !req.AutoPause:
+		return invalid("autoPauseMemory", "needs autoPause")
+	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoResume != nil && req.AutoResume.Enabled:
+		return invalid("autoResume", "cannot resume what keeps no memory")
+	case req.AutoPause:
+		return unsupported("autoPause")
+	case req.MCP != nil:
+		return unsupported("mcp")
+	case req.IAM != nil:
+		return unsupported("iam")
+	case len(req.VolumeMounts) > 0:
+		return unsupported("volumeMounts")
+	}
+	return req.Network.refuse()
+}
+
+// spec is what is asked for, in the vocabulary.
+func (req *newSandbox) spec(timeout time.Duration) (sandbox.Spec, error) {
+	spec := sandbox.Spec{Env: req.EnvVars, Labels: map[string]string{}}
+	for k, v := range req.Metadata {
+		if strings.HasPrefix(k, labelPrefix) {
+			return spec, invalid("metadata", "%.80q begins with %q, which Atoll keeps for itself", k, labelPrefix)
+		}
+		spec.Labels[k] = v
+	}
+	template := strings.ToLower(strings.TrimSpace(req.TemplateID))
+	image, err := imageOf(template)
+	if err != nil {
+		return spec, err
+	}
+	spec.Image = image
+	spec.Labels[labelTemplate] = template
+	spec.Labels[labelTimeout] = strconv.FormatInt(int64(timeout/time.Second), 10)
+	if req.AllowInternetAccess != nil {
+		spec.Labels[labelInternet] = strconv.FormatBool(*req.AllowInternetAccess)
+	}
+	return spec, nil
+}
+
+// imageScheme begins the template that is an image, which E2B does not have.
+const imageScheme = "image:"
+
+// imageOf returns the image of a template.
+func imageOf(template string) (string, error) {
+	if image, ok := strings.CutPrefix(template, imageScheme); ok && image != "" {
+		return image, nil
+	}
+	name, _, _ := strings.Cut(template, ":")
+	switch name {
+	case "base", "code-interpreter-v1":
+		return "host", nil
+	}
+	return "", &sandbox.Error{
+		Code: sandbox.CodeNotFound, Subject: template, Message: "there is no such template",
+		Hint: "use base, or image:REF for an image",
+	}
+}
+
+// seconds returns a number of seconds as a duration.
+func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
+	switch {
+	case n == nil:
+		return otherwise, nil
+	case *n <= 0 || *n > int64(maxTimeout/time.Second):
+		return 0, invalid("timeout", "%d is not a number of seconds between 1 and %d", *n, int64(maxTimeout/time.Second))
+	}
+	return time.Duration(*n) * time.Second, nil
+}
+
+func (h *Handler) made(s *Sandbox) made {
+	m := made{
+		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
+		Domain: h.domain(),
+	}
+	return m
+}
+
+func (h *Handler) domain() *string {
+	if h.opts.Domain == "" {
+		return nil
+	}
+	return &h.opts.Domain
+}
+
+// template is the one that a sandbox was made from. One that another face made
+// has only an image.
+func template(s *Sandbox) string {
+	if t := s.Labels[labelTemplate]; t != "" {
+		return t
+	}
+	return imageScheme + s.Image
+}
+
+// stateOf returns how E2B calls the state of a sandbox. What has none there
+// does not exist for its clients.
+func stateOf(s *Sandbox) (state string, exists bool) {
+	switch s.State {
+	case sandbox.Running, sandbox.Resuming:
+		return "running", true
+	case sandbox.Paused, sandbox.Pausing:
+		return "paused", true
+	}
+	return "", false
+}
+
+// never is the end of a sandbox that has none.
+var never = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
+
+func shown(s *Sandbox) listed {
+	state, _ := stateOf(s)
+	l := listed{
+		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
+		EnvdVersion: EnvdVersion, CPUCount: cpuCount(s.Resources.CPUs), MemoryMB: max(0, s.Resources.Memory>>20), DiskSizeMB: max(0, s.Resources.Disk>>20),
+		Metadata: map[string]string{}, VolumeMounts: []struct{}{},
+	}
+	if !s.Expires.IsZero() {
+		l.EndAt = stamp(s.Expires)
+	}
+	maps.Copy(l.Metadata, s.Labels)
+	maps.DeleteFunc(l.Metadata, func(k, _ string) bool { return strings.HasPrefix(k, labelPrefix) })
+	return l
+}
+
+// stamp is a time as precise as E2B tells it.
+func stamp(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
+
+func cpuCount(cpus float64) int {
+	if cpus <= 0 {
+		return runtime.NumCPU()
+	}
+	return int(math.Ceil(cpus))
+}
+
+// find returns the sandbox that a path names and its clients may know of.
+func (h *Handler) find(ctx context.Context, r *http.Request) (Sandbox, error) {
+	id, err := privateID(r.PathValue("id"))
+	if err != nil {
+		return Sandbox{}, err
+	}
+	s, err := h.service.Get(ctx, id)
+	if err != nil {
+		return s, err
+	}
+	if _, exists := stateOf(&s); !exists {
+		return s, noSandbox(r.PathValue("id"))
+	}
+	return s, nil
+}
+
+func (h *Handler) get(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	d := detail{listed: shown(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain()}
+	d.Lifecycle.OnTimeout = "kill"
+	if v, err := strconv.ParseBool(s.Labels[labelInternet]); err == nil {
+		d.AllowInternetAccess = &v
+	}
+	writeJSON(w, http.StatusOK, d)
+	return nil
+}
+
+func (h *Handler) kill(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.find(r.Context(), r)
+	if err == nil {
+		err = h.service.Destroy(r.Context(), s.ID)
+	}
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+// connect makes sure that a sandbox runs, and that it does so long enough.
+func (h *Handler) connect(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Timeout *int64 `json:"timeout"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	timeout, err := seconds(req.Timeout, timeoutV2)
+	if err != nil {
+		return err
+	}
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	if s, err = h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), true); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, h.made(&s))
+	return nil
+}
+
+func (h *Handler) setTimeout(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Timeout *int64 `json:"timeout"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if req.Timeout == nil {
+		return invalid("timeout", "none given")
+	}
+	timeout, err := seconds(req.Timeout, 0)
+	if err != nil {
+		return err
+	}
+	return h.expire(w, r, timeout, false)
+}
+
+// maxRefresh is the most that a refresh can ask for.
+const maxRefresh = 3600
+
+func (h *Handler) refresh(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Duration int64 `json:"duration"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if req.Duration < 0 || req.Duration > maxRefresh {
+		return invalid("duration", "%d is not between 0 and %d", req.Duration, maxRefresh)
+	}
+	return h.expire(w, r, time.Duration(req.Duration)*time.Second, true)
+}
+
+func (h *Handler) expire(w http.ResponseWriter, r *http.Request, timeout time.Duration, extend bool) error {
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	if s.State == sandbox.Paused {
+		return noSandbox(publicID(s.ID))
+	}
+	if _, err := h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), extend); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// metrics are not known yet.
+func (h *Handler) metrics(w http.ResponseWriter, r *http.Request) error {
+	if _, err := h.find(r.Context(), r); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, []struct{}{})
+	return nil
+}

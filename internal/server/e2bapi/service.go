@@ -1,0 +1,65 @@
+// Package e2bapi is Atoll's face for programs that were written for E2B: its
+// control plane over REST, and its data plane, which the SDKs find inside every
+// sandbox, served by the daemon in the sandbox's stead.
+//
+// It translates and decides nothing: [Service] is what it needs of the control
+// plane, where policy, quotas and the audit log apply as for every other face.
+// What E2B has and Atoll lacks is refused with error_code "atoll_unsupported".
+package e2bapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Service does what requests ask for. Its methods may be called concurrently;
+// their errors are *sandbox.Error or are classified by sandbox.CodeOf.
+type Service interface {
+	// Authenticate returns the context for requests of whoever bears an API key.
+	Authenticate(ctx context.Context, key string) (context.Context, error)
+	// Create makes a sandbox that ends so long after.
+	Create(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (Sandbox, error)
+	Get(ctx context.Context, id sandbox.ID) (Sandbox, error)
+	// List returns all that have the labels, in any order.
+	List(ctx context.Context, labels map[string]string) ([]Sandbox, error)
+	Destroy(ctx context.Context, id sandbox.ID) error
+	// Expire sets when a sandbox ends; with extend only to a later time.
+	Expire(ctx context.Context, id sandbox.ID, at time.Time, extend bool) (Sandbox, error)
+
+	// Enter returns what is known of a sandbox of any tenant, and the context
+	// for whoever bears its token, which this package checks.
+	Enter(ctx context.Context, id sandbox.ID) (context.Context, Sandbox, error)
+	// Live returns the sandboxes of all tenants that run.
+	Live(ctx context.Context) ([]sandbox.ID, error)
+	// Open returns a running sandbox.
+	Open(ctx context.Context, id sandbox.ID) (Box, error)
+}
+
+// Sandbox is what is known of a sandbox.
+type Sandbox struct {
+	ID        sandbox.ID
+	Name      string
+	State     sandbox.State
+	Image     string
+	Resources sandbox.Resources
+	Labels    map[string]string
+	Created   time.Time
+	Expires   time.Time // zero: never
+}
+
+// Box is a running sandbox.
+type Box interface {
+	ID() sandbox.ID
+	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
+	driver.ProcessManager
+	Files() Files
+}
+
+// Files are the files of a sandbox.
+type Files interface {
+	driver.FileSystem
+	driver.Watcher
+}

@@ -1,0 +1,227 @@
+package e2bapi
+
+import (
+	"context"
+	"crypto/rand"
+	"net/http"
+	"path"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// watch begins to watch a directory until ctx ends.
+func (c *call) watch(ctx context.Context, req *envd.WatchRequest) (<-chan sandbox.FileEvent, string, error) {
+	p, err := c.user.path(req.Path)
+	if err != nil {
+		return nil, "", err
+	}
+	info, err := c.resolve(ctx, p)
+	if err != nil {
+		return nil, "", err
+	}
+	if info.Type != sandbox.TypeDir {
+		return nil, "", invalid("path", "%.200q is not a directory", p)
+	}
+	events, err := c.box.Files().Watch(ctx, p, req.Recursive)
+	return events, p, err
+}
+
+var eventTypes = map[sandbox.FileOp]envd.EventType{
+	sandbox.OpCreate: envd.EventCreate, sandbox.OpWrite: envd.EventWrite, sandbox.OpRemove: envd.EventRemove, sandbox.OpChmod: envd.EventChmod,
+}
+
+// event is a change as E2B tells it; nil if it has no such.
+func (c *call) event(ctx context.Context, root string, req *envd.WatchRequest, ev sandbox.FileEvent) *envd.FilesystemEvent {
+	typ, ok := eventTypes[ev.Op]
+	if !ok || ev.Path == "." {
+		return nil
+	}
+	out := &envd.FilesystemEvent{Name: ev.Path, Type: typ}
+	if req.IncludeEntry && typ != envd.EventRemove {
+		if res, err := c.entryAt(ctx, path.Join(root, ev.Path)); err == nil {
+			out.Entry = res.Entry
+		}
+	}
+	return out
+}
+
+func (h *Handler) watchDir(ctx context.Context, c *call, req *envd.WatchRequest, out *connect.ServerStream[envd.WatchDirResponse]) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, root, err := c.watch(ctx, req)
+	if err != nil {
+		return err
+	}
+	if err := out.Send(&envd.WatchDirResponse{Start: &envd.Empty{}}); err != nil {
+		return err
+	}
+	idle := keepaliveOf(c.header)
+	silence := time.NewTimer(idle)
+	defer silence.Stop()
+	for {
+		m := &envd.WatchDirResponse{}
+		select {
+		case ev, more := <-events:
+			if !more {
+				return h.watchEnded(ctx)
+			}
+			if m.Filesystem = c.event(ctx, root, req, ev); m.Filesystem == nil {
+				continue
+			}
+		case <-silence.C:
+			m.Keepalive = &envd.Empty{}
+		}
+		if err := out.Send(m); err != nil {
+			return err
+		}
+		silence.Reset(idle)
+	}
+}
+
+// watchEnded cuts the stream off if the sandbox is why there are no more
+// events.
+func (h *Handler) watchEnded(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, s, err := h.service.Enter(ctx, targetOf(ctx).ID); err == nil && s.State != sandbox.Running {
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// Bounds of what watchers that are polled hold.
+const (
+	maxWatchers = 64 // of a sandbox
+	maxEvents   = 4096
+	// watcherLife is how long a watcher lives that nobody polls.
+	watcherLife = 10 * time.Minute
+)
+
+// watcher collects events for a client that polls.
+type watcher struct {
+	box  sandbox.ID
+	stop context.CancelFunc
+	idle *time.Timer
+
+	mu      sync.Mutex
+	pending []*envd.FilesystemEvent
+}
+
+type watchers struct {
+	mu    sync.Mutex
+	known map[string]*watcher
+	work  sync.WaitGroup
+}
+
+func (h *Handler) createWatcher(ctx context.Context, c *call, req *envd.WatchRequest) (*envd.WatcherRef, error) {
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
+	events, root, err := c.watch(life, req)
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	w := &watcher{box: c.box.ID(), stop: stop}
+	id := rand.Text()
+	if err := h.watchers.add(id, w); err != nil {
+		stop()
+		return nil, err
+	}
+	h.watchers.work.Go(func() {
+		defer h.watchers.remove(id, w.box)
+		for ev := range events {
+			if e := c.event(life, root, req, ev); e != nil {
+				w.put(e)
+			}
+		}
+	})
+	return &envd.WatcherRef{WatcherID: id}, nil
+}
+
+// put adds an event; of too many the oldest are dropped.
+func (w *watcher) put(e *envd.FilesystemEvent) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.pending) >= maxEvents {
+		w.pending = w.pending[1:]
+	}
+	w.pending = append(w.pending, e)
+}
+
+func (s *watchers) add(id string, w *watcher) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, other := range s.known {
+		if other.box == w.box {
+			n++
+		}
+	}
+	if n >= maxWatchers {
+		return &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "watchers", Message: "too many of this sandbox", Hint: "remove some"}
+	}
+	if s.known == nil {
+		s.known = map[string]*watcher{}
+	}
+	w.idle = time.AfterFunc(watcherLife, w.stop)
+	s.known[id] = w
+	return nil
+}
+
+func (s *watchers) find(id string, box sandbox.ID) (*watcher, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.known[id]
+	if w == nil || w.box != box {
+		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such watcher"}
+	}
+	w.idle.Reset(watcherLife)
+	return w, nil
+}
+
+func (s *watchers) remove(id string, box sandbox.ID) {
+	w, err := s.find(id, box)
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	delete(s.known, id)
+	s.mu.Unlock()
+	w.idle.Stop()
+	w.stop()
+}
+
+func (s *watchers) close() {
+	s.mu.Lock()
+	for _, w := range s.known {
+		w.idle.Stop()
+		w.stop()
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+}
+
+func (h *Handler) watcherEvents(_ context.Context, c *call, req *envd.WatcherRef) (*envd.GetWatcherEventsResponse, error) {
+	w, err := h.watchers.find(req.WatcherID, c.box.ID())
+	if err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	res := &envd.GetWatcherEventsResponse{Events: w.pending}
+	w.pending = nil
+	return res, nil
+}
+
+func (h *Handler) removeWatcher(_ context.Context, c *call, req *envd.WatcherRef) (*envd.Empty, error) {
+	if _, err := h.watchers.find(req.WatcherID, c.box.ID()); err != nil {
+		return nil, err
+	}
+	h.watchers.remove(req.WatcherID, c.box.ID())
+	return &envd.Empty{}, nil
+}

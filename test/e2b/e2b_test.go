@@ -1,0 +1,221 @@
+//go:build e2b
+
+// Package e2b runs programs that use E2B's official SDKs against the real
+// binary and the real engine. It needs npm and pip, which install the SDKs into
+// a cache, and so has a build tag of its own; see `make e2b`.
+package e2b
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// atoll is a daemon that serves clients of E2B.
+type atoll struct {
+	bin, state string
+	env        []string // in which SDKs find it
+}
+
+// start starts a daemon that ends with the test, and everything with it.
+func start(t *testing.T) *atoll {
+	t.Helper()
+	bin := os.Getenv("ATOLL_BIN")
+	if bin == "" {
+		bin = build(t)
+	}
+	a := &atoll{bin: bin, state: t.TempDir()}
+	daemon := exec.Command(bin, "up", "--e2b=127.0.0.1:0")
+	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state)
+	stderr, err := daemon.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	log := bufio.NewReader(stderr)
+	t.Cleanup(func() {
+		_ = daemon.Process.Signal(syscall.SIGTERM)
+		rest, _ := io.ReadAll(log)
+		if err := daemon.Wait(); err != nil {
+			t.Errorf("the daemon: %v\n%s", err, rest)
+		}
+	})
+	ready := regexp.MustCompile(`serving clients of E2B`)
+	for {
+		line, err := log.ReadString('\n')
+		if ready.MatchString(line) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("the daemon did not start: %v %s", err, line)
+		}
+		t.Log(line)
+	}
+	go func() { _, _ = io.Copy(testLog{t}, log) }()
+	t.Cleanup(func() { a.removeAll(t) })
+	for _, line := range strings.Split(strings.TrimSpace(a.run(t, "e2b", "env")), "\n") {
+		a.env = append(a.env, strings.TrimPrefix(line, "export "))
+	}
+	return a
+}
+
+// removeAll removes sandboxes that a failed case left, before the daemon ends,
+// and tells of them: a case removes what it makes.
+func (a *atoll) removeAll(t *testing.T) {
+	left := strings.Fields(a.run(t, "ls", "-q"))
+	if len(left) == 0 {
+		return
+	}
+	if !t.Failed() {
+		t.Errorf("sandboxes are left: %v", left)
+	}
+	a.run(t, append([]string{"rm", "-f"}, left...)...)
+}
+
+// run runs the command line.
+func (a *atoll) run(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(a.bin, args...)
+	cmd.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Errorf("atoll %s: %v\n%s", strings.Join(args, " "), err, &stderr)
+	}
+	return string(out)
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for d := dir; d != "/"; d = filepath.Dir(d) { // kernels run as nobody
+		if info, err := os.Stat(d); err == nil && info.Mode().Perm()&0o005 == 0 {
+			_ = os.Chmod(d, 0o755)
+		}
+	}
+	bin := filepath.Join(dir, "atoll")
+	cmd := exec.Command("go", "build", "-o", bin, "github.com/atoll-run/atoll/cmd/atoll")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return bin
+}
+
+// testLog is where what the daemon says goes.
+type testLog struct{ t *testing.T }
+
+func (l testLog) Write(p []byte) (int, error) {
+	l.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// cache is where the SDKs are installed.
+func cache(t *testing.T, name string) string {
+	t.Helper()
+	base := os.Getenv("ATOLL_E2B_CACHE")
+	if base == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		base = filepath.Join(user, "atoll-e2b")
+	}
+	return filepath.Join(base, name)
+}
+
+// install makes a directory of the cache complete, or not at all.
+func install(t *testing.T, dir string, steps ...[]string) {
+	t.Helper()
+	done := filepath.Join(dir, ".complete")
+	if _, err := os.Stat(done); err == nil {
+		return
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range steps {
+		cmd := exec.Command(step[0], step[1:]...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(step, " "), err, out)
+		}
+	}
+	if err := os.WriteFile(done, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// report is what a program says of one of its cases, or at its end.
+type report struct {
+	Name    string
+	OK      bool
+	Error   string
+	MS      int64
+	Done    bool
+	Version string
+}
+
+// cases runs a program and makes a subtest of each case that it reports. A
+// program that does not come to its end has failed.
+func (a *atoll) cases(t *testing.T, version string, env []string, program ...string) {
+	t.Helper()
+	cmd := exec.Command(program[0], program[1:]...)
+	cmd.Env = append(append(os.Environ(), a.env...), env...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var end report
+	lines := bufio.NewScanner(stdout)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var r report
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			t.Errorf("the program says %q", lines.Text())
+			continue
+		}
+		if r.Done {
+			end = r
+			continue
+		}
+		t.Run(r.Name, func(t *testing.T) {
+			if !r.OK {
+				t.Errorf("after %d ms: %s", r.MS, r.Error)
+			}
+		})
+	}
+	if err := cmd.Wait(); err != nil || !end.Done || end.Version != version {
+		t.Errorf("the program ended with %v, version %q\n%s", err, end.Version, &stderr)
+	}
+}
+
+func TestJavaScript(t *testing.T) {
+	a := start(t)
+	for _, version := range javaScript {
+		t.Run(version, func(t *testing.T) {
+			dir := cache(t, "js-"+version)
+			install(t, dir, []string{"npm", "init", "-y"}, []string{"npm", "install", "--no-fund", "--no-audit", "--ignore-scripts", "e2b@" + version})
+			a.cases(t, version, []string{"E2B_TEST_MODULES=" + dir}, "node", "js/main.mjs")
+		})
+	}
+}

@@ -1,0 +1,102 @@
+import { Sandbox, assert, box, rejects, since, test, until } from './harness.mjs'
+
+test('create, look, kill', async () => {
+  const sbx = await Sandbox.create({ timeoutMs: 60_000, metadata: { 'a key': 'b c&d=é', other: '1' } })
+  assert.match(sbx.sandboxId, /^[a-z0-9]+$/)
+  const info = await sbx.getInfo()
+  assert.equal(info.sandboxId, sbx.sandboxId)
+  assert.deepEqual(info.metadata, { 'a key': 'b c&d=é', other: '1' })
+  assert.equal(info.templateId, 'base')
+  assert.equal(info.state, 'running')
+  const left = info.endAt - info.startedAt
+  assert.ok(left > 59_000 && left < 62_000, `lives ${left} ms`)
+  assert.ok(info.cpuCount > 0 && info.memoryMB > 0)
+  assert.equal(await sbx.isRunning(), true)
+  assert.equal(await sbx.kill(), true)
+  assert.equal(await sbx.isRunning(), false)
+  assert.equal(await sbx.kill(), false)
+  assert.equal(await Sandbox.kill(sbx.sandboxId), false)
+  await rejects(sbx.getInfo(), 'SandboxNotFoundError', 'NotFoundError')
+  await rejects(Sandbox.connect(sbx.sandboxId), 'SandboxNotFoundError', 'NotFoundError')
+  await rejects(sbx.setTimeout(1000), 'SandboxNotFoundError', 'NotFoundError')
+})
+
+test('wrong keys and templates', async () => {
+  const key = 'e2b_' + '0'.repeat(138)
+  await rejects(Sandbox.create({ apiKey: key }), 'AuthenticationError')
+  await rejects(Sandbox.list({ apiKey: key }).nextItems(), 'AuthenticationError')
+  await rejects(Sandbox.create('no-such-template'), 'NotFoundError', 'SandboxError')
+  await rejects(Sandbox.create('image:dir:/etc'), 'SandboxError')
+})
+
+test('connect extends and never shortens', () => box(async (sbx) => {
+  const before = (await sbx.getInfo()).endAt
+  const again = await Sandbox.connect(sbx.sandboxId, { timeoutMs: 10_000 })
+  assert.deepEqual((await sbx.getInfo()).endAt, before)
+  await Sandbox.connect(sbx.sandboxId, { timeoutMs: 300_000 })
+  assert.ok((await sbx.getInfo()).endAt - before > 100_000)
+  await sbx.files.write('x', 'from the first')
+  assert.equal(await again.files.read('x'), 'from the first')
+}))
+
+test('the timeout ends it', async () => {
+  const sbx = await Sandbox.create({ timeoutMs: 60_000 })
+  const stuck = sbx.commands.run('sleep 1000')
+  const failed = rejects(stuck, 'TimeoutError', 'SandboxError')
+  await sbx.setTimeout(2_000)
+  await failed
+  await until(async () => !(await sbx.isRunning()), 'it is gone')
+  await until(() => sbx.kill().then((found) => !found), 'the control plane knows')
+})
+
+test('list: filters, order, pages', async () => {
+  const tag = 'list-' + Math.random()
+  const made = []
+  for (const n of ['1', '2', '3']) made.push(await Sandbox.create({ metadata: { tag, n }, timeoutMs: 60_000 }))
+  const ids = made.map((s) => s.sandboxId)
+  try {
+    const p = Sandbox.list({ query: { metadata: { tag } }, limit: 2 })
+    assert.equal(p.hasNext, true)
+    const first = await p.nextItems()
+    assert.deepEqual(first.map((s) => s.sandboxId), [ids[2], ids[1]])
+    assert.equal(p.hasNext, true)
+    const second = await p.nextItems()
+    assert.deepEqual(second.map((s) => s.sandboxId), [ids[0]])
+    assert.equal(p.hasNext, false)
+    await assert.rejects(p.nextItems())
+    const one = await Sandbox.list({ query: { metadata: { tag, n: '2' }, state: ['running'] } }).nextItems()
+    assert.deepEqual(one.map((s) => s.sandboxId), [ids[1]])
+    assert.deepEqual(await Sandbox.list({ query: { metadata: { tag }, state: ['paused'] } }).nextItems(), [])
+    if (since('2.45.0')) {
+      const { startedAt } = await made[1].getInfo()
+      const after = await Sandbox.list({ query: { metadata: { tag }, startedAfter: startedAt, template: 'base' }, order: 'asc' }).nextItems()
+      assert.deepEqual(after.map((s) => s.sandboxId).slice(-1), [ids[2]])
+    }
+  } finally {
+    for (const s of made) await s.kill()
+  }
+})
+
+test('environment of the sandbox', () => box(async (sbx) => {
+  assert.equal((await sbx.commands.run('echo $FOO $E2B_SANDBOX $E2B_SANDBOX_ID')).stdout, `bar true ${sbx.sandboxId}\n`)
+  assert.equal((await sbx.commands.run('echo $FOO', { envs: { FOO: 'other' } })).stdout, 'other\n')
+}, { envs: { FOO: 'bar' } }))
+
+test('getHost', () => box(async (sbx) => {
+  assert.match(sbx.getHost(3000), new RegExp(`^3000-${sbx.sandboxId}\\.`))
+}))
+
+test('killing it aborts what runs', async () => {
+  const sbx = await Sandbox.create({ timeoutMs: 60_000 })
+  const failed = rejects(sbx.commands.run('echo begun; sleep 1000', { timeoutMs: 0 }), 'TimeoutError', 'SandboxError')
+  await until(() => sbx.commands.list().then((l) => l.length > 0), 'the command runs')
+  await sbx.kill()
+  const e = await failed
+  assert.equal(e instanceof Error && e.constructor.name !== 'CommandExitError', true)
+  assert.equal(await sbx.isRunning(), false)
+  await rejects(sbx.commands.run('true'), 'TimeoutError', 'SandboxError')
+})
+
+test('metrics', () => box(async (sbx) => {
+  assert.ok(Array.isArray(await sbx.getMetrics()))
+}))
