@@ -25,6 +25,10 @@ import (
 // Descriptor 3 is its connection. See package early.
 const Argv0 = wire.Argv0
 
+// Path is where, inside, the program of a guest that is process 1 must be when
+// it is executed. The guest unmounts the directory that it is in.
+const Path = wire.Path
+
 // ConnectArgs are the arguments of a program run by root inside the sandbox
 // that hands its descriptor 3 to the guest, which then serves it as another
 // connection. The program ends with 0 when the guest has it.
@@ -67,8 +71,9 @@ type Client struct {
 }
 
 // Dial begins to speak to a guest over conn, which belongs to the client from
-// here on, even when Dial fails. The context bounds only Dial.
-func Dial(ctx context.Context, conn net.Conn, opts Options) (*Client, error) {
+// here on, even when Dial fails. Closing conn must end what waits for it. The
+// context bounds only Dial.
+func Dial(ctx context.Context, conn io.ReadWriteCloser, opts Options) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	err := wire.WritePreface(conn)
 	if err == nil {
@@ -87,8 +92,9 @@ func Dial(ctx context.Context, conn net.Conn, opts Options) (*Client, error) {
 	return &Client{conn: wire.NewClient(conn), opts: opts}, nil
 }
 
-// Socketpair makes a connection: one end for Dial, and one to become descriptor
-// 3 of a guest, which the caller closes after that.
+// Socketpair makes a connection to a guest on this machine: one end for Dial,
+// and one to become descriptor 3 of the guest, which the caller closes after
+// that.
 func Socketpair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

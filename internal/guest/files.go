@@ -314,6 +314,14 @@ func (c *Client) Import(ctx context.Context, path string, r io.Reader, opts driv
 	return c.uploadFailed("import", path, err)
 }
 
+// ImportLayer unpacks a tar stream over the root of the sandbox as a layer of
+// an image is: what is in the way gives way, whiteouts remove, and device nodes
+// are made. Members below mounted file systems are left out.
+func (c *Client) ImportLayer(ctx context.Context, r io.Reader) error {
+	_, err := c.upload(ctx, wire.ImportLayer, nil, "/", r)
+	return c.uploadFailed("import", "/", err)
+}
+
 // Watch implements driver.Watcher.
 func (c *Client) Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error) {
 	var e wire.Encoder

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -77,6 +76,9 @@ type maker struct {
 	img  *image.Image
 	res  sandbox.Resources
 
+	from  *saved   // what it is restored from, nil if from the image alone
+	why   string   // why the memory in there cannot be
+	door  *os.File // through which a restored guest is woken
 	box   box
 	rec   *record
 	files []*os.File
@@ -119,6 +121,9 @@ func (m *maker) start(ctx context.Context) error {
 func (m *maker) finish(ctx context.Context) (*Instance, error) {
 	if err := m.in.client.Configure(ctx, m.defaults()); err != nil {
 		return nil, m.explain(fmt.Errorf("configuring the guest: %w", err))
+	}
+	if err := m.restoreFiles(ctx); err != nil {
+		return nil, m.explain(fmt.Errorf("restoring the files: %w", err))
 	}
 	if m.link != nil {
 		if err := m.in.plugIn(ctx, m.link); err != nil {
@@ -175,6 +180,11 @@ func (m *maker) prepare() error {
 		Inside:   string(m.spec.ID),
 		Spec:     sandboxDescription{Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources},
 	}
+	program, err := m.p.program()
+	if err != nil {
+		return fmt.Errorf("preparing the guest: %w", err)
+	}
+	m.rec.Engine = program.engine
 	cg := m.p.groups().group(string(m.spec.ID))
 	if cg != nil {
 		m.rec.Version, m.rec.Cgroup = cg.version, cg.dirs
@@ -213,12 +223,12 @@ func hostThreads(pids int64) int64 {
 }
 
 // boot starts the processes and the guest, and returns the connection to the guest.
-func (m *maker) boot(ctx context.Context) (net.Conn, error) {
+func (m *maker) boot(ctx context.Context) (*guest.Pipes, error) {
 	args, conn, err := m.launchArgs()
 	if err != nil {
 		return nil, err
 	}
-	fail := func(err error) (net.Conn, error) {
+	fail := func(err error) (*guest.Pipes, error) {
 		conn.Close()
 		return nil, m.explain(err)
 	}
@@ -243,13 +253,31 @@ func (m *maker) boot(ctx context.Context) (net.Conn, error) {
 	if m.link, err = link(); err != nil {
 		return fail(err)
 	}
-	if err := startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link); err != nil {
+	if err := m.startKernel(ctx, conn); err != nil {
 		return fail(err)
 	}
 	if err := m.p.opts.Fault("create.started"); err != nil {
 		return fail(err)
 	}
 	return conn, nil
+}
+
+// startKernel starts the guest, or wakes it where it was saved.
+func (m *maker) startKernel(ctx context.Context, conn *guest.Pipes) error {
+	if !m.restoresMemory() {
+		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
+	}
+	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
+		return err
+	}
+	// On a connection of its own: the kernel that answers is another one now.
+	if err := boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs); err != nil {
+		return err
+	}
+	if err := m.p.opts.Fault("restore.kernel"); err != nil {
+		return err
+	}
+	return guest.Waken(ctx, m.door, conn)
 }
 
 // explain adds what the dying kernel said.
@@ -260,7 +288,7 @@ func (m *maker) explain(err error) error {
 	return err
 }
 
-func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
+func (m *maker) launchArgs() (_ *launchArgs, conn *guest.Pipes, err error) {
 	mounts, err := resolveMounts(m.spec.Mounts)
 	if err != nil {
 		return nil, nil, err
@@ -274,6 +302,8 @@ func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	m.rec.Mounts = bun.targets
+	m.decideMemory()
 	a := &launchArgs{
 		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
 		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
@@ -290,7 +320,7 @@ func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
 	}
 	f, err2 := m.img.OpenRootfs()
 	open(&a.rootIO, f, err2)
-	f, err2 = os.Open(guestProgram(m.p.opts.Kernel))
+	f, err2 = openProgram(m.p)
 	open(&a.program, f, err2)
 	f, err2 = listenControl(m.box.dir)
 	open(&a.control, f, err2)
@@ -300,15 +330,28 @@ func (m *maker) launchArgs() (_ *launchArgs, conn net.Conn, err error) {
 		f, err2 = os.OpenFile(filepath.Join(m.p.opts.DebugDir, a.id+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		open(&a.debugLog, f, err2)
 	}
-	conn, f, err2 = guest.Socketpair()
-	open(&a.guest, f, err2)
+	f, f2, err2 := os.Pipe()
+	open(&a.door[0], f, err2)
+	open(&a.door[1], f2, err2)
 	if err != nil {
-		if conn != nil {
-			conn.Close()
-		}
 		return nil, nil, err
 	}
+	conn, a.link, err = guest.NewPipes()
+	if err != nil {
+		return nil, nil, err
+	}
+	m.files = append(m.files, a.link[:]...)
+	m.door = a.door[1]
 	return a, conn, nil
+}
+
+// openProgram opens the image with the guest in it.
+func openProgram(p *Provider) (*os.File, error) {
+	program, err := p.program()
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(program.image)
 }
 
 // guestProgram is the file that the guest is executed from inside.

@@ -41,18 +41,11 @@ func (in *Instance) endedError() error {
 	return &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s has ended: %s", in.rec.ID, in.exit().Detail), nil}
 }
 
-// noGuest says why there is nobody inside to talk to.
-func (in *Instance) noGuest() error {
-	if in.unreachable != nil {
-		return in.explain(in.unreachable)
-	}
-	return in.endedError()
-}
-
-// use runs f with the guest, if there still is one.
-func (in *Instance) use(f func() error) error {
-	if in.client == nil {
-		return in.noGuest()
+// use runs f with the guest, if there still is one. One that was paused when it
+// was found is reached when it is resumed.
+func (in *Instance) use(ctx context.Context, f func() error) error {
+	if err := in.reach(ctx); err != nil {
+		return in.explain(err)
 	}
 	return in.explain(f())
 }
@@ -60,7 +53,7 @@ func (in *Instance) use(f func() error) error {
 // Exec starts a command. See driver.Instance.
 func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Process, err error) {
 	kills := in.rec.cgroup().memoryKills()
-	err = in.use(func() error {
+	err = in.use(ctx, func() error {
 		p, err = in.client.Exec(ctx, cmd)
 		return err
 	})
@@ -69,7 +62,7 @@ func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Pr
 
 // Processes lists commands. See driver.ProcessManager.
 func (in *Instance) Processes(ctx context.Context) (list []sandbox.ProcessInfo, err error) {
-	err = in.use(func() error {
+	err = in.use(ctx, func() error {
 		list, err = in.client.Processes(ctx)
 		return err
 	})
@@ -78,7 +71,7 @@ func (in *Instance) Processes(ctx context.Context) (list []sandbox.ProcessInfo, 
 
 // Reconnect connects to a command. See driver.ProcessManager.
 func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process, err error) {
-	err = in.use(func() error {
+	err = in.use(ctx, func() error {
 		p, err = in.client.Reconnect(ctx, id)
 		return err
 	})
@@ -87,7 +80,7 @@ func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process,
 
 // Logs reads what a command wrote. See driver.ProcessManager.
 func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions) (r driver.LogReader, err error) {
-	err = in.use(func() error {
+	err = in.use(ctx, func() error {
 		r, err = in.client.Logs(ctx, id, opts)
 		return err
 	})
@@ -96,12 +89,12 @@ func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions)
 
 // Kill signals a command. See driver.ProcessManager.
 func (in *Instance) Kill(ctx context.Context, id string, sig int) error {
-	return in.use(func() error { return in.client.Kill(ctx, id, sig) })
+	return in.use(ctx, func() error { return in.client.Kill(ctx, id, sig) })
 }
 
 // Dial connects to a port inside. See driver.Dialer.
 func (in *Instance) Dial(ctx context.Context, port uint16) (conn net.Conn, err error) {
-	err = in.use(func() error {
+	err = in.use(ctx, func() error {
 		conn, err = in.client.Dial(ctx, port)
 		return err
 	})

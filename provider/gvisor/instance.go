@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"strconv"
 	"strings"
@@ -23,12 +22,18 @@ import (
 // Instance is a sandbox. Commands and files are the guest client's, which
 // speaks with the guest inside over a socket of its own.
 type Instance struct {
-	p      *Provider
-	box    box
-	rec    *record
-	client *guest.Client // nil if the sandbox had ended, or did not answer, when it was found
+	p   *Provider
+	box box
+	rec *record
 
-	unreachable error // why it did not answer
+	// The guest's client and, if there is none, why: the sandbox did not
+	// answer, or was paused when it was found. Otherwise it had ended. Guarded
+	// by mu until reach has returned.
+	client      *guest.Client
+	unreachable error
+	asleep      bool
+	waking      chan struct{} // held by who waits for a sandbox that sleeps
+	resting     chan struct{} // held by who changes whether it is paused
 
 	kernelState func() *os.ProcessState // nil if the kernel is not our child
 	ended       chan struct{}           // closed when the kernel has ended
@@ -42,7 +47,10 @@ type Instance struct {
 }
 
 func newInstance(p *Provider, b box, r *record) *Instance {
-	return &Instance{p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{})}
+	return &Instance{
+		p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{}),
+		waking: make(chan struct{}, 1), resting: make(chan struct{}, 1),
+	}
 }
 
 // ID names the sandbox.
@@ -78,16 +86,85 @@ func (in *Instance) reattach(ctx context.Context) error {
 		return err
 	}
 	in.expireAt(in.rec.Expires)
-	conn, err := connectGuest(in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+	rest, err := in.box.rest()
+	if err != nil {
+		return err
+	}
+	if rest != awake {
+		in.asleep = true
+		return nil
+	}
+	if err := in.connect(ctx); err != nil {
+		// It can still be waited for and destroyed.
+		in.unreachable = err
+	}
+	return nil
+}
+
+// connect reaches the guest of a sandbox that somebody else started.
+func (in *Instance) connect(ctx context.Context) error {
+	unlock, err := in.box.lock(ctx) // the helper that this runs inside cannot be saved
+	if err != nil {
+		return err
+	}
+	conn, err := connectGuest(ctx, in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+	unlock()
 	if err == nil {
 		err = in.dial(ctx, conn)
 	}
 	if err != nil {
-		// It can still be waited for and destroyed.
-		in.client = nil
-		in.unreachable = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
+		return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
 	}
 	return nil
+}
+
+// reach returns when there is a client to be used, or says why there is none.
+func (in *Instance) reach(ctx context.Context) error {
+	in.mu.Lock()
+	client, unreachable, asleep := in.client, in.unreachable, in.asleep
+	in.mu.Unlock()
+	switch {
+	case client != nil:
+		return nil
+	case unreachable != nil:
+		return unreachable
+	case !asleep:
+		return in.endedError()
+	}
+	select {
+	case in.waking <- struct{}{}:
+		defer func() { <-in.waking }()
+		return in.wake(ctx)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// wakePoll is how often a sandbox that another process paused is looked at.
+const wakePoll = 20 * time.Millisecond
+
+// wake waits until the sandbox is resumed, by whomever, and connects.
+func (in *Instance) wake(ctx context.Context) error {
+	in.mu.Lock()
+	done := in.client != nil
+	in.mu.Unlock()
+	if done {
+		return nil // somebody was faster
+	}
+	for {
+		if rest, err := in.box.rest(); err != nil {
+			return err
+		} else if rest == awake {
+			return in.connect(ctx)
+		}
+		select {
+		case <-time.After(wakePoll):
+		case <-in.ended:
+			return in.endedError()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // watchKernel closes ended when a kernel that is not our child ends.
@@ -133,9 +210,15 @@ func pidfdEnded(fd int) bool {
 	return err == nil && n == 1
 }
 
-func (in *Instance) dial(ctx context.Context, conn net.Conn) (err error) {
-	in.client, err = guest.Dial(ctx, conn, guest.Options{Ended: in.endedFor})
-	return err
+func (in *Instance) dial(ctx context.Context, conn *guest.Pipes) error {
+	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.endedFor})
+	if err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.client, in.asleep = client, false
+	return nil
 }
 
 // end kills the sandbox for a reason of ours.
@@ -251,11 +334,14 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	}
 }
 
+// killTime bounds how long a kernel that was killed may take to end.
+const killTime = 10 * time.Second
+
 func (in *Instance) remove() error {
 	if err := in.p.opts.Fault("destroy.killed"); err != nil {
 		return err
 	}
-	if !in.box.awaitDeath(10 * time.Second) {
+	if !in.box.awaitDeath(killTime) {
 		return errors.New("the sandbox's kernel does not end")
 	}
 	if err := in.box.remove(in.current()); err != nil {
@@ -277,9 +363,10 @@ func (in *Instance) release() {
 		if in.lifetime != nil {
 			in.lifetime.Stop()
 		}
+		client := in.client
 		in.mu.Unlock()
-		if in.client != nil {
-			in.client.Close()
+		if client != nil {
+			client.Close()
 		}
 	})
 }
@@ -289,7 +376,10 @@ func (in *Instance) release() {
 func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 	killed := sandbox.Exit{Code: 128 + int(unix.SIGKILL), Signal: int(unix.SIGKILL)}
 	said := b.lastWords()
+	rest, _ := b.rest()
 	switch {
+	case rest == stopped:
+		killed.Reason, killed.Detail = sandbox.ReasonKilled, "its state was written to a snapshot, and it was ended"
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
 	case r.cgroup().memoryKills() > 0:

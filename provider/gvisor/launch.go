@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest"
 )
 
 // nobody is the host user that kernels and file servers run as when Atoll is
@@ -42,7 +44,7 @@ type launchArgs struct {
 	id       string
 	dir      string   // the sandbox's state directory
 	kernel   string   // path of the kernel's executable
-	program  *os.File // the guest's, run inside
+	program  *os.File // the image that the guest is executed from
 	spec     []byte
 	mounts   string // --gofer-mount-confs
 	cpus     int
@@ -54,13 +56,14 @@ type launchArgs struct {
 	panicLog *os.File
 	debugLog *os.File // nil for none
 
-	rootIO   *os.File // the image
-	upper    *os.File // backs the writable layer
-	control  *os.File // listening control socket
-	guest    *os.File // the guest's end of its socket
-	binds    int      // how many mounts the file server serves
-	identity bool     // the file server keeps this user's power, for its own mounts
-	reaper   *reaper  // who starts the children and waits for them
+	rootIO   *os.File    // the image
+	upper    *os.File    // backs the writable layer
+	control  *os.File    // listening control socket
+	link     [2]*os.File // the guest's ends of its connection
+	door     [2]*os.File // a pipe: what the guest waits on, and its other end
+	binds    int         // how many mounts the file server serves
+	identity bool        // the file server keeps this user's power, for its own mounts
+	reaper   *reaper     // who starts the children and waits for them
 }
 
 // flags begins the command line of either process.
@@ -140,15 +143,17 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	args := a.flags(argvKernel, &fs)
 	args = append(args, "boot", "--bundle="+a.dir,
 		"--setup-root", "--apply-caps",
-		"--io-fds="+fs.addAll(append([]*os.File{a.rootIO}, goferEnds...)),
+		"--io-fds="+fs.addAll(append([]*os.File{a.rootIO, a.program}, goferEnds...)),
 		"--gofer-filestore-fds="+fs.add(a.upper),
 		"--gofer-mount-confs="+a.mounts,
 		"--start-sync-fd="+fs.add(syncEnd),
 		"--controller-fd="+fs.add(a.control),
 		"--spec-fd="+fs.add(spec),
 		"--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(null), "--stdio-fds="+fs.add(guestErr),
-		"--exec-fd="+fs.add(a.program),
-		"--pass-fd="+fs.add(a.guest)+":3",
+		"--pass-fd="+fs.add(a.link[0])+":"+strconv.Itoa(guest.LinkIn),
+		"--pass-fd="+fs.add(a.link[1])+":"+strconv.Itoa(guest.LinkOut),
+		"--pass-fd="+fs.add(a.door[0])+":"+strconv.Itoa(guest.Door),
+		"--pass-fd="+fs.add(a.door[1])+":"+strconv.Itoa(guest.DoorKept),
 		"--total-host-memory="+strconv.FormatUint(a.total, 10),
 		"--total-memory="+strconv.FormatUint(a.memory, 10),
 		"--cpu-num="+strconv.Itoa(a.cpus),

@@ -72,13 +72,14 @@ type Images interface {
 // Provider makes sandboxes on the embedded gVisor kernel. Its methods may be
 // called concurrently.
 type Provider struct {
-	opts   Options
-	boxes  string // directory of state directories
-	groups func() cgroupRoot
-	static func() driver.Finding // whether the kernel's executable will do
-	reaper reaper
-	swept  sync.Once
-	pool   pool
+	opts    Options
+	boxes   string // directory of state directories
+	groups  func() cgroupRoot
+	static  func() driver.Finding   // whether the kernel's executable will do
+	program func() (program, error) // the guest's
+	reaper  reaper
+	swept   sync.Once
+	pool    pool
 
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance
@@ -96,6 +97,9 @@ var (
 	_ driver.Resizer        = (*Instance)(nil)
 	_ driver.DeadlineSetter = (*Instance)(nil)
 	_ driver.Meter          = (*Instance)(nil)
+	_ driver.Pauser         = (*Instance)(nil)
+	_ driver.Snapshotter    = (*Instance)(nil)
+	_ driver.Restorer       = (*Provider)(nil)
 )
 
 // New returns a provider. It starts nothing and touches only the state
@@ -122,6 +126,7 @@ func New(opts Options) (*Provider, error) {
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
+		program:   sync.OnceValues(func() (program, error) { return findProgram(opts.Kernel, opts.StateDir) }),
 		instances: map[sandbox.ID]*Instance{},
 	}, nil
 }
@@ -221,13 +226,19 @@ func (p *Provider) found(id sandbox.ID) (driver.Found, error) {
 		return driver.Found{}, err
 	}
 	f := driver.Found{ID: r.ID, State: sandbox.Running, Created: r.Created, Labels: r.Labels}
+	rest, err := b.rest()
+	if err != nil {
+		return driver.Found{}, err
+	}
 	switch {
 	case !b.dead() && r.Kernel.PID == 0, !r.Ready && !b.dead():
 		f.State = sandbox.Creating
+	case !b.dead() && rest == paused:
+		f.State = sandbox.Paused
 	case b.dead():
 		exit := r.outcome(b, "")
 		f.State, f.Exit = sandbox.Failed, &exit
-		if exit.Reason == sandbox.ReasonExited || exit.Reason == sandbox.ReasonLifetime {
+		if exit.Reason == sandbox.ReasonExited || exit.Reason == sandbox.ReasonLifetime || rest == stopped {
 			f.State = sandbox.Stopped
 		}
 	}

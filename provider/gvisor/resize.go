@@ -26,7 +26,7 @@ func (in *Instance) Resize(ctx context.Context, want sandbox.Resources) error {
 		}
 		undo, err := cg.change(limits{cpus: want.CPUs, memory: want.Memory, pids: hostPIDs(want.PIDs)})
 		if err == nil && want.PIDs != 0 {
-			err = in.call(ctx, func(conn *urpc.Client) error { return limitProcesses(conn, r.Inside, want.PIDs) })
+			err = in.call(ctx, func(conn *urpc.Client) error { return limitProcesses(conn, r.group(), want.PIDs) })
 		}
 		if err != nil {
 			undo()

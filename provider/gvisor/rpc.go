@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -110,6 +109,40 @@ func startKernel(dir, id string, pids int64, link *Link) error {
 	return limitProcesses(conn, id, pids)
 }
 
+// restoreKernel makes a kernel that waits for instructions go on where the one
+// was that wrote the snapshot. Its pages are read while it already runs.
+func restoreKernel(dir string, link *Link, s *saved) error {
+	conn, err := dialControl(dir)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := setNetwork(conn, link); err != nil {
+		return err
+	}
+	opts := &boot.RestoreOpts{HavePagesFile: true, Background: true}
+	for _, name := range []string{snapKernel, snapIndex, snapPages} {
+		opts.Files = append(opts.Files, s.parts[name])
+	}
+	if err := conn.Call(boot.ContMgrRestore, opts, nil); err != nil {
+		return fmt.Errorf("restoring the memory: %w", err)
+	}
+	return nil
+}
+
+// boundProcesses limits the number of processes of a group inside.
+func boundProcesses(dir, group string, pids int64) error {
+	if pids <= 0 {
+		return nil
+	}
+	conn, err := dialControl(dir)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return limitProcesses(conn, group, pids)
+}
+
 // limitProcesses sets the limit in the sandbox's own kernel. It holds with and
 // without control groups on the host, and code inside cannot lift it: that
 // would take CAP_SYS_ADMIN, which nobody inside has.
@@ -168,50 +201,45 @@ func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) error 
 
 // connectGuest opens another connection to the guest of a running sandbox: the
 // guest's own program is run inside once more, to pass the socket on.
-func connectGuest(dir, id, kernel string) (net.Conn, error) {
+func connectGuest(ctx context.Context, dir, id, kernel string) (*guest.Pipes, error) {
 	program, err := os.Open(guestProgram(kernel))
 	if err != nil {
 		return nil, err
 	}
 	defer program.Close()
-	ours, theirs, err := guest.Socketpair()
+	ours, theirs, err := guest.NewPipes()
 	if err != nil {
 		return nil, err
 	}
-	defer theirs.Close()
+	defer closeAll(theirs[:])
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		ours.Close()
 		return nil, err
 	}
 	defer null.Close()
-	conn, err := dialControl(dir)
-	if err != nil {
-		ours.Close()
-		return nil, err
-	}
-	defer conn.Close()
 	args := &control.ExecArgs{
 		Argv:             guest.ConnectArgs(),
 		WorkingDirectory: "/",
 		ContainerID:      id,
 		KUID:             auth.RootKUID,
 		KGID:             auth.RootKGID,
-		FilePayload:      control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null, 3: theirs}, program),
-	}
-	var pid int32
-	if err := conn.Call(boot.ContMgrExecuteAsync, args, &pid); err != nil {
-		ours.Close()
-		return nil, fmt.Errorf("reaching the guest: %w", err)
+		FilePayload:      control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null, guest.LinkIn: theirs[0], guest.LinkOut: theirs[1]}, program),
 	}
 	var ws unix.WaitStatus
-	if err := conn.Call(boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: id}, &ws); err != nil {
+	err = withKernel(ctx, dir, func(conn *urpc.Client) error {
+		var pid int32
+		if err := conn.Call(boot.ContMgrExecuteAsync, args, &pid); err != nil {
+			return err
+		}
+		return conn.Call(boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: id}, &ws)
+	})
+	if err == nil && ws.ExitStatus() != 0 {
+		err = fmt.Errorf("it did not take the connection (status %d)", ws.ExitStatus())
+	}
+	if err != nil {
 		ours.Close()
 		return nil, fmt.Errorf("reaching the guest: %w", err)
-	}
-	if ws.ExitStatus() != 0 {
-		ours.Close()
-		return nil, fmt.Errorf("the guest did not take the connection (status %d)", ws.ExitStatus())
 	}
 	return ours, nil
 }

@@ -33,6 +33,8 @@ type bundle struct {
 	spec   []byte
 	mounts string // --gofer-mount-confs
 	binds  int
+	// targets is where host files are shown: processes may have them open.
+	targets []string
 }
 
 // newBundle describes a sandbox to the kernel, with disk as the size of the
@@ -44,7 +46,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 		Hostname: spec.Hostname,
 		Root:     &specs.Root{Path: "/"},
 		Process: &specs.Process{
-			Args: []string{guest.Argv0},
+			Args: []string{guest.Path},
 			Env:  guest.Env(),
 			Cwd:  "/",
 			Capabilities: &specs.LinuxCapabilities{
@@ -64,14 +66,17 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 			{Destination: "/dev/pts", Type: "devpts"},
 			{Destination: "/dev/shm", Type: "tmpfs", Options: []string{"mode=1777", "size=" + strconv.FormatUint(memory/2, 10)}},
 			{Destination: "/sys/fs/cgroup", Type: "cgroup", Options: []string{"ro"}},
+			{Destination: path.Dir(guest.Path), Type: "erofs", Source: guest.Path, Options: []string{"ro"}},
 		},
 	}
-	confs := []specutils.GoferMountConf{{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: disk}}
+	var targets []string
+	confs := []specutils.GoferMountConf{{Lower: specutils.Erofs, Upper: specutils.AnonOverlay, Size: disk}, {Lower: specutils.Erofs}}
 	bind := func(source, target string, readOnly bool) {
 		opts := []string{"rbind"}
 		if readOnly {
 			opts = append(opts, "ro")
 		}
+		targets = append(targets, target)
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: target, Type: "bind", Source: source, Options: opts})
 		confs = append(confs, specutils.GoferMountConf{Lower: specutils.Lisafs})
 	}
@@ -98,7 +103,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 		return nil, err
 	}
 	flags := specutils.GoferMountConfFlags(confs)
-	return &bundle{spec: js, mounts: flags.String(), binds: len(confs) - 1}, nil
+	return &bundle{spec: js, mounts: flags.String(), binds: len(targets), targets: targets}, nil
 }
 
 // kernelFlags configure gVisor, the same for the kernel and its file server.
@@ -114,6 +119,7 @@ func kernelFlags() []string {
 		"--allow-suid",            // sudo works inside; it is power inside only
 		"--file-access=exclusive", // nobody else writes an image
 		"--traceback=single",
+		"--restore-spec-validation=ignore", // what has to agree, we compare ourselves
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 //	upper        the file behind its writable layer
 //	control      the socket on which its kernel takes instructions
 //	panic.log    what its kernel said when it died
+//	rest         there if it is paused; see Pause
 //
 // The kernel process inherits an open file description of upper that carries a
 // shared lock. Whether a sandbox lives is therefore asked of the host kernel
@@ -32,6 +33,7 @@ const (
 	fileUpper   = "upper"
 	fileControl = "control"
 	filePanic   = "panic.log"
+	fileRest    = "rest"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being made
 )
@@ -47,6 +49,9 @@ type record struct {
 	Doomed   bool               `json:"doomed,omitempty"`   // somebody is destroying it
 	Maker    processRef         `json:"maker"`              // who makes it, until it is ready
 	Inside   string             `json:"inside"`             // the id its kernel knows it by
+	Group    string             `json:"group,omitempty"`    // of its processes inside, if not Inside
+	Engine   string             `json:"engine,omitempty"`   // what its memory is bound to; empty: it cannot be saved
+	Mounts   []string           `json:"mounts,omitempty"`   // where host files are shown, in order
 	Kernel   processRef         `json:"kernel,omitzero"`
 	Gofer    processRef         `json:"gofer,omitzero"`
 	Deadline processRef         `json:"deadline,omitzero"`
@@ -67,6 +72,14 @@ func (r *record) cgroup() *cgroup {
 		return nil
 	}
 	return &cgroup{version: r.Version, dirs: r.Cgroup}
+}
+
+// group is the control group inside that all its processes are in.
+func (r *record) group() string {
+	if r.Group != "" {
+		return r.Group
+	}
+	return r.Inside
 }
 
 // processRef names a process for as long as the machine is up: a pid alone may

@@ -45,7 +45,7 @@ func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	short, cancel := context.WithTimeout(ctx, countTime)
 	defer cancel()
 	_ = in.call(short, func(conn *urpc.Client) (err error) {
-		if n, err := countProcesses(conn, in.rec.Inside); err == nil {
+		if n, err := countProcesses(conn, in.rec.group()); err == nil {
 			u.PIDs = n
 		}
 		return nil

@@ -10,6 +10,7 @@
 package agent
 
 import (
+	"io"
 	"os"
 	"os/signal"
 	"sync"
@@ -20,15 +21,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// linkFD is the descriptor that a guest is born with.
-const linkFD = 3
-
 // agent is the state of one guest.
 type agent struct {
 	reaper *reaper
 	procs  *procTable
 	users  accounts
 	files  *fileServer
+	links  links
 
 	mu       sync.Mutex
 	defaults wire.Defaults
@@ -40,8 +39,10 @@ type agent struct {
 // is the name of the process. It returns the exit status.
 func Main(args []string) int {
 	// Nothing that this process was given is for commands.
-	if unix.CloseRange(linkFD, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) != nil {
-		unix.CloseOnExec(linkFD)
+	if unix.CloseRange(wire.LinkIn, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) != nil {
+		for fd := wire.LinkIn; fd <= wire.DoorKept; fd++ {
+			unix.CloseOnExec(fd)
+		}
 	}
 	switch {
 	case len(args) == 1:
@@ -60,9 +61,10 @@ func serveSandbox() int {
 	if err := a.listen(); err != nil {
 		println("atoll-guest: no reconnection:", err.Error())
 	}
-	if link, err := openLink(linkFD); err == nil {
-		_ = a.serve(link)
+	if link, err := openFirstLink(); err == nil {
+		go a.serve(link)
 	}
+	a.awaitRestores()
 	select {}
 }
 
@@ -71,11 +73,11 @@ func serveSandbox() int {
 func serveHost(root string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	a := start(root)
-	link, err := openLink(linkFD)
+	link, err := openSocket(wire.LinkIn)
 	if err != nil {
 		return 1
 	}
-	_ = a.serve(link)
+	a.serve(link)
 	a.procs.closeAll()
 	for !a.reaper.childless() {
 		killDescendants()
@@ -107,30 +109,19 @@ func ignoreSignals() {
 		unix.SIGIO, unix.SIGPWR, unix.SIGSTKFLT, unix.SIGSYS, unix.SIGTRAP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
 }
 
-// openLink makes a connection of a descriptor.
-func openLink(fd int) (*os.File, error) {
-	if typ, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || typ != unix.SOCK_STREAM {
-		return nil, unix.ENOTSOCK
-	}
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wire.SocketBuffer)
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), "link"), nil
-}
-
 // serve answers one connection until it ends. The commands it started in the
 // foreground end with it.
-func (a *agent) serve(link *os.File) error {
-	if err := wire.WritePreface(link); err != nil {
-		link.Close()
-		return err
+func (a *agent) serve(link io.ReadWriteCloser) {
+	defer a.links.add(link)()
+	err := wire.WritePreface(link)
+	if err == nil {
+		err = wire.ReadPreface(link)
 	}
-	if err := wire.ReadPreface(link); err != nil {
+	if err != nil {
 		link.Close()
-		return err
+		return
 	}
-	return wire.Serve(link, a.handle)
+	_ = wire.Serve(link, a.handle)
 }
 
 // handle carries out one operation.

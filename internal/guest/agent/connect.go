@@ -57,47 +57,47 @@ func (a *agent) listen() error {
 
 // receive takes one connection from a peer that is root, and serves it.
 func (a *agent) receive(peer int) {
-	link, err := takeLink(peer)
+	fds, err := takeLink(peer)
 	if err != nil {
 		unix.Close(peer)
 		return
 	}
 	_, _ = unix.Write(peer, []byte{1})
 	unix.Close(peer)
-	if f, err := openLink(link); err == nil {
-		_ = a.serve(f)
+	if link, err := openLink(fds); err == nil {
+		a.serve(link)
 	} else {
-		unix.Close(link)
+		closeFDs(fds)
 	}
 }
 
-// takeLink receives the one descriptor that a hand-over consists of.
-func takeLink(peer int) (int, error) {
+// takeLink receives the descriptors that a hand-over consists of.
+func takeLink(peer int) ([]int, error) {
 	cred, err := unix.GetsockoptUcred(peer, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
 	if cred.Uid != 0 {
-		return -1, unix.EPERM
+		return nil, unix.EPERM
 	}
 	if err := setTimeout(peer); err != nil {
-		return -1, err
+		return nil, err
 	}
-	oob := make([]byte, unix.CmsgSpace(4))
+	oob := make([]byte, unix.CmsgSpace(2*4))
 	_, n, flags, _, err := unix.Recvmsg(peer, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil || len(msgs) != 1 || flags&unix.MSG_CTRUNC != 0 {
-		return -1, unix.EINVAL
+		return nil, unix.EINVAL
 	}
 	fds, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil || len(fds) != 1 {
+	if err != nil || len(fds) < 1 || len(fds) > 2 {
 		closeFDs(fds)
-		return -1, unix.EINVAL
+		return nil, unix.EINVAL
 	}
-	return fds[0], nil
+	return fds, nil
 }
 
 func setTimeout(fd int) error {
@@ -108,7 +108,7 @@ func setTimeout(fd int) error {
 	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv)
 }
 
-// handOver is the guest as "connect": it gives descriptor 3 to process 1.
+// handOver is the guest as "connect": it gives its connection to process 1.
 func handOver() int {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -126,7 +126,7 @@ func handOver() int {
 	if err != nil || cred.Uid != 0 {
 		return 3
 	}
-	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(linkFD), nil, 0); err != nil {
+	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(linkFDs()...), nil, 0); err != nil {
 		return 4
 	}
 	if n, err := unix.Read(fd, make([]byte, 1)); err != nil || n != 1 {

@@ -54,6 +54,8 @@ func (s *fileServer) handle(op *wire.Op, d *wire.Decoder) ([]byte, error) {
 		return nil, s.export(op, d)
 	case wire.Import:
 		return nil, s.unpack(op, d)
+	case wire.ImportLayer:
+		return nil, s.unpackLayer(op, d)
 	case wire.Watch:
 		return nil, s.watch(op, d)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ type importer struct {
 	s    *fileServer
 	w    walker
 	own  *owner // of everything, if set
+	disk uint64 // the device that a layer is for
 	dirs []dirTime
 
 	// The directory of the last member: those of one directory follow each
@@ -244,7 +246,7 @@ func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own o
 	}
 	defer x.s.dropTemp(at.dir, tmp)
 	defer unix.Close(fd)
-	if _, err := io.Copy(fdWriter(fd), r); err != nil {
+	if err := fill(fd, r, h); err != nil {
 		return err
 	}
 	if err := setFile(fd, mode, own); err != nil {
@@ -256,6 +258,43 @@ func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own o
 	setTimeAt(at.dir, tmp, h.ModTime)
 	return replaceWith(place{dir: at.dir, name: tmp}, at)
 }
+
+// fill writes the content of a file.
+func fill(fd int, r io.Reader, h *tar.Header) error {
+	sparse, ok := h.PAXRecords[wire.SparseRecord]
+	if !ok {
+		_, err := io.Copy(fdWriter(fd), r)
+		return err
+	}
+	total, pieces, _ := strings.Cut(sparse, " ")
+	size, err := strconv.ParseInt(total, 10, 64)
+	if err != nil || size < 0 {
+		return errSparse
+	}
+	if err := unix.Ftruncate(fd, size); err != nil {
+		return err
+	}
+	for piece := range strings.SplitSeq(pieces, ",") {
+		off, n, ok := strings.Cut(piece, ":")
+		if !ok {
+			continue
+		}
+		at, err1 := strconv.ParseInt(off, 10, 64)
+		length, err2 := strconv.ParseInt(n, 10, 64)
+		if err1 != nil || err2 != nil || at < 0 || length < 0 || at > size || length > size-at {
+			return errSparse
+		}
+		if _, err := unix.Seek(fd, at, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := io.CopyN(fdWriter(fd), r, length); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errSparse = fail(sandbox.CodeInvalid, "", "its "+wire.SparseRecord+" record makes no sense")
 
 // special makes something that has no content.
 func (x *importer) special(at place, h *tar.Header, own owner, mode uint32, make func(name string) error) error {

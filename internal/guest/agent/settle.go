@@ -2,10 +2,13 @@ package agent
 
 import (
 	"os"
+	"path"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
 // settle finishes what the kernel began, and then gives up, for ever and for
@@ -18,6 +21,7 @@ func settle(hostname string) error {
 		}
 	}
 	uncoverTmp()
+	hideProgram()
 	return dropAdmin()
 }
 
@@ -31,6 +35,15 @@ func uncoverTmp() {
 	}
 	if unix.Mkdir("/tmp", 0o1777) == nil {
 		_ = unix.Chmod("/tmp", 0o1777)
+	}
+}
+
+// hideProgram unmounts the image that this program was executed from, which
+// concerns nobody else.
+func hideProgram() {
+	dir := path.Dir(wire.Path)
+	if unix.Unmount(dir, unix.MNT_DETACH) == nil {
+		_ = unix.Rmdir(dir)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 )
 
 func init() {
-	if len(os.Args) > 0 && os.Args[0] == wire.Argv0 {
+	if len(os.Args) > 0 && (os.Args[0] == wire.Argv0 || os.Args[0] == wire.Path) {
 		// Not on this goroutine, which is bound to its thread for as long as
 		// initialisation lasts.
 		go func() { os.Exit(agent.Main(os.Args)) }()

@@ -21,12 +21,37 @@ import (
 	"io"
 )
 
-// Argv0 is what the name of the process must be for it to become a guest.
-const Argv0 = "atoll-guest"
+// Argv0 is what the name of the process must be for it to become a guest, or
+// Path, where the image with its program is mounted until it runs.
+const (
+	Argv0 = "atoll-guest"
+	Path  = "/dev/.atoll/guest"
+)
 
-// ConnectArg, as the first argument of a guest, hands descriptor 3 to the
-// guest that is process 1, and ends.
+// ConnectArg, as the first argument of a guest, hands the descriptors of a
+// connection to the guest that is process 1, and ends.
 const ConnectArg = "connect"
+
+// The descriptors that a guest is born with. A connection is either one socket,
+// LinkIn, or two pipes. A sandbox that can be restored from a snapshot needs
+// pipes, because only they can be replaced by others under a guest that has
+// them open, and two more descriptors: see package agent for what they do.
+const (
+	LinkIn   = 3 // what the client says
+	LinkOut  = 4 // what the guest says; only with pipes
+	Door     = 5 // on which a restored guest is told so
+	DoorKept = 6 // the other end of Door, so that it never ends
+)
+
+// SparseRecord is a PAX record of a member of an archive that holds only the
+// data of a file with holes: its size, a space, and where the pieces of data
+// belong, as OFFSET:LENGTH,… in order.
+const SparseRecord = "ATOLL.sparse"
+
+// NonceLen is the length of what is said on the door: something never said
+// before, that both sides repeat on the pipes of the connection to find where
+// its new life begins.
+const NonceLen = 32
 
 // HostArg, as the first argument of a guest, makes it serve plain processes on
 // the machine itself: its second argument is the directory that file
@@ -93,6 +118,7 @@ const (
 	Import
 	Watch
 	Dial
+	ImportLayer
 )
 
 // ErrProtocol is wrapped by every error about bytes that make no sense.

@@ -1,0 +1,160 @@
+package agent
+
+import (
+	"archive/tar"
+	"io"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Names with a meaning in a layer.
+const (
+	whiteout     = ".wh."
+	opaqueMarker = ".wh..wh..opq"
+)
+
+// unpackLayer unpacks what a sandbox had changed of its image over that image.
+func (s *fileServer) unpackLayer(op *wire.Op, d *wire.Decoder) error {
+	if err := d.End(); err != nil {
+		return err
+	}
+	x := &importer{s: s, last: -1}
+	if err := x.open("/", unchanged); err != nil {
+		return named("/", err)
+	}
+	defer unix.Close(x.w.fd)
+	defer func() { x.keep("", -1) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(x.w.fd, &st); err != nil {
+		return named("/", err)
+	}
+	x.disk = st.Dev
+	if err := x.layer(tar.NewReader(op.In(0))); err != nil {
+		return named("/", err)
+	}
+	_, err := op.In(0).WriteTo(io.Discard)
+	return err
+}
+
+func (x *importer) layer(tr *tar.Reader) error {
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			x.setDirTimes()
+			return nil
+		}
+		if err != nil {
+			return badArchive(err)
+		}
+		if err := x.layerMember(tr, h); err != nil {
+			return memberError(h.Name, err)
+		}
+	}
+}
+
+// layerMember unpacks one member, in whose way there may be anything.
+func (x *importer) layerMember(tr *tar.Reader, h *tar.Header) error {
+	rel, err := memberName(h.Name)
+	if err != nil {
+		return err
+	}
+	if rel == "." {
+		return x.directory(rel, uint32(h.Mode)&0o7777, owner{h.Uid, h.Gid}, h)
+	}
+	dir, err := x.parent(path.Dir(rel))
+	if err != nil {
+		return err
+	}
+	at := place{dir: dir, name: path.Base(rel)}
+	switch mounted, err := x.isMounted(at); {
+	case err != nil:
+		return err
+	case mounted:
+		return nil
+	}
+	switch {
+	case at.name == opaqueMarker:
+		return removeBelow(at.dir)
+	case strings.HasPrefix(at.name, whiteout):
+		return removeAny(at.dir, strings.TrimPrefix(at.name, whiteout))
+	}
+	if err := makeWay(at, h.Typeflag == tar.TypeDir); err != nil {
+		return err
+	}
+	if h.Typeflag != tar.TypeChar && h.Typeflag != tar.TypeBlock {
+		return x.member(tr, h)
+	}
+	mode := uint32(h.Mode) & 0o777
+	if h.Typeflag == tar.TypeChar {
+		mode |= unix.S_IFCHR
+	} else {
+		mode |= unix.S_IFBLK
+	}
+	dev := unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))
+	return x.special(at, h, owner{h.Uid, h.Gid}, mode, func(name string) error { return unix.Mknodat(dir, name, mode, int(dev)) })
+}
+
+// isMounted reports whether the place belongs to another file system than the
+// layer: to one that is mounted, of which nothing is restored.
+func (x *importer) isMounted(at place) (bool, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(at.dir, &st); err != nil {
+		return false, err
+	}
+	if st.Dev != x.disk {
+		return true, nil
+	}
+	err := unix.Fstatat(at.dir, at.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Dev != x.disk, nil
+}
+
+// makeWay removes what is of another kind.
+func makeWay(at place, forDir bool) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(at.dir, at.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil //nolint:nilerr // nothing is there, or the making will say why not
+	}
+	if (st.Mode&unix.S_IFMT == unix.S_IFDIR) == forDir {
+		return nil
+	}
+	return removeAny(at.dir, at.name)
+}
+
+// removeAny removes whatever has the name, if anything has.
+func removeAny(dir int, name string) error {
+	if name == "" || name == "." || name == ".." {
+		return fail(sandbox.CodeInvalid, "", "it names nothing that could be removed")
+	}
+	err := unix.Unlinkat(dir, name, 0)
+	if err != unix.EISDIR && err != unix.EPERM {
+		if err == unix.ENOENT {
+			err = nil
+		}
+		return err
+	}
+	return removeTree(dir, name)
+}
+
+// removeBelow empties a directory.
+func removeBelow(dir int) error {
+	fd, err := unix.Openat(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	names, err := readNames(fd)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := removeAny(dir, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,269 @@
+package gvisor
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+
+	"github.com/atoll-run/atoll/internal/guest"
+)
+
+// What a sandbox changed of its image is written as a tar stream in the manner
+// of an image's layer: a file named .wh.NAME says that NAME was removed, and
+// .wh..wh..opq that a directory hides what the image has in it. So it depends
+// on no version of the engine.
+//
+// The kernel could write such a stream itself, but reads every file into its
+// own memory to do so, holes and all: `truncate -s 1T x` inside would end it.
+// So it is asked for the tree alone, with the place of every file's data in
+// the writable layer, which is a file of ours, and the data is read from there.
+
+// saveFiles writes the files of a paused sandbox.
+func saveFiles(conn *urpc.Client, b box, dir string) error {
+	tree, err := memfile("tree", nil)
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	if err := saveTree(conn, tree); err != nil {
+		return err
+	}
+	if _, err := tree.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	upper, err := os.Open(b.path(fileUpper))
+	if err != nil {
+		return err
+	}
+	defer upper.Close()
+	out, err := os.OpenFile(filepath.Join(dir, snapFiles), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	buffered := bufio.NewWriterSize(out, 1<<20)
+	err = writeLayer(buffered, bufio.NewReaderSize(tree, 1<<16), upper)
+	return errors.Join(err, buffered.Flush(), out.Close())
+}
+
+// saveTree makes the kernel write the tree of its writable layer. What else it
+// would write, the data and where it is in there, goes nowhere.
+func saveTree(conn *urpc.Client, tree *os.File) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	return conn.Call(boot.ContMgrFSSave, &boot.FSSaveArgs{
+		FilePayload: urpc.FilePayload{Files: []*os.File{null, tree, null, null}},
+	}, nil)
+}
+
+// Names and records with a meaning in a layer or in the kernel's tree.
+const (
+	whiteout     = ".wh."
+	opaqueMarker = ".wh..wh..opq"
+	xattrRecord  = "SCHILY.xattr."
+	opaqueRecord = xattrRecord + "trusted.overlay.opaque"
+	aclPrefix    = xattrRecord + "system.posix_acl_"
+)
+
+// writeLayer makes a layer of the kernel's tree and the data in upper.
+func writeLayer(w io.Writer, tree io.Reader, upper io.ReaderAt) error {
+	tr, tw := tar.NewReader(tree), tar.NewWriter(w)
+	for {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return tw.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("the kernel's list of files: %w", err)
+		}
+		if err := writeMember(tw, h, tr, upper); err != nil {
+			return fmt.Errorf("%q: %w", h.Name, err)
+		}
+	}
+}
+
+func writeMember(tw *tar.Writer, h *tar.Header, r io.Reader, upper io.ReaderAt) error {
+	h.Format = tar.FormatPAX
+	opaque := h.PAXRecords[opaqueRecord] == "y"
+	h.PAXRecords = layerRecords(h.PAXRecords)
+	switch {
+	case h.Typeflag == tar.TypeReg:
+		return writeRegular(tw, h, r, upper)
+	case h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0:
+		dir, name := path.Split(h.Name)
+		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: dir + whiteout + name, Format: tar.FormatPAX})
+	}
+	if err := tw.WriteHeader(h); err != nil || !opaque {
+		return err
+	}
+	return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: h.Name + opaqueMarker, Format: tar.FormatPAX})
+}
+
+// layerRecords are the extended attributes that mean something elsewhere.
+func layerRecords(of map[string]string) map[string]string {
+	records := map[string]string{}
+	for k, v := range of {
+		switch {
+		case !strings.HasPrefix(k, xattrRecord), strings.HasPrefix(k, xattrRecord+"trusted.overlay."):
+			continue
+		case strings.HasPrefix(k, aclPrefix):
+			// The kernel writes them so, but sets them as they are.
+			raw, err := base64.RawStdEncoding.DecodeString(v)
+			if err != nil {
+				continue
+			}
+			v = string(raw)
+		}
+		records[k] = v
+	}
+	return records
+}
+
+// writeRegular writes a file: as it is if it has no holes worth mentioning,
+// else only its data and, in a record of our own, where that belongs.
+func writeRegular(tw *tar.Writer, h *tar.Header, r io.Reader, upper io.ReaderAt) error {
+	size, segments, err := readSegments(r, h.Size)
+	if err != nil {
+		return err
+	}
+	segments = joined(segments)
+	var data int64
+	var sparse []string
+	for _, s := range segments {
+		data += s.len
+		sparse = append(sparse, strconv.FormatInt(s.off, 10)+":"+strconv.FormatInt(s.len, 10))
+	}
+	h.Size = data
+	if data < size {
+		h.PAXRecords[guest.SparseRecord] = strconv.FormatInt(size, 10) + " " + strings.Join(sparse, ",")
+	}
+	if err := tw.WriteHeader(h); err != nil {
+		return err
+	}
+	for _, s := range segments {
+		if err := s.copy(tw, upper); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joined closes the gaps between segments that are not worth a place in the
+// record, which must not become too long for a tar header. Beyond that, every
+// gap that is closed is written out as zeros.
+func joined(segments []segment) []segment {
+	const most = 8192
+	for gap := int64(4096); ; gap *= 16 {
+		var out []segment
+		for _, s := range segments {
+			if n := len(out); n > 0 && s.off-out[n-1].end() < gap {
+				out[n-1] = out[n-1].with(s)
+				continue
+			}
+			out = append(out, s)
+		}
+		if len(out) <= most {
+			return out
+		}
+	}
+}
+
+// segment is a piece of a file that has data, in one or more places of the
+// writable layer.
+type segment struct {
+	off, len, at int64
+	more         []segment // that follow, maybe after gaps
+}
+
+func (s segment) end() int64 { return s.off + s.len }
+
+// with makes one segment of two.
+func (s segment) with(next segment) segment {
+	if len(s.more) == 0 && next.off == s.end() && next.at == s.at+s.len {
+		s.len += next.len
+		return s
+	}
+	if len(s.more) == 0 {
+		first := s
+		s.more = []segment{first}
+	}
+	s.more = append(s.more, next)
+	s.len = next.end() - s.off
+	return s
+}
+
+// copy writes the data of a segment, with zeros for the gaps in it.
+func (s segment) copy(w io.Writer, upper io.ReaderAt) error {
+	if len(s.more) == 0 {
+		n, err := io.Copy(w, io.NewSectionReader(upper, s.at, s.len))
+		if err == nil && n < s.len {
+			// The end of the writable layer, which ends with a hole.
+			_, err = io.CopyN(w, zeros{}, s.len-n)
+		}
+		return err
+	}
+	at := s.off
+	for _, p := range s.more {
+		if _, err := io.CopyN(w, zeros{}, p.off-at); err != nil {
+			return err
+		}
+		if err := p.copy(w, upper); err != nil {
+			return err
+		}
+		at = p.end()
+	}
+	return nil
+}
+
+// zeros is what holes read as.
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
+
+// readSegments reads how the kernel describes the content of a file: its size,
+// and then where which pages of it are.
+func readSegments(r io.Reader, n int64) (size int64, segments []segment, err error) {
+	const entry = 24
+	if n < 8 || (n-8)%entry != 0 {
+		return 0, nil, errors.New("its description makes no sense")
+	}
+	raw, err := io.ReadAll(r)
+	if err != nil {
+		return 0, nil, err
+	}
+	rd := bytes.NewReader(raw)
+	var v [3]int64
+	if err := binary.Read(rd, binary.LittleEndian, &size); err != nil {
+		return 0, nil, err
+	}
+	var before int64
+	for binary.Read(rd, binary.LittleEndian, &v) == nil {
+		start, end, at := v[0], v[1], v[2]
+		if start < before || end <= start || at < 0 || size < 0 {
+			return 0, nil, errors.New("its description makes no sense")
+		}
+		before = end
+		if end = min(end, size); end > start {
+			segments = append(segments, segment{off: start, len: end - start, at: at})
+		}
+	}
+	return size, segments, nil
+}

@@ -1,0 +1,263 @@
+package gvisor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A snapshot is a directory of
+//
+//	manifest.json  what this is, and the sizes and checksums of the rest
+//	files.tar      what the sandbox changed of its image; see layer.go
+//	kernel         with memory: the state of its kernel
+//	pages.index    and which pages it has
+//	pages          and those
+//
+// The files are the truth, and any version of Atoll restores them. The memory
+// is bound to the engine that wrote it and to the processor's features.
+//
+// Whoever keeps snapshots has to keep them from being altered on purpose: the
+// checksums only find damage. The state of a kernel is therefore read by a
+// kernel only, in the same jail as the one that wrote it.
+const (
+	snapManifest = "manifest.json"
+	snapFiles    = "files.tar"
+	snapKernel   = "kernel"
+	snapIndex    = "pages.index"
+	snapPages    = "pages"
+)
+
+// Bounds of what is believed of a manifest.
+const (
+	manifestFormat = 1
+	maxManifest    = 1 << 20
+)
+
+// manifest describes a snapshot.
+type manifest struct {
+	Format  int       `json:"format"`
+	Created time.Time `json:"created"`
+	Image   string    `json:"image"`  // as the sandbox asked for it
+	Digest  string    `json:"digest"` // of that image
+	Parts   []part    `json:"parts"`
+	Memory  *memory   `json:"memory,omitempty"`
+}
+
+// memory is what restoring the memory depends on.
+type memory struct {
+	Engine string   `json:"engine"`
+	CPU    []string `json:"cpu"`    // features that the processes may use
+	Mounts []string `json:"mounts"` // where the host's files were shown, in order
+	Group  string   `json:"group"`  // the control group of its processes inside
+}
+
+// part is one file of a snapshot.
+type part struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"`
+	Sum  uint32 `json:"crc32c"`
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sum reads a part to its end.
+func sum(ctx context.Context, f *os.File) (int64, uint32, error) {
+	h := crc32.New(castagnoli)
+	buf := make([]byte, 1<<20)
+	for off := int64(0); ; {
+		if err := ctx.Err(); err != nil {
+			return 0, 0, err
+		}
+		n, err := f.ReadAt(buf, off)
+		h.Write(buf[:n])
+		off += int64(n)
+		if err == io.EOF {
+			return off, h.Sum32(), nil
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+	}
+}
+
+// damaged is the error about a snapshot that cannot be trusted.
+func damaged(format string, args ...any) error {
+	return &providerError{sandbox.CodeInvalid, "the snapshot is damaged: " + fmt.Sprintf(format, args...), nil}
+}
+
+// saved is a snapshot that is being restored, with its parts open: what was
+// checked is what is used, whatever becomes of the directory meanwhile.
+type saved struct {
+	manifest
+	parts map[string]*os.File
+}
+
+func (s *saved) close() {
+	for _, f := range s.parts {
+		f.Close()
+	}
+}
+
+// openSnapshot opens a snapshot and checks all of it.
+func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
+	d, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, damaged("%v", reason(err))
+	}
+	defer unix.Close(d)
+	s := &saved{parts: map[string]*os.File{}}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	f, err := openPart(d, snapManifest)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	js, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	if err != nil {
+		return nil, err
+	}
+	if err := s.parse(js); err != nil {
+		return nil, err
+	}
+	for _, p := range s.Parts {
+		if s.parts[p.Name], err = openPart(d, p.Name); err != nil {
+			return nil, err
+		}
+		if err := p.check(ctx, s.parts[p.Name]); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// parse reads a manifest as something an enemy may have written.
+func (s *saved) parse(js []byte) error {
+	if len(js) > maxManifest {
+		return damaged("its manifest is too long")
+	}
+	dec := json.NewDecoder(bytes.NewReader(js))
+	if err := dec.Decode(&s.manifest); err != nil {
+		return damaged("its manifest makes no sense: %v", err)
+	}
+	if dec.More() {
+		return damaged("something follows its manifest")
+	}
+	if s.Format != manifestFormat {
+		return &providerError{sandbox.CodeInvalid, fmt.Sprintf("snapshots of format %d are unknown here", s.Format), nil}
+	}
+	want := []string{snapFiles}
+	if s.Memory != nil {
+		want = append(want, snapKernel, snapIndex, snapPages)
+	}
+	if len(s.Parts) != len(want) {
+		return damaged("it has %d parts and not %d", len(s.Parts), len(want))
+	}
+	for i, p := range s.Parts {
+		if p.Name != want[i] || p.Size < 0 {
+			return damaged("part %d is not %s", i+1, want[i])
+		}
+	}
+	return nil
+}
+
+// openPart opens a regular file of a snapshot, and nothing else that may lie
+// there instead.
+func openPart(dir int, name string) (*os.File, error) {
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, damaged("%s: %s", name, reason(err))
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close()
+		return nil, damaged("%s is not a file", name)
+	}
+	return f, nil
+}
+
+// check compares a part with what the manifest says of it.
+func (p part) check(ctx context.Context, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() != p.Size {
+		return damaged("%s has %d bytes and not %d", p.Name, info.Size(), p.Size)
+	}
+	if verified.knows(info, p.Sum) {
+		return nil
+	}
+	n, got, err := sum(ctx, f)
+	switch {
+	case err != nil:
+		return err
+	case n != p.Size || got != p.Sum:
+		return damaged("%s is not what was written", p.Name)
+	}
+	verified.add(info, p.Sum)
+	return nil
+}
+
+// write writes the manifest of the parts that are in dir. What is remembered
+// of them spares a fork to read them again.
+func (m *manifest) write(ctx context.Context, dir string) (size int64, err error) {
+	names := []string{snapFiles}
+	if m.Memory != nil {
+		names = append(names, snapKernel, snapIndex, snapPages)
+	}
+	for _, name := range names {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			return 0, err
+		}
+		n, sum, err := sum(ctx, f)
+		if info, err := f.Stat(); err == nil {
+			verified.add(info, sum)
+		}
+		err = errors.Join(err, f.Close())
+		if err != nil {
+			return 0, err
+		}
+		m.Parts = append(m.Parts, part{name, n, sum})
+		size += n
+	}
+	js, err := json.MarshalIndent(m, "", "\t")
+	if err != nil {
+		return 0, err
+	}
+	return size + int64(len(js)), os.WriteFile(filepath.Join(dir, snapManifest), js, 0o600)
+}
+
+// lacks returns the features that the snapshot's processes may use and that
+// this processor does not have.
+func (m *memory) lacks(have []string) []string {
+	var lacking []string
+	for _, f := range m.CPU {
+		if !slices.Contains(have, f) {
+			lacking = append(lacking, f)
+		}
+	}
+	return lacking
+}
+
+// files reads the files from their beginning.
+func (s *saved) files() io.Reader {
+	return io.NewSectionReader(s.parts[snapFiles], 0, s.Parts[0].Size)
+}

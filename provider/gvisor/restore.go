@@ -1,0 +1,100 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Restore makes a sandbox of a snapshot. See driver.Restorer.
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+	none := driver.Restored{}
+	p.sweepOnce()
+	if f := p.static(); f.Severity == driver.Blocker {
+		return nil, none, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Mend}
+	}
+	from, err := openSnapshot(ctx, dir)
+	if err != nil {
+		return nil, none, withCause(ctx, err)
+	}
+	defer from.close()
+	img, err := p.opts.Images.Get(ctx, spec.Image, image.GetOptions{})
+	if err != nil {
+		return nil, none, err
+	}
+	if img.Digest != from.Digest {
+		return nil, none, &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: spec.Image, Message: "the snapshot was made from another version of the image",
+			Hint: "name the image by its digest, " + from.Digest,
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	m := p.newMaker(spec, img)
+	m.from = from
+	in, err := m.make(ctx)
+	if err != nil {
+		m.undo()
+		return nil, none, withCause(ctx, err)
+	}
+	return in, driver.Restored{Memory: m.restoresMemory(), Why: m.why}, nil
+}
+
+// restoresMemory reports whether processes go on, rather than only their files.
+func (m *maker) restoresMemory() bool {
+	return m.from != nil && m.from.Memory != nil && m.why == ""
+}
+
+// decideMemory finds out whether the memory of the snapshot can be restored
+// in this sandbox.
+func (m *maker) decideMemory() {
+	if m.from == nil || m.from.Memory == nil {
+		return
+	}
+	mem := m.from.Memory
+	switch lacking := mem.lacks(cpuFeatures()); {
+	case mem.Engine != m.rec.Engine || mem.Engine == "":
+		m.why = fmt.Sprintf("its memory was written by engine %s, and this is %s", plain(mem.Engine), m.rec.Engine)
+	case len(lacking) > 0:
+		m.why = "its processes may use what this processor does not have: " + plain(strings.Join(lacking, " "))
+	case !slices.Equal(mem.Mounts, m.rec.Mounts):
+		m.why = "other host files are mounted than when it was made"
+	default:
+		m.rec.Group = mem.Group
+	}
+}
+
+// plain makes something that a manifest says fit to be shown.
+func plain(s string) string {
+	const most = 200
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, s)
+	return s[:min(len(s), most)]
+}
+
+// restoreFiles gives a sandbox that began from its image the files of the
+// snapshot.
+func (m *maker) restoreFiles(ctx context.Context) error {
+	if m.from == nil || m.restoresMemory() {
+		return nil
+	}
+	err := m.in.client.ImportLayer(ctx, m.from.files())
+	if err == nil {
+		err = m.p.opts.Fault("restore.files")
+	}
+	var se *sandbox.Error
+	if errors.As(err, &se) && se.Code == sandbox.CodeInvalid {
+		return damaged("%s", se.Message)
+	}
+	return err
+}

@@ -1,0 +1,153 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/cpuid"
+	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Snapshot writes the state of the sandbox into dir. See driver.Snapshotter.
+//
+// The sandbox stands still while its kernel writes. The checksums are made when
+// it runs again.
+func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	if opts.Memory && in.rec.Engine == "" {
+		return driver.Snapshot{}, &providerError{sandbox.CodeUnsupported, "the memory of a sandbox that an older Atoll made cannot be saved", nil}
+	}
+	var m *manifest
+	err := in.locked(ctx, func(rest string) (err error) {
+		if rest == pausing {
+			if err := in.settleRest(ctx); err != nil {
+				return err
+			}
+			rest = awake
+		}
+		m, err = in.save(ctx, dir, opts, rest)
+		return err
+	})
+	var size int64
+	if err == nil {
+		size, err = m.write(ctx, dir)
+	}
+	if err == nil {
+		err = in.p.opts.Fault("snapshot.written")
+	}
+	if err != nil {
+		return driver.Snapshot{}, in.explain(withCause(ctx, err))
+	}
+	s := driver.Snapshot{Engine: in.rec.Engine, Memory: opts.Memory, Size: size}
+	return s, nil
+}
+
+// save writes all of a snapshot but its manifest, with the sandbox paused, and
+// lets it go on or ends it.
+func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (m *manifest, err error) {
+	err = withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+		// Like a pause: whoever finds it after we were killed settles it.
+		if rest == awake {
+			if err := in.box.setRest(pausing); err != nil {
+				return err
+			}
+		}
+		if err := in.p.opts.Fault("snapshot.begun"); err != nil {
+			return errors.Join(err, in.box.setRest(rest))
+		}
+		if err := conn.Call(boot.ContMgrPause, nil, nil); err != nil {
+			return err
+		}
+		m, err = in.saveParts(conn, dir, opts)
+		if err == nil {
+			err = in.p.opts.Fault("snapshot.saved")
+		}
+		if err == nil && opts.Stop {
+			return nil
+		}
+		if err2 := conn.Call(boot.ContMgrResume, nil, nil); err2 != nil {
+			return errors.Join(err, err2)
+		}
+		return errors.Join(err, in.box.setRest(rest))
+	})
+	if err == nil && opts.Stop {
+		err = in.stop()
+	}
+	return m, err
+}
+
+// stop ends the sandbox because its state is in a snapshot now.
+func (in *Instance) stop() error {
+	if err := in.box.setRest(stopped); err != nil {
+		return err
+	}
+	in.end(sandbox.ReasonKilled)
+	if !in.box.awaitDeath(killTime) {
+		return errors.New("the sandbox's kernel does not end")
+	}
+	return nil
+}
+
+// saveParts makes the kernel write, and describes what it wrote.
+func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
+	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest}
+	if opts.Memory {
+		m.Memory = &memory{Engine: in.rec.Engine, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
+		if err := saveMemory(conn, dir); err != nil {
+			return nil, fmt.Errorf("saving the memory: %w", err)
+		}
+	}
+	if err := in.p.opts.Fault("snapshot.memory"); err != nil {
+		return nil, err
+	}
+	if err := saveFiles(conn, in.box, dir); err != nil {
+		return nil, fmt.Errorf("saving the files: %w", err)
+	}
+	return m, nil
+}
+
+// saveMemory makes the kernel write its state and all of its memory. It goes
+// on afterwards, also when it could not.
+func saveMemory(conn *urpc.Client, dir string) error {
+	files, err := createParts(dir, snapKernel, snapIndex, snapPages)
+	if err != nil {
+		return err
+	}
+	defer closeAll(files)
+	return conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
+		Metadata:      statefile.CompressionLevelNone.ToMetadata(),
+		HavePagesFile: true,
+		Resume:        true,
+		FilePayload:   urpc.FilePayload{Files: files},
+	}, nil)
+}
+
+// createParts makes new files for the kernel to write to.
+func createParts(dir string, names ...string) (files []*os.File, err error) {
+	for _, name := range names {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			closeAll(files)
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// cpuFeatures are those that this machine's processor has.
+var cpuFeatures = sync.OnceValue(func() []string {
+	cpuid.Initialize()
+	return strings.Fields(cpuid.HostFeatureSet().Fixed().FlagString())
+})
