@@ -25,6 +25,11 @@ require (
 )
 
 require (
+	github.com/PlakarKorp/go-cdc-chunkers v1.1.0
+	github.com/zeebo/blake3 v0.2.4 // indirect
+)
+
+require (
 	github.com/aws/smithy-go v1.24.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/klauspost/cpuid/v2 v2.4.0 // indirect

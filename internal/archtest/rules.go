@@ -147,6 +147,12 @@ var rules = []rule{
 		why:  "a builder knows images and sandboxes only as it declares them",
 	},
 	{
+		pkgs: "internal/workspace/...",
+		only: []string{"sandbox", "internal/blob/...", "internal/workspace/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a workspace is a directory and a blob store, whoever it belongs to",
+	},
+	{
 		pkgs: "internal/guest/early",
 		only: []string{"sandbox", "internal/guest/..."},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),

@@ -1,0 +1,184 @@
+package chunk
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Store finds chunks in the packs it was told of. It may be used concurrently.
+type Store struct {
+	blobs blob.Store
+	codec *Codec
+
+	mu    sync.RWMutex
+	packs map[string]Pack // by key
+	where map[ID]location
+}
+
+type location struct {
+	pack   string // its key
+	offset int64
+	length int64
+}
+
+// NewStore returns a Store that knows of no pack yet.
+func NewStore(blobs blob.Store, codec *Codec) *Store {
+	return &Store{blobs: blobs, codec: codec, packs: map[string]Pack{}, where: map[ID]location{}}
+}
+
+// parallel is how many requests one operation has under way.
+const parallel = 8
+
+// Load makes the Store know these packs, and no others. Indexes of packs that
+// it knew before are not read again.
+func (s *Store) Load(ctx context.Context, packs []Pack) error {
+	wanted := make(map[string]Pack, len(packs))
+	var missing []Pack
+	s.mu.RLock()
+	for _, p := range packs {
+		wanted[p.Key()] = p
+		if _, ok := s.packs[p.Key()]; !ok {
+			missing = append(missing, p)
+		}
+	}
+	same := len(missing) == 0 && len(wanted) == len(s.packs)
+	s.mu.RUnlock()
+	if same {
+		return nil
+	}
+	indexes := make([][]slot, len(missing))
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	for i, p := range missing {
+		group.Go(func() (err error) {
+			indexes[i], err = readIndex(ctx, s.blobs, s.codec, p)
+			return gone(err, p)
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.packs = wanted
+	for id, l := range s.where {
+		if _, ok := wanted[l.pack]; !ok {
+			delete(s.where, id)
+		}
+	}
+	for i, p := range missing {
+		s.enter(p, indexes[i])
+	}
+	return nil
+}
+
+// enter adds what is in a pack; s.mu is held.
+func (s *Store) enter(p Pack, slots []slot) {
+	key := p.Key()
+	for _, sl := range slots {
+		s.where[sl.id] = location{key, sl.offset, sl.length}
+	}
+}
+
+// gone says of a pack that should be there and is not what that means.
+func gone(err error, p Pack) error {
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return damaged("the pack %s is missing", p.Name)
+	}
+	return err
+}
+
+// Has reports whether a chunk is in one of the packs.
+func (s *Store) Has(id ID) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	_, ok := s.where[id]
+	return ok
+}
+
+// Home returns the key of the pack that a chunk is in, and how many bytes it
+// takes there.
+func (s *Store) Home(id ID) (pack string, stored int64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	l := s.where[id]
+	return l.pack, l.length
+}
+
+// SortByPlace orders chunks so that those of one pack are together.
+func (s *Store) SortByPlace(ids []ID) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	slices.SortFunc(ids, func(a, b ID) int {
+		x, y := s.where[a], s.where[b]
+		return cmp.Or(strings.Compare(x.pack, y.pack), cmp.Compare(x.offset, y.offset))
+	})
+}
+
+// Size returns how many chunks there are in how many bytes of packs.
+func (s *Store) Size() (chunks int, bytes int64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, p := range s.packs {
+		bytes += p.Size
+	}
+	return len(s.where), bytes
+}
+
+func (s *Store) find(id ID) (Pack, location, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	l, ok := s.where[id]
+	if !ok {
+		return Pack{}, l, damaged("the chunk %s is missing", id)
+	}
+	return s.packs[l.pack], l, nil
+}
+
+// Check reads whole packs and makes sure that every byte and every chunk is
+// what its name says.
+func (s *Store) Check(ctx context.Context) error {
+	s.mu.RLock()
+	packs := make([]Pack, 0, len(s.packs))
+	for _, p := range s.packs {
+		packs = append(packs, p)
+	}
+	s.mu.RUnlock()
+	slices.SortFunc(packs, func(a, b Pack) int { return a.Target - b.Target })
+	for _, p := range packs {
+		if err := s.checkPack(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Store) checkPack(ctx context.Context, p Pack) error {
+	content, err := readPack(ctx, s.blobs, p)
+	if err != nil {
+		return err
+	}
+	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != p.Name {
+		return damaged("the content of the pack %s is not what its name says", p.Name)
+	}
+	slots, err := parseIndex(s.codec, p, content[p.Size-footerSize-p.Index:])
+	if err != nil {
+		return err
+	}
+	for _, sl := range slots {
+		if _, err := s.codec.OpenID(content[sl.offset:][:sl.length], sl.id); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package chunk
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/atoll-run/atoll/internal/blob"
+)
+
+// Writer adds chunks to a Store. Its methods may be called concurrently, but
+// Close only after the others. What it wrote counts for nobody before its packs
+// are recorded somewhere; if it is dropped, its packs are rubbish.
+type Writer struct {
+	store  *Store
+	target int
+	group  *errgroup.Group
+	ctx    context.Context // of the uploads
+
+	mu      sync.Mutex
+	known   map[ID]bool
+	current *builder
+	packs   []Pack
+	slots   [][]slot
+}
+
+// uploads is how many packs of a writer are on their way at once.
+const uploads = 2
+
+// Writer returns a Writer of packs for a version. The context ends it.
+func (s *Store) Writer(ctx context.Context, target int) *Writer {
+	w := &Writer{store: s, target: target, known: map[ID]bool{}, current: &builder{}}
+	w.group, w.ctx = errgroup.WithContext(ctx)
+	w.group.SetLimit(uploads)
+	return w
+}
+
+// Add keeps a content of at most MaxSize bytes, unless it is kept already.
+func (w *Writer) Add(content []byte) (ID, error) {
+	if len(content) > MaxSize {
+		return ID{}, fmt.Errorf("a chunk of %d bytes, at most %d", len(content), MaxSize)
+	}
+	id := w.store.codec.ID(content)
+	if !w.claim(id) {
+		return id, nil
+	}
+	sealed, err := w.store.codec.Seal(content, id[:])
+	if err != nil {
+		return id, err
+	}
+	return id, w.append(id, sealed)
+}
+
+// Move keeps a chunk that r can read as it is, in a new pack.
+func (w *Writer) Move(ctx context.Context, r *Reader, id ID) error {
+	sealed, err := r.sealed(ctx, id)
+	if err != nil {
+		return err
+	}
+	return w.append(id, sealed)
+}
+
+// claim reports whether the caller is the one to write a chunk.
+func (w *Writer) claim(id ID) bool {
+	if w.store.Has(id) {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.known[id] {
+		return false
+	}
+	w.known[id] = true
+	return true
+}
+
+func (w *Writer) append(id ID, sealed []byte) error {
+	w.mu.Lock()
+	w.current.add(id, sealed)
+	full := w.current
+	if full.Len() < packSize {
+		w.mu.Unlock()
+		return context.Cause(w.ctx)
+	}
+	w.current = &builder{}
+	w.mu.Unlock()
+	w.group.Go(func() error { return w.upload(full) }) // waits while others are on their way
+	return context.Cause(w.ctx)
+}
+
+func (w *Writer) upload(b *builder) error {
+	pack, err := b.finish(w.store.codec, w.target)
+	if err != nil {
+		return err
+	}
+	if err := w.store.blobs.Put(w.ctx, pack.Key(), bytes.NewReader(b.Bytes()), blob.PutOptions{Size: pack.Size}); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.packs, w.slots = append(w.packs, pack), append(w.slots, b.slots)
+	return nil
+}
+
+// Close writes what is left and returns all packs that were written. The Store
+// knows them from now on.
+func (w *Writer) Close() ([]Pack, error) {
+	last := w.current
+	if len(last.slots) > 0 {
+		w.group.Go(func() error { return w.upload(last) })
+	}
+	if err := w.group.Wait(); err != nil {
+		return nil, err
+	}
+	w.store.mu.Lock()
+	defer w.store.mu.Unlock()
+	for i, p := range w.packs {
+		w.store.packs[p.Key()] = p
+		w.store.enter(p, w.slots[i])
+	}
+	return w.packs, nil
+}

@@ -1,0 +1,242 @@
+package workspace
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/workspace/chunk"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// kind is what a node is. The values are part of the format.
+type kind byte
+
+const (
+	file    kind = 'f'
+	dir     kind = 'd'
+	symlink kind = 'l'
+	fifo    kind = 'p'
+	same    kind = 'h' // another name of a file, whose path is the target
+)
+
+// node is one entry of a directory. A directory's content is the encoding of
+// its entries, so that a tree that did not change is not stored again.
+type node struct {
+	name     string // any bytes but NUL and '/'
+	kind     kind
+	mode     uint32 // as in chmod, 0o7777 at most
+	uid, gid uint32
+	modified time.Time
+	content  []piece
+	target   string
+	xattrs   []xattr // ordered by name
+}
+
+// piece is a part of a file's content.
+type piece struct {
+	id     chunk.ID // zero: a hole
+	length int64
+}
+
+func (p piece) hole() bool { return p.id == chunk.ID{} }
+
+// size is the length of a node's content in bytes.
+func (n *node) size() (total int64) {
+	for _, p := range n.content {
+		total += p.length
+	}
+	return total
+}
+
+type xattr struct {
+	name  string
+	value []byte
+}
+
+// What one node, and one tree, may hold. A store that says otherwise is
+// damaged.
+const (
+	maxName    = 255
+	maxTarget  = 64 << 10 // the path of a hard link may be longer than any system call takes
+	maxXattrs  = 64 << 10 // bytes of one node's
+	maxDepth   = 1000
+	maxListing = 256 << 20 // bytes of one directory's encoding
+)
+
+const format = 1 // of a directory's encoding, its first byte
+
+// encode writes the entries of a directory, which are ordered by name.
+func encode(nodes []*node) []byte {
+	out := []byte{format}
+	for _, n := range nodes {
+		out = n.append(out)
+	}
+	return out
+}
+
+func (n *node) append(out []byte) []byte {
+	out = append(out, byte(n.kind))
+	out = appendString(out, n.name)
+	out = binary.AppendUvarint(out, uint64(n.mode))
+	out = binary.AppendUvarint(out, uint64(n.uid))
+	out = binary.AppendUvarint(out, uint64(n.gid))
+	out = binary.AppendVarint(out, n.modified.Unix())
+	out = binary.AppendUvarint(out, uint64(n.modified.Nanosecond()))
+	out = appendString(out, n.target)
+	out = appendPieces(out, n.content)
+	out = binary.AppendUvarint(out, uint64(len(n.xattrs)))
+	for _, x := range n.xattrs {
+		out = appendString(appendString(out, x.name), string(x.value))
+	}
+	return out
+}
+
+func appendString(out []byte, s string) []byte {
+	return append(binary.AppendUvarint(out, uint64(len(s))), s...)
+}
+
+func appendPieces(out []byte, pieces []piece) []byte {
+	out = binary.AppendUvarint(out, uint64(len(pieces)))
+	for _, p := range pieces {
+		// The lowest bit tells holes, which have no name.
+		if p.hole() {
+			out = binary.AppendUvarint(out, uint64(p.length)<<1|1)
+			continue
+		}
+		out = append(binary.AppendUvarint(out, uint64(p.length)<<1), p.id[:]...)
+	}
+	return out
+}
+
+// parser takes an encoding apart. After the first thing that cannot be, all
+// it returns is zero.
+type parser struct {
+	rest []byte
+	bad  error
+}
+
+func (p *parser) fail(format string, args ...any) {
+	if p.bad == nil {
+		p.bad = damaged(format, args...)
+	}
+	p.rest = nil
+}
+
+func (p *parser) uvarint(most uint64) uint64 {
+	v, n := binary.Uvarint(p.rest)
+	if n <= 0 || v > most {
+		p.fail("a number in a directory is too large")
+		return 0
+	}
+	p.rest = p.rest[n:]
+	return v
+}
+
+func (p *parser) varint() int64 {
+	v, n := binary.Varint(p.rest)
+	if n <= 0 {
+		p.fail("a number in a directory is too large")
+		return 0
+	}
+	p.rest = p.rest[n:]
+	return v
+}
+
+func (p *parser) string(most uint64) string { return string(p.bytes(p.uvarint(most))) }
+
+func (p *parser) bytes(n uint64) []byte {
+	if n > uint64(len(p.rest)) {
+		p.fail("a directory ends in the middle")
+		return nil
+	}
+	b := p.rest[:n]
+	p.rest = p.rest[n:]
+	return b
+}
+
+func (p *parser) pieces() (pieces []piece) {
+	var total int64
+	for range p.uvarint(uint64(len(p.rest))) {
+		v := p.uvarint(1<<63 - 1)
+		next := piece{length: int64(v >> 1)}
+		if v&1 == 0 {
+			copy(next.id[:], p.bytes(uint64(len(next.id))))
+		}
+		if total += next.length; total < 0 || p.bad == nil && !next.hole() && next.length > chunk.MaxSize {
+			p.fail("a file in a directory has an impossible size")
+		}
+		if p.bad != nil {
+			return nil
+		}
+		pieces = append(pieces, next)
+	}
+	return pieces
+}
+
+func (p *parser) node() *node {
+	n := &node{kind: kind(p.uvarint(255))}
+	n.name = p.string(maxName)
+	n.mode = uint32(p.uvarint(0o7777))
+	n.uid = uint32(p.uvarint(1<<32 - 1))
+	n.gid = uint32(p.uvarint(1<<32 - 1))
+	n.modified = time.Unix(p.varint(), int64(p.uvarint(999_999_999)))
+	n.target = p.string(maxTarget)
+	n.content = p.pieces()
+	for range p.uvarint(maxXattrs) {
+		x := xattr{name: p.string(maxName), value: p.bytes(p.uvarint(maxXattrs))}
+		if p.bad != nil {
+			break
+		}
+		if !keptXattr(x.name) {
+			p.fail("an extended attribute that is never kept: %.40q", x.name)
+		}
+		n.xattrs = append(n.xattrs, x)
+	}
+	return n
+}
+
+// parse reads what encode wrote, and believes none of it.
+func parse(encoded []byte) ([]*node, error) {
+	if len(encoded) == 0 || encoded[0] != format {
+		return nil, damaged("a directory is of an unknown format")
+	}
+	p := &parser{rest: encoded[1:]}
+	var nodes []*node
+	for len(p.rest) > 0 {
+		n := p.node()
+		if p.bad == nil {
+			n.check(p)
+		}
+		if p.bad == nil && len(nodes) > 0 && nodes[len(nodes)-1].name >= n.name {
+			p.fail("the names in a directory are not in order")
+		}
+		nodes = append(nodes, n)
+	}
+	return nodes, p.bad
+}
+
+// check refuses a node that could do harm or means nothing.
+func (n *node) check(p *parser) {
+	if n.name == "" || n.name == "." || n.name == ".." || strings.ContainsAny(n.name, "/\x00") {
+		p.fail("%.80q cannot be the name of a file", n.name)
+	}
+	switch n.kind {
+	case file, dir, fifo:
+	case symlink, same:
+		if n.target == "" || strings.ContainsRune(n.target, 0) {
+			p.fail("%.80q leads to no path", n.name)
+		}
+	default:
+		p.fail("%.80q is of an unknown kind", n.name)
+	}
+}
+
+// damaged says what is wrong with what a store holds.
+func damaged(format string, args ...any) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeInvalid, Op: "workspace", Message: "the store is damaged: " + fmt.Sprintf(format, args...),
+		Hint: "restore the blob store from a backup, or an older version of the workspace",
+	}
+}

@@ -1,0 +1,198 @@
+package workspace
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+
+	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
+	_ "github.com/PlakarKorp/go-cdc-chunkers/chunkers/fastcdc" // the algorithm that cut names
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/workspace/chunk"
+)
+
+// Files up to whole bytes are one chunk. Larger ones are cut where their
+// content says so, into pieces of these sizes: an insertion moves no border but
+// the next.
+const (
+	whole     = 1 << 20
+	leastCut  = 256 << 10
+	normalCut = 1 << 20
+	mostCut   = 4 << 20
+)
+
+// keeper keeps contents. It belongs to one goroutine at a time.
+type keeper struct {
+	root   *os.Root
+	codec  *chunk.Codec
+	keep   func([]byte) (chunk.ID, error)
+	buffer []byte
+	cutter *chunkers.Chunker
+}
+
+// attempts is how often a file is read that changes while it is read. After
+// that it is kept as it was read last, as a copy by anybody would be, and is
+// read again by the next persist.
+const attempts = 3
+
+// read keeps a regular file and completes its entry. It reports whether the
+// entry can be relied on later: false if the file was never at rest. A file
+// that is no longer there, or is no longer a file, is errVanished.
+func (k *keeper) read(ctx context.Context, e *entry) (settled bool, err error) {
+	for range attempts {
+		if settled, err = k.try(ctx, e); settled || err != nil && !errors.Is(err, errVanished) {
+			break
+		}
+	}
+	return settled, err
+}
+
+var errVanished = errors.New("the file is gone")
+
+func (k *keeper) try(ctx context.Context, e *entry) (settled bool, err error) {
+	f, before, err := k.open(e.path)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	stat := before.Sys().(*syscall.Stat_t)
+	fresh := newEntry("", e.name, before)
+	e.mode, e.uid, e.gid, e.modified, e.state = fresh.mode, fresh.uid, fresh.gid, fresh.modified, fresh.state
+	if e.xattrs, err = readXattrs(f); err != nil {
+		return false, unreadable(e.path, err)
+	}
+	if e.content, err = k.content(ctx, f, stat); err != nil {
+		return false, err
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return false, unreadable(e.path, err)
+	}
+	return stateOf(after.Sys().(*syscall.Stat_t)) == e.state, nil
+}
+
+// open opens a regular file that has this very name. Something else that took
+// its place meanwhile must neither block us nor lead us to another file.
+func (k *keeper) open(name string) (*os.File, fs.FileInfo, error) {
+	f, err := k.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	named, lookErr := k.root.Lstat(name)
+	if err != nil {
+		if lookErr != nil || !named.Mode().IsRegular() {
+			return nil, nil, errVanished
+		}
+		return nil, nil, unreadable(name, err)
+	}
+	info, err := f.Stat()
+	if err == nil && (lookErr != nil || !info.Mode().IsRegular() || !os.SameFile(named, info)) {
+		err = errVanished
+	}
+	if err != nil {
+		_ = f.Close() // it was not read
+		return nil, nil, err
+	}
+	return f, info, nil
+}
+
+// content keeps what is in an open file. Holes are found, not read.
+func (k *keeper) content(ctx context.Context, f *os.File, stat *syscall.Stat_t) (pieces []piece, err error) {
+	if stat.Size == 0 {
+		return nil, nil
+	}
+	if stat.Blocks*512 >= stat.Size {
+		return k.extent(ctx, f, nil, 0, stat.Size)
+	}
+	for at := int64(0); at < stat.Size; {
+		start, err := f.Seek(at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			start = stat.Size // nothing but a hole
+		} else if err != nil {
+			return nil, unreadable(f.Name(), err)
+		}
+		if start = min(start, stat.Size); start > at {
+			pieces = append(pieces, piece{length: start - at})
+		}
+		if start == stat.Size {
+			break
+		}
+		end, err := f.Seek(start, unix.SEEK_HOLE)
+		if err != nil {
+			return nil, unreadable(f.Name(), err)
+		}
+		if end = min(end, stat.Size); end <= start {
+			break // it was cut off meanwhile
+		}
+		if pieces, err = k.extent(ctx, f, pieces, start, end-start); err != nil {
+			return nil, err
+		}
+		at = end
+	}
+	return pieces, nil
+}
+
+// extent keeps a part of a file, or what is left of it by now.
+func (k *keeper) extent(ctx context.Context, f *os.File, pieces []piece, offset, length int64) ([]piece, error) {
+	more, err := k.stream(ctx, io.NewSectionReader(f, offset, length), length)
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		err = unreadable(f.Name(), err)
+	}
+	return append(pieces, more...), err
+}
+
+// stream keeps at most length bytes.
+func (k *keeper) stream(ctx context.Context, source io.Reader, length int64) (pieces []piece, err error) {
+	next := k.whole(source)
+	if length > whole {
+		if err := k.cut(source); err != nil {
+			return nil, err
+		}
+		next = k.cutter.Next
+	}
+	for ctx.Err() == nil {
+		part, err := next()
+		if err != nil && err != io.EOF {
+			return nil, err
+		}
+		if len(part) > 0 {
+			id, err := k.keep(part)
+			if err != nil {
+				return nil, err
+			}
+			pieces = append(pieces, piece{id, int64(len(part))})
+		}
+		if err == io.EOF {
+			return pieces, nil
+		}
+	}
+	return nil, ctx.Err()
+}
+
+// whole reads what is not cut.
+func (k *keeper) whole(source io.Reader) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		if k.buffer == nil {
+			k.buffer = make([]byte, whole)
+		}
+		n, err := io.ReadFull(source, k.buffer)
+		if err == io.ErrUnexpectedEOF || err == nil {
+			err = io.EOF
+		}
+		return k.buffer[:n], err
+	}
+}
+
+// cut points the cutter at a new source. Its buffers are large and used again.
+func (k *keeper) cut(source io.Reader) (err error) {
+	if k.cutter != nil {
+		k.cutter.Reset(source)
+		return nil
+	}
+	k.cutter, err = chunkers.NewChunker("fastcdc-v1.0.0", source, &chunkers.ChunkerOpts{
+		MinSize: leastCut, NormalSize: normalCut, MaxSize: mostCut, Key: k.codec.Borders(),
+	})
+	return err
+}
