@@ -75,6 +75,15 @@ type rig struct {
 // servers of the test have.
 func newRig(tb testing.TB, settings gateway.Settings) *rig {
 	tb.Helper()
+	return newRigIn(tb, settings, func(f func()) { f() })
+}
+
+// rig makes a gateway that lives in this world.
+func (w *world) rig() *rig { return newRigIn(w.tb, w.settings(), w.outside.do) }
+
+// newRigIn makes a gateway whose process is started by in.
+func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
+	tb.Helper()
 	r := &rig{tb: tb, events: map[sandbox.ID][]gateway.Event{}, heard: make(chan struct{}, 1)}
 	var err error
 	r.gateway, err = gateway.New(gateway.Options{
@@ -84,6 +93,13 @@ func newRig(tb testing.TB, settings gateway.Settings) *rig {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { r.gateway.Close() })
+	in(func() {
+		l, err := r.gateway.Connect(context.Background(), "first", gateway.Policy{}, nil)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		l.File.Close()
+	})
 	store, err := images()
 	if err != nil {
 		tb.Fatal(err)

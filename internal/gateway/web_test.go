@@ -16,7 +16,7 @@ func profile(rules ...sandbox.Rule) gateway.Policy {
 func TestTLS(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test", "api.test", "wrong.test")
-	r := newRig(t, w.settings())
+	r := w.rig()
 	b := r.box("tls", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"good.test"}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test", "wrong.test"}, Paths: []string{"/v1/**"}, Methods: []string{"GET"}},

@@ -11,14 +11,13 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,10 +28,11 @@ import (
 
 // world is what there is outside the sandboxes of a test: a server that some
 // names lead to, one that must never be reached, and a name server that must
-// never be asked for what no rule names. All live on addresses of the loopback
-// that nobody else uses, on the ports that such servers have.
+// never be asked for what no rule names. They live in a network namespace of
+// their own, on the ports that such servers have.
 type world struct {
 	tb         testing.TB
+	outside    *outside
 	good, evil netip.Addr
 	dns        string
 	roots      *x509.CertPool
@@ -54,17 +54,20 @@ type hit struct {
 	TLS                            bool
 }
 
-var worlds atomic.Uint32
-
 func newWorld(tb testing.TB) *world {
 	tb.Helper()
-	n := worlds.Add(1)
-	pid := os.Getpid()
-	address := func(last byte) netip.Addr {
-		return netip.AddrFrom4([4]byte{127, byte(64 + pid>>8&63), byte(pid), byte(n)*4 + last})
+	w := &world{
+		tb: tb, good: netip.MustParseAddr("10.77.0.1"), evil: netip.MustParseAddr("10.77.0.2"),
+		answers: map[string][]netip.Addr{}, handlers: map[string]http.HandlerFunc{},
 	}
-	w := &world{tb: tb, good: address(1), evil: address(2), answers: map[string][]netip.Addr{}, handlers: map[string]http.HandlerFunc{}}
+	w.outside = newOutside(tb, w.good, w.evil)
 	w.authority()
+	w.outside.do(w.open)
+	return w
+}
+
+// open starts the servers.
+func (w *world) open() {
 	config := &tls.Config{NextProtos: []string{"h2", "http/1.1"}, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return w.issue(h.ServerName), nil }}
 	w.web(w.listen(w.good, 80), nil)
 	w.web(w.listen(w.good, 8080), nil)
@@ -73,10 +76,12 @@ func newWorld(tb testing.TB) *world {
 	for _, port := range []uint16{22, 53, 80, 443, 853, 8080} {
 		w.trap(w.listen(w.evil, port))
 	}
+	for _, port := range []uint16{22, 80, 443} {
+		w.trap(w.listen(netip.MustParseAddr("127.0.0.1"), port))
+	}
 	w.trapUDP(443)
 	w.trapUDP(53)
 	w.nameServer()
-	return w
 }
 
 func (w *world) listen(a netip.Addr, port uint16) net.Listener {
@@ -124,7 +129,7 @@ func (w *world) authority() {
 
 // web serves the good server, which tells what it got.
 func (w *world) web(l net.Listener, config *tls.Config) {
-	s := &http.Server{Handler: w, TLSConfig: config}
+	s := &http.Server{Handler: w, TLSConfig: config, ErrorLog: log.New(io.Discard, "", 0)}
 	if config != nil {
 		go func() { _ = s.ServeTLS(l, "", "") }()
 	} else {

@@ -11,6 +11,9 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
+// broadcast is to everybody, of whom there is nobody.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
 // screen looks at a packet before the network stack does. The stack takes every
 // address for its own, so that it would answer an echo request to any of them:
 // only the gateway itself can be pinged. The answer to others is that it is
@@ -22,7 +25,9 @@ func (b *box) screen(pkt []byte) bool {
 	}
 	switch proto {
 	case uint8(header.TCPProtocolNumber):
-		return true
+		if !dst.IsMulticast() && dst != broadcast {
+			return true
+		}
 	case uint8(header.UDPProtocolNumber):
 		b.noteUDP(pkt, dst)
 		return true
