@@ -83,9 +83,12 @@ func New(opts Options) (*Client, error) {
 	}, nil
 }
 
+// localHost stands for a daemon that is reached without a network.
+const localHost = "atoll"
+
 // reach returns where requests for a host go, and how.
 func reach(host string) (base string, _ http.RoundTripper, err error) {
-	const anywhere = "http://atoll"
+	const anywhere = "http://" + localHost
 	if host == "" {
 		return anywhere, nil, nil
 	}

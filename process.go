@@ -5,11 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"net/http"
-	"strings"
 	"sync"
-
-	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
@@ -64,20 +60,9 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (*Process, error) {
 
 // connect opens a stream, says what to run, and waits until it runs.
 func (s *Sandbox) connect(ctx context.Context, path string, start *stream.Message) (*Process, error) {
-	header := http.Header{}
-	if s.client.key != "" {
-		header.Set("Authorization", "Bearer "+s.client.key)
-	}
-	target := "ws" + strings.TrimPrefix(s.client.base, "http") + path
-	ws, resp, err := websocket.Dial(ctx, target, &websocket.DialOptions{
-		HTTPClient: s.client.http, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
-	})
+	ws, err := s.client.webSocket(ctx, path)
 	if err != nil {
-		if resp != nil && resp.Body != nil && resp.StatusCode >= 300 {
-			defer resp.Body.Close()
-			return nil, problemOf(resp)
-		}
-		return nil, transportError(ctx, err)
+		return nil, err
 	}
 	link := stream.New(context.Background(), ws)
 	info, err := greet(ctx, link, start)

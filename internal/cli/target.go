@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"iter"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -34,6 +35,7 @@ type box interface {
 	Name() string
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager
+	Dial(ctx context.Context, port uint16) (net.Conn, error)
 	Stop(ctx context.Context, grace time.Duration) error
 	Destroy(ctx context.Context) error
 	Files() boxFiles

@@ -29,6 +29,7 @@ import (
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
@@ -171,12 +172,19 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	secret, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
+	if err != nil {
+		return err
+	}
 	d.plane = plane.New(plane.Config{
+		Passes:  key.NewPasses(key.PassKey(secret)),
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
+	ports := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
+		Ports:        ports,
 		Handler:      api.New(service{d.plane, d.ready(config.Provider)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger}),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
 	})
@@ -185,7 +193,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		defer cancel()
 		err := d.server.Shutdown(ctx)
 		d.work.Wait()
-		return err
+		return errors.Join(err, ports.Close())
 	})
 	return nil
 }

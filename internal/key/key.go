@@ -40,7 +40,7 @@ var verbs = map[string]Verb{
 	"sandbox.get": Read, "sandbox.find": Read, "sandbox.list": Read, "sandbox.wait": Read,
 	"process.exec": Exec, "process.kill": Exec, "process.signal": Exec, "process.resize": Exec, "process.close": Exec,
 	"process.reconnect": Exec, "process.list": Read, "process.logs": Read, "process.wait": Read,
-	"port.open":  Exec,
+	"port.open": Exec, "port.share": Exec, "sandbox.usage": Read,
 	"files.read": Read, "files.stat": Read, "files.list": Read, "files.watch": Read, "files.export": Read,
 	"files.write": Write, "files.import": Write, "files.mkdir": Write, "files.move": Write, "files.remove": Write,
 	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read,

@@ -38,6 +38,9 @@ type Caller struct {
 type Config struct {
 	// Handler answers authenticated requests.
 	Handler http.Handler
+	// Ports answers requests for ports of sandboxes, which it tells from the
+	// others and authenticates itself. Nil: there are none.
+	Ports PortHandler
 	// Authenticate returns the context for a caller's requests, or why there
 	// are to be none. Nil leaves that to Handler, together with the question
 	// under which names, and from which web pages, it may be reached.
@@ -47,6 +50,12 @@ type Config struct {
 	Hosts []string
 	// Logger gets what callers are not told. Nil: slog.Default.
 	Logger *slog.Logger
+}
+
+// PortHandler is a handler that knows which requests are its own.
+type PortHandler interface {
+	http.Handler
+	Match(r *http.Request) bool
 }
 
 // Server serves any number of listeners. Its methods may be called
@@ -71,7 +80,7 @@ func New(cfg Config) *Server {
 		handler = s.defend(s.authenticate(handler))
 	}
 	s.http = &http.Server{
-		Handler:           s.track(s.recover(handler)),
+		Handler:           s.track(s.recover(s.route(handler))),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
@@ -120,6 +129,19 @@ func (s *Server) track(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(1)
 		defer s.active.Done()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// route tells requests for ports of sandboxes from those for the API. The
+// former bear a token each, whatever page sends them, and are answered under
+// names of their own.
+func (s *Server) route(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.cfg.Ports != nil && s.cfg.Ports.Match(r) {
+			s.cfg.Ports.ServeHTTP(w, r)
+			return
+		}
 		next.ServeHTTP(w, r)
 	})
 }

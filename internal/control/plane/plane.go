@@ -43,6 +43,8 @@ type Config struct {
 	Audit *audit.Recorder
 	// Scratch is a directory for files that live for a moment.
 	Scratch string
+	// Passes seal the tokens for ports. Nil: tokens end with the Plane.
+	Passes *key.Passes
 	// Logger gets what no caller can be told. Nil: slog.Default.
 	Logger *slog.Logger
 	// Fault is called at named points and leaves everything as a crash there
@@ -61,6 +63,7 @@ type Plane struct {
 	watched sync.Map // sandbox.ID → struct{}: those that a goroutine waits for
 	making  flights
 	due     due
+	conns   connCount
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so
@@ -78,6 +81,9 @@ func New(cfg Config) *Plane {
 	}
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) error { return nil }
+	}
+	if cfg.Passes == nil {
+		cfg.Passes = key.NewPasses(key.NewPassKey())
 	}
 	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1)}
 	p.life, p.stop = context.WithCancel(context.Background())
@@ -121,7 +127,7 @@ func recorded(ctx context.Context) context.Context {
 // part of another that was recorded. They are authorised, and leave a record
 // only when they are refused.
 var glances = map[string]bool{
-	"sandbox.get": true, "sandbox.find": true, "sandbox.list": true, "sandbox.wait": true,
+	"sandbox.get": true, "sandbox.find": true, "sandbox.list": true, "sandbox.wait": true, "sandbox.usage": true,
 	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
 	"quota.get": true, "tenant.list": true, "tenant.get": true,

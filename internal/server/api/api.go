@@ -60,6 +60,7 @@ func New(service Service, opts Options) *API {
 	a.sandboxes()
 	a.processes()
 	a.files()
+	a.ports()
 	a.events()
 	a.keys()
 	a.tenants()

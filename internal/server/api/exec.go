@@ -249,6 +249,6 @@ func isWebSocket(r *http.Request) error {
 	}
 	return &Problem{
 		Status: http.StatusUpgradeRequired, Title: http.StatusText(http.StatusUpgradeRequired), Code: sandbox.CodeInvalid,
-		Detail: "this is a WebSocket", Hint: "POST runs a command in one call",
+		Detail: "this is a WebSocket", Hint: "connect with one; POST runs a command in one call",
 	}
 }

@@ -33,6 +33,8 @@ type Service interface {
 	// Stop asks commands to end, gives them grace, and destroys.
 	Stop(ctx context.Context, ref string, grace time.Duration) error
 	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
+	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+	Ports
 
 	CreateKey(ctx context.Context, k NewKey) (Key, error)
 	Keys(ctx context.Context) ([]Key, error)

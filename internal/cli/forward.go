@@ -1,0 +1,127 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/stream"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// forwarder connects who comes to local ports to ports of a sandbox.
+type forwarder struct {
+	app    *App
+	box    box
+	asJSON bool
+
+	conns sync.WaitGroup
+	say   sync.Mutex
+}
+
+// run listens on all ports, or on none, and serves them until ctx ends or the
+// sandbox is gone.
+func (f *forwarder) run(ctx context.Context, address string, pairs []forwardPair) error {
+	var listeners []net.Listener
+	defer func() {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+		f.conns.Wait()
+	}()
+	for _, p := range pairs {
+		l, err := net.Listen("tcp", net.JoinHostPort(address, strconv.Itoa(int(p.local))))
+		if err != nil {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Subject: strconv.Itoa(int(p.local)), Message: "cannot listen here: " + err.Error(), Cause: err,
+				Hint: fmt.Sprintf("choose another local port, or any that is free: 0:%d", p.remote),
+			}
+		}
+		listeners = append(listeners, l)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil) // before the listeners are closed, for those who accept
+	for i, l := range listeners {
+		if err := f.tell(l.Addr(), pairs[i].remote); err != nil {
+			return err
+		}
+		f.conns.Go(func() { cancel(f.accept(ctx, l, pairs[i].remote, cancel)) })
+	}
+	<-ctx.Done()
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil // to be interrupted is how it ends
+}
+
+// tell says where a port is to be found.
+func (f *forwarder) tell(at net.Addr, remote uint16) error {
+	if f.asJSON {
+		return json.NewEncoder(f.app.Stdout).Encode(struct {
+			Local  string `json:"local"`
+			Remote uint16 `json:"remote"`
+		}{at.String(), remote})
+	}
+	_, err := fmt.Fprintf(f.app.Stdout, "%s -> %s:%d\n", at, visible(f.box.Name()), remote)
+	return err
+}
+
+// acceptPause is how long nobody is let in when this process has no
+// descriptors left.
+const acceptPause = 50 * time.Millisecond
+
+// accept serves one listener until it is closed.
+func (f *forwarder) accept(ctx context.Context, l net.Listener, remote uint16, end context.CancelCauseFunc) error {
+	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
+	defer stop()
+	for {
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close()
+			}
+			return ctx.Err()
+		case errors.Is(err, net.ErrClosed):
+			return err
+		case err != nil:
+			f.complain(err)
+			select {
+			case <-time.After(acceptPause):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		f.conns.Go(func() { f.serve(ctx, conn.(*net.TCPConn), remote, end) })
+	}
+}
+
+// serve carries one connection. A port nobody listens on refuses it, as far as
+// one that was accepted still can.
+func (f *forwarder) serve(ctx context.Context, conn *net.TCPConn, remote uint16, end context.CancelCauseFunc) {
+	inside, err := f.box.Dial(ctx, remote)
+	if err == nil {
+		stream.Join(ctx, conn, stream.AsDuplex(inside))
+		return
+	}
+	_ = conn.SetLinger(0)
+	_ = conn.Close()
+	switch code := sandbox.CodeOf(err); {
+	case ctx.Err() != nil:
+	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
+		end(err)
+	default:
+		f.complain(err)
+	}
+}
+
+func (f *forwarder) complain(err error) {
+	f.say.Lock()
+	defer f.say.Unlock()
+	f.app.report(nil, err)
+}

@@ -1,0 +1,169 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+)
+
+func (a *App) portCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "port", Short: "Reach ports inside sandboxes", GroupID: groupBox,
+		Example: `  atoll port forward demo 8000`,
+	}, a.portForwardCmd(), a.portTokenCmd(), a.portURLCmd())
+}
+
+func (a *App) portForwardCmd() *cobra.Command {
+	var address string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "forward SANDBOX [LOCAL:]REMOTE...",
+		Short: "Listen here, and connect to ports inside",
+		Long: `Forward listens on ports of this machine, and connects whoever comes there to a
+port inside the sandbox, as a program there would at localhost: what listens on
+the sandbox's loopback only is reached too. It says where it listens, and goes
+on until it is interrupted.
+
+The local port is the same as the remote one unless it is given; 0 takes any
+that is free. Who can connect to it needs no key: it listens on 127.0.0.1,
+where every user of this machine can.`,
+		Example: `  atoll port forward demo 8000
+  atoll port forward demo 0:8000 5433:5432`,
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().StringVar(&address, "address", "127.0.0.1", "the address of this machine to listen on")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, an object per port")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		pairs, err := parseForwards(args[1:])
+		if err != nil {
+			return err
+		}
+		b, err := a.find(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		f := &forwarder{app: a, box: b, asJSON: asJSON}
+		if ip := net.ParseIP(address); ip == nil || !ip.IsLoopback() {
+			a.say("warning", "whoever reaches "+address+" reaches the sandbox")
+		}
+		return f.run(ctx, address, pairs)
+	})
+	return cmd
+}
+
+// forwardPair is what one argument asks for; local 0 is any port.
+type forwardPair struct{ local, remote uint16 }
+
+func parseForwards(args []string) ([]forwardPair, error) {
+	pairs := make([]forwardPair, 0, len(args))
+	for _, arg := range args {
+		local, remote, two := strings.Cut(arg, ":")
+		if !two {
+			remote = local
+		}
+		to, err := parsePort(remote)
+		if err != nil {
+			return nil, err
+		}
+		p := forwardPair{remote: to}
+		if local != "" && local != "0" {
+			if p.local, err = parsePort(local); err != nil {
+				return nil, err
+			}
+		}
+		pairs = append(pairs, p)
+	}
+	return pairs, nil
+}
+
+func parsePort(text string) (uint16, error) {
+	n, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || n == 0 {
+		return 0, &usageError{message: fmt.Sprintf("%q is not a port: it is a number from 1 to 65535", text), hint: "write 8000, or LOCAL:REMOTE as in 8080:80"}
+	}
+	return uint16(n), nil
+}
+
+func (a *App) portTokenCmd() *cobra.Command {
+	var expires durationFlag
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "token SANDBOX [PORT...]",
+		Short: "Make a token with which others reach ports over HTTP",
+		Long: `Token writes a token to standard output. Who sends it to the daemon in the header
+Atoll-Token reaches the ports that are named, or all of them, and nothing else.
+It ends with its time, with the sandbox, and with the key that made it.`,
+		Example: `  atoll port token --expires 1h demo 8000`,
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().Var(&expires, "expires", "how long it is valid (default 24h)")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		opts := atoll.PortTokenOptions{Expires: time.Duration(expires)}
+		for _, arg := range args[1:] {
+			port, err := parsePort(arg)
+			if err != nil {
+				return err
+			}
+			opts.Ports = append(opts.Ports, port)
+		}
+		s, err := a.daemonSandbox(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		t, err := s.PortToken(ctx, opts)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(t)
+		}
+		_, err = fmt.Fprintln(a.Stdout, t.Token)
+		return err
+	})
+	return cmd
+}
+
+func (a *App) portURLCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "url SANDBOX PORT",
+		Short: "Say where a port is shown over HTTP",
+		Long: `Url writes the address at which the daemon shows an HTTP server inside to whoever
+sends a token for it: see atoll port token. The daemon must be reached over TCP.`,
+		Example: `  ATOLL_HOST=http://127.0.0.1:7070 atoll port url demo 8000`,
+		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		port, err := parsePort(args[1])
+		if err != nil {
+			return err
+		}
+		s, err := a.daemonSandbox(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		url, err := s.PortURL(port)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.Stdout, url)
+		return err
+	})
+	return cmd
+}
+
+// daemonSandbox returns a sandbox of the daemon.
+func (a *App) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.Get(ctx, name)
+}

@@ -1,0 +1,189 @@
+package plane
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// maxConns is how many connections to ports of one sandbox there may be at a
+// time: each costs buffers here, however slowly it is read.
+const maxConns = 256
+
+// DialPort connects to a port of a sandbox, by name or id. Every connection is
+// authorised and recorded, once. The caller closes it.
+func (p *Plane) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	box, err := p.Open(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	if !p.conns.take(box.ID()) {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeExhausted, Op: "port.open", Subject: box.Name(),
+			Message: fmt.Sprintf("there are %d connections to its ports already", maxConns), Hint: "close some first",
+		}
+	}
+	conn, err := box.Dial(ctx, port)
+	if err != nil {
+		p.conns.release(box.ID())
+		return nil, err
+	}
+	return &portConn{Conn: conn, done: sync.OnceFunc(func() { p.conns.release(box.ID()) })}, nil
+}
+
+// portConn is a connection that is counted.
+type portConn struct {
+	net.Conn
+	done func()
+}
+
+// CloseWrite ends the sending side.
+func (c *portConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
+// Close ends the connection.
+func (c *portConn) Close() error {
+	c.done()
+	return c.Conn.Close()
+}
+
+// connCount counts the connections to each sandbox.
+type connCount struct {
+	mu sync.Mutex
+	n  map[sandbox.ID]int
+}
+
+func (c *connCount) take(id sandbox.ID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == nil {
+		c.n = map[sandbox.ID]int{}
+	}
+	if c.n[id] >= maxConns {
+		return false
+	}
+	c.n[id]++
+	return true
+}
+
+func (c *connCount) release(id sandbox.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n[id]--; c.n[id] <= 0 {
+		delete(c.n, id)
+	}
+}
+
+// How long a pass is good for.
+const (
+	defaultPassLife = 24 * time.Hour
+	maxPassLife     = 366 * 24 * time.Hour
+	maxPassPorts    = 64
+)
+
+// SharePorts makes a token with which anybody reaches ports of a running
+// sandbox, all of them if none is named, for a time, a day if none is said.
+func (p *Plane) SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error) {
+	const op = "port.share"
+	box, err := p.Open(ctx, ref)
+	if err != nil {
+		return "", expires, err
+	}
+	who, err := principal(ctx)
+	if err != nil {
+		return "", expires, err
+	}
+	if life == 0 {
+		life = defaultPassLife
+	}
+	action := control.Action{Op: op, Sandbox: box.ID(), Name: box.Name(), Subject: portNames(ports)}
+	err = p.guard(ctx, action, func(context.Context) (err error) {
+		if life < 0 || life > maxPassLife {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "expires", Message: "is not within a year from now"}
+		}
+		if len(ports) > maxPassPorts {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "ports", Message: fmt.Sprintf("are more than %d; name none for all", maxPassPorts)}
+		}
+		expires = p.cfg.Store.Now().Add(life)
+		token, err = p.cfg.Passes.Seal(key.Pass{
+			Tenant: who.Tenant, Sandbox: box.ID(), Ports: ports, Expires: expires, Key: who.Key, UID: who.UID,
+		})
+		return err
+	})
+	return token, expires, named(op, err)
+}
+
+func portNames(ports []uint16) string {
+	if len(ports) == 0 {
+		return "all ports"
+	}
+	return strings.Trim(fmt.Sprint(ports), "[]")
+}
+
+// EnterPort finds out which sandbox the bearer of a token may reach a port of,
+// and returns the context to do that with. ref is what the bearer calls it;
+// whatever is wrong, the answer is the same.
+func (p *Plane) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
+	pass, err := p.cfg.Passes.Open(token)
+	if err != nil {
+		return nil, "", err
+	}
+	if sandbox.ValidateName(ref) != nil || !pass.Opens(port, p.cfg.Store.Now()) {
+		return nil, "", key.NotAPass()
+	}
+	var b store.Sandbox
+	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+		if err := p.makerStands(ctx, tx, &pass); err != nil {
+			return err
+		}
+		b, err = tx.Find(ctx, pass.Tenant, ref)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			b, err = tx.Sandbox(ctx, pass.Tenant, sandbox.ID(ref))
+		}
+		return err
+	})
+	switch code := sandbox.CodeOf(err); {
+	case code == sandbox.CodeNotFound || code == sandbox.CodeInvalid, err == nil && b.ID != pass.Sandbox:
+		return nil, "", key.NotAPass()
+	case err != nil:
+		return nil, "", err
+	}
+	return WithPrincipal(ctx, pass.Bearer()), b.ID, nil
+}
+
+// makerStands checks that who made a pass could still make it.
+func (p *Plane) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) error {
+	if pass.Key == "" {
+		return nil
+	}
+	k, err := tx.Operator().Key(ctx, pass.Key)
+	if err != nil {
+		return err
+	}
+	now := p.cfg.Store.Now()
+	if !k.Revoked.IsZero() || !k.Expires.IsZero() && !now.Before(k.Expires) || k.TenantDisabled || k.Tenant != pass.Tenant {
+		return key.NotAPass()
+	}
+	return nil
+}
+
+// Usage tells what a running sandbox consumes.
+func (p *Plane) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
+	box, err := p.Open(ctx, ref)
+	if err != nil {
+		return sandbox.Usage{}, err
+	}
+	return box.Usage(ctx)
+}

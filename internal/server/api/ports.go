@@ -1,0 +1,98 @@
+package api
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/internal/stream"
+)
+
+// Ports reach what listens inside a sandbox. Its methods are part of Service.
+type Ports interface {
+	// DialPort connects to a port of a running sandbox. The caller closes the
+	// connection, which has a CloseWrite.
+	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
+	// SharePorts makes a token for ports, all if none is given.
+	SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error)
+}
+
+// NewPortToken asks for a token.
+type NewPortToken struct {
+	Ports     []uint16 `json:"ports,omitempty" maxItems:"64" doc:"which ports; all if none is named"`
+	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; a day if it is left out"`
+}
+
+// PortToken lets its bearer reach ports of one sandbox.
+type PortToken struct {
+	Token   string    `json:"token" doc:"for the header Atoll-Token; shown only now"`
+	Expires time.Time `json:"expires"`
+}
+
+// SandboxUsage is what a sandbox consumes. A figure that is not known is negative.
+type SandboxUsage struct {
+	CPUMS   int64     `json:"cpuMs" doc:"processor time since it was made, in milliseconds"`
+	Memory  int64     `json:"memory" doc:"bytes now, its kernel included"`
+	Disk    int64     `json:"disk" doc:"bytes of the writable layer now"`
+	PIDs    int64     `json:"pids" doc:"processes and threads now"`
+	Sampled time.Time `json:"sampled"`
+}
+
+type portTokenInput struct {
+	SandboxRef
+	Body NewPortToken
+}
+
+type portTokenOutput struct{ Body PortToken }
+
+type usageOutput struct{ Body SandboxUsage }
+
+func (a *API) ports() {
+	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Make a token with which anybody reaches ports of a sandbox; it is shown only now")
+	share.DefaultStatus = http.StatusCreated
+	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {
+		token, expires, err := a.service.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
+		return &portTokenOutput{PortToken{Token: token, Expires: expires}}, a.problem(err)
+	})
+	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket"), nil, "", "websocket", a.openPort)
+	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "What it consumes"),
+		func(ctx context.Context, in *SandboxRef) (*usageOutput, error) {
+			u, err := a.service.Usage(ctx, in.Ref)
+			out := &usageOutput{SandboxUsage{CPUMS: u.CPU.Milliseconds(), Memory: u.Memory, Disk: u.Disk, PIDs: u.PIDs, Sampled: u.Sampled}}
+			if u.CPU < 0 {
+				out.Body.CPUMS = -1
+			}
+			return out, a.problem(err)
+		})
+}
+
+// openPort carries the bytes of one connection to a port. The connection is
+// made first, so that a port nobody listens on is an answer of HTTP.
+func (a *API) openPort(w http.ResponseWriter, r *http.Request) error {
+	if err := isWebSocket(r); err != nil {
+		return err
+	}
+	port, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
+	if err != nil || port == 0 {
+		return invalid("port", "is not a number from 1 to 65535")
+	}
+	conn, err := a.service.DialPort(r.Context(), r.PathValue("ref"), uint16(port))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	// The origin was checked by who serves this handler.
+	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
+	if err != nil {
+		return nil // Accept has answered
+	}
+	outside := stream.NewTunnel(ws, "caller")
+	defer outside.Abort()
+	stream.Join(r.Context(), outside, stream.AsDuplex(conn))
+	return nil
+}

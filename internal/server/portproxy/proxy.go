@@ -1,0 +1,290 @@
+// Package portproxy shows HTTP servers inside sandboxes to the outside: a
+// reverse proxy to a port that the host name or two headers name, for whoever
+// bears a token for it. WebSockets and streams pass as they are.
+//
+// What is behind a port is hostile, and so may be who calls. The two are kept
+// apart from everything else: a token opens ports of one sandbox only,
+// connections are never shared between tokens, no credential of Atoll's is
+// passed on, and a page from inside a sandbox has an origin of its own.
+package portproxy
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The headers of a request. None is passed on.
+const (
+	HeaderToken   = "Atoll-Token"   // instead of the bearer of Authorization
+	HeaderSandbox = "Atoll-Sandbox" // with the next, instead of a host name
+	HeaderPort    = "Atoll-Port"
+)
+
+const (
+	maxHeader = 256 << 10
+	idleTime  = 30 * time.Second
+	idleConns = 8 // of one token to one port
+)
+
+// Service opens ports. Its methods may be called concurrently; their errors are
+// *sandbox.Error.
+type Service interface {
+	// EnterPort returns the context in which the bearer of a token acts, and
+	// the sandbox that ref names for it. Anything wrong is CodeUnauthorized,
+	// and always the same.
+	EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error)
+	// DialPort connects to a port of a sandbox. The caller closes it.
+	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
+}
+
+// Options of a Proxy.
+type Options struct {
+	// Domains are the names below which PORT-SANDBOX.DOMAIN is a port;
+	// localhost always is one.
+	Domains []string
+	// Logger gets what callers are not told. Nil: slog.Default.
+	Logger *slog.Logger
+}
+
+// Proxy is the handler. It may be used concurrently.
+type Proxy struct {
+	service   Service
+	domains   []string
+	transport *http.Transport
+	reverse   *httputil.ReverseProxy
+}
+
+// New returns a Proxy. The caller closes it.
+func New(service Service, opts Options) *Proxy {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	p := &Proxy{service: service, domains: []string{"localhost"}}
+	for _, d := range opts.Domains {
+		p.domains = append(p.domains, strings.ToLower(strings.Trim(d, ".")))
+	}
+	p.transport = &http.Transport{
+		DialContext: p.dial, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
+		MaxIdleConnsPerHost: idleConns, IdleConnTimeout: idleTime,
+	}
+	p.reverse = &httputil.ReverseProxy{
+		Rewrite: rewrite, Transport: p.transport, FlushInterval: -1, ModifyResponse: confine,
+		ErrorHandler: failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+	}
+	return p
+}
+
+// Close lets go of idle connections. Requests under way go on.
+func (p *Proxy) Close() error {
+	p.transport.CloseIdleConnections()
+	return nil
+}
+
+// target is which port of which sandbox a request is for.
+type target struct {
+	ref    string
+	port   uint16
+	id     sandbox.ID // once the token was checked
+	pool   string     // who may share a connection
+	header bool       // it was named by headers
+}
+
+// Match reports whether a request is for a port, however wrong it is.
+func (p *Proxy) Match(r *http.Request) bool {
+	if r.Header.Get(HeaderSandbox) != "" || r.Header.Get(HeaderPort) != "" {
+		return true
+	}
+	_, _, ok := p.split(r.Host)
+	return ok
+}
+
+// split takes PORT-SANDBOX.DOMAIN apart, which no name of the daemon itself
+// looks like.
+func (p *Proxy) split(host string) (port, ref string, ok bool) {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	label, domain, _ := strings.Cut(strings.ToLower(strings.TrimSuffix(host, ".")), ".")
+	port, ref, ok = strings.Cut(label, "-")
+	if !ok || port == "" || strings.Trim(port, "0123456789") != "" {
+		return "", "", false
+	}
+	for _, d := range p.domains {
+		if d == domain {
+			return port, ref, true
+		}
+	}
+	return "", "", false
+}
+
+func (p *Proxy) target(r *http.Request) (t target, err error) {
+	port := ""
+	refs, ports := r.Header.Values(HeaderSandbox), r.Header.Values(HeaderPort)
+	if len(refs) > 0 || len(ports) > 0 {
+		if len(refs) != 1 || len(ports) != 1 {
+			return t, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: HeaderSandbox, Message: HeaderSandbox + " and " + HeaderPort + " are needed once each"}
+		}
+		t.ref, port, t.header = refs[0], ports[0], true
+	} else {
+		port, t.ref, _ = p.split(r.Host)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "port", Message: "is not a number from 1 to 65535"}
+	}
+	t.port = uint16(n)
+	return t, nil
+}
+
+// keyPrefix begins API keys. They are no tokens, and must not get to code in a
+// sandbox because somebody takes them for one.
+const keyPrefix = "atoll_"
+
+// token returns the token of a request, and takes it away from it.
+func token(h http.Header) (string, error) {
+	scheme, bearer, _ := strings.Cut(h.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "Bearer") {
+		bearer = strings.TrimSpace(bearer)
+	} else {
+		bearer = ""
+	}
+	found := h.Get(HeaderToken)
+	for _, secret := range []string{found, bearer} {
+		if strings.HasPrefix(secret, keyPrefix) {
+			return "", &sandbox.Error{
+				Code: sandbox.CodeUnauthorized, Message: "an API key is not for ports of sandboxes, where code inside could see it",
+				Hint: "make a token with: atoll port token SANDBOX",
+			}
+		}
+	}
+	if found == "" {
+		found = bearer
+		h.Del("Authorization") // it was for us; with HeaderToken it is for the program inside
+	}
+	for _, name := range []string{HeaderToken, HeaderSandbox, HeaderPort} {
+		h.Del(name)
+	}
+	if found == "" {
+		return "", &sandbox.Error{
+			Code: sandbox.CodeUnauthorized, Message: "a token is needed",
+			Hint: "make one with: atoll port token SANDBOX, and send it in " + HeaderToken,
+		}
+	}
+	return found, nil
+}
+
+type targetKey struct{}
+
+// ServeHTTP passes a request that Match knows to the port that it is for.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	t, err := p.target(r)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	if r.Method == http.MethodConnect {
+		refuse(w, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "method", Message: "a port is no proxy"})
+		return
+	}
+	r = r.Clone(r.Context())
+	secret, err := token(r.Header)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	ctx, id, err := p.service.EnterPort(r.Context(), secret, t.ref, t.port)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	t.id = id
+	p.show(w, r.WithContext(ctx), t, secret)
+}
+
+// Show passes a request to a port for a face that has found out itself who
+// asks, and has taken its own credentials off. Connections are made in the
+// context of r, and are shared only between requests with the same bearer,
+// which is a secret or "" for everybody.
+func (p *Proxy) Show(w http.ResponseWriter, r *http.Request, id sandbox.ID, port uint16, bearer string) {
+	p.show(w, r, target{id: id, port: port}, bearer)
+}
+
+func (p *Proxy) show(w http.ResponseWriter, r *http.Request, t target, bearer string) {
+	sum := sha256.Sum256([]byte(string(t.id) + "\x00" + bearer))
+	t.pool = strconv.Itoa(int(t.port)) + "." + hex.EncodeToString(sum[:])
+	p.reverse.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), targetKey{}, t)))
+}
+
+// rewrite addresses a request. Its path and query stay as they came, and its
+// host too if that was how it got here, for the links that the program makes.
+func rewrite(r *httputil.ProxyRequest) {
+	t := r.In.Context().Value(targetKey{}).(target)
+	r.Out.URL.Scheme, r.Out.URL.Host = "http", t.pool
+	r.Out.URL.RawQuery = r.In.URL.RawQuery
+	r.Out.Host = r.In.Host
+	if t.header {
+		r.Out.Host = "localhost:" + strconv.Itoa(int(t.port))
+	}
+	r.Out.Header.Set("X-Forwarded-Host", r.In.Host)
+	r.Out.Header.Set("X-Forwarded-Proto", "http")
+	if r.In.TLS != nil {
+		r.Out.Header.Set("X-Forwarded-Proto", "https")
+	}
+}
+
+// dial connects for the request that ctx is of.
+func (p *Proxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	t, ok := ctx.Value(targetKey{}).(target)
+	if !ok {
+		return nil, errors.New("portproxy: a connection without a request")
+	}
+	return p.service.DialPort(ctx, string(t.id), t.port)
+}
+
+// confine keeps what a program inside sets to its own origin: a cookie for the
+// whole domain would reach the ports of others.
+func confine(resp *http.Response) error {
+	cookies := resp.Header["Set-Cookie"]
+	for i, c := range cookies {
+		parts := strings.Split(c, ";")
+		kept := parts[:1]
+		for _, attribute := range parts[1:] {
+			name, _, _ := strings.Cut(attribute, "=")
+			if !strings.EqualFold(strings.TrimSpace(name), "Domain") {
+				kept = append(kept, attribute)
+			}
+		}
+		cookies[i] = strings.Join(kept, ";")
+	}
+	return nil
+}
+
+// failed answers when the program inside did not.
+func failed(w http.ResponseWriter, r *http.Request, err error) {
+	if r.Context().Err() != nil {
+		return // nobody is listening
+	}
+	var known *sandbox.Error
+	if !errors.As(err, &known) {
+		known = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "what listens on the port gives no answer that makes sense", Cause: err}
+	}
+	problem := api.NewProblem(known, nil)
+	if problem.Code == sandbox.CodeUnavailable {
+		problem.Status, problem.Title = http.StatusBadGateway, http.StatusText(http.StatusBadGateway)
+	}
+	api.WriteProblem(w, problem)
+}
+
+func refuse(w http.ResponseWriter, err error) { api.WriteProblem(w, api.NewProblem(err, nil)) }

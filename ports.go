@@ -1,0 +1,118 @@
+package atoll
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/internal/stream"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Dial connects to a TCP port inside, as a program there would at localhost,
+// so that it also reaches what listens on the loopback only. The context bounds
+// the dialing only. Nobody listening is CodeUnavailable.
+//
+// The caller closes the connection. It has a CloseWrite, and, unlike others, a
+// deadline that passes ends it.
+func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	name := strconv.Itoa(int(port))
+	ws, err := s.client.webSocket(ctx, s.path("/ports/"+name))
+	if err != nil {
+		return nil, err
+	}
+	return stream.NewTunnel(ws, s.Name()+":"+name), nil
+}
+
+// webSocket opens a WebSocket of the API.
+func (c *Client) webSocket(ctx context.Context, path string) (*websocket.Conn, error) {
+	header := http.Header{}
+	if c.key != "" {
+		header.Set("Authorization", "Bearer "+c.key)
+	}
+	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, &websocket.DialOptions{
+		HTTPClient: c.http, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
+	})
+	if err == nil {
+		return ws, nil
+	}
+	if resp != nil && resp.Body != nil && resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		return nil, problemOf(resp)
+	}
+	return nil, transportError(ctx, err)
+}
+
+// PortTokenOptions say what a token is for. The zero value is usable.
+type PortTokenOptions struct {
+	Ports   []uint16      // which ports; none: all
+	Expires time.Duration // from now; zero: a day
+}
+
+// PortToken lets its bearer reach ports of one sandbox over HTTP, and nothing
+// else.
+type PortToken struct {
+	Token   string    `json:"token"`
+	Expires time.Time `json:"expires"`
+}
+
+// TokenHeader is the header in which requests to a PortURL carry a token.
+const TokenHeader = "Atoll-Token"
+
+// PortToken makes a token for ports of the sandbox. It cannot be shown again.
+func (s *Sandbox) PortToken(ctx context.Context, opts PortTokenOptions) (t PortToken, err error) {
+	in := map[string]any{"expiresMs": milliseconds(opts.Expires)}
+	if len(opts.Ports) > 0 {
+		in["ports"] = opts.Ports
+	}
+	return t, s.client.call(ctx, http.MethodPost, s.path("/port-tokens"), nil, in, &t)
+}
+
+// PortURL is where an HTTP server on a port inside is shown to whoever sends a
+// token for it in [TokenHeader]. The daemon must be known by a name, or listen
+// on a loopback address of TCP; otherwise this is CodeUnsupported.
+func (s *Sandbox) PortURL(port uint16) (string, error) {
+	u, err := url.Parse(s.client.base)
+	host := ""
+	if err == nil && u.Host != localHost {
+		host = u.Hostname()
+	}
+	if ip := net.ParseIP(host); ip != nil {
+		if host = ""; ip.IsLoopback() {
+			host = "localhost"
+		}
+	}
+	label := strconv.Itoa(int(port)) + "-" + string(s.info.ID)
+	if host == "" || port == 0 || len(label) > 63 {
+		return "", &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Op: "port.url", Subject: strconv.Itoa(int(port)), Message: "there is no host name for this port",
+			Hint: "reach the daemon over TCP by a name that it was given with --host, or use Dial",
+		}
+	}
+	host = label + "." + host
+	if p := u.Port(); p != "" {
+		host = net.JoinHostPort(host, p)
+	}
+	return u.Scheme + "://" + host, nil
+}
+
+// Usage tells what the sandbox consumes.
+func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
+	var out struct {
+		CPUMS              int64 `json:"cpuMs"`
+		Memory, Disk, PIDs int64
+		Sampled            time.Time
+	}
+	err := s.client.call(ctx, http.MethodGet, s.path("/usage"), nil, nil, &out)
+	u := sandbox.Usage{CPU: time.Duration(out.CPUMS) * time.Millisecond, Memory: out.Memory, Disk: out.Disk, PIDs: out.PIDs, Sampled: out.Sampled}
+	if out.CPUMS < 0 {
+		u.CPU = -1
+	}
+	return u, err
+}
