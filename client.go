@@ -29,6 +29,15 @@ type Info struct {
 	Expires   time.Time         `json:"expires,omitzero"` // zero: never
 	Exit      *sandbox.Exit     `json:"exit,omitempty"`   // how it ended
 
+	// The following are not known from List.
+
+	Pause      sandbox.PauseKind  `json:"pause,omitempty"`      // where the state of a paused one is
+	Wakes      bool               `json:"wakes,omitempty"`      // it goes on when it is used
+	LeftMS     int64              `json:"leftMs,omitempty"`     // milliseconds of its lifetime, while that stands still
+	Origin     string             `json:"origin,omitempty"`     // id of the snapshot it was made from
+	IdleMS     int64              `json:"idleMs,omitempty"`     // milliseconds without use after which it is idle
+	IdleAction sandbox.IdleAction `json:"idleAction,omitempty"` // what happens then
+
 	// What the image wants to run, as known from Create only.
 	Entrypoint []string `json:"entrypoint,omitempty"`
 	Cmd        []string `json:"cmd,omitempty"`
@@ -66,9 +75,14 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptio
 		Mounts    []sandbox.Mount   `json:"mounts,omitempty"`
 		TimeoutMS int64             `json:"timeoutMs,omitempty"`
 		Labels    map[string]string `json:"labels,omitempty"`
+
+		Snapshot   string             `json:"snapshot,omitempty"`
+		IdleMS     int64              `json:"idleMs,omitempty"`
+		IdleAction sandbox.IdleAction `json:"idleAction,omitempty"`
 	}{
 		spec.Name, spec.Image, opts.Pull, opts.Platform, spec.Resources, spec.Env, spec.User, spec.Workdir, spec.Hostname,
 		spec.Mounts, milliseconds(spec.Lifetime.Timeout), spec.Labels,
+		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction,
 	})
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -42,11 +41,6 @@ func (s *Sandbox) processPath(id, rest string) string {
 // Destroy ends the sandbox with everything in it. What is gone is success.
 func (s *Sandbox) Destroy(ctx context.Context) error {
 	return s.client.call(ctx, http.MethodDelete, s.path(""), nil, nil, nil)
-}
-
-// Stop asks the commands to end, gives them grace, and destroys the sandbox.
-func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) error {
-	return s.client.call(ctx, http.MethodPost, s.path("/stop"), nil, map[string]int64{"graceMs": milliseconds(grace)}, nil)
 }
 
 // Wait blocks until the sandbox has ended, and says why.

@@ -10,10 +10,13 @@ import (
 
 // Limits are what one tenant may use. A field that is zero sets no limit.
 type Limits struct {
-	Boxes       int64   `json:"boxes,omitempty"`       // sandboxes that are not gone
-	CPUs        float64 `json:"cpus,omitempty"`        // processors' worth of time of the sandboxes that may run
-	Memory      int64   `json:"memory,omitempty"`      // bytes of memory of the sandboxes that may run
-	Disk        int64   `json:"disk,omitempty"`        // bytes of the writable layers of all that are not gone
+	Boxes         int64   `json:"boxes,omitempty"`         // sandboxes that are not gone
+	CPUs          float64 `json:"cpus,omitempty"`          // processors' worth of time of the sandboxes that may run
+	Memory        int64   `json:"memory,omitempty"`        // bytes of memory of the sandboxes that may run
+	Disk          int64   `json:"disk,omitempty"`          // bytes of the writable layers of all that are not gone
+	Snapshots     int64   `json:"snapshots,omitempty"`     // those with a name
+	SnapshotBytes int64   `json:"snapshotBytes,omitempty"` // of all snapshots, those of sandboxes that rest included
+
 	ExecRate    float64 `json:"execRate,omitempty"`    // commands started per second
 	ExecBurst   int     `json:"execBurst,omitempty"`   // commands that may start at once; zero: one second's worth
 	OutputRate  int64   `json:"outputRate,omitempty"`  // bytes of command output per second; what is over is slowed down
@@ -26,6 +29,9 @@ type Usage struct {
 	CPUs   float64 `json:"cpus"`
 	Memory int64   `json:"memory"` // bytes
 	Disk   int64   `json:"disk"`   // bytes
+
+	Snapshots     int64 `json:"snapshots"`     // those with a name
+	SnapshotBytes int64 `json:"snapshotBytes"` // of all snapshots
 }
 
 // Tenant is one customer of the daemon. Nothing of one reaches another.

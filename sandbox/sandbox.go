@@ -45,6 +45,10 @@ type Spec struct {
 	// ("debian:12", "debian@sha256:…"), "oci:DIR[:TAG]",
 	// "docker-archive:FILE[:REF]", "dir:DIR" and "tar:FILE".
 	Image string `json:"image,omitempty"`
+	// Snapshot is the name or id of a snapshot to start from instead of an
+	// image. What the snapshot says of user, directory and limits holds where
+	// this Spec says nothing.
+	Snapshot string `json:"snapshot,omitempty"`
 
 	Resources Resources `json:"resources,omitzero"`
 
@@ -92,7 +96,8 @@ type Mount struct {
 // Lifetime bounds how long a sandbox may live.
 type Lifetime struct {
 	// Timeout is wall-clock time from creation to the forced end of the
-	// sandbox. Zero: no limit.
+	// sandbox. It does not pass while the sandbox is stopped or paused. Zero:
+	// no limit.
 	Timeout time.Duration `json:"timeout,omitempty"`
 	// Idle is how long nobody may use the sandbox before IdleAction happens.
 	// A command that runs, a transfer and an open port are use. Zero: never.
@@ -100,6 +105,16 @@ type Lifetime struct {
 	// IdleAction is what happens then. Empty: IdleStop.
 	IdleAction IdleAction `json:"idleAction,omitempty"`
 }
+
+// PauseKind says where the state of a paused sandbox is. The list is
+// append-only.
+type PauseKind string
+
+// The kinds of pause.
+const (
+	PauseMemory PauseKind = "memory" // resident: frozen, and held by its kernel
+	PauseDisk   PauseKind = "disk"   // in a snapshot: no memory and no process left
+)
 
 // IdleAction is what becomes of a sandbox that nobody uses. The list is
 // append-only.

@@ -66,7 +66,13 @@ func (s *Spec) Validate() error {
 	if strings.ContainsRune(s.Image, 0) || len(s.Image) > MaxPathLen {
 		return invalid("image", "not a usable reference")
 	}
-	if err := s.Resources.validate(); err != nil {
+	if s.Snapshot != "" && !isName(s.Snapshot) {
+		return invalid("snapshot", "%q is not the name or id of a snapshot", clip(s.Snapshot))
+	}
+	if s.Snapshot != "" && s.Image != "" {
+		return invalid("snapshot", "cannot be used together with an image")
+	}
+	if err := s.Resources.Validate(); err != nil {
 		return err
 	}
 	if err := validateEnv(s.Env); err != nil {
@@ -109,16 +115,8 @@ func (s *Spec) Validate() error {
 	if err := validateSecrets(s.Secrets, s.Env); err != nil {
 		return err
 	}
-	if s.Lifetime.Timeout < 0 {
-		return invalid("lifetime", "negative timeout")
-	}
-	if s.Lifetime.Idle < 0 {
-		return invalid("lifetime", "negative idle time")
-	}
-	switch s.Lifetime.IdleAction {
-	case "", IdlePause, IdleSleep, IdleStop, IdleDelete:
-	default:
-		return invalid("lifetime", "%q is none of pause, sleep, stop and delete", s.Lifetime.IdleAction)
+	if err := s.Lifetime.Validate(); err != nil {
+		return err
 	}
 	return ValidateLabels(s.Labels)
 }
@@ -139,7 +137,23 @@ func ValidateLabels(labels map[string]string) error {
 	return nil
 }
 
-func (r Resources) validate() error {
+// Validate reports the first thing about a lifetime that can never work.
+func (l Lifetime) Validate() error {
+	if l.Timeout < 0 {
+		return invalid("lifetime", "negative timeout")
+	}
+	if l.Idle < 0 {
+		return invalid("lifetime", "negative idle time")
+	}
+	switch l.IdleAction {
+	case "", IdlePause, IdleSleep, IdleStop, IdleDelete:
+		return nil
+	}
+	return invalid("lifetime", "%q is none of pause, sleep, stop and delete", clip(string(l.IdleAction)))
+}
+
+// Validate reports the first limit that can never hold.
+func (r Resources) Validate() error {
 	switch {
 	case math.IsNaN(r.CPUs) || math.IsInf(r.CPUs, 0) || (r.CPUs > 0 && r.CPUs < 0.01) || r.CPUs > 4096:
 		return invalid("cpus", "%v is not between 0.01 and 4096", r.CPUs)

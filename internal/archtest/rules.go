@@ -114,9 +114,21 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/policy", "internal/secret", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
+	},
+	{
+		pkgs: "internal/control/lifecycle",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "os/exec", "net", "net/http"},
+		why:  "decisions are pure",
+	},
+	{
+		pkgs: "internal/vault",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "net/http"},
+		why:  "it keeps bytes, and knows neither whose nor what for",
 	},
 	{
 		pkgs: "internal/control/...",
@@ -223,7 +235,7 @@ var rules = []rule{
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/key", "internal/quota",
+			"internal/audit", "internal/key", "internal/quota", "internal/vault",
 		},
 		why: "main only dispatches",
 	},

@@ -118,7 +118,8 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, a.runCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.stopCmd(), a.rmCmd(),
+	}, a.runCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
+		a.pauseCmd(), a.resumeCmd(), a.stopCmd(), a.startCmd(), a.updateCmd(), a.forkCmd(), a.snapshotCmd(),
 		a.upCmd(), a.e2bCmd(), a.keyCmd(), a.tenantCmd(), a.eventsCmd(), a.auditCmd(), a.stateCmd(),
 		a.imageCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())
 	root.AddGroup(

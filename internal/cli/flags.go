@@ -113,7 +113,8 @@ type boxFlags struct {
 	name, hostname        string
 	labelList, labelFiles []string
 	entrypoint            string
-	lifetime              durationFlag
+	lifetime, idle        durationFlag
+	idleAction, snapshot  string
 	remove, keep, quiet   bool
 }
 
@@ -132,6 +133,9 @@ func (f *boxFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVarP(&f.labelList, "label", "l", nil, "label it: KEY=VALUE")
 	flags.StringArrayVar(&f.labelFiles, "label-file", nil, "read labels from a file, one KEY=VALUE per line")
 	flags.Var(&f.lifetime, "lifetime", "end the whole sandbox after this time, such as 1h")
+	flags.Var(&f.idle, "idle", "do what --idle-action says when nobody used it for so long; the daemon sees to that")
+	flags.StringVar(&f.idleAction, "idle-action", "", "pause, sleep (on disk), stop (and keep its files) or delete (default stop)")
+	flags.StringVar(&f.snapshot, "snapshot", "", "start from this snapshot instead of an image")
 	flags.BoolVar(&f.remove, "rm", true, "remove the sandbox when the command ends (what happens without -d or --keep)")
 	flags.BoolVar(&f.keep, "keep", false, "keep the sandbox when the command ends")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
@@ -145,6 +149,10 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 		return badFlag("keep", "cannot be used with --rm")
 	case rm && f.remove && detach:
 		return badFlag("rm", "cannot be used with --detach: remove the sandbox with: atoll rm")
+	case f.snapshot != "" && cmd.Flags().Changed("image"):
+		return badFlag("snapshot", "cannot be used with --image")
+	case f.idleAction != "" && f.idle == 0:
+		return badFlag("idle-action", "needs --idle")
 	case cmd.Flags().Changed("cpus") && f.cpus <= 0:
 		return badFlag("cpus", "%v is not a positive number", f.cpus)
 	case cmd.Flags().Changed("pids") && f.pids <= 0:
@@ -162,7 +170,13 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	spec := sandbox.Spec{
 		Name: box.name, Image: box.image, User: how.user, Workdir: how.workdir, Hostname: box.hostname,
 		Resources: sandbox.Resources{CPUs: box.cpus, Memory: int64(box.memory), Disk: int64(box.disk), PIDs: box.pids},
-		Lifetime:  sandbox.Lifetime{Timeout: time.Duration(box.lifetime)},
+		Lifetime: sandbox.Lifetime{
+			Timeout: time.Duration(box.lifetime), Idle: time.Duration(box.idle), IdleAction: sandbox.IdleAction(box.idleAction),
+		},
+		Snapshot: box.snapshot,
+	}
+	if box.snapshot != "" {
+		spec.Image = ""
 	}
 	for _, text := range box.volumes {
 		m, err := volume(text)

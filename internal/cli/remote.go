@@ -138,6 +138,11 @@ func (r remote) Start(ctx context.Context, req control.RunRequest) (string, erro
 // remoteBox is a sandbox of a daemon.
 type remoteBox struct{ *atoll.Sandbox }
 
+func (b remoteBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
+	info, err := b.Sandbox.Stop(ctx, grace)
+	return info.State == sandbox.Stopped, err
+}
+
 func (b remoteBox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	p, err := b.Sandbox.Exec(ctx, cmd)
 	if err != nil {

@@ -55,7 +55,7 @@ ended it, 125 that Atoll itself failed.`,
 		if err != nil {
 			return err
 		}
-		t, err := a.runner(cmd.Context(), req.Keep || how.detach)
+		t, err := a.runnerFor(cmd.Context(), &req, how.detach)
 		if err != nil {
 			return err
 		}

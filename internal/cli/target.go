@@ -36,7 +36,8 @@ type box interface {
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
-	Stop(ctx context.Context, grace time.Duration) error
+	// Stop ends it, and reports whether its files are kept.
+	Stop(ctx context.Context, grace time.Duration) (kept bool, err error)
 	Destroy(ctx context.Context) error
 	Files() boxFiles
 }
@@ -136,6 +137,19 @@ func (a *App) runner(ctx context.Context, stays bool) (target, error) {
 	return a.here(true)
 }
 
+// runnerFor returns where to run what a request asks for. Snapshots and idle
+// policies are the daemon's.
+func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
+	if req.Spec.Snapshot == "" && req.Spec.Lifetime.Idle == 0 {
+		return a.runner(ctx, req.Keep || detach)
+	}
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return remote{c}, nil
+}
+
 // find returns the sandbox of that name.
 func (a *App) find(ctx context.Context, name string) (box, error) {
 	t, err := a.target(ctx)
@@ -155,6 +169,10 @@ type local struct {
 type localBox struct{ *control.Sandbox }
 
 func (b localBox) Files() boxFiles { return b.Sandbox.Files() }
+
+func (b localBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
+	return false, b.Sandbox.Stop(ctx, grace)
+}
 
 func (l local) Find(ctx context.Context, ref string) (box, error) {
 	b, err := l.Control.Find(ctx, ref)

@@ -68,12 +68,14 @@ func limitText(v float64, bytes bool) string {
 func limitFlags(flags *pflag.FlagSet) func() map[string]float64 {
 	all := map[string]*limitFlag{
 		"boxes": {key: "boxes"}, "cpus": {key: "cpus"}, "memory": {key: "memory", bytes: true}, "disk": {key: "disk", bytes: true},
+		"snapshots": {key: "snapshots"}, "snapshot-bytes": {key: "snapshotBytes", bytes: true},
 		"exec-rate": {key: "execRate"}, "exec-burst": {key: "execBurst"}, "output-rate": {key: "outputRate", bytes: true},
 		"output-burst": {key: "outputBurst", bytes: true},
 	}
 	for name, what := range map[string]string{
 		"boxes": "sandboxes at once", "cpus": "processors' worth of time, over all sandboxes", "memory": "memory, over all sandboxes, such as 16g",
 		"disk": "writable disk, over all sandboxes, such as 100g", "exec-rate": "commands started per second",
+		"snapshots": "snapshots with a name", "snapshot-bytes": "bytes of all snapshots, such as 100g",
 		"exec-burst": "commands that may start at once", "output-rate": "bytes of output per second, such as 10m; what is over is slowed down",
 		"output-burst": "bytes of output at once",
 	} {
@@ -150,6 +152,8 @@ func (a *App) showTenant(t atoll.Tenant) error {
 		{"cpus", strconv.FormatFloat(u.CPUs, 'f', -1, 64), limitText(l.CPUs, false)},
 		{"memory", units.BytesSize(float64(u.Memory)), limitText(float64(l.Memory), true)},
 		{"disk", units.BytesSize(float64(u.Disk)), limitText(float64(l.Disk), true)},
+		{"snapshots", strconv.FormatInt(u.Snapshots, 10), limitText(float64(l.Snapshots), false)},
+		{"snapshot-bytes", units.BytesSize(float64(u.SnapshotBytes)), limitText(float64(l.SnapshotBytes), true)},
 		{"commands/s", "", limitText(l.ExecRate, false)},
 		{"output/s", "", limitText(float64(l.OutputRate), true)},
 	})

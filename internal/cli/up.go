@@ -134,33 +134,3 @@ func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
 	}
 	return failed
 }
-
-func (a *App) stopCmd() *cobra.Command {
-	grace := durationFlag(10 * time.Second)
-	cmd := &cobra.Command{
-		Use:   "stop [flags] SANDBOX...",
-		Short: "Ask the commands of sandboxes to end, then remove the sandboxes",
-		Long: `Stop sends SIGTERM to the commands that run, waits until they have ended or the
-grace is over, and removes the sandbox. It prints the name of each.`,
-		Example: `  atoll stop demo`,
-		GroupID: groupBox,
-		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
-	}
-	cmd.Flags().VarP(&grace, "time", "t", "how long commands may take to end")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
-		for _, name := range args {
-			b, err := a.find(ctx, name)
-			if err != nil {
-				return err
-			}
-			if err := b.Stop(ctx, time.Duration(grace)); err != nil {
-				return err
-			}
-			if _, err := fmt.Fprintln(a.Stdout, visible(b.Name())); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return cmd
-}

@@ -47,6 +47,52 @@ func running(t *testing.T, m *daemontest.Machine) map[sandbox.ID]driver.Found {
 	return out
 }
 
+// kept fails unless the snapshots on the disk are those that the store wants,
+// and every sandbox at rest has one.
+func kept(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
+	t.Helper()
+	wanted := wantedSnapshots(t, m.Dir+"/atoll.db")
+	there, err := os.ReadDir(m.Dir + "/snapshots")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range there {
+		if !wanted[e.Name()] {
+			t.Errorf("the snapshot %s is left", e.Name())
+		}
+		delete(wanted, e.Name())
+	}
+	for id := range wanted {
+		t.Errorf("the snapshot %s is missing", id)
+	}
+}
+
+// wantedSnapshots are those that a database knows. Machines with another one,
+// which have no file, make no snapshots.
+func wantedSnapshots(t *testing.T, file string) map[string]bool {
+	t.Helper()
+	wanted := map[string]bool{}
+	if _, err := os.Stat(file); err != nil {
+		return wanted
+	}
+	rows, err := openSQL(t, file).Query("SELECT id FROM snapshots WHERE ready = 1 UNION SELECT kept FROM sandboxes WHERE kept <> ''")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id string
+		if err := rows.Scan(&id); err != nil {
+			t.Fatal(err)
+		}
+		wanted[id] = true
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return wanted
+}
+
 // agree fails unless the store, the provider and the log tell the same story.
 func agree(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 	t.Helper()
@@ -55,11 +101,18 @@ func agree(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f, ok := real[s.ID]; !ok || f.State != s.State {
+		full, err := c.Get(context.Background(), string(s.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, ok := real[s.ID]
+		resting := s.State == sandbox.Stopped || full.Info().Pause == sandbox.PauseDisk
+		if resting && ok || !resting && (!ok || f.State != s.State) {
 			t.Errorf("%s is recorded as %s and is %q", s.Name, s.State, f.State)
 		}
 		delete(real, s.ID)
 	}
+	kept(t, m, c)
 	for id, f := range real {
 		t.Errorf("%s (%s) runs without a record", id, f.State)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -172,11 +173,20 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	snapshots, err := vault.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots"))
+	if err != nil {
+		return err
+	}
+	environments, err := vault.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
+	if err != nil {
+		return err
+	}
 	secret, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
 	if err != nil {
 		return err
 	}
 	d.plane = plane.New(plane.Config{
+		Snapshots: snapshots, Environments: environments,
 		Passes:  key.NewPasses(key.PassKey(secret)),
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
@@ -207,6 +217,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	}
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
+	d.work.Go(func() { d.plane.WatchIdle(ctx) })
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })
 	}

@@ -144,7 +144,7 @@ func TestHostileRequests(t *testing.T) {
 		{"a signal that is none", "POST", box + "/processes/p1/signal", `{"signal":900}`, 400},
 		{"a signal to nobody", "POST", box + "/processes/p9/signal", `{"signal":9}`, 404},
 		{"the whole tree", "DELETE", box + "/files?path=/&recursive=true", "", 400},
-		{"a wrong method", "PATCH", box, "", 405},
+		{"a wrong method", "PROPFIND", box, "", 405},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -53,6 +53,8 @@ func limitsOf(l *quota.Limits, c *api.LimitsChange) {
 	set(&l.CPUs, c.CPUs)
 	set(&l.Memory, c.Memory)
 	set(&l.Disk, c.Disk)
+	set(&l.Snapshots, c.Snapshots)
+	set(&l.SnapshotBytes, c.SnapshotBytes)
 	set(&l.ExecRate, c.ExecRate)
 	set(&l.ExecBurst, c.ExecBurst)
 	set(&l.OutputRate, c.OutputRate)

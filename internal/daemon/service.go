@@ -54,6 +54,8 @@ func shown(b store.Sandbox) api.Sandbox {
 	out := api.Sandbox{
 		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
 		Resources: api.Resources(b.Resources), Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
+		Pause: string(b.Rest.Pause), Wakes: b.Rest.Wakes, LeftMS: int64((b.Rest.Left + time.Millisecond - 1) / time.Millisecond), Origin: b.Origin,
+		Idle: api.Idle{IdleMS: b.Idle.After.Milliseconds(), IdleAction: b.Idle.Action},
 	}
 	if b.Node != localNode {
 		out.Node = b.Node

@@ -73,7 +73,10 @@ func TestSharedStore(t *testing.T) {
 		t.Errorf("where? %v", err)
 	}
 	wantCode(t, far.Destroy(t.Context()), sandbox.CodeUnavailable)
-	wantCode(t, far.Stop(t.Context(), 0), sandbox.CodeUnavailable)
+	_, err = far.Stop(t.Context(), 0)
+	wantCode(t, err, sandbox.CodeUnavailable)
+	_, err = far.Pause(t.Context(), sandbox.PauseMemory)
+	wantCode(t, err, sandbox.CodeUnavailable)
 	if err := d2.Close(); err != nil {
 		t.Fatal(err)
 	}

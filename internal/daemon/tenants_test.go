@@ -62,7 +62,14 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 	_, out["usage"] = s.Usage(ctx)
 	out["kill"] = s.Kill(ctx, "p1", 9)
 	out["export"] = s.Files().Export(ctx, "/", io.Discard)
-	out["stop"] = s.Stop(ctx, 0)
+	_, out["stop"] = s.Stop(ctx, 0)
+	_, out["start"] = s.Start(ctx)
+	_, out["pause"] = s.Pause(ctx, sandbox.PauseMemory)
+	_, out["sleep"] = s.Pause(ctx, sandbox.PauseDisk)
+	_, out["resume"] = s.Resume(ctx)
+	_, out["update"] = s.Update(ctx, atoll.Change{Resources: sandbox.Resources{CPUs: 1}})
+	_, out["snapshot"] = s.Snapshot(ctx, atoll.SnapshotOptions{Name: "theft"})
+	_, out["fork"] = s.Fork(ctx, atoll.ForkOptions{})
 	out["destroy"] = s.Destroy(ctx)
 	return out
 }
@@ -122,7 +129,11 @@ func TestKeysAllowWhatTheySay(t *testing.T) {
 	_, writeErr := s.Files().Write(ctx, "/x", strings.NewReader(""), atoll.WriteOptions{})
 	_, keyErr := reader.CreateKey(ctx, atoll.NewKey{Verbs: []string{"read"}})
 	_, auditErr := reader.VerifyAudit(ctx)
-	for _, err := range []error{runErr, execErr, createErr, writeErr, keyErr, auditErr, s.Destroy(ctx), s.Stop(ctx, 1), s.Kill(ctx, "p1", 9), reader.RevokeKey(ctx, "x")} {
+	_, stopErr := s.Stop(ctx, 1)
+	_, pauseErr := s.Pause(ctx, sandbox.PauseMemory)
+	_, snapErr := s.Snapshot(ctx, atoll.SnapshotOptions{})
+	_, forkErr := s.Fork(ctx, atoll.ForkOptions{})
+	for _, err := range []error{runErr, execErr, createErr, writeErr, keyErr, auditErr, stopErr, pauseErr, snapErr, forkErr, s.Destroy(ctx), s.Kill(ctx, "p1", 9), reader.RevokeKey(ctx, "x")} {
 		wantCode(t, err, sandbox.CodeDenied)
 	}
 	denied := 0

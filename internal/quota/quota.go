@@ -27,6 +27,9 @@ type Limits struct {
 	Memory int64   `json:"memory,omitempty"` // bytes of memory of the sandboxes that may run
 	Disk   int64   `json:"disk,omitempty"`   // bytes of the writable layers of all that are not gone
 
+	Snapshots     int64 `json:"snapshots,omitempty"`     // snapshots with a name
+	SnapshotBytes int64 `json:"snapshotBytes,omitempty"` // bytes of all snapshots, those of sandboxes that rest included
+
 	ExecRate    float64 `json:"execRate,omitempty"`    // commands started per second
 	ExecBurst   int     `json:"execBurst,omitempty"`   // commands that may start at once; zero: ExecRate, at least 1
 	OutputRate  int64   `json:"outputRate,omitempty"`  // bytes of command output per second
@@ -38,6 +41,7 @@ type Limits struct {
 func (l Limits) Validate() error {
 	for name, v := range map[string]float64{
 		"boxes": float64(l.Boxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
+		"snapshots": float64(l.Snapshots), "snapshotBytes": float64(l.SnapshotBytes),
 		"execRate": l.ExecRate, "execBurst": float64(l.ExecBurst),
 		"outputRate": float64(l.OutputRate), "outputBurst": float64(l.OutputBurst),
 	} {
@@ -54,6 +58,9 @@ type Usage struct {
 	CPUs   float64 `json:"cpus"`
 	Memory int64   `json:"memory"`
 	Disk   int64   `json:"disk"`
+
+	Snapshots     int64 `json:"snapshots"`
+	SnapshotBytes int64 `json:"snapshotBytes"`
 }
 
 // Exceeded says which limit stood in the way. It is the cause of the
@@ -119,6 +126,18 @@ func Check(l Limits, u Usage, ask sandbox.Resources) error {
 	return nil
 }
 
+// CheckSnapshot decides whether a tenant that uses u may have one more snapshot
+// of so many bytes; zero if that is not known yet. The refusal is as Check's.
+func CheckSnapshot(l Limits, u Usage, bytes int64) error {
+	switch {
+	case l.Snapshots > 0 && u.Snapshots+1 > l.Snapshots:
+		return exceeded(&Exceeded{Resource: "snapshots", Limit: float64(l.Snapshots), Used: float64(u.Snapshots), Asked: 1, RetryAfter: boxRetry})
+	case l.SnapshotBytes > 0 && u.SnapshotBytes+max(bytes, 1) > l.SnapshotBytes:
+		return exceeded(&Exceeded{Resource: "snapshotBytes", Limit: float64(l.SnapshotBytes), Used: float64(u.SnapshotBytes), Asked: float64(bytes), RetryAfter: boxRetry})
+	}
+	return nil
+}
+
 func exceeded(e *Exceeded) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeExhausted, Subject: e.Resource, Message: e.Error(), Cause: e,
@@ -132,7 +151,7 @@ func invalid(subject, format string, args ...any) error {
 
 func amount(resource string, v float64) string {
 	switch resource {
-	case "memory", "disk", "outputRate":
+	case "memory", "disk", "outputRate", "snapshotBytes":
 		return units.BytesSize(v)
 	}
 	return strconv.FormatFloat(v, 'f', -1, 64)

@@ -39,6 +39,10 @@ var written = map[int64][]statement{
 		{"INSERT INTO event_heads (tenant, seq, hash) VALUES ('acme', 1, $1)", []any{[]byte("hash")}},
 		{"INSERT INTO intents (tenant, seq, node, op, sandbox) VALUES ('acme', 1, 'n1', 'files.read', 'id-web')", nil},
 	},
+	3: {
+		{"UPDATE sandboxes SET origin = 'sn-1', time_left = 5 WHERE id = 'id-web'", nil},
+		{"INSERT INTO snapshots (id, tenant, name, ready, size, parent, node, created) VALUES ('sn-1', 'acme', 'before', 1, 10, 'id-web', 'n1', 8)", nil},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.

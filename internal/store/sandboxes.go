@@ -42,13 +42,30 @@ type Sandbox struct {
 	Exit   *sandbox.Exit // how it ended, once it did
 	Active time.Time     // when it was last used
 	Idle   Idle
-	Epoch  int64 // fencing number of whoever holds it
+	Rest   Rest
+	Origin string // id of the snapshot it was made from
+	Epoch  int64  // fencing number of whoever holds it
 }
 
 // Idle says what happens to a sandbox that is not used.
 type Idle struct {
 	After  time.Duration // zero: nothing ever
-	Action string        // "stop", "pause" or "delete"
+	Action string        // a sandbox.IdleAction
+}
+
+// Rest says where a sandbox's state is while it does not run, and what is
+// being done about that. It is zero for one that runs and is left alone.
+type Rest struct {
+	Pause sandbox.PauseKind // of a paused sandbox
+	// Step is what is under way: a daemon that finds it did not end in good
+	// order, and finishes or undoes it.
+	Step string
+	// Kept is the id of the snapshot that holds its state.
+	Kept string
+	// Wakes says that it goes on when it is used.
+	Wakes bool
+	// Left is what is left of its lifetime, which stands still.
+	Left time.Duration
 }
 
 // holds reports whether a sandbox in its state is counted with its processors
@@ -58,13 +75,13 @@ func (b *Sandbox) holds() bool {
 	case sandbox.Stopped, sandbox.Failed, sandbox.Gone:
 		return false
 	}
-	return true
+	return b.Rest.Pause != sandbox.PauseDisk
 }
 
 const (
 	// Every column costs a listing of thousands some milliseconds.
 	briefColumns   = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, version"
-	sandboxColumns = briefColumns + ", tenant, exit_json, active, idle_after, idle_action, epoch, spec_json"
+	sandboxColumns = briefColumns + ", tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
 
 // sandboxRow is where one row after another is scanned to. Its fields have the
@@ -73,9 +90,10 @@ const (
 type sandboxRow struct {
 	id, tenant, name, state, reason, provider, node, image string
 	labels, exit, idleAction, spec                         string
+	pause, step, kept, origin                              string
 	cpus                                                   float64
 	memory, disk, pids, created, updated, expires, active  int64
-	idleAfter, epoch, version                              int64
+	idleAfter, epoch, version, wakes, left                 int64
 
 	dest []any
 }
@@ -85,7 +103,8 @@ func briefScan() func(scanner) (Sandbox, error) { return newSandboxRow().scan }
 
 func fullScan() func(scanner) (Sandbox, error) {
 	r := newSandboxRow()
-	r.dest = append(r.dest, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec)
+	r.dest = append(r.dest, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
+		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
 	return r.scan
 }
 
@@ -107,8 +126,9 @@ func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
 		Provider: r.provider, Node: r.node, Image: r.image,
 		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
 		Created:   timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires), Active: timeOf(r.active),
-		Idle:  Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
-		Epoch: r.epoch, Version: r.version,
+		Idle:   Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
+		Rest:   Rest{Pause: sandbox.PauseKind(r.pause), Step: r.step, Kept: r.kept, Wakes: r.wakes != 0, Left: time.Duration(r.left)},
+		Origin: r.origin, Epoch: r.epoch, Version: r.version,
 	}
 	var err error
 	if b.Labels, err = parseLabels(r.labels); err != nil {
@@ -248,12 +268,14 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 		return b, nameTaken(b.Name)
 	}
 	n, err := tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
+		$24, $25, $26, $27, $28, $29)
 		ON CONFLICT DO NOTHING`,
 		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
 		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Version,
-		tenant, docs.exit, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec)
+		tenant, docs.exit, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
+		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin)
 	if err == nil && n == 0 {
 		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id exists")
 	}
@@ -261,6 +283,14 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 		return b, err
 	}
 	return b, tx.insertLabels(ctx, &b)
+}
+
+// flag is a boolean as it is stored.
+func flag(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func nameTaken(name string) error {
@@ -335,7 +365,7 @@ type Expect struct {
 
 // UpdateSandbox changes a tenant's sandbox if it is as expected, and returns
 // what it is now. change is called with the present record and changes
-// anything but ID, Tenant, Name, Created and Version. A change that takes more
+// anything but ID, Tenant, Name, Created, Origin and Version. A change that takes more
 // resources, by size or by state, is checked against the tenant's limits.
 func (tx *Tx) UpdateSandbox(ctx context.Context, tenant string, id sandbox.ID, want Expect, change func(*Sandbox)) (Sandbox, error) {
 	old, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+tx.s.dialect.forUpdate(), tenant, string(id)))
@@ -348,7 +378,7 @@ func (tx *Tx) UpdateSandbox(ctx context.Context, tenant string, id sandbox.ID, w
 	b := old
 	b.Labels = maps.Clone(old.Labels)
 	change(&b)
-	b.ID, b.Tenant, b.Name, b.Created, b.Version = old.ID, old.Tenant, old.Name, old.Created, old.Version+1
+	b.ID, b.Tenant, b.Name, b.Created, b.Origin, b.Version = old.ID, old.Tenant, old.Name, old.Created, old.Origin, old.Version+1
 	b.Updated = tx.Now()
 	if err := tx.allowed(ctx, want, &old, &b); err != nil {
 		return old, err
@@ -386,11 +416,12 @@ func (tx *Tx) save(ctx context.Context, old, b *Sandbox) error {
 	}
 	n, err := tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
 		cpus = $6, memory = $7, disk = $8, pids = $9, labels_json = $10, exit_json = $11, updated = $12, expires = $13, active = $14,
-		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19 WHERE id = $20 AND version = $21`,
+		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19,
+		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24 WHERE id = $25 AND version = $26`,
 		string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs, docs.labels, docs.exit,
 		nanos(b.Updated), nanos(b.Expires), nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec,
-		string(b.ID), old.Version)
+		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), string(b.ID), old.Version)
 	switch {
 	case err != nil:
 		return err
@@ -433,10 +464,10 @@ func either(states []sandbox.State) string {
 	return b.String()
 }
 
-// Touch records that a tenant's sandbox is in use. It does not count as a
-// change, so that it disturbs nobody's [Expect].
-func (tx *Tx) Touch(ctx context.Context, tenant string, id sandbox.ID) error {
-	now := nanos(tx.Now())
+// Touch records that a tenant's sandbox was used at a time. It does not count
+// as a change, so that it disturbs nobody's [Expect].
+func (tx *Tx) Touch(ctx context.Context, tenant string, id sandbox.ID, at time.Time) error {
+	now := nanos(at)
 	n, err := tx.exec(ctx, "UPDATE sandboxes SET active = CASE WHEN active < $1 THEN $1 ELSE active END WHERE tenant = $2 AND id = $3 AND state <> 'gone'",
 		now, tenant, string(id))
 	return oneRow(n, err, "sandbox", string(id))

@@ -277,7 +277,7 @@ func TestTenantsAreIsolated(t *testing.T) {
 		}
 		_, err := update(s, "rival", "id-web", store.Expect{}, setState(sandbox.Gone))
 		wantCode(t, err, sandbox.CodeNotFound)
-		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, "rival", "id-web") }), sandbox.CodeNotFound)
+		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, "rival", "id-web", tx.Now()) }), sandbox.CodeNotFound)
 
 		acme := listAll(t, s, "acme", store.Filter{}, 10)
 		rival := listAll(t, s, "rival", store.Filter{}, 10)

@@ -79,17 +79,22 @@ func (tx *Tx) DisableTenant(ctx context.Context, tenant string, disabled bool) e
 	return oneRow(n, err, "tenant", tenant)
 }
 
-// holding lists the states in which a sandbox may hold processors and memory.
-// A lost one may well run, and a paused one keeps its memory.
-const holding = "('creating', 'running', 'pausing', 'paused', 'resuming', 'lost')"
+// holding is true of a sandbox that may hold processors and memory. A lost one
+// may well run, and one that is paused in memory keeps it.
+const holding = "(state IN ('creating', 'running', 'pausing', 'paused', 'resuming', 'lost') AND pause <> 'disk')"
 
 // Usage counts what a tenant uses.
 func (tx *Tx) Usage(ctx context.Context, tenant string) (u quota.Usage, err error) {
 	err = tx.queryRow(ctx, `SELECT COUNT(*),
-		CAST(COALESCE(SUM(CASE WHEN state IN `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
-		CAST(COALESCE(SUM(CASE WHEN state IN `+holding+` THEN memory END), 0) AS BIGINT),
+		CAST(COALESCE(SUM(CASE WHEN `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
+		CAST(COALESCE(SUM(CASE WHEN `+holding+` THEN memory END), 0) AS BIGINT),
 		CAST(COALESCE(SUM(disk), 0) AS BIGINT)
 		FROM sandboxes WHERE tenant = $1 AND state <> 'gone'`, tenant).Scan(&u.Boxes, &u.CPUs, &u.Memory, &u.Disk)
+	if err != nil {
+		return u, err
+	}
+	err = tx.queryRow(ctx, `SELECT COUNT(CASE WHEN name <> '' THEN 1 END), CAST(COALESCE(SUM(size), 0) AS BIGINT)
+		FROM snapshots WHERE tenant = $1`, tenant).Scan(&u.Snapshots, &u.SnapshotBytes)
 	return u, err
 }
 

@@ -3,7 +3,6 @@ package plane
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
@@ -63,47 +62,6 @@ func (p *Plane) List(ctx context.Context, f store.Filter, page store.Page) (boxe
 		return err
 	})
 	return boxes, next, named("sandbox.list", err)
-}
-
-// Open returns a handle on a running sandbox, by name or id. Every state in
-// which it cannot be used has an answer of its own.
-func (p *Plane) Open(ctx context.Context, ref string) (*control.Sandbox, error) {
-	who, err := p.look(ctx, "sandbox.find", ref)
-	if err != nil {
-		return nil, err
-	}
-	b, err := p.find(ctx, who.Tenant, ref)
-	if err != nil {
-		return nil, named("sandbox.find", err)
-	}
-	if err := firstError(who.AllowIn(b.ID, "sandbox.find"), usable(&b)); err != nil {
-		return nil, err
-	}
-	return p.attach(ctx, &b)
-}
-
-// usable says why no command can be run in a sandbox, if none can.
-func usable(b *store.Sandbox) error {
-	e := &sandbox.Error{Op: "sandbox.find", Subject: b.Name}
-	switch b.State {
-	case sandbox.Running:
-		return nil
-	case sandbox.Gone:
-		e.Code, e.Message = sandbox.CodeGone, "the sandbox is gone"
-		if b.Reason != "" {
-			e.Message += ": " + b.Reason
-		}
-	case sandbox.Lost:
-		e.Code, e.Message, e.Hint = sandbox.CodeUnavailable, "the sandbox cannot be reached", "try again; it is not known to be gone"
-	case sandbox.Creating:
-		e.Code, e.Message, e.Hint = sandbox.CodeConflict, "the sandbox is still being made", "try again"
-	default:
-		e.Code, e.Message = sandbox.CodeConflict, fmt.Sprintf("the sandbox is %s", b.State)
-		if b.Reason != "" {
-			e.Message += ": " + b.Reason
-		}
-	}
-	return e
 }
 
 // attach asks the provider for a recorded sandbox. Proof that it is gone goes
@@ -187,9 +145,18 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 		p.note(intent.End(audit.Outcome{Err: err}))
 		return err
 	}
-	_, err = p.settle(late, b.Tenant, b.ID, intent, audit.Outcome{}, func(b *store.Sandbox) {
-		b.State, b.Reason = sandbox.Gone, reason
+	kept := b.Rest.Kept
+	_, err = p.settleWith(late, b.Tenant, b.ID, intent, audit.Outcome{}, func(b *store.Sandbox) {
+		b.State, b.Reason, b.Rest = sandbox.Gone, reason, store.Rest{}
+	}, func(tx *store.Tx) error {
+		if kept == "" {
+			return nil
+		}
+		return tx.DeleteSnapshot(late, b.Tenant, kept)
 	})
+	if err == nil {
+		p.discard(late, b)
+	}
 	return err
 }
 
@@ -205,17 +172,6 @@ func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
 	return err
 }
 
-// Stop asks the commands of a sandbox to end, gives them grace, and ends the
-// sandbox.
-func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) error {
-	if grace > 0 {
-		if err := p.calmDown(ctx, ref, grace); err != nil {
-			return named("sandbox.stop", err)
-		}
-	}
-	return named("sandbox.stop", p.destroy(ctx, ref, "sandbox.stop", reasonStopped))
-}
-
 // calmDown signals the commands of a sandbox and waits for them. A sandbox
 // without any, or that does not answer, is calm.
 func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) error {
@@ -223,15 +179,16 @@ func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) e
 	if err != nil {
 		return err
 	}
-	if err := who.Allow("sandbox.stop"); err != nil {
+	if err := who.Allow(opStop); err != nil {
 		return err
 	}
-	box, err := p.Open(ctx, ref)
-	if err != nil {
-		if sandbox.CodeOf(err) == sandbox.CodeConflict || sandbox.CodeOf(err) == sandbox.CodeGone {
-			return nil
-		}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil || b.State != sandbox.Running {
 		return err
+	}
+	box, err := p.attach(ctx, &b)
+	if err != nil {
+		return ignoreGone(err)
 	}
 	box.Calm(recorded(ctx), grace)
 	return nil
@@ -256,34 +213,94 @@ func (p *Plane) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
 	switch {
 	case b.Exit != nil:
 		return *b.Exit, nil
-	case b.State == sandbox.Gone:
+	case b.State == sandbox.Gone || b.State == sandbox.Stopped:
 		return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
 	}
-	box, err := p.attach(ctx, &b)
-	if err != nil {
-		return sandbox.Exit{}, err
-	}
-	return box.Wait(ctx)
+	return p.waitEnd(ctx, b)
 }
+
+// waitEnd waits for the end of a sandbox. One that is put to disk has not
+// ended: its end is that of the one that is made of it again.
+func (p *Plane) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Exit, err error) {
+	for {
+		if b.Rest.Kept == "" {
+			life, _ := p.watched.Load(b.ID)
+			box, err := p.attach(ctx, &b)
+			if err != nil {
+				return exit, err
+			}
+			if exit, err = box.Wait(ctx); err != nil {
+				return exit, err
+			}
+			if b, err = p.quiet(ctx, &b); err != nil {
+				return exit, err
+			}
+			now, _ := p.watched.Load(b.ID)
+			if b.Rest.Kept == "" && (now == nil || now == life) || b.State == sandbox.Stopped {
+				return exit, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return exit, ctx.Err()
+		case <-time.After(waitPoll):
+		}
+		if b, err = p.quiet(ctx, &b); err != nil {
+			return exit, err
+		}
+		if b.State == sandbox.Gone || b.State == sandbox.Stopped {
+			return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
+		}
+	}
+}
+
+// waitPoll is how often it is looked whether a sandbox on disk runs again.
+const waitPoll = time.Second
+
+// quiet returns the record of a sandbox once nobody changes it.
+func (p *Plane) quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
+	release, err := p.locks.take(ctx, b.ID)
+	if err != nil {
+		return *b, err
+	}
+	defer release()
+	return p.record(ctx, b.Tenant, b.ID)
+}
+
+// watcher is a goroutine that waits for the end of one life of a sandbox.
+type watcher struct{ box *control.Sandbox }
 
 // follow waits for the end of a sandbox in the background, and records it.
 func (p *Plane) follow(tenant string, box *control.Sandbox) {
-	if _, twice := p.watched.LoadOrStore(box.ID(), struct{}{}); twice {
-		return
+	w := &watcher{box}
+	if _, twice := p.watched.LoadOrStore(box.ID(), w); !twice {
+		p.await(tenant, w)
 	}
+}
+
+// followAnew is follow for a sandbox that lives again: who waits for the end of
+// its former life is too late.
+func (p *Plane) followAnew(tenant string, box *control.Sandbox) {
+	w := &watcher{box}
+	p.watched.Store(box.ID(), w)
+	p.await(tenant, w)
+}
+
+func (p *Plane) await(tenant string, w *watcher) {
 	p.background.Go(func() {
-		defer p.watched.Delete(box.ID())
-		exit, err := box.Wait(recorded(p.life))
+		defer p.watched.CompareAndDelete(w.box.ID(), w)
+		exit, err := w.box.Wait(recorded(p.life))
 		if err != nil {
 			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
 		}
-		p.note(p.ended(tenant, box.ID(), exit))
+		p.note(p.ended(tenant, w, exit))
 	})
 }
 
 // ended records how a sandbox ended by itself. One whose lifetime is over is
 // removed; any other stays for its owner to see why.
-func (p *Plane) ended(tenant string, id sandbox.ID, exit sandbox.Exit) error {
+func (p *Plane) ended(tenant string, w *watcher, exit sandbox.Exit) error {
+	id := w.box.ID()
 	ctx, cancel := context.WithTimeout(p.life, settleTimeout)
 	defer cancel()
 	release, err := p.locks.take(ctx, id)
@@ -292,8 +309,11 @@ func (p *Plane) ended(tenant string, id sandbox.ID, exit sandbox.Exit) error {
 	}
 	defer release()
 	b, err := p.record(ctx, tenant, id)
-	if err != nil || b.State == sandbox.Gone {
-		return err
+	if err != nil || b.State == sandbox.Gone || b.Rest.Kept != "" {
+		return err // who removed it, or put it away, records that
+	}
+	if now, _ := p.watched.Load(id); now != w {
+		return nil // it lives again
 	}
 	if exit.Reason == sandbox.ReasonLifetime {
 		if err := p.end(recorded(ctx), &b); err != nil {

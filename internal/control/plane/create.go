@@ -1,10 +1,12 @@
 package plane
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
@@ -38,8 +40,12 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
 		p.note(p.cfg.Audit.Denied(ctx, action, err))
 		return Made{}, named(opCreate, err)
 	}
+	spec, origin, err := p.origin(ctx, who.Tenant, req.Spec)
+	if err != nil {
+		return Made{}, named(opCreate, err)
+	}
 	want, err := p.control.Prepare(control.CreateRequest{
-		Spec: req.Spec, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
+		Spec: spec, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
 	})
 	if err != nil {
 		return Made{}, err
@@ -47,7 +53,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
 	landed := p.making.begin(want.Spec.ID)
 	defer landed()
 	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
-	box, intent, err := p.announce(ctx, who.Tenant, &want, req, action)
+	box, intent, err := p.announce(ctx, who.Tenant, &want, origin, req, action)
 	switch {
 	case err != nil:
 		return Made{}, named(opCreate, err)
@@ -58,7 +64,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
 		box, err = p.record(ctx, who.Tenant, box.ID)
 		return Made{Sandbox: box, Replayed: true}, named(opCreate, err)
 	}
-	box, image, err := p.make(ctx, who.Tenant, &want, intent)
+	box, image, err := p.make(ctx, who.Tenant, &want, origin, intent)
 	return Made{Sandbox: box, Image: image}, err
 }
 
@@ -109,16 +115,17 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 
 // announce records the sandbox and that it is about to be made, together or
 // not at all. A nil intent says that an earlier request made it.
-func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
 		b := store.Sandbox{
 			ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: spec.Image,
-			Resources: spec.Resources, Labels: spec.Labels, Spec: spec,
+			Resources: spec.Resources, Labels: spec.Labels, Spec: spec, Origin: origin,
 		}
-		if limit := max(req.Timeout, spec.Lifetime.Timeout); limit > 0 {
-			b.Expires = tx.Now().Add(limit)
+		setLifetime(&b, spec.Lifetime, tx.Now())
+		if req.Timeout > spec.Lifetime.Timeout {
+			b.Expires = tx.Now().Add(req.Timeout)
 		}
 		var replayed bool
 		var err error
@@ -132,31 +139,47 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 	return box, intent, err
 }
 
+// setLifetime makes a lifetime that begins now that of a record.
+func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
+	b.Spec.Lifetime, b.Expires, b.Idle = l, time.Time{}, store.Idle{}
+	if l.Timeout > 0 {
+		b.Expires = now.Add(l.Timeout)
+	}
+	if l.Idle > 0 {
+		b.Idle = store.Idle{After: l.Idle, Action: string(cmp.Or(l.IdleAction, sandbox.IdleStop))}
+	}
+}
+
 // settleTimeout bounds the writing down of what happened when the caller is
 // gone.
 const settleTimeout = 10 * time.Second
 
 // make has the provider make a recorded sandbox, and records what became of it.
-func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateRequest, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := p.cfg.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
-	made, makeErr := p.control.Create(recorded(ctx), *want)
+	made, how, makeErr := p.bringUp(recorded(ctx), want, origin)
 	if err := p.cfg.Fault("create.made"); err != nil {
 		return box, image, err
 	}
 	// The caller may be gone; what happened must be written down all the same.
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	state, reason := sandbox.Running, ""
+	state, reason := sandbox.Running, coldReason(how)
 	if makeErr != nil {
 		state, reason = sandbox.Gone, reasonUnmade
 	}
 	box, err = p.settle(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
 		b.State, b.Reason = state, reason
+		if makeErr == nil {
+			// What it was really made from, which a name may not lead to again.
+			b.Spec.Image = made.Image().Ref
+		}
 	})
 	switch {
 	case makeErr != nil:
+		p.discard(late, &store.Sandbox{ID: want.Spec.ID})
 		p.note(err)
 		return box, image, makeErr
 	case err != nil:
@@ -169,14 +192,49 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 	return box, made.Image(), p.cfg.Fault("create.done")
 }
 
+// bringUp has the provider make a sandbox from its image or from the snapshot
+// origin, once what must not be in the record is kept elsewhere.
+func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
+	if p.cfg.Environments != nil {
+		if err := p.cfg.Environments.Put(want.Spec.ID, want.Spec.Env); err != nil {
+			return nil, driver.Restored{}, err
+		}
+	}
+	if origin == "" {
+		made, err := p.control.Create(ctx, *want)
+		return made, driver.Restored{}, err
+	}
+	keeper, err := p.keeper()
+	if err != nil {
+		return nil, driver.Restored{}, err
+	}
+	dir, release, err := keeper.Use(ctx, origin)
+	if err != nil {
+		return nil, driver.Restored{}, err
+	}
+	defer release()
+	return p.control.Restore(ctx, *want, dir)
+}
+
 // settle records the outcome of an announced action together with what it
 // changed.
 func (p *Plane) settle(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
+	return p.settleWith(ctx, tenant, id, intent, out, change, nil)
+}
+
+// settleWith is settle with more in the same transaction, if the action was
+// done.
+func (p *Plane) settleWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error
 		box, err = tx.UpdateSandbox(ctx, tenant, id, store.Expect{Observed: true}, change)
 		if err != nil {
 			return err
+		}
+		if also != nil && out.Err == nil {
+			if err := also(tx); err != nil {
+				return err
+			}
 		}
 		return intent.EndTx(ctx, tx, out)
 	})

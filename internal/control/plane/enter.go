@@ -44,8 +44,6 @@ func (p *Plane) Live(ctx context.Context) ([]sandbox.ID, error) {
 	return ids, err
 }
 
-const opUpdate = "sandbox.update"
-
 // Expire sets the time at which a sandbox ends. With extend, an earlier time
 // than the present one changes nothing.
 func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
@@ -104,6 +102,9 @@ func (p *Plane) WatchExpiry(ctx context.Context) {
 	}
 }
 
+// expireGrace is left to a provider that enforces lifetimes itself.
+const expireGrace = 2 * time.Second
+
 // expireBatch is how many sandboxes are ended before the clock is read again.
 const expireBatch = 100
 
@@ -120,9 +121,12 @@ func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	wait := maxWait
+	now := p.cfg.Store.Now()
 	for _, b := range over {
-		if b.Spec.Lifetime.Timeout > 0 {
-			continue // its provider sees to that
+		if b.Spec.Lifetime.Timeout > 0 && now.Before(b.Expires.Add(expireGrace)) {
+			wait = expireGrace // its provider sees to that, and knows better why it ended
+			continue
 		}
 		owner := WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
 		if err := p.destroy(owner, string(b.ID), "sandbox.expire", reasonLifetime); err != nil {
@@ -133,7 +137,7 @@ func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 	case len(over) == expireBatch:
 		return 0, nil
 	case next.IsZero():
-		return maxWait, nil
+		return wait, nil
 	}
-	return next.Sub(p.cfg.Store.Now()), nil
+	return min(wait, next.Sub(now)), nil
 }

@@ -45,6 +45,10 @@ type Config struct {
 	Scratch string
 	// Passes seal the tokens for ports. Nil: tokens end with the Plane.
 	Passes *key.Passes
+	// Snapshots and Environments keep what is needed of sandboxes that do not
+	// run. Without Snapshots nothing can be kept or copied.
+	Snapshots    Snapshots
+	Environments Environments
 	// Logger gets what no caller can be told. Nil: slog.Default.
 	Logger *slog.Logger
 	// Fault is called at named points and leaves everything as a crash there
@@ -60,8 +64,10 @@ type Plane struct {
 	ring    *key.Ring
 	meter   *quota.Meter
 	locks   locks
-	watched sync.Map // sandbox.ID → struct{}: those that a goroutine waits for
-	making  flights
+	watched sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
+	making  flights[sandbox.ID]
+	writing flights[string] // snapshots without a sandbox that answers for them
+	uses    uses
 	due     due
 	conns   connCount
 	// unsettled says that something is known to be half-made.
@@ -234,17 +240,17 @@ func (l *locks) take(ctx context.Context, id sandbox.ID) (release func(), err er
 	}
 }
 
-// flights are the sandboxes that are being made.
-type flights struct {
+// flights are the sandboxes or snapshots that are being made.
+type flights[ID ~string] struct {
 	mu   sync.Mutex
-	made map[sandbox.ID]chan struct{}
+	made map[ID]chan struct{}
 }
 
-func (f *flights) begin(id sandbox.ID) (end func()) {
+func (f *flights[ID]) begin(id ID) (end func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.made == nil {
-		f.made = map[sandbox.ID]chan struct{}{}
+		f.made = map[ID]chan struct{}{}
 	}
 	landed := make(chan struct{})
 	f.made[id] = landed
@@ -257,7 +263,7 @@ func (f *flights) begin(id sandbox.ID) (end func()) {
 }
 
 // wait waits until a sandbox is no longer being made by this process.
-func (f *flights) wait(ctx context.Context, id sandbox.ID) error {
+func (f *flights[ID]) wait(ctx context.Context, id ID) error {
 	f.mu.Lock()
 	landed := f.made[id]
 	f.mu.Unlock()
@@ -272,7 +278,7 @@ func (f *flights) wait(ctx context.Context, id sandbox.ID) error {
 	}
 }
 
-func (f *flights) has(id sandbox.ID) bool {
+func (f *flights[ID]) has(id ID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.made[id] != nil

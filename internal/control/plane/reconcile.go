@@ -19,9 +19,10 @@ const (
 	reasonStopped  = "it was stopped"
 	reasonLifetime = "its lifetime ended"
 	reasonUnmade   = "it could not be made"
+	reasonIdle     = "nobody used it"
 )
 
-var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true}
+var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true, reasonIdle: true}
 
 // found is what was seen of a sandbox.
 type found struct {
@@ -62,6 +63,9 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 	if err != nil {
 		return ignoreGone(err)
 	}
+	if now.state == sandbox.Gone {
+		p.discard(ctx, b)
+	}
 	return p.cfg.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
 		if now.exit != nil {
 			e.Reason, e.Exit = now.exit.Reason, &now.exit.Code
@@ -96,6 +100,7 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 	for _, f := range seen {
 		failed = append(failed, p.extra(ctx, f))
 	}
+	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx))
 	return errors.Join(failed...)
 }
 
@@ -130,13 +135,24 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 	if b, err = p.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
 		return err
 	}
-	if there && f.State != sandbox.Running {
+	switch {
+	case b.Rest.Step != "":
+		return p.finishStep(ctx, &b)
+	case b.Rest.Kept != "":
+		if there {
+			return p.end(ctx, &b) // it was put away, and its end was cut off
+		}
+		return nil
+	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return p.reconcileEnded(ctx, &b, f)
 	}
 	box, err := p.control.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		p.follow(b.Tenant, box)
+		if b.State == sandbox.Paused {
+			return nil // it stands still, as it should
+		}
 		return p.observe(ctx, &b, found{state: sandbox.Running})
 	case code == sandbox.CodeGone:
 		return p.observe(ctx, &b, found{state: sandbox.Gone, reason: gone(&b)})
@@ -209,6 +225,9 @@ func (p *Plane) adopt(ctx context.Context, f driver.Found) error {
 	b := store.Sandbox{
 		ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: p.cfg.Provider, Node: p.cfg.Node,
 		Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
+	}
+	if f.State == sandbox.Paused {
+		b.Rest.Pause = sandbox.PauseMemory
 	}
 	for k, v := range f.Labels {
 		if !strings.HasPrefix(k, control.ReservedPrefix) {

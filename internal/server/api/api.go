@@ -58,6 +58,8 @@ func New(service Service, opts Options) *API {
 	a.huma = humago.New(a.mux, config)
 	a.health()
 	a.sandboxes()
+	a.lifecycle()
+	a.snapshots()
 	a.processes()
 	a.files()
 	a.ports()

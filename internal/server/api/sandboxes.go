@@ -41,13 +41,6 @@ type listOutput struct {
 	}
 }
 
-type stopInput struct {
-	SandboxRef
-	Body struct {
-		GraceMS int64 `json:"graceMs,omitempty" minimum:"0" maximum:"600000" doc:"how long commands may take to end, in milliseconds"`
-	}
-}
-
 type exitOutput struct{ Body Exit }
 
 func (a *API) sandboxes() {
@@ -65,11 +58,6 @@ func (a *API) sandboxes() {
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SandboxRef) (*struct{}, error) {
 		return nil, a.problem(a.service.Destroy(ctx, in.Ref))
-	})
-	stop := operation("stopSandbox", http.MethodPost, "/v1/sandboxes/{ref}/stop", "Sandboxes", "Ask its commands to end, give them grace, and remove it")
-	stop.DefaultStatus = http.StatusNoContent
-	huma.Register(a.huma, stop, func(ctx context.Context, in *stopInput) (*struct{}, error) {
-		return nil, a.problem(a.service.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
 	})
 	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended"),
 		func(ctx context.Context, in *SandboxRef) (*exitOutput, error) {
@@ -110,7 +98,7 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 func (r *CreateRequest) Spec() sandbox.Spec {
 	spec := sandbox.Spec{
 		Name: r.Name, Image: r.Image, Env: r.Env, User: r.User, Workdir: r.Workdir, Hostname: r.Hostname, Labels: r.Labels,
-		Resources: sandbox.Resources(r.Resources), Lifetime: sandbox.Lifetime{Timeout: r.Timeout()},
+		Resources: sandbox.Resources(r.Resources), Lifetime: r.Lifetime(), Snapshot: r.Snapshot,
 	}
 	for _, m := range r.Mounts {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))

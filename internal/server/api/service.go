@@ -30,8 +30,21 @@ type Service interface {
 	// Open returns a running sandbox.
 	Open(ctx context.Context, ref string) (Box, error)
 	Destroy(ctx context.Context, ref string) error
-	// Stop asks commands to end, gives them grace, and destroys.
-	Stop(ctx context.Context, ref string, grace time.Duration) error
+	// Stop asks commands to end, gives them grace, and ends the sandbox. Its
+	// files are kept if its provider can: the state that is returned says so.
+	Stop(ctx context.Context, ref string, grace time.Duration) (Sandbox, error)
+	Start(ctx context.Context, ref string) (Sandbox, error)
+	Pause(ctx context.Context, ref string, toDisk bool) (Sandbox, error)
+	Resume(ctx context.Context, ref string) (Sandbox, error)
+	Update(ctx context.Context, ref string, req UpdateRequest) (Sandbox, error)
+	Fork(ctx context.Context, ref string, req ForkRequest) ([]Sandbox, error)
+
+	CreateSnapshot(ctx context.Context, ref string, req SnapshotRequest) (Snapshot, error)
+	GetSnapshot(ctx context.Context, ref string) (Snapshot, error)
+	ListSnapshots(ctx context.Context, q ListQuery) (page []Snapshot, next string, err error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+	PruneSnapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error)
+
 	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 	Ports

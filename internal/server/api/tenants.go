@@ -10,26 +10,30 @@ import (
 
 // Limits are what one tenant may use. Zero sets no limit.
 type Limits struct {
-	Boxes       int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
-	CPUs        float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
-	Memory      int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
-	Disk        int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all that are not gone"`
-	ExecRate    float64 `json:"execRate,omitempty" minimum:"0" doc:"commands started per second"`
-	ExecBurst   int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once"`
-	OutputRate  int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; what is over is slowed down"`
-	OutputBurst int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once"`
+	Boxes         int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
+	CPUs          float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
+	Memory        int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
+	Disk          int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all that are not gone"`
+	Snapshots     int64   `json:"snapshots,omitempty" minimum:"0" doc:"snapshots with a name"`
+	SnapshotBytes int64   `json:"snapshotBytes,omitempty" minimum:"0" doc:"bytes of all snapshots, those of sandboxes that rest included"`
+	ExecRate      float64 `json:"execRate,omitempty" minimum:"0" doc:"commands started per second"`
+	ExecBurst     int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once"`
+	OutputRate    int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; what is over is slowed down"`
+	OutputBurst   int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once"`
 }
 
 // LimitsChange says which limits are to change. What is left out stays.
 type LimitsChange struct {
-	Boxes       *int64   `json:"boxes,omitempty" minimum:"0"`
-	CPUs        *float64 `json:"cpus,omitempty" minimum:"0"`
-	Memory      *int64   `json:"memory,omitempty" minimum:"0"`
-	Disk        *int64   `json:"disk,omitempty" minimum:"0"`
-	ExecRate    *float64 `json:"execRate,omitempty" minimum:"0"`
-	ExecBurst   *int     `json:"execBurst,omitempty" minimum:"0"`
-	OutputRate  *int64   `json:"outputRate,omitempty" minimum:"0"`
-	OutputBurst *int64   `json:"outputBurst,omitempty" minimum:"0"`
+	Boxes         *int64   `json:"boxes,omitempty" minimum:"0"`
+	CPUs          *float64 `json:"cpus,omitempty" minimum:"0"`
+	Memory        *int64   `json:"memory,omitempty" minimum:"0"`
+	Disk          *int64   `json:"disk,omitempty" minimum:"0"`
+	Snapshots     *int64   `json:"snapshots,omitempty" minimum:"0"`
+	SnapshotBytes *int64   `json:"snapshotBytes,omitempty" minimum:"0"`
+	ExecRate      *float64 `json:"execRate,omitempty" minimum:"0"`
+	ExecBurst     *int     `json:"execBurst,omitempty" minimum:"0"`
+	OutputRate    *int64   `json:"outputRate,omitempty" minimum:"0"`
+	OutputBurst   *int64   `json:"outputBurst,omitempty" minimum:"0"`
 }
 
 // Usage is what a tenant uses.
@@ -38,6 +42,9 @@ type Usage struct {
 	CPUs   float64 `json:"cpus"`
 	Memory int64   `json:"memory"`
 	Disk   int64   `json:"disk"`
+
+	Snapshots     int64 `json:"snapshots"`
+	SnapshotBytes int64 `json:"snapshotBytes"`
 }
 
 // Tenant is one customer of the daemon.

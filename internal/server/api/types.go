@@ -19,11 +19,19 @@ type CreateRequest struct {
 	Hostname  string            `json:"hostname,omitempty" maxLength:"63"`
 	Mounts    []Mount           `json:"mounts,omitempty" maxItems:"64" doc:"only for the owner of the machine"`
 	TimeoutMS int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live, in milliseconds"`
-	Labels    map[string]string `json:"labels,omitempty"`
+	Snapshot  string            `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
+	Idle
+	Labels map[string]string `json:"labels,omitempty"`
 
 	// IdempotencyKey and Raw come from the header and the body.
 	IdempotencyKey string `json:"-"`
 	Raw            []byte `json:"-"`
+}
+
+// Idle says what happens to a sandbox that nobody uses.
+type Idle struct {
+	IdleMS     int64  `json:"idleMs,omitempty" minimum:"0" doc:"how long nobody may use it before that, in milliseconds; never if it is left out"`
+	IdleAction string `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete" doc:"pause in memory, sleep on disk, stop and keep the files, or delete; stop if it is left out"`
 }
 
 // Resources are upper limits.
@@ -54,8 +62,13 @@ type Sandbox struct {
 	Labels    map[string]string `json:"labels,omitempty"`
 	Created   time.Time         `json:"created"`
 	Updated   time.Time         `json:"updated"`
-	Expires   *time.Time        `json:"expires,omitempty"`
+	Expires   *time.Time        `json:"expires,omitempty" doc:"when its lifetime ends; left out while that stands still"`
 	Exit      *Exit             `json:"exit,omitempty" doc:"how it ended"`
+	Pause     string            `json:"pause,omitempty" enum:"memory,disk" doc:"where the state of a paused sandbox is; not in listings"`
+	Wakes     bool              `json:"wakes,omitempty" doc:"it goes on when it is used; not in listings"`
+	LeftMS    int64             `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`
+	Origin    string            `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
+	Idle
 
 	Entrypoint []string `json:"entrypoint,omitempty" doc:"what the image wants to run; only in the answer that makes the sandbox"`
 	Cmd        []string `json:"cmd,omitempty" doc:"the same"`
@@ -120,14 +133,66 @@ func (c *Command) command() sandbox.Command {
 	return out
 }
 
+// UpdateRequest says what of a sandbox is to be another.
+type UpdateRequest struct {
+	Resources  Resources          `json:"resources,omitempty" doc:"those that are left out stay"`
+	Labels     map[string]*string `json:"labels,omitempty" doc:"to set; null removes one"`
+	TimeoutMS  *int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live from now on, in milliseconds; 0: for ever"`
+	IdleMS     *int64             `json:"idleMs,omitempty" minimum:"0" doc:"0: never idle"`
+	IdleAction *string            `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete"`
+}
+
+// Duration returns milliseconds as a duration, nil for none.
+func Duration(ms *int64) *time.Duration {
+	if ms == nil {
+		return nil
+	}
+	d := milliseconds(*ms)
+	return &d
+}
+
+// ForkRequest asks for copies of a sandbox.
+type ForkRequest struct {
+	Count  int               `json:"count,omitempty" minimum:"1" maximum:"100" default:"1"`
+	Prefix string            `json:"prefix,omitempty" maxLength:"59" doc:"of their names, PREFIX-1 and so on; made up if it is left out"`
+	Labels map[string]string `json:"labels,omitempty" doc:"added to those of the parent"`
+}
+
+// SnapshotRequest asks for a snapshot.
+type SnapshotRequest struct {
+	Name   string            `json:"name,omitempty" maxLength:"63" doc:"unique among your snapshots; its id if it is left out"`
+	Memory bool              `json:"memory,omitempty" doc:"processes and their memory too, not only files"`
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// Snapshot is the state of a sandbox at a point in time.
+type Snapshot struct {
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	Ready      bool              `json:"ready" doc:"false while it is being made"`
+	Memory     bool              `json:"memory" doc:"it holds processes and their memory too"`
+	Size       int64             `json:"size" doc:"bytes"`
+	Engine     string            `json:"engine,omitempty" doc:"what wrote it; memory is restored by exactly that only"`
+	Parent     string            `json:"parent" doc:"id of the sandbox it was taken of"`
+	ParentName string            `json:"parentName"`
+	Image      string            `json:"image"`
+	Provider   string            `json:"provider,omitempty"`
+	Resources  Resources         `json:"resources"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Created    time.Time         `json:"created"`
+	Children   int64             `json:"children" doc:"sandboxes that were made from it and are not gone"`
+}
+
 // Milliseconds is ms as a duration; what does not fit is as long as can be.
 func milliseconds(ms int64) time.Duration {
 	const longest = int64(1<<63-1) / int64(time.Millisecond)
 	return time.Duration(min(ms, longest)) * time.Millisecond
 }
 
-// Timeout is how long a sandbox that is asked for may live.
-func (r *CreateRequest) Timeout() time.Duration { return milliseconds(r.TimeoutMS) }
+// Lifetime bounds how long a sandbox that is asked for may live, used or not.
+func (r *CreateRequest) Lifetime() sandbox.Lifetime {
+	return sandbox.Lifetime{Timeout: milliseconds(r.TimeoutMS), Idle: milliseconds(r.IdleMS), IdleAction: sandbox.IdleAction(r.IdleAction)}
+}
 
 // ExecRequest runs a command and waits for its end.
 type ExecRequest struct {

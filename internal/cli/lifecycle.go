@@ -1,0 +1,263 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) stopCmd() *cobra.Command {
+	grace := durationFlag(10 * time.Second)
+	cmd := &cobra.Command{
+		Use:   "stop [flags] SANDBOX...",
+		Short: "End sandboxes, and keep their files where that is possible",
+		Long: `Stop sends SIGTERM to the commands that run, waits until they have ended or the
+grace is over, and ends the sandbox. It prints the name of each.
+
+The daemon keeps the files of a sandbox whose provider can write them down, until
+it is started again with: atoll start. Otherwise, and without a daemon, the
+sandbox is removed, and stop says so.`,
+		Example: `  atoll stop demo
+  atoll start demo`,
+		GroupID: groupBox,
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().VarP(&grace, "time", "t", "how long commands may take to end")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		return a.each(args, func(name string) (string, error) {
+			b, err := a.find(ctx, name)
+			if err != nil {
+				return "", err
+			}
+			kept, err := b.Stop(ctx, time.Duration(grace))
+			if err == nil && !kept {
+				a.say("note", visible(b.Name())+" is removed: its files could not be kept")
+			}
+			return b.Name(), err
+		})
+	})
+	return cmd
+}
+
+// each does something with every name and prints what it was done to.
+func (a *App) each(names []string, do func(name string) (string, error)) error {
+	for _, name := range names {
+		done, err := do(name)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(a.Stdout, visible(done)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// changeCmd makes a verb that changes the state of sandboxes, which takes a
+// daemon.
+func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (atoll.Info, error)) *cobra.Command {
+	var asJSON bool
+	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = groupBox, cobra.MinimumNArgs(1), a.completeSandboxes
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		var all []atoll.Info
+		for _, name := range args {
+			s, err := c.Get(ctx, name)
+			if err != nil {
+				return err
+			}
+			info, err := change(ctx, s)
+			if err != nil {
+				return err
+			}
+			if info.Reason != "" {
+				a.say("note", visible(info.Name+": "+info.Reason))
+			}
+			all = append(all, info)
+		}
+		if asJSON {
+			return a.printJSON(all)
+		}
+		for _, info := range all {
+			if _, err := fmt.Fprintln(a.Stdout, visible(info.Name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) startCmd() *cobra.Command {
+	return a.changeCmd(&cobra.Command{
+		Use: "start [flags] SANDBOX...", Short: "Bring stopped sandboxes back with their files",
+		Example: `  atoll start demo`,
+	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Start(ctx) })
+}
+
+func (a *App) pauseCmd() *cobra.Command {
+	var toDisk bool
+	cmd := a.changeCmd(&cobra.Command{
+		Use: "pause [flags] SANDBOX...", Short: "Make sandboxes stand still",
+		Long: `Pause freezes sandboxes where they stand: processes, memory and connections stay,
+and nothing of them uses a processor. With --to-disk they use neither memory nor
+processes either. Their lifetime stands still. They go on with: atoll resume.`,
+		Example: `  atoll pause demo
+  atoll pause --to-disk demo`,
+	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) {
+		if toDisk {
+			return s.Pause(ctx, sandbox.PauseDisk)
+		}
+		return s.Pause(ctx, sandbox.PauseMemory)
+	})
+	cmd.Flags().BoolVar(&toDisk, "to-disk", false, "leave neither memory nor processes")
+	return cmd
+}
+
+func (a *App) resumeCmd() *cobra.Command {
+	return a.changeCmd(&cobra.Command{
+		Use: "resume [flags] SANDBOX...", Short: "Let paused sandboxes go on",
+		Example: `  atoll resume demo`,
+	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Resume(ctx) })
+}
+
+func (a *App) updateCmd() *cobra.Command {
+	var cpus float64
+	var memory, disk sizeFlag
+	var pids int64
+	var labelList, unlabel []string
+	var lifetime, idle string
+	var action string
+	cmd := &cobra.Command{
+		Use: "update [flags] SANDBOX...", Short: "Change limits, labels, lifetime or idle policy of sandboxes",
+		Long: `Update changes what is named and leaves the rest. A lifetime begins anew; "never"
+is none. Limits of a sandbox that is stopped hold when it is started.`,
+		Example: `  atoll update --memory 1g --label team=red demo
+  atoll update --idle 10m --idle-action sleep demo
+  atoll update --lifetime never --unlabel team demo`,
+	}
+	a.changeCmd(cmd, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) {
+		c := atoll.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}}
+		var err error
+		if c.Timeout, err = span(cmd, "lifetime", lifetime); err != nil {
+			return atoll.Info{}, err
+		}
+		if c.Idle, err = span(cmd, "idle", idle); err != nil {
+			return atoll.Info{}, err
+		}
+		if action != "" {
+			c.IdleAction = (*sandbox.IdleAction)(&action)
+		}
+		if c.Labels, err = labelChanges(labelList, unlabel); err != nil {
+			return atoll.Info{}, err
+		}
+		return s.Update(ctx, c)
+	})
+	flags := cmd.Flags()
+	flags.Float64Var(&cpus, "cpus", 0, "processors' worth of time, such as 0.5")
+	flags.VarP(&memory, "memory", "m", "memory, such as 512m")
+	flags.Var(&disk, "disk", "bytes that can be written to its own file system, such as 2g")
+	flags.Int64Var(&pids, "pids", 0, "processes and threads alive at once")
+	flags.StringArrayVarP(&labelList, "label", "l", nil, "set a label: KEY=VALUE")
+	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label: KEY")
+	flags.StringVar(&lifetime, "lifetime", "", "end it after this time from now, such as 1h, or never")
+	flags.StringVar(&idle, "idle", "", "do what --idle-action says when nobody used it for so long, or never")
+	flags.StringVar(&action, "idle-action", "", "pause, sleep, stop or delete")
+	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
+	return cmd
+}
+
+// span reads a duration or "never".
+func span(cmd *cobra.Command, flag, text string) (*time.Duration, error) {
+	if !cmd.Flags().Changed(flag) {
+		return nil, nil
+	}
+	var d durationFlag
+	if text != "never" {
+		if err := d.Set(text); err != nil {
+			return nil, badFlag(flag, "%v", err)
+		}
+	}
+	return (*time.Duration)(&d), nil
+}
+
+func labelChanges(list, remove []string) (map[string]*string, error) {
+	set, err := labels(nil, list)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]*string{}
+	for k, v := range set {
+		out[k] = &v
+	}
+	for _, k := range remove {
+		if strings.Contains(k, "=") {
+			return nil, badFlag("unlabel", "%q is not the KEY of a label", k)
+		}
+		out[k] = nil
+	}
+	return out, nil
+}
+
+func (a *App) forkCmd() *cobra.Command {
+	var opts atoll.ForkOptions
+	var labelList []string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "fork [flags] SANDBOX", Short: "Make copies of a sandbox",
+		Long: `Fork copies a sandbox as it is now: its files, and its processes with their memory
+where its provider can. Each copy has a name and an id of its own; the sandbox
+itself goes on. It prints the names of the copies; all are made or none.`,
+		Example: `  atoll fork demo
+  atoll fork demo --count 3 --name-prefix try`,
+		GroupID: groupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+	}
+	flags := cmd.Flags()
+	flags.IntVarP(&opts.Count, "count", "n", 1, "how many copies, at most 100")
+	flags.StringVar(&opts.Prefix, "name-prefix", "", "name them PREFIX-1, PREFIX-2 and so on (default: their ids)")
+	flags.StringArrayVarP(&labelList, "label", "l", nil, "label them, besides the labels of the sandbox: KEY=VALUE")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		if opts.Count < 1 {
+			return badFlag("count", "%d is not a positive number", opts.Count)
+		}
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		if opts.Labels, err = labels(nil, labelList); err != nil {
+			return err
+		}
+		s, err := c.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		copies, err := s.Fork(ctx, opts)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			infos := make([]atoll.Info, len(copies))
+			for i, made := range copies {
+				infos[i] = made.Info()
+			}
+			return a.printJSON(infos)
+		}
+		names := make([]string, len(copies))
+		for i, made := range copies {
+			names[i] = made.Name()
+		}
+		return a.each(names, func(name string) (string, error) { return name, nil })
+	})
+	return cmd
+}

@@ -1,0 +1,200 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+)
+
+func (a *App) snapshotCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "snapshot", Short: "Make, list and remove snapshots of sandboxes", GroupID: groupBox,
+		Example: `  atoll snapshot create demo --name before
+  atoll run -d --name again --snapshot before`,
+	}, a.snapshotCreateCmd(), a.snapshotListCmd(), a.snapshotInspectCmd(), a.snapshotRemoveCmd(), a.snapshotPruneCmd())
+}
+
+func (a *App) snapshotCreateCmd() *cobra.Command {
+	var opts atoll.SnapshotOptions
+	var labelList []string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "create [flags] SANDBOX", Short: "Write the state of a sandbox down; it goes on", Args: cobra.ExactArgs(1),
+		Long: `Create writes down the files of a sandbox, and with --memory its processes and
+their memory too, and prints the name of the snapshot. The sandbox goes on, and
+stood still only for as long as that took.
+
+Whoever may make sandboxes of the snapshot sees all that was in it.`,
+		Example: `  atoll snapshot create demo --name before -l task=7
+  atoll snapshot create demo --memory`,
+		ValidArgsFunction: a.completeSandbox,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opts.Name, "name", "", "its name (default: its id)")
+	flags.BoolVar(&opts.Memory, "memory", false, "processes and their memory too")
+	flags.StringArrayVarP(&labelList, "label", "l", nil, "label it: KEY=VALUE")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		if opts.Labels, err = labels(nil, labelList); err != nil {
+			return err
+		}
+		s, err := c.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		made, err := s.Snapshot(ctx, opts)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(made)
+		}
+		_, err = fmt.Fprintln(a.Stdout, visible(made.Name))
+		return err
+	})
+	return cmd
+}
+
+func (a *App) snapshotListCmd() *cobra.Command {
+	var labelList []string
+	var asJSON, quiet bool
+	cmd := &cobra.Command{
+		Use: "ls", Short: "List snapshots, newest first", Args: cobra.NoArgs,
+		Example: `  atoll snapshot ls --label task=7`,
+	}
+	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		wanted, err := labels(nil, labelList)
+		if err != nil {
+			return err
+		}
+		all := []atoll.Snapshot{}
+		for s, err := range c.Snapshots(ctx, wanted) {
+			if err != nil {
+				return err
+			}
+			all = append(all, s)
+		}
+		return a.showSnapshots(all, asJSON, quiet)
+	})
+	return cmd
+}
+
+func (a *App) showSnapshots(all []atoll.Snapshot, asJSON, quiet bool) error {
+	if asJSON {
+		return a.printJSON(all)
+	}
+	var rows [][]string
+	for _, s := range all {
+		if quiet {
+			if _, err := fmt.Fprintln(a.Stdout, visible(s.Name)); err != nil {
+				return err
+			}
+			continue
+		}
+		holds := "files"
+		switch {
+		case !s.Ready:
+			holds = "(being made)"
+		case s.Memory:
+			holds = "memory"
+		}
+		rows = append(rows, []string{s.Name, s.ParentName, s.Image, holds, units.BytesSize(float64(s.Size)), ago(s.Created), labelText(s.Labels)})
+	}
+	if quiet {
+		return nil
+	}
+	return a.table("NAME OF IMAGE HOLDS SIZE CREATED LABELS", rows)
+}
+
+func (a *App) snapshotInspectCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: "inspect SNAPSHOT...", Short: "Show all that is known of snapshots, as JSON", Args: cobra.MinimumNArgs(1),
+		Example: `  atoll snapshot inspect before`,
+		RunE: verb(func(ctx context.Context, args []string) error {
+			c, err := a.mustDaemon(ctx)
+			if err != nil {
+				return err
+			}
+			all := make([]atoll.Snapshot, len(args))
+			for i, name := range args {
+				if all[i], err = c.GetSnapshot(ctx, name); err != nil {
+					return err
+				}
+			}
+			return a.printJSON(all)
+		}),
+	}
+}
+
+func (a *App) snapshotRemoveCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
+		Long: `Rm removes snapshots, and prints the name of each. Sandboxes that were made from
+them live on.`,
+		Example: `  atoll snapshot rm before`,
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "one that does not exist is no error")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		for _, name := range args {
+			err := c.RemoveSnapshot(ctx, name)
+			switch {
+			case err != nil && force && missing(err):
+				continue
+			case err != nil:
+				return err
+			}
+			if _, err := fmt.Fprintln(a.Stdout, visible(name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) snapshotPruneCmd() *cobra.Command {
+	var labelList []string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "prune", Short: "Remove the snapshots from which no living sandbox was made", Args: cobra.NoArgs,
+		Example: `  atoll snapshot prune --label task=7`,
+	}
+	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		wanted, err := labels(nil, labelList)
+		if err != nil {
+			return err
+		}
+		removed, err := c.PruneSnapshots(ctx, wanted)
+		if err != nil {
+			return err
+		}
+		return a.showSnapshots(append([]atoll.Snapshot{}, removed...), asJSON, !asJSON)
+	})
+	return cmd
+}

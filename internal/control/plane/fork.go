@@ -1,0 +1,225 @@
+package plane
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	opFork   = "sandbox.fork"
+	maxForks = 100 // in one request
+)
+
+// ForkRequest asks for copies of a sandbox.
+type ForkRequest struct {
+	Count  int               // 1 to 100
+	Prefix string            // of their names, PREFIX-1 and so on; empty: their names are their ids
+	Labels map[string]string // added to those of the parent
+}
+
+// Fork makes copies of a sandbox: files, and memory and processes where the
+// provider can, each with a name and an id of its own. The parent stands still
+// only while its state is written down. Either all copies are made or none.
+func (p *Plane) Fork(ctx context.Context, ref string, req ForkRequest) ([]store.Sandbox, error) {
+	boxes, err := p.fork(ctx, ref, req)
+	return boxes, named(opFork, err)
+}
+
+func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.Sandbox, error) {
+	if req.Count < 1 || req.Count > maxForks {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
+	}
+	t, err := p.turn(ctx, ref, opFork, lifecycle.Fork)
+	if err != nil {
+		return nil, err
+	}
+	defer t.release()
+	keeper, err := p.keeper()
+	if err != nil {
+		return nil, err
+	}
+	if t.box.Spec.ID == "" {
+		return nil, p.cannotKeep(&t.box)
+	}
+	wanted, err := p.copies(&t.box, req)
+	if err != nil {
+		return nil, err
+	}
+	for i := range wanted {
+		defer p.making.begin(wanted[i].Spec.ID)()
+	}
+	intent, err := p.announceForks(ctx, t, wanted)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cfg.Fault("fork.recorded"); err != nil {
+		return nil, err
+	}
+	made, err := p.makeForks(ctx, t, keeper, wanted)
+	if fault := p.cfg.Fault("fork.made"); fault != nil {
+		return nil, fault
+	}
+	return p.settleForks(ctx, t, wanted, made, intent, err)
+}
+
+// copies are the requests for the copies of a sandbox.
+func (p *Plane) copies(b *store.Sandbox, req ForkRequest) ([]control.CreateRequest, error) {
+	like, err := p.again(b)
+	if err != nil {
+		return nil, err
+	}
+	like.Spec.ID, like.Spec.Name, like.Spec.Lifetime = "", "", b.Spec.Lifetime
+	if like.Spec.Hostname == b.Name {
+		like.Spec.Hostname = "" // it becomes the copy's own name
+	}
+	labels := map[string]string{}
+	for _, more := range []map[string]string{b.Labels, req.Labels} {
+		for k, v := range more {
+			labels[k] = v
+		}
+	}
+	like.Spec.Labels = labels
+	all := make([]control.CreateRequest, req.Count)
+	for i := range all {
+		one := like
+		if req.Prefix != "" {
+			one.Spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
+		}
+		if all[i], err = p.control.Prepare(one); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// announceForks records all copies, so that they fit into the quota together.
+func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.CreateRequest) (intent *audit.Intent, err error) {
+	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		for _, w := range wanted {
+			b := store.Sandbox{
+				ID: w.Spec.ID, Name: w.Spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: t.box.Image,
+				Resources: w.Spec.Resources, Labels: w.Spec.Labels, Spec: w.Spec,
+			}
+			setLifetime(&b, w.Spec.Lifetime, tx.Now())
+			if _, _, err := tx.CreateSandbox(ctx, t.box.Tenant, b, store.Create{}); err != nil {
+				return err
+			}
+		}
+		var err error
+		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
+		return err
+	})
+	return intent, err
+}
+
+// makeForks writes the parent down, unless that is on disk already, and makes
+// the copies of it, several at a time.
+func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]*control.Sandbox, error) {
+	dir, done, err := p.source(ctx, t, keeper)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := p.cfg.Fault("fork.written"); err != nil {
+		return nil, err
+	}
+	made := make([]*control.Sandbox, len(wanted))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for i, w := range wanted {
+		g.Go(func() error {
+			if p.cfg.Environments != nil {
+				if err := p.cfg.Environments.Put(w.Spec.ID, w.Spec.Env); err != nil {
+					return err
+				}
+			}
+			box, _, err := p.control.Restore(recorded(ctx), w, dir)
+			made[i] = box
+			return err
+		})
+	}
+	return made, g.Wait()
+}
+
+// source returns a directory with the state of the parent. It is read at once
+// and by us alone, so it is neither checked nor synced.
+func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir string, done func(), err error) {
+	if t.box.Rest.Kept != "" {
+		return keeper.Use(ctx, t.box.Rest.Kept)
+	}
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return "", nil, err
+	}
+	if !control.Can[driver.Snapshotter](box) {
+		return "", nil, unsupported(&t.box, "this provider makes no snapshots", "")
+	}
+	id := newSnapshotID()
+	landed := p.writing.begin(id)
+	done = func() {
+		p.drop(ctx, id)
+		landed()
+	}
+	if dir, err = keeper.Draft(id); err == nil {
+		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx)})
+	}
+	if err != nil {
+		done()
+		return "", nil, err
+	}
+	return dir, done, nil
+}
+
+// settleForks records what became of the copies. If one could not be made, the
+// others are removed.
+func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.CreateRequest, made []*control.Sandbox, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	state, reason := sandbox.Running, ""
+	if failed != nil {
+		state, reason = sandbox.Gone, reasonUnmade
+		for _, box := range made {
+			if box != nil {
+				p.note(box.Destroy(recorded(late)))
+			}
+		}
+	}
+	boxes := make([]store.Sandbox, len(wanted))
+	err := p.cfg.Store.Update(late, func(tx *store.Tx) error {
+		for i, w := range wanted {
+			b, err := tx.UpdateSandbox(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
+				b.State, b.Reason = state, reason
+			})
+			if err != nil {
+				return err
+			}
+			boxes[i] = b
+		}
+		return intent.EndTx(late, tx, audit.Outcome{Err: failed})
+	})
+	if err != nil {
+		p.unsettled.Store(true)
+		p.note(intent.End(audit.Outcome{Err: failed}))
+	}
+	if failed != nil {
+		p.note(err)
+		for _, w := range wanted {
+			p.discard(late, &store.Sandbox{ID: w.Spec.ID})
+		}
+		return nil, failed
+	}
+	for _, box := range made {
+		p.follow(t.box.Tenant, box)
+	}
+	return boxes, err
+}

@@ -1,0 +1,126 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	// reapPeriod is how often it is looked which sandboxes nobody uses.
+	reapPeriod = time.Second
+	reapBatch  = 100
+	opIdle     = "sandbox.idle"
+)
+
+// WatchIdle applies idle policies until ctx ends.
+func (p *Plane) WatchIdle(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(reapPeriod):
+			if err := p.reap(ctx); err != nil && ctx.Err() == nil {
+				p.note(err)
+			}
+		}
+	}
+}
+
+// reap looks once.
+func (p *Plane) reap(ctx context.Context) error {
+	idle, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+		return tx.Operator().Idle(ctx, p.cfg.Node, reapBatch)
+	})
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, b := range idle {
+		failed = append(failed, p.rest(ctx, b))
+	}
+	return errors.Join(failed...)
+}
+
+// rest applies the idle policy of a sandbox that was not used for long, as far
+// as the store knows.
+func (p *Plane) rest(ctx context.Context, b store.Sandbox) error {
+	now := p.cfg.Store.Now()
+	reopen, last, ok := p.uses.close(b.ID, now.Add(-b.Idle.After), now)
+	if !ok {
+		return p.touch(ctx, &b, last)
+	}
+	defer reopen()
+	a := audit.Action{Tenant: b.Tenant, Op: opIdle, Sandbox: b.ID, Name: b.Name, Subject: b.Idle.Action}
+	t, err := p.lockedTurn(ctx, b.Tenant, b.ID, a, lifecycle.Pause)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done || t.box.Idle != b.Idle {
+		return nil // somebody changed it since
+	}
+	busy, err := p.busy(ctx, t)
+	if err != nil || busy {
+		return errors.Join(err, p.touch(ctx, &b, now))
+	}
+	if err := p.goIdle(ctx, t); err != nil {
+		// It is tried again, but not every second.
+		return errors.Join(err, p.touch(ctx, &b, now))
+	}
+	return nil
+}
+
+func (p *Plane) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
+	return ignoreGone(p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, b.Tenant, b.ID, at) }))
+}
+
+// busy reports whether a command that was started through the API still runs.
+func (p *Plane) busy(ctx context.Context, t *turn) (bool, error) {
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return false, err
+	}
+	all, err := box.Processes(recorded(ctx))
+	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+		return false, nil
+	}
+	for _, c := range all {
+		if c.Running {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// goIdle does what the policy says, or the nearest to it that the provider can.
+func (p *Plane) goIdle(ctx context.Context, t *turn) error {
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return err
+	}
+	action, disk := sandbox.IdleAction(t.box.Idle.Action), p.keeps(&t.box, box)
+	switch {
+	case action == sandbox.IdleDelete:
+		return p.remove(ctx, &t.box, t.action, reasonIdle)
+	case action == sandbox.IdleStop && !disk:
+		return unsupported(&t.box, "it is idle and cannot be stopped without losing its files", "let its idle action be delete")
+	case action == sandbox.IdleStop:
+		_, err = p.stopLocked(ctx, t)
+	case action == sandbox.IdleSleep && disk && p.memory(ctx):
+		_, err = p.pause(ctx, t, true, true)
+	case control.Can[driver.Pauser](box):
+		// Without memory in snapshots a sleep would end its processes.
+		_, err = p.pause(ctx, t, false, true)
+	default:
+		return unsupported(&t.box, "it is idle, and this provider cannot pause", "let its idle action be stop or delete")
+	}
+	return err
+}

@@ -1,0 +1,419 @@
+package plane
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The steps that a crash can interrupt, as store.Rest.Step names them. They are
+// also the first halves of the names of fault points.
+const (
+	stepPause  = "pause"
+	stepSleep  = "sleep"
+	stepResume = "resume"
+	stepStop   = "stop"
+	stepStart  = "start"
+	stepUpdate = "update"
+)
+
+const (
+	opPause  = "sandbox.pause"
+	opResume = "sandbox.resume"
+	opStop   = "sandbox.stop"
+	opStart  = "sandbox.start"
+	opWake   = "sandbox.wake"
+)
+
+// Pause makes a sandbox stand still: in memory, or to disk, where it holds
+// neither memory nor processes. What is paused already is success. The time of
+// a paused sandbox does not pass, where its provider can stop that.
+func (p *Plane) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error) {
+	op := lifecycle.Pause
+	if toDisk {
+		op = lifecycle.Sleep
+	}
+	t, err := p.turn(ctx, ref, opPause, op)
+	if err != nil {
+		return store.Sandbox{}, named(opPause, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := p.pause(ctx, t, toDisk, false)
+	return b, named(opPause, err)
+}
+
+func (p *Plane) pause(ctx context.Context, t *turn, toDisk, wakes bool) (store.Sandbox, error) {
+	if toDisk {
+		return p.putAway(ctx, t, away{step: stepSleep, memory: p.memory(ctx), state: sandbox.Paused, pause: sandbox.PauseDisk, wakes: wakes})
+	}
+	return p.freeze(ctx, t, wakes)
+}
+
+// memory reports whether snapshots here hold memory.
+func (p *Plane) memory(ctx context.Context) bool {
+	facts, err := p.control.Probe(recorded(ctx))
+	return err == nil && facts.Capabilities.Memory
+}
+
+// Resume lets a paused sandbox go on. One that runs is success.
+func (p *Plane) Resume(ctx context.Context, ref string) (store.Sandbox, error) {
+	t, err := p.turn(ctx, ref, opResume, lifecycle.Resume)
+	if err != nil {
+		return store.Sandbox{}, named(opResume, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := p.resume(ctx, t)
+	return b, named(opResume, err)
+}
+
+func (p *Plane) resume(ctx context.Context, t *turn) (store.Sandbox, error) {
+	if t.box.Rest.Pause == sandbox.PauseDisk {
+		return p.bring(ctx, t, stepResume)
+	}
+	return p.thaw(ctx, t)
+}
+
+// Start brings a stopped sandbox back with the files it had. One that runs is
+// success.
+func (p *Plane) Start(ctx context.Context, ref string) (store.Sandbox, error) {
+	t, err := p.turn(ctx, ref, opStart, lifecycle.Start)
+	if err != nil {
+		return store.Sandbox{}, named(opStart, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := p.bring(ctx, t, stepStart)
+	return b, named(opStart, err)
+}
+
+// Stop asks the commands of a sandbox to end, gives them grace, and ends it.
+// Its files are kept, so that it can be started again, if its provider can:
+// else it is gone, as the state that is returned says.
+func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
+	if grace > 0 {
+		if err := p.calmDown(ctx, ref, grace); err != nil {
+			return store.Sandbox{}, named(opStop, err)
+		}
+	}
+	t, err := p.turn(ctx, ref, opStop, lifecycle.Stop)
+	if err != nil {
+		return p.stopUnusable(ctx, ref, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := p.stopLocked(ctx, t)
+	return b, named(opStop, err)
+}
+
+// stopUnusable ends what cannot be stopped in good order because it failed.
+func (p *Plane) stopUnusable(ctx context.Context, ref string, why error) (store.Sandbox, error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return store.Sandbox{}, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil || b.State != sandbox.Gone && b.State != sandbox.Failed {
+		return store.Sandbox{}, named(opStop, why)
+	}
+	if err := p.destroy(ctx, ref, opStop, reasonStopped); err != nil {
+		return b, named(opStop, err)
+	}
+	b, err = p.record(ctx, who.Tenant, b.ID)
+	return b, named(opStop, err)
+}
+
+func (p *Plane) stopLocked(ctx context.Context, t *turn) (store.Sandbox, error) {
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	if p.keeps(&t.box, box) {
+		return p.putAway(ctx, t, away{step: stepStop, state: sandbox.Stopped})
+	}
+	if err := p.remove(ctx, &t.box, t.action, reasonStopped); err != nil {
+		return t.box, err
+	}
+	return p.record(ctx, t.box.Tenant, t.box.ID)
+}
+
+// keeps reports whether the files of a sandbox can be kept when it ends. Of one
+// that was made without a daemon it is not known what to start again.
+func (p *Plane) keeps(b *store.Sandbox, box *control.Sandbox) bool {
+	return p.cfg.Snapshots != nil && b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
+}
+
+// freeze pauses in memory.
+func (p *Plane) freeze(ctx context.Context, t *turn, wakes bool) (store.Sandbox, error) {
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	if !control.Can[driver.Pauser](box) {
+		return t.box, unsupported(&t.box, "this provider cannot pause in memory", "pause to disk instead, with: atoll pause --to-disk "+t.box.Name)
+	}
+	intent, err := p.enter(ctx, t, func(b *store.Sandbox) { b.State, b.Rest.Step = sandbox.Pausing, stepPause }, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := p.cfg.Fault("pause.recorded"); err != nil {
+		return t.box, err
+	}
+	stopped := p.stopClock(ctx, box, &t.box)
+	if err = box.Pause(recorded(ctx)); err != nil && stopped && t.box.Spec.Lifetime.Timeout > 0 {
+		p.note(box.SetDeadline(recorded(context.WithoutCancel(ctx)), t.box.Expires))
+	}
+	if err := p.cfg.Fault("pause.done"); err != nil {
+		return t.box, err
+	}
+	return p.leave(ctx, t, intent, err, func(b *store.Sandbox) {
+		b.State, b.Reason, b.Rest = sandbox.Paused, "", store.Rest{Pause: sandbox.PauseMemory, Wakes: wakes}
+		if stopped {
+			p.holdClock(b)
+		}
+	}, nil)
+}
+
+// stopClock keeps the provider from ending a sandbox that is about to be
+// paused, and reports whether it did: some cannot, and their time goes on.
+func (p *Plane) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sandbox) bool {
+	switch {
+	case b.Expires.IsZero():
+		return false
+	case b.Spec.Lifetime.Timeout == 0:
+		return true // it is we who end it
+	case !control.Can[driver.DeadlineSetter](box):
+		return false
+	}
+	return box.SetDeadline(recorded(ctx), time.Time{}) == nil
+}
+
+// holdClock makes the time of a sandbox stand still.
+func (p *Plane) holdClock(b *store.Sandbox) {
+	if !b.Expires.IsZero() {
+		b.Rest.Left, b.Expires = max(b.Expires.Sub(p.cfg.Store.Now()), 1), time.Time{}
+	}
+}
+
+// runs makes the record of a sandbox that of one that runs: its time goes on.
+func (p *Plane) runs(b *store.Sandbox, reason string) {
+	if b.Rest.Left > 0 {
+		b.Expires = p.cfg.Store.Now().Add(b.Rest.Left)
+	}
+	b.State, b.Reason, b.Rest, b.Exit, b.Active = sandbox.Running, reason, store.Rest{}, nil, p.cfg.Store.Now()
+}
+
+// thaw resumes from memory.
+func (p *Plane) thaw(ctx context.Context, t *turn) (store.Sandbox, error) {
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	intent, err := p.enter(ctx, t, func(b *store.Sandbox) { b.State, b.Rest.Step = sandbox.Resuming, stepResume }, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := p.cfg.Fault("resume.recorded"); err != nil {
+		return t.box, err
+	}
+	if left := t.box.Rest.Left; left > 0 && t.box.Spec.Lifetime.Timeout > 0 {
+		err = box.SetDeadline(recorded(ctx), p.cfg.Store.Now().Add(left))
+	}
+	if err == nil {
+		err = box.Resume(recorded(ctx))
+	}
+	if err := p.cfg.Fault("resume.done"); err != nil {
+		return t.box, err
+	}
+	return p.leave(ctx, t, intent, err, func(b *store.Sandbox) { p.runs(b, "") }, nil)
+}
+
+// away says how a sandbox is put away to disk.
+type away struct {
+	step   string
+	memory bool // processes too
+	state  sandbox.State
+	pause  sandbox.PauseKind
+	wakes  bool
+}
+
+// putAway writes the state of a sandbox down and ends it. Until all of it is
+// safely on the disk, either the sandbox or the draft is whole.
+func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, error) {
+	keeper, err := p.keeper()
+	if err != nil {
+		return t.box, err
+	}
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	if !p.keeps(&t.box, box) {
+		return t.box, p.cannotKeep(&t.box)
+	}
+	id := newSnapshotID()
+	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
+		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.wakes
+	}, func(tx *store.Tx) error {
+		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, p.snapshotOf(&t.box, store.Snapshot{ID: id, Owner: t.box.ID, Memory: how.memory}))
+		return err
+	})
+	if err != nil {
+		return t.box, err
+	}
+	if err := p.cfg.Fault(how.step + ".recorded"); err != nil {
+		return t.box, err
+	}
+	snap, err := p.writeDown(ctx, t, box, keeper, id, driver.SnapshotOptions{Memory: how.memory, Stop: true})
+	if err != nil {
+		p.drop(ctx, id)
+		return p.undoAway(ctx, t, intent, id, err)
+	}
+	if err := p.cfg.Fault(how.step + ".written"); err != nil {
+		return t.box, err
+	}
+	// The sandbox has ended: there is no way back.
+	late := context.WithoutCancel(ctx)
+	size, err := keeper.Keep(late, id)
+	if err != nil {
+		p.unsettled.Store(true) // reconciliation tries again
+		p.note(intent.End(audit.Outcome{Err: err}))
+		return t.box, err
+	}
+	if err := p.cfg.Fault(how.step + ".kept"); err != nil {
+		return t.box, err
+	}
+	p.note(p.end(recorded(late), &t.box))
+	return p.leave(late, t, intent, nil, func(b *store.Sandbox) {
+		p.rests(b, how, id)
+		if how.pause != "" && !snap.Memory {
+			b.Reason = reasonFilesOnly
+		}
+	}, func(ctx context.Context, tx *store.Tx) error {
+		return tx.FinishSnapshot(ctx, t.box.Tenant, id, snap.Memory, snap.Engine, size)
+	})
+}
+
+func (p *Plane) cannotKeep(b *store.Sandbox) error {
+	if b.Spec.ID == "" {
+		return unsupported(b, "the sandbox was made without a daemon, which does not know what to start again", "make it while the daemon runs, see: atoll up --detach")
+	}
+	return unsupported(b, "this provider makes no snapshots", "")
+}
+
+func unsupported(b *store.Sandbox, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: message, Hint: hint}
+}
+
+// writeDown writes the state of a sandbox into a draft. One that is paused in
+// memory goes on for that.
+func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, keeper Snapshots, id string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+	dir, err := keeper.Draft(id)
+	if err != nil {
+		return snap, err
+	}
+	if t.box.State == sandbox.Paused {
+		if err := box.Resume(recorded(ctx)); err != nil {
+			return snap, err
+		}
+	}
+	return box.Snapshot(recorded(ctx), dir, opts)
+}
+
+// undoAway records that a sandbox could not be put away and runs on, or stands
+// still as before.
+func (p *Plane) undoAway(ctx context.Context, t *turn, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
+	if t.box.State == sandbox.Paused {
+		if box, err := p.attach(ctx, &t.box); err == nil {
+			p.note(box.Pause(recorded(context.WithoutCancel(ctx))))
+		}
+	}
+	b, err := p.leave(ctx, t, intent, failed, nil, nil)
+	p.note(p.cfg.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+		return tx.DeleteSnapshot(context.WithoutCancel(ctx), t.box.Tenant, id)
+	}))
+	return b, err
+}
+
+const reasonFilesOnly = "only its files are kept, because its provider keeps no memory"
+
+// rests makes the record of a sandbox that of one that was put away.
+func (p *Plane) rests(b *store.Sandbox, how away, id string) {
+	left := b.Rest.Left
+	b.State, b.Reason, b.Exit = how.state, "", nil
+	b.Rest = store.Rest{Pause: how.pause, Kept: id, Wakes: how.wakes, Left: left}
+	p.holdClock(b)
+}
+
+// snapshotOf completes a snapshot of a sandbox.
+func (p *Plane) snapshotOf(b *store.Sandbox, s store.Snapshot) store.Snapshot {
+	s.Parent, s.ParentName, s.Provider, s.Node, s.Image, s.Spec = b.ID, b.Name, b.Provider, b.Node, b.Image, b.Spec
+	s.Spec.Resources = b.Resources
+	return s
+}
+
+// bring makes a sandbox that was put away run again. What was kept goes only
+// when it does.
+func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox, error) {
+	keeper, err := p.keeper()
+	if err != nil {
+		return t.box, err
+	}
+	req, err := p.again(&t.box)
+	if err != nil {
+		return t.box, err
+	}
+	id := t.box.Rest.Kept
+	dir, release, err := keeper.Use(ctx, id)
+	if err != nil {
+		return t.box, err
+	}
+	defer release()
+	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
+		b.State, b.Rest.Step, b.Rest.Pause = sandbox.Resuming, step, ""
+	}, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := p.cfg.Fault(step + ".recorded"); err != nil {
+		return t.box, err
+	}
+	box, how, err := p.control.Restore(recorded(ctx), req, dir)
+	if err := p.cfg.Fault(step + ".made"); err != nil {
+		return t.box, err
+	}
+	release()
+	b, err := p.leave(ctx, t, intent, err, func(b *store.Sandbox) { p.runs(b, coldReason(how)) }, func(ctx context.Context, tx *store.Tx) error {
+		return tx.DeleteSnapshot(ctx, t.box.Tenant, id)
+	})
+	if err != nil {
+		return b, err
+	}
+	p.followAnew(b.Tenant, box)
+	p.drop(ctx, id)
+	return b, nil
+}
+
+// coldReason says why a sandbox started from its files only, if its memory was
+// there.
+func coldReason(how driver.Restored) string {
+	if how.Memory || how.Why == "" {
+		return ""
+	}
+	return "it started from its files: " + how.Why
+}

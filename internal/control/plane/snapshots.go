@@ -1,0 +1,254 @@
+package plane
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	opSnapshot       = "snapshot.create"
+	opSnapshotRemove = "snapshot.remove"
+	opSnapshotGet    = "snapshot.get"
+	opSnapshotList   = "snapshot.list"
+)
+
+// SnapshotRequest asks for a snapshot of a sandbox.
+type SnapshotRequest struct {
+	Name   string // empty: its id
+	Memory bool   // processes and their memory too
+	Labels map[string]string
+}
+
+// Snapshot writes the state of a sandbox down under a name. One that runs goes
+// on; one that was put to disk is copied from there.
+func (p *Plane) Snapshot(ctx context.Context, ref string, req SnapshotRequest) (store.Snapshot, error) {
+	t, err := p.turn(ctx, ref, opSnapshot, lifecycle.Snapshot)
+	if err != nil {
+		return store.Snapshot{}, named(opSnapshot, err)
+	}
+	defer t.release()
+	s, err := p.snapshot(ctx, t, req)
+	return s, named(opSnapshot, err)
+}
+
+func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (store.Snapshot, error) {
+	keeper, err := p.keeper()
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	if t.box.Spec.ID == "" {
+		return store.Snapshot{}, p.cannotKeep(&t.box)
+	}
+	id := newSnapshotID()
+	s := p.snapshotOf(&t.box, store.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels})
+	t.action.Subject = s.Name
+	defer p.writing.begin(id)()
+	var intent *audit.Intent
+	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		if s, err = tx.CreateSnapshot(ctx, t.box.Tenant, s); err != nil {
+			return err
+		}
+		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
+		return err
+	})
+	if err != nil {
+		return s, err
+	}
+	if err := p.cfg.Fault("snapshot.recorded"); err != nil {
+		return s, err
+	}
+	snap, err := p.take(ctx, t, keeper, id, req.Memory)
+	if fault := p.cfg.Fault("snapshot.kept"); fault != nil {
+		return s, fault
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if err == nil {
+		err = p.cfg.Store.Update(late, func(tx *store.Tx) error {
+			if err := tx.FinishSnapshot(late, t.box.Tenant, id, snap.Memory, snap.Engine, snap.Size); err != nil {
+				return err
+			}
+			return intent.EndTx(late, tx, audit.Outcome{})
+		})
+	}
+	if err != nil {
+		p.note(intent.End(audit.Outcome{Err: err}))
+		p.note(p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, t.box.Tenant, id) }))
+		p.drop(late, id)
+		return s, err
+	}
+	s.Ready, s.Memory, s.Engine, s.Size = true, snap.Memory, snap.Engine, snap.Size
+	return s, nil
+}
+
+// take writes the bytes of a snapshot.
+func (p *Plane) take(ctx context.Context, t *turn, keeper Snapshots, id string, memory bool) (snap driver.Snapshot, err error) {
+	if kept := t.box.Rest.Kept; kept != "" {
+		return p.copyKept(ctx, t, keeper, id, memory)
+	}
+	box, err := p.attach(ctx, &t.box)
+	if err != nil {
+		return snap, err
+	}
+	dir, err := keeper.Draft(id)
+	if err != nil {
+		return snap, err
+	}
+	if snap, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: memory}); err != nil {
+		return snap, err
+	}
+	snap.Size, err = keeper.Keep(ctx, id)
+	return snap, err
+}
+
+// copyKept makes a snapshot of a sandbox that is on disk already.
+func (p *Plane) copyKept(ctx context.Context, t *turn, keeper Snapshots, id string, memory bool) (snap driver.Snapshot, err error) {
+	kept, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) {
+		return tx.Operator().Snapshot(ctx, t.box.Rest.Kept)
+	})
+	if err != nil {
+		return snap, err
+	}
+	if kept.Memory != memory {
+		what := map[bool]string{true: "memory too: say so", false: "files only"}[kept.Memory]
+		return snap, &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "what is on disk of the sandbox is " + what,
+			Hint: "bring it back first, or ask for what there is",
+		}
+	}
+	snap = driver.Snapshot{Memory: kept.Memory, Engine: kept.Engine}
+	snap.Size, err = keeper.Copy(ctx, t.box.Rest.Kept, id)
+	return snap, err
+}
+
+// GetSnapshot returns what is recorded of a snapshot, by name or id.
+func (p *Plane) GetSnapshot(ctx context.Context, ref string) (store.Snapshot, error) {
+	who, err := p.look(ctx, opSnapshotGet, ref)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	s, err := p.findSnapshot(ctx, who.Tenant, ref)
+	return s, named(opSnapshotGet, err)
+}
+
+func (p *Plane) findSnapshot(ctx context.Context, tenant, ref string) (store.Snapshot, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return store.Snapshot{}, err
+	}
+	s, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, tenant, ref) })
+	if e := new(sandbox.Error); errors.As(err, &e) && e.Code == sandbox.CodeNotFound {
+		e.Hint = "see what there is with: atoll snapshot ls"
+	}
+	return s, err
+}
+
+// Snapshots returns a page of the tenant's snapshots, newest first.
+func (p *Plane) Snapshots(ctx context.Context, labels map[string]string, page store.Page) (all []store.Snapshot, next string, err error) {
+	who, err := p.look(ctx, opSnapshotList, "")
+	if err != nil {
+		return nil, "", err
+	}
+	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+		all, next, err = tx.Snapshots(ctx, who.Tenant, labels, page)
+		return err
+	})
+	return all, next, named(opSnapshotList, err)
+}
+
+// RemoveSnapshot removes a snapshot. Sandboxes that were made from it do not
+// need it. One that is not there is CodeNotFound.
+func (p *Plane) RemoveSnapshot(ctx context.Context, ref string) error {
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	return named(opSnapshotRemove, p.guard(ctx, control.Action{Op: opSnapshotRemove, Subject: ref}, func(ctx context.Context) error {
+		s, err := p.findSnapshot(ctx, who.Tenant, ref)
+		if err != nil {
+			return err
+		}
+		return p.removeSnapshot(ctx, &s)
+	}))
+}
+
+// removeSnapshot forgets a snapshot, then removes its bytes: what is cut off in
+// between is swept.
+func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
+	if p.writing.has(s.ID) {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
+	}
+	if err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+		return err
+	}
+	if err := p.cfg.Fault("snapshot.forgotten"); err != nil {
+		return err
+	}
+	keeper, err := p.keeper()
+	if err != nil {
+		return err
+	}
+	return keeper.Remove(ctx, s.ID)
+}
+
+// PruneSnapshots removes the tenant's snapshots with all of the labels from
+// which no living sandbox was made, and returns them.
+func (p *Plane) PruneSnapshots(ctx context.Context, labels map[string]string) (removed []store.Snapshot, err error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = p.guard(ctx, control.Action{Op: opSnapshotRemove, Subject: "*"}, func(ctx context.Context) error {
+		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			all, _, err := tx.Snapshots(ctx, who.Tenant, labels, store.Page{Limit: store.MaxPage})
+			return all, err
+		})
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			if s.Children > 0 || !s.Ready {
+				continue
+			}
+			if err := p.removeSnapshot(ctx, &s); err != nil {
+				return err
+			}
+			removed = append(removed, s)
+		}
+		return nil
+	})
+	return removed, named(opSnapshotRemove, err)
+}
+
+// origin finds the snapshot that a sandbox is to be made from, and fills in
+// what the snapshot says and the request does not. Its environment is not
+// handed on: it may hold secrets that were given to that sandbox alone.
+func (p *Plane) origin(ctx context.Context, tenant string, spec sandbox.Spec) (_ sandbox.Spec, id string, err error) {
+	if spec.Snapshot == "" {
+		return spec, "", nil
+	}
+	if err := spec.Validate(); err != nil {
+		return spec, "", err
+	}
+	s, err := p.findSnapshot(ctx, tenant, spec.Snapshot)
+	switch {
+	case err != nil:
+		return spec, "", err
+	case !s.Ready:
+		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
+	case s.Node != p.cfg.Node:
+		return spec, "", &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine"}
+	}
+	spec.Snapshot, spec.Image = "", s.Spec.Image
+	spec.User, spec.Workdir = cmp.Or(spec.User, s.Spec.User), cmp.Or(spec.Workdir, s.Spec.Workdir)
+	r, had := &spec.Resources, s.Spec.Resources
+	r.CPUs, r.Memory, r.Disk, r.PIDs = cmp.Or(r.CPUs, had.CPUs), cmp.Or(r.Memory, had.Memory), cmp.Or(r.Disk, had.Disk), cmp.Or(r.PIDs, had.PIDs)
+	return spec, s.ID, nil
+}

@@ -1,0 +1,199 @@
+package plane
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Snapshots keeps the bytes of snapshots, each in a directory of its own. Its
+// methods may be called concurrently. Package vault has one.
+type Snapshots interface {
+	// Draft returns an empty directory to write a snapshot into.
+	Draft(id string) (dir string, err error)
+	// Keep makes a draft a snapshot that survives a crash. Nothing written is
+	// CodeNotFound; keeping what is kept is success.
+	Keep(ctx context.Context, id string) (size int64, err error)
+	// Use returns the directory of a snapshot that is as it was written, else
+	// CodeInvalid, and keeps it from being removed until release is called.
+	Use(ctx context.Context, id string) (dir string, release func(), err error)
+	// Copy makes another snapshot of the same bytes.
+	Copy(ctx context.Context, from, to string) (size int64, err error)
+	// Remove removes a snapshot or a draft; none is success.
+	Remove(ctx context.Context, id string) error
+	// List returns the ids of what is there, drafts too.
+	List() ([]string, error)
+}
+
+// Environments keeps what sandboxes were made with that may be secret.
+type Environments interface {
+	Put(id sandbox.ID, env map[string]string) error
+	Get(id sandbox.ID) (map[string]string, error)
+	Remove(id sandbox.ID) error
+	List() ([]sandbox.ID, error)
+}
+
+// turn is the right to change one sandbox: nobody else does until release.
+type turn struct {
+	box     store.Sandbox
+	action  audit.Action
+	verdict lifecycle.Verdict
+	release func()
+}
+
+// turn authorises an operation on a sandbox, waits until nobody else changes
+// it, and decides whether the operation can be done. The caller releases it.
+func (p *Plane) turn(ctx context.Context, ref, action string, op lifecycle.Op) (*turn, error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a := auditAction(who, control.Action{Op: action, Subject: ref})
+	if err := who.Allow(action); err != nil {
+		p.note(p.cfg.Audit.Denied(ctx, a, err))
+		return nil, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil {
+		return nil, err
+	}
+	if err := firstError(p.here(&b), p.making.wait(ctx, b.ID)); err != nil {
+		return nil, err
+	}
+	a.Sandbox, a.Name, a.Subject = b.ID, b.Name, b.Name
+	return p.lockedTurn(ctx, who.Tenant, b.ID, a, op)
+}
+
+// lockedTurn waits for a sandbox and decides about it.
+func (p *Plane) lockedTurn(ctx context.Context, tenant string, id sandbox.ID, a audit.Action, op lifecycle.Op) (*turn, error) {
+	release, err := p.locks.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	t := &turn{action: a, release: release}
+	if t.box, err = p.record(ctx, tenant, id); err == nil {
+		t.verdict, err = lifecycle.Decide(view(&t.box), op)
+	}
+	if err != nil {
+		release()
+		return nil, err
+	}
+	return t, nil
+}
+
+// view is what counts of a record for package lifecycle.
+func view(b *store.Sandbox) lifecycle.Box {
+	return lifecycle.Box{
+		Name: b.Name, State: b.State, Reason: b.Reason, Pause: b.Rest.Pause, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
+	}
+}
+
+// enter records that a change is about to happen, together with the state on
+// the way there. also may add to the transaction.
+func (p *Plane) enter(ctx context.Context, t *turn, change func(*store.Sandbox), also func(*store.Tx) error) (intent *audit.Intent, err error) {
+	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		if _, err := tx.UpdateSandbox(ctx, t.box.Tenant, t.box.ID, store.Expect{Version: t.box.Version}, change); err != nil {
+			return err
+		}
+		if also != nil {
+			if err := also(tx); err != nil {
+				return err
+			}
+		}
+		var err error
+		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
+		return err
+	})
+	return intent, err
+}
+
+// leave records what became of a change. One that failed leaves the sandbox as
+// it was before. also may add to the transaction of one that did not.
+func (p *Plane) leave(ctx context.Context, t *turn, intent *audit.Intent, failed error, change func(*store.Sandbox), also func(context.Context, *store.Tx) error) (store.Sandbox, error) {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if failed != nil {
+		change = func(b *store.Sandbox) {
+			b.State, b.Rest, b.Resources, b.Expires = t.box.State, t.box.Rest, t.box.Resources, t.box.Expires
+		}
+	}
+	b, err := p.settleWith(late, t.box.Tenant, t.box.ID, intent, audit.Outcome{Err: failed}, change, func(tx *store.Tx) error {
+		if also == nil {
+			return nil
+		}
+		return also(late, tx)
+	})
+	if err != nil {
+		p.unsettled.Store(true) // the next reconciliation sees to it
+	}
+	p.due.soon() // its lifetime may be another
+	if failed != nil {
+		p.note(err)
+		return b, failed
+	}
+	return b, err
+}
+
+var snapshotEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
+
+// newSnapshotID makes the id of a snapshot, never the same twice.
+func newSnapshotID() string {
+	var b [9]byte
+	_, _ = rand.Read(b[:]) // never fails: it ends the program instead
+	return "sn-" + strings.ToLower(snapshotEncoding.EncodeToString(b[:]))[:13]
+}
+
+// keeper returns where snapshots are kept.
+func (p *Plane) keeper() (Snapshots, error) {
+	if p.cfg.Snapshots == nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon keeps no snapshots"}
+	}
+	return p.cfg.Snapshots, nil
+}
+
+// environment returns what a sandbox was made with.
+func (p *Plane) environment(b *store.Sandbox) (map[string]string, error) {
+	if len(b.Spec.Env) == 0 || p.cfg.Environments == nil {
+		return nil, nil
+	}
+	env, err := p.cfg.Environments.Get(b.ID)
+	if err == nil && env == nil {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: b.Name, Message: "the environment that the sandbox was made with is lost"}
+	}
+	return env, err
+}
+
+// again is the request that makes a recorded sandbox anew.
+func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
+	env, err := p.environment(b)
+	spec := b.Spec
+	spec.ID, spec.Name, spec.Labels, spec.Resources, spec.Env, spec.Snapshot = b.ID, b.Name, b.Labels, b.Resources, env, ""
+	if spec.Lifetime.Timeout > 0 { // else it is we who end it
+		spec.Lifetime.Timeout = b.Rest.Left
+	}
+	return control.CreateRequest{Spec: spec, Pull: control.PullNever, Tenant: b.Tenant, Reserved: true}, err
+}
+
+// discard forgets what was kept of a sandbox that is gone.
+func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
+	if p.cfg.Environments != nil {
+		p.note(p.cfg.Environments.Remove(b.ID))
+	}
+	p.drop(ctx, b.Rest.Kept)
+	p.uses.forget(b.ID)
+}
+
+// drop removes the bytes of a snapshot that nobody wants any more. If that
+// fails, reconciliation finds them.
+func (p *Plane) drop(ctx context.Context, id string) {
+	if id != "" && p.cfg.Snapshots != nil {
+		p.note(p.cfg.Snapshots.Remove(context.WithoutCancel(ctx), id))
+	}
+}

@@ -1,0 +1,159 @@
+package plane
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Open returns a handle on a running sandbox, by name or id. Every state in
+// which it cannot be used has an answer of its own. One that was put to sleep
+// because nobody used it is woken first.
+//
+// The handle is in use until ctx ends, and good for as long: until then the
+// sandbox is not idle.
+func (p *Plane) Open(ctx context.Context, ref string) (*control.Sandbox, error) {
+	const op = "sandbox.find"
+	who, err := p.look(ctx, op, ref)
+	if err != nil {
+		return nil, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err == nil {
+		err = who.AllowIn(b.ID, op)
+	}
+	if err == nil {
+		b, err = p.occupy(ctx, b)
+	}
+	if err != nil {
+		return nil, named(op, err)
+	}
+	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
+	if err == nil && verdict == lifecycle.Wake {
+		b, err = p.wake(ctx, &b)
+	}
+	if err != nil {
+		return nil, named(op, err)
+	}
+	return p.attach(ctx, &b)
+}
+
+// occupy marks a sandbox as in use until ctx ends, waits until nobody changes
+// its state, and returns what it is then.
+func (p *Plane) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, error) {
+	closing, leave := p.uses.begin(b.ID, p.cfg.Store.Now)
+	context.AfterFunc(ctx, leave)
+	if closing != nil {
+		select {
+		case <-closing:
+		case <-ctx.Done():
+			return b, ctx.Err()
+		}
+	}
+	switch {
+	case b.State == sandbox.Pausing || b.State == sandbox.Resuming:
+		release, err := p.locks.take(ctx, b.ID)
+		if err != nil {
+			return b, err
+		}
+		release()
+	case b.Idle.After == 0 && closing == nil:
+		return b, nil // nothing changes it behind our back
+	}
+	return p.record(ctx, b.Tenant, b.ID)
+}
+
+// wake resumes a sandbox that went to sleep by itself.
+func (p *Plane) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
+	who, err := principal(ctx)
+	if err != nil {
+		return *b, err
+	}
+	a := auditAction(who, control.Action{Op: opWake, Sandbox: b.ID, Name: b.Name, Subject: b.Name})
+	t, err := p.lockedTurn(ctx, b.Tenant, b.ID, a, lifecycle.Resume)
+	if err != nil {
+		return *b, err
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil // somebody else was faster
+	}
+	return p.resume(ctx, t)
+}
+
+// uses are the sandboxes that somebody uses now, or used since the daemon
+// began. The zero value is ready.
+type uses struct {
+	mu    sync.Mutex
+	boxes map[sandbox.ID]*use
+}
+
+type use struct {
+	open    int       // handles
+	last    time.Time // when one was opened or let go of
+	closing chan struct{}
+}
+
+func (u *uses) get(id sandbox.ID) *use {
+	if u.boxes == nil {
+		u.boxes = map[sandbox.ID]*use{}
+	}
+	if u.boxes[id] == nil {
+		u.boxes[id] = &use{}
+	}
+	return u.boxes[id]
+}
+
+// begin counts a use until leave is called. While the sandbox is being put to
+// sleep, closing is a channel that is closed when that is over.
+func (u *uses) begin(id sandbox.ID, now func() time.Time) (closing <-chan struct{}, leave func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	b := u.get(id)
+	b.open++
+	b.last = now()
+	return b.closing, sync.OnceFunc(func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		b.open--
+		b.last = now()
+	})
+}
+
+// close begins to put a sandbox to sleep that was not used since a time: uses
+// that begin from now on wait until reopen is called. It reports when the
+// sandbox was last used if it is in use, or was since; a use that goes on is
+// now.
+func (u *uses) close(id sandbox.ID, since, now time.Time) (reopen func(), last time.Time, ok bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	b := u.get(id)
+	switch {
+	case b.open > 0 || b.closing != nil:
+		return nil, now, false
+	case b.last.After(since):
+		return nil, b.last, false
+	}
+	closing := make(chan struct{})
+	b.closing = closing
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		b.closing = nil
+		close(closing)
+	}, b.last, true
+}
+
+// forget drops what is known of a sandbox that is gone.
+func (u *uses) forget(id sandbox.ID) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if b := u.boxes[id]; b != nil && b.open == 0 && b.closing == nil {
+		delete(u.boxes, id)
+	}
+}

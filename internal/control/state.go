@@ -1,0 +1,95 @@
+package control
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// optional carries out one operation of the optional interface T of the
+// sandbox's provider.
+func optional[T any](ctx context.Context, s *Sandbox, op, lacks string, act func(context.Context, T) error) error {
+	return s.c.do(ctx, s.action(op, ""), func(ctx context.Context) error {
+		t, ok := driver.As[T](s.inst)
+		if !ok {
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: lacks}
+		}
+		return act(ctx, t)
+	})
+}
+
+// Can reports whether the sandbox's provider has the optional interface T.
+func Can[T any](s *Sandbox) bool {
+	_, ok := driver.As[T](s.inst)
+	return ok
+}
+
+// Pause freezes the sandbox where it stands; its memory stays.
+func (s *Sandbox) Pause(ctx context.Context) error {
+	return optional(ctx, s, "sandbox.pause", "this provider cannot pause", func(ctx context.Context, p driver.Pauser) error { return p.Pause(ctx) })
+}
+
+// Resume lets a paused sandbox go on.
+func (s *Sandbox) Resume(ctx context.Context) error {
+	return optional(ctx, s, "sandbox.resume", "this provider cannot pause", func(ctx context.Context, p driver.Pauser) error { return p.Resume(ctx) })
+}
+
+// Snapshot writes the state of the sandbox into an empty directory.
+func (s *Sandbox) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+	err = optional(ctx, s, "sandbox.snapshot", "this provider makes no snapshots", func(ctx context.Context, p driver.Snapshotter) (err error) {
+		snap, err = p.Snapshot(ctx, dir, opts)
+		return err
+	})
+	return snap, err
+}
+
+// Resize changes the limits that are not zero.
+func (s *Sandbox) Resize(ctx context.Context, limits sandbox.Resources) error {
+	return optional(ctx, s, "sandbox.update", "this provider cannot change the limits of a sandbox that runs", func(ctx context.Context, p driver.Resizer) error {
+		if err := limits.Validate(); err != nil {
+			return err
+		}
+		return p.Resize(ctx, limits)
+	})
+}
+
+// SetDeadline replaces the time at which the provider ends the sandbox by
+// force; the zero time means never.
+func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
+	return optional(ctx, s, "sandbox.update", "this provider cannot change the lifetime of a sandbox that runs", func(ctx context.Context, p driver.DeadlineSetter) error {
+		return p.SetDeadline(ctx, at)
+	})
+}
+
+// Restore makes a sandbox from a directory that Snapshot wrote. It is Create in
+// every other respect, except that the image is not fetched anew: the request
+// names the very one that the first sandbox was made from.
+func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*Sandbox, driver.Restored, error) {
+	var box *Sandbox
+	var restored driver.Restored
+	spec, err := c.complete(&req)
+	if err != nil {
+		return nil, restored, c.wrap(Action{Op: "sandbox.create"}, err)
+	}
+	spec.Labels = c.labels(spec, &req)
+	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
+	err = c.do(ctx, a, func(ctx context.Context) error {
+		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)
+		if !ok {
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider makes no sandboxes from snapshots"}
+		}
+		img, err := c.ensureImage(ctx, &req, spec)
+		if err != nil {
+			return err
+		}
+		inst, how, err := restorer.Restore(ctx, spec, dir)
+		if err != nil {
+			return err
+		}
+		box, restored = &Sandbox{c: c, inst: inst, name: spec.Name, image: img}, how
+		return nil
+	})
+	return box, restored, err
+}

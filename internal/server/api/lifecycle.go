@@ -1,0 +1,169 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+type pauseInput struct {
+	SandboxRef
+	Body struct {
+		ToDisk bool `json:"toDisk,omitempty" doc:"leave neither memory nor processes; else it is frozen in memory"`
+	}
+}
+
+type stopInput struct {
+	SandboxRef
+	Body struct {
+		GraceMS int64 `json:"graceMs,omitempty" minimum:"0" maximum:"600000" doc:"how long commands may take to end, in milliseconds"`
+	}
+}
+
+type updateInput struct {
+	SandboxRef
+	Body UpdateRequest
+}
+
+type forkInput struct {
+	SandboxRef
+	Body ForkRequest
+}
+
+type forkOutput struct {
+	Body struct {
+		Sandboxes []Sandbox `json:"sandboxes"`
+	}
+}
+
+// answer is a sandbox as it is after something was done to it.
+func (a *API) answer(s Sandbox, err error) (*sandboxOutput, error) {
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	return &sandboxOutput{Status: http.StatusOK, Body: s}, nil
+}
+
+// lifecycle registers what changes the state of a sandbox.
+func (a *API) lifecycle() {
+	const base = "/v1/sandboxes/{ref}"
+	huma.Register(a.huma, operation("pauseSandbox", http.MethodPost, base+"/pause", "Sandboxes", "Make it stand still, in memory or on disk"),
+		func(ctx context.Context, in *pauseInput) (*sandboxOutput, error) {
+			return a.answer(a.service.Pause(ctx, in.Ref, in.Body.ToDisk))
+		})
+	resume := operation("resumeSandbox", http.MethodPost, base+"/resume", "Sandboxes", "Let a paused one go on")
+	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, resume, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
+		return a.answer(a.service.Resume(ctx, in.Ref))
+	})
+	huma.Register(a.huma, operation("stopSandbox", http.MethodPost, base+"/stop", "Sandboxes", "Ask its commands to end, give them grace, and end it; its files are kept if its provider can, as the state in the answer says"),
+		func(ctx context.Context, in *stopInput) (*sandboxOutput, error) {
+			return a.answer(a.service.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
+		})
+	start := operation("startSandbox", http.MethodPost, base+"/start", "Sandboxes", "Bring a stopped one back with its files")
+	start.Errors = append(start.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, start, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
+		return a.answer(a.service.Start(ctx, in.Ref))
+	})
+	update := operation("updateSandbox", http.MethodPatch, base, "Sandboxes", "Change its limits, labels, lifetime or idle policy")
+	update.Errors = append(update.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, update, func(ctx context.Context, in *updateInput) (*sandboxOutput, error) {
+		return a.answer(a.service.Update(ctx, in.Ref, in.Body))
+	})
+	fork := operation("forkSandbox", http.MethodPost, base+"/fork", "Sandboxes", "Make copies of it, all or none")
+	fork.DefaultStatus = http.StatusCreated
+	fork.Errors = append(fork.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, fork, func(ctx context.Context, in *forkInput) (*forkOutput, error) {
+		boxes, err := a.service.Fork(ctx, in.Ref, in.Body)
+		if err != nil {
+			return nil, a.problem(err)
+		}
+		out := &forkOutput{}
+		out.Body.Sandboxes = boxes
+		return out, nil
+	})
+}
+
+// SnapshotRef names a snapshot in a path.
+type SnapshotRef struct {
+	Snapshot string `path:"snapshot" maxLength:"63" doc:"id or name of the snapshot"`
+}
+
+type snapshotInput struct {
+	SandboxRef
+	Body SnapshotRequest
+}
+
+type snapshotOutput struct{ Body Snapshot }
+
+type snapshotListInput struct {
+	Label  []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
+	Cursor string   `query:"cursor" maxLength:"256" doc:"where to go on, as returned with the page before"`
+	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
+}
+
+type snapshotListOutput struct {
+	Body struct {
+		Snapshots []Snapshot `json:"snapshots"`
+		Next      string     `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
+	}
+}
+
+type pruneInput struct {
+	Body struct {
+		Labels map[string]string `json:"labels,omitempty" doc:"only those with all of these"`
+	}
+}
+
+// snapshots registers what is done to snapshots.
+func (a *API) snapshots() {
+	create := operation("createSnapshot", http.MethodPost, "/v1/sandboxes/{ref}/snapshots", "Snapshots", "Write the state of a sandbox down; it goes on")
+	create.DefaultStatus = http.StatusCreated
+	create.Errors = append(create.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, create, func(ctx context.Context, in *snapshotInput) (*snapshotOutput, error) {
+		s, err := a.service.CreateSnapshot(ctx, in.Ref, in.Body)
+		if err != nil {
+			return nil, a.problem(err)
+		}
+		return &snapshotOutput{s}, nil
+	})
+	huma.Register(a.huma, operation("listSnapshots", http.MethodGet, "/v1/snapshots", "Snapshots", "List snapshots, newest first"), a.listSnapshots)
+	huma.Register(a.huma, operation("getSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}", "Snapshots", "Look at a snapshot"),
+		func(ctx context.Context, in *SnapshotRef) (*snapshotOutput, error) {
+			s, err := a.service.GetSnapshot(ctx, in.Snapshot)
+			if err != nil {
+				return nil, a.problem(err)
+			}
+			return &snapshotOutput{s}, nil
+		})
+	remove := operation("removeSnapshot", http.MethodDelete, "/v1/snapshots/{snapshot}", "Snapshots", "Remove a snapshot; sandboxes made from it live on")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *SnapshotRef) (*struct{}, error) {
+		return nil, a.problem(a.service.RemoveSnapshot(ctx, in.Snapshot))
+	})
+	huma.Register(a.huma, operation("pruneSnapshots", http.MethodPost, "/v1/snapshots/prune", "Snapshots", "Remove the snapshots from which no living sandbox was made"),
+		func(ctx context.Context, in *pruneInput) (*snapshotListOutput, error) {
+			removed, err := a.service.PruneSnapshots(ctx, in.Body.Labels)
+			if err != nil {
+				return nil, a.problem(err)
+			}
+			out := &snapshotListOutput{}
+			out.Body.Snapshots = append([]Snapshot{}, removed...)
+			return out, nil
+		})
+}
+
+func (a *API) listSnapshots(ctx context.Context, in *snapshotListInput) (*snapshotListOutput, error) {
+	wanted, err := labels(in.Label)
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	page, next, err := a.service.ListSnapshots(ctx, ListQuery{Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
+	if err != nil {
+		return nil, a.problem(err)
+	}
+	out := &snapshotListOutput{}
+	out.Body.Snapshots, out.Body.Next = append([]Snapshot{}, page...), next
+	return out, nil
+}

@@ -1,0 +1,210 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Snapshot is what is recorded of the state of a sandbox at a point in time.
+// Its bytes are kept elsewhere, under its ID.
+type Snapshot struct {
+	ID     string
+	Tenant string
+	Name   string     // unique among the tenant's; empty for one with an Owner
+	Owner  sandbox.ID // the sandbox whose state this is, and with which it goes
+	Ready  bool       // its bytes are all there; else somebody writes them, or died doing so
+	Memory bool       // processes and their memory, not only files
+	Engine string     // what wrote it
+	Size   int64      // bytes
+
+	Parent     sandbox.ID // what it was taken of
+	ParentName string
+	Provider   string
+	Node       string // where its bytes are
+	Image      string
+	Labels     map[string]string
+	// Spec is that of the parent, without values of its Env.
+	Spec    sandbox.Spec
+	Created time.Time
+
+	Children int64 // sandboxes that were made from it and are not gone
+}
+
+const snapshotColumns = `id, tenant, name, owner, ready, memory, engine, size, parent, parent_name, provider, node, image,
+	labels_json, spec_json, created`
+
+// snapshotQuery also counts the children.
+const snapshotQuery = "SELECT " + snapshotColumns + `, (SELECT COUNT(*) FROM sandboxes b
+	WHERE b.tenant = s.tenant AND b.origin = s.id AND b.origin <> '' AND b.state <> 'gone') FROM snapshots s WHERE `
+
+func scanSnapshot(row scanner) (s Snapshot, err error) {
+	var owner, parent, labels, spec string
+	var ready, memory, created int64
+	err = row.Scan(&s.ID, &s.Tenant, &s.Name, &owner, &ready, &memory, &s.Engine, &s.Size, &parent, &s.ParentName,
+		&s.Provider, &s.Node, &s.Image, &labels, &spec, &created, &s.Children)
+	if err != nil {
+		return s, err
+	}
+	s.Owner, s.Parent, s.Ready, s.Memory, s.Created = sandbox.ID(owner), sandbox.ID(parent), ready != 0, memory != 0, timeOf(created)
+	if s.Labels, err = parseLabels(labels); err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal([]byte(spec), &s.Spec)
+}
+
+// CreateSnapshot records a snapshot of a tenant that is about to be written. A
+// taken name is CodeAlreadyExists, a full quota CodeExhausted; neither keeps
+// one with an Owner from being made.
+func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Snapshot, error) {
+	t, err := tx.LockTenant(ctx, tenant)
+	if err != nil {
+		return s, err
+	}
+	if s.Owner == "" {
+		if err := tx.maySnapshot(ctx, &t, &s); err != nil {
+			return s, err
+		}
+	}
+	s.Tenant, s.Created = tenant, tx.Now()
+	docs, err := encode(&Sandbox{Labels: s.Labels, Spec: s.Spec})
+	if err != nil {
+		return s, err
+	}
+	_, err = tx.exec(ctx, "INSERT INTO snapshots ("+snapshotColumns+`)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`,
+		s.ID, tenant, s.Name, string(s.Owner), flag(s.Ready), flag(s.Memory), s.Engine, s.Size, string(s.Parent), s.ParentName,
+		s.Provider, s.Node, s.Image, docs.labels, docs.spec, nanos(s.Created))
+	if err != nil {
+		return s, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Labels)) {
+		if _, err := tx.exec(ctx, "INSERT INTO snapshot_labels (snapshot, tenant, name, value) VALUES ($1, $2, $3, $4)",
+			s.ID, tenant, name, s.Labels[name]); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// maySnapshot checks what stands in the way of a named snapshot.
+func (tx *Tx) maySnapshot(ctx context.Context, t *Tenant, s *Snapshot) error {
+	if err := sandbox.ValidateName(s.Name); err != nil {
+		return err
+	}
+	if err := sandbox.ValidateLabels(s.Labels); err != nil {
+		return err
+	}
+	if !t.Disabled.IsZero() {
+		return fail(sandbox.CodeDenied, t.ID, "the tenant is disabled")
+	}
+	var taken int
+	if err := tx.queryRow(ctx, "SELECT COUNT(*) FROM snapshots WHERE tenant = $1 AND (name = $2 OR id = $2)", t.ID, s.Name).Scan(&taken); err != nil {
+		return err
+	}
+	if taken > 0 {
+		return &sandbox.Error{
+			Code: sandbox.CodeAlreadyExists, Subject: s.Name, Message: "a snapshot with this name exists",
+			Hint: "choose another name, or remove that snapshot first",
+		}
+	}
+	if t.Limits == (quota.Limits{}) {
+		return nil
+	}
+	used, err := tx.Usage(ctx, t.ID)
+	if err != nil {
+		return err
+	}
+	return quota.CheckSnapshot(t.Limits, used, 0)
+}
+
+// FinishSnapshot records that the bytes of a snapshot are there. It is
+// CodeExhausted if a named one does not fit into the tenant's quota.
+func (tx *Tx) FinishSnapshot(ctx context.Context, tenant, id string, memory bool, engine string, size int64) error {
+	t, err := tx.LockTenant(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	s, err := tx.snapshot(ctx, "s.tenant = $1 AND s.id = $2", tenant, id)
+	if err != nil {
+		return err
+	}
+	if t.Limits.SnapshotBytes > 0 && s.Owner == "" {
+		used, err := tx.Usage(ctx, tenant)
+		if err != nil {
+			return err
+		}
+		used.Snapshots--
+		used.SnapshotBytes -= s.Size
+		if err := quota.CheckSnapshot(t.Limits, used, size); err != nil {
+			return err
+		}
+	}
+	n, err := tx.exec(ctx, "UPDATE snapshots SET ready = 1, memory = $1, engine = $2, size = $3 WHERE tenant = $4 AND id = $5",
+		flag(memory), engine, size, tenant, id)
+	return oneRow(n, err, "snapshot", id)
+}
+
+func (tx *Tx) snapshot(ctx context.Context, where string, tenant, ref string) (Snapshot, error) {
+	s, err := scanSnapshot(tx.queryRow(ctx, snapshotQuery+where, tenant, ref))
+	return s, missing(err, "snapshot", ref)
+}
+
+// Snapshot returns a named snapshot of a tenant, by name or id. One that is
+// not there, or is another tenant's, is CodeNotFound.
+func (tx *Tx) Snapshot(ctx context.Context, tenant, ref string) (Snapshot, error) {
+	return tx.snapshot(ctx, "s.tenant = $1 AND s.owner = '' AND (s.name = $2 OR s.id = $2)", tenant, ref)
+}
+
+// Snapshots lists a tenant's named snapshots with all of the labels, newest
+// first, as [Tx.Sandboxes] lists sandboxes.
+func (tx *Tx) Snapshots(ctx context.Context, tenant string, labels map[string]string, p Page) (all []Snapshot, next string, err error) {
+	limit, err := p.limit()
+	if err != nil {
+		return nil, "", err
+	}
+	q := conditions{}
+	q.add("s.tenant = ? AND s.owner = ''", tenant)
+	if p.Cursor != "" {
+		created, id, err := parseCursor(p.Cursor)
+		if err != nil {
+			return nil, "", err
+		}
+		q.add("(s.created, s.id) < (?, ?)", created, id)
+	}
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		q.add("s.id IN (SELECT snapshot FROM snapshot_labels WHERE tenant = ? AND name = ? AND value = ?)", tenant, name, labels[name])
+	}
+	rows, err := tx.query(ctx, snapshotQuery+q.String()+" ORDER BY s.created DESC, s.id DESC LIMIT "+strconv.Itoa(limit+1), q.args...)
+	all, err = collect(rows, err, scanSnapshot)
+	if err != nil || len(all) <= limit {
+		return all, "", err
+	}
+	last := all[limit-1]
+	return all[:limit], formatCursor(nanos(last.Created), last.ID), nil
+}
+
+// DeleteSnapshot forgets a snapshot. One that is not there is success.
+func (tx *Tx) DeleteSnapshot(ctx context.Context, tenant, id string) error {
+	_, err := tx.exec(ctx, "DELETE FROM snapshots WHERE tenant = $1 AND id = $2", tenant, id)
+	return err
+}
+
+// Snapshots lists the snapshots whose bytes a node keeps, of all tenants, by
+// ID: at most limit with an ID after the given one.
+func (o *Operator) Snapshots(ctx context.Context, node, after string, limit int) ([]Snapshot, error) {
+	rows, err := o.tx.query(ctx, snapshotQuery+"s.node = $1 AND s.id > $2 ORDER BY s.id LIMIT $3", node, after, limit)
+	return collect(rows, err, scanSnapshot)
+}
+
+// Snapshot returns a snapshot of any tenant by its ID.
+func (o *Operator) Snapshot(ctx context.Context, id string) (Snapshot, error) {
+	s, err := scanSnapshot(o.tx.queryRow(ctx, snapshotQuery+"s.id = $1", id))
+	return s, missing(err, "snapshot", id)
+}

@@ -1,0 +1,184 @@
+package atoll
+
+import (
+	"context"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// change asks for something to be done to the sandbox, and returns what it is
+// then.
+func (s *Sandbox) change(ctx context.Context, method, rest string, in any) (info Info, err error) {
+	return info, s.client.call(ctx, method, s.path(rest), nil, in, &info)
+}
+
+// Stop asks the commands to end, gives them grace, and ends the sandbox. Its
+// files are kept, to be used again after Start, if its provider can: the state
+// that is returned is then sandbox.Stopped, else sandbox.Gone.
+func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) (Info, error) {
+	return s.change(ctx, http.MethodPost, "/stop", map[string]int64{"graceMs": milliseconds(grace)})
+}
+
+// Start brings a stopped sandbox back with the files it had. One that runs is
+// success.
+func (s *Sandbox) Start(ctx context.Context) (Info, error) {
+	return s.change(ctx, http.MethodPost, "/start", nil)
+}
+
+// Pause makes the sandbox stand still: in memory, or on disk, where it holds
+// neither memory nor processes. Its lifetime stands still too. It is not in use
+// and cannot be used before Resume.
+func (s *Sandbox) Pause(ctx context.Context, kind sandbox.PauseKind) (Info, error) {
+	return s.change(ctx, http.MethodPost, "/pause", map[string]bool{"toDisk": kind == sandbox.PauseDisk})
+}
+
+// Resume lets a paused sandbox go on. One that runs is success.
+func (s *Sandbox) Resume(ctx context.Context) (Info, error) {
+	return s.change(ctx, http.MethodPost, "/resume", nil)
+}
+
+// Change says what of a sandbox is to be another. What is nil or zero stays.
+type Change struct {
+	Resources  sandbox.Resources
+	Labels     map[string]*string // to set; nil removes one
+	Timeout    *time.Duration     // how long it may live from now on; zero: for ever
+	Idle       *time.Duration     // zero: never idle
+	IdleAction *sandbox.IdleAction
+}
+
+// Update changes limits, labels, lifetime and idle policy of the sandbox, all
+// or nothing.
+func (s *Sandbox) Update(ctx context.Context, c Change) (Info, error) {
+	in := struct {
+		Resources  sandbox.Resources   `json:"resources,omitzero"`
+		Labels     map[string]*string  `json:"labels,omitempty"`
+		TimeoutMS  *int64              `json:"timeoutMs,omitempty"`
+		IdleMS     *int64              `json:"idleMs,omitempty"`
+		IdleAction *sandbox.IdleAction `json:"idleAction,omitempty"`
+	}{c.Resources, c.Labels, millisecondsOf(c.Timeout), millisecondsOf(c.Idle), c.IdleAction}
+	return s.change(ctx, http.MethodPatch, "", in)
+}
+
+func millisecondsOf(d *time.Duration) *int64 {
+	if d == nil {
+		return nil
+	}
+	ms := milliseconds(*d)
+	return &ms
+}
+
+// ForkOptions say what copies to make. The zero value makes one.
+type ForkOptions struct {
+	Count  int               // at most 100; zero: one
+	Prefix string            // of their names, PREFIX-1 and so on; empty: made up
+	Labels map[string]string // added to those of the parent
+}
+
+// Fork makes copies of the sandbox, each with a name and an id of its own: its
+// files, and processes with their memory where its provider can. All are made
+// or none.
+func (s *Sandbox) Fork(ctx context.Context, opts ForkOptions) ([]*Sandbox, error) {
+	in := map[string]any{"count": max(opts.Count, 1), "prefix": opts.Prefix, "labels": opts.Labels}
+	var out struct{ Sandboxes []Info }
+	if err := s.client.call(ctx, http.MethodPost, s.path("/fork"), nil, in, &out); err != nil {
+		return nil, err
+	}
+	copies := make([]*Sandbox, len(out.Sandboxes))
+	for i, info := range out.Sandboxes {
+		copies[i] = &Sandbox{client: s.client, info: info}
+	}
+	return copies, nil
+}
+
+// Snapshot is the state of a sandbox at a point in time. See
+// sandbox.Spec.Snapshot for how to start from one.
+type Snapshot struct {
+	ID         string            `json:"id"`
+	Name       string            `json:"name"`
+	Ready      bool              `json:"ready"`            // false while it is being made
+	Memory     bool              `json:"memory"`           // it holds processes and their memory too
+	Size       int64             `json:"size"`             // bytes
+	Engine     string            `json:"engine,omitempty"` // what wrote it; memory is restored by exactly that only
+	Parent     sandbox.ID        `json:"parent"`           // what it was taken of
+	ParentName string            `json:"parentName"`
+	Image      string            `json:"image"`
+	Provider   string            `json:"provider,omitempty"`
+	Resources  sandbox.Resources `json:"resources"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Created    time.Time         `json:"created"`
+	Children   int64             `json:"children"` // sandboxes that were made from it and are not gone
+}
+
+// SnapshotOptions say what snapshot to make. The zero value is usable.
+type SnapshotOptions struct {
+	Name   string // unique among the tenant's snapshots; empty: its id
+	Memory bool   // processes and their memory too
+	Labels map[string]string
+}
+
+// Snapshot writes the state of the sandbox down; it goes on.
+func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (snap Snapshot, err error) {
+	in := map[string]any{"name": opts.Name, "memory": opts.Memory, "labels": opts.Labels}
+	return snap, s.client.call(ctx, http.MethodPost, s.path("/snapshots"), nil, in, &snap)
+}
+
+// GetSnapshot returns the snapshot of that name or id.
+func (c *Client) GetSnapshot(ctx context.Context, ref string) (s Snapshot, err error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return s, err
+	}
+	return s, c.call(ctx, http.MethodGet, "/v1/snapshots/"+ref, nil, nil, &s)
+}
+
+// Snapshots yields the snapshots with all of the labels, newest first, and ends
+// with the first error.
+func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.Seq2[Snapshot, error] {
+	return func(yield func(Snapshot, error) bool) {
+		query := url.Values{"limit": {strconv.Itoa(snapshotPage)}}
+		for k, v := range labels {
+			query.Add("label", k+"="+v)
+		}
+		for {
+			var page struct {
+				Snapshots []Snapshot
+				Next      string
+			}
+			if err := c.call(ctx, http.MethodGet, "/v1/snapshots", query, nil, &page); err != nil {
+				yield(Snapshot{}, err)
+				return
+			}
+			for _, s := range page.Snapshots {
+				if !yield(s, nil) {
+					return
+				}
+			}
+			if page.Next == "" {
+				return
+			}
+			query.Set("cursor", page.Next)
+		}
+	}
+}
+
+const snapshotPage = 200
+
+// RemoveSnapshot removes the snapshot of that name or id. Sandboxes that were
+// made from it live on.
+func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return err
+	}
+	return c.call(ctx, http.MethodDelete, "/v1/snapshots/"+ref, nil, nil, nil)
+}
+
+// PruneSnapshots removes the snapshots with all of the labels from which no
+// living sandbox was made, and returns them.
+func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error) {
+	var out struct{ Snapshots []Snapshot }
+	return out.Snapshots, c.call(ctx, http.MethodPost, "/v1/snapshots/prune", nil, map[string]any{"labels": labels}, &out)
+}
