@@ -154,7 +154,8 @@ func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 		f.limited("the sandbox has too many connections")
 		return nil
 	}
-	if !f.d.Inspect && !f.usage.take() {
+	// Where requests can be seen, it is they that are counted.
+	if !f.byRequest() && !f.usage.take() {
 		f.limited("the rule's limit of connections per minute is reached")
 		f.end()
 		return nil
@@ -232,6 +233,9 @@ func unwrapAll(err error) error {
 	}
 	return err
 }
+
+// byRequest reports whether HTTP requests of the flow are decided one by one.
+func (f *flow) byRequest() bool { return f.d.Inspect || f.target.port == 80 }
 
 // run moves bytes until the connection ends.
 func (f *flow) run() {
