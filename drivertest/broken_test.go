@@ -34,7 +34,7 @@ type sabotage struct {
 // TestSabotage shows for every way to break a provider that the right cases
 // fail, and that they pass without the sabotage.
 func TestSabotage(t *testing.T) {
-	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, brokenPorts, brokenLimits, leaky) {
+	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, brokenPorts, brokenLimits, brokenStates, leaky) {
 		t.Run(s.name, func(t *testing.T) {
 			for _, broken := range []bool{true, false} {
 				h := fakeHarness(fake.Options{Bare: s.bare}, nil)

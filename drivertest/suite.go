@@ -37,7 +37,7 @@ func allCases() []testCase {
 	return slices.Concat(
 		capabilityCases, lifecycleCases, reattachCases, execCases, outputCases, stdinCases, signalCases,
 		terminalCases, backgroundCases, fileReadCases, fileWriteCases, fileTreeCases, archiveCases, hostileArchiveCases,
-		watchCases, portCases, resizeCases, deadlineCases, usageCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
+		watchCases, portCases, resizeCases, deadlineCases, usageCases, pauseCases, snapshotCases, restoreCases, forkCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
 	)
 }
 

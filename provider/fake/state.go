@@ -152,7 +152,7 @@ func verifyTree(dir string) error {
 	sum := sha256.New()
 	n, err := io.Copy(sum, f)
 	if err != nil {
-		return err
+		return damaged("its files cannot be read")
 	}
 	if n != m.Size || hex.EncodeToString(sum.Sum(nil)) != m.SHA256 {
 		return damaged("its files were changed")

@@ -1,7 +1,6 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -152,12 +151,16 @@ func (s *saved) parse(js []byte) error {
 	if len(js) > maxManifest {
 		return damaged("its manifest is too long")
 	}
-	dec := json.NewDecoder(bytes.NewReader(js))
-	if err := dec.Decode(&s.manifest); err != nil {
-		return damaged("its manifest makes no sense: %v", err)
+	// The last line is the sum of what is before it.
+	body, end := js, ""
+	if n := len(js) - sumLine; n > 0 {
+		body, end = js[:n], string(js[n:])
 	}
-	if dec.More() {
-		return damaged("something follows its manifest")
+	if end != lineOf(body) {
+		return damaged("its manifest is not what was written")
+	}
+	if err := json.Unmarshal(body, &s.manifest); err != nil {
+		return damaged("its manifest makes no sense")
 	}
 	if s.Format != manifestFormat {
 		return &providerError{sandbox.CodeInvalid, fmt.Sprintf("snapshots of format %d are unknown here", s.Format), nil}
@@ -242,7 +245,16 @@ func (m *manifest) write(ctx context.Context, dir string) (size int64, err error
 	if err != nil {
 		return 0, err
 	}
+	js = append(js, lineOf(js)...)
 	return size + int64(len(js)), os.WriteFile(filepath.Join(dir, snapManifest), js, 0o600)
+}
+
+// sumLine is the length of the last line of a manifest.
+const sumLine = 1 + 8 + 1
+
+// lineOf is that line.
+func lineOf(body []byte) string {
+	return fmt.Sprintf("\n%08x\n", crc32.Checksum(body, castagnoli))
 }
 
 // lacks returns the features that the snapshot's processes may use and that
