@@ -54,7 +54,9 @@ func (l *inLane) fill(r io.Reader, size int) error {
 		return err
 	}
 	l.mu.Lock()
-	l.n += size
+	if l.buf != nil { // else the lane was dropped meanwhile
+		l.n += size
+	}
 	l.mu.Unlock()
 	l.ready.Signal()
 	return nil
