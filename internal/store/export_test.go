@@ -3,7 +3,9 @@ package store
 import (
 	"context"
 	"io/fs"
+	"path"
 	"strconv"
+	"strings"
 )
 
 // OpenAt opens a database and migrates it to an earlier schema only.
@@ -11,13 +13,21 @@ func OpenAt(ctx context.Context, url string, version int64) (*Store, error) {
 	return Open(ctx, url, Options{upTo: version})
 }
 
-// Schemas is how many versions of the schema there are.
-func Schemas(dialect string) int64 {
+// Schemas returns the versions of the schema in order.
+func Schemas(dialect string) (versions []int64) {
 	files, err := fs.Glob(migrations, "migrations/"+dialect+"/*.sql")
 	if err != nil {
 		panic(err)
 	}
-	return int64(len(files))
+	for _, f := range files {
+		number, _, _ := strings.Cut(path.Base(f), "_")
+		v, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			panic(err)
+		}
+		versions = append(versions, v)
+	}
+	return versions
 }
 
 // SetMaxPages makes a disk that is full at so many pages of 4 KiB.

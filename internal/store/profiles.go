@@ -1,0 +1,188 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Profile is a stored profile. Its document names secrets and holds none.
+type Profile struct {
+	Tenant  string
+	Name    string
+	Version int64 // 1, 2, 3, …: raised by every change
+	Profile sandbox.Profile
+	Created time.Time
+	Updated time.Time
+	Uses    int // sandboxes that work by it now; only read by Profiles
+}
+
+const profileColumns = "tenant, name, version, doc, created, updated"
+
+func scanProfile(row scanner) (p Profile, err error) {
+	var doc string
+	var created, updated int64
+	if err := row.Scan(&p.Tenant, &p.Name, &p.Version, &doc, &created, &updated); err != nil {
+		return p, err
+	}
+	p.Created, p.Updated = timeOf(created), timeOf(updated)
+	err = json.Unmarshal([]byte(doc), &p.Profile)
+	p.Profile.Name = p.Name
+	return p, err
+}
+
+// CreateProfile records the first version of a profile. A name that is taken is
+// CodeAlreadyExists.
+func (tx *Tx) CreateProfile(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {
+	p := Profile{Tenant: tenant, Name: doc.Name, Version: 1, Profile: doc, Created: tx.Now(), Updated: tx.Now()}
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return p, err
+	}
+	n, err := tx.exec(ctx, `INSERT INTO profiles (tenant, name, version, doc, created, updated) VALUES ($1, $2, 1, $3, $4, $4)
+		ON CONFLICT (tenant, name) DO NOTHING`, tenant, doc.Name, string(text), nanos(p.Created))
+	if err != nil {
+		return p, err
+	}
+	if n == 0 {
+		return p, &sandbox.Error{
+			Code: sandbox.CodeAlreadyExists, Subject: doc.Name, Message: "a profile of that name exists",
+			Hint: "change it with: atoll profile apply " + doc.Name,
+		}
+	}
+	return p, tx.addProfileVersion(ctx, &p, string(text))
+}
+
+// UpdateProfile records a new version of a profile that is at version expect, 0
+// for any. A document that says the same makes no new version.
+func (tx *Tx) UpdateProfile(ctx context.Context, tenant string, expect int64, doc sandbox.Profile) (Profile, error) {
+	old, err := tx.lockProfile(ctx, tenant, doc.Name)
+	if err != nil {
+		return old, err
+	}
+	if expect != 0 && old.Version != expect {
+		return old, fail(sandbox.CodeConflict, doc.Name, "is at version %d, not %d", old.Version, expect)
+	}
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return old, err
+	}
+	before, err := json.Marshal(old.Profile)
+	if err != nil || string(before) == string(text) {
+		return old, err
+	}
+	p := old
+	p.Profile, p.Version, p.Updated = doc, old.Version+1, tx.Now()
+	if _, err := tx.exec(ctx, "UPDATE profiles SET version = $1, doc = $2, updated = $3 WHERE tenant = $4 AND name = $5",
+		p.Version, string(text), nanos(p.Updated), tenant, p.Name); err != nil {
+		return old, err
+	}
+	return p, tx.addProfileVersion(ctx, &p, string(text))
+}
+
+func (tx *Tx) addProfileVersion(ctx context.Context, p *Profile, doc string) error {
+	_, err := tx.exec(ctx, "INSERT INTO profile_versions (tenant, name, version, doc, created) VALUES ($1, $2, $3, $4, $5)",
+		p.Tenant, p.Name, p.Version, doc, nanos(p.Updated))
+	return err
+}
+
+func (tx *Tx) lockProfile(ctx context.Context, tenant, name string) (Profile, error) {
+	p, err := scanProfile(tx.queryRow(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 AND name = $2"+tx.s.dialect.forUpdate(), tenant, name))
+	return p, missing(err, "profile", name)
+}
+
+// Profile returns a profile as it is now.
+func (tx *Tx) Profile(ctx context.Context, tenant, name string) (Profile, error) {
+	p, err := scanProfile(tx.queryRow(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 AND name = $2", tenant, name))
+	return p, missing(err, "profile", name)
+}
+
+// ProfileVersion returns a profile as it was at a version.
+func (tx *Tx) ProfileVersion(ctx context.Context, tenant, name string, version int64) (Profile, error) {
+	p, err := scanProfile(tx.queryRow(ctx, `SELECT tenant, name, version, doc, created, created FROM profile_versions
+		WHERE tenant = $1 AND name = $2 AND version = $3`, tenant, name, version))
+	return p, missing(err, "version of the profile", name)
+}
+
+// Profiles lists the profiles of a tenant by name.
+func (tx *Tx) Profiles(ctx context.Context, tenant string) ([]Profile, error) {
+	rows, err := tx.query(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 ORDER BY name", tenant)
+	all, err := collect(rows, err, scanProfile)
+	if err != nil {
+		return nil, err
+	}
+	uses := map[string]int{}
+	rows, err = tx.query(ctx, `SELECT u.profile FROM profile_uses u JOIN sandboxes s ON s.id = u.sandbox
+		WHERE u.tenant = $1 AND s.state <> 'gone'`, tenant)
+	names, err := collect(rows, err, scanString)
+	for _, n := range names {
+		uses[n]++
+	}
+	for i := range all {
+		all[i].Uses = uses[all[i].Name]
+	}
+	return all, err
+}
+
+func scanString(row scanner) (s string, err error) { return s, row.Scan(&s) }
+
+// UseProfile records that a new sandbox works by a profile, which from then on
+// cannot be removed while the sandbox is there.
+func (tx *Tx) UseProfile(ctx context.Context, tenant string, box sandbox.ID, name string) error {
+	if _, err := tx.lockProfile(ctx, tenant, name); err != nil {
+		return err
+	}
+	_, err := tx.exec(ctx, "INSERT INTO profile_uses (sandbox, tenant, profile) VALUES ($1, $2, $3)", string(box), tenant, name)
+	return err
+}
+
+// ProfileUsers returns the sandboxes that work by a profile and are not gone.
+func (tx *Tx) ProfileUsers(ctx context.Context, tenant, name string) ([]Sandbox, error) {
+	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
+		AND id IN (SELECT sandbox FROM profile_uses WHERE tenant = $1 AND profile = $2) ORDER BY name`, tenant, name)
+	return collect(rows, err, fullScan())
+}
+
+// RemoveProfile removes a profile with all of its versions. One that a sandbox
+// works by is CodeConflict.
+func (tx *Tx) RemoveProfile(ctx context.Context, tenant, name string) error {
+	if _, err := tx.lockProfile(ctx, tenant, name); err != nil {
+		return err
+	}
+	users, err := tx.ProfileUsers(ctx, tenant, name)
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return inUse("profile", name, users)
+	}
+	for _, query := range []string{
+		"DELETE FROM profile_uses WHERE tenant = $1 AND profile = $2",
+		"DELETE FROM profile_versions WHERE tenant = $1 AND name = $2",
+		"DELETE FROM profiles WHERE tenant = $1 AND name = $2",
+	} {
+		if _, err := tx.exec(ctx, query, tenant, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inUse names some of the sandboxes that need what was to be removed.
+func inUse(what, name string, users []Sandbox) error {
+	const shown = 5
+	var names []string
+	for _, b := range users[:min(shown, len(users))] {
+		names = append(names, b.Name)
+	}
+	if len(users) > shown {
+		names = append(names, "…")
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeConflict, Subject: clip(name), Message: "the " + what + " is in use by " + strings.Join(names, ", "),
+		Hint: "remove those sandboxes first",
+	}
+}

@@ -1,0 +1,154 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Secret is what is stored of a secret: never its value, unless sealed.
+type Secret struct {
+	Tenant      string
+	Name        string
+	Version     int64 // 1, 2, 3, …: raised by every new value
+	Description string
+	Source      string   // where the value is, if it is not stored; see secret.Source
+	Hosts       []string // to whom it may be sent; none: to whoever a rule names
+	AllowEnv    bool     // sandboxes may get the value itself
+	KeyID       string   // of the key that sealed it
+	Sealed      []byte
+	Created     time.Time
+	Updated     time.Time
+	Uses        int // sandboxes that work with it now; only read by Secrets
+}
+
+const secretColumns = "tenant, name, version, description, source, hosts_json, allow_env, key_id, sealed, created, updated"
+
+func scanSecret(row scanner) (s Secret, err error) {
+	var hosts string
+	var allowEnv, created, updated int64
+	if err := row.Scan(&s.Tenant, &s.Name, &s.Version, &s.Description, &s.Source, &hosts, &allowEnv, &s.KeyID, &s.Sealed, &created, &updated); err != nil {
+		return s, err
+	}
+	s.AllowEnv, s.Created, s.Updated = allowEnv != 0, timeOf(created), timeOf(updated)
+	return s, json.Unmarshal([]byte(hosts), &s.Hosts)
+}
+
+// CreateSecret records a secret at version 1, sealed by the caller. A name that
+// is taken is CodeAlreadyExists.
+func (tx *Tx) CreateSecret(ctx context.Context, s Secret) (Secret, error) {
+	hosts, err := json.Marshal(append([]string{}, s.Hosts...))
+	if err != nil {
+		return s, err
+	}
+	s.Version, s.Created, s.Updated = 1, tx.Now(), tx.Now()
+	allowEnv := 0
+	if s.AllowEnv {
+		allowEnv = 1
+	}
+	n, err := tx.exec(ctx, "INSERT INTO secrets ("+secretColumns+`) VALUES ($1, $2, 1, $3, $4, $5, $6, $7, $8, $9, $9)
+		ON CONFLICT (tenant, name) DO NOTHING`, s.Tenant, s.Name, s.Description, s.Source, string(hosts), allowEnv, s.KeyID, notNil(s.Sealed), nanos(s.Created))
+	if err == nil && n == 0 {
+		return s, &sandbox.Error{
+			Code: sandbox.CodeAlreadyExists, Subject: s.Name, Message: "a secret of that name exists",
+			Hint: "give it a new value with: atoll secret rotate " + s.Name,
+		}
+	}
+	return s, err
+}
+
+func notNil(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// RotateSecret replaces the value of a secret that is at version expect by one
+// that the caller sealed for the next version. The old one is not kept.
+func (tx *Tx) RotateSecret(ctx context.Context, tenant, name string, expect int64, keyID string, sealed []byte) error {
+	n, err := tx.exec(ctx, "UPDATE secrets SET version = version + 1, key_id = $1, sealed = $2, updated = $3 WHERE tenant = $4 AND name = $5 AND version = $6",
+		keyID, notNil(sealed), nanos(tx.Now()), tenant, name, expect)
+	if err == nil && n == 0 {
+		if _, err := tx.Secret(ctx, tenant, name); err != nil {
+			return err
+		}
+		return fail(sandbox.CodeConflict, name, "was rotated at the same time")
+	}
+	return err
+}
+
+// Secret returns a secret of a tenant.
+func (tx *Tx) Secret(ctx context.Context, tenant, name string) (Secret, error) {
+	s, err := scanSecret(tx.queryRow(ctx, "SELECT "+secretColumns+" FROM secrets WHERE tenant = $1 AND name = $2", tenant, name))
+	return s, missing(err, "secret", name)
+}
+
+// Secrets lists the secrets of a tenant by name.
+func (tx *Tx) Secrets(ctx context.Context, tenant string) ([]Secret, error) {
+	rows, err := tx.query(ctx, "SELECT "+secretColumns+" FROM secrets WHERE tenant = $1 ORDER BY name", tenant)
+	all, err := collect(rows, err, scanSecret)
+	if err != nil {
+		return nil, err
+	}
+	uses := map[string]map[string]bool{}
+	rows, err = tx.query(ctx, `SELECT u.secret, u.sandbox FROM secret_uses u JOIN sandboxes s ON s.id = u.sandbox
+		WHERE u.tenant = $1 AND s.state <> 'gone'`, tenant)
+	pairs, err := collect(rows, err, func(row scanner) (p [2]string, err error) { return p, row.Scan(&p[0], &p[1]) })
+	for _, p := range pairs {
+		if uses[p[0]] == nil {
+			uses[p[0]] = map[string]bool{}
+		}
+		uses[p[0]][p[1]] = true
+	}
+	for i := range all {
+		all[i].Uses = len(uses[all[i].Name])
+	}
+	return all, err
+}
+
+// SecretUse is a secret that a sandbox works with.
+type SecretUse struct {
+	Variable    string // of the sandbox's environment
+	Secret      string
+	Placeholder string // what the variable holds; empty if it is the value itself
+}
+
+// UseSecret records that a new sandbox works with a secret.
+func (tx *Tx) UseSecret(ctx context.Context, tenant string, box sandbox.ID, u SecretUse) error {
+	if _, err := tx.Secret(ctx, tenant, u.Secret); err != nil {
+		return err
+	}
+	_, err := tx.exec(ctx, "INSERT INTO secret_uses (sandbox, variable, tenant, secret, placeholder) VALUES ($1, $2, $3, $4, $5)",
+		string(box), u.Variable, tenant, u.Secret, u.Placeholder)
+	return err
+}
+
+// SecretUses returns the secrets that a sandbox works with.
+func (tx *Tx) SecretUses(ctx context.Context, tenant string, box sandbox.ID) ([]SecretUse, error) {
+	rows, err := tx.query(ctx, "SELECT variable, secret, placeholder FROM secret_uses WHERE tenant = $1 AND sandbox = $2 ORDER BY variable", tenant, string(box))
+	return collect(rows, err, func(row scanner) (u SecretUse, err error) { return u, row.Scan(&u.Variable, &u.Secret, &u.Placeholder) })
+}
+
+// SecretUsers returns the sandboxes that work with a secret and are not gone.
+func (tx *Tx) SecretUsers(ctx context.Context, tenant, name string) ([]Sandbox, error) {
+	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
+		AND id IN (SELECT sandbox FROM secret_uses WHERE tenant = $1 AND secret = $2) ORDER BY name`, tenant, name)
+	return collect(rows, err, fullScan())
+}
+
+// RemoveSecret removes a secret. One that a sandbox works with is CodeConflict,
+// unless force is set: the sandbox then goes on without it.
+func (tx *Tx) RemoveSecret(ctx context.Context, tenant, name string, force bool) error {
+	users, err := tx.SecretUsers(ctx, tenant, name)
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 && !force {
+		return inUse("secret", name, users)
+	}
+	n, err := tx.exec(ctx, "DELETE FROM secrets WHERE tenant = $1 AND name = $2", tenant, name)
+	return oneRow(n, err, "secret", name)
+}
