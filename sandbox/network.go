@@ -102,7 +102,7 @@ type Rule struct {
 	// some rule needs to see the request, and passed through for others.
 	TLS TLSMode `json:"tls,omitempty" enum:"terminate,passthrough"`
 
-	Limits  *Limits     `json:"limits,omitempty"`
+	Limits  *RuleLimits `json:"limits,omitempty"`
 	Inject  []Injection `json:"inject,omitempty" doc:"credentials added to allowed requests after they have left the sandbox"`
 	Filters []Filter    `json:"filters,omitempty" doc:"of what allowed requests and their answers hold"`
 }
@@ -118,9 +118,9 @@ const (
 	Passthrough TLSMode = "passthrough"
 )
 
-// Limits bound what a rule allows. They are counted per sandbox and rule. Zero
+// RuleLimits bound what a rule allows. They are counted per sandbox and rule. Zero
 // means no limit.
-type Limits struct {
+type RuleLimits struct {
 	PerMinute     int   `json:"perMinute,omitempty" minimum:"0" doc:"requests, or connections where requests cannot be seen"`
 	Burst         int   `json:"burst,omitempty" minimum:"0" doc:"how many may come at once; a sixth of perMinute if left out"`
 	RequestBytes  int64 `json:"requestBytes,omitempty" minimum:"0" doc:"sent per request, or per connection"`

@@ -116,6 +116,8 @@ type boxFlags struct {
 	lifetime, idle        durationFlag
 	idleAction, snapshot  string
 	remove, keep, quiet   bool
+	egress, secrets       []string
+	profile               string
 }
 
 func (f *boxFlags) register(flags *pflag.FlagSet) {
@@ -128,6 +130,9 @@ func (f *boxFlags) register(flags *pflag.FlagSet) {
 	flags.Var(&f.disk, "disk", "bytes that can be written to its own file system, such as 2g")
 	flags.Int64Var(&f.pids, "pids", 0, "processes and threads alive at once")
 	flags.StringArrayVarP(&f.volumes, "volume", "v", nil, "show a file or directory of this machine inside: HOST:GUEST or HOST:GUEST:ro")
+	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that it may reach, such as api.example.com or *.example.com:8443; "" for a network that leads nowhere (default: no network)`)
+	flags.StringVar(&f.profile, "profile", "", "stored profile that says what it may reach; see: atoll profile")
+	flags.StringArrayVar(&f.secrets, "secret", nil, "stored secret that it may use: NAME[,env=VARIABLE][,host=HOST][,in=PLACE]; see: atoll secret")
 	flags.StringVar(&f.name, "name", "", "name of the sandbox")
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the name)")
 	flags.StringArrayVarP(&f.labelList, "label", "l", nil, "label it: KEY=VALUE")
@@ -155,6 +160,8 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 		return badFlag("idle-action", "needs --idle")
 	case cmd.Flags().Changed("cpus") && f.cpus <= 0:
 		return badFlag("cpus", "%v is not a positive number", f.cpus)
+	case cmd.Flags().Changed("egress") && f.profile != "":
+		return badFlag("egress", "cannot be used with --profile: write the hosts into the profile")
 	case cmd.Flags().Changed("pids") && f.pids <= 0:
 		return badFlag("pids", "%d is not a positive number", f.pids)
 	}
@@ -192,6 +199,9 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	if spec.Labels, err = labels(box.labelFiles, box.labelList); err != nil {
 		return req, err
 	}
+	if spec.Network, spec.Secrets, err = box.network(cmd); err != nil {
+		return req, err
+	}
 	req.Spec, req.Pull, req.Platform = spec, control.Pull(box.pull), box.platform
 	req.Keep = box.keep || !box.remove
 	if cmd.Flags().Changed("entrypoint") {
@@ -199,4 +209,20 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	}
 	req.Command = a.command(how, args)
 	return req, nil
+}
+
+// network returns what the sandbox may reach, and the secrets it works with.
+func (f *boxFlags) network(cmd *cobra.Command) (n sandbox.Network, refs []sandbox.SecretRef, err error) {
+	n.Profile = f.profile
+	if cmd.Flags().Changed("egress") {
+		n.Egress = append([]string{}, f.egress...) // empty is something else than none
+	}
+	for _, text := range f.secrets {
+		r, err := secretRef(text)
+		if err != nil {
+			return n, nil, err
+		}
+		refs = append(refs, r)
+	}
+	return n, refs, nil
 }

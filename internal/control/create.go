@@ -87,7 +87,7 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	default:
 		return nil, invalid("", "pull", fmt.Sprintf("%q is none of missing, always and never", req.Pull), "")
 	}
-	if err := c.checkNetwork(&spec); err != nil {
+	if err := c.checkNetwork(&spec, req.Tenant); err != nil {
 		return nil, err
 	}
 	if spec.ID == "" {
@@ -116,7 +116,13 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 
 // checkNetwork refuses rules that nobody would enforce, and secrets that nobody
 // would bring to where they are needed.
-func (c *Control) checkNetwork(spec *sandbox.Spec) error {
+func (c *Control) checkNetwork(spec *sandbox.Spec, tenant string) error {
+	if tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0) {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets are kept by a daemon, and none runs",
+			Hint: "start one with: atoll up",
+		}
+	}
 	if local, ok := spec.Network.Local(); ok {
 		if err := policy.Check(local); err != nil {
 			return err

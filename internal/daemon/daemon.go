@@ -27,6 +27,7 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
@@ -181,20 +182,24 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	secret, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
+	ports, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
+	if err != nil {
+		return err
+	}
+	sealer, err := secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key"))
 	if err != nil {
 		return err
 	}
 	d.plane = plane.New(plane.Config{
-		Snapshots: snapshots, Environments: environments,
-		Passes:  key.NewPasses(key.PassKey(secret)),
+		Snapshots: snapshots, Environments: environments, Sealer: sealer, LookupEnv: d.opts.LookupEnv,
+		Passes:  key.NewPasses(key.PassKey(ports)),
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
-	ports := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
+	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
-		Ports:        ports,
+		Ports:        proxy,
 		Handler:      api.New(service{d.plane, d.ready(config.Provider)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger}),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
 	})
@@ -203,7 +208,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		defer cancel()
 		err := d.server.Shutdown(ctx)
 		d.work.Wait()
-		return errors.Join(err, ports.Close())
+		return errors.Join(err, proxy.Close())
 	})
 	return nil
 }

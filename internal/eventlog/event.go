@@ -49,6 +49,13 @@ const (
 	Forked          Type = "sandbox.forked"
 	SnapshotCreated Type = "snapshot.created"
 	SnapshotRemoved Type = "snapshot.removed"
+	ProfileCreated  Type = "profile.created"
+	ProfileApplied  Type = "profile.applied"
+	ProfileRemoved  Type = "profile.removed"
+	SecretCreated   Type = "secret.created"
+	SecretRotated   Type = "secret.rotated"
+	SecretRemoved   Type = "secret.removed"
+	SecretUsed      Type = "secret.used" // the gateway sent it: see Subject and Policy
 )
 
 // successes maps an operation to the type of its success.
@@ -62,6 +69,8 @@ var successes = map[string]Type{
 	"files.mkdir": FilesWritten, "files.remove": FilesRemoved, "files.move": FilesMoved,
 	"key.create": KeyCreated, "key.revoke": KeyRevoked, "tenant.limits": LimitsChanged, "port.open": PortOpened,
 	"tenant.create": TenantCreated, "tenant.disable": TenantDisabled,
+	"profile.create": ProfileCreated, "profile.apply": ProfileApplied, "profile.remove": ProfileRemoved,
+	"secret.create": SecretCreated, "secret.rotate": SecretRotated, "secret.remove": SecretRemoved, "secret.use": SecretUsed,
 }
 
 // SuccessOf returns the type of an operation that succeeded.

@@ -203,8 +203,8 @@ func TestLimits(t *testing.T) {
 	})
 	r := w.rig()
 	b := r.box("limits", profile(
-		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"rate.test"}, Limits: &sandbox.Limits{PerMinute: 6, Burst: 2}},
-		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"size.test"}, Limits: &sandbox.Limits{RequestBytes: 1000, ResponseBytes: 5000}},
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"rate.test"}, Limits: &sandbox.RuleLimits{PerMinute: 6, Burst: 2}},
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"size.test"}, Limits: &sandbox.RuleLimits{RequestBytes: 1000, ResponseBytes: 5000}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"filter.test"}, Filters: []sandbox.Filter{{Type: sandbox.FilterRegex, Direction: sandbox.DirRequest, Pattern: "BEGIN [A-Z ]*PRIVATE KEY"}}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"types.test"}, Filters: []sandbox.Filter{{Type: sandbox.FilterContentType, Direction: sandbox.DirResponse, Types: []string{"application/json"}}}},
 	))

@@ -44,6 +44,7 @@ var verbs = map[string]Verb{
 	"port.open": Exec, "port.share": Exec, "sandbox.usage": Read,
 	"files.read": Read, "files.stat": Read, "files.list": Read, "files.watch": Read, "files.export": Read,
 	"files.write": Write, "files.import": Write, "files.mkdir": Write, "files.move": Write, "files.remove": Write,
+	"profile.get": Read, "profile.list": Read, "secret.list": Read,
 	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read,
 }
 

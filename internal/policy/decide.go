@@ -54,7 +54,7 @@ type Decision struct {
 	// HostOnly says that an allowed connection is decided by its host alone:
 	// whatever is behind that name can be reached by it.
 	HostOnly bool
-	Limits   sandbox.Limits
+	Limits   sandbox.RuleLimits
 
 	// What follows is set for allowed requests.
 

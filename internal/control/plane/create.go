@@ -3,6 +3,7 @@ package plane
 import (
 	"cmp"
 	"context"
+	"maps"
 	"strings"
 	"time"
 
@@ -133,6 +134,18 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 		if err != nil || replayed {
 			return err
 		}
+		env, err := p.bind(ctx, tx, tenant, &spec)
+		if err != nil {
+			return err
+		}
+		want.Spec.Env = maps.Clone(spec.Env)
+		for name, value := range env {
+			if want.Spec.Env == nil {
+				want.Spec.Env = map[string]string{}
+			}
+			want.Spec.Env[name] = value
+		}
+		want.Spec.Secrets = nil // they are in Env now, and what they stand for is in the store
 		intent, err = p.cfg.Audit.BeginTx(ctx, tx, a)
 		return err
 	})

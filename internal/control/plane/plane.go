@@ -20,7 +20,9 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -49,6 +51,16 @@ type Config struct {
 	// run. Without Snapshots nothing can be kept or copied.
 	Snapshots    Snapshots
 	Environments Environments
+	// Sealer keeps the values of secrets. Nil: none are kept.
+	Sealer *secret.Sealer
+	// LookupEnv finds variables of the daemon that secrets are kept in. Nil:
+	// there are none.
+	LookupEnv func(string) (string, bool)
+	// Gateway enforces what sandboxes may reach. Nil: nobody is told of
+	// changes.
+	Gateway Gateway
+	// Operator is what the owner of the machine decides for all profiles.
+	Operator policy.Operator
 	// Logger gets what no caller can be told. Nil: slog.Default.
 	Logger *slog.Logger
 	// Fault is called at named points and leaves everything as a crash there
@@ -84,6 +96,9 @@ type Plane struct {
 func New(cfg Config) *Plane {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
+	}
+	if cfg.LookupEnv == nil {
+		cfg.LookupEnv = func(string) (string, bool) { return "", false }
 	}
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) error { return nil }
@@ -137,6 +152,7 @@ var glances = map[string]bool{
 	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
 	"quota.get": true, "tenant.list": true, "tenant.get": true,
+	"profile.get": true, "profile.list": true, "secret.list": true,
 }
 
 // guard is the one place where a request becomes an action.

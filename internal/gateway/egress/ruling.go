@@ -31,7 +31,7 @@ type stored struct {
 
 // usage is what one sandbox has used of one rule.
 type usage struct {
-	limits sandbox.Limits
+	limits sandbox.RuleLimits
 	rate   *rate.Limiter // nil: no limit
 
 	mu   sync.Mutex
@@ -80,7 +80,7 @@ func (r *ruling) decide(t target, a netip.Addr) verdict {
 // used returns what has been used of the rule that decided. Limits are counted
 // by rule and start anew with a new policy.
 func (r *ruling) used(d policy.Decision) *usage {
-	if d.Number == 0 || d.Limits == (sandbox.Limits{}) {
+	if d.Number == 0 || d.Limits == (sandbox.RuleLimits{}) {
 		return nil
 	}
 	if u, ok := r.usage.Load(d.Number); ok {

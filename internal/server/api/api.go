@@ -66,6 +66,8 @@ func New(service Service, opts Options) *API {
 	a.events()
 	a.keys()
 	a.tenants()
+	a.profiles()
+	a.secrets()
 	a.mux.HandleFunc("/", a.nowhere)
 	return a
 }

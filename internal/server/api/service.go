@@ -53,6 +53,21 @@ type Service interface {
 	Keys(ctx context.Context) ([]Key, error)
 	RevokeKey(ctx context.Context, id string) error
 
+	CreateProfile(ctx context.Context, p sandbox.Profile) (StoredProfile, error)
+	// ApplyProfile stores a version and applies it to running sandboxes; with
+	// a version, only if that is the present one.
+	ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (StoredProfile, error)
+	Profile(ctx context.Context, name string, version int64) (StoredProfile, error)
+	Profiles(ctx context.Context) ([]StoredProfile, error)
+	RemoveProfile(ctx context.Context, name string) error
+	TestProfile(ctx context.Context, name string, t ProfileTest) (Explanation, error)
+
+	// CreateSecret and RotateSecret clear the value they are given.
+	CreateSecret(ctx context.Context, s NewSecret) (StoredSecret, error)
+	RotateSecret(ctx context.Context, name string, v SecretValue) (StoredSecret, error)
+	Secrets(ctx context.Context) ([]StoredSecret, error)
+	RemoveSecret(ctx context.Context, name string, force bool) error
+
 	Events(ctx context.Context, q EventQuery) ([]Event, error)
 	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
 	VerifyAudit(ctx context.Context) (AuditReport, error)

@@ -1,0 +1,179 @@
+package atoll
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Profile is a stored egress profile.
+type Profile struct {
+	Name    string          `json:"name"`
+	Version int64           `json:"version"` // raised by every change
+	Profile sandbox.Profile `json:"profile"`
+	Created time.Time       `json:"created"`
+	Updated time.Time       `json:"updated"`
+	Uses    int             `json:"uses,omitempty"` // sandboxes that work by it; only from Profiles
+}
+
+// CreateProfile stores a profile under its name.
+func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out Profile, err error) {
+	return out, c.call(ctx, http.MethodPost, "/v1/profiles", nil, p, &out)
+}
+
+// ApplyProfile stores a new version of the profile of that name, or its first,
+// and applies it to the sandboxes that work by it. ifVersion, if it is not 0,
+// is the version that it must be at.
+func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion int64) (out Profile, err error) {
+	query := url.Values{}
+	if ifVersion != 0 {
+		query.Set("ifVersion", strconv.FormatInt(ifVersion, 10))
+	}
+	return out, c.profile(ctx, http.MethodPut, p.Name, "", query, p, &out)
+}
+
+// Profile returns a profile as it was at a version, or as it is now if that is
+// 0.
+func (c *Client) Profile(ctx context.Context, name string, version int64) (out Profile, err error) {
+	query := url.Values{}
+	if version != 0 {
+		query.Set("version", strconv.FormatInt(version, 10))
+	}
+	return out, c.profile(ctx, http.MethodGet, name, "", query, nil, &out)
+}
+
+// Profiles lists the stored profiles by name.
+func (c *Client) Profiles(ctx context.Context) ([]Profile, error) {
+	var out struct{ Profiles []Profile }
+	return out.Profiles, c.call(ctx, http.MethodGet, "/v1/profiles", nil, nil, &out)
+}
+
+// RemoveProfile removes a profile. One that a sandbox works by is CodeConflict.
+func (c *Client) RemoveProfile(ctx context.Context, name string) error {
+	return c.profile(ctx, http.MethodDelete, name, "", nil, nil, nil)
+}
+
+// profile makes a request about a profile. A name that is none would lead to
+// another resource.
+func (c *Client) profile(ctx context.Context, method, name, rest string, query url.Values, in, out any) error {
+	if err := sandbox.ValidateName(name); err != nil {
+		return err
+	}
+	return c.call(ctx, method, "/v1/profiles/"+name+rest, query, in, out)
+}
+
+// Explanation is what would become of a request under a profile, and why.
+type Explanation struct {
+	Allow    bool               `json:"allow"`
+	Reason   string             `json:"reason"`
+	Rule     string             `json:"rule,omitempty"` // that decides
+	Message  string             `json:"message"`
+	Resolves bool               `json:"resolves"`       // the name has an address in the sandbox
+	Inspect  bool               `json:"inspect"`        // TLS is terminated, and every request decided
+	HostOnly bool               `json:"hostOnly"`       // the host alone decides
+	Path     string             `json:"path,omitempty"` // that is forwarded
+	Limits   sandbox.RuleLimits `json:"limits,omitzero"`
+	Inject   []string           `json:"inject,omitempty"` // names of the secrets that are added
+	Steps    []ExplainStep      `json:"steps"`            // the rules about the host, up to the one that decides
+}
+
+// ExplainStep is one rule that was looked at.
+type ExplainStep struct {
+	Rule    string         `json:"rule"`
+	Action  sandbox.Action `json:"action"`
+	Matches bool           `json:"matches"`
+	Why     string         `json:"why,omitempty"` // it does not match
+}
+
+// TestProfile tells what would become of a request under a stored profile.
+// Nothing is sent. target is a URL; the scheme tcp stands for a bare connection.
+func (c *Client) TestProfile(ctx context.Context, name, method, target string) (out Explanation, err error) {
+	in := map[string]string{"method": method, "url": target}
+	return out, c.profile(ctx, http.MethodPost, name, "/test", nil, in, &out)
+}
+
+// NewSecret says what a secret is to be. Either Value or Source is given.
+type NewSecret struct {
+	Name        string
+	Value       []byte
+	Source      string // where the daemon finds the value: env:NAME or file:/PATH; only for the owner of the machine
+	Description string
+	Hosts       []string // to whom it may be sent; none: only stored profiles send it, to whoever they name
+	AllowEnv    bool     // sandboxes may get the value itself
+}
+
+// Secret is what is known of a secret. Its value is never shown.
+type Secret struct {
+	Name        string    `json:"name"`
+	Version     int64     `json:"version"` // raised by every new value
+	Description string    `json:"description,omitempty"`
+	Source      string    `json:"source,omitempty"`
+	Hosts       []string  `json:"hosts,omitempty"`
+	AllowEnv    bool      `json:"allowEnv,omitempty"`
+	Created     time.Time `json:"created"`
+	Updated     time.Time `json:"updated"`
+	Uses        int       `json:"uses,omitempty"` // sandboxes that work with it; only from Secrets
+}
+
+// secretValue is the form in which a value travels.
+func secretValue(in map[string]any, v []byte) map[string]any {
+	switch {
+	case len(v) == 0:
+	case utf8.Valid(v):
+		in["value"] = string(v)
+	default:
+		in["valueBase64"] = v
+	}
+	return in
+}
+
+// CreateSecret stores a secret.
+func (c *Client) CreateSecret(ctx context.Context, s NewSecret) (out Secret, err error) {
+	in := map[string]any{"name": s.Name}
+	if s.Description != "" {
+		in["description"] = s.Description
+	}
+	if s.Source != "" {
+		in["source"] = s.Source
+	}
+	if len(s.Hosts) > 0 {
+		in["hosts"] = s.Hosts
+	}
+	if s.AllowEnv {
+		in["allowEnv"] = true
+	}
+	return out, c.call(ctx, http.MethodPost, "/v1/secrets", nil, secretValue(in, s.Value), &out)
+}
+
+// RotateSecret gives a secret a new value, which is used from the next request
+// on. One that has a Source is read anew, and takes no value.
+func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (out Secret, err error) {
+	if err := sandbox.ValidateSecretName(name); err != nil {
+		return out, err
+	}
+	return out, c.call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, secretValue(map[string]any{}, value), &out)
+}
+
+// Secrets lists the secrets by name, without their values.
+func (c *Client) Secrets(ctx context.Context) ([]Secret, error) {
+	var out struct{ Secrets []Secret }
+	return out.Secrets, c.call(ctx, http.MethodGet, "/v1/secrets", nil, nil, &out)
+}
+
+// RemoveSecret removes a secret. One that a sandbox or a profile works with is
+// CodeConflict unless force is set: they then go on without it.
+func (c *Client) RemoveSecret(ctx context.Context, name string, force bool) error {
+	if err := sandbox.ValidateSecretName(name); err != nil {
+		return err
+	}
+	query := url.Values{}
+	if force {
+		query.Set("force", "true")
+	}
+	return c.call(ctx, http.MethodDelete, "/v1/secrets/"+name, query, nil, nil)
+}

@@ -1,0 +1,365 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) profileCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "profile", Short: "Say what sandboxes may reach on the network", GroupID: groupDaemon,
+		Long: `A profile is a list of rules about hosts, paths and methods, of which the first
+that matches decides, and a default, which is to deny. It is written as YAML or
+JSON; see docs/POLICY.md for every field:
+
+  name: docs
+  rules:
+    - action: allow
+      hosts: [api.example.com]
+      methods: [GET]
+      paths: [/v1/**]`,
+		Example: `  atoll profile ls`,
+	}, a.profileCreateCmd(), a.profileApplyCmd(), a.profileListCmd(), a.profileShowCmd(), a.profileTestCmd(), a.profileRemoveCmd())
+}
+
+// maxProfileFile bounds a file with a profile.
+const maxProfileFile = 16 << 20
+
+// readProfile reads a profile from a file, "-" for standard input. Fields that
+// nobody knows are errors: a misspelt one would make a rule wider than meant.
+func (a *App) readProfile(path string) (p sandbox.Profile, err error) {
+	bad := func(message string) error {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: path, Message: message, Hint: "see docs/POLICY.md"}
+	}
+	in := a.Stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return p, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: path, Message: "the file cannot be read", Cause: err}
+		}
+		defer f.Close()
+		in = f
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxProfileFile+1))
+	if err != nil {
+		return p, err
+	}
+	if len(text) > maxProfileFile {
+		return p, bad("it is too large to be a profile")
+	}
+	err = parseProfile(text, &p, bad)
+	return p, err
+}
+
+// parseProfile reads YAML, of which JSON is a part.
+func parseProfile(text []byte, p *sandbox.Profile, bad func(string) error) error {
+	var doc map[string]any
+	d := yaml.NewDecoder(bytes.NewReader(text))
+	if err := d.Decode(&doc); err != nil {
+		return bad("it is not YAML or JSON: " + err.Error())
+	}
+	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return bad("it holds more than one document")
+	}
+	plain, err := json.Marshal(doc)
+	if err != nil {
+		return bad("a key is not a string")
+	}
+	strict := json.NewDecoder(bytes.NewReader(plain))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(p); err != nil {
+		return bad(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	return policy.Check(*p)
+}
+
+// namedProfile reads a profile and gives it the name that the command line says, if it
+// says one.
+func (a *App) namedProfile(file string, args []string) (sandbox.Profile, error) {
+	p, err := a.readProfile(file)
+	if len(args) > 0 {
+		if p.Name != "" && p.Name != args[0] {
+			return p, badFlag("file", "the profile in it is named %q, not %q", p.Name, args[0])
+		}
+		p.Name = args[0]
+	}
+	if err == nil && p.Name == "" {
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Subject: file, Message: "the profile has no name", Hint: "write one into the file, or on the command line"}
+	}
+	return p, err
+}
+
+func (a *App) profileCreateCmd() *cobra.Command {
+	return a.profileWriteCmd("create", "Store a profile", "", func(ctx context.Context, c *atoll.Client, p sandbox.Profile, _ int64) (atoll.Profile, error) {
+		return c.CreateProfile(ctx, p)
+	})
+}
+
+func (a *App) profileApplyCmd() *cobra.Command {
+	return a.profileWriteCmd("apply", "Store a profile or a new version of it, and apply it to running sandboxes", `
+What the new version does not allow any more is cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (atoll.Profile, error) {
+		return c.ApplyProfile(ctx, p, version)
+	})
+}
+
+func (a *App) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (atoll.Profile, error)) *cobra.Command {
+	var file string
+	var version int64
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: name + " [NAME] -f FILE", Short: short, Args: cobra.MaximumNArgs(1),
+		Long:    short + ".\n" + more,
+		Example: "  atoll profile " + name + " docs -f profile.yaml",
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "YAML or JSON, - for standard input")
+	_ = cmd.MarkFlagRequired("file")
+	if name == "apply" {
+		cmd.Flags().Int64Var(&version, "if-version", 0, "only if the profile is at this version")
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		p, err := a.namedProfile(file, args)
+		if err != nil {
+			return err
+		}
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		out, err := write(ctx, c, p, version)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(out)
+		}
+		_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", out.Name, out.Version)
+		return err
+	})
+	return cmd
+}
+
+func (a *App) profileListCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.Profiles(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]atoll.Profile{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, p := range all {
+			rows = append(rows, []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), ago(p.Updated)})
+		}
+		return a.table("NAME VERSION DEFAULT RULES SANDBOXES UPDATED", rows)
+	})
+	return cmd
+}
+
+func defaultOf(p sandbox.Profile) string {
+	switch {
+	case p.Internet != nil && !*p.Internet:
+		return "off"
+	case p.Default == "":
+		return string(sandbox.Deny)
+	}
+	return string(p.Default)
+}
+
+func (a *App) profileShowCmd() *cobra.Command {
+	var version int64
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "show NAME", Short: "Write a profile in the form that create and apply read", Args: cobra.ExactArgs(1),
+		Example: `  atoll profile show docs > profile.yaml`,
+	}
+	cmd.Flags().Int64Var(&version, "version", 0, "as it was at this version")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, with its version and times")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		p, err := c.Profile(ctx, args[0], version)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(p)
+		}
+		return a.printYAML(p.Profile)
+	})
+	return cmd
+}
+
+// printYAML writes a value by the names that its JSON has.
+func (a *App) printYAML(v any) error {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(text, &doc); err != nil {
+		return err
+	}
+	block(&doc)
+	e := yaml.NewEncoder(a.Stdout)
+	e.SetIndent(2)
+	if err := e.Encode(&doc); err != nil {
+		return err
+	}
+	return e.Close()
+}
+
+// block turns the braces of JSON into lines.
+func block(n *yaml.Node) {
+	n.Style &^= yaml.FlowStyle | yaml.DoubleQuotedStyle
+	for _, c := range n.Content {
+		block(c)
+	}
+}
+
+func (a *App) profileTestCmd() *cobra.Command {
+	var file string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "test [NAME] [METHOD] URL", Short: "Tell what would become of a request, without sending it", Args: cobra.RangeArgs(1, 3),
+		Long: `Test tells which rule of a profile would decide about a request, and how. Nothing
+is sent. With --file the profile is read from a file, and no daemon is needed.
+
+The URL has the scheme https, http, wss, ws, or tcp for a connection that is not
+HTTP. The exit code is 0 if the request would be let through, else 1.`,
+		Example: `  atoll profile test docs GET https://api.example.com/v1/pages
+  atoll profile test --file profile.yaml POST https://api.example.com/v1/pages`,
+	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "test the profile in this file, - for standard input")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		e, err := a.testProfile(ctx, file, args)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			err = a.printJSON(e)
+		} else {
+			err = a.showExplanation(e)
+		}
+		if err == nil && !e.Allow {
+			return exitCode(1)
+		}
+		return err
+	})
+	return cmd
+}
+
+func (a *App) testProfile(ctx context.Context, file string, args []string) (e atoll.Explanation, err error) {
+	name, rest := "", args
+	if file == "" {
+		if len(args) < 2 {
+			return e, badFlag("file", "name a stored profile, or a file with one")
+		}
+		name, rest = args[0], args[1:]
+	}
+	if len(rest) > 2 {
+		return e, badFlag("file", "%q is one word too many", rest[2])
+	}
+	method, target := "GET", rest[len(rest)-1]
+	if len(rest) == 2 {
+		method = rest[0]
+	}
+	if file == "" {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return e, err
+		}
+		return c.TestProfile(ctx, name, method, target)
+	}
+	p, err := a.readProfile(file)
+	if err != nil {
+		return e, err
+	}
+	compiled, err := policy.Compile(p, policy.Options{})
+	if err != nil {
+		return e, err
+	}
+	out, err := compiled.Explain(method, target)
+	e = atoll.Explanation{
+		Allow: out.Allow, Reason: string(out.Reason), Rule: out.Rule, Message: out.Message, Resolves: out.Resolves, Inspect: out.Inspect,
+		HostOnly: out.HostOnly, Path: out.Path, Limits: out.Limits, Inject: out.Inject, Steps: []atoll.ExplainStep{},
+	}
+	for _, s := range out.Steps {
+		e.Steps = append(e.Steps, atoll.ExplainStep(s))
+	}
+	return e, err
+}
+
+// showExplanation writes one line for each rule that was looked at, and one
+// with the outcome.
+func (a *App) showExplanation(e atoll.Explanation) error {
+	var b strings.Builder
+	for _, s := range e.Steps {
+		why := "decides"
+		if !s.Matches {
+			why = "does not match"
+			if s.Why != "" {
+				why += ": " + visible(s.Why)
+			}
+		}
+		fmt.Fprintf(&b, "%-6s %s %s\n", s.Action, visible(s.Rule), why)
+	}
+	verdict := "denied"
+	if e.Allow {
+		verdict = "allowed"
+	}
+	fmt.Fprintf(&b, "%s: %s\n", verdict, visible(e.Message))
+	if e.Allow && e.HostOnly {
+		b.WriteString("note: only the host is decided; whatever is behind that name can be reached\n")
+	}
+	if len(e.Inject) > 0 {
+		fmt.Fprintf(&b, "note: the gateway adds %s\n", strings.Join(e.Inject, ", "))
+	}
+	_, err := io.WriteString(a.Stdout, b.String())
+	return err
+}
+
+func (a *App) profileRemoveCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "rm NAME...", Short: "Remove profiles that no sandbox works by", Args: cobra.MinimumNArgs(1),
+		Example: `  atoll profile rm docs`,
+	}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		for _, name := range args {
+			if err := c.RemoveProfile(ctx, name); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}

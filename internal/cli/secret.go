@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) secretCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "secret", Short: "Keep secrets that sandboxes may use and never see", GroupID: groupDaemon,
+		Long: `A secret is stored sealed and never shown again. A sandbox gets a placeholder,
+which the gateway replaces on the way to the hosts that the secret names; or a
+profile adds the secret to requests, and the sandbox gets nothing at all.
+
+Values are read from standard input, from a file, or typed; never from the
+command line, which everybody on the machine can read.`,
+		Example: `  atoll secret ls`,
+	}, a.secretCreateCmd(), a.secretRotateCmd(), a.secretListCmd(), a.secretRemoveCmd())
+}
+
+const maxSecret = 64 << 10
+
+// readSecret reads a value from a file, from standard input, or from whoever
+// sits at the terminal. One end of a line is left out.
+func (a *App) readSecret(file string) ([]byte, error) {
+	in := a.Stdin
+	switch {
+	case file != "" && file != "-":
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: file, Message: "the file cannot be read", Cause: err}
+		}
+		defer f.Close()
+		in = f
+	case isTerminal(a.Stdin):
+		fmt.Fprint(a.Stderr, "Value: ")
+		v, err := term.ReadPassword(int(a.Stdin.(*os.File).Fd()))
+		fmt.Fprintln(a.Stderr)
+		return v, err
+	}
+	v, err := io.ReadAll(io.LimitReader(in, maxSecret+3))
+	if err != nil {
+		return nil, err
+	}
+	v = bytes.TrimSuffix(bytes.TrimSuffix(v, []byte("\n")), []byte("\r"))
+	switch {
+	case len(v) == 0:
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "value", Message: "it is empty", Hint: "write it to standard input, or name a file with --from-file"}
+	case len(v) > maxSecret:
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "value", Message: "it is larger than 64 KiB"}
+	}
+	return v, nil
+}
+
+func (a *App) secretCreateCmd() *cobra.Command {
+	var s atoll.NewSecret
+	var file string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "create NAME", Short: "Store a secret, whose value is read from standard input", Args: cobra.ExactArgs(1),
+		Long: `Create stores a secret. Its value is read from standard input or a file, or is
+typed without an echo, and cannot be shown again.
+
+A secret without --host is sent only by stored profiles, to whoever they name.`,
+		Example: `  printf %s "$GITHUB_TOKEN" | atoll secret create github --host api.github.com`,
+	}
+	cmd.Flags().StringSliceVar(&s.Hosts, "host", nil, "to whom it may be sent, such as api.example.com or *.example.com:8443")
+	cmd.Flags().StringVar(&file, "from-file", "", "read the value from a file, - for standard input")
+	cmd.Flags().StringVar(&s.Source, "source", "", "store no value: the daemon finds it in env:NAME or file:/PATH")
+	cmd.Flags().StringVar(&s.Description, "description", "", "for people")
+	cmd.Flags().BoolVar(&s.AllowEnv, "allow-env", false, "sandboxes may ask for the value itself")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.MarkFlagsMutuallyExclusive("from-file", "source")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		s.Name = args[0]
+		if s.Source == "" {
+			if s.Value, err = a.readSecret(file); err != nil {
+				return err
+			}
+			defer clear(s.Value)
+		}
+		out, err := c.CreateSecret(ctx, s)
+		return a.wroteSecret(out, err, asJSON)
+	})
+	return cmd
+}
+
+func (a *App) wroteSecret(s atoll.Secret, err error, asJSON bool) error {
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		return a.printJSON(s)
+	}
+	_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", s.Name, s.Version)
+	return err
+}
+
+func (a *App) secretRotateCmd() *cobra.Command {
+	var file string
+	var reread, asJSON bool
+	cmd := &cobra.Command{
+		Use: "rotate NAME", Short: "Give a secret a new value, from the next request on", Args: cobra.ExactArgs(1),
+		Example: `  printf %s "$NEW_TOKEN" | atoll secret rotate github`,
+	}
+	cmd.Flags().StringVar(&file, "from-file", "", "read the value from a file, - for standard input")
+	cmd.Flags().BoolVar(&reread, "reread", false, "the value is kept outside: read it anew")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.MarkFlagsMutuallyExclusive("from-file", "reread")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		var v []byte
+		if !reread {
+			if v, err = a.readSecret(file); err != nil {
+				return err
+			}
+			defer clear(v)
+		}
+		out, err := c.RotateSecret(ctx, args[0], v)
+		return a.wroteSecret(out, err, asJSON)
+	})
+	return cmd
+}
+
+func (a *App) secretListCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.Secrets(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]atoll.Secret{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, s := range all {
+			source := s.Source
+			if source == "" {
+				source = "stored"
+			}
+			rows = append(rows, []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), visible(source), strconv.Itoa(s.Uses), ago(s.Updated)})
+		}
+		return a.table("NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", rows)
+	})
+	return cmd
+}
+
+func (a *App) secretRemoveCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "rm NAME...", Short: "Remove secrets", Args: cobra.MinimumNArgs(1),
+		Example: `  atoll secret rm github`,
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "even if sandboxes or profiles work with it; they go on without it")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		for _, name := range args {
+			if err := c.RemoveSecret(ctx, name, force); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+// secretRef reads the value of --secret: NAME and then env=, host=, in= and
+// mode=, each behind a comma.
+func secretRef(text string) (r sandbox.SecretRef, err error) {
+	name, rest, more := strings.Cut(text, ",")
+	r.Name = name
+	for more {
+		var field string
+		field, rest, more = strings.Cut(rest, ",")
+		key, value, ok := strings.Cut(field, "=")
+		switch {
+		case ok && key == "env":
+			r.Env = value
+		case ok && key == "host":
+			r.Hosts = append(r.Hosts, value)
+		case ok && key == "in":
+			r.In = append(r.In, value)
+		case ok && key == "mode":
+			r.Mode = sandbox.SecretMode(value)
+		default:
+			return r, badFlag("secret", "%q is none of env=, host=, in= and mode=", field)
+		}
+	}
+	return r, sandbox.ValidateSecretName(r.Name)
+}

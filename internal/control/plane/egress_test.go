@@ -1,0 +1,439 @@
+package plane_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/provider/fake"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const canary = "ghp_canary0451canary0451canary0451canary"
+
+// told is a gateway that remembers what it was told last.
+type told struct {
+	mu   sync.Mutex
+	seen map[sandbox.ID]plane.Egress
+	fail error
+}
+
+func (g *told) SetEgress(_ context.Context, box sandbox.ID, e plane.Egress) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.fail != nil {
+		return g.fail
+	}
+	g.seen[box] = e
+	return nil
+}
+
+func (g *told) last(t *testing.T, box sandbox.ID) plane.Egress {
+	t.Helper()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e, ok := g.seen[box]
+	if !ok {
+		t.Fatal("the gateway was told nothing")
+	}
+	return e
+}
+
+type rig struct {
+	*plane.Plane
+	dir     string
+	store   *store.Store
+	gateway *told
+	logged  *bytes.Buffer
+	owner   context.Context // the owner of the machine
+	writer  context.Context // may make sandboxes, and nothing else
+	rival   context.Context // all-powerful in another tenant
+}
+
+func newRig(t *testing.T, fault func(point string) error) *rig {
+	t.Helper()
+	r := &rig{dir: t.TempDir(), gateway: &told{seen: map[sandbox.ID]plane.Egress{}}, logged: &bytes.Buffer{}}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	r.store, err = store.Open(t.Context(), filepath.Join(r.dir, "atoll.db"), store.Options{})
+	must(err)
+	log := eventlog.New(r.store, eventlog.Options{})
+	provider := fake.New(fake.Options{})
+	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
+	must(err)
+	r.Plane = plane.New(plane.Config{
+		Control: control.Config{Provider: provider, Network: true}, Provider: "fake", Node: "local", Store: r.store, Log: log,
+		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
+		Sealer: sealer, Gateway: r.gateway, Fault: fault,
+		LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" },
+	})
+	t.Cleanup(func() {
+		must(r.Plane.Close())
+		must(log.Close())
+		must(r.store.Close())
+		must(provider.Close())
+	})
+	for _, tenant := range []string{"acme", "rival"} {
+		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), tenant); return err }))
+	}
+	r.owner = plane.WithPrincipal(t.Context(), key.Peer("acme", 0))
+	r.writer = plane.WithPrincipal(t.Context(), key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write, key.Read, key.Exec}})
+	r.rival = plane.WithPrincipal(t.Context(), key.Principal{Tenant: "rival", Key: "r", Verbs: []key.Verb{key.Admin}})
+	return r
+}
+
+func (r *rig) secret(t *testing.T, name string, change func(*plane.NewSecret)) {
+	t.Helper()
+	n := plane.NewSecret{Name: name, Source: secret.Source{Kind: secret.Stored}, Hosts: []string{"api.example.com"}}
+	if change != nil {
+		change(&n)
+	}
+	v := secret.NewValue([]byte(canary))
+	if n.Source.Kind != secret.Stored {
+		v = secret.Value{}
+	}
+	if _, err := r.CreateSecret(r.owner, n, v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// env returns the environment of the sandbox as a command in it sees it.
+func (r *rig) env(t *testing.T, name string) string {
+	t.Helper()
+	box, err := r.Open(r.owner, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := box.Exec(r.owner, sandbox.Command{Args: []string{"env"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var out bytes.Buffer
+	if _, err := out.ReadFrom(p.Stdout()); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+func wants(t *testing.T, what string, err error, code sandbox.Code) {
+	t.Helper()
+	if sandbox.CodeOf(err) != code {
+		t.Errorf("%s: got %v, want %q", what, err, code)
+	}
+	if err != nil && strings.Contains(err.Error(), canary) {
+		t.Errorf("%s: the error shows the value", what)
+	}
+}
+
+func injecting(name, secret string, hosts ...string) sandbox.Profile {
+	return sandbox.Profile{Name: name, Rules: []sandbox.Rule{{
+		Action: sandbox.Allow, Hosts: hosts, Inject: []sandbox.Injection{{Secret: secret, Mode: sandbox.InjectBearer}},
+	}}}
+}
+
+// A sandbox gets a placeholder and the gateway the value, and nothing else in
+// the world has it.
+func TestSecretsStayWithTheGateway(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	spec := sandbox.Spec{
+		Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "cdn.example.com"}},
+		Secrets: []sandbox.SecretRef{{Name: "github", Env: "GITHUB_TOKEN", In: []string{"header:authorization"}}},
+	}
+	made, err := r.Create(r.writer, plane.CreateRequest{Spec: spec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := r.env(t, "box")
+	e, err := r.Egress(t.Context(), made.ID)
+	if err != nil || len(e.Secrets) != 1 {
+		t.Fatalf("%+v %v", e, err)
+	}
+	s := e.Secrets[0]
+	if string(s.Value.Reveal()) != canary || s.SwapHosts[0] != "api.example.com" || s.Version != 1 || !strings.HasPrefix(s.Placeholder, "ghp_") {
+		t.Errorf("the gateway has %+v", s)
+	}
+	if !strings.Contains(env, "GITHUB_TOKEN="+s.Placeholder+"\n") || strings.Contains(env, canary) {
+		t.Errorf("the sandbox has %q", env)
+	}
+	other, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "other", Network: spec.Network, Secrets: spec.Secrets}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e2, err := r.Egress(t.Context(), other.ID); err != nil || e2.Secrets[0].Placeholder == s.Placeholder {
+		t.Errorf("two sandboxes share a placeholder: %v", err)
+	}
+	if err := r.SecretUsed(t.Context(), made.ID, plane.SecretUse{Secret: "github", Version: 1, Rule: "egress", Host: "api.example.com"}); err != nil {
+		t.Error(err)
+	}
+	r.scan(t, made.ID)
+}
+
+// scan looks for the value wherever anything is written down.
+func (r *rig) scan(t *testing.T, box sandbox.ID) {
+	t.Helper()
+	events, err := r.Events(r.owner, eventlog.Filter{}, 0, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown, err := json.Marshal(events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := false
+	for _, e := range events {
+		used = used || e.Type == eventlog.SecretUsed && e.Sandbox == box && e.Subject == "github@1 → api.example.com" && e.Policy == "egress"
+	}
+	if !used {
+		t.Error("the use of the secret is not on record")
+	}
+	stored, err := r.Secrets(r.owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := r.Get(r.owner, string(box))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := r.Egress(t.Context(), box)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := map[string][]byte{"events": shown, "log": r.logged.Bytes(), "list": fmt.Appendf(nil, "%+v %#v", stored, stored), "record": fmt.Appendf(nil, "%+v", b), "egress": fmt.Appendf(nil, "%+v %#v %v", e, e, e.Secrets)}
+	if err := filepath.WalkDir(r.dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		places[path], err = os.ReadFile(path)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(places) < 7 {
+		t.Errorf("only %d places were looked at", len(places))
+	}
+	for _, form := range secret.Forms(secret.NewValue([]byte(canary))) {
+		for place, text := range places {
+			if bytes.Contains(text, form) {
+				t.Errorf("%s holds the value as %q", place, form)
+			}
+		}
+	}
+}
+
+// A change reaches running sandboxes, and only those that it is about.
+func TestApply(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	if _, err := r.CreateProfile(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
+		t.Fatal(err)
+	}
+	one, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "two", Network: sandbox.Network{Egress: []string{"example.org"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := injecting("ci", "github", "api.example.com")
+	changed.Rules = append(changed.Rules, sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"mirror.example"}})
+	p, err := r.ApplyProfile(r.owner, 1, changed)
+	if err != nil || p.Version != 2 {
+		t.Fatalf("%+v %v", p, err)
+	}
+	e := r.gateway.last(t, one.ID)
+	if len(e.Profile.Rules) != 2 || len(e.Secrets) != 1 || string(e.Secrets[0].Value.Reveal()) != canary || e.Secrets[0].Placeholder != "" {
+		t.Errorf("the gateway was told %+v", e)
+	}
+	if _, err := r.RotateSecret(r.owner, "github", secret.NewValue([]byte("the-second-value"))); err != nil {
+		t.Fatal(err)
+	}
+	if e := r.gateway.last(t, one.ID); string(e.Secrets[0].Value.Reveal()) != "the-second-value" || e.Secrets[0].Version != 2 {
+		t.Errorf("after the rotation: %+v", e)
+	}
+	wants(t, "a profile in use", r.RemoveProfile(r.owner, "ci"), sandbox.CodeConflict)
+	wants(t, "a secret that a profile adds", r.RemoveSecret(r.owner, "github", false), sandbox.CodeConflict)
+	wants(t, "by force", r.RemoveSecret(r.owner, "github", true), "")
+	if e := r.gateway.last(t, one.ID); len(e.Secrets) != 0 {
+		t.Errorf("after the removal: %+v", e)
+	}
+	if _, told := r.gateway.seen[two.ID]; told {
+		t.Error("a sandbox was touched that has nothing to do with it")
+	}
+	r.gateway.fail = errors.New("the gateway is away")
+	changed.Rules = changed.Rules[1:]
+	p, err = r.ApplyProfile(r.owner, 0, changed)
+	wants(t, "a gateway that is away", err, sandbox.CodeUnavailable)
+	if p.Version != 3 || !strings.Contains(err.Error(), "one") {
+		t.Errorf("version %d, %v", p.Version, err)
+	}
+	r.gateway.fail = nil
+	wants(t, "removing the sandbox", r.Destroy(r.owner, "one"), "")
+	wants(t, "a profile that was in use", r.RemoveProfile(r.owner, "ci"), "")
+}
+
+// What is refused leaves nothing, neither a sandbox nor a name that is taken.
+func TestRefusedNetworks(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	r.secret(t, "anywhere", func(n *plane.NewSecret) { n.Hosts = nil })
+	r.secret(t, "open", func(n *plane.NewSecret) { n.AllowEnv = true })
+	inline := func(p sandbox.Profile) sandbox.Network { p.Name = ""; return sandbox.Network{Inline: &p} }
+	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
+	for _, tt := range []struct {
+		what    string
+		network sandbox.Network
+		refs    []sandbox.SecretRef
+		want    sandbox.Code
+	}{
+		{"no such profile", sandbox.Network{Profile: "missing"}, nil, sandbox.CodeNotFound},
+		{"no such secret", hosts, []sandbox.SecretRef{{Name: "missing"}}, sandbox.CodeNotFound},
+		{"a host that is none", sandbox.Network{Egress: []string{"a b"}}, nil, sandbox.CodeInvalid},
+		{"two forms", sandbox.Network{Profile: "x", Egress: []string{}}, nil, sandbox.CodeInvalid},
+		{"a value in the sandbox", hosts, []sandbox.SecretRef{{Name: "github", Mode: sandbox.SecretEnv}}, sandbox.CodeDenied},
+		{"a secret to another host", hosts, []sandbox.SecretRef{{Name: "github", Hosts: []string{"evil.example"}}}, sandbox.CodeInvalid},
+		{"a secret to a wider host", hosts, []sandbox.SecretRef{{Name: "github", Hosts: []string{"*.example.com"}}}, sandbox.CodeInvalid},
+		{"a secret to another port", hosts, []sandbox.SecretRef{{Name: "github", Hosts: []string{"api.example.com:80"}}}, sandbox.CodeInvalid},
+		{"a secret that names no hosts", hosts, []sandbox.SecretRef{{Name: "anywhere", Hosts: []string{"evil.example"}}}, sandbox.CodeDenied},
+		{"a place that is none", hosts, []sandbox.SecretRef{{Name: "github", In: []string{"cookie"}}}, sandbox.CodeInvalid},
+		{"a rule that sends it elsewhere", inline(injecting("", "github", "evil.example")), nil, sandbox.CodeInvalid},
+		{"a rule of one's own that sends it anywhere", inline(injecting("", "anywhere", "evil.example")), nil, sandbox.CodeDenied},
+		{"a rule that adds what there is not", inline(injecting("", "missing", "api.example.com")), nil, sandbox.CodeInvalid},
+	} {
+		_, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: tt.network, Secrets: tt.refs}})
+		wants(t, tt.what, err, tt.want)
+	}
+	if _, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
+		Name: "box", Network: hosts, Env: map[string]string{"A": "b"}, Secrets: []sandbox.SecretRef{{Name: "open", Mode: sandbox.SecretEnv}},
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if env := r.env(t, "box"); !strings.Contains(env, "open="+canary+"\n") || !strings.Contains(env, "A=b\n") {
+		t.Errorf("an allowed value is not there: %q", env)
+	}
+	all, _, err := r.List(r.owner, store.Filter{}, store.Page{})
+	if err != nil || len(all) != 1 {
+		t.Errorf("%d sandboxes, %v", len(all), err)
+	}
+}
+
+// Whatever fails on the way, the profile can be removed afterwards.
+func TestHalfMade(t *testing.T) {
+	for _, point := range []string{"create.recorded", "create.made", "create.done"} {
+		r := newRig(t, func(at string) error {
+			if at == point {
+				return errors.New("it ended here")
+			}
+			return nil
+		})
+		r.secret(t, "github", nil)
+		if _, err := r.CreateProfile(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
+			Name: "box", Network: sandbox.Network{Profile: "ci"}, Secrets: []sandbox.SecretRef{{Name: "github"}},
+		}})
+		if err == nil {
+			t.Fatalf("%s: nothing failed", point)
+		}
+		wants(t, point, r.Reconcile(t.Context()), "")
+		if err := r.Destroy(r.owner, "box"); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			wants(t, point, err, "")
+		}
+		wants(t, point, r.RemoveProfile(r.owner, "ci"), "")
+		wants(t, point, r.RemoveSecret(r.owner, "github", false), "")
+	}
+}
+
+// Whoever may only make sandboxes changes neither rules nor secrets; another
+// tenant does not even learn that they are there; nobody but the owner of the
+// machine names its files.
+func TestWhoMay(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	if _, err := r.CreateProfile(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
+		t.Fatal(err)
+	}
+	for who, ctx := range map[sandbox.Code]context.Context{sandbox.CodeDenied: r.writer, sandbox.CodeNotFound: r.rival, sandbox.CodeUnauthorized: t.Context()} {
+		_, err := r.RotateSecret(ctx, "github", secret.NewValue([]byte("mine-from-now-on")))
+		wants(t, "rotate", err, who)
+		wants(t, "remove a secret", r.RemoveSecret(ctx, "github", true), who)
+		wants(t, "remove a profile", r.RemoveProfile(ctx, "ci"), who)
+		_, err = r.ApplyProfile(ctx, 1, sandbox.Profile{Name: "ci", Default: sandbox.Allow})
+		wants(t, "apply", err, who)
+		if ctx == r.writer {
+			continue
+		}
+		_, err = r.Profile(ctx, "ci", 0)
+		wants(t, "show", err, who)
+		_, err = r.TestProfile(ctx, "ci", "GET", "https://api.example.com/")
+		wants(t, "test", err, who)
+		_, err = r.Create(ctx, plane.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
+		wants(t, "use", err, who)
+		_, err = r.Create(ctx, plane.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+		wants(t, "use a secret", err, who)
+	}
+	secrets, err := r.Secrets(r.rival)
+	profiles, err2 := r.Profiles(r.rival)
+	if err != nil || err2 != nil || len(secrets)+len(profiles) != 0 {
+		t.Errorf("the rival sees %v %v (%v, %v)", secrets, profiles, err, err2)
+	}
+	for _, source := range []string{"file:/etc/passwd", "env:DAEMON_TOKEN"} {
+		src, err := secret.ParseSource(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = r.CreateSecret(r.rival, plane.NewSecret{Name: "theirs", Source: src}, secret.Value{})
+		wants(t, source, err, sandbox.CodeDenied)
+	}
+	r.secret(t, "outside", func(n *plane.NewSecret) { n.Source = secret.Source{Kind: secret.FromEnv, Ref: "DAEMON_TOKEN"} })
+	made, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
+		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "outside"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := r.Egress(t.Context(), made.ID); err != nil || string(e.Secrets[0].Value.Reveal()) != "from-the-environment" {
+		t.Errorf("%+v %v", e, err)
+	}
+	_, err = r.RotateSecret(r.owner, "outside", secret.NewValue([]byte("a value")))
+	wants(t, "a value for a secret that is kept outside", err, sandbox.CodeInvalid)
+	// What the store holds of one tenant opens for no other, even if somebody
+	// writes to the database.
+	if err := r.store.Update(t.Context(), func(tx *store.Tx) error {
+		s, err := tx.Secret(t.Context(), "acme", "github")
+		if err != nil {
+			return err
+		}
+		s.Tenant = "rival"
+		_, err = tx.CreateSecret(t.Context(), s)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.Create(r.rival, plane.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+	wants(t, "a row that was moved", err, sandbox.CodeUnavailable)
+}

@@ -1,0 +1,138 @@
+package plane
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// checkProfile refuses a profile that cannot be stored or enforced.
+func (p *Plane) checkProfile(ctx context.Context, tx *store.Tx, tenant string, doc sandbox.Profile) error {
+	if err := (sandbox.Network{Profile: doc.Name}).Validate(); err != nil || doc.Name == "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "name", Message: "a stored profile needs a name of 1 to 63 characters of a-z, 0-9 and -"}
+	}
+	return p.compiles(ctx, tx, tenant, doc, true, nil)
+}
+
+// CreateProfile stores a profile of the caller's tenant.
+func (p *Plane) CreateProfile(ctx context.Context, doc sandbox.Profile) (out store.Profile, err error) {
+	err = p.changeTx(ctx, control.Action{Op: "profile.create", Subject: doc.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		if err := p.checkProfile(ctx, tx, tenant, doc); err != nil {
+			return "", err
+		}
+		out, err = tx.CreateProfile(ctx, tenant, doc)
+		return doc.Name, err
+	})
+	return out, err
+}
+
+// ApplyProfile stores a new version of a profile, or its first, and applies it
+// to the sandboxes that work by it. expect is the version it must be at; 0
+// stands for any. That it could not be applied everywhere is CodeUnavailable.
+func (p *Plane) ApplyProfile(ctx context.Context, expect int64, doc sandbox.Profile) (out store.Profile, err error) {
+	var users []store.Sandbox
+	const op = "profile.apply"
+	err = p.changeTx(ctx, control.Action{Op: op, Subject: doc.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		if err := p.checkProfile(ctx, tx, tenant, doc); err != nil {
+			return "", err
+		}
+		out, err = tx.UpdateProfile(ctx, tenant, expect, doc)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound && expect == 0 {
+			out, err = tx.CreateProfile(ctx, tenant, doc)
+		}
+		if err != nil {
+			return "", err
+		}
+		users, err = tx.ProfileUsers(ctx, tenant, doc.Name)
+		return fmt.Sprintf("%s@%d", doc.Name, out.Version), err
+	})
+	if err != nil {
+		return out, err
+	}
+	return out, named(op, p.enforce(ctx, users))
+}
+
+// RemoveProfile removes a profile that no sandbox works by.
+func (p *Plane) RemoveProfile(ctx context.Context, name string) error {
+	return p.changeTx(ctx, control.Action{Op: "profile.remove", Subject: name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		return name, tx.RemoveProfile(ctx, tenant, name)
+	})
+}
+
+// Profile returns a profile of the caller's tenant, at a version or, with 0, as
+// it is now.
+func (p *Plane) Profile(ctx context.Context, name string, version int64) (store.Profile, error) {
+	const op = "profile.get"
+	who, err := p.look(ctx, op, name)
+	if err != nil {
+		return store.Profile{}, err
+	}
+	out, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Profile, error) {
+		if version != 0 {
+			return tx.ProfileVersion(ctx, who.Tenant, name, version)
+		}
+		return tx.Profile(ctx, who.Tenant, name)
+	})
+	return out, named(op, err)
+}
+
+// Profiles lists the profiles of the caller's tenant.
+func (p *Plane) Profiles(ctx context.Context) ([]store.Profile, error) {
+	const op = "profile.list"
+	who, err := p.look(ctx, op, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, who.Tenant) })
+	return all, named(op, err)
+}
+
+// TestProfile tells what would become of a request under a profile. Nothing is
+// sent.
+func (p *Plane) TestProfile(ctx context.Context, name, method, target string) (policy.Explanation, error) {
+	const op = "profile.test"
+	stored, err := p.Profile(ctx, name, 0)
+	if err != nil {
+		return policy.Explanation{}, err
+	}
+	compiled, err := policy.Compile(stored.Profile, policy.Options{Operator: p.cfg.Operator})
+	if err != nil {
+		return policy.Explanation{}, named(op, err)
+	}
+	e, err := compiled.Explain(method, target)
+	return e, named(op, err)
+}
+
+// changeTx carries out a change of the store that takes one transaction:
+// authorised, announced, done, and its outcome recorded. change returns what
+// the record is to name.
+func (p *Plane) changeTx(ctx context.Context, a control.Action, change func(ctx context.Context, tx *store.Tx, tenant string) (subject string, err error)) error {
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	err = p.cfg.Audit.Do(ctx, auditAction(who, a), func() error { return who.Allow(a.Op) }, func(ctx context.Context) (audit.Outcome, error) {
+		var subject string
+		err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+			subject, err = change(ctx, tx, who.Tenant)
+			return err
+		})
+		return audit.Outcome{Subject: subject}, err
+	})
+	return named(a.Op, err)
+}
+
+// clipList names some of many.
+func clipList(names []string) string {
+	const shown = 5
+	if len(names) > shown {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:shown], ", "), len(names)-shown)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,87 @@
+package daemon
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (s service) CreateProfile(ctx context.Context, p sandbox.Profile) (api.StoredProfile, error) {
+	out, err := s.Plane.CreateProfile(ctx, p)
+	return shownProfile(out), err
+}
+
+func (s service) ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (api.StoredProfile, error) {
+	out, err := s.Plane.ApplyProfile(ctx, ifVersion, p)
+	return shownProfile(out), err
+}
+
+func (s service) Profile(ctx context.Context, name string, version int64) (api.StoredProfile, error) {
+	out, err := s.Plane.Profile(ctx, name, version)
+	return shownProfile(out), err
+}
+
+func (s service) Profiles(ctx context.Context) ([]api.StoredProfile, error) {
+	all, err := s.Plane.Profiles(ctx)
+	out := make([]api.StoredProfile, len(all))
+	for i, p := range all {
+		out[i] = shownProfile(p)
+	}
+	return out, err
+}
+
+func shownProfile(p store.Profile) api.StoredProfile {
+	return api.StoredProfile{Name: p.Name, Version: p.Version, Profile: p.Profile, Created: p.Created, Updated: p.Updated, Uses: p.Uses}
+}
+
+func (s service) TestProfile(ctx context.Context, name string, t api.ProfileTest) (api.Explanation, error) {
+	method := t.Method
+	if method == "" {
+		method = "GET"
+	}
+	e, err := s.Plane.TestProfile(ctx, name, method, t.URL)
+	out := api.Explanation{
+		Allow: e.Allow, Reason: string(e.Reason), Rule: e.Rule, Message: e.Message, Resolves: e.Resolves, Inspect: e.Inspect,
+		HostOnly: e.HostOnly, Path: e.Path, Limits: e.Limits, Inject: e.Inject, Steps: []api.ExplainStep{},
+	}
+	for _, step := range e.Steps {
+		out.Steps = append(out.Steps, api.ExplainStep{Rule: step.Rule, Action: string(step.Action), Matches: step.Matches, Why: step.Why})
+	}
+	return out, err
+}
+
+func (s service) CreateSecret(ctx context.Context, n api.NewSecret) (api.StoredSecret, error) {
+	source, err := secret.ParseSource(n.Source)
+	if err != nil {
+		return api.StoredSecret{}, err
+	}
+	out, err := s.Plane.CreateSecret(ctx, plane.NewSecret{
+		Name: n.Name, Description: n.Description, Source: source, Hosts: n.Hosts, AllowEnv: n.AllowEnv,
+	}, secret.NewValue(n.Bytes()))
+	return shownSecret(out), err
+}
+
+func (s service) RotateSecret(ctx context.Context, name string, v api.SecretValue) (api.StoredSecret, error) {
+	out, err := s.Plane.RotateSecret(ctx, name, secret.NewValue(v.Bytes()))
+	return shownSecret(out), err
+}
+
+func (s service) Secrets(ctx context.Context) ([]api.StoredSecret, error) {
+	all, err := s.Plane.Secrets(ctx)
+	out := make([]api.StoredSecret, len(all))
+	for i, x := range all {
+		out[i] = shownSecret(x)
+	}
+	return out, err
+}
+
+func shownSecret(s store.Secret) api.StoredSecret {
+	return api.StoredSecret{
+		Name: s.Name, Version: s.Version, Description: s.Description, Source: s.Source, Hosts: s.Hosts, AllowEnv: s.AllowEnv,
+		Created: s.Created, Updated: s.Updated, Uses: s.Uses,
+	}
+}

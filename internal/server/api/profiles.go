@@ -1,0 +1,124 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// StoredProfile is a profile with what is known of it.
+type StoredProfile struct {
+	Name    string          `json:"name"`
+	Version int64           `json:"version" doc:"raised by every change"`
+	Profile sandbox.Profile `json:"profile"`
+	Created time.Time       `json:"created"`
+	Updated time.Time       `json:"updated"`
+	Uses    int             `json:"uses,omitempty" doc:"how many sandboxes work by it; only in a list"`
+}
+
+// ProfileTest is a request that is not sent.
+type ProfileTest struct {
+	Method string `json:"method,omitempty" maxLength:"64" doc:"GET if it is left out"`
+	URL    string `json:"url" maxLength:"8192" doc:"with the scheme https, http, wss, ws, or tcp for a bare connection" example:"https://api.example.com/v1"`
+}
+
+// Explanation is what would become of a request, and why.
+type Explanation struct {
+	Allow    bool               `json:"allow"`
+	Reason   string             `json:"reason"`
+	Rule     string             `json:"rule,omitempty" doc:"the rule that decides"`
+	Message  string             `json:"message"`
+	Resolves bool               `json:"resolves" doc:"whether the name has an address in the sandbox"`
+	Inspect  bool               `json:"inspect" doc:"whether TLS is terminated and every request decided"`
+	HostOnly bool               `json:"hostOnly" doc:"whether the host alone decides, so that anything behind its name can be reached"`
+	Path     string             `json:"path,omitempty" doc:"that is forwarded"`
+	Limits   sandbox.RuleLimits `json:"limits,omitempty"`
+	Inject   []string           `json:"inject,omitempty" doc:"names of the secrets that are added"`
+	Steps    []ExplainStep      `json:"steps" doc:"the rules about the host, in order, up to the one that decides"`
+}
+
+// ExplainStep is one rule that was looked at.
+type ExplainStep struct {
+	Rule    string `json:"rule"`
+	Action  string `json:"action"`
+	Matches bool   `json:"matches"`
+	Why     string `json:"why,omitempty" doc:"it does not match"`
+}
+
+type profileBody struct{ Body sandbox.Profile }
+
+type profileOutput struct{ Body StoredProfile }
+
+type profileName struct {
+	Name string `path:"name" maxLength:"63"`
+}
+
+// ProfileRef names a version of a profile. It is exported for huma.
+type ProfileRef struct {
+	Name    string `path:"name" maxLength:"63"`
+	Version int64  `query:"version" minimum:"0" doc:"as it was then; as it is now if it is left out"`
+}
+
+type profileApply struct {
+	Name      string `path:"name" maxLength:"63"`
+	IfVersion int64  `query:"ifVersion" minimum:"0" doc:"only if it is at this version"`
+	Body      sandbox.Profile
+}
+
+type profilesOutput struct {
+	Body struct {
+		Profiles []StoredProfile `json:"profiles" doc:"by name"`
+	}
+}
+
+type profileTestInput struct {
+	Name string `path:"name" maxLength:"63"`
+	Body ProfileTest
+}
+
+type explanationOutput struct{ Body Explanation }
+
+func (a *API) profiles() {
+	const tag = "Profiles"
+	create := operation("createProfile", http.MethodPost, "/v1/profiles", tag, "Store an egress profile")
+	create.DefaultStatus = http.StatusCreated
+	huma.Register(a.huma, create, func(ctx context.Context, in *profileBody) (*profileOutput, error) {
+		p, err := a.service.CreateProfile(ctx, in.Body)
+		return &profileOutput{p}, a.problem(err)
+	})
+	huma.Register(a.huma, operation("listProfiles", http.MethodGet, "/v1/profiles", tag, "List egress profiles"),
+		func(ctx context.Context, _ *none) (*profilesOutput, error) {
+			all, err := a.service.Profiles(ctx)
+			out := &profilesOutput{}
+			out.Body.Profiles = append([]StoredProfile{}, all...)
+			return out, a.problem(err)
+		})
+	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Look at an egress profile"),
+		func(ctx context.Context, in *ProfileRef) (*profileOutput, error) {
+			p, err := a.service.Profile(ctx, in.Name, in.Version)
+			return &profileOutput{p}, a.problem(err)
+		})
+	huma.Register(a.huma, operation("applyProfile", http.MethodPut, "/v1/profiles/{name}", tag, "Store a new version of an egress profile and apply it to running sandboxes"),
+		func(ctx context.Context, in *profileApply) (*profileOutput, error) {
+			if in.Body.Name != "" && in.Body.Name != in.Name {
+				return nil, a.problem(&sandbox.Error{Code: sandbox.CodeInvalid, Op: "profile.apply", Subject: "name", Message: "the profile says another name than the address"})
+			}
+			in.Body.Name = in.Name
+			p, err := a.service.ApplyProfile(ctx, in.IfVersion, in.Body)
+			return &profileOutput{p}, a.problem(err)
+		})
+	remove := operation("removeProfile", http.MethodDelete, "/v1/profiles/{name}", tag, "Remove an egress profile that no sandbox works by")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *profileName) (*struct{}, error) {
+		return nil, a.problem(a.service.RemoveProfile(ctx, in.Name))
+	})
+	huma.Register(a.huma, operation("testProfile", http.MethodPost, "/v1/profiles/{name}/test", tag, "Ask what would become of a request, without sending it"),
+		func(ctx context.Context, in *profileTestInput) (*explanationOutput, error) {
+			e, err := a.service.TestProfile(ctx, in.Name, in.Body)
+			return &explanationOutput{e}, a.problem(err)
+		})
+}
