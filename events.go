@@ -35,6 +35,8 @@ type Event struct {
 	Exit    *int         `json:"exit,omitempty"`
 	Reason  string       `json:"reason,omitempty"`
 	Bytes   int64        `json:"bytes,omitempty"`
+
+	DurationMS int64 `json:"durationMs,omitempty"` // how long a command ran
 }
 
 // EventOptions select events. The zero value selects all there are.

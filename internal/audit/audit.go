@@ -118,6 +118,16 @@ func (r *Recorder) Fact(ctx context.Context, a Action, t eventlog.Type, change f
 	return err
 }
 
+// FactLater is Fact for what nobody has to wait for; see
+// eventlog.Log.AppendLater.
+func (r *Recorder) FactLater(a Action, t eventlog.Type, change func(*eventlog.Event)) error {
+	e := r.event(a, t)
+	if change != nil {
+		change(&e)
+	}
+	return r.log.AppendLater(e)
+}
+
 // Intent is an action that was announced. Its End must be called.
 type Intent struct {
 	r      *Recorder

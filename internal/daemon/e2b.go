@@ -180,6 +180,6 @@ func e2bShown(b store.Sandbox) e2bapi.Sandbox {
 }
 
 // e2bBox shows a sandbox to that face.
-type e2bBox struct{ *control.Sandbox }
+type e2bBox struct{ *plane.Box }
 
 func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }

@@ -75,7 +75,7 @@ func orNil(t time.Time) *time.Time {
 }
 
 // box shows a sandbox to the API.
-type box struct{ *control.Sandbox }
+type box struct{ *plane.Box }
 
 func (b box) Files() api.Files { return b.Sandbox.Files() }
 
@@ -146,7 +146,7 @@ func shownEvent(e eventlog.Event) api.Event {
 	return api.Event{
 		Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
 		Sandbox: string(e.Sandbox), Name: e.Name, Subject: e.Subject, Ref: e.Ref, Code: string(e.Code), Program: e.Program,
-		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: string(e.Reason), Bytes: e.Bytes,
+		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: string(e.Reason), Bytes: e.Bytes, DurationMS: e.DurationMS,
 	}
 }
 

@@ -118,6 +118,8 @@ type Event struct {
 	Exit   *int           `json:"exit,omitempty"`   // exit status
 	Reason sandbox.Reason `json:"reason,omitempty"` // why it ended
 	Bytes  int64          `json:"bytes,omitempty"`  // that were moved
+
+	DurationMS int64 `json:"durationMs,omitempty"` // how long it took, in milliseconds
 }
 
 // Bounds of what a hostile request can put into a record.

@@ -270,6 +270,14 @@ func (p *Plane) quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, err
 // watcher is a goroutine that waits for the end of one life of a sandbox.
 type watcher struct{ box *control.Sandbox }
 
+// refind follows a sandbox that this daemon did not make, or had lost.
+func (p *Plane) refind(tenant string, box *control.Sandbox) {
+	if _, known := p.watched.Load(box.ID()); !known {
+		p.background.Go(func() { p.watchBackground(tenant, box) })
+	}
+	p.follow(tenant, box)
+}
+
 // follow waits for the end of a sandbox in the background, and records it.
 func (p *Plane) follow(tenant string, box *control.Sandbox) {
 	w := &watcher{box}

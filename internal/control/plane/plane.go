@@ -184,11 +184,11 @@ func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Co
 }
 
 func (p *Plane) meterExec(ctx context.Context, tenant string) error {
-	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
-	if err != nil || t.Limits.ExecRate == 0 {
+	l, err := p.limits(ctx, tenant)
+	if err != nil || l.ExecRate == 0 {
 		return err
 	}
-	return p.meter.Exec(tenant, t.Limits)
+	return p.meter.Exec(tenant, l)
 }
 
 func auditAction(who key.Principal, a control.Action) audit.Action {

@@ -149,7 +149,7 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 	box, err := p.control.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
-		p.follow(b.Tenant, box)
+		p.refind(b.Tenant, box)
 		if b.State == sandbox.Paused {
 			return nil // it stands still, as it should
 		}
@@ -253,7 +253,7 @@ func (p *Plane) adopt(ctx context.Context, f driver.Found) error {
 		return err
 	}
 	if box, err := p.control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
-		p.follow(tenant, box)
+		p.refind(tenant, box)
 	}
 	fact := audit.Action{Tenant: tenant, Op: "sandbox.adopt", Sandbox: f.ID, Name: b.Name, Subject: b.Name}
 	return p.cfg.Audit.Fact(ctx, fact, eventlog.Found, nil)

@@ -17,7 +17,7 @@ import (
 //
 // The handle is in use until ctx ends, and good for as long: until then the
 // sandbox is not idle.
-func (p *Plane) Open(ctx context.Context, ref string) (*control.Sandbox, error) {
+func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	const op = "sandbox.find"
 	who, err := p.look(ctx, op, ref)
 	if err != nil {
@@ -40,7 +40,11 @@ func (p *Plane) Open(ctx context.Context, ref string) (*control.Sandbox, error) 
 	if err != nil {
 		return nil, named(op, err)
 	}
-	return p.attach(ctx, &b)
+	box, err := p.attach(ctx, &b)
+	if err != nil {
+		return nil, err
+	}
+	return &Box{Sandbox: box, plane: p, who: who}, nil
 }
 
 // occupy marks a sandbox as in use until ctx ends, waits until nobody changes

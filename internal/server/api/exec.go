@@ -134,7 +134,7 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 		copying.Wait()
 		close(copied)
 	}()
-	if err := settle(ctx, copied, stdout.alive, stderr.alive); err != nil {
+	if err := settle(ctx, p, copied, stdout.alive, stderr.alive); err != nil {
 		return nil, err
 	}
 	info, e := p.Info(), ExitOf(exit)
@@ -142,8 +142,13 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 	return &execOutput{ExecResult{Process: processOf(info), Exit: &e, Stdout: stdout.output(), Stderr: stderr.output()}}, nil
 }
 
-// settle waits until all output has come, or none came for a while.
-func settle(ctx context.Context, copied, alive1, alive2 <-chan struct{}) error {
+// settle waits until all output has come, or none came for a while although
+// nobody held it back.
+func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan struct{}) error {
+	throttled := func() bool {
+		t, ok := p.(interface{ Throttled() bool })
+		return ok && t.Throttled()
+	}
 	quiet := time.NewTimer(linger)
 	defer quiet.Stop()
 	for {
@@ -153,7 +158,9 @@ func settle(ctx context.Context, copied, alive1, alive2 <-chan struct{}) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-quiet.C:
-			return nil
+			if !throttled() {
+				return nil
+			}
 		case <-alive1:
 		case <-alive2:
 		}

@@ -305,6 +305,8 @@ type Event struct {
 	Exit    *int      `json:"exit,omitempty"`
 	Reason  string    `json:"reason,omitempty"`
 	Bytes   int64     `json:"bytes,omitempty"`
+
+	DurationMS int64 `json:"durationMs,omitempty"`
 }
 
 // AuditReport says whether the log is as it was written.

@@ -1,0 +1,194 @@
+package plane
+
+import (
+	"context"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Box is a running sandbox of a tenant. The output of its commands counts
+// against the tenant's quota, and their ends are recorded.
+type Box struct {
+	*control.Sandbox
+	plane *Plane
+	who   key.Principal
+}
+
+type limitsKey struct{}
+
+// limits reads what a tenant may use.
+func (p *Plane) limits(ctx context.Context, tenant string) (quota.Limits, error) {
+	if l, known := ctx.Value(limitsKey{}).(quota.Limits); known {
+		return l, nil
+	}
+	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
+	return t.Limits, err
+}
+
+// Exec starts a command, as control.Sandbox.Exec.
+func (b *Box) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
+	limits, err := b.plane.limits(ctx, b.who.Tenant)
+	if err != nil {
+		return nil, named("process.exec", err)
+	}
+	p, err := b.Sandbox.Exec(context.WithValue(ctx, limitsKey{}, limits), cmd)
+	if err != nil {
+		return nil, err
+	}
+	return b.plane.watch(b, p, limits, &cmd), nil
+}
+
+// Reconnect connects to a background command, as control.Sandbox.Reconnect.
+// Its end is recorded by who started it.
+func (b *Box) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+	limits, err := b.plane.limits(ctx, b.who.Tenant)
+	if err != nil {
+		return nil, named("process.reconnect", err)
+	}
+	p, err := b.Sandbox.Reconnect(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}, nil
+}
+
+// command is a process whose output is metered.
+type command struct {
+	driver.Process
+	plane  *Plane
+	tenant string
+	limits quota.Limits
+	bytes  atomic.Int64 // of output that was read
+	paused atomic.Int32 // readers that wait for the quota
+	closed sync.Once
+	quit   chan struct{} // closed by Close
+}
+
+// Unwrap returns control's process.
+func (c *command) Unwrap() any { return c.Process }
+
+// Throttled reports that output is held back by a quota, so that a silence
+// does not mean its end.
+func (c *command) Throttled() bool { return c.paused.Load() > 0 }
+
+func (c *command) Stdout() io.Reader { return &meteredOutput{c.Process.Stdout(), c} }
+func (c *command) Stderr() io.Reader { return &meteredOutput{c.Process.Stderr(), c} }
+
+func (c *command) Close() (err error) {
+	c.closed.Do(func() {
+		close(c.quit)
+		err = c.Process.Close()
+	})
+	return err
+}
+
+// meteredOutput slows its reader down to what the tenant's quota allows, which
+// in turn stops the writer.
+type meteredOutput struct {
+	from io.Reader
+	c    *command
+}
+
+func (m *meteredOutput) Read(b []byte) (int, error) {
+	n, err := m.from.Read(b)
+	m.c.bytes.Add(int64(n))
+	if wait := m.c.plane.meter.Output(m.c.tenant, m.c.limits, n); wait > 0 {
+		m.c.pause(wait)
+	}
+	return n, err
+}
+
+func (c *command) pause(d time.Duration) {
+	c.paused.Add(1)
+	defer c.paused.Add(-1)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-c.quit:
+	case <-c.plane.life.Done():
+	}
+}
+
+// watch returns a started process as its caller sees it, and records its end:
+// when it is over and its caller has read what there was, or, in the
+// background, when it is over.
+func (p *Plane) watch(b *Box, inner driver.Process, limits quota.Limits, cmd *sandbox.Command) *command {
+	c := &command{Process: inner, plane: p, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}
+	fact := auditAction(b.who, control.Action{Op: "process.exec", Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
+	p.background.Go(func() {
+		if cmd.Background {
+			p.awaitBackground(b.Sandbox, inner.Info().ID, fact)
+		} else {
+			p.awaitEnd(c, fact)
+		}
+	})
+	return c
+}
+
+func (p *Plane) awaitEnd(c *command, fact audit.Action) {
+	began := time.Now()
+	exit, err := c.Process.Wait(recorded(p.life))
+	took := time.Since(began)
+	select {
+	case <-c.quit:
+	case <-p.life.Done():
+	}
+	if err == nil {
+		p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
+	} else if p.life.Err() == nil { // its caller let go of it
+		p.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
+	}
+}
+
+// awaitBackground waits for the end of a command on a connection of its own,
+// because whoever started it may let go of it. What cannot be waited for may
+// run on, and is found again.
+func (p *Plane) awaitBackground(box *control.Sandbox, id string, fact audit.Action) {
+	ctx := recorded(p.life)
+	c, err := box.Reconnect(ctx, id)
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	began := c.Info().Started
+	exit, err := c.Wait(ctx)
+	if err == nil {
+		p.recordEnd(fact, time.Since(began), 0, &exit.Code, exit.Reason)
+	}
+}
+
+func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
+	p.note(p.cfg.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
+		e.Bytes, e.DurationMS, e.Exit, e.Reason = bytes, took.Milliseconds(), exit, reason
+	}))
+}
+
+// watchBackground records the ends of the background commands that an earlier
+// daemon started in a sandbox.
+func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
+	all, err := box.Processes(recorded(p.life))
+	if err != nil {
+		return // what cannot list its commands has none to be found again
+	}
+	for _, info := range all {
+		if info.Running && info.Background {
+			fact := audit.Action{
+				Tenant: tenant, Op: "process.exec", Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
+				Command: &sandbox.Command{Args: info.Args},
+			}
+			p.background.Go(func() { p.awaitBackground(box, info.ID, fact) })
+		}
+	}
+}

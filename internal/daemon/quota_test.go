@@ -1,0 +1,260 @@
+package daemon_test
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// limit changes what a tenant may use, as its operator does.
+func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]float64) {
+	t.Helper()
+	if _, err := owner.UpdateTenant(t.Context(), tenant, atoll.TenantChange{Limits: limits}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A full quota is answered with 429 and says when to come back.
+func TestTooMuch(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	owner := daemontest.Client(t, d)
+	k, err := owner.CreateKey(t.Context(), atoll.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit(t, owner, "acme", map[string]float64{"boxes": 1, "execRate": 0.001, "execBurst": 1})
+	transport := d.Memory().Transport()
+	defer transport.CloseIdleConnections()
+	ask := func(path, body string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://atoll"+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Authorization", "Bearer "+k.Token)
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		return resp
+	}
+	if resp := ask("/v1/sandboxes", `{"name":"one"}`); resp.StatusCode != 201 {
+		t.Fatalf("the first sandbox: %d", resp.StatusCode)
+	}
+	if resp := ask("/v1/sandboxes/one/exec", `{"shell":"true"}`); resp.StatusCode != 200 {
+		t.Fatalf("the first command: %d", resp.StatusCode)
+	}
+	for path, body := range map[string]string{"/v1/sandboxes": `{"name":"two"}`, "/v1/sandboxes/one/exec": `{"shell":"true"}`} {
+		resp := ask(path, body)
+		after, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+		if resp.StatusCode != http.StatusTooManyRequests || err != nil || after < 1 {
+			t.Errorf("%s: %d, Retry-After %q", path, resp.StatusCode, resp.Header.Get("Retry-After"))
+		}
+	}
+	own, err := daemontest.Bearer(t, d, k.Token).Tenant(t.Context())
+	if err != nil || own.Usage.Boxes != 1 || own.Limits.Boxes != 1 || own.ID != "acme" {
+		t.Errorf("%+v %v", own, err)
+	}
+}
+
+// Nobody changes or sees limits but the owner of the machine, and a disabled
+// tenant's keys are refused.
+func TestTenantsAreTheOwners(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
+	_, err := boss.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Limits: map[string]float64{"boxes": 99}})
+	wantCode(t, err, sandbox.CodeDenied)
+	_, err = boss.CreateTenant(t.Context(), "mine", atoll.Limits{})
+	wantCode(t, err, sandbox.CodeDenied)
+	_, err = boss.Tenants(t.Context())
+	wantCode(t, err, sandbox.CodeDenied)
+	_, err1 := boss.TenantByID(t.Context(), "default")
+	_, err2 := boss.TenantByID(t.Context(), "nobody")
+	wantCode(t, err1, sandbox.CodeDenied)
+	wantCode(t, err2, sandbox.CodeDenied)
+	_, err = boss.Backup(t.Context())
+	wantCode(t, err, sandbox.CodeDenied)
+	for _, bad := range []map[string]float64{{"boxes": -1}, {"boxes": 1.5}, {"cows": 3}} {
+		_, err = owner.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Limits: bad})
+		wantCode(t, err, sandbox.CodeInvalid)
+	}
+	off, on := true, false
+	if _, err := owner.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Disabled: &off}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = boss.Tenant(t.Context())
+	wantCode(t, err, sandbox.CodeUnauthorized)
+	if _, err := owner.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Disabled: &on}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := boss.Tenant(t.Context()); err != nil {
+		t.Error(err)
+	}
+	copied, err := owner.Backup(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer copied.Close()
+	if text, err := io.ReadAll(copied); err != nil || !bytes.HasPrefix(text, []byte("SQLite format 3")) {
+		t.Errorf("%d bytes, %v", len(text), err)
+	}
+}
+
+// Output over the rate is slowed down and comes whole.
+func TestOutputIsMetered(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	owner := daemontest.Client(t, d)
+	s := create(t, owner, sandbox.Spec{Name: "one"})
+	const burst, over = 64 << 10, 96 << 10
+	limit(t, owner, "default", map[string]float64{"outputRate": 32 << 10, "outputBurst": burst})
+	began := time.Now()
+	r, err := s.Run(t.Context(), sandbox.Command{Shell: "cat"}, atoll.RunOptions{Input: bytes.Repeat([]byte("x"), burst+over)})
+	if err != nil || len(r.Stdout) != burst+over {
+		t.Fatalf("%d bytes, %v", len(r.Stdout), err)
+	}
+	// The one thing that a rate promises is a time.
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("it took %s", took)
+	}
+	for e, err := range owner.Events(t.Context(), atoll.EventOptions{Types: []string{"exec.ended"}, Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Bytes != burst+over || e.Exit == nil || *e.Exit != 0 || e.Reason != "exited" || e.DurationMS > 100_000 {
+			t.Errorf("%+v", e)
+		}
+		break
+	}
+}
+
+// Ends of commands are on record, however they come, and hold no output.
+func TestEndsAreRecorded(t *testing.T) {
+	m := daemontest.New(t)
+	d := m.Start(t, nil)
+	c := daemontest.Client(t, d)
+	s := create(t, c, sandbox.Spec{Name: "one"})
+	if _, err := s.Run(t.Context(), sandbox.Command{Shell: "echo canary-99; exit 7"}, atoll.RunOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := s.Exec(t.Context(), sandbox.Command{Args: []string{"cat"}, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Close() // its caller goes away
+	for _, fifo := range []string{"first", "second"} {
+		_, err = s.Exec(t.Context(), sandbox.Command{Shell: "until test -e /" + fifo + "; do sleep 0.01; done; exit 3", Background: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	touch := func(c *atoll.Client, path string) {
+		one, err := c.Get(t.Context(), "one")
+		if err == nil {
+			_, err = one.Files().Write(t.Context(), path, strings.NewReader(""), atoll.WriteOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait := func(c *atoll.Client, after int64) atoll.Event {
+		for e, err := range c.Events(t.Context(), atoll.EventOptions{Types: []string{"exec.ended"}, Follow: true, After: after}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			return e
+		}
+		return atoll.Event{}
+	}
+	first := wait(c, 0)
+	if *first.Exit != 7 || first.Program != "sh" || first.Bytes != 10 {
+		t.Errorf("%+v", first)
+	}
+	killed := wait(c, first.Seq)
+	if killed.Reason == "exited" || killed.Program != "cat" {
+		t.Errorf("%+v", killed)
+	}
+	touch(c, "/first")
+	background := wait(c, killed.Seq)
+	if *background.Exit != 3 {
+		t.Errorf("%+v", background)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = daemontest.Client(t, m.Start(t, nil)) // the other one ends under another daemon
+	touch(c, "/second")
+	if e := wait(c, background.Seq); *e.Exit != 3 || e.Subject == background.Subject {
+		t.Errorf("%+v", e)
+	}
+	for e, err := range c.Events(t.Context(), atoll.EventOptions{}) {
+		if err != nil || strings.Contains(e.Subject+e.Name+strings.Join(e.Args, " "), "canary") {
+			t.Errorf("%+v %v", e, err)
+		}
+	}
+}
+
+// Readers that stop reading stop who writes to them, and cost bounded memory.
+func TestSlowReaders(t *testing.T) {
+	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
+	s := create(t, c, sandbox.Spec{Name: "one"})
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	const readers, each = 16, 16 << 20
+	var writers sync.WaitGroup
+	var taken atomic.Int64
+	var open []*atoll.Process
+	for range readers {
+		p, err := s.Exec(t.Context(), sandbox.Command{Args: []string{"cat"}, Stdin: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, p)
+		writers.Go(func() {
+			_, _ = io.Copy(p.Stdin(), io.LimitReader(zeros{&taken}, each)) // ends when p is closed
+		})
+	}
+	// Who is held up takes no more. Should nobody be, all is accepted.
+	for last, same := int64(-1), 0; same < 10; {
+		time.Sleep(20 * time.Millisecond)
+		if now := taken.Load(); now == last {
+			same++
+		} else {
+			last, same = now, 0
+		}
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	for _, p := range open {
+		_ = p.Close()
+	}
+	writers.Wait()
+	if n := taken.Load(); n >= readers*each/2 {
+		t.Errorf("%d bytes were accepted that nobody read", n)
+	}
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > readers*(4<<20) {
+		t.Errorf("%d readers cost %d bytes", readers, grown)
+	}
+}
+
+// zeros is an endless source.
+type zeros struct{ taken *atomic.Int64 }
+
+func (z zeros) Read(p []byte) (int, error) {
+	clear(p)
+	z.taken.Add(int64(len(p)))
+	return len(p), nil
+}
