@@ -40,6 +40,10 @@ type Options struct {
 	// Executable is what the gateway process is started from. Empty: this
 	// program itself.
 	Executable string
+	// Linger lets the gateway process outlive this one as long as it holds a
+	// link, so that traffic goes on; the next Gateway with the same Dir takes
+	// the links over. Otherwise the process ends with this one.
+	Linger bool
 	// Settings is asked, each time a gateway process starts, how it reaches
 	// the world. Nil: as this machine does.
 	Settings func() Settings
@@ -63,9 +67,10 @@ type Gateway struct {
 	process *process // nil: none runs
 	closed  bool
 
-	work sync.WaitGroup
-	life context.Context // ends with Close
-	stop context.CancelFunc
+	inherited bool // of g.op: what an earlier one left has been looked for
+	work      sync.WaitGroup
+	life      context.Context // ends with Close
+	stop      context.CancelFunc
 }
 
 // link is what is remembered of a sandbox, enough for another gateway process
@@ -176,6 +181,9 @@ func (g *Gateway) running() (*process, error) {
 	case p != nil:
 		return p, nil
 	}
+	if err := g.inherit(); err != nil {
+		return nil, err
+	}
 	return g.start()
 }
 
@@ -234,7 +242,8 @@ func (g *Gateway) Names(id sandbox.ID) map[string]uint16 {
 	return nil
 }
 
-// Close ends the gateway process, and with it all traffic.
+// Close ends the gateway process, and with it all traffic, unless it is to
+// linger.
 func (g *Gateway) Close() error {
 	g.mu.Lock()
 	if g.closed {
@@ -249,7 +258,11 @@ func (g *Gateway) Close() error {
 		delete(g.links, id)
 	}
 	g.mu.Unlock()
-	if p != nil {
+	switch {
+	case p == nil:
+	case g.opts.Linger:
+		p.leave()
+	default:
 		p.close()
 	}
 	g.work.Wait()
@@ -258,7 +271,7 @@ func (g *Gateway) Close() error {
 
 // start starts a process and gives it everything that is known. g.op is held.
 func (g *Gateway) start() (*process, error) {
-	p, err := startProcess(g.opts.Executable, filepath.Join(g.opts.Dir, "root"))
+	p, err := startProcess(g.opts.Executable, g.opts.Dir, g.opts.Linger)
 	if err != nil {
 		return nil, fmt.Errorf("starting the gateway: %w", err)
 	}

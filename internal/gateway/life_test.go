@@ -19,8 +19,11 @@ import (
 )
 
 // gatewayProcess finds the gateway process that this one started.
-func gatewayProcess(t *testing.T) int {
+func gatewayProcess(t *testing.T) int { return gatewayProcessWith(t) }
+
+func gatewayProcessWith(t *testing.T, args ...string) int {
 	t.Helper()
+	want := strings.Join(append([]string{wire.Argv0}, args...), "\x00")
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
 		dirs, _ := filepath.Glob("/proc/[0-9]*")
 		for _, d := range dirs {
@@ -28,7 +31,7 @@ func gatewayProcess(t *testing.T) int {
 			stat, _ := os.ReadFile(d + "/stat")
 			_, after, _ := strings.Cut(string(stat), ") ")
 			f := strings.Fields(after)
-			if string(bytes.TrimRight(line, "\x00")) == wire.Argv0 && len(f) > 1 && f[1] == strconv.Itoa(os.Getpid()) {
+			if string(bytes.TrimRight(line, "\x00")) == want && len(f) > 1 && f[1] == strconv.Itoa(os.Getpid()) {
 				pid, _ := strconv.Atoi(filepath.Base(d))
 				return pid
 			}
@@ -224,4 +227,61 @@ func TestLimits(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLingers checks that traffic goes on while there is no control plane, and
+// that the next one takes over what the last one has left.
+func TestLingers(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "good.test", "other.test")
+	dir := t.TempDir()
+	open := func() *gateway.Gateway {
+		g, err := gateway.New(gateway.Options{Dir: dir, Executable: program, Linger: true, Settings: w.settings})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	r := w.rig()
+	own := r.gateway
+	r.gateway = open()
+	w.outside.do(func() {
+		l, err := r.gateway.Connect(t.Context(), "first", gateway.Policy{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.File.Close()
+	})
+	b := r.box("lingers", allow("good.test"))
+	pid := gatewayProcessWith(t, wire.Linger)
+	address, _ := b.sh("getent hosts good.test")
+	if err := r.gateway.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := b.sh("curl -sS http://good.test/alone"); code != 0 || !strings.Contains(out, "/alone") {
+		t.Errorf("without a control plane: %d: %s", code, out)
+	}
+	next := open()
+	defer next.Close()
+	w.outside.do(func() {
+		if err := next.Resume(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err := syscall.Kill(pid, 0); err == nil {
+		t.Log("the last one is still ending") // it may be a zombie of this process
+	}
+	if names := next.Names("lingers"); names["good.test"] == 0 {
+		t.Errorf("names %v", names)
+	}
+	if out, code := b.sh("getent hosts good.test; curl -sS http://good.test/again"); code != 0 || !strings.Contains(out, "/again") || !strings.HasPrefix(out, address) {
+		t.Errorf("after the change: %d: %s, before %s", code, out, address)
+	}
+	if err := next.SetPolicy(t.Context(), "lingers", allow("other.test")); err != nil {
+		t.Error(err)
+	}
+	if out, code := b.sh("curl -sS http://good.test/"); code == 0 {
+		t.Errorf("still allowed: %s", out)
+	}
+	r.gateway = own
 }

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,10 +22,13 @@ const nobody = 65534
 
 // process is a gateway process and the conversation with it.
 type process struct {
-	conn  *wire.Conn
-	proc  *os.Process
-	stop  sync.Once
-	ended chan struct{} // closed when it has been waited for
+	conn   *wire.Conn
+	proc   *os.Process
+	linger bool
+	stderr *os.File
+	left   atomic.Bool // it is left to itself
+	stop   sync.Once
+	ended  chan struct{} // closed when it has been waited for
 
 	mu    sync.Mutex
 	last  uint64
@@ -34,8 +39,9 @@ type process struct {
 
 // startProcess starts a gateway that can see nothing but the network: it is
 // nobody in namespaces of its own, and takes the empty directory root for its
-// root. It ends when the conversation does, whatever ends that.
-func startProcess(exe, root string) (*process, error) {
+// root. It ends when the conversation does, whatever ends that, unless it is to
+// linger.
+func startProcess(exe, dir string, linger bool) (*process, error) {
 	ours, theirs, err := streamPair()
 	if err != nil {
 		return nil, err
@@ -45,20 +51,29 @@ func startProcess(exe, root string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &process{conn: conn, calls: map[uint64]chan string{}, ended: make(chan struct{})}
-	if err := p.exec(exe, root, theirs); err != nil {
+	p := &process{conn: conn, linger: linger, calls: map[uint64]chan string{}, ended: make(chan struct{})}
+	if err := p.exec(exe, dir, theirs); err != nil {
 		conn.Close()
 		return nil, err
 	}
 	return p, nil
 }
 
-func (p *process) exec(exe, root string, control *os.File) error {
-	dir, err := os.Open(root)
+func (p *process) exec(exe, dir string, control *os.File) error {
+	root, err := os.Open(filepath.Join(dir, "root"))
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
+	defer root.Close()
+	argv, files := []string{wire.Argv0}, []*os.File{control, root}
+	if p.linger {
+		next, err := listenIn(dir)
+		if err != nil {
+			return err
+		}
+		defer next.Close()
+		argv, files = append(argv, wire.Linger), append(files, next)
+	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -69,14 +84,15 @@ func (p *process) exec(exe, root string, control *os.File) error {
 		return err
 	}
 	defer stderr.Close()
-	p.proc, err = os.StartProcess(exe, []string{wire.Argv0}, &os.ProcAttr{
-		Dir: "/", Env: []string{"GOTRACEBACK=single"}, Files: []*os.File{null, null, stderr, control, dir}, Sys: isolated(),
+	p.proc, err = os.StartProcess(exe, argv, &os.ProcAttr{
+		Dir: "/", Env: []string{"GOTRACEBACK=single"}, Files: append([]*os.File{null, null, stderr}, files...), Sys: isolated(),
 	})
 	if err != nil {
 		words.Close()
 		return err
 	}
-	go p.wait(words)
+	p.stderr = words
+	go p.wait()
 	return nil
 }
 
@@ -96,11 +112,16 @@ func isolated() *syscall.SysProcAttr {
 }
 
 // wait waits for the process, and keeps the beginning of what it said.
-func (p *process) wait(words *os.File) {
+func (p *process) wait() {
 	const most = 2048
-	said, _ := io.ReadAll(io.LimitReader(words, most))
-	_, _ = io.Copy(io.Discard, words)
-	words.Close()
+	said, _ := io.ReadAll(io.LimitReader(p.stderr, most))
+	_, _ = io.Copy(io.Discard, p.stderr)
+	p.stderr.Close()
+	if p.left.Load() {
+		_ = p.proc.Release()
+		close(p.ended)
+		return
+	}
 	state, _ := p.proc.Wait()
 	p.mu.Lock()
 	line, _, _ := strings.Cut(strings.TrimSpace(string(said)), "\n")
@@ -126,13 +147,29 @@ func (p *process) close() {
 		p.conn.Close()
 		_ = p.proc.Kill()
 		<-p.ended
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		for _, c := range p.calls {
-			close(c)
-		}
-		p.calls = nil
+		p.hangUp()
 	})
+}
+
+// leave ends the conversation and leaves the process to itself.
+func (p *process) leave() {
+	p.stop.Do(func() {
+		p.left.Store(true)
+		p.conn.Close()
+		p.stderr.Close()
+		<-p.ended
+		p.hangUp()
+	})
+}
+
+// hangUp answers everybody who waits.
+func (p *process) hangUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.calls {
+		close(c)
+	}
+	p.calls = nil
 }
 
 // over reports whether the conversation has ended.

@@ -63,6 +63,8 @@ type box struct {
 	http   *httpServer
 	*teller
 
+	added wire.Add // as it was added; its policy is the one in force
+
 	life context.Context // ends when the box is closed
 	stop context.CancelFunc
 	once sync.Once
@@ -84,7 +86,7 @@ func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &box{id: id, ca: ca, flows: map[*flow]struct{}{}}
+	b := &box{id: id, ca: ca, added: a, flows: map[*flow]struct{}{}}
 	b.life, b.stop = context.WithCancel(context.Background())
 	b.world.Store(w)
 	b.policy.Store(r)
@@ -136,6 +138,7 @@ func (b *box) setPolicy(p wire.Policy) error {
 	}
 	b.policy.Store(r)
 	b.mu.Lock()
+	b.added.Policy = p
 	var open []*flow
 	for f := range b.flows {
 		open = append(open, f)
@@ -147,6 +150,15 @@ func (b *box) setPolicy(p wire.Policy) error {
 		}
 	}
 	return nil
+}
+
+// held is what another gateway needs to go on.
+func (b *box) held() wire.Add {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.added
+	a.Names = b.names.all()
+	return a
 }
 
 // close ends the link and everything that flows.

@@ -4,9 +4,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/sandbox"
@@ -35,45 +37,134 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	var next *net.UnixListener
+	if len(os.Args) > 1 && os.Args[1] == wire.Linger {
+		if next, err = listener(os.NewFile(5, "next")); err != nil {
+			return err
+		}
+	}
 	// Read while there still is a file system; later they are remembered.
 	_, _ = x509.SystemCertPool()
 	if err := confine(os.NewFile(4, "root")); err != nil {
 		return fmt.Errorf("confining the process: %w", err)
 	}
-	return serve(conn)
-}
-
-// serve does what the control plane says until it hangs up: without control
-// nothing flows.
-func serve(conn *wire.Conn) error {
-	out := newOutbox(conn)
-	defer out.close()
-	plane, err := NewPlane(wire.Settings{}, Hooks{
-		Event: func(id sandbox.ID, e Event) {
-			out.post(&wire.Message{Op: wire.OpEvents, Sandbox: id, Events: []Event{e}})
-		},
-		Named: func(id sandbox.ID, name string, n uint16) {
-			out.post(&wire.Message{Op: wire.OpNames, Sandbox: id, Names: map[string]uint16{name: n}})
-		},
-		Ended: func(id sandbox.ID) { out.post(&wire.Message{Op: wire.OpEnded, Sandbox: id}) },
-	})
+	s, err := newServer(next)
 	if err != nil {
 		return err
 	}
-	defer plane.Close()
+	defer s.plane.Close()
+	return s.serve(conn)
+}
+
+func listener(f *os.File) (*net.UnixListener, error) {
+	defer f.Close()
+	l, err := net.FileListener(f)
+	if err != nil {
+		return nil, err
+	}
+	u, ok := l.(*net.UnixListener)
+	if !ok {
+		l.Close()
+		return nil, errors.New("not a UNIX socket")
+	}
+	u.SetUnlinkOnClose(false)
+	return u, nil
+}
+
+// server does what control planes say, one after the other.
+type server struct {
+	plane *Plane
+	next  *net.UnixListener      // nil: there is only one
+	out   atomic.Pointer[outbox] // nil: nobody listens
+}
+
+func newServer(next *net.UnixListener) (*server, error) {
+	s := &server{next: next}
+	var err error
+	s.plane, err = NewPlane(wire.Settings{}, Hooks{
+		Event: func(id sandbox.ID, e Event) {
+			s.post(&wire.Message{Op: wire.OpEvents, Sandbox: id, Events: []Event{e}})
+		},
+		Named: func(id sandbox.ID, name string, n uint16) {
+			s.post(&wire.Message{Op: wire.OpNames, Sandbox: id, Names: map[string]uint16{name: n}})
+		},
+		Ended: func(id sandbox.ID) {
+			s.post(&wire.Message{Op: wire.OpEnded, Sandbox: id})
+			s.unneeded()
+		},
+	})
+	return s, err
+}
+
+func (s *server) post(m *wire.Message) {
+	if out := s.out.Load(); out != nil {
+		out.post(m)
+	}
+}
+
+// unneeded stops waiting for a control plane when there is nothing to hand over.
+func (s *server) unneeded() {
+	if s.next != nil && s.out.Load() == nil && s.plane.Len() == 0 {
+		s.next.Close()
+	}
+}
+
+// serve obeys a control plane until it hangs up, and then waits for the next
+// one, which takes over, if that is wanted and there is anything to take.
+func (s *server) serve(conn *wire.Conn) error {
+	s.obey(conn)
+	if s.next == nil {
+		return nil
+	}
+	for s.plane.Len() > 0 {
+		c, err := s.next.AcceptUnix()
+		if err != nil {
+			return nil //nolint:nilerr // nobody needs us any more
+		}
+		if s.handOver(wire.NewConn(c)) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// obey does what a control plane says until it hangs up.
+func (s *server) obey(conn *wire.Conn) {
+	defer conn.Close()
+	out := newOutbox(conn)
+	s.out.Store(out)
+	defer func() {
+		s.out.Store(nil)
+		out.close()
+	}()
 	for {
 		m, files, err := conn.Receive()
 		if err != nil {
-			return nil //nolint:nilerr // it has hung up
+			return
 		}
 		answer := &wire.Message{ID: m.ID, Op: wire.OpAnswer}
-		if err := do(plane, m, files); err != nil {
+		if err := do(s.plane, m, files); err != nil {
 			answer.Error = err.Error()
 		}
-		if err := conn.Send(answer); err != nil {
-			return nil //nolint:nilerr // it has hung up
+		if conn.Send(answer) != nil {
+			return
 		}
 	}
+}
+
+// handOver gives everything to another control plane, and reports whether that
+// has taken it.
+func (s *server) handOver(conn *wire.Conn) bool {
+	defer conn.Close()
+	err := s.plane.Held(func(id sandbox.ID, a wire.Add, link *os.File) error {
+		return conn.Send(&wire.Message{Op: wire.OpHeld, Sandbox: id, Add: &a}, link)
+	})
+	if err != nil || conn.Send(&wire.Message{Op: wire.OpSettled}) != nil {
+		return false
+	}
+	m, files, err := conn.Receive()
+	wire.CloseAll(files)
+	return err == nil && m.Op == wire.OpQuit
 }
 
 // do carries out one request. The files are its own.

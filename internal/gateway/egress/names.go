@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"maps"
 	"net/netip"
 	"sync"
 
@@ -65,4 +66,11 @@ func (n *names) name(a netip.Addr) (string, bool) {
 	defer n.mu.RUnlock()
 	name, ok := n.byAddr[number]
 	return name, ok
+}
+
+// all returns every name with its number.
+func (n *names) all() map[string]uint16 {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	return maps.Clone(n.byName)
 }

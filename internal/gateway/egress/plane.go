@@ -7,6 +7,7 @@ package egress
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"sync"
 
@@ -117,6 +118,20 @@ func (p *Plane) Remove(id sandbox.ID) {
 	if b != nil {
 		b.close()
 	}
+}
+
+// Held calls each with everything that another plane needs to go on with a
+// link, as long as it returns no error.
+func (p *Plane) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
+	p.mu.Lock()
+	boxes := maps.Clone(p.boxes)
+	p.mu.Unlock()
+	for id, b := range boxes {
+		if err := each(id, b.held(), b.link.f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Len is how many sandboxes are served.

@@ -22,8 +22,12 @@ import (
 
 // Argv0 is the name under which this program is executed to be a gateway.
 // Descriptor 3 is its connection to the control plane, 4 the directory that it
-// takes for its root.
+// takes for its root. With the argument Linger it outlives the connection as
+// long as it holds a link, and descriptor 5 listens for the next control plane.
 const Argv0 = "atoll-gateway"
+
+// Linger is the argument of a gateway that outlives its control plane.
+const Linger = "linger"
 
 // MaxFrame bounds one message: the largest profile with room to spare.
 const MaxFrame = 64 << 20
@@ -44,6 +48,11 @@ const (
 	OpEvents   Op = "events"
 	OpNames    Op = "names" // names that were given addresses
 	OpEnded    Op = "ended" // the other end of a link is gone
+	// A gateway that outlives its control plane hands over what it holds to
+	// the next one: every link, and then that these were all.
+	OpHeld    Op = "held"
+	OpSettled Op = "settled"
+	OpQuit    Op = "quit" // the next gateway takes over
 )
 
 // Message is one frame.
@@ -173,9 +182,14 @@ func (c *Conn) Send(m *Message, files ...*os.File) error {
 	}
 	var oob []byte
 	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, f := range files {
-			fds[i] = int(f.Fd())
+		fds, err := duplicates(files)
+		defer func() {
+			for _, fd := range fds {
+				unix.Close(fd)
+			}
+		}()
+		if err != nil {
+			return err
 		}
 		oob = unix.UnixRights(fds...)
 	}
@@ -188,6 +202,27 @@ func (c *Conn) Send(m *Message, files ...*os.File) error {
 	}
 	_, err = c.c.Write(body)
 	return err
+}
+
+// duplicates returns descriptors of files without taking these from whoever
+// polls them, as Fd would.
+func duplicates(files []*os.File) (fds []int, err error) {
+	for _, f := range files {
+		raw, err := f.SyscallConn()
+		if err != nil {
+			return fds, err
+		}
+		var fd int
+		var derr error
+		if err := raw.Control(func(old uintptr) { fd, derr = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 3) }); err != nil {
+			return fds, err
+		}
+		if derr != nil {
+			return fds, derr
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
 }
 
 // Receive reads a message and the descriptors that came with it, which become
