@@ -27,13 +27,13 @@ type Node struct {
 	dir       string
 	providers *all.Registry
 	images    func() (*image.Store, error)
-	kernel    string // what processes of this program are started from; empty: itself
-	network   func() (*gateway.Gateway, error)
+	kernel    string                                    // what processes of this program are started from; empty: itself
+	networks  map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 
 	mu     sync.Mutex
 	opened map[opening]driver.Provider
-	store  *image.Store     // once it is open
-	egress *gateway.Gateway // once a sandbox has asked for a network
+	store  *image.Store       // once it is open
+	egress []*gateway.Gateway // those that a sandbox has asked for
 }
 
 // opening tells the ways apart in which a provider can be opened.
@@ -63,7 +63,10 @@ func Open(dir string, providers *all.Registry, env func(string) (string, bool)) 
 		return store, nil
 	})
 	n.kernel, _ = env("ATOLL_KERNEL")
-	n.network = sync.OnceValues(n.openGateway)
+	n.networks = map[bool]func() (*gateway.Gateway, error){
+		true:  sync.OnceValues(func() (*gateway.Gateway, error) { return n.openGateway(true) }),
+		false: sync.OnceValues(func() (*gateway.Gateway, error) { return n.openGateway(false) }),
+	}
 	return n, nil
 }
 
@@ -110,7 +113,7 @@ func (n *Node) provider(name string, attached bool) (driver.Provider, error) {
 // open opens a provider anew; the caller closes it.
 func (n *Node) open(entry all.Entry, attached bool) (driver.Provider, error) {
 	p, err := entry.Open(all.Options{
-		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Link: n.link,
+		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Link: n.linkFor(attached),
 	})
 	var known *sandbox.Error
 	if err != nil && !errors.As(err, &known) {
@@ -162,10 +165,10 @@ func (n *Node) Close() error {
 		failed = append(failed, p.Close())
 		delete(n.opened, key)
 	}
-	if n.egress != nil {
-		failed = append(failed, n.egress.Close())
-		n.egress = nil
+	for _, g := range n.egress {
+		failed = append(failed, g.Close())
 	}
+	n.egress = nil
 	if n.store != nil {
 		failed = append(failed, n.store.Close())
 		n.store = nil
