@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"io"
 	"net"
 	"time"
 
@@ -91,4 +92,13 @@ type DeadlineSetter interface {
 // Meter is implemented by instances that know what they consume.
 type Meter interface {
 	Usage(ctx context.Context) (sandbox.Usage, error)
+}
+
+// Differ is implemented by instances that can tell what they changed of their
+// image.
+type Differ interface {
+	// Diff writes the difference as a layer of an OCI image: a tar of what was
+	// made or changed, with whiteouts for what was removed. What is mounted
+	// over the image is no part of it. The sandbox stands still meanwhile.
+	Diff(ctx context.Context, w io.Writer) error
 }

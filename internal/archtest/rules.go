@@ -114,7 +114,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -226,7 +226,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/stream", "internal/envd", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
+		only: []string{module, "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},

@@ -174,6 +174,10 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	builder, err := d.openTemplates()
+	if err != nil {
+		return err
+	}
 	snapshots, err := vault.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots"))
 	if err != nil {
 		return err
@@ -193,6 +197,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	d.plane = plane.New(plane.Config{
 		Snapshots: snapshots, Environments: environments, Sealer: sealer, LookupEnv: d.opts.LookupEnv,
 		Passes:  key.NewPasses(key.PassKey(ports)),
+		Builder: builder,
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
@@ -200,7 +205,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
 		Ports:        proxy,
-		Handler:      api.New(service{d.plane, d.ready(config.Provider)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger}),
+		Handler:      api.New(service{d.plane, d.buildDir(), d.ready(config.Provider)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger}),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {

@@ -17,7 +17,8 @@ import (
 // service shows the control plane to the API.
 type service struct {
 	*plane.Plane
-	ready func(context.Context) error
+	builds string // where the files of builds are put
+	ready  func(context.Context) error
 }
 
 var _ api.Service = service{}

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/erofs/go-erofs"
@@ -209,4 +211,32 @@ func (s *Store) Derived(name string) (*Image, error) {
 		return nil, nil
 	}
 	return img, classify("image.get", name, err)
+}
+
+// PruneDerived removes the images that Derive gave names with that prefix,
+// unless they are younger than since, in use, or among keep, by digest. It
+// returns how many bytes that freed.
+func (s *Store) PruneDerived(ctx context.Context, prefix string, since time.Time, keep []string) (int64, error) {
+	const op = "image.prune"
+	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	x, err := s.readIndex()
+	if err != nil {
+		return 0, internal(op, prefix, err)
+	}
+	var sweep sweeper
+	for _, rec := range slices.Clone(x.images) {
+		names := x.names(rec.Digest)
+		derived := len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, prefix) })
+		if !derived || rec.Pulled.After(since) || slices.Contains(keep, rec.Digest) {
+			continue
+		}
+		if err := s.removeImage(x, rec, &sweep); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
+			return sweep.bytes, classify(op, prefix, err)
+		}
+	}
+	return sweep.bytes, nil
 }

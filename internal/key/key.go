@@ -46,6 +46,8 @@ var verbs = map[string]Verb{
 	"files.write": Write, "files.import": Write, "files.mkdir": Write, "files.move": Write, "files.remove": Write,
 	"profile.get": Read, "profile.list": Read, "secret.list": Read,
 	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read,
+	"template.build": Write, "template.tag": Write, "template.remove": Write, "template.prune": Write, "template.list": Read, "template.get": Read,
+	"sandbox.diff": Read,
 }
 
 // VerbFor returns the verb that allows an operation.

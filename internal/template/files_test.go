@@ -190,3 +190,74 @@ func TestKeys(t *testing.T) {
 		}
 	}
 }
+
+func TestPackUnpack(t *testing.T) {
+	f := tree(t, map[string]string{
+		"Dockerfile": "FROM x", "a/b": "1", "link": "->a/b", "skip/x": "2", "skip/keep": "3", ".dockerignore": "skip\n!skip/keep\n",
+	})
+	var b bytes.Buffer
+	if err := Pack(t.Context(), f.root, &b); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	if err := Unpack(t.Context(), &b, root); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"Dockerfile": "FROM x", "a/b": "1", "link": "1", "skip/keep": "3"} {
+		if got, err := root.ReadFile(name); err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", name, got, err)
+		}
+	}
+	if _, err := root.Stat("skip/x"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("what was to be left out is there: %v", err)
+	}
+}
+
+// TestUnpackHostile: a tar cannot write beside the directory it goes into.
+func TestUnpackHostile(t *testing.T) {
+	type member struct {
+		name, link string
+		kind       byte
+	}
+	for what, members := range map[string][]member{
+		"climbs":           {{"../out", "", tar.TypeReg}},
+		"absolute":         {{"/out", "", tar.TypeReg}},
+		"through a link":   {{"l", "..", tar.TypeSymlink}, {"l/out", "", tar.TypeReg}},
+		"through absolute": {{"l", "/tmp", tar.TypeSymlink}, {"l/out", "", tar.TypeReg}},
+		"over a link":      {{"l", "../out", tar.TypeSymlink}, {"l", "", tar.TypeReg}},
+		"hard link":        {{"l", "../secret", tar.TypeLink}},
+		"device":           {{"d", "", tar.TypeChar}},
+		"fifo":             {{"d", "", tar.TypeFifo}},
+	} {
+		top := t.TempDir()
+		if err := os.Mkdir(filepath.Join(top, "in"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		root, err := os.OpenRoot(filepath.Join(top, "in"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, m := range members {
+			if err := w.WriteHeader(&tar.Header{Name: m.name, Linkname: m.link, Typeflag: m.kind, Mode: 0o644}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		err = Unpack(t.Context(), &b, root)
+		root.Close()
+		if sandbox.CodeOf(err) != sandbox.CodeInvalid {
+			t.Errorf("%s: %v", what, err)
+		}
+		if left, _ := os.ReadDir(top); len(left) != 1 {
+			t.Errorf("%s: wrote beside its directory: %v", what, left)
+		}
+	}
+}

@@ -61,6 +61,8 @@ type Config struct {
 	Gateway Gateway
 	// Operator is what the owner of the machine decides for all profiles.
 	Operator policy.Operator
+	// Builder builds templates. Nil: none are built.
+	Builder Builder
 	// Logger gets what no caller can be told. Nil: slog.Default.
 	Logger *slog.Logger
 	// Fault is called at named points and leaves everything as a crash there
@@ -153,6 +155,7 @@ var glances = map[string]bool{
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
 	"quota.get": true, "tenant.list": true, "tenant.get": true,
 	"profile.get": true, "profile.list": true, "secret.list": true,
+	"template.list": true, "template.get": true,
 }
 
 // guard is the one place where a request becomes an action.

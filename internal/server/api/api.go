@@ -68,6 +68,7 @@ func New(service Service, opts Options) *API {
 	a.tenants()
 	a.profiles()
 	a.secrets()
+	a.templates()
 	a.mux.HandleFunc("/", a.nowhere)
 	return a
 }

@@ -82,6 +82,8 @@ type Service interface {
 	// Backup returns a copy of the database, which the caller closes.
 	Backup(ctx context.Context) (io.ReadCloser, error)
 
+	Templates
+
 	// Ready says what keeps the daemon from making sandboxes, if anything.
 	Ready(ctx context.Context) error
 }

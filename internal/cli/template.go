@@ -1,0 +1,202 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) templateCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "template", Short: "Build templates, and keep their names", GroupID: groupMachine,
+		Long: `A template is an image that is built from a Dockerfile, step by step, in sandboxes.
+Use one with --image template:NAME.`,
+		Example: `  atoll template ls`,
+	}, a.templateBuildCmd(), a.templateListCmd(), a.templateInspectCmd(), a.templateTagCmd(), a.templateRemoveCmd(), a.templatePruneCmd())
+}
+
+func (a *App) templateBuildCmd() *cobra.Command {
+	var opts atoll.BuildOptions
+	var args []string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "build -t NAME[:TAG] DIR",
+		Short: "Build a template from a directory with a Dockerfile",
+		Long: `Build carries out the steps of a Dockerfile in sandboxes, and gives the result a
+name. Steps that did not change since an earlier build are not carried out
+again. Of a Dockerfile it knows FROM (one), RUN, COPY, ADD (of files), ENV, ARG,
+WORKDIR, USER, LABEL, CMD, ENTRYPOINT, EXPOSE and STOPSIGNAL, and refuses
+everything else. FROM may name a template: FROM template:NAME. What .dockerignore
+names is left out.`,
+		Example: `  atoll template build -t tools .`,
+		Args:    cobra.ExactArgs(1),
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&opts.Name, "tag", "t", "", "the name to give it, NAME or NAME:TAG")
+	flags.StringVarP(&opts.File, "file", "f", "", "the Dockerfile, relative to the directory (default Dockerfile)")
+	flags.StringArrayVar(&args, "build-arg", nil, "NAME=VALUE of an ARG; no place for a secret")
+	flags.BoolVar(&opts.NoCache, "no-cache", false, "carry out every step")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	_ = cmd.MarkFlagRequired("tag")
+	cmd.RunE = verb(func(ctx context.Context, pos []string) error {
+		opts.Args = map[string]string{}
+		for _, arg := range args {
+			name, value, ok := strings.Cut(arg, "=")
+			if !ok {
+				value, _ = a.LookupEnv(name)
+			}
+			opts.Args[name] = value
+		}
+		opts.Progress = a.showBuild
+		t, err := a.build(ctx, pos[0], opts)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(t)
+		}
+		_, err = fmt.Fprintf(a.Stdout, "template:%s:%s\n", t.Name, t.Tag)
+		return err
+	})
+	return cmd
+}
+
+// build sends the files of a directory to the daemon, which builds.
+func (a *App) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t atoll.Template, err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: dir, Message: "cannot be read as a directory", Cause: err}
+	}
+	defer root.Close()
+	if opts.File != "" && filepath.IsAbs(opts.File) {
+		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: opts.File, Message: "is not relative to the directory"}
+	}
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return t, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	r, w := io.Pipe()
+	defer r.Close() // ends the packing if the daemon refuses
+	go func() { w.CloseWithError(template.Pack(ctx, root, w)) }()
+	return c.BuildTemplate(ctx, r, opts)
+}
+
+// showBuild writes what a build tells to standard error.
+func (a *App) showBuild(e atoll.BuildEvent) {
+	switch {
+	case e.Output:
+		_, _ = io.WriteString(a.Stderr, e.Text)
+	case e.Cached:
+		_, _ = fmt.Fprintf(a.Stderr, "%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d] cached", e.Step, e.Steps)), oneLine(e.Text, 100))
+	default:
+		_, _ = fmt.Fprintf(a.Stderr, "%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d]", e.Step, e.Steps)), oneLine(e.Text, 100))
+	}
+}
+
+func (a *App) templateListCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.Templates(ctx)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(append([]atoll.Template{}, all...))
+		}
+		rows := make([][]string, 0, len(all))
+		for _, t := range all {
+			rows = append(rows, []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), ago(t.Created)})
+		}
+		return a.table("NAME TAG IMAGE SIZE CREATED", rows)
+	})
+	return cmd
+}
+
+// short is the part of a digest that people read.
+func short(digest string) string {
+	_, hex, _ := strings.Cut(digest, ":")
+	return hex[:min(12, len(hex))]
+}
+
+func (a *App) templateInspectCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), Example: `  atoll template inspect tools`}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		t, err := c.Template(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return a.printJSON(t)
+	})
+	return cmd
+}
+
+func (a *App) templateTagCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), Example: `  atoll template tag tools tools:stable`}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err == nil {
+			_, err = c.TagTemplate(ctx, args[0], args[1])
+		}
+		return err
+	})
+	return cmd
+}
+
+func (a *App) templateRemoveCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Forget names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		for _, ref := range args {
+			if err := c.RemoveTemplate(ctx, ref); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) templatePruneCmd() *cobra.Command {
+	var unused durationFlag
+	cmd := &cobra.Command{Use: "prune", Short: "Free what builds left behind; templates stay", Args: cobra.NoArgs, Example: `  atoll template prune --unused 24h`}
+	unused = durationFlag(7 * 24 * time.Hour)
+	cmd.Flags().Var(&unused, "unused", "only what no build has used for so long")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		freed, err := c.PruneTemplates(ctx, time.Duration(unused))
+		if err == nil {
+			_, err = fmt.Fprintln(a.Stdout, "freed", units.BytesSize(float64(freed)))
+		}
+		return err
+	})
+	return cmd
+}

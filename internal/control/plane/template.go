@@ -1,0 +1,261 @@
+package plane
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Builder builds templates in sandboxes that the plane makes for it.
+type Builder interface {
+	Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error)
+	// Prune removes steps that no build of the tenant has used since then, and
+	// images of the tenant's builds that are not among keep, by digest. It
+	// returns how many bytes that freed.
+	Prune(ctx context.Context, tenant string, since time.Time, keep []string) (int64, error)
+}
+
+// templatePrefix marks the name of a template where an image is asked for.
+const templatePrefix = "template:"
+
+// buildLifetime bounds a step of a build, and a box that a crash left behind.
+const buildLifetime = 2 * time.Hour
+
+// BuildRequest asks for a template of the caller's tenant.
+type BuildRequest struct {
+	Name        string // NAME[:TAG]
+	Description *template.Description
+	Files       *template.Files
+	NoCache     bool
+	Log         func(template.Event)
+}
+
+// BuildTemplate builds a template and gives it its name. Whoever has the name
+// of an older one keeps what it was made of.
+func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Template, err error) {
+	const op = "template.build"
+	who, err := principal(ctx)
+	if err != nil {
+		return t, err
+	}
+	record := auditAction(who, control.Action{Op: op, Subject: req.Name})
+	authorise := func() error {
+		return firstError(who.Allow(op), mayAsk(who, &sandbox.Spec{Image: req.Description.From}))
+	}
+	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
+		t, err = p.buildTemplate(ctx, who, req)
+		return audit.Outcome{}, err
+	})
+	return t, named(op, err)
+}
+
+func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildRequest) (t store.Template, err error) {
+	name, tag, err := template.ParseName(req.Name)
+	if err != nil {
+		return t, err
+	}
+	if p.cfg.Builder == nil {
+		return t, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon builds no templates"}
+	}
+	d := *req.Description
+	if d.From, err = p.imageOf(ctx, who.Tenant, d.From); err != nil {
+		return t, err
+	}
+	res, err := p.cfg.Builder.Build(ctx, builders{p}, template.Request{
+		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Log: req.Log,
+	})
+	if err != nil {
+		return t, err
+	}
+	t = store.Template{
+		Tenant: who.Tenant, Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size,
+		Steps: len(d.Steps), Created: p.cfg.Store.Now(),
+	}
+	return t, p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+}
+
+// imageOf returns the image that ref names: of the template, if it is the name
+// of one.
+func (p *Plane) imageOf(ctx context.Context, tenant, ref string) (string, error) {
+	name, ok := strings.CutPrefix(ref, templatePrefix)
+	if !ok {
+		return ref, nil
+	}
+	t, err := p.template(ctx, tenant, name)
+	return t.Image, err
+}
+
+func (p *Plane) template(ctx context.Context, tenant, ref string) (t store.Template, err error) {
+	name, tag, err := template.ParseName(ref)
+	if err != nil {
+		return t, err
+	}
+	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Template, error) { return tx.Template(ctx, tenant, name, tag) })
+}
+
+// Templates lists the templates of the caller's tenant.
+func (p *Plane) Templates(ctx context.Context) ([]store.Template, error) {
+	const op = "template.list"
+	who, err := p.look(ctx, op, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+	return all, named(op, err)
+}
+
+// Template returns a template of the caller's tenant, by NAME[:TAG].
+func (p *Plane) Template(ctx context.Context, ref string) (t store.Template, err error) {
+	const op = "template.get"
+	who, err := p.look(ctx, op, ref)
+	if err != nil {
+		return t, err
+	}
+	t, err = p.template(ctx, who.Tenant, ref)
+	return t, named(op, err)
+}
+
+// TagTemplate gives a template one more name, which moves if it is taken.
+func (p *Plane) TagTemplate(ctx context.Context, ref, as string) (t store.Template, err error) {
+	const op = "template.tag"
+	who, err := principal(ctx)
+	if err != nil {
+		return t, err
+	}
+	err = p.guard(ctx, control.Action{Op: op, Subject: as}, func(ctx context.Context) error {
+		name, tag, err := template.ParseName(as)
+		if err != nil {
+			return err
+		}
+		if t, err = p.template(ctx, who.Tenant, ref); err != nil {
+			return err
+		}
+		t.Name, t.Tag = name, tag
+		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+	})
+	return t, named(op, err)
+}
+
+// RemoveTemplate forgets the name of a template. Sandboxes made of it live on.
+func (p *Plane) RemoveTemplate(ctx context.Context, ref string) error {
+	const op = "template.remove"
+	who, err := principal(ctx)
+	if err != nil {
+		return err
+	}
+	return named(op, p.guard(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
+		name, tag, err := template.ParseName(ref)
+		if err != nil {
+			return err
+		}
+		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveTemplate(ctx, who.Tenant, name, tag) })
+	}))
+}
+
+// PruneTemplates removes what builds of the caller's tenant have left behind
+// and have not used for some time. Templates stay.
+func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
+	const op = "template.prune"
+	who, err := principal(ctx)
+	if err != nil {
+		return 0, err
+	}
+	err = p.guard(ctx, control.Action{Op: op}, func(ctx context.Context) error {
+		if p.cfg.Builder == nil {
+			return nil
+		}
+		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+		if err != nil {
+			return err
+		}
+		keep := make([]string, len(all))
+		for i, t := range all {
+			keep[i] = t.Image
+		}
+		freed, err = p.cfg.Builder.Prune(ctx, who.Tenant, p.cfg.Store.Now().Add(-unused), keep)
+		return err
+	})
+	return freed, named(op, err)
+}
+
+// builders makes the sandboxes of builds as whoever asked for the build.
+type builders struct{ p *Plane }
+
+func (b builders) Open(ctx context.Context, digest string) (template.Box, error) {
+	made, err := b.p.Create(ctx, CreateRequest{Spec: sandbox.Spec{
+		Name: "build-" + strings.ToLower(rand.Text()), Image: digest, Lifetime: sandbox.Lifetime{Timeout: buildLifetime},
+	}, Pull: control.PullNever})
+	if err != nil {
+		return nil, err
+	}
+	box, err := b.p.Open(ctx, string(made.ID))
+	if err != nil {
+		return nil, errors.Join(err, b.p.Destroy(context.WithoutCancel(ctx), string(made.ID)))
+	}
+	return buildBox{b.p, box}, nil
+}
+
+// buildBox is a sandbox of a build.
+type buildBox struct {
+	p   *Plane
+	box *Box
+}
+
+// Close destroys the sandbox; whoever asked for the build may be gone.
+func (b buildBox) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return b.p.Destroy(ctx, string(b.box.ID()))
+}
+
+func (b buildBox) Diff(ctx context.Context, w io.Writer) error { return b.box.Diff(ctx, w) }
+
+func (b buildBox) ReadFile(ctx context.Context, name string, max int64) ([]byte, error) {
+	r, _, err := b.box.Files().Read(ctx, name, driver.ReadOptions{Length: max})
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(r)
+}
+
+func (b buildBox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (exit sandbox.Exit, err error) {
+	proc, err := b.box.Exec(ctx, cmd)
+	if err != nil {
+		return exit, err
+	}
+	defer proc.Close()
+	// Closing the process ends its streams when the build is given up.
+	defer context.AfterFunc(ctx, func() { _ = proc.Close() })()
+	both := &oneAtATime{w: out}
+	var streams sync.WaitGroup
+	for _, r := range []io.Reader{proc.Stdout(), proc.Stderr()} {
+		streams.Go(func() { _, _ = io.Copy(both, r) })
+	}
+	streams.Wait()
+	return proc.Wait(ctx)
+}
+
+// oneAtATime lets two streams write to one place.
+type oneAtATime struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (o *oneAtATime) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.w.Write(b)
+}

@@ -1,0 +1,182 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Templates builds templates and keeps their names. It is a part of [Service].
+type Templates interface {
+	// BuildTemplate builds a template and tells how it goes, by one goroutine
+	// at a time.
+	BuildTemplate(ctx context.Context, req BuildRequest, tell func(BuildEvent)) (Template, error)
+	Templates(ctx context.Context) ([]Template, error)
+	Template(ctx context.Context, ref string) (Template, error)
+	TagTemplate(ctx context.Context, ref, as string) (Template, error)
+	RemoveTemplate(ctx context.Context, ref string) error
+	// PruneTemplates returns how many bytes it freed.
+	PruneTemplates(ctx context.Context, unused time.Duration) (int64, error)
+}
+
+// BuildRequest asks for a template.
+type BuildRequest struct {
+	Name    string            // NAME[:TAG]
+	File    string            // of Files, that describes the build
+	Args    map[string]string // of the build
+	NoCache bool
+	Files   io.Reader // a tar of the files of the build
+}
+
+// BuildEvent is something that a build tells while it goes on.
+type BuildEvent struct {
+	Time   time.Time `json:"time"`
+	Step   int       `json:"step"`
+	Steps  int       `json:"steps"`
+	Text   string    `json:"text"`
+	Output bool      `json:"output,omitempty"`
+	Cached bool      `json:"cached,omitempty"`
+}
+
+// Template is a name for an image that a build made.
+type Template struct {
+	Name    string    `json:"name"`
+	Tag     string    `json:"tag"`
+	Image   string    `json:"image" doc:"digest of the image"`
+	Base    string    `json:"base" doc:"digest of the image it was built on"`
+	Size    int64     `json:"size" doc:"bytes of its files"`
+	Steps   int       `json:"steps"`
+	Created time.Time `json:"created"`
+}
+
+// buildLine is one line of the answer to a build; exactly one field is set.
+type buildLine struct {
+	Event    *BuildEvent `json:"event,omitempty"`
+	Template *Template   `json:"template,omitempty"`
+	Problem  *Problem    `json:"problem,omitempty"`
+}
+
+// TemplateRef names a template in a path. It is exported for huma.
+type TemplateRef struct {
+	Name string `path:"name" maxLength:"260" doc:"NAME or NAME:TAG"`
+}
+
+type tagInput struct {
+	TemplateRef
+	Body struct {
+		As string `json:"as" maxLength:"260" doc:"the name to give it, NAME or NAME:TAG"`
+	}
+}
+
+type templateOutput struct{ Body Template }
+
+type templatesOutput struct {
+	Body struct {
+		Templates []Template `json:"templates" doc:"by name and tag"`
+	}
+}
+
+type pruneBuildsInput struct {
+	Body struct {
+		UnusedMS int64 `json:"unusedMs,omitempty" minimum:"0" doc:"only what no build has used for so long, in milliseconds"`
+	}
+}
+
+type pruneBuildsOutput struct {
+	Body struct {
+		Freed int64 `json:"freed" doc:"bytes"`
+	}
+}
+
+func (a *API) templates() {
+	const base = "/v1/templates"
+	a.raw(operation("buildTemplate", http.MethodPost, base, "Templates", "Build a template from a tar of files; the answer is JSON lines, the last one the template or a problem"), map[string]string{
+		"name": "the name to give it, NAME or NAME:TAG", "file": "the Dockerfile among the files, or a description that ends in .json",
+		"arg": "NAME=VALUE of an ARG; may be repeated, and is no place for a secret", "noCache": "true: carry every step out",
+	}, "application/x-tar", "application/x-ndjson", a.buildTemplate)
+	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
+		all, err := a.service.Templates(ctx)
+		out := &templatesOutput{}
+		out.Body.Templates = append([]Template{}, all...)
+		return out, a.problem(err)
+	})
+	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Look at a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
+		t, err := a.service.Template(ctx, in.Name)
+		return &templateOutput{t}, a.problem(err)
+	})
+	huma.Register(a.huma, operation("tagTemplate", http.MethodPost, base+"/{name}/tag", "Templates", "Give a template one more name"), func(ctx context.Context, in *tagInput) (*templateOutput, error) {
+		t, err := a.service.TagTemplate(ctx, in.Name, in.Body.As)
+		return &templateOutput{t}, a.problem(err)
+	})
+	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Forget a name; sandboxes made of it live on")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *TemplateRef) (*struct{}, error) {
+		return nil, a.problem(a.service.RemoveTemplate(ctx, in.Name))
+	})
+	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove what builds left behind"), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
+		freed, err := a.service.PruneTemplates(ctx, milliseconds(in.Body.UnusedMS))
+		out := &pruneBuildsOutput{}
+		out.Body.Freed = freed
+		return out, a.problem(err)
+	})
+}
+
+// buildTemplate answers a build. What goes wrong before the build begins has a
+// status of its own.
+func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
+	req, err := buildRequest(r)
+	if err != nil {
+		return err
+	}
+	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1: answer while files still come
+	var mu sync.Mutex
+	var out *lines
+	write := func(line buildLine) {
+		mu.Lock()
+		defer mu.Unlock()
+		if out == nil {
+			out = newLines(w)
+		}
+		out.write(line)
+	}
+	t, err := a.service.BuildTemplate(r.Context(), req, func(e BuildEvent) { write(buildLine{Event: &e}) })
+	switch {
+	case err == nil:
+		write(buildLine{Template: &t})
+	case out == nil:
+		return err
+	default:
+		p := new(Problem)
+		errors.As(a.problem(err), &p)
+		write(buildLine{Problem: p})
+	}
+	return nil
+}
+
+func buildRequest(r *http.Request) (BuildRequest, error) {
+	q := r.URL.Query()
+	req := BuildRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}}
+	if text := q.Get("noCache"); text != "" {
+		var err error
+		if req.NoCache, err = strconv.ParseBool(text); err != nil {
+			return req, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "noCache", Message: "is neither true nor false"}
+		}
+	}
+	for _, arg := range q["arg"] {
+		name, value, ok := strings.Cut(arg, "=")
+		if !ok || name == "" {
+			return req, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "arg", Message: "is not NAME=VALUE"}
+		}
+		req.Args[name] = value
+	}
+	return req, nil
+}

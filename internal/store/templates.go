@@ -1,0 +1,54 @@
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// Template is a tenant's name for an image that a build made.
+type Template struct {
+	Tenant  string
+	Name    string
+	Tag     string
+	Image   string // digest
+	Base    string // digest of the image it was built on
+	Size    int64  // bytes of the root file system on disk
+	Steps   int    // of its description
+	Created time.Time
+}
+
+const templateColumns = "tenant, name, tag, image, base, size, steps, created"
+
+func scanTemplate(row scanner) (t Template, err error) {
+	var created int64
+	err = row.Scan(&t.Tenant, &t.Name, &t.Tag, &t.Image, &t.Base, &t.Size, &t.Steps, &created)
+	t.Created = timeOf(created)
+	return t, err
+}
+
+// SetTemplate records a template; the name moves if it is taken.
+func (tx *Tx) SetTemplate(ctx context.Context, t Template) error {
+	_, err := tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+		ON CONFLICT (tenant, name, tag) DO UPDATE SET image = excluded.image, base = excluded.base, size = excluded.size,
+			steps = excluded.steps, created = excluded.created`,
+		t.Tenant, t.Name, t.Tag, t.Image, t.Base, t.Size, t.Steps, nanos(t.Created))
+	return err
+}
+
+// Template returns a template of a tenant; another's is CodeNotFound.
+func (tx *Tx) Template(ctx context.Context, tenant, name, tag string) (Template, error) {
+	t, err := scanTemplate(tx.queryRow(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag))
+	return t, missing(err, "template", name+":"+tag)
+}
+
+// Templates lists the templates of a tenant by name and tag.
+func (tx *Tx) Templates(ctx context.Context, tenant string) ([]Template, error) {
+	rows, err := tx.query(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 ORDER BY name, tag", tenant)
+	return collect(rows, err, scanTemplate)
+}
+
+// RemoveTemplate forgets a name. One that is not the tenant's is CodeNotFound.
+func (tx *Tx) RemoveTemplate(ctx context.Context, tenant, name, tag string) error {
+	n, err := tx.exec(ctx, "DELETE FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag)
+	return oneRow(n, err, "template", name+":"+tag)
+}

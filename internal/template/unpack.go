@@ -1,0 +1,123 @@
+package template
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Bounds of the files of a build.
+const (
+	maxFiles = 1 << 20
+	maxBytes = 16 << 30
+)
+
+// Unpack writes the files of a build, which come as a tar, into a directory.
+// Only files, directories and symbolic links are taken; a name that leads out
+// of the directory, by itself or through a link, is CodeInvalid. What was
+// written is left for the caller to remove.
+func Unpack(ctx context.Context, r io.Reader, root *os.Root) error {
+	tr := tar.NewReader(r)
+	var bytes int64
+	for n := 0; ; n++ {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are checked here
+			return broken(err)
+		}
+		if bytes += h.Size; n >= maxFiles || bytes > maxBytes {
+			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Message: "the build has too many files", Hint: "name what is not needed in " + ignoreFile}
+		}
+		if err := unpackOne(tr, h, root); err != nil {
+			return err
+		}
+	}
+}
+
+func broken(err error) error {
+	var known *sandbox.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Message: "the build's files are not a usable tar", Cause: err}
+}
+
+func unpackOne(r io.Reader, h *tar.Header, root *os.Root) error {
+	if strings.HasPrefix(h.Name, "/") || strings.IndexByte(h.Name, 0) >= 0 {
+		return invalid("files", "%q is not a relative name", clip(h.Name))
+	}
+	name, err := inContext(h.Name)
+	if err != nil {
+		return invalid("files", "%q leads out of the build's files", clip(h.Name))
+	}
+	if name == "." {
+		return nil
+	}
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return invalid("files", "%q: %v", clip(h.Name), pathError(err))
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		err = root.MkdirAll(name, 0o755)
+		if err == nil {
+			err = root.Chmod(name, os.FileMode(h.Mode&0o777|0o700))
+		}
+	case tar.TypeSymlink:
+		err = root.Symlink(h.Linkname, name)
+	case tar.TypeReg:
+		return unpackFile(r, h, root, name)
+	default:
+		return invalid("files", "%q is neither a file nor a directory nor a link", clip(h.Name))
+	}
+	if err != nil {
+		return invalid("files", "%q: %v", clip(h.Name), pathError(err))
+	}
+	return nil
+}
+
+func unpackFile(r io.Reader, h *tar.Header, root *os.Root, name string) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return invalid("files", "%q: %v", clip(h.Name), pathError(err))
+	}
+	_, err = io.Copy(f, r)
+	if err == nil {
+		err = f.Chmod(os.FileMode(h.Mode & 0o777))
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	var typed *sandbox.Error
+	switch {
+	case err == nil, errors.As(err, &typed):
+		return err
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, tar.ErrHeader):
+		return broken(err)
+	}
+	return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Subject: clip(h.Name), Message: "cannot be kept: " + pathError(err).Error(), Cause: err}
+}
+
+// Pack writes the files of a directory as a tar, leaving out what its ignore
+// file names.
+func Pack(ctx context.Context, root *os.Root, w io.Writer) error {
+	f, err := NewFiles(root)
+	if err != nil {
+		return err
+	}
+	p := &packer{ctx: ctx, files: f, out: tar.NewWriter(w)}
+	if err := p.dir("."); err != nil {
+		return err
+	}
+	return p.out.Close()
+}

@@ -1,0 +1,128 @@
+package atoll
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Template is a name for an image that a build made. A sandbox is made of it
+// with the image "template:NAME[:TAG]".
+type Template struct {
+	Name    string    `json:"name"`
+	Tag     string    `json:"tag"`
+	Image   string    `json:"image"` // digest
+	Base    string    `json:"base"`  // digest of the image it was built on
+	Size    int64     `json:"size"`  // bytes of its files
+	Steps   int       `json:"steps"`
+	Created time.Time `json:"created"`
+}
+
+// BuildOptions say how a template is built. Only Name is required.
+type BuildOptions struct {
+	Name    string            // NAME or NAME:TAG, which moves if it is taken
+	File    string            // the Dockerfile among the files; empty: "Dockerfile"
+	Args    map[string]string // of the build; no place for a secret
+	NoCache bool              // carry every step out
+	// Progress is told how the build goes, before Build returns. It may be nil.
+	Progress func(BuildEvent)
+}
+
+// BuildEvent is something that a build tells while it goes on.
+type BuildEvent struct {
+	Time   time.Time `json:"time"`
+	Step   int       `json:"step"`  // from 1; 0: the build as a whole
+	Steps  int       `json:"steps"` // of the build
+	Text   string    `json:"text"`  // the step, or a piece of its output
+	Output bool      `json:"output,omitempty"`
+	Cached bool      `json:"cached,omitempty"`
+}
+
+// BuildTemplate builds a template from a tar of files, a Dockerfile among them.
+// Steps that did not change are not carried out again. If ctx ends first,
+// nothing remains but the steps that were finished.
+func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildOptions) (Template, error) {
+	query := url.Values{"name": {opts.Name}}
+	if opts.File != "" {
+		query.Set("file", opts.File)
+	}
+	if opts.NoCache {
+		query.Set("noCache", strconv.FormatBool(true))
+	}
+	for name, value := range opts.Args {
+		query.Add("arg", name+"="+value)
+	}
+	r, err := c.request(ctx, http.MethodPost, "/v1/templates", query, files)
+	if err != nil {
+		return Template{}, err
+	}
+	r.Header.Set("Content-Type", "application/x-tar")
+	answer, err := c.do(r)
+	if err != nil {
+		return Template{}, err
+	}
+	defer answer.Body.Close()
+	return readBuild(answer.Body, opts.Progress)
+}
+
+// readBuild reads the answer to a build to its end.
+func readBuild(r io.Reader, tell func(BuildEvent)) (Template, error) {
+	lines := json.NewDecoder(bufio.NewReader(r))
+	for {
+		var line struct {
+			Event    *BuildEvent
+			Template *Template
+			Problem  json.RawMessage
+		}
+		switch err := lines.Decode(&line); {
+		case err != nil:
+			return Template{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "template.build", Message: "the daemon went away before the build ended", Cause: err}
+		case line.Problem != nil:
+			if err := parseProblem(line.Problem); err != nil {
+				return Template{}, err
+			}
+			return Template{}, &sandbox.Error{Code: sandbox.CodeInternal, Op: "template.build", Message: "the build failed"}
+		case line.Template != nil:
+			return *line.Template, nil
+		case line.Event != nil && tell != nil:
+			tell(*line.Event)
+		}
+	}
+}
+
+// Templates lists templates by name and tag.
+func (c *Client) Templates(ctx context.Context) ([]Template, error) {
+	var out struct{ Templates []Template }
+	err := c.call(ctx, http.MethodGet, "/v1/templates", nil, nil, &out)
+	return out.Templates, err
+}
+
+// Template returns the template called NAME[:TAG].
+func (c *Client) Template(ctx context.Context, ref string) (t Template, err error) {
+	return t, c.call(ctx, http.MethodGet, "/v1/templates/"+url.PathEscape(ref), nil, nil, &t)
+}
+
+// TagTemplate gives a template one more name, which moves if it is taken.
+func (c *Client) TagTemplate(ctx context.Context, ref, as string) (t Template, err error) {
+	return t, c.call(ctx, http.MethodPost, "/v1/templates/"+url.PathEscape(ref)+"/tag", nil, map[string]string{"as": as}, &t)
+}
+
+// RemoveTemplate forgets a name; sandboxes made of it live on.
+func (c *Client) RemoveTemplate(ctx context.Context, ref string) error {
+	return c.call(ctx, http.MethodDelete, "/v1/templates/"+url.PathEscape(ref), nil, nil, nil)
+}
+
+// PruneTemplates removes what builds left behind and have not used for so
+// long. Templates stay. It returns how many bytes that freed.
+func (c *Client) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
+	var out struct{ Freed int64 }
+	err = c.call(ctx, http.MethodPost, "/v1/templates:prune", nil, map[string]int64{"unusedMs": milliseconds(unused)}, &out)
+	return out.Freed, err
+}
