@@ -174,6 +174,7 @@ type Capabilities struct {
 	Pause     bool `json:"pause"`     // Instance is a Pauser
 	Snapshot  bool `json:"snapshot"`  // Instance is a Snapshotter, the provider a Restorer
 	Memory    bool `json:"memory"`    // … that keep memory and processes too
+	Diff      bool `json:"diff"`      // Instance is a Differ
 	Ports     bool `json:"ports"`     // Instance is a Dialer
 	Resize    bool `json:"resize"`    // Instance is a Resizer
 	Deadline  bool `json:"deadline"`  // Instance is a DeadlineSetter

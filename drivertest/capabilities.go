@@ -19,6 +19,7 @@ const (
 	capPause     = "pause"
 	capSnapshot  = "snapshot"
 	capMemory    = "memory"
+	capDiff      = "diff"
 	capPorts     = "ports"
 	capResize    = "resize"
 	capDeadline  = "deadline"
@@ -30,7 +31,7 @@ func (s *suite) declared(capability string) bool {
 	return map[string]bool{
 		capFiles: c.Files, capWatch: c.Watch, capArchive: c.Archive, capTerminal: c.Terminal, capProcesses: c.Processes,
 		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capReattach: c.Reattach,
-		capPause: c.Pause, capSnapshot: c.Snapshot, capMemory: c.Memory, capPorts: c.Ports, capResize: c.Resize,
+		capPause: c.Pause, capSnapshot: c.Snapshot, capMemory: c.Memory, capDiff: c.Diff, capPorts: c.Ports, capResize: c.Resize,
 		capDeadline: c.Deadline, capUsage: c.Usage,
 	}[capability]
 }
@@ -51,6 +52,8 @@ func implemented(inst driver.Instance, capability string) (has, known bool) {
 		_, has = driver.As[driver.Pauser](inst)
 	case capSnapshot:
 		_, has = driver.As[driver.Snapshotter](inst)
+	case capDiff:
+		_, has = driver.As[driver.Differ](inst)
 	case capPorts:
 		_, has = driver.As[driver.Dialer](inst)
 	case capResize:
@@ -202,6 +205,7 @@ var capabilityCases = []testCase{
 	capabilityCase(capPause),
 	capabilityCase(capSnapshot),
 	capabilityCase(capMemory),
+	capabilityCase(capDiff),
 	capabilityCase(capPorts),
 	capabilityCase(capResize),
 	capabilityCase(capDeadline),

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll"
@@ -137,10 +138,11 @@ func (a *App) runner(ctx context.Context, stays bool) (target, error) {
 	return a.here(true)
 }
 
-// runnerFor returns where to run what a request asks for. Snapshots, idle
-// policies, stored profiles and secrets are the daemon's.
+// runnerFor returns where to run what a request asks for. Snapshots, templates,
+// idle policies, stored profiles and secrets are the daemon's.
 func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
-	if req.Spec.Snapshot == "" && req.Spec.Lifetime.Idle == 0 && req.Spec.Network.Profile == "" && len(req.Spec.Secrets) == 0 {
+	templated := strings.HasPrefix(req.Spec.Image, "template:")
+	if !templated && req.Spec.Snapshot == "" && req.Spec.Lifetime.Idle == 0 && req.Spec.Network.Profile == "" && len(req.Spec.Secrets) == 0 {
 		return a.runner(ctx, req.Keep || detach)
 	}
 	c, err := a.mustDaemon(ctx)

@@ -19,6 +19,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // What a sandbox changed of its image is written as a tar stream in the manner
@@ -33,6 +34,15 @@ import (
 
 // saveFiles writes the files of a paused sandbox.
 func saveFiles(conn *urpc.Client, b box, dir string) error {
+	out, err := os.OpenFile(filepath.Join(dir, snapFiles), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(layerOf(conn, b, out, sparse), out.Close())
+}
+
+// layerOf writes what a paused sandbox changed of its image.
+func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *tar.Header, content) error) error {
 	tree, err := memfile("tree", nil)
 	if err != nil {
 		return err
@@ -49,13 +59,9 @@ func saveFiles(conn *urpc.Client, b box, dir string) error {
 		return err
 	}
 	defer upper.Close()
-	out, err := os.OpenFile(filepath.Join(dir, snapFiles), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	buffered := bufio.NewWriterSize(out, 1<<20)
-	err = writeLayer(buffered, bufio.NewReaderSize(tree, 1<<16), upper)
-	return errors.Join(err, buffered.Flush(), out.Close())
+	out := bufio.NewWriterSize(w, 1<<20)
+	l := &layerWriter{out: tar.NewWriter(out), upper: upper, regular: regular}
+	return errors.Join(l.write(bufio.NewReaderSize(tree, 1<<16)), out.Flush())
 }
 
 // saveTree makes the kernel write the tree of its writable layer. What else it
@@ -80,38 +86,48 @@ const (
 	aclPrefix    = xattrRecord + "system.posix_acl_"
 )
 
-// writeLayer makes a layer of the kernel's tree and the data in upper.
-func writeLayer(w io.Writer, tree io.Reader, upper io.ReaderAt) error {
-	tr, tw := tar.NewReader(tree), tar.NewWriter(w)
+// layerWriter makes a layer of the kernel's tree and the data in upper.
+type layerWriter struct {
+	out     *tar.Writer
+	upper   io.ReaderAt
+	regular func(*tar.Writer, *tar.Header, content) error // writes a file
+}
+
+func (l *layerWriter) write(tree io.Reader) error {
+	tr := tar.NewReader(tree)
 	for {
 		h, err := tr.Next()
 		if err == io.EOF {
-			return tw.Close()
+			return l.out.Close()
 		}
 		if err != nil {
 			return fmt.Errorf("the kernel's list of files: %w", err)
 		}
-		if err := writeMember(tw, h, tr, upper); err != nil {
+		if err := l.member(h, tr); err != nil {
 			return fmt.Errorf("%q: %w", h.Name, err)
 		}
 	}
 }
 
-func writeMember(tw *tar.Writer, h *tar.Header, r io.Reader, upper io.ReaderAt) error {
+func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
 	h.Format = tar.FormatPAX
 	opaque := h.PAXRecords[opaqueRecord] == "y"
 	h.PAXRecords = layerRecords(h.PAXRecords)
 	switch {
 	case h.Typeflag == tar.TypeReg:
-		return writeRegular(tw, h, r, upper)
+		size, segments, err := readSegments(r, h.Size)
+		if err != nil {
+			return err
+		}
+		return l.regular(l.out, h, content{size, joined(segments), l.upper})
 	case h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0:
 		dir, name := path.Split(h.Name)
-		return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: dir + whiteout + name, Format: tar.FormatPAX})
+		return l.out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: dir + whiteout + name, Format: tar.FormatPAX})
 	}
-	if err := tw.WriteHeader(h); err != nil || !opaque {
+	if err := l.out.WriteHeader(h); err != nil || !opaque {
 		return err
 	}
-	return tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: h.Name + opaqueMarker, Format: tar.FormatPAX})
+	return l.out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: h.Name + opaqueMarker, Format: tar.FormatPAX})
 }
 
 // layerRecords are the extended attributes that mean something elsewhere.
@@ -134,31 +150,58 @@ func layerRecords(of map[string]string) map[string]string {
 	return records
 }
 
-// writeRegular writes a file: as it is if it has no holes worth mentioning,
-// else only its data and, in a record of our own, where that belongs.
-func writeRegular(tw *tar.Writer, h *tar.Header, r io.Reader, upper io.ReaderAt) error {
-	size, segments, err := readSegments(r, h.Size)
-	if err != nil {
-		return err
-	}
-	segments = joined(segments)
+// content is what is in a file.
+type content struct {
+	size     int64
+	segments []segment
+	upper    io.ReaderAt
+}
+
+// sparse writes a file as it is if it has no holes worth mentioning, else only
+// its data and, in a record of our own, where that belongs.
+func sparse(tw *tar.Writer, h *tar.Header, c content) error {
 	var data int64
-	var sparse []string
-	for _, s := range segments {
+	var places []string
+	for _, s := range c.segments {
 		data += s.len
-		sparse = append(sparse, strconv.FormatInt(s.off, 10)+":"+strconv.FormatInt(s.len, 10))
+		places = append(places, strconv.FormatInt(s.off, 10)+":"+strconv.FormatInt(s.len, 10))
 	}
 	h.Size = data
-	if data < size {
-		h.PAXRecords[guest.SparseRecord] = strconv.FormatInt(size, 10) + " " + strings.Join(sparse, ",")
+	if data < c.size {
+		h.PAXRecords[guest.SparseRecord] = strconv.FormatInt(c.size, 10) + " " + strings.Join(places, ",")
 	}
 	if err := tw.WriteHeader(h); err != nil {
 		return err
 	}
-	for _, s := range segments {
-		if err := s.copy(tw, upper); err != nil {
+	for _, s := range c.segments {
+		if err := s.copy(tw, c.upper); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// maxWhole is how large a file may be that is written with its holes.
+const maxWhole = 32 << 30
+
+// whole writes a file with zeros for its holes, as others read it.
+func whole(tw *tar.Writer, h *tar.Header, c content) error {
+	if c.size > maxWhole {
+		return &providerError{sandbox.CodeExhausted, fmt.Sprintf("%q has %d bytes, at most %d can be part of an image", h.Name, c.size, int64(maxWhole)), nil}
+	}
+	h.Size = c.size
+	if err := tw.WriteHeader(h); err != nil {
+		return err
+	}
+	var at int64
+	for _, s := range append(c.segments, segment{off: c.size}) {
+		if _, err := io.CopyN(tw, zeros{}, s.off-at); err != nil {
+			return err
+		}
+		if err := s.copy(tw, c.upper); err != nil {
+			return err
+		}
+		at = s.end()
 	}
 	return nil
 }

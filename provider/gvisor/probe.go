@@ -26,7 +26,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
 			Users: true, Images: true, Mounts: true, Network: p.opts.Link != nil, Reattach: !p.opts.Attached,
-			Pause: true, Snapshot: true, Memory: true,
+			Pause: true, Snapshot: true, Memory: true, Diff: true,
 			Ports: true, Resize: true, Deadline: true, Usage: true,
 		},
 	}

@@ -56,7 +56,23 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 // save writes all of a snapshot but its manifest, with the sandbox paused, and
 // lets it go on or ends it.
 func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (m *manifest, err error) {
-	err = withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+	err = in.hold(ctx, rest, opts.Stop, func(conn *urpc.Client) (err error) {
+		if m, err = in.saveParts(conn, dir, opts); err != nil {
+			return err
+		}
+		return in.p.opts.Fault("snapshot.saved")
+	})
+	if err == nil && opts.Stop {
+		err = in.stop()
+	}
+	return m, err
+}
+
+// hold does something while the sandbox stands still, and lets it go on unless
+// that went well and it is to stay so. The lock is held, and rest is awake or
+// paused.
+func (in *Instance) hold(ctx context.Context, rest string, stay bool, do func(*urpc.Client) error) error {
+	return withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
 		// Like a pause: whoever finds it after we were killed settles it.
 		if rest == awake {
 			if err := in.box.setRest(pausing); err != nil {
@@ -69,11 +85,8 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 		if err := conn.Call(boot.ContMgrPause, nil, nil); err != nil {
 			return err
 		}
-		m, err = in.saveParts(conn, dir, opts)
-		if err == nil {
-			err = in.p.opts.Fault("snapshot.saved")
-		}
-		if err == nil && opts.Stop {
+		err := do(conn)
+		if err == nil && stay {
 			return nil
 		}
 		if err2 := conn.Call(boot.ContMgrResume, nil, nil); err2 != nil {
@@ -81,10 +94,6 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 		}
 		return errors.Join(err, in.box.setRest(rest))
 	})
-	if err == nil && opts.Stop {
-		err = in.stop()
-	}
-	return m, err
 }
 
 // stop ends the sandbox because its state is in a snapshot now.
