@@ -44,14 +44,17 @@ var written = map[int64][]statement{
 		{"UPDATE sandboxes SET origin = 'sn-1', time_left = 5 WHERE id = 'id-web'", nil},
 		{"INSERT INTO snapshots (id, tenant, name, ready, size, parent, node, created) VALUES ('sn-1', 'acme', 'before', 1, 10, 'id-web', 'n1', 8)", nil},
 	},
-	9: {
+	4: {
 		{"INSERT INTO profiles (tenant, name, version, doc, created, updated) VALUES ('acme', 'ci', 2, $1, 3, 4)", []any{`{"name":"ci","rules":[{"action":"allow","hosts":["example.com"]}]}`}},
 		{"INSERT INTO profile_versions (tenant, name, version, doc, created) VALUES ('acme', 'ci', 2, $1, 4)", []any{`{"name":"ci"}`}},
 		{"INSERT INTO profile_uses (sandbox, tenant, profile) VALUES ('id-web', 'acme', 'ci')", nil},
 	},
-	10: {
+	5: {
 		{"INSERT INTO secrets (tenant, name, version, hosts_json, key_id, sealed, created, updated) VALUES ('acme', 'token', 3, $1, 'k', $2, 5, 6)", []any{`["example.com"]`, []byte("sealed")}},
 		{"INSERT INTO secret_uses (sandbox, variable, tenant, secret, placeholder) VALUES ('id-web', 'TOKEN', 'acme', 'token', 'p')", nil},
+	},
+	6: {
+		{"INSERT INTO templates (tenant, name, tag, image, base, size, steps, created) VALUES ('acme', 'tools', 'latest', 'sha256:1', 'sha256:0', 10, 2, 9)", nil},
 	},
 }
 
