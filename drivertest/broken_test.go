@@ -65,6 +65,13 @@ var errSabotage = &sandbox.Error{Code: sandbox.CodeInternal, Message: "sabotage"
 var brokenFacts = []sabotage{
 	{"declares images", false, withFacts(func(f *driver.Facts) { f.Capabilities.Images = true }), []string{"images/directory", "images/tar"}},
 	{"declares mounts", false, withFacts(func(f *driver.Facts) { f.Capabilities.Mounts = true }), []string{"mounts/read-write", "mounts/read-only"}},
+	{"ignores what the network may be", false, func(p driver.Provider) driver.Provider {
+		return createProvider{passProvider{p}, func(ctx context.Context, spec *sandbox.Spec, next driver.Provider) (driver.Instance, error) {
+			own := *spec
+			own.Network = sandbox.Network{}
+			return next.Create(ctx, &own)
+		}}
+	}, []string{"capabilities/network"}},
 	{"declares files", true, withFacts(func(f *driver.Facts) { f.Capabilities.Files = true }), []string{"capabilities/files", "files/stat"}},
 	{"declares terminals", true, withFacts(func(f *driver.Facts) { f.Capabilities.Terminal = true }), []string{"terminal/is-terminal"}},
 	{"declares users", true, withFacts(func(f *driver.Facts) { f.Capabilities.Users = true }), []string{"exec/user", "exec/spec-user"}},

@@ -15,6 +15,7 @@ const (
 	capUsers     = "users"
 	capImages    = "images"
 	capMounts    = "mounts"
+	capNetwork   = "network"
 	capReattach  = "reattach"
 	capPause     = "pause"
 	capSnapshot  = "snapshot"
@@ -30,7 +31,7 @@ func (s *suite) declared(capability string) bool {
 	c := s.facts.Capabilities
 	return map[string]bool{
 		capFiles: c.Files, capWatch: c.Watch, capArchive: c.Archive, capTerminal: c.Terminal, capProcesses: c.Processes,
-		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capReattach: c.Reattach,
+		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capNetwork: c.Network, capReattach: c.Reattach,
 		capPause: c.Pause, capSnapshot: c.Snapshot, capMemory: c.Memory, capDiff: c.Diff, capPorts: c.Ports, capResize: c.Resize,
 		capDeadline: c.Deadline, capUsage: c.Usage,
 	}[capability]
@@ -75,7 +76,7 @@ func (t *caseT) assertAbsent(capability string) {
 		t.assertNoReattach()
 		return
 	}
-	if capability == capImages || capability == capMounts {
+	if capability == capImages || capability == capMounts || capability == capNetwork {
 		t.refusesSpec(capability)
 		return
 	}
@@ -111,11 +112,14 @@ func (t *caseT) assertAbsent(capability string) {
 // refusesSpec checks that Create refuses a spec with something it cannot do.
 func (t *caseT) refusesSpec(capability string) {
 	spec := t.spec(func(s *sandbox.Spec) {
-		if capability == capImages {
+		switch capability {
+		case capImages:
 			s.Image = "dir:" + t.TempDir()
-			return
+		case capNetwork:
+			s.Network.Egress = []string{"drivertest.example"}
+		default:
+			s.Mounts = []sandbox.Mount{{Source: t.TempDir(), Target: "/mnt/drivertest"}}
 		}
-		s.Mounts = []sandbox.Mount{{Source: t.TempDir(), Target: "/mnt/drivertest"}}
 	})
 	inst, err := t.provider.Create(t.ctx, spec)
 	if err == nil {
@@ -201,6 +205,7 @@ var capabilityCases = []testCase{
 	capabilityCase(capUsers),
 	capabilityCase(capImages),
 	capabilityCase(capMounts),
+	capabilityCase(capNetwork),
 	capabilityCase(capReattach),
 	capabilityCase(capPause),
 	capabilityCase(capSnapshot),

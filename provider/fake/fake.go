@@ -141,6 +141,8 @@ func (p *Provider) supports(spec *sandbox.Spec) error {
 		return fail(sandbox.CodeUnsupported, "create", "image", "the fake has no image but host")
 	case len(spec.Mounts) > 0:
 		return fail(sandbox.CodeUnsupported, "create", "mounts", "the fake cannot mount")
+	case spec.Network.Asked():
+		return fail(sandbox.CodeUnsupported, "create", "network", "the fake has no network")
 	case spec.User != "" && p.bare:
 		return fail(sandbox.CodeUnsupported, "create", "user", "the fake is bare")
 	}

@@ -149,6 +149,8 @@ func supported(spec *sandbox.Spec) error {
 		return refuse("image", "this provider has no images: its files are the machine's")
 	case len(spec.Mounts) > 0:
 		return refuse("mounts", "this provider has no mounts: commands see the whole machine")
+	case spec.Network.Asked():
+		return refuse("network", "this provider cannot bound what commands reach: they have the machine's network")
 	}
 	return userSupported(spec.User)
 }
