@@ -80,12 +80,14 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptio
 		IdleMS     int64              `json:"idleMs,omitempty"`
 		IdleAction sandbox.IdleAction `json:"idleAction,omitempty"`
 
+		Workspace *sandbox.Workspace `json:"workspace,omitempty"`
+
 		Network sandbox.Network     `json:"network,omitzero"`
 		Secrets []sandbox.SecretRef `json:"secrets,omitempty"`
 	}{
 		spec.Name, spec.Image, opts.Pull, opts.Platform, spec.Resources, spec.Env, spec.User, spec.Workdir, spec.Hostname,
 		spec.Mounts, milliseconds(spec.Lifetime.Timeout), spec.Labels,
-		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Network, spec.Secrets,
+		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Workspace, spec.Network, spec.Secrets,
 	})
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}

@@ -67,6 +67,9 @@ type Spec struct {
 	// any but these.
 	Mounts []Mount `json:"mounts,omitempty"`
 
+	// Workspace is a durable directory at WorkspaceDir. Nil: none.
+	Workspace *Workspace `json:"workspace,omitempty"`
+
 	// Network is what the sandbox may reach. Zero: nothing.
 	Network Network `json:"network,omitzero"`
 	// Secrets are the stored secrets the sandbox works with. Values are never

@@ -109,6 +109,9 @@ func (s *Spec) Validate() error {
 		}
 		seen[t] = true
 	}
+	if err := s.checkWorkspace(); err != nil {
+		return err
+	}
 	if err := s.Network.Validate(); err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ func main() {
 // up starts a daemon that serves its socket.
 func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daemon, error) {
 	d, err := daemon.Start(ctx, daemon.Options{
-		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Socket: true,
+		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Blobs: o.Blobs, Socket: true,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Logger: o.Logger, E2B: daemon.E2B(o.E2B),
 	})
 	if err != nil {

@@ -114,8 +114,8 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
-		deny: []string{kernel + "/...", "net/http"},
+		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob"},
+		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
 	{
@@ -235,7 +235,7 @@ var rules = []rule{
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/key", "internal/quota", "internal/vault",
+			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/vault",
 		},
 		why: "main only dispatches",
 	},

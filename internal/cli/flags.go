@@ -110,6 +110,7 @@ type boxFlags struct {
 	memory, disk          sizeFlag
 	pids                  int64
 	volumes               []string
+	workspace             workspaceFlags
 	name, hostname        string
 	labelList, labelFiles []string
 	entrypoint            string
@@ -133,6 +134,7 @@ func (f *boxFlags) register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that it may reach, such as api.example.com or *.example.com:8443; "" for a network that leads nowhere (default: no network)`)
 	flags.StringVar(&f.profile, "profile", "", "stored profile that says what it may reach; see: atoll profile")
 	flags.StringArrayVar(&f.secrets, "secret", nil, "stored secret that it may use: NAME[,env=VARIABLE][,host=HOST][,in=PLACE]; see: atoll secret")
+	f.workspace.register(flags)
 	flags.StringVar(&f.name, "name", "", "name of the sandbox")
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the name)")
 	flags.StringArrayVarP(&f.labelList, "label", "l", nil, "label it: KEY=VALUE")
@@ -193,6 +195,9 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 		spec.Mounts = append(spec.Mounts, m)
 	}
 	var err error
+	if spec.Workspace, err = box.workspace.spec(); err != nil {
+		return req, err
+	}
 	if spec.Env, err = a.environment(how.envFiles, how.env); err != nil {
 		return req, err
 	}

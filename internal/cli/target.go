@@ -142,7 +142,8 @@ func (a *App) runner(ctx context.Context, stays bool) (target, error) {
 // idle policies, stored profiles and secrets are the daemon's.
 func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
 	templated := strings.HasPrefix(req.Spec.Image, "template:")
-	if !templated && req.Spec.Snapshot == "" && req.Spec.Lifetime.Idle == 0 && req.Spec.Network.Profile == "" && len(req.Spec.Secrets) == 0 {
+	if !templated && req.Spec.Snapshot == "" && req.Spec.Lifetime.Idle == 0 && req.Spec.Network.Profile == "" && len(req.Spec.Secrets) == 0 &&
+		req.Spec.Workspace == nil {
 		return a.runner(ctx, req.Keep || detach)
 	}
 	c, err := a.mustDaemon(ctx)

@@ -22,6 +22,7 @@ type UpOptions struct {
 	StateDir string
 	Provider string
 	Store    string      // address of the database, with its password; empty: a file in StateDir
+	Blobs    string      // address of the store of workspaces; empty: a directory in StateDir
 	Listen   string      // TCP address, empty for none
 	TLS      *tls.Config // for it
 	Plain    bool        // a loopback address may do without
@@ -73,6 +74,7 @@ the next daemon.`,
 	flags := cmd.Flags()
 	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
 	flags.StringVar(&addressIn, "store-file", "", "file that holds the address, password included, readable for its owner only")
+	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
@@ -91,6 +93,9 @@ the next daemon.`,
 		}
 		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
+		if opts.Blobs == "" {
+			opts.Blobs, _ = a.LookupEnv("ATOLL_BLOBS")
+		}
 		var err error
 		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
 			return err

@@ -45,6 +45,9 @@ type Config struct {
 	// Network says that a sandbox can be given a network, whose other end is a
 	// gateway that asks the policy. Without it a request for one is refused.
 	Network bool
+	// Workspaces says that the caller attaches workspaces. Without it a request
+	// for one is refused.
+	Workspaces bool
 	// Guard carries out every action: it calls act once, or refuses to and
 	// returns why. Nil allows everything: the caller owns the machine.
 	Guard func(ctx context.Context, a Action, act func(context.Context) error) error

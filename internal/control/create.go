@@ -90,6 +90,11 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	if err := c.checkNetwork(&spec, req.Tenant); err != nil {
 		return nil, err
 	}
+	if spec.Workspace != nil && !c.cfg.Workspaces {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "workspaces need the daemon", Hint: "start it with: atoll up",
+		}
+	}
 	if spec.ID == "" {
 		spec.ID = c.cfg.NewID()
 	}

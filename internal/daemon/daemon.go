@@ -63,6 +63,9 @@ type Options struct {
 	TLS    *tls.Config
 	Plain  bool
 	Hosts  []string // names of this machine, besides localhost and addresses
+	// Blobs is the address of the store of workspaces, as blob.Open takes it.
+	// Empty: a directory in the state directory.
+	Blobs string
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
 	// Drain is how long requests may go on when the daemon ends. Zero: 5
@@ -194,8 +197,13 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	shelf, err := d.openWorkspaces(ctx)
+	if err != nil {
+		return err
+	}
 	d.plane = plane.New(plane.Config{
-		Snapshots: snapshots, Environments: environments, Sealer: sealer, LookupEnv: d.opts.LookupEnv,
+		Workspaces: shelf,
+		Snapshots:  snapshots, Environments: environments, Sealer: sealer, LookupEnv: d.opts.LookupEnv,
 		Passes:  key.NewPasses(key.PassKey(ports)),
 		Builder: builder,
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,

@@ -56,6 +56,10 @@ var written = map[int64][]statement{
 	6: {
 		{"INSERT INTO templates (tenant, name, tag, image, base, size, steps, created) VALUES ('acme', 'tools', 'latest', 'sha256:1', 'sha256:0', 10, 2, 9)", nil},
 	},
+	7: {
+		{"INSERT INTO workspaces (id, tenant, name, created) VALUES ('ws-1', 'acme', 'notes', 9)", nil},
+		{"INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ('id-web', 'ws-1', 'n1', 'exclusive', 9)", nil},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.

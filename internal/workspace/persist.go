@@ -23,6 +23,8 @@ type PersistOptions struct {
 	Base int
 	// Note is kept with the version.
 	Note string
+	// Unchanged makes it CodeConflict if there is anything to persist.
+	Unchanged bool
 	// Cache is the path of a file, outside the directory, that remembers what
 	// was persisted from it, so that only what changed is read the next time.
 	// It is made, replaced, and ignored if it does not fit. Empty: none.
@@ -71,6 +73,9 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 	saveCache(opts.Cache, w.ID(), p.remember())
 	if latest := head.latest(); bytes.Equal(latest.Root, encoded) {
 		return latest, nil
+	}
+	if opts.Unchanged {
+		return Version{}, errStale("the directory is not what the newest version holds")
 	}
 	v := Version{
 		Number: next.Number, Created: now(), Note: opts.Note, Root: encoded,

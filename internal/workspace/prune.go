@@ -2,7 +2,6 @@ package workspace
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -249,7 +248,7 @@ func (w *Workspace) Verify(ctx context.Context, deep bool) (Report, error) {
 	}
 	if deep {
 		if err := w.chunks.Check(ctx); err != nil {
-			return Report{}, fmt.Errorf("verify: %w", err)
+			return Report{}, err
 		}
 	}
 	r := Report{Versions: len(head.Versions)}

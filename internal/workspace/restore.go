@@ -293,8 +293,11 @@ func (r *restoring) finish(d placed) error {
 // unwritable classifies an error of a restore.
 func unwritable(name string, err error) error {
 	var known *sandbox.Error
-	if err == nil || errors.As(err, &known) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return err
+	case errors.As(err, &known):
+		return known // it may be joined with that of closing
 	}
 	code := sandbox.CodeUnavailable
 	switch {

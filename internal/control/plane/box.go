@@ -157,6 +157,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	if err == nil {
 		p.discard(late, b)
 	}
+	p.note(p.detachNow(ctx, b.ID, b.Name))
 	return err
 }
 

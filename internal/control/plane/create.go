@@ -3,6 +3,7 @@ package plane
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"strings"
 	"time"
@@ -149,6 +150,9 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 			want.Spec.Env[name] = value
 		}
 		want.Spec.Secrets = nil // they are in Env now, and what they stand for is in the store
+		if err := p.claim(ctx, tx, tenant, &spec); err != nil {
+			return err
+		}
 		intent, err = p.cfg.Audit.BeginTx(ctx, tx, a)
 		return err
 	})
@@ -196,7 +200,7 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 	switch {
 	case makeErr != nil:
 		p.discard(late, &store.Sandbox{ID: want.Spec.ID})
-		p.note(err)
+		p.note(errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:
 		// It runs, and the store says "creating": the next reconciliation
@@ -216,8 +220,12 @@ func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin
 			return nil, driver.Restored{}, err
 		}
 	}
+	req, err := p.mount(ctx, *want)
+	if err != nil {
+		return nil, driver.Restored{}, err
+	}
 	if origin == "" {
-		made, err := p.control.Create(ctx, *want)
+		made, err := p.control.Create(ctx, req)
 		return made, driver.Restored{}, err
 	}
 	keeper, err := p.keeper()
@@ -229,7 +237,7 @@ func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin
 		return nil, driver.Restored{}, err
 	}
 	defer release()
-	return p.control.Restore(ctx, *want, dir)
+	return p.control.Restore(ctx, req, dir)
 }
 
 // settle records the outcome of an announced action together with what it

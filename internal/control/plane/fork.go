@@ -114,6 +114,9 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 			if _, _, err := tx.CreateSandbox(ctx, t.box.Tenant, b, store.Create{}); err != nil {
 				return err
 			}
+			if err := p.claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
+				return err
+			}
 		}
 		var err error
 		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
@@ -142,6 +145,10 @@ func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted
 				if err := p.cfg.Environments.Put(w.Spec.ID, w.Spec.Env); err != nil {
 					return err
 				}
+			}
+			w, err := p.mount(ctx, w)
+			if err != nil {
+				return err
 			}
 			box, _, err := p.control.Restore(recorded(ctx), w, dir)
 			made[i] = box
@@ -215,6 +222,7 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 		p.note(err)
 		for _, w := range wanted {
 			p.discard(late, &store.Sandbox{ID: w.Spec.ID})
+			p.detachLater(w.Spec.ID, w.Spec.Name)
 		}
 		return nil, failed
 	}

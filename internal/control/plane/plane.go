@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/workspace/shelf"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -43,6 +44,8 @@ type Config struct {
 	Store *store.Store
 	Log   *eventlog.Log
 	Audit *audit.Recorder
+	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
+	Workspaces *shelf.Shelf
 	// Scratch is a directory for files that live for a moment.
 	Scratch string
 	// Passes seal the tokens for ports. Nil: tokens end with the Plane.
@@ -78,12 +81,14 @@ type Plane struct {
 	ring    *key.Ring
 	meter   *quota.Meter
 	locks   locks
-	watched sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
-	making  flights[sandbox.ID]
-	writing flights[string] // snapshots without a sandbox that answers for them
-	uses    uses
-	due     due
-	conns   connCount
+	// workspaces are locks too; a workspace's id stands where a sandbox's would.
+	workspaces locks
+	watched    sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
+	making     flights[sandbox.ID]
+	writing    flights[string] // snapshots without a sandbox that answers for them
+	uses       uses
+	due        due
+	conns      connCount
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so
@@ -110,7 +115,7 @@ func New(cfg Config) *Plane {
 	}
 	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1)}
 	p.life, p.stop = context.WithCancel(context.Background())
-	cfg.Control.Guard = p.guard
+	cfg.Control.Guard, cfg.Control.Workspaces = p.guard, cfg.Workspaces != nil
 	p.control = control.New(cfg.Control)
 	return p
 }
@@ -156,6 +161,7 @@ var glances = map[string]bool{
 	"quota.get": true, "tenant.list": true, "tenant.get": true,
 	"profile.get": true, "profile.list": true, "secret.list": true,
 	"template.list": true, "template.get": true,
+	"workspace.list": true, "workspace.get": true, "workspace.history": true, "workspace.diff": true, "workspace.verify": true,
 }
 
 // guard is the one place where a request becomes an action.

@@ -65,6 +65,7 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 	}
 	if now.state == sandbox.Gone {
 		p.discard(ctx, b)
+		p.detachLater(b.ID, b.Name)
 	}
 	return p.cfg.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
 		if now.exit != nil {
@@ -100,7 +101,7 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 	for _, f := range seen {
 		failed = append(failed, p.extra(ctx, f))
 	}
-	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx))
+	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx), p.detachEnded(ctx))
 	return errors.Join(failed...)
 }
 

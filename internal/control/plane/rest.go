@@ -378,6 +378,9 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox,
 	if err != nil {
 		return t.box, err
 	}
+	if req, err = p.mount(ctx, req); err != nil {
+		return t.box, err
+	}
 	id := t.box.Rest.Kept
 	dir, release, err := keeper.Use(ctx, id)
 	if err != nil {

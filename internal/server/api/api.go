@@ -69,6 +69,7 @@ func New(service Service, opts Options) *API {
 	a.profiles()
 	a.secrets()
 	a.templates()
+	a.workspaces()
 	a.mux.HandleFunc("/", a.nowhere)
 	return a
 }

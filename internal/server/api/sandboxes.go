@@ -104,5 +104,8 @@ func (r *CreateRequest) Spec() sandbox.Spec {
 	for _, m := range r.Mounts {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))
 	}
+	if w := r.Workspace; w != nil {
+		spec.Workspace = &sandbox.Workspace{Name: w.Name, Mode: sandbox.WorkspaceMode(w.Mode), ReadOnly: w.ReadOnly, Writable: w.Writable}
+	}
 	return spec
 }

@@ -72,6 +72,18 @@ type Service interface {
 	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
 	VerifyAudit(ctx context.Context) (AuditReport, error)
 
+	// Workspaces are named within the tenant.
+	CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace, error)
+	Workspaces(ctx context.Context) ([]Workspace, error)
+	Workspace(ctx context.Context, name string) (Workspace, error)
+	RemoveWorkspace(ctx context.Context, name string) error
+	WorkspaceHistory(ctx context.Context, name string) ([]WorkspaceVersion, error)
+	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []Change, more bool, err error)
+	PersistWorkspace(ctx context.Context, name, note string) (WorkspaceVersion, error)
+	RestoreWorkspace(ctx context.Context, name string, version int, note string) (WorkspaceVersion, error)
+	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (Pruned, error)
+	VerifyWorkspace(ctx context.Context, name string, deep bool) (WorkspaceReport, error)
+
 	// OwnTenant returns the caller's tenant; the others are for the owner of
 	// the machine.
 	OwnTenant(ctx context.Context) (Tenant, error)

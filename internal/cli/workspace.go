@@ -1,0 +1,295 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// workspaceFlags say which workspace a new sandbox gets.
+type workspaceFlags struct {
+	name               string
+	readOnly, writable []string
+}
+
+func (f *workspaceFlags) register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.name, "workspace", "", "attach this workspace at "+sandbox.WorkspaceDir+": NAME, or NAME:ro to read only; see: atoll workspace")
+	flags.StringArrayVar(&f.readOnly, "workspace-read-only", nil, "a directory below the workspace that cannot be written to; may be repeated")
+	flags.StringArrayVar(&f.writable, "workspace-writable", nil, "the only directory below the workspace that can be written to; may be repeated")
+}
+
+func (f *workspaceFlags) spec() (*sandbox.Workspace, error) {
+	if f.name == "" {
+		if len(f.readOnly)+len(f.writable) > 0 {
+			return nil, badFlag("workspace", "is needed to limit what can be written to it")
+		}
+		return nil, nil
+	}
+	name, mode, _ := strings.Cut(f.name, ":")
+	w := &sandbox.Workspace{Name: name, ReadOnly: f.readOnly, Writable: f.writable}
+	switch mode {
+	case "", "rw":
+	case "ro":
+		w.Mode = sandbox.WorkspaceRead
+	default:
+		return nil, badFlag("workspace", "is neither NAME nor NAME:ro")
+	}
+	return w, nil
+}
+
+func (a *App) workspaceCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "workspace", Short: "Keep directories that outlive sandboxes, with their history", GroupID: groupDaemon,
+		Long: `A workspace is a directory that outlives sandboxes, the daemon and the machine: a
+sandbox that was given it (atoll run --workspace NAME) sees it at ` + sandbox.WorkspaceDir + `, and when
+the sandbox is removed a new version of it is kept. One sandbox can have it to
+write, or any number to read.`,
+		Example: `  atoll workspace create notes
+  atoll run --workspace notes -- sh -c 'date >>/workspace/log'
+  atoll workspace history notes`,
+	}, a.workspaceCreateCmd(), a.workspaceListCmd(), a.workspaceInspectCmd(), a.workspaceHistoryCmd(), a.workspaceDiffCmd(),
+		a.workspaceRestoreCmd(), a.workspacePersistCmd(), a.workspacePruneCmd(), a.workspaceVerifyCmd(), a.workspaceRemoveCmd())
+}
+
+// workspaceVerb adapts what is done with a daemon and shows the result: as
+// JSON, or with text.
+func workspaceVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
+	var asJSON bool
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		out, err := do(ctx, c, args)
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return a.printJSON(out)
+		}
+		return text(out)
+	})
+	return cmd
+}
+
+func (a *App) tell(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.Stdout, format+"\n", args...)
+	return err
+}
+
+func bytesText(n int64) string { return units.BytesSize(float64(n)) }
+
+func (a *App) workspaceCreateCmd() *cobra.Command {
+	var opts atoll.WorkspaceOptions
+	var most sizeFlag
+	cmd := &cobra.Command{
+		Use: "create [flags] NAME", Short: "Make an empty workspace", Args: cobra.ExactArgs(1),
+		Example: `  atoll workspace create --encrypt --max-size 10g notes`,
+	}
+	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
+	cmd.Flags().Var(&most, "max-size", "bytes that one version may hold; what is over is not persisted")
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Workspace, error) {
+		opts.MaxBytes = int64(most)
+		return c.CreateWorkspace(ctx, args[0], opts)
+	}, func(w atoll.Workspace) error { return a.tell("%s", w.Name) })
+}
+
+func attachedText(w atoll.Workspace) string {
+	var all []string
+	for _, at := range w.Attached {
+		all = append(all, fmt.Sprintf("%s (%s)", at.Sandbox, at.Mode))
+	}
+	if len(all) == 0 {
+		return "-"
+	}
+	return strings.Join(all, ", ")
+}
+
+func (a *App) workspaceListCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]atoll.Workspace, error) {
+		return c.Workspaces(ctx)
+	}, func(all []atoll.Workspace) error {
+		rows := make([][]string, 0, len(all))
+		for _, w := range all {
+			state := "ok"
+			if w.Problem != "" {
+				state = "unsaved"
+			}
+			rows = append(rows, []string{w.Name, state, attachedText(w), ago(w.Created)})
+		}
+		return a.table("NAME STATE ATTACHED CREATED", rows)
+	})
+}
+
+func (a *App) workspaceInspectCmd() *cobra.Command {
+	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), Example: `  atoll workspace inspect notes`}
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Workspace, error) {
+		return c.Workspace(ctx, args[0])
+	}, func(w atoll.Workspace) error {
+		rows := [][]string{
+			{"name", w.Name}, {"created", ago(w.Created)}, {"encrypted", strconv.FormatBool(w.Encrypted)}, {"attached", attachedText(w)},
+		}
+		if w.MaxBytes > 0 {
+			rows = append(rows, []string{"largest version allowed", bytesText(w.MaxBytes)})
+		}
+		if v := w.Latest; v != nil {
+			rows = append(rows, []string{"newest version", fmt.Sprintf("%d, %s, %d files, %s", v.Number, ago(v.Created), v.Files, bytesText(v.Bytes))})
+		}
+		if w.Problem != "" {
+			rows = append(rows, []string{"not persisted", w.Problem})
+		}
+		return a.table("WHAT VALUE", rows)
+	})
+}
+
+func (a *App) workspaceHistoryCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), Example: `  atoll workspace history notes`,
+	}
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]atoll.Version, error) {
+		return c.WorkspaceVersions(ctx, args[0])
+	}, func(all []atoll.Version) error {
+		rows := make([][]string, len(all))
+		for i, v := range all {
+			rows[len(all)-1-i] = []string{strconv.Itoa(v.Number), ago(v.Created), strconv.FormatInt(v.Files, 10), bytesText(v.Bytes), bytesText(v.Added), v.Note}
+		}
+		return a.table("VERSION CREATED FILES SIZE ADDED NOTE", rows)
+	})
+}
+
+// versionArg reads the number of a version.
+func versionArg(text string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 {
+		return 0, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "version", Message: fmt.Sprintf("%.40q is not the number of a version", text)}
+	}
+	return n, nil
+}
+
+func (a *App) workspaceDiffCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "diff NAME FROM [TO]", Short: "Show what changed between two versions", Args: cobra.RangeArgs(2, 3),
+		Long: `Diff lists what changed from one version to another, or to the newest: A is added,
+D removed, M modified, and T touched (another mode, owner, time or attribute).`,
+		Example: `  atoll workspace diff notes 1`,
+	}
+	type diff struct {
+		Changes []atoll.WorkspaceChange `json:"changes"`
+		More    bool                    `json:"more,omitempty"`
+	}
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
+		var numbers [2]int
+		for i, text := range args[1:] {
+			if numbers[i], err = versionArg(text); err != nil {
+				return d, err
+			}
+		}
+		d.Changes, d.More, err = c.DiffWorkspace(ctx, args[0], numbers[0], numbers[1])
+		return d, err
+	}, func(d diff) error {
+		letters := map[string]string{"added": "A", "removed": "D", "modified": "M", "touched": "T"}
+		for _, c := range d.Changes {
+			if err := a.tell("%s %s", letters[c.Kind], visible(c.Path)); err != nil {
+				return err
+			}
+		}
+		if d.More {
+			return a.tell("… and more")
+		}
+		return nil
+	})
+}
+
+func (a *App) workspaceRestoreCmd() *cobra.Command {
+	var note string
+	cmd := &cobra.Command{
+		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2),
+		Long: `Restore makes a new version with the content of an older one. Nothing is lost: what
+was the newest is in the history.`,
+		Example: `  atoll workspace restore notes 1`,
+	}
+	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Version, error) {
+		n, err := versionArg(args[1])
+		if err != nil {
+			return atoll.Version{}, err
+		}
+		if note == "" {
+			note = fmt.Sprintf("version %d restored", n)
+		}
+		return c.RestoreWorkspace(ctx, args[0], n, note)
+	}, func(v atoll.Version) error { return a.tell("version %d", v.Number) })
+}
+
+func (a *App) workspacePersistCmd() *cobra.Command {
+	var note string
+	cmd := &cobra.Command{
+		Use: "persist [flags] NAME", Short: "Make a version of what a workspace holds by now", Args: cobra.ExactArgs(1),
+		Long: `Persist makes a version while a sandbox may be changing the workspace: each file as
+it is at one moment, but not all at the same. It happens by itself when the sandbox
+is removed.`,
+		Example: `  atoll workspace persist --note "before the upgrade" notes`,
+	}
+	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Version, error) {
+		return c.PersistWorkspace(ctx, args[0], note)
+	}, func(v atoll.Version) error { return a.tell("version %d", v.Number) })
+}
+
+func (a *App) workspacePruneCmd() *cobra.Command {
+	var keep atoll.Keep
+	var within durationFlag
+	cmd := &cobra.Command{
+		Use: "prune [flags] NAME", Short: "Forget versions and free what they took", Args: cobra.ExactArgs(1),
+		Long: `Prune forgets the versions that neither flag keeps, never the newest, and removes
+what no version needs. Without a flag it keeps all versions and removes rubbish.`,
+		Example: `  atoll workspace prune --keep-last 10 notes`,
+	}
+	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep so many of the newest")
+	cmd.Flags().Var(&within, "keep-within", "keep all that are younger, such as 720h")
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Pruned, error) {
+		keep.Within = time.Duration(within)
+		return c.PruneWorkspace(ctx, args[0], keep)
+	}, func(p atoll.Pruned) error {
+		return a.tell("%d versions forgotten, %s freed", len(p.Versions), bytesText(max(0, p.Freed)))
+	})
+}
+
+func (a *App) workspaceVerifyCmd() *cobra.Command {
+	var deep bool
+	cmd := &cobra.Command{
+		Use: "verify [flags] NAME", Short: "Make sure that every version can be restored", Args: cobra.ExactArgs(1),
+		Example: `  atoll workspace verify --deep notes`,
+	}
+	cmd.Flags().BoolVar(&deep, "deep", false, "read every byte that is stored")
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.WorkspaceReport, error) {
+		return c.VerifyWorkspace(ctx, args[0], deep)
+	}, func(r atoll.WorkspaceReport) error {
+		return a.tell("%d versions in %d chunks, %s: all is there", r.Versions, r.Chunks, bytesText(r.Bytes))
+	})
+}
+
+func (a *App) workspaceRemoveCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), Example: `  atoll workspace rm notes`,
+	}
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]string, error) {
+		for _, name := range args {
+			if err := c.RemoveWorkspace(ctx, name); err != nil {
+				return nil, err
+			}
+		}
+		return args, nil
+	}, func(names []string) error { return a.tell("%s", strings.Join(names, "\n")) })
+}

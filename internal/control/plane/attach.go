@@ -1,0 +1,187 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/workspace"
+	"github.com/atoll-run/atoll/internal/workspace/shelf"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// claim records that a sandbox gets the workspace it asks for.
+func (p *Plane) claim(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec) error {
+	ref := spec.Workspace
+	if ref == nil {
+		return nil
+	}
+	if err := p.shelved(); err != nil {
+		return err
+	}
+	w, err := tx.LockWorkspace(ctx, tenant, ref.Name)
+	if err != nil {
+		return err
+	}
+	if w.Removing {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: ref.Name, Message: "the workspace is being removed"}
+	}
+	mode := ref.Mode
+	if mode == "" {
+		mode = sandbox.WorkspaceExclusive
+	}
+	return tx.Attach(ctx, w, store.Attachment{Sandbox: spec.ID, Node: p.cfg.Node, Mode: mode})
+}
+
+// mount makes the directory of a claimed workspace ready and puts it into what
+// the provider is asked for. The record of the sandbox does not know where that
+// is.
+func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.CreateRequest, error) {
+	ref := want.Spec.Workspace
+	if ref == nil {
+		return want, nil
+	}
+	var row store.Workspace
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+		_, row, err = tx.AttachmentOf(ctx, want.Spec.ID)
+		return err
+	})
+	if err != nil {
+		return want, err
+	}
+	err = p.withWorkspace(ctx, row, func(w *workspace.Workspace) error {
+		mounts, err := p.mounts(ctx, w, ref)
+		want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
+		return err
+	})
+	want.Spec.Workspace = nil
+	return want, named(opCreate, err)
+}
+
+// mounts returns what to show of a workspace. What may not be written is a
+// mount of its own, so that it is the file server outside that refuses.
+func (p *Plane) mounts(ctx context.Context, w *workspace.Workspace, ref *sandbox.Workspace) ([]sandbox.Mount, error) {
+	if ref.Mode == sandbox.WorkspaceRead {
+		dir, err := p.cfg.Workspaces.Reading(ctx, w)
+		return []sandbox.Mount{{Source: dir, Target: sandbox.WorkspaceDir, ReadOnly: true}}, err
+	}
+	dir, err := p.cfg.Workspaces.Checkout(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	if err := firstError(shelf.Subdirs(dir, ref.Writable, true), shelf.Subdirs(dir, ref.ReadOnly, false)); err != nil {
+		return nil, err
+	}
+	mounts := []sandbox.Mount{{Source: dir, Target: sandbox.WorkspaceDir, ReadOnly: len(ref.Writable) > 0}}
+	for _, list := range []struct {
+		paths    []string
+		readOnly bool
+	}{{ref.Writable, false}, {ref.ReadOnly, true}} {
+		for _, sub := range list.paths {
+			mounts = append(mounts, sandbox.Mount{
+				Source: path.Join(dir, sub), Target: path.Join(sandbox.WorkspaceDir, sub), ReadOnly: list.readOnly,
+			})
+		}
+	}
+	return mounts, nil
+}
+
+// persistTimeout bounds the persist of a sandbox that ended, which nobody may
+// be waiting for.
+const persistTimeout = time.Hour
+
+// detach persists what a sandbox that has ended left in its workspace, and lets
+// others have it. If the blob store cannot be reached the workspace stays
+// attached, and the next reconciliation tries again; what can never be
+// persisted stays where it is until somebody mends that.
+func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
+	if p.cfg.Workspaces == nil {
+		return nil
+	}
+	var a store.Attachment
+	var row store.Workspace
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+		a, row, err = tx.AttachmentOf(ctx, id)
+		return err
+	})
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	fact := audit.Action{Tenant: row.Tenant, Op: "workspace.detach", Sandbox: id, Name: name, Subject: row.Name}
+	allowed := func() error { return nil }
+	return p.cfg.Audit.Do(ctx, fact, allowed, func(ctx context.Context) (audit.Outcome, error) {
+		return audit.Outcome{}, p.withWorkspace(ctx, row, func(w *workspace.Workspace) error { return p.letGo(ctx, a, row, w) })
+	})
+}
+
+func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspace, w *workspace.Workspace) error {
+	if a.Mode != sandbox.WorkspaceRead {
+		_, err := p.persist(ctx, row, w, "the sandbox "+string(a.Sandbox)+" ended", true)
+		switch sandbox.CodeOf(err) {
+		case "":
+		case sandbox.CodeExhausted, sandbox.CodeInvalid, sandbox.CodeConflict, sandbox.CodeDenied, sandbox.CodeUnsupported:
+			p.note(err) // the problem is written down, and the files stay
+		default:
+			p.unsettled.Store(true)
+			return err
+		}
+	}
+	var left []store.Attachment
+	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		if err = tx.Detach(ctx, a.Sandbox); err == nil {
+			left, err = tx.Attachments(ctx, row.ID)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, other := range left {
+		if other.Node == p.cfg.Node {
+			return nil
+		}
+	}
+	return p.cfg.Workspaces.Unread(row.ID)
+}
+
+// detachEnded lets go of the workspaces of sandboxes that are gone.
+func (p *Plane) detachEnded(ctx context.Context) error {
+	if p.cfg.Workspaces == nil {
+		return nil
+	}
+	ended, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Attachment, error) {
+		return tx.Operator().Ended(ctx, p.cfg.Node)
+	})
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, a := range ended {
+		if !p.making.has(a.Sandbox) {
+			failed = append(failed, p.detach(ctx, a.Sandbox, ""))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// detachLater is detach for whoever does not wait.
+func (p *Plane) detachLater(id sandbox.ID, name string) {
+	p.background.Go(func() { p.note(p.detach(p.life, id, name)) })
+}
+
+// detachNow is detach for whoever removed the sandbox and may be gone himself.
+func (p *Plane) detachNow(ctx context.Context, id sandbox.ID, name string) error {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistTimeout)
+	defer cancel()
+	stop := context.AfterFunc(p.life, cancel)
+	defer stop()
+	return p.detach(late, id, name)
+}

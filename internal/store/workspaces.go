@@ -1,0 +1,138 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Workspace is what is kept of a workspace: everything but its content.
+type Workspace struct {
+	ID        string // names it in the blob store; never reused
+	Tenant    string
+	Name      string
+	Encrypted bool
+	MaxBytes  int64  // of contents in one version; zero: no limit
+	Problem   string // what kept the last state from being persisted; empty: nothing
+	Removing  bool   // its content may be gone in part
+	Created   time.Time
+}
+
+// Attachment says that a sandbox has a workspace.
+type Attachment struct {
+	Sandbox   sandbox.ID
+	Workspace string // its id
+	Node      string
+	Mode      sandbox.WorkspaceMode
+	Created   time.Time
+}
+
+const workspaceQuery = "SELECT id, tenant, name, encrypted, max_bytes, problem, removing, created FROM workspaces WHERE "
+
+func scanWorkspace(row scanner) (w Workspace, err error) {
+	var encrypted, removing, created int64
+	err = row.Scan(&w.ID, &w.Tenant, &w.Name, &encrypted, &w.MaxBytes, &w.Problem, &removing, &created)
+	w.Encrypted, w.Removing, w.Created = encrypted != 0, removing != 0, timeOf(created)
+	return w, err
+}
+
+const attachmentColumns = "a.sandbox, a.workspace, a.node, a.mode, a.created"
+
+func scanAttachment(row scanner) (a Attachment, err error) {
+	var created int64
+	err = row.Scan(&a.Sandbox, &a.Workspace, &a.Node, &a.Mode, &created)
+	a.Created = timeOf(created)
+	return a, err
+}
+
+// AddWorkspace records a workspace, whose ID must be new. A name that the
+// tenant has already is CodeAlreadyExists.
+func (tx *Tx) AddWorkspace(ctx context.Context, w Workspace) error {
+	n, err := tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT (tenant, name) DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(tx.Now()))
+	if err == nil && n == 0 {
+		return fail(sandbox.CodeAlreadyExists, w.Name, "a workspace of that name exists")
+	}
+	return err
+}
+
+// Workspace returns a workspace of a tenant by its name; an unknown one is
+// CodeNotFound.
+func (tx *Tx) Workspace(ctx context.Context, tenant, name string) (Workspace, error) {
+	w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2", tenant, name))
+	return w, missing(err, "workspace", name)
+}
+
+// LockWorkspace is Workspace, and lets nobody else attach or change it until
+// the transaction ends.
+func (tx *Tx) LockWorkspace(ctx context.Context, tenant, name string) (Workspace, error) {
+	w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2"+tx.s.dialect.forUpdate(), tenant, name))
+	return w, missing(err, "workspace", name)
+}
+
+// Workspaces lists the workspaces of a tenant by name.
+func (tx *Tx) Workspaces(ctx context.Context, tenant string) ([]Workspace, error) {
+	rows, err := tx.query(ctx, workspaceQuery+"tenant = $1 ORDER BY name", tenant)
+	return collect(rows, err, scanWorkspace)
+}
+
+// SetWorkspace changes what may change of a workspace: Problem and Removing.
+func (tx *Tx) SetWorkspace(ctx context.Context, w Workspace) error {
+	_, err := tx.exec(ctx, "UPDATE workspaces SET problem = $1, removing = $2 WHERE id = $3", w.Problem, flag(w.Removing), w.ID)
+	return err
+}
+
+// RemoveWorkspace forgets a workspace. It must not be attached.
+func (tx *Tx) RemoveWorkspace(ctx context.Context, id string) error {
+	_, err := tx.exec(ctx, "DELETE FROM workspaces WHERE id = $1", id)
+	return err
+}
+
+// Attachments lists which sandboxes have a workspace, oldest first.
+func (tx *Tx) Attachments(ctx context.Context, workspace string) ([]Attachment, error) {
+	rows, err := tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.workspace = $1 ORDER BY a.created, a.sandbox", workspace)
+	return collect(rows, err, scanAttachment)
+}
+
+// Attach records that a sandbox gets a workspace, which the caller has locked. One that
+// another sandbox has is CodeConflict, unless both only read.
+func (tx *Tx) Attach(ctx context.Context, w Workspace, a Attachment) error {
+	others, err := tx.Attachments(ctx, w.ID)
+	if err != nil {
+		return err
+	}
+	for _, other := range others {
+		if a.Mode != sandbox.WorkspaceRead || other.Mode != sandbox.WorkspaceRead {
+			e := fail(sandbox.CodeConflict, w.Name, "the workspace is attached to the sandbox %s", other.Sandbox).(*sandbox.Error)
+			e.Hint = "remove that sandbox first"
+			return e
+		}
+	}
+	_, err = tx.exec(ctx, "INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ($1, $2, $3, $4, $5)",
+		string(a.Sandbox), w.ID, a.Node, string(a.Mode), nanos(tx.Now()))
+	return err
+}
+
+// Detach forgets that a sandbox has a workspace.
+func (tx *Tx) Detach(ctx context.Context, id sandbox.ID) error {
+	_, err := tx.exec(ctx, "DELETE FROM attachments WHERE sandbox = $1", string(id))
+	return err
+}
+
+// AttachmentOf returns what a sandbox has, with its workspace. None is
+// CodeNotFound.
+func (tx *Tx) AttachmentOf(ctx context.Context, id sandbox.ID) (Attachment, Workspace, error) {
+	a, err := scanAttachment(tx.queryRow(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.sandbox = $1", string(id)))
+	if err != nil {
+		return a, Workspace{}, missing(err, "attachment", string(id))
+	}
+	w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"id = $1", a.Workspace))
+	return a, w, missing(err, "workspace", a.Workspace)
+}
+
+// Ended lists the attachments of a node whose sandboxes are gone.
+func (o *Operator) Ended(ctx context.Context, node string) ([]Attachment, error) {
+	rows, err := o.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a LEFT JOIN sandboxes s ON s.id = a.sandbox WHERE a.node = $1 AND (s.id IS NULL OR s.state = 'gone') ORDER BY a.created", node)
+	return collect(rows, err, scanAttachment)
+}

@@ -1,0 +1,126 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestWorkspaces(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		ctx := t.Context()
+		s := open(store.Options{Now: newClock().now})
+		tenants(t, s, "acme", "evil")
+		add := func(w store.Workspace) error {
+			return s.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, w) })
+		}
+		ok(t, add(store.Workspace{ID: "ws-1", Tenant: "acme", Name: "notes", Encrypted: true, MaxBytes: 5}))
+		wantCode(t, add(store.Workspace{ID: "ws-2", Tenant: "acme", Name: "notes"}), sandbox.CodeAlreadyExists)
+		ok(t, add(store.Workspace{ID: "ws-3", Tenant: "evil", Name: "notes"}))
+
+		find := func(tenant, name string) (store.Workspace, error) {
+			return store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, tenant, name) })
+		}
+		w, err := find("acme", "notes")
+		ok(t, err)
+		if w.ID != "ws-1" || !w.Encrypted || w.MaxBytes != 5 || w.Created.IsZero() || w.Removing || w.Problem != "" {
+			t.Errorf("%+v", w)
+		}
+		if other, err := find("evil", "notes"); err != nil || other.ID != "ws-3" {
+			t.Errorf("the other tenant's: %+v, %v", other, err)
+		}
+		_, err = find("acme", "none")
+		wantCode(t, err, sandbox.CodeNotFound)
+
+		w.Problem, w.Removing = "the disk is full", true
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.SetWorkspace(ctx, w) }))
+		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Workspace, error) { return tx.Workspaces(ctx, "acme") })
+		if err != nil || len(all) != 1 || all[0].Problem != w.Problem || !all[0].Removing {
+			t.Errorf("%+v, %v", all, err)
+		}
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, "ws-1") }))
+		_, err = find("acme", "notes")
+		wantCode(t, err, sandbox.CodeNotFound)
+	})
+}
+
+func TestAttachments(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		ctx := t.Context()
+		s := open(store.Options{Now: newClock().now})
+		tenants(t, s, "acme")
+		ok(t, s.Update(ctx, func(tx *store.Tx) error {
+			return tx.AddWorkspace(ctx, store.Workspace{ID: "ws-1", Tenant: "acme", Name: "notes"})
+		}))
+		attach := func(box string, mode sandbox.WorkspaceMode) error {
+			return s.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+				w, err := tx.LockWorkspace(ctx, "acme", "notes")
+				if err != nil {
+					return err
+				}
+				return tx.Attach(ctx, w, store.Attachment{Sandbox: sandbox.ID(box), Node: "n1", Mode: mode})
+			})
+		}
+		detach := func(box string) {
+			ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Detach(ctx, sandbox.ID(box)) }))
+		}
+		// Of many that ask at once, one gets it.
+		var won atomic.Int32
+		var winner atomic.Value
+		var asking sync.WaitGroup
+		for i := range 8 {
+			asking.Go(func() {
+				name := fmt.Sprintf("box%d", i)
+				switch err := attach(name, sandbox.WorkspaceExclusive); sandbox.CodeOf(err) {
+				case "":
+					won.Add(1)
+					winner.Store(name)
+				case sandbox.CodeConflict:
+				default:
+					t.Errorf("a loser got %v", err)
+				}
+			})
+		}
+		asking.Wait()
+		if won.Load() != 1 {
+			t.Fatalf("%d have it", won.Load())
+		}
+		wantCode(t, attach("reader", sandbox.WorkspaceRead), sandbox.CodeConflict)
+		detach(winner.Load().(string))
+		ok(t, attach("id-reader1", sandbox.WorkspaceRead))
+		ok(t, attach("id-reader2", sandbox.WorkspaceRead))
+		wantCode(t, attach("writer", sandbox.WorkspaceExclusive), sandbox.CodeConflict)
+
+		// Whose sandboxes are gone, or forgotten, is found.
+		mustCreate(t, s, "acme", box("reader1"))
+		ended := func() []store.Attachment {
+			found, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Operator().Ended(ctx, "n1") })
+			ok(t, err)
+			return found
+		}
+		if found := ended(); len(found) != 1 || found[0].Sandbox != "id-reader2" || found[0].Mode != sandbox.WorkspaceRead {
+			t.Errorf("%+v", found)
+		}
+		_, err := update(s, "acme", "id-reader1", store.Expect{}, setState(sandbox.Gone))
+		ok(t, err)
+		if found := ended(); len(found) != 2 {
+			t.Errorf("%+v", found)
+		}
+		a, w, err := func() (a store.Attachment, w store.Workspace, err error) {
+			err = s.View(ctx, func(tx *store.Tx) (err error) {
+				a, w, err = tx.AttachmentOf(ctx, "id-reader1")
+				return err
+			})
+			return a, w, err
+		}()
+		if err != nil || a.Workspace != "ws-1" || w.Name != "notes" {
+			t.Errorf("%+v, %+v, %v", a, w, err)
+		}
+	})
+}

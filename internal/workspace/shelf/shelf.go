@@ -1,0 +1,382 @@
+// Package shelf keeps the directories of a machine in which sandboxes see their
+// workspaces.
+//
+// Each workspace has a directory of its own:
+//
+//	tree       what the exclusive sandbox works in, once it is whole
+//	base       the number of the version that tree was made from, or became last
+//	dirty      exists while tree may hold what no version has
+//	cache      what the last persist learned about tree
+//	read/N     version N, for sandboxes that only read
+//	new-*      rubbish: what was being made when somebody was killed
+//	unsaved-N  a tree made from version N that nobody persisted and that another
+//	           machine has overtaken; kept for a person to look at
+//
+// What is made gets its name when it is whole. Who may use a workspace is
+// decided above; no two callers touch one workspace at the same time.
+package shelf
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/workspace"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Shelf is a directory with the workspaces that are used on this machine, and
+// the blob store that has all of them.
+type Shelf struct {
+	dir   string
+	blobs blob.Store
+	key   []byte
+}
+
+// Open opens the directory, making it if it is missing. Key is what encrypted
+// workspaces are encrypted with; see [Key].
+func Open(dir string, blobs blob.Store, key []byte) (*Shelf, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, failed("open", err)
+	}
+	return &Shelf{dir: dir, blobs: blobs, key: key}, nil
+}
+
+// Key reads a key from a file that only its owner may read, and makes both if
+// the file is missing. Whoever has it reads all encrypted workspaces; without
+// it nobody does.
+func Key(name string) ([]byte, error) {
+	key, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return makeKey(name)
+	}
+	if err != nil {
+		return nil, failed("key", err)
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, failed("key", err)
+	}
+	if info.Mode().Perm()&0o077 != 0 || len(key) != 32 {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "workspace.key", Subject: name, Message: "is not 32 bytes that only its owner may read",
+			Hint: "put the right file back; without it encrypted workspaces are lost",
+		}
+	}
+	return key, nil
+}
+
+// makeKey writes a key so that the file is there whole or not at all.
+func makeKey(name string) ([]byte, error) {
+	key := make([]byte, 32)
+	_, _ = rand.Read(key) // it does not fail
+	tmp := name + ".new"
+	if err := os.WriteFile(tmp, key, 0o600); err != nil {
+		return nil, failed("key", err)
+	}
+	if err := errors.Join(syncFile(tmp), os.Rename(tmp, name), syncFile(filepath.Dir(name))); err != nil {
+		return nil, failed("key", err)
+	}
+	return key, nil
+}
+
+func syncFile(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Create makes a workspace in the blob store.
+func (s *Shelf) Create(ctx context.Context, id string, encrypted bool) error {
+	opts := workspace.CreateOptions{ID: id}
+	if encrypted {
+		opts.Key = s.key
+	}
+	_, err := workspace.Create(ctx, s.part(id), opts)
+	return err
+}
+
+// begin finishes a Create that somebody was killed in, before anything was
+// persisted.
+func (s *Shelf) begin(ctx context.Context, id string, encrypted bool, lost error) (*workspace.Workspace, error) {
+	for _, err := range s.part(id).List(ctx, "") {
+		if err != nil {
+			return nil, err
+		}
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "workspace.open", Message: "the store is damaged: its description is missing", Cause: lost}
+	}
+	if err := s.Create(ctx, id, encrypted); err != nil {
+		return nil, err
+	}
+	return s.Open(ctx, id, encrypted)
+}
+
+func (s *Shelf) part(id string) blob.Store { return blob.Below(s.blobs, "workspaces/"+id) }
+
+// Open opens a workspace.
+func (s *Shelf) Open(ctx context.Context, id string, encrypted bool) (*workspace.Workspace, error) {
+	var key []byte
+	if encrypted {
+		key = s.key
+	}
+	w, err := workspace.Open(ctx, s.part(id), key)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		w, err = s.begin(ctx, id, encrypted, err)
+	}
+	if err == nil && w.ID() != id {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "workspace.open", Message: "the store is damaged: another workspace is in its place"}
+	}
+	return w, err
+}
+
+// Remove removes a workspace, here and in the blob store. It may be repeated.
+func (s *Shelf) Remove(ctx context.Context, id string) error {
+	if err := workspace.Delete(ctx, s.part(id)); err != nil {
+		return err
+	}
+	return failed("remove", os.RemoveAll(s.path(id)))
+}
+
+func (s *Shelf) path(id string, elements ...string) string {
+	return filepath.Join(append([]string{s.dir, id}, elements...)...)
+}
+
+// Checkout returns the directory for an exclusive sandbox, with what the last
+// one left there, or the newest version if that is newer.
+func (s *Shelf) Checkout(ctx context.Context, w *workspace.Workspace) (string, error) {
+	id := w.ID()
+	if err := s.sweep(id); err != nil {
+		return "", err
+	}
+	latest, err := w.Latest(ctx)
+	if err != nil {
+		return "", err
+	}
+	tree := s.path(id, "tree")
+	base, there := s.base(id)
+	if there && base == latest.Number {
+		return tree, s.mark(id)
+	}
+	if there {
+		if err := s.setAside(id, base); err != nil {
+			return "", err
+		}
+	}
+	if err := s.restore(ctx, w, latest.Number, tree); err != nil {
+		return "", err
+	}
+	if err := s.setBase(id, latest.Number); err != nil {
+		return "", err
+	}
+	return tree, s.mark(id)
+}
+
+// base returns what the tree was made from, and whether there is a whole one.
+func (s *Shelf) base(id string) (int, bool) {
+	text, err := os.ReadFile(s.path(id, "base"))
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(string(text))
+	if err != nil {
+		return 0, false
+	}
+	_, err = os.Lstat(s.path(id, "tree"))
+	return n, err == nil
+}
+
+func (s *Shelf) setBase(id string, n int) error {
+	tmp := s.path(id, "new-base")
+	err := os.WriteFile(tmp, []byte(strconv.Itoa(n)), 0o600)
+	return failed("checkout", errors.Join(err, os.Rename(tmp, s.path(id, "base"))))
+}
+
+func (s *Shelf) mark(id string) error {
+	return failed("checkout", os.WriteFile(s.path(id, "dirty"), nil, 0o600))
+}
+
+// setAside makes room for a newer tree. One that may hold what no version has
+// is kept.
+func (s *Shelf) setAside(id string, base int) error {
+	if _, err := os.Lstat(s.path(id, "dirty")); err == nil {
+		kept := s.path(id, "unsaved-"+strconv.Itoa(base)+"-"+rand.Text()[:6])
+		if err := os.Rename(s.path(id, "tree"), kept); err != nil {
+			return failed("checkout", err)
+		}
+	}
+	return failed("checkout", errors.Join(
+		os.RemoveAll(s.path(id, "base")), os.RemoveAll(s.path(id, "cache")), os.RemoveAll(s.path(id, "dirty")), os.RemoveAll(s.path(id, "tree")),
+	))
+}
+
+// restore makes a directory with a version, whole or not at all.
+func (s *Shelf) restore(ctx context.Context, w *workspace.Workspace, number int, at string) error {
+	tmp := s.path(w.ID(), "new-"+rand.Text())
+	if err := os.RemoveAll(at); err != nil {
+		return failed("checkout", err)
+	}
+	// Whoever the sandbox's user is may write there; nobody but sandboxes can
+	// reach it.
+	if err := errors.Join(os.MkdirAll(tmp, 0o700), os.MkdirAll(filepath.Dir(at), 0o700)); err != nil {
+		return failed("checkout", err)
+	}
+	err := func() error {
+		if number == 0 {
+			return os.Chmod(tmp, 0o777)
+		}
+		root, err := os.OpenRoot(tmp)
+		if err != nil {
+			return err
+		}
+		_, err = w.Restore(ctx, number, root)
+		return errors.Join(err, root.Close())
+	}()
+	if err == nil {
+		err = os.Rename(tmp, at)
+	}
+	if err != nil {
+		_ = os.RemoveAll(tmp) // or the next sweep does
+	}
+	return failed("checkout", err)
+}
+
+// sweep removes what somebody who was killed has left.
+func (s *Shelf) sweep(id string) error {
+	if err := os.MkdirAll(s.path(id), 0o700); err != nil {
+		return failed("checkout", err)
+	}
+	entries, err := os.ReadDir(s.path(id))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "new-") {
+			err = errors.Join(err, os.RemoveAll(s.path(id, e.Name())))
+		}
+	}
+	return failed("checkout", err)
+}
+
+// Subdirs makes sure that paths below a tree are real directories: not links,
+// which could lead a mount anywhere. Those that are missing are made if make is
+// set.
+func Subdirs(tree string, paths []string, mk bool) error {
+	root, err := os.OpenRoot(tree)
+	if err != nil {
+		return failed("checkout", err)
+	}
+	defer func() { _ = root.Close() }() // it was not written to
+	for _, p := range paths {
+		at := ""
+		for element := range strings.SplitSeq(p, "/") {
+			at = filepath.Join(at, element)
+			info, err := root.Lstat(at)
+			if errors.Is(err, fs.ErrNotExist) && mk {
+				if err = root.Mkdir(at, 0o777); err == nil {
+					err = root.Chmod(at, 0o777) // whatever the umask is
+				}
+				if err == nil {
+					info, err = root.Lstat(at)
+				}
+			}
+			if err != nil || !info.IsDir() {
+				return &sandbox.Error{
+					Code: sandbox.CodeInvalid, Op: "workspace.attach", Subject: p, Message: "is not a directory of the workspace", Cause: err,
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Reading returns a directory with the newest version, for sandboxes that only
+// read.
+func (s *Shelf) Reading(ctx context.Context, w *workspace.Workspace) (string, error) {
+	if err := s.sweep(w.ID()); err != nil {
+		return "", err
+	}
+	latest, err := w.Latest(ctx)
+	if err != nil {
+		return "", err
+	}
+	at := s.path(w.ID(), "read", strconv.Itoa(latest.Number))
+	if _, err := os.Lstat(at); err == nil {
+		return at, nil
+	}
+	return at, s.restore(ctx, w, latest.Number, at)
+}
+
+// Unread removes what Reading returned. Nobody may read any more.
+func (s *Shelf) Unread(id string) error {
+	return failed("detach", os.RemoveAll(s.path(id, "read")))
+}
+
+// Persist makes the tree the newest version. Without a tree there is nothing
+// to persist, and the newest version is returned. rest says that nobody uses
+// the tree any more.
+func (s *Shelf) Persist(ctx context.Context, w *workspace.Workspace, opts workspace.PersistOptions, rest bool) (workspace.Version, error) {
+	id := w.ID()
+	base, there := s.base(id)
+	if !there {
+		return w.Latest(ctx)
+	}
+	root, err := os.OpenRoot(s.path(id, "tree"))
+	if err != nil {
+		return workspace.Version{}, failed("persist", err)
+	}
+	defer func() { _ = root.Close() }() // it was only read
+	opts.Base, opts.Cache = base, s.path(id, "cache")
+	v, err := w.Persist(ctx, root, opts)
+	if sandbox.CodeOf(err) == sandbox.CodeConflict {
+		// Killed between the commit and writing it down here, we are the
+		// newest version ourselves.
+		if same, sameErr := s.become(ctx, w, root, opts); sameErr == nil {
+			v, err = same, nil
+		}
+	}
+	if err != nil {
+		return v, err
+	}
+	if v.Number != base {
+		if err := s.setBase(id, v.Number); err != nil {
+			return v, err
+		}
+	}
+	if rest {
+		err = os.RemoveAll(s.path(id, "dirty"))
+	}
+	return v, failed("persist", err)
+}
+
+// become finds out if the newest version is what the tree holds.
+func (s *Shelf) become(ctx context.Context, w *workspace.Workspace, root *os.Root, opts workspace.PersistOptions) (workspace.Version, error) {
+	latest, err := w.Latest(ctx)
+	if err != nil {
+		return latest, err
+	}
+	if latest.Note != opts.Note || latest.Number < opts.Base {
+		return latest, errors.New("another one's")
+	}
+	opts.Base, opts.Unchanged = latest.Number, true
+	return w.Persist(ctx, root, opts)
+}
+
+// failed classifies an error of this machine's files, leaving others alone.
+func failed(op string, err error) error {
+	var known *sandbox.Error
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.As(err, &known):
+		return known
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "workspace." + op, Message: "the directories of workspaces cannot be used", Cause: err,
+		Hint: "see the log of the daemon for the cause",
+	}
+}

@@ -1,0 +1,82 @@
+package sandbox
+
+import (
+	"path"
+	"strings"
+)
+
+// WorkspaceDir is where a sandbox sees its workspace.
+const WorkspaceDir = "/workspace"
+
+// Workspace attaches a durable directory to a sandbox, at [WorkspaceDir]. What
+// is written there outlives the sandbox.
+type Workspace struct {
+	// Name of a workspace of the same tenant.
+	Name string `json:"name"`
+	// Mode is who else may have it at the same time. Empty: WorkspaceExclusive.
+	Mode WorkspaceMode `json:"mode,omitempty"`
+	// ReadOnly lists directories below the workspace that cannot be written to.
+	ReadOnly []string `json:"readOnly,omitempty"`
+	// Writable lists the only directories below the workspace that can be
+	// written to; those that are missing are made. Empty: all but ReadOnly.
+	Writable []string `json:"writable,omitempty"`
+}
+
+// WorkspaceMode says how a workspace is shared.
+type WorkspaceMode string
+
+// The modes. A workspace has one exclusive sandbox, or any number that read.
+const (
+	WorkspaceExclusive WorkspaceMode = "exclusive"
+	WorkspaceRead      WorkspaceMode = "read" // its newest version; nothing can be written
+)
+
+// maxWorkspacePaths bounds each list of paths.
+const maxWorkspacePaths = 32
+
+// Validate reports the first thing that can never work, as an *Error with
+// CodeInvalid.
+func (w *Workspace) Validate() error {
+	if !isName(w.Name) {
+		return invalid("workspace", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(w.Name), MaxNameLen)
+	}
+	switch w.Mode {
+	case "", WorkspaceExclusive:
+	case WorkspaceRead:
+		if len(w.ReadOnly)+len(w.Writable) > 0 {
+			return invalid("workspace", "a workspace that is only read needs no list of what may be written")
+		}
+	default:
+		return invalid("workspace", "%q is none of exclusive and read", clip(string(w.Mode)))
+	}
+	seen := map[string]bool{}
+	for _, list := range [][]string{w.ReadOnly, w.Writable} {
+		if len(list) > maxWorkspacePaths {
+			return invalid("workspace", "%d paths, at most %d", len(list), maxWorkspacePaths)
+		}
+		for _, p := range list {
+			if p == "" || len(p) > MaxPathLen || p[0] == '/' || strings.ContainsRune(p, 0) || path.Clean(p) != p ||
+				p == "." || p == ".." || strings.HasPrefix(p, "../") {
+				return invalid("workspace", "%q is not a path below the workspace", clip(p))
+			}
+			if seen[p] {
+				return invalid("workspace", "%s is listed twice", clip(p))
+			}
+			seen[p] = true
+		}
+	}
+	return nil
+}
+
+// checkWorkspace refuses a workspace that a mount would hide or be hidden by.
+func (s *Spec) checkWorkspace() error {
+	if s.Workspace == nil {
+		return nil
+	}
+	for _, m := range s.Mounts {
+		if t := path.Clean(m.Target); under(t, WorkspaceDir) || under(WorkspaceDir, t) {
+			return invalid("mounts", "%s is in the way of the workspace", clip(t))
+		}
+	}
+	return s.Workspace.Validate()
+}
