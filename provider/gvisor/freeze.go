@@ -38,22 +38,34 @@ func (in *Instance) Pause(ctx context.Context) error {
 		if rest == paused {
 			return nil
 		}
-		if rest == pausing {
+		if rest != awake {
 			if err := in.settleRest(ctx); err != nil {
 				return err
 			}
 		}
-		if err := in.box.setRest(pausing); err != nil {
+		if err := in.stand(ctx); err != nil {
 			return err
 		}
-		if err := in.p.opts.Fault("pause.begun"); err != nil {
-			return err
-		}
-		if err := callKernel(ctx, in.box.dir, boot.ContMgrPause); err != nil {
-			return err
+		if err := in.p.opts.Fault("pause.held"); err != nil {
+			return errors.Join(err, in.settleRest(ctx))
 		}
 		return in.box.setRest(paused)
 	}))
+}
+
+// stand makes a sandbox stand still. If that is given up, it is not known
+// whether the kernel was faster, and is settled.
+func (in *Instance) stand(ctx context.Context) error {
+	if err := in.box.setRest(pausing); err != nil {
+		return err
+	}
+	err := callKernel(ctx, in.box.dir, boot.ContMgrPause)
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
+	defer cancel()
+	return errors.Join(err, in.settleRest(ctx))
 }
 
 // Resume lets it go on. See driver.Pauser.
@@ -62,7 +74,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 		switch rest {
 		case awake:
 			return nil
-		case pausing:
+		case pausing, stopped:
 			return in.settleRest(ctx)
 		}
 		// Killed between the two, this leaves a pause that may not hold.
@@ -74,6 +86,17 @@ func (in *Instance) Resume(ctx context.Context) error {
 		}
 		return in.box.setRest(awake)
 	}))
+}
+
+// settle wakes a sandbox that somebody left while he paused, saved or stopped
+// it. What he was writing is not whole.
+func (in *Instance) settle(ctx context.Context) error {
+	return in.locked(ctx, func(rest string) error {
+		if rest == awake || rest == paused {
+			return nil
+		}
+		return in.settleRest(ctx)
+	})
 }
 
 // settleRest wakes a sandbox of which it is not known whether it is paused: it

@@ -86,6 +86,10 @@ func (in *Instance) reattach(ctx context.Context) error {
 		return err
 	}
 	in.expireAt(in.rec.Expires)
+	if err := in.settle(ctx); err != nil {
+		in.unreachable = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
+		return nil
+	}
 	rest, err := in.box.rest()
 	if err != nil {
 		return err
@@ -156,6 +160,11 @@ func (in *Instance) wake(ctx context.Context) error {
 			return err
 		} else if rest == awake {
 			return in.connect(ctx)
+		} else if rest != paused {
+			if err := in.settle(ctx); err != nil {
+				return err
+			}
+			continue
 		}
 		select {
 		case <-time.After(wakePoll):

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
@@ -37,6 +38,10 @@ type victimPlan struct {
 	State, Images, Point string
 	Attached             bool
 	ID                   sandbox.ID
+
+	Save    string // attach to ID and write a snapshot to this directory
+	Stop    bool   // … that stops it
+	Restore string // make ID of the snapshot in this directory
 }
 
 // victim carries out a plan. It returns only if the plan has no kill in it.
@@ -65,7 +70,7 @@ func victim() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 2
 	}
-	in, err := p.Create(context.Background(), &sandbox.Spec{ID: plan.ID, Image: "host"})
+	in, err := plan.carryOut(p)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 3
@@ -79,6 +84,22 @@ func victim() int {
 		return 4
 	}
 	return 0
+}
+
+func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
+	ctx, spec := context.Background(), &sandbox.Spec{ID: plan.ID, Image: "host"}
+	switch {
+	case plan.Save != "":
+		in, err := p.Attach(ctx, plan.ID)
+		if err == nil {
+			_, err = in.(driver.Snapshotter).Snapshot(ctx, plan.Save, driver.SnapshotOptions{Memory: true, Stop: plan.Stop})
+		}
+		return in, err
+	case plan.Restore != "":
+		in, _, err := p.Restore(ctx, spec, plan.Restore)
+		return in, err
+	}
+	return p.Create(ctx, spec)
 }
 
 func startVictim(t *testing.T, plan victimPlan) (*exec.Cmd, *bytes.Buffer) {

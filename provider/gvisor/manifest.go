@@ -218,9 +218,10 @@ func (p part) check(ctx context.Context, f *os.File) error {
 	return nil
 }
 
-// write writes the manifest of the parts that are in dir. What is remembered
-// of them spares a fork to read them again.
-func (m *manifest) write(ctx context.Context, dir string) (size int64, err error) {
+// write writes the manifest of the parts that are in dir, and waits for the
+// disk if nothing else will hold what is in there. What is remembered of them
+// spares a fork to read them again.
+func (m *manifest) write(ctx context.Context, dir string, durable bool) (size int64, err error) {
 	names := []string{snapFiles}
 	if m.Memory != nil {
 		names = append(names, snapKernel, snapIndex, snapPages)
@@ -234,6 +235,9 @@ func (m *manifest) write(ctx context.Context, dir string) (size int64, err error
 		if info, err := f.Stat(); err == nil {
 			verified.add(info, sum)
 		}
+		if err == nil && durable {
+			err = f.Sync()
+		}
 		err = errors.Join(err, f.Close())
 		if err != nil {
 			return 0, err
@@ -246,7 +250,19 @@ func (m *manifest) write(ctx context.Context, dir string) (size int64, err error
 		return 0, err
 	}
 	js = append(js, lineOf(js)...)
-	return size + int64(len(js)), os.WriteFile(filepath.Join(dir, snapManifest), js, 0o600)
+	return size + int64(len(js)), writeManifest(filepath.Join(dir, snapManifest), js, durable)
+}
+
+func writeManifest(path string, js []byte, durable bool) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(js)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
 }
 
 // sumLine is the length of the last line of a manifest.

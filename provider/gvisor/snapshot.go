@@ -28,33 +28,37 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 	if opts.Memory && in.rec.Engine == "" {
 		return driver.Snapshot{}, &providerError{sandbox.CodeUnsupported, "the memory of a sandbox that an older Atoll made cannot be saved", nil}
 	}
+	var size int64
 	var m *manifest
 	err := in.locked(ctx, func(rest string) (err error) {
-		if rest == pausing {
+		if rest != awake && rest != paused {
 			if err := in.settleRest(ctx); err != nil {
 				return err
 			}
 			rest = awake
 		}
 		m, err = in.save(ctx, dir, opts, rest)
+		if err == nil && opts.Stop {
+			if size, err = m.write(ctx, dir, true); err == nil {
+				err = in.stop()
+			}
+			if err != nil {
+				err = errors.Join(err, in.letGo(ctx, rest))
+			}
+		}
 		return err
 	})
-	var size int64
-	if err == nil {
-		size, err = m.write(ctx, dir)
-	}
-	if err == nil {
-		err = in.p.opts.Fault("snapshot.written")
+	if err == nil && !opts.Stop {
+		size, err = m.write(ctx, dir, false)
 	}
 	if err != nil {
 		return driver.Snapshot{}, in.explain(withCause(ctx, err))
 	}
-	s := driver.Snapshot{Engine: in.rec.Engine, Memory: opts.Memory, Size: size}
-	return s, nil
+	return driver.Snapshot{Engine: in.rec.Engine, Memory: opts.Memory, Size: size}, nil
 }
 
-// save writes all of a snapshot but its manifest, with the sandbox paused, and
-// lets it go on or ends it.
+// save writes all of a snapshot but its manifest, with the sandbox paused. It
+// goes on after that, unless it is to be stopped.
 func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (m *manifest, err error) {
 	err = in.hold(ctx, rest, opts.Stop, func(conn *urpc.Client) (err error) {
 		if m, err = in.saveParts(conn, dir, opts); err != nil {
@@ -62,9 +66,6 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 		}
 		return in.p.opts.Fault("snapshot.saved")
 	})
-	if err == nil && opts.Stop {
-		err = in.stop()
-	}
 	return m, err
 }
 
@@ -72,33 +73,46 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 // that went well and it is to stay so. The lock is held, and rest is awake or
 // paused.
 func (in *Instance) hold(ctx context.Context, rest string, stay bool, do func(*urpc.Client) error) error {
-	return withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
-		// Like a pause: whoever finds it after we were killed settles it.
-		if rest == awake {
-			if err := in.box.setRest(pausing); err != nil {
-				return err
-			}
-		}
-		if err := in.p.opts.Fault("snapshot.begun"); err != nil {
-			return errors.Join(err, in.box.setRest(rest))
-		}
-		if err := conn.Call(boot.ContMgrPause, nil, nil); err != nil {
+	// Like a pause: whoever finds it after we were killed settles it.
+	if rest == awake {
+		if err := in.stand(ctx); err != nil {
 			return err
 		}
-		err := do(conn)
-		if err == nil && stay {
-			return nil
+	}
+	err := withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+		if err := in.p.opts.Fault("snapshot.held"); err != nil {
+			return err
 		}
-		if err2 := conn.Call(boot.ContMgrResume, nil, nil); err2 != nil {
-			return errors.Join(err, err2)
-		}
-		return errors.Join(err, in.box.setRest(rest))
+		return do(conn)
 	})
+	if err == nil && stay {
+		return nil
+	}
+	return errors.Join(err, in.letGo(context.WithoutCancel(ctx), rest))
+}
+
+// letGo ends what hold began.
+func (in *Instance) letGo(ctx context.Context, rest string) error {
+	if rest != awake {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, killTime)
+	defer cancel()
+	if err := callKernel(ctx, in.box.dir, boot.ContMgrResume); err != nil {
+		return err
+	}
+	return in.box.setRest(awake)
 }
 
 // stop ends the sandbox because its state is in a snapshot now.
 func (in *Instance) stop() error {
+	if err := in.p.opts.Fault("snapshot.written"); err != nil {
+		return err
+	}
 	if err := in.box.setRest(stopped); err != nil {
+		return err
+	}
+	if err := in.p.opts.Fault("snapshot.stopping"); err != nil {
 		return err
 	}
 	in.end(sandbox.ReasonKilled)

@@ -1,0 +1,74 @@
+package gvisor_test
+
+import (
+	"bufio"
+	"fmt"
+	"syscall"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// mustDie runs a victim that has to kill itself where its plan says.
+func mustDie(t *testing.T, plan victimPlan) {
+	t.Helper()
+	cmd, out := startVictim(t, plan)
+	err := cmd.Wait()
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); err == nil || !ok || ws.Signal() != syscall.SIGKILL {
+		t.Fatalf("%s: the victim was not killed: %v\n%s", plan.Point, err, out)
+	}
+}
+
+// TestKilledWhileSaving kills whoever writes a snapshot: the sandbox goes on,
+// for whoever finds it next, and can be saved again.
+func TestKilledWhileSaving(t *testing.T) {
+	state := t.TempDir()
+	lasting := func(o *gvisor.Options) { o.StateDir, o.Attached = state, false }
+	first := newProvider(t, lasting)
+	in := create(t, first, sandbox.Spec{ID: "saved", Image: "host"})
+	proc := background(t, in, repl)
+	out := bufio.NewReader(proc.Stdout())
+	said := len(ask(t, proc, out, "n = 0")) + 1
+	for i, point := range []string{"snapshot.held", "snapshot.memory", "snapshot.saved", "snapshot.written", "snapshot.stopping"} {
+		dir := t.TempDir()
+		mustDie(t, victimPlan{State: state, Images: imagesDir, Point: point, ID: "saved", Save: dir, Stop: i >= 3})
+		other, err := newProvider(t, lasting).Attach(t.Context(), "saved")
+		if err != nil {
+			t.Fatalf("%s: %v", point, err)
+		}
+		again, answers := reconnect(t, other, proc.Info().ID, said)
+		got := ask(t, again, answers, fmt.Sprintf("n + %d", i))
+		said += len(got) + 1
+		if got != fmt.Sprint(i) {
+			t.Errorf("%s: it answers %q", point, got)
+		}
+		if i < 3 {
+			if _, _, err := first.Restore(t.Context(), &sandbox.Spec{ID: "half", Image: "host"}, dir); first.ErrorCode(err) != sandbox.CodeInvalid {
+				t.Errorf("%s: what was half written is restored: %v", point, err)
+			}
+		}
+	}
+	snapshot(t, in, driver.SnapshotOptions{Memory: true})
+}
+
+// TestKilledWhileRestoring kills whoever makes a sandbox of a snapshot, and
+// checks that the next start leaves nothing of it.
+func TestKilledWhileRestoring(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
+	state := t.TempDir()
+	for i, memory := range []bool{true, false} {
+		dir := snapshot(t, in, driver.SnapshotOptions{Memory: memory})
+		special := []string{"restore.kernel", "restore.files"}[i]
+		for n, point := range []string{"create.box", "create.cgroup", "create.launched", special, "create.started", "create.connected", "create.ready"} {
+			plan := victimPlan{State: state, Images: imagesDir, Point: point, ID: sandbox.ID(fmt.Sprintf("r-%d-%d", i, n)), Restore: dir}
+			mustDie(t, plan)
+			if point == "create.ready" {
+				destroyForeign(t, state, plan.ID)
+			}
+			nothingLeft(t, state, plan.ID)
+		}
+	}
+}
