@@ -268,16 +268,19 @@ func (m *maker) startKernel(ctx context.Context, conn *guest.Pipes) error {
 		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
 	}
 	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
-		return err
+		return &memoryError{err}
 	}
 	// On a connection of its own: the kernel that answers is another one now.
 	if err := boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs); err != nil {
-		return err
+		return &memoryError{err}
 	}
 	if err := m.p.opts.Fault("restore.kernel"); err != nil {
 		return err
 	}
-	return guest.Waken(ctx, m.door, conn)
+	if err := guest.Waken(ctx, m.door, conn); err != nil {
+		return &memoryError{err}
+	}
+	return nil
 }
 
 // explain adds what the dying kernel said.

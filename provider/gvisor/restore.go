@@ -36,15 +36,29 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	m := p.newMaker(spec, img)
-	m.from = from
-	in, err := m.make(ctx)
-	if err != nil {
+	var refused string
+	for {
+		m := p.newMaker(spec, img)
+		m.from, m.why = from, refused
+		in, err := m.make(ctx)
+		if err == nil {
+			return in, driver.Restored{Memory: m.restoresMemory(), Why: m.why}, nil
+		}
 		m.undo()
-		return nil, none, withCause(ctx, err)
+		var kernel *memoryError
+		if ctx.Err() != nil || refused != "" || !errors.As(err, &kernel) {
+			return nil, none, withCause(ctx, err)
+		}
+		// The kernel knows more reasons than we do. The files are the truth.
+		refused = "the kernel could not restore its memory: " + plain(kernel.Error())
 	}
-	return in, driver.Restored{Memory: m.restoresMemory(), Why: m.why}, nil
 }
+
+// memoryError is that a kernel could not become the one of a snapshot.
+type memoryError struct{ cause error }
+
+func (e *memoryError) Error() string { return "restoring the memory: " + e.cause.Error() }
+func (e *memoryError) Unwrap() error { return e.cause }
 
 // restoresMemory reports whether processes go on, rather than only their files.
 func (m *maker) restoresMemory() bool {
@@ -54,7 +68,7 @@ func (m *maker) restoresMemory() bool {
 // decideMemory finds out whether the memory of the snapshot can be restored
 // in this sandbox.
 func (m *maker) decideMemory() {
-	if m.from == nil || m.from.Memory == nil {
+	if m.from == nil || m.from.Memory == nil || m.why != "" {
 		return
 	}
 	mem := m.from.Memory

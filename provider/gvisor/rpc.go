@@ -124,10 +124,7 @@ func restoreKernel(dir string, link *Link, s *saved) error {
 	for _, name := range []string{snapKernel, snapIndex, snapPages} {
 		opts.Files = append(opts.Files, s.parts[name])
 	}
-	if err := conn.Call(boot.ContMgrRestore, opts, nil); err != nil {
-		return fmt.Errorf("restoring the memory: %w", err)
-	}
-	return nil
+	return conn.Call(boot.ContMgrRestore, opts, nil)
 }
 
 // boundProcesses limits the number of processes of a group inside.
