@@ -30,6 +30,10 @@ type CreateRequest struct {
 	Progress func(Progress) // told how fetching the image goes; may be nil
 	Bound    bool           // the sandbox must not outlive this process
 	Tenant   string         // whose it is; empty without a daemon
+	// Hidden are variables that are in no record, because they stand for
+	// secrets or are some: the provider gets them with Spec.Env, in place of
+	// Spec.Secrets.
+	Hidden map[string]string
 	// Reserved says that the caller made sure that the name is free, where
 	// names are not those of the provider's sandboxes.
 	Reserved bool
@@ -115,6 +119,13 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	fill(&spec.Resources.Disk, c.cfg.Defaults.Disk)
 	fill(&spec.Resources.PIDs, c.cfg.Defaults.PIDs)
 	spec.Env = maps.Clone(spec.Env)
+	if len(req.Hidden) > 0 {
+		if spec.Env == nil {
+			spec.Env = map[string]string{}
+		}
+		maps.Copy(spec.Env, req.Hidden)
+		spec.Secrets = nil
+	}
 	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
 	return &spec, nil
 }

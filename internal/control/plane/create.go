@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"strings"
 	"time"
 
@@ -138,18 +137,9 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 		if err != nil || replayed {
 			return err
 		}
-		env, err := p.bind(ctx, tx, tenant, &spec)
-		if err != nil {
+		if want.Hidden, err = p.bind(ctx, tx, tenant, &spec); err != nil {
 			return err
 		}
-		want.Spec.Env = maps.Clone(spec.Env)
-		for name, value := range env {
-			if want.Spec.Env == nil {
-				want.Spec.Env = map[string]string{}
-			}
-			want.Spec.Env[name] = value
-		}
-		want.Spec.Secrets = nil // they are in Env now, and what they stand for is in the store
 		if err := p.claim(ctx, tx, tenant, &spec); err != nil {
 			return err
 		}

@@ -235,6 +235,37 @@ func (p *Plane) bindSecret(ctx context.Context, tx *store.Tx, tenant string, ref
 	return use, &policy.Swap{Secret: ref.Name, Placeholder: use.Placeholder, Hosts: swapHosts(ref, &s), In: ref.In}, use.Placeholder, nil
 }
 
+// hidden returns what the environment of a recorded sandbox got of secrets: the
+// same placeholders as before, since its memory may hold them.
+func (p *Plane) hidden(ctx context.Context, b *store.Sandbox) (map[string]string, error) {
+	if len(b.Spec.Secrets) == 0 {
+		return nil, nil
+	}
+	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (map[string]string, error) {
+		uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
+		if err != nil {
+			return nil, err
+		}
+		env := map[string]string{}
+		for _, u := range uses {
+			if env[u.Variable] = u.Placeholder; u.Placeholder != "" {
+				continue
+			}
+			s, err := tx.Secret(ctx, b.Tenant, u.Secret)
+			if err != nil {
+				return nil, err
+			}
+			v, err := p.open(&s)
+			if err != nil {
+				return nil, err
+			}
+			env[u.Variable] = string(v.Reveal())
+			v.Clear()
+		}
+		return env, nil
+	})
+}
+
 // hinted adds what to do next to an error that does not say.
 func hinted(err error, hint string) error {
 	var known *sandbox.Error

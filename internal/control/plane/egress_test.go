@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/provider/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -82,7 +83,12 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	provider := fake.New(fake.Options{})
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
 	must(err)
+	snapshots, err := vault.OpenSnapshots(filepath.Join(r.dir, "snapshots"))
+	must(err)
+	environments, err := vault.OpenEnvironments(filepath.Join(r.dir, "environments"), filepath.Join(r.dir, "seal.key"))
+	must(err)
 	r.Plane = plane.New(plane.Config{
+		Snapshots: snapshots, Environments: environments,
 		Control: control.Config{Provider: provider, Network: true}, Provider: "fake", Node: "local", Store: r.store, Log: log,
 		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
 		Sealer: sealer, Gateway: r.gateway, Fault: fault,
@@ -241,6 +247,56 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 			}
 		}
 	}
+}
+
+// A sandbox that sleeps wakes with the placeholders that its memory knows, and a
+// copy gets its own, so that what one may do tells nothing of the other.
+func TestPlaceholdersThroughLife(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	r.secret(t, "open", func(n *plane.NewSecret) { n.AllowEnv = true })
+	made, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
+		Name: "box", Env: map[string]string{"A": "b"}, Network: sandbox.Network{Egress: []string{"api.example.com"}},
+		Secrets: []sandbox.SecretRef{{Name: "github"}, {Name: "open", Mode: sandbox.SecretEnv}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	placeholder := func(id sandbox.ID) string {
+		t.Helper()
+		e, err := r.Egress(t.Context(), id)
+		if err != nil || len(e.Secrets) != 1 {
+			t.Fatalf("%+v %v", e, err)
+		}
+		return e.Secrets[0].Placeholder
+	}
+	first := placeholder(made.ID)
+	sees := func(name, want string) {
+		t.Helper()
+		if env := r.env(t, name); !strings.Contains(env, "github="+want+"\n") || !strings.Contains(env, "open="+canary+"\n") || !strings.Contains(env, "A=b\n") {
+			t.Errorf("%s has %q, want %s", name, env, want)
+		}
+	}
+	sees("box", first)
+	copies, err := r.Fork(r.owner, "box", plane.ForkRequest{Count: 2, Prefix: "copy"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, two := placeholder(copies[0].ID), placeholder(copies[1].ID)
+	if one == first || two == first || one == two {
+		t.Errorf("placeholders are shared: %s %s %s", first, one, two)
+	}
+	sees("copy-1", one)
+	if _, err := r.Pause(r.owner, "box", true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Resume(r.owner, "box"); err != nil {
+		t.Fatal(err)
+	}
+	if placeholder(made.ID) != first {
+		t.Error("it woke with another placeholder than its memory knows")
+	}
+	sees("box", first)
 }
 
 // A change reaches running sandboxes, and only those that it is about.

@@ -105,7 +105,8 @@ func (p *Plane) copies(b *store.Sandbox, req ForkRequest) ([]control.CreateReque
 // announceForks records all copies, so that they fit into the quota together.
 func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.CreateRequest) (intent *audit.Intent, err error) {
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
-		for _, w := range wanted {
+		for i := range wanted {
+			w := &wanted[i]
 			b := store.Sandbox{
 				ID: w.Spec.ID, Name: w.Spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: t.box.Image,
 				Resources: w.Spec.Resources, Labels: w.Spec.Labels, Spec: w.Spec,
@@ -115,6 +116,10 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 				return err
 			}
 			if err := p.claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
+				return err
+			}
+			var err error
+			if w.Hidden, err = p.bind(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
 				return err
 			}
 		}

@@ -375,6 +375,9 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox,
 		return t.box, err
 	}
 	req, err := p.again(&t.box)
+	if err == nil {
+		req.Hidden, err = p.hidden(ctx, &t.box)
+	}
 	if err != nil {
 		return t.box, err
 	}
