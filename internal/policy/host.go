@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 )
@@ -71,10 +72,15 @@ func canonicalName(s string) (string, error) {
 	name := s
 	if !plain(s) {
 		mapped, err := hosts.ToASCII(s)
-		if err != nil {
+		if err != nil || !utf8.ValidString(s) {
 			return "", errBadHost
 		}
 		name = strings.ToLower(mapped)
+		// What maps to something that maps to something else, or to nothing,
+		// would be one host here and another one later.
+		if again, err := hosts.ToASCII(name); err != nil || again != name {
+			return "", errBadHost
+		}
 	}
 	name = strings.TrimSuffix(name, ".")
 	if err := checkName(name); err != nil {
