@@ -102,6 +102,12 @@ type Lifetime struct {
 	// sandbox. It does not pass while the sandbox is stopped or paused. Zero:
 	// no limit.
 	Timeout time.Duration `json:"timeout,omitempty"`
+	// TimeoutAction is what a daemon does with a sandbox whose time it watches
+	// itself: IdleDelete, IdleSleep or IdleStop. Empty: IdleDelete.
+	TimeoutAction IdleAction `json:"timeoutAction,omitempty"`
+	// Wakes says that a sandbox that was paused, by this or by a caller, goes
+	// on when it is used.
+	Wakes bool `json:"wakes,omitempty"`
 	// Idle is how long nobody may use the sandbox before IdleAction happens.
 	// A command that runs, a transfer and an open port are use. Zero: never.
 	Idle time.Duration `json:"idle,omitempty"`

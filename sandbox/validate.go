@@ -148,6 +148,11 @@ func (l Lifetime) Validate() error {
 	if l.Idle < 0 {
 		return invalid("lifetime", "negative idle time")
 	}
+	switch l.TimeoutAction {
+	case "", IdleSleep, IdleStop, IdleDelete:
+	default:
+		return invalid("lifetime", "%q is none of sleep, stop and delete", clip(string(l.TimeoutAction)))
+	}
 	switch l.IdleAction {
 	case "", IdlePause, IdleSleep, IdleStop, IdleDelete:
 		return nil

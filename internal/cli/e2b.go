@@ -76,11 +76,12 @@ func (a *App) e2bEnv(ctx context.Context) ([][2]string, error) {
 		}
 		token = k.Token
 	}
-	vars := [][2]string{}
+	vars := [][2]string{{"E2B_API_KEY", envd.Key(token)}}
 	if place.Domain != "" {
 		vars = append(vars, [2]string{"E2B_DOMAIN", place.Domain})
+	} else {
+		vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL})
 	}
-	vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL}, [2]string{"E2B_API_KEY", envd.Key(token)})
 	if place.CA != "" {
 		vars = append(vars, [2]string{"NODE_EXTRA_CA_CERTS", place.CA}, [2]string{"SSL_CERT_FILE", place.CA})
 	}

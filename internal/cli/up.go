@@ -82,6 +82,7 @@ the next daemon.`,
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
+	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
@@ -106,6 +107,7 @@ the next daemon.`,
 				return badFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
 			}
 			opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+			opts.E2B.TLS = opts.TLS
 		}
 		return a.runDaemon(cmd.Context(), opts)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -26,8 +27,9 @@ type E2B struct {
 	// Listen is a TCP address. Without TLS it must be a loopback address.
 	Listen string
 	TLS    *tls.Config
-	// Domain is the one under which sandboxes are reached as PORT-ID.DOMAIN,
-	// with a port if it is not 443; empty if they are only reached by headers.
+	// Domain is the one under which sandboxes are reached as PORT-ID.DOMAIN;
+	// empty if they are only reached by headers. Without TLS for it, an
+	// authority of this daemon vouches for the name.
 	Domain string
 	// CA is a file with the certificate that clients have to trust; empty if
 	// they do anyway.
@@ -39,9 +41,20 @@ func (d *Daemon) listenE2B(context.Context) error {
 	if opts.Listen == "" {
 		return nil
 	}
-	secret, err := secretFile(filepath.Join(d.node.Dir(), "e2b.secret"))
+	if err := opts.secure(d.node.Dir()); err != nil {
+		return err
+	}
+	l, err := listenTCP(opts.Listen, opts.TLS, true, "h2", "http/1.1")
 	if err != nil {
 		return err
+	}
+	d.e2b = l.Addr()
+	if _, port, _ := net.SplitHostPort(l.Addr().String()); opts.Domain != "" && port != "443" {
+		opts.Domain = net.JoinHostPort(opts.Domain, port)
+	}
+	secret, err := secretFile(filepath.Join(d.node.Dir(), "e2b.secret"))
+	if err != nil {
+		return errors.Join(err, l.Close())
 	}
 	handler := e2bapi.New(e2bService{d.plane}, e2bapi.Options{
 		Secret: secret, Domain: opts.Domain, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
@@ -52,19 +65,27 @@ func (d *Daemon) listenE2B(context.Context) error {
 		defer cancel()
 		return errors.Join(srv.Shutdown(ctx), handler.Close())
 	})
-	l, err := listenTCP(opts.Listen, opts.TLS, true, "h2", "http/1.1")
+	d.serveWith(srv, l)
+	return d.announceE2B(&opts)
+}
+
+// secure fills in TLS where a domain needs it.
+func (e *E2B) secure(dir string) error {
+	if e.Domain == "" || e.TLS != nil {
+		return nil
+	}
+	ca, err := openCA(dir)
 	if err != nil {
 		return err
 	}
-	d.e2b = l.Addr()
-	d.serveWith(srv, l)
-	return d.announceE2B()
+	e.TLS, e.CA = ca.config(e.Domain, "*."+e.Domain), ca.file
+	return nil
 }
 
 // announceE2B writes down, for `atoll e2b env`, where the API of E2B is served
 // as long as it is.
-func (d *Daemon) announceE2B() error {
-	opts, scheme := d.opts.E2B, "http"
+func (d *Daemon) announceE2B(opts *E2B) error {
+	scheme := "http"
 	if opts.TLS != nil {
 		scheme = "https"
 	}
@@ -173,9 +194,74 @@ func (s e2bService) Open(ctx context.Context, id sandbox.ID) (e2bapi.Box, error)
 	return e2bBox{b}, nil
 }
 
+func (s e2bService) Pause(ctx context.Context, id sandbox.ID, memory bool) error {
+	var err error
+	if memory {
+		_, err = s.plane.Pause(ctx, string(id), true)
+	} else {
+		_, err = s.plane.Stop(ctx, string(id), 0)
+	}
+	return err
+}
+
+func (s e2bService) Resume(ctx context.Context, id sandbox.ID) (e2bapi.Sandbox, error) {
+	b, err := s.plane.Get(ctx, string(id))
+	if err == nil && b.State == sandbox.Stopped {
+		b, err = s.plane.Start(ctx, string(id))
+	} else if err == nil {
+		b, err = s.plane.Resume(ctx, string(id))
+	}
+	return e2bShown(b), err
+}
+
+func (s e2bService) Fork(ctx context.Context, id sandbox.ID, count int) ([]e2bapi.Sandbox, error) {
+	boxes, err := s.plane.Fork(ctx, string(id), plane.ForkRequest{Count: count})
+	out := make([]e2bapi.Sandbox, len(boxes))
+	for i, b := range boxes {
+		out[i] = e2bShown(b)
+	}
+	return out, err
+}
+
+func (s e2bService) Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string) (e2bapi.Snapshot, error) {
+	made, err := s.plane.Snapshot(ctx, string(id), plane.SnapshotRequest{Memory: true, Labels: labels})
+	return e2bapi.Snapshot{ID: made.ID, Parent: made.Parent, Labels: made.Labels}, err
+}
+
+func (s e2bService) Snapshots(ctx context.Context, labels map[string]string) (all []e2bapi.Snapshot, err error) {
+	page := store.Page{Limit: store.MaxPage}
+	for {
+		part, next, err := s.plane.Snapshots(ctx, labels, page)
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range part {
+			if one.Ready {
+				all = append(all, e2bapi.Snapshot{ID: one.ID, Parent: one.Parent, Labels: one.Labels})
+			}
+		}
+		if page.Cursor = next; next == "" {
+			return all, nil
+		}
+	}
+}
+
+func (s e2bService) RemoveSnapshot(ctx context.Context, ref string) error {
+	return s.plane.RemoveSnapshot(ctx, ref)
+}
+
+func (s e2bService) Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error) {
+	return s.plane.Usage(ctx, string(id))
+}
+
+func (s e2bService) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	return s.plane.DialPort(ctx, ref, port)
+}
+
 func e2bShown(b store.Sandbox) e2bapi.Sandbox {
 	return e2bapi.Sandbox{
 		ID: b.ID, Name: b.Name, State: b.State, Image: b.Image, Resources: b.Resources, Labels: b.Labels, Created: b.Created, Expires: b.Expires,
+		Updated: b.Updated, Lifetime: b.Spec.Lifetime, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
 	}
 }
 

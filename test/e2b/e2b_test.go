@@ -25,15 +25,19 @@ type atoll struct {
 	env        []string // in which SDKs find it
 }
 
+// domain is the name under which sandboxes are reached where hosts are told
+// apart by name. There is no such name in the DNS.
+const domain = "box.atoll.test"
+
 // start starts a daemon that ends with the test, and everything with it.
-func start(t *testing.T) *atoll {
+func start(t *testing.T, flags ...string) *atoll {
 	t.Helper()
 	bin := os.Getenv("ATOLL_BIN")
 	if bin == "" {
 		bin = build(t)
 	}
 	a := &atoll{bin: bin, state: t.TempDir()}
-	daemon := exec.Command(bin, "up", "--e2b=127.0.0.1:0")
+	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0"}, flags...)...)
 	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state)
 	stderr, err := daemon.StderrPipe()
 	if err != nil {
@@ -212,10 +216,35 @@ func (a *atoll) cases(t *testing.T, version string, env []string, program ...str
 func TestJavaScript(t *testing.T) {
 	a := start(t)
 	for _, version := range javaScript {
-		t.Run(version, func(t *testing.T) {
-			dir := cache(t, "js-"+version)
-			install(t, dir, []string{"npm", "init", "-y"}, []string{"npm", "install", "--no-fund", "--no-audit", "--ignore-scripts", "e2b@" + version})
-			a.cases(t, version, []string{"E2B_TEST_MODULES=" + dir}, "node", "js/main.mjs")
-		})
+		t.Run(version, func(t *testing.T) { a.javaScript(t, version) })
+	}
+}
+
+// TestJavaScriptByName reaches sandboxes by host names, over TLS, as versions do
+// that know nothing else, and HTTP/2 where the SDK speaks it.
+func TestJavaScriptByName(t *testing.T) {
+	a := start(t, "--e2b-domain="+domain)
+	for _, version := range javaScriptByName {
+		t.Run(version, func(t *testing.T) { a.javaScript(t, version, "--require", "./js/resolve.cjs") })
+	}
+}
+
+func (a *atoll) javaScript(t *testing.T, version string, flags ...string) {
+	dir := cache(t, "js-"+version)
+	install(t, dir, []string{"npm", "init", "-y"}, []string{"npm", "install", "--no-fund", "--no-audit", "--ignore-scripts", "e2b@" + version})
+	program := append(append([]string{"node"}, flags...), "js/main.mjs")
+	a.cases(t, version, []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}, program...)
+}
+
+func TestPython(t *testing.T) {
+	a := start(t)
+	for _, version := range python {
+		dir := cache(t, "py-"+version)
+		install(t, dir, []string{"python3", "-m", "venv", "."}, []string{"bin/pip", "install", "-q", "--disable-pip-version-check", "e2b==" + version})
+		for _, mode := range []string{"sync", "async"} {
+			t.Run(version+"/"+mode, func(t *testing.T) {
+				a.cases(t, version, []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}, filepath.Join(dir, "bin/python"), "py/main.py")
+			})
+		}
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -102,6 +104,38 @@ func (p *Plane) WatchExpiry(ctx context.Context) {
 	}
 }
 
+// retryExpiry is when it is tried again what failed.
+const retryExpiry = time.Second
+
+const opExpire = "sandbox.expire"
+
+// atTimeout does what is to be done with a sandbox whose time is over.
+func (p *Plane) atTimeout(ctx context.Context, b *store.Sandbox) error {
+	op := lifecycle.Sleep
+	switch b.Spec.Lifetime.TimeoutAction {
+	case sandbox.IdleStop:
+		op = lifecycle.Stop
+	case "", sandbox.IdleDelete:
+		owner := WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
+		return p.destroy(owner, string(b.ID), opExpire, reasonLifetime)
+	}
+	a := audit.Action{Tenant: b.Tenant, Op: opExpire, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	t, err := p.lockedTurn(ctx, b.Tenant, b.ID, a, op)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done || t.box.Expires.IsZero() || t.box.Expires.After(p.cfg.Store.Now()) {
+		return nil // somebody changed it since
+	}
+	if op == lifecycle.Stop {
+		_, err = p.stopLocked(ctx, t)
+	} else {
+		_, err = p.pause(ctx, t, true, t.box.Spec.Lifetime.Wakes)
+	}
+	return err
+}
+
 // expireGrace is left to a provider that enforces lifetimes itself.
 const expireGrace = 2 * time.Second
 
@@ -128,9 +162,9 @@ func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 			wait = expireGrace // its provider sees to that, and knows better why it ended
 			continue
 		}
-		owner := WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
-		if err := p.destroy(owner, string(b.ID), "sandbox.expire", reasonLifetime); err != nil {
-			return 0, err
+		if err := p.atTimeout(ctx, &b); err != nil {
+			p.note(err)
+			wait = retryExpiry // others are not to wait for it
 		}
 	}
 	switch {

@@ -47,7 +47,7 @@ func (p *Plane) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandb
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
-	b, err := p.pause(ctx, t, toDisk, false)
+	b, err := p.pause(ctx, t, toDisk, t.box.Spec.Lifetime.Wakes)
 	return b, named(opPause, err)
 }
 
@@ -205,10 +205,19 @@ func (p *Plane) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sa
 
 // holdClock makes the time of a sandbox stand still.
 func (p *Plane) holdClock(b *store.Sandbox) {
-	if !b.Expires.IsZero() {
-		b.Rest.Left, b.Expires = max(b.Expires.Sub(p.cfg.Store.Now()), 1), time.Time{}
+	if b.Expires.IsZero() {
+		return
 	}
+	left := b.Expires.Sub(p.cfg.Store.Now())
+	if left <= 0 && b.Spec.Lifetime.TimeoutAction != "" {
+		left = anotherLife
+	}
+	b.Rest.Left, b.Expires = max(left, 1), time.Time{}
 }
+
+// anotherLife is how long a sandbox may live that was put away because its
+// time was over, once it runs again, unless somebody says otherwise.
+const anotherLife = 5 * time.Minute
 
 // runs makes the record of a sandbox that of one that runs: its time goes on.
 func (p *Plane) runs(b *store.Sandbox, reason string) {

@@ -50,14 +50,20 @@ func (s *commands) keep(key commandKey, c *command) {
 	}
 	s.work.Go(func() {
 		c.run()
-		time.AfterFunc(remembered, func() {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if s.known[key] == c {
-				delete(s.known, key)
-			}
-		})
+		if c.lost { // it may be found again, when its sandbox goes on
+			s.forget(key, c)
+			return
+		}
+		time.AfterFunc(remembered, func() { s.forget(key, c) })
 	})
+}
+
+func (s *commands) forget(key commandKey, c *command) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known[key] == c {
+		delete(s.known, key)
+	}
 }
 
 func (s *commands) get(box sandbox.ID, id string) *command {

@@ -27,9 +27,16 @@ func (h *Handler) controlPlane() http.Handler {
 			}
 		})
 	}
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.HandleFunc("GET /files", h.signedFiles)
-	mux.HandleFunc("POST /files", h.signedFiles)
+	mux.HandleFunc("GET /health", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(headerToken) != "" {
+			h.unnamed(w, r)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	for _, route := range []string{"/files", "/envs", "/metrics", "/process.Process/", "/filesystem.Filesystem/"} {
+		mux.HandleFunc(route, h.unnamed)
+	}
 	handle("POST /sandboxes", h.create)
 	handle("POST /v2/sandboxes", h.createV2)
 	handle("GET /sandboxes", h.listRunning)
@@ -41,6 +48,13 @@ func (h *Handler) controlPlane() http.Handler {
 	handle("POST /sandboxes/{id}/timeout", h.setTimeout)
 	handle("POST /sandboxes/{id}/refreshes", h.refresh)
 	handle("GET /sandboxes/{id}/metrics", h.metrics)
+	handle("GET /sandboxes/metrics", h.metricsOfMany)
+	handle("POST /sandboxes/{id}/pause", h.pause)
+	handle("POST /sandboxes/{id}/resume", h.resume)
+	handle("POST /sandboxes/{id}/fork", h.fork)
+	handle("POST /sandboxes/{id}/snapshots", h.snapshot)
+	handle("GET /snapshots", h.snapshots)
+	handle("DELETE /templates/{id}", h.removeSnapshot)
 	for pattern, what := range missing {
 		handle(pattern, func(http.ResponseWriter, *http.Request) error { return unsupported(what) })
 	}
@@ -53,22 +67,17 @@ func (h *Handler) controlPlane() http.Handler {
 // missing are the routes of E2B that Atoll does not serve; docs/E2B.md lists
 // them.
 var missing = map[string]string{
-	"POST /sandboxes/{id}/pause":     "pausing",
-	"POST /sandboxes/{id}/resume":    "resuming",
-	"POST /sandboxes/{id}/fork":      "forking",
-	"PUT /sandboxes/{id}/network":    "network rules",
-	"POST /sandboxes/{id}/snapshots": "snapshots",
-	"GET /snapshots":                 "snapshots",
-	"GET /sandboxes/{id}/logs":       "logs",
-	"GET /v2/sandboxes/{id}/logs":    "logs",
-	"/templates/":                    "templates",
-	"/v2/templates/":                 "templates",
-	"/v3/templates":                  "templates",
-	"/volumes":                       "volumes",
-	"/volumes/":                      "volumes",
-	"/volumecontent/":                "volumes",
-	"/secrets":                       "secrets",
-	"/secrets/":                      "secrets",
+	"PUT /sandboxes/{id}/network": "network rules",
+	"GET /sandboxes/{id}/logs":    "logs",
+	"GET /v2/sandboxes/{id}/logs": "logs",
+	"/templates/":                 "templates",
+	"/v2/templates/":              "templates",
+	"/v3/templates":               "templates",
+	"/volumes":                    "volumes",
+	"/volumes/":                   "volumes",
+	"/volumecontent/":             "volumes",
+	"/secrets":                    "secrets",
+	"/secrets/":                   "secrets",
 }
 
 // apiKey returns the key that a request bears.

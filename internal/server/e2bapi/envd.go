@@ -38,7 +38,7 @@ func (h *Handler) notRunning(w http.ResponseWriter, id sandbox.ID) {
 func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, port uint16) {
 	ctx, s, err := h.service.Enter(r.Context(), id)
 	switch code := sandbox.CodeOf(err); {
-	case code == sandbox.CodeNotFound || code == sandbox.CodeGone || err == nil && s.State != sandbox.Running:
+	case code == sandbox.CodeNotFound || code == sandbox.CodeGone || err == nil && !reachable(&s, r, port):
 		h.notRunning(w, id)
 		return
 	case err != nil:
@@ -46,13 +46,51 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, p
 		return
 	}
 	if port != envdPort {
-		writeJSON(w, http.StatusBadGateway, absent{
-			SandboxID: publicID(id), Message: "The sandbox is running but port is not open", Port: port, Code: http.StatusBadGateway,
-		})
+		h.showPort(w, r.WithContext(ctx), &s, port)
 		return
 	}
 	ctx = context.WithValue(ctx, targetKey{}, &target{s, h.tokens.envd(id)})
 	h.envd.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// reachable reports whether a request may go on. A sandbox that wakes by itself
+// does so when it is opened; to ask whether it runs does not wake it.
+func reachable(s *Sandbox, r *http.Request, port uint16) bool {
+	if s.State == sandbox.Paused || s.State == sandbox.Pausing || s.State == sandbox.Resuming {
+		return s.Wakes && !(port == envdPort && r.URL.Path == "/health")
+	}
+	return s.State == sandbox.Running
+}
+
+// unnamed serves the data plane for requests that do not say of which sandbox,
+// as some SDKs make when they reach all at one address: it is the one whose
+// token they bear, or whose token made the signature.
+func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
+	ids, err := h.service.Live(r.Context())
+	if err != nil {
+		h.fail(w, r, err)
+		return
+	}
+	given, operation := r.Header.Get(headerToken), "read"
+	if r.Method == http.MethodPost {
+		operation = "write"
+	}
+	for _, id := range ids {
+		token := h.tokens.envd(id)
+		if given != "" && same(given, token) ||
+			given == "" && r.URL.Path == "/files" && checkSignature(token, operation, r.URL.Query(), h.opts.Now()) == nil {
+			h.enter(w, r, id, envdPort)
+			return
+		}
+	}
+	switch {
+	case given != "":
+		writeJSON(w, http.StatusBadGateway, absent{Message: "The sandbox was not found", Code: http.StatusBadGateway})
+	case r.URL.Query().Get("signature") == "":
+		h.fail(w, r, unauthorized("missing signature query parameter"))
+	default:
+		h.fail(w, r, unauthorized("invalid signature"))
+	}
 }
 
 // dataPlane returns the handler of what E2B serves inside every sandbox.
@@ -74,7 +112,7 @@ func (h *Handler) dataPlane() http.Handler {
 	files("POST", "write", h.upload)
 	secured := func(pattern string, next http.Handler) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if !same(r.Header.Get("X-Access-Token"), targetOf(r.Context()).token) {
+			if !same(r.Header.Get(headerToken), targetOf(r.Context()).token) {
 				h.fail(w, r, unauthorized("missing or wrong access token"))
 				return
 			}
@@ -89,6 +127,7 @@ func (h *Handler) dataPlane() http.Handler {
 		})
 	}
 	secured("GET /envs", answer(h.envs))
+	secured("GET /metrics", answer(h.envdMetrics))
 	secured("/process.Process/", h.processes())
 	secured("/filesystem.Filesystem/", h.filesystem())
 	secured("/", answer(func(http.ResponseWriter, *http.Request) error {
@@ -100,7 +139,7 @@ func (h *Handler) dataPlane() http.Handler {
 // mayUseFiles checks the access token or, without one, the signature.
 func (h *Handler) mayUseFiles(r *http.Request, operation string) error {
 	token := targetOf(r.Context()).token
-	if given := r.Header.Get("X-Access-Token"); given != "" {
+	if given := r.Header.Get(headerToken); given != "" {
 		if !same(given, token) {
 			return unauthorized("access token present in header but does not match")
 		}
@@ -112,6 +151,20 @@ func (h *Handler) mayUseFiles(r *http.Request, operation string) error {
 // open returns the sandbox of a request.
 func (h *Handler) open(ctx context.Context) (Box, error) {
 	return h.service.Open(ctx, targetOf(ctx).ID)
+}
+
+// envdMetrics are the metrics of a sandbox as they are told inside it.
+func (h *Handler) envdMetrics(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.measure(r, &targetOf(r.Context()).Sandbox)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	m := all[0]
+	writeJSON(w, http.StatusOK, map[string]any{
+		"ts": m.TimestampUnix, "cpu_count": m.CPUCount, "cpu_used_pct": m.CPUUsedPct, "mem_total": m.MemTotal, "mem_used": m.MemUsed, "mem_cache": m.MemCache,
+		"mem_total_mib": m.MemTotal >> 20, "mem_used_mib": m.MemUsed >> 20, "disk_used": m.DiskUsed, "disk_total": m.DiskTotal,
+	})
+	return nil
 }
 
 // envs returns the environment of commands, without what every login has.

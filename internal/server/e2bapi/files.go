@@ -29,32 +29,6 @@ func (h *Handler) fileCall(r *http.Request) (*call, error) {
 	return &call{box: box, user: user, header: r.Header}, nil
 }
 
-// signedFiles serves signed addresses that do not say of which sandbox: SDKs
-// make such when they reach all at one address. It is the one whose token made
-// the signature.
-func (h *Handler) signedFiles(w http.ResponseWriter, r *http.Request) {
-	operation := "read"
-	if r.Method == http.MethodPost {
-		operation = "write"
-	}
-	ids, err := h.service.Live(r.Context())
-	if err != nil {
-		h.fail(w, r, err)
-		return
-	}
-	err = unauthorized("missing signature query parameter")
-	if r.URL.Query().Get("signature") != "" {
-		for _, id := range ids {
-			if err = checkSignature(h.tokens.envd(id), operation, r.URL.Query(), h.opts.Now()); err == nil {
-				h.enter(w, r, id, envdPort)
-				return
-			}
-		}
-		err = unauthorized("invalid signature")
-	}
-	h.fail(w, r, err)
-}
-
 // download sends a file, or parts of it.
 func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 	c, err := h.fileCall(r)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -43,6 +44,7 @@ type Handler struct {
 	tokens   tokens
 	control  http.Handler
 	envd     http.Handler
+	proxy    *portproxy.Proxy
 	commands commands
 	watchers watchers
 	accounts accountCache
@@ -62,6 +64,7 @@ func New(service Service, opts Options) *Handler {
 	h := &Handler{service: service, opts: opts, tokens: tokens{opts.Secret}}
 	h.control = h.controlPlane()
 	h.envd = h.dataPlane()
+	h.proxy = h.newProxy()
 	return h
 }
 
@@ -70,7 +73,7 @@ func New(service Service, opts Options) *Handler {
 func (h *Handler) Close() error {
 	h.commands.close()
 	h.watchers.close()
-	return nil
+	return h.proxy.Close()
 }
 
 // ServeHTTP finds out what a request is for: a port of a sandbox, named by the
@@ -91,6 +94,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 const (
 	headerID   = "E2b-Sandbox-Id"
 	headerPort = "E2b-Sandbox-Port"
+	// headerToken bears the token of a sandbox.
+	headerToken = "X-Access-Token"
 )
 
 var sandboxHost = regexp.MustCompile(`^([0-9]{1,5})-([a-z0-9-]+)$`)
@@ -105,6 +110,8 @@ func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err e
 	text, public := r.Header.Get(headerPort), r.Header.Get(headerID)
 	if m := sandboxHost.FindStringSubmatch(label); m != nil {
 		text, public = m[1], m[2]
+	} else if text == strconv.Itoa(envdPort) && !ofDataPlane(r.URL.Path) {
+		return "", 0, false, nil // some clients send the headers to the control plane, too
 	} else if public == "" || !(label == "sandbox" || label == "localhost" && rest == "" || net.ParseIP(strings.Trim(host, "[]")) != nil) {
 		return "", 0, false, nil
 	}
@@ -119,6 +126,15 @@ func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err e
 		return "", 0, false, invalid("sandbox", "%.40q is not the id of a sandbox", public)
 	}
 	return id, uint16(n), true, nil
+}
+
+// ofDataPlane reports whether a path is one of the data plane's.
+func ofDataPlane(path string) bool {
+	switch path {
+	case "/health", "/files", "/metrics", "/envs":
+		return true
+	}
+	return strings.HasPrefix(path, "/process.Process/") || strings.HasPrefix(path, "/filesystem.Filesystem/")
 }
 
 // idPrefix begins Atoll's ids; E2B's have no hyphen, because a host name is cut

@@ -22,10 +22,19 @@ func (n *network) refuse() error {
 		return unsupported("network.egressProxy")
 	case n.Rules != nil:
 		return unsupported("network.rules")
-	case n.MaskRequestHost != "":
-		return unsupported("network.maskRequestHost")
-	case n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic:
-		return unsupported("network.allowPublicTraffic")
 	}
 	return nil
+}
+
+// label notes what concerns the ports.
+func (n *network) label(labels map[string]string) {
+	if n == nil {
+		return
+	}
+	if n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic {
+		labels[labelPrivate] = "true"
+	}
+	if n.MaskRequestHost != "" {
+		labels[labelHost] = n.MaskRequestHost
+	}
 }

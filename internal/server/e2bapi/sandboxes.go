@@ -20,6 +20,9 @@ const (
 	labelTemplate = labelPrefix + "template"
 	labelTimeout  = labelPrefix + "timeout" // seconds
 	labelInternet = labelPrefix + "internet"
+	labelPrivate  = labelPrefix + "private" // its ports want a token
+	labelHost     = labelPrefix + "host"    // what they are told their host is
+	labelName     = labelPrefix + "name"    // of a snapshot
 )
 
 // newSandbox asks for a sandbox. What is absent is nil or zero.
@@ -111,6 +114,9 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 		return err
 	}
 	spec, err := req.spec(timeout)
+	if err == nil {
+		err = h.template(r.Context(), &spec)
+	}
 	if err != nil {
 		return err
 	}
@@ -129,8 +135,6 @@ func (req *newSandbox) refuse() error {
 		return invalid("autoPauseMemory", "needs autoPause")
 	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoResume != nil && req.AutoResume.Enabled:
 		return invalid("autoResume", "cannot resume what keeps no memory")
-	case req.AutoPause:
-		return unsupported("autoPause")
 	case req.MCP != nil:
 		return unsupported("mcp")
 	case req.IAM != nil:
@@ -151,11 +155,8 @@ func (req *newSandbox) spec(timeout time.Duration) (sandbox.Spec, error) {
 		spec.Labels[k] = v
 	}
 	template := strings.ToLower(strings.TrimSpace(req.TemplateID))
-	image, err := imageOf(template)
-	if err != nil {
-		return spec, err
-	}
-	spec.Image = image
+	spec.Lifetime = req.lifetime()
+	req.Network.label(spec.Labels)
 	spec.Labels[labelTemplate] = template
 	spec.Labels[labelTimeout] = strconv.FormatInt(int64(timeout/time.Second), 10)
 	if req.AllowInternetAccess != nil {
@@ -167,19 +168,45 @@ func (req *newSandbox) spec(timeout time.Duration) (sandbox.Spec, error) {
 // imageScheme begins the template that is an image, which E2B does not have.
 const imageScheme = "image:"
 
-// imageOf returns the image of a template.
-func imageOf(template string) (string, error) {
+// lifetime is what happens to the sandbox in the end.
+func (req *newSandbox) lifetime() sandbox.Lifetime {
+	l := sandbox.Lifetime{TimeoutAction: sandbox.IdleDelete, Wakes: req.AutoResume != nil && req.AutoResume.Enabled}
+	if req.AutoPause {
+		l.TimeoutAction = sandbox.IdleSleep
+		if req.AutoPauseMemory != nil && !*req.AutoPauseMemory {
+			l.TimeoutAction = sandbox.IdleStop
+		}
+	}
+	return l
+}
+
+// template completes what is asked for with what its template is: an image, or
+// a snapshot by its id or the newest with its name.
+func (h *Handler) template(ctx context.Context, spec *sandbox.Spec) error {
+	template := spec.Labels[labelTemplate]
 	if image, ok := strings.CutPrefix(template, imageScheme); ok && image != "" {
-		return image, nil
+		spec.Image = image
+		return nil
 	}
 	name, _, _ := strings.Cut(template, ":")
 	switch name {
 	case "base", "code-interpreter-v1":
-		return "host", nil
+		spec.Image = "host"
+		return nil
 	}
-	return "", &sandbox.Error{
+	all, err := h.service.Snapshots(ctx, nil)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if s.ID == name || s.Labels[labelName] == name && name != "" {
+			spec.Snapshot = s.ID
+			return nil
+		}
+	}
+	return &sandbox.Error{
 		Code: sandbox.CodeNotFound, Subject: template, Message: "there is no such template",
-		Hint: "use base, or image:REF for an image",
+		Hint: "use base, a snapshot, or image:REF for an image",
 	}
 }
 
@@ -198,6 +225,10 @@ func (h *Handler) made(s *Sandbox) made {
 	m := made{
 		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
 		Domain: h.domain(),
+	}
+	if s.Labels[labelPrivate] != "" {
+		token := h.tokens.traffic(s.ID)
+		m.TrafficAccessToken = &token
 	}
 	return m
 }
@@ -226,6 +257,8 @@ func stateOf(s *Sandbox) (state string, exists bool) {
 		return "running", true
 	case sandbox.Paused, sandbox.Pausing:
 		return "paused", true
+	case sandbox.Stopped:
+		return "paused", s.Kept // only its files are
 	}
 	return "", false
 }
@@ -240,7 +273,10 @@ func shown(s *Sandbox) listed {
 		EnvdVersion: EnvdVersion, CPUCount: cpuCount(s.Resources.CPUs), MemoryMB: max(0, s.Resources.Memory>>20), DiskSizeMB: max(0, s.Resources.Disk>>20),
 		Metadata: map[string]string{}, VolumeMounts: []struct{}{},
 	}
-	if !s.Expires.IsZero() {
+	switch {
+	case state == "paused":
+		l.EndAt = stamp(s.Updated)
+	case !s.Expires.IsZero():
 		l.EndAt = stamp(s.Expires)
 	}
 	maps.Copy(l.Metadata, s.Labels)
@@ -280,7 +316,10 @@ func (h *Handler) get(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	d := detail{listed: shown(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain()}
-	d.Lifecycle.OnTimeout = "kill"
+	d.Lifecycle.OnTimeout, d.Lifecycle.AutoResume = "kill", s.Lifetime.Wakes
+	if a := s.Lifetime.TimeoutAction; a == sandbox.IdleSleep || a == sandbox.IdleStop {
+		d.Lifecycle.OnTimeout = "pause"
+	}
 	if v, err := strconv.ParseBool(s.Labels[labelInternet]); err == nil {
 		d.AllowInternetAccess = &v
 	}
@@ -301,13 +340,23 @@ func (h *Handler) kill(w http.ResponseWriter, r *http.Request) error {
 
 // connect makes sure that a sandbox runs, and that it does so long enough.
 func (h *Handler) connect(w http.ResponseWriter, r *http.Request) error {
+	return h.run(w, r, timeoutV2, false)
+}
+
+// resume is connect for old clients: the sandbox must be paused.
+func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
+	return h.run(w, r, timeoutV1, true)
+}
+
+func (h *Handler) run(w http.ResponseWriter, r *http.Request, timeout time.Duration, paused bool) error {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
+		Memory  *bool  `json:"memory"`
 	}
 	if err := read(r, &req); err != nil {
 		return err
 	}
-	timeout, err := seconds(req.Timeout, timeoutV2)
+	timeout, err := seconds(req.Timeout, timeout)
 	if err != nil {
 		return err
 	}
@@ -315,10 +364,23 @@ func (h *Handler) connect(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if s, err = h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), true); err != nil {
+	status := http.StatusOK
+	state, _ := stateOf(&s)
+	switch {
+	case state == "running" && paused:
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is running"}
+	case state == "paused" && s.State != sandbox.Stopped && req.Memory != nil && !*req.Memory:
+		return unsupported("to drop the memory of a paused sandbox")
+	case state == "paused":
+		if _, err := h.service.Resume(r.Context(), s.ID); err != nil {
+			return err
+		}
+		status = http.StatusCreated
+	}
+	if s, err = h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), status == http.StatusOK); err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, h.made(&s))
+	writeJSON(w, status, h.made(&s))
 	return nil
 }
 
@@ -360,21 +422,12 @@ func (h *Handler) expire(w http.ResponseWriter, r *http.Request, timeout time.Du
 	if err != nil {
 		return err
 	}
-	if s.State == sandbox.Paused {
+	if state, _ := stateOf(&s); state == "paused" {
 		return noSandbox(publicID(s.ID))
 	}
 	if _, err := h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), extend); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// metrics are not known yet.
-func (h *Handler) metrics(w http.ResponseWriter, r *http.Request) error {
-	if _, err := h.find(r.Context(), r); err != nil {
-		return err
-	}
-	writeJSON(w, http.StatusOK, []struct{}{})
 	return nil
 }

@@ -9,6 +9,7 @@ package e2bapi
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -29,6 +30,22 @@ type Service interface {
 	// Expire sets when a sandbox ends; with extend only to a later time.
 	Expire(ctx context.Context, id sandbox.ID, at time.Time, extend bool) (Sandbox, error)
 
+	// Pause keeps a sandbox on disk, with its memory or only its files.
+	Pause(ctx context.Context, id sandbox.ID, memory bool) error
+	// Resume lets a sandbox go on that Pause kept.
+	Resume(ctx context.Context, id sandbox.ID) (Sandbox, error)
+	// Fork makes copies of a running sandbox.
+	Fork(ctx context.Context, id sandbox.ID, count int) ([]Sandbox, error)
+	// Snapshot keeps a copy of the state of a sandbox.
+	Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string) (Snapshot, error)
+	// Snapshots returns those that have the labels, newest first.
+	Snapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+	// Usage tells what a running sandbox consumes.
+	Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error)
+	// DialPort connects to a port of a sandbox. The caller closes it.
+	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
+
 	// Enter returns what is known of a sandbox of any tenant, and the context
 	// for whoever bears its token, which this package checks.
 	Enter(ctx context.Context, id sandbox.ID) (context.Context, Sandbox, error)
@@ -48,6 +65,18 @@ type Sandbox struct {
 	Labels    map[string]string
 	Created   time.Time
 	Expires   time.Time // zero: never
+	Updated   time.Time
+	Lifetime  sandbox.Lifetime
+	// Kept says that a snapshot holds its state while it does not run, and
+	// Wakes that it goes on when it is used.
+	Kept, Wakes bool
+}
+
+// Snapshot is what is known of a snapshot.
+type Snapshot struct {
+	ID     string
+	Parent sandbox.ID
+	Labels map[string]string
 }
 
 // Box is a running sandbox.

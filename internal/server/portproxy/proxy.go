@@ -54,6 +54,9 @@ type Options struct {
 	// Domains are the names below which PORT-SANDBOX.DOMAIN is a port;
 	// localhost always is one.
 	Domains []string
+	// Failed answers a request that got no answer from inside. Nil answers as
+	// the API does.
+	Failed func(w http.ResponseWriter, r *http.Request, err error)
 	// Logger gets what callers are not told. Nil: slog.Default.
 	Logger *slog.Logger
 }
@@ -71,6 +74,9 @@ func New(service Service, opts Options) *Proxy {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
+	if opts.Failed == nil {
+		opts.Failed = failed
+	}
 	p := &Proxy{service: service, domains: []string{"localhost"}}
 	for _, d := range opts.Domains {
 		p.domains = append(p.domains, strings.ToLower(strings.Trim(d, ".")))
@@ -81,7 +87,7 @@ func New(service Service, opts Options) *Proxy {
 	}
 	p.reverse = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: p.transport, FlushInterval: -1, ModifyResponse: confine,
-		ErrorHandler: failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+		ErrorHandler: opts.Failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
 	}
 	return p
 }

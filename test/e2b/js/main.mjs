@@ -3,5 +3,7 @@ import './sandbox.mjs'
 import './commands.mjs'
 import './files.mjs'
 import './pty.mjs'
+import './ports.mjs'
+import './states.mjs'
 
 await run()

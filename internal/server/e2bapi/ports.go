@@ -1,0 +1,80 @@
+package e2bapi
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/server/portproxy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// headerTraffic bears the token for the ports of a sandbox that are not public.
+const headerTraffic = "E2b-Traffic-Access-Token"
+
+// entrance lets the proxy dial for requests that enter has looked at.
+type entrance struct{ Service }
+
+// EnterPort is not for this face, which finds out itself who asks.
+func (entrance) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Context, sandbox.ID, error) {
+	return ctx, "", unauthorized("not this way")
+}
+
+// DialPort connects to a port.
+func (e entrance) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	return e.Service.DialPort(ctx, ref, port)
+}
+
+func (h *Handler) newProxy() *portproxy.Proxy {
+	return portproxy.New(entrance{h.service}, portproxy.Options{Failed: h.portFailed, Logger: h.opts.Logger})
+}
+
+type portKey struct{}
+
+// port is which one a request is for.
+type port struct {
+	id     sandbox.ID
+	number uint16
+}
+
+// showPort passes a request to what listens inside. Whoever knows the id of a
+// sandbox reaches its ports, as at E2B, unless its maker wants a token for that.
+func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, number uint16) {
+	bearer := ""
+	if s.Labels[labelPrivate] != "" {
+		if bearer = r.Header.Get(headerTraffic); !same(bearer, h.tokens.traffic(s.ID)) {
+			h.fail(w, r, &sandbox.Error{Code: sandbox.CodeDenied, Message: "the ports of this sandbox want its traffic access token"})
+			return
+		}
+	}
+	r = r.Clone(context.WithValue(r.Context(), portKey{}, port{s.ID, number}))
+	byName := r.Header.Get(headerID) == ""
+	for _, name := range []string{headerID, headerPort, headerToken, headerTraffic, "X-Api-Key"} {
+		r.Header.Del(name)
+	}
+	switch mask := s.Labels[labelHost]; {
+	case mask != "":
+		r.Host = strings.ReplaceAll(mask, "${PORT}", strconv.Itoa(int(number)))
+	case !byName:
+		r.Host = "localhost:" + strconv.Itoa(int(number))
+	}
+	h.proxy.Show(w, r, s.ID, number, bearer)
+}
+
+// portFailed answers when nothing inside did.
+func (h *Handler) portFailed(w http.ResponseWriter, r *http.Request, err error) {
+	p, _ := r.Context().Value(portKey{}).(port)
+	switch code := sandbox.CodeOf(err); {
+	case r.Context().Err() != nil: // nobody is listening
+	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
+		h.notRunning(w, p.id)
+	case code == sandbox.CodeExhausted || code == sandbox.CodeConflict:
+		h.fail(w, r, err)
+	default:
+		writeJSON(w, http.StatusBadGateway, absent{
+			SandboxID: publicID(p.id), Message: "The sandbox is running but port is not open", Port: p.number, Code: http.StatusBadGateway,
+		})
+	}
+}

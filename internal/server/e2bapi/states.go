@@ -1,0 +1,268 @@
+package e2bapi
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// pause keeps a sandbox on disk. One that is paused already is 409.
+func (h *Handler) pause(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Memory *bool `json:"memory"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	if state, _ := stateOf(&s); state == "paused" {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is paused already"}
+	}
+	if err := h.service.Pause(r.Context(), s.ID, req.Memory == nil || *req.Memory); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+const maxForks = 100
+
+// forked is one of the copies that were asked for.
+type forked struct {
+	Sandbox *made    `json:"sandbox,omitempty"`
+	Error   *problem `json:"error,omitempty"`
+}
+
+func (h *Handler) fork(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Timeout *int64 `json:"timeout"`
+		Count   *int   `json:"count"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	timeout, err := seconds(req.Timeout, timeoutV1)
+	if err != nil {
+		return err
+	}
+	count := 1
+	if req.Count != nil {
+		count = *req.Count
+	}
+	if count < 1 || count > maxForks {
+		return invalid("count", "%d is not between 1 and %d", count, maxForks)
+	}
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	if state, _ := stateOf(&s); state == "paused" {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is paused", Hint: "connect to it first"}
+	}
+	copies, err := h.service.Fork(r.Context(), s.ID, count)
+	if err != nil {
+		return err
+	}
+	out := make([]forked, len(copies))
+	for i := range copies {
+		one, err := h.service.Expire(r.Context(), copies[i].ID, h.opts.Now().Add(timeout), false)
+		if err != nil {
+			out[i].Error = newProblem(err)
+			continue
+		}
+		m := h.made(&one)
+		out[i].Sandbox = &m
+	}
+	writeJSON(w, http.StatusCreated, out)
+	return nil
+}
+
+// defaultTag ends the id of every snapshot; there are no others.
+const defaultTag = ":default"
+
+// shownSnapshot is a snapshot as clients see it.
+type shownSnapshot struct {
+	SnapshotID string   `json:"snapshotID"`
+	Names      []string `json:"names"`
+}
+
+func snapshotOf(s *Snapshot) shownSnapshot {
+	out := shownSnapshot{SnapshotID: s.ID + defaultTag, Names: []string{}}
+	if name := s.Labels[labelName]; name != "" {
+		out.Names = append(out.Names, name+defaultTag)
+	}
+	return out
+}
+
+func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name string `json:"name"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	name, tag, tagged := strings.Cut(strings.ToLower(strings.TrimSpace(req.Name)), ":")
+	if tagged && ":"+tag != defaultTag {
+		return unsupported("tags of snapshots")
+	}
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	labels := map[string]string{}
+	if name != "" {
+		labels[labelName] = name
+	}
+	made, err := h.service.Snapshot(r.Context(), s.ID, labels)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusCreated, snapshotOf(&made))
+	return nil
+}
+
+func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	labels := map[string]string{}
+	if name, _, _ := strings.Cut(strings.ToLower(q.Get("name")), ":"); name != "" {
+		labels[labelName] = name
+	}
+	all, err := h.service.Snapshots(r.Context(), labels)
+	if err != nil {
+		return err
+	}
+	limit := maxPage
+	if text := q.Get("limit"); text != "" {
+		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > maxPage {
+			return invalid("limit", "is not between 1 and %d", maxPage)
+		}
+	}
+	out, skipping, more := []shownSnapshot{}, q.Get("nextToken"), ""
+	for i := range all {
+		switch s := &all[i]; {
+		case q.Get("sandboxID") != "" && publicID(s.Parent) != q.Get("sandboxID"):
+		case skipping != "":
+			if s.ID == skipping {
+				skipping = ""
+			}
+		case len(out) == limit:
+			w.Header().Set("X-Next-Token", more)
+			writeJSON(w, http.StatusOK, out)
+			return nil
+		default:
+			out, more = append(out, snapshotOf(s)), s.ID
+		}
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+// removeSnapshot removes a snapshot, which clients call a template.
+func (h *Handler) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
+	id, _, _ := strings.Cut(r.PathValue("id"), ":")
+	all, err := h.service.Snapshots(r.Context(), nil)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if s.ID != id && s.Labels[labelName] != id {
+			continue
+		}
+		err := h.service.RemoveSnapshot(r.Context(), s.ID)
+		if sandbox.CodeOf(err) == sandbox.CodeConflict {
+			return invalid("snapshot", "sandboxes use it")
+		}
+		if err == nil {
+			w.WriteHeader(http.StatusNoContent)
+		}
+		return err
+	}
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(id), Message: "there is no such template"}
+}
+
+// metric is what a sandbox consumed at a time.
+type metric struct {
+	Timestamp     time.Time `json:"timestamp"`
+	TimestampUnix int64     `json:"timestampUnix"`
+	CPUCount      int       `json:"cpuCount"`
+	CPUUsedPct    float64   `json:"cpuUsedPct"`
+	MemUsed       int64     `json:"memUsed"`
+	MemTotal      int64     `json:"memTotal"`
+	MemCache      int64     `json:"memCache"`
+	DiskUsed      int64     `json:"diskUsed"`
+	DiskTotal     int64     `json:"diskTotal"`
+}
+
+// measure returns what a sandbox consumes now. The share of the processors is
+// that since it was made: nothing is sampled in between.
+func (h *Handler) measure(r *http.Request, s *Sandbox) ([]metric, error) {
+	if s.State != sandbox.Running {
+		return []metric{}, nil
+	}
+	u, err := h.service.Usage(r.Context(), s.ID)
+	if err != nil {
+		return nil, err
+	}
+	m := metric{
+		Timestamp: stamp(u.Sampled), TimestampUnix: u.Sampled.Unix(), CPUCount: cpuCount(s.Resources.CPUs),
+		MemUsed: max(0, u.Memory), MemTotal: max(0, s.Resources.Memory), DiskUsed: max(0, u.Disk), DiskTotal: max(0, s.Resources.Disk),
+	}
+	if lived := u.Sampled.Sub(s.Created); lived > 0 && u.CPU > 0 {
+		m.CPUUsedPct = min(100, 100*u.CPU.Seconds()/lived.Seconds()/float64(m.CPUCount))
+	}
+	return []metric{m}, nil
+}
+
+func (h *Handler) metrics(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	all, err := h.measure(r, &s)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	for name, outside := range map[string]func(at, bound int64) bool{
+		"start": func(at, bound int64) bool { return at < bound }, "end": func(at, bound int64) bool { return at > bound },
+	} {
+		if bound, err := strconv.ParseInt(q.Get(name), 10, 64); err == nil && len(all) > 0 && outside(all[0].TimestampUnix, bound) {
+			all = []metric{}
+		}
+	}
+	writeJSON(w, http.StatusOK, all)
+	return nil
+}
+
+func (h *Handler) metricsOfMany(w http.ResponseWriter, r *http.Request) error {
+	ids := strings.Split(r.URL.Query().Get("sandbox_ids"), ",")
+	if len(ids) > maxPage {
+		return invalid("sandbox_ids", "are more than %d", maxPage)
+	}
+	out := map[string]metric{}
+	for _, public := range ids {
+		r.SetPathValue("id", public)
+		s, err := h.find(r.Context(), r)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			continue
+		}
+		var m []metric
+		if err == nil {
+			m, err = h.measure(r, &s)
+		}
+		if err != nil {
+			return err
+		}
+		if len(m) > 0 {
+			out[publicID(s.ID)] = m[0]
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"sandboxes": out})
+	return nil
+}
