@@ -47,7 +47,7 @@ var verbs = map[string]Verb{
 	"profile.get": Read, "profile.list": Read, "secret.list": Read,
 	"workspace.create": Write, "workspace.persist": Write, "workspace.restore": Write, "workspace.prune": Write, "workspace.remove": Write,
 	"workspace.list": Read, "workspace.get": Read, "workspace.history": Read, "workspace.diff": Read, "workspace.verify": Read,
-	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read,
+	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read, "metrics.get": Read,
 	"template.build": Write, "template.tag": Write, "template.remove": Write, "template.prune": Write, "template.list": Read, "template.get": Read,
 	"sandbox.diff": Read,
 }

@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"log/slog"
 	"net"
@@ -125,12 +126,36 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
+// track counts requests until they have ended, and logs each under an id that
+// its caller is told. A caller may choose it, to find the request in logs of
+// its own.
 func (s *Server) track(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(1)
 		defer s.active.Done()
+		id := r.Header.Get(requestID)
+		if !usableID(id) {
+			id = rand.Text()
+		}
+		w.Header().Set(requestID, id)
+		began := time.Now()
+		defer func() {
+			s.cfg.Logger.Debug("request", "request", id, "method", r.Method, "path", r.URL.Path, "took", time.Since(began))
+		}()
 		next.ServeHTTP(w, r)
 	})
+}
+
+const requestID = "X-Request-Id"
+
+// usableID reports whether an id can be shown and logged as it is.
+func usableID(id string) bool {
+	for _, c := range id {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.') {
+			return false
+		}
+	}
+	return len(id) > 0 && len(id) <= 64
 }
 
 // route tells requests for ports of sandboxes from those for the API. The
@@ -155,7 +180,7 @@ func (s *Server) recover(next http.Handler) http.Handler {
 			case http.ErrAbortHandler:
 				panic(v)
 			default:
-				s.cfg.Logger.Error("request panicked", "panic", v, "stack", string(debug.Stack()))
+				s.cfg.Logger.Error("request panicked", "request", w.Header().Get(requestID), "panic", v, "stack", string(debug.Stack()))
 				refuse(w, &sandbox.Error{Code: sandbox.CodeInternal, Message: "a fault of Atoll itself"})
 			}
 		}()

@@ -93,3 +93,26 @@ func (o *Operator) PurgeGone(ctx context.Context, before time.Time, limit int) (
 	}
 	return o.tx.exec(ctx, "DELETE FROM sandboxes WHERE id IN ("+old+")", nanos(before), limit)
 }
+
+// Census counts a node's sandboxes that are not gone, by state, and the
+// actions that it announced and that have no outcome yet.
+func (o *Operator) Census(ctx context.Context, node string) (states map[sandbox.State]int64, unsettled int64, err error) {
+	type count struct {
+		state sandbox.State
+		n     int64
+	}
+	rows, err := o.tx.query(ctx, "SELECT state, COUNT(*) FROM sandboxes WHERE node = $1 AND state <> 'gone' GROUP BY state", node)
+	counts, err := collect(rows, err, func(row scanner) (c count, err error) {
+		err = row.Scan(&c.state, &c.n)
+		return c, err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	states = map[sandbox.State]int64{}
+	for _, c := range counts {
+		states[c.state] = c.n
+	}
+	err = o.tx.queryRow(ctx, "SELECT COUNT(*) FROM intents WHERE node = $1", node).Scan(&unsettled)
+	return states, unsettled, err
+}

@@ -149,7 +149,9 @@ func TestSecrets(t *testing.T) {
 			{rotate(2), sandbox.CodeConflict},
 			{rotate(1), ""},
 			{rotate(1), sandbox.CodeConflict},
-			{use("token", "A"), ""}, {use("token", "B"), ""}, {use("missing", "C"), sandbox.CodeNotFound},
+			{use("token", "A"), ""},
+			{use("token", "B"), ""},
+			{use("missing", "C"), sandbox.CodeNotFound},
 			{remove(false), sandbox.CodeConflict},
 		} {
 			if got := do(step.f); got != step.want {

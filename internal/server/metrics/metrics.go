@@ -1,0 +1,125 @@
+// Package metrics counts what a daemon does, in the form that Prometheus
+// reads. No name, tenant, path or key of anybody is part of a metric.
+package metrics
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Census is what there is now.
+type Census struct {
+	Sandboxes map[sandbox.State]int64 // of this daemon
+	// Unsettled is how many actions were announced and have no outcome yet.
+	Unsettled int64
+}
+
+// Metrics counts requests. It may be used concurrently.
+type Metrics struct {
+	page     http.Handler
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	active   prometheus.Gauge
+}
+
+// New returns a Metrics that asks census for what there is each time somebody
+// reads it.
+func New(census func(context.Context) (Census, error)) *Metrics {
+	m := &Metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "atoll_http_requests_total", Help: "Requests that were answered, by the pattern of their path.",
+		}, []string{"route", "status"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "atoll_http_request_seconds", Help: "How long requests took, streams included.",
+			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"route"}),
+		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "atoll_http_requests_active", Help: "Requests that are being answered."}),
+	}
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(m.requests, m.seconds, m.active, &population{census}, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.page = promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	return m
+}
+
+// ServeHTTP shows all metrics. Who may see them is the caller's business.
+func (m *Metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) { m.page.ServeHTTP(w, r) }
+
+// Wrap counts what next answers. next is, or ends in, a http.ServeMux, which
+// tells the pattern.
+func (m *Metrics) Wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began := time.Now()
+		m.active.Inc()
+		seen := &answer{ResponseWriter: w, status: http.StatusOK}
+		defer func() {
+			m.active.Dec()
+			route := r.Pattern // of a path that somebody made up there is none
+			if route == "" || route == "/" {
+				route = "other"
+			}
+			m.requests.WithLabelValues(route, strconv.Itoa(seen.status)).Inc()
+			m.seconds.WithLabelValues(route).Observe(time.Since(began).Seconds())
+		}()
+		next.ServeHTTP(seen, r)
+	})
+}
+
+// answer remembers the status of an answer.
+type answer struct {
+	http.ResponseWriter
+	status int
+}
+
+func (a *answer) WriteHeader(status int) {
+	if status >= http.StatusOK || status == http.StatusSwitchingProtocols {
+		a.status = status
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController and WebSockets find what is below.
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+var (
+	sandboxes = prometheus.NewDesc("atoll_sandboxes", "Sandboxes of this daemon that are not gone, by state.", []string{"state"}, nil)
+	unsettled = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
+	storeUp   = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
+)
+
+// censusTimeout bounds what a reader of metrics waits for the database.
+const censusTimeout = 5 * time.Second
+
+// population tells what there is when it is asked.
+type population struct {
+	census func(context.Context) (Census, error)
+}
+
+func (p *population) Describe(to chan<- *prometheus.Desc) {
+	to <- sandboxes
+	to <- unsettled
+	to <- storeUp
+}
+
+func (p *population) Collect(to chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), censusTimeout)
+	defer cancel()
+	c, err := p.census(ctx)
+	if err != nil {
+		to <- prometheus.MustNewConstMetric(storeUp, prometheus.GaugeValue, 0)
+		return
+	}
+	to <- prometheus.MustNewConstMetric(storeUp, prometheus.GaugeValue, 1)
+	to <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(c.Unsettled))
+	for state, n := range c.Sandboxes {
+		to <- prometheus.MustNewConstMetric(sandboxes, prometheus.GaugeValue, float64(n), string(state))
+	}
+}
