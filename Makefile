@@ -84,6 +84,10 @@ bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.m
 gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
 	@$(STATIC) $(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
 
+.PHONY: apifuzz
+apifuzz: build ## throw odd requests at a real daemon for under a minute (fetches schemathesis)
+	@$(STATIC) ./scripts/apifuzz "$$dir/atoll"
+
 .PHONY: vet
 vet: ## run go vet
 	$(GO) vet $(PKGS)

@@ -208,6 +208,12 @@ var rules = []rule{
 		why:  "clients are light: no engine, no store, no daemon",
 	},
 	{
+		pkgs: "internal/metrics",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/..."},
+		why:  "what is counted is told to it",
+	},
+	{
 		pkgs: "internal/daemon/...",
 		only: []string{module, "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
 		deny: []string{"internal/archtest"},
@@ -235,7 +241,7 @@ var rules = []rule{
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/vault",
+			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault",
 		},
 		why: "main only dispatches",
 	},

@@ -5,7 +5,7 @@ import (
 	"net/http"
 
 	"github.com/atoll-run/atoll/internal/server/api"
-	"github.com/atoll-run/atoll/internal/server/metrics"
+	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/store"
 )
 
