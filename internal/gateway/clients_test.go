@@ -1,0 +1,211 @@
+package gateway_test
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha1"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// TestClients runs the programs that agents use, through TLS that ends in the
+// gateway, in the order in which they find out whom to trust.
+func TestClients(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "api.test", "git.test", "npm.test", "pypi.test", "apt.test", "ws.test")
+	serveGit(w)
+	serveNPM(t, w)
+	servePyPI(w)
+	serveApt(w)
+	w.handle("ws.test", func(rw http.ResponseWriter, r *http.Request) {
+		c, err := websocket.Accept(rw, r, nil)
+		if err != nil {
+			return
+		}
+		defer c.CloseNow()
+		_, text, err := c.Read(r.Context())
+		if err == nil {
+			_ = c.Write(r.Context(), websocket.MessageText, append([]byte("echo "), text...))
+		}
+		_ = c.Close(websocket.StatusNormalClosure, "")
+	})
+	all := []string{"/**"}
+	r := w.rig()
+	b := r.box("clients", profile(
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test", "git.test", "npm.test", "pypi.test", "apt.test"}, Paths: all},
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"ws.test"}, WebSocket: true},
+	))
+	b.put("/tmp/goclient", goClient(t))
+	for _, tt := range []struct{ name, needs, script, want string }{
+		{"curl", "curl", "curl -sS https://api.test/x", `"URI":"/x"`},
+		{"openssl", "openssl", "openssl s_client -connect api.test:443 -servername api.test -verify_return_error </dev/null 2>&1", "Verify return code: 0 (ok)"},
+		{"Python, urllib", "python3", `python3 -c 'import urllib.request as u; print(u.urlopen("https://api.test/x").read())'`, `"URI":"/x"`},
+		{"pip", "pip3", "cd /tmp && pip3 download --no-deps --index-url https://pypi.test/simple tiny 2>&1; ls /tmp/tiny*", "tiny-1.0-py3-none-any.whl"},
+		{"Node", "node", `node -e 'require("https").get("https://api.test/x", r => r.pipe(process.stdout))'`, `"URI":"/x"`},
+		{"npm", "npm", "mkdir -p /tmp/n && cd /tmp/n && npm view --registry https://npm.test tiny version 2>&1", "1.0.0"},
+		{"git", "git", "cd /tmp && git ls-remote https://git.test/repo.git 2>&1", strings.Repeat("1", 40) + "\trefs/heads/main"},
+		{"apt", "apt-get", "mkdir -p /tmp/l/partial /etc/apt && echo 'deb [trusted=yes] https://apt.test/ ./' > /tmp/sources && apt-get -o Dir::Etc::sourcelist=/tmp/sources -o Dir::Etc::sourceparts=- -o Dir::State::lists=/tmp/l -o APT::Sandbox::User=root -o Debug::NoLocking=1 update 2>&1; ls /tmp/l", "apt.test"},
+		{"Go", "sh", "/tmp/goclient https://api.test/x 2>&1", `"URI":"/x"`},
+		{"WebSocket", "python3", websocketScript, "echo hello"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if out, code := b.sh("command -v " + tt.needs); code != 0 {
+				t.Fatalf("%s is needed on this machine: %s", tt.needs, out)
+			}
+			if out, _ := b.sh(tt.script); !strings.Contains(out, tt.want) {
+				t.Errorf("got %.1500s, want %s", out, tt.want)
+			}
+		})
+	}
+}
+
+// websocketScript speaks the protocol by hand, as a library would.
+const websocketScript = `python3 - <<'EOF'
+import ssl, socket, os
+s = ssl.create_default_context().wrap_socket(socket.create_connection(("ws.test", 443)), server_hostname="ws.test")
+s.sendall(b"GET / HTTP/1.1\r\nHost: ws.test\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
+f = s.makefile("rb")
+while f.readline().strip(): pass
+mask, text = b"abcd", b"hello"
+s.sendall(bytes([0x81, 0x80 | len(text)]) + mask + bytes(c ^ mask[i % 4] for i, c in enumerate(text)))
+head = f.read(2)
+print(f.read(head[1]).decode())
+EOF`
+
+// serveGit serves the references of a repository.
+func serveGit(w *world) {
+	w.handle("git.test", func(rw http.ResponseWriter, r *http.Request) {
+		line := func(s string) string { return fmt.Sprintf("%04x%s", len(s)+4, s) }
+		id := strings.Repeat("1", 40)
+		rw.Header().Set("Content-Type", "application/x-git-upload-pack-advertisement")
+		_, _ = io.WriteString(rw, line("# service=git-upload-pack\n")+"0000"+line(id+" HEAD\x00agent=test\n")+line(id+" refs/heads/main\n")+"0000")
+	})
+}
+
+// serveNPM serves a package.
+func serveNPM(tb testing.TB, w *world) {
+	var pack bytes.Buffer
+	z := gzip.NewWriter(&pack)
+	files := tar.NewWriter(z)
+	manifest := `{"name":"tiny","version":"1.0.0"}`
+	if err := files.WriteHeader(&tar.Header{Name: "package/package.json", Mode: 0o644, Size: int64(len(manifest))}); err != nil {
+		tb.Fatal(err)
+	}
+	_, _ = io.WriteString(files, manifest)
+	_ = files.Close()
+	_ = z.Close()
+	sum := sha1.Sum(pack.Bytes())
+	w.handle("npm.test", func(rw http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, ".tgz") {
+			_, _ = rw.Write(pack.Bytes())
+			return
+		}
+		rw.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(rw, `{"name":"tiny","dist-tags":{"latest":"1.0.0"},"versions":{"1.0.0":{"name":"tiny","version":"1.0.0","dist":{"shasum":"%x","integrity":"sha1-%s","tarball":"https://npm.test/tiny/-/tiny-1.0.0.tgz"}}}}`,
+			sum, base64.StdEncoding.EncodeToString(sum[:]))
+	})
+}
+
+// servePyPI serves a package index.
+func servePyPI(w *world) {
+	wheel := emptyZip()
+	w.handle("pypi.test", func(rw http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, ".whl") {
+			_, _ = rw.Write(wheel)
+			return
+		}
+		rw.Header().Set("Content-Type", "text/html")
+		_, _ = io.WriteString(rw, `<!DOCTYPE html><html><body><a href="https://pypi.test/files/tiny-1.0-py3-none-any.whl">tiny-1.0-py3-none-any.whl</a></body></html>`)
+	})
+}
+
+// serveApt serves an archive without packages.
+func serveApt(w *world) {
+	w.handle("apt.test", func(rw http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/Packages") {
+			_, _ = io.WriteString(rw, "\n")
+			return
+		}
+		http.NotFound(rw, r)
+	})
+}
+
+// emptyZip is a wheel as far as anybody looks who only downloads it.
+func emptyZip() []byte {
+	var out bytes.Buffer
+	z := zip.NewWriter(&out)
+	for name, text := range map[string]string{
+		"tiny.py":                     "",
+		"tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
+		"tiny-1.0.dist-info/WHEEL":    "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+		"tiny-1.0.dist-info/RECORD":   "",
+	} {
+		f, _ := z.Create(name)
+		_, _ = io.WriteString(f, text)
+	}
+	_ = z.Close()
+	return out.Bytes()
+}
+
+// goClient builds a program that gets a page, as Go programs do.
+func goClient(tb testing.TB) []byte {
+	tb.Helper()
+	dir := tb.TempDir()
+	source := `package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+)
+
+func main() {
+	r, err := http.Get(os.Args[1])
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	io.Copy(os.Stdout, r.Body)
+}
+`
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", "client", "main.go")
+	build.Dir, build.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GO111MODULE=off")
+	if out, err := build.CombinedOutput(); err != nil {
+		tb.Fatalf("%v: %s", err, out)
+	}
+	program, err := os.ReadFile(filepath.Join(dir, "client"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return program
+}
+
+// put writes a program into a sandbox.
+func (b *box) put(path string, content []byte) {
+	b.r.tb.Helper()
+	files, ok := driver.As[driver.FileSystem](b.in)
+	if !ok {
+		b.r.tb.Fatal("there is no file system")
+	}
+	if _, err := files.Write(b.r.tb.Context(), path, bytes.NewReader(content), driver.WriteOptions{Mode: 0o755}); err != nil {
+		b.r.tb.Fatal(err)
+	}
+}
