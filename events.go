@@ -27,6 +27,7 @@ type Event struct {
 	Sandbox sandbox.ID   `json:"sandbox,omitempty"`
 	Name    string       `json:"name,omitempty"`
 	Subject string       `json:"subject,omitempty"` // what was touched
+	Policy  string       `json:"policy,omitempty"`  // the rule that decided
 	Ref     int64        `json:"ref,omitempty"`     // the attempt that this is the outcome of
 	Code    sandbox.Code `json:"code,omitempty"`    // of a failure
 	Program string       `json:"program,omitempty"`

@@ -105,6 +105,9 @@ func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	case path[0] == "run" || path[0] == "up":
 	case path[0] == "key" || path[0] == "events" || path[0] == "audit":
 		e.up(t)
+	case path[0] == "egress":
+		e.up(t)
+		e.must(t, "atoll run -d --name demo --egress '' -- sleep 600")
 	case path[0] == "image":
 		if path[len(path)-1] != "pull" {
 			e.must(t, "atoll image pull --quiet "+reg+"/debian:12")

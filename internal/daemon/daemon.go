@@ -26,6 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/server"
@@ -201,7 +202,14 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	operator, err := d.node.Operator()
+	if err != nil {
+		return err
+	}
+	out := newEgress(d)
+	out.configure()
 	d.plane = plane.New(plane.Config{
+		Gateway: out, Operator: policy.Operator{Allow: operator.Private, Own: d.ownPorts()},
 		Workspaces: shelf,
 		Snapshots:  snapshots, Environments: environments, Sealer: sealer, LookupEnv: d.opts.LookupEnv,
 		Passes:  key.NewPasses(key.PassKey(ports)),
@@ -210,6 +218,9 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
+	if err := d.startEgress(ctx, out); err != nil {
+		return err
+	}
 	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
 		Ports:        proxy,

@@ -55,7 +55,11 @@ const (
 	SecretCreated   Type = "secret.created"
 	SecretRotated   Type = "secret.rotated"
 	SecretRemoved   Type = "secret.removed"
-	SecretUsed      Type = "secret.used" // the gateway sent it: see Subject and Policy
+	EgressAllowed   Type = "egress.allowed" // what a sandbox sent: see Subject and Policy
+	EgressDenied    Type = "egress.denied"
+	EgressLimited   Type = "egress.limited" // a limit is reached
+	EgressFailed    Type = "egress.failed"  // allowed, and the other side did not answer
+	SecretUsed      Type = "secret.used"    // the gateway sent it: see Subject and Policy
 )
 
 // successes maps an operation to the type of its success.

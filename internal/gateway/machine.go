@@ -12,7 +12,8 @@ import (
 // the names of /etc/hosts that have addresses of their own.
 func MachineSettings() Settings {
 	s := Settings{Hosts: map[string][]netip.Addr{}}
-	eachLine("/etc/resolv.conf", func(fields []string) {
+	// Without one, names cannot be looked up; addresses can still be dialled.
+	_ = eachLine("/etc/resolv.conf", func(fields []string) {
 		if len(fields) < 2 || fields[0] != "nameserver" || len(s.Nameservers) >= 3 {
 			return
 		}
@@ -20,31 +21,41 @@ func MachineSettings() Settings {
 			s.Nameservers = append(s.Nameservers, net.JoinHostPort(a.String(), "53"))
 		}
 	})
-	eachLine("/etc/hosts", func(fields []string) {
+	if hosts, err := ReadHosts("/etc/hosts"); err == nil {
+		s.Hosts = hosts
+	}
+	return s
+}
+
+// ReadHosts reads names and their addresses from a file such as /etc/hosts.
+func ReadHosts(path string) (map[string][]netip.Addr, error) {
+	hosts := map[string][]netip.Addr{}
+	err := eachLine(path, func(fields []string) {
 		a, err := netip.ParseAddr(fields[0])
 		if err != nil {
 			return
 		}
 		for _, name := range fields[1:] {
 			name = strings.ToLower(strings.TrimSuffix(name, "."))
-			s.Hosts[name] = append(s.Hosts[name], a)
+			hosts[name] = append(hosts[name], a)
 		}
 	})
-	return s
+	return hosts, err
 }
 
-// eachLine reads the fields of the lines of a file that are not comments. A
-// file that cannot be read has none.
-func eachLine(path string, line func([]string)) {
+// eachLine reads the fields of the lines of a file that are not comments.
+func eachLine(path string, line func([]string)) error {
 	f, err := os.Open(path)
 	if err != nil {
-		return
+		return err
 	}
 	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
 		text, _, _ := strings.Cut(lines.Text(), "#")
 		if fields := strings.Fields(text); len(fields) > 0 {
 			line(fields)
 		}
 	}
+	return lines.Err()
 }

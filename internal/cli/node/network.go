@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"log/slog"
+	"net/netip"
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/gateway"
@@ -12,10 +14,42 @@ import (
 // linked reports whether sandboxes of a provider can be given a network.
 func (n *Node) linked(provider string) bool { return provider == gvisor.Name }
 
+// Egress is what a daemon does about the traffic of sandboxes.
+type Egress struct {
+	// Policy says what a sandbox may do. Nil: what its Spec alone says.
+	Policy func(context.Context, *sandbox.Spec) (gateway.Policy, error)
+	// Event is told of every decision. It must not block.
+	Event func(sandbox.ID, gateway.Event)
+	// Own are the daemon's own ports, which no sandbox reaches.
+	Own    func() []netip.AddrPort
+	Logger *slog.Logger
+}
+
+// DecideEgress is to be called before the first sandbox is made.
+func (n *Node) DecideEgress(e Egress) { n.decide = e }
+
+// Gateway is the gateway of sandboxes that outlive this process. The node
+// closes it.
+func (n *Node) Gateway() (*gateway.Gateway, error) { return n.networks[false]() }
+
 // openGateway prepares the gateway of the sandboxes of this process, or of all
 // that outlive it. Its own process starts with the first of them.
 func (n *Node) openGateway(attached bool) (*gateway.Gateway, error) {
-	g, err := gateway.New(gateway.Options{Dir: filepath.Join(n.dir, "gateway"), Executable: n.kernel, Linger: !attached})
+	operator, err := n.Operator()
+	if err != nil {
+		return nil, err
+	}
+	world := func() gateway.Settings {
+		var own []netip.AddrPort
+		if n.decide.Own != nil {
+			own = n.decide.Own()
+		}
+		return settings(operator, own)
+	}
+	g, err := gateway.New(gateway.Options{
+		Dir: filepath.Join(n.dir, "gateway"), Executable: n.kernel, Linger: !attached,
+		Settings: world, Event: n.decide.Event, Logger: n.decide.Logger,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +80,10 @@ func (n *Node) linkFor(attached bool) func(context.Context, *sandbox.Spec) (*gvi
 }
 
 // policy is what a sandbox may do by its Spec alone.
-func (n *Node) policy(_ context.Context, spec *sandbox.Spec) (gateway.Policy, error) {
+func (n *Node) policy(ctx context.Context, spec *sandbox.Spec) (gateway.Policy, error) {
+	if n.decide.Policy != nil {
+		return n.decide.Policy(ctx, spec)
+	}
 	profile, ok := spec.Network.Local()
 	if !ok {
 		return gateway.Policy{}, &sandbox.Error{

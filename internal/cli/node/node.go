@@ -27,7 +27,9 @@ type Node struct {
 	dir       string
 	providers *all.Registry
 	images    func() (*image.Store, error)
-	kernel    string                                    // what processes of this program are started from; empty: itself
+	kernel    string // what processes of this program are started from; empty: itself
+	env       func(string) (string, bool)
+	decide    Egress
 	networks  map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 
 	mu     sync.Mutex
@@ -62,6 +64,7 @@ func Open(dir string, providers *all.Registry, env func(string) (string, bool)) 
 		n.store = store
 		return store, nil
 	})
+	n.env = env
 	n.kernel, _ = env("ATOLL_KERNEL")
 	n.networks = map[bool]func() (*gateway.Gateway, error){
 		true:  sync.OnceValues(func() (*gateway.Gateway, error) { return n.openGateway(true) }),

@@ -298,6 +298,7 @@ type Event struct {
 	Sandbox string    `json:"sandbox,omitempty"`
 	Name    string    `json:"name,omitempty"`
 	Subject string    `json:"subject,omitempty"`
+	Policy  string    `json:"policy,omitempty" doc:"the rule that decided"`
 	Ref     int64     `json:"ref,omitempty" doc:"the attempt that this is the outcome of"`
 	Code    string    `json:"code,omitempty" doc:"of a failure"`
 	Program string    `json:"program,omitempty"`

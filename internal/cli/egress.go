@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+)
+
+// opFlow is the operation of events about what sandboxes send.
+const opFlow = "egress.flow"
+
+func (a *App) egressCmd() *cobra.Command {
+	opts := atoll.EventOptions{Ops: []string{opFlow}}
+	var asJSON, denied bool
+	cmd := &cobra.Command{
+		Use:   "egress SANDBOX",
+		Short: "Show what a sandbox sent, and what was denied",
+		Long: `Egress shows what the gateway decided about the traffic of a sandbox: allowed,
+denied, limited or failed, the rule that decided, and what was sent to whom.
+Queries, headers and contents are never shown. Decisions of the same kind within
+half a second are one line.
+
+To see what a profile would decide, without any traffic: atoll profile test.`,
+		Example: `  atoll egress demo
+  atoll egress demo --denied --json`,
+		GroupID: groupDaemon,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+	}
+	flags := cmd.Flags()
+	flags.BoolVarP(&opts.Follow, "follow", "f", false, "go on until interrupted")
+	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
+	flags.BoolVar(&denied, "denied", false, "only what was denied")
+	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		box, err := c.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		opts.Sandbox = box.ID()
+		if denied {
+			opts.Types = []string{"egress.denied"}
+		}
+		for e, err := range c.Events(ctx, opts) {
+			if err != nil {
+				if ctx.Err() != nil {
+					break
+				}
+				return err
+			}
+			if err := a.showFlow(e, asJSON); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return cmd
+}
+
+func (a *App) showFlow(e atoll.Event, asJSON bool) error {
+	if asJSON {
+		text, err := json.Marshal(e)
+		if err == nil {
+			_, err = fmt.Fprintf(a.Stdout, "%s\n", text)
+		}
+		return err
+	}
+	rule := e.Policy
+	if rule == "" {
+		rule = "-"
+	}
+	_, err := fmt.Fprintf(a.Stdout, "%s  %-7s  %-12s  %8d  %s\n", e.Time.UTC().Format(time.RFC3339),
+		strings.TrimPrefix(e.Type, "egress."), oneLine(rule, 40), e.Bytes, oneLine(e.Subject, 300))
+	return err
+}

@@ -1,0 +1,215 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/cli/node"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/gateway"
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	decisionQueue  = 4096
+	decisionPeriod = 500 * time.Millisecond // in which decisions of one kind become one record
+)
+
+// egress is the daemon's part in what sandboxes send: it tells the gateway what
+// the plane says, and the plane what the gateway decided.
+type egress struct {
+	d         *Daemon
+	decisions chan decided
+}
+
+type decided struct {
+	id sandbox.ID
+	e  gateway.Event
+}
+
+func newEgress(d *Daemon) *egress {
+	return &egress{d: d, decisions: make(chan decided, decisionQueue)}
+}
+
+// configure has sandboxes of the node reach what the plane says.
+func (e *egress) configure() {
+	e.d.node.DecideEgress(node.Egress{
+		Logger: e.d.opts.Logger,
+		Own:    e.d.ownPorts,
+		Event: func(id sandbox.ID, ev gateway.Event) {
+			select {
+			case e.decisions <- decided{id, ev}:
+			default: // the gateway bounds what one sandbox can cause; this is what all can
+			}
+		},
+		Policy: func(ctx context.Context, spec *sandbox.Spec) (gateway.Policy, error) {
+			p, err := e.d.plane.Egress(ctx, spec.ID)
+			return policyOf(p), err
+		},
+	})
+}
+
+// startEgress records decisions, and goes on with the links that an earlier
+// daemon made.
+func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
+	life, stop := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() { e.record(life) })
+	d.onClose(func() error {
+		stop()
+		work.Wait()
+		return nil
+	})
+	g, err := d.node.Gateway()
+	if err != nil {
+		return err
+	}
+	if err := g.Resume(ctx); err != nil {
+		// Sandboxes without a network are no worse for it.
+		d.opts.Logger.Error("gateway", "error", err)
+	}
+	return nil
+}
+
+// ownPorts are those of the API, which sandboxes do not reach through the
+// gateway even where an operator allows the addresses.
+func (d *Daemon) ownPorts() []netip.AddrPort {
+	_, port, err := net.SplitHostPort(d.opts.Listen)
+	if err != nil {
+		return nil
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 {
+		return nil
+	}
+	return []netip.AddrPort{
+		netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(n)), netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(n)),
+	}
+}
+
+// SetEgress implements plane.Gateway.
+func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p plane.Egress) error {
+	g, err := e.d.node.Gateway()
+	if err != nil {
+		return err
+	}
+	return g.SetPolicy(ctx, id, policyOf(p))
+}
+
+func policyOf(p plane.Egress) gateway.Policy {
+	out := gateway.Policy{Profile: p.Profile}
+	for _, s := range p.Secrets {
+		out.Secrets = append(out.Secrets, wire.Secret{
+			Name: s.Name, Version: int(s.Version), Value: s.Value.Reveal(), Placeholder: s.Placeholder,
+			Hosts: s.Hosts, SwapHosts: s.SwapHosts, In: s.In,
+		})
+	}
+	return out
+}
+
+// kind is what decisions have in common that become one record.
+type kind struct {
+	id      sandbox.ID
+	typ     eventlog.Type
+	rule    string
+	subject string
+}
+
+// summary is what they add up to.
+type summary struct {
+	times int
+	bytes int64
+}
+
+// record writes decisions down until ctx ends.
+func (e *egress) record(ctx context.Context) {
+	pending := map[kind]*summary{}
+	tick := time.NewTicker(decisionPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case d := <-e.decisions:
+			k := kind{d.id, typeOf(d.e.Verdict), d.e.Rule, subjectOf(d.e)}
+			s := pending[k]
+			if s == nil {
+				s = &summary{}
+				pending[k] = s
+			}
+			s.times, s.bytes = s.times+1+d.e.Missed, s.bytes+d.e.Sent+d.e.Got
+			e.used(ctx, d)
+		case <-tick.C:
+			e.write(ctx, pending)
+			clear(pending)
+		case <-ctx.Done():
+			e.write(context.WithoutCancel(ctx), pending)
+			return
+		}
+	}
+}
+
+func (e *egress) write(ctx context.Context, pending map[kind]*summary) {
+	for k, s := range pending {
+		if s.times > 1 {
+			k.subject += fmt.Sprintf(" ×%d", s.times)
+		}
+		err := e.d.plane.Decided(ctx, k.id, plane.Decision{Type: k.typ, Subject: k.subject, Rule: k.rule, Bytes: s.bytes})
+		e.note(err)
+	}
+}
+
+// used records the use of secrets.
+func (e *egress) used(ctx context.Context, d decided) {
+	for _, s := range d.e.Secrets {
+		name, version, _ := strings.Cut(s, "@")
+		n, _ := strconv.ParseInt(version, 10, 64)
+		e.note(e.d.plane.SecretUsed(ctx, d.id, plane.SecretUse{Secret: name, Version: n, Rule: d.e.Rule, Host: d.e.Host}))
+	}
+}
+
+func (e *egress) note(err error) {
+	switch sandbox.CodeOf(err) {
+	case "", sandbox.CodeNotFound, sandbox.CodeGone: // the sandbox went meanwhile
+	default:
+		e.d.opts.Logger.Error("recording what a sandbox sent", "error", err)
+	}
+}
+
+func typeOf(v wire.Verdict) eventlog.Type {
+	switch v {
+	case wire.Allowed:
+		return eventlog.EgressAllowed
+	case wire.Limited:
+		return eventlog.EgressLimited
+	case wire.Failed:
+		return eventlog.EgressFailed
+	}
+	return eventlog.EgressDenied
+}
+
+// subjectOf says in a line what was sent to whom, and why it was decided so.
+func subjectOf(e gateway.Event) string {
+	host := cmp.Or(e.Host, "")
+	if host == "" && e.Addr.IsValid() {
+		host = e.Addr.String()
+	}
+	if e.Port != 0 {
+		host = net.JoinHostPort(host, strconv.Itoa(int(e.Port)))
+	}
+	text := e.Kind + " " + host
+	if e.Method != "" {
+		text = fmt.Sprintf("%s %s %s%s %d", e.Kind, e.Method, host, e.Path, e.Status)
+	}
+	if e.Reason != "" {
+		text += " (" + e.Reason + ")"
+	}
+	return text
+}
