@@ -4,8 +4,8 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/metrics"
+	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
 )
 

@@ -199,9 +199,17 @@ func compareResolve(t *testing.T, p *Policy, rules []sandbox.Rule, f Flow) {
 // any one thing.
 func TestLearn(t *testing.T) {
 	seen := []Seen{
-		{"api.example.com", 443, "GET", "/v1/a"}, {"api.example.com", 443, "POST", "/v1/a"}, {"API.example.com.", 443, "GET", "/v1/b%20c/*"},
-		{"db.example.com", 5432, "", ""}, {"192.5.6.7", 22, "", ""}, {"2606:2800::1", 443, "GET", "/x"}, {"both.example", 443, "GET", "/p"}, {"both.example", 443, "", ""},
-		{"bad host", 443, "GET", "/"}, {"a.example", 443, "GET", "/%2e%2e%2fx"}, {"a.example", 443, "CONNECT", "/"},
+		{"api.example.com", 443, "GET", "/v1/a"},
+		{"api.example.com", 443, "POST", "/v1/a"},
+		{"API.example.com.", 443, "GET", "/v1/b%20c/*"},
+		{"db.example.com", 5432, "", ""},
+		{"192.5.6.7", 22, "", ""},
+		{"2606:2800::1", 443, "GET", "/x"},
+		{"both.example", 443, "GET", "/p"},
+		{"both.example", 443, "", ""},
+		{"bad host", 443, "GET", "/"},
+		{"a.example", 443, "GET", "/%2e%2e%2fx"},
+		{"a.example", 443, "CONNECT", "/"},
 	}
 	profile, left := Learn("learned", seen)
 	if len(left) != 3 {
@@ -230,9 +238,15 @@ func TestLearn(t *testing.T) {
 		}
 	}
 	for _, s := range []Seen{
-		{"api.example.com", 443, "PUT", "/v1/a"}, {"api.example.com", 443, "GET", "/v1/a/b"}, {"api.example.com", 443, "POST", "/v1/b%20c/*"},
-		{"api.example.com", 443, "GET", "/v1/b%20c/d"}, {"api.example.com", 80, "GET", "/v1/a"}, {"www.example.com", 443, "GET", "/v1/a"},
-		{"db.example.com", 443, "", ""}, {"192.5.6.8", 22, "", ""}, {"2606:2800::1", 443, "GET", "/y"},
+		{"api.example.com", 443, "PUT", "/v1/a"},
+		{"api.example.com", 443, "GET", "/v1/a/b"},
+		{"api.example.com", 443, "POST", "/v1/b%20c/*"},
+		{"api.example.com", 443, "GET", "/v1/b%20c/d"},
+		{"api.example.com", 80, "GET", "/v1/a"},
+		{"www.example.com", 443, "GET", "/v1/a"},
+		{"db.example.com", 443, "", ""},
+		{"192.5.6.8", 22, "", ""},
+		{"2606:2800::1", 443, "GET", "/y"},
 	} {
 		if ask(s.Host, s.Port, s.Method, s.Path) {
 			t.Errorf("%+v is allowed, and was never seen", s)

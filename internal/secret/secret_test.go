@@ -178,8 +178,13 @@ func TestSource(t *testing.T) {
 func TestPlaceholder(t *testing.T) {
 	seen := map[string]bool{}
 	for _, tt := range []struct{ value, prefix string }{
-		{"ghp_" + strings.Repeat("a", 36), "ghp_"}, {"sk-ant-api03-" + strings.Repeat("b", 80), "sk-ant-api03-"}, {"AKIAIOSFODNN7EXAMPLE", "AKIA"},
-		{"hunter2", ""}, {"correct-horse_battery", ""}, {"sk-x", "sk-"}, {"", ""},
+		{"ghp_" + strings.Repeat("a", 36), "ghp_"},
+		{"sk-ant-api03-" + strings.Repeat("b", 80), "sk-ant-api03-"},
+		{"AKIAIOSFODNN7EXAMPLE", "AKIA"},
+		{"hunter2", ""},
+		{"correct-horse_battery", ""},
+		{"sk-x", "sk-"},
+		{"", ""},
 	} {
 		for range 50 {
 			p := NewPlaceholder(NewValue([]byte(tt.value)))

@@ -28,19 +28,25 @@ var busy = []struct{ name, make, ask, want string }{
 	{"a deleted file", "f = open('/root/gone', 'w+'); f.write('kept'); f.flush(); os.unlink('/root/gone')", "(f.seek(0), f.read(), os.fstat(f.fileno()).st_nlink)", "(0, 'kept', 0)"},
 	{"a FIFO", "os.mkfifo('/root/fifo'); fifo = os.open('/root/fifo', os.O_RDWR); os.write(fifo, b'in it')", "os.read(fifo, 5)", "b'in it'"},
 	{"a terminal", "a, b = pty.openpty(); os.write(a, b'typed\\n')", "os.read(b, 6)", "b'typed\\n'"},
-	{"an inotify", "libc = ctypes.CDLL(None); ino = libc.inotify_init(); os.mkdir('/root/watched'); libc.inotify_add_watch(ino, b'/root/watched', 0x100)",
-		"(open('/root/watched/new', 'w').close(), len(os.read(ino, 4096)) > 0)", "(None, True)"},
+	{
+		"an inotify", "libc = ctypes.CDLL(None); ino = libc.inotify_init(); os.mkdir('/root/watched'); libc.inotify_add_watch(ino, b'/root/watched', 0x100)",
+		"(open('/root/watched/new', 'w').close(), len(os.read(ino, 4096)) > 0)", "(None, True)",
+	},
 	{"a lock", "l = open('/root/lock', 'w'); fcntl.flock(l, fcntl.LOCK_EX)", "os.system('flock -n /root/lock true') != 0", "True"},
 	{"an epoll", "r, w = os.pipe(); e = select.epoll(); e.register(r, select.EPOLLIN)", "(os.write(w, b'x'), len(e.poll(5)))", "(1, 1)"},
 	{"a shared mapping", "m = mmap.mmap(-1, 1 << 20); m[:5] = b'hello'", "m[:5]", "b'hello'"},
-	{"a server", "s = socket.create_server(('127.0.0.1', 8000))\x3bthreading.Thread(target=lambda: [c.sendall(b'served') or c.close() for c, _ in iter(s.accept, 0)], daemon=True).start()",
-		"socket.create_connection(('127.0.0.1', 8000)).recv(6)", "b'served'"},
+	{
+		"a server", "s = socket.create_server(('127.0.0.1', 8000))\x3bthreading.Thread(target=lambda: [c.sendall(b'served') or c.close() for c, _ in iter(s.accept, 0)], daemon=True).start()",
+		"socket.create_connection(('127.0.0.1', 8000)).recv(6)", "b'served'",
+	},
 	{"a connection", "one = socket.create_connection(('127.0.0.1', 8000)); greeting = one.recv(6)", "greeting + one.recv(1)", "b'served'"},
 	{"a timer", "fired = threading.Event(); threading.Timer(1.5, fired.set).start()", "fired.wait(20)", "True"},
 	{"clocks", "before = time.monotonic(), time.time()", "time.monotonic() >= before[0] and 0 <= time.time() - before[1] < 600", "True"},
 	{"attributes", "open('/root/attrs', 'w').close(); os.setxattr('/root/attrs', 'user.big', b'x' * 60000)", "len(os.getxattr('/root/attrs', 'user.big'))", "60000"},
-	{"a sparse file", "p = open('/root/sparse', 'w'); p.truncate(1 << 40); p.seek(1 << 39); p.write('deep'); p.flush()",
-		"(os.stat('/root/sparse').st_size, os.pread(os.open('/root/sparse', 0), 4, 1 << 39))", "(1099511627776, b'deep')"},
+	{
+		"a sparse file", "p = open('/root/sparse', 'w'); p.truncate(1 << 40); p.seek(1 << 39); p.write('deep'); p.flush()",
+		"(os.stat('/root/sparse').st_size, os.pread(os.open('/root/sparse', 0), 4, 1 << 39))", "(1099511627776, b'deep')",
+	},
 }
 
 // TestEverythingOpen saves a process with everything open that a process can

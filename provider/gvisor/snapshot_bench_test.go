@@ -23,7 +23,8 @@ var sources = []struct {
 // source makes one.
 func source(b *testing.B, p interface {
 	Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error)
-}, dirty int) driver.Instance {
+}, dirty int,
+) driver.Instance {
 	b.Helper()
 	in, err := p.Create(b.Context(), &sandbox.Spec{ID: "source", Image: "host"})
 	if err != nil {

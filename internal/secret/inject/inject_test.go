@@ -71,8 +71,10 @@ func TestApply(t *testing.T) {
 		}
 	}
 	for _, in := range []sandbox.Injection{
-		{Secret: "broken", Mode: sandbox.InjectBearer}, {Secret: "broken", Mode: sandbox.InjectHeader, Name: "X"},
-		{Secret: "missing", Mode: sandbox.InjectBearer}, {Secret: "token", Mode: "other"},
+		{Secret: "broken", Mode: sandbox.InjectBearer},
+		{Secret: "broken", Mode: sandbox.InjectHeader, Name: "X"},
+		{Secret: "missing", Mode: sandbox.InjectBearer},
+		{Secret: "token", Mode: "other"},
 	} {
 		req := request(t, "https://api.example.com/", sent...)
 		err := Apply(req, []sandbox.Injection{in}, values(nil), Options{})
