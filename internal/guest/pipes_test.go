@@ -1,0 +1,78 @@
+package guest_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guest/wire"
+)
+
+// hostile is a guest that is told it was restored, and answers as it likes.
+func hostile(t *testing.T, answer func(door io.Reader, in io.Reader, out io.Writer)) (*os.File, *guest.Pipes) {
+	t.Helper()
+	door, ours, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, theirs, err := guest.NewPipes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		answer(door, theirs[0], theirs[1])
+		theirs[1].Close()
+	}()
+	t.Cleanup(func() {
+		ours.Close()
+		conn.Close()
+		<-done
+		door.Close()
+		theirs[0].Close()
+	})
+	return ours, conn
+}
+
+func TestWaken(t *testing.T) {
+	door, conn := hostile(t, func(door, in io.Reader, out io.Writer) {
+		nonce := make([]byte, wire.NonceLen)
+		_, _ = io.ReadFull(door, nonce)
+		_, _ = out.Write([]byte("what it had begun to say"))
+		_, _ = out.Write(nonce)
+		_ = wire.SkipPast(in, nonce)
+		_, _ = out.Write([]byte("hello"))
+	})
+	if err := guest.Waken(testContext(t), door, conn); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(conn); string(b) != "hello" {
+		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestWakenLiar: a guest that says anything but the nonce, or nothing.
+func TestWakenLiar(t *testing.T) {
+	door, conn := hostile(t, func(_, _ io.Reader, out io.Writer) {
+		junk := make([]byte, 1<<16)
+		for {
+			if _, err := out.Write(junk); err != nil {
+				return
+			}
+		}
+	})
+	if err := guest.Waken(testContext(t), door, conn); err == nil {
+		t.Error("a liar is believed")
+	}
+	conn.Close()
+	door, conn = hostile(t, func(door, _ io.Reader, _ io.Writer) { _, _ = io.ReadAll(door) })
+	ctx, cancel := context.WithCancel(testContext(t))
+	cancel()
+	if err := guest.Waken(ctx, door, conn); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,58 @@
+package wire_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"testing/iotest"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+)
+
+// TestSkipPast finds the nonce behind anything, also behind what begins like
+// it, and takes nothing of what follows.
+func TestSkipPast(t *testing.T) {
+	nonce := bytes.Repeat([]byte{7, 7, 7, 9}, wire.NonceLen/4)
+	nonce[len(nonce)-1] = 1 // or it would be found in its own beginning
+	for name, before := range map[string][]byte{
+		"nothing":       nil,
+		"noise":         []byte("noise before it"),
+		"its beginning": nonce[:31],
+		"its middle":    nonce[4:],
+		"half of it":    append(append([]byte{}, nonce[:16]...), nonce[:13]...),
+		"a lot":         bytes.Repeat([]byte{7}, 100_000),
+	} {
+		all := append(append(append([]byte{}, before...), nonce...), "after"...)
+		for _, r := range []io.Reader{bytes.NewReader(all), iotest.OneByteReader(bytes.NewReader(all)), iotest.HalfReader(bytes.NewReader(all))} {
+			if err := wire.SkipPast(r, nonce); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if rest, err := io.ReadAll(r); string(rest) != "after" {
+				t.Errorf("%s: %q is left, %v", name, rest, err)
+			}
+		}
+	}
+}
+
+// TestSkipPastGivesUp: an enemy who never says it is not listened to for ever.
+func TestSkipPastGivesUp(t *testing.T) {
+	nonce := make([]byte, wire.NonceLen)
+	for i := range nonce {
+		nonce[i] = byte(rand.Uint32() | 1)
+	}
+	if err := wire.SkipPast(endless{}, nonce); !errors.Is(err, wire.ErrProtocol) {
+		t.Errorf("got %v", err)
+	}
+	if err := wire.SkipPast(bytes.NewReader(nonce[:20]), nonce); !errors.Is(err, io.EOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) {
+	clear(b)
+	return len(b), nil
+}
