@@ -22,8 +22,8 @@ func (a *App) cpCmd() *cobra.Command {
 		Short: "Copy files and directories in and out of a sandbox",
 		Long: `Cp copies a file or a directory with all below it. Into a directory that exists
 it is copied under its own name, anything else is its new name. For a local path
-"-" is a tar stream on standard input or output. A local name with a colon is
-written as ./NAME.
+"-" is a tar stream on standard input, where it may be compressed with zstd, or on
+standard output. A local name with a colon is written as ./NAME.
 
 Copied out, files belong to you, and lose set-id bits; devices are left out, and
 nothing is written outside the destination, whatever the sandbox says. Copied

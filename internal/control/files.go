@@ -128,13 +128,18 @@ func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.Ex
 	})
 }
 
-// Import unpacks a tar stream into the directory at p, making it.
+// Import unpacks a tar stream, which may be compressed with zstd, into the
+// directory at p, making it.
 func (f Files) Import(ctx context.Context, p string, r io.Reader, opts driver.ImportOptions) error {
 	return with(ctx, f, "files.import", &p, func(ctx context.Context, fs driver.Archiver) error {
 		if err := validateAttributes(0, opts.Owner); err != nil {
 			return err
 		}
-		return fs.Import(ctx, p, r, opts)
+		plain, err := uncompressed(r)
+		if err != nil {
+			return err
+		}
+		return fs.Import(ctx, p, plain, opts)
 	})
 }
 
