@@ -102,6 +102,8 @@ func setup(env *testscript.Env) error {
 	env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
 	env.Setenv("ATOLL_STATE_DIR", filepath.Join(env.WorkDir, "state"))
 	env.Setenv("LC_ALL", "C")
+	// A story says itself when there is to be a daemon.
+	env.Setenv("ATOLL_NO_DAEMON", "1")
 	env.Defer(func() {
 		cmd := exec.Command(program, "rm", "--force", "--all")
 		cmd.Env = env.Vars

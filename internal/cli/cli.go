@@ -66,6 +66,7 @@ type App struct {
 
 	stateDir string        // --state-dir
 	provider string        // --provider
+	direct   bool          // --no-daemon
 	system   System        // once it is open
 	client   *atoll.Client // of a daemon, once it was found
 }
@@ -118,9 +119,9 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, a.runCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
+	}, a.runCmd(), a.createCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
 		a.pauseCmd(), a.resumeCmd(), a.stopCmd(), a.startCmd(), a.updateCmd(), a.forkCmd(), a.snapshotCmd(),
-		a.upCmd(), a.e2bCmd(), a.keyCmd(), a.tenantCmd(), a.workspaceCmd(), a.profileCmd(), a.secretCmd(), a.egressCmd(), a.eventsCmd(), a.auditCmd(), a.stateCmd(),
+		a.upCmd(), a.downCmd(), a.e2bCmd(), a.keyCmd(), a.tenantCmd(), a.workspaceCmd(), a.profileCmd(), a.secretCmd(), a.egressCmd(), a.eventsCmd(), a.auditCmd(), a.stateCmd(),
 		a.imageCmd(), a.templateCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
@@ -129,6 +130,7 @@ one.`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
 	flags.StringVar(&a.provider, "provider", "", "what makes the sandboxes (default: $ATOLL_PROVIDER, else "+a.defaultProvider()+"; see: atoll provider ls)")
+	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the verb needs one ($ATOLL_NO_DAEMON)")
 	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
 	root.SetHelpCommandGroupID(groupMachine)

@@ -99,15 +99,6 @@ func (a *App) socket() string {
 	return path
 }
 
-// mustDaemon is daemon for verbs that make no sense without one.
-func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
-	c, err := a.daemon(ctx)
-	if err == nil && c == nil {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
-	}
-	return c, err
-}
-
 // target returns the daemon if there is one, else this machine.
 func (a *App) target(ctx context.Context) (target, error) {
 	c, err := a.daemon(ctx)

@@ -54,7 +54,7 @@ func (a *App) upCmd() *cobra.Command {
 	var opts UpOptions
 	var cert, key, address, addressIn string
 	var drain durationFlag
-	var verbose bool
+	var verbose, background bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run the daemon",
@@ -64,10 +64,15 @@ it answers on its socket in the state directory, which only its owner and root
 may use. Over TCP, every caller needs an API key; see: atoll key.
 
 SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
-the next daemon.`,
+the next daemon. With --detach it runs in the background, and up returns when it
+answers; its log is daemon.log in the state directory. End it with: atoll down.
+
+Verbs that need a daemon start one in the background themselves, and say so,
+unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		Example: `  atoll up
   atoll up --listen 127.0.0.1:7070 --plain
-  atoll up --e2b`,
+  atoll up --e2b
+  atoll up --detach`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
 	}
@@ -84,10 +89,14 @@ the next daemon.`,
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
+	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
 	cmd.MarkFlagsMutuallyExclusive("store", "store-file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if background {
+			return a.detach(cmd.Context(), cmd)
+		}
 		level := slog.LevelWarn
 		if verbose {
 			level = slog.LevelDebug

@@ -1,0 +1,286 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	logName   = "daemon.log"
+	startLock = "start.lock"
+	// lockName is the file that a daemon locks for as long as it runs.
+	lockName = "daemon.lock"
+
+	// startPatience is how long a daemon may take to answer for the first time.
+	startPatience = 60 * time.Second
+	startPoll     = 10 * time.Millisecond
+)
+
+// noDaemon reports whether the user wants no daemon to be started for a verb.
+func (a *App) noDaemon() bool {
+	text, _ := a.LookupEnv("ATOLL_NO_DAEMON")
+	wanted, err := strconv.ParseBool(text)
+	return a.direct || text != "" && (err != nil || wanted)
+}
+
+// mustDaemon is daemon for verbs that make no sense without one: if none runs,
+// it starts one in the background and says so.
+func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
+	c, err := a.daemon(ctx)
+	if err != nil || c != nil {
+		return c, err
+	}
+	provider, _ := a.LookupEnv("ATOLL_PROVIDER")
+	if a.noDaemon() || a.provider != "" || provider != "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
+	}
+	pid, err := a.startDaemon(ctx, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	if pid != 0 {
+		a.say("note", fmt.Sprintf("started a daemon in the background, as process %d; end it with: atoll down", pid))
+	}
+	if c, err = a.daemon(ctx); err == nil && c == nil {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon that was started does not answer", Hint: "see " + filepath.Join(filepath.Dir(a.socket()), logName)}
+	}
+	return c, err
+}
+
+// startDaemon starts a daemon that outlives this program, unless one runs, and
+// returns its process when it answers; zero if one ran already. Of many that
+// try at once, one starts it. dir is where it works, "/" if it is empty.
+func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
+	if _, err := a.node(); err != nil { // makes the state directory, or says what is wrong with it
+		return 0, err
+	}
+	state, err := filepath.Abs(filepath.Dir(a.socket()))
+	if err != nil {
+		return 0, err
+	}
+	release, err := lockFile(ctx, filepath.Join(state, startLock))
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	if a.answers(ctx) {
+		return 0, nil
+	}
+	log, err := os.OpenFile(filepath.Join(state, logName), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	program, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	before, err := log.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, err
+	}
+	cmd := exec.Command(program, append([]string{"up", "--state-dir", state}, args...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	if dir == "" {
+		cmd.Dir = "/"
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C here is not for it
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	return cmd.Process.Pid, a.awaitDaemon(ctx, cmd, filepath.Join(state, logName), before)
+}
+
+// awaitDaemon waits until a daemon answers. One that does not in time, or that
+// nobody waits for any more, is ended.
+func (a *App) awaitDaemon(ctx context.Context, cmd *exec.Cmd, log string, from int64) error {
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // what went wrong is in its log
+		close(ended)
+	}()
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	tick := time.NewTicker(startPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ended:
+			return &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Op: "daemon.start", Message: "the daemon ended at once: " + lastLine(log, from),
+				Hint: "run it in the foreground to see more, with: atoll up",
+			}
+		case <-ctx.Done():
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			<-ended
+			return ctx.Err()
+		case <-tick.C:
+			if a.answers(ctx) {
+				return nil
+			}
+		}
+	}
+}
+
+// answers reports whether a daemon answers in the state directory.
+func (a *App) answers(ctx context.Context) bool {
+	c, err := atoll.New(atoll.Options{Host: "unix://" + a.socket()})
+	if err != nil {
+		return false
+	}
+	defer c.Close()
+	short, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	return c.Ping(short) == nil
+}
+
+// lastLine returns what a daemon said last.
+func lastLine(log string, from int64) string {
+	f, err := os.Open(log)
+	if err != nil {
+		return "it has no log"
+	}
+	defer f.Close()
+	const enough = 64 << 10
+	text, _ := io.ReadAll(io.NewSectionReader(f, from, enough))
+	for _, line := range strings.Split(strings.TrimSpace(string(text)), "\n") {
+		if rest, found := strings.CutPrefix(line, "atoll: error: "); found {
+			return visible(rest)
+		}
+	}
+	return "see " + log
+}
+
+// lockFile waits for a lock that the kernel lets go of when its holder dies.
+func lockFile(ctx context.Context, path string) (release func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(startPoll)
+	defer tick.Stop()
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(err, f.Close())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), f.Close())
+		case <-tick.C:
+		}
+	}
+}
+
+// detach starts the daemon that a call of `atoll up` describes in the
+// background.
+func (a *App) detach(ctx context.Context, cmd *cobra.Command) error {
+	here, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	pid, err := a.startDaemon(ctx, here, sameFlags(cmd, "detach", "state-dir"))
+	switch {
+	case err != nil:
+		return err
+	case pid == 0:
+		return &sandbox.Error{
+			Code: sandbox.CodeConflict, Message: "a daemon runs on this state directory already",
+			Hint: "use that one, or end it first with: atoll down",
+		}
+	}
+	_, _ = fmt.Fprintf(a.Stderr, "atoll: listening on %s, as process %d\n", a.socket(), pid)
+	return nil
+}
+
+// sameFlags are the flags that a command was called with, but for some.
+func sameFlags(cmd *cobra.Command, without ...string) (args []string) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		for _, name := range without {
+			if f.Name == name {
+				return
+			}
+		}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			for _, v := range list.GetSlice() {
+				args = append(args, "--"+f.Name+"="+v)
+			}
+			return
+		}
+		args = append(args, "--"+f.Name+"="+f.Value.String())
+	})
+	return args
+}
+
+func (a *App) downCmd() *cobra.Command {
+	patience := durationFlag(30 * time.Second)
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "End the daemon; sandboxes live on",
+		Long: `Down ends the daemon of the state directory in good order, and waits until it has
+ended. Sandboxes live on and are found again by the next daemon; see also: atoll
+rm --all. No daemon is no error.`,
+		Example: `  atoll down`,
+		GroupID: groupDaemon,
+		Args:    cobra.NoArgs,
+	}
+	cmd.Flags().VarP(&patience, "time", "t", "how long it may take to end")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(patience))
+		defer cancel()
+		return a.endDaemon(ctx, filepath.Join(filepath.Dir(a.socket()), lockName))
+	})
+	return cmd
+}
+
+// endDaemon asks the daemon that holds a lock to end, and waits until it has.
+func (a *App) endDaemon(ctx context.Context, lock string) error {
+	f, err := os.OpenFile(lock, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		a.say("note", "no daemon runs")
+		return nil
+	}
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Subject: lock, Message: "the daemon is somebody else's", Cause: err}
+	}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		a.say("note", "no daemon runs")
+		return nil
+	}
+	text := make([]byte, 32)
+	n, _ := f.ReadAt(text, 0)
+	// Whoever holds the lock lives, and wrote this.
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text[:n])))
+	if err != nil || pid <= 1 {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Op: "daemon.stop", Message: "the daemon is only just starting", Hint: "try again"}
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Message: "the daemon is somebody else's", Cause: err}
+	}
+	release, err := lockFile(ctx, lock)
+	if err != nil {
+		return &sandbox.Error{Code: sandbox.CodeTimeout, Op: "daemon.stop", Message: fmt.Sprintf("process %d has not ended yet", pid), Hint: "it waits for requests that still run; see --time", Cause: err}
+	}
+	release()
+	return nil
+}

@@ -1,0 +1,52 @@
+package cli
+
+import "github.com/spf13/cobra"
+
+func (a *App) createCmd() *cobra.Command {
+	var boxed boxFlags
+	var how commandFlags
+	cmd := &cobra.Command{
+		Use:   "create [flags]",
+		Short: "Make a sandbox that stays, with no command in it",
+		Long: `Create makes a sandbox and prints its name. Nothing runs in it, not even the
+image's own command, until there is an exec; see also: atoll run -d.`,
+		Example: `  atoll create --name demo --idle 10m --idle-action sleep
+  atoll exec demo -- python3 --version`,
+		GroupID: groupBox,
+		Args:    cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVarP(&how.env, "env", "e", nil, "set a variable: NAME=VALUE, or NAME to pass on your own")
+	flags.StringArrayVar(&how.envFiles, "env-file", nil, "read variables from a file, one NAME=VALUE per line")
+	flags.StringVarP(&how.workdir, "workdir", "w", "", "directory that commands start in, absolute; made if it is missing")
+	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
+	boxed.register(flags)
+	for _, name := range []string{"rm", "keep", "entrypoint"} { // it always stays, and runs nothing
+		_ = flags.MarkHidden(name)
+	}
+	completeFlag(cmd, "pull", "missing", "always", "never")
+	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, name := range []string{"rm", "keep", "entrypoint"} {
+			if cmd.Flags().Changed(name) {
+				return badFlag(name, "only works with: atoll run")
+			}
+		}
+		how.detach = true
+		req, err := a.request(cmd, &boxed, &how, nil)
+		if err != nil {
+			return err
+		}
+		none := ""
+		req.Entrypoint = &none
+		t, err := a.runnerFor(cmd.Context(), &req, true)
+		if err != nil {
+			return err
+		}
+		if !boxed.quiet {
+			a.warn()
+		}
+		return a.startDetached(cmd.Context(), t, req, boxed.quiet)
+	}
+	return cmd
+}
