@@ -1,6 +1,26 @@
 package cli
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/control"
+)
+
+// creator returns where a sandbox is made that is to be looked after: by the
+// daemon, unless the user wants none.
+func (a *App) creator(ctx context.Context, req *control.RunRequest) (target, error) {
+	provider, _ := a.LookupEnv("ATOLL_PROVIDER")
+	if a.noDaemon() || a.provider != "" || provider != "" {
+		return a.runnerFor(ctx, req, true)
+	}
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return remote{c}, nil
+}
 
 func (a *App) createCmd() *cobra.Command {
 	var boxed boxFlags
@@ -9,7 +29,8 @@ func (a *App) createCmd() *cobra.Command {
 		Use:   "create [flags]",
 		Short: "Make a sandbox that stays, with no command in it",
 		Long: `Create makes a sandbox and prints its name. Nothing runs in it, not even the
-image's own command, until there is an exec; see also: atoll run -d.`,
+image's own command, until there is an exec; see also: atoll run -d. The daemon
+looks after it: what it was made of is known when it is stopped and started.`,
 		Example: `  atoll create --name demo --idle 10m --idle-action sleep
   atoll exec demo -- python3 --version`,
 		GroupID: groupBox,
@@ -39,7 +60,7 @@ image's own command, until there is an exec; see also: atoll run -d.`,
 		}
 		none := ""
 		req.Entrypoint = &none
-		t, err := a.runnerFor(cmd.Context(), &req, true)
+		t, err := a.creator(cmd.Context(), &req)
 		if err != nil {
 			return err
 		}

@@ -185,7 +185,7 @@ func span(cmd *cobra.Command, flag, text string) (*time.Duration, error) {
 	var d durationFlag
 	if text != "never" {
 		if err := d.Set(text); err != nil {
-			return nil, badFlag(flag, "%v", err)
+			return nil, badFlag(flag, "%v, nor never", err)
 		}
 	}
 	return (*time.Duration)(&d), nil
