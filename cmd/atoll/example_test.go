@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -75,10 +76,12 @@ func TestExamples(t *testing.T) {
 	for _, path := range all {
 		t.Run(strings.Join(path, "-"), func(t *testing.T) {
 			dir := t.TempDir()
-			e := exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
+			e := exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "ATOLL_NO_DAEMON=1", "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
-				if path[0] == "up" { // it runs until somebody ends it, and then ends well
+				if strings.Contains(line, "--detach") && path[0] == "up" {
+					line += " && atoll down"
+				} else if path[0] == "up" { // it runs until somebody ends it, and then ends well
 					line = "timeout -s TERM 2 " + line + "; test $? = 124"
 				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
@@ -88,6 +91,9 @@ func TestExamples(t *testing.T) {
 				e.must(t, strings.ReplaceAll(line, "debian:12", reg+"/debian:12"))
 			}
 			e.try(t, "atoll rm --force --all")
+			if path[0] == "snapshot" {
+				e.try(t, "atoll snapshot prune")
+			}
 		})
 	}
 }
@@ -103,11 +109,21 @@ func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	e.try(t, "atoll rm --force --all")
 	switch {
 	case path[0] == "run" || path[0] == "up":
-	case path[0] == "key" || path[0] == "events" || path[0] == "audit":
+	case path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state":
 		e.up(t)
 	case path[0] == "egress":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo --egress '' -- sleep 600")
+	case slices.Contains([]string{"pause", "resume", "stop", "start", "update", "fork", "snapshot"}, path[0]):
+		e.up(t)
+		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
+		last := path[len(path)-1]
+		if last == "start" {
+			e.must(t, "atoll stop -t 1 demo")
+		}
+		if last == "rm" || last == "inspect" {
+			e.must(t, "atoll snapshot create demo --name before")
+		}
 	case path[0] == "image":
 		if path[len(path)-1] != "pull" {
 			e.must(t, "atoll image pull --quiet "+reg+"/debian:12")
