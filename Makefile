@@ -42,8 +42,8 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 	@$(ATOLL) run -- $(or $(ARGS),python3 -c 'print(6*7)')
 
 .PHONY: test
-test: check-race check-fmt vet build ## run every check and every test, under the race detector
-	@$(STATIC) $(GOTEST) $(RACE) $(PKGS)
+test: check-race check-fmt vet build ## run every check and every test, under the race detector; with E2B=1 those of E2B's SDKs too
+	@$(STATIC) $(GOTEST) $(RACE) $(if $(E2B),-tags e2b) $(PKGS)
 
 .PHONY: race
 race: check-race build ## run only the tests, under the race detector: make race PKGS=./driver
