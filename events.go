@@ -157,3 +157,31 @@ func (w *watched) failure() error {
 	defer w.mu.Unlock()
 	return w.err
 }
+
+// ExportAudit writes the events that match, as far as they are written now, as
+// JSON lines, each with the hash of its record. After an error what was written
+// is not whole. After and Follow do not apply.
+func (c *Client) ExportAudit(ctx context.Context, opts EventOptions, w io.Writer) error {
+	query := url.Values{"type": opts.Types, "op": opts.Ops}
+	if opts.Sandbox != "" {
+		query.Set("sandbox", string(opts.Sandbox))
+	}
+	for name, at := range map[string]time.Time{"since": opts.Since, "until": opts.Until} {
+		if !at.IsZero() {
+			query.Set(name, at.UTC().Format(time.RFC3339Nano))
+		}
+	}
+	r, err := c.request(ctx, http.MethodGet, "/v1/audit/export", query, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return transportError(ctx, err)
+	}
+	return nil
+}

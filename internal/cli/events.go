@@ -91,7 +91,30 @@ func (a *App) auditCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "audit", Short: "Check the daemon's log", GroupID: groupDaemon,
 		Example: `  atoll audit verify`,
-	}, a.auditVerifyCmd())
+	}, a.auditVerifyCmd(), a.auditExportCmd())
+}
+
+func (a *App) auditExportCmd() *cobra.Command {
+	var opts atoll.EventOptions
+	cmd := &cobra.Command{
+		Use: "export", Short: "Write the log as JSON lines, each with its hash", Args: cobra.NoArgs,
+		Long: `Export writes the log to standard output, a record on a line, each as it was hashed:
+{"hash":"…","event":{…}}. The hash of a record is the SHA-256 of "atoll event v1", a
+line feed, the 32 bytes of the hash before, and the event byte for byte; the first
+follows the SHA-256 of "atoll genesis v1", a line feed and the tenant's name.`,
+		Example: `  atoll audit export
+  atoll audit export --op process.exec`,
+	}
+	cmd.Flags().StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
+	cmd.Flags().StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		return c.ExportAudit(ctx, opts, a.Stdout)
+	})
+	return cmd
 }
 
 func (a *App) auditVerifyCmd() *cobra.Command {

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"io"
 	"iter"
 	"time"
 
@@ -141,6 +142,10 @@ func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[
 			}
 		}
 	}, nil
+}
+
+func (s service) ExportEvents(ctx context.Context, q api.EventQuery, w io.Writer) error {
+	return s.Plane.ExportEvents(ctx, filterOf(q), w)
 }
 
 func shownEvent(e eventlog.Event) api.Event {

@@ -2,6 +2,7 @@ package plane
 
 import (
 	"context"
+	"io"
 	"iter"
 
 	"github.com/atoll-run/atoll/internal/audit"
@@ -92,6 +93,16 @@ func (p *Plane) FollowEvents(ctx context.Context, f eventlog.Filter, after int64
 		return nil, err
 	}
 	return p.cfg.Log.Follow(ctx, who.Tenant, f, after), nil
+}
+
+// ExportEvents writes the log of the caller's tenant as JSON lines, each with
+// the hash of its record.
+func (p *Plane) ExportEvents(ctx context.Context, f eventlog.Filter, w io.Writer) error {
+	who, err := p.look(ctx, "event.list", "")
+	if err != nil {
+		return err
+	}
+	return named("event.list", p.cfg.Log.Export(ctx, who.Tenant, f, w))
 }
 
 // Verify checks the chain of the log of the caller's tenant.

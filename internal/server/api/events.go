@@ -124,11 +124,35 @@ func (a *API) events() {
 			"after": "only those with a higher number; the Last-Event-ID header does the same", "sandbox": "only about the sandbox with this id",
 			"type": "only of these types; may be repeated", "op": "only about these operations; may be repeated",
 		}, "", "text/event-stream", a.followEvents)
+	a.raw(operation("exportAudit", http.MethodGet, "/v1/audit/export", "Events", "The log as JSON lines, each with the hash of its record"),
+		map[string]string{
+			"sandbox": "only about the sandbox with this id", "type": "only of these types; may be repeated",
+			"op": "only about these operations; may be repeated", "since": "not before", "until": "before",
+		}, "", "application/x-ndjson", a.exportEvents)
 	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Check that the log is as it was written"),
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
 			report, err := a.service.VerifyAudit(ctx)
 			return &reportOutput{report}, a.problem(err)
 		})
+}
+
+// exportEvents writes the log as it is chained. Should it fail, the connection
+// is cut, so that a part is not taken for the whole.
+func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
+	q := query{r: r}
+	in := EventQuery{
+		Sandbox: q.get("sandbox"), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"], Since: q.time("since"), Until: q.time("until"),
+	}
+	if q.err != nil {
+		return q.err
+	}
+	out := &begun{w: w}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	err := a.service.ExportEvents(r.Context(), in, out)
+	if err != nil && out.yes {
+		panic(http.ErrAbortHandler)
+	}
+	return err
 }
 
 // followEvents streams the log. The id of an event is its number, so that a

@@ -70,6 +70,8 @@ type Service interface {
 
 	Events(ctx context.Context, q EventQuery) ([]Event, error)
 	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
+	// ExportEvents writes what matches as JSON lines, to the end of the log.
+	ExportEvents(ctx context.Context, q EventQuery, w io.Writer) error
 	VerifyAudit(ctx context.Context) (AuditReport, error)
 
 	// Workspaces are named within the tenant.
