@@ -59,18 +59,24 @@ func (p *Plane) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, err
 			return b, ctx.Err()
 		}
 	}
-	switch {
-	case b.State == sandbox.Pausing || b.State == sandbox.Resuming:
-		release, err := p.locks.take(ctx, b.ID)
-		if err != nil {
-			return b, err
-		}
-		release()
-	case b.Idle.After == 0 && closing == nil:
+	if b.Idle.After == 0 && closing == nil && !between(b.State) {
 		return b, nil // nothing changes it behind our back
 	}
-	return p.record(ctx, b.Tenant, b.ID)
+	b, err := p.record(ctx, b.Tenant, b.ID)
+	for range maxChanges {
+		if err != nil || !between(b.State) {
+			break
+		}
+		b, err = p.quiet(ctx, &b)
+	}
+	return b, err
 }
+
+// maxChanges is how many changes of its state a use waits for.
+const maxChanges = 10
+
+// between reports whether somebody is changing the state of a sandbox.
+func between(s sandbox.State) bool { return s == sandbox.Pausing || s == sandbox.Resuming }
 
 // wake resumes a sandbox that went to sleep by itself.
 func (p *Plane) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
