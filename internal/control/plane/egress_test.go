@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/plane"
@@ -56,6 +57,23 @@ func (g *told) last(t *testing.T, box sandbox.ID) plane.Egress {
 	return e
 }
 
+// linked is a fake that has a network, of which the gateway has the other end.
+type linked struct{ *fake.Provider }
+
+func without(spec *sandbox.Spec) *sandbox.Spec {
+	own := *spec
+	own.Network = sandbox.Network{}
+	return &own
+}
+
+func (l linked) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	return l.Provider.Create(ctx, without(spec))
+}
+
+func (l linked) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+	return l.Provider.Restore(ctx, without(spec), dir)
+}
+
 type rig struct {
 	*plane.Plane
 	dir     string
@@ -80,7 +98,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	r.store, err = store.Open(t.Context(), filepath.Join(r.dir, "atoll.db"), store.Options{})
 	must(err)
 	log := eventlog.New(r.store, eventlog.Options{})
-	provider := fake.New(fake.Options{})
+	provider := linked{fake.New(fake.Options{})}
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
 	must(err)
 	snapshots, err := vault.OpenSnapshots(filepath.Join(r.dir, "snapshots"))
