@@ -11,8 +11,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -164,7 +162,6 @@ func emptyZip() []byte {
 // goClient builds a program that gets a page, as Go programs do.
 func goClient(tb testing.TB) []byte {
 	tb.Helper()
-	dir := tb.TempDir()
 	source := `package main
 
 import (
@@ -183,15 +180,7 @@ func main() {
 	io.Copy(os.Stdout, r.Body)
 }
 `
-	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte(source), 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	build := exec.Command("go", "build", "-o", "client", "main.go")
-	build.Dir, build.Env = dir, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GO111MODULE=off")
-	if out, err := build.CombinedOutput(); err != nil {
-		tb.Fatalf("%v: %s", err, out)
-	}
-	program, err := os.ReadFile(filepath.Join(dir, "client"))
+	program, err := os.ReadFile(buildClient(tb, source))
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -47,3 +47,23 @@ func TestTLS(t *testing.T) {
 		return e.Kind == "http" && e.Verdict == "denied" && e.Method == "POST" && e.Path == "/v1/a"
 	})
 }
+
+// TestUnwantedAnswers checks that DNS goes on for those who wait when others
+// have not waited.
+func TestUnwantedAnswers(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "good.test")
+	b := w.rig().box("unwanted", allow("good.test"))
+	out, _ := b.sh(`python3 - <<'EOF'
+import socket
+query = b"\x00\x07\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04good\x04test\x00\x00\x01\x00\x01"
+for i in range(500):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.sendto(query, ("198.18.0.1", 53))
+    s.close()
+print(socket.gethostbyname("good.test"))
+EOF`)
+	if !strings.HasPrefix(out, "198.19.") {
+		t.Error(out)
+	}
+}

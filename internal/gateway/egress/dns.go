@@ -34,7 +34,12 @@ func (b *box) serveDNS(conn net.PacketConn) {
 	for {
 		n, from, err := conn.ReadFrom(buf)
 		if err != nil {
-			return
+			if b.life.Err() != nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) {
+				return
+			}
+			// Somebody inside did not wait for an earlier answer, and its
+			// kernel said so: that is no reason not to answer others.
+			continue
 		}
 		if answer, err := b.answerDNS(buf[:n]); err == nil {
 			_, _ = conn.WriteTo(answer, from)
