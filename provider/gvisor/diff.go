@@ -11,7 +11,8 @@ import (
 
 var _ driver.Differ = (*Instance)(nil)
 
-// Diff writes what the sandbox changed of its image. See driver.Differ.
+// Diff writes what the sandbox changed of its image. See driver.Differ. What
+// its link to a network put there is no part of that.
 func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 	return in.explain(withCause(ctx, in.locked(ctx, func(rest string) error {
 		if rest != awake && rest != paused {
@@ -21,7 +22,7 @@ func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 			rest = awake
 		}
 		return in.hold(ctx, rest, false, func(conn *urpc.Client) error {
-			return layerOf(conn, in.box, giveUp{ctx, w}, whole)
+			return layerOf(conn, in.box, giveUp{ctx, w}, whole, true)
 		})
 	})))
 }

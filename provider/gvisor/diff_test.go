@@ -58,10 +58,11 @@ func TestDiff(t *testing.T) {
 	mustRun(t, in, `set -e
 		mkdir -m 700 /srv/d && echo new >/srv/d/f && chown 7:8 /srv/d/f && chmod 640 /srv/d/f
 		ln -s f /srv/d/l && ln /srv/d/f /srv/d/h && rm /etc/passwd && truncate -s 3M /srv/holes
+		cp /etc/group /etc/one && rm /etc/group
 		rm -r /srv/none 2>/dev/null || true; echo tmp >/dev/shm/mounted`)
 	got := changes(t, in)
 	for name, want := range map[string]string{
-		"srv/d/": "dir 700", "srv/d/l": "->f", "etc/.wh.passwd": " 0:0 0", "srv/holes": "3145728 bytes",
+		"srv/d/": "dir 700", "srv/d/l": "->f", "etc/.wh.passwd": " 0:0 0", "etc/.wh.group": " 0:0 0", "srv/holes": "3145728 bytes",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)

@@ -38,11 +38,12 @@ func saveFiles(conn *urpc.Client, b box, dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(layerOf(conn, b, out, sparse), out.Close())
+	return errors.Join(layerOf(conn, b, out, sparse, false), out.Close())
 }
 
-// layerOf writes what a paused sandbox changed of its image.
-func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *tar.Header, content) error) error {
+// layerOf writes what a paused sandbox changed of its image, without
+// what its link put there if it is to be part of an image.
+func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *tar.Header, content) error, forImage bool) error {
 	tree, err := memfile("tree", nil)
 	if err != nil {
 		return err
@@ -51,16 +52,25 @@ func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *t
 	if err := saveTree(conn, tree); err != nil {
 		return err
 	}
-	if _, err := tree.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
 	upper, err := os.Open(b.path(fileUpper))
 	if err != nil {
 		return err
 	}
 	defer upper.Close()
 	out := bufio.NewWriterSize(w, 1<<20)
-	l := &layerWriter{out: tar.NewWriter(out), upper: upper, regular: regular}
+	l := &layerWriter{out: tar.NewWriter(out), upper: upper, regular: regular, removed: map[string]bool{}}
+	if forImage {
+		ca, err := authority(tree, upper)
+		if err != nil {
+			return err
+		}
+		if len(ca) > 0 {
+			l.regular, l.skip = unplugged(ca), plugged
+		}
+	}
+	if _, err := tree.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
 	return errors.Join(l.write(bufio.NewReaderSize(tree, 1<<16)), out.Flush())
 }
 
@@ -91,6 +101,11 @@ type layerWriter struct {
 	out     *tar.Writer
 	upper   io.ReaderAt
 	regular func(*tar.Writer, *tar.Header, content) error // writes a file
+	skip    func(name string) bool                        // of what is left out; may be nil
+
+	// removed are the names that were. The kernel may keep them all as links
+	// to one file.
+	removed map[string]bool
 }
 
 func (l *layerWriter) write(tree io.Reader) error {
@@ -110,6 +125,13 @@ func (l *layerWriter) write(tree io.Reader) error {
 }
 
 func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
+	gone := h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0 || h.Typeflag == tar.TypeLink && l.removed[h.Linkname]
+	if gone {
+		l.removed[h.Name] = true // also if it is left out: others may be links to it
+	}
+	if l.skip != nil && l.skip(path.Join("/", h.Name)) {
+		return nil
+	}
 	h.Format = tar.FormatPAX
 	opaque := h.PAXRecords[opaqueRecord] == "y"
 	h.PAXRecords = layerRecords(h.PAXRecords)
@@ -120,7 +142,7 @@ func (l *layerWriter) member(h *tar.Header, r io.Reader) error {
 			return err
 		}
 		return l.regular(l.out, h, content{size, joined(segments), l.upper})
-	case h.Typeflag == tar.TypeChar && h.Devmajor == 0 && h.Devminor == 0:
+	case gone:
 		dir, name := path.Split(h.Name)
 		return l.out.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: dir + whiteout + name, Format: tar.FormatPAX})
 	}
@@ -193,12 +215,17 @@ func whole(tw *tar.Writer, h *tar.Header, c content) error {
 	if err := tw.WriteHeader(h); err != nil {
 		return err
 	}
+	return c.writeTo(tw)
+}
+
+// writeTo writes all of a file, with zeros for its holes.
+func (c content) writeTo(w io.Writer) error {
 	var at int64
 	for _, s := range append(c.segments, segment{off: c.size}) {
-		if _, err := io.CopyN(tw, zeros{}, s.off-at); err != nil {
+		if _, err := io.CopyN(w, zeros{}, s.off-at); err != nil {
 			return err
 		}
-		if err := s.copy(tw, c.upper); err != nil {
+		if err := s.copy(w, c.upper); err != nil {
 			return err
 		}
 		at = s.end()

@@ -1,10 +1,15 @@
 package gvisor
 
 import (
+	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"path"
+	"slices"
+	"strings"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -78,6 +83,59 @@ func (in *Instance) plugIn(ctx context.Context, l *Link) error {
 	return nil
 }
 
+// authority finds the certificate of the gateway that a sandbox trusts in the
+// kernel's list of its files. It is nil if there is none.
+func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
+	if _, err := tree.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	for tr := tar.NewReader(bufio.NewReaderSize(tree, 1<<16)); ; {
+		h, err := tr.Next()
+		if err == io.EOF {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the kernel's list of files: %w", err)
+		}
+		if path.Join("/", h.Name) != fileCA || h.Typeflag != tar.TypeReg {
+			continue
+		}
+		size, segments, err := readSegments(tr, h.Size)
+		if err != nil || size > maxBundle {
+			return nil, err
+		}
+		var ca bytes.Buffer
+		err = content{size, segments, upper}.writeTo(&ca)
+		return ca.Bytes(), err
+	}
+}
+
+// plugged reports whether a file is there for the link alone.
+func plugged(name string) bool {
+	return name == fileResolv || name == path.Dir(fileCA) || strings.HasPrefix(name, path.Dir(fileCA)+"/")
+}
+
+// unplugged writes files as they were without the authority of the gateway,
+// which is that of one sandbox and must not be trusted by others.
+func unplugged(ca []byte) func(*tar.Writer, *tar.Header, content) error {
+	return func(tw *tar.Writer, h *tar.Header, c content) error {
+		if !slices.Contains(bundles, path.Join("/", h.Name)) || c.size > maxBundle {
+			return whole(tw, h, c)
+		}
+		var b bytes.Buffer
+		if err := c.writeTo(&b); err != nil {
+			return err
+		}
+		clean := bytes.ReplaceAll(b.Bytes(), ca, nil)
+		h.Size = int64(len(clean))
+		if err := tw.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err := tw.Write(clean)
+		return err
+	}
+}
+
 func withCA(bundle, ca []byte) []byte {
 	bundle = bytes.TrimRight(bundle, "\n")
 	if len(bundle) > 0 {
@@ -88,8 +146,8 @@ func withCA(bundle, ca []byte) []byte {
 
 // bundle reads the authorities in a file, nil if there is none that could hold
 // some.
-func (in *Instance) bundle(ctx context.Context, path string) ([]byte, error) {
-	r, info, err := in.client.Read(ctx, path, driver.ReadOptions{})
+func (in *Instance) bundle(ctx context.Context, name string) ([]byte, error) {
+	r, info, err := in.client.Read(ctx, name, driver.ReadOptions{})
 	switch sandbox.CodeOf(err) {
 	case "":
 	case sandbox.CodeNotFound, sandbox.CodeInvalid, sandbox.CodeDenied:
