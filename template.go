@@ -31,6 +31,7 @@ type BuildOptions struct {
 	File    string            // the Dockerfile among the files; empty: "Dockerfile"
 	Args    map[string]string // of the build; no place for a secret
 	NoCache bool              // carry every step out
+	Egress  []string          // hosts that RUN steps may reach, as in sandbox.Network; nil: no network
 	// Progress is told how the build goes, before Build returns. It may be nil.
 	Progress func(BuildEvent)
 }
@@ -55,6 +56,9 @@ func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildO
 	}
 	if opts.NoCache {
 		query.Set("noCache", strconv.FormatBool(true))
+	}
+	for _, host := range opts.Egress {
+		query.Add("egress", host)
 	}
 	for name, value := range opts.Args {
 		query.Add("arg", name+"="+value)

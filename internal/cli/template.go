@@ -38,7 +38,10 @@ name. Steps that did not change since an earlier build are not carried out
 again. Of a Dockerfile it knows FROM (one), RUN, COPY, ADD (of files), ENV, ARG,
 WORKDIR, USER, LABEL, CMD, ENTRYPOINT, EXPOSE and STOPSIGNAL, and refuses
 everything else. FROM may name a template: FROM template:NAME. What .dockerignore
-names is left out.`,
+names is left out.
+
+Steps have no network unless --egress names hosts. A step that is cached is not
+carried out again because of other hosts; --no-cache does that.`,
 		Example: `  atoll template build -t tools .`,
 		Args:    cobra.ExactArgs(1),
 	}
@@ -46,6 +49,7 @@ names is left out.`,
 	flags.StringVarP(&opts.Name, "tag", "t", "", "the name to give it, NAME or NAME:TAG")
 	flags.StringVarP(&opts.File, "file", "f", "", "the Dockerfile, relative to the directory (default Dockerfile)")
 	flags.StringArrayVar(&args, "build-arg", nil, "NAME=VALUE of an ARG; no place for a secret")
+	flags.StringSliceVar(&opts.Egress, "egress", nil, "hosts that RUN steps may reach, such as mirror.example.com or *.example.com:8443 (default: no network)")
 	flags.BoolVar(&opts.NoCache, "no-cache", false, "carry out every step")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.MarkFlagRequired("tag")

@@ -123,7 +123,7 @@ func (s service) BuildTemplate(ctx context.Context, req api.BuildRequest, tell f
 		return api.Template{}, err
 	}
 	t, err := s.Plane.BuildTemplate(ctx, plane.BuildRequest{
-		Name: req.Name, Description: d, Files: files, NoCache: req.NoCache,
+		Name: req.Name, Description: d, Files: files, NoCache: req.NoCache, Network: sandbox.Network{Egress: req.Egress},
 		Log: func(e template.Event) { tell(api.BuildEvent(e)) },
 	})
 	return shownTemplate(t), err

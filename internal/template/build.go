@@ -57,8 +57,9 @@ type Images interface {
 // Boxes makes the sandboxes that steps run in. Its methods may be called
 // concurrently.
 type Boxes interface {
-	// Open makes a sandbox of an image, by its digest. The caller closes it.
-	Open(ctx context.Context, digest string) (Box, error)
+	// Open makes a sandbox of an image, by its digest, with that network. The
+	// caller closes it.
+	Open(ctx context.Context, digest string, network sandbox.Network) (Box, error)
 }
 
 // Box is a sandbox of a build.
@@ -90,6 +91,9 @@ type Request struct {
 	Description *Description
 	Files       *Files // nil: none
 	NoCache     bool
+	// Network is what run steps may reach. It is no part of the key of a step:
+	// it says where files may come from, not which ones a step makes.
+	Network sandbox.Network
 	// Log is told what goes on, by one goroutine at a time. It may be nil.
 	Log func(Event)
 }
@@ -113,6 +117,9 @@ type Result struct {
 // the steps that were finished stay cached, and nothing else remains.
 func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 	if err := req.Description.Validate(); err != nil {
+		return nil, err
+	}
+	if err := req.Network.Validate(); err != nil {
 		return nil, err
 	}
 	w := &work{b: b, req: req, files: cmp.Or(req.Files, &Files{})}
@@ -298,7 +305,7 @@ func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
 	if err != nil {
 		return owner{}, err
 	}
-	box, err := w.b.Boxes.Open(ctx, img.Digest)
+	box, err := w.b.Boxes.Open(ctx, img.Digest, sandbox.Network{})
 	if err != nil {
 		return owner{}, err
 	}
@@ -350,7 +357,7 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 	if err != nil {
 		return err
 	}
-	box, err := w.b.Boxes.Open(ctx, img.Digest)
+	box, err := w.b.Boxes.Open(ctx, img.Digest, w.req.Network)
 	if err != nil {
 		return err
 	}

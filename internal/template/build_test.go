@@ -22,12 +22,13 @@ import (
 // words: NAME=CONTENT writes a file, -NAME removes one, ?NAME demands one, and
 // "fail" fails.
 type world struct {
-	mu     sync.Mutex
-	images map[string]worldImage // by digest
-	names  map[string]string
-	open   int // sandboxes
-	ran    []string
-	made   int // images
+	mu       sync.Mutex
+	images   map[string]worldImage // by digest
+	names    map[string]string
+	open     int // sandboxes
+	ran      []string
+	networks []sandbox.Network // of the sandboxes made
+	made     int               // images
 }
 
 type worldImage struct {
@@ -104,10 +105,11 @@ func apply(files map[string]string, l Layer) error {
 	}
 }
 
-func (w *world) Open(_ context.Context, digest string) (Box, error) {
+func (w *world) Open(_ context.Context, digest string, network sandbox.Network) (Box, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open++
+	w.networks = append(w.networks, network)
 	return &worldBox{w: w, image: w.images[digest], wrote: map[string]string{}}, nil
 }
 
@@ -269,6 +271,32 @@ func TestBuildTellsWhatItDoes(t *testing.T) {
 	want := []string{"0/1 FROM base false false", "1/1 RUN a=b false false", "1/1 ran a=b true false"}
 	if !slices.Equal(log, want) {
 		t.Errorf("told %q, want %q", log, want)
+	}
+}
+
+// TestBuildNetwork: only run steps have a network, and only the one that was
+// asked for. Other hosts make no step another one.
+func TestBuildNetwork(t *testing.T) {
+	b := newBench(t)
+	f := tree(t, map[string]string{"a": "A"})
+	const text = "FROM base\nCOPY --chown=app a /\nRUN x=1\n"
+	hosts := sandbox.Network{Egress: []string{"deb.example.org"}}
+	if _, _, _, err := b.build(Request{Tenant: "t", Files: f, Network: hosts}, text, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.world.networks; len(n) != 2 || n[0].Asked() || !slices.Equal(n[1].Egress, hosts.Egress) {
+		t.Errorf("networks %+v, want none for the owner and %v for the step", n, hosts.Egress)
+	}
+	if _, _, ran, err := b.build(Request{Tenant: "t", Files: f}, text, nil); err != nil || len(ran) != 0 {
+		t.Errorf("without a network: ran %q, %v", ran, err)
+	}
+	b.world.networks = nil
+	if _, _, _, err := b.build(Request{Tenant: "t", Files: f, NoCache: true}, text, nil); err != nil || slices.ContainsFunc(b.world.networks, sandbox.Network.Asked) {
+		t.Errorf("not asked for: networks %+v, %v", b.world.networks, err)
+	}
+	both := sandbox.Network{Profile: "p", Egress: hosts.Egress}
+	if _, _, _, err := b.build(Request{Tenant: "t", Files: f, Network: both}, text, nil); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Errorf("two networks at once: %v", err)
 	}
 }
 

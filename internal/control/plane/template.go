@@ -39,6 +39,7 @@ type BuildRequest struct {
 	Description *template.Description
 	Files       *template.Files
 	NoCache     bool
+	Network     sandbox.Network // of run steps
 	Log         func(template.Event)
 }
 
@@ -52,7 +53,7 @@ func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Te
 	}
 	record := auditAction(who, control.Action{Op: op, Subject: req.Name})
 	authorise := func() error {
-		return firstError(who.Allow(op), mayAsk(who, &sandbox.Spec{Image: req.Description.From}))
+		return firstError(who.Allow(op), mayAsk(who, &sandbox.Spec{Image: req.Description.From, Network: req.Network}))
 	}
 	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
 		t, err = p.buildTemplate(ctx, who, req)
@@ -74,7 +75,7 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 		return t, err
 	}
 	res, err := p.cfg.Builder.Build(ctx, builders{p}, template.Request{
-		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Log: req.Log,
+		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Network: req.Network, Log: req.Log,
 	})
 	if err != nil {
 		return t, err
@@ -193,9 +194,9 @@ func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed
 // builders makes the sandboxes of builds as whoever asked for the build.
 type builders struct{ p *Plane }
 
-func (b builders) Open(ctx context.Context, digest string) (template.Box, error) {
+func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {
 	made, err := b.p.Create(ctx, CreateRequest{Spec: sandbox.Spec{
-		Name: "build-" + strings.ToLower(rand.Text()), Image: digest, Lifetime: sandbox.Lifetime{Timeout: buildLifetime},
+		Name: "build-" + strings.ToLower(rand.Text()), Image: digest, Network: network, Lifetime: sandbox.Lifetime{Timeout: buildLifetime},
 	}, Pull: control.PullNever})
 	if err != nil {
 		return nil, err

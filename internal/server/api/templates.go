@@ -34,6 +34,7 @@ type BuildRequest struct {
 	File    string            // of Files, that describes the build
 	Args    map[string]string // of the build
 	NoCache bool
+	Egress  []string  // hosts that RUN steps may reach; nil: no network
 	Files   io.Reader // a tar of the files of the build
 }
 
@@ -102,6 +103,7 @@ func (a *API) templates() {
 	a.raw(operation("buildTemplate", http.MethodPost, base, "Templates", "Build a template from a tar of files; the answer is JSON lines, the last one the template or a problem"), map[string]string{
 		"name": "the name to give it, NAME or NAME:TAG", "file": "the Dockerfile among the files, or a description that ends in .json",
 		"arg": "NAME=VALUE of an ARG; may be repeated, and is no place for a secret", "noCache": "true: carry every step out",
+		"egress": "a host that RUN steps may reach, as in the network of a sandbox; may be repeated; without one there is no network",
 	}, "application/x-tar", "application/x-ndjson", a.buildTemplate)
 	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
 		all, err := a.service.Templates(ctx)
@@ -164,7 +166,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 
 func buildRequest(r *http.Request) (BuildRequest, error) {
 	q := r.URL.Query()
-	req := BuildRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}}
+	req := BuildRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}, Egress: q["egress"]}
 	if text := q.Get("noCache"); text != "" {
 		var err error
 		if req.NoCache, err = strconv.ParseBool(text); err != nil {
