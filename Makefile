@@ -67,6 +67,14 @@ soak: build ## kill everything at every fault point, ROUNDS (200) times
 arch: ## check imports, names, sizes, links and the list of dependencies
 	$(GO) test -count=1 ./internal/archtest
 
+.PHONY: base-image
+base-image: build ## build the image "base" of Debian's packages, in a sandbox (needs mmdebstrap)
+	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/build
+
+.PHONY: base-image-test
+base-image-test: build ## build it in a state directory of its own and try it (minutes)
+	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/check
+
 .PHONY: e2b
 e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
 	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags e2b ./test/e2b
