@@ -76,21 +76,30 @@ func TestExamples(t *testing.T) {
 	for _, path := range all {
 		t.Run(strings.Join(path, "-"), func(t *testing.T) {
 			dir := t.TempDir()
-			e := exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "ATOLL_NO_DAEMON=1", "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
+			e := &exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "ATOLL_NO_DAEMON=1", "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
 				if strings.Contains(line, "--detach") && path[0] == "up" {
 					line += " && atoll down"
-				} else if path[0] == "up" { // it runs until somebody ends it, and then ends well
+				} else if path[0] == "up" || strings.Contains(line, "port forward") { // it runs until somebody ends it
 					line = "timeout -s TERM 2 " + line + "; test $? = 124"
 				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
 					e.try(t, line) // what they find is not theirs to choose
 					continue
 				}
-				e.must(t, strings.ReplaceAll(line, "debian:12", reg+"/debian:12"))
+				line = strings.ReplaceAll(line, "debian:12", reg+"/debian:12")
+				if e.address != "" {
+					line = strings.ReplaceAll(line, "127.0.0.1:7070", e.address)
+				}
+				e.must(t, line)
 			}
 			e.try(t, "atoll rm --force --all")
+			for _, kept := range []string{"profile rm docs", "secret rm github", "workspace rm notes"} {
+				if path[0] == strings.Fields(kept)[0] {
+					_, _ = e.shell(t, "atoll "+kept)
+				}
+			}
 			if path[0] == "snapshot" {
 				e.try(t, "atoll snapshot prune")
 			}
@@ -100,17 +109,29 @@ func TestExamples(t *testing.T) {
 
 // exampleRunner types lines into a shell.
 type exampleRunner struct {
-	dir string
-	env []string
+	dir     string
+	env     []string
+	address string // where the daemon of the examples listens
 }
 
 // prepare brings about what the examples take for granted.
-func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
+func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	e.try(t, "atoll rm --force --all")
 	switch {
 	case path[0] == "run" || path[0] == "up":
 	case path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state":
 		e.up(t)
+	case path[0] == "port":
+		e.up(t)
+		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
+		key, err := e.shell(t, "atoll key create")
+		if err != nil {
+			t.Fatal(key, err)
+		}
+		e.env = append(e.env, "ATOLL_KEY="+strings.TrimSpace(key))
+	case path[0] == "profile" || path[0] == "secret" || path[0] == "template" || path[0] == "workspace":
+		e.up(t)
+		e.keep(t, path)
 	case path[0] == "egress":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo --egress '' -- sleep 600")
@@ -136,10 +157,29 @@ func (e exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	}
 }
 
+// keep makes what examples about a kind of thing work with.
+func (e *exampleRunner) keep(t *testing.T, path []string) {
+	last := path[len(path)-1]
+	e.env = append(e.env, "GITHUB_TOKEN=one", "NEW_TOKEN=another")
+	e.must(t, `printf '{"rules":[{"action":"allow","hosts":["api.example.com"]}]}' >profile.yaml; printf 'FROM host\nRUN true\n' >Dockerfile`)
+	made := last == "create" || last == "build"
+	switch {
+	case made:
+	case path[0] == "profile":
+		e.must(t, "atoll profile create docs -f profile.yaml")
+	case path[0] == "secret":
+		e.must(t, "echo one | atoll secret create github")
+	case path[0] == "template" && last != "template":
+		e.must(t, "atoll template build -t tools . && atoll template tag tools tools:stable")
+	case path[0] == "workspace" && last != "workspace":
+		e.must(t, "atoll workspace create notes && atoll run --workspace notes -- sh -c 'date >>/workspace/log'")
+	}
+}
+
 // up runs the daemon until the test ends.
-func (e exampleRunner) up(t *testing.T) {
+func (e *exampleRunner) up(t *testing.T) {
 	t.Helper()
-	cmd := exec.Command(built.atoll, "up")
+	cmd := exec.Command(built.atoll, "up", "--listen", "127.0.0.1:0", "--plain")
 	cmd.Env = e.env
 	said, err := cmd.StderrPipe()
 	if err != nil {
@@ -154,12 +194,17 @@ func (e exampleRunner) up(t *testing.T) {
 			t.Errorf("the daemon ended badly: %v", err)
 		}
 	})
-	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
-		t.Fatalf("%q %v", line, err)
+	lines := bufio.NewReader(said)
+	for e.address == "" {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("%q %v", line, err)
+		}
+		e.address = regexp.MustCompile(`127\.0\.0\.1:\d+`).FindString(line)
 	}
 }
 
-func (e exampleRunner) shell(t *testing.T, line string) (string, error) {
+func (e *exampleRunner) shell(t *testing.T, line string) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -169,7 +214,7 @@ func (e exampleRunner) shell(t *testing.T, line string) (string, error) {
 	return string(out), err
 }
 
-func (e exampleRunner) must(t *testing.T, line string) {
+func (e *exampleRunner) must(t *testing.T, line string) {
 	t.Helper()
 	if out, err := e.shell(t, line); err != nil {
 		t.Errorf("%s\n%v\n%s", line, err, out)
@@ -177,7 +222,7 @@ func (e exampleRunner) must(t *testing.T, line string) {
 }
 
 // try runs a line that may fail, but not by Atoll's own fault.
-func (e exampleRunner) try(t *testing.T, line string) {
+func (e *exampleRunner) try(t *testing.T, line string) {
 	t.Helper()
 	out, err := e.shell(t, line)
 	if err != nil && (strings.Contains(out, "atoll: error") && !strings.Contains(out, "conformance") || strings.Contains(out, "panic")) {

@@ -129,7 +129,7 @@ func (w *world) authority() {
 
 // web serves the good server, which tells what it got.
 func (w *world) web(l net.Listener, config *tls.Config) {
-	s := &http.Server{Handler: w, TLSConfig: config, ErrorLog: log.New(io.Discard, "", 0)}
+	s := &http.Server{Handler: w, TLSConfig: config.Clone(), ErrorLog: log.New(io.Discard, "", 0)}
 	if config != nil {
 		go func() { _ = s.ServeTLS(l, "", "") }()
 	} else {

@@ -182,7 +182,11 @@ func TestUnreadOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if exit, err := bg.Wait(ctx); err != nil || exit.Code != 0 { // that one is dropped
+	bg.Close() // what it writes is dropped from now on
+	if bg, err = c.Reconnect(ctx, bg.Info().ID); err != nil {
+		t.Fatal(err)
+	}
+	if exit, err := bg.Wait(ctx); err != nil || exit.Code != 0 {
 		t.Errorf("%+v %v", exit, err)
 	}
 	if rss := memory(t, cmd.Process.Pid); rss > 200<<10 {
@@ -307,8 +311,14 @@ func TestLogIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
-	if _, err := p.Wait(ctx); err != nil {
+	// Nothing is dropped as long as its starter may read it.
+	p.Close()
+	again, err := c.Reconnect(ctx, p.Info().ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if _, err := again.Wait(ctx); err != nil {
 		t.Fatal(err)
 	}
 	got := readLog(t, c, p.Info().ID, driver.LogOptions{Follow: true})
