@@ -140,7 +140,12 @@ func TestOutputNobodyReads(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
-	// In the background the output is dropped and the command ends.
+	// In the background, once its starter has let go of it, the output is
+	// dropped and the command ends.
+	background.Close()
+	if background, err = victim.(driver.ProcessManager).Reconnect(ctx, background.Info().ID); err != nil {
+		t.Fatal(err)
+	}
 	if exit, err := background.Wait(ctx); err != nil || exit.Code != 0 {
 		t.Errorf("the background command: %+v, %v", exit, err)
 	}
