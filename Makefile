@@ -93,7 +93,7 @@ gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
 	@$(STATIC) $(GO) test -run '^$$' -bench . -benchmem -benchtime=$(BENCHTIME) -timeout=$(TEST_TIMEOUT) $(PKGS)
 
 .PHONY: apifuzz
-apifuzz: build ## throw odd requests at a real daemon for under a minute (fetches schemathesis)
+apifuzz: build ## throw odd requests at a real daemon for some 80 seconds (fetches schemathesis; needs python3-venv)
 	@$(STATIC) ./scripts/apifuzz "$$dir/atoll"
 
 .PHONY: vet
