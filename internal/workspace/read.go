@@ -81,7 +81,9 @@ func (k *keeper) open(name string) (*os.File, fs.FileInfo, error) {
 	f, err := k.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	named, lookErr := k.root.Lstat(name)
 	if err != nil {
-		if lookErr != nil || !named.Mode().IsRegular() {
+		// It may be there again by now: what counts is that it was not.
+		absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
+		if absent || lookErr != nil || !named.Mode().IsRegular() {
 			return nil, nil, errVanished
 		}
 		return nil, nil, unreadable(name, err)
