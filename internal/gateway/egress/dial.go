@@ -62,26 +62,7 @@ func (d *dialer) dialNameserver(ctx context.Context, network, _ string) (net.Con
 		return nil, errors.New("no name server is configured")
 	}
 	n := d.next.Add(1)
-	c, err := d.direct.DialContext(ctx, network, d.settings.Nameservers[int(n)%len(d.settings.Nameservers)])
-	if u, ok := c.(*net.UDPConn); ok && err == nil {
-		return impatient{u}, nil
-	}
-	return c, err
-}
-
-// lookupPatience is after how long a question is asked again. The standard
-// library's five seconds are longer than many clients wait for a connection.
-const lookupPatience = time.Second
-
-// impatient is a conversation with a name server that ends early.
-type impatient struct{ *net.UDPConn }
-
-// SetDeadline bounds how far away the deadline is.
-func (c impatient) SetDeadline(t time.Time) error {
-	if most := time.Now().Add(lookupPatience); t.After(most) {
-		t = most
-	}
-	return c.UDPConn.SetDeadline(t)
+	return d.direct.DialContext(ctx, network, d.settings.Nameservers[int(n)%len(d.settings.Nameservers)])
 }
 
 // addresses are those that a host has now.

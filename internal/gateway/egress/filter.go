@@ -7,6 +7,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
@@ -26,6 +28,7 @@ func (b *box) screen(pkt []byte) bool {
 	switch proto {
 	case uint8(header.TCPProtocolNumber):
 		if !dst.IsMulticast() && dst != broadcast {
+			b.makeRoom(pkt)
 			return true
 		}
 	case uint8(header.UDPProtocolNumber):
@@ -41,6 +44,47 @@ func (b *box) screen(pkt []byte) bool {
 		_ = b.link.send([][]byte{answer})
 	}
 	return false
+}
+
+// makeRoom forgets a connection that has ended when a program inside has chosen
+// its port again. The stack would hand such a request to a listener, of which
+// there is none here, and drop it; and until its processor has done away with
+// the old connection, the request would find that.
+func (b *box) makeRoom(pkt []byte) {
+	id, number, ok := beginning(pkt)
+	if !ok {
+		return
+	}
+	ep, ok := b.stack.FindTransportEndpoint(number, tcp.ProtocolNumber, id, nic).(*tcp.Endpoint)
+	if !ok {
+		return
+	}
+	// What is acknowledged is not yet done: whoever is at it holds the lock.
+	ep.LockUser()
+	ended := ep.EndpointState() == tcp.StateTimeWait
+	ep.UnlockUser()
+	if ended {
+		ep.Abort()
+	}
+}
+
+// beginning reads which connection a packet begins, if it does.
+func beginning(pkt []byte) (id stack.TransportEndpointID, number tcpip.NetworkProtocolNumber, ok bool) {
+	var segment header.TCP
+	if header.IPVersion(pkt) == header.IPv4Version {
+		ip := header.IPv4(pkt)
+		number, segment = header.IPv4ProtocolNumber, pkt[ip.HeaderLength():]
+		id.LocalAddress, id.RemoteAddress = ip.DestinationAddress(), ip.SourceAddress()
+	} else {
+		ip := header.IPv6(pkt)
+		number, segment = header.IPv6ProtocolNumber, pkt[header.IPv6MinimumSize:]
+		id.LocalAddress, id.RemoteAddress = ip.DestinationAddress(), ip.SourceAddress()
+	}
+	if len(segment) < header.TCPMinimumSize || segment.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) != header.TCPFlagSyn {
+		return id, number, false
+	}
+	id.LocalPort, id.RemotePort = segment.DestinationPort(), segment.SourcePort()
+	return id, number, true
 }
 
 func kindOf(proto uint8) string {

@@ -35,8 +35,11 @@ func newNetstack(link stack.LinkEndpoint, window int) (*stack.Stack, error) {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
 	rcv := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
 	snd := tcpip.TCPSendBufferSizeRangeOption{Min: 4 << 10, Default: window, Max: window}
+	// Nothing overtakes anything on a link, and what is sent here arrives: there
+	// is nothing to wait for when a connection has ended. See makeRoom.
+	forget := tcpip.TCPTimeWaitTimeoutOption(0)
 	var failed []error
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd} {
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &rcv, &snd, &forget} {
 		failed = append(failed, asError(s.SetTransportProtocolOption(tcp.ProtocolNumber, o)))
 	}
 	// Promiscuous before it is enabled: the first packet may be waiting.

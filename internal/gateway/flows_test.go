@@ -1,0 +1,40 @@
+package gateway_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestPortChosenAgain checks that a program may connect from the port of a
+// connection that has just ended, as happens by chance to whoever makes some
+// hundred connections to one host in a minute.
+func TestPortChosenAgain(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "good.test")
+	b := w.rig().box("again", allow("good.test"))
+	out, _ := b.sh(`python3 - <<'EOF'
+import errno, socket
+host = socket.gethostbyname("good.test")
+def connect():
+    while True:
+        s = socket.socket()
+        s.settimeout(10)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind(("", 40000))
+            s.connect((host, 80))
+            return s
+        except OSError as e:
+            s.close()
+            if e.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL): raise
+for i in range(50):
+    s = connect()
+    s.sendall(b"GET / HTTP/1.1\r\nHost: good.test\r\nConnection: close\r\n\r\n")
+    while s.recv(4096): pass
+    s.close()
+print("done")
+EOF`)
+	if strings.TrimSpace(out) != "done" {
+		t.Error(out)
+	}
+}
