@@ -78,8 +78,9 @@ type Explanation struct {
 	HostOnly bool               `json:"hostOnly"`       // the host alone decides
 	Path     string             `json:"path,omitempty"` // that is forwarded
 	Limits   sandbox.RuleLimits `json:"limits,omitzero"`
-	Inject   []string           `json:"inject,omitempty"` // names of the secrets that are added
-	Steps    []ExplainStep      `json:"steps"`            // the rules about the host, up to the one that decides
+	Inject   []string           `json:"inject,omitempty"`   // names of the secrets that are added
+	Operator []string           `json:"operator,omitempty"` // what the owner of the machine decides about it
+	Steps    []ExplainStep      `json:"steps"`              // the rules about the host, up to the one that decides
 }
 
 // ExplainStep is one rule that was looked at.

@@ -59,6 +59,12 @@ var rules = []rule{
 		why:  "a request goes in and a request comes out",
 	},
 	{
+		pkgs: "internal/secret/source",
+		only: []string{"sandbox", "internal/secret"},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "it asks programs and servers for values, and knows nothing of what they are for",
+	},
+	{
 		pkgs: "internal/secret",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},

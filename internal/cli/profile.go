@@ -307,7 +307,7 @@ func (a *App) testProfile(ctx context.Context, file string, args []string) (e at
 	out, err := compiled.Explain(method, target)
 	e = atoll.Explanation{
 		Allow: out.Allow, Reason: string(out.Reason), Rule: out.Rule, Message: out.Message, Resolves: out.Resolves, Inspect: out.Inspect,
-		HostOnly: out.HostOnly, Path: out.Path, Limits: out.Limits, Inject: out.Inject, Steps: []atoll.ExplainStep{},
+		HostOnly: out.HostOnly, Path: out.Path, Limits: out.Limits, Inject: out.Inject, Operator: out.Operator, Steps: []atoll.ExplainStep{},
 	}
 	for _, s := range out.Steps {
 		e.Steps = append(e.Steps, atoll.ExplainStep(s))
@@ -339,6 +339,9 @@ func (a *App) showExplanation(e atoll.Explanation) error {
 	}
 	if len(e.Inject) > 0 {
 		fmt.Fprintf(&b, "note: the gateway adds %s\n", strings.Join(e.Inject, ", "))
+	}
+	for _, note := range e.Operator {
+		fmt.Fprintf(&b, "note: %s\n", visible(note))
 	}
 	_, err := io.WriteString(a.Stdout, b.String())
 	return err

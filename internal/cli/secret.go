@@ -77,7 +77,7 @@ A secret without --host is sent only by stored profiles, to whoever they name.`,
 	}
 	cmd.Flags().StringSliceVar(&s.Hosts, "host", nil, "to whom it may be sent, such as api.example.com or *.example.com:8443")
 	cmd.Flags().StringVar(&file, "from-file", "", "read the value from a file, - for standard input")
-	cmd.Flags().StringVar(&s.Source, "source", "", "store no value: the daemon finds it in env:NAME or file:/PATH")
+	cmd.Flags().StringVar(&s.Source, "source", "", "store no value: the daemon finds it in env:NAME, file:/PATH, 'command:/PATH ARGUMENT…' or vault:PATH#FIELD")
 	cmd.Flags().StringVar(&s.Description, "description", "", "for people")
 	cmd.Flags().BoolVar(&s.AllowEnv, "allow-env", false, "sandboxes may ask for the value itself")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")

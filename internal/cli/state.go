@@ -40,31 +40,32 @@ func (a *App) storeAddress(flag, file string) (string, error) {
 		}
 		return flag, nil
 	case file != "":
-		return addressFile(file)
+		return addressFile("store-file", file)
 	}
 	address, _ := a.LookupEnv("ATOLL_STORE")
 	return address, nil
 }
 
-func addressFile(path string) (string, error) {
+// addressFile reads an address that may hold a password.
+func addressFile(flag, path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", badFlag("store-file", "cannot be read: %v", err)
+		return "", badFlag(flag, "cannot be read: %v", err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && info.Mode().Perm()&0o077 != 0 {
-		e := badFlag("store-file", "%s can be read by other users", path)
+		e := badFlag(flag, "%s can be read by other users", path)
 		e.Hint = "run: chmod 600 " + path
 		return "", e
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxAddress))
 	if err != nil {
-		return "", badFlag("store-file", "cannot be read: %v", err)
+		return "", badFlag(flag, "cannot be read: %v", err)
 	}
 	address := strings.TrimSpace(string(text))
 	if address == "" {
-		return "", badFlag("store-file", "%s is empty", path)
+		return "", badFlag(flag, "%s is empty", path)
 	}
 	return address, nil
 }

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/url"
 	"os/signal"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // defaultE2B is where clients of E2B are served unless something else is said:
@@ -28,6 +30,7 @@ type UpOptions struct {
 	Plain    bool        // a loopback address may do without
 	Hosts    []string
 	E2B      E2BOptions
+	Egress   EgressOptions
 	Drain    time.Duration
 	Logger   *slog.Logger
 }
@@ -38,6 +41,41 @@ type E2BOptions struct {
 	TLS    *tls.Config
 	Domain string // under which they reach sandboxes
 	CA     string // file with the certificate that they have to trust
+}
+
+// EgressOptions say what the owner of the machine decides about all networks.
+// What is empty is looked for in the environment.
+type EgressOptions struct {
+	Allow []string // addresses and CIDRs that rules may allow although they are not public
+	Proxy string   // for all that leaves; it may hold a password
+	Roots string   // PEM file of authorities that are trusted besides the machine's
+	Hosts string   // file of names with addresses
+}
+
+// egressFlags are those of EgressOptions.
+func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
+	flags.StringSliceVar(&o.Allow, "egress-allow", nil, "addresses or CIDRs that are not public and that rules may allow all the same, such as those of a company mirror (default: $ATOLL_EGRESS_ALLOW)")
+	flags.StringVar(&o.Proxy, "egress-proxy", "", "http:// or socks5:// proxy, without a password, for all that leaves sandboxes (default: $ATOLL_EGRESS_PROXY)")
+	flags.StringVar(proxyFile, "egress-proxy-file", "", "file that holds the address of the proxy, password included, readable for its owner only")
+	flags.StringVar(&o.Roots, "egress-roots", "", "PEM file of authorities that the gateway trusts besides the machine's (default: $ATOLL_EGRESS_ROOTS)")
+	flags.StringVar(&o.Hosts, "egress-hosts", "", "file of names with addresses, as /etc/hosts, that the gateway looks names up in first (default: $ATOLL_EGRESS_HOSTS)")
+}
+
+// proxyAddress refuses a password on the command line.
+func proxyAddress(flag, file string) (string, error) {
+	if flag == "" && file != "" {
+		return addressFile("egress-proxy-file", file)
+	}
+	u, err := url.Parse(flag)
+	if err != nil {
+		return "", badFlag("egress-proxy", "is not a usable address")
+	}
+	if _, password := u.User.Password(); password {
+		e := badFlag("egress-proxy", "every user of this machine can read a password on a command line")
+		e.Hint = "put the address into $ATOLL_EGRESS_PROXY, or into a file for --egress-proxy-file"
+		return "", e
+	}
+	return flag, nil
 }
 
 // Daemon is one that runs.
@@ -52,7 +90,7 @@ type Daemon interface {
 
 func (a *App) upCmd() *cobra.Command {
 	var opts UpOptions
-	var cert, key, address, addressIn string
+	var cert, key, address, addressIn, proxyIn string
 	var drain durationFlag
 	var verbose, background bool
 	cmd := &cobra.Command{
@@ -88,11 +126,13 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
+	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
 	cmd.MarkFlagsMutuallyExclusive("store", "store-file")
+	cmd.MarkFlagsMutuallyExclusive("egress-proxy", "egress-proxy-file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if background {
 			return a.detach(cmd.Context(), cmd)
@@ -108,6 +148,9 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		}
 		var err error
 		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
+			return err
+		}
+		if opts.Egress.Proxy, err = proxyAddress(opts.Egress.Proxy, proxyIn); err != nil {
 			return err
 		}
 		if cert != "" {

@@ -29,6 +29,7 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/secret/source"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
@@ -67,6 +68,9 @@ type Options struct {
 	// Blobs is the address of the store of workspaces, as blob.Open takes it.
 	// Empty: a directory in the state directory.
 	Blobs string
+	// Egress is what the owner of the machine decides about all networks.
+	// What is left open is looked for in ATOLL_EGRESS_ALLOW and its like.
+	Egress Egress
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
 	// Drain is how long requests may go on when the daemon ends. Zero: 5
@@ -75,6 +79,14 @@ type Options struct {
 	Logger *slog.Logger
 	// Fault is for tests; see plane.Config.
 	Fault func(point string) error
+}
+
+// Egress is what the owner of the machine decides about all networks.
+type Egress struct {
+	Allow []string // addresses and CIDRs that rules may allow although they are not public
+	Proxy string   // http:// or socks5:// for all that leaves; it may hold a password
+	Roots string   // PEM file of authorities that are trusted besides the machine's
+	Hosts string   // file of names with addresses, as /etc/hosts
 }
 
 // Daemon runs until Close.
@@ -136,6 +148,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	n.SetOperator(node.Operator(d.opts.Egress))
 	d.node = n
 	d.onClose(n.Close)
 	release, err := lock(filepath.Join(n.Dir(), "daemon.lock"))
@@ -209,9 +222,10 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	out := newEgress(d)
 	out.configure()
 	d.plane = plane.New(plane.Config{
-		Gateway: out, Operator: policy.Operator{Allow: operator.Private, Own: d.ownPorts()},
+		Gateway: out, Operator: policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""},
 		Workspaces: shelf,
-		Snapshots:  snapshots, Environments: environments, Sealer: sealer, LookupEnv: d.opts.LookupEnv,
+		Snapshots:  snapshots, Environments: environments, Sealer: sealer,
+		Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		Passes:  key.NewPasses(key.PassKey(ports)),
 		Builder: builder,
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,

@@ -51,9 +51,8 @@ func (e *egress) configure() {
 			default: // the gateway bounds what one sandbox can cause; this is what all can
 			}
 		},
-		Policy: func(ctx context.Context, spec *sandbox.Spec) (gateway.Policy, error) {
-			p, err := e.d.plane.Egress(ctx, spec.ID)
-			return policyOf(p), err
+		With: func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
+			return e.d.plane.WithEgress(ctx, spec.ID, func(p plane.Egress) error { return connect(policyOf(p)) })
 		},
 	})
 }
@@ -73,27 +72,31 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 	if err != nil {
 		return err
 	}
-	if err := g.Resume(ctx); err != nil {
+	err = g.Resume(ctx)
+	if err == nil {
+		err = d.plane.EnforceAll(ctx)
+	}
+	if err != nil {
 		// Sandboxes without a network are no worse for it.
 		d.opts.Logger.Error("gateway", "error", err)
 	}
 	return nil
 }
 
-// ownPorts are those of the API, which sandboxes do not reach through the
+// ownPorts are those of the daemon's faces, which sandboxes do not reach through the
 // gateway even where an operator allows the addresses.
 func (d *Daemon) ownPorts() []netip.AddrPort {
-	_, port, err := net.SplitHostPort(d.opts.Listen)
-	if err != nil {
-		return nil
+	var own []netip.AddrPort
+	for _, listen := range []string{d.opts.Listen, d.opts.E2B.Listen} {
+		_, port, err := net.SplitHostPort(listen)
+		if err != nil {
+			continue
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n != 0 {
+			own = append(own, netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(n)), netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(n)))
+		}
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 {
-		return nil
-	}
-	return []netip.AddrPort{
-		netip.AddrPortFrom(netip.IPv4Unspecified(), uint16(n)), netip.AddrPortFrom(netip.IPv6Unspecified(), uint16(n)),
-	}
+	return own
 }
 
 // SetEgress implements plane.Gateway.

@@ -46,7 +46,7 @@ func (s service) TestProfile(ctx context.Context, name string, t api.ProfileTest
 	e, err := s.Plane.TestProfile(ctx, name, method, t.URL)
 	out := api.Explanation{
 		Allow: e.Allow, Reason: string(e.Reason), Rule: e.Rule, Message: e.Message, Resolves: e.Resolves, Inspect: e.Inspect,
-		HostOnly: e.HostOnly, Path: e.Path, Limits: e.Limits, Inject: e.Inject, Steps: []api.ExplainStep{},
+		HostOnly: e.HostOnly, Path: e.Path, Limits: e.Limits, Inject: e.Inject, Operator: e.Operator, Steps: []api.ExplainStep{},
 	}
 	for _, step := range e.Steps {
 		out.Steps = append(out.Steps, api.ExplainStep{Rule: step.Rule, Action: string(step.Action), Matches: step.Matches, Why: step.Why})

@@ -1,6 +1,9 @@
 package policy
 
-import "net/netip"
+import (
+	"net/netip"
+	"strings"
+)
 
 // Class is what kind of address an address is.
 type Class string
@@ -17,6 +20,9 @@ const (
 	Reserved  Class = "reserved"   // of nobody, or for documents and tests
 	Embedding Class = "embedding"  // holds an IPv4 address that a router may unwrap
 )
+
+// words is the class as it stands in a sentence.
+func (c Class) words() string { return strings.ReplaceAll(string(c), "_", "-") }
 
 // metadata are the addresses at which clouds give credentials to whoever asks
 // from a machine. Some lie in ranges that would be public otherwise.

@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -166,7 +165,7 @@ func (p *Policy) settle(f Flow, r, inspect, first *rule) Decision {
 		return p.denied(r)
 	}
 	if class := p.class(f); class != Public && first == nil {
-		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class)
+		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class.words())
 	}
 	d := Decision{Allow: true, Reason: ByDefault}
 	d.Inspect = inspect != nil || p.swapped(f) && (r == nil || r.rule.TLS != sandbox.Passthrough)
@@ -217,7 +216,7 @@ func (p *Policy) reachable(f Flow) (Decision, bool) {
 	if class == Public || permits(p.operator.Allow, f.Addr, class) {
 		return Decision{}, true
 	}
-	return refuse(BadAddress, "%s is a %s address, which the operator of this machine does not allow", f.Addr, strings.ReplaceAll(string(class), "_", "-")), false
+	return refuse(BadAddress, "%s is a %s address, which the operator of this machine does not allow", f.Addr, class.words()), false
 }
 
 func (p *Policy) class(f Flow) Class {
@@ -298,7 +297,7 @@ func (p *Policy) Request(f Flow, req Request) Decision {
 		return p.denied(nil)
 	}
 	if class := p.class(f); class != Public {
-		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class)
+		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class.words())
 	}
 	return p.allowed(f, Decision{Allow: true, Reason: ByDefault}, req, path.normal)
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strings"
 
@@ -20,6 +21,7 @@ type Explanation struct {
 	Path     string             `json:"path,omitempty" doc:"that is forwarded"`
 	Limits   sandbox.RuleLimits `json:"limits,omitzero"`
 	Inject   []string           `json:"inject,omitempty" doc:"names of the secrets that are added"`
+	Operator []string           `json:"operator,omitempty" doc:"what the owner of the machine decides about it"`
 	Steps    []Step             `json:"steps" doc:"the rules about the host, in order, up to the one that decides"`
 }
 
@@ -86,7 +88,34 @@ func (p *Policy) explained(e Explanation, f Flow, d Decision, req *Request) Expl
 		e.Inject = append(e.Inject, i.Secret)
 	}
 	e.Steps = p.steps(f, req, d)
+	e.Operator = p.operator.about(f, d)
 	return e
+}
+
+// about says what of the operator's settings counts for a flow.
+func (o *Operator) about(f Flow, d Decision) (notes []string) {
+	class := Public
+	if f.Addr.IsValid() {
+		class = ClassOf(f.Addr)
+	}
+	switch {
+	case class != Public && permits(o.Allow, f.Addr, class):
+		notes = append(notes, fmt.Sprintf("%s is a %s address, which the operator lets rules allow", f.Addr, class.words()))
+	case f.Name != "" && d.Allow && len(o.Allow) > 0:
+		notes = append(notes, "the name may have addresses that are not public in: "+prefixes(o.Allow))
+	}
+	if o.Proxied && d.Allow {
+		notes = append(notes, "it leaves through the operator's proxy, which looks names up, so that the addresses of names are not checked here")
+	}
+	return notes
+}
+
+func prefixes(all []netip.Prefix) string {
+	var names []string
+	for _, p := range all {
+		names = append(names, p.String())
+	}
+	return strings.Join(names, ", ")
 }
 
 // maxSteps bounds an explanation.

@@ -27,6 +27,9 @@ type Operator struct {
 	// Own are the daemon's own ports, which no rule ever opens. An address
 	// that is unspecified stands for every address.
 	Own []netip.AddrPort
+	// Proxied says that all that leaves goes through a proxy, which looks names
+	// up: their addresses are then not known here.
+	Proxied bool
 }
 
 // Options of a compilation. The zero value is usable.

@@ -1,7 +1,7 @@
 // Package secret keeps values that a sandbox may use and must not have.
 //
 // A value is sealed when it is stored ([Sealer]), or stays where the operator
-// has it, in the environment of the daemon or in a file ([Source]). In the
+// has it ([Source]), from where package source reads it. In the
 // program it is a [Value], which prints as nothing. A sandbox gets a
 // [NewPlaceholder] in its place. [Forms] and [Matcher] find a value again in
 // what a server answers, however it is written, so that it can be taken out.
@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -71,16 +70,20 @@ type Kind string
 
 // The kinds of sources.
 const (
-	Stored  Kind = "stored" // sealed, in the store
-	FromEnv Kind = "env"    // a variable of the daemon
-	File    Kind = "file"   // a file that the daemon can read
+	Stored  Kind = "stored"  // sealed, in the store
+	FromEnv Kind = "env"     // a variable of the daemon
+	File    Kind = "file"    // a file that the daemon can read
+	Command Kind = "command" // what a program writes
+	Vault   Kind = "vault"   // a field in a Vault, or what speaks its API
 )
 
 // Source says where the value of a secret is kept. Others than Stored reach
 // into the machine of the daemon: only its owner may name them.
 type Source struct {
-	Kind Kind   `json:"kind"`
-	Ref  string `json:"ref,omitempty"` // name of the variable, or absolute path
+	Kind Kind `json:"kind"`
+	// Ref is the name of the variable, the absolute path of the file, the
+	// program with its arguments, or PATH#FIELD.
+	Ref string `json:"ref,omitempty"`
 }
 
 // Validate reports what is wrong with the source.
@@ -96,11 +99,36 @@ func (s Source) Validate() error {
 		}
 	case File:
 		return sandbox.ValidatePath("source", s.Ref)
+	case Command:
+		if words := strings.Fields(s.Ref); len(words) > 0 && len(s.Ref) <= sandbox.MaxPathLen && !strings.ContainsAny(s.Ref, "\x00\n") {
+			return sandbox.ValidatePath("source", words[0])
+		}
+	case Vault:
+		path, field, ok := strings.Cut(s.Ref, "#")
+		if ok && field != "" && len(s.Ref) <= sandbox.MaxPathLen && isVaultPath(path) {
+			return nil
+		}
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "source", Message: "is none of stored, env:NAME and file:/PATH"}
+	return &sandbox.Error{
+		Code: sandbox.CodeInvalid, Subject: "source",
+		Message: "is none of env:NAME, file:/PATH, command:/PATH ARGUMENT… and vault:PATH#FIELD",
+	}
 }
 
-// ParseSource reads "env:NAME" and "file:/PATH"; empty is Stored.
+// isVaultPath wants plain names with slashes between them.
+func isVaultPath(path string) bool {
+	for part := range strings.SplitSeq(path, "/") {
+		if part == "" || strings.Trim(part, ".") == "" || strings.ContainsFunc(part, func(r rune) bool {
+			return (r|0x20 < 'a' || r|0x20 > 'z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.@", r)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// ParseSource reads "env:NAME", "file:/PATH", "command:/PATH ARGUMENT…" and
+// "vault:PATH#FIELD"; empty is Stored.
 func ParseSource(s string) (Source, error) {
 	kind, ref, _ := strings.Cut(s, ":")
 	src := Source{Kind: Kind(kind), Ref: ref}
@@ -118,44 +146,9 @@ func (s Source) String() string {
 	return string(s.Kind) + ":" + s.Ref
 }
 
-// Read returns the value from outside the store. lookup is os.LookupEnv.
-func (s Source) Read(lookup func(string) (string, bool)) (Value, error) {
-	unavailable := func(message string, cause error) error {
-		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: s.String(), Message: message, Cause: cause}
-	}
-	switch s.Kind {
-	case FromEnv:
-		v, ok := lookup(s.Ref)
-		if !ok {
-			return Value{}, unavailable("the daemon has no such variable", nil)
-		}
-		return checked(NewValue([]byte(v)))
-	case File:
-		raw, err := readFile(s.Ref)
-		if err != nil {
-			return Value{}, unavailable("the file cannot be read", err)
-		}
-		return checked(NewValue(trimNewline(raw)))
-	}
-	return Value{}, unavailable("the value is kept in the store", nil)
-}
-
-// readFile reads a regular file that is not larger than a value may be.
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("it is not a regular file")
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, MaxValue+2))
-}
+// FromText takes over what a file or a program holds: without the end of the
+// line that editors and echo leave, and refused if it cannot be a value.
+func FromText(raw []byte) (Value, error) { return checked(NewValue(trimNewline(raw))) }
 
 // trimNewline takes away the end of the line that editors and echo leave.
 func trimNewline(b []byte) []byte {

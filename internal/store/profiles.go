@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
@@ -144,6 +145,15 @@ func (tx *Tx) ProfileUsers(ctx context.Context, tenant, name string) ([]Sandbox,
 	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM profile_uses WHERE tenant = $1 AND profile = $2) ORDER BY name`, tenant, name)
 	return collect(rows, err, fullScan())
+}
+
+// InlineUsers returns the sandboxes that have a profile of their own and are
+// not gone.
+func (tx *Tx) InlineUsers(ctx context.Context, tenant string) ([]Sandbox, error) {
+	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
+		AND spec_json LIKE '%"inline":{%' ORDER BY name`, tenant)
+	all, err := collect(rows, err, fullScan())
+	return slices.DeleteFunc(all, func(b Sandbox) bool { return b.Spec.Network.Inline == nil }), err
 }
 
 // RemoveProfile removes a profile with all of its versions. One that a sandbox

@@ -16,8 +16,9 @@ func (n *Node) linked(provider string) bool { return provider == gvisor.Name }
 
 // Egress is what a daemon does about the traffic of sandboxes.
 type Egress struct {
-	// Policy says what a sandbox may do. Nil: what its Spec alone says.
-	Policy func(context.Context, *sandbox.Spec) (gateway.Policy, error)
+	// With calls connect with what a sandbox may do, and lets nobody tell the
+	// gateway otherwise before it returns. Nil: what its Spec alone says.
+	With func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error
 	// Event is told of every decision. It must not block.
 	Event func(sandbox.ID, gateway.Event)
 	// Own are the daemon's own ports, which no sandbox reaches.
@@ -63,39 +64,40 @@ func (n *Node) openGateway(attached bool) (*gateway.Gateway, error) {
 // by the sandbox's policy.
 func (n *Node) linkFor(attached bool) func(context.Context, *sandbox.Spec) (*gvisor.Link, error) {
 	return func(ctx context.Context, spec *sandbox.Spec) (*gvisor.Link, error) {
-		p, err := n.policy(ctx, spec)
-		if err != nil {
-			return nil, err
-		}
 		g, err := n.networks[attached]()
 		if err != nil {
 			return nil, err
 		}
-		l, err := g.Connect(ctx, spec.ID, p, nil)
-		if err != nil {
+		var l *gateway.Link
+		connect := func(p gateway.Policy) (err error) {
+			l, err = g.Connect(ctx, spec.ID, p, nil)
+			return err
+		}
+		with := n.decide.With
+		if with == nil {
+			with = alone
+		}
+		if err := with(ctx, spec, connect); err != nil {
 			return nil, err
 		}
 		return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
 	}
 }
 
-// policy is what a sandbox may do by its Spec alone.
-func (n *Node) policy(ctx context.Context, spec *sandbox.Spec) (gateway.Policy, error) {
-	if n.decide.Policy != nil {
-		return n.decide.Policy(ctx, spec)
-	}
+// alone connects a sandbox that may do what its Spec says.
+func alone(_ context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
 	profile, ok := spec.Network.Local()
 	if !ok {
-		return gateway.Policy{}, &sandbox.Error{
+		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Op: "sandbox.create", Subject: "network", Message: "named profiles are kept by a daemon, and none is involved",
 			Hint: "start one with: atoll up, or name the hosts with --egress",
 		}
 	}
 	if len(spec.Secrets) > 0 {
-		return gateway.Policy{}, &sandbox.Error{
+		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Op: "sandbox.create", Subject: "secrets", Message: "secrets are kept by a daemon, and none is involved",
 			Hint: "start one with: atoll up",
 		}
 	}
-	return gateway.Policy{Profile: profile}, nil
+	return connect(gateway.Policy{Profile: profile})
 }

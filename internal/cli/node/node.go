@@ -30,6 +30,7 @@ type Node struct {
 	kernel    string // what processes of this program are started from; empty: itself
 	env       func(string) (string, bool)
 	decide    Egress
+	operator  Operator
 	networks  map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 
 	mu     sync.Mutex

@@ -18,10 +18,28 @@ const (
 	envHosts = "ATOLL_EGRESS_HOSTS" // file of names with addresses, as /etc/hosts
 )
 
+// Operator is what the owner of the machine says in flags, in place of the
+// variables. What is empty is looked for there.
+type Operator struct {
+	Allow []string // addresses and CIDRs
+	Proxy string   // may hold a password
+	Roots string   // file
+	Hosts string   // file
+}
+
+// SetOperator is to be called before the first sandbox is made.
+func (n *Node) SetOperator(o Operator) { n.operator = o }
+
 // Operator reads what the owner of the machine decides about all networks.
 func (n *Node) Operator() (gateway.Settings, error) {
 	s := gateway.Settings{}
+	said := map[string]string{
+		envAllow: strings.Join(n.operator.Allow, ","), envProxy: n.operator.Proxy, envRoots: n.operator.Roots, envHosts: n.operator.Hosts,
+	}
 	text := func(name string) string {
+		if said[name] != "" {
+			return said[name]
+		}
 		v, _ := n.env(name)
 		return v
 	}

@@ -121,6 +121,11 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 // not at all. A nil intent says that an earlier request made it.
 func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
+	values, err := p.reveal(ctx, tenant, spec.Secrets)
+	if err != nil {
+		return box, nil, err
+	}
+	defer values.clear()
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
 		b := store.Sandbox{
@@ -137,7 +142,7 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 		if err != nil || replayed {
 			return err
 		}
-		if want.Hidden, err = p.bind(ctx, tx, tenant, &spec); err != nil {
+		if want.Hidden, err = p.bind(ctx, tx, tenant, &spec, values); err != nil {
 			return err
 		}
 		if err := p.claim(ctx, tx, tenant, &spec); err != nil {

@@ -46,50 +46,77 @@ type EgressSecret struct {
 // Egress returns what a sandbox may reach now. It is for the gateway of this
 // daemon, which acts for no tenant.
 func (p *Plane) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
-	e, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (Egress, error) {
+	var e Egress
+	var wanted []wantedSecret
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err != nil {
-			return Egress{}, err
+			return err
 		}
-		return p.egress(ctx, tx, &b)
+		e, wanted, err = p.egress(ctx, tx, &b)
+		return err
 	})
-	return e, named("egress.get", err)
+	if err != nil {
+		return Egress{}, named("egress.get", err)
+	}
+	for _, w := range wanted {
+		// A secret that cannot be read is left out: what needs it is then
+		// refused by the gateway, and the rest goes on.
+		if w.Value, err = p.open(ctx, &w.stored); err != nil {
+			p.note(err)
+			continue
+		}
+		e.Secrets = append(e.Secrets, w.EgressSecret)
+	}
+	return e, ctx.Err()
 }
 
-// egress resolves what a recorded sandbox asked for. A secret that is gone, or
-// cannot be read, is left out: what needs it is then refused by the gateway,
-// and the rest goes on.
-func (p *Plane) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (Egress, error) {
-	profile, err := p.profileOf(ctx, tx, b.Tenant, b.Spec.Network)
+// WithEgress calls apply with what a sandbox may reach now. While apply tells
+// the gateway, nobody else tells it about that sandbox, so that what was read
+// last is told last.
+func (p *Plane) WithEgress(ctx context.Context, id sandbox.ID, apply func(Egress) error) error {
+	release, err := p.telling.take(ctx, id)
 	if err != nil {
-		return Egress{}, err
+		return err
 	}
-	e := Egress{Profile: profile}
+	defer release()
+	e, err := p.Egress(ctx, id)
+	if err != nil {
+		return err
+	}
+	return apply(e)
+}
+
+// wantedSecret is a secret whose value is still to be read, which may take
+// longer than a transaction should.
+type wantedSecret struct {
+	EgressSecret
+	stored store.Secret
+}
+
+// egress resolves what a recorded sandbox asked for. A secret that is gone is
+// left out.
+func (p *Plane) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e Egress, wanted []wantedSecret, err error) {
+	if e.Profile, err = p.profileOf(ctx, tx, b.Tenant, b.Spec.Network); err != nil {
+		return e, nil, err
+	}
 	uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
 	if err != nil {
-		return e, err
+		return e, nil, err
 	}
-	add := func(name string, complete func(*EgressSecret, *store.Secret)) error {
+	add := func(name string, complete func(*wantedSecret)) error {
 		s, err := tx.Secret(ctx, b.Tenant, name)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			return nil
 		}
-		if err != nil {
-			return err
-		}
-		v, err := p.open(&s)
-		if err != nil {
-			p.note(err)
-			return nil
-		}
-		out := EgressSecret{Name: name, Version: s.Version, Value: v, Hosts: s.Hosts}
-		complete(&out, &s)
-		e.Secrets = append(e.Secrets, out)
-		return nil
+		w := wantedSecret{EgressSecret{Name: name, Version: s.Version, Hosts: s.Hosts}, s}
+		complete(&w)
+		wanted = append(wanted, w)
+		return err
 	}
-	for _, name := range injected(profile) {
-		if err := add(name, func(*EgressSecret, *store.Secret) {}); err != nil {
-			return e, err
+	for _, name := range injected(e.Profile) {
+		if err := add(name, func(*wantedSecret) {}); err != nil {
+			return e, nil, err
 		}
 	}
 	for _, ref := range b.Spec.Secrets {
@@ -97,13 +124,13 @@ func (p *Plane) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (Egr
 		if i < 0 {
 			continue
 		}
-		if err := add(ref.Name, func(out *EgressSecret, s *store.Secret) {
-			out.Placeholder, out.SwapHosts, out.In = uses[i].Placeholder, swapHosts(ref, s), ref.In
+		if err := add(ref.Name, func(w *wantedSecret) {
+			w.Placeholder, w.SwapHosts, w.In = uses[i].Placeholder, swapHosts(ref, &w.stored), ref.In
 		}); err != nil {
-			return e, err
+			return e, nil, err
 		}
 	}
-	return e, nil
+	return e, wanted, nil
 }
 
 // swapHosts are the hosts to which a placeholder's value is sent.
@@ -178,7 +205,7 @@ func nowhere(name string) error {
 // bind ties a new sandbox to the profile and the secrets that it asks for, and
 // returns what its environment gets of them. It is part of the transaction that
 // records the sandbox, so that they come together or not at all.
-func (p *Plane) bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec) (env map[string]string, err error) {
+func (p *Plane) bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, values revealed) (env map[string]string, err error) {
 	if spec.Network.Profile != "" {
 		if err := tx.UseProfile(ctx, tenant, spec.ID, spec.Network.Profile); err != nil {
 			return nil, hinted(err, "see which there are with: atoll profile ls")
@@ -187,7 +214,7 @@ func (p *Plane) bind(ctx context.Context, tx *store.Tx, tenant string, spec *san
 	env = map[string]string{}
 	var swaps []policy.Swap
 	for _, ref := range spec.Secrets {
-		use, swap, text, err := p.bindSecret(ctx, tx, tenant, ref)
+		use, swap, text, err := p.bindSecret(ctx, tx, tenant, ref, values)
 		if err != nil {
 			return nil, err
 		}
@@ -208,17 +235,16 @@ func (p *Plane) bind(ctx context.Context, tx *store.Tx, tenant string, spec *san
 
 // bindSecret returns what a sandbox gets in place of a secret, and where that is
 // replaced; or the value itself, if that is allowed and wanted.
-func (p *Plane) bindSecret(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.SecretRef) (use store.SecretUse, swap *policy.Swap, text string, err error) {
+func (p *Plane) bindSecret(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.SecretRef, values revealed) (use store.SecretUse, swap *policy.Swap, text string, err error) {
 	use = store.SecretUse{Variable: ref.Variable(), Secret: ref.Name}
 	s, err := tx.Secret(ctx, tenant, ref.Name)
 	if err != nil {
 		return use, nil, "", hinted(err, "make it with: atoll secret create "+ref.Name)
 	}
-	v, err := p.open(&s)
+	v, err := values.of(&s)
 	if err != nil {
 		return use, nil, "", err
 	}
-	defer v.Clear()
 	if ref.Mode == sandbox.SecretEnv {
 		if !s.AllowEnv {
 			return use, nil, "", &sandbox.Error{
@@ -241,29 +267,34 @@ func (p *Plane) hidden(ctx context.Context, b *store.Sandbox) (map[string]string
 	if len(b.Spec.Secrets) == 0 {
 		return nil, nil
 	}
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (map[string]string, error) {
+	env, plain := map[string]string{}, map[string]store.Secret{}
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
 		uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		env := map[string]string{}
 		for _, u := range uses {
 			if env[u.Variable] = u.Placeholder; u.Placeholder != "" {
 				continue
 			}
-			s, err := tx.Secret(ctx, b.Tenant, u.Secret)
-			if err != nil {
-				return nil, err
+			if plain[u.Variable], err = tx.Secret(ctx, b.Tenant, u.Secret); err != nil {
+				return err
 			}
-			v, err := p.open(&s)
-			if err != nil {
-				return nil, err
-			}
-			env[u.Variable] = string(v.Reveal())
-			v.Clear()
 		}
-		return env, nil
+		return nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	for variable, s := range plain {
+		v, err := p.open(ctx, &s)
+		if err != nil {
+			return nil, err
+		}
+		env[variable] = string(v.Reveal())
+		v.Clear()
+	}
+	return env, nil
 }
 
 // hinted adds what to do next to an error that does not say.
@@ -286,13 +317,12 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 	var missed []string
 	var cause error
 	for _, b := range boxes {
-		if b.Node != p.cfg.Node || b.State != sandbox.Running || !b.Spec.Network.Asked() {
+		// One that is paused in memory has its link, and goes on with what the
+		// gateway knows; one that is just being made asks for what holds now.
+		if b.Node != p.cfg.Node || b.State == sandbox.Gone || b.State == sandbox.Stopped || b.Rest.Pause == sandbox.PauseDisk || !b.Spec.Network.Asked() {
 			continue
 		}
-		e, err := p.Egress(ctx, b.ID)
-		if err == nil {
-			err = p.cfg.Gateway.SetEgress(ctx, b.ID, e)
-		}
+		err := p.WithEgress(ctx, b.ID, func(e Egress) error { return p.cfg.Gateway.SetEgress(ctx, b.ID, e) })
 		if code := sandbox.CodeOf(err); err != nil && code != sandbox.CodeNotFound && code != sandbox.CodeGone {
 			missed, cause = append(missed, b.Name), errors.Join(cause, err)
 		}
@@ -307,11 +337,35 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 	}
 }
 
+// EnforceAll tells the gateway what every sandbox of this node may reach now:
+// when the daemon starts, since an earlier one may have ended between a change
+// and its enforcement, and when the policies of the machine are others.
+func (p *Plane) EnforceAll(ctx context.Context) error {
+	all, err := p.recordedBoxes(ctx)
+	return errors.Join(err, p.enforce(ctx, all))
+}
+
 // affected returns the tenant's sandboxes whose traffic depends on a secret.
 func (p *Plane) affected(ctx context.Context, tx *store.Tx, tenant, name string) ([]store.Sandbox, error) {
 	boxes, err := tx.SecretUsers(ctx, tenant, name)
 	if err != nil {
 		return nil, err
+	}
+	also := func(users ...store.Sandbox) {
+		for _, u := range users {
+			if !slices.ContainsFunc(boxes, func(b store.Sandbox) bool { return b.ID == u.ID }) {
+				boxes = append(boxes, u)
+			}
+		}
+	}
+	own, err := tx.InlineUsers(ctx, tenant)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range own {
+		if slices.Contains(injected(*b.Spec.Network.Inline), name) {
+			also(b)
+		}
 	}
 	profiles, err := tx.Profiles(ctx, tenant)
 	if err != nil {
@@ -325,11 +379,7 @@ func (p *Plane) affected(ctx context.Context, tx *store.Tx, tenant, name string)
 		if err != nil {
 			return nil, err
 		}
-		for _, u := range users {
-			if !slices.ContainsFunc(boxes, func(b store.Sandbox) bool { return b.ID == u.ID }) {
-				boxes = append(boxes, u)
-			}
-		}
+		also(users...)
 	}
 	return boxes, nil
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/secret/source"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/provider/fake"
@@ -110,7 +111,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		Control: control.Config{Provider: provider, Network: true}, Provider: "fake", Node: "local", Store: r.store, Log: log,
 		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
 		Sealer: sealer, Gateway: r.gateway, Fault: fault,
-		LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" },
+		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" }},
 	})
 	t.Cleanup(func() {
 		must(r.Plane.Close())
@@ -367,6 +368,77 @@ func TestApply(t *testing.T) {
 	r.gateway.fail = nil
 	wants(t, "removing the sandbox", r.Destroy(r.owner, "one"), "")
 	wants(t, "a profile that was in use", r.RemoveProfile(r.owner, "ci"), "")
+}
+
+// A secret that is rotated or removed is so at once for every sandbox, also for
+// one with rules of its own, and for one that stands still in memory.
+func TestSecretsOfInlineRules(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	r.secret(t, "other", nil)
+	own := func(name, secret string) sandbox.ID {
+		t.Helper()
+		p := injecting("", secret, "api.example.com")
+		made, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Inline: &p}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made.ID
+	}
+	runs, rests, unconcerned := own("runs", "github"), own("rests", "github"), own("unconcerned", "other")
+	if _, err := r.Pause(r.owner, "rests", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.RotateSecret(r.owner, "github", secret.NewValue([]byte("the-second-value"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []sandbox.ID{runs, rests} {
+		if e := r.gateway.last(t, id); len(e.Secrets) != 1 || string(e.Secrets[0].Value.Reveal()) != "the-second-value" {
+			t.Errorf("%s after the rotation: %+v", id, e)
+		}
+	}
+	wants(t, "one that rules of a sandbox add", r.RemoveSecret(r.owner, "github", false), sandbox.CodeConflict)
+	wants(t, "by force", r.RemoveSecret(r.owner, "github", true), "")
+	for _, id := range []sandbox.ID{runs, rests} {
+		if e := r.gateway.last(t, id); len(e.Secrets) != 0 {
+			t.Errorf("%s after the removal: %+v", id, e)
+		}
+	}
+	if _, told := r.gateway.seen[unconcerned]; told {
+		t.Error("a sandbox was touched that has nothing to do with it")
+	}
+	wants(t, "all", r.EnforceAll(t.Context()), "")
+	if e := r.gateway.last(t, unconcerned); len(e.Secrets) != 1 {
+		t.Errorf("after all: %+v", e)
+	}
+}
+
+// Of two who tell the gateway about one sandbox, the later tells what is newer.
+func TestWithEgressInTurn(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "github", nil)
+	p := injecting("", "github", "api.example.com")
+	made, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "box", Network: sandbox.Network{Inline: &p}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rotated := make(chan error, 1)
+	err = r.WithEgress(t.Context(), made.ID, func(e plane.Egress) error {
+		go func() {
+			_, err := r.RotateSecret(r.owner, "github", secret.NewValue([]byte("the-second-value")))
+			rotated <- err
+		}()
+		for { // until it is stored; it then waits for us
+			stored, err := r.Secrets(r.owner)
+			if err != nil || stored[0].Version == 2 {
+				return errors.Join(err, r.gateway.SetEgress(t.Context(), made.ID, e))
+			}
+		}
+	})
+	wants(t, "the earlier", errors.Join(err, <-rotated), "")
+	if e := r.gateway.last(t, made.ID); string(e.Secrets[0].Value.Reveal()) != "the-second-value" {
+		t.Errorf("the gateway has %+v", e)
+	}
 }
 
 // What is refused leaves nothing, neither a sandbox nor a name that is taken.

@@ -104,6 +104,11 @@ func (p *Plane) copies(b *store.Sandbox, req ForkRequest) ([]control.CreateReque
 
 // announceForks records all copies, so that they fit into the quota together.
 func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.CreateRequest) (intent *audit.Intent, err error) {
+	values, err := p.reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
+	if err != nil {
+		return nil, err
+	}
+	defer values.clear()
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range wanted {
 			w := &wanted[i]
@@ -119,7 +124,7 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 				return err
 			}
 			var err error
-			if w.Hidden, err = p.bind(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
+			if w.Hidden, err = p.bind(ctx, tx, t.box.Tenant, &w.Spec, values); err != nil {
 				return err
 			}
 		}

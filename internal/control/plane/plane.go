@@ -56,9 +56,8 @@ type Config struct {
 	Environments Environments
 	// Sealer keeps the values of secrets. Nil: none are kept.
 	Sealer *secret.Sealer
-	// LookupEnv finds variables of the daemon that secrets are kept in. Nil:
-	// there are none.
-	LookupEnv func(string) (string, bool)
+	// Sources reads secrets that are kept outside. Nil: there are none.
+	Sources Sources
 	// Gateway enforces what sandboxes may reach. Nil: nobody is told of
 	// changes.
 	Gateway Gateway
@@ -73,6 +72,12 @@ type Config struct {
 	Fault func(point string) error
 }
 
+// Sources reads the values of secrets that are kept outside the store. Package
+// source has one.
+type Sources interface {
+	Read(ctx context.Context, s secret.Source) (secret.Value, error)
+}
+
 // Plane is the control plane of one daemon. Its methods may be called
 // concurrently.
 type Plane struct {
@@ -81,6 +86,7 @@ type Plane struct {
 	ring    *key.Ring
 	meter   *quota.Meter
 	locks   locks
+	telling locks // who tells the gateway about a sandbox
 	// workspaces are locks too; a workspace's id stands where a sandbox's would.
 	workspaces locks
 	watched    sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
@@ -103,9 +109,6 @@ type Plane struct {
 func New(cfg Config) *Plane {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
-	}
-	if cfg.LookupEnv == nil {
-		cfg.LookupEnv = func(string) (string, bool) { return "", false }
 	}
 	if cfg.Fault == nil {
 		cfg.Fault = func(string) error { return nil }

@@ -128,6 +128,14 @@ func (p *Plane) changeTx(ctx context.Context, a control.Action, change func(ctx 
 	return named(a.Op, err)
 }
 
+func clipNames(boxes []store.Sandbox) string {
+	names := make([]string, len(boxes))
+	for i, b := range boxes {
+		names[i] = b.Name
+	}
+	return clipList(names)
+}
+
 // clipList names some of many.
 func clipList(names []string) string {
 	const shown = 5

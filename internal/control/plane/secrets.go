@@ -144,6 +144,12 @@ func (p *Plane) RemoveSecret(ctx context.Context, name string, force bool) error
 		if boxes, err = p.affected(ctx, tx, tenant, name); err != nil {
 			return "", err
 		}
+		if len(boxes) > 0 && !force {
+			return "", &sandbox.Error{
+				Code: sandbox.CodeConflict, Subject: name, Message: "the secret is in use by " + clipNames(boxes),
+				Hint: "remove those sandboxes first, or force it",
+			}
+		}
 		return name, tx.RemoveSecret(ctx, tenant, name, force)
 	})
 	if err != nil {
@@ -182,19 +188,83 @@ func (p *Plane) seal(o secret.Owner, v secret.Value) (keyID string, sealed []byt
 	return p.cfg.Sealer.KeyID(), sealed, err
 }
 
-// open returns the value of a secret, wherever it is. The caller clears it.
-func (p *Plane) open(s *store.Secret) (secret.Value, error) {
+// open returns the value of a secret, wherever it is, which may take a while.
+// The caller clears it.
+func (p *Plane) open(ctx context.Context, s *store.Secret) (secret.Value, error) {
 	if s.Source != "" {
 		src, err := secret.ParseSource(s.Source)
 		if err != nil {
 			return secret.Value{}, err
 		}
-		return src.Read(p.cfg.LookupEnv)
+		if p.cfg.Sources == nil {
+			return secret.Value{}, errNoSealer
+		}
+		return p.cfg.Sources.Read(ctx, src)
 	}
 	if p.cfg.Sealer == nil {
 		return secret.Value{}, errNoSealer
 	}
 	return p.cfg.Sealer.Open(secret.Owner{Tenant: s.Tenant, Name: s.Name, Version: s.Version}, s.KeyID, s.Sealed)
+}
+
+// revealed are values that were read before the transaction that needs them:
+// a command or another machine may have to be asked, while nobody else could
+// write.
+type revealed map[string]revealedSecret
+
+type revealedSecret struct {
+	version int64
+	value   secret.Value
+}
+
+// reveal reads the values of the secrets that a sandbox asks for. One that does
+// not exist is left out. The caller clears them.
+func (p *Plane) reveal(ctx context.Context, tenant string, refs []sandbox.SecretRef) (revealed, error) {
+	if len(refs) == 0 {
+		return nil, nil
+	}
+	stored := map[string]store.Secret{}
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+		for _, ref := range refs {
+			s, err := tx.Secret(ctx, tenant, ref.Name)
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			stored[ref.Name] = s
+		}
+		return nil
+	})
+	out := revealed{}
+	for name, s := range stored {
+		v, openErr := p.open(ctx, &s)
+		if openErr != nil {
+			err = openErr
+			break
+		}
+		out[name] = revealedSecret{s.Version, v}
+	}
+	if err != nil {
+		out.clear()
+		return nil, err
+	}
+	return out, nil
+}
+
+// of returns the value of a secret as it is in the transaction.
+func (r revealed) of(s *store.Secret) (secret.Value, error) {
+	if v, ok := r[s.Name]; ok && v.version == s.Version {
+		return v.value, nil
+	}
+	return secret.Value{}, &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the secret was changed at the same time", Hint: "try again"}
+}
+
+func (r revealed) clear() {
+	for _, v := range r {
+		v.value.Clear()
+	}
 }
 
 // useSubject is how the use of a secret is recorded.

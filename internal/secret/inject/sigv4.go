@@ -40,14 +40,6 @@ func sign(req *http.Request, i sandbox.Injection, key secret.Value, values Value
 	if strings.HasPrefix(req.Header.Get("Content-Encoding"), "aws-chunked") {
 		return unusable(i, "the client signs its body in pieces, which cannot be signed anew; turn that off in the client")
 	}
-	credentials := aws.Credentials{AccessKeyID: i.AccessKey, SecretAccessKey: string(key.Reveal())}
-	if i.SessionToken != "" {
-		token, err := values(i.SessionToken)
-		if err != nil {
-			return err
-		}
-		credentials.SessionToken = string(token.Reveal())
-	}
 	hash := opts.PayloadHash
 	if hash == "" {
 		hash = unsigned
@@ -57,6 +49,19 @@ func sign(req *http.Request, i sandbox.Injection, key secret.Value, values Value
 		now = time.Now()
 	}
 	req.Header.Set(hashHeader, hash)
+	return signWith(req, i, key, values, hash, now)
+}
+
+// signWith signs the headers that are there.
+func signWith(req *http.Request, i sandbox.Injection, key secret.Value, values Values, hash string, now time.Time) error {
+	credentials := aws.Credentials{AccessKeyID: i.AccessKey, SecretAccessKey: string(key.Reveal())}
+	if i.SessionToken != "" {
+		token, err := values(i.SessionToken)
+		if err != nil {
+			return err
+		}
+		credentials.SessionToken = string(token.Reveal())
+	}
 	signer := v4.NewSigner(func(o *v4.SignerOptions) {
 		o.DisableURIPathEscaping = i.Service == "s3" // its keys are escaped once
 	})

@@ -38,6 +38,7 @@ type Explanation struct {
 	Path     string             `json:"path,omitempty" doc:"that is forwarded"`
 	Limits   sandbox.RuleLimits `json:"limits,omitempty"`
 	Inject   []string           `json:"inject,omitempty" doc:"names of the secrets that are added"`
+	Operator []string           `json:"operator,omitempty" doc:"what the owner of the machine decides about it"`
 	Steps    []ExplainStep      `json:"steps" doc:"the rules about the host, in order, up to the one that decides"`
 }
 
