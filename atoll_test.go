@@ -528,3 +528,18 @@ func TestUnavailable(t *testing.T) {
 		}
 	}
 }
+
+// Whenever the caller of a one-shot goes away, also while its sandbox is being
+// made, the sandbox does not stay.
+func TestCanceledOneShot(t *testing.T) {
+	c := client(t)
+	for i := range 60 {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)
+		_, err := c.RunShell(ctx, "sleep 600", atoll.OneShot{})
+		wantCode(t, err, sandbox.CodeCanceled)
+	}
+	for info, err := range c.List(t.Context(), atoll.ListOptions{}) {
+		t.Errorf("%s was left in state %s: %v", info.Name, info.State, err)
+	}
+}

@@ -3,7 +3,9 @@ package atoll
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"iter"
 	"net/http"
 	"net/url"
@@ -49,12 +51,15 @@ type CreateOptions struct {
 	Pull     string // when to fetch the image: missing (as if empty), always or never
 	Platform string // of the image, "os/arch[/variant]"; empty: the daemon's own
 	// IdempotencyKey makes a repeated call return what the first one made.
-	// Use a new random one for every sandbox.
+	// Use a new random one for every sandbox. Without one, a call whose ctx
+	// ends leaves nothing behind: see Create.
 	IdempotencyKey string
 }
 
 // Create makes a sandbox, which lives until it is destroyed or its lifetime
-// ends.
+// ends. When ctx ends first, what the daemon may have made meanwhile is removed
+// before Create returns, for which it takes 30 seconds at most; with an
+// idempotency key it is left to the caller, who can ask again.
 func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptions) (*Sandbox, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -92,16 +97,39 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptio
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}
 	}
+	if opts.IdempotencyKey != "" {
+		return c.create(ctx, text, opts.IdempotencyKey)
+	}
+	key := rand.Text()
+	s, err := c.create(ctx, text, key)
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(err, c.uncreate(ctx, text, key))
+	}
+	return s, err
+}
+
+// create sends a request for a sandbox.
+func (c *Client) create(ctx context.Context, text []byte, key string) (*Sandbox, error) {
 	r, err := c.request(ctx, http.MethodPost, "/v1/sandboxes", nil, bytes.NewReader(text))
 	if err != nil {
 		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	if opts.IdempotencyKey != "" {
-		r.Header.Set("Idempotency-Key", opts.IdempotencyKey)
-	}
+	r.Header.Set("Idempotency-Key", key)
 	s := &Sandbox{client: c}
 	return s, c.receive(r, &s.info)
+}
+
+// uncreate removes what a request made whose answer nobody waited for. The same
+// request once more says which sandbox that is.
+func (c *Client) uncreate(ctx context.Context, text []byte, key string) error {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
+	defer cancel()
+	s, err := c.create(late, text, key)
+	if err != nil {
+		return err
+	}
+	return s.Destroy(late)
 }
 
 // milliseconds rounds up, so that a short time does not become none.
