@@ -232,14 +232,25 @@ func (g *Gateway) Disconnect(ctx context.Context, id sandbox.ID) error {
 }
 
 // Names are those that a sandbox has been given addresses for, to be given to
-// Connect when its memory, which knows them, goes on in another sandbox.
-func (g *Gateway) Names(id sandbox.ID) map[string]uint16 {
+// Connect when its memory, which knows them, goes on in another sandbox. It is
+// nil for a sandbox without a link.
+func (g *Gateway) Names(ctx context.Context, id sandbox.ID) (map[string]uint16, error) {
+	g.mu.Lock()
+	l, p := g.links[id], g.process
+	g.mu.Unlock()
+	if l == nil {
+		return nil, nil
+	}
+	if p != nil {
+		// What it tells by itself may still be on its way.
+		names, err := p.ask(ctx, &wire.Message{Op: wire.OpNames, Sandbox: id})
+		if err == nil || !errors.Is(err, errGatewayEnded) {
+			return names, err
+		}
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if l := g.links[id]; l != nil {
-		return maps.Clone(l.add.Names)
-	}
-	return nil
+	return maps.Clone(l.add.Names), nil
 }
 
 // Close ends the gateway process, and with it all traffic, unless it is to

@@ -271,8 +271,8 @@ func TestLingers(t *testing.T) {
 	if err := syscall.Kill(pid, 0); err == nil {
 		t.Log("the last one is still ending") // it may be a zombie of this process
 	}
-	if names := next.Names("lingers"); names["good.test"] == 0 {
-		t.Errorf("names %v", names)
+	if names, err := next.Names(t.Context(), "lingers"); err != nil || names["good.test"] == 0 {
+		t.Errorf("names %v, %v", names, err)
 	}
 	if out, code := b.sh("getent hosts good.test; curl -sS http://good.test/again"); code != 0 || !strings.Contains(out, "/again") || !strings.HasPrefix(out, address) {
 		t.Errorf("after the change: %d: %s, before %s", code, out, address)

@@ -104,7 +104,7 @@ func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r.provider, err = gvisor.New(gvisor.Options{StateDir: tb.TempDir(), Images: store, Kernel: program, Attached: true, Link: r.link})
+	r.provider, err = gvisor.New(gvisor.Options{StateDir: tb.TempDir(), Images: store, Kernel: program, Attached: true, Network: r})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -112,16 +112,21 @@ func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	return r
 }
 
-func (r *rig) link(ctx context.Context, spec *sandbox.Spec) (*gvisor.Link, error) {
+// Connect and Names make it the network of its sandboxes.
+func (r *rig) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Names) (*gvisor.Link, error) {
 	p, ok := r.policies.Load(spec.ID)
 	if !ok {
 		return nil, fmt.Errorf("no policy for %s", spec.ID)
 	}
-	l, err := r.gateway.Connect(ctx, spec.ID, p.(gateway.Policy), nil)
+	l, err := r.gateway.Connect(ctx, spec.ID, p.(gateway.Policy), names)
 	if err != nil {
 		return nil, err
 	}
 	return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
+}
+
+func (r *rig) Names(ctx context.Context, id sandbox.ID) (gvisor.Names, error) {
+	return r.gateway.Names(ctx, id)
 }
 
 func (r *rig) note(id sandbox.ID, e gateway.Event) {
@@ -137,13 +142,23 @@ func (r *rig) note(id sandbox.ID, e gateway.Event) {
 // box makes a sandbox that may do what the policy says.
 func (r *rig) box(id sandbox.ID, p gateway.Policy) *box {
 	r.tb.Helper()
-	r.policies.Store(id, p)
-	in, err := r.provider.Create(context.Background(), &sandbox.Spec{
-		ID: id, Name: string(id), Image: "host", Network: sandbox.Network{Inline: &p.Profile}, Resources: sandbox.Resources{Memory: 1 << 30},
-	})
+	in, err := r.provider.Create(context.Background(), r.spec(id, p))
 	if err != nil {
 		r.tb.Fatal(err)
 	}
+	return r.own(in)
+}
+
+// spec describes a sandbox that may do what the policy says.
+func (r *rig) spec(id sandbox.ID, p gateway.Policy) *sandbox.Spec {
+	r.policies.Store(id, p)
+	return &sandbox.Spec{
+		ID: id, Name: string(id), Image: "host", Network: sandbox.Network{Inline: &p.Profile}, Resources: sandbox.Resources{Memory: 1 << 30},
+	}
+}
+
+// own destroys a sandbox when the test ends.
+func (r *rig) own(in driver.Instance) *box {
 	r.tb.Cleanup(func() {
 		if err := in.Destroy(context.Background()); err != nil {
 			r.tb.Errorf("destroying the sandbox: %v", err)

@@ -32,8 +32,8 @@ type process struct {
 
 	mu    sync.Mutex
 	last  uint64
-	calls map[uint64]chan string // nil when the conversation is over
-	words string                 // what it said on standard error
+	calls map[uint64]chan *wire.Message // nil when the conversation is over
+	words string                        // what it said on standard error
 	state *os.ProcessState
 }
 
@@ -51,7 +51,7 @@ func startProcess(exe, dir string, linger bool) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &process{conn: conn, linger: linger, calls: map[uint64]chan string{}, ended: make(chan struct{})}
+	p := &process{conn: conn, linger: linger, calls: map[uint64]chan *wire.Message{}, ended: make(chan struct{})}
 	if err := p.exec(exe, dir, theirs); err != nil {
 		conn.Close()
 		return nil, err
@@ -181,13 +181,28 @@ func (p *process) over() bool {
 
 var errGatewayEnded = errors.New("the gateway process has ended")
 
-// call sends a request and waits for its answer.
+// call sends a request and waits until it has been carried out.
 func (p *process) call(ctx context.Context, m *wire.Message, files ...*os.File) error {
-	answer := make(chan string, 1)
+	_, err := p.converse(ctx, m, files)
+	return err
+}
+
+// ask sends a request for names and waits for them.
+func (p *process) ask(ctx context.Context, m *wire.Message) (map[string]uint16, error) {
+	answer, err := p.converse(ctx, m, nil)
+	if err != nil {
+		return nil, err
+	}
+	return answer.Names, nil
+}
+
+// converse sends a request and waits for its answer.
+func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.File) (*wire.Message, error) {
+	answer := make(chan *wire.Message, 1)
 	p.mu.Lock()
 	if p.calls == nil {
 		p.mu.Unlock()
-		return errGatewayEnded
+		return nil, errGatewayEnded
 	}
 	p.last++
 	id := p.last
@@ -200,19 +215,19 @@ func (p *process) call(ctx context.Context, m *wire.Message, files ...*os.File) 
 	}()
 	m.ID = id
 	if err := p.conn.Send(m, files...); err != nil {
-		return err
+		return nil, err
 	}
 	select {
-	case text, ok := <-answer:
+	case a, ok := <-answer:
 		switch {
 		case !ok:
-			return errGatewayEnded
-		case text != "":
-			return errors.New(text)
+			return nil, errGatewayEnded
+		case a.Error != "":
+			return nil, errors.New(a.Error)
 		}
-		return nil
+		return a, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 }
 
@@ -220,7 +235,7 @@ func (p *process) answered(m *wire.Message) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if c := p.calls[m.ID]; c != nil {
-		c <- m.Error
+		c <- m
 		delete(p.calls, m.ID)
 	}
 }

@@ -3,7 +3,6 @@
 package all
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,9 +19,9 @@ type Options struct {
 	StateDir string
 	// Images opens the node's images, which the node closes.
 	Images func() (*image.Store, error)
-	// Link makes the network card of a sandbox that asks for a network, for
-	// providers that can use one. Nil: there is no network.
-	Link func(ctx context.Context, spec *sandbox.Spec) (*gvisor.Link, error)
+	// Network connects sandboxes that ask for it, for providers that can use
+	// one. Nil: there is no network.
+	Network gvisor.Network
 	// Attached makes sandboxes end with this process, if the provider can.
 	Attached bool
 }

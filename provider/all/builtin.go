@@ -33,7 +33,7 @@ func openGvisor(opts Options) (driver.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{StateDir: opts.StateDir, Images: images, Attached: opts.Attached, Link: opts.Link})
+	return gvisor.New(gvisor.Options{StateDir: opts.StateDir, Images: images, Attached: opts.Attached, Network: opts.Network})
 }
 
 func openHost(opts Options) (driver.Provider, error) {

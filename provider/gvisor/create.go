@@ -232,7 +232,7 @@ func (m *maker) boot(ctx context.Context) (*guest.Pipes, error) {
 		conn.Close()
 		return nil, m.explain(err)
 	}
-	link := m.p.connect(ctx, m.spec)
+	link := m.p.connect(ctx, m.spec, m.knownNames())
 	defer closeLink(link)
 	if m.procs, err = launch(ctx, args); err != nil {
 		return fail(err)

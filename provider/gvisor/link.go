@@ -27,17 +27,31 @@ type Link struct {
 	CA        []byte         // PEM, which programs inside are told to trust; empty: none
 }
 
+// Names are the numbers of the addresses that stand for names in a sandbox.
+type Names = map[string]uint16
+
+// Network connects sandboxes with what they may reach. Its methods are called
+// concurrently.
+type Network interface {
+	// Connect makes the network card of a sandbox. names are those that its
+	// memory knows from an earlier life, nil if it has none.
+	Connect(ctx context.Context, spec *sandbox.Spec, names Names) (*Link, error)
+	// Names returns all that a sandbox has been given addresses for, nil if it
+	// has no network.
+	Names(ctx context.Context, id sandbox.ID) (Names, error)
+}
+
 // linkName is what the card is called inside.
 const linkName = "eth0"
 
 // connect begins to make the link of a sandbox that is to have a network,
 // while its kernel starts. The function that it returns waits for the link; it
 // is nil for a sandbox without a network.
-func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec) func() (*Link, error) {
+func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec, names Names) func() (*Link, error) {
 	if !spec.Network.Asked() {
 		return func() (*Link, error) { return nil, nil }
 	}
-	if p.opts.Link == nil {
+	if p.opts.Network == nil {
 		return func() (*Link, error) {
 			return nil, &providerError{sandbox.CodeUnsupported, "sandboxes cannot be given a network here", nil}
 		}
@@ -48,7 +62,7 @@ func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec) func() (*Lin
 	}
 	made := make(chan result, 1)
 	go func() {
-		l, err := p.opts.Link(ctx, spec)
+		l, err := p.opts.Network.Connect(ctx, spec, names)
 		made <- result{l, err}
 	}()
 	return sync.OnceValues(func() (*Link, error) {

@@ -42,7 +42,7 @@ const (
 // Bounds of what is believed of a manifest.
 const (
 	manifestFormat = 1
-	maxManifest    = 1 << 20
+	maxManifest    = 16 << 20 // as many names as there can be, and all of them long
 )
 
 // manifest describes a snapshot.
@@ -58,9 +58,10 @@ type manifest struct {
 // memory is what restoring the memory depends on.
 type memory struct {
 	Engine string   `json:"engine"`
-	CPU    []string `json:"cpu"`    // features that the processes may use
-	Mounts []string `json:"mounts"` // where the host's files were shown, in order
-	Group  string   `json:"group"`  // the control group of its processes inside
+	CPU    []string `json:"cpu"`             // features that the processes may use
+	Mounts []string `json:"mounts"`          // where the host's files were shown, in order
+	Group  string   `json:"group"`           // the control group of its processes inside
+	Names  Names    `json:"names,omitempty"` // whose addresses the processes may know
 }
 
 // part is one file of a snapshot.

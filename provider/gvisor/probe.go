@@ -25,7 +25,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
-			Users: true, Images: true, Mounts: true, Network: p.opts.Link != nil, Reattach: !p.opts.Attached,
+			Users: true, Images: true, Mounts: true, Network: p.opts.Network != nil, Reattach: !p.opts.Attached,
 			Pause: true, Snapshot: true, Memory: true, Diff: true,
 			Ports: true, Resize: true, Deadline: true, Usage: true,
 		},

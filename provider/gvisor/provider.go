@@ -56,9 +56,9 @@ type Options struct {
 	Kernel string
 	// DebugDir, if set, gets the log files of kernels and file servers.
 	DebugDir string
-	// Link makes the network card of a sandbox whose Spec asks for a network.
-	// Nil: sandboxes have a loopback and nothing else.
-	Link func(ctx context.Context, spec *sandbox.Spec) (*Link, error)
+	// Network connects sandboxes whose Spec asks for a network. Nil: sandboxes
+	// have a loopback and nothing else.
+	Network Network
 	// Fault is called at named points of the making and unmaking of a
 	// sandbox, for tests that fail or kill there. Nil does nothing.
 	Fault func(point string) error

@@ -84,6 +84,14 @@ func (m *maker) decideMemory() {
 	}
 }
 
+// knownNames are those whose addresses the restored memory knows.
+func (m *maker) knownNames() Names {
+	if !m.restoresMemory() {
+		return nil
+	}
+	return m.from.Memory.Names
+}
+
 // plain makes something that a manifest says fit to be shown.
 func plain(s string) string {
 	const most = 200

@@ -64,6 +64,11 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 		if m, err = in.saveParts(conn, dir, opts); err != nil {
 			return err
 		}
+		if m.Memory != nil && in.p.opts.Network != nil {
+			if m.Memory.Names, err = in.p.opts.Network.Names(ctx, in.rec.ID); err != nil {
+				return fmt.Errorf("asking for the names that it knows: %w", err)
+			}
+		}
 		return in.p.opts.Fault("snapshot.saved")
 	})
 	return m, err

@@ -60,28 +60,41 @@ func (n *Node) openGateway(attached bool) (*gateway.Gateway, error) {
 	return g, nil
 }
 
-// linkFor makes the network cards of sandboxes, and has the gateway serve them
-// by the sandbox's policy.
-func (n *Node) linkFor(attached bool) func(context.Context, *sandbox.Spec) (*gvisor.Link, error) {
-	return func(ctx context.Context, spec *sandbox.Spec) (*gvisor.Link, error) {
-		g, err := n.networks[attached]()
-		if err != nil {
-			return nil, err
-		}
-		var l *gateway.Link
-		connect := func(p gateway.Policy) (err error) {
-			l, err = g.Connect(ctx, spec.ID, p, nil)
-			return err
-		}
-		with := n.decide.With
-		if with == nil {
-			with = alone
-		}
-		if err := with(ctx, spec, connect); err != nil {
-			return nil, err
-		}
-		return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
+// network connects sandboxes of the node with one of its gateways, which serves
+// each by its policy.
+type network struct {
+	n        *Node
+	attached bool
+}
+
+// Connect implements gvisor.Network.
+func (w network) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Names) (*gvisor.Link, error) {
+	g, err := w.n.networks[w.attached]()
+	if err != nil {
+		return nil, err
 	}
+	var l *gateway.Link
+	connect := func(p gateway.Policy) (err error) {
+		l, err = g.Connect(ctx, spec.ID, p, names)
+		return err
+	}
+	with := w.n.decide.With
+	if with == nil {
+		with = alone
+	}
+	if err := with(ctx, spec, connect); err != nil {
+		return nil, err
+	}
+	return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
+}
+
+// Names implements gvisor.Network.
+func (w network) Names(ctx context.Context, id sandbox.ID) (gvisor.Names, error) {
+	g, err := w.n.networks[w.attached]()
+	if err != nil {
+		return nil, err
+	}
+	return g.Names(ctx, id)
 }
 
 // alone connects a sandbox that may do what its Spec says.

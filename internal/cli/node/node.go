@@ -117,7 +117,7 @@ func (n *Node) provider(name string, attached bool) (driver.Provider, error) {
 // open opens a provider anew; the caller closes it.
 func (n *Node) open(entry all.Entry, attached bool) (driver.Provider, error) {
 	p, err := entry.Open(all.Options{
-		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Link: n.linkFor(attached),
+		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Network: network{n, attached},
 	})
 	var known *sandbox.Error
 	if err != nil && !errors.As(err, &known) {

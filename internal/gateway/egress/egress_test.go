@@ -162,6 +162,17 @@ func TestNames(t *testing.T) {
 	if name, ok := next.name(first); !ok || name != "a.test" {
 		t.Errorf("%q, %v", name, ok)
 	}
+	// A snapshot may say anything.
+	odd := newNames(map[string]uint16{"good.test": 65535, "zero.test": 0, "Not A Name": 7, "10.0.0.1": 8}, func(string, uint16) {})
+	if len(odd.byName) != 1 || odd.byName["good.test"] != 65535 {
+		t.Errorf("believed %v", odd.byName)
+	}
+	for range 3 {
+		odd.next = 65535
+		if a, _ := odd.addr("next" + itoa(len(odd.byName)) + ".test"); a == wire.SyntheticAddr(65535) || a == wire.SyntheticAddr(0) {
+			t.Errorf("%v was given twice", a)
+		}
+	}
 	full := newNames(nil, func(string, uint16) {})
 	for i := range maxNames {
 		if _, ok := full.addr(strings.Repeat("x", i%60+1) + string(rune('a'+i%26)) + "." + itoa(i)); !ok {

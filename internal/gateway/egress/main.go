@@ -145,6 +145,8 @@ func (s *server) obey(conn *wire.Conn) {
 		answer := &wire.Message{ID: m.ID, Op: wire.OpAnswer}
 		if err := do(s.plane, m, files); err != nil {
 			answer.Error = err.Error()
+		} else if m.Op == wire.OpNames {
+			answer.Names = s.plane.Names(m.Sandbox)
 		}
 		if conn.Send(answer) != nil {
 			return
@@ -180,6 +182,8 @@ func do(p *Plane, m *wire.Message, files []*os.File) error {
 		return p.SetPolicy(m.Sandbox, *m.Policy)
 	case m.Op == wire.OpRemove:
 		p.Remove(m.Sandbox)
+		return nil
+	case m.Op == wire.OpNames:
 		return nil
 	}
 	return errors.New("the request is not understood")

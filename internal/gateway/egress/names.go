@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/policy"
 )
 
 // maxNames bounds how many names of one sandbox have addresses. A wildcard
@@ -23,12 +24,16 @@ type names struct {
 	next   uint16
 }
 
-// newNames returns names that go on where given left off.
+// newNames returns names that go on where given left off. Given names may come
+// from a snapshot: what makes no sense is left out.
 func newNames(given map[string]uint16, made func(string, uint16)) *names {
 	n := &names{made: made, byName: map[string]uint16{}, byAddr: map[uint16]string{}, next: 1}
 	for name, number := range given {
+		host, err := policy.ParseHost(name)
+		if _, taken := n.byAddr[number]; err != nil || host.Name != name || taken || number == 0 || len(n.byName) >= maxNames {
+			continue
+		}
 		n.byName[name], n.byAddr[number] = number, name
-		n.next = max(n.next, number+1)
 	}
 	return n
 }
@@ -49,8 +54,10 @@ func (n *names) addr(name string) (netip.Addr, bool) {
 	if len(n.byName) >= maxNames {
 		return netip.Addr{}, false
 	}
+	for n.next == 0 || n.byAddr[n.next] != "" {
+		n.next++ // there are twice as many numbers as there may be names
+	}
 	number = n.next
-	n.next++
 	n.byName[name], n.byAddr[number] = number, name
 	n.made(name, number)
 	return wire.SyntheticAddr(number), true

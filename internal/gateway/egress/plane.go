@@ -109,6 +109,17 @@ func (p *Plane) SetPolicy(id sandbox.ID, pol wire.Policy) error {
 	return b.setPolicy(pol)
 }
 
+// Names returns every name that a sandbox has been given an address for.
+func (p *Plane) Names(id sandbox.ID) map[string]uint16 {
+	p.mu.Lock()
+	b := p.boxes[id]
+	p.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	return b.names.all()
+}
+
 // Remove ends the link of a sandbox.
 func (p *Plane) Remove(id sandbox.ID) {
 	p.mu.Lock()

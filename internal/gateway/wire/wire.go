@@ -46,7 +46,7 @@ const (
 	OpRemove   Op = "remove"   // forget a sandbox
 	OpAnswer   Op = "answer"
 	OpEvents   Op = "events"
-	OpNames    Op = "names" // names that were given addresses
+	OpNames    Op = "names" // names that were given addresses, told or asked for
 	OpEnded    Op = "ended" // the other end of a link is gone
 	// A gateway that outlives its control plane hands over what it holds to
 	// the next one: every link, and then that these were all.

@@ -1,0 +1,71 @@
+package gateway_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// rememberer is a program that looks names up once and connects whenever a line
+// comes in.
+const rememberer = `import os, socket, sys, time
+first = socket.gethostbyname("first.test")
+good = socket.gethostbyname("good.test")
+open("/tmp/known", "w").write(good)
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+s = socket.create_connection((good, 80), 10)
+s.sendall(b"GET /remembered HTTP/1.1\r\nHost: good.test\r\nConnection: close\r\n\r\n")
+got = b""
+while True:
+    b = s.recv(65536)
+    if not b: break
+    got += b
+open("/tmp/got.new", "wb").write(got)
+os.rename("/tmp/got.new", "/tmp/got")
+`
+
+// TestNamesGoAlong checks that a program which has looked a name up reaches it
+// in a copy of its sandbox, and in one that was stopped and restored, and that
+// no other name gets that address.
+func TestNamesGoAlong(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "first.test", "good.test", "third.test")
+	r := w.rig()
+	policy := allow("first.test", "good.test", "third.test")
+	b := r.box("original", policy)
+	b.put("/tmp/p.py", []byte(rememberer))
+	p, err := b.in.Exec(t.Context(), &sandbox.Command{Shell: "exec python3 /tmp/p.py", Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if out, code := b.sh("while ! [ -s /tmp/known ]; do sleep 0.05; done"); code != 0 {
+		t.Fatal(out)
+	}
+	dir := t.TempDir()
+	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), dir, driver.SnapshotOptions{Memory: true}); err != nil {
+		t.Fatal(err)
+	}
+	again := t.TempDir()
+	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), again, driver.SnapshotOptions{Memory: true, Stop: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		id  sandbox.ID
+		dir string
+	}{{"copy", dir}, {"restored", again}} {
+		in, how, err := r.provider.Restore(t.Context(), r.spec(tt.id, policy), tt.dir)
+		if err != nil || !how.Memory {
+			t.Fatalf("%s: %+v, %v", tt.id, how, err)
+		}
+		copied := r.own(in)
+		if out, _ := copied.sh("getent hosts third.test"); !strings.HasPrefix(out, "198.19.0.3 ") {
+			t.Errorf("%s: a name got the address %s", tt.id, out)
+		}
+		if out, _ := copied.sh("touch /tmp/go; while ! [ -e /tmp/got ]; do sleep 0.05; done; cat /tmp/got"); !strings.Contains(out, `"Host":"good.test","URI":"/remembered"`) {
+			t.Errorf("%s: %s", tt.id, out)
+		}
+	}
+}
