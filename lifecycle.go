@@ -98,11 +98,18 @@ func (s *Sandbox) Fork(ctx context.Context, opts ForkOptions) ([]*Sandbox, error
 // Snapshot is the state of a sandbox at a point in time. See
 // sandbox.Spec.Snapshot for how to start from one.
 type Snapshot struct {
-	ID         string            `json:"id"`
-	Name       string            `json:"name"`
-	Ready      bool              `json:"ready"`            // false while it is being made
-	Memory     bool              `json:"memory"`           // it holds processes and their memory too
-	Size       int64             `json:"size"`             // bytes
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Ready  bool   `json:"ready"`  // false while it is being made
+	Memory bool   `json:"memory"` // it holds processes and their memory too
+	Size   int64  `json:"size"`   // bytes
+	// Saved says that it is in the blob store, from which any daemon that
+	// shares it makes sandboxes. Stored is how many bytes that grew by, and
+	// Problem what keeps it from being saved.
+	Saved      bool              `json:"saved"`
+	Stored     int64             `json:"stored,omitempty"`
+	Encrypted  bool              `json:"encrypted,omitempty"` // there
+	Problem    string            `json:"problem,omitempty"`
 	Engine     string            `json:"engine,omitempty"` // what wrote it; memory is restored by exactly that only
 	Parent     sandbox.ID        `json:"parent"`           // what it was taken of
 	ParentName string            `json:"parentName"`
@@ -119,11 +126,14 @@ type SnapshotOptions struct {
 	Name   string // unique among the tenant's snapshots; empty: its id
 	Memory bool   // processes and their memory too
 	Labels map[string]string
+	// Save waits until it is in the blob store too, instead of having it saved
+	// afterwards.
+	Save bool
 }
 
 // Snapshot writes the state of the sandbox down; it goes on.
 func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (snap Snapshot, err error) {
-	in := map[string]any{"name": opts.Name, "memory": opts.Memory, "labels": opts.Labels}
+	in := map[string]any{"name": opts.Name, "memory": opts.Memory, "labels": opts.Labels, "save": opts.Save}
 	return snap, s.client.call(ctx, http.MethodPost, s.path("/snapshots"), nil, in, &snap)
 }
 

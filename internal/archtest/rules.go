@@ -120,7 +120,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob"},
+		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/vault/archive"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -135,6 +135,12 @@ var rules = []rule{
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "it keeps bytes, and knows neither whose nor what for",
+	},
+	{
+		pkgs: "internal/vault/archive",
+		only: []string{"sandbox", "internal/blob", "internal/workspace/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "it keeps bytes in a blob store, and knows neither whose nor what for",
 	},
 	{
 		pkgs: "internal/control/...",
@@ -247,7 +253,7 @@ var rules = []rule{
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault",
+			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},
 		why: "main only dispatches",
 	},

@@ -28,15 +28,20 @@ func (a *App) snapshotCreateCmd() *cobra.Command {
 their memory too, and prints the name of the snapshot. The sandbox goes on, and
 stood still only for as long as that took.
 
+The daemon then saves it in its blob store, compressed, encrypted, and without
+what an earlier snapshot holds already; from there every daemon that shares the
+store makes sandboxes. With --save, create waits for that.
+
 Whoever may make sandboxes of the snapshot sees all that was in it.`,
 		Example: `  atoll snapshot create demo --name before -l task=7
-  atoll snapshot create demo --memory`,
+  atoll snapshot create demo --memory --save`,
 		ValidArgsFunction: a.completeSandbox,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&opts.Name, "name", "", "its name (default: its id)")
 	flags.BoolVar(&opts.Memory, "memory", false, "processes and their memory too")
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label it: KEY=VALUE")
+	flags.BoolVar(&opts.Save, "save", false, "wait until it is in the blob store")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
@@ -113,12 +118,27 @@ func (a *App) showSnapshots(all []atoll.Snapshot, asJSON, quiet bool) error {
 		case s.Memory:
 			holds = "memory"
 		}
-		rows = append(rows, []string{s.Name, s.ParentName, s.Image, holds, units.BytesSize(float64(s.Size)), ago(s.Created), labelText(s.Labels)})
+		rows = append(rows, []string{
+			s.Name, s.ParentName, s.Image, holds, units.BytesSize(float64(s.Size)), stored(&s), ago(s.Created), labelText(s.Labels),
+		})
 	}
 	if quiet {
 		return nil
 	}
-	return a.table("NAME OF IMAGE HOLDS SIZE CREATED LABELS", rows)
+	return a.table("NAME OF IMAGE HOLDS SIZE STORED CREATED LABELS", rows)
+}
+
+// stored tells what a snapshot takes in the blob store.
+func stored(s *atoll.Snapshot) string {
+	switch {
+	case s.Saved:
+		return units.BytesSize(float64(s.Stored))
+	case s.Problem != "":
+		return "(failed)"
+	case s.Ready:
+		return "(saving)"
+	}
+	return ""
 }
 
 func (a *App) snapshotInspectCmd() *cobra.Command {

@@ -24,7 +24,7 @@ type UpOptions struct {
 	StateDir string
 	Provider string
 	Store    string      // address of the database, with its password; empty: a file in StateDir
-	Blobs    string      // address of the store of workspaces; empty: a directory in StateDir
+	Blobs    string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
 	Listen   string      // TCP address, empty for none
 	TLS      *tls.Config // for it
 	Plain    bool        // a loopback address may do without
@@ -33,6 +33,10 @@ type UpOptions struct {
 	Egress   EgressOptions
 	Drain    time.Duration
 	Logger   *slog.Logger
+	// PlainSnapshots and SnapshotCache say how snapshots are stored, see
+	// daemon.Options.
+	PlainSnapshots bool
+	SnapshotCache  int64
 }
 
 // E2BOptions say where clients of E2B are served.
@@ -117,7 +121,9 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags := cmd.Flags()
 	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
 	flags.StringVar(&addressIn, "store-file", "", "file that holds the address, password included, readable for its owner only")
-	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
+	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces and snapshots are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
+	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
+	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "bytes that copies of saved snapshots may take on this machine (default 16g)")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")

@@ -4,6 +4,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -65,12 +66,17 @@ type Options struct {
 	TLS    *tls.Config
 	Plain  bool
 	Hosts  []string // names of this machine, besides localhost and addresses
-	// Blobs is the address of the store of workspaces, as blob.Open takes it.
-	// Empty: a directory in the state directory.
+	// Blobs is the address of the store of workspaces and snapshots, as blob.Open
+	// takes it. Empty: a directory in the state directory.
 	Blobs string
 	// Egress is what the owner of the machine decides about all networks.
 	// What is left open is looked for in ATOLL_EGRESS_ALLOW and its like.
 	Egress Egress
+	// PlainSnapshots saves snapshots there without encrypting them.
+	PlainSnapshots bool
+	// SnapshotCache is how many bytes the copies of saved snapshots may take on
+	// this machine. Zero: plane.DefaultSnapshotCache; negative: none stays.
+	SnapshotCache int64
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
 	// Drain is how long requests may go on when the daemon ends. Zero: 5
@@ -211,7 +217,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	shelf, err := d.openWorkspaces(ctx)
+	shelf, saved, err := d.openBlobs(ctx)
 	if err != nil {
 		return err
 	}
@@ -226,6 +232,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Workspaces: shelf,
 		Snapshots:  snapshots, Environments: environments, Sealer: sealer,
 		Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
+		Archive: saved, PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
 		Passes:  key.NewPasses(key.PassKey(ports)),
 		Builder: builder,
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
@@ -261,6 +268,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
 	d.work.Go(func() { d.plane.WatchIdle(ctx) })
+	d.work.Go(func() { d.plane.WatchArchive(ctx) })
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })
 	}

@@ -54,6 +54,7 @@ func shownSnapshot(s store.Snapshot) api.Snapshot {
 		ID: s.ID, Name: s.Name, Ready: s.Ready, Memory: s.Memory, Size: s.Size, Engine: s.Engine, Parent: string(s.Parent),
 		ParentName: s.ParentName, Image: s.Image, Provider: s.Provider, Resources: api.Resources(s.Spec.Resources), Labels: s.Labels,
 		Created: s.Created, Children: s.Children,
+		Saved: s.Archived.Archive != "", Stored: s.Archived.Stored, Encrypted: s.Archived.Encrypted, Problem: s.Problem,
 	}
 }
 
@@ -66,7 +67,7 @@ func shownSnapshots(all []store.Snapshot) []api.Snapshot {
 }
 
 func (s service) CreateSnapshot(ctx context.Context, ref string, req api.SnapshotRequest) (api.Snapshot, error) {
-	made, err := s.Snapshot(ctx, ref, plane.SnapshotRequest{Name: req.Name, Memory: req.Memory, Labels: req.Labels})
+	made, err := s.Snapshot(ctx, ref, plane.SnapshotRequest{Name: req.Name, Memory: req.Memory, Labels: req.Labels, Save: req.Save})
 	return shownSnapshot(made), err
 }
 

@@ -244,8 +244,11 @@ func TestDamagedSnapshots(t *testing.T) {
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, nil))
 	s := create(t, c, sandbox.Spec{Name: "one"})
-	if _, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "snap"}); err != nil {
-		t.Fatal(err)
+	saved(t, s, "snap")
+	for _, pack := range packs(t, m.Dir+"/blobs") { // else it would heal
+		if err := os.Truncate(pack, 512); err != nil {
+			t.Fatal(err)
+		}
 	}
 	info, err := s.Stop(t.Context(), 0)
 	must(t, sandbox.Stopped, info, err)
@@ -268,7 +271,6 @@ func TestDamagedSnapshots(t *testing.T) {
 	if len(running(t, m)) != 0 {
 		t.Error("something was started")
 	}
-	agree(t, m, c)
 }
 
 func TestFork(t *testing.T) {

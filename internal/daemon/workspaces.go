@@ -8,26 +8,28 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/vault/archive"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/internal/workspace/shelf"
 )
 
-// openWorkspaces opens the store of workspaces and the directories in which
-// sandboxes see them.
-func (d *Daemon) openWorkspaces(ctx context.Context) (*shelf.Shelf, error) {
+// openBlobs opens the store of workspaces and snapshots: for the former also the
+// directories in which sandboxes see them.
+func (d *Daemon) openBlobs(ctx context.Context) (*shelf.Shelf, *archive.Archive, error) {
 	address := d.opts.Blobs
 	if address == "" {
 		address = "dir:" + filepath.Join(d.node.Dir(), "blobs")
 	}
 	blobs, err := blob.Open(ctx, address)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	key, err := shelf.Key(filepath.Join(d.node.Dir(), "workspace.key"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return shelf.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
+	workspaces, err := shelf.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
+	return workspaces, archive.New(blobs, key), err
 }
 
 func (s service) CreateWorkspace(ctx context.Context, n api.NewWorkspace) (api.Workspace, error) {

@@ -60,6 +60,10 @@ var written = map[int64][]statement{
 		{"INSERT INTO workspaces (id, tenant, name, created) VALUES ('ws-1', 'acme', 'notes', 9)", nil},
 		{"INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ('id-web', 'ws-1', 'n1', 'exclusive', 9)", nil},
 	},
+	11: {
+		{"INSERT INTO archives (id, tenant, encrypted, created) VALUES ('ar-1', 'acme', 1, 9)", nil},
+		{"UPDATE snapshots SET archive = 'ar-1', version = 4, digest = 'd', stored = 5 WHERE id = 'sn-1'", nil},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.
@@ -145,6 +149,17 @@ func checkPolicy(t *testing.T, s *store.Store, from int64) {
 	ok(t, err)
 	if from >= 4 && (len(profiles) != 1 || profiles[0].Version != 2 || profiles[0].Uses != 1 || profiles[0].Profile.Rules[0].Hosts[0] != "example.com") {
 		t.Errorf("the profiles became %+v", profiles)
+	}
+	if from >= 3 {
+		snap, err := store.Read(ctx, s, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, "acme", "before") })
+		ok(t, err)
+		want := store.Archived{}
+		if from >= 11 {
+			want = store.Archived{Archive: "ar-1", Encrypted: true, Version: 4, Digest: "d", Stored: 5}
+		}
+		if !snap.Ready || snap.Size != 10 || snap.Archived != want {
+			t.Errorf("the snapshot became %+v", snap)
+		}
 	}
 	if from >= 5 && (len(secrets) != 1 || secrets[0].Version != 3 || secrets[0].Uses != 1 || string(secrets[0].Sealed) != "sealed" || secrets[0].Hosts[0] != "example.com") {
 		t.Errorf("the secrets became %+v", secrets)

@@ -35,23 +35,31 @@ type Snapshot struct {
 	Created time.Time
 
 	Children int64 // sandboxes that were made from it and are not gone
+
+	Archived Archived
+	Problem  string // what keeps its bytes from the archive; empty: nothing
 }
 
 const snapshotColumns = `id, tenant, name, owner, ready, memory, engine, size, parent, parent_name, provider, node, image,
 	labels_json, spec_json, created`
 
-// snapshotQuery also counts the children.
+// snapshotQuery also counts the children, and finds out about the archive.
 const snapshotQuery = "SELECT " + snapshotColumns + `, (SELECT COUNT(*) FROM sandboxes b
-	WHERE b.tenant = s.tenant AND b.origin = s.id AND b.origin <> '' AND b.state <> 'gone') FROM snapshots s WHERE `
+	WHERE b.tenant = s.tenant AND b.origin = s.id AND b.origin <> '' AND b.state <> 'gone'),
+	archive, version, digest, stored, problem, COALESCE((SELECT encrypted FROM archives a WHERE a.id = s.archive), 0)
+	FROM snapshots s WHERE `
 
 func scanSnapshot(row scanner) (s Snapshot, err error) {
 	var owner, parent, labels, spec string
-	var ready, memory, created int64
+	var ready, memory, created, encrypted int64
+	at := &s.Archived
 	err = row.Scan(&s.ID, &s.Tenant, &s.Name, &owner, &ready, &memory, &s.Engine, &s.Size, &parent, &s.ParentName,
-		&s.Provider, &s.Node, &s.Image, &labels, &spec, &created, &s.Children)
+		&s.Provider, &s.Node, &s.Image, &labels, &spec, &created, &s.Children,
+		&at.Archive, &at.Version, &at.Digest, &at.Stored, &s.Problem, &encrypted)
 	if err != nil {
 		return s, err
 	}
+	at.Encrypted = encrypted != 0
 	s.Owner, s.Parent, s.Ready, s.Memory, s.Created = sandbox.ID(owner), sandbox.ID(parent), ready != 0, memory != 0, timeOf(created)
 	if s.Labels, err = parseLabels(labels); err != nil {
 		return s, err

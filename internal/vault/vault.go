@@ -126,6 +126,7 @@ func (s *Snapshots) Use(ctx context.Context, id string) (dir string, release fun
 		release()
 		return "", nil, err
 	}
+	s.touch(id)
 	return filepath.Join(s.kept(id), filesDir), release, nil
 }
 

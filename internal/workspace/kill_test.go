@@ -81,8 +81,18 @@ func dieAtStep() {
 		fail(err)
 		_, err = w.Persist(ctx, root, workspace.PersistOptions{Base: latest.Number, Cache: os.Getenv("WORKSPACE_TEST_CACHE")})
 		fail(err)
+	case "append":
+		root, err := os.OpenRoot(os.Getenv("WORKSPACE_TEST_DIR"))
+		fail(err)
+		_, err = w.Append(ctx, root, "")
+		fail(err)
 	case "prune":
 		_, err = w.Prune(ctx, workspace.Keep{Last: 1})
+		fail(err)
+	case "forget":
+		latest, err := w.Latest(ctx)
+		fail(err)
+		_, err = w.Forget(ctx, func(v workspace.Version) bool { return v.Number == latest.Number })
 		fail(err)
 	}
 	os.Exit(0)
@@ -109,7 +119,7 @@ func (f *fixture) doomed(blobs, do string, step int) (survived bool) {
 // Killed at every single step, persisting leaves the last good version or the
 // new one, and pruning afterwards leaves nothing that does not belong there.
 func TestKilled(t *testing.T) {
-	for _, do := range []string{"persist", "prune"} {
+	for _, do := range []string{"persist", "append", "prune", "forget"} {
 		t.Run(do, func(t *testing.T) {
 			blobs := t.TempDir()
 			store, err := blob.OpenDir(blobs)
@@ -122,7 +132,7 @@ func TestKilled(t *testing.T) {
 				f.write(fmt.Sprintf("more%d", step%5), fmt.Sprint("content ", step))
 				f.persist()
 				before := describe(t, f.dir)
-				if do == "persist" {
+				if do == "persist" || do == "append" {
 					f.write("counter", fmt.Sprintf("at step %d", step))
 				}
 				survived := f.doomed(blobs, do, step)

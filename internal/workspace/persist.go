@@ -30,6 +30,8 @@ type PersistOptions struct {
 	// It is made, replaced, and ignored if it does not fit. Empty: none.
 	Cache  string
 	Limits Limits
+
+	always bool // a new version, even if nothing has changed
 }
 
 // Persist makes the state of a directory the newest version, and returns it. If
@@ -55,6 +57,23 @@ func (w *Workspace) Persist(ctx context.Context, root *os.Root, opts PersistOpti
 	return v, err
 }
 
+// Append keeps a directory that has nothing to do with the versions that there
+// are as a version of its own, whoever else adds some at the same time. Equal
+// content is stored once all the same.
+func (w *Workspace) Append(ctx context.Context, root *os.Root, note string) (Version, error) {
+	for {
+		head, err := w.head(ctx)
+		if err != nil {
+			return Version{}, err
+		}
+		v, err := w.persist(ctx, root, head, PersistOptions{Note: note, always: true})
+		if sandbox.CodeOf(err) != sandbox.CodeConflict {
+			return v, err
+		}
+		// Somebody was faster, which is progress, so that this ends.
+	}
+}
+
 func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, opts PersistOptions) (Version, error) {
 	if err := w.chunks.Load(ctx, head.Packs); err != nil {
 		return Version{}, err
@@ -71,7 +90,7 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 		return Version{}, firstKnown(closeErr, err)
 	}
 	saveCache(opts.Cache, w.ID(), p.remember())
-	if latest := head.latest(); bytes.Equal(latest.Root, encoded) {
+	if latest := head.latest(); !opts.always && bytes.Equal(latest.Root, encoded) {
 		return latest, nil
 	}
 	if opts.Unchanged {

@@ -34,6 +34,25 @@ const (
 // disturbed: a Persist that began before starts anew. A Prune that was killed
 // is finished by the next one.
 func (w *Workspace) Prune(ctx context.Context, keep Keep) (Pruned, error) {
+	return w.prune(ctx, keep.split)
+}
+
+// Forget is Prune for versions that are told apart by what they are, the newest
+// among them. Those that keep returns true of stay.
+func (w *Workspace) Forget(ctx context.Context, keep func(Version) bool) (Pruned, error) {
+	return w.prune(ctx, func(all []Version) (kept []Version, dropped []int) {
+		for _, v := range all {
+			if keep(v) {
+				kept = append(kept, v)
+			} else {
+				dropped = append(dropped, v.Number)
+			}
+		}
+		return kept, dropped
+	})
+}
+
+func (w *Workspace) prune(ctx context.Context, split func([]Version) (kept []Version, dropped []int)) (Pruned, error) {
 	head, err := w.head(ctx)
 	if err != nil {
 		return Pruned{}, err
@@ -43,7 +62,7 @@ func (w *Workspace) Prune(ctx context.Context, keep Keep) (Pruned, error) {
 	}
 	next := head.next()
 	var dropped []int
-	next.Versions, dropped = keep.split(next.Versions)
+	next.Versions, dropped = split(next.Versions)
 	live, err := w.live(ctx, next.Versions)
 	if err != nil {
 		return Pruned{}, err

@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -30,6 +32,13 @@ type Version struct {
 	Skipped int64     `json:"skipped"` // sockets and device nodes, which are not kept
 
 	Root []byte `json:"root"` // the encoding of a directory whose only entry is the top
+}
+
+// Digest names the content of the version, in hexadecimal: all files with their
+// names and attributes. Restoring it elsewhere changes none of that.
+func (v Version) Digest() string {
+	sum := sha256.Sum256(v.Root)
+	return hex.EncodeToString(sum[:])
 }
 
 // record is the whole state of a workspace after one change: which versions

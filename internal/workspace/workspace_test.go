@@ -594,3 +594,64 @@ func TestS3(t *testing.T) {
 		t.Errorf("%s is left", info.Key)
 	}
 }
+
+// Directories that have nothing to do with each other become versions side by
+// side, whoever else adds some, and are told apart when some are forgotten.
+func TestAppendAndForget(t *testing.T) {
+	f := newFixture(t, testKey)
+	f.write("f", "one")
+	root, err := os.OpenRoot(f.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	var group sync.WaitGroup
+	made := make([]workspace.Version, 6)
+	for i := range made {
+		group.Go(func() {
+			w, err := workspace.Open(context.Background(), f.blobs, testKey)
+			if err == nil {
+				made[i], err = w.Append(context.Background(), root, fmt.Sprint("box ", i))
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	numbers := map[int]bool{}
+	for _, v := range made {
+		numbers[v.Number] = true
+		if v.Digest() != made[0].Digest() {
+			t.Errorf("equal content has two digests: %s, %s", v.Digest(), made[0].Digest())
+		}
+	}
+	if len(numbers) != len(made) {
+		t.Errorf("%d versions of %d", len(numbers), len(made))
+	}
+	f.write("f", "two")
+	last, err := f.w.Append(t.Context(), root, "last")
+	if err != nil || last.Digest() == made[0].Digest() {
+		t.Fatalf("%v, other content has the same digest", err)
+	}
+	done, err := f.w.Forget(t.Context(), func(v workspace.Version) bool { return v.Note == "box 3" })
+	if err != nil || len(done.Versions) != len(made) {
+		t.Fatalf("%+v %v", done, err)
+	}
+	if all, err := f.w.History(t.Context()); err != nil || len(all) != 1 || all[0].Number != made[3].Number {
+		t.Errorf("%+v %v", all, err)
+	}
+	if text, err := os.ReadFile(filepath.Join(f.restore(made[3].Number), "f")); err != nil || string(text) != "one" {
+		t.Errorf("%q %v", text, err)
+	}
+	// Nothing at all may be left, and it goes on from there.
+	if _, err := f.w.Forget(t.Context(), func(workspace.Version) bool { return false }); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := f.w.Verify(t.Context(), true); err != nil || r.Versions != 0 || r.Chunks != 0 {
+		t.Errorf("%+v %v", r, err)
+	}
+	if again, err := f.w.Append(t.Context(), root, "again"); err != nil || again.Digest() != last.Digest() {
+		t.Errorf("%+v %v", again, err)
+	}
+}

@@ -223,11 +223,7 @@ func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin
 		made, err := p.control.Create(ctx, req)
 		return made, driver.Restored{}, err
 	}
-	keeper, err := p.keeper()
-	if err != nil {
-		return nil, driver.Restored{}, err
-	}
-	dir, release, err := keeper.Use(ctx, origin)
+	dir, release, err := p.useSnapshot(ctx, origin)
 	if err != nil {
 		return nil, driver.Restored{}, err
 	}

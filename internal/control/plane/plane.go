@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/vault/archive"
 	"github.com/atoll-run/atoll/internal/workspace/shelf"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -54,6 +55,12 @@ type Config struct {
 	// run. Without Snapshots nothing can be kept or copied.
 	Snapshots    Snapshots
 	Environments Environments
+	// Archive keeps named snapshots in the blob store, encrypted unless
+	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on
+	// this machine may take. Nil: they stay on this machine.
+	Archive        *archive.Archive
+	PlainSnapshots bool
+	SnapshotCache  int64
 	// Sealer keeps the values of secrets. Nil: none are kept.
 	Sealer *secret.Sealer
 	// Sources reads secrets that are kept outside. Nil: there are none.
@@ -92,6 +99,7 @@ type Plane struct {
 	watched    sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
 	making     flights[sandbox.ID]
 	writing    flights[string] // snapshots without a sandbox that answers for them
+	archive    archiving
 	uses       uses
 	due        due
 	conns      connCount
@@ -116,7 +124,7 @@ func New(cfg Config) *Plane {
 	if cfg.Passes == nil {
 		cfg.Passes = key.NewPasses(key.NewPassKey())
 	}
-	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1)}
+	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving()}
 	p.life, p.stop = context.WithCancel(context.Background())
 	cfg.Control.Guard, cfg.Control.Workspaces = p.guard, cfg.Workspaces != nil
 	p.control = control.New(cfg.Control)

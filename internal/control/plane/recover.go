@@ -199,9 +199,14 @@ func (p *Plane) sweepSnapshots(ctx context.Context) error {
 	}
 	var failed []error
 	for _, id := range there {
-		if !wanted[id] && !p.writing.has(id) {
-			failed = append(failed, p.cfg.Snapshots.Remove(ctx, id))
+		if wanted[id] || p.writing.has(id) {
+			continue
 		}
+		cached, err := p.isArchived(ctx, id) // of another node
+		if err == nil && !cached {
+			err = p.cfg.Snapshots.Remove(ctx, id)
+		}
+		failed = append(failed, err)
 	}
 	return errors.Join(failed...)
 }

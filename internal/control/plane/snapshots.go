@@ -25,18 +25,35 @@ type SnapshotRequest struct {
 	Name   string // empty: its id
 	Memory bool   // processes and their memory too
 	Labels map[string]string
+	Save   bool // return when it is in the blob store too
 }
 
 // Snapshot writes the state of a sandbox down under a name. One that runs goes
-// on; one that was put to disk is copied from there.
+// on; one that was put to disk is copied from there. Sandboxes can be made of it
+// at once on this node, and on others when it is in the blob store.
 func (p *Plane) Snapshot(ctx context.Context, ref string, req SnapshotRequest) (store.Snapshot, error) {
+	if req.Save && p.cfg.Archive == nil {
+		return store.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: opSnapshot, Message: "this daemon has no blob store"}
+	}
+	s, err := p.snapshotTurn(ctx, ref, req)
+	defer p.archive.soon()
+	if err != nil || !req.Save {
+		return s, named(opSnapshot, err)
+	}
+	if err := p.save(ctx, s.ID); err != nil {
+		return s, named(opSnapshot, err)
+	}
+	s, err = p.findSnapshot(ctx, s.Tenant, s.ID)
+	return s, named(opSnapshot, err)
+}
+
+func (p *Plane) snapshotTurn(ctx context.Context, ref string, req SnapshotRequest) (store.Snapshot, error) {
 	t, err := p.turn(ctx, ref, opSnapshot, lifecycle.Snapshot)
 	if err != nil {
-		return store.Snapshot{}, named(opSnapshot, err)
+		return store.Snapshot{}, err
 	}
 	defer t.release()
-	s, err := p.snapshot(ctx, t, req)
-	return s, named(opSnapshot, err)
+	return p.snapshot(ctx, t, req)
 }
 
 func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (store.Snapshot, error) {
@@ -183,11 +200,12 @@ func (p *Plane) RemoveSnapshot(ctx context.Context, ref string) error {
 // between is swept.
 func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
 	if p.writing.has(s.ID) {
-		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being written", Hint: "try again"}
 	}
 	if err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
 		return err
 	}
+	p.archive.forget(s.ID, s.Tenant)
 	if err := p.cfg.Fault("snapshot.forgotten"); err != nil {
 		return err
 	}
@@ -243,8 +261,11 @@ func (p *Plane) origin(ctx context.Context, tenant string, spec sandbox.Spec) (_
 		return spec, "", err
 	case !s.Ready:
 		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
-	case s.Node != p.cfg.Node:
-		return spec, "", &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine"}
+	case s.Node != p.cfg.Node && s.Archived.Archive == "":
+		return spec, "", &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
+			Hint: "try again when it is saved; see: atoll snapshot inspect " + s.Name,
+		}
 	}
 	spec.Snapshot, spec.Image = "", s.Spec.Image
 	spec.User, spec.Workdir = cmp.Or(spec.User, s.Spec.User), cmp.Or(spec.Workdir, s.Spec.Workdir)

@@ -30,6 +30,9 @@ type Snapshots interface {
 	Remove(ctx context.Context, id string) error
 	// List returns the ids of what is there, drafts too.
 	List() ([]string, error)
+	// Trim removes what was not used for longest of that which spare returns
+	// true of and nobody uses, until the rest of it has at most so many bytes.
+	Trim(ctx context.Context, most int64, spare func(id string) bool) error
 }
 
 // Environments keeps what sandboxes were made with that may be secret.

@@ -166,6 +166,7 @@ type SnapshotRequest struct {
 	Name   string            `json:"name,omitempty" maxLength:"63" doc:"unique among your snapshots; its id if it is left out"`
 	Memory bool              `json:"memory,omitempty" doc:"processes and their memory too, not only files"`
 	Labels map[string]string `json:"labels,omitempty"`
+	Save   bool              `json:"save,omitempty" doc:"answer when it is in the blob store too; else it is saved after the answer"`
 }
 
 // Snapshot is the state of a sandbox at a point in time.
@@ -175,6 +176,10 @@ type Snapshot struct {
 	Ready      bool              `json:"ready" doc:"false while it is being made"`
 	Memory     bool              `json:"memory" doc:"it holds processes and their memory too"`
 	Size       int64             `json:"size" doc:"bytes"`
+	Saved      bool              `json:"saved" doc:"it is in the blob store, from which any daemon that shares it makes sandboxes"`
+	Stored     int64             `json:"stored,omitempty" doc:"bytes that the blob store grew by"`
+	Encrypted  bool              `json:"encrypted,omitempty" doc:"it is encrypted there"`
+	Problem    string            `json:"problem,omitempty" doc:"what keeps it from being saved"`
 	Engine     string            `json:"engine,omitempty" doc:"what wrote it; memory is restored by exactly that only"`
 	Parent     string            `json:"parent" doc:"id of the sandbox it was taken of"`
 	ParentName string            `json:"parentName"`

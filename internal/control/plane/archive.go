@@ -1,0 +1,360 @@
+package plane
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/vault/archive"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// DefaultSnapshotCache is how many bytes the copies of saved snapshots may take
+// on this machine, unless somebody says otherwise.
+const DefaultSnapshotCache = 16 << 30
+
+// How often what could not be saved is tried again, and how often the archives
+// are looked through for what other daemons left there.
+const (
+	archivePeriod = time.Minute
+	sweepPeriod   = time.Hour
+)
+
+// archiving is what the plane knows of the saving of snapshots.
+type archiving struct {
+	locks   locks // by snapshot: saving and fetching
+	wake    chan struct{}
+	mu      sync.Mutex
+	running map[string]context.CancelFunc // savings under way, by snapshot
+	broken  map[string]bool               // snapshots that cannot be saved, whatever is done
+	dirty   map[string]bool               // tenants of whom something was removed
+}
+
+func newArchiving() archiving {
+	return archiving{
+		wake: make(chan struct{}, 1), running: map[string]context.CancelFunc{}, broken: map[string]bool{}, dirty: map[string]bool{},
+	}
+}
+
+// soon has WatchArchive look what is to be done.
+func (a *archiving) soon() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// begin makes a saving one that stop ends.
+func (a *archiving) begin(ctx context.Context, id string) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.running[id] = cancel
+	return ctx, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		delete(a.running, id)
+		cancel()
+	}
+}
+
+// forget ends the saving of a snapshot that is being removed, and has its
+// tenant's archives swept.
+func (a *archiving) forget(id, tenant string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if cancel := a.running[id]; cancel != nil {
+		cancel()
+	}
+	delete(a.broken, id)
+	a.dirty[tenant] = true
+	a.soon()
+}
+
+// isBroken reports whether a snapshot cannot be saved; with mark it cannot from
+// now on.
+func (a *archiving) isBroken(id string, mark bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if mark {
+		a.broken[id] = true
+	}
+	return a.broken[id]
+}
+
+// takeDirty returns the tenants whose archives are to be swept.
+func (a *archiving) takeDirty() map[string]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	dirty := a.dirty
+	a.dirty = map[string]bool{}
+	return dirty
+}
+
+// WatchArchive saves named snapshots in the blob store, one after the other,
+// removes there what no record wants, and keeps the copies on this machine
+// within their bound, until ctx ends.
+func (p *Plane) WatchArchive(ctx context.Context) {
+	if p.cfg.Archive == nil || p.cfg.Snapshots == nil {
+		return
+	}
+	var swept time.Time // never: an earlier daemon may have left something
+	for ctx.Err() == nil {
+		all := time.Since(swept) > sweepPeriod
+		if all {
+			swept = time.Now()
+		}
+		for _, err := range []error{p.saveAll(ctx), p.sweepArchives(ctx, all), p.trimCopies(ctx)} {
+			if ctx.Err() == nil {
+				p.note(err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-p.archive.wake:
+		case <-time.After(archivePeriod):
+		}
+	}
+}
+
+// saveAll saves what this node has and the archives have not.
+func (p *Plane) saveAll(ctx context.Context) error {
+	const batch = 100
+	var failed []error
+	for after := ""; ; {
+		part, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			return tx.Operator().Unsaved(ctx, p.cfg.Node, after, batch)
+		})
+		if err != nil {
+			return errors.Join(append(failed, err)...)
+		}
+		for _, s := range part {
+			if !p.archive.isBroken(s.ID, false) {
+				failed = append(failed, p.save(ctx, s.ID))
+			}
+		}
+		if len(part) < batch || ctx.Err() != nil {
+			return errors.Join(failed...)
+		}
+		after = part[len(part)-1].ID
+	}
+}
+
+// save copies a snapshot into its tenant's archive, and records that. One that
+// is there, or is removed meanwhile, is success.
+func (p *Plane) save(ctx context.Context, id string) error {
+	keeper, err := p.keeper()
+	if err != nil {
+		return err
+	}
+	release, err := p.archive.locks.take(ctx, sandbox.ID(id))
+	if err != nil {
+		return err
+	}
+	defer release()
+	saving, end := p.archive.begin(ctx, id)
+	defer end()
+	s, err := store.Read(saving, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(saving, id) })
+	if err == nil && s.Archived.Archive == "" {
+		err = p.saveLocked(saving, keeper, &s)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case saving.Err() != nil, sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		return nil // it was removed; what is left of it is swept
+	case err != nil:
+		p.blame(ctx, &s, err)
+	}
+	return err
+}
+
+func (p *Plane) saveLocked(ctx context.Context, keeper Snapshots, s *store.Snapshot) error {
+	dir, done, err := keeper.Use(ctx, s.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	set, err := p.archiveOf(ctx, s.Tenant)
+	if err != nil {
+		return err
+	}
+	if err := p.cfg.Fault("save.begun"); err != nil {
+		return err
+	}
+	at, err := p.cfg.Archive.Save(ctx, set, s.ID, dir)
+	if err != nil {
+		return err
+	}
+	if err := p.cfg.Fault("save.stored"); err != nil {
+		return err
+	}
+	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		return tx.ArchiveSnapshot(ctx, s.Tenant, s.ID, store.Archived{
+			Archive: set.ID, Encrypted: set.Encrypted, Version: at.Version, Digest: at.Digest, Stored: at.Stored,
+		})
+	})
+	return firstError(err, p.cfg.Fault("save.recorded"))
+}
+
+// blame records what keeps a snapshot from being saved. Damage is found once; it
+// does not heal.
+func (p *Plane) blame(ctx context.Context, s *store.Snapshot, why error) {
+	p.archive.isBroken(s.ID, sandbox.CodeOf(why) == sandbox.CodeInvalid)
+	problem := "it could not be saved: " + string(sandbox.CodeOf(why))
+	var known *sandbox.Error
+	if errors.As(why, &known) {
+		problem += ", " + known.Message
+	}
+	if s.Problem == problem {
+		return
+	}
+	p.note(p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
+}
+
+// archiveOf returns what a tenant's new snapshots are saved in.
+func (p *Plane) archiveOf(ctx context.Context, tenant string) (archive.Set, error) {
+	a, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Archive, error) {
+		return tx.EnsureArchive(ctx, store.Archive{
+			ID: "ar-" + strings.ToLower(rand.Text()[:16]), Tenant: tenant, Encrypted: !p.cfg.PlainSnapshots,
+		})
+	})
+	return archive.Set{ID: a.ID, Encrypted: a.Encrypted}, err
+}
+
+// sweepArchives removes from the archives what no record wants: of all tenants,
+// or of those only who removed something.
+func (p *Plane) sweepArchives(ctx context.Context, all bool) error {
+	dirty := p.archive.takeDirty()
+	if !all && len(dirty) == 0 {
+		return nil
+	}
+	archives, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Archive, error) { return tx.Operator().Archives(ctx) })
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, a := range archives {
+		if !all && !dirty[a.Tenant] {
+			continue
+		}
+		if err := p.sweepArchive(ctx, a, all); err != nil {
+			p.archive.mu.Lock()
+			p.archive.dirty[a.Tenant] = true // the next round tries again
+			p.archive.mu.Unlock()
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// sweepArchive removes from one archive what no record wants, and with rubbish
+// what killed daemons left too.
+func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool) error {
+	set := archive.Set{ID: a.ID, Encrypted: a.Encrypted}
+	there, err := p.cfg.Archive.List(ctx, set) // before the records, which are older than what is saved
+	if err != nil {
+		return err
+	}
+	var unwanted []int
+	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+		unwanted = nil
+		for _, k := range there {
+			s, err := tx.Operator().Snapshot(ctx, k.Note)
+			if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
+				return err
+			}
+			// Of one that is being saved it is not recorded yet where it is.
+			at := s.Archived
+			if err != nil || at.Archive != "" && (at.Archive != a.ID || at.Version != k.Version) {
+				unwanted = append(unwanted, k.Version)
+			}
+		}
+		return nil
+	})
+	if err != nil || len(unwanted) == 0 && !rubbish {
+		return err
+	}
+	if err := p.cfg.Fault("sweep.begun"); err != nil {
+		return err
+	}
+	return firstError(p.cfg.Archive.Sweep(ctx, set, unwanted), p.cfg.Fault("sweep.done"))
+}
+
+// trimCopies keeps what could be fetched again within its bound.
+func (p *Plane) trimCopies(ctx context.Context) error {
+	err := p.cfg.Snapshots.Trim(ctx, p.cfg.SnapshotCache, func(id string) bool {
+		cached, err := p.isArchived(ctx, id)
+		return err == nil && cached
+	})
+	return firstError(err, p.cfg.Fault("trim.done"))
+}
+
+// isArchived reports whether a snapshot is in an archive.
+func (p *Plane) isArchived(ctx context.Context, id string) (bool, error) {
+	s, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return false, nil
+	}
+	return err == nil && s.Archived.Archive != "", err
+}
+
+// useSnapshot returns the directory of a named snapshot, until release is
+// called. If it is not here, or damaged, it is fetched.
+func (p *Plane) useSnapshot(ctx context.Context, id string) (dir string, release func(), err error) {
+	keeper, err := p.keeper()
+	if err != nil {
+		return "", nil, err
+	}
+	dir, release, err = keeper.Use(ctx, id)
+	code := sandbox.CodeOf(err)
+	if err == nil || p.cfg.Archive == nil || code != sandbox.CodeNotFound && code != sandbox.CodeInvalid {
+		return dir, release, err
+	}
+	s, readErr := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
+	if readErr != nil || s.Archived.Archive == "" {
+		return "", nil, err
+	}
+	unlock, err := p.archive.locks.take(ctx, sandbox.ID(id))
+	if err != nil {
+		return "", nil, err
+	}
+	defer unlock()
+	if dir, release, err = keeper.Use(ctx, id); err == nil {
+		return dir, release, nil // somebody else fetched it
+	}
+	if err := p.fetch(ctx, keeper, &s); err != nil {
+		return "", nil, err
+	}
+	return keeper.Use(ctx, id)
+}
+
+// fetch replaces the copy of a snapshot by what is in the archive.
+func (p *Plane) fetch(ctx context.Context, keeper Snapshots, s *store.Snapshot) error {
+	defer p.writing.begin(s.ID)()
+	if err := keeper.Remove(ctx, s.ID); err != nil { // what is damaged
+		return err
+	}
+	dir, err := keeper.Draft(s.ID)
+	if err != nil {
+		return err
+	}
+	at := s.Archived
+	err = p.cfg.Archive.Load(ctx, archive.Set{ID: at.Archive, Encrypted: at.Encrypted}, archive.Place{Version: at.Version, Digest: at.Digest}, dir)
+	if fault := p.cfg.Fault("fetch.loaded"); fault != nil {
+		return fault
+	}
+	if err == nil {
+		_, err = keeper.Keep(ctx, s.ID)
+	}
+	if err != nil {
+		p.drop(ctx, s.ID)
+		return err
+	}
+	p.archive.soon() // others may have to make room
+	return nil
+}

@@ -1,0 +1,286 @@
+package daemon_test
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// passing is a fault that does no harm, and tells when a point is passed.
+func passing(point string) (fault func(string) error, passed <-chan struct{}) {
+	c := make(chan struct{}, 1000)
+	return func(at string) error {
+		if at == point {
+			c <- struct{}{}
+		}
+		return nil
+	}, c
+}
+
+// packs lists what the snapshots in a directory of blobs consist of.
+func packs(t *testing.T, blobs string) (all []string) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(blobs, "snapshots"), func(path string, d fs.DirEntry, err error) error {
+		if os.IsNotExist(err) {
+			return nil // removed meanwhile
+		}
+		if err == nil && d.Type().IsRegular() && strings.Contains(path, "/packs/") {
+			all = append(all, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// saved makes a snapshot and waits until it is in the blob store.
+func saved(t *testing.T, s *atoll.Sandbox, name string) atoll.Snapshot {
+	t.Helper()
+	snap, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: name, Save: true})
+	if err != nil || !snap.Saved || snap.Stored == 0 || snap.Problem != "" {
+		t.Fatalf("%+v %v", snap, err)
+	}
+	return snap
+}
+
+// lose removes a machine's own copy of a snapshot.
+func lose(t *testing.T, m *daemontest.Machine, id string) {
+	t.Helper()
+	if err := os.RemoveAll(filepath.Join(m.Dir, "snapshots", id)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Two daemons that share a database, a blob store and a key make sandboxes of
+// each other's snapshots. A copy that was fetched survives a restart, and goes
+// with the snapshot, on all machines and in the store.
+func TestSnapshotElsewhere(t *testing.T) {
+	address, blobs := storetest.Postgres(t), t.TempDir()
+	m1, m2 := daemontest.New(t), daemontest.New(t)
+	fault, swept := passing("sweep.done")
+	with := func(o *daemon.Options) { o.Store, o.Blobs, o.Fault = address, blobs, fault }
+	c1 := daemontest.Client(t, m1.Start(t, with))
+	key, err := os.ReadFile(filepath.Join(m1.Dir, "workspace.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(m2.Dir, "workspace.key"), key, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d2 := m2.Start(t, with)
+
+	s := create(t, c1, sandbox.Spec{Name: "one"})
+	shell(t, s, "echo far > /f")
+	snap := saved(t, s, "before")
+	if !snap.Encrypted {
+		t.Error("it is not encrypted")
+	}
+	if out := shell(t, create(t, daemontest.Client(t, d2), sandbox.Spec{Name: "two", Snapshot: "before"}), "cat /f"); out != "far\n" {
+		t.Errorf("%q", out)
+	}
+	if err := d2.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d2 = m2.Start(t, with) // it reconciles
+	copied := filepath.Join(m2.Dir, "snapshots", snap.ID)
+	if _, err := os.Stat(copied); err != nil {
+		t.Errorf("the copy is gone: %v", err)
+	}
+	lose(t, m1, snap.ID)
+	if out := shell(t, create(t, c1, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "far\n" {
+		t.Errorf("%q", out)
+	}
+	if err := daemontest.Client(t, d2).RemoveSnapshot(t.Context(), "before"); err != nil {
+		t.Fatal(err)
+	}
+	for len(packs(t, blobs)) > 0 {
+		<-swept
+	}
+	if _, err := os.Stat(copied); err == nil {
+		t.Error("the copy outlived the snapshot")
+	}
+}
+
+// A daemon with another key than the one that saved a snapshot says what is
+// missing, and starts nothing.
+func TestSnapshotOfAnotherKey(t *testing.T) {
+	m := daemontest.New(t)
+	first := m.Start(t, nil)
+	snap := saved(t, create(t, daemontest.Client(t, first), sandbox.Spec{Name: "one"}), "before")
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	lose(t, m, snap.ID)
+	if err := os.Remove(filepath.Join(m.Dir, "workspace.key")); err != nil {
+		t.Fatal(err)
+	}
+	c := daemontest.Client(t, m.Start(t, nil))
+	_, err := c.Create(t.Context(), sandbox.Spec{Name: "two", Snapshot: "before"}, atoll.CreateOptions{})
+	wantCode(t, err, sandbox.CodeDenied)
+	if !strings.Contains(err.Error(), "another key") {
+		t.Errorf("%v", err)
+	}
+	if len(running(t, m)) != 1 {
+		t.Error("something was started")
+	}
+}
+
+// What is damaged on the machine is fetched again; what is damaged in the blob
+// store too, or is another's, is found before anything starts.
+func TestSnapshotDamage(t *testing.T) {
+	truncate := func(path string) error { return os.Truncate(path, 100) }
+	flip := func(path string) error {
+		data, err := os.ReadFile(path)
+		if err == nil {
+			data[len(data)/3] ^= 1
+			err = os.WriteFile(path, data, 0o600)
+		}
+		return err
+	}
+	for what, damage := range map[string]func(string) error{"truncated": truncate, "changed": flip, "missing": os.Remove} {
+		for _, plain := range []bool{false, true} {
+			t.Run(what, func(t *testing.T) {
+				m := daemontest.New(t)
+				c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.PlainSnapshots = plain }))
+				s := create(t, c, sandbox.Spec{Name: "one"})
+				shell(t, s, "echo whole > /f")
+				snap := saved(t, s, "before")
+				if snap.Encrypted == plain {
+					t.Errorf("encrypted: %v", snap.Encrypted)
+				}
+				local, err := filepath.Glob(filepath.Join(m.Dir, "snapshots", snap.ID, "files", "*"))
+				if err != nil || len(local) == 0 {
+					t.Fatal(local, err)
+				}
+				if err := os.Truncate(local[0], 3); err != nil {
+					t.Fatal(err)
+				}
+				if out := shell(t, create(t, c, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "whole\n" {
+					t.Errorf("%q", out)
+				}
+				for _, pack := range packs(t, filepath.Join(m.Dir, "blobs")) {
+					if err := damage(pack); err != nil {
+						t.Fatal(err)
+					}
+				}
+				lose(t, m, snap.ID)
+				before := len(running(t, m))
+				_, err = c.Create(t.Context(), sandbox.Spec{Snapshot: "before"}, atoll.CreateOptions{})
+				wantCode(t, err, sandbox.CodeInvalid)
+				if len(running(t, m)) != before {
+					t.Error("something was started")
+				}
+			})
+		}
+	}
+}
+
+// Whoever may write to the blob store puts one snapshot in the place of
+// another: the database knows better. Without encryption that is all that
+// stands in the way.
+func TestSnapshotSwapped(t *testing.T) {
+	m := daemontest.New(t)
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.PlainSnapshots = true }))
+	s := create(t, c, sandbox.Spec{Name: "one"})
+	shell(t, s, "echo first > /f")
+	saved(t, s, "first")
+	shell(t, s, "echo second > /f")
+	second := saved(t, s, "second")
+	db := openSQL(t, filepath.Join(m.Dir, "atoll.db"))
+	if _, err := db.Exec("UPDATE snapshots SET version = (SELECT version FROM snapshots WHERE name = 'first') WHERE name = 'second'"); err != nil {
+		t.Fatal(err)
+	}
+	lose(t, m, second.ID)
+	_, err := c.Create(t.Context(), sandbox.Spec{Snapshot: "second"}, atoll.CreateOptions{})
+	wantCode(t, err, sandbox.CodeInvalid)
+	if !strings.Contains(err.Error(), "another one is in its place") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Copies of saved snapshots take no more than they may; what is gone from the
+// machine is fetched when it is used.
+func TestSnapshotCache(t *testing.T) {
+	m := daemontest.New(t)
+	fault, trimmed := passing("trim.done")
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.SnapshotCache, o.Fault = -1, fault }))
+	s := create(t, c, sandbox.Spec{Name: "one"})
+	shell(t, s, "echo small > /f")
+	snap := saved(t, s, "before")
+	local := filepath.Join(m.Dir, "snapshots", snap.ID)
+	for _, err := os.Stat(local); err == nil; _, err = os.Stat(local) {
+		<-trimmed
+	}
+	if out := shell(t, create(t, c, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "small\n" {
+		t.Errorf("%q", out)
+	}
+	if got, err := c.GetSnapshot(t.Context(), snap.ID); err != nil || !got.Saved {
+		t.Errorf("%+v %v", got, err)
+	}
+}
+
+// Wherever saving, fetching or sweeping is cut off, the next daemon goes on,
+// and nothing is left that no record wants.
+func TestArchiveCrashPoints(t *testing.T) {
+	for _, point := range []string{"save.begun", "save.stored", "save.recorded", "fetch.loaded", "snapshot.forgotten", "sweep.begun", "sweep.done"} {
+		t.Run(point, func(t *testing.T) {
+			m := daemontest.New(t)
+			died := make(chan struct{}, 100)
+			crash := crashAt(point)
+			first := m.Start(t, func(o *daemon.Options) {
+				o.Fault = func(at string) error {
+					err := crash(at)
+					if err != nil {
+						died <- struct{}{}
+					}
+					return err
+				}
+			})
+			c := daemontest.Client(t, first)
+			s := create(t, c, sandbox.Spec{Name: "one"})
+			shell(t, s, "echo kept > /f")
+			snap, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "before", Save: true})
+			if err == nil {
+				saved(t, s, "going")
+				lose(t, m, snap.ID)
+				_, err = c.Create(t.Context(), sandbox.Spec{Snapshot: "before"}, atoll.CreateOptions{})
+			}
+			if err == nil {
+				_ = c.RemoveSnapshot(t.Context(), "going") // the point may be in the background
+			}
+			<-died
+			if err := first.Close(); err != nil {
+				t.Fatal(err)
+			}
+			fault, swept := passing("sweep.done")
+			c = daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.Fault = fault }))
+			if out := shell(t, create(t, c, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "kept\n" {
+				t.Errorf("%q", out)
+			}
+			agree(t, m, c)
+			<-swept // the first round removes what was left
+			for s, err := range c.Snapshots(t.Context(), nil) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := c.RemoveSnapshot(t.Context(), s.ID); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for len(packs(t, filepath.Join(m.Dir, "blobs"))) > 0 {
+				<-swept
+			}
+			agree(t, m, c)
+		})
+	}
+}

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"context"
+)
+
+// Archive is the part of the blob store that the snapshots of a tenant share.
+type Archive struct {
+	ID        string // names it in the blob store; never reused
+	Tenant    string
+	Encrypted bool
+}
+
+// Archived says where in the blob store a snapshot is.
+type Archived struct {
+	Archive   string // empty: it is on its node only
+	Encrypted bool
+	Version   int    // its number there
+	Digest    string // of its content
+	Stored    int64  // bytes that the archive grew by
+}
+
+func scanArchive(row scanner) (a Archive, err error) {
+	var encrypted int64
+	err = row.Scan(&a.ID, &a.Tenant, &encrypted)
+	a.Encrypted = encrypted != 0
+	return a, err
+}
+
+// EnsureArchive returns the tenant's archive of a kind. If there is none yet,
+// it is the one that is given.
+func (tx *Tx) EnsureArchive(ctx context.Context, a Archive) (Archive, error) {
+	_, err := tx.exec(ctx, `INSERT INTO archives (id, tenant, encrypted, created) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (tenant, encrypted) DO NOTHING`, a.ID, a.Tenant, flag(a.Encrypted), nanos(tx.Now()))
+	if err != nil {
+		return Archive{}, err
+	}
+	found, err := scanArchive(tx.queryRow(ctx, "SELECT id, tenant, encrypted FROM archives WHERE tenant = $1 AND encrypted = $2", a.Tenant, flag(a.Encrypted)))
+	return found, missing(err, "archive", a.Tenant)
+}
+
+// Archives lists the archives of all tenants.
+func (o *Operator) Archives(ctx context.Context) ([]Archive, error) {
+	rows, err := o.tx.query(ctx, "SELECT id, tenant, encrypted FROM archives ORDER BY id")
+	return collect(rows, err, scanArchive)
+}
+
+// ArchiveSnapshot records that a snapshot is in the blob store too. One that was
+// forgotten meanwhile is CodeNotFound.
+func (tx *Tx) ArchiveSnapshot(ctx context.Context, tenant, id string, at Archived) error {
+	n, err := tx.exec(ctx, "UPDATE snapshots SET archive = $1, version = $2, digest = $3, stored = $4, problem = '' WHERE tenant = $5 AND id = $6",
+		at.Archive, at.Version, at.Digest, at.Stored, tenant, id)
+	return oneRow(n, err, "snapshot", id)
+}
+
+// BlameSnapshot records what keeps a snapshot from being saved.
+func (tx *Tx) BlameSnapshot(ctx context.Context, tenant, id, problem string) error {
+	_, err := tx.exec(ctx, "UPDATE snapshots SET problem = $1 WHERE tenant = $2 AND id = $3", problem, tenant, id)
+	return err
+}
+
+// Unsaved lists the finished named snapshots of a node that are in no archive,
+// of all tenants, by ID: at most limit with an ID after the given one.
+func (o *Operator) Unsaved(ctx context.Context, node, after string, limit int) ([]Snapshot, error) {
+	rows, err := o.tx.query(ctx, snapshotQuery+"s.node = $1 AND s.id > $2 AND s.archive = '' AND s.owner = '' AND s.ready = 1 ORDER BY s.id LIMIT $3",
+		node, after, limit)
+	return collect(rows, err, scanSnapshot)
+}

@@ -1,0 +1,212 @@
+// Package archive keeps snapshots in a blob store, for good and for all daemons
+// that share it. The snapshots of one owner are a set: pieces that several of
+// them have in common are stored once, compressed and, unless the set says
+// otherwise, encrypted.
+//
+// A set is a workspace, in the sense of package workspace, without a directory
+// that anybody works in: each snapshot is a version of its own, of which the
+// note says whose it is. So writing and removing have no lock, on one machine or on many, and
+// whoever is killed leaves the last good state and what the next [Archive.Sweep]
+// removes.
+//
+// Nothing that comes back is believed: a snapshot is as it was written, by the
+// digest that the caller kept elsewhere, or [Archive.Load] fails.
+package archive
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/workspace"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Archive keeps sets of snapshots. It may be used concurrently, by any number
+// of processes, and holds nothing that has to be closed.
+type Archive struct {
+	blobs blob.Store
+	key   []byte
+
+	mu   sync.Mutex
+	open map[string]*workspace.Workspace // what is known of their packs is not read again
+}
+
+// New returns an Archive in a part of a blob store. Key, of 32 bytes, encrypts
+// the sets that want to be.
+func New(blobs blob.Store, key []byte) *Archive {
+	return &Archive{blobs: blobs, key: key, open: map[string]*workspace.Workspace{}}
+}
+
+// Set names the snapshots that share their pieces.
+type Set struct {
+	ID        string // never used again for another one
+	Encrypted bool
+}
+
+// Place says where a snapshot is, and what it is.
+type Place struct {
+	Version int    // its number in the set
+	Digest  string // of its content, in hexadecimal
+	Stored  int64  // bytes that the set grew by
+}
+
+// Save adds a directory to a set, which is made if there is none. The note says
+// whose it is, for Sweep.
+func (a *Archive) Save(ctx context.Context, set Set, note, dir string) (Place, error) {
+	w, err := a.set(ctx, set)
+	if err != nil {
+		return Place{}, err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return Place{}, err
+	}
+	v, err := w.Append(ctx, root, note)
+	if err := errors.Join(err, root.Close()); err != nil {
+		return Place{}, named(err)
+	}
+	return Place{Version: v.Number, Digest: v.Digest(), Stored: v.Added}, nil
+}
+
+// Load writes a snapshot into an empty directory, and makes sure that it is the
+// one that was saved: any other is CodeInvalid. On an error the directory holds
+// rubbish.
+func (a *Archive) Load(ctx context.Context, set Set, at Place, dir string) error {
+	w, err := a.set(ctx, set)
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	v, err := w.Restore(ctx, at.Version, root)
+	if err := errors.Join(err, root.Close()); err != nil {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			return damaged("it is missing in the blob store")
+		}
+		return named(err)
+	}
+	if at.Version == 0 || v.Digest() != at.Digest {
+		return damaged("another one is in its place in the blob store")
+	}
+	return nil
+}
+
+// Kept is what a set has.
+type Kept struct {
+	Note    string
+	Version int
+}
+
+// List returns what is in a set. One that was never made has nothing.
+func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
+	w, err := a.find(ctx, set)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	versions, err := w.History(ctx)
+	if err != nil {
+		return nil, named(err)
+	}
+	all := make([]Kept, len(versions))
+	for i, v := range versions {
+		all[i] = Kept{v.Note, v.Number}
+	}
+	return all, nil
+}
+
+// Sweep removes the snapshots of a set that are named, and what killed
+// processes left. Another change at the same time is CodeConflict, and then
+// nothing was removed.
+func (a *Archive) Sweep(ctx context.Context, set Set, unwanted []int) error {
+	w, err := a.find(ctx, set)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	drop := make(map[int]bool, len(unwanted))
+	for _, n := range unwanted {
+		drop[n] = true
+	}
+	_, err = w.Forget(ctx, func(v workspace.Version) bool { return !drop[v.Number] })
+	return named(err)
+}
+
+// set opens a set, making it if there is none.
+func (a *Archive) set(ctx context.Context, set Set) (*workspace.Workspace, error) {
+	w, err := a.find(ctx, set)
+	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return w, err
+	}
+	_, err = workspace.Create(ctx, a.part(set), workspace.CreateOptions{ID: set.ID, Key: a.keyOf(set)})
+	if err != nil && sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+		return nil, named(err)
+	}
+	return a.find(ctx, set)
+}
+
+// find opens a set. None is CodeNotFound.
+func (a *Archive) find(ctx context.Context, set Set) (*workspace.Workspace, error) {
+	a.mu.Lock()
+	w := a.open[set.ID]
+	a.mu.Unlock()
+	if w != nil && w.Encrypted() == set.Encrypted {
+		return w, nil
+	}
+	w, err := workspace.Open(ctx, a.part(set), a.keyOf(set))
+	if err != nil {
+		return nil, named(err)
+	}
+	if w.ID() != set.ID {
+		return nil, damaged("another set is in its place in the blob store")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.open[set.ID] = w
+	return w, nil
+}
+
+func (a *Archive) part(set Set) blob.Store { return blob.Below(a.blobs, "snapshots/"+set.ID) }
+
+func (a *Archive) keyOf(set Set) []byte {
+	if set.Encrypted {
+		return a.key
+	}
+	return nil
+}
+
+func damaged(what string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeInvalid, Op: "snapshot", Message: "the snapshot is damaged: " + what,
+		Hint: "nothing was started from it; use another one",
+	}
+}
+
+// named says in the words of snapshots what the store of versions found.
+func named(err error) error {
+	var known *sandbox.Error
+	if !errors.As(err, &known) {
+		return err
+	}
+	own := *known
+	own.Op, own.Cause = "snapshot", err
+	switch own.Code {
+	case sandbox.CodeDenied:
+		own.Message = "the snapshot is encrypted with another key"
+		own.Hint = "daemons that share snapshots need the same workspace.key in their state directories"
+	case sandbox.CodeInvalid:
+		own.Message = "the snapshot is damaged: " + strings.TrimPrefix(own.Message, "the store is damaged: ")
+		own.Hint = "nothing was started from it; use another one"
+	}
+	return &own
+}

@@ -1,0 +1,265 @@
+package archive_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/blob/blobtest"
+	"github.com/atoll-run/atoll/internal/vault/archive"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(blobtest.Main(m)) }
+
+var (
+	testKey = bytes.Repeat([]byte{7}, 32)
+	sealed  = archive.Set{ID: "ar-sealed", Encrypted: true}
+	plain   = archive.Set{ID: "ar-plain"}
+)
+
+func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
+	t.Helper()
+	if err == nil || sandbox.CodeOf(err) != code {
+		t.Errorf("%s: %v, want %s", what, err, code)
+	}
+}
+
+// snapshot writes what one may look like: pages, of which some differ from
+// snapshot to snapshot, and files.
+func snapshot(t testing.TB, seed, pages int) string {
+	t.Helper()
+	dir := t.TempDir()
+	memory := make([]byte, pages*4096)
+	common := rand.NewChaCha8([32]byte{1})
+	for p := 0; p < pages; p += 2 { // every other page is empty, as much memory is
+		_, _ = common.Read(memory[p*4096:][:2048])
+	}
+	own := rand.NewChaCha8([32]byte{2, byte(seed)})
+	for p := pages / 2; p < pages/2+pages/50; p++ {
+		_, _ = own.Read(memory[p*4096:][:4096])
+	}
+	if err := os.WriteFile(filepath.Join(dir, "pages"), memory, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "files.tar"), []byte(fmt.Sprint("files of ", seed)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func same(t *testing.T, got, want string) {
+	t.Helper()
+	for _, name := range []string{"pages", "files.tar"} {
+		a, errA := os.ReadFile(filepath.Join(got, name))
+		b, errB := os.ReadFile(filepath.Join(want, name))
+		if errA != nil || errB != nil || !bytes.Equal(a, b) {
+			t.Errorf("%s is another: %v %v", name, errA, errB)
+		}
+	}
+}
+
+func stores(t *testing.T) map[string]blob.Store {
+	dir, err := blob.OpenDir(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket, err := blob.Open(t.Context(), blobtest.S3(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return map[string]blob.Store{"directory": dir, "S3": bucket}
+}
+
+func size(t testing.TB, blobs blob.Store) (total int64) {
+	t.Helper()
+	for info, err := range blobs.List(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += info.Size
+	}
+	return total
+}
+
+// Snapshots of one box share what they have in common; each comes back as it
+// was, also in another process; and what goes leaves nothing.
+func TestSaveLoadSweep(t *testing.T) {
+	for name, blobs := range stores(t) {
+		for _, set := range []archive.Set{sealed, plain} {
+			t.Run(name+" "+set.ID, func(t *testing.T) {
+				a := archive.New(blobs, testKey)
+				if all, err := a.List(t.Context(), set); err != nil || len(all) != 0 {
+					t.Errorf("%v %v", all, err)
+				}
+				if err := a.Sweep(t.Context(), set, nil); err != nil {
+					t.Errorf("sweeping what was never made: %v", err)
+				}
+				var dirs []string
+				var places []archive.Place
+				for i := range 5 {
+					dirs = append(dirs, snapshot(t, i, 4096))
+					at, err := a.Save(t.Context(), set, fmt.Sprint("sn-", i), dirs[i])
+					if err != nil {
+						t.Fatal(err)
+					}
+					places = append(places, at)
+				}
+				if first, later := places[0].Stored, places[4].Stored; later > first/3 || first > 16<<20 {
+					t.Errorf("the first takes %d bytes, a later one %d", first, later)
+				}
+				other := archive.New(blobs, testKey)
+				for i, at := range places {
+					into := t.TempDir()
+					if err := other.Load(t.Context(), set, at, into); err != nil {
+						t.Fatal(err)
+					}
+					same(t, into, dirs[i])
+				}
+				sweepAndLook(t, a, other, set, places, dirs)
+				if left := size(t, blob.Below(blobs, "snapshots/"+set.ID)); left > 4<<10 {
+					t.Errorf("%d bytes are left", left)
+				}
+			})
+		}
+	}
+}
+
+func sweepAndLook(t *testing.T, a, other *archive.Archive, set archive.Set, places []archive.Place, dirs []string) {
+	t.Helper()
+	if err := a.Sweep(t.Context(), set, []int{places[0].Version, places[4].Version}); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, "what is gone", other.Load(t.Context(), set, places[4], t.TempDir()), sandbox.CodeInvalid)
+	into := t.TempDir()
+	if err := other.Load(t.Context(), set, places[2], into); err != nil {
+		t.Fatal(err)
+	}
+	same(t, into, dirs[2])
+	all, err := other.List(t.Context(), set)
+	if err != nil || len(all) != 3 || all[0] != (archive.Kept{Note: "sn-1", Version: places[1].Version}) {
+		t.Errorf("%+v %v", all, err)
+	}
+	if err := other.Sweep(t.Context(), set, []int{places[1].Version, places[2].Version, places[3].Version}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNothingIsBelieved(t *testing.T) {
+	for name, blobs := range stores(t) {
+		t.Run(name, func(t *testing.T) {
+			a := archive.New(blobs, testKey)
+			one, err := a.Save(t.Context(), plain, "sn-1", snapshot(t, 1, 64))
+			if err != nil {
+				t.Fatal(err)
+			}
+			two, err := a.Save(t.Context(), plain, "sn-2", snapshot(t, 2, 64))
+			if err != nil {
+				t.Fatal(err)
+			}
+			swapped := archive.Place{Version: one.Version, Digest: two.Digest}
+			wantCode(t, "another one", a.Load(t.Context(), plain, swapped, t.TempDir()), sandbox.CodeInvalid)
+			wantCode(t, "none", a.Load(t.Context(), plain, archive.Place{}, t.TempDir()), sandbox.CodeInvalid)
+			wantCode(t, "into what is not empty", a.Load(t.Context(), plain, one, snapshot(t, 1, 1)), sandbox.CodeConflict)
+			if _, err := a.Save(t.Context(), sealed, "sn-3", snapshot(t, 3, 64)); err != nil {
+				t.Fatal(err)
+			}
+			_, err = archive.New(blobs, bytes.Repeat([]byte{8}, 32)).Save(t.Context(), sealed, "sn-4", snapshot(t, 3, 64))
+			wantCode(t, "another key", err, sandbox.CodeDenied)
+			// A set that is not encrypted, in the place of one that is.
+			move(t, blobs, "snapshots/ar-plain/", "snapshots/ar-sealed/")
+			wantCode(t, "a set in the place of another",
+				archive.New(blobs, testKey).Load(t.Context(), sealed, one, t.TempDir()), sandbox.CodeDenied)
+			wantCode(t, "and the other way round",
+				archive.New(blobs, testKey).Load(t.Context(), archive.Set{ID: "ar-sealed"}, one, t.TempDir()), sandbox.CodeInvalid)
+		})
+	}
+}
+
+// move puts blobs in the place of others.
+func move(t *testing.T, blobs blob.Store, from, to string) {
+	t.Helper()
+	for info, err := range blobs.List(t.Context(), from) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := blobs.Get(t.Context(), info.Key, 0, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		_ = r.Close() // all of it was read
+		if err == nil {
+			err = blobs.Put(t.Context(), to+info.Key[len(from):], bytes.NewReader(data), blob.PutOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What a snapshot costs, as multiples of copying the same bytes in the same
+// directory and waiting for the disk.
+func BenchmarkArchive(b *testing.B) {
+	const pages = 64 << 10 // 256 MiB
+	blobs, err := blob.OpenDir(b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	a := archive.New(blobs, testKey)
+	dirs := make([]string, 10)
+	for i := range dirs {
+		dirs[i] = snapshot(b, i, pages)
+	}
+	b.Run("copy", func(b *testing.B) {
+		b.SetBytes(pages * 4096)
+		for b.Loop() {
+			copySynced(b, filepath.Join(dirs[0], "pages"), filepath.Join(b.TempDir(), "pages"))
+		}
+	})
+	var places []archive.Place
+	b.Run("save", func(b *testing.B) {
+		b.SetBytes(pages * 4096)
+		for i := 0; b.Loop(); i++ {
+			at, err := a.Save(context.Background(), sealed, "sn", dirs[i%len(dirs)])
+			if err != nil {
+				b.Fatal(err)
+			}
+			places = append(places, at)
+		}
+		b.ReportMetric(float64(size(b, blobs))/float64(min(len(places), len(dirs))), "stored-bytes/snapshot")
+	})
+	b.Run("load", func(b *testing.B) {
+		b.SetBytes(pages * 4096)
+		for b.Loop() {
+			if err := a.Load(context.Background(), sealed, places[0], b.TempDir()); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func copySynced(b *testing.B, from, to string) {
+	in, err := os.Open(from)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer out.Close()
+	if _, err := io.Copy(out, in); err != nil {
+		b.Fatal(err)
+	}
+	if err := out.Sync(); err != nil {
+		b.Fatal(err)
+	}
+}
