@@ -24,19 +24,26 @@ func (a *App) e2bCmd() *cobra.Command {
 }
 
 func (a *App) e2bEnvCmd() *cobra.Command {
-	var asJSON bool
+	var asJSON, admin bool
 	cmd := &cobra.Command{
 		Use:   "env",
 		Short: "Show the environment in which E2B's SDKs find this daemon",
 		Long: `Env writes the variables that make E2B's SDKs for JavaScript and Python use the
 daemon, which has to run with --e2b. It makes an API key for them, unless
-$ATOLL_KEY has one.`,
+$ATOLL_KEY has one. The key allows to look, to run commands, and to make and
+change sandboxes, templates and volumes; with --admin, all there is in the
+tenant, secrets included.`,
 		Example: `  eval "$(atoll e2b env)"`,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.Flags().BoolVar(&admin, "admin", false, "make a key that allows everything in the tenant, as programs need that make secrets")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
-		vars, err := a.e2bEnv(ctx)
+		verbs := []string{"read", "exec", "write"}
+		if admin {
+			verbs = []string{"admin"}
+		}
+		vars, err := a.e2bEnv(ctx, verbs)
 		if err != nil {
 			return err
 		}
@@ -59,7 +66,7 @@ $ATOLL_KEY has one.`,
 
 // e2bEnv returns names and values in the order in which they are shown. No
 // value needs quotes.
-func (a *App) e2bEnv(ctx context.Context) ([][2]string, error) {
+func (a *App) e2bEnv(ctx context.Context, verbs []string) ([][2]string, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err
@@ -70,7 +77,7 @@ func (a *App) e2bEnv(ctx context.Context) ([][2]string, error) {
 	}
 	token, _ := a.LookupEnv("ATOLL_KEY")
 	if token == "" {
-		k, err := c.CreateKey(ctx, atoll.NewKey{Name: "e2b", Verbs: []string{"read", "exec", "write"}})
+		k, err := c.CreateKey(ctx, atoll.NewKey{Name: "e2b", Verbs: verbs})
 		if err != nil {
 			return nil, err
 		}
@@ -80,7 +87,7 @@ func (a *App) e2bEnv(ctx context.Context) ([][2]string, error) {
 	if place.Domain != "" {
 		vars = append(vars, [2]string{"E2B_DOMAIN", place.Domain})
 	} else {
-		vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL})
+		vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL}, [2]string{"E2B_VOLUME_API_URL", place.URL})
 	}
 	if place.CA != "" {
 		vars = append(vars, [2]string{"NODE_EXTRA_CA_CERTS", place.CA}, [2]string{"SSL_CERT_FILE", place.CA})

@@ -45,6 +45,8 @@ type E2BOptions struct {
 	TLS    *tls.Config
 	Domain string // under which they reach sandboxes
 	CA     string // file with the certificate that they have to trust
+	// Internet allows sandboxes what their clients do not deny.
+	Internet bool
 }
 
 // EgressOptions say what the owner of the machine decides about all networks.
@@ -133,6 +135,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
 	egressFlags(flags, &opts.Egress, &proxyIn)
+	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")

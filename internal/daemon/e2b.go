@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
@@ -34,6 +35,8 @@ type E2B struct {
 	// CA is a file with the certificate that clients have to trust; empty if
 	// they do anyway.
 	CA string
+	// Internet allows sandboxes what their clients do not deny, as E2B does.
+	Internet bool
 }
 
 func (d *Daemon) listenE2B(context.Context) error {
@@ -56,8 +59,13 @@ func (d *Daemon) listenE2B(context.Context) error {
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
-	handler := e2bapi.New(e2bService{d.plane}, e2bapi.Options{
-		Secret: secret, Domain: opts.Domain, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
+	uploads := filepath.Join(d.node.Dir(), "uploads")
+	if err := os.RemoveAll(uploads); err != nil { // a cache, and perhaps half of one
+		return errors.Join(err, l.Close())
+	}
+	service := e2bService{plane: d.plane, images: d.node.Images, builds: d.buildDir(), uploads: uploads}
+	handler := e2bapi.New(service, e2bapi.Options{
+		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: handler, Logger: d.opts.Logger})
 	d.onClose(func() error {
@@ -131,7 +139,14 @@ func secretFile(path string) ([]byte, error) {
 }
 
 // e2bService shows the control plane to the face for clients of E2B.
-type e2bService struct{ plane *plane.Plane }
+type e2bService struct {
+	plane   *plane.Plane
+	images  func() (*image.Store, error)
+	builds  string // where the files of builds are put
+	uploads string // where they are kept for the next one
+}
+
+type e2bTenantKey struct{}
 
 var _ e2bapi.Service = e2bService{}
 
@@ -140,7 +155,12 @@ func (s e2bService) Authenticate(ctx context.Context, spelled string) (context.C
 	if err != nil {
 		return nil, err
 	}
-	return plane.WithPrincipal(ctx, who), nil
+	return plane.WithPrincipal(context.WithValue(ctx, e2bTenantKey{}, who.Tenant), who), nil
+}
+
+func (s e2bService) Tenant(ctx context.Context) string {
+	tenant, _ := ctx.Value(e2bTenantKey{}).(string)
+	return tenant
 }
 
 func (s e2bService) Create(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (e2bapi.Sandbox, error) {
@@ -261,7 +281,7 @@ func (s e2bService) DialPort(ctx context.Context, ref string, port uint16) (net.
 func e2bShown(b store.Sandbox) e2bapi.Sandbox {
 	return e2bapi.Sandbox{
 		ID: b.ID, Name: b.Name, State: b.State, Image: b.Image, Resources: b.Resources, Labels: b.Labels, Created: b.Created, Expires: b.Expires,
-		Updated: b.Updated, Lifetime: b.Spec.Lifetime, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
+		Updated: b.Updated, Lifetime: b.Spec.Lifetime, Network: b.Spec.Network, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
 	}
 }
 

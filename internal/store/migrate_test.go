@@ -64,6 +64,10 @@ var written = map[int64][]statement{
 		{"INSERT INTO archives (id, tenant, encrypted, created) VALUES ('ar-1', 'acme', 1, 9)", nil},
 		{"UPDATE snapshots SET archive = 'ar-1', version = 4, digest = 'd', stored = 5 WHERE id = 'sn-1'", nil},
 	},
+	13: {
+		{"UPDATE secrets SET labels_json = $1 WHERE name = 'token'", []any{`{"team":"red"}`}},
+		{"UPDATE templates SET build = '0b1d6c8e-0000-8000-8000-000000000000' WHERE name = 'tools'", nil},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.

@@ -17,23 +17,27 @@ type Secret struct {
 	Source      string   // where the value is, if it is not stored; see secret.Source
 	Hosts       []string // to whom it may be sent; none: to whoever a rule names
 	AllowEnv    bool     // sandboxes may get the value itself
-	KeyID       string   // of the key that sealed it
+	Labels      map[string]string
+	KeyID       string // of the key that sealed it
 	Sealed      []byte
 	Created     time.Time
 	Updated     time.Time
 	Uses        int // sandboxes that work with it now; only read by Secrets
 }
 
-const secretColumns = "tenant, name, version, description, source, hosts_json, allow_env, key_id, sealed, created, updated"
+const secretColumns = "tenant, name, version, description, source, hosts_json, allow_env, key_id, sealed, created, updated, labels_json"
 
 func scanSecret(row scanner) (s Secret, err error) {
-	var hosts string
+	var hosts, labels string
 	var allowEnv, created, updated int64
-	if err := row.Scan(&s.Tenant, &s.Name, &s.Version, &s.Description, &s.Source, &hosts, &allowEnv, &s.KeyID, &s.Sealed, &created, &updated); err != nil {
+	if err := row.Scan(&s.Tenant, &s.Name, &s.Version, &s.Description, &s.Source, &hosts, &allowEnv, &s.KeyID, &s.Sealed, &created, &updated, &labels); err != nil {
 		return s, err
 	}
 	s.AllowEnv, s.Created, s.Updated = allowEnv != 0, timeOf(created), timeOf(updated)
-	return s, json.Unmarshal([]byte(hosts), &s.Hosts)
+	if err := json.Unmarshal([]byte(hosts), &s.Hosts); err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal([]byte(labels), &s.Labels)
 }
 
 // CreateSecret records a secret at version 1, sealed by the caller. A name that
@@ -43,13 +47,17 @@ func (tx *Tx) CreateSecret(ctx context.Context, s Secret) (Secret, error) {
 	if err != nil {
 		return s, err
 	}
+	labels, err := marshalLabels(s.Labels)
+	if err != nil {
+		return s, err
+	}
 	s.Version, s.Created, s.Updated = 1, tx.Now(), tx.Now()
 	allowEnv := 0
 	if s.AllowEnv {
 		allowEnv = 1
 	}
-	n, err := tx.exec(ctx, "INSERT INTO secrets ("+secretColumns+`) VALUES ($1, $2, 1, $3, $4, $5, $6, $7, $8, $9, $9)
-		ON CONFLICT (tenant, name) DO NOTHING`, s.Tenant, s.Name, s.Description, s.Source, string(hosts), allowEnv, s.KeyID, notNil(s.Sealed), nanos(s.Created))
+	n, err := tx.exec(ctx, "INSERT INTO secrets ("+secretColumns+`) VALUES ($1, $2, 1, $3, $4, $5, $6, $7, $8, $9, $9, $10)
+		ON CONFLICT (tenant, name) DO NOTHING`, s.Tenant, s.Name, s.Description, s.Source, string(hosts), allowEnv, s.KeyID, notNil(s.Sealed), nanos(s.Created), labels)
 	if err == nil && n == 0 {
 		return s, &sandbox.Error{
 			Code: sandbox.CodeAlreadyExists, Subject: s.Name, Message: "a secret of that name exists",
@@ -57,6 +65,24 @@ func (tx *Tx) CreateSecret(ctx context.Context, s Secret) (Secret, error) {
 		}
 	}
 	return s, err
+}
+
+// SetSecretLabels replaces the labels of a secret.
+func (tx *Tx) SetSecretLabels(ctx context.Context, tenant, name string, labels map[string]string) error {
+	text, err := marshalLabels(labels)
+	if err != nil {
+		return err
+	}
+	n, err := tx.exec(ctx, "UPDATE secrets SET labels_json = $1, updated = $2 WHERE tenant = $3 AND name = $4", text, nanos(tx.Now()), tenant, name)
+	return oneRow(n, err, "secret", name)
+}
+
+func marshalLabels(labels map[string]string) (string, error) {
+	if len(labels) == 0 {
+		return "{}", nil
+	}
+	text, err := json.Marshal(labels)
+	return string(text), err
 }
 
 func notNil(b []byte) []byte {

@@ -15,23 +15,31 @@ type Template struct {
 	Size    int64  // bytes of the root file system on disk
 	Steps   int    // of its description
 	Created time.Time
+	// Build is by what clients of E2B know the build; empty if it has no such
+	// name.
+	Build string
+	// CPUs and Memory, in bytes, are what sandboxes made of it get unless they
+	// ask; 0: what all get.
+	CPUs   float64
+	Memory int64
 }
 
-const templateColumns = "tenant, name, tag, image, base, size, steps, created"
+const templateColumns = "tenant, name, tag, image, base, size, steps, created, build, cpus, memory"
 
 func scanTemplate(row scanner) (t Template, err error) {
 	var created int64
-	err = row.Scan(&t.Tenant, &t.Name, &t.Tag, &t.Image, &t.Base, &t.Size, &t.Steps, &created)
+	err = row.Scan(&t.Tenant, &t.Name, &t.Tag, &t.Image, &t.Base, &t.Size, &t.Steps, &created, &t.Build, &t.CPUs, &t.Memory)
 	t.Created = timeOf(created)
 	return t, err
 }
 
 // SetTemplate records a template; the name moves if it is taken.
 func (tx *Tx) SetTemplate(ctx context.Context, t Template) error {
-	_, err := tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+	_, err := tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 		ON CONFLICT (tenant, name, tag) DO UPDATE SET image = excluded.image, base = excluded.base, size = excluded.size,
-			steps = excluded.steps, created = excluded.created`,
-		t.Tenant, t.Name, t.Tag, t.Image, t.Base, t.Size, t.Steps, nanos(t.Created))
+			steps = excluded.steps, created = excluded.created, build = excluded.build,
+			cpus = excluded.cpus, memory = excluded.memory`,
+		t.Tenant, t.Name, t.Tag, t.Image, t.Base, t.Size, t.Steps, nanos(t.Created), t.Build, t.CPUs, t.Memory)
 	return err
 }
 

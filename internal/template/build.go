@@ -374,7 +374,7 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 		name, _, _ := strings.Cut(e, "=")
 		delete(env, name) // ENV has precedence over ARG
 	}
-	cmd := sandbox.Command{Args: s.Args, Shell: s.Shell, Env: env}
+	cmd := sandbox.Command{Args: s.Args, Shell: s.Shell, User: s.User, Env: env}
 	exit, err := box.Exec(ctx, cmd, logWriter{w})
 	if err != nil {
 		return err

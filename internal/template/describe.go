@@ -48,6 +48,8 @@ type Step struct {
 	Args []string `json:"args,omitempty"`
 	// Shell is the script of run, cmd and entrypoint, instead of Args.
 	Shell string `json:"shell,omitempty"`
+	// User carries run out, instead of the user of the image.
+	User string `json:"user,omitempty"`
 	// Vars are what env and label set, in order.
 	Vars []Var `json:"vars,omitempty"`
 	// Args and defaults that run sees in its environment, and that stay out of

@@ -41,7 +41,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
 		p.note(p.cfg.Audit.Denied(ctx, action, err))
 		return Made{}, named(opCreate, err)
 	}
-	if req.Spec.Image, err = p.imageOf(ctx, who.Tenant, req.Spec.Image); err != nil {
+	if err := p.ofTemplate(ctx, who.Tenant, &req.Spec); err != nil {
 		return Made{}, named(opCreate, err)
 	}
 	spec, origin, err := p.origin(ctx, who.Tenant, req.Spec)

@@ -165,10 +165,17 @@ func injected(profile sandbox.Profile) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
+// trusted reports whether a network may send secrets where it likes: whoever
+// may store a profile could do so with one.
+func trusted(ctx context.Context, n sandbox.Network) bool {
+	who, err := principal(ctx)
+	return n.Profile != "" || err == nil && who.Allow("profile.create") == nil
+}
+
 // compiles reports whether a profile can be enforced with the secrets that the
 // tenant has. A profile that is stored was written by somebody who may see to
 // the secrets, and may send one that names no hosts where it likes; whoever
-// makes a sandbox with rules of its own may not.
+// makes a sandbox with rules of its own may not, unless they see to secrets, too.
 func (p *Plane) compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, stored bool, swaps []policy.Swap) error {
 	secrets := map[string][]string{}
 	for _, name := range injected(profile) {
@@ -197,7 +204,7 @@ func (p *Plane) compiles(ctx context.Context, tx *store.Tx, tenant string, profi
 // nowhere refuses a secret that says of no host that it may be sent there.
 func nowhere(name string) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeDenied, Subject: name, Message: "the secret names no hosts, so that only a stored profile may send it",
+		Code: sandbox.CodeDenied, Subject: name, Message: "the secret names no hosts, so that only a stored profile, or who may make one, may send it",
 		Hint: "make it with --host, or use a profile that adds it",
 	}
 }
@@ -230,7 +237,7 @@ func (p *Plane) bind(ctx context.Context, tx *store.Tx, tenant string, spec *san
 	if err != nil {
 		return nil, err
 	}
-	return env, p.compiles(ctx, tx, tenant, profile, spec.Network.Profile != "", swaps)
+	return env, p.compiles(ctx, tx, tenant, profile, trusted(ctx, spec.Network), swaps)
 }
 
 // bindSecret returns what a sandbox gets in place of a secret, and where that is

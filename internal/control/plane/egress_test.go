@@ -583,3 +583,50 @@ func TestWhoMay(t *testing.T) {
 	_, err = r.Create(r.rival, plane.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
 	wants(t, "a row that was moved", err, sandbox.CodeUnavailable)
 }
+
+// What a sandbox may reach changes while it runs, for itself alone; and a secret
+// that names no hosts goes where somebody says who may see to secrets.
+func TestSetNetwork(t *testing.T) {
+	r := newRig(t, nil)
+	r.secret(t, "hosted", nil)
+	r.secret(t, "free", func(n *plane.NewSecret) { n.Hosts = nil })
+	own := func(p sandbox.Profile) sandbox.Network { return sandbox.Network{Inline: &p} }
+	for _, name := range []string{"box", "other"} {
+		if _, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := r.SetNetwork(r.writer, "box", own(injecting("", "hosted", "api.example.com")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := r.gateway.last(t, b.ID); e.Profile.Rules[0].Hosts[0] != "api.example.com" || len(e.Secrets) != 1 {
+		t.Errorf("the gateway was told %+v", e.Profile)
+	}
+	_, err = r.SetNetwork(r.writer, "box", own(injecting("", "free", "api.example.com")))
+	wants(t, "a secret without hosts, by somebody who may not see to secrets", err, sandbox.CodeDenied)
+	if e := r.gateway.last(t, b.ID); e.Secrets[0].Name != "hosted" {
+		t.Error("what was refused took effect")
+	}
+	if _, err := r.SetNetwork(r.owner, "box", own(injecting("", "free", "api.example.com"))); err != nil {
+		t.Error(err)
+	}
+	_, err = r.SetNetwork(r.owner, "box", own(injecting("", "missing", "api.example.com")))
+	wants(t, "a secret that is not there", err, sandbox.CodeInvalid)
+	_, err = r.SetNetwork(r.rival, "box", own(sandbox.Profile{Default: sandbox.Allow}))
+	wants(t, "another tenant's sandbox", err, sandbox.CodeNotFound)
+	_, err = r.SetNetwork(r.owner, "box", own(sandbox.Profile{Rules: []sandbox.Rule{{Action: "perhaps", Hosts: []string{"a.test"}}}}))
+	wants(t, "nonsense", err, sandbox.CodeInvalid)
+	_, err = r.SetNetwork(r.owner, "box", sandbox.Network{})
+	wants(t, "no network at all", err, sandbox.CodeConflict)
+
+	if _, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "offline"}}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.SetNetwork(r.owner, "offline", own(sandbox.Profile{}))
+	wants(t, "a sandbox without a network", err, sandbox.CodeConflict)
+	other, err := r.Get(r.owner, "other")
+	if err != nil || other.Spec.Network.Egress[0] != "a.example.com" {
+		t.Errorf("the other sandbox became %+v, %v", other.Spec.Network, err)
+	}
+}

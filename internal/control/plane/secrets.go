@@ -21,6 +21,7 @@ type NewSecret struct {
 	Source      secret.Source
 	Hosts       []string // to whom it may be sent; none: to whoever a rule names
 	AllowEnv    bool     // sandboxes may get the value itself
+	Labels      map[string]string
 }
 
 func (n *NewSecret) validate(who key.Principal, v secret.Value) error {
@@ -61,6 +62,7 @@ func (p *Plane) CreateSecret(ctx context.Context, n NewSecret, v secret.Value) (
 		}
 		out = store.Secret{
 			Tenant: tenant, Name: n.Name, Description: n.Description, Source: n.Source.String(), Hosts: n.Hosts, AllowEnv: n.AllowEnv,
+			Labels: n.Labels,
 		}
 		if n.Source.Kind == secret.Stored {
 			if out.KeyID, out.Sealed, err = p.seal(secret.Owner{Tenant: tenant, Name: n.Name, Version: 1}, v); err != nil {
@@ -76,7 +78,12 @@ func (p *Plane) CreateSecret(ctx context.Context, n NewSecret, v secret.Value) (
 // RotateSecret gives a secret a new value, which the gateway uses from the next
 // request on. Of one that the store does not hold, it only raises the version,
 // which makes the gateway read it anew. The value is cleared.
-func (p *Plane) RotateSecret(ctx context.Context, name string, v secret.Value) (out store.Secret, err error) {
+func (p *Plane) RotateSecret(ctx context.Context, name string, v secret.Value) (store.Secret, error) {
+	return p.UpdateSecret(ctx, name, v, nil)
+}
+
+// UpdateSecret is RotateSecret with new labels; nil leaves them.
+func (p *Plane) UpdateSecret(ctx context.Context, name string, v secret.Value, labels map[string]string) (out store.Secret, err error) {
 	defer v.Clear()
 	const op = "secret.rotate"
 	var boxes []store.Sandbox
@@ -97,6 +104,11 @@ func (p *Plane) RotateSecret(ctx context.Context, name string, v secret.Value) (
 		}
 		if err := tx.RotateSecret(ctx, tenant, name, s.Version, keyID, sealed); err != nil {
 			return "", err
+		}
+		if labels != nil {
+			if err := tx.SetSecretLabels(ctx, tenant, name, labels); err != nil {
+				return "", err
+			}
 		}
 		if out, err = tx.Secret(ctx, tenant, name); err != nil {
 			return "", err

@@ -1,6 +1,7 @@
 package plane
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -40,6 +41,9 @@ type BuildRequest struct {
 	Files       *template.Files
 	NoCache     bool
 	Network     sandbox.Network // of run steps
+	Build       string          // by what a client knows the build; see store.Template
+	CPUs        float64         // of sandboxes made of it; 0: what all get
+	Memory      int64           // the same, in bytes
 	Log         func(template.Event)
 }
 
@@ -83,6 +87,7 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 	t = store.Template{
 		Tenant: who.Tenant, Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size,
 		Steps: len(d.Steps), Created: p.cfg.Store.Now(),
+		Build: req.Build, CPUs: req.CPUs, Memory: req.Memory,
 	}
 	return t, p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
 }
@@ -96,6 +101,22 @@ func (p *Plane) imageOf(ctx context.Context, tenant, ref string) (string, error)
 	}
 	t, err := p.template(ctx, tenant, name)
 	return t.Image, err
+}
+
+// ofTemplate completes a Spec whose image is the name of a template.
+func (p *Plane) ofTemplate(ctx context.Context, tenant string, spec *sandbox.Spec) error {
+	name, ok := strings.CutPrefix(spec.Image, templatePrefix)
+	if !ok {
+		return nil
+	}
+	t, err := p.template(ctx, tenant, name)
+	if err != nil {
+		return err
+	}
+	spec.Image = t.Image
+	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
+	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, t.Memory)
+	return nil
 }
 
 func (p *Plane) template(ctx context.Context, tenant, ref string) (t store.Template, err error) {

@@ -54,7 +54,30 @@ func (h *Handler) controlPlane() http.Handler {
 	handle("POST /sandboxes/{id}/fork", h.fork)
 	handle("POST /sandboxes/{id}/snapshots", h.snapshot)
 	handle("GET /snapshots", h.snapshots)
-	handle("DELETE /templates/{id}", h.removeSnapshot)
+	handle("DELETE /templates/{id}", h.removeTemplate)
+	handle("PUT /sandboxes/{id}/network", h.setNetwork)
+	handle("GET /sandboxes/{id}/logs", h.logsV1)
+	handle("GET /v2/sandboxes/{id}/logs", h.logs)
+	handle("GET /secrets", h.listSecrets)
+	handle("POST /secrets", h.createSecret)
+	handle("GET /secrets/{id}", h.getSecret)
+	handle("POST /secrets/{id}", h.updateSecret)
+	handle("DELETE /secrets/{id}", h.removeSecret)
+	handle("POST /v3/templates", h.newTemplate)
+	handle("POST /v2/templates", h.newTemplate)
+	handle("GET /templates", h.listTemplates)
+	handle("GET /v2/templates", h.listTemplates)
+	handle("GET /templates/{id}", h.getTemplate)
+	handle("PATCH /templates/{id}", h.updateTemplate)
+	handle("PATCH /v2/templates/{id}", h.updateTemplate)
+	handle("GET /templates/{id}/files/{hash}", h.uploadLink)
+	handle("POST /v2/templates/{id}/builds/{build}", h.startBuild)
+	handle("GET /templates/{id}/builds/{build}/status", h.buildStatus)
+	handle("GET /templates/{id}/builds/{build}/logs", h.buildLogs)
+	handle("GET /templates/{id}/{what}", h.ofTemplate)
+	handle("POST /templates/tags", h.addTags)
+	handle("DELETE /templates/tags", h.removeTags)
+	mux.HandleFunc("PUT /uploads/{ticket}", h.putUpload)
 	for pattern, what := range missing {
 		handle(pattern, func(http.ResponseWriter, *http.Request) error { return unsupported(what) })
 	}
@@ -67,17 +90,9 @@ func (h *Handler) controlPlane() http.Handler {
 // missing are the routes of E2B that Atoll does not serve; docs/E2B.md lists
 // them.
 var missing = map[string]string{
-	"PUT /sandboxes/{id}/network": "network rules",
-	"GET /sandboxes/{id}/logs":    "logs",
-	"GET /v2/sandboxes/{id}/logs": "logs",
-	"/templates/":                 "templates",
-	"/v2/templates/":              "templates",
-	"/v3/templates":               "templates",
-	"/volumes":                    "volumes",
-	"/volumes/":                   "volumes",
-	"/volumecontent/":             "volumes",
-	"/secrets":                    "secrets",
-	"/secrets/":                   "secrets",
+	"/volumes":        "volumes",
+	"/volumes/":       "volumes",
+	"/volumecontent/": "volumes",
 }
 
 // apiKey returns the key that a request bears.

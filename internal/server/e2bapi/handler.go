@@ -28,6 +28,9 @@ type Options struct {
 	// Domain is told to clients as the one under which sandboxes are reached,
 	// as PORT-ID.DOMAIN. Empty: they use what they are configured with.
 	Domain string
+	// Internet allows sandboxes what their clients do not deny, as E2B does.
+	// Without it they reach only what their clients allow.
+	Internet bool
 	// RetryAfter finds out when a refused request is worth repeating. Nil
 	// never knows.
 	RetryAfter func(error) (time.Duration, bool)
@@ -48,6 +51,8 @@ type Handler struct {
 	commands commands
 	watchers watchers
 	accounts accountCache
+	builds   *builds
+	tickets  tickets
 }
 
 // New returns a handler, which the caller closes.
@@ -61,18 +66,19 @@ func New(service Service, opts Options) *Handler {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	h := &Handler{service: service, opts: opts, tokens: tokens{opts.Secret}}
+	h := &Handler{service: service, opts: opts, tokens: tokens{opts.Secret}, builds: newBuilds()}
 	h.control = h.controlPlane()
 	h.envd = h.dataPlane()
 	h.proxy = h.newProxy()
 	return h
 }
 
-// Close lets go of the commands that are followed and of the watchers. The
-// commands run on.
+// Close lets go of the commands that are followed and of the watchers, and
+// gives up builds. The commands run on.
 func (h *Handler) Close() error {
 	h.commands.close()
 	h.watchers.close()
+	h.builds.close()
 	return h.proxy.Close()
 }
 

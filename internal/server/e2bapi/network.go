@@ -1,30 +1,50 @@
 package e2bapi
 
+import (
+	"cmp"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
 // network is what a sandbox may reach and who may reach it.
 type network struct {
-	AllowPublicTraffic *bool    `json:"allowPublicTraffic"`
-	AllowOut           []string `json:"allowOut"`
-	DenyOut            []string `json:"denyOut"`
-	EgressProxy        any      `json:"egressProxy"`
-	MaskRequestHost    string   `json:"maskRequestHost"`
-	Rules              any      `json:"rules"`
+	AllowPublicTraffic *bool            `json:"allowPublicTraffic,omitempty"`
+	AllowOut           []string         `json:"allowOut,omitempty"`
+	DenyOut            []string         `json:"denyOut,omitempty"`
+	EgressProxy        any              `json:"egressProxy,omitempty"`
+	MaskRequestHost    string           `json:"maskRequestHost,omitempty"`
+	HTTPSPorts         []int            `json:"httpsPorts,omitempty"`
+	Rules              map[string][]act `json:"rules,omitempty"`
 }
 
-// refuse says what of the network cannot be had. A sandbox has none yet, so
-// that to deny more of it changes nothing.
-func (n *network) refuse() error {
-	switch {
-	case n == nil:
-		return nil
-	case len(n.AllowOut) > 0:
-		return unsupported("network.allowOut")
-	case n.EgressProxy != nil:
-		return unsupported("network.egressProxy")
-	case n.Rules != nil:
-		return unsupported("network.rules")
-	}
-	return nil
+// act is what is done to requests to a domain.
+type act struct {
+	Transform struct {
+		Headers map[string]string `json:"headers"`
+	} `json:"transform"`
 }
+
+// The names of the rules that a network becomes, by which they are told apart
+// when it is shown.
+const (
+	ruleAllow     = "allowOut"
+	ruleDeny      = "denyOut"
+	ruleTransform = "transform "
+)
+
+// Bounds of E2B's rules.
+const (
+	maxDomains     = 10
+	maxDomainLen   = 128
+	maxHeaders     = 20
+	maxHeaderName  = 64
+	maxHeaderValue = 2048
+)
 
 // label notes what concerns the ports.
 func (n *network) label(labels map[string]string) {
@@ -37,4 +57,246 @@ func (n *network) label(labels map[string]string) {
 	if n.MaskRequestHost != "" {
 		labels[labelHost] = n.MaskRequestHost
 	}
+}
+
+// spec is the network in the vocabulary. internet says that whatever is not
+// denied is allowed. Who asks for nothing, and gets nothing, has no network.
+func (n *network) spec(internet bool) (sandbox.Network, error) {
+	if n == nil {
+		n = &network{}
+	}
+	switch {
+	case n.EgressProxy != nil:
+		return sandbox.Network{}, unsupported("network.egressProxy")
+	case len(n.HTTPSPorts) > 0:
+		return sandbox.Network{}, unsupported("network.httpsPorts")
+	case !internet && n.AllowOut == nil && n.DenyOut == nil && n.Rules == nil:
+		return sandbox.Network{}, nil
+	}
+	profile, err := n.profile(internet)
+	return sandbox.Network{Inline: &profile}, err
+}
+
+// profile puts what E2B decides at once into an order: what is allowed, what is
+// denied, the rest. A transform does not allow its domain, and so stands before
+// what allows it.
+func (n *network) profile(internet bool) (p sandbox.Profile, err error) {
+	p.Default = sandbox.Deny
+	allowed, names, err := targets("allowOut", n.AllowOut, true)
+	if err != nil {
+		return p, err
+	}
+	denied, _, err := targets("denyOut", n.DenyOut, false)
+	if err != nil {
+		return p, err
+	}
+	everything := slices.ContainsFunc(n.DenyOut, isEverything)
+	if names && !everything && internet {
+		return p, invalid("allowOut", "with a domain in it, denyOut has to have 0.0.0.0/0")
+	}
+	if internet && !everything {
+		p.Default = sandbox.Allow
+	}
+	transforms, err := n.transforms()
+	if err != nil {
+		return p, err
+	}
+	var open []sandbox.Rule // of domains that nothing names
+	for _, t := range transforms {
+		if covered(n.AllowOut, t.Hosts[0]) {
+			p.Rules = append(p.Rules, t)
+		} else if p.Default == sandbox.Allow {
+			open = append(open, t)
+		}
+	}
+	if len(allowed) > 0 {
+		p.Rules = append(p.Rules, sandbox.Rule{Name: ruleAllow, Action: sandbox.Allow, Hosts: allowed, WebSocket: true})
+	}
+	if len(denied) > 0 {
+		p.Rules = append(p.Rules, sandbox.Rule{Name: ruleDeny, Action: sandbox.Deny, Hosts: denied})
+	}
+	p.Rules = append(p.Rules, open...)
+	return p, nil
+}
+
+// targets returns patterns for destinations. Addresses are meant with all their
+// ports, names with those of HTTP and HTTPS.
+func targets(field string, all []string, named bool) (patterns []string, names bool, err error) {
+	for _, one := range all {
+		switch prefix, ok := address(one); {
+		case ok && prefix.Addr().Is4():
+			patterns = append(patterns, prefix.String()+":*")
+		case ok:
+			patterns = append(patterns, "["+prefix.String()+"]:*")
+		case !named:
+			return nil, false, invalid(field, "%.80q is neither an address nor a CIDR block", one)
+		default:
+			names = true
+			patterns = append(patterns, strings.ToLower(one))
+		}
+	}
+	return patterns, names, nil
+}
+
+func address(s string) (netip.Prefix, bool) {
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		return netip.PrefixFrom(a, a.BitLen()), true
+	}
+	p, err := netip.ParsePrefix(s)
+	return p.Masked(), err == nil
+}
+
+func isEverything(s string) bool {
+	p, ok := address(s)
+	return ok && p.Bits() == 0
+}
+
+// covered reports whether a domain is among those that are allowed.
+func covered(allowed []string, domain string) bool {
+	return slices.ContainsFunc(allowed, func(a string) bool {
+		a = strings.ToLower(a)
+		below, wild := strings.CutPrefix(a, "*.")
+		return a == domain || a == "*" || wild && strings.HasSuffix(domain, "."+below)
+	})
+}
+
+var placeholder = regexp.MustCompile(`\$\{e2b\.([a-z.]+)\.([A-Za-z0-9_-]+)\}`)
+
+// transforms returns a rule for each domain, the most specific first, because
+// only that one counts.
+func (n *network) transforms() (rules []sandbox.Rule, err error) {
+	if len(n.Rules) > maxDomains {
+		return nil, invalid("network.rules", "has more than %d domains", maxDomains)
+	}
+	for domain, acts := range n.Rules {
+		switch {
+		case domain == "" || domain == "*" || len(domain) > maxDomainLen:
+			return nil, invalid("network.rules", "%.40q is not a domain", domain)
+		case len(acts) > 1:
+			return nil, invalid("network.rules", "%s has more than one transform", domain)
+		case len(acts) == 0 || len(acts[0].Transform.Headers) == 0:
+			continue
+		}
+		domain = strings.ToLower(domain)
+		inject, err := injections(acts[0].Transform.Headers)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, sandbox.Rule{Name: ruleTransform + domain, Action: sandbox.Allow, Hosts: []string{domain}, Inject: inject})
+	}
+	slices.SortFunc(rules, func(a, b sandbox.Rule) int {
+		x, y := a.Hosts[0], b.Hosts[0]
+		wild := func(s string) int { return strings.Count(s[:1], "*") }
+		return cmp.Or(cmp.Compare(wild(x), wild(y)), cmp.Compare(len(y), len(x)), cmp.Compare(x, y))
+	})
+	return rules, nil
+}
+
+// injections are headers, each with one secret in it.
+func injections(headers map[string]string) (all []sandbox.Injection, err error) {
+	if len(headers) > maxHeaders {
+		return nil, invalid("network.rules", "a transform sets more than %d headers", maxHeaders)
+	}
+	for name, value := range headers {
+		if name == "" || len(name) > maxHeaderName || len(value) > maxHeaderValue {
+			return nil, invalid("network.rules", "the header %.64q, or its value, is too long", name)
+		}
+		found := placeholder.FindAllStringSubmatchIndex(value, -1)
+		switch {
+		case len(found) != 1 || strings.Contains(value, "{}"):
+			return nil, unsupported("network.rules: a header without a secret, or with two")
+		case value[found[0][2]:found[0][3]] != "secrets":
+			return nil, unsupported("network.rules: what is no secret")
+		}
+		at := found[0]
+		all = append(all, sandbox.Injection{
+			Secret: strings.ToLower(value[at[4]:at[5]]), Mode: sandbox.InjectHeader, Name: name, Format: value[:at[0]] + "{}" + value[at[1]:],
+		})
+	}
+	slices.SortFunc(all, func(a, b sandbox.Injection) int { return cmp.Compare(a.Name, b.Name) })
+	return all, nil
+}
+
+// shownNetwork is the network of a sandbox as E2B would tell it.
+func shownNetwork(s *Sandbox) *network {
+	p := s.Network.Inline
+	if p == nil && s.Labels[labelPrivate] == "" && s.Labels[labelHost] == "" {
+		return nil
+	}
+	public := s.Labels[labelPrivate] == ""
+	n := &network{AllowPublicTraffic: &public, MaskRequestHost: s.Labels[labelHost]}
+	if p == nil {
+		return n
+	}
+	if p.Default != sandbox.Allow {
+		n.DenyOut = []string{"0.0.0.0/0"}
+	}
+	for _, r := range p.Rules {
+		domain, transforms := strings.CutPrefix(r.Name, ruleTransform)
+		switch {
+		case r.Name == ruleAllow:
+			n.AllowOut = append(n.AllowOut, plainTargets(r.Hosts)...)
+		case r.Name == ruleDeny:
+			n.DenyOut = append(n.DenyOut, slices.DeleteFunc(plainTargets(r.Hosts), isEverything)...)
+		case transforms:
+			one := act{}
+			one.Transform.Headers = map[string]string{}
+			for _, i := range r.Inject {
+				one.Transform.Headers[i.Name] = strings.Replace(i.Format, "{}", "${e2b.secrets."+i.Secret+"}", 1)
+			}
+			if n.Rules == nil {
+				n.Rules = map[string][]act{}
+			}
+			n.Rules[domain] = []act{one}
+		}
+	}
+	return n
+}
+
+// plainTargets is the reverse of targets.
+func plainTargets(patterns []string) []string {
+	out := make([]string, len(patterns))
+	for i, p := range patterns {
+		plain, all := strings.CutSuffix(p, ":*")
+		if out[i] = p; all {
+			out[i] = strings.Trim(plain, "[]")
+		}
+	}
+	return out
+}
+
+// setNetwork replaces what a sandbox may reach. What is left out is cleared.
+func (h *Handler) setNetwork(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		network
+		AllowInternetAccess *bool `json:"allow_internet_access"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	s, err := h.find(r.Context(), r)
+	if err != nil {
+		return err
+	}
+	if state, _ := stateOf(&s); state == "paused" {
+		return noSandbox(publicID(s.ID))
+	}
+	if req.AllowOut == nil {
+		req.AllowOut = []string{} // it is asked for, though it may be nothing
+	}
+	n, err := req.spec(h.internet(req.AllowInternetAccess))
+	if err != nil {
+		return err
+	}
+	if err := h.service.SetNetwork(r.Context(), s.ID, n); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// internet reports whether what is not denied is allowed: if the client does
+// not refuse it, and whoever owns the machine allows it.
+func (h *Handler) internet(asked *bool) bool {
+	return h.opts.Internet && (asked == nil || *asked)
 }

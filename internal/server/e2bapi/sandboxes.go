@@ -23,6 +23,7 @@ const (
 	labelPrivate  = labelPrefix + "private" // its ports want a token
 	labelHost     = labelPrefix + "host"    // what they are told their host is
 	labelName     = labelPrefix + "name"    // of a snapshot
+	labelTag      = labelPrefix + "tag"     // of a snapshot; default if there is none
 )
 
 // newSandbox asks for a sandbox. What is absent is nil or zero.
@@ -76,9 +77,10 @@ type listed struct {
 // detail is all that is told of a sandbox.
 type detail struct {
 	listed
-	EnvdAccessToken     string  `json:"envdAccessToken"`
-	AllowInternetAccess *bool   `json:"allowInternetAccess"`
-	Domain              *string `json:"domain"`
+	EnvdAccessToken     string   `json:"envdAccessToken"`
+	AllowInternetAccess *bool    `json:"allowInternetAccess"`
+	Domain              *string  `json:"domain"`
+	Network             *network `json:"network,omitempty"`
 	Lifecycle           struct {
 		AutoResume bool   `json:"autoResume"`
 		OnTimeout  string `json:"onTimeout"`
@@ -113,7 +115,7 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 	if err != nil {
 		return err
 	}
-	spec, err := req.spec(timeout)
+	spec, err := req.spec(timeout, h.internet(req.AllowInternetAccess))
 	if err == nil {
 		err = h.template(r.Context(), &spec)
 	}
@@ -142,11 +144,11 @@ func (req *newSandbox) refuse() error {
 	case len(req.VolumeMounts) > 0:
 		return unsupported("volumeMounts")
 	}
-	return req.Network.refuse()
+	return nil
 }
 
 // spec is what is asked for, in the vocabulary.
-func (req *newSandbox) spec(timeout time.Duration) (sandbox.Spec, error) {
+func (req *newSandbox) spec(timeout time.Duration, internet bool) (sandbox.Spec, error) {
 	spec := sandbox.Spec{Env: req.EnvVars, Labels: map[string]string{}}
 	for k, v := range req.Metadata {
 		if strings.HasPrefix(k, labelPrefix) {
@@ -162,7 +164,9 @@ func (req *newSandbox) spec(timeout time.Duration) (sandbox.Spec, error) {
 	if req.AllowInternetAccess != nil {
 		spec.Labels[labelInternet] = strconv.FormatBool(*req.AllowInternetAccess)
 	}
-	return spec, nil
+	var err error
+	spec.Network, err = req.Network.spec(internet)
+	return spec, err
 }
 
 // imageScheme begins the template that is an image, which E2B does not have.
@@ -180,8 +184,11 @@ func (req *newSandbox) lifetime() sandbox.Lifetime {
 	return l
 }
 
-// template completes what is asked for with what its template is: an image, or
-// a snapshot by its id or the newest with its name.
+// isBase reports whether a template is there without having been built.
+func isBase(name string) bool { return name == "base" || name == "code-interpreter-v1" }
+
+// template completes what is asked for with what its template is: an image, a
+// template that was built, or a snapshot by its id or the newest with its name.
 func (h *Handler) template(ctx context.Context, spec *sandbox.Spec) error {
 	template := spec.Labels[labelTemplate]
 	if image, ok := strings.CutPrefix(template, imageScheme); ok && image != "" {
@@ -189,24 +196,27 @@ func (h *Handler) template(ctx context.Context, spec *sandbox.Spec) error {
 		return nil
 	}
 	name, _, _ := strings.Cut(template, ":")
-	switch name {
-	case "base", "code-interpreter-v1":
-		spec.Image = "host"
-		return nil
+	var err error
+	if isBase(name) {
+		spec.Image, err = h.baseImage(ctx)
+		return err
+	}
+	if spec.Image, err = h.ofTemplates(ctx, template); err != nil || spec.Image != "" {
+		return err
 	}
 	all, err := h.service.Snapshots(ctx, nil)
 	if err != nil {
 		return err
 	}
-	for _, s := range all {
-		if s.ID == name || s.Labels[labelName] == name && name != "" {
+	for i := range all {
+		if s := &all[i]; s.ID == name || s.is(template) {
 			spec.Snapshot = s.ID
 			return nil
 		}
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeNotFound, Subject: template, Message: "there is no such template",
-		Hint: "use base, a snapshot, or image:REF for an image",
+		Hint: "use base, a template that was built, a snapshot, or image:REF for an image",
 	}
 }
 
@@ -315,7 +325,7 @@ func (h *Handler) get(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	d := detail{listed: shown(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain()}
+	d := detail{listed: shown(&s), EnvdAccessToken: h.tokens.envd(s.ID), Domain: h.domain(), Network: shownNetwork(&s)}
 	d.Lifecycle.OnTimeout, d.Lifecycle.AutoResume = "kill", s.Lifetime.Wakes
 	if a := s.Lifetime.TimeoutAction; a == sandbox.IdleSleep || a == sandbox.IdleStop {
 		d.Lifecycle.OnTimeout = "pause"

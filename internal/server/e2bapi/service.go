@@ -21,6 +21,8 @@ import (
 type Service interface {
 	// Authenticate returns the context for requests of whoever bears an API key.
 	Authenticate(ctx context.Context, key string) (context.Context, error)
+	// Tenant returns whose requests those of a context are.
+	Tenant(ctx context.Context) string
 	// Create makes a sandbox that ends so long after.
 	Create(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (Sandbox, error)
 	Get(ctx context.Context, id sandbox.ID) (Sandbox, error)
@@ -46,6 +48,12 @@ type Service interface {
 	// DialPort connects to a port of a sandbox. The caller closes it.
 	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
 
+	// SetNetwork replaces what a sandbox may reach.
+	SetNetwork(ctx context.Context, id sandbox.ID, n sandbox.Network) error
+	Logs
+	Secrets
+	Templates
+
 	// Enter returns what is known of a sandbox of any tenant, and the context
 	// for whoever bears its token, which this package checks.
 	Enter(ctx context.Context, id sandbox.ID) (context.Context, Sandbox, error)
@@ -67,6 +75,7 @@ type Sandbox struct {
 	Expires   time.Time // zero: never
 	Updated   time.Time
 	Lifetime  sandbox.Lifetime
+	Network   sandbox.Network
 	// Kept says that a snapshot holds its state while it does not run, and
 	// Wakes that it goes on when it is used.
 	Kept, Wakes bool

@@ -1,7 +1,10 @@
 package e2bapi
 
 import (
+	"cmp"
+	"context"
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -83,8 +86,19 @@ func (h *Handler) fork(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// defaultTag ends the id of every snapshot; there are no others.
-const defaultTag = ":default"
+// defaultTag is the tag of what was made without one.
+const defaultTag = "default"
+
+// tag is the one that a snapshot was made with.
+func (s *Snapshot) tag() string { return cmp.Or(s.Labels[labelTag], defaultTag) }
+
+// is reports whether a snapshot has a name, which is NAME or NAME:TAG.
+func (s *Snapshot) is(name string) bool {
+	name, tag, _ := strings.Cut(name, ":")
+	return name != "" && s.Labels[labelName] == name && s.tag() == cmp.Or(tag, defaultTag)
+}
+
+var snapshotName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}(:[a-z0-9][a-z0-9_.-]{0,127})?$`)
 
 // shownSnapshot is a snapshot as clients see it.
 type shownSnapshot struct {
@@ -93,9 +107,9 @@ type shownSnapshot struct {
 }
 
 func snapshotOf(s *Snapshot) shownSnapshot {
-	out := shownSnapshot{SnapshotID: s.ID + defaultTag, Names: []string{}}
+	out := shownSnapshot{SnapshotID: s.ID + ":" + s.tag(), Names: []string{}}
 	if name := s.Labels[labelName]; name != "" {
-		out.Names = append(out.Names, name+defaultTag)
+		out.Names = append(out.Names, name+":"+s.tag())
 	}
 	return out
 }
@@ -107,10 +121,11 @@ func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 	if err := read(r, &req); err != nil {
 		return err
 	}
-	name, tag, tagged := strings.Cut(strings.ToLower(strings.TrimSpace(req.Name)), ":")
-	if tagged && ":"+tag != defaultTag {
-		return unsupported("tags of snapshots")
+	whole := strings.ToLower(strings.TrimSpace(req.Name))
+	if whole != "" && !snapshotName.MatchString(whole) {
+		return invalid("name", "%.80q is not NAME or NAME:TAG", whole)
 	}
+	name, tag, _ := strings.Cut(whole, ":")
 	s, err := h.find(r.Context(), r)
 	if err != nil {
 		return err
@@ -118,6 +133,9 @@ func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 	labels := map[string]string{}
 	if name != "" {
 		labels[labelName] = name
+	}
+	if tag != "" && tag != defaultTag {
+		labels[labelTag] = tag
 	}
 	made, err := h.service.Snapshot(r.Context(), s.ID, labels)
 	if err != nil {
@@ -130,22 +148,22 @@ func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	labels := map[string]string{}
-	if name, _, _ := strings.Cut(strings.ToLower(q.Get("name")), ":"); name != "" {
+	name, tag, _ := strings.Cut(strings.ToLower(q.Get("name")), ":")
+	if name != "" {
 		labels[labelName] = name
 	}
 	all, err := h.service.Snapshots(r.Context(), labels)
 	if err != nil {
 		return err
 	}
-	limit := maxPage
-	if text := q.Get("limit"); text != "" {
-		if limit, err = strconv.Atoi(text); err != nil || limit < 1 || limit > maxPage {
-			return invalid("limit", "is not between 1 and %d", maxPage)
-		}
+	limit, err := pageLimit(q.Get("limit"))
+	if err != nil {
+		return err
 	}
 	out, skipping, more := []shownSnapshot{}, q.Get("nextToken"), ""
 	for i := range all {
 		switch s := &all[i]; {
+		case tag != "" && s.tag() != tag:
 		case q.Get("sandboxID") != "" && publicID(s.Parent) != q.Get("sandboxID"):
 		case skipping != "":
 			if s.ID == skipping {
@@ -163,27 +181,37 @@ func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// removeSnapshot removes a snapshot, which clients call a template.
-func (h *Handler) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
-	id, _, _ := strings.Cut(r.PathValue("id"), ":")
-	all, err := h.service.Snapshots(r.Context(), nil)
+// removeSnapshots removes the snapshots that clients know by an id, or by a
+// name, with its tag if one is given. None is CodeNotFound.
+func (h *Handler) removeSnapshots(ctx context.Context, ref string) error {
+	name, tag, _ := strings.Cut(ref, ":")
+	all, err := h.service.Snapshots(ctx, nil)
 	if err != nil {
 		return err
 	}
-	for _, s := range all {
-		if s.ID != id && s.Labels[labelName] != id {
+	found := false
+	for i := range all {
+		s := &all[i]
+		if s.ID != name && (name == "" || s.Labels[labelName] != name || tag != "" && s.tag() != tag) {
 			continue
 		}
-		err := h.service.RemoveSnapshot(r.Context(), s.ID)
+		found = true
+		err := h.service.RemoveSnapshot(ctx, s.ID)
 		if sandbox.CodeOf(err) == sandbox.CodeConflict {
 			return invalid("snapshot", "sandboxes use it")
 		}
-		if err == nil {
-			w.WriteHeader(http.StatusNoContent)
+		if err != nil {
+			return err
 		}
-		return err
 	}
-	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(id), Message: "there is no such template"}
+	if !found {
+		return noTemplate(ref)
+	}
+	return nil
+}
+
+func noTemplate(ref string) error {
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such template"}
 }
 
 // metric is what a sandbox consumed at a time.

@@ -1,0 +1,509 @@
+package e2bapi
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"net/http"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The states of a build.
+const (
+	buildWaiting  = "waiting"
+	buildBuilding = "building"
+	buildReady    = "ready"
+	buildError    = "error"
+)
+
+// Bounds of what is remembered of builds, and of how many go on at once.
+const (
+	maxBuilds       = 256
+	maxBuildLogs    = 20_000
+	maxLogPage      = 100
+	maxBuildsAtOnce = 2
+)
+
+// build is one that a client asked for. What is known of it is lost with the
+// daemon; the template that it made is not.
+type build struct {
+	tenant  string
+	want    Build
+	created time.Time
+
+	mu       sync.Mutex
+	status   string
+	entries  []buildEntry
+	line     string // a piece of output whose end has not come
+	step     int    // that the last entry was of
+	reason   *buildReason
+	finished time.Time
+}
+
+// buildEntry is a line of the log of a build.
+type buildEntry struct {
+	Timestamp time.Time `json:"timestamp"`
+	Message   string    `json:"message"`
+	Level     string    `json:"level"`
+	Step      string    `json:"step,omitempty"`
+}
+
+// buildReason says why a build failed.
+type buildReason struct {
+	Message    string       `json:"message"`
+	Step       string       `json:"step,omitempty"`
+	LogEntries []buildEntry `json:"logEntries"`
+}
+
+// builds are those that are remembered. The zero value is ready.
+type builds struct {
+	mu     sync.Mutex
+	known  map[string]*build // by id
+	turns  chan struct{}     // one for each that goes on
+	life   context.Context
+	end    context.CancelFunc
+	work   sync.WaitGroup
+	closed bool
+}
+
+func newBuilds() *builds {
+	b := &builds{known: map[string]*build{}, turns: make(chan struct{}, maxBuildsAtOnce)}
+	b.life, b.end = context.WithCancel(context.Background())
+	return b
+}
+
+// close gives up the builds that go on.
+func (s *builds) close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.end()
+	s.work.Wait()
+}
+
+// add remembers a build, in the place of the oldest that is over.
+func (s *builds) add(b *build) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.known) >= maxBuilds && !s.forgetOne() {
+		return &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "builds", Message: "too many builds go on", Hint: "wait until some are over"}
+	}
+	s.known[b.want.ID] = b
+	return nil
+}
+
+func (s *builds) forgetOne() bool {
+	var oldest *build
+	for _, b := range s.known {
+		b.mu.Lock()
+		idle := b.status != buildBuilding
+		b.mu.Unlock()
+		if idle && (oldest == nil || b.created.Before(oldest.created)) {
+			oldest = b
+		}
+	}
+	if oldest != nil {
+		delete(s.known, oldest.want.ID)
+	}
+	return oldest != nil
+}
+
+// get returns a build of a tenant.
+func (s *builds) get(tenant, template, id string) (*build, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.known[id]
+	if b == nil || b.tenant != tenant || b.want.Name != template {
+		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(id), Message: "there is no such build, or it is forgotten"}
+	}
+	return b, nil
+}
+
+// start carries a build out, in the name of who asked for it.
+func (s *builds) start(ctx context.Context, b *build, do func(context.Context) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case s.closed:
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is ending"}
+	case b.status != buildWaiting || b.begun():
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.want.ID, Message: "the build was started before"}
+	}
+	b.status = buildBuilding
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(s.life, cancel)
+	s.work.Go(func() {
+		defer cancel()
+		defer stop()
+		select {
+		case s.turns <- struct{}{}:
+			defer func() { <-s.turns }()
+		case <-ctx.Done():
+		}
+		b.finish(do(ctx))
+	})
+	return nil
+}
+
+// begun reports whether a build was carried out. The caller holds mu.
+func (b *build) begun() bool { return !b.finished.IsZero() }
+
+func (b *build) finish(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.flush(time.Now())
+	b.status, b.finished = buildReady, time.Now()
+	if err == nil {
+		return
+	}
+	b.status = buildError
+	b.reason = &buildReason{Message: newProblem(err).Message, Step: "base", LogEntries: []buildEntry{}}
+	if b.step > 0 {
+		b.reason.Step = strconv.Itoa(b.step)
+	}
+	last := b.entries[max(0, len(b.entries)-10):]
+	b.reason.LogEntries = append(b.reason.LogEntries, last...)
+	b.entries = append(b.entries, buildEntry{stamp(time.Now()), b.reason.Message, "error", b.reason.Step})
+}
+
+// tell notes what the builder tells; output becomes lines.
+func (b *build) tell(e BuildEvent) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e.Step != b.step || !e.Output {
+		b.flush(e.Time)
+	}
+	b.step = e.Step
+	if !e.Output {
+		b.note(e.Time, e.Text)
+		return
+	}
+	b.line += e.Text
+	for {
+		line, rest, whole := strings.Cut(b.line, "\n")
+		if !whole && len(b.line) < maxLine {
+			return
+		}
+		if !whole {
+			line, rest = b.line[:maxLine], b.line[maxLine:]
+		}
+		b.note(e.Time, strings.TrimSuffix(line, "\r"))
+		b.line = rest
+	}
+}
+
+const maxLine = 4096
+
+// flush notes the last line, which had no end.
+func (b *build) flush(at time.Time) {
+	if b.line != "" {
+		b.note(at, b.line)
+		b.line = ""
+	}
+}
+
+func (b *build) note(at time.Time, text string) {
+	switch len(b.entries) {
+	case maxBuildLogs:
+		return
+	case maxBuildLogs - 1:
+		text = "what comes after this is not kept"
+	}
+	step := ""
+	if b.step > 0 {
+		step = strconv.Itoa(b.step)
+	}
+	b.entries = append(b.entries, buildEntry{stamp(at), strings.ToValidUTF8(text, "\ufffd"), "info", step})
+}
+
+// newTemplate begins a build: its description comes later.
+func (h *Handler) newTemplate(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name     string   `json:"name"`
+		Alias    string   `json:"alias"` // as old clients say
+		Tags     []string `json:"tags"`
+		CPUCount int      `json:"cpuCount"`
+		MemoryMB int64    `json:"memoryMB"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	whole := cmp.Or(req.Name, req.Alias)
+	name, first := splitRef(whole)
+	if name == "" || isBase(name) {
+		return invalid("name", "%.80q cannot be the name of a template", name)
+	}
+	if req.CPUCount < 0 || req.MemoryMB < 0 || len(req.Tags) > maxTags {
+		return invalid("template", "cpuCount, memoryMB or tags are out of range")
+	}
+	var tags []string
+	if strings.Contains(whole, ":") || len(req.Tags) == 0 {
+		tags = append(tags, first)
+	}
+	for _, tag := range req.Tags {
+		if tag = ownTag(strings.ToLower(tag)); !slices.Contains(tags, tag) {
+			tags = append(tags, tag)
+		}
+	}
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails: it ends the program instead
+	b := &build{
+		tenant: h.service.Tenant(r.Context()), status: buildWaiting, created: h.opts.Now(),
+		want: Build{ID: uuid(id), Name: name, Tags: tags, CPUs: float64(req.CPUCount), Memory: req.MemoryMB << 20},
+	}
+	if err := h.builds.add(b); err != nil {
+		return err
+	}
+	shown := make([]string, len(tags))
+	for i, tag := range tags {
+		shown[i] = shownTag(tag)
+	}
+	writeJSON(w, http.StatusAccepted, map[string]any{
+		"templateID": name, "buildID": b.want.ID, "public": false, "names": []string{name}, "tags": shown, "aliases": []string{name},
+	})
+	return nil
+}
+
+// buildOf returns the build that a path names.
+func (h *Handler) buildOf(r *http.Request) (*build, error) {
+	name, _ := splitRef(r.PathValue("id"))
+	return h.builds.get(h.service.Tenant(r.Context()), name, r.PathValue("build"))
+}
+
+// startBuild says what a template is made of, and has it made.
+func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		FromImage         string      `json:"fromImage"`
+		FromTemplate      string      `json:"fromTemplate"`
+		FromImageRegistry any         `json:"fromImageRegistry"`
+		Force             bool        `json:"force"`
+		Steps             []BuildStep `json:"steps"`
+		StartCmd          string      `json:"startCmd"`
+		ReadyCmd          string      `json:"readyCmd"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	b, err := h.buildOf(r)
+	if err != nil {
+		return err
+	}
+	switch {
+	case req.FromImageRegistry != nil:
+		return unsupported("fromImageRegistry")
+	case (req.FromImage == "") == (req.FromTemplate == ""):
+		return invalid("template", "exactly one of fromImage and fromTemplate is needed")
+	}
+	want := b.want
+	want.Steps, want.Start, want.Ready, want.Force = req.Steps, req.StartCmd, req.ReadyCmd, req.Force
+	if want.From, err = h.fromOf(r.Context(), req.FromImage, req.FromTemplate); err != nil {
+		return err
+	}
+	if h.opts.Internet {
+		want.Network = sandbox.Network{Inline: &sandbox.Profile{Default: sandbox.Allow}}
+	}
+	err = h.builds.start(r.Context(), b, func(ctx context.Context) error {
+		if err := ctx.Err(); err != nil {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon ended before the build", Cause: err}
+		}
+		return h.service.BuildTemplate(ctx, want, b.tell)
+	})
+	if err == nil {
+		w.WriteHeader(http.StatusAccepted)
+	}
+	return err
+}
+
+// baseImages are what SDKs begin with that are told nothing: the template base.
+var baseImages = regexp.MustCompile(`^(docker\.io/)?e2bdev/(base|code-interpreter)(:[a-zA-Z0-9_.-]+)?$`)
+
+// fromOf returns what a build begins with.
+func (h *Handler) fromOf(ctx context.Context, image, template string) (string, error) {
+	name, _ := splitRef(template)
+	switch {
+	case baseImages.MatchString(image), isBase(name):
+		return h.baseImage(ctx)
+	case image != "":
+		return strings.TrimPrefix(image, imageScheme), nil
+	}
+	from, err := h.ofTemplates(ctx, template)
+	if err == nil && from == "" {
+		err = noTemplate(template)
+	}
+	return from, err
+}
+
+func (h *Handler) buildStatus(w http.ResponseWriter, r *http.Request) error {
+	b, err := h.buildOf(r)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	offset, limit := 0, maxLogPage
+	if text := q.Get("logsOffset"); text != "" {
+		if offset, err = strconv.Atoi(text); err != nil || offset < 0 {
+			return invalid("logsOffset", "is not a number of entries")
+		}
+	}
+	if text := q.Get("limit"); text != "" {
+		if limit, err = strconv.Atoi(text); err != nil || limit < 0 || limit > maxLogPage {
+			return invalid("limit", "is not between 0 and %d", maxLogPage)
+		}
+	}
+	least := 0
+	if level := q.Get("level"); level != "" {
+		if least = slices.Index(logLevels, level); least < 0 {
+			return invalid("level", "is none of %s", strings.Join(logLevels, ", "))
+		}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := []buildEntry{}
+	for _, e := range b.entries[min(offset, len(b.entries)):] {
+		if slices.Index(logLevels, e.Level) >= least && len(page) < limit {
+			page = append(page, e)
+		}
+	}
+	out := map[string]any{"templateID": b.want.Name, "buildID": b.want.ID, "status": b.status, "logs": []string{}, "logEntries": page}
+	if b.reason != nil {
+		out["reason"] = b.reason
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+// buildLogs are the entries alone, from a time on.
+func (h *Handler) buildLogs(w http.ResponseWriter, r *http.Request) error {
+	b, err := h.buildOf(r)
+	if err != nil {
+		return err
+	}
+	q, err := logQuery(r.URL.Query(), "cursor")
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	page := []buildEntry{}
+	for _, e := range b.entries {
+		if !e.Timestamp.Before(q.Since) && len(page) < min(q.Limit, maxLogPage) {
+			page = append(page, e)
+		}
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"logs": page})
+	return nil
+}
+
+// errNoTicket is what an upload gets that nobody announced.
+var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is not one that this daemon gave, or is too old"}
+
+// tickets are addresses at which files may be put. Whoever has one needs no
+// key, because clients send none; it ends with the key that asked for it.
+type tickets struct {
+	mu    sync.Mutex
+	known map[string]ticket
+}
+
+type ticket struct {
+	key, hash string
+	expires   time.Time
+}
+
+const (
+	ticketLife = time.Hour
+	maxTickets = 10_000
+)
+
+func (t *tickets) add(key, hash string, now time.Time) (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[string]ticket{}
+	}
+	if len(t.known) >= maxTickets {
+		for name, old := range t.known {
+			if now.After(old.expires) {
+				delete(t.known, name)
+			}
+		}
+	}
+	if len(t.known) >= maxTickets {
+		return "", &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "uploads", Message: "too many were announced and not made"}
+	}
+	name := strings.ToLower(rand.Text() + rand.Text())
+	t.known[name] = ticket{key, hash, now.Add(ticketLife)}
+	return name, nil
+}
+
+func (t *tickets) take(name string, now time.Time) (ticket, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one, ok := t.known[name]
+	if !ok || now.After(one.expires) {
+		return one, errNoTicket
+	}
+	return one, nil
+}
+
+func (t *tickets) drop(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.known, name)
+}
+
+var filesHash = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// uploadLink tells whether files are known already, and where to put them.
+func (h *Handler) uploadLink(w http.ResponseWriter, r *http.Request) error {
+	hash := r.PathValue("hash")
+	if !filesHash.MatchString(hash) {
+		return invalid("hash", "is not a SHA-256 in hexadecimal digits")
+	}
+	present, err := h.service.HasUpload(r.Context(), hash)
+	if err != nil {
+		return err
+	}
+	name, err := h.tickets.add(apiKey(r), hash, h.opts.Now())
+	if err != nil {
+		return err
+	}
+	scheme := "http://"
+	if r.TLS != nil {
+		scheme = "https://"
+	}
+	writeJSON(w, http.StatusCreated, map[string]any{"present": present, "url": scheme + r.Host + "/uploads/" + name})
+	return nil
+}
+
+// putUpload takes the files of a step.
+func (h *Handler) putUpload(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("ticket")
+	err := func() error {
+		t, err := h.tickets.take(name, h.opts.Now())
+		if err != nil {
+			return err
+		}
+		ctx, err := h.service.Authenticate(r.Context(), t.key)
+		if err != nil {
+			return err
+		}
+		return h.service.PutUpload(ctx, t.hash, r.Body)
+	}()
+	switch {
+	case err == nil:
+		h.tickets.drop(name)
+		w.WriteHeader(http.StatusOK)
+	case r.Context().Err() == nil && !errors.Is(err, context.Canceled):
+		h.fail(w, r, err)
+	}
+}

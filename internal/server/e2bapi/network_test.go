@@ -1,0 +1,105 @@
+package e2bapi
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func parseNetwork(t *testing.T, text string) *network {
+	t.Helper()
+	n := &network{}
+	if err := json.Unmarshal([]byte(text), n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// rules is a profile as lines, which the tables below compare.
+func rules(p *sandbox.Profile) string {
+	var lines []string
+	for _, r := range p.Rules {
+		line := string(r.Action) + " " + strings.Join(r.Hosts, " ")
+		for _, i := range r.Inject {
+			line += " [" + i.Name + ": " + i.Format + " " + i.Secret + "]"
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(append(lines, "else "+string(p.Default)), "; ")
+}
+
+func TestNetworkBecomesAProfile(t *testing.T) {
+	for _, c := range []struct {
+		internet   bool
+		asked, say string
+	}{
+		{true, `{}`, "else allow"},
+		{false, `{"allowOut":[]}`, "else deny"},
+		{true, `{"denyOut":["0.0.0.0/0"]}`, "deny 0.0.0.0/0:*; else deny"},
+		{true, `{"denyOut":["192.0.2.7","2001:db8::/32"]}`, "deny 192.0.2.7/32:* [2001:db8::/32]:*; else allow"},
+		{false, `{"allowOut":["Example.com","*.b.test","192.0.2.0/24"]}`, "allow example.com *.b.test 192.0.2.0/24:*; else deny"},
+		{true, `{"allowOut":["192.0.2.1"],"denyOut":["192.0.2.0/24"]}`, "allow 192.0.2.1/32:*; deny 192.0.2.0/24:*; else allow"},
+		// A transform allows nothing by itself.
+		{false, `{"allowOut":[],"rules":{"a.test":[{"transform":{"headers":{"K":"${e2b.secrets.S}"}}}]}}`, "else deny"},
+		// Where its domain is allowed it comes first, and the most specific one of several.
+		{
+			false,
+			`{"allowOut":["*.a.test"],"rules":{"*.a.test":[{"transform":{"headers":{"K":"x ${e2b.secrets.S}"}}}],"b.a.test":[{"transform":{"headers":{"K":"${e2b.secrets.t}"}}}]}}`,
+			"allow b.a.test [K: {} t]; allow *.a.test [K: x {} s]; allow *.a.test; else deny",
+		},
+		// Where all is allowed, what is denied still is.
+		{
+			true, `{"denyOut":["192.0.2.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"${e2b.secrets.s}"}}}]}}`,
+			"deny 192.0.2.0/24:*; allow a.test [K: {} s]; else allow",
+		},
+	} {
+		n, err := parseNetwork(t, c.asked).spec(c.internet)
+		if err != nil || n.Inline == nil {
+			t.Errorf("%s: %v", c.asked, err)
+			continue
+		}
+		if got := rules(n.Inline); got != c.say {
+			t.Errorf("%s:\n got %s\nwant %s", c.asked, got, c.say)
+		}
+	}
+}
+
+func TestNetworkIsRefused(t *testing.T) {
+	long := strings.Repeat("x", 2049)
+	for asked, code := range map[string]sandbox.Code{
+		`{"allowOut":["example.com"]}`:                                                      sandbox.CodeInvalid, // and everything else, too?
+		`{"denyOut":["example.com"]}`:                                                       sandbox.CodeInvalid,
+		`{"denyOut":["10.0.0.0/33"]}`:                                                       sandbox.CodeInvalid,
+		`{"rules":{"*":[{"transform":{"headers":{"A":"${e2b.secrets.t}"}}}]}}`:              sandbox.CodeInvalid,
+		`{"rules":{"a.test":[{},{}]}}`:                                                      sandbox.CodeInvalid,
+		`{"rules":{"a.test":[{"transform":{"headers":{"A":"` + long + `"}}}]}}`:             sandbox.CodeInvalid,
+		`{"rules":{"a.test":[{"transform":{"headers":{"A":"plain"}}}]}}`:                    sandbox.CodeUnsupported,
+		`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`: sandbox.CodeUnsupported,
+		`{"egressProxy":{"address":"192.0.2.1:1080"}}`:                                      sandbox.CodeUnsupported,
+		`{"httpsPorts":[8443]}`:                                                             sandbox.CodeUnsupported,
+	} {
+		if _, err := parseNetwork(t, asked).spec(true); sandbox.CodeOf(err) != code {
+			t.Errorf("%s: %v", asked, err)
+		}
+	}
+}
+
+// TestNetworkIsShownAsAsked also shows that nobody who asked for nothing has one.
+func TestNetworkIsShownAsAsked(t *testing.T) {
+	asked := `{"allowPublicTraffic":true,"allowOut":["a.test","192.0.2.0/24"],"denyOut":["0.0.0.0/0","198.51.100.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"Bearer ${e2b.secrets.s}"}}}]}}`
+	n, err := parseNetwork(t, asked).spec(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := shownNetwork(&Sandbox{Network: n}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
+		text, _ := json.Marshal(got)
+		t.Errorf("asked for %s, shown %s", asked, text)
+	}
+	none, err := (*network)(nil).spec(false)
+	if err != nil || none.Asked() || shownNetwork(&Sandbox{}) != nil {
+		t.Errorf("nobody asked for a network: %v %v", none, err)
+	}
+}

@@ -1,0 +1,210 @@
+package e2bapi
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Secrets keeps values that sandboxes send and never have.
+type Secrets interface {
+	// CreateSecret and UpdateSecret clear the value. Hosts are those to whom it
+	// may be sent; none: to whom a rule of somebody who sees to secrets names.
+	CreateSecret(ctx context.Context, name string, value []byte, hosts []string, labels map[string]string) (Secret, error)
+	// UpdateSecret leaves labels that are nil.
+	UpdateSecret(ctx context.Context, name string, value []byte, labels map[string]string) (Secret, error)
+	// Secrets returns all, by name.
+	Secrets(ctx context.Context) ([]Secret, error)
+	RemoveSecret(ctx context.Context, name string) error
+}
+
+// Secret is what is known of a secret; never its value.
+type Secret struct {
+	Name             string
+	Version          int64
+	Labels           map[string]string
+	Created, Updated time.Time
+}
+
+// shownSecret is a secret as clients see it.
+type shownSecret struct {
+	SecretID       string            `json:"secretID"`
+	Name           string            `json:"name"`
+	CurrentVersion int64             `json:"currentVersion"`
+	Metadata       map[string]string `json:"metadata"`
+	CreatedAt      time.Time         `json:"createdAt"`
+	UpdatedAt      time.Time         `json:"updatedAt"`
+}
+
+// secretPrefix begins the id of a secret, and no name.
+const secretPrefix = "sec_"
+
+// secretHosts are metadata that say to whom a secret may be sent, with commas
+// between them. E2B has no such thing.
+const secretHosts = "atoll.hosts"
+
+func shownAs(s Secret) shownSecret {
+	out := shownSecret{
+		SecretID: secretPrefix + s.Name, Name: s.Name, CurrentVersion: s.Version, Metadata: map[string]string{},
+		CreatedAt: stamp(s.Created), UpdatedAt: stamp(s.Updated),
+	}
+	maps.Copy(out.Metadata, s.Labels)
+	return out
+}
+
+// newSecret asks for a secret, or for a new value of one.
+type newSecret struct {
+	Name     string            `json:"name"`
+	Value    string            `json:"value"`
+	Metadata map[string]string `json:"metadata"`
+}
+
+// Bounds of the metadata of a secret.
+const (
+	maxSecretMetadata = 32
+	maxSecretKey      = 128
+	maxSecretEntry    = 1024
+	maxSecretTotal    = 8192
+)
+
+func (n *newSecret) check() error {
+	total := 0
+	for k, v := range n.Metadata {
+		if k == "" || len(k) > maxSecretKey || len(v) > maxSecretEntry {
+			return invalid("metadata", "a key, or its value, is too long")
+		}
+		total += len(k) + len(v)
+	}
+	switch {
+	case len(n.Metadata) > maxSecretMetadata || total > maxSecretTotal:
+		return invalid("metadata", "is more than %d entries or %d bytes", maxSecretMetadata, maxSecretTotal)
+	case n.Value == "":
+		return invalid("value", "none given")
+	}
+	return nil
+}
+
+func (h *Handler) createSecret(w http.ResponseWriter, r *http.Request) error {
+	var req newSecret
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return err
+	}
+	name := strings.ToLower(req.Name)
+	if strings.HasPrefix(name, secretPrefix) {
+		return invalid("name", "begins with %q, as ids do", secretPrefix)
+	}
+	var hosts []string
+	if text := req.Metadata[secretHosts]; text != "" {
+		for host := range strings.SplitSeq(text, ",") {
+			hosts = append(hosts, strings.TrimSpace(host))
+		}
+	}
+	s, err := h.service.CreateSecret(r.Context(), name, []byte(req.Value), hosts, req.Metadata)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusCreated, shownAs(s))
+	return nil
+}
+
+func (h *Handler) updateSecret(w http.ResponseWriter, r *http.Request) error {
+	var req newSecret
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if err := req.check(); err != nil {
+		return err
+	}
+	old, err := h.secret(r)
+	if err != nil {
+		return err
+	}
+	if req.Metadata != nil && req.Metadata[secretHosts] != old.Labels[secretHosts] {
+		return invalid("metadata", "%s is chosen when a secret is made", secretHosts)
+	}
+	s, err := h.service.UpdateSecret(r.Context(), old.Name, []byte(req.Value), req.Metadata)
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, shownAs(s))
+	return nil
+}
+
+// secret returns the secret that a path names, by its id or its name.
+func (h *Handler) secret(r *http.Request) (Secret, error) {
+	name := strings.TrimPrefix(strings.ToLower(r.PathValue("id")), secretPrefix)
+	all, err := h.service.Secrets(r.Context())
+	if err != nil {
+		return Secret{}, err
+	}
+	for _, s := range all {
+		if strings.ToLower(s.Name) == name {
+			return s, nil
+		}
+	}
+	return Secret{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(name), Message: "there is no such secret"}
+}
+
+func (h *Handler) getSecret(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.secret(r)
+	if err == nil {
+		writeJSON(w, http.StatusOK, shownAs(s))
+	}
+	return err
+}
+
+func (h *Handler) listSecrets(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	limit, err := pageLimit(q.Get("limit"))
+	if err != nil {
+		return err
+	}
+	all, err := h.service.Secrets(r.Context())
+	if err != nil {
+		return err
+	}
+	out := []shownSecret{}
+	for _, s := range all {
+		if s.Name <= q.Get("nextToken") {
+			continue
+		}
+		if len(out) == limit {
+			w.Header().Set("X-Next-Token", out[limit-1].Name)
+			break
+		}
+		out = append(out, shownAs(s))
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+func (h *Handler) removeSecret(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.secret(r)
+	if err == nil {
+		err = h.service.RemoveSecret(r.Context(), s.Name)
+	}
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+// pageLimit reads how many entries a page may have.
+func pageLimit(text string) (int, error) {
+	if text == "" {
+		return maxPage, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > maxPage {
+		return 0, invalid("limit", "is not between 1 and %d", maxPage)
+	}
+	return n, nil
+}

@@ -1,0 +1,399 @@
+package e2bapi
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Templates builds templates and keeps their names.
+type Templates interface {
+	// BuildTemplate builds a template and gives it all of its names. It tells
+	// how that goes, by one goroutine at a time.
+	BuildTemplate(ctx context.Context, b Build, tell func(BuildEvent)) error
+	Templates(ctx context.Context) ([]Template, error)
+	// TagTemplate gives a template one more name. Both are NAME:TAG.
+	TagTemplate(ctx context.Context, ref, as string) (Template, error)
+	RemoveTemplate(ctx context.Context, ref string) error
+	// HasImage reports whether an image is there that needs not be fetched.
+	HasImage(ctx context.Context, ref string) (bool, error)
+	// HasUpload reports whether the tenant has files of that hash, and
+	// PutUpload keeps them: a tar, perhaps compressed.
+	HasUpload(ctx context.Context, hash string) (bool, error)
+	PutUpload(ctx context.Context, hash string, r io.Reader) error
+}
+
+// Build is what a template is made of.
+type Build struct {
+	ID      string   // a UUID
+	Name    string   // of the template
+	Tags    []string // at least one
+	From    string   // image or template, as sandbox.Spec.Image
+	Steps   []BuildStep
+	Start   string // command that is running in its sandboxes
+	Ready   string // command that succeeds when it is
+	Force   bool
+	CPUs    float64
+	Memory  int64 // bytes
+	Network sandbox.Network
+}
+
+// BuildStep is one step, as clients send it.
+type BuildStep struct {
+	Type      string   `json:"type"`
+	Args      []string `json:"args"`
+	FilesHash string   `json:"filesHash"`
+	Force     bool     `json:"force"`
+}
+
+// BuildEvent is something that a build tells.
+type BuildEvent struct {
+	Time   time.Time
+	Step   int // from 1; 0: none of them
+	Text   string
+	Output bool // Text is a piece of output
+}
+
+// Template is what is known of a template under one of its tags.
+type Template struct {
+	Name, Tag string
+	Build     string // of clients of this face; empty for others
+	Image     string
+	CPUs      float64
+	Memory    int64
+	Created   time.Time
+}
+
+// The tag of what is named without one is default for clients, and latest for
+// everybody else.
+const latestTag = "latest"
+
+func ownTag(tag string) string {
+	if tag == defaultTag || tag == "" {
+		return latestTag
+	}
+	return tag
+}
+
+func shownTag(tag string) string {
+	if tag == latestTag {
+		return defaultTag
+	}
+	return tag
+}
+
+// splitRef returns the name and the tag that a client means.
+func splitRef(ref string) (name, tag string) {
+	name, tag, _ = strings.Cut(strings.ToLower(strings.TrimSpace(ref)), ":")
+	if i := strings.LastIndexByte(name, '/'); i >= 0 { // tenants are the only name spaces
+		name = name[i+1:]
+	}
+	return name, ownTag(tag)
+}
+
+// buildID returns by what clients know a build: the id that they were given or,
+// of what another face built, one that is computed.
+func (t *Template) buildID() string {
+	if t.Build != "" {
+		return t.Build
+	}
+	sum := sha256.Sum256([]byte("atoll build " + t.Name + "\x00" + t.Image))
+	return uuid([16]byte(sum[:16]))
+}
+
+// uuid spells bytes as a UUID of version 8, whose bytes mean what we like.
+func uuid(b [16]byte) string {
+	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}
+
+// templatesOf returns the tags of a template, the newest first. None is nil.
+func (h *Handler) templatesOf(ctx context.Context, name string) ([]Template, error) {
+	all, err := h.service.Templates(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(t Template) bool { return t.Name != name })
+	slices.SortFunc(all, func(a, b Template) int { return b.Created.Compare(a.Created) })
+	return all, nil
+}
+
+// ofTemplates returns the image of a template.
+func (h *Handler) ofTemplates(ctx context.Context, ref string) (image string, err error) {
+	name, tag := splitRef(ref)
+	all, err := h.templatesOf(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	for _, t := range all {
+		if t.Tag == tag {
+			return "template:" + name + ":" + tag, nil
+		}
+	}
+	return "", nil
+}
+
+// baseImage returns the image of the template base: the one that was built of
+// packages, if it is there, or this machine's own programs.
+func (h *Handler) baseImage(ctx context.Context) (string, error) {
+	there, err := h.service.HasImage(ctx, "base")
+	if err != nil || !there {
+		return "host", err
+	}
+	return "base", nil
+}
+
+// shownTemplate is a template as clients see it.
+type shownTemplate struct {
+	TemplateID    string       `json:"templateID"`
+	BuildID       string       `json:"buildID"`
+	CPUCount      int          `json:"cpuCount"`
+	MemoryMB      int64        `json:"memoryMB"`
+	DiskSizeMB    int64        `json:"diskSizeMB"`
+	Public        bool         `json:"public"`
+	Aliases       []string     `json:"aliases"`
+	Names         []string     `json:"names"`
+	CreatedAt     time.Time    `json:"createdAt"`
+	UpdatedAt     time.Time    `json:"updatedAt"`
+	CreatedBy     *struct{}    `json:"createdBy"`
+	LastSpawnedAt *time.Time   `json:"lastSpawnedAt"`
+	SpawnCount    int          `json:"spawnCount"`
+	BuildCount    int          `json:"buildCount"`
+	EnvdVersion   string       `json:"envdVersion"`
+	BuildStatus   string       `json:"buildStatus"`
+	Builds        []shownBuild `json:"builds,omitempty"`
+}
+
+// shownBuild is one of the builds of a template that have a tag.
+type shownBuild struct {
+	BuildID     string    `json:"buildID"`
+	Status      string    `json:"status"`
+	CreatedAt   time.Time `json:"createdAt"`
+	UpdatedAt   time.Time `json:"updatedAt"`
+	FinishedAt  time.Time `json:"finishedAt"`
+	CPUCount    int       `json:"cpuCount"`
+	MemoryMB    int64     `json:"memoryMB"`
+	EnvdVersion string    `json:"envdVersion"`
+}
+
+// showTemplate shows the tags of one template, the newest first.
+func showTemplate(tags []Template, builds bool) shownTemplate {
+	newest, oldest := &tags[0], &tags[len(tags)-1]
+	out := shownTemplate{
+		TemplateID: newest.Name, BuildID: newest.buildID(), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
+		Aliases: []string{newest.Name}, Names: []string{newest.Name}, CreatedAt: stamp(oldest.Created), UpdatedAt: stamp(newest.Created),
+		EnvdVersion: EnvdVersion, BuildStatus: buildReady,
+	}
+	seen := map[string]bool{}
+	for i := range tags {
+		id, at := tags[i].buildID(), stamp(tags[i].Created)
+		if seen[id] {
+			continue
+		}
+		seen[id] = true
+		out.BuildCount++
+		if builds {
+			out.Builds = append(out.Builds, shownBuild{id, buildReady, at, at, at, cpuCount(tags[i].CPUs), tags[i].Memory >> 20, EnvdVersion})
+		}
+	}
+	return out
+}
+
+func (h *Handler) listTemplates(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.service.Templates(r.Context())
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b Template) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), b.Created.Compare(a.Created))
+	})
+	out := []shownTemplate{}
+	for first := 0; first < len(all); {
+		after := first + 1
+		for after < len(all) && all[after].Name == all[first].Name {
+			after++
+		}
+		out = append(out, showTemplate(all[first:after], false))
+		first = after
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+func (h *Handler) getTemplate(w http.ResponseWriter, r *http.Request) error {
+	name, _ := splitRef(r.PathValue("id"))
+	tags, err := h.templatesOf(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	if len(tags) == 0 {
+		return noTemplate(name)
+	}
+	writeJSON(w, http.StatusOK, showTemplate(tags, true))
+	return nil
+}
+
+// ofTemplate serves two routes that the multiplexer cannot tell apart.
+func (h *Handler) ofTemplate(w http.ResponseWriter, r *http.Request) error {
+	id, what := r.PathValue("id"), r.PathValue("what")
+	switch {
+	case id == "aliases":
+		return h.getAlias(w, r, what)
+	case what == "tags":
+		return h.listTags(w, r)
+	}
+	return noTemplate(id)
+}
+
+// getAlias tells whether a name is taken. Snapshots have names, too.
+func (h *Handler) getAlias(w http.ResponseWriter, r *http.Request, ref string) error {
+	name, _ := splitRef(ref)
+	image, err := h.ofTemplates(r.Context(), ref)
+	if err != nil {
+		return err
+	}
+	known := image != "" || isBase(name)
+	if !known && !strings.Contains(ref, ":") {
+		tags, err := h.templatesOf(r.Context(), name)
+		if err != nil {
+			return err
+		}
+		known = len(tags) > 0
+	}
+	if !known {
+		snapshots, err := h.service.Snapshots(r.Context(), nil)
+		if err != nil {
+			return err
+		}
+		known = slices.ContainsFunc(snapshots, func(s Snapshot) bool { return s.is(strings.ToLower(ref)) })
+	}
+	if !known {
+		return noTemplate(ref)
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"templateID": name, "public": isBase(name)})
+	return nil
+}
+
+// removeTemplate removes all tags of a template, or the snapshots that clients
+// know by that name.
+func (h *Handler) removeTemplate(w http.ResponseWriter, r *http.Request) error {
+	ref := strings.ToLower(r.PathValue("id"))
+	name, _ := splitRef(ref)
+	tags, err := h.templatesOf(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	for _, t := range tags {
+		if err := h.service.RemoveTemplate(r.Context(), t.Name+":"+t.Tag); err != nil {
+			return err
+		}
+	}
+	if len(tags) == 0 {
+		if err := h.removeSnapshots(r.Context(), ref); err != nil {
+			return err
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// updateTemplate says whether others may use a template, which they never may.
+func (h *Handler) updateTemplate(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Public bool `json:"public"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	name, _ := splitRef(r.PathValue("id"))
+	tags, err := h.templatesOf(r.Context(), name)
+	switch {
+	case err != nil:
+		return err
+	case len(tags) == 0:
+		return noTemplate(name)
+	case req.Public:
+		return unsupported("public templates")
+	}
+	writeJSON(w, http.StatusOK, map[string]any{"names": []string{name}})
+	return nil
+}
+
+const maxTags = 32
+
+func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Target string   `json:"target"`
+		Tags   []string `json:"tags"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if len(req.Tags) == 0 || len(req.Tags) > maxTags {
+		return invalid("tags", "are not between 1 and %d", maxTags)
+	}
+	name, tag := splitRef(req.Target)
+	var t Template
+	for _, as := range req.Tags {
+		var err error
+		if t, err = h.service.TagTemplate(r.Context(), name+":"+tag, name+":"+ownTag(strings.ToLower(as))); err != nil {
+			return err
+		}
+	}
+	writeJSON(w, http.StatusCreated, map[string]any{"tags": req.Tags, "buildID": t.buildID()})
+	return nil
+}
+
+func (h *Handler) removeTags(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name string   `json:"name"`
+		Tags []string `json:"tags"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if len(req.Tags) == 0 || len(req.Tags) > maxTags {
+		return invalid("tags", "are not between 1 and %d", maxTags)
+	}
+	name, _ := splitRef(req.Name)
+	for _, tag := range req.Tags {
+		if err := h.service.RemoveTemplate(r.Context(), name+":"+ownTag(strings.ToLower(tag))); err != nil {
+			return err
+		}
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// taggedBuild is a tag as clients see it.
+type taggedBuild struct {
+	Tag       string    `json:"tag"`
+	BuildID   string    `json:"buildID"`
+	CreatedAt time.Time `json:"createdAt"`
+}
+
+func (h *Handler) listTags(w http.ResponseWriter, r *http.Request) error {
+	name, _ := splitRef(r.PathValue("id"))
+	tags, err := h.templatesOf(r.Context(), name)
+	if err != nil {
+		return err
+	}
+	if len(tags) == 0 {
+		return noTemplate(name)
+	}
+	out := []taggedBuild{}
+	for i := range tags {
+		out = append(out, taggedBuild{shownTag(tags[i].Tag), tags[i].buildID(), stamp(tags[i].Created)})
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
