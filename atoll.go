@@ -25,6 +25,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -41,13 +42,19 @@ type Options struct {
 	// Transport carries the requests, wherever Host says they go. Nil: one
 	// that Host needs.
 	Transport http.RoundTripper
+	// Propagate adds to the header of each request which trace it is part of:
+	// with OpenTelemetry, what a TextMapPropagator injects. It may be called
+	// concurrently. Nil: the trace that $TRACEPARENT and $TRACESTATE name, if
+	// they name one.
+	Propagate func(ctx context.Context, h http.Header)
 }
 
 // Client is a connection to a daemon. Its methods may be called concurrently.
 type Client struct {
-	http *http.Client
-	base string
-	key  string
+	http      *http.Client
+	base      string
+	key       string
+	propagate func(context.Context, http.Header)
 }
 
 // New returns a Client. It connects when it is first used; see [Client.Ping].
@@ -73,13 +80,16 @@ func New(opts Options) (*Client, error) {
 	if opts.Transport != nil {
 		transport = opts.Transport
 	}
+	if opts.Propagate == nil {
+		opts.Propagate = propagator(os.Getenv("TRACEPARENT"), os.Getenv("TRACESTATE"))
+	}
 	return &Client{
 		http: &http.Client{
 			Transport: transport,
 			// A redirect could carry the key elsewhere; the daemon sends none.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		base: base, key: opts.Key,
+		base: base, key: opts.Key, propagate: opts.Propagate,
 	}, nil
 }
 
@@ -158,11 +168,34 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "client.request", Message: "cannot be sent", Cause: err}
 	}
-	if c.key != "" {
-		r.Header.Set("Authorization", "Bearer "+c.key)
-	}
+	c.sign(ctx, r.Header)
 	return r, nil
 }
+
+// sign says in a header who is asking and in which trace.
+func (c *Client) sign(ctx context.Context, h http.Header) {
+	if c.key != "" {
+		h.Set("Authorization", "Bearer "+c.key)
+	}
+	c.propagate(ctx, h)
+}
+
+// propagator names one trace in every request. One that is not as it should be
+// is none.
+func propagator(parent, state string) func(context.Context, http.Header) {
+	if _, ok := span.ParseParent(parent); !ok {
+		return func(context.Context, http.Header) {}
+	}
+	return func(_ context.Context, h http.Header) {
+		h.Set("Traceparent", parent)
+		if state != "" && len(state) <= maxTraceState && !strings.ContainsAny(state, "\r\n\x00") {
+			h.Set("Tracestate", state)
+		}
+	}
+}
+
+// maxTraceState is what every daemon must be able to take (W3C Trace Context).
+const maxTraceState = 512
 
 // do sends a request. Any answer but success is returned as the error that it
 // describes. The caller closes the body.
@@ -210,12 +243,16 @@ func parseProblem(text []byte) error {
 	var p struct {
 		Code                      sandbox.Code
 		Op, Subject, Detail, Hint string
+		Request                   string
 		Faults                    []struct{ Field, Message string }
 	}
 	if json.Unmarshal(text, &p) != nil || p.Code == "" {
 		return nil
 	}
 	e := &sandbox.Error{Code: p.Code, Op: p.Op, Subject: p.Subject, Message: p.Detail, Hint: p.Hint}
+	if p.Request != "" && e.Hint == "" {
+		e.Hint = "the daemon's log tells more, under the request " + p.Request
+	}
 	if len(p.Faults) > 0 {
 		e.Subject, e.Message = p.Faults[0].Field, p.Faults[0].Message
 	}

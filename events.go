@@ -38,6 +38,9 @@ type Event struct {
 	Bytes   int64        `json:"bytes,omitempty"`
 
 	DurationMS int64 `json:"durationMs,omitempty"` // how long a command ran
+
+	Request string `json:"request,omitempty"` // id of the request that it was done for
+	Trace   string `json:"trace,omitempty"`   // id of the trace that request is part of
 }
 
 // EventOptions select events. The zero value selects all there are.

@@ -33,9 +33,7 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 // webSocket opens a WebSocket of the API.
 func (c *Client) webSocket(ctx context.Context, path string) (*websocket.Conn, error) {
 	header := http.Header{}
-	if c.key != "" {
-		header.Set("Authorization", "Bearer "+c.key)
-	}
+	c.sign(ctx, header)
 	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, &websocket.DialOptions{
 		HTTPClient: c.http, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
 	})

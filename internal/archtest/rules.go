@@ -25,12 +25,12 @@ var rules = []rule{
 
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "driver", "provider/gvisor/...", "internal/guest/...", "internal/image/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/host/...",
-		only: []string{"sandbox", "driver", "provider/host/...", "internal/guest/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/host/...", "internal/guest/...", "provider/internal/proctree"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -42,7 +42,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "driver", "provider/...", "internal/guest/...", "internal/image/..."},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/image/..."},
 		why:  "the list of providers is the one place that knows them all",
 	},
 
@@ -108,7 +108,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/audit",
-		only: []string{"sandbox", "internal/quota", "internal/store", "internal/eventlog"},
+		only: []string{"sandbox", "internal/span", "internal/quota", "internal/store", "internal/eventlog"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the choke point knows the log, and not what passes it",
 	},
@@ -120,7 +120,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/vault/archive"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/vault/archive"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -144,7 +144,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "driver", "internal/control/...", "internal/policy"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control/...", "internal/policy"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
 		why:  "control sees providers only through the driver contract",
 	},
@@ -190,7 +190,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/guest/...",
-		only: []string{"sandbox", "driver", "internal/guest/..."},
+		only: []string{"sandbox", "internal/span", "driver", "internal/guest/..."},
 		deny: append([]string{kernel + "/..."}, heavy...),
 		why:  "the guest's client serves any provider",
 	},
@@ -209,15 +209,25 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "driver", "internal/stream", "internal/envd", "internal/server/..."},
+		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a face declares what it needs of control, and imports none of it",
 	},
 	{
 		pkgs: module, // the Go library
-		only: []string{"sandbox", "internal/stream"},
+		only: []string{"sandbox", "internal/stream", "internal/span"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "clients are light: no engine, no store, no daemon",
+	},
+	{
+		pkgs: "internal/span", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
+		why: "everybody on the path of a request imports it, the engine too",
+	},
+	{
+		pkgs: "internal/telemetry",
+		only: []string{"sandbox", "internal/span", "internal/eventlog", "internal/store", "internal/quota"},
+		deny: []string{kernel + "/..."},
+		why:  "it sends what it is told, and is the only one that knows OpenTelemetry",
 	},
 	{
 		pkgs: "internal/metrics",
@@ -239,19 +249,19 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...", "internal/guest/..."},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
+		only: []string{module, "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},
@@ -262,7 +272,7 @@ var rules = []rule{
 	{pkgs: "scripts/testcount", std: true, why: "what judges the tests must not depend on what they test"},
 	{
 		pkgs: "scripts/...",
-		only: []string{"sandbox", "driver", "provider/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/..."},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/..."},
 		deny: []string{"internal/cli/..."},
 		why:  "what measures the program uses it as a library",
 	},

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -32,6 +33,17 @@ type Action struct {
 	Policy  string     // which policy decides
 	Command *sandbox.Command
 	Bytes   int64 // that are moved, if that is known before
+	// Request and Trace name the request that wants it and the trace that is
+	// part of. Empty: those of the context, see package span.
+	Request, Trace string
+}
+
+// of completes an action that is done for the request of ctx.
+func (a Action) of(ctx context.Context) Action {
+	if a.Request == "" {
+		a.Request, a.Trace = span.IDs(ctx)
+	}
+	return a
 }
 
 // Outcome is what became of an action.
@@ -53,7 +65,7 @@ type Options struct {
 	RecordArgs bool
 	// OnError is told about outcomes that could not be written. Nil ignores
 	// them: they are settled at the next start.
-	OnError func(error)
+	OnError func(context.Context, error)
 }
 
 // Recorder authorises and records. It may be used concurrently.
@@ -76,7 +88,7 @@ func New(log *eventlog.Log, opts Options) *Recorder {
 func (r *Recorder) Do(ctx context.Context, a Action, authorise func() error, act func(context.Context) (Outcome, error)) error {
 	if authorise != nil {
 		if err := authorise(); err != nil {
-			r.report(r.Denied(ctx, a, err)) // the refusal stands even if it cannot be written
+			r.report(ctx, r.Denied(ctx, a, err)) // the refusal stands even if it cannot be written
 			return err
 		}
 	}
@@ -86,22 +98,22 @@ func (r *Recorder) Do(ctx context.Context, a Action, authorise func() error, act
 	}
 	// A panic must not leave the impression that nothing happened.
 	out := Outcome{Err: &sandbox.Error{Code: sandbox.CodeInternal, Message: "the action panicked"}}
-	defer func() { r.report(intent.End(out)) }()
+	defer func() { r.report(ctx, intent.End(out)) }()
 	done, err := act(ctx)
 	done.Err = err
 	out = done
 	return err
 }
 
-func (r *Recorder) report(err error) {
+func (r *Recorder) report(ctx context.Context, err error) {
 	if err != nil && r.opts.OnError != nil {
-		r.opts.OnError(err)
+		r.opts.OnError(ctx, err)
 	}
 }
 
 // Denied records that an action was refused, for reason.
 func (r *Recorder) Denied(ctx context.Context, a Action, reason error) error {
-	e := r.event(a, eventlog.Denied)
+	e := r.event(a.of(ctx), eventlog.Denied)
 	e.Code = sandbox.CodeOf(reason)
 	_, err := r.log.Append(ctx, e)
 	return err
@@ -110,7 +122,7 @@ func (r *Recorder) Denied(ctx context.Context, a Action, reason error) error {
 // Fact records what happened without anybody asking for it here, such as the
 // end of a command: t and what change adds.
 func (r *Recorder) Fact(ctx context.Context, a Action, t eventlog.Type, change func(*eventlog.Event)) error {
-	e := r.event(a, t)
+	e := r.event(a.of(ctx), t)
 	if change != nil {
 		change(&e)
 	}
@@ -141,12 +153,15 @@ type Intent struct {
 // Begin records that an action is about to happen. If it fails, the action
 // must not be done.
 func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
+	a = a.of(ctx)
+	ctx, end := span.Start(ctx, "record", a.Op, a.Sandbox)
 	e, err := r.log.Announce(ctx, r.opts.Node, r.event(a, eventlog.Attempted))
+	end(err)
 	i, err := r.begun(a, e, err)
 	if err == nil && ctx.Err() != nil {
 		// The caller has gone meanwhile: nothing will be done.
 		err = &sandbox.Error{Code: sandbox.CodeOf(ctx.Err()), Op: a.Op, Subject: a.Name, Cause: ctx.Err()}
-		r.report(i.End(Outcome{Err: err}))
+		r.report(ctx, i.End(Outcome{Err: err}))
 		return nil, err
 	}
 	return i, err
@@ -156,7 +171,10 @@ func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 // what the transaction changes and the record of it come together or not at
 // all. The action must not be done before the transaction is committed.
 func (r *Recorder) BeginTx(ctx context.Context, tx *store.Tx, a Action) (*Intent, error) {
+	a = a.of(ctx)
+	ctx, end := span.Start(ctx, "record", a.Op, a.Sandbox)
 	e, err := r.log.AnnounceTx(ctx, tx, r.opts.Node, r.event(a, eventlog.Attempted))
+	end(err)
 	return r.begun(a, e, err)
 }
 
@@ -235,7 +253,7 @@ func (i *Intent) outcome(out Outcome) eventlog.Event {
 func (r *Recorder) event(a Action, t eventlog.Type) eventlog.Event {
 	e := eventlog.Event{
 		Tenant: a.Tenant, Type: t, Op: a.Op, Actor: a.Actor, Sandbox: a.Sandbox, Name: a.Name,
-		Subject: a.Subject, Policy: a.Policy, Bytes: a.Bytes,
+		Subject: a.Subject, Policy: a.Policy, Bytes: a.Bytes, Request: a.Request, Trace: a.Trace,
 	}
 	e.Actor.Node = r.opts.Node
 	if c := a.Command; c != nil {

@@ -31,6 +31,7 @@ type UpOptions struct {
 	Hosts    []string
 	E2B      E2BOptions
 	Egress   EgressOptions
+	OTLP     string // address of a collector of OpenTelemetry; empty: as the environment says
 	Drain    time.Duration
 	Logger   *slog.Logger
 	// PlainSnapshots and SnapshotCache say how snapshots are stored, see
@@ -136,6 +137,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
 	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
+	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -106,10 +107,11 @@ func New(cfg Config) *Control {
 // anything happens (who may, who holds the lease, is it written down) belongs
 // here and nowhere else.
 func (c *Control) do(ctx context.Context, a Action, act func(context.Context) error) error {
+	drive := func(ctx context.Context) error { return span.In(ctx, "driver", a.Op, a.Sandbox, act) }
 	if c.cfg.Guard != nil {
-		return c.wrap(a, c.cfg.Guard(ctx, a, act))
+		return c.wrap(a, c.cfg.Guard(ctx, a, drive))
 	}
-	return c.wrap(a, act(ctx))
+	return c.wrap(a, drive(ctx))
 }
 
 // Probe tells what the provider can do here.

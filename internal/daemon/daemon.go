@@ -34,7 +34,9 @@ import (
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/telemetry"
 	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
@@ -79,6 +81,12 @@ type Options struct {
 	SnapshotCache int64
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
+	// Telemetry is the address of a collector of OpenTelemetry, to which traces
+	// and events are sent. Empty: the one that the variables OTEL_EXPORTER_OTLP_…
+	// name, if any.
+	Telemetry string
+	// Version is that of the program, for whom it is told.
+	Version string
 	// Drain is how long requests may go on when the daemon ends. Zero: 5
 	// seconds.
 	Drain  time.Duration
@@ -105,6 +113,7 @@ type Daemon struct {
 	plane  *plane.Plane
 	server *server.Server
 	memory *server.Memory
+	otel   *telemetry.Telemetry // nil: nobody is told anything
 	socket string
 	tcp    net.Addr
 	e2b    net.Addr
@@ -128,6 +137,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
+	opts.Logger = slog.New(span.Logs(opts.Logger.Handler()))
 	if opts.Drain <= 0 {
 		opts.Drain = 5 * time.Second
 	}
@@ -140,7 +150,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openPlane, d.recover, d.listen, d.listenE2B} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.recover, d.listen, d.listenE2B} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -183,8 +193,8 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err := os.MkdirAll(anchors, 0o700); err != nil {
 		return err
 	}
-	report := func(err error) { d.opts.Logger.Error("log", "error", err) }
-	d.log = eventlog.New(d.store, eventlog.Options{Anchor: &eventlog.FileAnchor{Dir: anchors}, OnError: report})
+	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "log", "error", err) }
+	d.log = eventlog.New(d.store, eventlog.Options{Anchor: &eventlog.FileAnchor{Dir: anchors}, OnError: func(err error) { report(context.Background(), err) }})
 	d.onClose(d.log.Close)
 	recorder := audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
 	if n, err := recorder.Settle(ctx); err != nil {
@@ -269,6 +279,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.work.Go(func() { d.plane.Watch(ctx) })
 	d.work.Go(func() { d.plane.WatchIdle(ctx) })
 	d.work.Go(func() { d.plane.WatchArchive(ctx) })
+	if d.otel.Events() {
+		d.work.Go(func() { d.otel.Ship(ctx, d.log) })
+	}
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })
 	}

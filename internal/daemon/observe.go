@@ -7,12 +7,13 @@ import (
 	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/telemetry"
 )
 
 // observed serves metrics beside a handler, whose requests they count.
 func (d *Daemon) observed(next http.Handler) http.Handler {
 	m := metrics.New(d.census)
-	counted := m.Wrap(next)
+	counted := d.otel.Wrap(m.Wrap(next))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" {
 			counted.ServeHTTP(w, r)
@@ -24,6 +25,16 @@ func (d *Daemon) observed(next http.Handler) http.Handler {
 		}
 		m.ServeHTTP(w, r)
 	})
+}
+
+// openTelemetry opens what sends traces and events to a collector, if one is
+// named.
+func (d *Daemon) openTelemetry(ctx context.Context) (err error) {
+	d.otel, err = telemetry.New(ctx, telemetry.Options{
+		Endpoint: d.opts.Telemetry, Version: d.opts.Version, Node: d.member.Node, LookupEnv: d.opts.LookupEnv, Logger: d.opts.Logger,
+	})
+	d.onClose(d.otel.Close)
+	return err
 }
 
 func (d *Daemon) census(ctx context.Context) (c metrics.Census, err error) {

@@ -124,6 +124,9 @@ type Event struct {
 	Bytes  int64          `json:"bytes,omitempty"`  // that were moved
 
 	DurationMS int64 `json:"durationMs,omitempty"` // how long it took, in milliseconds
+
+	Request string `json:"request,omitempty"` // id of the request that it was done for
+	Trace   string `json:"trace,omitempty"`   // id of the trace that request is part of
 }
 
 // Bounds of what a hostile request can put into a record.
@@ -135,7 +138,7 @@ const (
 // bound cuts fields to bearable length and to valid UTF-8, so that the record
 // reads back as what it was written as.
 func (e *Event) bound() {
-	for _, f := range []*string{&e.Name, &e.Subject, &e.Policy, &e.Program, &e.Op, &e.Actor.Key, &e.Actor.Node} {
+	for _, f := range []*string{&e.Name, &e.Subject, &e.Policy, &e.Program, &e.Op, &e.Actor.Key, &e.Actor.Node, &e.Request, &e.Trace} {
 		*f = bounded(*f)
 	}
 	if len(e.Args) > 0 {

@@ -57,6 +57,58 @@ func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, li
 	return decodeAll(rows)
 }
 
+// Record is an event with the hash of its record.
+type Record struct {
+	Event
+	Hash Hash
+}
+
+// Records is Read with the hashes.
+func (l *Log) Records(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]Record, error) {
+	if limit <= 0 || limit > maxRead {
+		limit = maxRead
+	}
+	l.flush(ctx)
+	rows, err := l.readRows(ctx, tenant, f, after, limit)
+	if err != nil {
+		return nil, err
+	}
+	events, err := decodeAll(rows)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Record, len(rows))
+	for i := range rows {
+		if len(rows[i].Hash) != len(Hash{}) {
+			return nil, damaged(fmt.Errorf("the hash of record %d is damaged", rows[i].Seq))
+		}
+		out[i] = Record{events[i], Hash(rows[i].Hash)}
+	}
+	return out, nil
+}
+
+// Unsent is a log of which a daemon has not sent all to where it sends them.
+type Unsent struct {
+	Tenant string
+	After  int64 // the number of the last record that was sent
+	Head   int64 // and of the last there is
+}
+
+// Unsent lists the logs of which a node has not sent all.
+func (l *Log) Unsent(ctx context.Context, node string) ([]Unsent, error) {
+	behind, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventCursor, error) { return tx.Operator().BehindEvents(ctx, node) })
+	out := make([]Unsent, len(behind))
+	for i, b := range behind {
+		out[i] = Unsent{b.Tenant, b.Seq, b.Head}
+	}
+	return out, err
+}
+
+// Sent says that a node has sent a log up to a record. It is kept.
+func (l *Log) Sent(ctx context.Context, node, tenant string, seq int64) error {
+	return l.store.Update(ctx, func(tx *store.Tx) error { return tx.SetEventCursor(ctx, node, tenant, seq) })
+}
+
 func decodeAll(rows []store.EventRow) (events []Event, err error) {
 	events = make([]Event, len(rows))
 	for i := range rows {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -151,8 +152,15 @@ func (c *Client) open(ctx context.Context, m wire.Method, request []byte) (*wire
 	return c.conn.Open(ctx, m, request)
 }
 
+// answer is the span of a round trip to the guest, whose answer is waited for.
+func answer(ctx context.Context) (context.Context, func(error)) {
+	return span.Start(ctx, "guest", "answer", "")
+}
+
 // await waits for the outcome of an operation.
-func await(ctx context.Context, op *wire.Op) ([]byte, error) {
+func await(ctx context.Context, op *wire.Op) (_ []byte, err error) {
+	ctx, end := answer(ctx)
+	defer func() { end(err) }()
 	select {
 	case <-op.Over():
 		return op.Result()
@@ -164,7 +172,9 @@ func await(ctx context.Context, op *wire.Op) ([]byte, error) {
 
 // message waits for the next message of an operation, which must be of the
 // given kind, and returns what follows.
-func message(ctx context.Context, op *wire.Op, kind byte) ([]byte, error) {
+func message(ctx context.Context, op *wire.Op, kind byte) (_ []byte, err error) {
+	ctx, end := answer(ctx)
+	defer func() { end(err) }()
 	var b []byte
 	select {
 	case b = <-op.Messages():

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -73,6 +74,7 @@ func New(cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
+	cfg.Logger = slog.New(span.Logs(cfg.Logger.Handler()))
 	s := &Server{cfg: cfg}
 	base, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -126,9 +128,10 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// track counts requests until they have ended, and logs each under an id that
-// its caller is told. A caller may choose it, to find the request in logs of
-// its own.
+// track counts requests until they have ended, and gives each an id that its
+// caller is told and that is part of what is logged and recorded for it. A
+// caller may choose it, to find the request in logs of its own, and may name
+// the trace that it is part of.
 func (s *Server) track(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.active.Add(1)
@@ -138,9 +141,11 @@ func (s *Server) track(next http.Handler) http.Handler {
 			id = rand.Text()
 		}
 		w.Header().Set(requestID, id)
+		caller, _ := span.ParseParent(r.Header.Get("Traceparent"))
+		r = r.WithContext(span.WithRequest(r.Context(), id, caller.Trace))
 		began := time.Now()
 		defer func() {
-			s.cfg.Logger.Debug("request", "request", id, "method", r.Method, "path", r.URL.Path, "took", time.Since(began))
+			s.cfg.Logger.DebugContext(r.Context(), "request", "method", r.Method, "path", r.URL.Path, "took", time.Since(began))
 		}()
 		next.ServeHTTP(w, r)
 	})
@@ -180,7 +185,7 @@ func (s *Server) recover(next http.Handler) http.Handler {
 			case http.ErrAbortHandler:
 				panic(v)
 			default:
-				s.cfg.Logger.Error("request panicked", "request", w.Header().Get(requestID), "panic", v, "stack", string(debug.Stack()))
+				s.cfg.Logger.ErrorContext(r.Context(), "request panicked", "panic", v, "stack", string(debug.Stack()))
 				refuse(w, &sandbox.Error{Code: sandbox.CodeInternal, Message: "a fault of Atoll itself"})
 			}
 		}()

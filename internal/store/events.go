@@ -140,3 +140,89 @@ func (o *Operator) OpenIntents(ctx context.Context, node string, limit int) ([]O
 		return i, row.Scan(&i.Tenant, &i.Seq, &i.Op, &i.Sandbox)
 	})
 }
+
+// EventCursor is how far a daemon has sent the log of a tenant, and where that
+// log ends.
+type EventCursor struct {
+	Tenant    string
+	Seq, Head int64
+}
+
+// BehindEvents lists the logs of which a node has not sent all.
+func (o *Operator) BehindEvents(ctx context.Context, node string) ([]EventCursor, error) {
+	rows, err := o.tx.query(ctx, `SELECT h.tenant, COALESCE(c.seq, 0), h.seq FROM event_heads h
+		LEFT JOIN event_cursors c ON c.tenant = h.tenant AND c.node = $1 WHERE h.seq > COALESCE(c.seq, 0) ORDER BY h.tenant`, node)
+	return collect(rows, err, func(row scanner) (c EventCursor, err error) {
+		return c, row.Scan(&c.Tenant, &c.Seq, &c.Head)
+	})
+}
+
+// SetEventCursor says how far a node has sent the log of a tenant. It never goes
+// back.
+func (tx *Tx) SetEventCursor(ctx context.Context, node, tenant string, seq int64) error {
+	_, err := tx.exec(ctx, `INSERT INTO event_cursors (node, tenant, seq) VALUES ($1, $2, $3)
+		ON CONFLICT (node, tenant) DO UPDATE SET seq = excluded.seq WHERE event_cursors.seq < excluded.seq`, node, tenant, seq)
+	return err
+}
+
+// EventCursor returns how far a node has sent the log of a tenant.
+func (tx *Tx) EventCursor(ctx context.Context, node, tenant string) (seq int64, err error) {
+	err = tx.queryRow(ctx, "SELECT COALESCE(MAX(seq), 0) FROM event_cursors WHERE node = $1 AND tenant = $2", node, tenant).Scan(&seq)
+	return seq, err
+}
+
+// EventCut says up to where a tenant's log was pruned. Package eventlog says
+// what the seal is. Without a cut it is zero.
+type EventCut struct {
+	Seq  int64
+	Hash []byte
+	Time time.Time
+	Seal []byte
+}
+
+// EventCut returns the cut of a tenant's log.
+func (tx *Tx) EventCut(ctx context.Context, tenant string) (c EventCut, err error) {
+	var at int64
+	err = tx.queryRow(ctx, "SELECT seq, hash, time, seal FROM event_cuts WHERE tenant = $1", tenant).Scan(&c.Seq, &c.Hash, &at, &c.Seal)
+	if errors.Is(err, sql.ErrNoRows) {
+		return EventCut{}, nil
+	}
+	c.Time = timeOf(at)
+	return c, err
+}
+
+// CutEvents removes the records of a tenant's log up to that of a cut, and keeps
+// the cut in their place. The caller has locked the head. What was announced and
+// has no outcome yet is never removed: that is CodeConflict.
+func (tx *Tx) CutEvents(ctx context.Context, tenant string, c EventCut) (removed int64, err error) {
+	open, err := tx.OldestIntent(ctx, tenant)
+	if err != nil {
+		return 0, err
+	}
+	if open > 0 && open <= c.Seq {
+		return 0, fail(sandbox.CodeConflict, "event "+strconv.FormatInt(open, 10), "has no outcome yet")
+	}
+	_, err = tx.exec(ctx, `INSERT INTO event_cuts (tenant, seq, hash, time, seal) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (tenant) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, time = excluded.time, seal = excluded.seal`,
+		tenant, c.Seq, c.Hash, nanos(c.Time), c.Seal)
+	if err != nil {
+		return 0, err
+	}
+	return tx.exec(ctx, "DELETE FROM events WHERE tenant = $1 AND seq <= $2", tenant, c.Seq)
+}
+
+// OldestIntent returns the number of the first record of a tenant's log that
+// has no outcome yet, zero if all have one.
+func (tx *Tx) OldestIntent(ctx context.Context, tenant string) (seq int64, err error) {
+	err = tx.queryRow(ctx, "SELECT COALESCE(MIN(seq), 0) FROM intents WHERE tenant = $1", tenant).Scan(&seq)
+	return seq, err
+}
+
+// EventsBefore returns the number of the last record of a tenant's log before
+// the first one that is not older than a time, zero if there is none.
+func (tx *Tx) EventsBefore(ctx context.Context, tenant string, at time.Time) (seq int64, err error) {
+	err = tx.queryRow(ctx, `SELECT COALESCE(
+		(SELECT MIN(seq) - 1 FROM events WHERE tenant = $1 AND time >= $2),
+		(SELECT MAX(seq) FROM events WHERE tenant = $1), 0)`, tenant, nanos(at)).Scan(&seq)
+	return seq, err
+}

@@ -60,6 +60,10 @@ var written = map[int64][]statement{
 		{"INSERT INTO workspaces (id, tenant, name, created) VALUES ('ws-1', 'acme', 'notes', 9)", nil},
 		{"INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ('id-web', 'ws-1', 'n1', 'exclusive', 9)", nil},
 	},
+	8: {
+		{"INSERT INTO event_cursors (node, tenant, seq) VALUES ('n1', 'acme', 1)", nil},
+		{"INSERT INTO event_cuts (tenant, seq, hash, time, seal) VALUES ('acme', 0, $1, 9, $2)", []any{[]byte("hash"), []byte("seal")}},
+	},
 	11: {
 		{"INSERT INTO archives (id, tenant, encrypted, created) VALUES ('ar-1', 'acme', 1, 9)", nil},
 		{"UPDATE snapshots SET archive = 'ar-1', version = 4, digest = 'd', stored = 5 WHERE id = 'sn-1'", nil},

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -234,7 +235,10 @@ func (m *maker) boot(ctx context.Context) (*guest.Pipes, error) {
 	}
 	link := m.p.connect(ctx, m.spec, m.knownNames())
 	defer closeLink(link)
-	if m.procs, err = launch(ctx, args); err != nil {
+	if err := span.In(ctx, "engine", "launch", m.rec.ID, func(ctx context.Context) (err error) {
+		m.procs, err = launch(ctx, args)
+		return err
+	}); err != nil {
 		return fail(err)
 	}
 	m.rec.Kernel = m.procs.kernel.ref()
@@ -253,7 +257,7 @@ func (m *maker) boot(ctx context.Context) (*guest.Pipes, error) {
 	if m.link, err = link(); err != nil {
 		return fail(err)
 	}
-	if err := m.startKernel(ctx, conn); err != nil {
+	if err := span.In(ctx, "engine", "start", m.rec.ID, func(ctx context.Context) error { return m.startKernel(ctx, conn) }); err != nil {
 		return fail(err)
 	}
 	if err := m.p.opts.Fault("create.started"); err != nil {

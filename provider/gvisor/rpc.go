@@ -18,6 +18,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -182,7 +183,9 @@ func countProcesses(conn *urpc.Client, id string) (int64, error) {
 
 // call asks the sandbox's kernel for something, until ctx ends: the kernel
 // itself knows no context.
-func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) error {
+func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err error) {
+	ctx, end := span.Start(ctx, "engine", "call", in.rec.ID)
+	defer func() { end(err) }()
 	conn, err := dialControl(in.box.dir)
 	if err != nil {
 		return &providerError{sandbox.CodeUnavailable, "sandbox " + string(in.rec.ID), err}

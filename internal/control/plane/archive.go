@@ -110,7 +110,7 @@ func (p *Plane) WatchArchive(ctx context.Context) {
 		}
 		for _, err := range []error{p.saveAll(ctx), p.sweepArchives(ctx, all), p.trimCopies(ctx)} {
 			if ctx.Err() == nil {
-				p.note(err)
+				p.note(ctx, err)
 			}
 		}
 		select {
@@ -213,7 +213,7 @@ func (p *Plane) blame(ctx context.Context, s *store.Snapshot, why error) {
 	if s.Problem == problem {
 		return
 	}
-	p.note(p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
+	p.note(ctx, p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
 }
 
 // archiveOf returns what a tenant's new snapshots are saved in.

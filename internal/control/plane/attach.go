@@ -128,7 +128,7 @@ func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspa
 		switch sandbox.CodeOf(err) {
 		case "":
 		case sandbox.CodeExhausted, sandbox.CodeInvalid, sandbox.CodeConflict, sandbox.CodeDenied, sandbox.CodeUnsupported:
-			p.note(err) // the problem is written down, and the files stay
+			p.note(ctx, err) // the problem is written down, and the files stay
 		default:
 			p.unsettled.Store(true)
 			return err
@@ -174,7 +174,7 @@ func (p *Plane) detachEnded(ctx context.Context) error {
 
 // detachLater is detach for whoever does not wait.
 func (p *Plane) detachLater(id sandbox.ID, name string) {
-	p.background.Go(func() { p.note(p.detach(p.life, id, name)) })
+	p.background.Go(func() { p.note(p.life, p.detach(p.life, id, name)) })
 }
 
 // detachNow is detach for whoever removed the sandbox and may be gone himself.

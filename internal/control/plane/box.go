@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -72,7 +73,7 @@ func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox,
 	}
 	box, err := p.control.Attach(recorded(ctx), b.ID, b.Name)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
-		p.note(p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
+		p.note(ctx, p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
 	}
 	return box, err
 }
@@ -97,14 +98,16 @@ func (p *Plane) Destroy(ctx context.Context, ref string) error {
 	return named(opDestroy, p.destroy(ctx, ref, opDestroy, reasonRemoved))
 }
 
-func (p *Plane) destroy(ctx context.Context, ref, op, reason string) error {
+func (p *Plane) destroy(ctx context.Context, ref, op, reason string) (err error) {
+	ctx, end := span.Start(ctx, "plane", op, "")
+	defer func() { end(err) }()
 	who, err := principal(ctx)
 	if err != nil {
 		return err
 	}
 	action := auditAction(who, control.Action{Op: op, Subject: ref})
 	if err := who.Allow(op); err != nil {
-		p.note(p.cfg.Audit.Denied(ctx, action, err))
+		p.note(ctx, p.cfg.Audit.Denied(ctx, action, err))
 		return err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
@@ -142,7 +145,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if err != nil {
-		p.note(intent.End(audit.Outcome{Err: err}))
+		p.note(ctx, intent.End(audit.Outcome{Err: err}))
 		return err
 	}
 	kept := b.Rest.Kept
@@ -157,7 +160,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	if err == nil {
 		p.discard(late, b)
 	}
-	p.note(p.detachNow(ctx, b.ID, b.Name))
+	p.note(ctx, p.detachNow(ctx, b.ID, b.Name))
 	return err
 }
 
@@ -302,7 +305,7 @@ func (p *Plane) await(tenant string, w *watcher) {
 		if err != nil {
 			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
 		}
-		p.note(p.ended(tenant, w, exit))
+		p.note(p.life, p.ended(tenant, w, exit))
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -31,14 +32,16 @@ type CreateRequest struct {
 const opCreate = "sandbox.create"
 
 // Create makes a sandbox.
-func (p *Plane) Create(ctx context.Context, req CreateRequest) (Made, error) {
+func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err error) {
+	ctx, end := span.Start(ctx, "plane", opCreate, "")
+	defer func() { end(err) }()
 	who, err := principal(ctx)
 	if err != nil {
 		return Made{}, err
 	}
 	action := auditAction(who, control.Action{Op: opCreate, Name: req.Spec.Name, Subject: req.Spec.Name})
 	if err := firstError(who.Allow(opCreate), mayAsk(who, &req.Spec)); err != nil {
-		p.note(p.cfg.Audit.Denied(ctx, action, err))
+		p.note(ctx, p.cfg.Audit.Denied(ctx, action, err))
 		return Made{}, named(opCreate, err)
 	}
 	if err := p.ofTemplate(ctx, who.Tenant, &req.Spec); err != nil {
@@ -195,7 +198,7 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 	switch {
 	case makeErr != nil:
 		p.discard(late, &store.Sandbox{ID: want.Spec.ID})
-		p.note(errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
+		p.note(ctx, errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:
 		// It runs, and the store says "creating": the next reconciliation
@@ -254,7 +257,7 @@ func (p *Plane) settleWith(ctx context.Context, tenant string, id sandbox.ID, in
 		return intent.EndTx(ctx, tx, out)
 	})
 	if err != nil {
-		p.note(intent.End(out))
+		p.note(ctx, intent.End(out))
 		p.doubt()
 	}
 	return box, err

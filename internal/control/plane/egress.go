@@ -63,7 +63,7 @@ func (p *Plane) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 		// A secret that cannot be read is left out: what needs it is then
 		// refused by the gateway, and the rest goes on.
 		if w.Value, err = p.open(ctx, &w.stored); err != nil {
-			p.note(err)
+			p.note(ctx, err)
 			continue
 		}
 		e.Secrets = append(e.Secrets, w.EgressSecret)
@@ -337,7 +337,7 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 	if len(missed) == 0 {
 		return nil
 	}
-	p.note(cause)
+	p.note(ctx, cause)
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Subject: missed[0], Cause: cause,
 		Message: "it was saved, and could not be applied to " + clipList(missed), Hint: "apply it again, or remove the sandboxes",

@@ -91,7 +91,7 @@ func (p *Plane) WatchExpiry(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait, err := p.expire(ctx)
 		if err != nil && ctx.Err() == nil {
-			p.note(err)
+			p.note(ctx, err)
 			wait = time.Second
 		}
 		t := time.NewTimer(min(max(wait, 0), maxWait))
@@ -163,7 +163,7 @@ func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 			continue
 		}
 		if err := p.atTimeout(ctx, &b); err != nil {
-			p.note(err)
+			p.note(ctx, err)
 			wait = retryExpiry // others are not to wait for it
 		}
 	}

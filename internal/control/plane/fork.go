@@ -207,7 +207,7 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 		state, reason = sandbox.Gone, reasonUnmade
 		for _, box := range made {
 			if box != nil {
-				p.note(box.Destroy(recorded(late)))
+				p.note(ctx, box.Destroy(recorded(late)))
 			}
 		}
 	}
@@ -226,10 +226,10 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	})
 	if err != nil {
 		p.unsettled.Store(true)
-		p.note(intent.End(audit.Outcome{Err: failed}))
+		p.note(ctx, intent.End(audit.Outcome{Err: failed}))
 	}
 	if failed != nil {
-		p.note(err)
+		p.note(ctx, err)
 		for _, w := range wanted {
 			p.discard(late, &store.Sandbox{ID: w.Spec.ID})
 			p.detachLater(w.Spec.ID, w.Spec.Name)

@@ -28,7 +28,7 @@ func (p *Plane) WatchIdle(ctx context.Context) {
 			return
 		case <-time.After(reapPeriod):
 			if err := p.reap(ctx); err != nil && ctx.Err() == nil {
-				p.note(err)
+				p.note(ctx, err)
 			}
 		}
 	}

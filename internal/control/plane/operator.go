@@ -9,13 +9,16 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // operate does what only the owner of the machine may do, whichever tenant it
 // is about, and records it in the log of the owner's own tenant.
-func (p *Plane) operate(ctx context.Context, op, subject string, act func(context.Context) error) error {
+func (p *Plane) operate(ctx context.Context, op, subject string, act func(context.Context) error) (err error) {
+	ctx, end := span.Start(ctx, "plane", op, "")
+	defer func() { end(err) }()
 	who, err := principal(ctx)
 	if err != nil {
 		return err
@@ -32,7 +35,7 @@ func (p *Plane) operate(ctx context.Context, op, subject string, act func(contex
 	a := auditAction(who, control.Action{Op: op, Subject: subject})
 	if glances[op] {
 		if err := authorise(); err != nil {
-			p.note(p.cfg.Audit.Denied(ctx, a, err))
+			p.note(ctx, p.cfg.Audit.Denied(ctx, a, err))
 			return named(op, err)
 		}
 		return named(op, act(ctx))

@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/vault/archive"
 	"github.com/atoll-run/atoll/internal/workspace/shelf"
@@ -176,7 +177,7 @@ var glances = map[string]bool{
 }
 
 // guard is the one place where a request becomes an action.
-func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Context) error) error {
+func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Context) error) (err error) {
 	if ctx.Value(recordedKey{}) != nil {
 		return act(ctx)
 	}
@@ -190,10 +191,12 @@ func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Co
 		}
 		return p.meterExec(ctx, who.Tenant)
 	}
+	ctx, end := span.Start(ctx, "plane", a.Op, a.Sandbox)
+	defer func() { end(err) }()
 	record := auditAction(who, a)
 	if glances[a.Op] {
 		if err := authorise(); err != nil {
-			p.note(p.cfg.Audit.Denied(ctx, record, err))
+			p.note(ctx, p.cfg.Audit.Denied(ctx, record, err))
 			return err
 		}
 		return act(ctx)
@@ -219,9 +222,9 @@ func auditAction(who key.Principal, a control.Action) audit.Action {
 }
 
 // note reports what no caller can be told.
-func (p *Plane) note(err error) {
+func (p *Plane) note(ctx context.Context, err error) {
 	if err != nil {
-		p.cfg.Logger.Error("control plane", "error", err)
+		p.cfg.Logger.ErrorContext(ctx, "control plane", "error", err)
 	}
 }
 
@@ -341,7 +344,7 @@ func (p *Plane) Watch(ctx context.Context) {
 		case <-p.hurry:
 		case <-time.After(period):
 			if err := p.Reconcile(ctx); err != nil && ctx.Err() == nil {
-				p.note(err)
+				p.note(ctx, err)
 			}
 		}
 	}

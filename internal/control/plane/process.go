@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -46,7 +47,7 @@ func (b *Box) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, er
 	if err != nil {
 		return nil, err
 	}
-	return b.plane.watch(b, p, limits, &cmd), nil
+	return b.plane.watch(ctx, b, p, limits, &cmd), nil
 }
 
 // Reconnect connects to a background command, as control.Sandbox.Reconnect.
@@ -124,9 +125,10 @@ func (c *command) pause(d time.Duration) {
 // watch returns a started process as its caller sees it, and records its end:
 // when it is over and its caller has read what there was, or, in the
 // background, when it is over.
-func (p *Plane) watch(b *Box, inner driver.Process, limits quota.Limits, cmd *sandbox.Command) *command {
+func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, limits quota.Limits, cmd *sandbox.Command) *command {
 	c := &command{Process: inner, plane: p, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}
 	fact := auditAction(b.who, control.Action{Op: "process.exec", Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
+	fact.Request, fact.Trace = span.IDs(ctx)
 	p.background.Go(func() {
 		if cmd.Background {
 			p.awaitBackground(b.Sandbox, inner.Info().ID, fact)
@@ -170,7 +172,7 @@ func (p *Plane) awaitBackground(box *control.Sandbox, id string, fact audit.Acti
 }
 
 func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
-	p.note(p.cfg.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
+	p.note(p.life, p.cfg.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
 		e.Bytes, e.DurationMS, e.Exit, e.Reason = bytes, took.Milliseconds(), exit, reason
 	}))
 }

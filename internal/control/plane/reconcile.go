@@ -163,7 +163,7 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 		p.unsettled.Store(true)
 		return nil
 	}
-	p.note(err)
+	p.note(ctx, err)
 	return p.observe(ctx, &b, found{state: sandbox.Lost, reason: "it could not be reached"})
 }
 

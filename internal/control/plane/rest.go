@@ -176,7 +176,7 @@ func (p *Plane) freeze(ctx context.Context, t *turn, wakes bool) (store.Sandbox,
 	}
 	stopped := p.stopClock(ctx, box, &t.box)
 	if err = box.Pause(recorded(ctx)); err != nil && stopped && t.box.Spec.Lifetime.Timeout > 0 {
-		p.note(box.SetDeadline(recorded(context.WithoutCancel(ctx)), t.box.Expires))
+		p.note(ctx, box.SetDeadline(recorded(context.WithoutCancel(ctx)), t.box.Expires))
 	}
 	if err := p.cfg.Fault("pause.done"); err != nil {
 		return t.box, err
@@ -301,13 +301,13 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 	size, err := keeper.Keep(late, id)
 	if err != nil {
 		p.unsettled.Store(true) // reconciliation tries again
-		p.note(intent.End(audit.Outcome{Err: err}))
+		p.note(ctx, intent.End(audit.Outcome{Err: err}))
 		return t.box, err
 	}
 	if err := p.cfg.Fault(how.step + ".kept"); err != nil {
 		return t.box, err
 	}
-	p.note(p.end(recorded(late), &t.box))
+	p.note(ctx, p.end(recorded(late), &t.box))
 	return p.leave(late, t, intent, nil, func(b *store.Sandbox) {
 		p.rests(b, how, id)
 		if how.pause != "" && !snap.Memory {
@@ -349,11 +349,11 @@ func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, ke
 func (p *Plane) undoAway(ctx context.Context, t *turn, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
 	if t.box.State == sandbox.Paused {
 		if box, err := p.attach(ctx, &t.box); err == nil {
-			p.note(box.Pause(recorded(context.WithoutCancel(ctx))))
+			p.note(ctx, box.Pause(recorded(context.WithoutCancel(ctx))))
 		}
 	}
 	b, err := p.leave(ctx, t, intent, failed, nil, nil)
-	p.note(p.cfg.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+	p.note(ctx, p.cfg.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		return tx.DeleteSnapshot(context.WithoutCancel(ctx), t.box.Tenant, id)
 	}))
 	return b, err

@@ -97,8 +97,8 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (sto
 		})
 	}
 	if err != nil {
-		p.note(intent.End(audit.Outcome{Err: err}))
-		p.note(p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, t.box.Tenant, id) }))
+		p.note(ctx, intent.End(audit.Outcome{Err: err}))
+		p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, t.box.Tenant, id) }))
 		p.drop(late, id)
 		return s, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -53,14 +54,16 @@ type turn struct {
 
 // turn authorises an operation on a sandbox, waits until nobody else changes
 // it, and decides whether the operation can be done. The caller releases it.
-func (p *Plane) turn(ctx context.Context, ref, action string, op lifecycle.Op) (*turn, error) {
+func (p *Plane) turn(ctx context.Context, ref, action string, op lifecycle.Op) (_ *turn, err error) {
+	ctx, end := span.Start(ctx, "turn", action, "")
+	defer func() { end(err) }()
 	who, err := principal(ctx)
 	if err != nil {
 		return nil, err
 	}
 	a := auditAction(who, control.Action{Op: action, Subject: ref})
 	if err := who.Allow(action); err != nil {
-		p.note(p.cfg.Audit.Denied(ctx, a, err))
+		p.note(ctx, p.cfg.Audit.Denied(ctx, a, err))
 		return nil, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
@@ -138,7 +141,7 @@ func (p *Plane) leave(ctx context.Context, t *turn, intent *audit.Intent, failed
 	}
 	p.due.soon() // its lifetime may be another
 	if failed != nil {
-		p.note(err)
+		p.note(ctx, err)
 		return b, failed
 	}
 	return b, err
@@ -187,7 +190,7 @@ func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
 // discard forgets what was kept of a sandbox that is gone.
 func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 	if p.cfg.Environments != nil {
-		p.note(p.cfg.Environments.Remove(b.ID))
+		p.note(ctx, p.cfg.Environments.Remove(b.ID))
 	}
 	p.drop(ctx, b.Rest.Kept)
 	p.uses.forget(b.ID)
@@ -197,6 +200,6 @@ func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 // fails, reconciliation finds them.
 func (p *Plane) drop(ctx context.Context, id string) {
 	if id != "" && p.cfg.Snapshots != nil {
-		p.note(p.cfg.Snapshots.Remove(context.WithoutCancel(ctx), id))
+		p.note(ctx, p.cfg.Snapshots.Remove(context.WithoutCancel(ctx), id))
 	}
 }

@@ -172,7 +172,7 @@ func (p *Plane) tell(ctx context.Context, t *turn, box *control.Sandbox, c *Chan
 	}
 	err := box.SetDeadline(ctx, at)
 	if err != nil && c.Resources != (sandbox.Resources{}) {
-		p.note(box.Resize(context.WithoutCancel(ctx), before))
+		p.note(ctx, box.Resize(context.WithoutCancel(ctx), before))
 	}
 	return err
 }

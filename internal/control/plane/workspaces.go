@@ -98,7 +98,7 @@ func (p *Plane) CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace,
 		if err := p.cfg.Workspaces.Create(ctx, row.ID, row.Encrypted); err != nil {
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 			defer cancel()
-			p.note(p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
+			p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
 			return err
 		}
 		row, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, n.Name) })
@@ -205,7 +205,7 @@ func (p *Plane) persist(ctx context.Context, row store.Workspace, w *workspace.W
 		row.Problem = problem
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 		defer cancel()
-		p.note(p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
+		p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
 	}
 	return v, err
 }

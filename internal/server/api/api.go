@@ -10,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -44,6 +45,7 @@ func New(service Service, opts Options) *API {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
+	opts.Logger = slog.New(span.Logs(opts.Logger.Handler()))
 	a := &API{service: service, opts: opts, mux: http.NewServeMux()}
 	config := huma.DefaultConfig("Atoll", Version)
 	config.Info.Description = "Sandboxes for AI agents. Errors are application/problem+json with a stable code. " +
@@ -100,7 +102,7 @@ func (a *API) OpenAPI() ([]byte, error) { return a.huma.OpenAPI().MarshalJSON() 
 
 // problem is the form in which err travels. What the caller is not told is
 // logged.
-func (a *API) problem(err error) error {
+func (a *API) problem(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -110,18 +112,20 @@ func (a *API) problem(err error) error {
 		if e := new(sandbox.Error); errors.As(err, &e) && e.Cause != nil {
 			cause = e.Cause
 		}
-		a.opts.Logger.Error("request failed", "op", p.Op, "error", err, "cause", cause)
+		p.Request, _ = span.IDs(ctx)
+		a.opts.Logger.ErrorContext(ctx, "request failed", "op", p.Op, "error", err, "cause", cause)
 	}
 	return p
 }
 
-// fail answers a request that is not huma's with an error. r may be nil.
+// fail answers a request that is not huma's with an error.
 func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
-	if r != nil && r.Context().Err() != nil {
+	ctx := r.Context()
+	if ctx.Err() != nil {
 		return // nobody is listening
 	}
 	p := &Problem{}
-	errors.As(a.problem(err), &p)
+	errors.As(a.problem(ctx, err), &p)
 	WriteProblem(w, p)
 }
 
@@ -188,7 +192,7 @@ func (a *API) health() {
 	ready.Security = []map[string][]string{}
 	huma.Register(a.huma, ready, func(ctx context.Context, _ *none) (*readyOutput, error) {
 		if err := a.service.Ready(ctx); err != nil {
-			return nil, a.problem(err)
+			return nil, a.problem(ctx, err)
 		}
 		out := &readyOutput{}
 		out.Body.Status = "ok"

@@ -117,7 +117,7 @@ func (a *API) events() {
 			})
 			out := &eventsOutput{}
 			out.Body.Events = append([]Event{}, got...)
-			return out, a.problem(err)
+			return out, a.problem(ctx, err)
 		})
 	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Be told what happens, as server-sent events"),
 		map[string]string{
@@ -132,7 +132,7 @@ func (a *API) events() {
 	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Check that the log is as it was written"),
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
 			report, err := a.service.VerifyAudit(ctx)
-			return &reportOutput{report}, a.problem(err)
+			return &reportOutput{report}, a.problem(ctx, err)
 		})
 }
 
@@ -204,7 +204,7 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 			case !more:
 				return nil
 			case it.err != nil:
-				out.send("", "error", a.problem(it.err))
+				out.send("", "error", a.problem(ctx, it.err))
 				return nil
 			case !out.send(strconv.FormatInt(it.event.Seq, 10), "event", it.event):
 				return nil

@@ -58,22 +58,22 @@ func (a *API) processes() {
 			out.Body.Processes = []Process{}
 			box, err := a.service.Open(ctx, in.Ref)
 			if err != nil {
-				return nil, a.problem(err)
+				return nil, a.problem(ctx, err)
 			}
 			all, err := box.Processes(ctx)
 			for _, p := range all {
 				out.Body.Processes = append(out.Body.Processes, processOf(p))
 			}
-			return out, a.problem(err)
+			return out, a.problem(ctx, err)
 		})
 	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Signal a command and all it started")
 	kill.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, kill, func(ctx context.Context, in *killInput) (*struct{}, error) {
 		box, err := a.service.Open(ctx, in.Ref)
 		if err != nil {
-			return nil, a.problem(err)
+			return nil, a.problem(ctx, err)
 		}
-		return nil, a.problem(box.Kill(ctx, in.ID, in.Body.Signal))
+		return nil, a.problem(ctx, box.Kill(ctx, in.ID, in.Body.Signal))
 	})
 	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read what a background command wrote, as JSON lines"),
 		map[string]string{"tail": "only the last so many lines", "follow": "true: go on until the command ends"}, "", "application/x-ndjson", a.logs)
@@ -83,11 +83,11 @@ func (a *API) processes() {
 
 func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	if in.Body.TTY != nil || in.Body.Stdin {
-		return nil, a.problem(invalid("command", "a terminal or a stream of input needs a WebSocket"))
+		return nil, a.problem(ctx, invalid("command", "a terminal or a stream of input needs a WebSocket"))
 	}
 	box, err := a.service.Open(ctx, in.Ref)
 	if err != nil {
-		return nil, a.problem(err)
+		return nil, a.problem(ctx, err)
 	}
 	cmd := in.Body.command()
 	input := in.Body.InputBase64
@@ -97,7 +97,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	cmd.Stdin = len(input) > 0
 	p, err := box.Exec(ctx, cmd)
 	if err != nil {
-		return nil, a.problem(err)
+		return nil, a.problem(ctx, err)
 	}
 	defer p.Close()
 	if cmd.Background {
@@ -112,7 +112,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 		limit = defaultOutput
 	}
 	out, err := collect(ctx, p, input, limit)
-	return out, a.problem(err)
+	return out, a.problem(ctx, err)
 }
 
 // collect runs a command to its end.
@@ -239,7 +239,7 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 		}
 		if err != nil {
 			if r.Context().Err() == nil {
-				out.write(map[string]any{"error": a.problem(err)})
+				out.write(map[string]any{"error": a.problem(r.Context(), err)})
 			}
 			return nil
 		}

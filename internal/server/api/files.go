@@ -104,32 +104,32 @@ func (a *API) withFiles(ctx context.Context, ref string, do func(Files) error) e
 	if err == nil {
 		err = do(box.Files())
 	}
-	return a.problem(err)
+	return a.problem(ctx, err)
 }
 
-// span is the part of a file that a Range header names.
-type span struct{ offset, length int64 } // length 0: to the end
+// part is the part of a file that a Range header names.
+type part struct{ offset, length int64 } // length 0: to the end
 
 // parseRange understands one range from the beginning; anything else is
 // ignored, as RFC 9110 allows.
-func parseRange(header string) (s span, ok bool) {
+func parseRange(header string) (s part, ok bool) {
 	text, isBytes := strings.CutPrefix(header, "bytes=")
 	first, last, two := strings.Cut(text, "-")
 	if !isBytes || !two || first == "" || strings.Contains(text, ",") {
-		return span{}, false
+		return part{}, false
 	}
 	from, err := strconv.ParseUint(first, 10, 62)
 	if err != nil {
-		return span{}, false
+		return part{}, false
 	}
 	if last == "" {
-		return span{offset: int64(from)}, true
+		return part{offset: int64(from)}, true
 	}
 	to, err := strconv.ParseUint(last, 10, 62)
 	if err != nil || to < from {
-		return span{}, false
+		return part{}, false
 	}
-	return span{int64(from), int64(to-from) + 1}, true
+	return part{int64(from), int64(to-from) + 1}, true
 }
 
 func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
@@ -228,7 +228,7 @@ func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
 		case err != nil && out == nil:
 			return err
 		case err != nil:
-			out.write(map[string]any{"error": a.problem(err)})
+			out.write(map[string]any{"error": a.problem(r.Context(), err)})
 			return nil
 		}
 		if out == nil {

@@ -57,7 +57,7 @@ func (a *API) ports() {
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {
 		token, expires, err := a.service.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
-		return &portTokenOutput{PortToken{Token: token, Expires: expires}}, a.problem(err)
+		return &portTokenOutput{PortToken{Token: token, Expires: expires}}, a.problem(ctx, err)
 	})
 	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket"), nil, "", "websocket", a.openPort)
 	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "What it consumes"),
@@ -67,7 +67,7 @@ func (a *API) ports() {
 			if u.CPU < 0 {
 				out.Body.CPUMS = -1
 			}
-			return out, a.problem(err)
+			return out, a.problem(ctx, err)
 		})
 }
 

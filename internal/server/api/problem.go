@@ -25,6 +25,7 @@ type Problem struct {
 	Subject string       `json:"subject,omitempty"`
 	Hint    string       `json:"hint,omitempty"`
 	Faults  []Fault      `json:"faults,omitempty" doc:"what is wrong with the fields of the request"`
+	Request string       `json:"request,omitempty" doc:"id under which the log of the daemon tells more, of an internal error"`
 
 	retryAfter time.Duration
 }

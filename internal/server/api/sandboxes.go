@@ -52,17 +52,17 @@ func (a *API) sandboxes() {
 	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Look at a sandbox"),
 		func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
 			s, err := a.service.Get(ctx, in.Ref)
-			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(err)
+			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(ctx, err)
 		})
 	remove := operation("removeSandbox", http.MethodDelete, "/v1/sandboxes/{ref}", "Sandboxes", "Remove a sandbox with everything in it; removing it again is success")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SandboxRef) (*struct{}, error) {
-		return nil, a.problem(a.service.Destroy(ctx, in.Ref))
+		return nil, a.problem(ctx, a.service.Destroy(ctx, in.Ref))
 	})
 	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended"),
 		func(ctx context.Context, in *SandboxRef) (*exitOutput, error) {
 			exit, err := a.service.Wait(ctx, in.Ref)
-			return &exitOutput{ExitOf(exit)}, a.problem(err)
+			return &exitOutput{ExitOf(exit)}, a.problem(ctx, err)
 		})
 }
 
@@ -71,7 +71,7 @@ func (a *API) create(ctx context.Context, in *createInput) (*sandboxOutput, erro
 	req.IdempotencyKey, req.Raw = in.IdempotencyKey, in.RawBody
 	s, replayed, err := a.service.Create(ctx, req)
 	if err != nil {
-		return nil, a.problem(err)
+		return nil, a.problem(ctx, err)
 	}
 	out := &sandboxOutput{Status: http.StatusCreated, Body: s}
 	if replayed {
@@ -83,11 +83,11 @@ func (a *API) create(ctx context.Context, in *createInput) (*sandboxOutput, erro
 func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	wanted, err := labels(in.Label)
 	if err != nil {
-		return nil, a.problem(err)
+		return nil, a.problem(ctx, err)
 	}
 	page, next, err := a.service.List(ctx, ListQuery{States: in.State, Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
 	if err != nil {
-		return nil, a.problem(err)
+		return nil, a.problem(ctx, err)
 	}
 	out := &listOutput{}
 	out.Body.Sandboxes, out.Body.Next = append([]Sandbox{}, page...), next

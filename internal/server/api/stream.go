@@ -89,7 +89,7 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.
 
 // refuse tells the other side that there is no process, and why.
 func (a *API) refuse(ctx context.Context, link *stream.Link, err error) {
-	text, _ := json.Marshal(a.problem(err))
+	text, _ := json.Marshal(a.problem(ctx, err))
 	if link.Send(ctx, stream.Message{Type: "error", Error: text}) == nil {
 		_ = link.Close()
 	}
@@ -163,7 +163,7 @@ func (a *API) tellExit(ctx context.Context, link *stream.Link, p driver.Process)
 	}
 	m := stream.Message{Type: "exit", Exit: &exit}
 	if err != nil {
-		text, _ := json.Marshal(a.problem(err))
+		text, _ := json.Marshal(a.problem(ctx, err))
 		m = stream.Message{Type: "error", Error: text}
 	}
 	return link.Send(ctx, m) == nil

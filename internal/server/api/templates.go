@@ -109,26 +109,26 @@ func (a *API) templates() {
 		all, err := a.service.Templates(ctx)
 		out := &templatesOutput{}
 		out.Body.Templates = append([]Template{}, all...)
-		return out, a.problem(err)
+		return out, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Look at a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
 		t, err := a.service.Template(ctx, in.Name)
-		return &templateOutput{t}, a.problem(err)
+		return &templateOutput{t}, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("tagTemplate", http.MethodPost, base+"/{name}/tag", "Templates", "Give a template one more name"), func(ctx context.Context, in *tagInput) (*templateOutput, error) {
 		t, err := a.service.TagTemplate(ctx, in.Name, in.Body.As)
-		return &templateOutput{t}, a.problem(err)
+		return &templateOutput{t}, a.problem(ctx, err)
 	})
 	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Forget a name; sandboxes made of it live on")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *TemplateRef) (*struct{}, error) {
-		return nil, a.problem(a.service.RemoveTemplate(ctx, in.Name))
+		return nil, a.problem(ctx, a.service.RemoveTemplate(ctx, in.Name))
 	})
 	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove what builds left behind"), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
 		freed, err := a.service.PruneTemplates(ctx, milliseconds(in.Body.UnusedMS))
 		out := &pruneBuildsOutput{}
 		out.Body.Freed = freed
-		return out, a.problem(err)
+		return out, a.problem(ctx, err)
 	})
 }
 
@@ -158,7 +158,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 		return err
 	default:
 		p := new(Problem)
-		errors.As(a.problem(err), &p)
+		errors.As(a.problem(r.Context(), err), &p)
 		write(buildLine{Problem: p})
 	}
 	return nil

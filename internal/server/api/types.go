@@ -314,6 +314,9 @@ type Event struct {
 	Bytes   int64     `json:"bytes,omitempty"`
 
 	DurationMS int64 `json:"durationMs,omitempty"`
+
+	Request string `json:"request,omitempty" doc:"id of the request that it was done for"`
+	Trace   string `json:"trace,omitempty" doc:"id of the trace that request is part of"`
 }
 
 // AuditReport says whether the log is as it was written.

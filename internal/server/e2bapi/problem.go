@@ -57,7 +57,7 @@ func newProblem(err error) *problem {
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p := newProblem(err)
 	if p.Code == http.StatusInternalServerError {
-		h.opts.Logger.Error("request failed", "path", r.URL.Path, "error", err, "cause", errors.Unwrap(err))
+		h.opts.Logger.ErrorContext(r.Context(), "request failed", "path", r.URL.Path, "error", err, "cause", errors.Unwrap(err))
 	}
 	if h.opts.RetryAfter != nil && p.Code == http.StatusTooManyRequests {
 		if wait, ok := h.opts.RetryAfter(err); ok {

@@ -1,0 +1,215 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
+	"go.opentelemetry.io/otel/log"
+	sdklog "go.opentelemetry.io/otel/sdk/log"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/atoll-run/atoll/internal/eventlog"
+)
+
+func (t *Telemetry) startEvents(ctx context.Context) (err error) {
+	where := []otlploghttp.Option{otlploghttp.WithRetry(otlploghttp.RetryConfig{
+		Enabled: true, InitialInterval: time.Second, MaxInterval: 30 * time.Second, MaxElapsedTime: time.Minute,
+	})}
+	if u, ok := t.opts.at("v1/logs"); ok {
+		where = append(where, otlploghttp.WithEndpointURL(u))
+	}
+	t.events, err = otlploghttp.New(ctx, where...)
+	return err
+}
+
+// Events reports whether the event log is to be sent.
+func (t *Telemetry) Events() bool { return t != nil && t.events != nil }
+
+const (
+	// shipEvery is how often it is looked whether there is something to send.
+	shipEvery = time.Second
+	// maxPause is the longest that a collector which fails is left alone.
+	maxPause = time.Minute
+	// shipBatch is how many events are sent at once.
+	shipBatch = 500
+)
+
+// Ship sends what this daemon writes into the event log, from the beginning and
+// each event at least once, until ctx ends. How far it came is kept in the
+// store. It is called once.
+func (t *Telemetry) Ship(ctx context.Context, events *eventlog.Log) {
+	s := newShipper(t, events)
+	pause := shipEvery
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		switch err := s.round(ctx); {
+		case err == nil:
+			pause = shipEvery
+		case ctx.Err() != nil:
+			return
+		default:
+			pause = min(2*pause, maxPause)
+			t.opts.Logger.Warn("events could not be sent; they stay in the log and are tried again", "error", clip(err))
+		}
+	}
+}
+
+// shipper sends events. It is used by one goroutine.
+type shipper struct {
+	t        *Telemetry
+	log      *eventlog.Log
+	records  collected
+	provider *sdklog.LoggerProvider
+}
+
+func newShipper(t *Telemetry, events *eventlog.Log) *shipper {
+	s := &shipper{t: t, log: events}
+	s.provider = sdklog.NewLoggerProvider(sdklog.WithResource(t.resource), sdklog.WithProcessor(&s.records))
+	return s
+}
+
+// collected keeps records until they are sent, so that it is known which were.
+type collected struct{ all []sdklog.Record }
+
+func (c *collected) OnEmit(_ context.Context, r *sdklog.Record) error {
+	c.all = append(c.all, r.Clone())
+	return nil
+}
+
+func (c *collected) Enabled(context.Context, sdklog.EnabledParameters) bool { return true }
+func (c *collected) Shutdown(context.Context) error                         { return nil }
+func (c *collected) ForceFlush(context.Context) error                       { return nil }
+
+// round sends all there is now.
+func (s *shipper) round(ctx context.Context) error {
+	waiting, err := s.log.Unsent(ctx, s.t.opts.Node)
+	if err != nil {
+		return err
+	}
+	for _, w := range waiting {
+		for after := w.After; after < w.Head; {
+			if after, err = s.batch(ctx, w.Tenant, after); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// batch sends the next events of a tenant and returns how far that came. What
+// other daemons wrote into a log that they share is theirs to send.
+func (s *shipper) batch(ctx context.Context, tenant string, after int64) (int64, error) {
+	page, err := s.log.Records(ctx, tenant, eventlog.Filter{}, after, shipBatch)
+	if err != nil || len(page) == 0 {
+		return after, errors.Join(err, ctx.Err(), emptyPage(page))
+	}
+	s.records.all = s.records.all[:0]
+	logger := s.provider.Logger(scope, log.WithInstrumentationVersion(s.t.opts.Version))
+	for i := range page {
+		if page[i].Actor.Node == s.t.opts.Node {
+			logger.Emit(traced(ctx, page[i].Trace), recordOf(&page[i]))
+		}
+	}
+	if len(s.records.all) > 0 {
+		if err := s.t.events.Export(ctx, s.records.all); err != nil && !rejected(err) {
+			return after, err
+		} else if err != nil {
+			s.t.opts.Logger.Warn("the collector took events and rejected some of them", "error", clip(err))
+		}
+	}
+	after = page[len(page)-1].Seq
+	// What was sent is written down even if this is the end.
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer cancel()
+	return after, s.log.Sent(late, s.t.opts.Node, tenant, after)
+}
+
+func emptyPage(page []eventlog.Record) error {
+	if len(page) > 0 {
+		return nil
+	}
+	return errors.New("the log is shorter than its head says")
+}
+
+// rejected reports that a collector took what was sent and wants nothing of it
+// again. The exporter's error for that has no type that could be named.
+func rejected(err error) bool { return strings.Contains(err.Error(), "OTLP partial success") }
+
+// traced returns a context for a record of a trace.
+func traced(ctx context.Context, id string) context.Context {
+	traceID, err := trace.TraceIDFromHex(id)
+	if err != nil {
+		return trace.ContextWithSpanContext(ctx, trace.SpanContext{})
+	}
+	return trace.ContextWithSpanContext(ctx, trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID}))
+}
+
+// recordOf is an event as a record of OpenTelemetry.
+func recordOf(e *eventlog.Record) (r log.Record) {
+	r.SetEventName("atoll." + string(e.Type))
+	r.SetTimestamp(e.Time)
+	r.SetObservedTimestamp(e.Time)
+	r.SetSeverity(severity(e))
+	r.SetSeverityText(severity(e).String())
+	r.SetBody(attribute.StringValue(string(e.Type)))
+	r.AddAttributes(attributes(e)...)
+	return r
+}
+
+func severity(e *eventlog.Record) log.Severity {
+	if e.Code != "" || e.Type == eventlog.EgressDenied {
+		return log.SeverityWarn
+	}
+	return log.SeverityInfo
+}
+
+// attributes are the fields of an event that are set.
+func attributes(e *eventlog.Record) []attribute.KeyValue {
+	kvs := []attribute.KeyValue{
+		attribute.String("atoll.tenant", e.Tenant), attribute.Int64("atoll.seq", e.Seq), attribute.String("atoll.hash", hex.EncodeToString(e.Hash[:])),
+	}
+	for _, f := range []struct{ key, value string }{
+		{"atoll.op", e.Op},
+		{"atoll.actor.key", e.Actor.Key},
+		{"atoll.node", e.Actor.Node},
+		{"atoll.sandbox.id", string(e.Sandbox)},
+		{"atoll.sandbox.name", e.Name},
+		{"atoll.subject", e.Subject},
+		{"atoll.policy", e.Policy},
+		{"error.type", string(e.Code)},
+		{"atoll.program", e.Program},
+		{"atoll.reason", string(e.Reason)},
+		{"atoll.request", e.Request},
+	} {
+		if f.value != "" {
+			kvs = append(kvs, attribute.String(f.key, f.value))
+		}
+	}
+	for _, f := range []struct {
+		key   string
+		value int64
+	}{{"atoll.ref", e.Ref}, {"atoll.argc", int64(e.Argc)}, {"atoll.bytes", e.Bytes}, {"atoll.duration_ms", e.DurationMS}} {
+		if f.value != 0 {
+			kvs = append(kvs, attribute.Int64(f.key, f.value))
+		}
+	}
+	if e.Actor.UID != nil {
+		kvs = append(kvs, attribute.Int64("atoll.actor.uid", int64(*e.Actor.UID)))
+	}
+	if e.Exit != nil {
+		kvs = append(kvs, attribute.Int("atoll.exit", *e.Exit))
+	}
+	if len(e.Args) > 0 {
+		kvs = append(kvs, attribute.StringSlice("atoll.args", e.Args))
+	}
+	return kvs
+}

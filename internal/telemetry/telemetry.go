@@ -1,0 +1,196 @@
+// Package telemetry speaks OpenTelemetry: it collects the spans of requests, and
+// sends them and the event log to a collector, over HTTP (OTLP).
+//
+// It is configured as OpenTelemetry's specification says, by variables of the
+// environment whose names begin with OTEL_, and does nothing unless they, or
+// [Options], name a collector. A collector that is slow or away costs traces,
+// never events, and nobody waits for it.
+package telemetry
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlplog/otlploghttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// scope is the name under which all is told.
+const scope = "github.com/atoll-run/atoll"
+
+// Options of a Telemetry.
+type Options struct {
+	// Endpoint is the address of a collector, such as http://localhost:4318.
+	// Empty: the one that the environment names, if any.
+	Endpoint string
+	// Version is that of the program, Node the name of the daemon.
+	Version, Node string
+	// LookupEnv finds out whether and what to send. How is read from the
+	// environment of the process, by the OpenTelemetry libraries.
+	LookupEnv func(string) (string, bool)
+	// Logger is told what could not be sent.
+	Logger *slog.Logger
+}
+
+// Telemetry sends traces and events. A nil one, which [New] returns if nobody is
+// to be told anything, may be used and does nothing. It may be used
+// concurrently, but see [Telemetry.Events].
+type Telemetry struct {
+	opts     Options
+	provider *sdktrace.TracerProvider // nil: no traces
+	tracer   trace.Tracer
+	events   *otlploghttp.Exporter // nil: no events
+	resource *resource.Resource
+}
+
+// lookup returns the first of the variables that is set.
+func (o *Options) lookup(names ...string) string {
+	for _, name := range names {
+		if v, _ := o.LookupEnv(name); v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// wants reports whether a signal is to be sent.
+func (o *Options) wants(signal string) bool {
+	if strings.EqualFold(o.lookup("OTEL_SDK_DISABLED"), "true") || strings.EqualFold(o.lookup("OTEL_"+signal+"_EXPORTER"), "none") {
+		return false
+	}
+	return o.Endpoint != "" || o.lookup("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT") != ""
+}
+
+// check refuses what would be ignored without a word.
+func (o *Options) check() error {
+	bad := func(subject, message, hint string) error {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "telemetry.start", Subject: subject, Message: message, Hint: hint}
+	}
+	for _, name := range []string{"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL"} {
+		if p := o.lookup(name); p != "" && p != "http/protobuf" {
+			return bad(name, "only http/protobuf is spoken", "collectors listen for it on port 4318")
+		}
+	}
+	if o.Endpoint == "" {
+		return nil
+	}
+	u, err := url.Parse(o.Endpoint)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return bad("otlp", "is not the address of a collector", "write http://HOST:4318; put credentials into OTEL_EXPORTER_OTLP_HEADERS")
+	}
+	return nil
+}
+
+// New returns what sends telemetry, or nil if nobody is named to send it to. It
+// does not connect. The caller closes it.
+func New(ctx context.Context, opts Options) (*Telemetry, error) {
+	traces, events := opts.wants("TRACES"), opts.wants("LOGS")
+	if !traces && !events {
+		return nil, nil
+	}
+	if err := opts.check(); err != nil {
+		return nil, err
+	}
+	t := &Telemetry{opts: opts}
+	var err error
+	t.resource, err = resource.New(ctx, resource.WithTelemetrySDK(), resource.WithAttributes(
+		attribute.String("service.name", "atoll"), attribute.String("service.version", opts.Version), attribute.String("service.instance.id", opts.Node),
+	), resource.WithFromEnv()) // what the environment says comes last and holds
+	if err != nil {
+		return nil, unusable(err)
+	}
+	if traces {
+		if err := t.startTraces(ctx); err != nil {
+			return nil, unusable(err)
+		}
+	}
+	if events {
+		if err := t.startEvents(ctx); err != nil {
+			return nil, unusable(err)
+		}
+	}
+	return t, nil
+}
+
+func unusable(err error) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "telemetry.start", Message: "the OTEL_ variables cannot be used", Cause: err}
+}
+
+// at returns where a signal is sent, if the options say so.
+func (o *Options) at(path string) (string, bool) {
+	if o.Endpoint == "" {
+		return "", false
+	}
+	joined, err := url.JoinPath(o.Endpoint, path)
+	return joined, err == nil
+}
+
+func (t *Telemetry) startTraces(ctx context.Context) error {
+	var where []otlptracehttp.Option
+	if u, ok := t.opts.at("v1/traces"); ok {
+		where = append(where, otlptracehttp.WithEndpointURL(u))
+	}
+	exporter, err := otlptracehttp.New(ctx, where...)
+	if err != nil {
+		return err
+	}
+	t.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(t.resource), sdktrace.WithBatcher(&patient{exporter, t.opts.Logger}))
+	t.tracer = t.provider.Tracer(scope, trace.WithInstrumentationVersion(t.opts.Version))
+	return nil
+}
+
+// patient logs what could not be sent, instead of leaving that to a handler that
+// the whole process shares.
+type patient struct {
+	sdktrace.SpanExporter
+	logger *slog.Logger
+}
+
+func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	if err := p.SpanExporter.ExportSpans(ctx, spans); err != nil {
+		p.logger.Warn("traces could not be sent", "spans", len(spans), "error", clip(err))
+	}
+	return nil
+}
+
+// maxText bounds what a collector can put into our log.
+const maxText = 300
+
+func clip(err error) string {
+	text := strings.ToValidUTF8(err.Error(), "\uFFFD")
+	if len(text) > maxText {
+		text = strings.ToValidUTF8(text[:maxText], "") + "…"
+	}
+	return text
+}
+
+// closeTime bounds how long the end waits for a collector.
+const closeTime = 3 * time.Second
+
+// Close sends the traces that wait, if the collector takes them soon, and ends
+// everything. Nothing is used after it.
+func (t *Telemetry) Close() error {
+	if t == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+	defer cancel()
+	if t.provider != nil {
+		if err := t.provider.Shutdown(ctx); err != nil {
+			t.opts.Logger.Warn("the last traces could not be sent", "error", clip(err))
+		}
+	}
+	if t.events != nil {
+		_ = t.events.Shutdown(ctx) // it holds nothing back
+	}
+	return nil
+}
