@@ -69,3 +69,47 @@ func TestNamesGoAlong(t *testing.T) {
 		}
 	}
 }
+
+// TestWarm checks that a sandbox of the pool becomes one with a network: it
+// reaches what it may, keeps its loopback, and can be copied.
+func TestWarm(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "good.test")
+	r := w.rig()
+	policy := allow("good.test")
+	spec := r.spec("warm", policy)
+	if err := r.provider.Warm(t.Context(), spec, 1); err != nil {
+		t.Fatal(err)
+	}
+	b := r.box("warm", policy)
+	check := func(b *box) {
+		t.Helper()
+		if out, _ := b.sh("cat /proc/self/cgroup; curl -sS http://good.test/warm; curl -sS --max-time 5 http://evil.test/"); !strings.Contains(out, `"URI":"/warm"`) || !strings.Contains(out, "Could not resolve host: evil.test") || !strings.Contains(out, "/0-") {
+			t.Error(out)
+		}
+		if out, _ := b.sh(loopbackScript); strings.TrimSpace(out) != "echo 127.0.0.1 echo 127.7.7.7 echo ::1" {
+			t.Errorf("the loopback: %s", out)
+		}
+	}
+	check(b)
+	dir := t.TempDir()
+	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), dir, driver.SnapshotOptions{Memory: true}); err != nil {
+		t.Fatal(err)
+	}
+	in, how, err := r.provider.Restore(t.Context(), r.spec("copied", policy), dir)
+	if err != nil || !how.Memory {
+		t.Fatalf("%+v, %v", how, err)
+	}
+	check(r.own(in))
+}
+
+const loopbackScript = `python3 - <<'EOF'
+import socket
+for a in ("127.0.0.1", "127.7.7.7", "::1"):
+    family = socket.AF_INET6 if ":" in a else socket.AF_INET
+    server = socket.socket(family)
+    server.bind((a, 0)); server.listen(1)
+    c = socket.socket(family); c.settimeout(10); c.connect(server.getsockname()[:2])
+    s, _ = server.accept()
+    c.sendall(b"echo"); print(s.recv(4).decode(), a, end=" ")
+EOF`

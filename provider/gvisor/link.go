@@ -87,6 +87,22 @@ func setNetwork(conn *urpc.Client, link *Link) error {
 	return nil
 }
 
+// addLinkCall makes a running kernel add network cards to those it has.
+const addLinkCall = "Network.CreateLinksAndRoutes"
+
+// addLink gives a running kernel a link. It has its loopback already, whose
+// addresses need no route.
+func addLink(conn *urpc.Client, link *Link) error {
+	args := networkArgs(link)
+	args.LoopbackLinks = nil
+	args.FDBasedLinks[0].IsPacket = []bool{false}
+	args.FDBasedLinks[0].PreConfigured = true // which takes system calls that it has given up
+	if err := conn.Call(addLinkCall, args, nil); err != nil {
+		return fmt.Errorf("adding the network: %w", err)
+	}
+	return nil
+}
+
 // networkArgs describe the network to a kernel, one that starts or one that is
 // restored.
 func networkArgs(link *Link) *boot.CreateLinksAndRoutesArgs {

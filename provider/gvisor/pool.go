@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/urpc"
 
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/sandbox"
@@ -95,7 +96,7 @@ func (l *pool) take(s shape) *maker {
 // adopt gives a sandbox of the pool to its user. It returns nil without an
 // error if there is none that fits.
 func (p *Provider) adopt(ctx context.Context, spec *sandbox.Spec, img *image.Image) (*Instance, error) {
-	if len(spec.Mounts) > 0 || spec.Network.Asked() {
+	if len(spec.Mounts) > 0 {
 		return nil, nil
 	}
 	for {
@@ -118,8 +119,10 @@ func (p *Provider) adopt(ctx context.Context, spec *sandbox.Spec, img *image.Ima
 	}
 }
 
-// become names a started sandbox.
+// become names a started sandbox, and gives it its link if it is to have one.
 func (m *maker) become(ctx context.Context, spec *sandbox.Spec) (*Instance, error) {
+	link := m.p.connect(ctx, spec, nil)
+	defer closeLink(link)
 	named := box{filepath.Join(m.p.boxes, string(spec.ID))}
 	err := unix.Renameat2(unix.AT_FDCWD, m.box.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
@@ -130,5 +133,13 @@ func (m *maker) become(ctx context.Context, spec *sandbox.Spec) (*Instance, erro
 	m.box, m.spec, m.in.box = named, spec, named
 	m.rec.ID, m.rec.Labels, m.rec.Created = spec.ID, spec.Labels, time.Now().UTC()
 	m.rec.Spec.Resources = spec.Resources
+	if m.link, err = link(); err != nil {
+		return nil, err
+	}
+	if m.link != nil {
+		if err := m.in.call(ctx, func(conn *urpc.Client) error { return addLink(conn, m.link) }); err != nil {
+			return nil, m.explain(err)
+		}
+	}
 	return m.finish(ctx)
 }
