@@ -35,6 +35,12 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "provider/e2b/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/envd"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
 		pkgs: "provider/fake/...",
 		only: []string{"sandbox", "driver", "provider/fake/..."},
 		deny: []string{kernel + "/..."},
@@ -42,7 +48,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/image/..."},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/image/...", "internal/envd"},
 		why:  "the list of providers is the one place that knows them all",
 	},
 

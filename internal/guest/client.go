@@ -35,6 +35,18 @@ const Path = wire.Path
 // connection. The program ends with 0 when the guest has it.
 func ConnectArgs() []string { return []string{wire.Argv0, wire.ConnectArg} }
 
+// A guest can also run in a sandbox that somebody else's software keeps: as a
+// program whose path is NestedPrefix and anything, with JoinArg, run by root. Its
+// standard output is the connection, and so is its input, in frames; see package
+// wire. The first that joins starts the guest, which outlives it.
+const (
+	NestedPrefix = wire.NestedPrefix
+	JoinArg      = wire.JoinArg
+	JoinHeader   = wire.JoinHeader
+	MaxJoin      = wire.MaxJoin
+	JoinSilence  = wire.JoinSilence
+)
+
 // HostArgs are the arguments of a guest that runs plain processes on this
 // machine, with file operations confined to the directory root. It ends with
 // its connection.

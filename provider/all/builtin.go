@@ -1,7 +1,10 @@
 package all
 
 import (
+	"os"
+
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/fake"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/host"
@@ -17,6 +20,9 @@ func Builtin() *Registry {
 		Entry{
 			Name: host.Name, Summary: "plain processes of this machine; isolates nothing", Open: openHost,
 			Warning: "provider host isolates nothing: commands run with your rights on this machine",
+		},
+		Entry{
+			Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B,
 		},
 		Entry{
 			Name: "fake", Summary: "sandboxes in the memory of one process; for trying and testing",
@@ -38,4 +44,8 @@ func openGvisor(opts Options) (driver.Provider, error) {
 
 func openHost(opts Options) (driver.Provider, error) {
 	return host.New(host.Options{Dir: opts.StateDir})
+}
+
+func openE2B(opts Options) (driver.Provider, error) {
+	return e2b.New(e2b.FromEnvironment(opts.StateDir, os.Getenv))
 }

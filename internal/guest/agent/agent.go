@@ -49,6 +49,10 @@ func Main(args []string) int {
 		return serveSandbox()
 	case len(args) == 2 && args[1] == wire.ConnectArg:
 		return handOver()
+	case len(args) == 2 && args[1] == wire.JoinArg:
+		return join(args[0])
+	case len(args) == 2 && args[1] == wire.NestedArg:
+		return serveNested()
 	case len(args) == 3 && args[1] == wire.HostArg:
 		return serveHost(args[2])
 	}
@@ -58,7 +62,7 @@ func Main(args []string) int {
 // serveSandbox is the guest as process 1. It never ends.
 func serveSandbox() int {
 	a := start("/")
-	if err := a.listen(); err != nil {
+	if err := a.listen(meetingPoint); err != nil {
 		println("atoll-guest: no reconnection:", err.Error())
 	}
 	if link, err := openFirstLink(); err == nil {

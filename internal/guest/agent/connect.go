@@ -14,13 +14,13 @@ const meetingPoint = "@atoll-guest"
 // handOverTime bounds a hand-over on both sides.
 const handOverTime = 5 * time.Second
 
-// listen takes connections handed over by root, for ever.
-func (a *agent) listen() error {
+// listen takes connections that root hands over at a meeting point, for ever.
+func (a *agent) listen(point string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: meetingPoint}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: point}); err != nil {
 		unix.Close(fd)
 		return err
 	}
@@ -109,7 +109,14 @@ func setTimeout(fd int) error {
 }
 
 // handOver is the guest as "connect": it gives its connection to process 1.
-func handOver() int {
+func handOver() int { return offer(meetingPoint, linkFDs()) }
+
+// refused is what offer returns when nobody is at the meeting point.
+const refused = 2
+
+// offer gives a connection to the guest that listens at a meeting point. It
+// returns 0, or an exit status that says what went wrong.
+func offer(point string, fds []int) int {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 1
@@ -118,15 +125,15 @@ func handOver() int {
 	if err := setTimeout(fd); err != nil {
 		return 1
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: meetingPoint}); err != nil {
-		return 2
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: point}); err != nil {
+		return refused
 	}
 	// Whoever listens must be the guest itself, which is root's.
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil || cred.Uid != 0 {
 		return 3
 	}
-	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(linkFDs()...), nil, 0); err != nil {
+	if err := unix.Sendmsg(fd, []byte{0}, unix.UnixRights(fds...), nil, 0); err != nil {
 		return 4
 	}
 	if n, err := unix.Read(fd, make([]byte, 1)); err != nil || n != 1 {

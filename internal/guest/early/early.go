@@ -10,13 +10,14 @@ package early
 
 import (
 	"os"
+	"strings"
 
 	"github.com/atoll-run/atoll/internal/guest/agent"
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
 func init() {
-	if len(os.Args) > 0 && (os.Args[0] == wire.Argv0 || os.Args[0] == wire.Path) {
+	if len(os.Args) > 0 && (os.Args[0] == wire.Argv0 || os.Args[0] == wire.Path || strings.HasPrefix(os.Args[0], wire.NestedPrefix)) {
 		// Not on this goroutine, which is bound to its thread for as long as
 		// initialisation lasts.
 		go func() { os.Exit(agent.Main(os.Args)) }()

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 )
 
 // Argv0 is what the name of the process must be for it to become a guest, or
@@ -31,6 +32,27 @@ const (
 // ConnectArg, as the first argument of a guest, hands the descriptors of a
 // connection to the guest that is process 1, and ends.
 const ConnectArg = "connect"
+
+// NestedPrefix begins the path of a guest that runs inside a sandbox which
+// somebody else's software keeps, and where it is not process 1.
+const NestedPrefix = "/var/lib/atoll/guest-"
+
+// The first argument of such a guest: JoinArg connects the standard input and
+// output of a process with it, starting it first if it does not run, and
+// NestedArg is the guest itself.
+const (
+	JoinArg   = "join"
+	NestedArg = "nested"
+)
+
+// On its standard input a process that joins takes frames: the length of what
+// follows in four bytes, big-endian, and that. An empty one says only that the
+// caller still lives, which is what must be heard within JoinSilence.
+const (
+	JoinHeader  = 4
+	MaxJoin     = 1 << 20
+	JoinSilence = 90 * time.Second
+)
 
 // The descriptors that a guest is born with. A connection is either one socket,
 // LinkIn, or two pipes. A sandbox that can be restored from a snapshot needs

@@ -1,0 +1,113 @@
+package agent
+
+import (
+	"encoding/binary"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+)
+
+// nestedPoint is where a guest that is not process 1 takes connections. It is
+// another than process 1's, for the sandbox around it may be one of ours.
+const nestedPoint = "@atoll-nested"
+
+// serveNested is the guest in a sandbox that somebody else keeps. It lives as
+// long as that does: its commands in the background outlive their callers.
+func serveNested() int {
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	a := start("/")
+	if err := a.listen(nestedPoint); err != nil {
+		return 1 // another was faster
+	}
+	unix.Close(wire.LinkIn) // tells whoever started it
+	select {}
+}
+
+// join is the guest as "join": it connects its standard input and output with
+// the nested guest, and ends when either does.
+func join(program string) int {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 1
+	}
+	code := offer(nestedPoint, fds[1:])
+	if code == refused {
+		if startNested(program) != nil {
+			return 1
+		}
+		code = offer(nestedPoint, fds[1:])
+	}
+	unix.Close(fds[1])
+	if code != 0 {
+		return code
+	}
+	link, err := openSocket(fds[0])
+	if err == nil {
+		err = unix.SetNonblock(0, true) // so that waiting for it can end
+	}
+	if err != nil {
+		return 1
+	}
+	go func() {
+		_ = deframe(link, os.NewFile(0, "stdin"))
+		link.Close()
+	}()
+	_, _ = io.Copy(os.NewFile(1, "stdout"), link)
+	return 0
+}
+
+// startNested starts the nested guest, in a session of its own, and waits until
+// it listens or has ended.
+func startNested(program string) error {
+	var ready [2]int
+	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	defer unix.Close(ready[0])
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err == nil {
+		fd := uintptr(null)
+		_, err = syscall.ForkExec(program, []string{program, wire.NestedArg}, &syscall.ProcAttr{
+			Dir: "/", Env: os.Environ(), Files: []uintptr{fd, fd, fd, uintptr(ready[1])}, Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+		unix.Close(null)
+	}
+	unix.Close(ready[1])
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := unix.Read(ready[0], make([]byte, 1)); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+// deframe copies what frames hold until they end, make no sense, or do not come
+// in time: then the caller is gone, and nobody else would tell.
+func deframe(to io.Writer, from *os.File) error {
+	buf := make([]byte, wire.MaxJoin)
+	for {
+		if err := from.SetReadDeadline(time.Now().Add(wire.JoinSilence)); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(from, buf[:wire.JoinHeader]); err != nil {
+			return err
+		}
+		n := binary.BigEndian.Uint32(buf)
+		if n > wire.MaxJoin {
+			return wire.ErrProtocol
+		}
+		if _, err := io.ReadFull(from, buf[:n]); err != nil {
+			return err
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return err
+		}
+	}
+}

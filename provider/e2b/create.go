@@ -1,0 +1,278 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// What a sandbox is found again by is metadata of it; labels are, too.
+const (
+	metaScope = "atoll-scope"
+	metaID    = "atoll-id"
+	metaLabel = "label."
+)
+
+// TemplateScheme begins an image that is a template of the service.
+const TemplateScheme = "template:"
+
+// making bounds how long a request may go on whose caller gave up.
+const making = 2 * time.Minute
+
+// Create implements driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	template, err := p.template(spec)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, err
+	}
+	scope, err := p.state.scope()
+	if err != nil {
+		return nil, err
+	}
+	l, err := p.state.lock(ctx, spec.ID)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.find(ctx, spec.ID); sandbox.CodeOf(err) != sandbox.CodeGone {
+		l.unlock()
+		if err == nil {
+			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.create", Subject: string(spec.ID), Message: "there is a sandbox with this ID"}
+		}
+		return nil, err
+	}
+	life := spec.Lifetime.Timeout
+	if life <= 0 {
+		life = p.opts.Lifetime
+	}
+	req := newBox{Template: template, Timeout: seconds(life), Metadata: map[string]string{metaScope: scope, metaID: string(spec.ID)}}
+	for k, v := range spec.Labels {
+		req.Metadata[metaLabel+k] = v
+	}
+	return p.make(ctx, l, req, guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}, spec.ID)
+}
+
+// template returns what to make a sandbox from, and refuses what the service
+// does not have.
+func (p *Provider) template(spec *sandbox.Spec) (string, error) {
+	refuse := func(subject, message, hint string) error {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "e2b.create", Subject: subject, Message: message, Hint: hint}
+	}
+	switch {
+	case len(spec.Mounts) > 0:
+		return "", refuse("mounts", "directories of this machine are not where the sandbox is", "")
+	case spec.Network.Asked():
+		return "", refuse("network", "this provider does not translate policies into the service's rules", "leave the network out: the sandbox has none")
+	case spec.Image == "" || spec.Image == "host":
+		return p.opts.Template, nil
+	}
+	if name, ok := strings.CutPrefix(spec.Image, TemplateScheme); ok && name != "" {
+		return name, nil
+	}
+	return "", refuse("image", "this provider makes sandboxes from the service's templates", "set E2B_TEMPLATE")
+}
+
+// seconds is a lifetime as the service takes it: whole, and not shorter.
+func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
+
+// grace is how long Create waits, when its caller has given up, until what it
+// had asked for is gone.
+const grace = 10 * time.Second
+
+// make makes the sandbox. It holds the lock until it is whole or gone, which
+// may be later than ctx ends: what was asked for cannot be taken back.
+func (p *Provider) make(ctx context.Context, l *locked, req newBox, def guest.Defaults, id sandbox.ID) (driver.Instance, error) {
+	type result struct {
+		in  *Instance
+		err error
+	}
+	done := make(chan result, 1)
+	p.work.Go(func() {
+		defer l.unlock()
+		in, err := p.settle(ctx, l, req, def, id)
+		done <- result{in, err}
+	})
+	late := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { close(late) }) })
+	defer stop()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return r.in, nil
+	case <-late:
+		return nil, ctx.Err() // and settle sees that, too
+	}
+}
+
+// settle makes a sandbox ready for commands, or nothing.
+func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
+	defer cancel()
+	b, err := p.api.create(asking, req)
+	if err != nil {
+		return nil, errors.Join(err, p.forget(asking, l, id, err))
+	}
+	in := p.instance(id, b)
+	in.ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
+	err = ctx.Err()
+	if err == nil {
+		err = l.write(record{Box: b.ID, Ends: in.ends})
+	}
+	if err == nil {
+		_, err = in.reach(ctx)
+	}
+	if err == nil {
+		err = in.client.Configure(ctx, def)
+	}
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		return in, nil
+	}
+	in.finish(killed)
+	return nil, errors.Join(err, p.api.kill(asking, b.ID), l.remove())
+}
+
+// forget removes what a request may have made whose answer did not come.
+func (p *Provider) forget(ctx context.Context, l *locked, id sandbox.ID, why error) error {
+	if sandbox.CodeOf(why) == sandbox.CodeUnavailable || sandbox.CodeOf(why) == sandbox.CodeTimeout {
+		if b, err := p.find(ctx, id); err == nil {
+			return errors.Join(p.api.kill(ctx, b.ID), l.remove())
+		}
+	}
+	return l.remove()
+}
+
+func goneError(id sandbox.ID) *sandbox.Error {
+	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
+}
+
+// find asks the service for a sandbox of ours. That it knows none is evidence:
+// it has taken the key and listed what there is.
+func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
+	scope, err := p.state.scope()
+	if err != nil {
+		return box{}, err
+	}
+	page, _, err := p.api.list(ctx, map[string]string{metaScope: scope, metaID: string(id)}, "", pageSize)
+	if err != nil {
+		return box{}, err
+	}
+	for _, b := range page {
+		if b.Metadata[metaScope] == scope && b.Metadata[metaID] == string(id) {
+			return b, nil
+		}
+	}
+	return box{}, goneError(id)
+}
+
+// Attach implements driver.Provider.
+func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	b, err := p.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	// A listing tells no tokens.
+	whole, err := p.api.get(ctx, b.ID)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil, goneError(id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	in := p.instance(id, whole)
+	in.ends = whole.Ends
+	return in, nil
+}
+
+// List implements driver.Provider.
+func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
+	return func(yield func(driver.Found, error) bool) {
+		err := ctx.Err()
+		var scope string
+		if err == nil {
+			scope, err = p.state.scope()
+		}
+		for token := ""; err == nil; {
+			var page []box
+			if page, token, err = p.api.list(ctx, map[string]string{metaScope: scope}, token, pageSize); err != nil {
+				break
+			}
+			for _, b := range page {
+				if f, ours := found(b, scope); ours && !yield(f, nil) {
+					return
+				}
+			}
+			if token == "" {
+				return
+			}
+		}
+		yield(driver.Found{}, err)
+	}
+}
+
+// found is a sandbox of the service as the driver contract tells of it.
+func found(b box, scope string) (f driver.Found, ours bool) {
+	f = driver.Found{ID: sandbox.ID(b.Metadata[metaID]), State: sandbox.Running, Created: b.Started, Labels: map[string]string{}}
+	if b.State == "paused" {
+		f.State = sandbox.Paused
+	}
+	for k, v := range b.Metadata {
+		if name, ok := strings.CutPrefix(k, metaLabel); ok {
+			f.Labels[name] = v
+		}
+	}
+	return f, b.Metadata[metaScope] == scope && sandbox.ValidateName(string(f.ID)) == nil
+}
+
+// join connects with the guest of a sandbox, which is put there if it is not.
+func (p *Provider) join(ctx context.Context, in *inside, opts guest.Options) (*guest.Client, error) {
+	program, err := p.program()
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "e2b.join", Message: "the guest's program cannot be read", Cause: err}
+	}
+	client, err := in.connect(ctx, program, opts, false)
+	if !errors.Is(err, errMissing) {
+		return client, err
+	}
+	if err := in.upload(ctx, program.file, program.path); err != nil {
+		return nil, err
+	}
+	return in.connect(ctx, program, opts, true)
+}
+
+// connect starts a process that joins the guest.
+func (in *inside) connect(ctx context.Context, program *program, opts guest.Options, fresh bool) (*guest.Client, error) {
+	script := `[ -x "$0" ] || exit 77; exec "$0" join`
+	if fresh {
+		script = `chmod 0755 "$0" && exec "$0" join`
+	}
+	envs := map[string]string{}
+	for _, v := range guest.Env() {
+		name, value, _ := strings.Cut(v, "=")
+		envs[name] = value
+	}
+	piped, root := true, "/"
+	l, err := in.dial(ctx, &envd.StartRequest{
+		Process: &envd.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", script, program.path}, Envs: envs, Cwd: &root}, Stdin: &piped,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return guest.Dial(ctx, l, opts)
+}

@@ -1,0 +1,213 @@
+// Package e2b makes sandboxes with a service that speaks E2B's API: another
+// Atoll, or what E2B itself or somebody else hosts.
+//
+// The service makes, lists and ends sandboxes over REST. What happens inside is
+// done by Atoll's own guest, as everywhere: it is uploaded into a new sandbox,
+// unless its template has it already, run as a process over the service's
+// Connect API, and spoken to over that process's input and output. So commands,
+// files, ports and watching keep the promises of package driver to the letter,
+// which E2B's own calls for them cannot.
+//
+// It was tried against Atoll's own face for E2B's clients, by the conformance
+// suite, and not against the hosted service.
+package e2b
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "e2b"
+
+// Options say which service to use, and how.
+type Options struct {
+	// Dir is a directory for this provider alone. It is made when something
+	// has to be kept. Sandboxes belong to it: another directory does not see
+	// them.
+	Dir string
+	// APIKey is the key of the account. It is sent to the API and nowhere
+	// else, and is no part of any error.
+	APIKey string
+	// Domain is the service's. Empty: e2b.app.
+	Domain string
+	// APIURL is where the API is. Empty: https://api.DOMAIN.
+	APIURL string
+	// SandboxURL is where all sandboxes are reached. Empty: what E2B's clients
+	// make of the domain.
+	SandboxURL string
+	// Template is what sandboxes are made from whose image is "host". Empty:
+	// base.
+	Template string
+	// Lifetime is that of sandboxes which ask for none: the service knows no
+	// sandbox without. Zero: an hour, which every account may have.
+	Lifetime time.Duration
+	// Executable is a static program that imports internal/guest/early, for
+	// the machine that sandboxes are. Empty: the running one.
+	Executable string
+	// Transport carries requests. Nil: one of the provider's own.
+	Transport http.RoundTripper
+}
+
+// FromEnvironment returns the options that E2B's own clients would take from
+// variables of the environment.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, APIKey: lookup("E2B_API_KEY"), Domain: lookup("E2B_DOMAIN"), APIURL: lookup("E2B_API_URL"),
+		SandboxURL: lookup("E2B_SANDBOX_URL"), Template: lookup("E2B_TEMPLATE"),
+	}
+}
+
+// Provider makes sandboxes with a service.
+type Provider struct {
+	opts    Options
+	api     *api
+	state   state
+	program func() (*program, error)
+
+	close func()
+	work  sync.WaitGroup // what goes on after its caller gave up
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.Instance       = (*Instance)(nil)
+	_ driver.FileSystem     = (*Instance)(nil)
+	_ driver.Archiver       = (*Instance)(nil)
+	_ driver.Watcher        = (*Instance)(nil)
+	_ driver.ProcessManager = (*Instance)(nil)
+	_ driver.Dialer         = (*Instance)(nil)
+	_ driver.DeadlineSetter = (*Instance)(nil)
+	_ driver.Meter          = (*Instance)(nil)
+)
+
+// idle is how long a connection to the service is kept for the next request.
+const idle = 10 * time.Second
+
+// New opens the provider. It asks nobody and makes nothing, but forgets what was
+// kept of sandboxes that ended long ago.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.open", Message: "no directory given"}
+	}
+	if opts.Template == "" {
+		opts.Template = "base"
+	}
+	if opts.Lifetime <= 0 {
+		opts.Lifetime = time.Hour
+	}
+	transport := opts.Transport
+	if transport == nil {
+		t := http.DefaultTransport.(*http.Transport).Clone()
+		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.DisableCompression = idle, 16, true
+		transport = t
+	}
+	a, err := newAPI(&opts, transport)
+	if err != nil {
+		return nil, err
+	}
+	p := &Provider{opts: opts, api: a, state: state{opts.Dir}, close: a.client.CloseIdleConnections}
+	p.state.sweep(time.Now())
+	p.program = sync.OnceValues(func() (*program, error) { return loadProgram(opts.Executable) })
+	return p, nil
+}
+
+// Probe implements driver.Provider. It asks the service whether the key is
+// good.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Facts{}, err
+	}
+	why := "the service's template decides"
+	facts := driver.Facts{
+		Provider: Name, Version: "v2", Isolates: true,
+		Capabilities: driver.Capabilities{
+			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
+			Ports: true, Deadline: true, Usage: true,
+		},
+		Limits: map[string]driver.Limit{
+			"cpus": {Why: why}, "memory": {Why: why}, "disk": {Why: why}, "pids": {Why: why},
+			"lifetime": {Holds: true, By: "the service"},
+		},
+	}
+	facts.Available = p.judge(ctx, &facts)
+	if err := ctx.Err(); err != nil {
+		return driver.Facts{}, err
+	}
+	facts.Findings = append(facts.Findings, driver.Finding{
+		Severity: driver.Note, Subject: "lifetime",
+		Message: "a sandbox that asks for no lifetime gets " + p.opts.Lifetime.String() + ": the service knows none without",
+	}, driver.Finding{
+		Severity: driver.Note, Subject: "service", Message: "tried with Atoll's own face for E2B's clients, not with the hosted service",
+	})
+	return facts, nil
+}
+
+// judge finds out whether sandboxes can be made.
+func (p *Provider) judge(ctx context.Context, facts *driver.Facts) bool {
+	add := func(severity driver.Severity, subject, message, mend string) {
+		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Mend: mend})
+	}
+	if p.opts.APIKey == "" {
+		add(driver.Blocker, "key", "there is no API key", "set E2B_API_KEY")
+		return false
+	}
+	_, _, err := p.api.list(ctx, nil, "", 1)
+	switch code := sandbox.CodeOf(err); {
+	case err == nil:
+		add(driver.OK, "service", p.api.base.Host+" answers and takes the key", "")
+	case code == sandbox.CodeUnauthorized || code == sandbox.CodeDenied:
+		add(driver.Blocker, "key", p.api.base.Host+" does not take the key", "set E2B_API_KEY to a key of this service")
+	default:
+		add(driver.Blocker, "service", err.Error(), "see whether E2B_API_URL and E2B_DOMAIN are right")
+	}
+	if p.api.base.Scheme == "http" && !loopback(p.api.base.Hostname()) {
+		add(driver.Warning, "key", "the key is sent to "+p.api.base.Host+" without encryption", "use an https address")
+	}
+	return err == nil
+}
+
+// ErrorCode implements driver.Provider.
+func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
+
+// Close implements driver.Provider. It waits for requests that went on after
+// their callers gave up.
+func (p *Provider) Close() error {
+	p.work.Wait()
+	p.close()
+	return nil
+}
+
+// program is what is uploaded to become the guest.
+type program struct{ file, path string }
+
+// loadProgram finds out where inside a sandbox the program belongs: at a path
+// that says which one it is.
+func loadProgram(file string) (*program, error) {
+	if file == "" {
+		var err error
+		if file, err = os.Executable(); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return nil, err
+	}
+	return &program{file, guest.NestedPrefix + hex.EncodeToString(sum.Sum(nil)[:8])}, nil
+}
