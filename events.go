@@ -126,11 +126,35 @@ func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func
 
 // AuditReport says whether the log is as it was written.
 type AuditReport struct {
-	Records  int64  `json:"records"`  // how many are sound, from the first
-	Anchored int64  `json:"anchored"` // the record up to which a head kept elsewhere vouches for the log
-	Sound    bool   `json:"sound"`
-	Fault    string `json:"fault,omitempty"`
-	FaultSeq int64  `json:"faultSeq,omitempty"`
+	Records  int64     `json:"records"`           // how many are sound, from the first that is there
+	Pruned   int64     `json:"pruned,omitempty"`  // the last record that was removed on purpose; zero: none was
+	PrunedAt time.Time `json:"prunedAt,omitzero"` // when that was
+	Anchored int64     `json:"anchored"`          // the record up to which a head kept elsewhere vouches for the log
+	Sound    bool      `json:"sound"`
+	Fault    string    `json:"fault,omitempty"`
+	FaultSeq int64     `json:"faultSeq,omitempty"`
+}
+
+// AuditPrune says which records of a log are to be removed: the oldest, up to
+// the first that is not as described. Without Before and UpTo none are.
+type AuditPrune struct {
+	Tenant string    `json:"tenant,omitempty"` // whose log; empty: your own
+	Before time.Time `json:"before,omitzero"`  // older than this; zero: whatever their age
+	UpTo   int64     `json:"upTo,omitempty"`   // with at most this number; zero: whatever their number
+}
+
+// AuditPruned says what was removed.
+type AuditPruned struct {
+	Removed int64 `json:"removed"`           // how many records
+	Through int64 `json:"through,omitempty"` // the number of the last of them
+}
+
+// PruneAudit removes the oldest records of a log. It is for the owner of the
+// machine. The newest record, actions without an outcome, and what is still to
+// be sent to a collector stay; [Client.VerifyAudit] goes on from what is kept of
+// the last record that went.
+func (c *Client) PruneAudit(ctx context.Context, what AuditPrune) (done AuditPruned, err error) {
+	return done, c.call(ctx, http.MethodPost, "/v1/audit/prune", nil, what, &done)
 }
 
 // VerifyAudit checks that the log is as it was written.

@@ -91,7 +91,7 @@ func (a *App) auditCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "audit", Short: "Check the daemon's log", GroupID: groupDaemon,
 		Example: `  atoll audit verify`,
-	}, a.auditVerifyCmd(), a.auditExportCmd())
+	}, a.auditVerifyCmd(), a.auditExportCmd(), a.auditPruneCmd())
 }
 
 func (a *App) auditExportCmd() *cobra.Command {
@@ -140,6 +140,9 @@ kept outside the database.`,
 			err = a.printJSON(report)
 		} else if report.Sound {
 			_, err = fmt.Fprintf(a.Stdout, "%d records, sound\n", report.Records)
+			if report.Pruned > 0 && err == nil {
+				_, err = fmt.Fprintf(a.Stdout, "those up to %d were pruned, last at %s\n", report.Pruned, report.PrunedAt.UTC().Format(time.RFC3339))
+			}
 		}
 		if err != nil || report.Sound {
 			return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/docker/go-units"
@@ -60,6 +61,25 @@ func (d *durationFlag) String() string {
 }
 
 func (d *durationFlag) Type() string { return "duration" }
+
+// daysFlag is a duration that may also be given in days, such as 90d. It
+// satisfies pflag.Value.
+type daysFlag time.Duration
+
+func (d *daysFlag) Set(text string) error {
+	count, inDays := strings.CutSuffix(text, "d")
+	if days, err := strconv.ParseUint(count, 10, 16); inDays && err == nil && days > 0 {
+		*d = daysFlag(time.Duration(days) * 24 * time.Hour)
+		return nil
+	}
+	if (*durationFlag)(d).Set(text) != nil {
+		return fmt.Errorf("%q is not a duration such as 12h or 90d", text)
+	}
+	return nil
+}
+
+func (d *daysFlag) String() string { return (*durationFlag)(d).String() }
+func (d *daysFlag) Type() string   { return "duration" }
 
 // commandFlags say how a command is run; run and exec share them.
 type commandFlags struct {

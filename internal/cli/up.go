@@ -31,9 +31,11 @@ type UpOptions struct {
 	Hosts    []string
 	E2B      E2BOptions
 	Egress   EgressOptions
-	OTLP     string // address of a collector of OpenTelemetry; empty: as the environment says
-	Drain    time.Duration
-	Logger   *slog.Logger
+	// AuditKeep is how long events are kept; zero: for ever.
+	AuditKeep time.Duration
+	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
+	Drain     time.Duration
+	Logger    *slog.Logger
 	// PlainSnapshots and SnapshotCache say how snapshots are stored, see
 	// daemon.Options.
 	PlainSnapshots bool
@@ -99,6 +101,7 @@ func (a *App) upCmd() *cobra.Command {
 	var opts UpOptions
 	var cert, key, address, addressIn, proxyIn string
 	var drain durationFlag
+	var keep daysFlag
 	var verbose, background bool
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -137,6 +140,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
 	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
+	flags.Var(&keep, "audit-keep", "remove events that are older than this, such as 90d; see: atoll audit prune (default: keep all)")
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
@@ -154,6 +158,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		}
 		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
+		opts.AuditKeep = time.Duration(keep)
 		if opts.Blobs == "" {
 			opts.Blobs, _ = a.LookupEnv("ATOLL_BLOBS")
 		}

@@ -81,6 +81,9 @@ type Options struct {
 	SnapshotCache int64
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
+	// AuditKeep is how long events are kept before they are pruned. Zero: for
+	// ever.
+	AuditKeep time.Duration
 	// Telemetry is the address of a collector of OpenTelemetry, to which traces
 	// and events are sent. Empty: the one that the variables OTEL_EXPORTER_OTLP_…
 	// name, if any.
@@ -194,7 +197,17 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "log", "error", err) }
-	d.log = eventlog.New(d.store, eventlog.Options{Anchor: &eventlog.FileAnchor{Dir: anchors}, OnError: func(err error) { report(context.Background(), err) }})
+	seal, err := secretFile(filepath.Join(d.node.Dir(), "audit.key"))
+	if err != nil {
+		return err
+	}
+	logOptions := eventlog.Options{
+		Anchor: &eventlog.FileAnchor{Dir: anchors}, CutKey: seal, OnError: func(err error) { report(context.Background(), err) },
+	}
+	if d.otel.Events() {
+		logOptions.Sends = d.member.Node
+	}
+	d.log = eventlog.New(d.store, logOptions)
 	d.onClose(d.log.Close)
 	recorder := audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
 	if n, err := recorder.Settle(ctx); err != nil {
@@ -281,6 +294,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.work.Go(func() { d.plane.WatchArchive(ctx) })
 	if d.otel.Events() {
 		d.work.Go(func() { d.otel.Ship(ctx, d.log) })
+	}
+	if d.opts.AuditKeep > 0 {
+		d.work.Go(func() { d.plane.WatchRetention(ctx, d.opts.AuditKeep) })
 	}
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })

@@ -159,11 +159,22 @@ func shownEvent(e eventlog.Event) api.Event {
 
 func (s service) VerifyAudit(ctx context.Context) (api.AuditReport, error) {
 	r, err := s.Verify(ctx)
-	out := api.AuditReport{Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil}
+	out := api.AuditReport{
+		Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil, Pruned: r.Pruned, PrunedAt: orNil(r.PrunedAt),
+	}
 	if r.Fault != nil {
 		out.Fault, out.FaultSeq = string(r.Fault.Kind)+": "+r.Fault.Detail, r.Fault.Seq
 	}
 	return out, err
+}
+
+func (s service) PruneAudit(ctx context.Context, in api.AuditPrune) (api.AuditPruned, error) {
+	what := eventlog.Prune{UpTo: in.UpTo}
+	if in.Before != nil {
+		what.Before = *in.Before
+	}
+	done, err := s.Plane.PruneAudit(ctx, in.Tenant, what)
+	return api.AuditPruned{Removed: done.Removed, Through: done.Through}, err
 }
 
 func (s service) Ready(ctx context.Context) error { return s.ready(ctx) }

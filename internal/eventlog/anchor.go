@@ -217,8 +217,16 @@ func (l *Log) keepHead(tenant string, h Head) error {
 	return l.opts.Anchor.Keep(tenant, h)
 }
 
-// onChain reports whether h is the hash of the record with its number.
+// onChain reports whether h is the hash of the record with its number, as far as
+// that is still there.
 func (l *Log) onChain(ctx context.Context, tenant string, h Head) (bool, error) {
+	begin, _, fault, err := l.beginning(ctx, tenant)
+	if err != nil || fault != nil || h.Seq == begin.Seq {
+		return h == begin && fault == nil, err
+	}
+	if h.Seq < begin.Seq {
+		return true, nil // it was pruned since, by another daemon that has the key
+	}
 	rows, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
 		return tx.Events(ctx, tenant, store.EventFilter{}, h.Seq-1, 1)
 	})

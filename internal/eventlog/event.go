@@ -60,6 +60,7 @@ const (
 	EgressLimited   Type = "egress.limited" // a limit is reached
 	EgressFailed    Type = "egress.failed"  // allowed, and the other side did not answer
 	SecretUsed      Type = "secret.used"    // the gateway sent it: see Subject and Policy
+	AuditPruned     Type = "audit.pruned"   // the oldest records of this log were removed: see Subject
 )
 
 // successes maps an operation to the type of its success.

@@ -45,6 +45,13 @@ type Options struct {
 	// AnchorEvery is the least time between two heads kept of one tenant.
 	// Zero: one second.
 	AnchorEvery time.Duration
+	// CutKey seals the cuts of logs that are pruned. It must be out of reach of
+	// whoever may write to the database, and the same for all daemons that share
+	// one. Empty: nothing is pruned, and no cut is believed.
+	CutKey []byte
+	// Sends is the node whose unsent records are not pruned, see [Log.Unsent].
+	// Empty: none.
+	Sends string
 	// Poll is how often followers look for records of other daemons, if the
 	// database is shared. Zero: one second.
 	Poll time.Duration

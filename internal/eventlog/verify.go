@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/store"
 )
@@ -19,6 +20,7 @@ const (
 	Reordered  FaultKind = "reordered"  // the record belongs elsewhere
 	Mislabeled FaultKind = "mislabeled" // what it is filed under is not what it says
 	Truncated  FaultKind = "truncated"  // the newest records were removed
+	Cut        FaultKind = "cut"        // the oldest records were removed, and the cut has no seal of ours
 	Rewritten  FaultKind = "rewritten"  // the chain is sound and is not the one whose head was kept
 )
 
@@ -32,18 +34,37 @@ type Fault struct {
 // Report is what Verify found.
 type Report struct {
 	Tenant string `json:"tenant"`
-	// Records is how many are sound, from the first one.
+	// Records is how many are sound, from the first one that is there.
 	Records int64 `json:"records"`
-	Head    Head  `json:"-"` // the last sound record
+	// Pruned is the number of the last record that was removed on purpose, and
+	// PrunedAt when; zero: none was.
+	Pruned   int64     `json:"pruned,omitempty"`
+	PrunedAt time.Time `json:"prunedAt,omitzero"`
+	Head     Head      `json:"-"` // the last sound record
 	// Anchored is the number of the record up to which a head kept elsewhere
 	// vouches for the log; zero: none does.
 	Anchored int64  `json:"anchored"`
 	Fault    *Fault `json:"fault,omitempty"` // nil: everything is sound
 }
 
-// Verify reads a tenant's whole log and reports the first fault. It may run
-// while others append. An error means that it could not look.
+// Verify reads a tenant's whole log, from where it was pruned, and reports the
+// first fault. It may run while others append and prune. An error means that it
+// could not look.
 func (l *Log) Verify(ctx context.Context, tenant string) (Report, error) {
+	for {
+		r, err := l.verify(ctx, tenant)
+		if err != nil || r.Fault == nil {
+			return r, err
+		}
+		cut, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventCut, error) { return tx.EventCut(ctx, tenant) })
+		if err != nil || cut.Seq <= r.Pruned || r.Fault.Kind == Cut {
+			return r, err
+		}
+		// It was pruned while it was read.
+	}
+}
+
+func (l *Log) verify(ctx context.Context, tenant string) (Report, error) {
 	r := Report{Tenant: tenant, Head: Head{0, Genesis(tenant)}}
 	var kept Head
 	var err error
@@ -56,23 +77,36 @@ func (l *Log) Verify(ctx context.Context, tenant string) (Report, error) {
 	if err != nil {
 		return r, err
 	}
+	begin, cut, fault, err := l.beginning(ctx, tenant)
+	if err != nil || fault != nil {
+		r.Fault = fault
+		return r, err
+	}
+	r.Head = begin
+	if cut.Seq > 0 {
+		r.Pruned, r.PrunedAt = cut.Seq, cut.Time
+	}
+	if kept.Seq > 0 && kept.Seq == begin.Seq && kept != begin {
+		r.Fault = &Fault{kept.Seq, Rewritten, "the cut does not follow the record whose hash was kept"}
+		return r, nil
+	}
 	if err := l.verifyRows(ctx, &r, kept); err != nil || r.Fault != nil {
 		return r, err
 	}
 	switch {
-	case r.Records < end.Seq:
-		r.Fault = &Fault{r.Records + 1, Truncated, fmt.Sprintf("the log ends at %d, and %d were written", r.Records, end.Seq)}
-	case r.Records < kept.Seq:
-		r.Fault = &Fault{r.Records + 1, Truncated, fmt.Sprintf("the log ends at %d, and the head of %d was kept", r.Records, kept.Seq)}
+	case r.Head.Seq < end.Seq:
+		r.Fault = &Fault{r.Head.Seq + 1, Truncated, fmt.Sprintf("the log ends at %d, and %d were written", r.Head.Seq, end.Seq)}
+	case r.Head.Seq < kept.Seq:
+		r.Fault = &Fault{r.Head.Seq + 1, Truncated, fmt.Sprintf("the log ends at %d, and the head of %d was kept", r.Head.Seq, kept.Seq)}
 	}
-	r.Anchored = min(kept.Seq, r.Records)
+	r.Anchored = min(kept.Seq, r.Head.Seq)
 	return r, nil
 }
 
 // verifyRows follows the chain to its end or its first fault.
 func (l *Log) verifyRows(ctx context.Context, r *Report, kept Head) error {
 	for {
-		rows, err := l.readRows(ctx, r.Tenant, Filter{}, r.Records, pageSize)
+		rows, err := l.readRows(ctx, r.Tenant, Filter{}, r.Head.Seq, pageSize)
 		if err != nil {
 			return err
 		}
@@ -80,7 +114,7 @@ func (l *Log) verifyRows(ctx context.Context, r *Report, kept Head) error {
 			if r.Fault = verifyRow(r, &rows[i]); r.Fault != nil {
 				return nil
 			}
-			r.Records, r.Head = rows[i].Seq, Head{rows[i].Seq, Hash(rows[i].Hash)}
+			r.Records, r.Head = r.Records+1, Head{rows[i].Seq, Hash(rows[i].Hash)}
 			if r.Head.Seq == kept.Seq && r.Head != kept {
 				r.Fault = &Fault{kept.Seq, Rewritten, "the record is not the one whose hash was kept"}
 				return nil
@@ -96,8 +130,8 @@ func verifyRow(r *Report, row *store.EventRow) *Fault {
 	e, err := decode(row)
 	want := Link(r.Head.Hash, row.Body)
 	switch {
-	case row.Seq != r.Records+1:
-		return &Fault{r.Records + 1, Missing, fmt.Sprintf("record %d follows %d", row.Seq, r.Records)}
+	case row.Seq != r.Head.Seq+1:
+		return &Fault{r.Head.Seq + 1, Missing, fmt.Sprintf("record %d follows %d", row.Seq, r.Head.Seq)}
 	case err != nil:
 		return &Fault{row.Seq, Edited, "the record cannot be read"}
 	case e.Seq != row.Seq || e.Tenant != r.Tenant:

@@ -109,6 +109,10 @@ type eventsOutput struct {
 
 type reportOutput struct{ Body AuditReport }
 
+type auditPruneInput struct{ Body AuditPrune }
+
+type auditPrunedOutput struct{ Body AuditPruned }
+
 func (a *API) events() {
 	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "Read what happened"),
 		func(ctx context.Context, in *eventsInput) (*eventsOutput, error) {
@@ -133,6 +137,11 @@ func (a *API) events() {
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
 			report, err := a.service.VerifyAudit(ctx)
 			return &reportOutput{report}, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("pruneAudit", http.MethodPost, "/v1/audit/prune", "Events", "Remove the oldest records of a log, which stays verifiable; only for the owner of the machine"),
+		func(ctx context.Context, in *auditPruneInput) (*auditPrunedOutput, error) {
+			done, err := a.service.PruneAudit(ctx, in.Body)
+			return &auditPrunedOutput{done}, a.problem(ctx, err)
 		})
 }
 

@@ -73,6 +73,7 @@ type Service interface {
 	// ExportEvents writes what matches as JSON lines, to the end of the log.
 	ExportEvents(ctx context.Context, q EventQuery, w io.Writer) error
 	VerifyAudit(ctx context.Context) (AuditReport, error)
+	PruneAudit(ctx context.Context, in AuditPrune) (AuditPruned, error)
 
 	// Workspaces are named within the tenant.
 	CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace, error)

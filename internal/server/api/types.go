@@ -321,11 +321,27 @@ type Event struct {
 
 // AuditReport says whether the log is as it was written.
 type AuditReport struct {
-	Records  int64  `json:"records" doc:"how many are sound, from the first"`
-	Anchored int64  `json:"anchored" doc:"the record up to which a head kept elsewhere vouches for the log"`
-	Sound    bool   `json:"sound"`
-	Fault    string `json:"fault,omitempty"`
-	FaultSeq int64  `json:"faultSeq,omitempty"`
+	Records  int64      `json:"records" doc:"how many are sound, from the first that is there"`
+	Pruned   int64      `json:"pruned,omitempty" doc:"the last record that was removed on purpose"`
+	PrunedAt *time.Time `json:"prunedAt,omitempty" doc:"when that was"`
+	Anchored int64      `json:"anchored" doc:"the record up to which a head kept elsewhere vouches for the log"`
+	Sound    bool       `json:"sound"`
+	Fault    string     `json:"fault,omitempty"`
+	FaultSeq int64      `json:"faultSeq,omitempty"`
+}
+
+// AuditPrune says which records of a log are to be removed: the oldest, up to
+// the first that is not as described.
+type AuditPrune struct {
+	Tenant string     `json:"tenant,omitempty" maxLength:"63" doc:"whose log; your own if left out"`
+	Before *time.Time `json:"before,omitempty" doc:"older than this"`
+	UpTo   int64      `json:"upTo,omitempty" minimum:"0" doc:"with at most this number"`
+}
+
+// AuditPruned says what was removed.
+type AuditPruned struct {
+	Removed int64 `json:"removed" doc:"how many records"`
+	Through int64 `json:"through,omitempty" doc:"the number of the last of them"`
 }
 
 // File describes a file in a sandbox.

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+)
+
+func (a *App) auditPruneCmd() *cobra.Command {
+	var what atoll.AuditPrune
+	var before string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "prune", Short: "Remove the oldest events of the log, which stays verifiable", Args: cobra.NoArgs,
+		Long: `Prune removes the oldest events of the log and keeps, sealed, the number and the
+hash of the last one that is gone, from where audit verify goes on. Somebody who
+removes events in the database has no such seal, and is found out.
+
+The newest event, actions without an outcome, and what is still to be sent to a
+collector stay. It is for the owner of the machine, is an event itself, and
+refuses a log that is not sound. Events that are gone cannot be brought back: see
+audit export.`,
+		Example: `  atoll audit prune --before 90d
+  atoll audit prune --up-to 1000 --json`,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&before, "before", "", "remove events older than this: an age such as 90d or 12h, or a time such as 2026-01-31T00:00:00Z")
+	flags.Int64Var(&what.UpTo, "up-to", 0, "remove events with at most this number")
+	flags.StringVar(&what.Tenant, "tenant", "", "whose log (default: your own)")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.MarkFlagsOneRequired("before", "up-to")
+	_ = cmd.RegisterFlagCompletionFunc("tenant", cobra.NoFileCompletions)
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		var err error
+		if what.Before, err = moment("before", before); err != nil {
+			return err
+		}
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		done, err := c.PruneAudit(ctx, what)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(done)
+		}
+		_, err = fmt.Fprintf(a.Stdout, "%d events removed\n", done.Removed)
+		return err
+	})
+	return cmd
+}
+
+// moment reads a time, or how long ago it is; nothing is no time.
+func moment(flag, text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	var age daysFlag
+	if age.Set(text) != nil {
+		return time.Time{}, badFlag(flag, "%q is neither an age such as 90d nor a time such as 2026-01-31T00:00:00Z", visible(text))
+	}
+	return time.Now().Add(-time.Duration(age)), nil
+}
