@@ -39,6 +39,13 @@ func (a *App) noDaemon() bool {
 	return a.direct || text != "" && (err != nil || wanted)
 }
 
+// mayStartDaemon reports whether a verb may start a daemon: the user has nothing
+// against it, and did not choose a provider, which means this machine itself.
+func (a *App) mayStartDaemon() bool {
+	provider, _ := a.LookupEnv("ATOLL_PROVIDER")
+	return !a.noDaemon() && a.provider == "" && provider == ""
+}
+
 // mustDaemon is daemon for verbs that make no sense without one: if none runs,
 // it starts one in the background and says so.
 func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
@@ -46,8 +53,7 @@ func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 	if err != nil || c != nil {
 		return c, err
 	}
-	provider, _ := a.LookupEnv("ATOLL_PROVIDER")
-	if a.noDaemon() || a.provider != "" || provider != "" {
+	if !a.mayStartDaemon() {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
 	}
 	pid, err := a.startDaemon(ctx, "", nil)

@@ -28,7 +28,8 @@ that no download is needed. Without a command the image's own is run.
 
 The sandbox goes away with the command, and with this program, unless --keep or
 --detach is given. With --detach the command runs on in the background and the
-name of the sandbox is printed; see also: atoll exec, logs, cp, rm.
+name of the sandbox is printed; see also: atoll exec, logs, cp, rm. What stays is
+looked after by a daemon, which is started if none runs (see: atoll up).
 
 Ctrl-C reaches the command; a second one ends it and removes the sandbox.
 

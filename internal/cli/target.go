@@ -130,18 +130,23 @@ func (a *App) runner(ctx context.Context, stays bool) (target, error) {
 }
 
 // runnerFor returns where to run what a request asks for. Snapshots, templates,
-// idle policies, stored profiles and secrets are the daemon's.
+// idle policies, stored profiles and secrets are the daemon's. What stays is
+// better looked after by one, and does without if none may be started.
 func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
-	templated := strings.HasPrefix(req.Spec.Image, "template:")
-	if !templated && req.Spec.Snapshot == "" && req.Spec.Lifetime.Idle == 0 && req.Spec.Network.Profile == "" && len(req.Spec.Secrets) == 0 &&
-		req.Spec.Workspace == nil {
-		return a.runner(ctx, req.Keep || detach)
+	stays := req.Keep || detach
+	if !needsDaemon(&req.Spec) && (!stays || !a.mayStartDaemon()) {
+		return a.runner(ctx, stays)
 	}
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return remote{c}, nil
+}
+
+func needsDaemon(spec *sandbox.Spec) bool {
+	return strings.HasPrefix(spec.Image, "template:") || spec.Snapshot != "" || spec.Lifetime.Idle != 0 ||
+		spec.Network.Profile != "" || len(spec.Secrets) != 0 || spec.Workspace != nil
 }
 
 // find returns the sandbox of that name.
