@@ -8,13 +8,15 @@ import (
 // WorkspaceDir is where a sandbox sees its workspace.
 const WorkspaceDir = "/workspace"
 
-// Workspace attaches a durable directory to a sandbox, at [WorkspaceDir]. What
+// Workspace attaches a durable directory to a sandbox. What
 // is written there outlives the sandbox.
 type Workspace struct {
 	// Name of a workspace of the same tenant.
 	Name string `json:"name"`
 	// Mode is who else may have it at the same time. Empty: WorkspaceExclusive.
 	Mode WorkspaceMode `json:"mode,omitempty"`
+	// Path is where the sandbox sees it. Empty: WorkspaceDir.
+	Path string `json:"path,omitempty" doc:"where the sandbox sees it; /workspace if left out"`
 	// ReadOnly lists directories below the workspace that cannot be written to.
 	ReadOnly []string `json:"readOnly,omitempty"`
 	// Writable lists the only directories below the workspace that can be
@@ -25,10 +27,14 @@ type Workspace struct {
 // WorkspaceMode says how a workspace is shared.
 type WorkspaceMode string
 
-// The modes. A workspace has one exclusive sandbox, or any number that read.
+// The modes. A workspace has one exclusive sandbox, or any number that share it,
+// or any number that read.
 const (
 	WorkspaceExclusive WorkspaceMode = "exclusive"
 	WorkspaceRead      WorkspaceMode = "read" // its newest version; nothing can be written
+	// WorkspaceShared is for sandboxes of one machine that see at once what the
+	// others write, as on one disk.
+	WorkspaceShared WorkspaceMode = "shared"
 )
 
 // maxWorkspacePaths bounds each list of paths.
@@ -41,13 +47,16 @@ func (w *Workspace) Validate() error {
 		return invalid("workspace", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(w.Name), MaxNameLen)
 	}
 	switch w.Mode {
-	case "", WorkspaceExclusive:
+	case "", WorkspaceExclusive, WorkspaceShared:
 	case WorkspaceRead:
 		if len(w.ReadOnly)+len(w.Writable) > 0 {
 			return invalid("workspace", "a workspace that is only read needs no list of what may be written")
 		}
 	default:
-		return invalid("workspace", "%q is none of exclusive and read", clip(string(w.Mode)))
+		return invalid("workspace", "%q is none of exclusive, shared and read", clip(string(w.Mode)))
+	}
+	if err := w.validatePath(); err != nil {
+		return err
 	}
 	seen := map[string]bool{}
 	for _, list := range [][]string{w.ReadOnly, w.Writable} {
@@ -68,13 +77,33 @@ func (w *Workspace) Validate() error {
 	return nil
 }
 
+// Target is where the sandbox sees the workspace.
+func (w *Workspace) Target() string {
+	if w.Path == "" {
+		return WorkspaceDir
+	}
+	return path.Clean(w.Path)
+}
+
+// validatePath refuses a place that what a sandbox needs is in.
+func (w *Workspace) validatePath() error {
+	if w.Path == "" {
+		return nil
+	}
+	t := w.Target()
+	if w.Path[0] != '/' || len(w.Path) > MaxPathLen || strings.ContainsRune(w.Path, 0) || t == "/" || under(t, "/proc") || under(t, "/sys") || under(t, "/dev") {
+		return invalid("workspace", "%q is not a place for a workspace", clip(w.Path))
+	}
+	return nil
+}
+
 // checkWorkspace refuses a workspace that a mount would hide or be hidden by.
 func (s *Spec) checkWorkspace() error {
 	if s.Workspace == nil {
 		return nil
 	}
 	for _, m := range s.Mounts {
-		if t := path.Clean(m.Target); under(t, WorkspaceDir) || under(WorkspaceDir, t) {
+		if t := path.Clean(m.Target); under(t, s.Workspace.Target()) || under(s.Workspace.Target(), t) {
 			return invalid("mounts", "%s is in the way of the workspace", clip(t))
 		}
 	}

@@ -16,22 +16,34 @@ func TestWorkspaceValidate(t *testing.T) {
 		}
 	}
 	for name, w := range map[string]Workspace{
-		"no name":         {},
-		"a path as name":  {Name: "../w"},
-		"an unknown mode": {Name: "w", Mode: "shared"},
-		"read and lists":  {Name: "w", Mode: WorkspaceRead, Writable: []string{"a"}},
-		"absolute":        {Name: "w", ReadOnly: []string{"/etc"}},
-		"climbs":          {Name: "w", Writable: []string{"../other"}},
-		"climbs inside":   {Name: "w", Writable: []string{"a/../../other"}},
-		"the top":         {Name: "w", Writable: []string{"."}},
-		"empty path":      {Name: "w", Writable: []string{""}},
-		"twice":           {Name: "w", ReadOnly: []string{"a"}, Writable: []string{"a"}},
-		"NUL":             {Name: "w", ReadOnly: []string{"a\x00b"}},
-		"too many":        {Name: "w", ReadOnly: strings.Split(strings.Repeat("x,", 40), ",")},
+		"no name":               {},
+		"a path as name":        {Name: "../w"},
+		"an unknown mode":       {Name: "w", Mode: "lent"},
+		"a relative place":      {Name: "w", Path: "mnt"},
+		"the root":              {Name: "w", Path: "/mnt/.."},
+		"a place of the kernel": {Name: "w", Path: "/proc/1"},
+		"a place with NUL":      {Name: "w", Path: "/a\x00"},
+		"read and lists":        {Name: "w", Mode: WorkspaceRead, Writable: []string{"a"}},
+		"absolute":              {Name: "w", ReadOnly: []string{"/etc"}},
+		"climbs":                {Name: "w", Writable: []string{"../other"}},
+		"climbs inside":         {Name: "w", Writable: []string{"a/../../other"}},
+		"the top":               {Name: "w", Writable: []string{"."}},
+		"empty path":            {Name: "w", Writable: []string{""}},
+		"twice":                 {Name: "w", ReadOnly: []string{"a"}, Writable: []string{"a"}},
+		"NUL":                   {Name: "w", ReadOnly: []string{"a\x00b"}},
+		"too many":              {Name: "w", ReadOnly: strings.Split(strings.Repeat("x,", 40), ",")},
 	} {
 		if err := (&Spec{Workspace: &w}).Validate(); CodeOf(err) != CodeInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	for _, w := range []Workspace{{Name: "w", Mode: WorkspaceShared}, {Name: "w", Path: "/mnt/data/"}} {
+		if err := (&Spec{Workspace: &w, Mounts: []Mount{{Source: "/src", Target: "/src"}}}).Validate(); err != nil {
+			t.Errorf("%+v: %v", w, err)
+		}
+	}
+	if s := (Spec{Workspace: &Workspace{Name: "w", Path: "/src/sub"}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}); CodeOf(s.Validate()) != CodeInvalid {
+		t.Error("a workspace below a mount")
 	}
 	for _, target := range []string{"/workspace", "/workspace/sub"} {
 		s := Spec{Workspace: &Workspace{Name: "w"}, Mounts: []Mount{{Source: "/src", Target: target}}}

@@ -22,7 +22,7 @@ type workspaceFlags struct {
 }
 
 func (f *workspaceFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.name, "workspace", "", "attach this workspace at "+sandbox.WorkspaceDir+": NAME, or NAME:ro to read only; see: atoll workspace")
+	flags.StringVar(&f.name, "workspace", "", "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; see: atoll workspace")
 	flags.StringArrayVar(&f.readOnly, "workspace-read-only", nil, "a directory below the workspace that cannot be written to; may be repeated")
 	flags.StringArrayVar(&f.writable, "workspace-writable", nil, "the only directory below the workspace that can be written to; may be repeated")
 }
@@ -40,8 +40,10 @@ func (f *workspaceFlags) spec() (*sandbox.Workspace, error) {
 	case "", "rw":
 	case "ro":
 		w.Mode = sandbox.WorkspaceRead
+	case "shared":
+		w.Mode = sandbox.WorkspaceShared
 	default:
-		return nil, badFlag("workspace", "is neither NAME nor NAME:ro")
+		return nil, badFlag("workspace", "is none of NAME, NAME:ro and NAME:shared")
 	}
 	return w, nil
 }

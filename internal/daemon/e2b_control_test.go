@@ -2,6 +2,8 @@ package daemon_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -204,4 +206,68 @@ func TestE2BTemplatesThatAreNotBuilt(t *testing.T) {
 	c.want(404, c.call("DELETE", "/templates/tags", `{"name":"tools","tags":["x"]}`, "X-API-Key", mine))
 	c.want(404, c.call("DELETE", "/templates/tools", "", "X-API-Key", mine))
 	c.want(404, c.call("POST", "/v2/sandboxes", `{"templateID":"tools"}`, "X-API-Key", mine))
+}
+
+// TestE2BVolumesWantTheirOwnToken is an attacker's, who has a key, a token of
+// another volume and names that lead out.
+func TestE2BVolumesWantTheirOwnToken(t *testing.T) {
+	m, c, mine, other := startE2B(t)
+	volume := func(key string) (id, token string) {
+		a := c.want(201, c.call("POST", "/volumes", `{"name":"My_Data"}`, "X-API-Key", key))
+		if a.fields["name"] != "My_Data" {
+			t.Errorf("it is called %v", a.fields["name"])
+		}
+		return a.fields["volumeID"].(string), a.fields["token"].(string)
+	}
+	id, token := volume(mine)
+	foreign, foreignToken := volume(other)
+	file := func(method, id, path, body, token string) answer {
+		return c.call(method, "/volumecontent/"+id+"/file?path="+path, body, "Authorization", "Bearer "+token)
+	}
+	status := func(want int, a answer) {
+		t.Helper()
+		if a.status != want {
+			t.Errorf("status %d, want %d: %s", a.status, want, a.body)
+		}
+	}
+	status(201, file("PUT", id, "/secret.txt", "canary", token))
+	for _, wrong := range []string{"", foreignToken, token + "0", mine} {
+		a := file("GET", id, "/secret.txt", "", wrong)
+		status(401, a)
+		if a.fields["code"] != "unauthorized" {
+			t.Errorf("the code is %v", a.fields["code"])
+		}
+		status(401, file("PUT", id, "/secret.txt", "other", wrong))
+	}
+	status(401, file("GET", foreign, "/secret.txt", "", token))
+	if a := file("GET", id, "/secret.txt", "", token); string(a.body) != "canary" {
+		t.Errorf("it holds %s", a.body)
+	}
+	if err := os.WriteFile(filepath.Join(m.Dir, "outside"), []byte("outside"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tree := filepath.Join(m.Dir, "workspaces", id, "tree")
+	for name, target := range map[string]string{"abs": m.Dir, "up": "../../..", "file": filepath.Join(m.Dir, "outside")} {
+		if err := os.Symlink(target, filepath.Join(tree, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{"/../../../outside", "/abs/outside", "/up/outside", "/file", "/up/base"} {
+		if a := file("GET", id, path, "", token); a.status < 400 || strings.Contains(string(a.body), "outside\"") {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+		if a := file("PUT", id, path, "mine", token); a.status == 201 && path != "/file" && path != "/../../../outside" {
+			t.Errorf("%s was written: %s", path, a.body)
+		}
+	}
+	if held, err := os.ReadFile(filepath.Join(m.Dir, "outside")); err != nil || string(held) != "outside" {
+		t.Errorf("the file outside holds %q, %v", held, err)
+	}
+	for _, q := range []string{"uid=-1", "mode=4095", "mode=x", "gid=9999999999"} {
+		status(400, c.call("PUT", "/volumecontent/"+id+"/file?path=/x&"+q, "", "Authorization", "Bearer "+token))
+	}
+	c.want(404, c.call("GET", "/volumes/"+id, "", "X-API-Key", other))
+	c.want(404, c.call("DELETE", "/volumes/"+id, "", "X-API-Key", other))
+	c.want(204, c.call("DELETE", "/volumes/"+id, "", "X-API-Key", mine))
+	status(404, file("GET", id, "/secret.txt", "", token))
 }

@@ -117,11 +117,6 @@ func TestE2BControlPlaneWantsKeys(t *testing.T) {
 	if a := c.want(200, c.call("GET", "/v2/sandboxes", "", "X-API-Key", other)); string(bytes.TrimSpace(a.body)) != "[]" {
 		t.Errorf("another tenant sees %s", a.body)
 	}
-	for _, path := range []string{"/volumes"} {
-		if a := c.want(501, c.call("GET", path, "", "X-API-Key", mine)); a.fields["error_code"] != "atoll_unsupported" {
-			t.Errorf("%s: %s", path, a.body)
-		}
-	}
 	c.want(204, c.call("DELETE", "/sandboxes/"+id, "", "X-API-Key", mine))
 	c.want(404, c.call("DELETE", "/sandboxes/"+id, "", "X-API-Key", mine))
 }

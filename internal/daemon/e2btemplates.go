@@ -3,7 +3,6 @@ package daemon
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -74,14 +73,15 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 	}
 	defer root.Close()
 	d := &template.Description{From: b.From, Start: b.Start, Ready: b.Ready}
-	user := ""
+	if b.User != "" {
+		d.Steps = append(d.Steps,
+			template.Step{Op: template.OpUser, Args: []string{b.User}}, template.Step{Op: template.OpWorkdir, Args: []string{"/home/" + b.User}})
+	}
+	own := len(d.Steps)
 	for i := range b.Steps {
-		step, err := s.step(ctx, root, i, &b.Steps[i], user)
+		step, err := s.step(ctx, root, i, &b.Steps[i])
 		if err != nil {
 			return err
-		}
-		if step.Op == template.OpUser {
-			user = step.Args[0]
 		}
 		d.Steps = append(d.Steps, *step)
 	}
@@ -93,11 +93,11 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 	_, err = s.plane.BuildTemplate(ctx, plane.BuildRequest{
 		Name: first, Description: d, Files: files, NoCache: b.Force, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
 		Log: func(e template.Event) {
-			text := e.Text
-			if !e.Output && e.Step > 0 {
-				text = fmt.Sprintf("[%d/%d] %s%s", e.Step, e.Steps, map[bool]string{true: "CACHED "}[e.Cached], e.Text)
+			text, step := e.Text, max(0, e.Step-own)
+			if !e.Output && step > 0 {
+				text = fmt.Sprintf("[%d/%d] %s%s", step, len(b.Steps), map[bool]string{true: "CACHED "}[e.Cached], e.Text)
 			}
-			tell(e2bapi.BuildEvent{Time: e.Time, Step: e.Step, Text: text, Output: e.Output})
+			tell(e2bapi.BuildEvent{Time: e.Time, Step: step, Text: text, Output: e.Output})
 		},
 	})
 	for _, tag := range b.Tags[1:] {
@@ -108,8 +108,8 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 	return err
 }
 
-// step is a step in the words of the builder. user is whom earlier steps chose.
-func (s e2bService) step(ctx context.Context, root *os.Root, i int, from *e2bapi.BuildStep, user string) (*template.Step, error) {
+// step is a step in the words of the builder.
+func (s e2bService) step(ctx context.Context, root *os.Root, i int, from *e2bapi.BuildStep) (*template.Step, error) {
 	bad := func(format string, args ...any) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: fmt.Sprintf("step %d", i+1), Message: fmt.Sprintf(format, args...)}
 	}
@@ -142,7 +142,7 @@ func (s e2bService) step(ctx context.Context, root *os.Root, i int, from *e2bapi
 		if src := filepath.ToSlash(filepath.Clean(arg(0))); !filepath.IsLocal(src) {
 			return nil, bad("%.80q leads out of the files", arg(0))
 		}
-		step.Op, step.Args, step.Chown = template.OpCopy, []string{sub + "/" + arg(0), arg(1)}, cmp.Or(arg(2), user)
+		step.Op, step.Args, step.Chown, step.AsUser = template.OpCopy, []string{sub + "/" + arg(0), arg(1)}, arg(2), true
 		if mode := arg(3); mode != "" {
 			bits, err := strconv.ParseUint(mode, 8, 12)
 			if err != nil {

@@ -47,6 +47,7 @@ var verbs = map[string]Verb{
 	"profile.get": Read, "profile.list": Read, "secret.list": Read,
 	"workspace.create": Write, "workspace.persist": Write, "workspace.restore": Write, "workspace.prune": Write, "workspace.remove": Write,
 	"workspace.list": Read, "workspace.get": Read, "workspace.history": Read, "workspace.diff": Read, "workspace.verify": Read,
+	"workspace.read": Read, "workspace.write": Write,
 	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read, "metrics.get": Read,
 	"template.build": Write, "template.tag": Write, "template.remove": Write, "template.prune": Write, "template.list": Read, "template.get": Read,
 	"sandbox.diff": Read,
@@ -68,12 +69,20 @@ type Principal struct {
 	Verbs  []Verb
 	// Sandbox, if set, is the only one that may be touched.
 	Sandbox sandbox.ID
+	// Workspace, if set, is the id of the only one whose files may be touched,
+	// and nothing else.
+	Workspace string
 }
 
 // Bearer is the principal of whoever bears the token of one sandbox: it works
 // inside that sandbox, and can neither end it nor reach another.
 func Bearer(tenant string, id sandbox.ID) Principal {
 	return Principal{Tenant: tenant, Key: "of-" + string(id), Verbs: []Verb{Read, Exec, Write}, Sandbox: id}
+}
+
+// Holder is the principal of whoever bears the token of one workspace.
+func Holder(tenant, workspace string) Principal {
+	return Principal{Tenant: tenant, Key: "of-" + workspace, Verbs: []Verb{Read, Write}, Workspace: workspace}
 }
 
 // Peer is the principal of a process that was let in by its user.
@@ -86,6 +95,9 @@ func Peer(tenant string, uid uint32) Principal {
 func (p Principal) Allow(op string) error {
 	if p.Sandbox != "" && !inside(op) {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is for the inside of one sandbox only"}
+	}
+	if p.Workspace != "" && op != "workspace.read" && op != "workspace.write" {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is for the files of one workspace only"}
 	}
 	v := VerbFor(op)
 	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {

@@ -71,6 +71,12 @@ func (tx *Tx) LockWorkspace(ctx context.Context, tenant, name string) (Workspace
 	return w, missing(err, "workspace", name)
 }
 
+// WorkspaceByID returns a workspace of any tenant.
+func (o *Operator) WorkspaceByID(ctx context.Context, id string) (Workspace, error) {
+	w, err := scanWorkspace(o.tx.queryRow(ctx, workspaceQuery+"id = $1", id))
+	return w, missing(err, "workspace", id)
+}
+
 // Workspaces lists the workspaces of a tenant by name.
 func (tx *Tx) Workspaces(ctx context.Context, tenant string) ([]Workspace, error) {
 	rows, err := tx.query(ctx, workspaceQuery+"tenant = $1 ORDER BY name", tenant)
@@ -96,14 +102,14 @@ func (tx *Tx) Attachments(ctx context.Context, workspace string) ([]Attachment, 
 }
 
 // Attach records that a sandbox gets a workspace, which the caller has locked. One that
-// another sandbox has is CodeConflict, unless both only read.
+// another sandbox has is CodeConflict, unless both read, or both share it.
 func (tx *Tx) Attach(ctx context.Context, w Workspace, a Attachment) error {
 	others, err := tx.Attachments(ctx, w.ID)
 	if err != nil {
 		return err
 	}
 	for _, other := range others {
-		if a.Mode != sandbox.WorkspaceRead || other.Mode != sandbox.WorkspaceRead {
+		if !together(&a, &other) {
 			e := fail(sandbox.CodeConflict, w.Name, "the workspace is attached to the sandbox %s", other.Sandbox).(*sandbox.Error)
 			e.Hint = "remove that sandbox first"
 			return e
@@ -112,6 +118,11 @@ func (tx *Tx) Attach(ctx context.Context, w Workspace, a Attachment) error {
 	_, err = tx.exec(ctx, "INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ($1, $2, $3, $4, $5)",
 		string(a.Sandbox), w.ID, a.Node, string(a.Mode), nanos(tx.Now()))
 	return err
+}
+
+// together reports whether two sandboxes can have one workspace.
+func together(a, b *Attachment) bool {
+	return a.Mode == b.Mode && (a.Mode == sandbox.WorkspaceRead || a.Mode == sandbox.WorkspaceShared && a.Node == b.Node)
 }
 
 // Detach forgets that a sandbox has a workspace.

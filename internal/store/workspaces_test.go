@@ -124,3 +124,40 @@ func TestAttachments(t *testing.T) {
 		}
 	})
 }
+
+// TestSharedAttachments shows who can have a workspace together.
+func TestSharedAttachments(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		ctx := t.Context()
+		s := open(store.Options{})
+		ok(t, s.Update(ctx, func(tx *store.Tx) error {
+			if _, err := tx.EnsureTenant(ctx, "acme"); err != nil {
+				return err
+			}
+			return tx.AddWorkspace(ctx, store.Workspace{ID: "ws-1", Tenant: "acme", Name: "notes"})
+		}))
+		attach := func(id sandbox.ID, node string, mode sandbox.WorkspaceMode) error {
+			return s.Update(ctx, func(tx *store.Tx) error {
+				w, err := tx.LockWorkspace(ctx, "acme", "notes")
+				if err != nil {
+					return err
+				}
+				return tx.Attach(ctx, w, store.Attachment{Sandbox: id, Node: node, Mode: mode})
+			})
+		}
+		ok(t, attach("id-1", "n1", sandbox.WorkspaceShared))
+		ok(t, attach("id-2", "n1", sandbox.WorkspaceShared))
+		for node, mode := range map[string]sandbox.WorkspaceMode{"n2": sandbox.WorkspaceShared, "n1": sandbox.WorkspaceRead} {
+			if err := attach("id-3", node, mode); sandbox.CodeOf(err) != sandbox.CodeConflict {
+				t.Errorf("%s on %s: %v", mode, node, err)
+			}
+		}
+		if err := attach("id-3", "n1", sandbox.WorkspaceExclusive); sandbox.CodeOf(err) != sandbox.CodeConflict {
+			t.Errorf("exclusive: %v", err)
+		}
+		w, err := store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Operator().WorkspaceByID(ctx, "ws-1") })
+		if err != nil || w.Name != "notes" {
+			t.Errorf("by its id: %+v %v", w, err)
+		}
+	})
+}

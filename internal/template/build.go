@@ -292,7 +292,11 @@ func (w *work) copy(ctx context.Context, s *Step, as key) error {
 
 // owner finds out what --chown means in the image.
 func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
-	user, group, grouped := strings.Cut(s.Chown, ":")
+	chown := s.Chown
+	if chown == "" && s.AsUser {
+		chown = w.cfg.User
+	}
+	user, group, grouped := strings.Cut(chown, ":")
 	if user == "" {
 		return owner{}, nil
 	}

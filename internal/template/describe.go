@@ -57,6 +57,9 @@ type Step struct {
 	BuildEnv []Var `json:"buildEnv,omitempty"`
 	// Chown is the owner of what copy copies, "user[:group]"; empty: root.
 	Chown string `json:"chown,omitempty"`
+	// AsUser gives what copy copies to the user of the image, where Chown names
+	// nobody.
+	AsUser bool `json:"asUser,omitempty"`
 	// Chmod are the permission bits of what copy copies; 0: those of the files.
 	Chmod uint32 `json:"chmod,omitempty"`
 	// Force carries the step out even if it is cached.

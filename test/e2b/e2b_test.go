@@ -67,7 +67,7 @@ func start(t *testing.T, flags ...string) *atoll {
 	}
 	go func() { _, _ = io.Copy(testLog{t}, log) }()
 	t.Cleanup(func() { a.removeAll(t) })
-	for _, line := range strings.Split(strings.TrimSpace(a.run(t, "e2b", "env")), "\n") {
+	for _, line := range strings.Split(strings.TrimSpace(a.run(t, "e2b", "env", "--admin")), "\n") {
 		a.env = append(a.env, strings.TrimPrefix(line, "export "))
 	}
 	return a

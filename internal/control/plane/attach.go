@@ -68,7 +68,7 @@ func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.
 func (p *Plane) mounts(ctx context.Context, w *workspace.Workspace, ref *sandbox.Workspace) ([]sandbox.Mount, error) {
 	if ref.Mode == sandbox.WorkspaceRead {
 		dir, err := p.cfg.Workspaces.Reading(ctx, w)
-		return []sandbox.Mount{{Source: dir, Target: sandbox.WorkspaceDir, ReadOnly: true}}, err
+		return []sandbox.Mount{{Source: dir, Target: ref.Target(), ReadOnly: true}}, err
 	}
 	dir, err := p.cfg.Workspaces.Checkout(ctx, w)
 	if err != nil {
@@ -77,14 +77,14 @@ func (p *Plane) mounts(ctx context.Context, w *workspace.Workspace, ref *sandbox
 	if err := firstError(shelf.Subdirs(dir, ref.Writable, true), shelf.Subdirs(dir, ref.ReadOnly, false)); err != nil {
 		return nil, err
 	}
-	mounts := []sandbox.Mount{{Source: dir, Target: sandbox.WorkspaceDir, ReadOnly: len(ref.Writable) > 0}}
+	mounts := []sandbox.Mount{{Source: dir, Target: ref.Target(), ReadOnly: len(ref.Writable) > 0}}
 	for _, list := range []struct {
 		paths    []string
 		readOnly bool
 	}{{ref.Writable, false}, {ref.ReadOnly, true}} {
 		for _, sub := range list.paths {
 			mounts = append(mounts, sandbox.Mount{
-				Source: path.Join(dir, sub), Target: path.Join(sandbox.WorkspaceDir, sub), ReadOnly: list.readOnly,
+				Source: path.Join(dir, sub), Target: path.Join(ref.Target(), sub), ReadOnly: list.readOnly,
 			})
 		}
 	}
@@ -124,7 +124,11 @@ func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
 
 func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspace, w *workspace.Workspace) error {
 	if a.Mode != sandbox.WorkspaceRead {
-		_, err := p.persist(ctx, row, w, "the sandbox "+string(a.Sandbox)+" ended", true)
+		all, err := p.attachments(ctx, row)
+		if err != nil {
+			return err
+		}
+		_, err = p.persist(ctx, row, w, "the sandbox "+string(a.Sandbox)+" ended", len(all) == 1)
 		switch sandbox.CodeOf(err) {
 		case "":
 		case sandbox.CodeExhausted, sandbox.CodeInvalid, sandbox.CodeConflict, sandbox.CodeDenied, sandbox.CodeUnsupported:

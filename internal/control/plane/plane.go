@@ -104,6 +104,7 @@ type Plane struct {
 	uses       uses
 	due        due
 	conns      connCount
+	soon       soon
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so

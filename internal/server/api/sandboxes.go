@@ -105,7 +105,7 @@ func (r *CreateRequest) Spec() sandbox.Spec {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))
 	}
 	if w := r.Workspace; w != nil {
-		spec.Workspace = &sandbox.Workspace{Name: w.Name, Mode: sandbox.WorkspaceMode(w.Mode), ReadOnly: w.ReadOnly, Writable: w.Writable}
+		spec.Workspace = &sandbox.Workspace{Name: w.Name, Mode: sandbox.WorkspaceMode(w.Mode), Path: w.Path, ReadOnly: w.ReadOnly, Writable: w.Writable}
 	}
 	return spec
 }

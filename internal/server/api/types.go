@@ -21,7 +21,7 @@ type CreateRequest struct {
 	TimeoutMS int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live, in milliseconds"`
 	Snapshot  string            `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
 	Idle
-	Workspace *WorkspaceAttachment `json:"workspace,omitempty" doc:"a durable directory at /workspace"`
+	Workspace *WorkspaceAttachment `json:"workspace,omitempty" doc:"a durable directory"`
 	Network   sandbox.Network      `json:"network,omitempty" doc:"what the sandbox may reach; nothing if it is left out"`
 	Secrets   []sandbox.SecretRef  `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
 	Labels    map[string]string    `json:"labels,omitempty"`

@@ -69,7 +69,8 @@ type WorkspaceReport struct {
 // WorkspaceAttachment attaches a workspace to a new sandbox.
 type WorkspaceAttachment struct {
 	Name     string   `json:"name" minLength:"1" maxLength:"63"`
-	Mode     string   `json:"mode,omitempty" enum:"exclusive,read" doc:"who else may have it: nobody, or who reads too"`
+	Mode     string   `json:"mode,omitempty" enum:"exclusive,shared,read" doc:"who else may have it: nobody, who shares it too, or who reads too"`
+	Path     string   `json:"path,omitempty" maxLength:"4096" doc:"where the sandbox sees it; /workspace if left out"`
 	ReadOnly []string `json:"readOnly,omitempty" maxItems:"32" doc:"directories below it that cannot be written to"`
 	Writable []string `json:"writable,omitempty" maxItems:"32" doc:"the only directories below it that can be written to"`
 }

@@ -309,6 +309,9 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if want.From, err = h.fromOf(r.Context(), req.FromImage, req.FromTemplate); err != nil {
 		return err
 	}
+	if want.From == "host" || want.From == "base" {
+		want.User = defaultUser
+	}
 	if h.opts.Internet {
 		want.Network = sandbox.Network{Inline: &sandbox.Profile{Default: sandbox.Allow}}
 	}

@@ -78,21 +78,15 @@ func (h *Handler) controlPlane() http.Handler {
 	handle("POST /templates/tags", h.addTags)
 	handle("DELETE /templates/tags", h.removeTags)
 	mux.HandleFunc("PUT /uploads/{ticket}", h.putUpload)
-	for pattern, what := range missing {
-		handle(pattern, func(http.ResponseWriter, *http.Request) error { return unsupported(what) })
-	}
+	handle("GET /volumes", h.listVolumes)
+	handle("POST /volumes", h.createVolume)
+	handle("GET /volumes/{id}", h.getVolume)
+	handle("DELETE /volumes/{id}", h.removeVolume)
+	h.volumeRoutes(mux)
 	handle("/", func(_ http.ResponseWriter, r *http.Request) error {
 		return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: r.Method + " " + r.URL.Path, Message: "there is no such route"}
 	})
 	return mux
-}
-
-// missing are the routes of E2B that Atoll does not serve; docs/E2B.md lists
-// them.
-var missing = map[string]string{
-	"/volumes":        "volumes",
-	"/volumes/":       "volumes",
-	"/volumecontent/": "volumes",
 }
 
 // apiKey returns the key that a request bears.

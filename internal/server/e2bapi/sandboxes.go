@@ -41,10 +41,7 @@ type newSandbox struct {
 	AutoResume          *struct {
 		Enabled bool `json:"enabled"`
 	} `json:"autoResume"`
-	VolumeMounts []struct {
-		Name string `json:"name"`
-		Path string `json:"path"`
-	} `json:"volumeMounts"`
+	VolumeMounts []volumeMount `json:"volumeMounts"`
 }
 
 // made is a sandbox as its maker is told of it.
@@ -71,7 +68,7 @@ type listed struct {
 	MemoryMB     int64             `json:"memoryMB"`
 	DiskSizeMB   int64             `json:"diskSizeMB"`
 	Metadata     map[string]string `json:"metadata"`
-	VolumeMounts []struct{}        `json:"volumeMounts"`
+	VolumeMounts []volumeMount     `json:"volumeMounts"`
 }
 
 // detail is all that is told of a sandbox.
@@ -119,6 +116,9 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 	if err == nil {
 		err = h.template(r.Context(), &spec)
 	}
+	if err == nil {
+		spec.Workspace, err = h.mount(r.Context(), req.VolumeMounts)
+	}
 	if err != nil {
 		return err
 	}
@@ -141,8 +141,6 @@ func (req *newSandbox) refuse() error {
 		return unsupported("mcp")
 	case req.IAM != nil:
 		return unsupported("iam")
-	case len(req.VolumeMounts) > 0:
-		return unsupported("volumeMounts")
 	}
 	return nil
 }
@@ -281,7 +279,7 @@ func shown(s *Sandbox) listed {
 	l := listed{
 		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
 		EnvdVersion: EnvdVersion, CPUCount: cpuCount(s.Resources.CPUs), MemoryMB: max(0, s.Resources.Memory>>20), DiskSizeMB: max(0, s.Resources.Disk>>20),
-		Metadata: map[string]string{}, VolumeMounts: []struct{}{},
+		Metadata: map[string]string{}, VolumeMounts: shownMounts(s),
 	}
 	switch {
 	case state == "paused":

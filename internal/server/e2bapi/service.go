@@ -53,6 +53,7 @@ type Service interface {
 	Logs
 	Secrets
 	Templates
+	Volumes
 
 	// Enter returns what is known of a sandbox of any tenant, and the context
 	// for whoever bears its token, which this package checks.
@@ -76,6 +77,7 @@ type Sandbox struct {
 	Updated   time.Time
 	Lifetime  sandbox.Lifetime
 	Network   sandbox.Network
+	Workspace *sandbox.Workspace
 	// Kept says that a snapshot holds its state while it does not run, and
 	// Wakes that it goes on when it is used.
 	Kept, Wakes bool

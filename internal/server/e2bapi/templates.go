@@ -37,6 +37,7 @@ type Build struct {
 	Name    string   // of the template
 	Tags    []string // at least one
 	From    string   // image or template, as sandbox.Spec.Image
+	User    string   // who carries steps out, unless they say; empty: the user of From
 	Steps   []BuildStep
 	Start   string // command that is running in its sandboxes
 	Ready   string // command that succeeds when it is

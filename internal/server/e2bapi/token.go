@@ -29,6 +29,9 @@ func (t tokens) envd(id sandbox.ID) string { return t.of("envd", id) }
 // traffic returns the token for its other ports, where they are not public.
 func (t tokens) traffic(id sandbox.ID) string { return t.of("traffic", id) }
 
+// volume returns the token for the files of a volume.
+func (t tokens) volume(id string) string { return t.of("volume", sandbox.ID(id)) }
+
 func same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
 
 func unauthorized(message string) error {

@@ -72,7 +72,7 @@ export async function run() {
       await Promise.race([fn(), tooLong])
     } catch (e) {
       report.ok = false
-      report.error = `${e.stack}${e.cause ? '\ncause: ' + e.cause.stack : ''}`
+      report.error = `${e.message}\n${e.stack}${e.cause ? '\ncause: ' + e.cause.stack : ''}`
     }
     clearTimeout(timer)
     report.ms = Math.round(performance.now() - begun)

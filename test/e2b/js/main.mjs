@@ -5,5 +5,8 @@ import './files.mjs'
 import './pty.mjs'
 import './ports.mjs'
 import './states.mjs'
+import './templates.mjs'
+import './policy.mjs'
+import './volumes.mjs'
 
 await run()

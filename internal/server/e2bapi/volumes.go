@@ -1,0 +1,358 @@
+package e2bapi
+
+import (
+	"context"
+	"encoding/base32"
+	"io"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Volumes keeps directories that outlive sandboxes.
+type Volumes interface {
+	CreateVolume(ctx context.Context, name string) (Volume, error)
+	// Volumes returns all, by name.
+	Volumes(ctx context.Context) ([]Volume, error)
+	RemoveVolume(ctx context.Context, name string) error
+	// EnterVolume returns what is known of a volume of any tenant, and the
+	// context for whoever bears its token, which this package checks.
+	EnterVolume(ctx context.Context, id string) (context.Context, Volume, error)
+	// VolumeFiles are the files of a volume.
+	VolumeFiles(v Volume) VolumeFiles
+}
+
+// Volume is what is known of a volume.
+type Volume struct{ ID, Name string }
+
+// VolumeFiles are the files of a volume. Paths are relative to it.
+type VolumeFiles interface {
+	Stat(ctx context.Context, path string) (VolumeEntry, error)
+	List(ctx context.Context, path string, depth int) ([]VolumeEntry, error)
+	// Read calls use while nobody removes the volume.
+	Read(ctx context.Context, path string, use func(io.ReadSeeker, VolumeEntry) error) error
+	Write(ctx context.Context, path string, from io.Reader, how VolumeWrite) (VolumeEntry, error)
+	Mkdir(ctx context.Context, path string, how VolumeWrite) (VolumeEntry, error)
+	Change(ctx context.Context, path string, how VolumeWrite) (VolumeEntry, error)
+	Remove(ctx context.Context, path string) error
+}
+
+// VolumeWrite says how files are made or changed. What is nil is left to the
+// volume, or as it was.
+type VolumeWrite struct {
+	UID, GID *int
+	Mode     *uint32 // permission bits
+	Force    bool    // make directories above it
+}
+
+// VolumeEntry is a file of a volume.
+type VolumeEntry struct {
+	Name   string    `json:"name"`
+	Type   string    `json:"type"` // file, directory, symlink or unknown
+	Path   string    `json:"path"`
+	Size   int64     `json:"size"`
+	Mode   uint32    `json:"mode"`
+	UID    uint32    `json:"uid"`
+	GID    uint32    `json:"gid"`
+	ATime  time.Time `json:"atime"`
+	MTime  time.Time `json:"mtime"`
+	CTime  time.Time `json:"ctime"`
+	Target string    `json:"target,omitempty"`
+}
+
+var (
+	volumeName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,60}$`)
+	ownName    = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,58}[a-z0-9])?$`)
+	nameCode   = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
+)
+
+// codedPrefix begins the name of a workspace that stands for a volume whose
+// name no workspace can have.
+const codedPrefix = "e2b-"
+
+// workspaceOf returns the workspace that a volume of that name is.
+func workspaceOf(name string) (string, error) {
+	if !volumeName.MatchString(name) {
+		return "", invalid("name", "%.80q is not 1 to 60 letters, digits, _ and -", name)
+	}
+	if ownName.MatchString(name) && !strings.HasPrefix(name, codedPrefix) {
+		return name, nil
+	}
+	coded := codedPrefix + nameCode.EncodeToString([]byte(name))
+	if len(coded) > sandbox.MaxNameLen {
+		return "", invalid("name", "%.80q is too long for one with capitals, _ or a digit in front", name)
+	}
+	return coded, nil
+}
+
+// volumeOf is the reverse of workspaceOf.
+func volumeOf(workspace string) string {
+	if coded, ok := strings.CutPrefix(workspace, codedPrefix); ok {
+		if name, err := nameCode.DecodeString(coded); err == nil && volumeName.Match(name) {
+			return string(name)
+		}
+	}
+	return workspace
+}
+
+// shownVolume is a volume as clients see it.
+type shownVolume struct {
+	VolumeID string `json:"volumeID"`
+	Name     string `json:"name"`
+	Token    string `json:"token,omitempty"`
+}
+
+func (h *Handler) showVolume(v Volume, token bool) shownVolume {
+	out := shownVolume{VolumeID: v.ID, Name: volumeOf(v.Name)}
+	if token {
+		out.Token = h.tokens.volume(v.ID)
+	}
+	return out
+}
+
+func (h *Handler) createVolume(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name string `json:"name"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	name, err := workspaceOf(req.Name)
+	if err != nil {
+		return err
+	}
+	v, err := h.service.CreateVolume(r.Context(), name)
+	if err == nil {
+		writeJSON(w, http.StatusCreated, h.showVolume(v, true))
+	}
+	return err
+}
+
+func (h *Handler) listVolumes(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.service.Volumes(r.Context())
+	if err != nil {
+		return err
+	}
+	out := make([]shownVolume, len(all))
+	for i, v := range all {
+		out[i] = h.showVolume(v, false)
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+// volume returns the volume of the caller that an id, or a name, means.
+func (h *Handler) volume(ctx context.Context, ref string) (Volume, error) {
+	all, err := h.service.Volumes(ctx)
+	if err != nil {
+		return Volume{}, err
+	}
+	for _, v := range all {
+		if v.ID == ref || volumeOf(v.Name) == ref {
+			return v, nil
+		}
+	}
+	return Volume{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such volume"}
+}
+
+func (h *Handler) getVolume(w http.ResponseWriter, r *http.Request) error {
+	v, err := h.volume(r.Context(), r.PathValue("id"))
+	if err == nil {
+		writeJSON(w, http.StatusOK, h.showVolume(v, true))
+	}
+	return err
+}
+
+func (h *Handler) removeVolume(w http.ResponseWriter, r *http.Request) error {
+	v, err := h.volume(r.Context(), r.PathValue("id"))
+	if err == nil {
+		err = h.service.RemoveVolume(r.Context(), v.Name)
+	}
+	if err == nil {
+		w.WriteHeader(http.StatusNoContent)
+	}
+	return err
+}
+
+// volumeMount is where a sandbox sees a volume.
+type volumeMount struct {
+	Name string `json:"name"`
+	Path string `json:"path"`
+}
+
+// mount is the workspace of a sandbox that has volumes, shared with others.
+func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (*sandbox.Workspace, error) {
+	switch len(mounts) {
+	case 0:
+		return nil, nil
+	case 1:
+	default:
+		return nil, unsupported("more than one of volumeMounts")
+	}
+	v, err := h.volume(ctx, mounts[0].Name)
+	if err != nil {
+		return nil, err
+	}
+	return &sandbox.Workspace{Name: v.Name, Mode: sandbox.WorkspaceShared, Path: mounts[0].Path}, nil
+}
+
+// shownMounts is the reverse of mount.
+func shownMounts(s *Sandbox) []volumeMount {
+	if s.Workspace == nil {
+		return []volumeMount{}
+	}
+	return []volumeMount{{volumeOf(s.Workspace.Name), s.Workspace.Target()}}
+}
+
+// contentProblem is an error as the clients of volumes expect it.
+type contentProblem struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// content serves the files of a volume, to whoever bears its token.
+func (h *Handler) content(f func(http.ResponseWriter, *http.Request, VolumeFiles, string) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		err := func() error {
+			scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+			id := r.PathValue("id")
+			if !strings.EqualFold(scheme, "Bearer") || !same(strings.TrimSpace(token), h.tokens.volume(id)) {
+				return unauthorized("the token is missing, or not that of the volume")
+			}
+			path := r.URL.Query().Get("path")
+			if path == "" || strings.ContainsRune(path, 0) || len(path) > sandbox.MaxPathLen {
+				return invalid("path", "is missing or too long")
+			}
+			ctx, v, err := h.service.EnterVolume(r.Context(), id)
+			if err != nil {
+				return err
+			}
+			return f(w, r.WithContext(ctx), h.service.VolumeFiles(v), path)
+		}()
+		if err == nil || r.Context().Err() != nil {
+			return
+		}
+		p := newProblem(err)
+		if p.Code == http.StatusInternalServerError {
+			h.opts.Logger.ErrorContext(r.Context(), "request failed", "path", r.URL.Path, "error", err)
+		}
+		writeJSON(w, p.Code, contentProblem{string(sandbox.CodeOf(err)), p.Message})
+	}
+}
+
+// volumeRoutes are those of the files of volumes.
+func (h *Handler) volumeRoutes(mux *http.ServeMux) {
+	const base = " /volumecontent/{id}/"
+	answer := func(w http.ResponseWriter, status int, v any, err error) error {
+		if err == nil {
+			writeJSON(w, status, v)
+		}
+		return err
+	}
+	mux.HandleFunc("GET"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		e, err := f.Stat(r.Context(), path)
+		return answer(w, http.StatusOK, e, err)
+	}))
+	mux.HandleFunc("PATCH"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		var req struct {
+			UID  *int    `json:"uid"`
+			GID  *int    `json:"gid"`
+			Mode *uint32 `json:"mode"`
+		}
+		if err := read(r, &req); err != nil {
+			return err
+		}
+		how := VolumeWrite{UID: req.UID, GID: req.GID, Mode: req.Mode}
+		if err := how.check(); err != nil {
+			return err
+		}
+		e, err := f.Change(r.Context(), path, how)
+		return answer(w, http.StatusOK, e, err)
+	}))
+	mux.HandleFunc("DELETE"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		err := f.Remove(r.Context(), path)
+		if err == nil {
+			w.WriteHeader(http.StatusNoContent)
+		}
+		return err
+	}))
+	mux.HandleFunc("GET"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		depth := 1
+		if text := r.URL.Query().Get("depth"); text != "" {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 0 || n > 64 {
+				return invalid("depth", "is not between 0 and 64")
+			}
+			depth = max(1, n)
+		}
+		all, err := f.List(r.Context(), path, depth)
+		return answer(w, http.StatusOK, append([]VolumeEntry{}, all...), err)
+	}))
+	mux.HandleFunc("POST"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		how, err := volumeWrite(r)
+		if err != nil {
+			return err
+		}
+		e, err := f.Mkdir(r.Context(), path, how)
+		return answer(w, http.StatusCreated, e, err)
+	}))
+	mux.HandleFunc("GET"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		return f.Read(r.Context(), path, func(content io.ReadSeeker, e VolumeEntry) error {
+			w.Header().Set("Content-Type", "application/octet-stream")
+			http.ServeContent(w, r, "", e.MTime, content)
+			return nil
+		})
+	}))
+	mux.HandleFunc("PUT"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+		how, err := volumeWrite(r)
+		if err != nil {
+			return err
+		}
+		e, err := f.Write(r.Context(), path, r.Body, how)
+		return answer(w, http.StatusCreated, e, err)
+	}))
+}
+
+// volumeWrite reads how a file is to be made.
+func volumeWrite(r *http.Request) (how VolumeWrite, err error) {
+	q := r.URL.Query()
+	for name, into := range map[string]**int{"uid": &how.UID, "gid": &how.GID} {
+		if text := q.Get(name); text != "" {
+			n, err := strconv.Atoi(text)
+			if err != nil {
+				return how, invalid(name, "is not a number")
+			}
+			*into = &n
+		}
+	}
+	if text := q.Get("mode"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return how, invalid("mode", "is not a number")
+		}
+		mode := uint32(n)
+		how.Mode = &mode
+	}
+	if text := q.Get("force"); text != "" {
+		if how.Force, err = strconv.ParseBool(text); err != nil {
+			return how, invalid("force", "is neither true nor false")
+		}
+	}
+	return how, how.check()
+}
+
+func (how *VolumeWrite) check() error {
+	for _, n := range []*int{how.UID, how.GID} {
+		if n != nil && (*n < 0 || *n > 1<<31-1) {
+			return invalid("owner", "%d is not the number of a user or group", *n)
+		}
+	}
+	if how.Mode != nil && *how.Mode > 0o777 {
+		return invalid("mode", "%o is more than permissions", *how.Mode)
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+import { Sandbox, assert, box, rejects, sdk, since, test, until } from './harness.mjs'
+
+const { Secret } = sdk
+
+test('secrets', async () => {
+  const name = 'token-' + Math.random().toString(36).slice(2)
+  const made = await Secret.create(name.toUpperCase(), 'value-1', { metadata: { team: 'red' } })
+  try {
+    assert.deepEqual([made.name, made.version, made.metadata], [name, 1, { team: 'red' }])
+    assert.ok(!JSON.stringify(made).includes('value-1'))
+    const next = await Secret.update(made.secretId, 'value-2')
+    assert.deepEqual([next.version, next.metadata], [2, { team: 'red' }])
+    assert.equal((await Secret.getInfo(name)).secretId, made.secretId)
+    assert.equal(await Secret.exists(name), true)
+    const all = []
+    for (const p = Secret.list({ limit: 1 }); p.hasNext;) all.push(...(await p.nextItems()))
+    assert.ok(all.some((s) => s.name === name))
+    await rejects(Secret.create(name, 'x'), 'SecretError')
+  } finally {
+    assert.equal(await Secret.destroy(name), true)
+  }
+  assert.equal(await Secret.destroy(name), false)
+  assert.equal(await Secret.exists(name), false)
+  await rejects(Secret.getInfo(name), 'SecretNotFoundError')
+  await rejects(Secret.update(name, 'x'), 'SecretNotFoundError')
+  assert.equal(Secret.placeholder?.(name) ?? Secret.get?.(name) ?? `\${e2b.secrets.${name}}`, `\${e2b.secrets.${name}}`)
+}, '2.45.0')
+
+test('network: what is allowed, and another while it runs', async () => {
+  await box(async (sbx) => {
+    const info = await sbx.getInfo()
+    assert.deepEqual(info.network.allowOut, ['allowed.test'])
+    const ask = (host) => sbx.commands.run(`getent hosts ${host} >/dev/null && echo known || echo unknown`).then((r) => r.stdout.trim())
+    assert.equal(await ask('allowed.test'), 'known')
+    assert.equal(await ask('other.test'), 'unknown')
+    await sbx.updateNetwork({ allowOut: ['other.test'], denyOut: [sdk.ALL_TRAFFIC ?? '0.0.0.0/0'] })
+    await until(() => ask('other.test').then((a) => a === 'known'), 'the new rules hold')
+    assert.equal(await ask('allowed.test'), 'unknown')
+    await rejects(sbx.updateNetwork({ denyOut: ['example.com'] }), 'SandboxError', 'InvalidArgumentError')
+  }, { network: { allowOut: ['allowed.test'], denyOut: ['0.0.0.0/0'] } })
+}, '2.25.0')
+
+test('logs', () => box(async (sbx) => {
+  await sbx.commands.run('true')
+  const base = process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN
+  const get = (path) => fetch(base + path, { headers: { 'X-API-Key': process.env.E2B_API_KEY } }).then((r) => r.json())
+  const { logs } = await get(`/v2/sandboxes/${sbx.sandboxId}/logs?search=exec`)
+  assert.ok(logs.length > 0 && logs.every((l) => l.message.includes('exec')), JSON.stringify(logs))
+}))
+
+test('snapshots: names and tags', () => box(async (sbx) => {
+  const name = 'snap-' + Math.random().toString(36).slice(2)
+  await sbx.files.write('f', 'one')
+  await sbx.createSnapshot({ name })
+  await sbx.files.write('f', 'two')
+  const tagged = await sbx.createSnapshot({ name: `${name}:v2` })
+  assert.deepEqual(tagged.names, [`${name}:v2`])
+  const listed = await Sandbox.listSnapshots({ name }).nextItems()
+  assert.equal(listed.length, 2)
+  for (const [template, want] of [[name, 'one'], [`${name}:v2`, 'two']]) {
+    const copy = await Sandbox.create(template, { timeoutMs: 60_000 })
+    assert.equal(await copy.files.read('f'), want)
+    await copy.kill()
+  }
+  assert.equal(await Sandbox.deleteSnapshot(`${name}:v2`), true)
+  assert.equal(await Sandbox.deleteSnapshot(name), true)
+  assert.equal(await Sandbox.deleteSnapshot(name), false)
+}), '2.45.0')

@@ -1,0 +1,124 @@
+import fs from 'node:fs'
+import os from 'node:os'
+import path from 'node:path'
+import { Sandbox, assert, rejects, sdk, since, test } from './harness.mjs'
+
+const { Template } = sdk
+const unique = (name) => `${name}-${Math.random().toString(36).slice(2, 8)}`
+
+// context is a directory with files to copy.
+function context() {
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'atoll-e2b-'))
+  fs.mkdirSync(path.join(dir, 'app/sub'), { recursive: true })
+  fs.writeFileSync(path.join(dir, 'app/main.txt'), 'main')
+  fs.writeFileSync(path.join(dir, 'app/sub/deep.txt'), 'deep')
+  fs.writeFileSync(path.join(dir, 'one.txt'), 'one')
+  fs.writeFileSync(path.join(dir, 'two.log'), 'two')
+  return dir
+}
+
+const build = (template, name, opts) =>
+  since('2.9.0') ? Template.build(template, name, opts) : Template.build(template, { alias: name, cpuCount: 1, memoryMB: 512, ...opts })
+const remove = async (name) => {
+  const r = await fetch(`${process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN}/templates/${name}`, {
+    method: 'DELETE', headers: { 'X-API-Key': process.env.E2B_API_KEY },
+  })
+  assert.ok(r.status === 204 || r.status === 404, `${r.status}`)
+}
+
+test('a template: files, commands, variables, users', async () => {
+  const name = unique('tools')
+  const dir = context()
+  const template = Template({ fileContextPath: dir, fileIgnorePatterns: ['*.log'] })
+    .fromBaseImage()
+    .setEnvs({ GREETING: 'hello there', EMPTY: '' })
+    .copy('app', '/home/user/app')
+    .copy('one.txt', '/home/user/one.txt', { user: 'root', mode: 0o600 })
+    .setWorkdir('/home/user/app')
+    .runCmd('pwd > /tmp/where; id -un > /tmp/who; echo "$GREETING" > /tmp/said; echo to the log', { user: 'root' })
+    .runCmd(['echo first > /tmp/list', 'id -un >> /tmp/list', 'stat -c %U main.txt >> /tmp/list'])
+  const logs = []
+  try {
+    await build(template, name, { onBuildLogs: (e) => logs.push(e.message) })
+    assert.ok(logs.some((l) => l.includes('to the log')), JSON.stringify(logs))
+    const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
+    try {
+      assert.equal((await sbx.getInfo()).templateId, name)
+      const { stdout } = await sbx.commands.run('cat /home/user/app/main.txt /home/user/app/sub/deep.txt; echo; cat /tmp/where /tmp/who /tmp/said /tmp/list; echo "$GREETING"; ls /home/user')
+      assert.equal(stdout, 'maindeep\n/home/user/app\nroot\nhello there\nfirst\nuser\nuser\nhello there\napp\none.txt\n')
+      assert.equal((await sbx.commands.run('stat -c "%U %a" /home/user/one.txt')).stdout, 'root 600\n')
+    } finally {
+      await sbx.kill()
+    }
+    const again = []
+    await build(template, unique(name), { onBuildLogs: (e) => again.push(e.message) }).then((b) => remove(b?.name ?? b?.alias))
+    assert.ok(again.some((l) => l.includes('CACHED')), JSON.stringify(again))
+  } finally {
+    await remove(name)
+    fs.rmSync(dir, { recursive: true })
+  }
+}, '2.9.0')
+
+test('a template of a template, and one that fails', async () => {
+  const name = unique('parent')
+  await build(Template().fromBaseImage().runCmd('echo parent > /tmp/parent'), name)
+  try {
+    const child = unique('child')
+    await build(Template().fromTemplate(name).runCmd('cat /tmp/parent > /tmp/child'), child)
+    const sbx = await Sandbox.create(child, { timeoutMs: 60_000 })
+    assert.equal((await sbx.commands.run('cat /tmp/child')).stdout, 'parent\n')
+    await sbx.kill()
+    await remove(child)
+    const e = await rejects(build(Template().fromTemplate(name).runCmd('echo no >&2; exit 3'), unique('bad')), 'BuildError')
+    assert.match(e.message, /code 3/)
+    await rejects(build(Template().fromTemplate('no-such-template').runCmd('true'), unique('bad')), 'BuildError')
+  } finally {
+    await remove(name)
+  }
+}, '2.9.0')
+
+test('builds in the background, status, names and tags', async () => {
+  const name = unique('tagged')
+  const info = await Template.buildInBackground(Template().fromBaseImage().runCmd('for i in $(seq 250); do echo line $i; done'), `${name}:v1`)
+  try {
+    let seen = 0
+    let status
+    do {
+      status = await Template.getBuildStatus(info, { logsOffset: seen })
+      assert.ok(status.logEntries.length <= 100)
+      seen += status.logEntries.length
+    } while (status.status === 'building' || status.status === 'waiting' || status.logEntries.length > 0)
+    assert.equal(status.status, 'ready')
+    assert.ok(seen >= 250, `${seen} lines`)
+    assert.equal(await Template.exists(name), true)
+    assert.equal(await Template.aliasExists(name), true)
+    assert.equal(await Template.exists(name + '-not'), false)
+    const tagged = await Template.assignTags(`${name}:v1`, ['stable', 'v2'])
+    assert.deepEqual(tagged.tags, ['stable', 'v2'])
+    assert.equal(tagged.buildId, info.buildId)
+    const tags = await Template.getTags(name)
+    assert.deepEqual(tags.map((t) => t.tag).sort(), ['stable', 'v1', 'v2'])
+    assert.ok(tags.every((t) => t.buildId === info.buildId && t.createdAt instanceof Date))
+    await Template.removeTags(name, 'v2')
+    assert.equal((await Template.getTags(name)).length, 2)
+    const sbx = await Sandbox.create(`${name}:stable`, { timeoutMs: 60_000 })
+    await sbx.kill()
+    await rejects(Sandbox.create(`${name}:v2`), 'NotFoundError', 'SandboxError')
+    await rejects(Template.assignTags(`${name}:gone`, 'x'), 'TemplateError', 'NotFoundError')
+  } finally {
+    await remove(name)
+  }
+  assert.equal(await Template.exists(name), false)
+  await rejects(Template.getTags(name), 'TemplateError', 'NotFoundError')
+}, '2.21.0')
+
+test('a template is written out', async () => {
+  const template = Template()
+    .fromImage('debian:12').aptInstall(['git', 'curl'], { noInstallRecommends: true }).pipInstall('six').npmInstall('left-pad', { g: true })
+    .makeDir('/a b').makeSymlink('/a b', '/c').rename('/c', '/d').remove('/d', { force: true }).gitClone('https://example.test/x.git', '/x', { depth: 1 })
+    .setUser('user').setWorkdir('/x').setStartCmd('sleep 1', sdk.waitForPort(80)).skipCache()
+  const text = JSON.parse(await Template.toJSON(template, false))
+  assert.equal(text.fromImage, 'debian:12')
+  assert.match(text.readyCmd, /80/)
+  assert.match(Template.toDockerfile(template), /^FROM debian:12\n/)
+}, '2.9.0')
