@@ -1,13 +1,16 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // diagnosis is what doctor tells about one provider.
@@ -37,15 +40,51 @@ func (a *App) diagnose(ctx context.Context, system System, info ProviderInfo) di
 	}
 }
 
-func (a *App) showDiagnoses(all []diagnosis, asJSON bool) error {
-	healthy := slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available })
+// diagnoseDaemon asks the daemon how it is. Nil: there is none. One that says
+// nothing, because somebody else owns it or it is broken, is a finding.
+func (a *App) diagnoseDaemon(ctx context.Context) (*atoll.Diagnosis, error) {
+	c, err := a.daemon(ctx)
+	if err != nil || c == nil {
+		return nil, err
+	}
+	d, err := c.Diagnose(ctx)
+	if err != nil {
+		text, hint := explain(err)
+		f := atoll.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Mend: hint}
+		switch sandbox.CodeOf(err) {
+		case sandbox.CodeDenied, sandbox.CodeUnauthorized:
+			f.Severity, d.Healthy = string(driver.Note), true
+		case sandbox.CodeNotFound:
+			f.Message, f.Mend = "it is of an older version, which cannot be asked", "restart it: atoll down, then atoll up --detach"
+		}
+		d.Findings = []atoll.Finding{f}
+		return &d, ctx.Err()
+	}
+	if d.Version != a.Version.Atoll {
+		d.Findings = append(d.Findings, atoll.Finding{
+			Severity: string(driver.Warning), Subject: "version", Message: "the daemon is " + cmp.Or(d.Version, "unknown") + " and this program " + cmp.Or(a.Version.Atoll, "unknown"),
+			Mend: "restart it with this program: atoll down, then atoll up --detach; sandboxes live on",
+		})
+	}
+	return &d, nil
+}
+
+// showDiagnoses shows how the providers and the daemon are, if there is one.
+func (a *App) showDiagnoses(all []diagnosis, d *atoll.Diagnosis, asJSON bool) error {
+	healthy := slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available }) && (d == nil || d.Healthy)
 	var err error
 	if asJSON {
-		err = a.printJSON(all)
+		err = a.printJSON(struct {
+			Providers []diagnosis      `json:"providers"`
+			Daemon    *atoll.Diagnosis `json:"daemon,omitempty"`
+		}{all, d})
 	} else {
 		var b strings.Builder
 		for _, d := range all {
 			a.writeDiagnosis(&b, d)
+		}
+		if d != nil {
+			a.writeDaemon(&b, d)
 		}
 		_, err = fmt.Fprint(a.Stdout, b.String())
 	}
@@ -53,6 +92,33 @@ func (a *App) showDiagnoses(all []diagnosis, asJSON bool) error {
 		return exitCode(exitFailure)
 	}
 	return err
+}
+
+// writeDaemon writes how a daemon is.
+func (a *App) writeDaemon(b *strings.Builder, d *atoll.Diagnosis) {
+	state, color := "well", green
+	if !d.Healthy {
+		state, color = "not well", red
+	}
+	title := "daemon"
+	for _, more := range []string{d.Version, d.Node} {
+		if more != "" {
+			title += " " + more
+		}
+	}
+	fmt.Fprintf(b, "%s: %s\n", visible(title), a.paint(a.Stdout, color, state))
+	for _, f := range d.Findings {
+		a.writeFinding(b, driver.Finding{Severity: driver.Severity(f.Severity), Subject: f.Subject, Message: f.Message, Mend: f.Mend})
+	}
+	b.WriteByte('\n')
+}
+
+func (a *App) writeFinding(b *strings.Builder, f driver.Finding) {
+	color := map[driver.Severity]string{driver.OK: green, driver.Note: cyan, driver.Warning: yellow, driver.Blocker: red}[f.Severity]
+	fmt.Fprintf(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), visible(f.Subject), visible(f.Message))
+	if f.Mend != "" {
+		fmt.Fprintf(b, "           mend: %s\n", strings.ReplaceAll(visible(f.Mend), "\n", "\n                 "))
+	}
 }
 
 func (a *App) writeDiagnosis(b *strings.Builder, d diagnosis) {
@@ -72,11 +138,7 @@ func (a *App) writeDiagnosis(b *strings.Builder, d diagnosis) {
 	}
 	fmt.Fprintf(b, "%s: %s\n", visible(title), a.paint(a.Stdout, color, state))
 	for _, f := range d.Findings {
-		color := map[driver.Severity]string{driver.OK: green, driver.Note: cyan, driver.Warning: yellow, driver.Blocker: red}[f.Severity]
-		fmt.Fprintf(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), visible(f.Subject), visible(f.Message))
-		if f.Mend != "" {
-			fmt.Fprintf(b, "           mend: %s\n", strings.ReplaceAll(visible(f.Mend), "\n", "\n                 "))
-		}
+		a.writeFinding(b, f)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Limits)) {
 		l := d.Limits[name]

@@ -133,9 +133,12 @@ func (a *App) doctorCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Explain what this machine can and cannot do, and how to mend it",
-		Long: `Doctor looks at what every provider needs and finds here. The exit code is 1 if
-the default provider cannot make sandboxes.`,
+		Short: "Explain what this machine and its daemon can and cannot do, and how to mend it",
+		Long: `Doctor looks at what every provider needs and finds here. If a daemon runs, it is
+asked how it is: its store, log, disks, gateway, clock, and whether what is
+recorded is what exists; that is for the owner of the machine. The exit code is 1
+if the default provider cannot make sandboxes, or something of the daemon is
+broken.`,
 		Example: `  atoll doctor
   atoll doctor --json`,
 		GroupID: groupMachine,
@@ -151,7 +154,11 @@ the default provider cannot make sandboxes.`,
 		for _, info := range a.Providers {
 			all = append(all, a.diagnose(ctx, system, info))
 		}
-		return a.showDiagnoses(all, asJSON)
+		d, err := a.diagnoseDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		return a.showDiagnoses(all, d, asJSON)
 	})
 	return cmd
 }

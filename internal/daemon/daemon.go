@@ -268,7 +268,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
 		Ports:        proxy,
-		Handler:      d.observed(api.New(service{d.plane, d.buildDir(), d.ready(config.Provider)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
+		Handler:      d.observed(api.New(service{d.plane, d.buildDir(), d.ready(config.Provider), newDoctor(d)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {

@@ -20,6 +20,7 @@ type service struct {
 	*plane.Plane
 	builds string // where the files of builds are put
 	ready  func(context.Context) error
+	*doctor
 }
 
 var _ api.Service = service{}

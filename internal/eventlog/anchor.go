@@ -217,6 +217,35 @@ func (l *Log) keepHead(tenant string, h Head) error {
 	return l.opts.Anchor.Keep(tenant, h)
 }
 
+// CheckHead reports whether the end of a tenant's log is its last record, and
+// what the anchor kept lies on it. It reads no more than that; see
+// [Log.Verify].
+func (l *Log) CheckHead(ctx context.Context, tenant string) error {
+	head, err := l.Head(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	var kept Head
+	if l.opts.Anchor != nil {
+		if kept, err = l.opts.Anchor.Kept(tenant); err != nil {
+			return damaged(err)
+		}
+	}
+	for _, h := range []Head{head, kept} {
+		if h.Seq == 0 {
+			continue
+		}
+		on, err := l.onChain(ctx, tenant, h)
+		if err != nil {
+			return err
+		}
+		if !on {
+			return &sandbox.Error{Code: sandbox.CodeConflict, Op: "audit.verify", Subject: tenant, Message: "the end of the log is not what was kept of it"}
+		}
+	}
+	return nil
+}
+
 // onChain reports whether h is the hash of the record with its number, as far as
 // that is still there.
 func (l *Log) onChain(ctx context.Context, tenant string, h Head) (bool, error) {

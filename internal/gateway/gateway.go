@@ -170,6 +170,13 @@ func (g *Gateway) addMessage(id sandbox.ID, l *link) *wire.Message {
 	return &wire.Message{Op: wire.OpAdd, Sandbox: id, Add: &add}
 }
 
+// State reports whether the process runs and how many links it is to serve.
+func (g *Gateway) State() (runs bool, links int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.process != nil, len(g.links)
+}
+
 // running returns the process, and starts one if there is none. g.op is held.
 func (g *Gateway) running() (*process, error) {
 	g.mu.Lock()

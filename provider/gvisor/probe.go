@@ -30,6 +30,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			Ports: true, Resize: true, Deadline: true, Usage: true,
 		},
 	}
+	f.Engine, _ = engineOf(p.opts.Kernel) // an executable that cannot be read is a finding below
 	groups := p.groups()
 	f.Limits = probeLimits(groups)
 	checks := []func() driver.Finding{

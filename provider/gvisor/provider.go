@@ -225,7 +225,7 @@ func (p *Provider) found(id sandbox.ID) (driver.Found, error) {
 	if err != nil {
 		return driver.Found{}, err
 	}
-	f := driver.Found{ID: r.ID, State: sandbox.Running, Created: r.Created, Labels: r.Labels}
+	f := driver.Found{ID: r.ID, State: sandbox.Running, Created: r.Created, Labels: r.Labels, Engine: r.Engine}
 	rest, err := b.rest()
 	if err != nil {
 		return driver.Found{}, err

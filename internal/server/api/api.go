@@ -59,6 +59,7 @@ func New(service Service, opts Options) *API {
 	config.Security = []map[string][]string{{"key": {}}}
 	a.huma = humago.New(a.mux, config)
 	a.health()
+	a.doctor()
 	a.sandboxes()
 	a.lifecycle()
 	a.snapshots()

@@ -99,6 +99,8 @@ type Service interface {
 
 	Templates
 
+	// Diagnose is for the owner of the machine.
+	Diagnose(ctx context.Context) (Diagnosis, error)
 	// Ready says what keeps the daemon from making sandboxes, if anything.
 	Ready(ctx context.Context) error
 }

@@ -1,0 +1,269 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// doctor looks at a daemon that runs. Each check tells what it found and, if
+// that is not well, how to mend it; none changes anything.
+type doctor struct {
+	d       *Daemon
+	began   time.Time // with the monotonic clock
+	started time.Time // the same moment by the wall clock alone
+}
+
+func newDoctor(d *Daemon) *doctor {
+	now := time.Now()
+	return &doctor{d: d, began: now, started: now.Round(0)}
+}
+
+// Diagnose is for the owner of the machine.
+func (doc *doctor) Diagnose(ctx context.Context) (api.Diagnosis, error) {
+	if err := doc.d.plane.MayDiagnose(ctx); err != nil {
+		return api.Diagnosis{}, err
+	}
+	out := api.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
+	for _, check := range []func(context.Context) []driver.Finding{
+		doc.store, doc.audit, doc.sending, doc.provider, doc.sandboxes, doc.gateway, doc.disks, doc.descriptors, doc.clock,
+	} {
+		for _, f := range check(ctx) {
+			out.Healthy = out.Healthy && f.Severity != driver.Blocker
+			out.Findings = append(out.Findings, api.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Mend: f.Mend})
+		}
+	}
+	return out, ctx.Err()
+}
+
+func ok(subject, format string, args ...any) driver.Finding {
+	return driver.Finding{Severity: driver.OK, Subject: subject, Message: fmt.Sprintf(format, args...)}
+}
+
+func unwell(severity driver.Severity, subject, message, mend string) []driver.Finding {
+	return []driver.Finding{{Severity: severity, Subject: subject, Message: message, Mend: mend}}
+}
+
+// cannot is a check that could not look. The text of the error may hold an
+// address and is left out.
+func cannot(subject string, err error, mend string) []driver.Finding {
+	return unwell(driver.Blocker, subject, "it could not be looked at: "+string(sandbox.CodeOf(err)), mend)
+}
+
+const seeLog = "see the log of the daemon"
+
+func (doc *doctor) store(ctx context.Context) []driver.Finding {
+	if err := doc.d.store.Ping(ctx); err != nil {
+		return cannot("store", err, "start the database, or mend the way to it; the daemon goes on by itself")
+	}
+	have, know, err := doc.d.store.Level(ctx)
+	switch {
+	case err != nil:
+		return cannot("store", err, seeLog)
+	case have > know:
+		return unwell(driver.Blocker, "store", fmt.Sprintf("a newer daemon brought the schema to %d, and this one knows %d", have, know), "run the newer release here, too")
+	}
+	return []driver.Finding{ok("store", "answers, with schema %d", have)}
+}
+
+// audit checks the ends of all logs; atoll audit verify reads a whole one.
+func (doc *doctor) audit(ctx context.Context) (out []driver.Finding) {
+	tenants, err := store.Read(ctx, doc.d.store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
+	if err != nil {
+		return cannot("audit", err, seeLog)
+	}
+	for _, t := range tenants {
+		if err := doc.d.log.CheckHead(ctx, t.ID); err != nil {
+			out = append(out, unwell(driver.Blocker, "audit", "the end of the log of "+t.ID+" is not what was kept of it", "keep a copy of the database, and see: atoll audit verify")...)
+		}
+	}
+	if out != nil {
+		return out
+	}
+	census, err := doc.d.census(ctx)
+	if err != nil {
+		return cannot("audit", err, seeLog)
+	}
+	return []driver.Finding{ok("audit", "the ends of %d logs are as they were kept; %d actions go on", len(tenants), census.Unsettled)}
+}
+
+// muchUnsent is how many events may wait for a collector without being worth a
+// warning.
+const muchUnsent = 10_000
+
+func (doc *doctor) sending(ctx context.Context) []driver.Finding {
+	if !doc.d.otel.Events() {
+		return nil
+	}
+	waiting, err := doc.d.log.Unsent(ctx, doc.d.member.Node)
+	if err != nil {
+		return cannot("telemetry", err, seeLog)
+	}
+	n := int64(0)
+	for _, w := range waiting {
+		n += w.Head - w.After
+	}
+	if n > muchUnsent {
+		return unwell(driver.Warning, "telemetry", fmt.Sprintf("%d events wait for the collector", n), "see whether it answers, and the log of the daemon")
+	}
+	return []driver.Finding{ok("telemetry", "%d events wait for the collector", n)}
+}
+
+// provider tells what keeps sandboxes from being made, and which of their
+// limits do not hold.
+func (doc *doctor) provider(ctx context.Context) (out []driver.Finding) {
+	facts, err := doc.d.node.Probe(ctx, doc.d.opts.Provider)
+	if err != nil {
+		return cannot("provider", err, seeLog)
+	}
+	for _, f := range facts.Findings {
+		if f.Severity == driver.Blocker || f.Severity == driver.Warning {
+			out = append(out, f)
+		}
+	}
+	var loose []string
+	for name, l := range facts.Limits {
+		if !l.Holds {
+			loose = append(loose, name)
+		}
+	}
+	slices.Sort(loose)
+	if len(loose) > 0 {
+		out = append(out, unwell(driver.Warning, "limits", "these do not hold here: "+strings.Join(loose, ", "), "see: atoll doctor, of the provider")...)
+	} else {
+		out = append(out, ok("limits", "all hold"))
+	}
+	return append(out, ok("provider", "%s %s", facts.Provider, facts.Version))
+}
+
+// sandboxes looks for those that only the store or only the provider knows, and
+// for kernels of another build than new ones get.
+func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
+	c, err := doc.d.plane.Census(ctx)
+	if err != nil {
+		return cannot("sandboxes", err, seeLog)
+	}
+	const soon = "the daemon finds that out by itself within a minute; if it does not, " + seeLog
+	if len(c.Unrecorded) > 0 {
+		out = append(out, unwell(driver.Warning, "sandboxes", "these run without a record: "+some(c.Unrecorded), soon)...)
+	}
+	if len(c.Missing) > 0 {
+		out = append(out, unwell(driver.Warning, "sandboxes", "these are recorded as running and do not exist: "+some(c.Missing), soon)...)
+	}
+	facts, err := doc.d.node.Probe(ctx, doc.d.opts.Provider)
+	if err != nil {
+		return cannot("sandboxes", err, seeLog)
+	}
+	var old []sandbox.ID
+	for _, f := range c.Running {
+		if f.Engine != "" && f.Engine != facts.Engine && f.State == sandbox.Running {
+			old = append(old, f.ID)
+		}
+	}
+	if len(old) > 0 {
+		out = append(out, unwell(driver.Note, "kernels", fmt.Sprintf("%d sandboxes run kernels of another build: %s", len(old), some(old)),
+			"they go on; to give one a new kernel: atoll stop NAME && atoll start NAME")...)
+	}
+	return append(out, ok("sandboxes", "%d are recorded and exist", len(c.Running)))
+}
+
+// some names a few.
+func some(ids []sandbox.ID) string {
+	const most = 5
+	slices.Sort(ids)
+	var text []string
+	for _, id := range ids[:min(len(ids), most)] {
+		text = append(text, string(id))
+	}
+	if more := len(ids) - most; more > 0 {
+		text = append(text, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(text, ", ")
+}
+
+func (doc *doctor) gateway(context.Context) []driver.Finding {
+	g, err := doc.d.node.Gateway()
+	if err != nil {
+		return cannot("gateway", err, seeLog)
+	}
+	switch runs, links := g.State(); {
+	case links > 0 && !runs:
+		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process does not run, and %d sandboxes have a network that goes nowhere", links), "the daemon starts it again; if that fails, "+seeLog)
+	case runs:
+		return []driver.Finding{ok("gateway", "its process serves %d sandboxes", links)}
+	}
+	return []driver.Finding{ok("gateway", "no sandbox needs it")}
+}
+
+// What is left of a disk when somebody should look, and when nothing works any
+// more: writing down an action needs room.
+const (
+	lowSpace = 2 << 30
+	noSpace  = 256 << 20
+)
+
+func (doc *doctor) disks(context.Context) (out []driver.Finding) {
+	seen := map[uint64]bool{}
+	for _, name := range []string{"", "images", "snapshots", "workspaces", "blobs"} {
+		var info unix.Stat_t
+		var fs unix.Statfs_t
+		path := filepath.Join(doc.d.node.Dir(), name)
+		if unix.Stat(path, &info) != nil || seen[info.Dev] || unix.Statfs(path, &fs) != nil {
+			continue // not there, or on a disk that was looked at
+		}
+		seen[info.Dev] = true
+		free := int64(fs.Bavail) * fs.Bsize
+		what := fmt.Sprintf("%s free where the %s is kept", units.BytesSize(float64(free)), cmp.Or(name, "state"))
+		const mend = "remove what is not needed: atoll image prune, atoll snapshot prune, atoll template prune, atoll audit prune"
+		switch {
+		case free < noSpace:
+			out = append(out, unwell(driver.Blocker, "disk", what, mend)...)
+		case free < lowSpace:
+			out = append(out, unwell(driver.Warning, "disk", what, mend)...)
+		default:
+			out = append(out, ok("disk", "%s", what))
+		}
+	}
+	return out
+}
+
+func (doc *doctor) descriptors(context.Context) []driver.Finding {
+	var limit unix.Rlimit
+	open, err := os.ReadDir("/proc/self/fd")
+	if err == nil {
+		err = unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	}
+	if err != nil {
+		return cannot("descriptors", err, seeLog)
+	}
+	if n := uint64(len(open)); n*5 > limit.Cur*4 {
+		return unwell(driver.Warning, "descriptors", fmt.Sprintf("%d of %d are in use", n, limit.Cur), "raise the limit: LimitNOFILE in the unit, or ulimit -n")
+	}
+	return []driver.Finding{ok("descriptors", "%d of %d are in use", len(open), limit.Cur)}
+}
+
+// jump is by how much the clock may have been set since the daemon started.
+const jump = 5 * time.Second
+
+func (doc *doctor) clock(context.Context) []driver.Finding {
+	now := time.Now()
+	off := now.Round(0).Sub(doc.started) - now.Sub(doc.began)
+	if off.Abs() > jump {
+		return unwell(driver.Warning, "clock", "it was set by "+off.Round(time.Second).String()+" since the daemon started: lifetimes and the times of events are off by that",
+			"see that the time is synchronised, and restart the daemon; sandboxes live on")
+	}
+	return []driver.Finding{ok("clock", "steady")}
+}

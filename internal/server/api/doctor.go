@@ -1,0 +1,35 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Finding is one thing that was looked at.
+type Finding struct {
+	Severity string `json:"severity" enum:"ok,note,warning,blocker"`
+	Subject  string `json:"subject"`
+	Message  string `json:"message" doc:"what is"`
+	Mend     string `json:"mend,omitempty" doc:"what to do about it"`
+}
+
+// Diagnosis says how a daemon is.
+type Diagnosis struct {
+	Version  string    `json:"version,omitempty" doc:"of the program"`
+	Node     string    `json:"node"`
+	Healthy  bool      `json:"healthy" doc:"nothing is broken"`
+	Findings []Finding `json:"findings"`
+}
+
+type diagnosisOutput struct{ Body Diagnosis }
+
+func (a *API) doctor() {
+	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to mend it; only for the owner of the machine"),
+		func(ctx context.Context, _ *none) (*diagnosisOutput, error) {
+			d, err := a.service.Diagnose(ctx)
+			d.Findings = append([]Finding{}, d.Findings...)
+			return &diagnosisOutput{d}, a.problem(ctx, err)
+		})
+}
