@@ -32,8 +32,8 @@ func main() {
 	n, _ := strconv.Atoi(os.Args[2])
 	t := &http.Transport{DisableKeepAlives: os.Args[3] == "fresh", TLSClientConfig: &tls.Config{InsecureSkipVerify: os.Args[4] == "insecure"}}
 	c := &http.Client{Transport: t}
-	var best time.Duration
 	var began time.Time
+	buf := make([]byte, 256<<10)
 	for i := range n + 1 {
 		if i == 1 {
 			began = time.Now()
@@ -43,11 +43,10 @@ func main() {
 			fmt.Println(err)
 			os.Exit(1)
 		}
-		io.Copy(io.Discard, r.Body)
+		io.CopyBuffer(struct{ io.Writer }{io.Discard}, r.Body, buf)
 		r.Body.Close()
 	}
-	best = time.Since(began) / time.Duration(n)
-	fmt.Println(best.Nanoseconds())
+	fmt.Println((time.Since(began) / time.Duration(n)).Nanoseconds())
 }
 `
 
@@ -108,6 +107,57 @@ func BenchmarkEgress(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkOpenFlows measures what connections cost the gateway process that
+// are open and at rest: memory of its own, in bytes for each.
+func BenchmarkOpenFlows(b *testing.B) {
+	const flows = 2000
+	w := newWorld(b)
+	w.lead(w.good, "good.test")
+	w.outside.do(func() { w.echo(w.listen(w.good, 9001)) })
+	r := w.rig()
+	box := r.box("flows", allow("good.test:9001"))
+	pid := gatewayProcess(b)
+	for range b.N {
+		before := privateMemory(b, pid)
+		p := box.background(fmt.Sprintf(flowsScript, flows))
+		during := privateMemory(b, pid)
+		b.ReportMetric((during-before)/flows, "B/flow")
+		b.ReportMetric(during/1e6, "MB")
+		p.Close()
+	}
+}
+
+// flowsScript opens connections, of which each carries a byte there and back,
+// and keeps them.
+const flowsScript = `python3 -c '
+import resource, socket, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (%[1]d + 64, %[1]d + 64))
+host, all = socket.gethostbyname("good.test"), []
+for i in range(%[1]d):
+    s = socket.create_connection((host, 9001), 20)
+    s.sendall(b"x"); s.recv(1)
+    all.append(s)
+print("ready", flush=True)
+sys.stdin.read()
+'`
+
+// privateMemory is what of a process's memory nobody shares, in bytes.
+func privateMemory(tb testing.TB, pid int) float64 {
+	tb.Helper()
+	rollup, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "smaps_rollup"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var sum float64
+	for line := range strings.Lines(string(rollup)) {
+		if f := strings.Fields(line); len(f) == 3 && strings.HasPrefix(f[0], "Private_") {
+			n, _ := strconv.ParseFloat(f[1], 64)
+			sum += n * 1024
+		}
+	}
+	return sum
 }
 
 func nanoseconds(tb testing.TB, out string) float64 {

@@ -19,9 +19,9 @@ import (
 )
 
 // gatewayProcess finds the gateway process that this one started.
-func gatewayProcess(t *testing.T) int { return gatewayProcessWith(t) }
+func gatewayProcess(t testing.TB) int { return gatewayProcessWith(t) }
 
-func gatewayProcessWith(t *testing.T, args ...string) int {
+func gatewayProcessWith(t testing.TB, args ...string) int {
 	t.Helper()
 	want := strings.Join(append([]string{wire.Argv0}, args...), "\x00")
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {

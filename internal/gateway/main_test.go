@@ -1,6 +1,7 @@
 package gateway_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -215,6 +216,23 @@ func (b *box) sh(script string) (string, int) {
 	}
 	reading.Wait()
 	return out.String() + errs.String(), exit.Code
+}
+
+// background runs a script inside and returns when it has said that it is ready.
+// It ends when its input does.
+func (b *box) background(script string) driver.Process {
+	b.r.tb.Helper()
+	p, err := b.in.Exec(context.Background(), &sandbox.Command{Args: []string{"sh", "-c", script}, Stdin: true})
+	if err != nil {
+		b.r.tb.Fatal(err)
+	}
+	b.r.tb.Cleanup(func() { p.Close() })
+	out := bufio.NewReader(p.Stdout())
+	if line, err := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
+		rest, _ := io.ReadAll(io.LimitReader(out, 2048))
+		b.r.tb.Fatalf("%q %v %s", line, err, rest)
+	}
+	return p
 }
 
 // loopback are settings with which rules can reach servers of the test, under

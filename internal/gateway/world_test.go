@@ -290,3 +290,24 @@ func (w *world) taken() (hits []hit, violations, asked []string) {
 	w.hits, w.violations, w.asked = nil, nil, nil
 	return hits, violations, asked
 }
+
+// each serves the connections of a listener.
+func (w *world) each(l net.Listener, serve func(net.Conn)) {
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				serve(c)
+			}()
+		}
+	}()
+}
+
+// echo serves a listener that sends back whatever comes.
+func (w *world) echo(l net.Listener) {
+	w.each(l, func(c net.Conn) { _, _ = io.Copy(c, c) })
+}

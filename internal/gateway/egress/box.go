@@ -27,6 +27,13 @@ const (
 	maxFlows   = 8192 // connections
 )
 
+// What the connections of all sandboxes may hold back, in bytes: as long as they
+// are few, each as much as its window, and the later the less.
+const (
+	heldBack  = 64 << 20
+	leastRoom = 16 << 10
+)
+
 // world is how the outside is reached.
 type world struct {
 	*dialer
@@ -56,12 +63,15 @@ type box struct {
 	id     sandbox.ID
 	link   *endpoint
 	stack  *stack.Stack
+	window int // bytes that a connection may hold back in each direction
 	names  *names
 	world  atomic.Pointer[world]
 	policy atomic.Pointer[ruling]
 	ca     *authority
 	http   *httpServer
 	*teller
+
+	total *atomic.Int64 // connections of all sandboxes
 
 	added wire.Add // as it was added; its policy is the one in force
 
@@ -86,21 +96,21 @@ func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &box{id: id, ca: ca, added: a, flows: map[*flow]struct{}{}}
+	b := &box{id: id, ca: ca, added: a, total: &p.total, flows: map[*flow]struct{}{}}
 	b.life, b.stop = context.WithCancel(context.Background())
 	b.world.Store(w)
 	b.policy.Store(r)
 	b.names = newNames(a.Names, func(name string, n uint16) { p.hooks.Named(id, name, n) })
 	b.teller = newTeller(func(e Event) { p.hooks.Event(id, e) })
 	b.http = newHTTPServer(b)
-	window := windowFor(link)
+	b.window = windowFor(link)
 	if b.link, err = newEndpoint(link, b.screen); err != nil {
 		return nil, err
 	}
-	if b.stack, err = newNetstack(b.link, window); err != nil {
+	if b.stack, err = newNetstack(b.link, b.window); err != nil {
 		return nil, err
 	}
-	fwd := tcp.NewForwarder(b.stack, window, maxOpening, b.open)
+	fwd := tcp.NewForwarder(b.stack, b.window, maxOpening, b.open)
 	b.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, fwd.HandlePacket)
 	return b, nil
 }
@@ -145,8 +155,11 @@ func (b *box) setPolicy(p wire.Policy) error {
 	}
 	b.mu.Unlock()
 	for _, f := range open {
-		if d := r.decide(f.target, f.addr); !d.allowed() {
+		switch d := r.decide(f.target, f.meant()); {
+		case !d.allowed():
 			f.cut(d.reason())
+		case d.Inspect && !f.d.Inspect:
+			f.cut("its requests have to be seen now")
 		}
 	}
 	return nil
@@ -172,6 +185,7 @@ func (b *box) close() {
 			open = append(open, f)
 		}
 		b.mu.Unlock()
+		b.link.Close() // first: who waits for its other end holds locks
 		for _, f := range open {
 			f.cut("")
 		}
@@ -189,11 +203,20 @@ func (b *box) hold(f *flow) bool {
 		return false
 	}
 	b.flows[f] = struct{}{}
+	b.total.Add(1)
 	return true
 }
 
 func (b *box) release(f *flow) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.flows, f)
+	if _, held := b.flows[f]; held {
+		delete(b.flows, f)
+		b.total.Add(-1)
+	}
+}
+
+// room is how much one more connection may hold back in each direction.
+func (b *box) room() int64 {
+	return max(leastRoom, heldBack/2/max(1, b.total.Load()))
 }

@@ -24,7 +24,6 @@ const (
 	helloTimeout = 15 * time.Second // for what a client says first
 	keepIdle     = 60 * time.Second
 	keepInterval = 15 * time.Second
-	copyBuffer   = 64 << 10
 )
 
 // target is whom a connection is meant for.
@@ -41,20 +40,24 @@ func (t target) flow() policy.Flow {
 type flow struct {
 	b      *box
 	target target
-	addr   netip.Addr // the real address; not known if a proxy looks names up
+	addr   netip.Addr // the real one; not known if a proxy looks names up
 	kind   string
 	ruling *ruling
 	d      policy.Decision
 	usage  *usage
 
-	in  net.Conn // from the sandbox
-	out net.Conn // to the world
+	// Written by the goroutine that opens the flow, which alone reads them
+	// until it runs. Others find them under mu.
+	in  *countedConn // from the sandbox
+	out net.Conn     // to the world
+
+	mu    sync.Mutex
+	ended bool
+	stop  func() // of what else holds on to it
 
 	sent, got atomic.Int64
-	ending    sync.Once
 	why       atomic.Pointer[string] // why it was cut
 	proxy     *httputil.ReverseProxy // of requests, if they are decided one by one
-	stop      func()                 // of what else holds on to it
 }
 
 // open decides about a connection, dials, and only then accepts it: what is
@@ -76,12 +79,15 @@ func (b *box) open(r *tcp.ForwarderRequest) {
 		r.Complete(true)
 		return
 	}
-	conn, err := accept(r)
+	conn, err := b.accept(r)
 	if err != nil {
 		f.end()
 		return
 	}
-	f.in = &countedConn{Conn: conn, f: f}
+	if !f.accepted(conn) {
+		f.finish()
+		return
+	}
 	f.run()
 }
 
@@ -92,7 +98,7 @@ func (b *box) openOwn(r *tcp.ForwarderRequest, port uint16) {
 		r.Complete(true)
 		return
 	}
-	conn, err := accept(r)
+	conn, err := b.accept(r)
 	if err != nil {
 		return
 	}
@@ -102,7 +108,7 @@ func (b *box) openOwn(r *tcp.ForwarderRequest, port uint16) {
 }
 
 // accept completes the handshake.
-func accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
+func (b *box) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
 	var wq waiter.Queue
 	ep, terr := r.CreateEndpoint(&wq)
 	r.Complete(terr != nil)
@@ -114,6 +120,10 @@ func accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
 	_ = ep.SetSockOpt(&interval)
 	ep.SocketOptions().SetKeepAlive(true)
 	ep.SocketOptions().SetDelayOption(false)
+	if n := b.room(); n < int64(b.window) {
+		ep.SocketOptions().SetSendBufferSize(n, true)
+		ep.SocketOptions().SetReceiveBufferSize(n, true)
+	}
 	return &sandboxConn{gonet.NewTCPConn(&wq, ep), ep}, nil
 }
 
@@ -154,6 +164,11 @@ func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 		f.limited("the sandbox has too many connections")
 		return nil
 	}
+	if b.policy.Load() != f.ruling {
+		// It changed meanwhile. Whoever changes it now finds the flow.
+		f.end()
+		return b.newFlow(dst, port)
+	}
 	// Where requests can be seen, it is they that are counted.
 	if !f.byRequest() && !f.usage.take() {
 		f.limited("the rule's limit of connections per minute is reached")
@@ -167,13 +182,45 @@ func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 func (f *flow) dial() bool {
 	conn, addr, err := f.connect(f.b.life)
 	if addr.IsValid() {
+		f.mu.Lock()
 		f.addr = addr
+		f.mu.Unlock()
 	}
 	if err != nil {
 		f.unreachable(err)
 		return false
 	}
+	if !f.dialled(conn) {
+		f.finish()
+		return false
+	}
+	return true
+}
+
+// dialled takes a connection to the world, unless the flow has been ended
+// meanwhile.
+func (f *flow) dialled(conn net.Conn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		conn.Close()
+		return false
+	}
 	f.out = conn
+	return true
+}
+
+// accepted takes the connection from the sandbox, unless the flow has been
+// ended meanwhile.
+func (f *flow) accepted(conn *sandboxConn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ended {
+		conn.ep.Abort()
+		conn.Close()
+		return false
+	}
+	f.in = &countedConn{Conn: conn, ep: conn.ep, f: f}
 	return true
 }
 
@@ -304,51 +351,11 @@ func (f *flow) decidedFlow() policy.Flow {
 	return p
 }
 
-// splice copies both ways until both have ended.
-func (f *flow) splice(in net.Conn) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f.copy(f.out, in, f.d.Limits.RequestBytes)
-	}()
-	f.copy(in, f.out, f.d.Limits.ResponseBytes)
-	<-done
-	f.finish()
-}
-
-var buffers = sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }}
-
-// copy copies one way, at most so many bytes if there is a limit, and ends the
-// direction.
-func (f *flow) copy(dst, src net.Conn, limit int64) {
-	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
-	var r io.Reader = onlyReader{src}
-	if limit > 0 {
-		r = io.LimitReader(r, limit)
-	}
-	n, err := io.CopyBuffer(onlyWriter{dst}, r, *buf)
-	switch {
-	case err != nil:
-		f.end() // one side is gone, and so is the connection
-	case limit > 0 && n == limit:
-		f.cut(bytesReached)
-	default:
-		_ = closeWrite(dst)
-	}
-}
-
-// onlyReader and onlyWriter keep io.Copy from going ways of its own, on which
-// nobody counts.
-type (
-	onlyReader struct{ io.Reader }
-	onlyWriter struct{ io.Writer }
-)
-
 // countedConn is the sandbox's side of a flow. Closing it ends the flow.
 type countedConn struct {
 	net.Conn
-	f *flow
+	ep tcpip.Endpoint
+	f  *flow
 }
 
 func (c *countedConn) Read(p []byte) (int, error) {
@@ -372,19 +379,42 @@ func (c *countedConn) Close() error {
 
 // end closes both sides. It may be called again.
 func (f *flow) end() {
-	f.ending.Do(func() {
-		if f.stop != nil {
-			f.stop()
-		}
-		if c, ok := f.in.(*countedConn); ok {
-			c.Conn.Close()
-		}
-		if f.out != nil {
-			f.out.Close()
-		}
-		f.usage.leave()
-		f.b.release(f)
-	})
+	f.mu.Lock()
+	first, in, out, stop := !f.ended, f.in, f.out, f.stop
+	f.ended = true
+	f.mu.Unlock()
+	if !first {
+		return
+	}
+	if stop != nil {
+		stop()
+	}
+	if out != nil {
+		out.Close()
+	}
+	if in != nil {
+		in.Conn.Close()
+	}
+	f.usage.leave()
+	f.b.release(f)
+}
+
+// meant is the address that the flow is known to lead to.
+func (f *flow) meant() netip.Addr {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.addr
+}
+
+// whenEnded has something done when the flow ends, or at once if it has.
+func (f *flow) whenEnded(stop func()) {
+	f.mu.Lock()
+	ended := f.ended
+	f.stop = stop
+	f.mu.Unlock()
+	if ended {
+		stop()
+	}
 }
 
 // finish tells about a flow that has ended.
@@ -397,20 +427,30 @@ func (f *flow) finish() {
 	f.b.tell(e)
 }
 
-// cut ends a flow by force: nothing that waits to be sent is sent any more.
+// cut ends a flow by force: nothing that waits to be sent is sent any more, and
+// nothing reaches the world after this returns. That the sandbox hears of it is
+// not waited for: a kernel that does not take packets must not hold up whoever
+// decides about all sandboxes.
 func (f *flow) cut(why string) {
 	if why != "" {
 		f.why.CompareAndSwap(nil, &why)
 	}
-	f.reset()
+	f.mu.Lock()
+	out := f.out
+	f.mu.Unlock()
+	if out != nil {
+		out.Close()
+	}
+	go f.reset()
 }
 
 // reset ends a flow so that its client sees a reset.
 func (f *flow) reset() {
-	if c, ok := f.in.(*countedConn); ok {
-		if s, ok := c.Conn.(*sandboxConn); ok {
-			s.ep.Abort()
-		}
+	f.mu.Lock()
+	in := f.in
+	f.mu.Unlock()
+	if in != nil {
+		in.ep.Abort()
 	}
 	f.end()
 }

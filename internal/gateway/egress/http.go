@@ -165,11 +165,11 @@ func (f *flow) upstream(secure bool) {
 		BufferPool:     copyBuffers{},
 		ErrorLog:       log.New(io.Discard, "", 0),
 	}
-	f.stop = t.CloseIdleConnections
+	f.whenEnded(t.CloseIdleConnections)
 }
 
-// copyBuffers lends the buffers of connections to the proxy.
+// copyBuffers lends buffers to the proxy, each for as long as a body lasts.
 type copyBuffers struct{}
 
-func (copyBuffers) Get() []byte  { return *buffers.Get().(*[]byte) }
-func (copyBuffers) Put(b []byte) { buffers.Put(&b) }
+func (copyBuffers) Get() []byte  { return *mediumBuffers.Get().(*[]byte) }
+func (copyBuffers) Put(b []byte) { mediumBuffers.Put(&b) }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,6 +27,7 @@ type Hooks struct {
 // Plane holds the links of sandboxes. Its methods may be called concurrently.
 type Plane struct {
 	hooks Hooks
+	total atomic.Int64 // connections of all sandboxes
 
 	mu     sync.Mutex
 	world  *world
