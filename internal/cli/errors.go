@@ -14,10 +14,11 @@ import (
 
 // Exit codes of Atoll itself. A command's own code is passed on.
 const (
-	exitFailure = 1   // a verb failed
-	exitUsage   = 2   // a verb was asked for wrongly
-	exitTimeout = 124 // a command ran out of time, as timeout(1) says
-	exitAtoll   = 125 // run, exec, shell and attach: Atoll failed, not the command
+	exitFailure  = 1   // a verb failed
+	exitUsage    = 2   // a verb was asked for wrongly
+	exitTimeout  = 124 // a command ran out of time, as timeout(1) says
+	exitAtoll    = 125 // run, exec, shell and attach: Atoll failed, not the command
+	exitNotFound = 127 // the command is not there, as shells say
 )
 
 // exitCode ends the program with a code and without a word: whatever there was

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -66,7 +67,7 @@ ended it, 125 that Atoll itself failed.`,
 		if how.detach {
 			return a.startDetached(cmd.Context(), t, req, boxed.quiet)
 		}
-		return a.foreground(cmd.Context(), &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
+		err = a.foreground(cmd.Context(), &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
 			progress, done := a.progress(boxed.quiet)
 			defer done()
 			req.Progress = progress
@@ -77,8 +78,18 @@ ended it, 125 that Atoll itself failed.`,
 				return s.use(ctx, p)
 			})
 		})
+		if err == exitCode(exitNotFound) && !cmd.Flags().Changed("image") && len(args) > 0 && looksLikeImage(args[0]) {
+			a.say("hint", "images are named with a flag: atoll run --image "+visible(args[0])+" -- COMMAND")
+		}
+		return err
 	}
 	return cmd
+}
+
+// looksLikeImage reports whether a word that is no command may be meant as an
+// image, as other programs take it: name:tag, or host/name.
+func looksLikeImage(word string) bool {
+	return !strings.HasPrefix(word, "/") && !strings.HasPrefix(word, ".") && strings.ContainsAny(word, ":/")
 }
 
 // startDetached makes a sandbox that stays, and prints its name.
