@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/url"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
@@ -17,19 +20,36 @@ import (
 // Output waits for its reader: a command that writes more than the buffers hold
 // stops until the caller reads, unless it runs in the background, where output
 // beyond a bounded log is dropped, oldest first.
+//
+// When the connection is cut, or the daemon dies, a command with a Hold is
+// sought again for as long as that, and a background one for a minute: streams
+// go on where they stopped, and nobody notices but by the wait. Of one with a
+// Hold not a byte is lost or doubled.
 type Process struct {
-	link  *stream.Link
-	info  sandbox.ProcessInfo
-	stdin io.WriteCloser
+	sandbox *Sandbox
+	info    sandbox.ProcessInfo
+	stdin   input
+	outputs [3]flow       // by channel
+	search  time.Duration // how long a lost connection is sought; zero: not at all
+	skip    bool          // where output is not kept any more, go on later
 
 	ended chan struct{} // closed once exit or err is known
 	once  sync.Once
 	exit  sandbox.Exit
 	err   error
 
-	done    chan struct{} // closed when the link has ended
+	life    context.Context // ends when the process is closed
+	quit    context.CancelFunc
+	done    chan struct{} // closed when the last connection has ended
 	closing sync.Once
+
+	mu  sync.Mutex
+	now *connection // the present one, or the last
 }
+
+// reconnectSearch is how long a lost connection to a background command is
+// sought.
+const reconnectSearch = time.Minute
 
 // Exec starts a command. The context bounds the start only. The caller closes
 // the process, which kills the command unless it runs in the background.
@@ -42,8 +62,8 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (*Process, erro
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.exec", Message: "cannot be sent", Cause: err}
 	}
-	p, err := s.connect(ctx, s.path("/exec"), &stream.Message{Type: "start", Command: text})
-	if err != nil {
+	p := &Process{sandbox: s, search: cmd.Hold}
+	if err := p.start(ctx, s.path("/exec"), &stream.Message{Type: "start", Command: text}); err != nil {
 		return nil, err
 	}
 	if !cmd.Stdin && cmd.TTY == nil {
@@ -55,61 +75,61 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (*Process, erro
 // Reconnect connects to a background command: its log from the oldest byte
 // kept, and then live. Closing the process leaves the command alone.
 func (s *Sandbox) Reconnect(ctx context.Context, id string) (*Process, error) {
-	return s.connect(ctx, s.processPath(id, "/attach"), nil)
-}
-
-// connect opens a stream, says what to run, and waits until it runs.
-func (s *Sandbox) connect(ctx context.Context, path string, start *stream.Message) (*Process, error) {
-	ws, err := s.client.webSocket(ctx, path)
-	if err != nil {
+	p := &Process{sandbox: s, search: reconnectSearch, skip: true}
+	if err := p.start(ctx, s.attachPath(id, stream.Position{}, true), nil); err != nil {
 		return nil, err
 	}
-	link := stream.New(context.Background(), ws)
-	info, err := greet(ctx, link, start)
-	if err != nil {
-		link.Abort()
-		return nil, err
-	}
-	p := &Process{link: link, info: info, stdin: link.Writer(stream.Stdin), ended: make(chan struct{}), done: make(chan struct{})}
-	go p.run()
 	return p, nil
 }
 
-// greet says what to run and waits for the answer.
-func greet(ctx context.Context, link *stream.Link, start *stream.Message) (info sandbox.ProcessInfo, err error) {
-	if start != nil {
-		if err := link.Send(ctx, *start); err != nil {
-			return info, transportError(ctx, err)
-		}
-	}
-	m, err := link.Receive(ctx)
-	switch {
-	case err != nil:
-		return info, transportError(ctx, err)
-	case m.Type == "error":
-		if err := parseProblem(m.Error); err != nil {
-			return info, err
-		}
-	case m.Type == "started" && m.Process != nil:
-		return *m.Process, nil
-	}
-	return info, transportError(ctx, errors.New("the answer makes no sense"))
+// attachPath is where one connects to a command that runs.
+func (s *Sandbox) attachPath(id string, from stream.Position, skip bool) string {
+	query := url.Values{}
+	query.Set("stdout", strconv.FormatInt(from.Stdout, 10))
+	query.Set("stderr", strconv.FormatInt(from.Stderr, 10))
+	query.Set("skip", strconv.FormatBool(skip))
+	return s.processPath(id, "/attach?"+query.Encode())
 }
 
-// run receives until the link ends.
-func (p *Process) run() {
-	defer close(p.done)
-	err := p.link.Run(func(m stream.Message) {
-		switch {
-		case m.Type == "exit" && m.Exit != nil:
-			p.finish(*m.Exit, nil)
-		case m.Type == "error":
-			p.finish(sandbox.Exit{}, parseProblem(m.Error))
+// start opens the first connection.
+func (p *Process) start(ctx context.Context, path string, first *stream.Message) error {
+	c, info, err := p.sandbox.connect(ctx, path, first)
+	if err != nil {
+		return err
+	}
+	p.info, p.now = info, c
+	p.life, p.quit = context.WithCancel(context.Background())
+	p.ended, p.done = make(chan struct{}), make(chan struct{})
+	if c.base == nil {
+		p.search = 0 // it cannot be found again
+	}
+	p.stdin.p, p.stdin.at, p.stdin.keep = p, c, p.search > 0 && !p.skip
+	for i := range p.outputs {
+		p.outputs[i] = flow{p: p, channel: i, at: c}
+	}
+	go p.run(c)
+	return nil
+}
+
+// greet says what to run and waits for the answer.
+func greet(ctx context.Context, link *stream.Link, start *stream.Message) (m stream.Message, err error) {
+	if start != nil {
+		if err := link.Send(ctx, *start); err != nil {
+			return m, transportError(ctx, err)
 		}
-	})
-	p.finish(sandbox.Exit{}, &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "process.wait", Message: "the connection ended before the command", Cause: err,
-	})
+	}
+	m, err = link.Receive(ctx)
+	switch {
+	case err != nil:
+		return m, transportError(ctx, err)
+	case m.Type == "error":
+		if err := parseProblem(m.Error); err != nil {
+			return m, err
+		}
+	case m.Type == "started" && m.Process != nil:
+		return m, nil
+	}
+	return m, transportError(ctx, errors.New("the answer makes no sense"))
 }
 
 func (p *Process) finish(exit sandbox.Exit, err error) {
@@ -123,14 +143,14 @@ func (p *Process) finish(exit sandbox.Exit, err error) {
 func (p *Process) Info() sandbox.ProcessInfo { return p.info }
 
 // Stdin is the command's input; closing it is the end of input.
-func (p *Process) Stdin() io.WriteCloser { return p.stdin }
+func (p *Process) Stdin() io.WriteCloser { return &p.stdin }
 
 // Stdout ends with io.EOF when the command, and all that inherited the stream,
 // have closed it.
-func (p *Process) Stdout() io.Reader { return p.link.Reader(stream.Stdout) }
+func (p *Process) Stdout() io.Reader { return &p.outputs[stream.Stdout] }
 
 // Stderr is as Stdout, and empty on a terminal.
-func (p *Process) Stderr() io.Reader { return p.link.Reader(stream.Stderr) }
+func (p *Process) Stderr() io.Reader { return &p.outputs[stream.Stderr] }
 
 // Signal sends a signal, by its Linux number, to the command's process group.
 // A command that has ended is CodeNotFound.
@@ -159,10 +179,15 @@ func (p *Process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 }
 
 func (p *Process) send(ctx context.Context, m stream.Message) error {
-	if err := p.link.Send(ctx, m); err != nil {
-		return transportError(ctx, err)
+	for c := p.current(); ; {
+		err := c.link.Send(ctx, m)
+		if err == nil {
+			return nil
+		}
+		if c = c.successor(ctx); c == nil {
+			return transportError(ctx, err)
+		}
 	}
-	return nil
 }
 
 // Wait blocks until the command has ended. It may be called by many and again;
@@ -180,7 +205,8 @@ func (p *Process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // with all its processes. Close is idempotent.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
-		_ = p.link.Close() // the daemon may have ended the link already
+		p.quit()
+		_ = p.current().link.Close() // the daemon may have ended the link already
 		<-p.done
 	})
 	return nil

@@ -71,6 +71,7 @@ type command struct {
 	Stdin      bool                `json:"stdin,omitempty"`
 	TimeoutMS  int64               `json:"timeoutMs,omitempty"`
 	Background bool                `json:"background,omitempty"`
+	HoldMS     int64               `json:"holdMs,omitempty"`
 }
 
 func commandOf(c *sandbox.Command) (out command, err error) {
@@ -85,7 +86,7 @@ func commandOf(c *sandbox.Command) (out command, err error) {
 	}
 	out = command{
 		Args: c.Args, Shell: c.Shell, Env: c.Env, Dir: c.Dir, User: c.User, TTY: c.TTY, Stdin: c.Stdin,
-		TimeoutMS: milliseconds(c.Timeout), Background: c.Background,
+		TimeoutMS: milliseconds(c.Timeout), Background: c.Background, HoldMS: milliseconds(c.Hold),
 	}
 	for _, a := range c.Args {
 		if utf8.ValidString(a) {
@@ -117,7 +118,7 @@ type RunOptions struct {
 // Run runs a command, waits for its end, and returns what it wrote. A command
 // that fails is no error. See [Sandbox.Exec] for streams and terminals.
 func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, opts RunOptions) (Result, error) {
-	if cmd.TTY != nil || cmd.Stdin || cmd.Background {
+	if cmd.TTY != nil || cmd.Stdin || cmd.Background || cmd.Hold > 0 {
 		return Result{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.run", Subject: "command", Message: "needs Exec and not Run"}
 	}
 	c, err := commandOf(&cmd)

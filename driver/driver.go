@@ -183,6 +183,7 @@ type Capabilities struct {
 	Resize    bool `json:"resize"`    // Instance is a Resizer
 	Deadline  bool `json:"deadline"`  // Instance is a DeadlineSetter
 	Usage     bool `json:"usage"`     // Instance is a Meter
+	Rejoin    bool `json:"rejoin"`    // Instance is a Rejoiner; Command.Hold is honoured
 }
 
 // ProcessManager is implemented by instances that remember their commands.

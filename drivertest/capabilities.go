@@ -25,6 +25,7 @@ const (
 	capResize    = "resize"
 	capDeadline  = "deadline"
 	capUsage     = "usage"
+	capRejoin    = "rejoin"
 )
 
 func (s *suite) declared(capability string) bool {
@@ -33,7 +34,7 @@ func (s *suite) declared(capability string) bool {
 		capFiles: c.Files, capWatch: c.Watch, capArchive: c.Archive, capTerminal: c.Terminal, capProcesses: c.Processes,
 		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capNetwork: c.Network, capReattach: c.Reattach,
 		capPause: c.Pause, capSnapshot: c.Snapshot, capMemory: c.Memory, capDiff: c.Diff, capPorts: c.Ports, capResize: c.Resize,
-		capDeadline: c.Deadline, capUsage: c.Usage,
+		capDeadline: c.Deadline, capUsage: c.Usage, capRejoin: c.Rejoin,
 	}[capability]
 }
 
@@ -61,6 +62,8 @@ func implemented(inst driver.Instance, capability string) (has, known bool) {
 		_, has = driver.As[driver.Resizer](inst)
 	case capDeadline:
 		_, has = driver.As[driver.DeadlineSetter](inst)
+	case capRejoin:
+		_, has = driver.As[driver.Rejoiner](inst)
 	case capUsage:
 		_, has = driver.As[driver.Meter](inst)
 	default:
@@ -215,4 +218,5 @@ var capabilityCases = []testCase{
 	capabilityCase(capResize),
 	capabilityCase(capDeadline),
 	capabilityCase(capUsage),
+	capabilityCase(capRejoin),
 }

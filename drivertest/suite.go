@@ -35,7 +35,7 @@ type testCase struct {
 // what all the others left behind.
 func allCases() []testCase {
 	return slices.Concat(
-		capabilityCases, lifecycleCases, reattachCases, execCases, outputCases, stdinCases, signalCases,
+		capabilityCases, lifecycleCases, reattachCases, rejoinCases, execCases, outputCases, stdinCases, signalCases,
 		terminalCases, backgroundCases, fileReadCases, fileWriteCases, fileTreeCases, archiveCases, hostileArchiveCases,
 		watchCases, portCases, resizeCases, deadlineCases, usageCases, pauseCases, snapshotCases, restoreCases, forkCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
 	)

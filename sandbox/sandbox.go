@@ -168,6 +168,13 @@ type Command struct {
 	// be read later. Without it the command is killed when its Process is
 	// closed.
 	Background bool `json:"background,omitempty"`
+
+	// Hold keeps the command for its caller when the connection between them
+	// is cut: it runs on, and stops at most where output would be lost, until
+	// the caller rejoins it or this time is over, when it is killed. A caller
+	// that closes its Process ends it at once, as without Hold. Zero: it ends
+	// with the connection. A provider that cannot rejoin does as for zero.
+	Hold time.Duration `json:"hold,omitempty"`
 }
 
 // Usage is what a sandbox consumes. A figure that is not known is negative.

@@ -5,6 +5,7 @@ import (
 	"math"
 	"path"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -17,6 +18,7 @@ const (
 	MaxEnv        = 4096
 	MaxMounts     = 64
 	MaxArgsBytes  = 1 << 20 // all arguments of a command together
+	MaxHold       = 24 * time.Hour
 	MaxPathLen    = 4096
 	MinMemory     = 32 << 20
 	MinDisk       = 1 << 20
@@ -209,6 +211,12 @@ func (c *Command) Validate() error {
 	}
 	if c.Timeout < 0 {
 		return invalid("timeout", "negative")
+	}
+	switch {
+	case c.Hold < 0 || c.Hold > MaxHold:
+		return invalid("hold", "%v is not between 0 and %v", c.Hold, MaxHold)
+	case c.Hold > 0 && c.Background:
+		return invalid("hold", "a background command outlives its caller anyway")
 	}
 	if c.TTY != nil && (c.TTY.Cols > maxWindowSize || c.TTY.Rows > maxWindowSize) {
 		return invalid("tty", "%dx%d is not a window size", c.TTY.Cols, c.TTY.Rows)

@@ -29,6 +29,8 @@ func soakRounds() int {
 
 // soaker is a daemon that is killed again and again, with its clients.
 type soaker struct {
+	bin    string // the program it is
+	state  string // its state directory
 	env    []string
 	client *atoll.Client
 	daemon *exec.Cmd
@@ -38,9 +40,40 @@ type soaker struct {
 	dead  map[string]sandbox.ID // whose removal was acknowledged
 }
 
+// newSoaker starts a daemon in a directory of its own, which ends with the test
+// and with all its sandboxes.
+func newSoaker(t testing.TB) *soaker {
+	t.Helper()
+	return soakerIn(t, filepath.Join(t.TempDir(), "state"))
+}
+
+func soakerIn(t testing.TB, state string) *soaker {
+	t.Helper()
+	s := &soaker{
+		bin: built.atoll, state: state, env: append(os.Environ(), "ATOLL_STATE_DIR="+state),
+		alive: map[string]sandbox.ID{}, dead: map[string]sandbox.ID{},
+	}
+	client, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(state, atoll.SocketName)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.client = client
+	s.start(t)
+	t.Cleanup(func() {
+		s.kill()
+		client.Close()
+		rm := exec.Command(built.atoll, "rm", "--force", "--all")
+		rm.Env = s.env
+		if out, err := rm.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+	return s
+}
+
 func (s *soaker) start(t testing.TB) {
 	t.Helper()
-	s.daemon = exec.Command(built.atoll, "up")
+	s.daemon = exec.Command(s.bin, "up")
 	s.daemon.Env = s.env
 	said, err := s.daemon.StderrPipe()
 	if err != nil {
@@ -120,23 +153,7 @@ func (s *soaker) work(ctx context.Context, t *testing.T, worker int) {
 // compares what the clients were told, the store, the kernels that really run,
 // and the log.
 func TestDaemonIsKilled(t *testing.T) {
-	state := filepath.Join(t.TempDir(), "state")
-	s := &soaker{env: append(os.Environ(), "ATOLL_STATE_DIR="+state), alive: map[string]sandbox.ID{}, dead: map[string]sandbox.ID{}}
-	client, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(state, atoll.SocketName)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	s.client = client
-	s.start(t)
-	defer func() {
-		s.kill()
-		rm := exec.Command(built.atoll, "rm", "--force", "--all")
-		rm.Env = s.env
-		if out, err := rm.CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-	}()
+	s := newSoaker(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var workers sync.WaitGroup
 	for worker := range 3 {

@@ -135,6 +135,10 @@ func (r remote) Start(ctx context.Context, req control.RunRequest) (string, erro
 	return s.Name(), p.Close()
 }
 
+// execHold is how long a command waits for us when the daemon is replaced or
+// the connection is cut.
+const execHold = time.Minute
+
 // remoteBox is a sandbox of a daemon.
 type remoteBox struct{ *atoll.Sandbox }
 
@@ -144,6 +148,9 @@ func (b remoteBox) Stop(ctx context.Context, grace time.Duration) (bool, error) 
 }
 
 func (b remoteBox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
+	if !cmd.Background {
+		cmd.Hold = execHold
+	}
 	p, err := b.Sandbox.Exec(ctx, cmd)
 	if err != nil {
 		return nil, err

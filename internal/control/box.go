@@ -122,6 +122,24 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, err
 	return &process{Process: p, box: s}, nil
 }
 
+// Rejoin connects to a command where an earlier connection to it was cut, as
+// driver.Rejoiner. The caller closes or detaches the process.
+func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	var p driver.Process
+	err := s.c.do(ctx, s.action("process.reconnect", id), func(ctx context.Context) (err error) {
+		r, ok := driver.As[driver.Rejoiner](s.inst)
+		if !ok {
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot rejoin commands"}
+		}
+		p, from, err = r.Rejoin(ctx, id, from, skip)
+		return err
+	})
+	if err != nil {
+		return nil, from, err
+	}
+	return &process{Process: p, box: s}, from, nil
+}
+
 // Logs reads what a command wrote. The caller closes the reader.
 func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	var r driver.LogReader

@@ -16,6 +16,12 @@ func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process
 	if err := cmd.Validate(); err != nil {
 		return nil, err
 	}
+	if cmd.Hold > 0 {
+		if p, err := c.execHeld(ctx, cmd); err == nil || sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+			return p, err
+		}
+		// The guest is of an earlier Atoll, which holds nothing.
+	}
 	var e wire.Encoder
 	wire.PutCommand(&e, cmd)
 	op, err := c.open(ctx, wire.Exec, e.B)
@@ -26,12 +32,17 @@ func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process
 	if err != nil {
 		return nil, c.failed("exec", "", err)
 	}
+	p.describe(cmd)
+	return p, nil
+}
+
+// describe completes what the guest says of a command.
+func (p *process) describe(cmd *sandbox.Command) {
 	p.info.Args = append([]string(nil), cmd.Args...)
 	if cmd.Shell != "" {
 		p.info.Args = []string{"/bin/sh", "-c", cmd.Shell}
 	}
 	p.info.Background, p.info.TTY = cmd.Background, cmd.TTY != nil
-	return p, nil
 }
 
 // Reconnect implements driver.ProcessManager.
@@ -52,15 +63,25 @@ func (c *Client) Reconnect(ctx context.Context, id string) (driver.Process, erro
 
 // connect waits until a command has started and makes a Process of it.
 func (c *Client) connect(ctx context.Context, op *wire.Op, input bool) (*process, error) {
+	p, _, err := c.joined(ctx, op, input, false)
+	return p, err
+}
+
+// joined is connect to a guest that may say where its output begins.
+func (c *Client) joined(ctx context.Context, op *wire.Op, input, positions bool) (*process, driver.Cursor, error) {
+	var at driver.Cursor
 	b, err := message(ctx, op, wire.MsgStarted)
 	if err != nil {
-		return nil, err
+		return nil, at, err
 	}
 	d := wire.Decoder{B: b}
 	info := wire.TakeProcess(&d)
+	if positions {
+		at = driver.Cursor{Stdin: d.Int(), Stdout: max(0, d.Int()), Stderr: max(0, d.Int())}
+	}
 	if err := d.End(); err != nil {
 		op.Abandon()
-		return nil, err
+		return nil, at, err
 	}
 	p := &process{client: c, op: op, info: info, ended: make(chan struct{}), closed: make(chan struct{})}
 	p.stdin.p = p
@@ -68,7 +89,7 @@ func (c *Client) connect(ctx context.Context, op *wire.Op, input bool) (*process
 		p.stdin.closed = true
 	}
 	go p.watch()
-	return p, nil
+	return p, at, nil
 }
 
 // process is one command, connected.
@@ -82,6 +103,7 @@ type process struct {
 	exit  sandbox.Exit
 	err   error
 
+	held   bool // the guest keeps it for us when the connection is cut
 	close  sync.Once
 	closed chan struct{}
 }
@@ -179,12 +201,25 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // and the end is still learnt by those who wait for it.
 func (p *process) Close() error {
 	p.close.Do(func() {
-		close(p.closed)
-		p.op.Cancel()
-		p.op.Drop(0, io.ErrClosedPipe)
-		p.op.Drop(1, io.ErrClosedPipe)
+		if p.held {
+			p.letGo()
+		}
+		p.detach()
 	})
 	return nil
+}
+
+// Detach implements driver.Detacher.
+func (p *process) Detach() error {
+	p.close.Do(p.detach)
+	return nil
+}
+
+func (p *process) detach() {
+	close(p.closed)
+	p.op.Cancel()
+	p.op.Drop(0, io.ErrClosedPipe)
+	p.op.Drop(1, io.ErrClosedPipe)
 }
 
 // output is what a command writes on one stream.

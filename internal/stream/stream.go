@@ -56,8 +56,18 @@ type Message struct {
 	Signal  int                  `json:"signal,omitempty"`  // signal: by its Linux number
 	Size    *sandbox.WindowSize  `json:"size,omitempty"`    // resize
 
+	At *Position `json:"at,omitempty"` // started: where the streams go on, if they can be rejoined
+
 	Channel int `json:"channel,omitempty"` // eof and ack
 	N       int `json:"n,omitempty"`       // ack: how many bytes were read
+}
+
+// Position is how far the streams of a command have come, in bytes. A negative
+// one of input says that input cannot be sent again.
+type Position struct {
+	Stdin  int64 `json:"stdin"`
+	Stdout int64 `json:"stdout"`
+	Stderr int64 `json:"stderr"`
 }
 
 // ErrClosed is what reads and writes return after the link was closed.
@@ -96,6 +106,15 @@ func (l *Link) Reader(channel int) io.Reader { return &l.in[channel] }
 
 // Writer writes to a channel; closing it ends the channel.
 func (l *Link) Writer(channel int) io.WriteCloser { return &l.out[channel] }
+
+// Arrived is how many bytes of a channel have come, read or not. They can all
+// be read, also after the link has ended.
+func (l *Link) Arrived(channel int) int64 {
+	f := &l.in[channel]
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.came
+}
 
 // Send sends a message.
 func (l *Link) Send(ctx context.Context, m Message) error {
@@ -230,6 +249,7 @@ type inflow struct {
 	mu     sync.Mutex
 	wake   sync.Cond
 	buf    []byte
+	came   int64 // bytes that arrived ever
 	read   int   // bytes that were read and not yet acknowledged
 	err    error // once nothing more will come
 	unread int   // bytes that the other side may still think are on the way
@@ -244,6 +264,7 @@ func (f *inflow) add(data []byte) bool {
 		return false
 	}
 	f.unread += len(data)
+	f.came += int64(len(data))
 	f.buf = append(f.buf, data...)
 	f.wake.Broadcast()
 	return true

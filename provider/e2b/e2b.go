@@ -133,7 +133,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Provider: Name, Version: "v2", Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Ports: true, Deadline: true, Usage: true,
+			Ports: true, Deadline: true, Usage: true, Rejoin: true,
 		},
 		Limits: map[string]driver.Limit{
 			"cpus": {Why: why}, "memory": {Why: why}, "disk": {Why: why}, "pids": {Why: why},

@@ -40,6 +40,16 @@ func (in *Instance) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error
 	return use(ctx, in, func(c *guest.Client) ([]sandbox.ProcessInfo, error) { return c.Processes(ctx) })
 }
 
+// Rejoin implements driver.Rejoiner.
+func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	at := from
+	p, err := use(ctx, in, func(c *guest.Client) (p driver.Process, err error) {
+		p, at, err = c.Rejoin(ctx, id, from, skip)
+		return p, err
+	})
+	return p, at, err
+}
+
 // Reconnect implements driver.ProcessManager.
 func (in *Instance) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	return use(ctx, in, func(c *guest.Client) (driver.Process, error) { return c.Reconnect(ctx, id) })

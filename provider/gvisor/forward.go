@@ -78,6 +78,15 @@ func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process,
 	return in.watchMemory(p, 0), err
 }
 
+// Rejoin connects to a command again. See driver.Rejoiner.
+func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (p driver.Process, at driver.Cursor, err error) {
+	err = in.use(ctx, func() error {
+		p, at, err = in.client.Rejoin(ctx, id, from, skip)
+		return err
+	})
+	return in.watchMemory(p, 0), at, err
+}
+
 // Logs reads what a command wrote. See driver.ProcessManager.
 func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions) (r driver.LogReader, err error) {
 	err = in.use(ctx, func() error {
@@ -136,6 +145,9 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 	return exit, err
 }
+
+// Unwrap returns the guest's process.
+func (p *process) Unwrap() any { return p.Process }
 
 // Signal signals the command. See driver.Process.
 func (p *process) Signal(ctx context.Context, sig int) error {

@@ -27,7 +27,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
 			Users: true, Images: true, Mounts: true, Network: p.opts.Network != nil, Reattach: !p.opts.Attached,
 			Pause: true, Snapshot: true, Memory: true, Diff: true,
-			Ports: true, Resize: true, Deadline: true, Usage: true,
+			Ports: true, Resize: true, Deadline: true, Usage: true, Rejoin: true,
 		},
 	}
 	f.Engine, _ = engineOf(p.opts.Kernel) // an executable that cannot be read is a finding below

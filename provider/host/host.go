@@ -109,7 +109,7 @@ func (p *Provider) Probe(context.Context) (driver.Facts, error) {
 		}},
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: root,
-			Ports: true, Deadline: true, Usage: true,
+			Ports: true, Deadline: true, Usage: true, Rejoin: true,
 		},
 		Limits: map[string]driver.Limit{
 			"cpus": {Why: why}, "memory": {Why: why}, "disk": {Why: why}, "pids": {Why: why},

@@ -64,6 +64,20 @@ func (b *Box) Reconnect(ctx context.Context, id string) (driver.Process, error) 
 	return &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}, nil
 }
 
+// Rejoin connects to a command where an earlier connection to it was cut, as
+// control.Sandbox.Rejoin. Its end is recorded by who started it.
+func (b *Box) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	limits, err := b.plane.limits(ctx, b.who.Tenant)
+	if err != nil {
+		return nil, from, named("process.reconnect", err)
+	}
+	p, at, err := b.Sandbox.Rejoin(ctx, id, from, skip)
+	if err != nil {
+		return nil, at, err
+	}
+	return &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}, at, nil
+}
+
 // command is a process whose output is metered.
 type command struct {
 	driver.Process
@@ -73,7 +87,8 @@ type command struct {
 	bytes  atomic.Int64 // of output that was read
 	paused atomic.Int32 // readers that wait for the quota
 	closed sync.Once
-	quit   chan struct{} // closed by Close
+	quit   chan struct{} // closed by Close and Detach
+	cut    atomic.Bool   // its caller was cut off and may come back
 }
 
 // Unwrap returns control's process.
@@ -90,6 +105,21 @@ func (c *command) Close() (err error) {
 	c.closed.Do(func() {
 		close(c.quit)
 		err = c.Process.Close()
+	})
+	return err
+}
+
+// Detach implements driver.Detacher.
+func (c *command) Detach() (err error) {
+	c.closed.Do(func() {
+		d, ok := driver.As[driver.Detacher](c.Process)
+		c.cut.Store(ok)
+		close(c.quit)
+		if ok {
+			err = d.Detach()
+		} else {
+			err = c.Process.Close()
+		}
 	})
 	return err
 }
@@ -133,13 +163,13 @@ func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, limits 
 		if cmd.Background {
 			p.awaitBackground(b.Sandbox, inner.Info().ID, fact)
 		} else {
-			p.awaitEnd(c, fact)
+			p.awaitEnd(b.Sandbox, c, fact, cmd.Hold > 0)
 		}
 	})
 	return c
 }
 
-func (p *Plane) awaitEnd(c *command, fact audit.Action) {
+func (p *Plane) awaitEnd(box *control.Sandbox, c *command, fact audit.Action, held bool) {
 	began := time.Now()
 	exit, err := c.Process.Wait(recorded(p.life))
 	took := time.Since(began)
@@ -147,9 +177,13 @@ func (p *Plane) awaitEnd(c *command, fact audit.Action) {
 	case <-c.quit:
 	case <-p.life.Done():
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
-	} else if p.life.Err() == nil { // its caller let go of it
+	case p.life.Err() != nil:
+	case held && c.cut.Load(): // it waits for its caller, and ends later
+		p.awaitBackground(box, fact.Subject, fact)
+	default: // its caller let go of it
 		p.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
 	}
 }
@@ -177,15 +211,15 @@ func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, ex
 	}))
 }
 
-// watchBackground records the ends of the background commands that an earlier
-// daemon started in a sandbox.
+// watchBackground records the ends of the commands that an earlier daemon
+// started in a sandbox and that outlived it.
 func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
 	all, err := box.Processes(recorded(p.life))
 	if err != nil {
 		return // what cannot list its commands has none to be found again
 	}
 	for _, info := range all {
-		if info.Running && info.Background {
+		if info.Running { // and runs on without who started it, or cannot be connected to
 			fact := audit.Action{
 				Tenant: tenant, Op: "process.exec", Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},

@@ -138,6 +138,12 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.configure(d)
 	case wire.Exec:
 		err = a.exec(op, d)
+	case wire.ExecHeld:
+		err = a.execHeld(op, d)
+	case wire.Rejoin:
+		err = a.rejoin(op, d)
+	case wire.LetGo:
+		err = a.letGo(d)
 	case wire.Attach:
 		err = a.attach(op, d)
 	case wire.Logs:

@@ -3,22 +3,24 @@ package agent
 import (
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/atoll-run/atoll/internal/guest/wire"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// keepLog reads what a background command writes until it has closed its
-// streams, whoever is connected to it.
+// keepLog reads what a command that can be rejoined writes until it has closed
+// its streams, whoever is connected to it.
 func (a *agent) keepLog(p *proc) {
 	keep := func(stream byte, f *os.File) {
+		log := p.seat.log(stream)
 		_ = pump(f, func(frame []byte) error {
-			p.log.write(stream, frame[wire.HeaderLen:])
+			log.write(stream, frame[wire.HeaderLen:])
 			wire.PutFrame(frame)
 			return nil
 		})
-		p.log.close()
+		log.close()
 		f.Close()
 	}
 	go keep(1, p.io.out)
@@ -31,27 +33,50 @@ func (a *agent) keepLog(p *proc) {
 	}()
 }
 
-// follow connects a client to a background command, until either ends.
-func (a *agent) follow(op *wire.Op, p *proc, starter bool) error {
+// view is from where a client follows a command: positions in its logs.
+type view struct {
+	at [3]int64 // by stream
+	// exact ends the view when bytes were overwritten before they were sent.
+	exact bool
+}
+
+// follow connects a client to a command that can be rejoined, until either
+// ends, or another client takes the seat of who.
+func (a *agent) follow(op *wire.Op, p *proc, who *caller, from view) error {
 	var lanes sync.WaitGroup
+	var lost atomic.Bool
 	send := func(lane int, stream byte) {
-		copyLog(op, p.log, logView{stream: stream, follow: true, starter: starter}, func(_ logRead, frame []byte) error { return op.SendFrame(lane, frame) })
+		v := logView{at: from.at[stream], stream: stream, follow: true, exact: from.exact, who: who}
+		if !copyLog(op, p.seat.log(stream), v, func(_ logRead, frame []byte) error { return op.SendFrame(lane, frame) }) {
+			lost.Store(true)
+			return
+		}
 		_ = op.CloseWrite(lane)
 	}
 	lanes.Go(func() { send(0, 1) })
 	if p.cmd.TTY == nil {
 		lanes.Go(func() { send(1, 2) })
 	}
-	if p.cmd.Stdin {
-		lanes.Go(func() { p.io.feed(op) })
+	if p.cmd.Stdin && (who != nil || p.seat.hold == 0) {
+		lanes.Go(func() { p.io.feed(op, who) })
 	}
 	select {
 	case <-p.done:
 		_ = a.sayExit(op, p)
 		op.Drop(0, os.ErrClosed)
 	case <-op.Over():
+	case <-who.taken():
+		op.Drop(0, os.ErrClosed)
+		op.StopWriting(0, os.ErrClosed)
+		op.StopWriting(1, os.ErrClosed)
 	}
 	lanes.Wait()
+	switch {
+	case who.replaced():
+		return fail(sandbox.CodeConflict, p.snapshot().ID, "another connection took the command over")
+	case lost.Load():
+		return fail(sandbox.CodeExhausted, p.snapshot().ID, "output was overwritten before it was read")
+	}
 	return nil
 }
 
@@ -61,35 +86,42 @@ type logView struct {
 	stream byte // 0: both
 	follow bool // until the streams have ended
 	header int  // bytes to leave free before each piece
-	// starter says that it is sent to who started the command.
-	starter bool
+	exact  bool // ends where bytes are missing
+	// who has the command's seat, if it is sent to somebody who has.
+	who *caller
 }
 
 // copyLog gives what is in a log to send, until it has all or the client lets
-// go.
-func copyLog(op *wire.Op, l *cmdLog, v logView, send func(logRead, []byte) error) {
+// go. It reports false if bytes were missing in an exact view.
+func copyLog(op *wire.Op, l *cmdLog, v logView, send func(logRead, []byte) error) bool {
 	for {
 		frame := wire.GetFrame()
 		start := wire.HeaderLen + v.header
 		r, wait := l.next(v.at, v.stream, frame[start:])
+		if v.exact && r.missing {
+			wire.PutFrame(frame)
+			return false
+		}
 		v.at = r.next
-		if v.starter {
-			l.reached(v.stream, v.at)
+		if v.who != nil {
+			l.reached(v.who, v.stream, v.at)
 		}
 		if r.n > 0 {
 			if send(r, frame[:start+r.n]) != nil {
-				return
+				return true
 			}
 			continue
 		}
 		wire.PutFrame(frame)
 		if wait == nil || !v.follow {
-			return
+			return true
 		}
 		select {
 		case <-wait:
 		case <-op.Over():
-			return
+			return true
+		case <-v.who.taken():
+			return true
 		}
 	}
 }
@@ -104,7 +136,7 @@ func (a *agent) attach(op *wire.Op, d *wire.Decoder) error {
 	if err != nil {
 		return err
 	}
-	if p.log == nil {
+	if p.seat == nil {
 		return fail(sandbox.CodeConflict, id, "the process does not run in the background")
 	}
 	e := wire.Encoder{B: []byte{wire.MsgStarted}}
@@ -113,7 +145,7 @@ func (a *agent) attach(op *wire.Op, d *wire.Decoder) error {
 	if err := op.Message(e.B); err != nil {
 		return err
 	}
-	return a.follow(op, p, false)
+	return a.follow(op, p, nil, view{})
 }
 
 // logs sends what is kept of a command's output: per piece the stream, the

@@ -29,12 +29,9 @@ func (e *startError) Error() string { return e.message }
 func (a *agent) launch(c *sandbox.Command) (*proc, *startError) {
 	p := &proc{cmd: c, done: make(chan struct{})}
 	a.procs.add(p)
-	if c.Background {
-		streams := 2
-		if c.TTY != nil {
-			streams = 1
-		}
-		p.log = newLog(&a.procs.logs, streams)
+	if c.Background || c.Hold > 0 {
+		p.seat = newSeat(&a.procs.logs, c)
+		p.log = p.seat.shared
 	}
 	err := a.spawn(p)
 	if err == nil {
@@ -229,11 +226,14 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 		return fail(sandbox.CodeInvalid, "", err.Error())
 	}
 	p, se := a.launch(c)
+	var who *caller
+	if c.Background {
+		who = p.seat.take(p)
+		defer a.left(p, who)
+	}
 	if se != nil {
 		a.complain(op, p, se)
 	} else if c.Background {
-		p.log.hold()
-		defer p.log.release()
 		a.keepLog(p)
 	}
 	e := wire.Encoder{B: []byte{wire.MsgStarted}}
@@ -246,7 +246,7 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	}
 	switch {
 	case c.Background:
-		return a.follow(op, p, true)
+		return a.follow(op, p, who, view{})
 	case se != nil:
 		return a.sayExit(op, p)
 	}
@@ -261,10 +261,9 @@ func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
 	if p.cmd.TTY != nil {
 		lane, text = 0, append(text[:len(text)-1], "\r\n"...)
 	}
-	if p.log != nil {
-		p.log.write(byte(lane+1), text)
-		p.log.close()
-		p.log.close()
+	if p.seat != nil {
+		p.seat.log(byte(lane+1)).write(byte(lane+1), text)
+		p.seat.ended()
 		return
 	}
 	_, _ = op.Write(lane, text)
@@ -288,7 +287,7 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 	}
 	var input sync.WaitGroup
 	if p.cmd.Stdin {
-		input.Go(func() { p.io.feed(op) })
+		input.Go(func() { p.io.feed(op, nil) })
 	}
 	said := false
 	select {

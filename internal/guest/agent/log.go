@@ -19,11 +19,11 @@ type logs struct {
 	used int
 }
 
-// take asks for n bytes.
-func (l *logs) take(n int) bool {
+// take asks for n bytes. Whoever must have them gets them.
+func (l *logs) take(n int, must bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.used+n > logTotal {
+	if l.used+n > logTotal && !must {
 		return false
 	}
 	l.used += n
@@ -48,21 +48,28 @@ type cmdLog struct {
 	streams int // that can still be written
 	changed chan struct{}
 
-	// While who started the command is connected, nothing is dropped that he
-	// has not got: what does not fit waits.
-	held bool
-	got  [3]int64   // by stream, how far he has read
-	room *sync.Cond // for those who wait
+	limit int // bytes to keep
+	// While somebody has the command's seat, nothing is dropped that he has not
+	// got: what does not fit waits.
+	holder *caller
+	got    [3]int64   // by stream, how far he was sent it
+	behind int64      // how much of that may still be on its way to him
+	room   *sync.Cond // for those who wait
+
+	written   [3]int64 // by stream, bytes ever
+	lost      [3]int64 // by stream, the position after the last byte that was dropped
+	forgotten bool     // nothing is kept any more
 }
 
 type piece struct {
 	at     int64
 	stream byte
+	off    int64 // bytes of its stream before it
 	data   []byte
 }
 
 func newLog(all *logs, streams int) *cmdLog {
-	l := &cmdLog{all: all, streams: streams}
+	l := &cmdLog{all: all, streams: streams, limit: logCap}
 	l.room = sync.NewCond(&l.mu)
 	return l
 }
@@ -73,7 +80,7 @@ func (l *cmdLog) write(stream byte, p []byte) {
 	defer l.mu.Unlock()
 	for len(p) > 0 {
 		n := min(len(p), maxPiece)
-		for l.kept+n > logCap {
+		for l.kept+n > l.limit && !l.forgotten {
 			if l.awaited(&l.pieces[0]) {
 				l.wake()
 				l.room.Wait()
@@ -89,35 +96,49 @@ func (l *cmdLog) write(stream byte, p []byte) {
 
 // awaited reports whether who started the command has yet to read a piece.
 func (l *cmdLog) awaited(p *piece) bool {
-	return l.held && l.got[p.stream] < p.at+int64(len(p.data))
+	return l.holder != nil && l.got[p.stream]-l.behind < p.at+int64(len(p.data))
 }
 
-// hold begins to wait for who started the command, before anything is written.
-func (l *cmdLog) hold() { l.held = true }
-
-// reached says how far he has read a stream.
-func (l *cmdLog) reached(stream byte, at int64) {
+// hold begins to wait for somebody, who has got the streams so far.
+func (l *cmdLog) hold(who *caller) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.got[stream] = at
-	l.room.Broadcast()
+	l.holder = who
 }
 
-// release waits no more: he has let go.
-func (l *cmdLog) release() {
+// reached says how far somebody was sent a stream.
+func (l *cmdLog) reached(who *caller, stream byte, at int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.held = false
-	l.room.Broadcast()
+	if l.holder == who {
+		l.got[stream] = at
+		l.room.Broadcast()
+	}
+}
+
+// release waits no more for somebody who has let go.
+func (l *cmdLog) release(who *caller) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.holder == who {
+		l.holder = nil
+		l.room.Broadcast()
+	}
 }
 
 func (l *cmdLog) add(stream byte, p []byte) {
-	for !l.all.take(len(p)) {
+	off := l.written[stream]
+	l.written[stream] += int64(len(p))
+	for !l.forgotten && !l.all.take(len(p), l.holder != nil && (len(l.pieces) == 0 || l.awaited(&l.pieces[0]))) {
 		if len(l.pieces) == 0 {
-			l.end += int64(len(p)) // no room at all: it counts as dropped
+			l.drop(stream, p) // no room at all
 			return
 		}
 		l.shift()
+	}
+	if l.forgotten {
+		l.drop(stream, p)
+		return
 	}
 	l.kept += len(p)
 	if k := len(l.pieces); k > 0 {
@@ -128,13 +149,36 @@ func (l *cmdLog) add(stream byte, p []byte) {
 			return
 		}
 	}
-	l.pieces = append(l.pieces, piece{at: l.end, stream: stream, data: bytes.Clone(p)})
+	l.pieces = append(l.pieces, piece{at: l.end, stream: stream, off: off, data: bytes.Clone(p)})
 	l.end += int64(len(p))
+}
+
+// drop counts bytes that are not kept.
+func (l *cmdLog) drop(stream byte, p []byte) {
+	l.end += int64(len(p))
+	l.lost[stream] = l.end
+}
+
+// from finds where a stream goes on after its first off bytes. If some that
+// follow are not kept, it goes on later: begins is where.
+func (l *cmdLog) from(stream byte, off int64) (at, begins int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.pieces {
+		p := &l.pieces[i]
+		if p.stream == stream && p.off+int64(len(p.data)) > off {
+			begins = max(off, p.off)
+			return p.at + begins - p.off, begins
+		}
+	}
+	return l.end, l.written[stream]
 }
 
 // shift drops the oldest piece.
 func (l *cmdLog) shift() {
-	n := len(l.pieces[0].data)
+	p := &l.pieces[0]
+	n := len(p.data)
+	l.lost[p.stream] = p.at + int64(n)
 	l.pieces[0].data = nil
 	l.pieces = l.pieces[1:]
 	l.kept -= n
@@ -156,7 +200,7 @@ func (l *cmdLog) forget() {
 	for len(l.pieces) > 0 {
 		l.shift()
 	}
-	l.streams = 0
+	l.streams, l.forgotten, l.holder = 0, true, nil
 	l.room.Broadcast()
 	l.wake()
 }
@@ -174,6 +218,7 @@ func (l *cmdLog) wake() {
 func (l *cmdLog) next(at int64, stream byte, buf []byte) (r logRead, wait <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	r.missing = stream != 0 && at < l.lost[stream]
 	i := sort.Search(len(l.pieces), func(i int) bool {
 		return l.pieces[i].at+int64(len(l.pieces[i].data)) > at
 	})
@@ -184,11 +229,11 @@ func (l *cmdLog) next(at int64, stream byte, buf []byte) (r logRead, wait <-chan
 		}
 		from := max(at, p.at)
 		n := copy(buf, p.data[from-p.at:])
-		return logRead{n: n, stream: p.stream, next: from + int64(n), dropped: from - at}, nil
+		return logRead{n: n, stream: p.stream, next: from + int64(n), dropped: from - at, missing: r.missing}, nil
 	}
 	r.next = l.end
 	r.dropped = l.end - at
-	if l.streams == 0 {
+	if l.streams <= 0 {
 		return r, nil
 	}
 	if l.changed == nil {
@@ -204,6 +249,7 @@ type logRead struct {
 	stream  byte
 	next    int64
 	dropped int64
+	missing bool // bytes of the stream from there on were dropped
 }
 
 // tail is the position of the last so many lines.

@@ -23,6 +23,7 @@ type proc struct {
 	pid  int
 	io   stdio
 	log  *cmdLog       // of a background command
+	seat *seat         // of a command that callers can rejoin
 	done chan struct{} // closed at the end
 
 	mu      sync.Mutex
@@ -153,8 +154,8 @@ func (t *procTable) retire(p *proc) {
 	t.ended = append(t.ended[:0:0], t.ended[1:]...)
 	delete(t.byID, old.info.ID)
 	t.order = slices.DeleteFunc(t.order, func(p *proc) bool { return p == old })
-	if old.log != nil {
-		old.log.forget()
+	if old.seat != nil {
+		old.seat.forget()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,8 @@ type stdio struct {
 	mu  sync.Mutex
 	in  *os.File // nil without input or after its end; the terminal's main side
 	tty *os.File
+	// taken is how much input the command's pipe or terminal has got.
+	taken int64
 }
 
 // openStdio makes the streams, and the descriptors that the command gets as 0,
@@ -175,20 +178,56 @@ func (s *stdio) endInput() {
 }
 
 // feed passes the client's input on until its end, or until it goes away,
-// which is not an end of input. What a command does not want is dropped.
-func (s *stdio) feed(op *wire.Op) {
+// which is not an end of input, or until another takes its seat. What a command
+// does not want is dropped.
+func (s *stdio) feed(op *wire.Op, who *caller) {
+	defer who.fed()
 	s.mu.Lock()
 	in := s.in
 	s.mu.Unlock()
 	if in == nil {
 		return
 	}
-	_, err := op.In(0).WriteTo(in)
+	_, err := op.In(0).WriteTo(&intake{s, in})
 	if err == nil {
 		s.endInput()
 		return
 	}
-	_, _ = op.In(0).WriteTo(io.Discard)
+	if !who.replaced() {
+		_, _ = op.In(0).WriteTo(io.Discard)
+	}
+}
+
+// intake counts what a command's pipe or terminal has taken.
+type intake struct {
+	s  *stdio
+	in *os.File
+}
+
+func (i *intake) Write(b []byte) (int, error) {
+	n, err := i.in.Write(b)
+	i.s.mu.Lock()
+	i.s.taken += int64(n)
+	i.s.mu.Unlock()
+	return n, err
+}
+
+// hurry ends writes of input that wait for the command, until wait is called.
+func (s *stdio) hurry() (wait func() (taken int64)) {
+	s.mu.Lock()
+	in := s.in
+	s.mu.Unlock()
+	if in != nil {
+		_ = in.SetWriteDeadline(time.Unix(1, 0))
+	}
+	return func() int64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.in != nil {
+			_ = s.in.SetWriteDeadline(time.Time{})
+		}
+		return s.taken
+	}
 }
 
 // pump passes what a stream yields to write, until its end, which is nil, or an

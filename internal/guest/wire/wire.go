@@ -141,6 +141,10 @@ const (
 	Watch
 	Dial
 	ImportLayer
+	// Of later guests. An earlier one answers that it does not know them.
+	ExecHeld
+	Rejoin
+	LetGo
 )
 
 // ErrProtocol is wrapped by every error about bytes that make no sense.

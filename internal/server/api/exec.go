@@ -78,12 +78,13 @@ func (a *API) processes() {
 	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read what a background command wrote, as JSON lines"),
 		map[string]string{"tail": "only the last so many lines", "follow": "true: go on until the command ends"}, "", "application/x-ndjson", a.logs)
 	a.raw(operation("execStream", http.MethodGet, "/v1/sandboxes/{ref}/exec", "Commands", "Run a command connected to the caller"), nil, "", "websocket", a.execStream)
-	a.raw(operation("attachStream", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/attach", "Commands", "Connect to a background command"), nil, "", "websocket", a.attachStream)
+	a.raw(operation("attachStream", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/attach", "Commands", "Connect to a background command, or again to one with a hold"),
+		map[string]string{"stdout": "go on after so many bytes of output", "stderr": "of standard error", "skip": "true: where that is not kept, go on later"}, "", "websocket", a.attachStream)
 }
 
 func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
-	if in.Body.TTY != nil || in.Body.Stdin {
-		return nil, a.problem(ctx, invalid("command", "a terminal or a stream of input needs a WebSocket"))
+	if in.Body.TTY != nil || in.Body.Stdin || in.Body.HoldMS != 0 {
+		return nil, a.problem(ctx, invalid("command", "a terminal, a stream of input or a hold needs a WebSocket"))
 	}
 	box, err := a.service.Open(ctx, in.Ref)
 	if err != nil {

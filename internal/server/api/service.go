@@ -111,6 +111,7 @@ type Box interface {
 	Name() string
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager
+	driver.Rejoiner
 	Files() Files
 }
 

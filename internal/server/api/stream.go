@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -32,18 +33,19 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return a.connect(w, r, func(ctx context.Context, link *stream.Link) (driver.Process, error) {
+	return a.connect(w, r, func(ctx context.Context, link *stream.Link) (driver.Process, *stream.Position, error) {
 		waiting, cancel := context.WithTimeout(ctx, startTimeout)
 		defer cancel()
 		m, err := link.Receive(waiting)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		var cmd Command
 		if m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
-			return nil, invalid("command", "the first message must be a start with a command")
+			return nil, nil, invalid("command", "the first message must be a start with a command")
 		}
-		return box.Exec(ctx, cmd.command())
+		p, err := box.Exec(ctx, cmd.command())
+		return p, &stream.Position{}, err
 	})
 }
 
@@ -52,18 +54,33 @@ func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 	if err := isWebSocket(r); err != nil {
 		return err
 	}
+	q := query{r: r}
+	from := driver.Cursor{Stdout: q.int("stdout", 10, 64), Stderr: q.int("stderr", 10, 64)}
+	skip := q.bool("skip")
+	if q.err != nil {
+		return q.err
+	}
+	if from.Stdout < 0 || from.Stderr < 0 {
+		return invalid("stdout", "is negative")
+	}
 	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
-	return a.connect(w, r, func(ctx context.Context, _ *stream.Link) (driver.Process, error) {
-		return box.Reconnect(ctx, r.PathValue("id"))
+	return a.connect(w, r, func(ctx context.Context, _ *stream.Link) (driver.Process, *stream.Position, error) {
+		id := r.PathValue("id")
+		p, at, err := box.Rejoin(ctx, id, from, skip || from == driver.Cursor{})
+		if sandbox.CodeOf(err) == sandbox.CodeUnsupported && from == (driver.Cursor{}) {
+			p, err := box.Reconnect(ctx, id)
+			return p, nil, err
+		}
+		return p, &stream.Position{Stdin: at.Stdin, Stdout: at.Stdout, Stderr: at.Stderr}, err
 	})
 }
 
 // connect makes the connection a WebSocket and carries a process over it until
 // both are done.
-func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.Context, *stream.Link) (driver.Process, error)) error {
+func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.Context, *stream.Link) (driver.Process, *stream.Position, error)) error {
 	// The origin was checked by who serves this handler.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
@@ -73,18 +90,27 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.
 	defer cancel()
 	link := stream.New(ctx, ws)
 	defer link.Abort()
-	p, err := open(ctx, link)
+	p, at, err := open(ctx, link)
 	if err != nil {
 		a.refuse(ctx, link, err)
 		return nil
 	}
-	defer p.Close()
 	info := p.Info()
-	if err := link.Send(ctx, stream.Message{Type: "started", Process: &info}); err != nil {
+	if err := link.Send(ctx, stream.Message{Type: "started", Process: &info, At: at}); err != nil {
+		detach(p)
 		return nil
 	}
 	a.carry(ctx, link, p)
 	return nil
+}
+
+// detach lets go of a process whose caller was cut off and may come back.
+func detach(p driver.Process) {
+	if d, ok := driver.As[driver.Detacher](p); ok {
+		_ = d.Detach()
+		return
+	}
+	_ = p.Close()
 }
 
 // refuse tells the other side that there is no process, and why.
@@ -101,14 +127,16 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 	ctx, cancel := context.WithCancel(ctx)
 	asked := make(chan stream.Message, requests)
 	var tasks sync.WaitGroup
+	var goodbye atomic.Bool // the other side closed the link in good order
 	tasks.Go(func() {
 		defer cancel()
-		_ = link.Run(func(m stream.Message) {
+		err := link.Run(func(m stream.Message) {
 			select {
 			case asked <- m:
 			default: // a flood: what does not fit is dropped
 			}
 		})
+		goodbye.Store(err == nil)
 	})
 	tasks.Go(func() { obey(ctx, p, asked) })
 	tasks.Go(func() {
@@ -125,8 +153,9 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 	for channel, from := range map[int]io.Reader{stream.Stdout: p.Stdout(), stream.Stderr: p.Stderr()} {
 		output.Go(func() {
 			to := link.Writer(channel)
-			_, _ = io.Copy(to, from)
-			_ = to.Close()
+			if _, err := io.Copy(to, from); err == nil {
+				_ = to.Close() // else more may come over another connection
+			}
 		})
 	}
 	ended := a.tellExit(ctx, link, p)
@@ -138,13 +167,19 @@ func (a *API) carry(ctx context.Context, link *stream.Link, p driver.Process) {
 		}()
 		select {
 		case <-finished:
-			_ = link.Close()
+			if link.Close() == nil {
+				goodbye.Store(true) // the other side has all
+			}
 		case <-ctx.Done():
 		}
 	}
-	_ = p.Close() // ends reads of its output
 	link.Abort()
 	cancel()
+	if goodbye.Load() { // either ends reads of its output
+		_ = p.Close()
+	} else {
+		detach(p)
+	}
 	output.Wait()
 	tasks.Wait()
 }

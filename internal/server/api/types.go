@@ -110,6 +110,7 @@ type Command struct {
 	Stdin      bool              `json:"stdin,omitempty" doc:"standard input will be sent; only over a WebSocket"`
 	TimeoutMS  int64             `json:"timeoutMs,omitempty" minimum:"0"`
 	Background bool              `json:"background,omitempty" doc:"run on when the caller goes away"`
+	HoldMS     int64             `json:"holdMs,omitempty" minimum:"0" maximum:"86400000" doc:"when the connection is cut, wait so long for the caller to attach again, and lose no output; only over a WebSocket"`
 }
 
 // WindowSize is the size of a terminal in characters.
@@ -122,7 +123,7 @@ type WindowSize struct {
 func (c *Command) command() sandbox.Command {
 	out := sandbox.Command{
 		Args: c.Args, Shell: c.Shell, Env: c.Env, Dir: c.Dir, User: c.User, Stdin: c.Stdin,
-		Timeout: milliseconds(c.TimeoutMS), Background: c.Background,
+		Timeout: milliseconds(c.TimeoutMS), Background: c.Background, Hold: milliseconds(c.HoldMS),
 	}
 	if len(c.ArgsBase64) > 0 {
 		out.Args = make([]string, len(c.ArgsBase64))

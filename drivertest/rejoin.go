@@ -1,0 +1,210 @@
+package drivertest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// cut lets go of a command as a lost connection does.
+func (b *box) cut(p driver.Process) {
+	d, ok := driver.As[driver.Detacher](p)
+	if !ok {
+		b.Fatalf("rejoin is declared, but a process is no Detacher")
+	}
+	b.ok("Detach", d.Detach())
+}
+
+// rejoin connects to a command again.
+func (b *box) rejoin(id string, from driver.Cursor) (driver.Process, driver.Cursor) {
+	p, at, err := b.tryRejoin(id, from, false)
+	b.ok("Rejoin", err)
+	return p, at
+}
+
+func (b *box) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	r, ok := driver.As[driver.Rejoiner](b.inst)
+	if !ok {
+		b.Fatalf("rejoin is declared, but the instance is no Rejoiner")
+	}
+	return r.Rejoin(b.ctx, id, from, skip)
+}
+
+// held starts a command that waits for a caller who was cut off.
+func (b *box) held(script string, hold time.Duration) driver.Process {
+	return b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Stdin: true, Hold: hold})
+}
+
+// numbered is what the scripts of these cases write.
+func numbered(lines int) []byte {
+	var out bytes.Buffer
+	for i := range lines {
+		fmt.Fprintf(&out, "%09d\n", i)
+	}
+	return out.Bytes()
+}
+
+// writeNumbered is a script that writes that many lines.
+func writeNumbered(lines int) string {
+	return fmt.Sprintf("awk 'BEGIN { for (i = 0; i < %d; i++) printf \"%%09d\\n\", i }'", lines)
+}
+
+var rejoinCases = []testCase{
+	{"rejoin/output", capRejoin, func(t *caseT) {
+		b := t.box()
+		const lines = 900_000 // more than is kept, and than may be on its way
+		want := numbered(lines)
+		p := b.held(writeNumbered(lines)+"; echo done >&2; exit 7", time.Minute)
+		id := p.Info().ID
+		var got []byte
+		// Each connection is cut with output under way, which the next must bring again.
+		for _, n := range []int{10, 1000, 2 << 20, 1, 3 << 20} {
+			part := make([]byte, n)
+			if _, err := io.ReadFull(p.Stdout(), part); err != nil {
+				t.Fatalf("reading: %v", err)
+			}
+			got = append(got, part...)
+			b.cut(p)
+			var at driver.Cursor
+			p, at = b.rejoin(id, driver.Cursor{Stdout: int64(len(got))})
+			if at.Stdout != int64(len(got)) || at.Stderr != 0 {
+				t.Fatalf("rejoined at %+v, want output at %d", at, len(got))
+			}
+		}
+		r := b.finish(p)
+		if got = append(got, r.stdout...); !bytes.Equal(got, want) {
+			t.Errorf("%d bytes of output are not the %d that were written", len(got), len(want))
+		}
+		if r.stderr != "done\n" || r.exit.Code != 7 {
+			t.Errorf("standard error %q, %+v", r.stderr, r.exit)
+		}
+		t.ok("Close", p.Close())
+	}},
+	{"rejoin/input", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.held("while read x; do echo got $x; done; echo end", time.Minute)
+		_, err := io.WriteString(p.Stdin(), "one\n")
+		t.ok("writing", err)
+		out := b.readLines(p.Stdout())
+		out.await("got one")
+		b.cut(p)
+		p, at := b.rejoin(p.Info().ID, driver.Cursor{Stdout: int64(len("got one\n"))})
+		defer p.Close()
+		if at.Stdin != int64(len("one\n")) {
+			t.Errorf("%d bytes of input were taken, want 4", at.Stdin)
+		}
+		_, err = io.WriteString(p.Stdin(), "two\n")
+		t.ok("writing", err)
+		t.ok("ending the input", p.Stdin().Close())
+		if all, err := io.ReadAll(p.Stdout()); err != nil || string(all) != "got two\nend\n" {
+			t.Errorf("read %q, %v", all, err)
+		}
+	}},
+	{"rejoin/blocked-input", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.held("while [ ! -e go ]; do sleep 0.1; done; wc -c", time.Minute)
+		const total = 3 << 20 // far more than a pipe holds
+		input := bytes.Repeat([]byte("x"), total)
+		go func() { _, _ = p.Stdin().Write(input) }() // waits for a reader that never comes
+		b.cut(p)
+		p, at := b.rejoin(p.Info().ID, driver.Cursor{})
+		defer p.Close()
+		if at.Stdin < 0 || at.Stdin >= total {
+			t.Fatalf("%d bytes of input were taken", at.Stdin)
+		}
+		go func() {
+			_, _ = p.Stdin().Write(input[at.Stdin:])
+			_ = p.Stdin().Close()
+		}()
+		b.mustSh("echo x >go")
+		if all, err := io.ReadAll(p.Stdout()); err != nil || string(bytes.TrimSpace(all)) != fmt.Sprint(total) {
+			t.Errorf("it read %q bytes of %d, %v", all, total, err)
+		}
+	}},
+	{"rejoin/exit", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.held("echo said; exit 9", time.Minute)
+		b.wait(p)
+		b.cut(p)
+		p, _ = b.rejoin(p.Info().ID, driver.Cursor{})
+		if r := b.finish(p); r.stdout != "said\n" || r.exit.Code != 9 {
+			t.Errorf("%v", r)
+		}
+		t.ok("Close", p.Close())
+	}},
+	{"rejoin/takes-over", capRejoin, func(t *caseT) {
+		b := t.box()
+		first := b.held("echo one; read x; echo two", time.Minute)
+		out := b.readLines(first.Stdout())
+		out.await("one")
+		second, _ := b.rejoin(first.Info().ID, driver.Cursor{Stdout: 4})
+		defer second.Close()
+		if _, err := first.Wait(t.ctx); err == nil {
+			t.Errorf("the first connection saw the end of a command that goes on")
+		}
+		b.cut(first)
+		_, err := io.WriteString(second.Stdin(), "\n")
+		t.ok("writing", err)
+		if all, err := io.ReadAll(second.Stdout()); err != nil || string(all) != "two\n" {
+			t.Errorf("the second read %q, %v", all, err)
+		}
+	}},
+	{"rejoin/close-ends-it", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.held("sleep 1000", time.Hour)
+		t.ok("Close", p.Close())
+		b.ended(p.Info().ID)
+	}},
+	{"rejoin/nobody-comes", capRejoin, func(t *caseT) {
+		b := t.box()
+		p := b.held("sleep 1000", time.Millisecond)
+		b.cut(p)
+		b.ended(p.Info().ID)
+	}},
+	{"rejoin/background", capRejoin, func(t *caseT) {
+		b := t.box()
+		const lines = 200_000 // more than a log keeps
+		id := b.background(writeNumbered(lines) + "; while [ ! -e go ]; do sleep 0.1; done; echo late")
+		want := numbered(lines)
+		b.eventually("the end of the output", func() bool { return bytes.HasSuffix(b.log(id, driver.LogOptions{Tail: 1}).out, want[len(want)-10:]) })
+		_, _, err := b.tryRejoin(id, driver.Cursor{Stdout: 5}, false)
+		t.wantCode("Rejoin where nothing is kept", err, sandbox.CodeExhausted)
+		p, at, err := b.tryRejoin(id, driver.Cursor{Stdout: 5}, true)
+		t.ok("Rejoin with what is kept", err)
+		first := make([]byte, 10)
+		_, err = io.ReadFull(p.Stdout(), first)
+		t.ok("reading", err)
+		if !bytes.Equal(first, want[at.Stdout:at.Stdout+10]) {
+			t.Errorf("at %d it reads %q, want %q", at.Stdout, first, want[at.Stdout:at.Stdout+10])
+		}
+		t.ok("Close", p.Close())
+		p, _ = b.rejoin(id, driver.Cursor{Stdout: int64(len(want)) - 10})
+		defer p.Close()
+		b.mustSh("echo x >go")
+		if all, err := io.ReadAll(p.Stdout()); err != nil || string(all) != string(want[len(want)-10:])+"late\n" {
+			t.Errorf("read %q, %v", all, err)
+		}
+	}},
+	{"rejoin/refused", capRejoin, func(t *caseT) {
+		b := t.box()
+		plain := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
+		held := b.held("sleep 1000", time.Minute)
+		for _, tt := range []struct {
+			what, id string
+			from     driver.Cursor
+			code     sandbox.Code
+		}{
+			{"a foreground command", plain.Info().ID, driver.Cursor{}, sandbox.CodeConflict},
+			{"an unknown command", "no-such-process", driver.Cursor{}, sandbox.CodeNotFound},
+			{"output that was never written", held.Info().ID, driver.Cursor{Stdout: 1}, sandbox.CodeInvalid},
+		} {
+			_, _, err := b.tryRejoin(tt.id, tt.from, false)
+			t.wantCode("Rejoin "+tt.what, err, tt.code)
+		}
+		t.ok("Close", held.Close())
+	}},
+}

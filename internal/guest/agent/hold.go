@@ -1,0 +1,266 @@
+package agent
+
+import (
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A command that is held for its caller keeps more of its output than may be
+// on the way: two windows of connections and what is copied between them. What
+// it keeps in all is twice that, so that there is always something to send
+// when it has to wait.
+const (
+	heldBehind = wire.Window + wire.Window/2
+	heldCap    = 2 * heldBehind
+)
+
+// seat is the place of a command's caller, who may lose the connection and take
+// it again over another one. Each stream of a command with a Hold has a log of
+// its own, so that one that nobody reads does not hold up the other. The log of
+// a background command is one for both: it tells in which order they came.
+type seat struct {
+	hold   time.Duration // how long it is kept for somebody; zero: nobody is awaited
+	shared *cmdLog       // of a background command
+	own    [3]*cmdLog    // by stream, of one with a Hold
+
+	turn sync.Mutex // held while callers change
+
+	mu    sync.Mutex
+	who   *caller     // who has it, or had it last
+	timer *time.Timer // while nobody has it
+	over  bool        // it was let go of
+}
+
+func newSeat(all *logs, c *sandbox.Command) *seat {
+	s := &seat{hold: c.Hold}
+	switch {
+	case c.Hold == 0 && c.TTY != nil:
+		s.shared = newLog(all, 1)
+	case c.Hold == 0:
+		s.shared = newLog(all, 2)
+	default:
+		for stream := 1; stream <= 2; stream++ {
+			s.own[stream] = newLog(all, 1)
+			s.own[stream].limit, s.own[stream].behind = heldCap, heldBehind
+		}
+	}
+	return s
+}
+
+// log is where a stream is kept.
+func (s *seat) log(stream byte) *cmdLog {
+	if s.shared != nil {
+		return s.shared
+	}
+	return s.own[stream]
+}
+
+func (s *seat) each(do func(*cmdLog)) {
+	if s.shared != nil {
+		do(s.shared)
+		return
+	}
+	do(s.own[1])
+	do(s.own[2])
+}
+
+// ended says that no stream will be written: the command was not started.
+func (s *seat) ended() {
+	if s.shared != nil {
+		s.shared.close() // of which either stream counts
+	}
+	s.each((*cmdLog).close)
+}
+
+// forget gives the memory back.
+func (s *seat) forget() { s.each((*cmdLog).forget) }
+
+// caller is one connection that has, or had, a command's seat. All methods may
+// be called on nil, which has none and is never replaced.
+type caller struct {
+	gone  chan struct{} // closed when another took the seat
+	input chan struct{} // closed when no more input is taken from this one
+	once  sync.Once
+}
+
+func (c *caller) taken() <-chan struct{} {
+	if c == nil {
+		return nil
+	}
+	return c.gone
+}
+
+func (c *caller) replaced() bool {
+	select {
+	case <-c.taken():
+		return true
+	default:
+		return false
+	}
+}
+
+// fed says that no more input will be taken from this caller.
+func (c *caller) fed() {
+	if c != nil {
+		c.once.Do(func() { close(c.input) })
+	}
+}
+
+// take gives the seat to a new caller. Whoever had it writes no more input.
+func (s *seat) take(p *proc) *caller {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	now := &caller{gone: make(chan struct{}), input: make(chan struct{})}
+	if !p.cmd.Stdin {
+		now.fed()
+	}
+	s.mu.Lock()
+	before := s.who
+	s.who = now
+	if s.timer != nil {
+		s.timer.Stop()
+		s.timer = nil
+	}
+	s.mu.Unlock()
+	if before != nil {
+		wait := p.io.hurry()
+		close(before.gone)
+		<-before.input
+		wait()
+	}
+	s.each(func(l *cmdLog) { l.hold(now) })
+	return now
+}
+
+// left is called when the connection of a caller has ended. A command that is
+// held waits for another; one in the background for nobody.
+func (a *agent) left(p *proc, who *caller) {
+	who.fed()
+	s := p.seat
+	if s.hold == 0 {
+		s.each(func(l *cmdLog) { l.release(who) })
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.who == who && s.timer == nil && !s.over {
+		s.timer = time.AfterFunc(s.hold, func() { a.abandon(p, who) })
+	}
+}
+
+// abandon ends a command that its last caller did not come back to.
+func (a *agent) abandon(p *proc, last *caller) {
+	s := p.seat
+	s.mu.Lock()
+	if s.who != last || s.over {
+		s.mu.Unlock()
+		return // somebody came at the last moment
+	}
+	s.over = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	s.mu.Unlock()
+	a.sweep(p)
+	s.forget()
+}
+
+// letGo ends a command with a Hold that its caller wants no more.
+func (a *agent) letGo(d *wire.Decoder) error {
+	id := d.String()
+	if err := d.End(); err != nil {
+		return err
+	}
+	p, err := a.procs.get(id)
+	if err != nil {
+		return err
+	}
+	if p.seat == nil || p.seat.hold == 0 {
+		return fail(sandbox.CodeConflict, id, "the process is not held")
+	}
+	p.seat.mu.Lock()
+	who := p.seat.who
+	p.seat.mu.Unlock()
+	a.abandon(p, who)
+	return nil
+}
+
+// execHeld starts a command that can be rejoined.
+func (a *agent) execHeld(op *wire.Op, d *wire.Decoder) error {
+	c := wire.TakeCommand(d)
+	c.Hold = time.Duration(d.Int())
+	if err := d.End(); err != nil {
+		return err
+	}
+	if err := c.Validate(); err != nil || c.Hold == 0 {
+		return fail(sandbox.CodeInvalid, "", "not a command that can be held")
+	}
+	p, se := a.launch(c)
+	who := p.seat.take(p)
+	defer a.left(p, who)
+	if se != nil {
+		a.complain(op, p, se)
+	} else {
+		a.keepLog(p)
+	}
+	if err := begin(op, p, [3]int64{}, 0); err != nil {
+		return err
+	}
+	return a.follow(op, p, who, view{exact: true})
+}
+
+// rejoin connects a client to a command where an earlier connection was cut.
+func (a *agent) rejoin(op *wire.Op, d *wire.Decoder) error {
+	id := d.String()
+	want := [3]int64{1: d.Int(), 2: d.Int()}
+	skip := d.Bool()
+	if err := d.End(); err != nil {
+		return err
+	}
+	p, err := a.procs.get(id)
+	switch {
+	case err != nil:
+		return err
+	case p.seat == nil:
+		return fail(sandbox.CodeConflict, id, "the process can not be rejoined: it was started without that")
+	}
+	from, begins := view{exact: true}, [3]int64{}
+	for stream := byte(1); stream <= 2; stream++ {
+		from.at[stream], begins[stream] = p.seat.log(stream).from(stream, want[stream])
+		switch {
+		case begins[stream] < want[stream]:
+			return fail(sandbox.CodeInvalid, id, "the process has not written so much")
+		case begins[stream] > max(0, want[stream]) && !skip:
+			return fail(sandbox.CodeExhausted, id, "output after that point is not kept any more")
+		}
+	}
+	var who *caller // of a background command there may be any number
+	taken := int64(-1)
+	if p.seat.hold > 0 {
+		who = p.seat.take(p)
+		defer a.left(p, who)
+		p.io.mu.Lock()
+		taken = p.io.taken
+		p.io.mu.Unlock()
+	}
+	if err := begin(op, p, begins, taken); err != nil {
+		return err
+	}
+	return a.follow(op, p, who, from)
+}
+
+// begin tells a client where its view of a command begins, and how much input
+// was taken, negative where several can write some.
+func begin(op *wire.Op, p *proc, begins [3]int64, taken int64) error {
+	e := wire.Encoder{B: []byte{wire.MsgStarted}}
+	info := p.snapshot()
+	info.Args = nil // long ones would not fit
+	wire.PutProcess(&e, &info)
+	e.Int(taken)
+	e.Int(begins[1])
+	e.Int(begins[2])
+	return op.Message(e.B)
+}

@@ -1,0 +1,61 @@
+package guest
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// execHeld starts a command that outlives this connection for a while. A guest
+// that knows no such thing is CodeUnsupported.
+func (c *Client) execHeld(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
+	var e wire.Encoder
+	wire.PutCommand(&e, cmd)
+	e.Int(int64(cmd.Hold))
+	op, err := c.open(ctx, wire.ExecHeld, e.B)
+	if err != nil {
+		return nil, c.failed("exec", "", err)
+	}
+	p, _, err := c.joined(ctx, op, cmd.Stdin, true)
+	if err != nil {
+		return nil, c.failed("exec", "", err)
+	}
+	p.describe(cmd)
+	p.held = true
+	return p, nil
+}
+
+// Rejoin implements driver.Rejoiner.
+func (c *Client) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	var e wire.Encoder
+	e.String(id)
+	e.Int(from.Stdout)
+	e.Int(from.Stderr)
+	e.Bool(skip)
+	op, err := c.open(ctx, wire.Rejoin, e.B)
+	if err != nil {
+		return nil, from, c.failed("rejoin", id, err)
+	}
+	p, at, err := c.joined(ctx, op, true, true)
+	if err != nil {
+		return nil, from, c.failed("rejoin", id, err)
+	}
+	p.held = at.Stdin >= 0
+	return p, at, nil
+}
+
+// letGoTimeout is how long a guest that does not read may keep Close waiting.
+const letGoTimeout = time.Second
+
+// letGo tells the guest that nobody will come back to a command. Should it not
+// arrive, the guest finds out by itself when the command's Hold is over.
+func (p *process) letGo() {
+	var e wire.Encoder
+	e.String(p.info.ID)
+	ctx, cancel := context.WithTimeout(context.Background(), letGoTimeout)
+	defer cancel()
+	_, _ = p.client.open(ctx, wire.LetGo, e.B)
+}
