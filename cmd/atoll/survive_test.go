@@ -5,14 +5,18 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,6 +42,34 @@ func run(t testing.TB, b *atoll.Sandbox, script string) string {
 		t.Fatalf("%s: %v, %+v, %s", script, err, res.Exit, res.Stderr)
 	}
 	return strings.TrimSpace(string(res.Stdout))
+}
+
+// kernel is the process that is the kernel of a sandbox, as its record says.
+func (s *soaker) kernel(t testing.TB, b *atoll.Sandbox) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.state, "gvisor", "boxes", string(b.ID()), "record.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r struct{ Kernel struct{ PID int } }
+	if err := json.Unmarshal(text, &r); err != nil || r.Kernel.PID < 2 {
+		t.Fatalf("%d, %v", r.Kernel.PID, err)
+	}
+	return r.Kernel.PID
+}
+
+func signal(t testing.TB, pid int, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(pid, sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCode(t testing.TB, what string, err error, want ...sandbox.Code) {
+	t.Helper()
+	if !slices.Contains(want, sandbox.CodeOf(err)) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
 }
 
 // seeded is the same noise every time.

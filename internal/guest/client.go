@@ -136,6 +136,11 @@ func (c *Client) Close() error { return c.conn.Close() }
 // Done is closed when the connection is lost or closed.
 func (c *Client) Done() <-chan struct{} { return c.conn.Done() }
 
+// Ping returns when the guest answers, whatever it says, or ctx ends.
+func (c *Client) Ping(ctx context.Context) {
+	_ = c.Kill(ctx, "", 1) // there is no such command
+}
+
 // Configure sets what commands get that do not say otherwise, makes the
 // working directory, and sets the host name. It may be called again.
 func (c *Client) Configure(ctx context.Context, def Defaults) error {

@@ -98,7 +98,7 @@ func (r *reaper) start(exe string, argv []string, files []*os.File, attr *syscal
 	return c, nil
 }
 
-func (c *child) ref() processRef { return processRef{c.pid, c.start} }
+func (c *child) ref() processRef { return processRef{PID: c.pid, Start: c.start, Boot: bootID()} }
 
 // kill ends the process and waits until it is gone.
 func (c *child) kill() {

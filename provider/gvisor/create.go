@@ -208,10 +208,7 @@ func (m *maker) prepare() error {
 }
 
 // self names this process.
-func self() processRef {
-	start, _ := startTime(os.Getpid())
-	return processRef{os.Getpid(), start}
-}
+func self() processRef { return refTo(os.Getpid()) }
 
 // hostThreads bounds the host's view of a sandbox: its kernel needs threads of
 // its own beside those that stand for the programs inside, which the kernel

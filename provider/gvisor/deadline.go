@@ -125,7 +125,7 @@ func runDeadline(args []string) int {
 	if err1 != nil || err2 != nil || err3 != nil {
 		return 2
 	}
-	kernel, at := processRef{pid, start}, time.Unix(0, ns)
+	kernel, at := processRef{PID: pid, Start: start, Boot: bootID()}, time.Unix(0, ns)
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil || !kernel.alive() {
 		return 0

@@ -14,7 +14,7 @@ var _ driver.Differ = (*Instance)(nil)
 // Diff writes what the sandbox changed of its image. See driver.Differ. What
 // its link to a network put there is no part of that.
 func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
-	return in.explain(withCause(ctx, in.locked(ctx, func(rest string) error {
+	return in.explain(withCause(ctx, in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest != awake && rest != paused {
 			if err := in.settleRest(ctx); err != nil {
 				return err

@@ -43,17 +43,26 @@ func (in *Instance) endedError() error {
 
 // use runs f with the guest, if there still is one. One that was paused when it
 // was found is reached when it is resumed.
-func (in *Instance) use(ctx context.Context, f func() error) error {
+func (in *Instance) use(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	return in.begin(ctx, cancel, f)
+}
+
+// begin is use for calls whose context lives on in what they return: it is
+// canceled only if the sandbox does not answer.
+func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f func(context.Context) error) error {
 	if err := in.reach(ctx); err != nil {
 		return in.explain(err)
 	}
-	return in.explain(f())
+	defer in.doubt(ctx, cancel, true)()
+	return in.explain(answer(ctx, f(ctx)))
 }
 
 // Exec starts a command. See driver.Instance.
 func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Process, err error) {
 	kills := in.rec.cgroup().memoryKills()
-	err = in.use(ctx, func() error {
+	err = in.use(ctx, func(ctx context.Context) error {
 		p, err = in.client.Exec(ctx, cmd)
 		return err
 	})
@@ -62,7 +71,7 @@ func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Pr
 
 // Processes lists commands. See driver.ProcessManager.
 func (in *Instance) Processes(ctx context.Context) (list []sandbox.ProcessInfo, err error) {
-	err = in.use(ctx, func() error {
+	err = in.use(ctx, func(ctx context.Context) error {
 		list, err = in.client.Processes(ctx)
 		return err
 	})
@@ -71,7 +80,7 @@ func (in *Instance) Processes(ctx context.Context) (list []sandbox.ProcessInfo, 
 
 // Reconnect connects to a command. See driver.ProcessManager.
 func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process, err error) {
-	err = in.use(ctx, func() error {
+	err = in.use(ctx, func(ctx context.Context) error {
 		p, err = in.client.Reconnect(ctx, id)
 		return err
 	})
@@ -80,7 +89,7 @@ func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process,
 
 // Rejoin connects to a command again. See driver.Rejoiner.
 func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (p driver.Process, at driver.Cursor, err error) {
-	err = in.use(ctx, func() error {
+	err = in.use(ctx, func(ctx context.Context) error {
 		p, at, err = in.client.Rejoin(ctx, id, from, skip)
 		return err
 	})
@@ -89,7 +98,7 @@ func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, s
 
 // Logs reads what a command wrote. See driver.ProcessManager.
 func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions) (r driver.LogReader, err error) {
-	err = in.use(ctx, func() error {
+	err = in.use(ctx, func(ctx context.Context) error {
 		r, err = in.client.Logs(ctx, id, opts)
 		return err
 	})
@@ -98,12 +107,12 @@ func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions)
 
 // Kill signals a command. See driver.ProcessManager.
 func (in *Instance) Kill(ctx context.Context, id string, sig int) error {
-	return in.use(ctx, func() error { return in.client.Kill(ctx, id, sig) })
+	return in.use(ctx, func(ctx context.Context) error { return in.client.Kill(ctx, id, sig) })
 }
 
 // Dial connects to a port inside. See driver.Dialer.
 func (in *Instance) Dial(ctx context.Context, port uint16) (conn net.Conn, err error) {
-	err = in.use(ctx, func() error {
+	err = in.use(ctx, func(ctx context.Context) error {
 		conn, err = in.client.Dial(ctx, port)
 		return err
 	})

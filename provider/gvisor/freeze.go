@@ -34,7 +34,7 @@ const (
 
 // Pause stops the sandbox where it stands. See driver.Pauser.
 func (in *Instance) Pause(ctx context.Context) error {
-	return in.explain(in.locked(ctx, func(rest string) error {
+	return in.explain(in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest == paused {
 			return nil
 		}
@@ -70,7 +70,7 @@ func (in *Instance) stand(ctx context.Context) error {
 
 // Resume lets it go on. See driver.Pauser.
 func (in *Instance) Resume(ctx context.Context) error {
-	return in.explain(in.locked(ctx, func(rest string) error {
+	return in.explain(in.locked(ctx, func(ctx context.Context, rest string) error {
 		switch rest {
 		case awake:
 			return nil
@@ -91,7 +91,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 // settle wakes a sandbox that somebody left while he paused, saved or stopped
 // it. What he was writing is not whole.
 func (in *Instance) settle(ctx context.Context) error {
-	return in.locked(ctx, func(rest string) error {
+	return in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest == awake || rest == paused {
 			return nil
 		}
@@ -156,7 +156,7 @@ func (b box) setRest(rest string) error {
 
 // locked runs f, which is told whether the sandbox rests, while no other
 // process and no other call changes that.
-func (in *Instance) locked(ctx context.Context, f func(rest string) error) error {
+func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest string) error) error {
 	select {
 	case in.resting <- struct{}{}:
 		defer func() { <-in.resting }()
@@ -177,7 +177,7 @@ func (in *Instance) locked(ctx context.Context, f func(rest string) error) error
 	if err != nil {
 		return err
 	}
-	return f(rest)
+	return in.watched(ctx, func(ctx context.Context) error { return f(ctx, rest) })
 }
 
 // lock takes the lock of a sandbox's state directory.

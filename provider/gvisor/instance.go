@@ -76,6 +76,10 @@ func (in *Instance) watchChildren(l *launched) {
 	}()
 }
 
+// reattachTime bounds how long a sandbox may take to be reached by a process
+// that did not start it. One that takes longer is found again later.
+const reattachTime = 30 * time.Second
+
 // reattach connects to a sandbox that another process started.
 func (in *Instance) reattach(ctx context.Context) error {
 	if in.box.dead() {
@@ -86,6 +90,8 @@ func (in *Instance) reattach(ctx context.Context) error {
 		return err
 	}
 	in.expireAt(in.rec.Expires)
+	ctx, cancel := context.WithTimeout(ctx, reattachTime)
+	defer cancel()
 	if err := in.settle(ctx); err != nil {
 		in.unreachable = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
 		return nil
@@ -111,7 +117,11 @@ func (in *Instance) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	conn, err := connectGuest(ctx, in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+	var conn *guest.Pipes
+	err = in.watched(ctx, func(ctx context.Context) (err error) {
+		conn, err = connectGuest(ctx, in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+		return err
+	})
 	unlock()
 	if err == nil {
 		err = in.dial(ctx, conn)
@@ -389,6 +399,8 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 	switch {
 	case rest == stopped:
 		killed.Reason, killed.Detail = sandbox.ReasonKilled, "its state was written to a snapshot, and it was ended"
+	case r.Kernel.elsewhen():
+		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "the machine was restarted"
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
 	case r.cgroup().memoryKills() > 0:

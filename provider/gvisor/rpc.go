@@ -186,17 +186,19 @@ func countProcesses(conn *urpc.Client, id string) (int64, error) {
 func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err error) {
 	ctx, end := span.Start(ctx, "engine", "call", in.rec.ID)
 	defer func() { end(err) }()
-	conn, err := dialControl(in.box.dir)
-	if err != nil {
-		return &providerError{sandbox.CodeUnavailable, "sandbox " + string(in.rec.ID), err}
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	defer stop()
-	if err := f(conn); err != nil {
-		return withCause(ctx, err)
-	}
-	return nil
+	return in.watched(ctx, func(ctx context.Context) error {
+		conn, err := dialControl(in.box.dir)
+		if err != nil {
+			return &providerError{sandbox.CodeUnavailable, "sandbox " + string(in.rec.ID), err}
+		}
+		defer conn.Close()
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
+		defer stop()
+		if err := f(conn); err != nil {
+			return withCause(ctx, err)
+		}
+		return nil
+	})
 }
 
 // connectGuest opens another connection to the guest of a running sandbox: the

@@ -30,7 +30,7 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 	}
 	var size int64
 	var m *manifest
-	err := in.locked(ctx, func(rest string) (err error) {
+	err := in.locked(ctx, func(ctx context.Context, rest string) (err error) {
 		if rest != awake && rest != paused {
 			if err := in.settleRest(ctx); err != nil {
 				return err

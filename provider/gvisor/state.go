@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -86,12 +87,29 @@ func (r *record) group() string {
 // be reused.
 type processRef struct {
 	PID   int    `json:"pid"`
-	Start uint64 `json:"start"` // clock ticks since boot
+	Start uint64 `json:"start"`          // clock ticks since boot
+	Boot  string `json:"boot,omitempty"` // which; empty in records of earlier versions
 }
+
+// bootID names the time since the machine was started. After that no process
+// is one that was known before, whatever its number and age.
+var bootID = sync.OnceValue(func() string {
+	id, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without it, times have to do
+	return strings.TrimSpace(string(id))
+})
+
+// refTo names a process that runs.
+func refTo(pid int) processRef {
+	start, _ := startTime(pid)
+	return processRef{PID: pid, Start: start, Boot: bootID()}
+}
+
+// elsewhen reports that the process was one of an earlier start of the machine.
+func (p processRef) elsewhen() bool { return p.Boot != "" && p.Boot != bootID() }
 
 // alive reports whether the process still exists and is not a zombie.
 func (p processRef) alive() bool {
-	if p.PID == 0 {
+	if p.PID == 0 || p.elsewhen() {
 		return false
 	}
 	start, err := startTime(p.PID)
@@ -113,18 +131,34 @@ func (p processRef) kill() {
 	}
 }
 
+// stopped reports whether the process exists and stands still because of a
+// signal.
+func (p processRef) stopped() bool {
+	f, err := processStat(p.PID)
+	return err == nil && p.alive() && (f[0] == "T" || f[0] == "t")
+}
+
 // startTime reads when a process started; a zombie counts as ended.
 func startTime(pid int) (uint64, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	f, err := processStat(pid)
 	if err != nil {
 		return 0, err
+	}
+	return strconv.ParseUint(f[19], 10, 64)
+}
+
+// processStat reads what the host's kernel says of a process, from its state on.
+func processStat(pid int) ([]string, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return nil, err
 	}
 	// The command name, in parentheses, may hold anything.
 	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
-		return 0, fs.ErrNotExist
+		return nil, fs.ErrNotExist
 	}
-	return strconv.ParseUint(f[19], 10, 64)
+	return f, nil
 }
 
 // box is a sandbox's state directory.

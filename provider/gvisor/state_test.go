@@ -108,11 +108,11 @@ func TestProcessRef(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ref := processRef{cmd.Process.Pid, start}
+	ref := processRef{PID: cmd.Process.Pid, Start: start}
 	if !ref.alive() {
 		t.Error("a running process is not alive")
 	}
-	reused := processRef{ref.PID, ref.Start + 1}
+	reused := processRef{PID: ref.PID, Start: ref.Start + 1}
 	reused.kill()
 	if reused.alive() || !ref.alive() {
 		t.Error("another process of the same pid was taken for ours")

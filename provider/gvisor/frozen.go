@@ -1,0 +1,86 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A kernel can stand still without our doing: somebody stopped its process, or
+// it hangs. It has not ended then, may go on at any time, and must hold up
+// nobody meanwhile. So whoever waits for it has doubts after a while, and looks.
+const (
+	doubtAfter = 3 * time.Second
+	// proofTime is how long a kernel that is not stopped may take to answer the
+	// smallest of questions: long, since a busy machine is no fault of it.
+	proofTime = 20 * time.Second
+)
+
+var errSilent = errors.New("the sandbox does not answer")
+
+// frozen is what calls get on a sandbox that does not answer.
+func (in *Instance) frozen() error {
+	how := "its kernel hangs"
+	if in.rec.Kernel.stopped() {
+		how = fmt.Sprintf("its kernel, process %d, is stopped by a signal", in.rec.Kernel.PID)
+	}
+	return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached: %s", in.rec.ID, how), errSilent}
+}
+
+// doubt cancels a context when the kernel stands still, until stop is called.
+// With ask the guest is asked too, unless the sandbox is paused.
+func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, ask bool) (stop func() bool) {
+	var t *time.Timer
+	armed := make(chan struct{})
+	t = time.AfterFunc(doubtAfter, func() {
+		<-armed
+		rest, err := in.box.rest()
+		switch {
+		case ctx.Err() != nil:
+		case in.rec.Kernel.stopped(), ask && err == nil && rest == awake && in.silent(ctx):
+			cancel(in.frozen())
+		default:
+			t.Reset(doubtAfter)
+		}
+	})
+	close(armed)
+	return t.Stop
+}
+
+// silent reports that the guest does not answer at all.
+func (in *Instance) silent(ctx context.Context) bool {
+	in.mu.Lock()
+	client := in.client
+	in.mu.Unlock()
+	if client == nil {
+		return false
+	}
+	ask, cancel := context.WithTimeout(ctx, proofTime)
+	defer cancel()
+	client.Ping(ask)
+	return ask.Err() != nil && ctx.Err() == nil
+}
+
+// answer returns err, or why it was not waited for.
+func answer(ctx context.Context, err error) error {
+	var silent *providerError
+	if err != nil && errors.As(context.Cause(ctx), &silent) {
+		return silent
+	}
+	return err
+}
+
+// watched runs f, which asks the kernel itself, and gives up when it stands
+// still.
+func (in *Instance) watched(ctx context.Context, f func(context.Context) error) error {
+	if in.rec.Kernel.stopped() {
+		return in.frozen()
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer in.doubt(ctx, cancel, false)()
+	return answer(ctx, f(ctx))
+}
