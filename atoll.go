@@ -244,12 +244,13 @@ func parseProblem(text []byte) error {
 		Code                      sandbox.Code
 		Op, Subject, Detail, Hint string
 		Request                   string
+		Rule                      string
 		Faults                    []struct{ Field, Message string }
 	}
 	if json.Unmarshal(text, &p) != nil || p.Code == "" {
 		return nil
 	}
-	e := &sandbox.Error{Code: p.Code, Op: p.Op, Subject: p.Subject, Message: p.Detail, Hint: p.Hint}
+	e := &sandbox.Error{Code: p.Code, Op: p.Op, Subject: p.Subject, Message: p.Detail, Hint: p.Hint, Rule: p.Rule}
 	if p.Request != "" && e.Hint == "" {
 		e.Hint = "the daemon's log tells more, under the request " + p.Request
 	}

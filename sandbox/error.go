@@ -36,6 +36,7 @@ type Error struct {
 	Subject string `json:"subject,omitempty"` // on what, e.g. a sandbox name or a path
 	Message string `json:"message,omitempty"` // what is wrong, without a capital or a full stop
 	Hint    string `json:"hint,omitempty"`    // what to do next
+	Rule    string `json:"rule,omitempty"`    // of the policy that refused it, as POLICY.FIELD
 	Cause   error  `json:"-"`
 }
 

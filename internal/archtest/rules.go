@@ -59,6 +59,12 @@ var rules = []rule{
 		why:  "decisions are pure: what is allowed does not depend on the machine, the network or the hour",
 	},
 	{
+		pkgs: "internal/policy/bundle",
+		only: []string{"sandbox", "internal/policy"},
+		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql"},
+		why:  "what a sandbox may be is decided by the text of files, wherever these are",
+	},
+	{
 		pkgs: "internal/secret/inject",
 		only: []string{"sandbox", "internal/policy", "internal/secret"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
@@ -126,7 +132,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/policy", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/vault/archive"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/vault/archive"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -255,19 +261,19 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/..."},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy", "internal/image/..."},
+		only: []string{module, "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},

@@ -37,6 +37,8 @@ const (
 	Limited     Reason = "limit"       // a limit of the rule is reached
 	Filtered    Reason = "filter"      // a filter of the rule refuses the contents
 	Placeholder Reason = "placeholder" // a placeholder was sent where it does not belong
+
+	AboveCeiling Reason = "ceiling" // a policy of the machine allows less than the rules of the sandbox
 )
 
 // Decision is the answer to a question. The zero value is a refusal.
@@ -94,6 +96,11 @@ func refuse(why Reason, format string, args ...any) Decision {
 // could be allowed. Of other names there must be no trace on the network, not
 // even a question.
 func (p *Policy) CanResolve(name string) bool {
+	for _, c := range p.ceilings {
+		if !c.CanResolve(name) {
+			return false
+		}
+	}
 	if !p.online || name == "" || checkName(name) != nil {
 		return false
 	}
@@ -134,6 +141,10 @@ func covered(p ports, ranges []ports) bool {
 // before the lookup, without an address, and again with every address that was
 // found, of which only an allowed one may be dialled.
 func (p *Policy) Connect(f Flow) Decision {
+	return p.under(p.connect(f), func(c *Policy) Decision { return c.connect(f) })
+}
+
+func (p *Policy) connect(f Flow) Decision {
 	f.Addr = f.Addr.Unmap()
 	if d, ok := p.reachable(f); !ok {
 		return d
@@ -277,6 +288,10 @@ type Request struct {
 
 // Request decides about a request. f has the real address.
 func (p *Policy) Request(f Flow, req Request) Decision {
+	return p.under(p.request(f, req), func(c *Policy) Decision { return c.request(f, req) })
+}
+
+func (p *Policy) request(f Flow, req Request) Decision {
 	f.Addr = f.Addr.Unmap()
 	if d, ok := p.reachable(f); !ok {
 		return d

@@ -42,6 +42,8 @@ type Options struct {
 	// names. Nil: secrets are not looked at, as for a profile that is only
 	// checked.
 	Secrets map[string][]string
+	// Ceilings are set over the profile; all of them must allow.
+	Ceilings []Ceiling
 }
 
 // Swap lets the gateway replace a placeholder by the value of a secret.
@@ -61,6 +63,7 @@ type Policy struct {
 	index    index
 	operator Operator
 	swaps    []swap
+	ceilings []*Policy
 }
 
 // rule is a compiled rule.
@@ -133,6 +136,9 @@ func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 	}
 	p.index = newIndex(p.rules)
 	var err error
+	if p.ceilings, err = compileCeilings(opts.Ceilings, opts.Operator); err != nil {
+		return nil, err
+	}
 	p.swaps, err = compileSwaps(opts.Swaps, opts.Secrets)
 	return p, err
 }

@@ -51,6 +51,9 @@ func newRuling(p wire.Policy, operator policy.Operator) (*ruling, error) {
 			opts.Swaps = append(opts.Swaps, policy.Swap{Secret: s.Name, Placeholder: s.Placeholder, Hosts: s.SwapHosts, In: s.In})
 		}
 	}
+	for _, c := range p.Ceilings {
+		opts.Ceilings = append(opts.Ceilings, policy.Ceiling(c))
+	}
 	var err error
 	if r.Policy, err = policy.Compile(p.Profile, opts); err != nil {
 		return nil, err

@@ -97,6 +97,14 @@ type Add struct {
 type Policy struct {
 	Profile sandbox.Profile `json:"profile"`
 	Secrets []Secret        `json:"secrets,omitempty"`
+	// Ceilings are profiles that others set over it: all of them must allow.
+	Ceilings []Ceiling `json:"ceilings,omitempty"`
+}
+
+// Ceiling is what a policy of the machine lets the profile of a sandbox reach.
+type Ceiling struct {
+	Name    string          `json:"name"`
+	Profile sandbox.Profile `json:"profile"`
 }
 
 // Secret is a stored secret that the policy makes use of.

@@ -24,6 +24,7 @@ type Problem struct {
 	Op      string       `json:"op,omitempty"`
 	Subject string       `json:"subject,omitempty"`
 	Hint    string       `json:"hint,omitempty"`
+	Rule    string       `json:"rule,omitempty" doc:"of the policy that refused it, as POLICY.FIELD"`
 	Faults  []Fault      `json:"faults,omitempty" doc:"what is wrong with the fields of the request"`
 	Request string       `json:"request,omitempty" doc:"id under which the log of the daemon tells more, of an internal error"`
 
@@ -85,7 +86,7 @@ func NewProblem(err error, retryAfter func(error) (time.Duration, bool)) *Proble
 	}
 	var known *sandbox.Error
 	if errors.As(err, &known) {
-		p.Op, p.Subject, p.Detail, p.Hint = known.Op, known.Subject, known.Message, known.Hint
+		p.Op, p.Subject, p.Detail, p.Hint, p.Rule = known.Op, known.Subject, known.Message, known.Hint, known.Rule
 	}
 	if retryAfter != nil {
 		p.retryAfter, _ = retryAfter(err)

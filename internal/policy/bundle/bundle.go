@@ -1,0 +1,216 @@
+// Package bundle says what the sandboxes of a tenant may be: policies, written
+// in files that somebody keeps under version control, with upper limits of
+// resources and lifetime, the images, mounts and secrets that are allowed, and a
+// ceiling over what may be reached.
+//
+// All policies that match a sandbox, by its tenant and its labels, hold
+// together: a policy can only take something away, so that neither their order
+// nor one more of them makes anything wider. Like package policy it is pure: it
+// is given the text of files, and decides.
+package bundle
+
+import (
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Bundle is a set of policies. The zero value allows everything. A Bundle is
+// never changed and may be used concurrently.
+type Bundle struct {
+	policies []Policy
+	tests    []Test
+	digest   string
+}
+
+// Policy is what one policy says. A field that is nil says nothing.
+type Policy struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	// Tenants and Labels say about which sandboxes it is: patterns in which *
+	// stands for any characters. A label that a sandbox does not have is empty.
+	Tenants []string            `json:"tenants,omitempty"`
+	Labels  map[string][]string `json:"labels,omitempty"`
+
+	CPUs     *float64       `json:"cpus,omitempty"`
+	Memory   *int64         `json:"memory,omitempty"` // bytes
+	Disk     *int64         `json:"disk,omitempty"`   // bytes
+	PIDs     *int64         `json:"pids,omitempty"`
+	Lifetime *time.Duration `json:"lifetime,omitempty"`
+
+	Images      []string             `json:"images,omitzero"`
+	Mounts      []string             `json:"mounts,omitzero"`
+	Network     *bool                `json:"network,omitempty"`
+	Egress      *sandbox.Profile     `json:"egress,omitempty"` // a ceiling
+	Secrets     []string             `json:"secrets,omitzero"`
+	SecretModes []sandbox.SecretMode `json:"secretModes,omitzero"`
+	// OnUnenforceable is what becomes of rules that a provider cannot enforce.
+	OnUnenforceable policy.Unenforceable `json:"onUnenforceable,omitempty"`
+
+	File  string         `json:"file"`
+	Lines map[string]int `json:"lines"` // of its fields in the file
+}
+
+// Policies returns the policies in the order of their files.
+func (b *Bundle) Policies() []Policy {
+	if b == nil {
+		return nil
+	}
+	return slices.Clone(b.policies)
+}
+
+// Digest tells bundles of different texts apart; empty for none.
+func (b *Bundle) Digest() string {
+	if b == nil {
+		return ""
+	}
+	return b.digest
+}
+
+// About says which sandbox is meant.
+type About struct {
+	Tenant string
+	Labels map[string]string
+}
+
+// matches reports whether a policy is about a sandbox.
+func (p *Policy) matches(a About) bool {
+	if p.Tenants != nil && !like(p.Tenants, a.Tenant) {
+		return false
+	}
+	for name, values := range p.Labels {
+		if !like(values, a.Labels[name]) {
+			return false
+		}
+	}
+	return true
+}
+
+// For returns the policies that are about a sandbox.
+func (b *Bundle) For(a About) []Policy {
+	var out []Policy
+	if b != nil {
+		for i := range b.policies {
+			if b.policies[i].matches(a) {
+				out = append(out, b.policies[i])
+			}
+		}
+	}
+	return out
+}
+
+// Ceilings are those over what a sandbox may reach.
+func (b *Bundle) Ceilings(a About) []policy.Ceiling {
+	var out []policy.Ceiling
+	for _, p := range b.For(a) {
+		if p.Network != nil && !*p.Network {
+			off := false
+			out = append(out, policy.Ceiling{Name: p.Name, Profile: sandbox.Profile{Internet: &off}})
+		}
+		if p.Egress != nil {
+			out = append(out, policy.Ceiling{Name: p.Name, Profile: *p.Egress})
+		}
+	}
+	return out
+}
+
+// MaySecret reports whether a sandbox may have a secret in a mode, empty for
+// one that a rule adds.
+func (b *Bundle) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
+	return b.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets) == nil
+}
+
+// Unenforceable is what becomes of rules that a provider cannot enforce: what
+// the strictest of the policies says that say anything.
+func (b *Bundle) Unenforceable(a About) policy.Unenforceable {
+	said := policy.Unenforceable("")
+	order := []policy.Unenforceable{"", policy.LetPass, policy.Narrow, policy.Refuse}
+	for _, p := range b.For(a) {
+		if slices.Index(order, p.OnUnenforceable) > slices.Index(order, said) {
+			said = p.OnUnenforceable
+		}
+	}
+	if said == "" {
+		return policy.Refuse
+	}
+	return said
+}
+
+// Caps are the lowest of the limits that hold for a sandbox; zero for none.
+type Caps struct {
+	Resources sandbox.Resources
+	Lifetime  time.Duration
+}
+
+// Caps returns the limits that hold for a sandbox.
+func (b *Bundle) Caps(a About) (c Caps) {
+	for _, p := range b.For(a) {
+		lower(&c.Resources.CPUs, p.CPUs)
+		lower(&c.Resources.Memory, p.Memory)
+		lower(&c.Resources.Disk, p.Disk)
+		lower(&c.Resources.PIDs, p.PIDs)
+		lower(&c.Lifetime, p.Lifetime)
+	}
+	return c
+}
+
+func lower[T ~int64 | ~float64](have, limit *T) {
+	if limit != nil && (*have == 0 || *limit < *have) {
+		*have = *limit
+	}
+}
+
+// Fill gives a request that leaves limits open those that hold: the lower of
+// the cap and what it would get otherwise. It never changes what was asked for.
+func (c Caps) Fill(r *sandbox.Resources, defaults sandbox.Resources) {
+	fill(&r.CPUs, c.Resources.CPUs, defaults.CPUs)
+	fill(&r.Memory, c.Resources.Memory, defaults.Memory)
+	fill(&r.Disk, c.Resources.Disk, defaults.Disk)
+	fill(&r.PIDs, c.Resources.PIDs, defaults.PIDs)
+}
+
+func fill[T ~int64 | ~float64](v *T, limit, otherwise T) {
+	if *v == 0 && limit != 0 && (otherwise <= 0 || otherwise > limit) {
+		*v = limit
+	}
+}
+
+// like reports whether a text matches one of the patterns.
+func like(patterns []string, text string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return matchText(p, text) })
+}
+
+// matchText compares a text with a pattern in which * stands for any
+// characters, slashes too.
+func matchText(pattern, text string) bool {
+	parts := strings.Split(pattern, "*")
+	if len(parts) == 1 {
+		return pattern == text
+	}
+	text, ok := strings.CutPrefix(text, parts[0])
+	if !ok {
+		return false
+	}
+	for _, part := range parts[1 : len(parts)-1] {
+		_, rest, found := strings.Cut(text, part)
+		if !found {
+			return false
+		}
+		text = rest
+	}
+	return strings.HasSuffix(text, parts[len(parts)-1])
+}
+
+// mayMount reports whether a directory of the machine may be shown: it is the
+// one of a pattern, or below it, and read-only where ":ro" says so.
+func mayMount(patterns []string, m sandbox.Mount) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		dir, readOnly := strings.CutSuffix(p, ":ro")
+		source := path.Clean(m.Source)
+		return (m.ReadOnly || !readOnly) && (source == dir || dir == "/" || strings.HasPrefix(source, dir+"/"))
+	})
+}

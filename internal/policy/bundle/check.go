@@ -1,0 +1,198 @@
+package bundle
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Field is a part of a request about which policies decide.
+type Field string
+
+// The fields, by the names that they have in files.
+const (
+	CPUs        Field = "cpus"
+	Memory      Field = "memory"
+	Disk        Field = "disk"
+	PIDs        Field = "pids"
+	Lifetime    Field = "lifetime"
+	Images      Field = "images"
+	Mounts      Field = "mounts"
+	Network     Field = "network"
+	Secrets     Field = "secrets"
+	SecretModes Field = "secretModes"
+)
+
+// Request is what somebody wants a sandbox to be, completed with what it would
+// get by default. Of a limit, zero and less mean that there is none.
+type Request struct {
+	About
+	Resources sandbox.Resources
+	Lifetime  time.Duration // from when it was made to its end
+	// Images are the names of the one image that it is made of: as it was asked
+	// for, and its digest where that is known. One that is allowed suffices.
+	Images  []string
+	Mounts  []sandbox.Mount
+	Network bool
+	Secrets []Grant
+}
+
+// Grant is a secret that a sandbox is to have.
+type Grant struct {
+	Name string
+	Mode sandbox.SecretMode // empty: a rule adds it to requests
+}
+
+// Finding is what one field of one policy says about a request.
+type Finding struct {
+	Policy string `json:"policy"`
+	Rule   string `json:"rule"` // POLICY.FIELD
+	Field  Field  `json:"field"`
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	OK     bool   `json:"ok"`
+	Asked  string `json:"asked"`
+	Limit  string `json:"limit"`
+	hint   string
+}
+
+// Check returns nil, or CodeDenied by the first rule that does not allow the
+// request. With fields, only those are looked at: a change is not refused for
+// what it leaves alone.
+func (b *Bundle) Check(r Request, fields ...Field) error {
+	for _, f := range b.Explain(r) {
+		if !f.OK && (len(fields) == 0 || slices.Contains(fields, f.Field)) {
+			return f.refusal()
+		}
+	}
+	return nil
+}
+
+func (f *Finding) refusal() error {
+	return &sandbox.Error{
+		Code: sandbox.CodeDenied, Subject: string(f.Field), Rule: f.Rule, Hint: f.hint,
+		Message: fmt.Sprintf("%s is not allowed: the policy %s allows %s (%s:%d)", f.Asked, f.Policy, f.Limit, f.File, f.Line),
+	}
+}
+
+// Explain lists what every rule that is about a request says about it.
+func (b *Bundle) Explain(r Request) []Finding {
+	out := []Finding{}
+	for _, p := range b.For(r.About) {
+		for _, f := range p.judge(&r) {
+			f.Policy, f.Rule, f.File, f.Line = p.Name, p.Name+"."+string(f.Field), p.File, p.Lines[string(f.Field)]
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// judge looks at every field that a policy says something about.
+func (p *Policy) judge(r *Request) []Finding {
+	var out []Finding
+	add := func(f *Finding) {
+		if f != nil {
+			out = append(out, *f)
+		}
+	}
+	size := func(n int64) string { return units.BytesSize(float64(n)) }
+	add(atMost(CPUs, p.CPUs, r.Resources.CPUs, func(n float64) string { return strconv.FormatFloat(n, 'g', -1, 64) }))
+	add(atMost(Memory, p.Memory, r.Resources.Memory, size))
+	add(atMost(Disk, p.Disk, r.Resources.Disk, size))
+	add(atMost(PIDs, p.PIDs, r.Resources.PIDs, func(n int64) string { return strconv.FormatInt(n, 10) }))
+	add(atMost(Lifetime, p.Lifetime, r.Lifetime, time.Duration.String))
+	add(p.judgeImage(r))
+	add(p.judgeMounts(r))
+	if p.Network != nil && !*p.Network {
+		add(&Finding{Field: Network, OK: !r.Network, Asked: asked(r.Network, "a network"), Limit: "none"})
+	}
+	return append(out, p.judgeSecrets(r)...)
+}
+
+func asked(really bool, what string) string {
+	if really {
+		return what
+	}
+	return "nothing"
+}
+
+func atMost[T ~int64 | ~float64](field Field, limit *T, want T, show func(T) string) *Finding {
+	if limit == nil {
+		return nil
+	}
+	f := &Finding{Field: field, OK: want > 0 && want <= *limit, Limit: "at most " + show(*limit), Asked: show(want)}
+	if want <= 0 {
+		f.Asked = "no limit"
+	}
+	return f
+}
+
+func (p *Policy) judgeImage(r *Request) *Finding {
+	if p.Images == nil {
+		return nil
+	}
+	f := &Finding{Field: Images, Limit: list(p.Images), Asked: strings.Join(r.Images, ", ")}
+	for _, ref := range r.Images {
+		f.OK = f.OK || slices.ContainsFunc(p.Images, func(pattern string) bool { return mayRun(pattern, ref) })
+	}
+	if len(r.Images) == 0 {
+		f.OK, f.Asked = true, "nothing"
+	}
+	return f
+}
+
+func (p *Policy) judgeMounts(r *Request) *Finding {
+	if p.Mounts == nil {
+		return nil
+	}
+	f := &Finding{Field: Mounts, OK: true, Limit: list(p.Mounts), Asked: "nothing"}
+	for _, m := range r.Mounts {
+		if f.Asked = path.Clean(m.Source); !mayMount(p.Mounts, m) {
+			f.OK = false
+			if ro := m; !m.ReadOnly {
+				if ro.ReadOnly = true; mayMount(p.Mounts, ro) {
+					f.Asked, f.hint = f.Asked+" to write to", "mount it read-only, with :ro"
+				}
+			}
+			return f
+		}
+	}
+	return f
+}
+
+func (p *Policy) judgeSecrets(r *Request) (out []Finding) {
+	for _, g := range r.Secrets {
+		if p.Secrets != nil {
+			out = append(out, Finding{Field: Secrets, OK: like(p.Secrets, g.Name), Asked: "the secret " + g.Name, Limit: list(p.Secrets)})
+		}
+		// What a rule adds never comes into the sandbox.
+		if p.SecretModes != nil && g.Mode != "" {
+			modes := make([]string, len(p.SecretModes))
+			for i, m := range p.SecretModes {
+				modes[i] = string(m)
+			}
+			out = append(out, Finding{
+				Field: SecretModes, OK: slices.Contains(p.SecretModes, g.Mode), Asked: fmt.Sprintf("the secret %s in the mode %s", g.Name, g.Mode), Limit: list(modes),
+			})
+		}
+	}
+	return out
+}
+
+func list(all []string) string {
+	if len(all) == 0 {
+		return "none"
+	}
+	const shown = 8
+	if len(all) > shown {
+		return strings.Join(all[:shown], ", ") + " and others"
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,68 @@
+package bundle
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// locals are the beginnings of references that name no registry, which are
+// compared as they are written.
+var locals = []string{"template:", "oci:", "docker-archive:", "dir:", "tar:"}
+
+// isLocal reports whether a reference, or a pattern, is about no registry.
+func isLocal(ref string) bool {
+	return ref == "host" || slices.ContainsFunc(locals, func(l string) bool { return strings.HasPrefix(ref, l) })
+}
+
+// mayRun reports whether an image is one of those of a pattern. Repository and
+// tag are compared each for itself: "debian:5000/x" is no tag of debian, and
+// "docker.io/library/host" is not the image called host.
+func mayRun(pattern, ref string) bool {
+	if pattern == "*" {
+		return true
+	}
+	if isLocal(ref) {
+		if rest, ok := strings.CutPrefix(ref, "template:"); ok && !strings.Contains(rest, ":") {
+			ref += ":latest"
+		}
+		if rest, ok := strings.CutPrefix(pattern, "template:"); ok && !strings.Contains(rest, ":") {
+			pattern += ":*"
+		}
+		return isLocal(pattern) && matchText(pattern, ref)
+	}
+	_, digest, pinned := strings.Cut(ref, "@")
+	if strings.HasPrefix(ref, "sha256:") {
+		digest, pinned = ref, true
+	}
+	if strings.HasPrefix(pattern, "sha256:") {
+		return pinned && pattern == digest
+	}
+	return !isLocal(pattern) && digest != ref && mayFetch(pattern, ref)
+}
+
+// mayFetch is mayRun for images of registries. A pattern without a tag is for
+// every tag and digest.
+func mayFetch(pattern, ref string) bool {
+	parsed, err := name.ParseReference(strings.TrimPrefix(ref, "docker://"))
+	if err != nil {
+		return false // nor can it be fetched
+	}
+	repo, version, sign := pattern, "*", ""
+	if i := strings.LastIndexByte(pattern, '@'); i >= 0 {
+		repo, version, sign = pattern[:i], pattern[i+1:], "@"
+	} else if i := strings.LastIndexByte(pattern, ':'); i > strings.LastIndexByte(pattern, '/') {
+		repo, version, sign = pattern[:i], pattern[i+1:], ":"
+	}
+	_, byDigest := parsed.(name.Digest)
+	if sign == ":" && byDigest || sign == "@" && !byDigest || !matchText(version, parsed.Identifier()) {
+		return false
+	}
+	full := strings.TrimPrefix(parsed.Context().Name(), "index.")
+	names := []string{full}
+	if short, ok := strings.CutPrefix(full, "docker.io/"); ok {
+		names = append(names, short, strings.TrimPrefix(short, "library/"))
+	}
+	return slices.ContainsFunc(names, func(n string) bool { return matchText(repo, n) })
+}

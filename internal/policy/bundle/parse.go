@@ -1,0 +1,355 @@
+package bundle
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Limits of a bundle.
+const (
+	MaxFiles    = 256
+	MaxFile     = 4 << 20 // bytes
+	maxPolicies = 1000
+)
+
+// Load reads the files of a bundle: one that is named, or, with ".", every file
+// at the top of fsys whose name ends in .yaml, .yml or .json. No file at all is
+// an error, since an empty bundle allows everything.
+func Load(fsys fs.FS, name string) (*Bundle, error) {
+	names := []string{name}
+	if name == "." {
+		names = nil
+		entries, err := fs.ReadDir(fsys, ".")
+		if err != nil {
+			return nil, invalid("policies", 0, "the directory cannot be read")
+		}
+		for _, e := range entries {
+			if ext := path.Ext(e.Name()); slices.Contains([]string{".yaml", ".yml", ".json"}, ext) && !strings.HasPrefix(e.Name(), ".") {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	if len(names) == 0 || len(names) > MaxFiles {
+		return nil, invalid("policies", 0, "there are %d files with policies, not 1 to %d", len(names), MaxFiles)
+	}
+	files := map[string][]byte{}
+	for _, n := range names {
+		text, err := readFile(fsys, n)
+		if err != nil {
+			return nil, err
+		}
+		files[n] = text
+	}
+	return Parse(files)
+}
+
+func readFile(fsys fs.FS, name string) ([]byte, error) {
+	f, err := fsys.Open(name)
+	if err != nil {
+		return nil, invalid(name, 0, "the file cannot be read")
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	switch {
+	case err != nil:
+		return nil, invalid(name, 0, "the file cannot be read")
+	case len(text) > MaxFile:
+		return nil, invalid(name, 0, "the file is too large")
+	}
+	return text, nil
+}
+
+// Parse reads the texts of files by their names. An error is CodeInvalid, and
+// says in which line what is wrong.
+func Parse(files map[string][]byte) (*Bundle, error) {
+	b, hash := &Bundle{}, sha256.New()
+	var names []string
+	for n := range files {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	seen := map[string]string{}
+	for _, n := range names {
+		fmt.Fprintf(hash, "%q %d\n", n, len(files[n]))
+		hash.Write(files[n])
+		doc := document{file: n}
+		if err := doc.parse(files[n]); err != nil {
+			return nil, err
+		}
+		for _, p := range doc.policies {
+			if other, taken := seen[p.Name]; taken {
+				return nil, invalid(n, p.Lines["name"], "the policy %s is in %s too", p.Name, other)
+			}
+			seen[p.Name] = n
+		}
+		b.policies, b.tests = append(b.policies, doc.policies...), append(b.tests, doc.tests...)
+	}
+	switch {
+	case len(b.policies) > maxPolicies:
+		return nil, invalid("policies", 0, "%d policies, at most %d", len(b.policies), maxPolicies)
+	case len(b.policies) == 0:
+		return nil, invalid(strings.Join(names, ", "), 0, "there is no policy in it")
+	}
+	b.digest = hex.EncodeToString(hash.Sum(nil))
+	return b, nil
+}
+
+func invalid(file string, line int, format string, args ...any) error {
+	if line > 0 {
+		file = fmt.Sprintf("%s:%d", file, line)
+	}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: file, Message: fmt.Sprintf(format, args...), Hint: "see docs/POLICY.md"}
+}
+
+// document is one file. Nodes are walked by hand, because a field that nobody
+// knows must be an error, and errors say where they are.
+type document struct {
+	file     string
+	policies []Policy
+	tests    []Test
+}
+
+func (d *document) fail(n *yaml.Node, format string, args ...any) error {
+	return invalid(d.file, n.Line, format, args...)
+}
+
+func (d *document) parse(text []byte) error {
+	var root yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	if err := dec.Decode(&root); err != nil {
+		return invalid(d.file, 0, "it is not YAML or JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return invalid(d.file, 0, "it holds more than one document")
+	}
+	return d.fields(root.Content[0], nil, map[string]func(*yaml.Node) error{
+		"policies": func(n *yaml.Node) error { return d.each(n, d.policy) },
+		"tests":    func(n *yaml.Node) error { return d.each(n, d.test) },
+	})
+}
+
+// each calls f with the items of a list.
+func (d *document) each(n *yaml.Node, f func(*yaml.Node) error) error {
+	if n.Kind != yaml.SequenceNode {
+		return d.fail(n, "a list is needed here")
+	}
+	for _, item := range n.Content {
+		if err := f(item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fields calls what knows each field of a mapping, and notes its line.
+func (d *document) fields(n *yaml.Node, lines map[string]int, known map[string]func(*yaml.Node) error) error {
+	if n.Kind != yaml.MappingNode {
+		return d.fail(n, "fields with values are needed here")
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		read := known[key.Value]
+		switch {
+		case read == nil:
+			return d.fail(key, "unknown field %q", clip(key.Value))
+		case seen[key.Value]:
+			return d.fail(key, "the field %q is there twice", key.Value)
+		case value.Tag == "!!null":
+			return d.fail(key, "the field %q has no value", key.Value)
+		}
+		seen[key.Value] = true
+		if lines != nil {
+			lines[key.Value] = key.Line
+		}
+		if err := read(value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// into decodes a scalar, or a list of them.
+func into[T any](d *document, to *T) func(*yaml.Node) error {
+	return func(n *yaml.Node) error {
+		if err := n.Decode(to); err != nil {
+			return d.fail(n, "%q is not what is needed here", clip(n.Value))
+		}
+		return nil
+	}
+}
+
+// pointer is into for a field that may be left out.
+func pointer[T any](d *document, to **T, read func(string) (T, error)) func(*yaml.Node) error {
+	return func(n *yaml.Node) error {
+		v, err := read(n.Value)
+		if n.Kind != yaml.ScalarNode || err != nil {
+			return d.fail(n, "%q is not what is needed here", clip(n.Value))
+		}
+		*to = &v
+		return nil
+	}
+}
+
+// strings reads a list, which is not nil even if it is empty.
+func (d *document) strings(to *[]string) func(*yaml.Node) error {
+	return func(n *yaml.Node) error {
+		*to = []string{}
+		return d.each(n, func(item *yaml.Node) error {
+			if item.Kind != yaml.ScalarNode {
+				return d.fail(item, "a text is needed here")
+			}
+			*to = append(*to, item.Value)
+			return nil
+		})
+	}
+}
+
+var errNotPositive = errors.New("not above zero")
+
+func size(s string) (int64, error) {
+	n, err := units.RAMInBytes(s)
+	if err == nil && n <= 0 {
+		err = errNotPositive
+	}
+	return n, err
+}
+
+func duration(s string) (time.Duration, error) {
+	v, err := time.ParseDuration(s)
+	if err == nil && v <= 0 {
+		err = errNotPositive
+	}
+	return v, err
+}
+
+func number[T int64 | float64](s string) (T, error) {
+	var v T
+	err := yaml.Unmarshal([]byte(s), &v)
+	if err == nil && !(v > 0) {
+		err = errNotPositive
+	}
+	return v, err
+}
+
+func (d *document) policy(n *yaml.Node) error {
+	p := Policy{File: d.file, Lines: map[string]int{}}
+	var modes []string
+	err := d.fields(n, p.Lines, map[string]func(*yaml.Node) error{
+		"name": into(d, &p.Name), "description": into(d, &p.Description), "tenants": d.strings(&p.Tenants), "labels": d.labels(&p.Labels),
+		"cpus": pointer(d, &p.CPUs, number[float64]), "memory": pointer(d, &p.Memory, size), "disk": pointer(d, &p.Disk, size),
+		"pids": pointer(d, &p.PIDs, number[int64]), "lifetime": pointer(d, &p.Lifetime, duration),
+		"images": d.strings(&p.Images), "mounts": d.strings(&p.Mounts), "secrets": d.strings(&p.Secrets), "secretModes": d.strings(&modes),
+		"network":         func(n *yaml.Node) error { p.Network = new(bool); return into(d, p.Network)(n) },
+		"egress":          func(n *yaml.Node) error { p.Egress = &sandbox.Profile{}; return d.profile(n, p.Egress) },
+		"onUnenforceable": func(n *yaml.Node) error { p.OnUnenforceable = policy.Unenforceable(n.Value); return nil },
+	})
+	if err != nil {
+		return err
+	}
+	if modes != nil {
+		p.SecretModes = []sandbox.SecretMode{}
+	}
+	for _, m := range modes {
+		p.SecretModes = append(p.SecretModes, sandbox.SecretMode(m))
+	}
+	d.policies = append(d.policies, p)
+	return d.check(n, &p)
+}
+
+// check refuses what can never mean anything.
+func (d *document) check(n *yaml.Node, p *Policy) error {
+	at := func(field string) *yaml.Node { return &yaml.Node{Line: p.Lines[field]} }
+	if sandbox.ValidateName(p.Name) != nil {
+		return d.fail(n, "a policy needs a name of 1 to %d characters of a-z, 0-9 and -", sandbox.MaxNameLen)
+	}
+	for _, dir := range p.Mounts {
+		if dir, _ = strings.CutSuffix(dir, ":ro"); !path.IsAbs(dir) || path.Clean(dir) != dir {
+			return d.fail(at("mounts"), "%q is not an absolute path, with or without :ro", clip(dir))
+		}
+	}
+	for _, m := range p.SecretModes {
+		if m != sandbox.SecretGateway && m != sandbox.SecretEnv {
+			return d.fail(at("secretModes"), "%q is neither gateway nor env", clip(string(m)))
+		}
+	}
+	if !slices.Contains([]policy.Unenforceable{"", policy.Refuse, policy.Narrow, policy.LetPass}, p.OnUnenforceable) {
+		return d.fail(at("onUnenforceable"), "%q is none of refuse, narrow and allow", clip(string(p.OnUnenforceable)))
+	}
+	if p.Tenants != nil && len(p.Tenants) == 0 {
+		return d.fail(at("tenants"), "a policy about no tenant says nothing: leave the field out for all")
+	}
+	if p.Egress == nil {
+		return nil
+	}
+	if err := policy.CheckCeiling(policy.Ceiling{Name: p.Name, Profile: *p.Egress}); err != nil {
+		return d.fail(at("egress"), "%v", err)
+	}
+	return nil
+}
+
+// labels reads the values that labels may have.
+func (d *document) labels(to *map[string][]string) func(*yaml.Node) error {
+	return func(n *yaml.Node) error {
+		*to = map[string][]string{}
+		if n.Kind != yaml.MappingNode {
+			return d.fail(n, "fields with values are needed here")
+		}
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i].Value, n.Content[i+1]
+			var values []string
+			if value.Kind == yaml.ScalarNode {
+				values = []string{value.Value}
+			} else if err := d.strings(&values)(value); err != nil {
+				return err
+			}
+			if len(values) == 0 {
+				return d.fail(value, "no value is given that the label may have")
+			}
+			(*to)[key] = values
+		}
+		return nil
+	}
+}
+
+// profile reads rules as they stand in a file of their own.
+func (d *document) profile(n *yaml.Node, to *sandbox.Profile) error {
+	var doc map[string]any
+	if err := n.Decode(&doc); err != nil {
+		return d.fail(n, "it is not a profile")
+	}
+	plain, err := json.Marshal(doc)
+	if err != nil {
+		return d.fail(n, "it is not a profile")
+	}
+	strict := json.NewDecoder(bytes.NewReader(plain))
+	strict.DisallowUnknownFields()
+	if err := strict.Decode(to); err != nil {
+		return d.fail(n, "%s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	return nil
+}
+
+// clip keeps what somebody wrote from filling a message.
+func clip(s string) string {
+	if len(s) > 80 {
+		return s[:80] + "…"
+	}
+	return s
+}

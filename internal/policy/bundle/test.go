@@ -1,0 +1,144 @@
+package bundle
+
+import (
+	"fmt"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Test is a request with the answer that it is to have, written down beside the
+// policies.
+type Test struct {
+	Name string
+	Request
+	// URL is a request over the network, as METHOD URL or URL alone, which is
+	// decided by the ceilings.
+	URL  string
+	Want string // allow or deny
+	Rule string // that refuses it, as POLICY.FIELD; empty for any
+	File string
+	Line int
+}
+
+// Result is what became of a test.
+type Result struct {
+	Name   string `json:"name"`
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	Passed bool   `json:"passed"`
+	Got    string `json:"got"` // the answer, and who gave it
+}
+
+func (d *document) test(n *yaml.Node) error {
+	t := Test{File: d.file, Line: n.Line}
+	var image, mode string
+	var secrets, mounts []string
+	var cpus *float64
+	var memory, disk, pids *int64
+	err := d.fields(n, nil, map[string]func(*yaml.Node) error{
+		"name": into(d, &t.Name), "want": into(d, &t.Want), "rule": into(d, &t.Rule), "tenant": into(d, &t.Tenant),
+		"labels": func(n *yaml.Node) error { return into(d, &t.Labels)(n) },
+		"cpus":   pointer(d, &cpus, number[float64]), "memory": pointer(d, &memory, size), "disk": pointer(d, &disk, size), "pids": pointer(d, &pids, number[int64]),
+		"lifetime": func(n *yaml.Node) (err error) {
+			if t.Lifetime, err = duration(n.Value); err != nil {
+				return d.fail(n, "%q is not a duration such as 1h", clip(n.Value))
+			}
+			return nil
+		},
+		"image": into(d, &image), "mounts": d.strings(&mounts), "network": into(d, &t.Network), "url": into(d, &t.URL),
+		"secrets": d.strings(&secrets), "secretMode": into(d, &mode),
+	})
+	if err != nil {
+		return err
+	}
+	if t.Want != "allow" && t.Want != "deny" {
+		return d.fail(n, "a test wants allow or deny")
+	}
+	take(&t.Resources.CPUs, cpus)
+	take(&t.Resources.Memory, memory)
+	take(&t.Resources.Disk, disk)
+	take(&t.Resources.PIDs, pids)
+	if image != "" {
+		t.Images = []string{image}
+	}
+	for _, m := range mounts {
+		source, readOnly := strings.CutSuffix(m, ":ro")
+		t.Mounts = append(t.Mounts, sandbox.Mount{Source: source, ReadOnly: readOnly})
+	}
+	for _, s := range secrets {
+		t.Secrets = append(t.Secrets, Grant{s, sandbox.SecretMode(mode)})
+	}
+	d.tests = append(d.tests, t)
+	return nil
+}
+
+func take[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// Run carries out the tests that stand beside the policies.
+func (b *Bundle) Run() []Result {
+	out := make([]Result, 0, len(b.tests))
+	for _, t := range b.tests {
+		out = append(out, b.run(t))
+	}
+	return out
+}
+
+// run decides about one request as it would be decided when it is made: what it
+// leaves open it gets within the limits.
+func (b *Bundle) run(t Test) Result {
+	r := Result{Name: t.Name, File: t.File, Line: t.Line, Got: "allow"}
+	caps := b.Caps(t.About)
+	caps.Fill(&t.Resources, sandbox.Resources{})
+	fill(&t.Lifetime, caps.Lifetime, 0)
+	err := b.Check(t.Request)
+	rule := ""
+	if e, ok := err.(*sandbox.Error); ok {
+		rule, r.Got = e.Rule, "deny: "+e.Error()
+	}
+	if err == nil && t.URL != "" {
+		allowed, why, ceilErr := b.reach(t)
+		if err = ceilErr; err == nil && !allowed {
+			err, r.Got, rule = errUnreachable, "deny: "+why, b.ceilingOf(t.About)
+		} else if err != nil {
+			r.Got = "error: " + err.Error()
+		}
+	}
+	r.Passed = t.Want == "allow" && err == nil || t.Want == "deny" && err != nil && !strings.HasPrefix(r.Got, "error") && (t.Rule == "" || t.Rule == rule)
+	if t.Name == "" {
+		r.Name = fmt.Sprintf("%s:%d", t.File, t.Line)
+	}
+	return r
+}
+
+var errUnreachable = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "egress"}
+
+// reach asks what the ceilings alone say about a request.
+func (b *Bundle) reach(t Test) (allowed bool, why string, err error) {
+	method, target, both := strings.Cut(t.URL, " ")
+	if !both {
+		method, target = "GET", t.URL
+	}
+	p, err := policy.Compile(sandbox.Profile{Default: sandbox.Allow}, policy.Options{Ceilings: b.Ceilings(t.About)})
+	if err != nil {
+		return false, "", err
+	}
+	e, err := p.Explain(method, target)
+	return e.Allow, e.Message, err
+}
+
+// ceilingOf is the rule that sets the ceiling, if there is just one.
+func (b *Bundle) ceilingOf(a About) string {
+	c := b.Ceilings(a)
+	if len(c) != 1 {
+		return ""
+	}
+	return c[0].Name + ".egress"
+}

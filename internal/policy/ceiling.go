@@ -1,0 +1,87 @@
+package policy
+
+import (
+	"fmt"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Ceiling is a profile that somebody else set over that of a sandbox: what it
+// does not allow is not allowed, whatever the sandbox's own rules say. It adds
+// nothing, so that a decision under it is that of both, and never a wider one.
+type Ceiling struct {
+	Name    string          `json:"name"` // of the policy that sets it
+	Profile sandbox.Profile `json:"profile"`
+}
+
+// CheckCeiling reports what is wrong with a ceiling: rules that add something
+// or that count something, which are for the rules below it, are refused.
+func CheckCeiling(c Ceiling) error {
+	for i := range c.Profile.Rules {
+		r := &c.Profile.Rules[i]
+		what := ""
+		switch {
+		case len(r.Inject) > 0:
+			what = "inject"
+		case r.Limits != nil:
+			what = "limits"
+		case len(r.Filters) > 0:
+			what = "filters"
+		case r.TLS != "":
+			what = "tls"
+		}
+		if what != "" {
+			return invalid(field(i+1, what), "a ceiling only says what may be reached: leave it to the profiles below")
+		}
+	}
+	return Check(c.Profile)
+}
+
+// compileCeilings makes ceilings ready, whose rules are called by the names of
+// their policies.
+func compileCeilings(ceilings []Ceiling, operator Operator) ([]*Policy, error) {
+	var out []*Policy
+	for _, c := range ceilings {
+		if err := CheckCeiling(c); err != nil {
+			return nil, err
+		}
+		p, err := Compile(c.Profile, Options{Operator: operator})
+		if err != nil {
+			return nil, err
+		}
+		p.name = c.Name
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+// under returns a decision as the ceilings leave it.
+func (p *Policy) under(d Decision, ask func(ceiling *Policy) Decision) Decision {
+	for _, c := range p.ceilings {
+		if !d.Allow {
+			return d
+		}
+		above := ask(c)
+		if !above.Allow {
+			return c.refusal(above)
+		}
+		if above.Inspect {
+			d.Inspect, d.HostOnly = true, false
+		}
+	}
+	return d
+}
+
+// refusal is that of a ceiling. It has no number, by which uses of the
+// sandbox's own rules are counted.
+func (p *Policy) refusal(d Decision) Decision {
+	name := "policy " + p.name
+	switch {
+	case d.Reason == ByRule:
+		d.Detail = fmt.Sprintf("denied by %s of the %s", d.Rule, name)
+		name += ": " + d.Rule
+	case d.Reason == ByDefault:
+		d.Detail = fmt.Sprintf("the %s does not allow it, whatever the rules of the sandbox say", name)
+	}
+	return Decision{Reason: AboveCeiling, Rule: name, Detail: d.Message()}
+}
