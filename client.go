@@ -67,6 +67,23 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptio
 	if err := utf8Map("env", spec.Env); err != nil {
 		return nil, err
 	}
+	text, err := createBody(spec, opts)
+	if err != nil {
+		return nil, err
+	}
+	if opts.IdempotencyKey != "" {
+		return c.create(ctx, text, opts.IdempotencyKey)
+	}
+	key := rand.Text()
+	s, err := c.create(ctx, text, key)
+	if err != nil && ctx.Err() != nil {
+		err = errors.Join(err, c.uncreate(ctx, text, key))
+	}
+	return s, err
+}
+
+// createBody is a request for a sandbox as it travels.
+func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 	text, err := json.Marshal(struct {
 		Name      string            `json:"name,omitempty"`
 		Image     string            `json:"image,omitempty"`
@@ -97,15 +114,7 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptio
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}
 	}
-	if opts.IdempotencyKey != "" {
-		return c.create(ctx, text, opts.IdempotencyKey)
-	}
-	key := rand.Text()
-	s, err := c.create(ctx, text, key)
-	if err != nil && ctx.Err() != nil {
-		err = errors.Join(err, c.uncreate(ctx, text, key))
-	}
-	return s, err
+	return text, nil
 }
 
 // create sends a request for a sandbox.

@@ -132,6 +132,10 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	case path[0] == "profile" || path[0] == "secret" || path[0] == "template" || path[0] == "workspace":
 		e.up(t)
 		e.keep(t, path)
+	case path[0] == "policy":
+		e.must(t, `printf 'policies:\n  - {name: agents, tenants: [acme], cpus: 4}\ntests:\n  - {tenant: acme, cpus: 8, want: deny}\n' >policies.yaml`)
+		e.env = append(e.env, "ATOLL_POLICY="+filepath.Join(e.dir, "policies.yaml"))
+		e.up(t)
 	case path[0] == "egress":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo --egress '' -- sleep 600")

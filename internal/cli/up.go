@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
 	"os/signal"
 	"syscall"
 	"time"
@@ -31,6 +32,7 @@ type UpOptions struct {
 	Hosts    []string
 	E2B      E2BOptions
 	Egress   EgressOptions
+	Policies string // file or directory; empty: there are none
 	// AuditKeep is how long events are kept; zero: for ever.
 	AuditKeep time.Duration
 	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
@@ -92,6 +94,8 @@ type Daemon interface {
 	Socket() string // its path
 	TCP() net.Addr  // nil without one
 	E2B() net.Addr  // nil without one
+	// Reload reads its policies anew.
+	Reload(ctx context.Context) error
 	// Failed yields what makes it useless.
 	Failed() <-chan error
 	Close() error
@@ -111,7 +115,8 @@ other programs, with a record of all that is done. Other verbs use it as soon as
 it answers on its socket in the state directory, which only its owner and root
 may use. Over TCP, every caller needs an API key; see: atoll key.
 
-SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
+SIGHUP has it read the policies anew, which it does by itself when their files
+change. SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
 the next daemon. With --detach it runs in the background, and up returns when it
 answers; its log is daemon.log in the state directory. End it with: atoll down.
 
@@ -138,6 +143,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
+	flags.StringVar(&opts.Policies, "policy", "", "file, or directory of files, that says what sandboxes may be; see: atoll policy (default: $ATOLL_POLICY)")
 	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
 	flags.Var(&keep, "audit-keep", "remove events that are older than this, such as 90d; see: atoll audit prune (default: keep all)")
@@ -162,6 +168,9 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		if opts.Blobs == "" {
 			opts.Blobs, _ = a.LookupEnv("ATOLL_BLOBS")
 		}
+		if opts.Policies == "" {
+			opts.Policies, _ = a.LookupEnv("ATOLL_POLICY")
+		}
 		var err error
 		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
 			return err
@@ -182,6 +191,24 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	return cmd
 }
 
+// attend waits for the end of a daemon, and has it read its policies anew on
+// every signal.
+func (a *App) attend(ctx context.Context, d Daemon, again <-chan os.Signal) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case failed := <-d.Failed():
+			return failed
+		case <-again:
+			if err := d.Reload(ctx); err != nil {
+				text, _ := explain(err)
+				a.say("error", "the policies cannot be used; those that held before hold on: "+text)
+			}
+		}
+	}
+}
+
 // runDaemon runs a daemon until somebody ends it.
 func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
@@ -198,11 +225,10 @@ func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
 	if d.E2B() != nil {
 		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
 	}
-	var failed error
-	select {
-	case <-ctx.Done():
-	case failed = <-d.Failed():
-	}
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, syscall.SIGHUP)
+	defer signal.Stop(again)
+	failed := a.attend(ctx, d, again)
 	stop() // another signal ends it at once
 	if err := d.Close(); failed == nil {
 		failed = err

@@ -71,6 +71,9 @@ type Options struct {
 	// Blobs is the address of the store of workspaces and snapshots, as blob.Open
 	// takes it. Empty: a directory in the state directory.
 	Blobs string
+	// Policies is a file, or a directory of files, with what sandboxes may be.
+	// They are looked at all the time. Empty: there are none.
+	Policies string
 	// Egress is what the owner of the machine decides about all networks.
 	// What is left open is looked for in ATOLL_EGRESS_ALLOW and its like.
 	Egress Egress
@@ -257,11 +260,14 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		Archive: saved, PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
 		Passes:  key.NewPasses(key.PassKey(ports)),
-		Builder: builder,
+		Builder: builder, Policies: d.policies(),
 		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
+	if err := d.plane.LoadPolicies(ctx); err != nil {
+		return err // to go on without them would be to allow everything
+	}
 	if err := d.startEgress(ctx, out); err != nil {
 		return err
 	}
@@ -291,6 +297,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
 	d.work.Go(func() { d.plane.WatchIdle(ctx) })
+	if d.opts.Policies != "" {
+		d.work.Go(func() { d.watchPolicies(ctx) })
+	}
 	d.work.Go(func() { d.plane.WatchArchive(ctx) })
 	if d.otel.Events() {
 		d.work.Go(func() { d.otel.Ship(ctx, d.log) })

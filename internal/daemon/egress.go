@@ -110,6 +110,9 @@ func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p plane.Egress) e
 
 func policyOf(p plane.Egress) gateway.Policy {
 	out := gateway.Policy{Profile: p.Profile}
+	for _, c := range p.Ceilings {
+		out.Ceilings = append(out.Ceilings, wire.Ceiling(c))
+	}
 	for _, s := range p.Secrets {
 		out.Secrets = append(out.Secrets, wire.Secret{
 			Name: s.Name, Version: int(s.Version), Value: s.Value.Reveal(), Placeholder: s.Placeholder,

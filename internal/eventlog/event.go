@@ -59,6 +59,8 @@ const (
 	EgressDenied    Type = "egress.denied"
 	EgressLimited   Type = "egress.limited" // a limit is reached
 	EgressFailed    Type = "egress.failed"  // allowed, and the other side did not answer
+	PoliciesLoaded  Type = "policy.loaded"  // other policies of the machine hold from now on
+	PoliciesKept    Type = "policy.kept"    // what is in the files cannot be used: see Subject
 	SecretUsed      Type = "secret.used"    // the gateway sent it: see Subject and Policy
 	AuditPruned     Type = "audit.pruned"   // the oldest records of this log were removed: see Subject
 )

@@ -44,7 +44,7 @@ var verbs = map[string]Verb{
 	"port.open": Exec, "port.share": Exec, "sandbox.usage": Read,
 	"files.read": Read, "files.stat": Read, "files.list": Read, "files.watch": Read, "files.export": Read,
 	"files.write": Write, "files.import": Write, "files.mkdir": Write, "files.move": Write, "files.remove": Write,
-	"profile.get": Read, "profile.list": Read, "secret.list": Read,
+	"profile.get": Read, "profile.list": Read, "secret.list": Read, "policy.get": Read, "policy.explain": Read,
 	"workspace.create": Write, "workspace.persist": Write, "workspace.restore": Write, "workspace.prune": Write, "workspace.remove": Write,
 	"workspace.list": Read, "workspace.get": Read, "workspace.history": Read, "workspace.diff": Read, "workspace.verify": Read,
 	"workspace.read": Read, "workspace.write": Write,

@@ -27,6 +27,10 @@ type CreateRequest struct {
 	// Timeout, if set, ends the sandbox so long after it was asked for, as
 	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
 	Timeout time.Duration
+
+	// base is the image that a step of a build began with: the policies were
+	// asked about that, and what the step is made of has no name.
+	base string
 }
 
 const opCreate = "sandbox.create"
@@ -44,6 +48,13 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		p.note(ctx, p.cfg.Audit.Denied(ctx, action, err))
 		return Made{}, named(opCreate, err)
 	}
+	images, err := p.askedImage(ctx, who.Tenant, &req.Spec)
+	if err != nil {
+		return Made{}, named(opCreate, err)
+	}
+	if req.base != "" {
+		images = []string{req.base}
+	}
 	if err := p.ofTemplate(ctx, who.Tenant, &req.Spec); err != nil {
 		return Made{}, named(opCreate, err)
 	}
@@ -51,6 +62,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, named(opCreate, err)
 	}
+	p.fill(who.Tenant, &spec, req.Timeout)
 	want, err := p.control.Prepare(control.CreateRequest{
 		Spec: spec, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
 	})
@@ -60,7 +72,12 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	landed := p.making.begin(want.Spec.ID)
 	defer landed()
 	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
-	box, intent, err := p.announce(ctx, who.Tenant, &want, origin, req, action)
+	allowed := want.Spec
+	allowed.Lifetime.Timeout = max(allowed.Lifetime.Timeout, req.Timeout)
+	if err := p.permit(ctx, action, &allowed, images); err != nil {
+		return Made{}, named(opCreate, err)
+	}
+	box, intent, err := p.announce(ctx, who.Tenant, &want, images[0], origin, req, action)
 	switch {
 	case err != nil:
 		return Made{}, named(opCreate, err)
@@ -122,7 +139,7 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 
 // announce records the sandbox and that it is about to be made, together or
 // not at all. A nil intent says that an earlier request made it.
-func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
 	values, err := p.reveal(ctx, tenant, spec.Secrets)
 	if err != nil {
@@ -132,7 +149,7 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
 		b := store.Sandbox{
-			ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: spec.Image,
+			ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: image,
 			Resources: spec.Resources, Labels: spec.Labels, Spec: spec, Origin: origin,
 		}
 		setLifetime(&b, spec.Lifetime, tx.Now())

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -27,7 +28,9 @@ type Gateway interface {
 // secrets, which are the gateway's to use and nobody's to store.
 type Egress struct {
 	Profile sandbox.Profile
-	Secrets []EgressSecret // by name and placeholder
+	// Ceilings are what the policies of the machine set over it.
+	Ceilings []policy.Ceiling
+	Secrets  []EgressSecret // by name and placeholder
 }
 
 // EgressSecret is a secret that a gateway adds to requests, or puts in the
@@ -94,17 +97,22 @@ type wantedSecret struct {
 	stored store.Secret
 }
 
-// egress resolves what a recorded sandbox asked for. A secret that is gone is
-// left out.
+// egress resolves what a recorded sandbox asked for. A secret that is gone, or
+// that the policies do not allow any more, is left out.
 func (p *Plane) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e Egress, wanted []wantedSecret, err error) {
 	if e.Profile, err = p.profileOf(ctx, tx, b.Tenant, b.Spec.Network); err != nil {
 		return e, nil, err
 	}
+	rules, about := p.policies(), bundle.About{Tenant: b.Tenant, Labels: b.Labels}
+	e.Ceilings = rules.Ceilings(about)
 	uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
 	if err != nil {
 		return e, nil, err
 	}
-	add := func(name string, complete func(*wantedSecret)) error {
+	add := func(name string, mode sandbox.SecretMode, complete func(*wantedSecret)) error {
+		if !rules.MaySecret(about, name, mode) {
+			return nil
+		}
 		s, err := tx.Secret(ctx, b.Tenant, name)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			return nil
@@ -115,7 +123,7 @@ func (p *Plane) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e E
 		return err
 	}
 	for _, name := range injected(e.Profile) {
-		if err := add(name, func(*wantedSecret) {}); err != nil {
+		if err := add(name, "", func(*wantedSecret) {}); err != nil {
 			return e, nil, err
 		}
 	}
@@ -124,7 +132,7 @@ func (p *Plane) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e E
 		if i < 0 {
 			continue
 		}
-		if err := add(ref.Name, func(w *wantedSecret) {
+		if err := add(ref.Name, modeOf(ref), func(w *wantedSecret) {
 			w.Placeholder, w.SwapHosts, w.In = uses[i].Placeholder, swapHosts(ref, &w.stored), ref.In
 		}); err != nil {
 			return e, nil, err

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/secret/source"
 	"github.com/atoll-run/atoll/internal/store"
@@ -84,6 +85,7 @@ type rig struct {
 	owner   context.Context // the owner of the machine
 	writer  context.Context // may make sandboxes, and nothing else
 	rival   context.Context // all-powerful in another tenant
+	rules   string          // the policies in their file; empty: there are none
 }
 
 func newRig(t *testing.T, fault func(point string) error) *rig {
@@ -110,6 +112,9 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		Snapshots: snapshots, Environments: environments,
 		Control: control.Config{Provider: provider, Network: true}, Provider: "fake", Node: "local", Store: r.store, Log: log,
 		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
+		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Bundle, error) {
+			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
+		}},
 		Sealer: sealer, Gateway: r.gateway, Fault: fault,
 		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" }},
 	})
@@ -119,7 +124,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		must(r.store.Close())
 		must(provider.Close())
 	})
-	for _, tenant := range []string{"acme", "rival"} {
+	for _, tenant := range []string{"acme", "rival", plane.DefaultTenant} {
 		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), tenant); return err }))
 	}
 	r.owner = plane.WithPrincipal(t.Context(), key.Peer("acme", 0))

@@ -58,6 +58,10 @@ func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend boo
 		if err != nil {
 			return err
 		}
+		a := auditAction(who, control.Action{Op: opUpdate, Subject: ref})
+		if err := p.permitUntil(ctx, a, &found, at); err != nil && (!extend || found.Expires.IsZero() || at.After(found.Expires)) {
+			return err
+		}
 		want := store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}
 		b, err = store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
 			return tx.UpdateSandbox(ctx, who.Tenant, found.ID, want, func(b *store.Sandbox) {

@@ -51,7 +51,7 @@ func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.
 	if t.box.Spec.ID == "" {
 		return nil, p.cannotKeep(&t.box)
 	}
-	wanted, err := p.copies(&t.box, req)
+	wanted, err := p.copies(ctx, t, req)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,8 @@ func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.
 }
 
 // copies are the requests for the copies of a sandbox.
-func (p *Plane) copies(b *store.Sandbox, req ForkRequest) ([]control.CreateRequest, error) {
+func (p *Plane) copies(ctx context.Context, t *turn, req ForkRequest) ([]control.CreateRequest, error) {
+	b := &t.box
 	like, err := p.again(b)
 	if err != nil {
 		return nil, err
@@ -89,6 +90,7 @@ func (p *Plane) copies(b *store.Sandbox, req ForkRequest) ([]control.CreateReque
 		}
 	}
 	like.Spec.Labels = labels
+	p.fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
 	all := make([]control.CreateRequest, req.Count)
 	for i := range all {
 		one := like
@@ -96,6 +98,9 @@ func (p *Plane) copies(b *store.Sandbox, req ForkRequest) ([]control.CreateReque
 			one.Spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
 		}
 		if all[i], err = p.control.Prepare(one); err != nil {
+			return nil, err
+		}
+		if err := p.permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
 			return nil, err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -22,6 +23,11 @@ func (p *Plane) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (
 	}
 	defer t.release()
 	if err := ownNetwork(&t.box, n); err != nil {
+		return t.box, named(opUpdate, err)
+	}
+	spec := t.box.Spec
+	spec.Labels, spec.Network = t.box.Labels, n
+	if err := p.permit(ctx, t.action, &spec, nil, bundle.Network, bundle.Secrets); err != nil {
 		return t.box, named(opUpdate, err)
 	}
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Network = n }, func(tx *store.Tx) error {

@@ -71,6 +71,8 @@ type Config struct {
 	Gateway Gateway
 	// Operator is what the owner of the machine decides for all profiles.
 	Operator policy.Operator
+	// Policies say what sandboxes may be.
+	Policies Policies
 	// Builder builds templates. Nil: none are built.
 	Builder Builder
 	// Logger gets what no caller can be told. Nil: slog.Default.
@@ -94,6 +96,7 @@ type Plane struct {
 	ring    *key.Ring
 	meter   *quota.Meter
 	locks   locks
+	rules   rulebook
 	telling locks // who tells the gateway about a sandbox
 	// workspaces are locks too; a workspace's id stands where a sandbox's would.
 	workspaces locks
@@ -172,7 +175,7 @@ var glances = map[string]bool{
 	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
 	"quota.get": true, "metrics.get": true, "daemon.diagnose": true, "tenant.list": true, "tenant.get": true,
-	"profile.get": true, "profile.list": true, "secret.list": true,
+	"profile.get": true, "profile.list": true, "secret.list": true, "policy.get": true, "policy.explain": true,
 	"template.list": true, "template.get": true,
 	"workspace.list": true, "workspace.get": true, "workspace.history": true, "workspace.diff": true, "workspace.verify": true,
 }

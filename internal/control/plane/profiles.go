@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -16,6 +17,13 @@ import (
 func (p *Plane) checkProfile(ctx context.Context, tx *store.Tx, tenant string, doc sandbox.Profile) error {
 	if err := (sandbox.Network{Profile: doc.Name}).Validate(); err != nil || doc.Name == "" {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "name", Message: "a stored profile needs a name of 1 to 63 characters of a-z, 0-9 and -"}
+	}
+	w := bundle.Request{About: bundle.About{Tenant: tenant}}
+	for _, name := range injected(doc) {
+		w.Secrets = append(w.Secrets, bundle.Grant{Name: name})
+	}
+	if err := p.policies().Check(w, bundle.Secrets); err != nil {
+		return err
 	}
 	return p.compiles(ctx, tx, tenant, doc, true, nil)
 }
@@ -101,7 +109,9 @@ func (p *Plane) TestProfile(ctx context.Context, name, method, target string) (p
 	if err != nil {
 		return policy.Explanation{}, err
 	}
-	compiled, err := policy.Compile(stored.Profile, policy.Options{Operator: p.cfg.Operator})
+	compiled, err := policy.Compile(stored.Profile, policy.Options{
+		Operator: p.cfg.Operator, Ceilings: p.policies().Ceilings(bundle.About{Tenant: stored.Tenant}),
+	})
 	if err != nil {
 		return policy.Explanation{}, named(op, err)
 	}

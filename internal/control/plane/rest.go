@@ -383,6 +383,9 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox,
 	if err != nil {
 		return t.box, err
 	}
+	if err := p.permitAgain(ctx, t); err != nil {
+		return t.box, err
+	}
 	req, err := p.again(&t.box)
 	if err == nil {
 		req.Hidden, err = p.hidden(ctx, &t.box)

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -59,6 +60,12 @@ func (p *Plane) CreateSecret(ctx context.Context, n NewSecret, v secret.Value) (
 	err = p.changeTx(ctx, control.Action{Op: "secret.create", Subject: n.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		if err := n.validate(who, v); err != nil {
 			return "", err
+		}
+		if n.AllowEnv {
+			w := bundle.Request{About: bundle.About{Tenant: tenant}, Secrets: []bundle.Grant{{Name: n.Name, Mode: sandbox.SecretEnv}}}
+			if err := p.policies().Check(w, bundle.SecretModes); err != nil {
+				return "", err
+			}
 		}
 		out = store.Secret{
 			Tenant: tenant, Name: n.Name, Description: n.Description, Source: n.Source.String(), Hosts: n.Hosts, AllowEnv: n.AllowEnv,

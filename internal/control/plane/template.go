@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
@@ -56,8 +57,12 @@ func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Te
 		return t, err
 	}
 	record := auditAction(who, control.Action{Op: op, Subject: req.Name})
-	authorise := func() error {
-		return firstError(who.Allow(op), mayAsk(who, &sandbox.Spec{Image: req.Description.From, Network: req.Network}))
+	spec := sandbox.Spec{Image: req.Description.From, Network: req.Network}
+	authorise := func() error { return firstError(who.Allow(op), mayAsk(who, &spec)) }
+	if authorise() == nil {
+		if err := p.permit(ctx, record, &spec, []string{spec.Image}, bundle.Images, bundle.Network, bundle.Secrets); err != nil {
+			return t, named(op, err)
+		}
 	}
 	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
 		t, err = p.buildTemplate(ctx, who, req)
@@ -78,7 +83,7 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 	if d.From, err = p.imageOf(ctx, who.Tenant, d.From); err != nil {
 		return t, err
 	}
-	res, err := p.cfg.Builder.Build(ctx, builders{p}, template.Request{
+	res, err := p.cfg.Builder.Build(ctx, builders{p, who.Tenant, req.Description.From}, template.Request{
 		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Network: req.Network, Log: req.Log,
 	})
 	if err != nil {
@@ -213,12 +218,20 @@ func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed
 }
 
 // builders makes the sandboxes of builds as whoever asked for the build.
-type builders struct{ p *Plane }
+type builders struct {
+	p      *Plane
+	tenant string
+	base   string // as it was asked for
+}
 
 func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {
+	life := buildLifetime
+	if limit := b.p.policies().Caps(bundle.About{Tenant: b.tenant}).Lifetime; limit > 0 {
+		life = min(life, limit)
+	}
 	made, err := b.p.Create(ctx, CreateRequest{Spec: sandbox.Spec{
-		Name: "build-" + strings.ToLower(rand.Text()), Image: digest, Network: network, Lifetime: sandbox.Lifetime{Timeout: buildLifetime},
-	}, Pull: control.PullNever})
+		Name: "build-" + strings.ToLower(rand.Text()), Image: digest, Network: network, Lifetime: sandbox.Lifetime{Timeout: life},
+	}, Pull: control.PullNever, base: b.base})
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package plane
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -60,7 +61,13 @@ func (p *Plane) Update(ctx context.Context, ref string, c Change) (store.Sandbox
 		return store.Sandbox{}, named(opUpdate, err)
 	}
 	defer t.release()
+	if err := p.permitChange(ctx, t, &c, p.cfg.Store.Now()); err != nil {
+		return t.box, named(opUpdate, err)
+	}
 	b, err := p.update(ctx, t, &c)
+	if err == nil && len(c.Labels) > 0 {
+		err = p.enforce(ctx, []store.Sandbox{b}) // other policies may hold for it
+	}
 	return b, named(opUpdate, err)
 }
 
@@ -117,16 +124,7 @@ func (p *Plane) apply(b *store.Sandbox, c *Change, now time.Time) {
 	set(&b.Resources.Memory, c.Resources.Memory)
 	set(&b.Resources.Disk, c.Resources.Disk)
 	set(&b.Resources.PIDs, c.Resources.PIDs)
-	for k, v := range c.Labels {
-		if v == nil {
-			delete(b.Labels, k)
-			continue
-		}
-		if b.Labels == nil {
-			b.Labels = map[string]string{}
-		}
-		b.Labels[k] = *v
-	}
+	b.Labels = relabelled(b.Labels, c.Labels)
 	l := b.Spec.Lifetime
 	if c.Idle != nil {
 		l.Idle = *c.Idle
@@ -146,6 +144,25 @@ func (p *Plane) apply(b *store.Sandbox, c *Change, now time.Time) {
 		b.Rest.Left, b.Expires = *c.Timeout, time.Time{}
 	}
 	b.Active = now
+}
+
+// relabelled returns labels with changes; those with a nil value go.
+func relabelled(labels map[string]string, changes map[string]*string) map[string]string {
+	if len(changes) == 0 {
+		return labels
+	}
+	out := maps.Clone(labels)
+	for k, v := range changes {
+		if v == nil {
+			delete(out, k)
+			continue
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[k] = *v
+	}
+	return out
 }
 
 func set[T int64 | float64](v *T, to T) {

@@ -5,8 +5,8 @@
 //
 // All policies that match a sandbox, by its tenant and its labels, hold
 // together: a policy can only take something away, so that neither their order
-// nor one more of them makes anything wider. Like package policy it is pure: it
-// is given the text of files, and decides.
+// nor one more of them makes anything wider. Decisions are pure, as those of
+// package policy are; only [Open] looks at the machine.
 package bundle
 
 import (
@@ -79,7 +79,7 @@ type About struct {
 
 // matches reports whether a policy is about a sandbox.
 func (p *Policy) matches(a About) bool {
-	if p.Tenants != nil && !like(p.Tenants, a.Tenant) {
+	if !p.Concerns(a.Tenant) {
 		return false
 	}
 	for name, values := range p.Labels {
@@ -89,6 +89,9 @@ func (p *Policy) matches(a About) bool {
 	}
 	return true
 }
+
+// Concerns reports whether a policy may be about sandboxes of a tenant.
+func (p *Policy) Concerns(tenant string) bool { return p.Tenants == nil || like(p.Tenants, tenant) }
 
 // For returns the policies that are about a sandbox.
 func (b *Bundle) For(a About) []Policy {
@@ -121,7 +124,7 @@ func (b *Bundle) Ceilings(a About) []policy.Ceiling {
 // MaySecret reports whether a sandbox may have a secret in a mode, empty for
 // one that a rule adds.
 func (b *Bundle) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
-	return b.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets) == nil
+	return b.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets, SecretModes) == nil
 }
 
 // Unenforceable is what becomes of rules that a provider cannot enforce: what

@@ -129,7 +129,7 @@ func atMost[T ~int64 | ~float64](field Field, limit *T, want T, show func(T) str
 	}
 	f := &Finding{Field: field, OK: want > 0 && want <= *limit, Limit: "at most " + show(*limit), Asked: show(want)}
 	if want <= 0 {
-		f.Asked = "no limit"
+		f.Asked, f.hint = "no limit", "set one, with: atoll update"
 	}
 	return f
 }

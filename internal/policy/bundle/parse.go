@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -57,6 +59,20 @@ func Load(fsys fs.FS, name string) (*Bundle, error) {
 		files[n] = text
 	}
 	return Parse(files)
+}
+
+// Open is Load for a file, or all files of a directory, of this machine.
+func Open(name string) (*Bundle, error) {
+	info, err := os.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, invalid(name, 0, "does not exist")
+	case err != nil:
+		return nil, invalid(name, 0, "cannot be read")
+	case info.IsDir():
+		return Load(os.DirFS(name), ".")
+	}
+	return Load(os.DirFS(filepath.Dir(name)), filepath.Base(name))
 }
 
 func readFile(fsys fs.FS, name string) ([]byte, error) {

@@ -95,9 +95,7 @@ func (b *Bundle) Run() []Result {
 // leaves open it gets within the limits.
 func (b *Bundle) run(t Test) Result {
 	r := Result{Name: t.Name, File: t.File, Line: t.Line, Got: "allow"}
-	caps := b.Caps(t.About)
-	caps.Fill(&t.Resources, sandbox.Resources{})
-	fill(&t.Lifetime, caps.Lifetime, 0)
+	t.Complete(b.Caps(t.About), sandbox.Resources{})
 	err := b.Check(t.Request)
 	rule := ""
 	if e, ok := err.(*sandbox.Error); ok {

@@ -70,6 +70,7 @@ func New(service Service, opts Options) *API {
 	a.keys()
 	a.tenants()
 	a.profiles()
+	a.policies()
 	a.secrets()
 	a.templates()
 	a.workspaces()

@@ -98,6 +98,7 @@ type Service interface {
 	Backup(ctx context.Context) (io.ReadCloser, error)
 
 	Templates
+	PolicyService
 
 	// Diagnose is for the owner of the machine.
 	Diagnose(ctx context.Context) (Diagnosis, error)

@@ -1,0 +1,297 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) policyCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use: "policy", Short: "Say what sandboxes may be", GroupID: groupDaemon,
+		Long: `Policies bound what the sandboxes of a tenant may be: resources, lifetime, images,
+mounts, secrets, and what they reach at most. They are written in files that are
+kept under version control; the daemon is told where with: atoll up --policy DIR.
+See docs/POLICY.md for every field:
+
+  policies:
+    - name: agents
+      tenants: [acme, "team-*"]
+      memory: 4g
+      lifetime: 1h
+      images: [host, "debian:*"]
+      egress:
+        rules: [{action: allow, hosts: ["*.example.com"]}]`,
+		Example: `  atoll policy show`,
+	}, a.policyValidateCmd(), a.policyTestCmd(), a.policyShowCmd(), a.policyExplainCmd(), a.policyReloadCmd())
+}
+
+func (a *App) policyValidateCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "validate PATH", Short: "Check a file of policies, or a directory of them", Args: cobra.ExactArgs(1),
+		Long: `Validate reads a file of policies, or every .yaml, .yml and .json of a directory,
+and says in which line something is wrong. It needs no daemon.`,
+		Example: `  atoll policy validate policies.yaml`,
+	}
+	cmd.RunE = verb(func(_ context.Context, args []string) error {
+		b, err := bundle.Open(args[0])
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(a.Stdout, "%d policies are sound\n", len(b.Policies()))
+		return err
+	})
+	return cmd
+}
+
+func (a *App) policyTestCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "test PATH", Short: "Run the tests that stand beside policies", Args: cobra.ExactArgs(1),
+		Long: `Test asks the policies of a file, or of a directory, about the requests under
+"tests" and compares the answers with what is wanted. It needs no daemon. The exit
+code is 0 if there are tests and all of them pass, else 1.`,
+		Example: `  atoll policy test policies.yaml`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(_ context.Context, args []string) error {
+		b, err := bundle.Open(args[0])
+		if err != nil {
+			return err
+		}
+		results := b.Run()
+		failed := slices.ContainsFunc(results, func(r bundle.Result) bool { return !r.Passed })
+		if asJSON {
+			err = a.printJSON(results)
+		} else {
+			err = a.showResults(results)
+		}
+		if err == nil && (failed || len(results) == 0) {
+			return exitCode(exitFailure)
+		}
+		return err
+	})
+	return cmd
+}
+
+func (a *App) showResults(results []bundle.Result) error {
+	passed := 0
+	for _, r := range results {
+		word := "FAIL"
+		if r.Passed {
+			word = "ok"
+			passed++
+		}
+		if _, err := fmt.Fprintf(a.Stdout, "%-4s  %s (%s:%d): %s\n", word, visible(r.Name), r.File, r.Line, visible(r.Got)); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(a.Stdout, "%d of %d tests pass\n", passed, len(results))
+	return err
+}
+
+func (a *App) policyShowCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "show", Short: "List the policies that hold", Args: cobra.NoArgs,
+		Long: `Show lists the policies of the daemon that are about your sandboxes, and says
+if what is in their files now could not be used.`,
+		Example: `  atoll policy show`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		p, err := c.Policies(ctx)
+		return a.wrotePolicies(p, err, asJSON)
+	})
+	return cmd
+}
+
+func (a *App) policyReloadCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "reload", Short: "Have the daemon read its policies anew", Args: cobra.NoArgs,
+		Long: `Reload has the daemon read its policies anew, which it does by itself when their
+files change, too. All of them hold from then on; if anything is wrong with one of
+them, those that held before hold on. What running sandboxes may not reach any
+more is cut at once.`,
+		Example: `  atoll policy reload`,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		p, err := c.ReloadPolicies(ctx)
+		return a.wrotePolicies(p, err, asJSON)
+	})
+	return cmd
+}
+
+func (a *App) wrotePolicies(p atoll.Policies, err error, asJSON bool) error {
+	if err != nil {
+		return err
+	}
+	if p.Problem != "" {
+		a.say("warning", "what is in the files now cannot be used: "+visible(p.Problem))
+	}
+	if asJSON {
+		return a.printJSON(p)
+	}
+	rows := make([][]string, 0, len(p.Policies))
+	for _, one := range p.Policies {
+		rows = append(rows, []string{one.Name, aboutWhom(&one), said(&one), fmt.Sprintf("%s:%d", visible(one.File), one.Lines["name"])})
+	}
+	return a.table("NAME ABOUT SAYS FILE", rows)
+}
+
+// aboutWhom says about which sandboxes a policy is.
+func aboutWhom(p *atoll.Policy) string {
+	about := cmp.Or(strings.Join(p.Tenants, ","), "*")
+	for _, label := range slices.Sorted(maps.Keys(p.Labels)) {
+		about += fmt.Sprintf(" %s=%s", label, strings.Join(p.Labels[label], "|"))
+	}
+	return visible(about)
+}
+
+// said lists what a policy bounds.
+func said(p *atoll.Policy) string {
+	var out []string
+	for _, field := range slices.Sorted(maps.Keys(p.Lines)) {
+		if !slices.Contains([]string{"name", "description", "tenants", "labels"}, field) {
+			out = append(out, field)
+		}
+	}
+	return strings.Join(out, ",")
+}
+
+func (a *App) policyExplainCmd() *cobra.Command {
+	var boxed boxFlags
+	var how commandFlags
+	var file, tenant string
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "explain [flags of create]", Short: "Tell what the policies say about a sandbox, without making it", Args: cobra.NoArgs,
+		Long: `Explain takes the flags of atoll create, and tells what every rule of the policies
+says about that sandbox. Nothing is made. With --policy the policies are read from
+there, and no daemon is needed. The exit code is 0 if the sandbox would be made,
+else 1.`,
+		Example: `  atoll policy explain --memory 8g --image debian:12
+  atoll policy explain --policy policies.yaml --tenant acme --cpus 1`,
+	}
+	flags := cmd.Flags()
+	boxed.register(flags)
+	for _, name := range []string{"rm", "keep", "entrypoint", "quiet", "pull"} { // nothing is made
+		_ = flags.MarkHidden(name)
+	}
+	flags.StringVar(&file, "policy", "", "read the policies from this file or directory")
+	flags.StringVar(&tenant, "tenant", "", "with --policy: whose sandbox it would be (default \"default\")")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if tenant != "" && file == "" {
+			return badFlag("tenant", "needs --policy: the daemon answers for your own tenant")
+		}
+		how.detach = true
+		req, err := a.request(cmd, &boxed, &how, nil)
+		if err != nil {
+			return err
+		}
+		answer, err := a.explainPolicies(cmd.Context(), file, cmp.Or(tenant, "default"), &req)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			err = a.printJSON(answer)
+		} else {
+			err = a.showAnswer(answer)
+		}
+		if err == nil && !answer.Allow {
+			return exitCode(exitFailure)
+		}
+		return err
+	}
+	return cmd
+}
+
+// explainPolicies asks the daemon, or policies in files.
+func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out atoll.PolicyAnswer, err error) {
+	if file == "" {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return out, err
+		}
+		return c.ExplainPolicies(ctx, req.Spec)
+	}
+	b, err := bundle.Open(file)
+	if err != nil {
+		return out, err
+	}
+	if err := req.Spec.Validate(); err != nil {
+		return out, err
+	}
+	local, _ := req.Spec.Network.Local()
+	r := bundle.Of(tenant, &req.Spec, []string{req.Spec.Image}, local.Rules)
+	caps := b.Caps(r.About)
+	r.Complete(caps, sandbox.Resources{})
+	out = atoll.PolicyAnswer{Allow: true, Limits: caps.Resources, LifetimeMS: caps.Lifetime.Milliseconds(), Findings: []atoll.PolicyFinding{}, Ceilings: []atoll.PolicyCeiling{}}
+	if denied := new(sandbox.Error); errors.As(b.Check(r), &denied) {
+		out.Allow, out.Message, out.Rule = false, denied.Error(), denied.Rule
+	}
+	for _, f := range b.Explain(r) {
+		out.Findings = append(out.Findings, atoll.PolicyFinding{Rule: f.Rule, File: f.File, Line: f.Line, OK: f.OK, Asked: f.Asked, Limit: f.Limit})
+	}
+	for _, c := range b.Ceilings(r.About) {
+		out.Ceilings = append(out.Ceilings, atoll.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
+	}
+	return out, nil
+}
+
+func (a *App) showAnswer(p atoll.PolicyAnswer) error {
+	rows := make([][]string, 0, len(p.Findings))
+	for _, f := range p.Findings {
+		word := "ok"
+		if !f.OK {
+			word = "no"
+		}
+		rows = append(rows, []string{word, f.Rule, oneLine(f.Asked, 40), oneLine(f.Limit, 50), visible(f.File) + ":" + strconv.Itoa(f.Line)})
+	}
+	if len(rows) > 0 {
+		if err := a.table("OK RULE ASKED ALLOWED FILE", rows); err != nil {
+			return err
+		}
+	}
+	var notes []string
+	for _, c := range p.Ceilings {
+		notes = append(notes, fmt.Sprintf("note: what it reaches is bounded by %d rules of the policy %s", len(c.Profile.Rules), c.Policy))
+	}
+	if p.LifetimeMS > 0 {
+		notes = append(notes, "note: it lives at most "+(time.Duration(p.LifetimeMS)*time.Millisecond).String())
+	}
+	if p.Limits.Memory > 0 {
+		notes = append(notes, "note: it gets at most "+units.BytesSize(float64(p.Limits.Memory))+" of memory")
+	}
+	verdict := "allowed"
+	if !p.Allow {
+		verdict = "denied: " + visible(p.Message)
+	}
+	_, err := fmt.Fprintln(a.Stdout, strings.Join(append(notes, verdict), "\n"))
+	return err
+}

@@ -1,0 +1,311 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Policies is where the policies of the machine come from.
+type Policies struct {
+	Source string // a file or a directory, for people
+	// Load reads them. Nil: there are none.
+	Load func() (*bundle.Bundle, error)
+}
+
+// PolicyState is what is known of the policies of the machine.
+type PolicyState struct {
+	Source   string // empty: there are none
+	Digest   string
+	Loaded   time.Time
+	Policies []bundle.Policy
+	// Problem says why what is in the files now does not hold; empty if it does.
+	Problem string
+}
+
+// rulebook holds the policies that are in force.
+type rulebook struct {
+	loading sync.Mutex // by one at a time
+
+	mu      sync.Mutex
+	bundle  *bundle.Bundle
+	loaded  time.Time
+	problem string
+}
+
+func (r *rulebook) now() *bundle.Bundle {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.bundle
+}
+
+// policies are those in force.
+func (p *Plane) policies() *bundle.Bundle { return p.rules.now() }
+
+const opReload = "policy.reload"
+
+// LoadPolicies reads the policies of the machine anew. All of them hold from
+// then on, or, if anything is wrong with any of them, all that held before. It is
+// for the daemon, which acts for no tenant; a change, and what is wrong, is on
+// record with the owner's tenant.
+func (p *Plane) LoadPolicies(ctx context.Context) error {
+	if p.cfg.Policies.Load == nil {
+		return nil
+	}
+	p.rules.loading.Lock()
+	defer p.rules.loading.Unlock()
+	b, err := p.cfg.Policies.Load()
+	if err != nil {
+		return p.keepPolicies(ctx, err)
+	}
+	r := &p.rules
+	r.mu.Lock()
+	same := r.bundle.Digest() == b.Digest() && r.problem == ""
+	if !same {
+		r.bundle, r.loaded, r.problem = b, p.cfg.Store.Now(), ""
+	}
+	r.mu.Unlock()
+	if same {
+		return nil
+	}
+	fact := audit.Action{Tenant: DefaultTenant, Op: opReload, Subject: p.cfg.Policies.Source, Policy: b.Digest()[:12]}
+	return errors.Join(p.cfg.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, nil), p.EnforceAll(ctx))
+}
+
+// keepPolicies goes on with those that hold, and says why, once for each reason.
+func (p *Plane) keepPolicies(ctx context.Context, why error) error {
+	p.rules.mu.Lock()
+	known := p.rules.problem == why.Error()
+	p.rules.problem = why.Error()
+	p.rules.mu.Unlock()
+	if known {
+		return why
+	}
+	fact := audit.Action{Tenant: DefaultTenant, Op: opReload, Subject: why.Error()}
+	p.note(ctx, p.cfg.Audit.Fact(ctx, fact, eventlog.PoliciesKept, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(why) }))
+	return why
+}
+
+// ReloadPolicies is LoadPolicies for the owner of the machine.
+func (p *Plane) ReloadPolicies(ctx context.Context) (PolicyState, error) {
+	err := p.operate(ctx, opReload, p.cfg.Policies.Source, func(ctx context.Context) error {
+		if p.cfg.Policies.Load == nil {
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "policies", Message: "this daemon has none", Hint: "start it with: atoll up --policy DIR"}
+		}
+		return p.LoadPolicies(ctx)
+	})
+	return p.policyState(""), err
+}
+
+// GetPolicies returns the policies about the caller's tenant. The owner of the
+// machine sees all.
+func (p *Plane) GetPolicies(ctx context.Context) (PolicyState, error) {
+	who, err := p.look(ctx, "policy.get", "")
+	if err != nil {
+		return PolicyState{}, err
+	}
+	if who.UID != nil {
+		return p.policyState(""), nil
+	}
+	return p.policyState(who.Tenant), nil
+}
+
+func (p *Plane) policyState(tenant string) PolicyState {
+	r := &p.rules
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := PolicyState{Source: p.cfg.Policies.Source, Digest: r.bundle.Digest(), Loaded: r.loaded, Problem: r.problem, Policies: r.bundle.Policies()}
+	if tenant != "" {
+		s.Source, s.Problem = "", "" // they name files of the machine
+		s.Policies = slices.DeleteFunc(s.Policies, func(p bundle.Policy) bool { return !p.Concerns(tenant) })
+	}
+	return s
+}
+
+// PolicyAnswer is what the policies say about a sandbox that somebody asks for.
+type PolicyAnswer struct {
+	Findings []bundle.Finding
+	Caps     bundle.Caps
+	Ceilings []policy.Ceiling
+	Denied   error // nil: it may be made
+}
+
+// ExplainPolicies tells what the policies would say about a sandbox, which is
+// not made.
+func (p *Plane) ExplainPolicies(ctx context.Context, spec sandbox.Spec) (PolicyAnswer, error) {
+	const op = "policy.explain"
+	who, err := p.look(ctx, op, "")
+	if err != nil {
+		return PolicyAnswer{}, err
+	}
+	if err := spec.Validate(); err != nil {
+		return PolicyAnswer{}, named(op, err)
+	}
+	asked, err := p.askedImage(ctx, who.Tenant, &spec)
+	if err != nil {
+		return PolicyAnswer{}, named(op, err)
+	}
+	p.fill(who.Tenant, &spec, 0)
+	w, err := p.wish(ctx, who.Tenant, &spec, asked)
+	if err != nil {
+		return PolicyAnswer{}, named(op, err)
+	}
+	b := p.policies()
+	return PolicyAnswer{b.Explain(w), b.Caps(w.About), b.Ceilings(w.About), b.Check(w)}, nil
+}
+
+// askedImage are the names of the image that a Spec asks for, and settles which
+// snapshot is meant.
+func (p *Plane) askedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error) {
+	if spec.Snapshot == "" {
+		if spec.Image == "" {
+			return []string{"host"}, nil
+		}
+		return []string{spec.Image}, nil
+	}
+	s, err := p.findSnapshot(ctx, tenant, spec.Snapshot)
+	if err == nil {
+		spec.Snapshot = s.ID // its name may lead to another one in a moment
+	}
+	return []string{s.Image, s.Spec.Image}, err
+}
+
+// fill gives a request what the policies say where it leaves limits open. The
+// time of a sandbox that the daemon ends itself is bounded by that.
+func (p *Plane) fill(tenant string, spec *sandbox.Spec, timeout time.Duration) {
+	caps := p.policies().Caps(bundle.About{Tenant: tenant, Labels: spec.Labels})
+	caps.Fill(&spec.Resources, p.cfg.Control.Defaults)
+	if spec.Lifetime.Timeout == 0 && timeout == 0 {
+		spec.Lifetime.Timeout = caps.Lifetime
+	}
+}
+
+// wish is a request for a sandbox as the policies see it.
+func (p *Plane) wish(ctx context.Context, tenant string, spec *sandbox.Spec, images []string) (bundle.Request, error) {
+	profile, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Profile, error) { return p.profileOf(ctx, tx, tenant, spec.Network) })
+	if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound { // that is found out where it counts
+		return bundle.Request{}, err
+	}
+	w := bundle.Of(tenant, spec, images, profile.Rules)
+	w.Complete(bundle.Caps{}, p.cfg.Control.Defaults)
+	for _, m := range spec.Mounts {
+		// What links lead to must be allowed as well.
+		m.Source = realPath(m.Source)
+		w.Mounts = append(slices.Clone(w.Mounts), m)
+	}
+	return w, nil
+}
+
+// realPath is where a path leads, as far as it is there. Of one that climbs, of
+// which "link/.." may be anywhere, it is the top.
+func realPath(name string) string {
+	if slices.Contains(strings.Split(name, "/"), "..") {
+		return "/"
+	}
+	dir, rest := filepath.Clean(name), ""
+	for {
+		if found, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(found, rest)
+		}
+		if dir == "/" {
+			return filepath.Clean(name)
+		}
+		dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest)
+	}
+}
+
+func modeOf(ref sandbox.SecretRef) sandbox.SecretMode {
+	if ref.Mode == "" {
+		return sandbox.SecretGateway
+	}
+	return ref.Mode
+}
+
+// permit refuses a sandbox that the policies do not allow, and puts that on
+// record. With fields, only those are looked at.
+func (p *Plane) permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, fields ...bundle.Field) error {
+	b := p.policies()
+	if b == nil {
+		return nil
+	}
+	w, err := p.wish(ctx, a.Tenant, spec, images)
+	if err != nil {
+		return err
+	}
+	return p.refused(ctx, a, b.Check(w, fields...))
+}
+
+// refused records a refusal of the policies, with the rule, and returns it.
+func (p *Plane) refused(ctx context.Context, a audit.Action, err error) error {
+	var e *sandbox.Error
+	if errors.As(err, &e) && e.Code == sandbox.CodeDenied {
+		a.Policy = e.Rule
+		p.note(ctx, p.cfg.Audit.Denied(ctx, a, err))
+	}
+	return err
+}
+
+// restored are the fields that count when a sandbox comes back: how long it may
+// live was decided before.
+var restored = []bundle.Field{
+	bundle.CPUs, bundle.Memory, bundle.Disk, bundle.PIDs, bundle.Images, bundle.Mounts, bundle.Network, bundle.Secrets, bundle.SecretModes,
+}
+
+// permitAgain is permit for a sandbox that is to run again.
+func (p *Plane) permitAgain(ctx context.Context, t *turn) error {
+	spec := t.box.Spec
+	spec.Labels, spec.Resources = t.box.Labels, t.box.Resources
+	return p.permit(ctx, t.action, &spec, []string{t.box.Image, spec.Image}, restored...)
+}
+
+// permitChange is permit for a change of a sandbox: of limits, what is changed
+// is looked at, but other labels may mean other policies for all of it.
+func (p *Plane) permitChange(ctx context.Context, t *turn, c *Change, now time.Time) error {
+	spec := t.box.Spec
+	spec.Labels, spec.Resources = t.box.Labels, t.box.Resources
+	var fields []bundle.Field
+	for field, changed := range map[bundle.Field]bool{
+		bundle.CPUs: c.Resources.CPUs != 0, bundle.Memory: c.Resources.Memory != 0, bundle.Disk: c.Resources.Disk != 0, bundle.PIDs: c.Resources.PIDs != 0,
+		bundle.Lifetime: c.Timeout != nil,
+	} {
+		if changed {
+			fields = append(fields, field)
+		}
+	}
+	set(&spec.Resources.CPUs, c.Resources.CPUs)
+	set(&spec.Resources.Memory, c.Resources.Memory)
+	set(&spec.Resources.Disk, c.Resources.Disk)
+	set(&spec.Resources.PIDs, c.Resources.PIDs)
+	if len(c.Labels) > 0 {
+		fields = slices.Concat(fields, restored, []bundle.Field{bundle.Lifetime})
+		spec.Labels = relabelled(spec.Labels, c.Labels)
+	}
+	if c.Timeout != nil {
+		spec.Lifetime.Timeout = 0
+		if *c.Timeout > 0 { // it was made some time ago
+			spec.Lifetime.Timeout = now.Add(*c.Timeout).Sub(t.box.Created)
+		}
+	}
+	if len(fields) == 0 {
+		return nil
+	}
+	return p.permit(ctx, t.action, &spec, []string{t.box.Image, spec.Image}, fields...)
+}
+
+// permitUntil refuses a time for the end of a sandbox that is too far away.
+func (p *Plane) permitUntil(ctx context.Context, a audit.Action, b *store.Sandbox, at time.Time) error {
+	w := bundle.Request{About: bundle.About{Tenant: b.Tenant, Labels: b.Labels}, Lifetime: at.Sub(b.Created)}
+	a.Sandbox, a.Name = b.ID, b.Name
+	return p.refused(ctx, a, p.policies().Check(w, bundle.Lifetime))
+}

@@ -1,0 +1,49 @@
+package bundle
+
+import (
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Of is the request for a sandbox as the policies see it. images are the names
+// of its image, and rules those that say what it may reach, wherever they are
+// kept.
+func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule) Request {
+	r := Request{
+		About:     About{Tenant: tenant, Labels: spec.Labels},
+		Resources: spec.Resources, Lifetime: spec.Lifetime.Timeout, Images: images, Mounts: spec.Mounts, Network: spec.Network.Asked(),
+	}
+	for _, ref := range spec.Secrets {
+		mode := ref.Mode
+		if mode == "" {
+			mode = sandbox.SecretGateway
+		}
+		r.Secrets = append(r.Secrets, Grant{ref.Name, mode})
+	}
+	return r.add(rules)
+}
+
+// add grants what rules add to requests.
+func (r Request) add(rules []sandbox.Rule) Request {
+	for _, rule := range rules {
+		for _, i := range rule.Inject {
+			for _, name := range []string{i.Secret, i.SessionToken} {
+				if name != "" {
+					r.Secrets = append(r.Secrets, Grant{Name: name})
+				}
+			}
+		}
+	}
+	return r
+}
+
+// Complete gives a request what it leaves open: what the caps say, and what a
+// sandbox gets otherwise.
+func (r *Request) Complete(c Caps, defaults sandbox.Resources) {
+	c.Fill(&r.Resources, defaults)
+	fill(&r.Lifetime, c.Lifetime, 0)
+	for v, otherwise := range map[*int64]int64{&r.Resources.Memory: defaults.Memory, &r.Resources.Disk: defaults.Disk, &r.Resources.PIDs: defaults.PIDs} {
+		if *v == 0 {
+			*v = otherwise
+		}
+	}
+}
