@@ -175,6 +175,18 @@ func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error 
 func (f Files) Export(ctx context.Context, path string, w io.Writer, exclude ...string) error {
 	query := at(path)
 	query["exclude"] = exclude
+	return f.export(ctx, query, w)
+}
+
+// ExportZstd is Export with the stream compressed with zstd, by the daemon.
+func (f Files) ExportZstd(ctx context.Context, path string, w io.Writer, exclude ...string) error {
+	query := at(path)
+	query["exclude"] = exclude
+	query.Set("compress", "zstd")
+	return f.export(ctx, query, w)
+}
+
+func (f Files) export(ctx context.Context, query url.Values, w io.Writer) error {
 	body, err := f.stream(ctx, "/archive", query, nil)
 	if err != nil {
 		return err
@@ -190,7 +202,8 @@ func (f Files) Export(ctx context.Context, path string, w io.Writer, exclude ...
 	return nil
 }
 
-// Import unpacks a tar stream into the directory at path, making it. owner, if
+// Import unpacks a tar stream, which may be compressed with zstd, into the
+// directory at path, making it: all of it or, on an error, nothing. owner, if
 // not empty, is whom the files will belong to.
 func (f Files) Import(ctx context.Context, path string, r io.Reader, owner string) error {
 	query := at(path)

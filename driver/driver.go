@@ -283,12 +283,18 @@ type Archiver interface {
 	// Export writes the file or tree at path as a tar stream. Names are
 	// relative to path's parent, so the first member is path's base name ("."
 	// for the root). Modes, numeric owners, times, links, and extended
-	// attributes are kept; sockets are left out.
+	// attributes are kept; sockets are left out. Of large files what is zero
+	// may be sent as holes, in the form of GNU tar (PAX, version 1.0).
 	Export(ctx context.Context, path string, w io.Writer, opts ExportOptions) error
 	// Import unpacks a tar stream into the directory at path, making it. A
 	// member that is absolute, climbs with "..", or leads through a link out
 	// of the directory is CodeInvalid, named in the error. Device nodes are
 	// refused likewise.
+	//
+	// It is all or nothing: until the whole stream has been read and found
+	// good, nothing in the directory is changed or seen, and after an error
+	// there is nothing new, the directory itself included. Holes of sparse
+	// files are kept where the file system has them.
 	Import(ctx context.Context, path string, r io.Reader, opts ImportOptions) error
 }
 
@@ -297,6 +303,9 @@ type ExportOptions struct {
 	// Exclude lists patterns, as in path.Match, against the path relative to
 	// the exported directory; an excluded directory is left out whole.
 	Exclude []string
+	// Zstd compresses the stream. The control plane does it, outside the
+	// sandbox: a provider never sees it set.
+	Zstd bool
 }
 
 // ImportOptions say who is to own what is imported.

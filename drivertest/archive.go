@@ -199,6 +199,67 @@ var archiveCases = []testCase{
 		t.ok("Import", b.importTo(b.path("t"), stream))
 		t.want(b.sh("cat t/f t/other t/d/stays"), "new\nstays\nx\n")
 	}},
+	{"archive/all-or-nothing", capArchive, archiveAllOrNothing},
+	{"archive/sparse", capArchive, func(t *caseT) {
+		b := t.box()
+		const size = 24 << 20
+		b.mustSh("printf start >f; printf end | dd of=f bs=1 seek=25165821 2>/dev/null; : >g; dd if=/dev/zero of=h bs=1048576 count=3 2>/dev/null")
+		var buf bytes.Buffer
+		t.ok("Export", b.archiver().Export(t.ctx, b.dir, &buf, driver.ExportOptions{}))
+		if buf.Len() > 1<<20 {
+			t.Errorf("the holes of a file of %d bytes take %d", size, buf.Len())
+		}
+		t.ok("Import", b.importTo(b.path("copy"), buf.Bytes()))
+		in := "copy/" + path.Base(b.dir)
+		if !t.needFiles() {
+			return
+		}
+		for name, want := range map[string]int{"f": size, "g": 0, "h": 3 << 20} {
+			got, original := b.read(path.Join(in, name)), b.read(name)
+			if len(got) != want || got != original {
+				t.Errorf("%s has %d bytes, want %d, and is the same: %v", name, len(got), want, got == original)
+			}
+		}
+	}},
+	{"archive/many", capArchive, func(t *caseT) {
+		b := t.box()
+		var members []member
+		for i := range 2000 {
+			members = append(members, file(fmt.Sprintf("tree/d%d/e%d/f%d", i%7, i%13, i), fmt.Sprint(i)))
+		}
+		t.ok("Import", b.importTo(b.dir, t.tarball(members...)))
+		exported := b.export(b.path("tree"), driver.ExportOptions{})
+		t.ok("Import", b.importTo(b.path("again"), t.tarball(exported...)))
+		if n := len(exported); n != 2000+1+7+7*13 {
+			t.Errorf("%d members", n)
+		}
+		t.want(b.sh("cat tree/d6/e12/f1000 again/tree/d6/e12/f1000 again/tree/d2/e11/f1675"), "100010001675")
+	}},
+	{"archive/odd-names", capArchive, func(t *caseT) {
+		// A name of ours, or one that leaves no room for it, is a name like any
+		// other.
+		b := t.box()
+		names := []string{strings.Repeat("n", 255), ".atoll-tmp-0123456789abcdef01234567", ".atoll-tmp-", ".wh.f", "GNUSparseFile.0", "-rf", "a\\b", "\u00e9"}
+		for range 2 { // beside what is there, and in its place
+			var members []member
+			for _, name := range names {
+				members = append(members, file("odd/"+name, name), file("odd/deep/"+name, name))
+			}
+			t.ok("Import", b.importTo(b.dir, t.tarball(members...)))
+		}
+		found := map[string]string{}
+		for _, m := range b.export(b.path("odd"), driver.ExportOptions{}) {
+			found[m.Name] = m.data
+		}
+		for _, name := range names {
+			if found["odd/"+name] != name || found["odd/deep/"+name] != name {
+				t.Errorf("%q holds %q and %q", name, found["odd/"+name], found["odd/deep/"+name])
+			}
+		}
+		if len(found) != 2*len(names)+2 {
+			t.Errorf("%d members: %q", len(found), found)
+		}
+	}},
 	{"archive/import-owner", capUsers, func(t *caseT) {
 		if !t.declared(capArchive) || !t.declared(capFiles) {
 			t.Logf("the provider does not declare %s and %s", capArchive, capFiles)
@@ -234,6 +295,58 @@ var archiveCases = []testCase{
 			t.Errorf("error %v, want that of the reader", err)
 		}
 	}},
+}
+
+// archiveAllOrNothing imports streams that are good for a long time and then are
+// not, over a tree, and wants no trace of them.
+func archiveAllOrNothing(t *caseT) {
+	b := t.box()
+	b.mustSh("mkdir -p t/d t/real; echo old >t/f; echo stays >t/d/stays; chmod 700 t/d; ln -s real t/link; ln t/f t/hard")
+	if !t.needFiles() {
+		return
+	}
+	before := b.tree(".")
+	good := []member{
+		file("f", "new"),
+		{tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o755}, ""},
+		file("d/more", "new"),
+		file("d/stays", "new"),
+		file("fresh/dir/file", "new"),
+		{tar.Header{Typeflag: tar.TypeDir, Name: "fresh/dir", Mode: 0o500}, ""},
+		file("link/through", "new"),
+		link(tar.TypeSymlink, "s", "d"),
+		link(tar.TypeLink, "fresh/h", "f"),
+		file("twice", "one"), file("twice", "two"),
+		{tar.Header{Typeflag: tar.TypeFifo, Name: "p", Mode: 0o600}, ""},
+	}
+	whole := t.tarball(append(slices.Clone(good), file("last", strings.Repeat("x", 4096)))...)
+	for what, stream := range map[string][]byte{
+		"a name that climbs": t.tarball(append(slices.Clone(good), file("../evil", "evil"))...),
+		"a device":           t.tarball(append(slices.Clone(good), member{tar.Header{Typeflag: tar.TypeChar, Name: "dev"}, ""})...),
+		"a link that climbs": t.tarball(append(slices.Clone(good), link(tar.TypeLink, "h", "../outside"))...),
+		"a cut":              whole[:len(whole)-3000],
+		"rubbish":            append(slices.Clone(whole[:len(whole)-1024]), pattern(2048)...),
+	} {
+		t.wantCode(what, b.importTo(b.path("t"), stream), sandbox.CodeInvalid)
+		t.sameTrees(b.tree("."), before)
+		t.wantCode(what+", elsewhere", b.importTo(b.path("made/for/it"), stream), sandbox.CodeInvalid)
+		t.sameTrees(b.tree("."), before)
+	}
+	broken := io.MultiReader(bytes.NewReader(whole[:len(whole)-3000]), failing{})
+	if err := b.archiver().Import(t.ctx, b.path("t"), broken, driver.ImportOptions{}); !errors.Is(err, errReader) {
+		t.Errorf("error %v, want that of the reader", err)
+	}
+	t.sameTrees(b.tree("."), before)
+	inTheWay := t.tarball(append(slices.Clone(good), file("d", "a file"))...)
+	if err := b.importTo(b.path("t"), inTheWay); err == nil {
+		t.Errorf("a file replaced a directory")
+	}
+	t.sameTrees(b.tree("."), before)
+	t.ok("Import of the whole", b.importTo(b.path("t"), whole))
+	t.want(b.sh("cat t/f t/hard t/d/more t/d/stays t/fresh/dir/file t/real/through t/fresh/h t/twice; ls"), "newold\nnewnewnewnewnewtwot\n")
+	if d, dir := b.stat("t/d"), b.stat("t/fresh/dir"); d.Mode != 0o755 || dir.Mode != 0o500 {
+		t.Errorf("the directories have the modes %o and %o", d.Mode, dir.Mode)
+	}
 }
 
 type failingWriter struct{}

@@ -209,6 +209,50 @@ func (i naiveArchiver) Import(ctx context.Context, p string, r io.Reader, _ driv
 	}
 }
 
+// plainExporter exports with a writer that knows no holes, and keeps what it is
+// told to keep.
+type plainExporter struct {
+	driver.Instance
+	driver.Archiver
+	keep func(*tar.Header) bool
+}
+
+func (i plainExporter) Unwrap() any { return i.Instance }
+
+func (i plainExporter) Export(ctx context.Context, p string, w io.Writer, opts driver.ExportOptions) error {
+	r, pipe := io.Pipe()
+	go func() { pipe.CloseWithError(i.Archiver.Export(ctx, p, pipe, opts)) }()
+	defer r.Close()
+	tw := tar.NewWriter(w)
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if !i.keep(h) {
+			continue
+		}
+		if err := tw.WriteHeader(h); err != nil {
+			return err
+		}
+		if _, err := io.Copy(tw, tr); err != nil {
+			return err
+		}
+	}
+	_, _ = io.Copy(io.Discard, r) // what follows the archive
+	return tw.Close()
+}
+
+func withExport(keep func(*tar.Header) bool) func(driver.Provider) driver.Provider {
+	return withInstance(func(inst driver.Instance) driver.Instance {
+		a, _ := driver.As[driver.Archiver](inst)
+		return plainExporter{inst, a, keep}
+	})
+}
+
 // naiveWatcher never closes its channel.
 type naiveWatcher struct {
 	driver.Instance
@@ -325,7 +369,12 @@ var brokenFiles = []sabotage{
 	}), []string{
 		"archive/hostile/parent", "archive/hostile/parent-inside", "archive/hostile/through-link", "archive/hostile/through-two-links",
 		"archive/hostile/hard-link-out", "archive/hostile/char-device", "archive/hostile/file-over-link", "archive/import",
+		"archive/all-or-nothing",
 	}},
+	{"exports holes as zeros", false, withExport(func(h *tar.Header) bool { return true }), []string{"archive/sparse"}},
+	{"hides what looks like its own", false, withExport(func(h *tar.Header) bool {
+		return !strings.HasPrefix(path.Base(h.Name), ".atoll-tmp-")
+	}), []string{"archive/odd-names"}},
 	{"does not watch below", false, withWatcher(false, false), []string{"watch/recursive"}},
 	{"never ends a watch", false, withWatcher(true, true), []string{"watch/ends-with-context"}},
 }

@@ -25,30 +25,30 @@ var rules = []rule{
 
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/image/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/sparse", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/host/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/host/...", "internal/guest/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/host/...", "internal/guest/...", "internal/sparse", "provider/internal/proctree"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/e2b/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/sparse", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/fake/...",
-		only: []string{"sandbox", "driver", "provider/fake/..."},
+		only: []string{"sandbox", "driver", "provider/fake/...", "internal/sparse"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/image/...", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/sparse", "internal/image/...", "internal/envd"},
 		why:  "the list of providers is the one place that knows them all",
 	},
 
@@ -173,6 +173,10 @@ var rules = []rule{
 		why:  "bytes under names, whatever they mean",
 	},
 	{
+		pkgs: "internal/sparse", std: true, deny: []string{"os/exec", "net", "net/http"},
+		why: "it is about bytes, inside sandboxes and outside",
+	},
+	{
 		pkgs: "provider/internal/proctree", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it reads /proc, for any provider",
 	},
@@ -190,19 +194,19 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/guest/early",
-		only: []string{"sandbox", "internal/guest/..."},
+		only: []string{"sandbox", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
 		why:  "what runs inside a sandbox starts before everything else and stays small",
 	},
 	{
 		pkgs: "internal/guest/agent/...",
-		only: []string{"sandbox", "internal/guest/..."},
+		only: []string{"sandbox", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/...", "internal/guest"}, heavy...),
 		why:  "what runs inside a sandbox starts before everything else and stays small",
 	},
 	{
 		pkgs: "internal/guest/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/guest/..."},
+		only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/..."}, heavy...),
 		why:  "the guest's client serves any provider",
 	},
@@ -261,12 +265,12 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/..."},
+		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/sparse"},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
+		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
@@ -274,7 +278,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
-			"internal/guest/...", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},
 		why: "main only dispatches",
@@ -284,7 +288,7 @@ var rules = []rule{
 	{pkgs: "scripts/testcount", std: true, why: "what judges the tests must not depend on what they test"},
 	{
 		pkgs: "scripts/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/..."},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/...", "internal/sparse"},
 		deny: []string{"internal/cli/..."},
 		why:  "what measures the program uses it as a library",
 	},

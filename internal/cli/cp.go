@@ -17,6 +17,7 @@ import (
 
 func (a *App) cpCmd() *cobra.Command {
 	var owner string
+	var export driver.ExportOptions
 	cmd := &cobra.Command{
 		Use:   "cp SANDBOX:PATH LOCAL | LOCAL SANDBOX:PATH",
 		Short: "Copy files and directories in and out of a sandbox",
@@ -25,29 +26,39 @@ it is copied under its own name, anything else is its new name. For a local path
 "-" is a tar stream on standard input, where it may be compressed with zstd, or on
 standard output. A local name with a colon is written as ./NAME.
 
+Copying in is all or nothing: a stream that breaks off, or has a member that is
+refused, changes nothing inside. Holes of sparse files are kept.
+
 Copied out, files belong to you, and lose set-id bits; devices are left out, and
 nothing is written outside the destination, whatever the sandbox says. Copied
 in, they belong to root unless --owner names another user.`,
 		Example: `  echo hello > hello.txt
   atoll cp hello.txt demo:/tmp/
   atoll cp demo:/tmp/hello.txt copy.txt
-  atoll cp demo:/tmp - | tar -t`,
+  atoll cp demo:/tmp - | tar -t
+  atoll cp --zstd --exclude '*.log' demo:/tmp - > tmp.tar.zst`,
 		GroupID: groupBox,
 		Args:    cobra.ExactArgs(2),
 	}
 	cmd.Flags().StringVar(&owner, "owner", "0:0", "who the files belong to inside: NAME, UID, NAME:GROUP or UID:GID")
+	cmd.Flags().BoolVar(&export.Zstd, "zstd", false, "compress the stream on standard output with zstd")
+	cmd.Flags().StringArrayVar(&export.Exclude, "exclude", nil, "copying out: leave out what matches, as * and ? do, relative to what is copied; may be repeated")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		fromBox, from := splitPlace(args[0])
 		toBox, to := splitPlace(args[1])
 		switch {
 		case fromBox == "" && toBox == "" || fromBox != "" && toBox != "":
 			return &usageError{message: "one of the two must be inside a sandbox, written SANDBOX:PATH", hint: "for example: atoll cp demo:/etc/hosts ."}
+		case fromBox == "" && (export.Zstd || len(export.Exclude) > 0):
+			return &usageError{message: "--zstd and --exclude are for copying out", hint: "a stream that is copied in may be compressed: zstd < DIR.tar | atoll cp - SANDBOX:PATH"}
+		case export.Zstd && to != "-":
+			return &usageError{message: "--zstd is for a stream", hint: "write - in place of " + to}
 		case fromBox != "":
 			box, err := a.find(ctx, fromBox)
 			if err != nil {
 				return err
 			}
-			return a.copyOut(ctx, box, from, to)
+			return a.copyOut(ctx, box, from, to, export)
 		}
 		box, err := a.find(ctx, toBox)
 		if err != nil {
@@ -74,16 +85,16 @@ func inside(p string) string { return path.Clean("/" + p) }
 
 // copyOut copies the file or tree at from to a local place. Nothing in the
 // stream is trusted.
-func (a *App) copyOut(ctx context.Context, box box, from, to string) error {
+func (a *App) copyOut(ctx context.Context, box box, from, to string, opts driver.ExportOptions) error {
 	if to == "-" {
-		return box.Files().Export(ctx, inside(from), a.Stdout, driver.ExportOptions{})
+		return box.Files().Export(ctx, inside(from), a.Stdout, opts)
 	}
 	dir, name, err := localPlace(to, path.Base(inside(from)))
 	if err != nil {
 		return err
 	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(box.Files().Export(ctx, inside(from), w, driver.ExportOptions{})) }()
+	go func() { w.CloseWithError(box.Files().Export(ctx, inside(from), w, opts)) }()
 	skipped, err := tree.Unpack(ctx, r, dir, name)
 	r.CloseWithError(err) // Export must not wait for a reader that is gone
 	for _, member := range skipped {

@@ -196,6 +196,9 @@ func (f remoteFiles) List(ctx context.Context, path string, opts driver.ListOpti
 }
 
 func (f remoteFiles) Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error {
+	if opts.Zstd {
+		return f.files.ExportZstd(ctx, path, w, opts.Exclude...)
+	}
 	return f.files.Export(ctx, path, w, opts.Exclude...)
 }
 

@@ -124,7 +124,11 @@ func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.Ex
 				return invalid("", "exclude", "malformed pattern", "")
 			}
 		}
-		return fs.Export(ctx, p, w, opts)
+		if !opts.Zstd {
+			return fs.Export(ctx, p, w, opts)
+		}
+		opts.Zstd = false
+		return compressed(w, func(w io.Writer) error { return fs.Export(ctx, p, w, opts) })
 	})
 }
 

@@ -34,6 +34,20 @@ func uncompressed(r io.Reader) (io.Reader, error) {
 	return &unzstd{dec, source}, nil
 }
 
+// compressed has write write to w, compressed with zstd. If write fails, what w
+// got is no whole stream, and whoever reads it is told so.
+func compressed(w io.Writer, write func(io.Writer) error) error {
+	enc, err := zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(2))
+	if err != nil {
+		return err
+	}
+	if err := write(enc); err != nil {
+		enc.Reset(nil) // ends its goroutines, and writes nothing more
+		return err
+	}
+	return enc.Close()
+}
+
 // watched remembers how its reader failed.
 type watched struct {
 	r   io.Reader

@@ -29,6 +29,35 @@ func compress(t *testing.T, content []byte, opts ...zstd.EOption) []byte {
 	return out.Bytes()
 }
 
+// What is written compressed reads as it was; what broke off is no whole stream.
+func TestCompressed(t *testing.T) {
+	content := strings.Repeat("a tar stream, or so ", 1<<16)
+	var out bytes.Buffer
+	if err := compressed(&out, func(w io.Writer) error { _, err := io.WriteString(w, content); return err }); err != nil {
+		t.Fatal(err)
+	}
+	r, err := uncompressed(bytes.NewReader(out.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err != nil || string(got) != content || out.Len() > len(content)/10 {
+		t.Errorf("%d bytes in %d, %v", len(got), out.Len(), err)
+	}
+	out.Reset()
+	broken := errors.New("broken")
+	err = compressed(&out, func(w io.Writer) error { _, err := io.WriteString(w, content); return errors.Join(broken, err) })
+	if !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+	r, err = uncompressed(bytes.NewReader(out.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); err == nil && string(got) == content {
+		t.Error("what broke off looks whole")
+	}
+}
+
 func TestUncompressed(t *testing.T) {
 	content := bytes.Repeat([]byte("a tar stream, or so "), 1<<16)
 	for name, stream := range map[string][]byte{

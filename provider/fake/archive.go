@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/sparse"
 	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -32,17 +33,18 @@ func (i *instance) Export(ctx context.Context, p string, w io.Writer, opts drive
 	if p == "/" {
 		base = "."
 	}
-	e := &exporter{instance: i, ctx: ctx, tar: tar.NewWriter(w), top: p, base: base, exclude: opts.Exclude, seen: map[uint64]string{}}
+	e := &exporter{instance: i, ctx: ctx, out: w, tar: tar.NewWriter(w), top: p, base: base, exclude: opts.Exclude, seen: map[uint64]string{}}
 	if err := e.add(""); err != nil {
 		return i.fileError(op, p, err)
 	}
 	return e.tar.Close()
 }
 
-// exporter writes one tree.
+// exporter writes one tree to out.
 type exporter struct {
 	*instance
 	ctx     context.Context
+	out     io.Writer
 	tar     *tar.Writer
 	top     string
 	base    string
@@ -77,11 +79,11 @@ func (e *exporter) add(rel string) error {
 	if info.Type == memfs.Dir {
 		h.Name += "/"
 	}
+	if h.Typeflag == tar.TypeReg {
+		return e.content(full, h)
+	}
 	if err := e.tar.WriteHeader(h); err != nil {
 		return err
-	}
-	if h.Typeflag == tar.TypeReg {
-		return e.content(full, info.Size)
 	}
 	if info.Type != memfs.Dir {
 		return nil
@@ -110,7 +112,7 @@ func (e *exporter) below(full, rel string) error {
 	return nil
 }
 
-func (e *exporter) content(full string, size int64) error {
+func (e *exporter) content(full string, h *tar.Header) error {
 	o, err := e.files.Open(root, full, os.O_RDONLY, 0)
 	if err != nil {
 		return err
@@ -118,8 +120,33 @@ func (e *exporter) content(full string, size int64) error {
 	if o.File == nil {
 		return fail(sandbox.CodeConflict, "archive.export", full, "the file changed while it was read")
 	}
-	_, err = io.CopyN(e.tar, o.File, size)
+	file := seekReader{o.File}
+	extents, err := sparse.Scan(file, h.Size)
+	if err != nil {
+		return err
+	}
+	if len(extents) != 1 || extents[0].Length < h.Size {
+		return sparse.Write(e.out, e.tar, h, file, extents)
+	}
+	if err := e.tar.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err = io.Copy(e.tar, io.NewSectionReader(file, 0, h.Size))
 	return err
+}
+
+// seekReader reads a file anywhere. It has one user.
+type seekReader struct{ io.ReadSeeker }
+
+func (r seekReader) ReadAt(p []byte, off int64) (int, error) {
+	if _, err := r.Seek(off, io.SeekStart); err != nil {
+		return 0, err
+	}
+	n, err := io.ReadFull(r, p)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	return n, err
 }
 
 // Import unpacks a tar stream into a directory.
@@ -133,6 +160,15 @@ func (i *instance) Import(ctx context.Context, p string, r io.Reader, opts drive
 		return err
 	}
 	p = path.Clean(p)
+	restore := i.files.Checkpoint(p)
+	if err := i.unpack(ctx, op, p, r, owner, opts.Owner != ""); err != nil {
+		restore()
+		return err
+	}
+	return nil
+}
+
+func (i *instance) unpack(ctx context.Context, op, p string, r io.Reader, owner memfs.Cred, given bool) error {
 	if err := i.mkdirAll(p, 0o755, owner); err != nil {
 		return i.fileError(op, p, err)
 	}
@@ -141,7 +177,7 @@ func (i *instance) Import(ctx context.Context, p string, r io.Reader, opts drive
 		return i.fileError(op, p, err)
 	}
 	source := &notingReader{r: r}
-	m := &importer{instance: i, ctx: ctx, top: top, tar: tar.NewReader(source), owner: owner, given: opts.Owner != ""}
+	m := &importer{instance: i, ctx: ctx, top: top, tar: tar.NewReader(source), owner: owner, given: given}
 	if err := m.run(); err != nil {
 		if source.err != nil {
 			return source.err // The caller's reader failed, not the archive.

@@ -86,8 +86,9 @@ func (i *instance) writeTree(ctx context.Context, dir string) (size int64, err e
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	sum := sha256.New()
+	out := io.MultiWriter(f, sum)
 	e := &exporter{
-		instance: i, ctx: ctx, tar: tar.NewWriter(io.MultiWriter(f, sum)), top: "/", base: ".",
+		instance: i, ctx: ctx, out: out, tar: tar.NewWriter(out), top: "/", base: ".",
 		exclude: []string{"dev"}, seen: map[uint64]string{},
 	}
 	if err := errors.Join(e.add(""), e.tar.Close()); err != nil {

@@ -13,7 +13,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
+	"github.com/atoll-run/atoll/internal/sparse"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -41,7 +43,7 @@ func Pack(ctx context.Context, w io.Writer, root, name string) error {
 		if err != nil {
 			return err
 		}
-		return pack(tw, p, filepath.ToSlash(filepath.Join(name, rel)), d)
+		return pack(w, tw, p, filepath.ToSlash(filepath.Join(name, rel)), d)
 	})
 	if err != nil {
 		return err
@@ -49,7 +51,7 @@ func Pack(ctx context.Context, w io.Writer, root, name string) error {
 	return tw.Close()
 }
 
-func pack(tw *tar.Writer, file, name string, d fs.DirEntry) error {
+func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry) error {
 	info, err := d.Info()
 	if err != nil {
 		return err
@@ -69,7 +71,18 @@ func pack(tw *tar.Writer, file, name string, d fs.DirEntry) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s changed while it was read", file)
 	}
-	if err := tw.WriteHeader(header(info, name, "")); err != nil {
+	h := header(info, name, "")
+	extents, worth, err := sparse.Find(f, info.Size(), info.Sys().(*syscall.Stat_t).Blocks*512)
+	switch {
+	case err != nil:
+		return err
+	case worth:
+		return sparse.Write(w, tw, h, f, extents)
+	}
+	if err := tw.WriteHeader(h); err != nil {
+		return err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
 	if _, err = io.CopyN(tw, f, info.Size()); err == io.EOF {

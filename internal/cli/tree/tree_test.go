@@ -4,12 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -257,5 +259,42 @@ func BenchmarkUnpack(b *testing.B) {
 		if _, err := Unpack(b.Context(), bytes.NewReader(data), to, "x"); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// Holes survive the way out and in.
+func TestHoles(t *testing.T) {
+	const size = 16 << 20
+	from, to := t.TempDir(), t.TempDir()
+	f, err := os.Create(filepath.Join(from, "holed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []int64{0, 5 << 20} {
+		if _, err := f.WriteAt([]byte("data"), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	var stream bytes.Buffer
+	if err := Pack(t.Context(), &stream, from, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if stream.Len() > 64<<10 {
+		t.Errorf("the stream has %d bytes", stream.Len())
+	}
+	if _, err := Unpack(t.Context(), &stream, to, "y"); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(to, "y", "holed"))
+	if err != nil || info.Size() != size || info.Sys().(*syscall.Stat_t).Blocks*512 > 64<<10 {
+		t.Errorf("%+v %v", info, err)
+	}
+	a, errA := os.ReadFile(filepath.Join(from, "holed"))
+	b, errB := os.ReadFile(filepath.Join(to, "y", "holed"))
+	if errA != nil || errB != nil || !bytes.Equal(a, b) {
+		t.Errorf("it is another: %v %v", errA, errB)
 	}
 }

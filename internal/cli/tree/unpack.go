@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/atoll-run/atoll/internal/sparse"
 )
 
 // maxSkipped bounds how many left out members are remembered.
@@ -32,7 +34,7 @@ func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []strin
 		return nil, err
 	}
 	defer root.Close()
-	u := &unpacker{root: root, name: name}
+	u := &unpacker{ctx: ctx, root: root, name: name}
 	tr := tar.NewReader(r)
 	for {
 		h, err := tr.Next()
@@ -52,6 +54,7 @@ func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []strin
 }
 
 type unpacker struct {
+	ctx     context.Context // of the one call
 	root    *os.Root
 	name    string
 	dirs    []dirMode // given their modes last, so that they can be written to
@@ -75,7 +78,7 @@ func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return u.dir(p, h)
-	case tar.TypeReg:
+	case tar.TypeReg, tar.TypeGNUSparse:
 		return u.file(p, h, tr)
 	case tar.TypeSymlink:
 		if err := u.clear(p); err != nil {
@@ -157,7 +160,11 @@ func (u *unpacker) file(p string, h *tar.Header, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, r)
+	if sparse.Is(h) {
+		err = sparse.Copy(f, r, h.Size, u.ctx.Err)
+	} else {
+		_, err = io.Copy(f, r)
+	}
 	if err == nil {
 		err = f.Chmod(h.FileInfo().Mode() & permissions)
 	}

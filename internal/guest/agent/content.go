@@ -3,7 +3,9 @@ package agent
 import (
 	"encoding/hex"
 	"errors"
+	"io"
 	"path"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -159,6 +161,29 @@ func (fd fdWriter) Write(p []byte) (int, error) {
 	return done, nil
 }
 
+// fdFile is an open file, as package sparse wants it.
+type fdFile struct{ fd int }
+
+func (f fdFile) Write(p []byte) (int, error)                  { return fdWriter(f.fd).Write(p) }
+func (f fdFile) Seek(offset int64, whence int) (int64, error) { return unix.Seek(f.fd, offset, whence) }
+func (f fdFile) Truncate(size int64) error                    { return unix.Ftruncate(f.fd, size) }
+
+func (f fdFile) ReadAt(p []byte, at int64) (done int, err error) {
+	for done < len(p) {
+		n, err := unix.Pread(f.fd, p[done:], at+int64(done))
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return done, err
+		case n == 0:
+			return done, io.EOF
+		}
+		done += n
+	}
+	return done, nil
+}
+
 // writeOptions is what a client asks of a written file.
 type writeOptions struct {
 	mode                 uint32
@@ -264,16 +289,33 @@ func replaces(at place, o *writeOptions, own *owner) (mode uint32, err error) {
 
 const tempPrefix = ".atoll-tmp-"
 
-// temp makes a file in a directory that will be renamed when it is complete.
-func (s *fileServer) temp(dir int) (string, int, error) {
+// tempName makes up a name that nobody is shown. Whoever uses it removes it from
+// temps when that is over.
+func (s *fileServer) tempName() (string, error) {
 	var b [12]byte
 	if _, err := unix.Getrandom(b[:], 0); err != nil {
-		return "", -1, err
+		return "", err
 	}
 	name := tempPrefix + hex.EncodeToString(b[:])
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.temps[name] = true
-	s.mu.Unlock()
+	return name, nil
+}
+
+// looksTemp reports whether a name is one that tempName could have made up.
+func looksTemp(name string) bool {
+	random, ok := strings.CutPrefix(name, tempPrefix)
+	_, err := hex.DecodeString(random)
+	return ok && len(random) == 24 && err == nil
+}
+
+// temp makes a file in a directory that will be renamed when it is complete.
+func (s *fileServer) temp(dir int) (string, int, error) {
+	name, err := s.tempName()
+	if err != nil {
+		return "", -1, err
+	}
 	fd, err := unix.Openat(dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		s.mu.Lock()

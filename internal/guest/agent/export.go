@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/internal/sparse"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -162,11 +163,18 @@ func (x *exporter) file(dir int, name string, h *tar.Header, st *unix.Stat_t) er
 	}
 	defer unix.Close(fd)
 	h.Size, h.PAXRecords = now.Size, xattrs(fd)
-	if err := x.header(h); err != nil {
-		return err
-	}
 	if st.Nlink > 1 {
 		x.links[key] = h.Name
+	}
+	extents, worth, err := sparse.Find(fdFile{fd}, h.Size, now.Blocks*512)
+	switch {
+	case err != nil:
+		return err
+	case worth:
+		return sparse.Write(x.out, x.tw, h, fdFile{fd}, extents)
+	}
+	if err := x.header(h); err != nil {
+		return err
 	}
 	return x.content(fd, h)
 }
@@ -174,7 +182,7 @@ func (x *exporter) file(dir int, name string, h *tar.Header, st *unix.Stat_t) er
 // content copies exactly as many bytes as the header has promised: a file that
 // shrinks meanwhile is filled up, as tar does.
 func (x *exporter) content(fd int, h *tar.Header) error {
-	n, err := io.Copy(x.tw, io.LimitReader(fdReader(fd), h.Size))
+	n, err := io.Copy(x.tw, io.NewSectionReader(fdFile{fd}, 0, h.Size))
 	if err != nil {
 		return err
 	}
@@ -187,16 +195,6 @@ type zeros struct{}
 func (zeros) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
-}
-
-type fdReader int
-
-func (fd fdReader) Read(p []byte) (int, error) {
-	n, err := readFD(int(fd), p)
-	if n == 0 && err == nil && len(p) > 0 {
-		return 0, io.EOF
-	}
-	return n, err
 }
 
 // xattrs reads the extended attributes of an open file. Where there are none,

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest/wire"
+	"github.com/atoll-run/atoll/internal/sparse"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -19,32 +20,44 @@ import (
 // that no member gets out of it.
 type importer struct {
 	s    *fileServer
+	op   *wire.Op
 	w    walker
 	own  *owner // of everything, if set
+	self owner  // of what is made without saying more
 	disk uint64 // the device that a layer is for
-	dirs []dirTime
+	dirs []dirLooks
+	// stage hides what is made until all is. A layer has none: until all of it
+	// is there, nobody looks.
+	stage *stage
 
 	// The directory of the last member: those of one directory follow each
 	// other.
 	lastName string
 	last     int
+	lastPath string
+	lastNew  bool // it was made by this import
 }
 
-// dirTime is a time to be set when nothing more is put into a directory.
-type dirTime struct {
-	rel  string
-	time time.Time
+// dirLooks is what a directory gets when nothing more is put into it: its mode
+// may forbid that, and its time would change.
+type dirLooks struct {
+	rel    string
+	isNew  bool
+	mode   uint32
+	own    owner
+	time   time.Time
+	xattrs map[string]string
 }
 
-const maxDirTimes = 1 << 20
+const maxDirLooks = 1 << 20
 
-// unpack unpacks what the client sends.
+// unpack unpacks what the client sends, all of it or nothing.
 func (s *fileServer) unpack(op *wire.Op, d *wire.Decoder) error {
 	p, spec := d.String(), d.String()
 	if err := d.End(); err != nil {
 		return err
 	}
-	x := &importer{s: s, last: -1}
+	x := &importer{s: s, op: op, last: -1, self: owner{unix.Geteuid(), unix.Getegid()}}
 	def, err := s.ownerOf(spec)
 	if err != nil {
 		return err
@@ -52,48 +65,91 @@ func (s *fileServer) unpack(op *wire.Op, d *wire.Decoder) error {
 	if spec != "" {
 		x.own = &def
 	}
-	if err := x.open(p, def); err != nil {
+	undo, err := x.open(p, def)
+	if err != nil {
+		undo()
 		return named(p, err)
 	}
 	defer unix.Close(x.w.fd)
-	defer func() { x.keep("", -1) }()
-	if err := x.all(tar.NewReader(op.In(0))); err != nil {
-		return named(p, err)
+	x.stage = newStage(s, &x.w)
+	err = x.everything()
+	x.keep("", -1)
+	x.stage.drop()
+	if err != nil {
+		undo()
 	}
-	// What follows the archive, usually padding, is of no interest.
-	_, err = op.In(0).WriteTo(io.Discard)
-	return err
+	return named(p, err)
 }
 
-// open makes and opens the destination.
-func (x *importer) open(p string, own owner) error {
-	if err := x.s.makeDirs(p, 0o755, own); err != nil {
+// everything unpacks all members and lets them be seen.
+func (x *importer) everything() error {
+	if err := x.all(tar.NewReader(x.op.In(0)), x.member); err != nil {
 		return err
+	}
+	// What follows the archive, usually padding, is of no interest, unless it
+	// is the news that there is more that we will not get.
+	if _, err := x.op.In(0).WriteTo(io.Discard); err != nil {
+		return err
+	}
+	if err := x.finishDirs(true); err != nil {
+		return err
+	}
+	if err := x.stage.publish(); err != nil {
+		return err
+	}
+	return x.finishDirs(false)
+}
+
+// open makes and opens the destination. What undo removes is what was made, as
+// long as it is empty.
+func (x *importer) open(p string, own owner) (undo func(), err error) {
+	var made []string
+	undo = func() {
+		for _, rel := range made {
+			if at, err := x.s.root.findBelow(rel, false); err == nil {
+				_ = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR) // others may have put something there
+				at.close()
+			}
+		}
+	}
+	rel, err := x.s.root.relative(path.Clean(p))
+	if err != nil {
+		return undo, err
+	}
+	for up := rel; up != "." && up != "/"; up = path.Dir(up) {
+		fd, err := x.s.root.openDirBelow(up)
+		if err == nil {
+			unix.Close(fd)
+			break
+		}
+		made = append(made, up)
+	}
+	if err := x.s.root.makeDirs(rel, 0o755, own); err != nil {
+		return undo, err
 	}
 	at, err := x.s.root.find(p, true)
 	if err != nil {
-		return err
+		return undo, err
 	}
 	defer at.close()
 	fd, err := unix.Openat(at.dir, at.name, openDir, 0)
 	if err != nil {
-		return err
+		return undo, err
 	}
 	x.w = walker{fd: fd, path: at.path, code: sandbox.CodeInvalid}
-	return nil
+	return undo, nil
 }
 
-func (x *importer) all(tr *tar.Reader) error {
+func (x *importer) all(tr *tar.Reader, each func(*tar.Reader, *tar.Header) error) error {
 	for {
 		h, err := tr.Next()
 		if err == io.EOF {
-			x.setDirTimes()
 			return nil
 		}
 		if err != nil {
 			return badArchive(err)
 		}
-		if err := x.member(tr, h); err != nil {
+		if err := each(tr, h); err != nil {
 			return memberError(h.Name, err)
 		}
 	}
@@ -140,20 +196,19 @@ func (x *importer) member(tr *tar.Reader, h *tar.Header) error {
 	if rel == "." {
 		return fail(sandbox.CodeInvalid, "", "it would replace the directory itself")
 	}
-	dir, err := x.parent(path.Dir(rel))
+	at, err := x.parent(rel)
 	if err != nil {
 		return err
 	}
-	at := place{dir: dir, name: path.Base(rel)}
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeGNUSparse:
 		return x.file(at, tr, h, mode, own)
 	case tar.TypeSymlink:
-		return x.special(at, h, own, 0, func(name string) error { return unix.Symlinkat(h.Linkname, dir, name) })
+		return x.special(at, h, own, func(name string) error { return unix.Symlinkat(h.Linkname, at.dir, name) })
 	case tar.TypeFifo:
-		return x.special(at, h, own, mode, func(name string) error { return unix.Mknodat(dir, name, unix.S_IFIFO|mode&0o777, 0) })
+		return x.special(at, h, own, func(name string) error { return unix.Mknodat(at.dir, name, unix.S_IFIFO|mode&0o777, 0) })
 	case tar.TypeLink:
-		return x.hardLink(at, h)
+		return x.hardLink(at, rel, h)
 	case tar.TypeChar, tar.TypeBlock:
 		return fail(sandbox.CodeInvalid, "", "device nodes are refused")
 	}
@@ -176,24 +231,19 @@ func memberName(name string) (string, error) {
 	return path.Clean(name), nil
 }
 
-// parent opens the directory of a member, and makes it where it is missing.
-func (x *importer) parent(rel string) (int, error) {
-	if x.last >= 0 && x.lastName == rel {
-		return x.last, nil
+// parent returns the place of a member, whose directory is made where it is
+// missing. It is valid until the next call, and not to be closed.
+func (x *importer) parent(rel string) (place, error) {
+	dir, name := path.Dir(rel), path.Base(rel)
+	if x.last < 0 || x.lastName != dir {
+		fd, full, err := x.enter(dir)
+		if err != nil {
+			return place{}, err
+		}
+		x.keep(dir, fd)
+		x.lastPath, x.lastNew = full, x.stage == nil || x.stage.isNew(full)
 	}
-	own := unchanged
-	if x.own != nil {
-		own = *x.own
-	}
-	if err := x.w.makeDirs(rel, 0o755, own); err != nil {
-		return -1, err
-	}
-	fd, err := x.w.openDirBelow(rel)
-	if err != nil {
-		return -1, err
-	}
-	x.keep(rel, fd)
-	return fd, nil
+	return place{dir: x.last, name: name, path: path.Join(x.lastPath, name)}, nil
 }
 
 func (x *importer) keep(rel string, fd int) {
@@ -203,13 +253,99 @@ func (x *importer) keep(rel string, fd int) {
 	x.lastName, x.last = rel, fd
 }
 
-// directory makes a directory, or gives an existing one its looks.
+// enter opens a directory, made if it is missing, and returns its path without
+// links.
+func (x *importer) enter(rel string) (fd int, full string, err error) {
+	at, err := x.w.findBelow(rel, true)
+	if err == unix.ENOENT && rel != "." {
+		above, _, err := x.enter(path.Dir(rel))
+		if err != nil {
+			return -1, "", err
+		}
+		unix.Close(above)
+		if at, err = x.w.findBelow(rel, true); err != nil {
+			return -1, "", err
+		}
+	} else if err != nil {
+		return -1, "", err
+	}
+	defer at.close()
+	full = at.path
+	fd, err = unix.Openat(at.dir, at.name, openDir, 0)
+	if err == unix.ENOENT {
+		var name string
+		if name, err = x.makeDir(at); err == nil {
+			full = path.Join(path.Dir(at.path), name)
+			fd, err = unix.Openat(at.dir, name, openDir, 0)
+		}
+	}
+	if err == unix.ENOTDIR || err == unix.ELOOP {
+		err = unix.EEXIST
+	}
+	return fd, full, err
+}
+
+// makeDir makes a directory and returns the name it has for now.
+func (x *importer) makeDir(at place) (name string, err error) {
+	name = at.name
+	if x.stage != nil && !x.stage.isNew(path.Dir(at.path)) {
+		if name, err = x.stage.reserve(at); err != nil {
+			return "", err
+		}
+	}
+	if err := unix.Mkdirat(at.dir, name, 0o700); err != nil {
+		return "", err
+	}
+	own := unchanged
+	if x.own != nil {
+		own = *x.own
+	}
+	return name, setDir(at.dir, name, 0o755, own)
+}
+
+// directory makes a directory, or notes how an existing one is to look.
 func (x *importer) directory(rel string, mode uint32, own owner, h *tar.Header) error {
-	x.keep("", -1) // it may be about to change
-	if err := x.w.makeDirs(rel, mode, own); err != nil {
+	fd, full, err := x.enter(rel)
+	if err != nil {
 		return err
 	}
-	at, err := x.w.findBelow(rel, true)
+	unix.Close(fd)
+	looks := dirLooks{rel: rel, isNew: x.stage == nil || x.stage.isNew(full), mode: mode, own: own, time: h.ModTime, xattrs: onlyXattrs(h.PAXRecords)}
+	switch {
+	case len(x.dirs) < maxDirLooks:
+		x.dirs = append(x.dirs, looks)
+		return nil
+	case looks.isNew:
+		return x.finishDir(&looks)
+	}
+	return fail(sandbox.CodeExhausted, "", "the archive has too many directories that exist")
+}
+
+// onlyXattrs returns the records of extended attributes, nil if there are none.
+func onlyXattrs(records map[string]string) map[string]string {
+	for k := range records {
+		if strings.HasPrefix(k, xattrRecord) {
+			return records
+		}
+	}
+	return nil
+}
+
+// finishDirs gives directories their looks: those that were made, or the
+// others. What is deep comes first, because it is reached through the rest.
+func (x *importer) finishDirs(isNew bool) error {
+	for i := len(x.dirs) - 1; i >= 0; i-- {
+		if d := &x.dirs[i]; d.isNew == isNew {
+			if err := x.finishDir(d); err != nil {
+				return memberError(d.rel, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (x *importer) finishDir(d *dirLooks) error {
+	at, err := x.w.findBelow(d.rel, true)
 	if err != nil {
 		return err
 	}
@@ -219,35 +355,50 @@ func (x *importer) directory(rel string, mode uint32, own owner, h *tar.Header) 
 		return err
 	}
 	defer unix.Close(fd)
-	if err := setFile(fd, mode, own); err != nil {
+	if err := setFile(fd, d.mode, d.own); err != nil {
 		return err
 	}
-	if len(x.dirs) < maxDirTimes {
-		x.dirs = append(x.dirs, dirTime{rel, h.ModTime})
+	if err := setXattrs(fd, d.xattrs); err != nil {
+		return err
 	}
-	return setXattrs(fd, h.PAXRecords)
+	setTimeAt(at.dir, at.name, d.time)
+	return nil
 }
 
-func (x *importer) setDirTimes() {
-	for i := len(x.dirs) - 1; i >= 0; i-- {
-		if at, err := x.w.findBelow(x.dirs[i].rel, true); err == nil {
-			setTimeAt(at.dir, at.name, x.dirs[i].time)
-			at.close()
+// make has something made under the name that it has for now, and returns that.
+func (x *importer) make(at place, make func(name string) error) (string, error) {
+	if !x.lastNew {
+		name, err := x.stage.reserve(at)
+		if err != nil {
+			return "", err
+		}
+		return name, make(name)
+	}
+	err := make(at.name)
+	if err == unix.EEXIST { // the archive has it twice, or a layer replaces it
+		if err = unlinkFile(at.dir, at.name); err == nil {
+			err = make(at.name)
 		}
 	}
+	return at.name, err
 }
 
-// file unpacks a regular file beside what may be there, and then puts it into
-// its place.
+// file unpacks a regular file.
 func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own owner) error {
-	tmp, fd, err := x.s.temp(at.dir)
+	fd := -1
+	name, err := x.make(at, func(name string) (err error) {
+		fd, err = unix.Openat(at.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	defer x.s.dropTemp(at.dir, tmp)
 	defer unix.Close(fd)
-	if err := fill(fd, r, h); err != nil {
+	if err := x.fill(fd, r, h); err != nil {
 		return err
+	}
+	if own == x.self && x.stage != nil && !x.stage.inherits {
+		own = unchanged // it is that already
 	}
 	if err := setFile(fd, mode, own); err != nil {
 		return err
@@ -255,18 +406,31 @@ func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own o
 	if err := setXattrs(fd, h.PAXRecords); err != nil {
 		return err
 	}
-	setTimeAt(at.dir, tmp, h.ModTime)
-	return replaceWith(place{dir: at.dir, name: tmp}, at)
+	setTimeAt(at.dir, name, h.ModTime)
+	return nil
+}
+
+// stopped returns an error when nobody wants the import any more.
+func (x *importer) stopped() error {
+	select {
+	case <-x.op.Over():
+		return unix.ECANCELED
+	default:
+		return nil
+	}
 }
 
 // fill writes the content of a file.
-func fill(fd int, r io.Reader, h *tar.Header) error {
-	sparse, ok := h.PAXRecords[wire.SparseRecord]
-	if !ok {
+func (x *importer) fill(fd int, r io.Reader, h *tar.Header) error {
+	holes, ok := h.PAXRecords[wire.SparseRecord]
+	switch {
+	case sparse.Is(h):
+		return sparse.Copy(fdFile{fd}, r, h.Size, x.stopped)
+	case !ok:
 		_, err := io.Copy(fdWriter(fd), r)
 		return err
 	}
-	total, pieces, _ := strings.Cut(sparse, " ")
+	total, pieces, _ := strings.Cut(holes, " ")
 	size, err := strconv.ParseInt(total, 10, 64)
 	if err != nil || size < 0 {
 		return errSparse
@@ -297,50 +461,39 @@ func fill(fd int, r io.Reader, h *tar.Header) error {
 var errSparse = fail(sandbox.CodeInvalid, "", "its "+wire.SparseRecord+" record makes no sense")
 
 // special makes something that has no content.
-func (x *importer) special(at place, h *tar.Header, own owner, mode uint32, make func(name string) error) error {
-	tmp, fd, err := x.s.temp(at.dir) // for the name alone
+func (x *importer) special(at place, h *tar.Header, own owner, make func(name string) error) error {
+	defer x.keep("", -1) // a link may lead elsewhere now
+	name, err := x.make(at, make)
 	if err != nil {
-		return err
-	}
-	unix.Close(fd)
-	defer x.s.dropTemp(at.dir, tmp)
-	if err := unix.Unlinkat(at.dir, tmp, 0); err != nil {
-		return err
-	}
-	if err := make(tmp); err != nil {
 		return err
 	}
 	if own != unchanged {
-		if err := unix.Fchownat(at.dir, tmp, own.uid, own.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fchownat(at.dir, name, own.uid, own.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
 	}
-	setTimeAt(at.dir, tmp, h.ModTime)
-	return replaceWith(place{dir: at.dir, name: tmp}, at)
+	setTimeAt(at.dir, name, h.ModTime)
+	return nil
 }
 
 // hardLink links to what an earlier member, or the destination, holds.
-func (x *importer) hardLink(at place, h *tar.Header) error {
-	rel, err := memberName(h.Linkname)
+func (x *importer) hardLink(at place, rel string, h *tar.Header) error {
+	to, err := memberName(h.Linkname)
 	if err != nil {
 		return err
 	}
-	target, err := x.w.findBelow(rel, false)
+	target, err := x.w.findBelow(to, false)
 	if err != nil {
 		return err
 	}
 	defer target.close()
-	err = unix.Linkat(target.dir, target.name, at.dir, at.name, 0)
-	if err != unix.EEXIST {
+	var info unix.Stat_t
+	if err := unix.Fstatat(target.dir, target.name, &info, unix.AT_SYMLINK_NOFOLLOW); err != nil || to == rel {
 		return err
 	}
-	if isDir(at.dir, at.name) {
-		return fail(sandbox.CodeConflict, "", "a directory is in the way")
-	}
-	if err := unix.Unlinkat(at.dir, at.name, 0); err != nil {
-		return err
-	}
-	return unix.Linkat(target.dir, target.name, at.dir, at.name, 0)
+	defer x.keep("", -1) // as above
+	_, err = x.make(at, func(name string) error { return unix.Linkat(target.dir, target.name, at.dir, name, 0) })
+	return err
 }
 
 // replaceWith renames over anything but a directory.
@@ -348,7 +501,7 @@ func replaceWith(from, to place) error {
 	if err := renameOver(from, to); err != unix.EEXIST {
 		return err
 	}
-	return fail(sandbox.CodeConflict, "", "a directory is in the way")
+	return errInTheWay
 }
 
 func setTimeAt(dir int, name string, t time.Time) {

@@ -3,7 +3,7 @@ package agent
 import (
 	"archive/tar"
 	"io"
-	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -23,8 +23,8 @@ func (s *fileServer) unpackLayer(op *wire.Op, d *wire.Decoder) error {
 	if err := d.End(); err != nil {
 		return err
 	}
-	x := &importer{s: s, last: -1}
-	if err := x.open("/", unchanged); err != nil {
+	x := &importer{s: s, op: op, last: -1}
+	if _, err := x.open("/", unchanged); err != nil {
 		return named("/", err)
 	}
 	defer unix.Close(x.w.fd)
@@ -34,27 +34,15 @@ func (s *fileServer) unpackLayer(op *wire.Op, d *wire.Decoder) error {
 		return named("/", err)
 	}
 	x.disk = st.Dev
-	if err := x.layer(tar.NewReader(op.In(0))); err != nil {
+	err := x.all(tar.NewReader(op.In(0)), x.layerMember)
+	if err == nil {
+		err = x.finishDirs(true)
+	}
+	if err != nil {
 		return named("/", err)
 	}
-	_, err := op.In(0).WriteTo(io.Discard)
+	_, err = op.In(0).WriteTo(io.Discard)
 	return err
-}
-
-func (x *importer) layer(tr *tar.Reader) error {
-	for {
-		h, err := tr.Next()
-		if err == io.EOF {
-			x.setDirTimes()
-			return nil
-		}
-		if err != nil {
-			return badArchive(err)
-		}
-		if err := x.layerMember(tr, h); err != nil {
-			return memberError(h.Name, err)
-		}
-	}
 }
 
 // layerMember unpacks one member, in whose way there may be anything.
@@ -66,11 +54,13 @@ func (x *importer) layerMember(tr *tar.Reader, h *tar.Header) error {
 	if rel == "." {
 		return x.directory(rel, uint32(h.Mode)&0o7777, owner{h.Uid, h.Gid}, h)
 	}
-	dir, err := x.parent(path.Dir(rel))
+	if slices.ContainsFunc(elements(rel), looksTemp) {
+		return nil // somebody was about to write it, and is gone
+	}
+	at, err := x.parent(rel)
 	if err != nil {
 		return err
 	}
-	at := place{dir: dir, name: path.Base(rel)}
 	switch mounted, err := x.isMounted(at); {
 	case err != nil:
 		return err
@@ -96,7 +86,7 @@ func (x *importer) layerMember(tr *tar.Reader, h *tar.Header) error {
 		mode |= unix.S_IFBLK
 	}
 	dev := unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor))
-	return x.special(at, h, owner{h.Uid, h.Gid}, mode, func(name string) error { return unix.Mknodat(dir, name, mode, int(dev)) })
+	return x.special(at, h, owner{h.Uid, h.Gid}, func(name string) error { return unix.Mknodat(at.dir, name, mode, int(dev)) })
 }
 
 // isMounted reports whether the place belongs to another file system than the

@@ -18,6 +18,8 @@ type walker struct {
 	fd   int
 	path string       // of the directory: what absolute links are relative to
 	code sandbox.Code // of the error when a path leads out
+	// alias, if set, returns the name that a directory really has for another.
+	alias func(dir int, name string) string
 }
 
 // place is an entry of a directory, existing or not. name is "." for the
@@ -104,6 +106,9 @@ func (k *walk) run(follow bool) (string, error) {
 				return "", err
 			}
 			continue
+		}
+		if k.w.alias != nil {
+			name = k.w.alias(k.fd, name)
 		}
 		last := len(k.pending) == 0
 		if last && !follow {

@@ -91,8 +91,8 @@ func (a *API) files() {
 		return nil, a.withFiles(ctx, in.Ref, func(f Files) error { return f.Move(ctx, in.Body.From, in.Body.To, in.Body.Overwrite) })
 	})
 	a.raw(operation("exportFiles", http.MethodGet, base+"/archive", "Files", "Take a file or tree out as a tar stream"),
-		with(map[string]string{"exclude": "a pattern of what to leave out; may be repeated"}), "", "application/x-tar", a.exportFiles)
-	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream into a directory"),
+		with(map[string]string{"exclude": "a pattern of what to leave out; may be repeated", "compress": "zstd, for a compressed stream"}), "", "application/x-tar", a.exportFiles)
+	a.raw(operation("importFiles", http.MethodPut, base+"/archive", "Files", "Unpack a tar stream, which may be compressed with zstd, into a directory, all of it or nothing"),
 		with(map[string]string{"owner": "whom the files belong to; as in the archive if it is left out"}), "application/x-tar", "", a.importFiles)
 	a.raw(operation("watchFiles", http.MethodGet, base+"/watch", "Files", "Be told about changes, as server-sent events"),
 		with(map[string]string{"recursive": "true: also below"}), "", "text/event-stream", a.watchFiles)
@@ -249,9 +249,19 @@ func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	q := r.URL.Query()
+	opts := driver.ExportOptions{Exclude: q["exclude"]}
+	kind := "application/x-tar"
+	switch q.Get("compress") {
+	case "":
+	case "zstd":
+		opts.Zstd, kind = true, "application/zstd"
+	default:
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "files.export", Subject: "compress", Message: "is not zstd", Hint: "leave it out for a plain tar stream"}
+	}
 	out := &begun{w: flusher{w, http.NewResponseController(w)}}
-	w.Header().Set("Content-Type", "application/x-tar")
-	err = box.Files().Export(r.Context(), r.URL.Query().Get("path"), out, driver.ExportOptions{Exclude: r.URL.Query()["exclude"]})
+	w.Header().Set("Content-Type", kind)
+	err = box.Files().Export(r.Context(), q.Get("path"), out, opts)
 	if err != nil && out.yes {
 		panic(http.ErrAbortHandler) // a part must not be taken for the whole
 	}

@@ -1,0 +1,196 @@
+package agent
+
+import (
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// stage is what an import has made and nobody sees yet. What is new beside
+// existing files has a temporary name; below a new directory everything has its
+// own. When the stream has ended and all of it was good, the temporary names
+// are exchanged for the right ones, and otherwise removed.
+//
+// It is made where it will be, and not in one place, because it may be on
+// several file systems and because links that are there already decide where.
+type stage struct {
+	s       *fileServer
+	w       *walker
+	aliases map[slotKey]int // what is staged for a name, in entries
+	entries []staged
+	owned   map[string]bool // the temporary names
+	// inherits says that what is made may get the group of its directory.
+	inherits bool
+}
+
+// slotKey is a name in an existing directory.
+type slotKey struct {
+	dev, ino uint64
+	name     string
+}
+
+type staged struct {
+	dir  string // absolute, without links
+	key  slotKey
+	temp string
+	gone bool // it has its name, or something else took its place
+}
+
+func newStage(s *fileServer, w *walker) *stage {
+	st := &stage{s: s, w: w, aliases: map[slotKey]int{}, owned: map[string]bool{}}
+	w.alias = st.alias
+	return st
+}
+
+// alias returns the temporary name of what is staged for a name.
+func (st *stage) alias(dir int, name string) string {
+	if len(st.aliases) == 0 {
+		return name
+	}
+	key, err := keyOf(dir, name)
+	if err != nil {
+		return name
+	}
+	if i, ok := st.aliases[key]; ok {
+		return st.entries[i].temp
+	}
+	return name
+}
+
+func keyOf(dir int, name string) (slotKey, error) {
+	var info unix.Stat_t
+	err := unix.Fstat(dir, &info)
+	return slotKey{info.Dev, info.Ino, name}, err
+}
+
+// isNew reports whether a directory, given by its path without links, was made
+// by this import.
+func (st *stage) isNew(dir string) bool {
+	if len(st.owned) == 0 {
+		return false
+	}
+	for e := range strings.SplitSeq(dir, "/") {
+		if st.owned[e] {
+			return true
+		}
+	}
+	return false
+}
+
+// reserve returns the name under which something is to be made that will have
+// the name of at, whose directory existed before.
+func (st *stage) reserve(at place) (string, error) {
+	var info unix.Stat_t
+	if err := unix.Fstat(at.dir, &info); err != nil {
+		return "", err
+	}
+	st.inherits = st.inherits || info.Mode&unix.S_ISGID != 0
+	key := slotKey{info.Dev, info.Ino, at.name}
+	if old, ok := st.aliases[key]; ok { // the archive has it twice
+		if err := unlinkFile(at.dir, st.entries[old].temp); err != nil {
+			return "", err
+		}
+		st.entries[old].gone = true
+	} else if isDir(at.dir, at.name) {
+		return "", errInTheWay
+	}
+	temp, err := st.s.tempName()
+	if err != nil {
+		return "", err
+	}
+	st.owned[temp] = true
+	st.aliases[key] = len(st.entries)
+	st.entries = append(st.entries, staged{dir: path.Dir(at.path), key: key, temp: temp})
+	return temp, nil
+}
+
+// unlinkFile removes anything but a directory.
+func unlinkFile(dir int, name string) error {
+	if isDir(dir, name) {
+		return errInTheWay
+	}
+	return ignoreGone(unix.Unlinkat(dir, name, 0))
+}
+
+var errInTheWay = fail(sandbox.CodeConflict, "", "a directory is in the way")
+
+// publish gives everything its name.
+func (st *stage) publish() error {
+	st.w.alias = nil
+	dirs := lastDir{w: st.w, fd: -1}
+	defer dirs.close()
+	for i := range st.entries {
+		e := &st.entries[i]
+		if e.gone {
+			continue
+		}
+		dir, err := dirs.open(e)
+		if err == nil {
+			err = replaceWith(place{dir: dir, name: e.temp}, place{dir: dir, name: e.key.name})
+		}
+		if err != nil {
+			return memberError(e.key.name, err)
+		}
+		e.gone = true
+	}
+	return nil
+}
+
+// drop removes what was not published, and forgets all temporary names.
+func (st *stage) drop() {
+	st.w.alias = nil
+	dirs := lastDir{w: st.w, fd: -1}
+	defer dirs.close()
+	for i := range st.entries {
+		if e := &st.entries[i]; !e.gone {
+			if dir, err := dirs.open(e); err == nil {
+				_ = removeAny(dir, e.temp) // nobody is left to be told
+			}
+		}
+	}
+	st.s.mu.Lock()
+	defer st.s.mu.Unlock()
+	for name := range st.owned {
+		delete(st.s.temps, name)
+	}
+}
+
+// lastDir opens directories, of which the same is wanted many times in a row.
+type lastDir struct {
+	w  *walker
+	of *staged
+	fd int
+}
+
+// open returns the directory that something is in, if it still is that one.
+func (l *lastDir) open(e *staged) (int, error) {
+	if l.of != nil && l.of.dir == e.dir && l.of.key.dev == e.key.dev && l.of.key.ino == e.key.ino {
+		return l.fd, nil
+	}
+	l.close()
+	rel, err := l.w.relative(e.dir)
+	if err != nil {
+		return -1, err
+	}
+	fd, err := l.w.openDirBelow(rel)
+	if err != nil {
+		return -1, err
+	}
+	var info unix.Stat_t
+	if err := unix.Fstat(fd, &info); err != nil || info.Dev != e.key.dev || info.Ino != e.key.ino {
+		unix.Close(fd)
+		return -1, fail(sandbox.CodeConflict, "", "its directory was replaced meanwhile")
+	}
+	l.of, l.fd = e, fd
+	return fd, nil
+}
+
+func (l *lastDir) close() {
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+	}
+	l.of, l.fd = nil, -1
+}

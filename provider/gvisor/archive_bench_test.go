@@ -1,0 +1,154 @@
+package gvisor_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// sourceTree is an archive of many files of the sizes of source code.
+func sourceTree(t testing.TB, files int) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	tw := tar.NewWriter(&out)
+	random := rand.New(rand.NewPCG(1, 2))
+	content := make([]byte, 64<<10)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(content)
+	for i := range files {
+		if i%50 == 0 {
+			if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("tree/d%d", i/50), Mode: 0o755}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		size := int64(random.ExpFloat64() * 6000)
+		size = min(size, int64(len(content)))
+		if err := tw.WriteHeader(&tar.Header{Name: fmt.Sprintf("tree/d%d/f%d.go", i/50, i), Mode: 0o644, Size: size}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tw.Write(content[:size]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// TestImportManyFiles: a hundred thousand files pass through in memory that does
+// not grow with them, in and out.
+func TestImportManyFiles(t *testing.T) {
+	const files = 100_000
+	archive := sourceTree(t, files)
+	box := create(t, newProvider(t, nil), sandbox.Spec{ID: "many", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 4 << 30}})
+	archiver, _ := driver.As[driver.Archiver](box)
+	if err := archiver.Import(t.Context(), "/many", bytes.NewReader(archive), driver.ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	r, w := io.Pipe()
+	go func() { w.CloseWithError(archiver.Export(t.Context(), "/many/tree", w, driver.ExportOptions{})) }()
+	var members int
+	var bytes int64
+	for tr := tar.NewReader(r); ; members++ {
+		h, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes += h.Size
+	}
+	if members != files+files/50+1 {
+		t.Errorf("%d members, %d bytes", members, bytes)
+	}
+	if rss := guestMemory(t, box); rss > 128<<20 {
+		t.Errorf("the guest took up to %d bytes", rss)
+	}
+}
+
+// guestMemory is what process 1 inside has.
+func guestMemory(t *testing.T, box driver.Instance) int64 {
+	t.Helper()
+	out := sh(t, box, "grep VmRSS /proc/1/status")
+	var kib int64
+	if _, err := fmt.Sscanf(out.stdout, "VmRSS: %d kB", &kib); err != nil {
+		t.Fatalf("%q: %v", out.stdout, err)
+	}
+	return kib << 10
+}
+
+func inside(b *testing.B, box driver.Instance, script string) {
+	b.Helper()
+	if out := sh(b, box, script); out.exit.Code != 0 {
+		b.Fatalf("%s: %+v", script, out)
+	}
+}
+
+// BenchmarkHydrate unpacks the same archive by Import, by GNU tar in the
+// sandbox, and by GNU tar on the machine.
+func BenchmarkHydrate(b *testing.B) {
+	archive := sourceTree(b, 10_000)
+	box := create(b, newProvider(b, nil), sandbox.Spec{ID: "hydrate", Image: "host", Resources: sandbox.Resources{Memory: 2 << 30, Disk: 8 << 30}})
+	archiver, _ := driver.As[driver.Archiver](box)
+	files, _ := driver.As[driver.FileSystem](box)
+	clean := func() { _ = files.Remove(b.Context(), "/h", true) } // it is not there the first time
+	b.Run("import", func(b *testing.B) {
+		b.SetBytes(int64(len(archive)))
+		for b.Loop() {
+			b.StopTimer()
+			clean()
+			b.StartTimer()
+			if err := archiver.Import(b.Context(), "/h", bytes.NewReader(archive), driver.ImportOptions{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("tar-inside", func(b *testing.B) {
+		b.SetBytes(int64(len(archive)))
+		if _, err := files.Write(b.Context(), "/a.tar", bytes.NewReader(archive), driver.WriteOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			b.StopTimer()
+			clean()
+			b.StartTimer()
+			inside(b, box, "mkdir /h && tar -x -C /h -f /a.tar")
+		}
+	})
+	b.Run("tar-outside", func(b *testing.B) {
+		b.SetBytes(int64(len(archive)))
+		for b.Loop() {
+			b.StopTimer()
+			dir := b.TempDir()
+			b.StartTimer()
+			cmd := exec.Command("tar", "-x", "-C", dir)
+			cmd.Stdin, cmd.Stderr = bytes.NewReader(archive), os.Stderr
+			if err := cmd.Run(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("export", func(b *testing.B) {
+		b.SetBytes(int64(len(archive)))
+		for b.Loop() {
+			if err := archiver.Export(b.Context(), "/h", io.Discard, driver.ExportOptions{}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("tar-export-inside", func(b *testing.B) {
+		b.SetBytes(int64(len(archive)))
+		for b.Loop() {
+			inside(b, box, "tar -c -C / h | cat >/dev/null")
+		}
+	})
+}
