@@ -181,3 +181,19 @@ func TestColorsOnlyOnATerminal(t *testing.T) {
 		t.Errorf("no colour: %q", s)
 	}
 }
+
+// What shows itself again and again takes another screen, and gives the
+// terminal back as it was.
+func TestTopAtTerminal(t *testing.T) {
+	s, cmd := sit(t, "top", "--interval", "1")
+	s.see("\x1b[?1049h")
+	s.see("CPU %")
+	s.typeIn("\x03")
+	if code := exitCodeOf(t, cmd); code != 0 {
+		t.Errorf("it ends with %d", code)
+	}
+	s.see("\x1b[?25h\x1b[?1049l")
+	if s.modes() != s.before {
+		t.Error("the terminal is left changed")
+	}
+}

@@ -119,7 +119,7 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, a.runCmd(), a.createCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
+	}, a.runCmd(), a.createCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.topCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
 		a.pauseCmd(), a.resumeCmd(), a.stopCmd(), a.startCmd(), a.updateCmd(), a.forkCmd(), a.snapshotCmd(),
 		a.upCmd(), a.downCmd(), a.e2bCmd(), a.keyCmd(), a.tenantCmd(), a.workspaceCmd(), a.profileCmd(), a.policyCmd(), a.secretCmd(), a.egressCmd(), a.eventsCmd(), a.auditCmd(), a.stateCmd(),
 		a.imageCmd(), a.templateCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())

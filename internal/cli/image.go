@@ -197,6 +197,7 @@ func (a *App) imageInspectCmd() *cobra.Command {
 }
 
 func (a *App) imageRmCmd() *cobra.Command {
+	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Remove images, or names of images",
@@ -207,25 +208,9 @@ uses stays until the sandbox is gone.`,
 		ValidArgsFunction: a.completeImages,
 	}
 	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, args []string) error {
-		failed := false
-		for _, ref := range args {
-			if err := store.Remove(ctx, ref); err != nil {
-				if ctx.Err() != nil {
-					return err
-				}
-				failed = true
-				a.report(nil, err)
-				continue
-			}
-			if _, err := fmt.Fprintln(a.Stdout, visible(ref)); err != nil {
-				return err
-			}
-		}
-		if failed {
-			return exitCode(exitFailure)
-		}
-		return nil
+		return a.removeEach(ctx, args, force, store.Remove)
 	})
+	forceFlag(cmd.Flags(), &force, "")
 	return cmd
 }
 

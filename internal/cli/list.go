@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,13 +16,15 @@ import (
 )
 
 func (a *App) lsCmd() *cobra.Command {
-	var asJSON, quiet bool
+	var asJSON, quiet, watch bool
 	var wanted []string
+	var format string
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the sandboxes that exist",
 		Example: `  atoll ls
   atoll ls --label team=red
+  atoll ls --format '{{.Name}} {{.State}}'
   atoll ls --json`,
 		GroupID: groupBox,
 		Args:    cobra.NoArgs,
@@ -29,17 +32,35 @@ func (a *App) lsCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
 	cmd.Flags().StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
+	cmd.Flags().StringVar(&format, "format", "", formatHelp)
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show them again every second, until interrupted")
+	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
 		t, err := a.target(ctx)
 		if err != nil {
 			return err
 		}
 		t.tidy(ctx)
-		all, err := t.List(ctx)
+		list := func(ctx context.Context) ([]control.Summary, error) {
+			all, err := t.List(ctx)
+			return slices.DeleteFunc(all, func(s control.Summary) bool { return !hasLabels(s.Labels, wanted) }), err
+		}
+		if watch {
+			return a.watch(ctx, time.Second, func(ctx context.Context) (string, error) {
+				all, err := list(ctx)
+				return tableText(sandboxHeader, sandboxRows(all)), err
+			})
+		}
+		if _, err := row(format, control.Summary{}); err != nil {
+			return err
+		}
+		all, err := list(ctx)
 		if err != nil {
 			return err
 		}
-		all = slices.DeleteFunc(all, func(s control.Summary) bool { return !hasLabels(s.Labels, wanted) })
+		if format != "" {
+			return formatted(a, format, all)
+		}
 		return a.showSandboxes(all, asJSON, quiet)
 	})
 	return cmd
@@ -57,6 +78,12 @@ func (a *App) showSandboxes(all []control.Summary, asJSON, quiet bool) error {
 		}
 		return nil
 	}
+	return a.table(sandboxHeader, sandboxRows(all))
+}
+
+const sandboxHeader = "NAME STATE IMAGE CREATED LABELS"
+
+func sandboxRows(all []control.Summary) [][]string {
 	rows := make([][]string, 0, len(all))
 	for _, s := range all {
 		state := string(s.State)
@@ -65,7 +92,7 @@ func (a *App) showSandboxes(all []control.Summary, asJSON, quiet bool) error {
 		}
 		rows = append(rows, []string{s.Name, state, s.Image, ago(s.Created), labelText(s.Labels)})
 	}
-	return a.table("NAME STATE IMAGE CREATED LABELS", rows)
+	return rows
 }
 
 func hasLabels(have map[string]string, wanted []string) bool {

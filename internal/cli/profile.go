@@ -348,6 +348,7 @@ func (a *App) showExplanation(e atoll.Explanation) error {
 }
 
 func (a *App) profileRemoveCmd() *cobra.Command {
+	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove profiles that no sandbox works by", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll profile rm docs`,
@@ -357,12 +358,8 @@ func (a *App) profileRemoveCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		for _, name := range args {
-			if err := c.RemoveProfile(ctx, name); err != nil {
-				return err
-			}
-		}
-		return nil
+		return a.removeEach(ctx, args, force, c.RemoveProfile)
 	})
+	forceFlag(cmd.Flags(), &force, "")
 	return cmd
 }

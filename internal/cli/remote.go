@@ -36,7 +36,7 @@ func (r remote) List(ctx context.Context) ([]control.Summary, error) {
 			return nil, err
 		}
 		out = append(out, control.Summary{
-			ID: s.ID, Name: s.Name, State: s.State, Image: s.Image, Created: s.Created, Labels: s.Labels, Exit: s.Exit,
+			ID: s.ID, Name: s.Name, State: s.State, Image: s.Image, Created: s.Created, Labels: s.Labels, Exit: s.Exit, Resources: s.Resources,
 		})
 	}
 	slices.Reverse(out)

@@ -175,18 +175,13 @@ func (a *App) secretRemoveCmd() *cobra.Command {
 		Use: "rm NAME...", Short: "Remove secrets", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll secret rm github`,
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "even if sandboxes or profiles work with it; they go on without it")
+	forceFlag(cmd.Flags(), &force, ", nor is one that sandboxes or profiles work with; they go on without it")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
 		}
-		for _, name := range args {
-			if err := c.RemoveSecret(ctx, name, force); err != nil {
-				return err
-			}
-		}
-		return nil
+		return a.removeEach(ctx, args, force, func(ctx context.Context, name string) error { return c.RemoveSecret(ctx, name, force) })
 	})
 	return cmd
 }

@@ -169,25 +169,13 @@ func (a *App) snapshotRemoveCmd() *cobra.Command {
 them live on.`,
 		Example: `  atoll snapshot rm before`,
 	}
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "one that does not exist is no error")
+	forceFlag(cmd.Flags(), &force, "")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
 		}
-		for _, name := range args {
-			err := c.RemoveSnapshot(ctx, name)
-			switch {
-			case err != nil && force && missing(err):
-				continue
-			case err != nil:
-				return err
-			}
-			if _, err := fmt.Fprintln(a.Stdout, visible(name)); err != nil {
-				return err
-			}
-		}
-		return nil
+		return a.removeEach(ctx, args, force, c.RemoveSnapshot)
 	})
 	return cmd
 }

@@ -49,7 +49,14 @@ func (a *App) printJSON(v any) error {
 
 // table writes rows in aligned columns under a header.
 func (a *App) table(header string, rows [][]string) error {
-	w := tabwriter.NewWriter(a.Stdout, 0, 8, 3, ' ', 0)
+	_, err := io.WriteString(a.Stdout, tableText(header, rows))
+	return err
+}
+
+// tableText is a table as text.
+func tableText(header string, rows [][]string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 8, 3, ' ', 0)
 	_, _ = fmt.Fprintln(w, strings.ReplaceAll(header, " ", "\t"))
 	for _, row := range rows {
 		for i, cell := range row {
@@ -57,7 +64,8 @@ func (a *App) table(header string, rows [][]string) error {
 		}
 		_, _ = fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	return w.Flush()
+	_ = w.Flush() // into memory
+	return b.String()
 }
 
 // ago tells a moment in the past the way people do.

@@ -170,19 +170,16 @@ func (a *App) templateTagCmd() *cobra.Command {
 }
 
 func (a *App) templateRemoveCmd() *cobra.Command {
+	var force bool
 	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Forget names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
 		}
-		for _, ref := range args {
-			if err := c.RemoveTemplate(ctx, ref); err != nil {
-				return err
-			}
-		}
-		return nil
+		return a.removeEach(ctx, args, force, c.RemoveTemplate)
 	})
+	forceFlag(cmd.Flags(), &force, "")
 	return cmd
 }
 

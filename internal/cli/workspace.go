@@ -283,15 +283,17 @@ func (a *App) workspaceVerifyCmd() *cobra.Command {
 }
 
 func (a *App) workspaceRemoveCmd() *cobra.Command {
+	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), Example: `  atoll workspace rm notes`,
 	}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]string, error) {
-		for _, name := range args {
-			if err := c.RemoveWorkspace(ctx, name); err != nil {
-				return nil, err
-			}
+	forceFlag(cmd.Flags(), &force, "")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
 		}
-		return args, nil
-	}, func(names []string) error { return a.tell("%s", strings.Join(names, "\n")) })
+		return a.removeEach(ctx, args, force, c.RemoveWorkspace)
+	})
+	return cmd
 }

@@ -15,13 +15,14 @@ import (
 
 // Summary is one line of a listing.
 type Summary struct {
-	ID      sandbox.ID        `json:"id"`
-	Name    string            `json:"name"`
-	State   sandbox.State     `json:"state"`
-	Image   string            `json:"image,omitempty"`
-	Created time.Time         `json:"created"`
-	Labels  map[string]string `json:"labels,omitempty"` // the caller's own
-	Exit    *sandbox.Exit     `json:"exit,omitempty"`   // why it ended
+	ID        sandbox.ID        `json:"id"`
+	Name      string            `json:"name"`
+	State     sandbox.State     `json:"state"`
+	Image     string            `json:"image,omitempty"`
+	Created   time.Time         `json:"created"`
+	Labels    map[string]string `json:"labels,omitempty"`   // the caller's own
+	Exit      *sandbox.Exit     `json:"exit,omitempty"`     // why it ended
+	Resources sandbox.Resources `json:"resources,omitzero"` // its limits, as far as they are known
 	// Bound says that it goes away with the process that made it.
 	Bound bool `json:"bound,omitempty"`
 }

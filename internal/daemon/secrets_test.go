@@ -51,6 +51,7 @@ func TestStoredSecretsStayIn(t *testing.T) {
 		`{"name":"a","valueBase64":"!` + canary + `"}`, `{"name":"a","value":"` + canary + `"`,
 		`{"name":"a","value":"` + canary + `","source":"env:X"}`, `{"name":"a","value":"` + canary + `","hosts":["*"]}`,
 		`{"name":"a","secret":"` + canary + `"}`, `{"name":"a","value":"` + strings.Repeat(canary, 4000) + `"}`,
+		`{"name":"a","value":"v","` + canary + `":"x"}`, `{"name":"a","value":"v","a.` + canary + `":{}}`, `{"` + canary + `":1}`,
 		`"` + canary + `"`, canary, `{"name":"a","value":"` + canary + "\x00" + `"}`,
 	} {
 		send(http.MethodPost, "/v1/secrets", body, 400)

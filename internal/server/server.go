@@ -67,6 +67,11 @@ type Server struct {
 	http   *http.Server
 	stop   context.CancelFunc
 	active sync.WaitGroup
+
+	mu        sync.Mutex // of what follows
+	listeners map[net.Listener]bool
+	running   int           // requests
+	quiet     chan struct{} // made by Shutdown, closed when none runs
 }
 
 // New returns a Server, which the caller shuts down.
@@ -75,7 +80,7 @@ func New(cfg Config) *Server {
 		cfg.Logger = slog.Default()
 	}
 	cfg.Logger = slog.New(span.Logs(cfg.Logger.Handler()))
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, listeners: map[net.Listener]bool{}}
 	base, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	handler := cfg.Handler
@@ -83,7 +88,7 @@ func New(cfg Config) *Server {
 		handler = s.defend(s.authenticate(handler))
 	}
 	s.http = &http.Server{
-		Handler:           s.track(s.recover(s.route(handler))),
+		Handler:           s.track(s.recover(s.admit(s.route(handler)))),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
@@ -96,19 +101,74 @@ func New(cfg Config) *Server {
 
 // Serve answers on a listener until Shutdown, and closes it.
 func (s *Server) Serve(l net.Listener) error {
+	s.mu.Lock()
+	s.listeners[l] = true
+	if s.quiet != nil {
+		_ = l.Close()
+	}
+	s.mu.Unlock()
 	err := s.http.Serve(l)
-	if errors.Is(err, http.ErrServerClosed) {
+	if errors.Is(err, http.ErrServerClosed) || s.ending() {
 		return nil
 	}
 	return err
 }
 
+// ending reports whether Shutdown was called.
+func (s *Server) ending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.quiet != nil
+}
+
+// refuseMore closes the listeners and returns a channel that is closed when no
+// request runs any more.
+func (s *Server) refuseMore() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.listeners {
+		_ = l.Close() // Serve closes it again
+	}
+	if s.quiet == nil {
+		s.quiet = make(chan struct{})
+		if s.running == 0 {
+			close(s.quiet)
+		}
+	}
+	return s.quiet
+}
+
+// count counts a request until done is called.
+func (s *Server) count() (done func()) {
+	s.active.Add(1)
+	s.mu.Lock()
+	s.running++
+	s.mu.Unlock()
+	return func() {
+		s.mu.Lock()
+		if s.running--; s.running == 0 && s.quiet != nil {
+			select {
+			case <-s.quiet:
+			default:
+				close(s.quiet)
+			}
+		}
+		s.mu.Unlock()
+		s.active.Done()
+	}
+}
+
 // lateEnd is how long requests that were cut off may take to end.
 const lateEnd = 10 * time.Second
 
-// Shutdown takes no more requests and waits for those that run; when ctx ends,
-// they are cut off.
+// Shutdown takes no more connections and waits for the requests that run; when
+// ctx ends, they are cut off. Meanwhile a request on a connection that was made
+// before is answered that the daemon ends.
 func (s *Server) Shutdown(ctx context.Context) error {
+	select {
+	case <-s.refuseMore():
+	case <-ctx.Done():
+	}
 	err := s.http.Shutdown(ctx)
 	s.stop() // streams, and what is still there
 	done := make(chan struct{})
@@ -134,8 +194,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // the trace that it is part of.
 func (s *Server) track(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.active.Add(1)
-		defer s.active.Done()
+		defer s.count()()
 		id := r.Header.Get(requestID)
 		if !usableID(id) {
 			id = rand.Text()
@@ -161,6 +220,19 @@ func usableID(id string) bool {
 		}
 	}
 	return len(id) > 0 && len(id) <= 64
+}
+
+// admit refuses requests once the daemon ends, which is alive until then.
+func (s *Server) admit(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.ending() && r.URL.Path != "/healthz" {
+			w.Header().Set("Connection", "close")
+			w.Header().Set("Retry-After", "1")
+			refuse(w, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is shutting down", Hint: "try again when the next one runs"})
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 // route tells requests for ports of sandboxes from those for the API. The

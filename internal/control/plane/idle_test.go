@@ -229,3 +229,21 @@ func TestUpdateLifetime(t *testing.T) {
 		}
 	})
 }
+
+// To look at what a sandbox consumes is not to use it, and does not wake it.
+func TestUsageIsNoUse(t *testing.T) {
+	onFakeTime(t, func(t *testing.T, _ *machine, p *plane.Plane, ctx context.Context) {
+		create(t, p, ctx, sandbox.Spec{Name: "one", Lifetime: idle(time.Minute, sandbox.IdlePause)})
+		for range 10 {
+			time.Sleep(10 * time.Second)
+			if _, err := p.Usage(ctx, "one"); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
+				t.Fatal(err)
+			}
+		}
+		if now := get(t, p, ctx, "one"); now.State != sandbox.Paused || !now.Rest.Wakes {
+			t.Errorf("%+v", now)
+		}
+		_, err := p.Usage(ctx, "one")
+		wantCode(t, err, sandbox.CodeConflict)
+	})
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -179,9 +180,26 @@ func (p *Plane) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) e
 	return nil
 }
 
-// Usage tells what a running sandbox consumes.
+// Usage tells what a running sandbox consumes. To look at it is not to use it:
+// it goes to rest all the same, and one that rests is not woken.
 func (p *Plane) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
-	box, err := p.Open(ctx, ref)
+	const op = "sandbox.usage"
+	who, err := p.look(ctx, op, ref)
+	if err != nil {
+		return sandbox.Usage{}, err
+	}
+	b, err := p.find(ctx, who.Tenant, ref)
+	if err != nil {
+		return sandbox.Usage{}, named(op, err)
+	}
+	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
+	if err == nil && verdict == lifecycle.Wake {
+		err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox rests and consumes nothing"}
+	}
+	if err != nil {
+		return sandbox.Usage{}, named(op, err)
+	}
+	box, err := p.attach(ctx, &b)
 	if err != nil {
 		return sandbox.Usage{}, err
 	}

@@ -39,6 +39,10 @@ func (m *Machine) Options() daemon.Options {
 	}
 }
 
+// Provider reaches the sandboxes of the machine past any daemon. The caller
+// closes it.
+func (m *Machine) Provider() driver.Provider { return fake.New(fake.Options{World: m.World}) }
+
 // Start starts a daemon, which ends with the test if nobody closes it before.
 func (m *Machine) Start(t testing.TB, change func(*daemon.Options)) *daemon.Daemon {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -126,7 +127,7 @@ var ownErrors = sync.OnceFunc(func() {
 			var d huma.ErrorDetailer
 			if errors.As(err, &d) {
 				// The value is left out: it may be a secret.
-				p.Faults = append(p.Faults, Fault{Field: d.ErrorDetail().Location, Message: d.ErrorDetail().Message})
+				p.Faults = append(p.Faults, Fault{Field: place(d.ErrorDetail().Location), Message: d.ErrorDetail().Message})
 			} else if err != nil && status < http.StatusInternalServerError {
 				p.Faults = append(p.Faults, Fault{Message: err.Error()})
 			}
@@ -134,6 +135,24 @@ var ownErrors = sync.OnceFunc(func() {
 		return p
 	}
 })
+
+// maxKey is the longest key of a request that is named in an answer.
+const maxKey = 24
+
+// place is where a fault is. Keys that a caller made up may be what belongs
+// into a value, such as a token: only what looks like the name of a field is
+// repeated.
+func place(location string) string {
+	parts := strings.Split(location, ".")
+	for i, part := range parts {
+		name, index, _ := strings.Cut(part, "[")
+		strange := strings.ContainsFunc(name, func(c rune) bool { return (c|0x20 < 'a' || c|0x20 > 'z') && c != '_' && c != '-' })
+		if strange || len(name) > maxKey || strings.Trim(index, "0123456789]") != "" {
+			parts[i] = "…"
+		}
+	}
+	return strings.Join(parts, ".")
+}
 
 func codeFor(status int) sandbox.Code {
 	for code, s := range statuses {

@@ -1,0 +1,62 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"text/template"
+)
+
+// formatHelp explains --format.
+const formatHelp = "write each as this Go template says, such as '{{.Name}} {{.State}}'; {{json .}} shows what there is"
+
+// row compiles a template for the rows of a list, which are of the type of
+// sample, so that a mistake is found before anything is asked for. \t and \n may
+// be written out, as in docker.
+func row(text string, sample any) (func(any) (string, error), error) {
+	if text == "json" { // as in docker
+		text = "{{json .}}"
+	}
+	text = strings.NewReplacer(`\t`, "\t", `\n`, "\n").Replace(text)
+	t, err := template.New("format").Option("missingkey=zero").Funcs(template.FuncMap{
+		"json": func(v any) (string, error) {
+			out, err := json.Marshal(v)
+			return string(out), err
+		},
+		"join": strings.Join, "upper": strings.ToUpper, "lower": strings.ToLower,
+	}).Parse(text)
+	if err != nil {
+		return nil, badFlag("format", "%s", strings.TrimPrefix(err.Error(), "template: "))
+	}
+	render := func(v any) (string, error) {
+		var b strings.Builder
+		if err := t.Execute(&b, v); err != nil {
+			return "", badFlag("format", "%s", strings.TrimPrefix(err.Error(), "template: "))
+		}
+		return visible(b.String()), nil
+	}
+	if _, err := render(reflect.Zero(reflect.TypeOf(sample)).Interface()); err != nil {
+		return nil, err
+	}
+	return render, nil
+}
+
+// formatted writes rows by a template.
+func formatted[T any](a *App, text string, all []T) error {
+	var sample T
+	render, err := row(text, sample)
+	if err != nil {
+		return err
+	}
+	for _, v := range all {
+		line, err := render(v)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(a.Stdout, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}

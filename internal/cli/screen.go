@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// What a terminal is told: another screen, so that what was there before comes
+// back, without a cursor.
+const (
+	enterScreen = "\x1b[?1049h\x1b[?25l"
+	leaveScreen = "\x1b[?25h\x1b[?1049l"
+	home        = "\x1b[H"
+	clearLine   = "\x1b[K"
+	clearBelow  = "\x1b[J"
+)
+
+// watch shows what frame returns, again and again, until ctx ends, which is no
+// error. On a terminal each frame takes the place of the one before, and the
+// terminal is left as it was; elsewhere they follow each other.
+func (a *App) watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
+	screen, _ := a.Stdout.(*os.File)
+	if !isTerminal(a.Stdout) {
+		screen = nil
+	}
+	began := false
+	defer func() {
+		if began {
+			_, _ = fmt.Fprint(screen, leaveScreen)
+		}
+	}()
+	for {
+		text, err := frame(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if screen != nil && !began {
+			began = true
+			text = enterScreen + fit(screen, text)
+		} else if screen != nil {
+			text = fit(screen, text)
+		}
+		if _, err := fmt.Fprint(a.Stdout, text); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+	}
+}
+
+// fit makes of a frame what fills the screen: no line is longer and none is
+// below it.
+func fit(screen *os.File, text string) string {
+	cols, rows, err := term.GetSize(int(screen.Fd()))
+	if err != nil || cols <= 0 || rows <= 1 {
+		cols, rows = 80, 24
+	}
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if more := len(lines) - (rows - 1); more > 0 {
+		lines = append(lines[:rows-2], fmt.Sprintf("… and %d more", more+1))
+	}
+	var b strings.Builder
+	b.WriteString(home)
+	for _, line := range lines {
+		b.WriteString(oneLine(line, cols) + clearLine + "\r\n")
+	}
+	return b.String() + clearBelow
+}
