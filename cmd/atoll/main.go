@@ -38,7 +38,7 @@ func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daem
 	d, err := daemon.Start(ctx, daemon.Options{
 		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Blobs: o.Blobs, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache,
-		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Egress: daemon.Egress(o.Egress), Policies: o.Policies,
+		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Egress: daemon.Egress(o.Egress), Policies: o.Policies,
 		AuditKeep: o.AuditKeep, Telemetry: o.OTLP, Version: version("github.com/atoll-run/atoll"),
 	})
 	if err != nil {

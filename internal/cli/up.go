@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -36,6 +37,7 @@ type UpOptions struct {
 	// AuditKeep is how long events are kept; zero: for ever.
 	AuditKeep time.Duration
 	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
+	Pool      int    // sandboxes that are made ahead
 	Drain     time.Duration
 	Logger    *slog.Logger
 	// PlainSnapshots and SnapshotCache say how snapshots are stored, see
@@ -148,6 +150,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
 	flags.Var(&keep, "audit-keep", "remove events that are older than this, such as 90d; see: atoll audit prune (default: keep all)")
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
+	flags.IntVar(&opts.Pool, "pool", defaultPool(), "how many sandboxes of what is asked for most to have ready, while memory is not scarce; 0 for none")
 	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
@@ -208,6 +211,10 @@ func (a *App) attend(ctx context.Context, d Daemon, again <-chan os.Signal) erro
 		}
 	}
 }
+
+// defaultPool is how many sandboxes this machine makes ahead: no more than it
+// can start at once.
+func defaultPool() int { return min(runtime.NumCPU(), 8) }
 
 // runDaemon runs a daemon until somebody ends it.
 func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {

@@ -93,6 +93,8 @@ type Options struct {
 	Telemetry string
 	// Version is that of the program, for whom it is told.
 	Version string
+	// Pool is how many sandboxes of what is asked for most are made ahead.
+	Pool int
 	// Drain is how long requests may go on when the daemon ends. Zero: 5
 	// seconds.
 	Drain  time.Duration
@@ -218,6 +220,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	} else if n > 0 {
 		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
 	}
+	d.node.KeepReady(d.opts.Pool)
 	config, err := d.node.Config(d.opts.Provider, false)
 	if err != nil {
 		return err

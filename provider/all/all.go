@@ -24,6 +24,8 @@ type Options struct {
 	Network gvisor.Network
 	// Attached makes sandboxes end with this process, if the provider can.
 	Attached bool
+	// Pool is how many sandboxes the provider may make ahead, if it can.
+	Pool int
 }
 
 // Entry is a provider that can be opened.

@@ -39,7 +39,7 @@ func openGvisor(opts Options) (driver.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	return gvisor.New(gvisor.Options{StateDir: opts.StateDir, Images: images, Attached: opts.Attached, Network: opts.Network})
+	return gvisor.New(gvisor.Options{StateDir: opts.StateDir, Images: images, Attached: opts.Attached, Network: opts.Network, Pool: opts.Pool})
 }
 
 func openHost(opts Options) (driver.Provider, error) {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
@@ -34,10 +35,11 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	if in, err := p.adopt(ctx, spec, img); in != nil || err != nil {
-		return in, err
+	defer p.pool.begin()()
+	m, err := p.maker(spec, img, nil, "")
+	if err != nil {
+		return nil, err
 	}
-	m := p.newMaker(spec, img)
 	in, err := m.make(ctx)
 	if err != nil {
 		m.undo()
@@ -77,13 +79,16 @@ type maker struct {
 	img  *image.Image
 	res  sandbox.Resources
 
-	from  *saved   // what it is restored from, nil if from the image alone
-	why   string   // why the memory in there cannot be
-	door  *os.File // through which a restored guest is woken
+	from  *saved // what it is restored from, nil if from the image alone
+	why   string // why the memory in there cannot be
+	early bool   // launched before it was known for whom
 	box   box
 	rec   *record
-	files []*os.File
+	args  *launchArgs
+	files []*os.File // of args
 	procs *launched
+	conn  *guest.Pipes // to the guest, until it is the client's
+	door  *os.File     // through which a restored guest is woken
 	in    *Instance
 	link  *Link // nil: no network
 }
@@ -92,9 +97,14 @@ func (p *Provider) newMaker(spec *sandbox.Spec, img *image.Image) *maker {
 	return &maker{p: p, spec: spec, img: img, res: withDefaults(spec.Resources)}
 }
 
-// make makes the sandbox and gives it to its user.
+// make makes the sandbox, or goes on where the pool has got with it, and gives
+// it to its user.
 func (m *maker) make(ctx context.Context) (*Instance, error) {
-	if err := m.start(ctx); err != nil {
+	if m.in == nil {
+		if err := m.start(ctx); err != nil {
+			return nil, err
+		}
+	} else if err := m.join(ctx); err != nil {
 		return nil, err
 	}
 	return m.finish(ctx)
@@ -102,16 +112,26 @@ func (m *maker) make(ctx context.Context) (*Instance, error) {
 
 // start makes a sandbox whose guest waits to be told what it is.
 func (m *maker) start(ctx context.Context) error {
-	defer func() { closeAll(m.files) }()
-	if err := m.prepare(); err != nil {
-		return err
+	if m.procs == nil {
+		if err := m.prepare(); err != nil {
+			return err
+		}
 	}
-	conn, err := m.boot(ctx)
-	if err != nil {
-		return err
+	m.decideMemory()
+	link := m.p.connect(ctx, m.spec, m.knownNames())
+	defer closeLink(link)
+	if m.procs == nil {
+		if err := m.launch(ctx); err != nil {
+			return err
+		}
+	}
+	if err := m.boot(ctx, link); err != nil {
+		return m.explain(err)
 	}
 	m.in = newInstance(m.p, m.box, m.rec)
 	m.in.watchChildren(m.procs)
+	conn := m.conn
+	m.conn = nil
 	if err := m.in.dial(ctx, conn); err != nil {
 		return m.explain(fmt.Errorf("reaching the guest: %w", err))
 	}
@@ -162,6 +182,7 @@ func (m *maker) undo() {
 	if m.in != nil {
 		m.in.release()
 	}
+	m.letGo()
 	if m.procs != nil {
 		m.procs.kill()
 	}
@@ -170,7 +191,8 @@ func (m *maker) undo() {
 	}
 }
 
-// prepare makes the state directory and the control group.
+// prepare makes the state directory and the control group, and opens what the
+// processes inherit.
 func (m *maker) prepare() error {
 	m.rec = &record{
 		ID:       m.spec.ID,
@@ -204,7 +226,11 @@ func (m *maker) prepare() error {
 	if err := cg.create(limits{cpus: m.res.CPUs, memory: m.res.Memory, pids: hostThreads(m.res.PIDs)}); err != nil {
 		return err
 	}
-	return m.p.opts.Fault("create.cgroup")
+	if err := m.p.opts.Fault("create.cgroup"); err != nil {
+		return err
+	}
+	m.args, err = m.launchArgs()
+	return err
 }
 
 // self names this process.
@@ -220,68 +246,92 @@ func hostThreads(pids int64) int64 {
 	return 2*pids + 512
 }
 
-// boot starts the processes and the guest, and returns the connection to the guest.
-func (m *maker) boot(ctx context.Context) (*guest.Pipes, error) {
-	args, conn, err := m.launchArgs()
-	if err != nil {
-		return nil, err
+// closeFiles closes what the processes have inherited.
+func (m *maker) closeFiles() {
+	closeAll(m.files)
+	m.files, m.args = nil, nil
+}
+
+// letGo closes what led to the guest.
+func (m *maker) letGo() {
+	m.closeFiles()
+	if m.conn != nil {
+		m.conn.Close()
 	}
-	fail := func(err error) (*guest.Pipes, error) {
-		conn.Close()
-		return nil, m.explain(err)
+	if m.door != nil {
+		m.door.Close()
 	}
-	link := m.p.connect(ctx, m.spec, m.knownNames())
-	defer closeLink(link)
+	m.conn, m.door = nil, nil
+}
+
+// launch starts the processes of the sandbox, whose kernel then waits to be
+// told what to start.
+func (m *maker) launch(ctx context.Context) error {
+	defer m.closeFiles()
 	if err := span.In(ctx, "engine", "launch", m.rec.ID, func(ctx context.Context) (err error) {
-		m.procs, err = launch(ctx, args)
+		m.procs, err = launch(ctx, m.args)
 		return err
 	}); err != nil {
-		return fail(err)
+		return m.explain(err)
 	}
 	m.rec.Kernel = m.procs.kernel.ref()
 	if m.procs.gofer != nil {
 		m.rec.Gofer = m.procs.gofer.ref()
 	}
 	if err := m.box.save(m.rec); err != nil {
-		return fail(err)
+		return err
 	}
-	if err := m.p.opts.Fault("create.launched"); err != nil {
-		return fail(err)
-	}
+	return m.p.opts.Fault("create.launched")
+}
+
+// boot starts the guest of a kernel that waits.
+func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error) {
 	// The calls below know no context: killing the kernel ends them.
 	stop := context.AfterFunc(ctx, func() { _ = m.procs.kernel.proc.Kill() })
 	defer stop()
 	if m.link, err = link(); err != nil {
-		return fail(err)
+		return err
 	}
-	if err := span.In(ctx, "engine", "start", m.rec.ID, func(ctx context.Context) error { return m.startKernel(ctx, conn) }); err != nil {
-		return fail(err)
+	if err := span.In(ctx, "engine", "start", m.rec.ID, m.startKernel); err != nil {
+		return err
 	}
-	if err := m.p.opts.Fault("create.started"); err != nil {
-		return fail(err)
-	}
-	return conn, nil
+	m.door.Close()
+	m.door = nil
+	return m.p.opts.Fault("create.started")
 }
 
 // startKernel starts the guest, or wakes it where it was saved.
-func (m *maker) startKernel(ctx context.Context, conn *guest.Pipes) error {
+func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
 		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
 	}
 	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
 	}
-	// On a connection of its own: the kernel that answers is another one now.
-	if err := boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs); err != nil {
-		return &memoryError{err}
-	}
 	if err := m.p.opts.Fault("restore.kernel"); err != nil {
 		return err
 	}
-	if err := guest.Waken(ctx, m.door, conn); err != nil {
+	m.rec.Named = m.from.Memory.Named
+	var g errgroup.Group
+	// On a connection of its own: the kernel that answers is another one now.
+	g.Go(func() error { return boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs) })
+	g.Go(func() error { return guest.Waken(ctx, m.door, m.conn) })
+	g.Go(func() error { return m.rename(ctx) })
+	if err := g.Wait(); err != nil {
 		return &memoryError{err}
 	}
 	return nil
+}
+
+// rename gives a restored sandbox its host name. Its kernel does that by itself
+// if it was told the name when it was launched and nobody has set another one
+// in what it restores.
+func (m *maker) rename(ctx context.Context) error {
+	if m.spec.Hostname == "" || !m.early && !m.from.Memory.Named {
+		return nil
+	}
+	m.rec.Named = true
+	return setHostname(ctx, m.box.dir, m.rec.Inside, m.spec.Hostname)
 }
 
 // explain adds what the dying kernel said.
@@ -292,10 +342,10 @@ func (m *maker) explain(err error) error {
 	return err
 }
 
-func (m *maker) launchArgs() (_ *launchArgs, conn *guest.Pipes, err error) {
+func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	mounts, err := resolveMounts(m.spec.Mounts)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	total := hostMemory()
 	memory := total
@@ -304,10 +354,9 @@ func (m *maker) launchArgs() (_ *launchArgs, conn *guest.Pipes, err error) {
 	}
 	bun, err := newBundle(m.spec, mounts, m.img, diskSize(m.res.Disk), memory)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	m.rec.Mounts = bun.targets
-	m.decideMemory()
 	a := &launchArgs{
 		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
 		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
@@ -336,17 +385,16 @@ func (m *maker) launchArgs() (_ *launchArgs, conn *guest.Pipes, err error) {
 	}
 	f, f2, err2 := os.Pipe()
 	open(&a.door[0], f, err2)
-	open(&a.door[1], f2, err2)
+	a.door[1], m.door = f2, f2
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	conn, a.link, err = guest.NewPipes()
+	m.conn, a.link, err = guest.NewPipes()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	m.files = append(m.files, a.link[:]...)
-	m.door = a.door[1]
-	return a, conn, nil
+	return a, nil
 }
 
 // openProgram opens the image with the guest in it.

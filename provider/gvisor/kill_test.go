@@ -39,6 +39,7 @@ type victimPlan struct {
 	Attached             bool
 	ID                   sandbox.ID
 
+	Pool    int    // make another one first, and wait until so many are ready
 	Save    string // attach to ID and write a snapshot to this directory
 	Stop    bool   // … that stops it
 	Restore string // make ID of the snapshot in this directory
@@ -57,7 +58,7 @@ func victim() int {
 		return 2
 	}
 	p, err := gvisor.New(gvisor.Options{
-		StateDir: plan.State, Images: store, Attached: plan.Attached,
+		StateDir: plan.State, Images: store, Attached: plan.Attached, Pool: plan.Pool,
 		Fault: func(point string) error {
 			if point == plan.Point {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -98,6 +99,18 @@ func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 	case plan.Restore != "":
 		in, _, err := p.Restore(ctx, spec, plan.Restore)
 		return in, err
+	case plan.Pool > 0:
+		in, err := p.Create(ctx, &sandbox.Spec{ID: "first", Image: "host"})
+		if err != nil {
+			return nil, err
+		}
+		for all, _ := p.Ready(); all < plan.Pool; all, _ = p.Ready() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err := in.Destroy(ctx); err != nil {
+			return nil, err
+		}
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	return p.Create(ctx, spec)
 }

@@ -19,6 +19,7 @@ const (
 	argvGofer    = "runsc-gofer"
 	argvSelf     = "/proc/self/exe"
 	argvDeadline = "atoll-deadline" // see startDeadline
+	argvGuard    = "atoll-pool"     // see guardPool
 	argvProbe    = "atoll-probe"    // see probeNamespaces
 )
 
@@ -34,6 +35,8 @@ func Main() {
 		runKernelCommand()
 	case name == argvDeadline:
 		os.Exit(runDeadline(os.Args[1:]))
+	case name == argvGuard:
+		os.Exit(runGuard(os.Args[1:]))
 	case name == argvProbe:
 		os.Exit(0)
 	}

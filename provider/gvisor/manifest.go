@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,8 +50,9 @@ const (
 type manifest struct {
 	Format  int       `json:"format"`
 	Created time.Time `json:"created"`
-	Image   string    `json:"image"`  // as the sandbox asked for it
-	Digest  string    `json:"digest"` // of that image
+	Image   string    `json:"image"`           // as the sandbox asked for it
+	Digest  string    `json:"digest"`          // of that image
+	Brief   bool      `json:"brief,omitempty"` // without sums: it is restored at once by whoever wrote it
 	Parts   []part    `json:"parts"`
 	Memory  *memory   `json:"memory,omitempty"`
 }
@@ -62,6 +64,7 @@ type memory struct {
 	Mounts []string `json:"mounts"`          // where the host's files were shown, in order
 	Group  string   `json:"group"`           // the control group of its processes inside
 	Names  Names    `json:"names,omitempty"` // whose addresses the processes may know
+	Named  bool     `json:"named"`           // its host name was set after it began
 }
 
 // part is one file of a snapshot.
@@ -102,13 +105,35 @@ func damaged(format string, args ...any) error {
 // checked is what is used, whatever becomes of the directory meanwhile.
 type saved struct {
 	manifest
+	id    string // this very directory; no other one has it
 	parts map[string]*os.File
+	users *atomic.Int32
+}
+
+// share returns the same for somebody else, who closes it too. Nil is nobody's.
+func (s *saved) share() *saved {
+	if s != nil {
+		s.users.Add(1)
+	}
+	return s
 }
 
 func (s *saved) close() {
+	if s == nil || s.users.Add(-1) > 0 {
+		return
+	}
 	for _, f := range s.parts {
 		f.Close()
 	}
+}
+
+// removed reports whether the snapshot was removed since it was opened.
+func (s *saved) removed() bool {
+	if s == nil {
+		return false
+	}
+	var st unix.Stat_t
+	return unix.Fstat(int(s.parts[snapManifest].Fd()), &st) != nil || st.Nlink == 0
 }
 
 // openSnapshot opens a snapshot and checks all of it.
@@ -118,7 +143,8 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 		return nil, damaged("%v", reason(err))
 	}
 	defer unix.Close(d)
-	s := &saved{parts: map[string]*os.File{}}
+	s := &saved{parts: map[string]*os.File{}, users: new(atomic.Int32)}
+	s.share()
 	defer func() {
 		if err != nil {
 			s.close()
@@ -128,7 +154,10 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	s.parts[snapManifest] = f
+	if s.id, err = identityOf(f); err != nil {
+		return nil, err
+	}
 	js, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
 	if err != nil {
 		return nil, err
@@ -140,11 +169,24 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 		if s.parts[p.Name], err = openPart(d, p.Name); err != nil {
 			return nil, err
 		}
-		if err := p.check(ctx, s.parts[p.Name]); err != nil {
+		if err := p.check(ctx, s.parts[p.Name], s.Brief); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
+}
+
+// identityOf names a file that exists by what no other file has.
+func identityOf(f *os.File) (string, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	state, ok := stateOf(info)
+	if !ok {
+		return "", errors.ErrUnsupported
+	}
+	return fmt.Sprint(state), nil
 }
 
 // parse reads a manifest as something an enemy may have written.
@@ -197,7 +239,7 @@ func openPart(dir int, name string) (*os.File, error) {
 }
 
 // check compares a part with what the manifest says of it.
-func (p part) check(ctx context.Context, f *os.File) error {
+func (p part) check(ctx context.Context, f *os.File, brief bool) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -205,7 +247,7 @@ func (p part) check(ctx context.Context, f *os.File) error {
 	if info.Size() != p.Size {
 		return damaged("%s has %d bytes and not %d", p.Name, info.Size(), p.Size)
 	}
-	if verified.knows(info, p.Sum) {
+	if brief || verified.knows(info, p.Sum) {
 		return nil
 	}
 	n, got, err := sum(ctx, f)
@@ -232,10 +274,7 @@ func (m *manifest) write(ctx context.Context, dir string, durable bool) (size in
 		if err != nil {
 			return 0, err
 		}
-		n, sum, err := sum(ctx, f)
-		if info, err := f.Stat(); err == nil {
-			verified.add(info, sum)
-		}
+		n, sum, err := m.measure(ctx, f)
 		if err == nil && durable {
 			err = f.Sync()
 		}
@@ -252,6 +291,21 @@ func (m *manifest) write(ctx context.Context, dir string, durable bool) (size in
 	}
 	js = append(js, lineOf(js)...)
 	return size + int64(len(js)), writeManifest(filepath.Join(dir, snapManifest), js, durable)
+}
+
+// measure returns the size and the sum of a part, and remembers them.
+func (m *manifest) measure(ctx context.Context, f *os.File) (n int64, crc uint32, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	if n = info.Size(); !m.Brief {
+		if n, crc, err = sum(ctx, f); err != nil {
+			return 0, 0, err
+		}
+	}
+	verified.add(info, crc)
+	return n, crc, nil
 }
 
 func writeManifest(path string, js []byte, durable bool) error {

@@ -22,18 +22,54 @@ import (
 // have such an id.
 const warmPrefix = "0-"
 
+// stage is how far a sandbox is made in advance.
+type stage int
+
+const (
+	// atKernel: its kernel waits to be told what to start or to restore. It
+	// serves whoever restores some snapshot, with or without a network.
+	atKernel stage = iota
+	// atGuest: its guest waits to be told what it is.
+	atGuest
+)
+
 // shape is what sandboxes must have in common to stand in for one another
 // until the moment they are given a name, an environment and a user.
 type shape struct {
 	digest    string
 	resources sandbox.Resources
+	from      string // the snapshot whose memory it has; empty: none
+	stage     stage
 }
 
-// pool holds started sandboxes that nobody uses yet. Each is used once: what
-// ran in one sandbox is never handed to another user.
+// pool holds sandboxes that nobody uses yet. Each is used once: what ran in one
+// sandbox is never handed to another user.
 type pool struct {
-	mu    sync.Mutex
-	ready map[shape][]*maker
+	mu      sync.Mutex
+	shelves map[shape]*shelf
+	busy    int           // sandboxes being made for somebody
+	idle    chan struct{} // tells the keeper that none is any more
+	closed  bool
+
+	once sync.Once // starts the keeper, which ends with ctx
+	ctx  context.Context
+	stop context.CancelFunc
+	work sync.WaitGroup
+}
+
+func newPool() *pool {
+	l := &pool{idle: make(chan struct{}, 1)}
+	l.ctx, l.stop = context.WithCancel(context.Background())
+	return l
+}
+
+// shelf is what is ready of one shape, and how to make more.
+type shelf struct {
+	image string
+	from  *saved // nil without a snapshot
+	ready []*maker
+	asked []time.Time // when somebody wanted one lately, oldest first
+	kept  bool        // its size follows that, rather than a call of Warm
 }
 
 // Warm makes n sandboxes of the image and resources of spec ready in advance,
@@ -42,104 +78,212 @@ type pool struct {
 // pool count against the machine like any other; Drain removes them.
 func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 	p.sweepOnce()
-	img, err := p.opts.Images.Get(ctx, spec.Image, image.GetOptions{})
-	if err != nil {
-		return err
-	}
+	s := shape{resources: withDefaults(spec.Resources), stage: atGuest}
 	for range n {
-		blank := &sandbox.Spec{
-			ID: sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16])), Image: spec.Image, Resources: spec.Resources,
+		m, err := p.prepareOne(ctx, s, spec.Image, nil)
+		if err != nil {
+			return err
 		}
-		m := p.newMaker(blank, img)
-		if err := m.start(ctx); err != nil {
+		s.digest = m.img.Digest
+		if !p.pool.put(s, spec.Image, m) {
 			m.undo()
-			return withCause(ctx, err)
+			return errors.New("the provider is closed")
 		}
-		p.pool.put(shape{img.Digest, m.res}, m)
 	}
 	return nil
 }
 
+// prepareOne makes a sandbox of a shape as far as that goes without its user.
+func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *saved) (*maker, error) {
+	img, err := p.opts.Images.Get(ctx, ref, image.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if s.digest != "" && img.Digest != s.digest {
+		return nil, fmt.Errorf("%s is another image now", ref)
+	}
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	m := p.newMaker(&sandbox.Spec{ID: sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16])), Image: ref, Resources: bounded(s.resources)}, img)
+	m.early, m.from = true, from
+	if s.stage == atKernel {
+		if err = m.prepare(); err == nil {
+			err = m.launch(ctx)
+		}
+	} else {
+		err = m.start(ctx)
+	}
+	if err == nil && from != nil && !m.restoresMemory() {
+		err = errors.New(m.why)
+	}
+	if err != nil {
+		m.undo()
+		return nil, withCause(ctx, err)
+	}
+	return m, nil
+}
+
+// bounded is the inverse of withDefaults: in a Spec, no limit is negative.
+func bounded(r sandbox.Resources) sandbox.Resources {
+	for _, v := range []*int64{&r.Memory, &r.Disk, &r.PIDs} {
+		if *v == 0 {
+			*v = -1
+		}
+	}
+	return r
+}
+
+// closePool ends the sandboxes of the pool, for good.
+func (p *Provider) closePool() {
+	p.pool.once.Do(func() {}) // no keeper begins after this
+	p.pool.stop()
+	p.pool.work.Wait()
+	for _, m := range p.pool.empty(true) {
+		m.undo()
+	}
+}
+
 // Drain ends the sandboxes of the pool.
 func (p *Provider) Drain() {
-	p.pool.mu.Lock()
-	ready := p.pool.ready
-	p.pool.ready = nil
-	p.pool.mu.Unlock()
-	for _, ms := range ready {
-		for _, m := range ms {
-			m.undo()
+	for _, m := range p.pool.empty(false) {
+		m.undo()
+	}
+}
+
+// empty takes everything out of the pool, for good if it is to be closed.
+func (l *pool) empty(closing bool) (ready []*maker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range l.shelves {
+		ready = append(ready, s.ready...)
+		s.from.close()
+	}
+	l.shelves, l.closed = nil, l.closed || closing
+	return ready
+}
+
+// shelf returns that of a shape, making it. The lock is held.
+func (l *pool) shelf(s shape, ref string) *shelf {
+	if l.shelves == nil {
+		l.shelves = map[shape]*shelf{}
+	}
+	if l.shelves[s] == nil {
+		l.shelves[s] = &shelf{image: ref}
+	}
+	return l.shelves[s]
+}
+
+// put keeps a sandbox, unless the pool was closed meanwhile, or emptied if it
+// was made for somebody who may ask for it.
+func (l *pool) put(s shape, ref string, m *maker) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || ref == "" && l.shelves[s] == nil {
+		return false
+	}
+	sh := l.shelf(s, ref)
+	sh.ready = append(sh.ready, m)
+	return true
+}
+
+// take returns a sandbox that runs, or nil, and those that do not any more.
+func (l *pool) take(s shape) (m *maker, dead []*maker) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sh := l.shelves[s]
+	for sh != nil && len(sh.ready) > 0 {
+		m, sh.ready = sh.ready[0], sh.ready[1:]
+		if m.rec.Kernel.alive() && !m.rec.Kernel.stopped() {
+			return m, dead
 		}
+		dead = append(dead, m)
 	}
+	return nil, dead
 }
 
-func (l *pool) put(s shape, m *maker) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ready == nil {
-		l.ready = map[shape][]*maker{}
+// maker begins the making of a sandbox, with what the pool has of it.
+func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
+	for _, s := range shapesFor(spec, img, from, why) {
+		if p.pooled() {
+			p.pool.ask(s, spec.Image, from)
+		}
+		m, dead := p.pool.take(s)
+		for _, d := range dead {
+			d.undo()
+		}
+		if m == nil {
+			continue
+		}
+		m.from, m.why = from, why
+		if err := m.become(spec); err != nil {
+			m.undo()
+			return nil, err
+		}
+		return m, nil
 	}
-	l.ready[s] = append(l.ready[s], m)
+	m := p.newMaker(spec, img)
+	m.from, m.why = from, why
+	return m, nil
 }
 
-func (l *pool) take(s shape) *maker {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	ms := l.ready[s]
-	if len(ms) == 0 {
+// shapesFor lists what would serve a request, the furthest first. Mounts are
+// fixed when a kernel is launched, and the network when it restores something.
+func shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, why string) (shapes []shape) {
+	if len(spec.Mounts) > 0 {
 		return nil
 	}
-	l.ready[s] = ms[1:]
-	return ms[0]
+	s := shape{digest: img.Digest, resources: withDefaults(spec.Resources)}
+	memory := from != nil && from.Memory != nil && why == ""
+	if memory && from.Brief {
+		return []shape{s} // nobody will restore it again
+	}
+	if !memory || !spec.Network.Asked() {
+		g := s
+		g.stage = atGuest
+		if memory {
+			g.from = from.id
+		}
+		shapes = append(shapes, g)
+	}
+	if memory {
+		shapes = append(shapes, s)
+	}
+	return shapes
 }
 
-// adopt gives a sandbox of the pool to its user. It returns nil without an
-// error if there is none that fits.
-func (p *Provider) adopt(ctx context.Context, spec *sandbox.Spec, img *image.Image) (*Instance, error) {
-	if len(spec.Mounts) > 0 {
-		return nil, nil
-	}
-	for {
-		m := p.pool.take(shape{img.Digest, withDefaults(spec.Resources)})
-		if m == nil {
-			return nil, nil
-		}
-		select {
-		case <-m.in.ended: // it died while waiting
-			m.undo()
-			continue
-		default:
-		}
-		in, err := m.become(ctx, spec)
-		if err != nil {
-			m.undo()
-			return nil, withCause(ctx, err)
-		}
-		return in, nil
-	}
-}
-
-// become names a started sandbox, and gives it its link if it is to have one.
-func (m *maker) become(ctx context.Context, spec *sandbox.Spec) (*Instance, error) {
-	link := m.p.connect(ctx, spec, nil)
-	defer closeLink(link)
+// become names a sandbox of the pool.
+func (m *maker) become(spec *sandbox.Spec) error {
 	named := box{filepath.Join(m.p.boxes, string(spec.ID))}
 	err := unix.Renameat2(unix.AT_FDCWD, m.box.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
-		return nil, &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s exists already", spec.ID), nil}
+		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s exists already", spec.ID), nil}
 	} else if err != nil {
-		return nil, err
+		return err
 	}
-	m.box, m.spec, m.in.box = named, spec, named
+	m.box, m.spec = named, spec
+	if m.in != nil {
+		m.in.box = named
+	}
 	m.rec.ID, m.rec.Labels, m.rec.Created = spec.ID, spec.Labels, time.Now().UTC()
 	m.rec.Spec.Resources = spec.Resources
-	if m.link, err = link(); err != nil {
-		return nil, err
+	m.rec.Named = true
+	return nil
+}
+
+// join gives a sandbox of the pool that has started what a new one gets from
+// its kernel: its link if it is to have one, and its host name.
+func (m *maker) join(ctx context.Context) error {
+	if m.restoresMemory() {
+		return m.rename(ctx)
 	}
-	if m.link != nil {
-		if err := m.in.call(ctx, func(conn *urpc.Client) error { return addLink(conn, m.link) }); err != nil {
-			return nil, m.explain(err)
-		}
+	link := m.p.connect(ctx, m.spec, nil)
+	defer closeLink(link)
+	var err error
+	if m.link, err = link(); err != nil || m.link == nil {
+		return err
 	}
-	return m.finish(ctx)
+	if err := m.in.call(ctx, func(conn *urpc.Client) error { return addLink(conn, m.link) }); err != nil {
+		return m.explain(err)
+	}
+	return nil
 }

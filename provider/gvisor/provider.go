@@ -59,6 +59,10 @@ type Options struct {
 	// Network connects sandboxes whose Spec asks for a network. Nil: sandboxes
 	// have a loopback and nothing else.
 	Network Network
+	// Pool is how many sandboxes may be made ahead, of what is asked for most.
+	// They take memory until they are used, and are let go when that becomes
+	// scarce. Zero: none but those of Warm.
+	Pool int
 	// Fault is called at named points of the making and unmaking of a
 	// sandbox, for tests that fail or kill there. Nil does nothing.
 	Fault func(point string) error
@@ -79,7 +83,7 @@ type Provider struct {
 	program func() (program, error) // the guest's
 	reaper  reaper
 	swept   sync.Once
-	pool    pool
+	pool    *pool
 
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance
@@ -123,6 +127,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	return &Provider{
 		opts:      opts,
+		pool:      newPool(),
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
@@ -269,7 +274,7 @@ func (p *Provider) ErrorCode(err error) sandbox.Code {
 
 // Close lets go of all sandboxes and ends none but those of the pool.
 func (p *Provider) Close() error {
-	p.Drain()
+	p.closePool()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true

@@ -36,10 +36,13 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
+	defer p.pool.begin()()
 	var refused string
 	for {
-		m := p.newMaker(spec, img)
-		m.from, m.why = from, refused
+		m, err := p.maker(spec, img, from, refused)
+		if err != nil {
+			return nil, none, err
+		}
 		in, err := m.make(ctx)
 		if err == nil {
 			return in, driver.Restored{Memory: m.restoresMemory(), Why: m.why}, nil

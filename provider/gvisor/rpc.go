@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -122,10 +123,21 @@ func restoreKernel(dir string, link *Link, s *saved) error {
 		return err
 	}
 	opts := &boot.RestoreOpts{HavePagesFile: true, Background: true}
+	defer func() { closeAll(opts.Files) }()
 	for _, name := range []string{snapKernel, snapIndex, snapPages} {
-		opts.Files = append(opts.Files, s.parts[name])
+		// Each kernel reads from the beginning: it needs a position of its own.
+		f, err := reopen(s.parts[name])
+		if err != nil {
+			return err
+		}
+		opts.Files = append(opts.Files, f)
 	}
 	return conn.Call(boot.ContMgrRestore, opts, nil)
+}
+
+// reopen opens the file behind f once more, for reading.
+func reopen(f *os.File) (*os.File, error) {
+	return os.Open("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
 }
 
 // boundProcesses limits the number of processes of a group inside.
@@ -214,34 +226,36 @@ func connectGuest(ctx context.Context, dir, id, kernel string) (*guest.Pipes, er
 		return nil, err
 	}
 	defer closeAll(theirs[:])
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	args := &control.ExecArgs{Argv: guest.ConnectArgs(), ContainerID: id}
+	err = runInside(ctx, dir, program, args, map[int]*os.File{guest.LinkIn: theirs[0], guest.LinkOut: theirs[1]})
 	if err != nil {
 		ours.Close()
-		return nil, err
+		return nil, fmt.Errorf("reaching the guest: %w", err)
+	}
+	return ours, nil
+}
+
+// runInside runs a program of ours as root in a sandbox and waits for it.
+func runInside(ctx context.Context, dir string, program *os.File, args *control.ExecArgs, files map[int]*os.File) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
 	}
 	defer null.Close()
-	args := &control.ExecArgs{
-		Argv:             guest.ConnectArgs(),
-		WorkingDirectory: "/",
-		ContainerID:      id,
-		KUID:             auth.RootKUID,
-		KGID:             auth.RootKGID,
-		FilePayload:      control.NewFilePayload(map[int]*os.File{0: null, 1: null, 2: null, guest.LinkIn: theirs[0], guest.LinkOut: theirs[1]}, program),
-	}
+	all := map[int]*os.File{0: null, 1: null, 2: null}
+	maps.Copy(all, files)
+	args.WorkingDirectory, args.KUID, args.KGID = "/", auth.RootKUID, auth.RootKGID
+	args.FilePayload = control.NewFilePayload(all, program)
 	var ws unix.WaitStatus
 	err = withKernel(ctx, dir, func(conn *urpc.Client) error {
 		var pid int32
 		if err := conn.Call(boot.ContMgrExecuteAsync, args, &pid); err != nil {
 			return err
 		}
-		return conn.Call(boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: id}, &ws)
+		return conn.Call(boot.ContMgrWaitPID, &boot.WaitPIDArgs{PID: pid, CID: args.ContainerID}, &ws)
 	})
-	if err == nil && ws.ExitStatus() != 0 {
-		err = fmt.Errorf("it did not take the connection (status %d)", ws.ExitStatus())
+	if err == nil && ws != 0 {
+		err = fmt.Errorf("its program ended with status %#x", uint32(ws))
 	}
-	if err != nil {
-		ours.Close()
-		return nil, fmt.Errorf("reaching the guest: %w", err)
-	}
-	return ours, nil
+	return err
 }

@@ -129,9 +129,9 @@ func (in *Instance) stop() error {
 
 // saveParts makes the kernel write, and describes what it wrote.
 func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
-	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest}
+	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Brief: opts.Brief && !opts.Stop}
 	if opts.Memory {
-		m.Memory = &memory{Engine: in.rec.Engine, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
+		m.Memory = &memory{Engine: in.rec.Engine, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group(), Named: in.rec.Named}
 		if err := saveMemory(conn, dir); err != nil {
 			return nil, fmt.Errorf("saving the memory: %w", err)
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -114,54 +115,129 @@ func BenchmarkRestore(b *testing.B) {
 	}
 }
 
-// BenchmarkFork measures ten copies of a running sandbox, made at once: from
-// the beginning of the snapshot to the first and to the last first output, and
-// what a copy takes of the machine's memory.
-func BenchmarkFork(b *testing.B) {
+// BenchmarkRestorePooled is the same of one snapshot again and again, which the
+// pool follows.
+func BenchmarkRestorePooled(b *testing.B) {
 	for _, s := range sources {
 		b.Run(s.name, func(b *testing.B) {
-			p := newProvider(b, nil)
-			in := source(b, p, s.dirty)
-			var first, last laps
-			var memory int64
-			i := 0
-			for b.Loop() {
-				i++
-				before := available(b)
+			p := newProvider(b, func(o *gvisor.Options) { o.Pool = 2 })
+			dir := snapshot(b, source(b, p, s.dirty), driver.SnapshotOptions{Memory: true})
+			restored := func(i int, all *laps) {
 				start := time.Now()
-				dir := snapshot(b, in, driver.SnapshotOptions{Memory: true})
-				copies := make([]driver.Instance, 10)
-				var once sync.Once
-				var wg sync.WaitGroup
-				for n := range copies {
-					wg.Go(func() {
-						twin, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprintf("fork-%d-%d", i, n)), Image: "host"}, dir)
-						if err == nil {
-							err = runIn(b.Context(), twin, "/bin/echo", "ok")
-						}
-						if err != nil {
-							b.Error(err)
-							return
-						}
-						once.Do(func() { first.add(start) })
-						copies[n] = twin
-					})
+				in, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("copy-", i)), Image: "host", Hostname: "copy"}, dir)
+				if err != nil {
+					b.Fatal(err)
 				}
-				wg.Wait()
-				last.add(start)
-				memory += (before - available(b)) / 10
-				for _, c := range copies {
-					if c != nil {
-						_ = c.Destroy(b.Context())
-					}
+				if err := runIn(b.Context(), in, "/bin/echo", "ok"); err != nil {
+					b.Fatal(err)
 				}
-				os.RemoveAll(dir)
+				all.add(start)
+				_ = in.Destroy(b.Context())
+				awaitReady(b, p, 1, i > 1)
 			}
-			first.report(b, "first-of-10")
-			last.report(b, "last-of-10")
-			b.ReportMetric(float64(memory)/float64(i)/(1<<20), "MB/copy")
+			var cold, all laps
+			restored(0, &cold)
+			restored(1, &cold)
+			for i := 2; b.Loop(); i++ {
+				restored(i, &all)
+			}
+			all.report(b, "first-output")
 		})
 	}
+}
+
+// awaitReady waits for the pool.
+func awaitReady(b *testing.B, p *gvisor.Provider, n int, restored bool) {
+	b.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		all, from := p.Ready()
+		if all >= n && (!restored || from > 0) {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.Fatal("the pool is not filled")
+		}
+	}
+}
+
+// BenchmarkFork measures ten copies of a running sandbox, made at once: from
+// the beginning of the snapshot to the first and to the last first output, and
+// what a copy takes of the machine's memory. The kernels of some wait in a pool.
+func BenchmarkFork(b *testing.B) {
+	for _, s := range sources {
+		for _, pool := range []int{0, 10} {
+			b.Run(fmt.Sprintf("%s/pool=%d", s.name, pool), func(b *testing.B) { benchmarkFork(b, s.dirty, pool) })
+		}
+	}
+}
+
+func benchmarkFork(b *testing.B, dirty, pool int) {
+	p := newProvider(b, func(o *gvisor.Options) { o.Pool = pool })
+	in := source(b, p, dirty)
+	p.Drain()
+	fork := func(i, count int, start time.Time, each func()) []driver.Instance {
+		dir := b.TempDir()
+		if _, err := in.(driver.Snapshotter).Snapshot(b.Context(), dir, driver.SnapshotOptions{Memory: true, Brief: true}); err != nil {
+			b.Fatal(err)
+		}
+		copies := make([]driver.Instance, count)
+		var wg sync.WaitGroup
+		for n := range copies {
+			wg.Go(func() {
+				id := sandbox.ID(fmt.Sprintf("fork-%d-%d", i, n))
+				twin, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: id, Image: "host", Hostname: string(id)}, dir)
+				if err == nil {
+					err = runIn(b.Context(), twin, "/bin/echo", "ok")
+				}
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				each()
+				copies[n] = twin
+			})
+		}
+		wg.Wait()
+		os.RemoveAll(dir)
+		return copies
+	}
+	end := func(copies []driver.Instance) {
+		for _, c := range copies {
+			if c != nil {
+				_ = c.Destroy(b.Context())
+			}
+		}
+	}
+	var one, first, last laps
+	var memory, group int64
+	for i := 1; b.Loop(); i++ {
+		if pool > 0 && i > 1 {
+			awaitReady(b, p, pool, false)
+		}
+		start := time.Now()
+		end(fork(2*i, 1, start, func() { one.add(start) }))
+		if pool > 0 && i > 1 {
+			awaitReady(b, p, pool, false)
+		}
+		before := available(b)
+		start = time.Now()
+		var once sync.Once
+		copies := fork(2*i+1, 10, start, func() { once.Do(func() { first.add(start) }) })
+		last.add(start)
+		memory += (before - available(b)) / 10
+		for _, c := range copies {
+			if u, err := c.(driver.Meter).Usage(b.Context()); err == nil {
+				group += u.Memory / 10
+			}
+		}
+		end(copies)
+	}
+	n := float64(len(last)) * (1 << 20)
+	one.report(b, "one")
+	first.report(b, "first-of-10")
+	last.report(b, "last-of-10")
+	b.ReportMetric(float64(memory)/n, "MB/copy")
+	b.ReportMetric(float64(group)/n, "cgroup-MB/copy")
 }
 
 // available is what the machine could still give away, in bytes.

@@ -31,6 +31,7 @@ type Node struct {
 	env       func(string) (string, bool)
 	decide    Egress
 	operator  Operator
+	pool      int                                       // sandboxes that a provider makes ahead
 	networks  map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 
 	mu     sync.Mutex
@@ -86,6 +87,10 @@ func (n *Node) Config(name string, attached bool) (control.Config, error) {
 	return control.Config{Provider: p, Images: images{n}, LockNames: n.lockNames, Network: n.linked(name)}, nil
 }
 
+// KeepReady lets providers that are opened from now on make so many sandboxes
+// ahead. It is for programs that live long.
+func (n *Node) KeepReady(pool int) { n.pool = pool }
+
 // Images returns the node's images, which the node closes.
 func (n *Node) Images() (*image.Store, error) { return n.images() }
 
@@ -117,7 +122,7 @@ func (n *Node) provider(name string, attached bool) (driver.Provider, error) {
 // open opens a provider anew; the caller closes it.
 func (n *Node) open(entry all.Entry, attached bool) (driver.Provider, error) {
 	p, err := entry.Open(all.Options{
-		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Network: network{n, attached},
+		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Network: network{n, attached}, Pool: n.pool,
 	})
 	var known *sandbox.Error
 	if err != nil && !errors.As(err, &known) {

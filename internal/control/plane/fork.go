@@ -193,7 +193,7 @@ func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir stri
 		landed()
 	}
 	if dir, err = keeper.Draft(id); err == nil {
-		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx)})
+		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx), Brief: true})
 	}
 	if err != nil {
 		done()

@@ -1,0 +1,48 @@
+package gvisor
+
+import (
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sandboxes outlive whoever made them; those of a pool, which are nobody's yet,
+// must not. So a process waits for the end of the one that keeps the pool, and
+// removes what is left half-made then.
+
+// guardPool starts that process.
+func (p *Provider) guardPool() (*child, error) {
+	boxes, err := filepath.Abs(p.boxes) // the process works elsewhere
+	if err != nil {
+		return nil, err
+	}
+	maker := self()
+	args := []string{argvGuard, strconv.Itoa(maker.PID), strconv.FormatUint(maker.Start, 10), boxes}
+	return p.reaper.start(p.opts.Kernel, args, nil, &syscall.SysProcAttr{Setsid: true}, nil)
+}
+
+// runGuard is that process.
+func runGuard(args []string) int {
+	if len(args) != 3 {
+		return 2
+	}
+	pid, err1 := strconv.Atoi(args[0])
+	start, err2 := strconv.ParseUint(args[1], 10, 64)
+	if err1 != nil || err2 != nil {
+		return 2
+	}
+	maker := processRef{PID: pid, Start: start, Boot: bootID()}
+	if fd, err := unix.PidfdOpen(pid, 0); err == nil {
+		for maker.alive() {
+			p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+			_, _ = unix.Poll(p, -1)
+		}
+	}
+	if sweep(args[2], time.Now()) != nil {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,68 @@
+package gvisor
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// TestPoolWants: a pool follows what was asked for, forgets it, and never holds
+// more than it may.
+func TestPoolWants(t *testing.T) {
+	l := newPool()
+	a, b := shape{digest: "a", stage: atGuest}, shape{digest: "b"}
+	start := time.Now()
+	step := func(after time.Duration, most int, want string, ended int) {
+		t.Helper()
+		s, ref, from, surplus := l.next(start.Add(after), most)
+		if ref != want || len(surplus) != ended || from != nil {
+			t.Errorf("after %v: make %q, end %d; want %q, %d", after, ref, len(surplus), want, ended)
+		}
+		if ref != "" {
+			l.shelves[s].ready = append(l.shelves[s].ready, &maker{})
+		}
+	}
+	step(0, 9, "", 0)
+	for range 3 {
+		l.ask(a, "A", nil)
+	}
+	end := l.begin()
+	step(0, 9, "", 0) // somebody is being served
+	end()
+	<-l.idle
+	step(0, 9, "A", 0)
+	step(0, 9, "A", 0)
+	step(0, 2, "", 0) // there are as many as may be
+	l.ask(b, "B", nil)
+	step(0, 2, "B", 1) // rather one of each
+	step(0, 2, "", 0)
+	step(0, 9, "A", 0)
+	step(0, 9, "A", 0)
+	step(0, 9, "", 0)
+	step(poolBurst+time.Second, 9, "", 2)  // one of each is enough after a while
+	step(poolMemory+time.Second, 9, "", 2) // and then none
+	if step(poolMemory+time.Second, 9, "", 0); len(l.shelves) != 0 {
+		t.Errorf("it still remembers %d shapes", len(l.shelves))
+	}
+	l.empty(true)
+	if l.put(a, "A", &maker{}) {
+		t.Error("a closed pool takes what is made for it")
+	}
+}
+
+// TestPoolWantsSnapshots: most snapshots are restored once.
+func TestPoolWantsSnapshots(t *testing.T) {
+	manifest, err := os.Open("keeper_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manifest.Close()
+	sh := &shelf{from: &saved{parts: map[string]*os.File{snapManifest: manifest}}, asked: []time.Time{time.Now()}}
+	if n := sh.want(time.Now()); n != 0 {
+		t.Errorf("%d of a snapshot that was restored once", n)
+	}
+	sh.asked = append(sh.asked, time.Now())
+	if n := sh.want(time.Now()); n != 2 {
+		t.Errorf("%d of a snapshot that was restored twice", n)
+	}
+}
