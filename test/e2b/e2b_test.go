@@ -172,6 +172,9 @@ type report struct {
 	MS      int64
 	Done    bool
 	Version string
+	// Methods are the public methods that the SDK has, by looking at it, and
+	// whether a case called them.
+	Methods map[string]bool
 }
 
 // cases runs a program and makes a subtest of each case that it reports. A
@@ -210,6 +213,31 @@ func (a *atoll) cases(t *testing.T, version string, env []string, program ...str
 	}
 	if err := cmd.Wait(); err != nil || !end.Done || end.Version != version {
 		t.Errorf("the program ended with %v, version %q\n%s", err, end.Version, &stderr)
+	}
+	t.Run("every method is called or listed", func(t *testing.T) { everyMethod(t, end.Methods) })
+}
+
+var listedMethod = regexp.MustCompile("(?m)^\\| `([A-Za-z]+\\.[A-Za-z_]+)` \\|")
+
+// everyMethod fails for methods that no case calls, unless docs/E2B.md says that
+// they were not tried. A new version of an SDK shows up here with what it adds.
+func everyMethod(t *testing.T, methods map[string]bool) {
+	text, err := os.ReadFile("../../docs/E2B.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, m := range listedMethod.FindAllStringSubmatch(string(text), -1) {
+		listed[m[1]] = true
+	}
+	const fewest = 40 // that any version has; fewer were not found
+	if len(methods) < fewest {
+		t.Errorf("the SDK seems to have only %d methods", len(methods))
+	}
+	for name, called := range methods {
+		if !called && !listed[name] {
+			t.Errorf("no case calls %s, and docs/E2B.md does not list it", name)
+		}
 	}
 }
 

@@ -2,11 +2,13 @@ package e2bapi
 
 import (
 	"context"
+	"errors"
 	"io"
 	"path"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -25,6 +27,7 @@ type account struct {
 // names are the users and groups of a sandbox.
 type names struct {
 	stamp  [2]sandbox.FileInfo
+	seen   time.Time         // when the files had that stamp
 	homes  map[string]string // by the user's name
 	users  map[uint32]string
 	groups map[uint32]string
@@ -45,12 +48,35 @@ type accountCache struct {
 	known map[sandbox.ID]*names
 }
 
+// lately is how long whoever runs a command need not know of a change of the
+// names, if the user was there before. To look costs more than it tells.
+const lately = time.Second
+
+// findLately is find for whoever needs no names but the user's own.
+func (c *accountCache) findLately(ctx context.Context, box Box, user string) (account, error) {
+	c.mu.Lock()
+	n := c.known[box.ID()]
+	fresh := n != nil && time.Since(n.seen) < lately
+	c.mu.Unlock()
+	if fresh {
+		if a, err := n.account(user); err == nil {
+			return a, nil
+		}
+	}
+	return c.find(ctx, box, user)
+}
+
 // find returns a user of a sandbox by name.
 func (c *accountCache) find(ctx context.Context, box Box, user string) (account, error) {
 	n, err := c.names(ctx, box)
 	if err != nil {
 		return account{}, err
 	}
+	return n.account(user)
+}
+
+// account returns a user by name, or the one that acts for nobody.
+func (n *names) account(user string) (account, error) {
 	if user == "" {
 		user = defaultUser
 		if _, ok := n.homes[user]; !ok {
@@ -65,21 +91,22 @@ func (c *accountCache) find(ctx context.Context, box Box, user string) (account,
 }
 
 func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
-	var stamp [2]sandbox.FileInfo
-	for i, file := range nameFiles {
-		info, err := box.Files().Stat(ctx, file)
-		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
-			return nil, err
-		}
-		stamp[i] = info
+	now := time.Now()
+	stamp, err := stampOf(ctx, box)
+	if err != nil {
+		return nil, err
 	}
 	c.mu.Lock()
 	old := c.known[box.ID()]
+	same := old != nil && old.stamp == stamp
+	if same {
+		old.seen = now
+	}
 	c.mu.Unlock()
-	if old != nil && old.stamp == stamp {
+	if same {
 		return old, nil
 	}
-	n := &names{stamp: stamp, homes: map[string]string{"root": "/root"}, users: map[uint32]string{0: "root"}, groups: map[uint32]string{0: "root"}}
+	n := &names{stamp: stamp, seen: now, homes: map[string]string{"root": "/root"}, users: map[uint32]string{0: "root"}, groups: map[uint32]string{0: "root"}}
 	for i, file := range nameFiles {
 		text, err := readNames(ctx, box, file)
 		if err != nil {
@@ -94,6 +121,22 @@ func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
 	}
 	c.known[box.ID()] = n
 	return n, nil
+}
+
+// stampOf looks at both files at once.
+func stampOf(ctx context.Context, box Box) (stamp [2]sandbox.FileInfo, err error) {
+	var failed [2]error
+	var work sync.WaitGroup
+	for i, file := range nameFiles {
+		work.Go(func() { stamp[i], failed[i] = box.Files().Stat(ctx, file) })
+	}
+	work.Wait()
+	for i, err := range failed {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			stamp[i], failed[i] = sandbox.FileInfo{}, nil
+		}
+	}
+	return stamp, errors.Join(failed[0], failed[1])
 }
 
 // readNames reads a file of names. One that cannot be read has none.

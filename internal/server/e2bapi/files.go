@@ -22,7 +22,7 @@ func (h *Handler) fileCall(r *http.Request) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	user, err := h.accounts.find(r.Context(), box, r.URL.Query().Get("username"))
+	user, err := h.accounts.findLately(r.Context(), box, r.URL.Query().Get("username"))
 	if err != nil {
 		return nil, err
 	}

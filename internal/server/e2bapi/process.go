@@ -150,7 +150,7 @@ func (h *Handler) sendInput(ctx context.Context, c *call, req *envd.SendInputReq
 
 // streamInput writes one piece of input after another.
 func (h *Handler) streamInput(ctx context.Context, in *connect.ClientStream[envd.StreamInputRequest]) (*connect.Response[envd.Empty], error) {
-	c, err := h.call(ctx, in.RequestHeader())
+	c, err := h.call(ctx, envd.ProcessStreamInput, in.RequestHeader())
 	if err != nil {
 		return nil, rpcError(err)
 	}

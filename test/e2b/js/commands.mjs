@@ -62,6 +62,13 @@ test('input ends', () => box(async (sbx) => {
   assert.equal((await h.wait()).stdout, 'text end\n')
 }), '2.14.1')
 
+test('input by the handle', () => box(async (sbx) => {
+  const h = await sbx.commands.run('cat; echo end', { background: true, stdin: true })
+  await h.sendStdin('text ')
+  await h.closeStdin()
+  assert.equal((await h.wait()).stdout, 'text end\n')
+}), '2.45.0')
+
 test('much output arrives whole', () => box(async (sbx) => {
   const r = await sbx.commands.run('head -c 20000000 /dev/zero | tr "\\0" x; echo; echo end', { timeoutMs: 100_000 })
   assert.equal(r.stdout.length, 20_000_005)

@@ -27,6 +27,11 @@ test('write and read in all forms', () => box(async (sbx) => {
   assert.equal(await sbx.files.read('/tmp/m2'), 'two')
 }))
 
+test('write many by name', () => box(async (sbx) => {
+  const many = await sbx.files.writeFiles([{ path: 'm/1', data: 'one' }, { path: 'm/2', data: 'two' }])
+  assert.deepEqual(many.map((f) => f.path), ['/home/user/m/1', '/home/user/m/2'])
+}), '2.45.0')
+
 test('who owns what is written', () => box(async (sbx) => {
   await sbx.files.write('mine', 'x')
   await sbx.files.write('/root/his', 'x', { user: 'root' })

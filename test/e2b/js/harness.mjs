@@ -6,11 +6,13 @@ import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
 import { pathToFileURL } from 'node:url'
+import { report as methods, watch } from './methods.mjs'
 
 const modules = process.env.E2B_TEST_MODULES
 const require = createRequire(path.join(modules, 'x.js'))
 export const sdk = await import(pathToFileURL(require.resolve('e2b')))
 export const version = JSON.parse(readFileSync(path.join(modules, 'node_modules/e2b/package.json'))).version
+watch(sdk, modules)
 export const { Sandbox } = sdk
 export { assert }
 
@@ -78,6 +80,6 @@ export async function run() {
     report.ms = Math.round(performance.now() - begun)
     process.stdout.write(JSON.stringify(report) + '\n')
   }
-  process.stdout.write(JSON.stringify({ done: true, version }) + '\n')
+  process.stdout.write(JSON.stringify({ done: true, version, methods: process.env.E2B_TEST_RUN ? {} : methods() }) + '\n')
   process.exit(0)
 }

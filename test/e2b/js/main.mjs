@@ -8,5 +8,6 @@ import './states.mjs'
 import './templates.mjs'
 import './policy.mjs'
 import './volumes.mjs'
+import './git.mjs'
 
 await run()

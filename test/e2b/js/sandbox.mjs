@@ -10,6 +10,7 @@ test('create, look, kill', async () => {
   assert.equal(info.state, 'running')
   const left = info.endAt - info.startedAt
   assert.ok(left > 59_000 && left < 62_000, `lives ${left} ms`)
+  if (Sandbox.getFullInfo) assert.equal((await Sandbox.getFullInfo(sbx.sandboxId)).sandboxId, sbx.sandboxId)
   assert.ok(info.cpuCount > 0 && info.memoryMB > 0)
   assert.equal(await sbx.isRunning(), true)
   assert.notEqual(await sbx.kill(), false)

@@ -73,8 +73,27 @@ test('snapshots', () => box(async (sbx) => {
   assert.equal(await copy.files.read('f'), 'then')
   const listed = await Sandbox.listSnapshots({ sandboxId: sbx.sandboxId }).nextItems()
   assert.deepEqual(listed.map((s) => s.snapshotId), [snap.snapshotId])
+  if (sbx.listSnapshots) assert.equal((await sbx.listSnapshots().nextItems()).length, 1)
   await copy.kill()
   assert.equal(await Sandbox.deleteSnapshot(snap.snapshotId), true)
   assert.equal(await Sandbox.deleteSnapshot(snap.snapshotId), false)
   await rejects(Sandbox.create(snap.snapshotId), 'NotFoundError', 'SandboxError')
 }), '2.14.1')
+
+test('what was called beta', () => box(async (sbx) => {
+  if (sbx.betaPause) {
+    await sbx.betaPause()
+    assert.equal((await sbx.getInfo()).state, 'paused')
+    await Sandbox.connect(sbx.sandboxId)
+    await Sandbox.betaPause(sbx.sandboxId)
+    await Sandbox.connect(sbx.sandboxId)
+  }
+  if (Sandbox.betaCreate) {
+    const other = await Sandbox.betaCreate({ autoPause: true, timeoutMs: 60_000 })
+    assert.equal(await other.isRunning(), true)
+    await other.kill()
+  }
+  // There is no MCP gateway in the image: its address is made up, its token is not there.
+  if (sbx.getMcpUrl) assert.match(sbx.getMcpUrl(), /50005/)
+  if (sbx.getMcpToken) await rejects(sbx.getMcpToken(), 'NotFoundError')
+}), '2.6.0')

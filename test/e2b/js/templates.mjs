@@ -18,7 +18,7 @@ function context() {
 }
 
 const build = (template, name, opts) =>
-  since('2.9.0') ? Template.build(template, name, opts) : Template.build(template, { alias: name, cpuCount: 1, memoryMB: 512, ...opts })
+  since('2.9.0') ? Template.build(template, name, opts) : Template.build(template, { alias: name, cpuCount: 1, memoryMB: 1024, ...opts })
 const remove = async (name) => {
   const r = await fetch(`${process.env.E2B_API_URL ?? 'https://api.' + process.env.E2B_DOMAIN}/templates/${name}`, {
     method: 'DELETE', headers: { 'X-API-Key': process.env.E2B_API_KEY },
@@ -57,7 +57,7 @@ test('a template: files, commands, variables, users', async () => {
     await remove(name)
     fs.rmSync(dir, { recursive: true })
   }
-}, '2.9.0')
+}, '2.0.0')
 
 test('a template of a template, and one that fails', async () => {
   const name = unique('parent')
@@ -75,11 +75,21 @@ test('a template of a template, and one that fails', async () => {
   } finally {
     await remove(name)
   }
-}, '2.9.0')
+}, '2.0.0')
+
+test('builds in the background, as old SDKs do', async () => {
+  const name = unique('old')
+  const template = Template().fromBaseImage().runCmd('true')
+  const info = await (since('2.9.0') ? Template.buildInBackground(template, name) : Template.buildInBackground(template, { alias: name, cpuCount: 1, memoryMB: 1024 }))
+  let status
+  do status = await Template.getBuildStatus(info, { logsOffset: 0 }); while (status.status === 'building' || status.status === 'waiting')
+  assert.equal(status.status, 'ready')
+  await remove(name)
+}, '2.0.0')
 
 test('builds in the background, status, names and tags', async () => {
   const name = unique('tagged')
-  const info = await Template.buildInBackground(Template().fromBaseImage().runCmd('for i in $(seq 250); do echo line $i; done'), `${name}:v1`)
+  const info = await Template.buildInBackground(Template().fromBaseImage().runCmd(`for i in $(seq 250); do echo line $i; done # ${name}`), `${name}:v1`)
   try {
     let seen = 0
     let status
@@ -114,11 +124,11 @@ test('builds in the background, status, names and tags', async () => {
 
 test('a template is written out', async () => {
   const template = Template()
-    .fromImage('debian:12').aptInstall(['git', 'curl'], { noInstallRecommends: true }).pipInstall('six').npmInstall('left-pad', { g: true })
+    .fromImage('debian:12').aptInstall(['git', 'curl']).pipInstall('six').npmInstall('left-pad', { g: true })
     .makeDir('/a b').makeSymlink('/a b', '/c').rename('/c', '/d').remove('/d', { force: true }).gitClone('https://example.test/x.git', '/x', { depth: 1 })
     .setUser('user').setWorkdir('/x').setStartCmd('sleep 1', sdk.waitForPort(80)).skipCache()
   const text = JSON.parse(await Template.toJSON(template, false))
   assert.equal(text.fromImage, 'debian:12')
   assert.match(text.readyCmd, /80/)
   assert.match(Template.toDockerfile(template), /^FROM debian:12\n/)
-}, '2.9.0')
+}, '2.0.0')

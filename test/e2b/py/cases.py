@@ -360,6 +360,9 @@ async def _():
         await sbx.files.write("f", "then")
         snap = await sbx.create_snapshot()
         await sbx.files.write("f", "now")
+        listed = sbx.list_snapshots()
+        listed = await listed if hasattr(listed, "__await__") else listed
+        assert [s.snapshot_id for s in await listed.next_items()] == [snap.snapshot_id]
         copy = await Sandbox.create(template=snap.snapshot_id, timeout=60)
         assert await copy.files.read("f") == "then"
         await copy.kill()

@@ -14,6 +14,10 @@ import traceback
 
 import e2b
 
+import methods
+
+methods.watch()
+
 VERSION = importlib.metadata.version("e2b")
 SYNC = os.environ["E2B_TEST_MODE"] == "sync"
 
@@ -37,7 +41,7 @@ def test(name, start="2.0.0"):
 class Waited:
     """An object or class of the synchronous SDK whose calls can be awaited."""
 
-    own = re.compile(r"(Sandbox|Commands|Filesystem|Pty|CommandHandle|WatchHandle|Git|SandboxPaginator)$")
+    own = re.compile(r"(Sandbox|Commands|Filesystem|Pty|CommandHandle|WatchHandle|Git|\w*Paginator|Volume|Secret|Template)$")
     plain = {"get_host", "download_url", "upload_url", "list"}
 
     def __init__(self, it):
@@ -47,6 +51,8 @@ class Waited:
         v = getattr(self.it, name)
         if not callable(v):
             return wrap(v)
+        if name == "list" and getattr(self.it, "__name__", "") == "Secret":
+            return lambda *a, **k: wrap(v(*a, **k))
         if name in self.plain and "Sandbox" in (getattr(self.it, "__name__", "") + type(self.it).__name__):
             return lambda *a, **k: wrap(v(*a, **k))
 
@@ -63,6 +69,11 @@ def wrap(v):
 
 
 Sandbox = Waited(e2b.Sandbox) if SYNC else e2b.AsyncSandbox
+
+
+def kind(name):
+    """A class of the SDK that is tried."""
+    return Waited(getattr(e2b, name)) if SYNC else getattr(e2b, "Async" + name)
 
 
 class Box:
@@ -120,5 +131,5 @@ async def main():
             report |= {"ok": False, "error": traceback.format_exc()[-6000:]}
         report["ms"] = round((time.monotonic() - begun) * 1000)
         print(json.dumps(report), flush=True)
-    print(json.dumps({"done": True, "version": VERSION}), flush=True)
+    print(json.dumps({"done": True, "version": VERSION, "methods": {} if "E2B_TEST_RUN" in os.environ else methods.report(SYNC)}), flush=True)
     os._exit(0)

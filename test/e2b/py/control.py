@@ -1,0 +1,271 @@
+"""Cases of templates, volumes, secrets, networks and Git."""
+
+import os
+import tempfile
+import urllib.request
+import uuid
+
+import e2b
+
+from harness import SYNC, Box, Sandbox, kind, raises, since, test, until
+
+
+def unique(name):
+    return f"{name}-{uuid.uuid4().hex[:6]}"
+
+
+def api(method, path):
+    base = os.environ.get("E2B_API_URL") or "https://api." + os.environ["E2B_DOMAIN"]
+    request = urllib.request.Request(base + path, method=method, headers={"X-API-Key": os.environ["E2B_API_KEY"]})
+    with urllib.request.urlopen(request) as r:
+        return r.read()
+
+
+def template(**opts):
+    return e2b.Template(**opts) if SYNC else e2b.AsyncTemplate(**opts)
+
+
+@test("a template, as old SDKs build it")
+async def _():
+    Template = kind("Template")
+    name = unique("old")
+    how = {} if since("2.21.0") else {"alias": name, "cpu_count": 1, "memory_mb": 1024}
+    args = [name] if since("2.21.0") else []
+    await Template.build(template().from_base_image().run_cmd("echo old > /tmp/old"), *args, **how)
+    sbx = await Sandbox.create(template=name, timeout=60)
+    assert (await sbx.commands.run("cat /tmp/old")).stdout == "old\n"
+    await sbx.kill()
+    info = await Template.build_in_background(template().from_template(name).run_cmd("true"), *args, **how)
+
+    async def over():
+        return (await Template.get_build_status(info)).status not in ("building", "waiting")
+
+    await until(over, "the build is over")
+    api("DELETE", f"/templates/{name}")
+
+
+@test("what was called beta, and what is not there")
+async def _():
+    async with Box() as sbx:
+        if hasattr(sbx.it if SYNC else sbx, "beta_pause"):
+            await sbx.beta_pause()
+            assert (await sbx.get_info()).state.value == "paused"
+            await Sandbox.connect(sbx.sandbox_id, timeout=60)
+        if hasattr(e2b.Sandbox, "beta_create"):
+            other = await Sandbox.beta_create(auto_pause=True, timeout=60)
+            assert await other.is_running()
+            await other.kill()
+        if hasattr(e2b.Sandbox, "get_mcp_token"):
+            await raises(sbx.get_mcp_token(), "NotFoundException")
+
+
+@test("a template: files, commands, variables, users; tags", "2.21.0")
+async def _():
+    Template = kind("Template")
+    name = unique("tools")
+    with tempfile.TemporaryDirectory() as dir:
+        os.mkdir(dir + "/app")
+        with open(dir + "/app/main.txt", "w") as f:
+            f.write("main")
+        built = (
+            template(file_context_path=dir)
+            .from_base_image()
+            .set_envs({"GREETING": "hello there"})
+            .copy("app", "/home/user/app")
+            .set_workdir("/home/user/app")
+            .run_cmd('echo "$GREETING" > /tmp/said; id -un > /tmp/who; echo to the log', user="root")
+            .make_dir("/home/user/made")
+        )
+        logs = []
+        info = await Template.build(built, f"{name}:v1", on_build_logs=lambda e: logs.append(e.message))
+    try:
+        assert any("to the log" in line for line in logs), logs
+        sbx = await Sandbox.create(template=f"{name}:v1", timeout=60)
+        out = (await sbx.commands.run("cat app/main.txt /tmp/said /tmp/who; ls -d made; echo $GREETING")).stdout
+        await sbx.kill()
+        assert out == "mainhello there\nroot\nmade\nhello there\n", out
+        assert await Template.exists(name) and await Template.alias_exists(name)
+        tagged = await Template.assign_tags(f"{name}:v1", ["stable"])
+        assert (tagged.tags, tagged.build_id) == (["stable"], info.build_id)
+        assert sorted(t.tag for t in await Template.get_tags(name)) == ["stable", "v1"]
+        await Template.remove_tags(name, ["stable"])
+        bad = template().from_template(f"{name}:v1").run_cmd("exit 3")
+        await raises(Template.build(bad, unique("bad")), "BuildException")
+        again = await Template.build_in_background(template().from_template(f"{name}:v1").run_cmd("true"), unique("child"))
+
+        async def over():
+            return (await Template.get_build_status(again)).status.value in ("ready", "error")
+
+        await until(over, "the build is over")
+        assert (await Template.get_build_status(again)).status.value == "ready"
+        api("DELETE", f"/templates/{again.template_id}")
+    finally:
+        api("DELETE", f"/templates/{name}")
+    assert not await Template.exists(name)
+
+
+@test("a template is written out")
+async def _():
+    T = e2b.Template if SYNC else e2b.AsyncTemplate
+    t = (
+        template().from_image("debian:12").apt_install(["git"]).pip_install("six").npm_install("left-pad", g=True)
+        .set_envs({"A": "b"}).copy("control.py", "/x").make_dir("/m").set_workdir("/m").make_symlink("/a", "/b").rename("/b", "/c").remove("/c", force=True).git_clone("https://example.test/x.git", "/x")
+        .set_user("user").skip_cache().run_cmd("true")
+    )
+    if hasattr(t, "bun_install"):
+        t = t.bun_install("left-pad")
+    if hasattr(t, "copy_items"):
+        t = t.copy_items([])
+    assert "debian:12" in T.to_json(t)
+    assert T.to_dockerfile(t).startswith("FROM debian:12\n")
+    assert "80" in T.to_json(template().from_image("x").set_start_cmd("sleep 1", e2b.wait_for_port(80)))
+    assert "80" in T.to_json(template().from_image("x").set_ready_cmd(e2b.wait_for_port(80)))
+    template().skip_cache()
+    for method in ["debian", "ubuntu", "fedora", "alpine", "arch", "python", "node", "bun"]:
+        make = getattr(template(), f"from_{method}_image", None)
+        if make:
+            assert method in T.to_json(make())
+    assert "echo x" in T.to_json(template().from_dockerfile("FROM debian:12\nRUN echo x\n"))
+    assert "aws" in T.to_json(template().from_aws_registry("r/i", "a", "b", "c"))
+    assert "gcp" in T.to_json(template().from_gcp_registry("r/i", {}))
+    if hasattr(t, "add_mcp_server"):
+        template().from_template("mcp-gateway").add_mcp_server("exa")
+    if hasattr(t, "beta_dev_container_prebuild"):
+        template().from_template("devcontainer").beta_dev_container_prebuild("/x").beta_set_dev_container_start("/x")
+
+
+@test("volumes", "2.21.0")
+async def _():
+    Volume = kind("Volume")
+    vol = await Volume.create("Vol_" + uuid.uuid4().hex[:8])
+    try:
+        assert (await Volume.connect(vol.volume_id)).token == vol.token
+        assert (await Volume.get_info(vol.volume_id)).name == vol.name
+        assert vol.volume_id in [v.volume_id for v in await Volume.list()]
+        w = await vol.write_file("/a/f", "hellö", force=True)
+        assert (w.path, w.size) == ("/a/f", 6), w
+        assert await vol.read_file("/a/f") == "hellö"
+        assert bytes(await vol.read_file("/a/f", format="bytes")) == "hellö".encode()
+        await vol.make_dir("/d", mode=0o700)
+        assert sorted(e.path for e in await vol.list("/")) == ["/a", "/d"]
+        assert (await vol.update_metadata("/a/f", mode=0o600)).mode == 0o600
+        assert (await vol.get_info("/a/f")).mode == 0o600
+        async with Box(volume_mounts={"/mnt/data": vol.it if SYNC else vol}) as sbx:
+            assert (await sbx.commands.run("cat /mnt/data/a/f; echo more > /mnt/data/g", user="root")).stdout == "hellö"
+            assert await vol.read_file("/g") == "more\n"
+        await vol.remove("/a")
+        assert not await vol.exists("/a")
+        await raises(vol.read_file("/a/f"), "VolumePathNotFoundException", "NotFoundException")
+    finally:
+        assert await Volume.destroy(vol.volume_id) is True
+    assert await Volume.destroy(vol.volume_id) is False
+
+
+@test("secrets", "2.60.0")
+async def _():
+    Secret = kind("Secret")
+    name = unique("token")
+    made = await Secret.create(name, "value-1", metadata={"team": "red"})
+    try:
+        assert (made.name, made.version, made.metadata) == (name, 1, {"team": "red"}), made
+        assert (await Secret.update(name, "value-2")).version == 2
+        assert (await Secret.get_info(made.secret_id)).name == name
+        assert await Secret.exists(name)
+        p = Secret.list()
+        found = []
+        while p.has_next:
+            found += [s.name for s in await p.next_items()]
+        assert name in found
+        await raises(Secret.create(name, "x"), "SecretException")
+    finally:
+        assert await Secret.destroy(name) is True
+    assert await Secret.destroy(name) is False
+    assert not await Secret.exists(name)
+
+
+@test("network: what is allowed, and another while it runs", "2.45.0")
+async def _():
+    async with Box(network={"allow_out": ["allowed.test"], "deny_out": [e2b.ALL_TRAFFIC]}) as sbx:
+
+        async def knows(host):
+            return (await sbx.commands.run(f"getent hosts {host} > /dev/null && echo known || echo unknown")).stdout.strip() == "known"
+
+        assert await knows("allowed.test") and not await knows("other.test")
+        await sbx.update_network({"allow_out": ["other.test"], "deny_out": [e2b.ALL_TRAFFIC]})
+        await until(lambda: knows("other.test"), "the new rules hold")
+        assert not await knows("allowed.test")
+
+
+@test("snapshots: names and pages", "2.45.0")
+async def _():
+    async with Box() as sbx:
+        name = unique("snap")
+        await sbx.create_snapshot(name=name)
+        await sbx.create_snapshot(name=f"{name}:v2")
+        listed = sbx.list_snapshots(limit=1)
+        listed = await listed if hasattr(listed, "__await__") else listed
+        names = []
+        while listed.has_next:
+            for s in await listed.next_items():
+                names += s.names
+        assert sorted(names) == [f"{name}:default", f"{name}:v2"], names
+        assert await Sandbox.delete_snapshot(name) is True
+
+
+@test("input by the handle", "2.60.0")
+async def _():
+    async with Box() as sbx:
+        h = await sbx.commands.run("cat; echo end", background=True, stdin=True)
+        await h.send_stdin("text ")
+        await h.close_stdin()
+        assert (await h.wait()).stdout == "text end\n"
+
+
+@test("a terminal is found again", "2.21.0")
+async def _():
+    async with Box() as sbx:
+        on = {} if SYNC else {"on_data": lambda _: None}
+        h = await sbx.pty.create(e2b.PtySize(rows=30, cols=90), **on)
+        await h.disconnect()
+        again = await sbx.pty.connect(h.pid, **on)
+        if since("2.60.0"):
+            if SYNC:
+                await sbx.pty.stream_input(h.pid, [b"exit 4\n"])
+            else:
+                to = sbx.pty.stream_input(h.pid)
+                await to.send(b"exit 4\n")
+                await to.close()
+        else:
+            await sbx.pty.send_stdin(h.pid, b"exit 4\n")
+        e = await raises(again.wait(), "CommandExitException")
+        assert e.exit_code == 4
+
+
+@test("git: branches, remotes, configuration", "2.21.0")
+async def _():
+    async with Box() as sbx:
+        git = sbx.git
+        repo, clone = "/home/user/repo", "/home/user/clone"
+        await git.configure_user("A", "a@example.test")
+        assert await git.get_config("user.name", scope="global") == "A"
+        await sbx.commands.run("git init --bare -b main /home/user/origin.git")
+        await git.init(repo, initial_branch="main")
+        await git.set_config("core.abbrev", "12", scope="local", path=repo)
+        await git.remote_add(repo, "origin", "/home/user/origin.git")
+        assert await git.remote_get(repo, "origin") == "/home/user/origin.git"
+        await sbx.files.write("repo/f", "one")
+        await git.add(repo)
+        await git.commit(repo, "first", author_name="A", author_email="a@example.test")
+        await git.push(repo, remote="origin", branch="main", set_upstream=True)
+        await git.clone("/home/user/origin.git", path=clone)
+        await git.create_branch(clone, "side")
+        await git.checkout_branch(clone, "main")
+        assert sorted((await git.branches(clone)).branches) == ["main", "side"]
+        await git.delete_branch(clone, "side", force=True)
+        await sbx.files.write("clone/f", "changed")
+        await git.restore(clone, paths=["f"], worktree=True)
+        assert await sbx.files.read("clone/f") == "one"
+        await git.reset(clone, mode="hard")
+        await git.pull(clone, remote="origin", branch="main")
+        await git.dangerously_authenticate(username="u", password="not-a-password", host="example.test")
+        assert "example.test" in await sbx.files.read(".git-credentials")

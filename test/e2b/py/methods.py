@@ -1,0 +1,67 @@
+"""Finds the public methods of the SDK by looking at its classes, and notes which
+are called, so that a method that no case knows of shows up by itself."""
+
+import inspect
+import re
+import sys
+import threading
+
+import e2b
+
+SKIP = re.compile(r"^e2b\.(api|envd|volume\.client|connection_config|client|exceptions|io_utils|paginator|retry)\b")
+codes = set()  # of all functions of the SDK that were called
+inside = e2b.__path__[0]
+
+
+def note(frame, event, _):
+    if event == "call" and frame.f_code.co_filename.startswith(inside):
+        codes.add(frame.f_code)
+
+
+def watch():
+    threading.setprofile(note)
+    sys.setprofile(note)
+
+
+def functions(attr):
+    """The functions behind an attribute: a method may be one of the class and one of the instance."""
+    seen = [attr]
+    if not inspect.isfunction(attr):
+        seen += [v for v in vars(attr).values()] if hasattr(attr, "__dict__") else []
+        seen += [getattr(attr, "__func__", None), getattr(attr, "fget", None)]
+    for one in seen:
+        one = getattr(one, "__func__", one)
+        if inspect.isfunction(one):
+            yield inspect.unwrap(one).__code__
+
+
+def variants(cls, attr):
+    """What an attribute stands for that is one method of the class and another of the instance."""
+    other = getattr(attr, "class_method_name", None)
+    return [attr] + ([inspect.getattr_static(cls, other)] if other else [])
+
+
+def classes(sync):
+    for module in [m for m in sys.modules if m.startswith("e2b.")]:
+        if SKIP.match(module) or ("async" if sync else "_sync") in module:
+            continue
+        for name, cls in vars(sys.modules[module]).items():
+            if inspect.isclass(cls) and cls.__module__ == module and not name.startswith("_") and not issubclass(cls, (BaseException, dict, tuple)):
+                if not name.startswith("Async") or not sync:
+                    yield cls
+
+
+def report(sync):
+    """Tells, of each method, whether a case called it."""
+    out = {}
+    for cls in classes(sync):
+        if not re.search(r"Sandbox$|SandboxApi$|Commands$|Filesystem$|Pty$|Git$|Handle$|Paginator$|Volume$|Secret$|Template\w*$", cls.__name__):
+            continue
+        for name, attr in vars(cls).items():
+            if name.startswith("_") or inspect.isclass(attr) or isinstance(attr, property):
+                continue
+            own = [c for one in variants(cls, attr) for c in functions(one)]
+            if own:
+                key = f"{cls.__name__.removeprefix('Async')}.{name}"
+                out[key] = out.get(key, False) or any(c in codes for c in own)
+    return out
