@@ -69,6 +69,28 @@ var imageCases = []testCase{
 			t.Errorf("the host's directory has changed: %v, %v", entries, err)
 		}
 	}},
+	{"mounts/read-only-below", capMounts, func(t *caseT) {
+		// A mount can be neither renamed nor removed, nor reached around.
+		dir := t.TempDir()
+		t.hostFile(filepath.Join(dir, "above", "lib", "code"), "good")
+		b := t.fresh(func(s *sandbox.Spec) {
+			s.Mounts = []sandbox.Mount{
+				{Source: dir, Target: "/mnt/drivertest"},
+				{Source: filepath.Join(dir, "above"), Target: "/mnt/drivertest/above"},
+				{Source: filepath.Join(dir, "above", "lib"), Target: "/mnt/drivertest/above/lib", ReadOnly: true},
+			}
+		})
+		for _, script := range []string{
+			"echo bad >above/lib/code", "mv above/lib gone", "mv above gone", "rm -rf above", "ln above/lib/code hard && echo bad >hard",
+			"ln -s above/lib way; echo bad >way/code", "cd above/lib && echo bad >../lib/code", "echo bad >mine; mv -f mine above/lib/code",
+		} {
+			_ = b.argv("sh", "-c", "cd /mnt/drivertest; "+script) // some of it works, but for what counts
+			if got, err := os.ReadFile(filepath.Join(dir, "above", "lib", "code")); err != nil || string(got) != "good" {
+				t.Fatalf("%s: the host sees %q, %v", script, got, err)
+			}
+		}
+		b.mustSh("echo fine >/mnt/drivertest/above/mine; cat /mnt/drivertest/above/lib/code >/dev/null")
+	}},
 	{"mounts/no-way-out", capMounts, func(t *caseT) {
 		dir := t.TempDir()
 		t.hostFile(filepath.Join(dir, "secret"), t.canary)

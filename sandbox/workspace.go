@@ -37,8 +37,12 @@ const (
 	WorkspaceShared WorkspaceMode = "shared"
 )
 
-// maxWorkspacePaths bounds each list of paths.
-const maxWorkspacePaths = 32
+// maxWorkspacePaths bounds each list of paths, and maxWorkspaceDepth how deep
+// they are: every directory on the way is a mount.
+const (
+	maxWorkspacePaths = 32
+	maxWorkspaceDepth = 16
+)
 
 // Validate reports the first thing that can never work, as an *Error with
 // CodeInvalid.
@@ -67,6 +71,9 @@ func (w *Workspace) Validate() error {
 			if p == "" || len(p) > MaxPathLen || p[0] == '/' || strings.ContainsRune(p, 0) || path.Clean(p) != p ||
 				p == "." || p == ".." || strings.HasPrefix(p, "../") {
 				return invalid("workspace", "%q is not a path below the workspace", clip(p))
+			}
+			if strings.Count(p, "/") >= maxWorkspaceDepth {
+				return invalid("workspace", "%s is more than %d directories deep", clip(p), maxWorkspaceDepth)
 			}
 			if seen[p] {
 				return invalid("workspace", "%s is listed twice", clip(p))

@@ -3,6 +3,7 @@ package plane
 import (
 	"context"
 	"errors"
+	"maps"
 	"path"
 	"slices"
 	"time"
@@ -77,18 +78,40 @@ func (p *Plane) mounts(ctx context.Context, w *workspace.Workspace, ref *sandbox
 	if err := firstError(shelf.Subdirs(dir, ref.Writable, true), shelf.Subdirs(dir, ref.ReadOnly, false)); err != nil {
 		return nil, err
 	}
-	mounts := []sandbox.Mount{{Source: dir, Target: ref.Target(), ReadOnly: len(ref.Writable) > 0}}
-	for _, list := range []struct {
-		paths    []string
-		readOnly bool
-	}{{ref.Writable, false}, {ref.ReadOnly, true}} {
-		for _, sub := range list.paths {
-			mounts = append(mounts, sandbox.Mount{
-				Source: path.Join(dir, sub), Target: path.Join(ref.Target(), sub), ReadOnly: list.readOnly,
-			})
+	return mountsOf(dir, ref), nil
+}
+
+// mountsOf returns what to show of a workspace that is in dir. A directory above
+// a mount has one too, because whoever may rename it would move the mount away,
+// and make what is read-only anew in its place.
+func mountsOf(dir string, ref *sandbox.Workspace) []sandbox.Mount {
+	readOnly := map[string]bool{".": len(ref.Writable) > 0}
+	for _, sub := range ref.Writable {
+		readOnly[sub] = false
+	}
+	for _, sub := range ref.ReadOnly {
+		readOnly[sub] = true
+	}
+	for _, sub := range slices.Concat(ref.Writable, ref.ReadOnly) {
+		above := path.Dir(sub)
+		for above != "." {
+			if _, ok := readOnly[above]; ok {
+				break
+			}
+			above = path.Dir(above)
+		}
+		if readOnly[above] {
+			continue // nothing there can be renamed
+		}
+		for between := path.Dir(sub); between != above; between = path.Dir(between) {
+			readOnly[between] = false
 		}
 	}
-	return mounts, nil
+	mounts := make([]sandbox.Mount, 0, len(readOnly))
+	for _, sub := range slices.Sorted(maps.Keys(readOnly)) {
+		mounts = append(mounts, sandbox.Mount{Source: path.Join(dir, sub), Target: path.Join(ref.Target(), sub), ReadOnly: readOnly[sub]})
+	}
+	return mounts
 }
 
 // persistTimeout bounds the persist of a sandbox that ended, which nobody may
