@@ -113,28 +113,6 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzScreen checks that no packet makes trouble before the stack sees it, and
-// that what is answered is a packet.
-func FuzzScreen(f *testing.F) {
-	f.Add([]byte("\x45\x00\x00\x1c\x00\x00\x00\x00\x40\x01\x00\x00\xc6\x12\x00\x02\x08\x08\x08\x08\x08\x00\x00\x00\x00\x00\x00\x00"))
-	f.Add(append([]byte("\x60\x00\x00\x00\x00\x08\x3a\x40"), make([]byte, 40)...))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		b := testBox(t)
-		ours, theirs := packetPair(t)
-		e, err := newEndpoint(ours, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer e.Close()
-		defer theirs.Close()
-		b.link = e
-		if protocol(in) == 0 {
-			return
-		}
-		b.screen(in)
-	})
-}
-
 func packetPair(tb testing.TB) (a, b *os.File) {
 	tb.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

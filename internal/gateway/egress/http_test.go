@@ -1,0 +1,209 @@
+package egress
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// upstreamSeen is what a server reads of what the gateway sends it.
+type upstreamSeen struct {
+	mu  sync.Mutex
+	all []*http.Request
+}
+
+func (s *upstreamSeen) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	s.mu.Lock()
+	s.all = append(s.all, r)
+	s.mu.Unlock()
+	_, _ = io.WriteString(w, "answer")
+}
+
+// oneConn is a listener with one connection.
+type oneConn struct {
+	c    chan net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.c:
+		return c, nil
+	case <-l.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *oneConn) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return nil
+}
+
+func (l *oneConn) Addr() net.Addr { return &net.TCPAddr{} }
+
+// scripted is a connection whose other end sends something, and then what
+// makes no sense until it is hung up on.
+type scripted struct {
+	in     io.Reader
+	closed chan struct{}
+	once   sync.Once
+	mu     sync.Mutex
+	out    bytes.Buffer
+}
+
+func newScripted(in []byte) *scripted {
+	junk := strings.NewReader("\r\n\r\n0\r\n\r\n" + strings.Repeat("\x00\r\n\r\n", 4096))
+	return &scripted{in: io.MultiReader(bytes.NewReader(in), junk), closed: make(chan struct{})}
+}
+
+func (c *scripted) Read(p []byte) (int, error) { return c.in.Read(p) }
+
+func (c *scripted) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out.Write(p)
+}
+
+func (c *scripted) written() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return bytes.Clone(c.out.Bytes())
+}
+
+func (c *scripted) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return nil
+}
+
+func (c *scripted) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *scripted) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *scripted) SetDeadline(time.Time) error      { return nil }
+func (c *scripted) SetReadDeadline(time.Time) error  { return nil }
+func (c *scripted) SetWriteDeadline(time.Time) error { return nil }
+
+// through sends bytes through a gateway that allows GET and POST below /ok/ of
+// good.test, and returns what came back, what the server read, and what the
+// gateway said that it let through.
+func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, allowed int) {
+	tb.Helper()
+	r, err := newRuling(wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{
+		Action: sandbox.Allow, Hosts: []string{"good.test"}, Paths: []string{"/ok/**"}, Methods: []string{"GET", "POST"},
+	}}}}, policy.Operator{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var mu sync.Mutex
+	b := testBox(tb)
+	b.flows = map[*flow]struct{}{}
+	b.teller = newTeller(func(e Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.Kind == "http" && (e.Verdict == wire.Allowed || e.Verdict == wire.Failed) && e.Method != "" {
+			allowed++
+		}
+	})
+	b.policy.Store(r)
+	w, err := newWorld(wire.Settings{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b.world.Store(w)
+	b.life, b.stop = context.WithCancel(context.Background())
+	defer b.stop()
+	b.http = newHTTPServer(b)
+	defer b.http.close()
+
+	up := &upstreamSeen{}
+	server := &http.Server{Handler: up}
+	defer server.Close()
+	there, here := net.Pipe()
+	l := &oneConn{c: make(chan net.Conn, 1), done: make(chan struct{})}
+	l.c <- there
+	go func() { _ = server.Serve(l) }()
+
+	inside := newScripted(in)
+	f := &flow{b: b, target: target{policy.Host{Name: "good.test"}, 80}, addr: netip.MustParseAddr("8.8.8.8"), ruling: r, out: here}
+	f.d = r.decide(f.target, f.addr).Decision
+	f.in = &countedConn{Conn: inside, f: f}
+	f.serveHTTP(f.in, false)
+	select {
+	case <-inside.closed:
+	case <-time.After(20 * time.Second):
+		tb.Fatalf("it never ends: %q", in)
+	}
+	b.http.close()
+	server.Close()
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	mu.Lock()
+	defer mu.Unlock()
+	return inside.written(), up.all, allowed
+}
+
+// FuzzHTTP checks that whatever is sent as HTTP, a server that is allowed reads
+// nothing but requests that are allowed, and none that the gateway did not
+// decide about.
+func FuzzHTTP(f *testing.F) {
+	for _, s := range []string{
+		"GET /ok/a HTTP/1.1\r\nHost: good.test\r\nConnection: close\r\n\r\n",
+		"POST /ok/a HTTP/1.1\r\nHost: good.test\r\nContent-Length: 5\r\n\r\nhelloGET /ok/b HTTP/1.1\r\nHost: good.test\r\nConnection: close\r\n\r\n",
+		"POST /ok/a HTTP/1.1\r\nHost: good.test\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\nGET /bad HTTP/1.1\r\nHost: good.test\r\nConnection: close\r\n\r\n",
+		"POST /ok/a HTTP/1.1\r\nHost: good.test\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n2e\r\nGET /bad HTTP/1.1\r\nHost: evil.test\r\n\r\n\r\n0\r\n\r\n",
+		"GET http://evil.test/ok/a HTTP/1.1\r\nHost: good.test\r\n\r\n",
+		"GET /ok/../bad HTTP/1.1\r\nHost: good.test\r\n\r\nGET /ok/%2e%2e/bad HTTP/1.1\r\nHost: good.test\r\n\r\nGET /ok/..%2fbad HTTP/1.1\r\nHost: good.test\r\n\r\n",
+		"GET /ok/a HTTP/1.1\r\nHost: good.test\r\nHost: evil.test\r\n\r\n",
+		"GET /ok/a HTTP/1.0\r\n\r\n", "DELETE /ok/a HTTP/1.1\r\nHost: good.test\r\n\r\n", "CONNECT evil.test:443 HTTP/1.1\r\nHost: evil.test\r\n\r\n",
+		"GET /ok/a HTTP/1.1\r\nHost: good.test\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET /ok/a HTTP/1.1\r\nHost: good.test\r\nX-HTTP-Method-Override: DELETE\r\n\r\n",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if bytes.Contains(in, []byte("100-continue")) {
+			return // it waits for a second, which is a long time here
+		}
+		answer, seen, allowed := through(t, in)
+		if len(seen) > allowed {
+			t.Errorf("the server read %d requests, and the gateway let %d through", len(seen), allowed)
+		}
+		for _, r := range seen {
+			path, _, _ := strings.Cut(r.RequestURI, "?")
+			clean := strings.ToLower(path)
+			if r.Method != "GET" && r.Method != "POST" || r.Host != "good.test" || path != "/ok" && !strings.HasPrefix(path, "/ok/") ||
+				strings.Contains(clean, "/../") || strings.HasSuffix(clean, "/..") || strings.Contains(clean, "%2e") || strings.Contains(clean, "%2f") {
+				t.Errorf("the server read %s %s of %s", r.Method, r.RequestURI, r.Host)
+			}
+		}
+		for read := bufio.NewReader(bytes.NewReader(answer)); ; {
+			a, err := http.ReadResponse(read, nil)
+			if err != nil {
+				break
+			}
+			if _, err := io.Copy(io.Discard, a.Body); err != nil {
+				break
+			}
+		}
+	})
+}
+
+// TestThrough checks that the fuzzed way is one on which requests get through.
+func TestThrough(t *testing.T) {
+	answer, seen, allowed := through(t, []byte("GET /ok/a HTTP/1.1\r\nHost: good.test\r\n\r\nGET /bad HTTP/1.1\r\nHost: good.test\r\n\r\nPOST /ok/b HTTP/1.1\r\nHost: good.test\r\nContent-Length: 1\r\n\r\nx"))
+	if len(seen) != 2 || allowed != 2 || seen[0].RequestURI != "/ok/a" || seen[1].RequestURI != "/ok/b" || !bytes.Contains(answer, []byte("egress_denied")) {
+		t.Errorf("%d requests, %d allowed: %s", len(seen), allowed, answer)
+	}
+}
