@@ -21,6 +21,20 @@ type Diagnosis struct {
 	Findings []Finding `json:"findings"`
 }
 
+// ImageUse is an image that somebody needs who does not run: a sandbox that
+// rests, a snapshot, a template.
+type ImageUse struct {
+	Image string `json:"image"` // its digest, else its name
+	By    string `json:"by"`    // who needs it, for people
+}
+
+// ImageUses lists the images of what does not run. It is for the owner of the
+// machine.
+func (c *Client) ImageUses(ctx context.Context) ([]ImageUse, error) {
+	var out struct{ Uses []ImageUse }
+	return out.Uses, c.call(ctx, http.MethodGet, "/v1/images/uses", nil, nil, &out)
+}
+
 // Diagnose asks the daemon how it is. It is for the owner of the machine.
 func (c *Client) Diagnose(ctx context.Context) (d Diagnosis, err error) {
 	return d, c.call(ctx, http.MethodGet, "/v1/doctor", nil, nil, &d)

@@ -3,14 +3,18 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func (a *App) imageCmd() *cobra.Command {
@@ -201,17 +205,52 @@ func (a *App) imageRmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Remove images, or names of images",
-		Long: `Rm removes a name and, when it was the last one, the image. One that a sandbox
-uses stays until the sandbox is gone.`,
+		Long: `Rm removes a name and, when it was the last one, the image. One that a sandbox,
+one at rest too, a snapshot or a template needs stays until that is gone.`,
 		Example:           `  atoll image rm debian:12`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeImages,
 	}
 	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, args []string) error {
+		store.Protect(a.imagePins)
 		return a.removeEach(ctx, args, force, store.Remove)
 	})
 	forceFlag(cmd.Flags(), &force, "")
 	return cmd
+}
+
+// imagePins asks the daemon of the state directory which images what rests
+// needs. Where none has ever run there is nothing that rests.
+func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
+	c, err := atoll.New(atoll.Options{Host: "unix://" + a.socket()})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	uses, err := c.ImageUses(ctx)
+	if sandbox.CodeOf(err) == sandbox.CodeUnavailable {
+		if !a.hadDaemon() {
+			return nil, nil
+		}
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Message: "no daemon runs to say which images sandboxes at rest need", Hint: "start it with: atoll up --detach", Cause: err,
+		}
+	}
+	pins := make([]image.Pin, len(uses))
+	for i, u := range uses {
+		pins[i] = image.Pin(u)
+	}
+	return pins, err
+}
+
+// hadDaemon reports whether a daemon has ever run in the state directory.
+func (a *App) hadDaemon() bool {
+	for _, file := range []string{"atoll.db", "node.json"} { // its store, or its place in a shared one
+		if _, err := os.Stat(filepath.Join(filepath.Dir(a.socket()), file)); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // withImages adapts a verb that works on the images of the node.

@@ -16,7 +16,7 @@ func (a *App) imagePruneCmd() *cobra.Command {
 		Use:   "prune",
 		Short: "Free the space of images that nobody needs",
 		Long: `Prune removes images without a name and what was kept of interrupted downloads;
-with --all also every image that no sandbox uses.`,
+with --all also every image that no sandbox, snapshot or template needs.`,
 		Example: `  atoll image prune
   atoll image prune --all`,
 		Args: cobra.NoArgs,
@@ -24,6 +24,7 @@ with --all also every image that no sandbox uses.`,
 	cmd.Flags().BoolVar(&all, "all", false, "remove all images that no sandbox uses")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, _ []string) error {
+		store.Protect(a.imagePins)
 		report, err := store.Prune(ctx, image.PruneOptions{All: all})
 		if err != nil {
 			return err

@@ -268,6 +268,11 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
 	})
 	d.onClose(d.plane.Close)
+	images, err := d.node.Images()
+	if err != nil {
+		return err
+	}
+	images.Protect(d.neededImages)
 	if err := d.plane.LoadPolicies(ctx); err != nil {
 		return err // to go on without them would be to allow everything
 	}

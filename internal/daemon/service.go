@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
@@ -176,6 +177,25 @@ func (s service) PruneAudit(ctx context.Context, in api.AuditPrune) (api.AuditPr
 	}
 	done, err := s.Plane.PruneAudit(ctx, in.Tenant, what)
 	return api.AuditPruned{Removed: done.Removed, Through: done.Through}, err
+}
+
+// neededImages keeps images from being removed that somebody will start from.
+func (d *Daemon) neededImages(ctx context.Context) ([]image.Pin, error) {
+	all, err := d.plane.NeededImages(ctx)
+	out := make([]image.Pin, len(all))
+	for i, u := range all {
+		out[i] = image.Pin(u)
+	}
+	return out, err
+}
+
+func (s service) ImageUses(ctx context.Context) ([]api.ImageUse, error) {
+	all, err := s.Plane.ImageUses(ctx)
+	out := make([]api.ImageUse, len(all))
+	for i, u := range all {
+		out[i] = api.ImageUse(u)
+	}
+	return out, err
 }
 
 func (s service) Ready(ctx context.Context) error { return s.ready(ctx) }

@@ -227,14 +227,17 @@ func (s *Store) PruneDerived(ctx context.Context, prefix string, since time.Time
 	if err != nil {
 		return 0, internal(op, prefix, err)
 	}
-	var sweep sweeper
+	sweep, err := s.newSweeper(ctx, x)
+	if err != nil {
+		return 0, classify(op, prefix, err)
+	}
 	for _, rec := range slices.Clone(x.images) {
 		names := x.names(rec.Digest)
 		derived := len(names) > 0 && !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, prefix) })
 		if !derived || rec.Pulled.After(since) || slices.Contains(keep, rec.Digest) {
 			continue
 		}
-		if err := s.removeImage(x, rec, &sweep); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
+		if err := s.removeImage(x, rec, sweep); err != nil && sandbox.CodeOf(err) != sandbox.CodeConflict {
 			return sweep.bytes, classify(op, prefix, err)
 		}
 	}

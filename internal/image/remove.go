@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,7 +17,8 @@ import (
 
 // Remove removes an image by a name, its digest, or the beginning of its
 // digest. If it has other names, only the name goes. An image that a living
-// sandbox uses is CodeConflict, and nothing changes.
+// sandbox uses, or that somebody else needs (see [Store.Protect]), is
+// CodeConflict, and nothing changes.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	const op = "image.rm"
 	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
@@ -35,11 +37,14 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if name != "" && len(x.names(rec.Digest)) > 1 {
 		return classify(op, ref, s.removeRefs(x, &sweeper{}, func(r *refRecord) bool { return r.Name == name && r.Digest == rec.Digest }))
 	}
-	var sweep sweeper
-	if err := s.removeImage(x, rec, &sweep); err != nil {
+	sweep, err := s.newSweeper(ctx, x)
+	if err != nil {
 		return classify(op, ref, err)
 	}
-	return classify(op, ref, s.collect(x, &sweep, false))
+	if err := s.removeImage(x, rec, sweep); err != nil {
+		return classify(op, ref, err)
+	}
+	return classify(op, ref, s.collect(x, sweep, false))
 }
 
 // sweeper removes files and counts them.
@@ -49,6 +54,8 @@ type sweeper struct {
 	bytes int64
 	busy  bool
 	seen  map[string]bool // of a dry run, which meets some files twice
+
+	pinned map[string]string // who needs an image, by digest
 }
 
 // remove removes a file that may be gone already.
@@ -77,6 +84,9 @@ func (w *sweeper) remove(path string) error {
 // removeImage removes an image with all its names, unless it is in use. The
 // index lock is held; x is brought up to date.
 func (s *Store) removeImage(x *index, rec *imageRecord, sweep *sweeper) error {
+	if err := sweep.spare(rec); err != nil {
+		return err
+	}
 	shared := slices.ContainsFunc(x.images, func(o *imageRecord) bool { return o.Digest != rec.Digest && o.Rootfs == rec.Rootfs })
 	if !shared {
 		unlock, err := s.lockRootfs(rec)
@@ -132,6 +142,10 @@ func (s *Store) removeRefs(x *index, sweep *sweeper, match func(*refRecord) bool
 	return nil
 }
 
+// pinTime bounds how long it may take to find out who needs an image that
+// nobody asked to remove.
+const pinTime = 10 * time.Second
+
 // dropUnnamed removes an image that has lost its last name to a newer version
 // of the same source, if nobody uses it. The index lock is held.
 func (s *Store) dropUnnamed(digest string) {
@@ -143,7 +157,13 @@ func (s *Store) dropUnnamed(digest string) {
 	if i < 0 || len(x.names(digest)) > 0 {
 		return
 	}
-	if err := s.removeImage(x, x.images[i], &sweeper{}); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), pinTime)
+	defer cancel()
+	sweep, err := s.newSweeper(ctx, x)
+	if err == nil {
+		err = s.removeImage(x, x.images[i], sweep)
+	}
+	if err != nil {
 		s.opts.Logger.Debug("an old image stays", "digest", digest, "error", err)
 	}
 }
@@ -179,7 +199,11 @@ func (s *Store) Prune(ctx context.Context, opts PruneOptions) (PruneReport, erro
 	if err != nil {
 		return report, internal(op, s.dir, err)
 	}
-	sweep := &sweeper{dry: opts.DryRun, seen: map[string]bool{}}
+	sweep, err := s.newSweeper(ctx, x)
+	if err != nil {
+		return report, classify(op, s.dir, err)
+	}
+	sweep.dry, sweep.seen = opts.DryRun, map[string]bool{}
 	for _, rec := range slices.Clone(x.images) {
 		if err := ctx.Err(); err != nil {
 			return report, err

@@ -55,6 +55,7 @@ type Options struct {
 type Store struct {
 	dir  string
 	opts Options
+	pins func(context.Context) ([]Pin, error) // nil: nobody needs what does not run
 }
 
 // Open opens the store in dir, making it if it is missing. The directory must

@@ -174,7 +174,7 @@ var glances = map[string]bool{
 	"sandbox.get": true, "sandbox.find": true, "sandbox.list": true, "sandbox.wait": true, "sandbox.usage": true,
 	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
-	"quota.get": true, "metrics.get": true, "daemon.diagnose": true, "tenant.list": true, "tenant.get": true,
+	"quota.get": true, "metrics.get": true, "daemon.diagnose": true, "image.uses": true, "tenant.list": true, "tenant.get": true,
 	"profile.get": true, "profile.list": true, "secret.list": true, "policy.get": true, "policy.explain": true,
 	"template.list": true, "template.get": true,
 	"workspace.list": true, "workspace.get": true, "workspace.history": true, "workspace.diff": true, "workspace.verify": true,

@@ -25,7 +25,26 @@ type Diagnosis struct {
 
 type diagnosisOutput struct{ Body Diagnosis }
 
+// ImageUse is an image that somebody needs who does not run.
+type ImageUse struct {
+	Image string `json:"image" doc:"its digest, else its name"`
+	By    string `json:"by" doc:"who needs it, for people"`
+}
+
+type imageUsesOutput struct {
+	Body struct {
+		Uses []ImageUse `json:"uses"`
+	}
+}
+
 func (a *API) doctor() {
+	huma.Register(a.huma, operation("imageUses", http.MethodGet, "/v1/images/uses", "State", "Which images are needed by what does not run; only for the owner of the machine"),
+		func(ctx context.Context, _ *none) (*imageUsesOutput, error) {
+			uses, err := a.service.ImageUses(ctx)
+			out := &imageUsesOutput{}
+			out.Body.Uses = append([]ImageUse{}, uses...)
+			return out, a.problem(ctx, err)
+		})
 	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to mend it; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*diagnosisOutput, error) {
 			d, err := a.service.Diagnose(ctx)

@@ -100,6 +100,8 @@ type Service interface {
 	Templates
 	PolicyService
 
+	// ImageUses is for the owner of the machine.
+	ImageUses(ctx context.Context) ([]ImageUse, error)
 	// Diagnose is for the owner of the machine.
 	Diagnose(ctx context.Context) (Diagnosis, error)
 	// Ready says what keeps the daemon from making sandboxes, if anything.

@@ -1,0 +1,76 @@
+package plane
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// ImageUse is an image that somebody needs who does not run.
+type ImageUse struct {
+	Image string // the digest, else the name
+	By    string // who, for people
+}
+
+// ImageUses lists the images of sandboxes that rest, snapshots and templates,
+// of all tenants. It is for the owner of the machine.
+func (p *Plane) ImageUses(ctx context.Context) (all []ImageUse, err error) {
+	err = p.operate(ctx, "image.uses", "", func(ctx context.Context) error {
+		all, err = p.NeededImages(ctx)
+		return err
+	})
+	return all, err
+}
+
+// NeededImages is ImageUses for the daemon itself.
+func (p *Plane) NeededImages(ctx context.Context) ([]ImageUse, error) {
+	boxes, err := p.recordedBoxes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []ImageUse
+	need := func(image, tenant, format string, args ...any) {
+		by := fmt.Sprintf(format, args...)
+		if tenant != DefaultTenant {
+			by += " of the tenant " + tenant
+		}
+		if image != "" && image != "host" {
+			all = append(all, ImageUse{image, by})
+		}
+	}
+	for _, b := range boxes {
+		if b.State != sandbox.Running {
+			need(b.Spec.Image, b.Tenant, "the sandbox %s, which is %s", b.Name, b.State)
+		}
+	}
+	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+		const batch = 500
+		for after := ""; ; {
+			some, err := tx.Operator().Snapshots(ctx, p.cfg.Node, after, batch)
+			if err != nil {
+				return err
+			}
+			for _, s := range some {
+				after = s.ID
+				if s.Owner == "" {
+					need(s.Spec.Image, s.Tenant, "the snapshot %s", s.Name)
+				}
+			}
+			if len(some) < batch {
+				break
+			}
+		}
+		tenants, err := tx.Operator().Tenants(ctx)
+		for i := 0; i < len(tenants) && err == nil; i++ {
+			var templates []store.Template
+			templates, err = tx.Templates(ctx, tenants[i].ID)
+			for _, t := range templates {
+				need(t.Image, t.Tenant, "the template %s:%s", t.Name, t.Tag)
+			}
+		}
+		return err
+	})
+	return all, err
+}
