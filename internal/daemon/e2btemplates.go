@@ -59,6 +59,29 @@ func (s e2bService) HasImage(ctx context.Context, ref string) (bool, error) {
 	return err == nil, err
 }
 
+// What an image says of the commands of E2B's templates. They are read when a
+// sandbox is made, whose memory is not kept with the image.
+const (
+	labelStart = "run.atoll.e2b.start"
+	labelReady = "run.atoll.e2b.ready"
+)
+
+func (s e2bService) Commands(ctx context.Context, id sandbox.ID) (start, ready string, err error) {
+	images, err := s.images()
+	if err != nil {
+		return "", "", err
+	}
+	b, err := s.plane.Get(ctx, string(id))
+	if err != nil {
+		return "", "", err
+	}
+	img, err := images.Inspect(ctx, b.Spec.Image) // what it was really made of
+	if err != nil {
+		return "", "", err
+	}
+	return img.Config.Labels[labelStart], img.Config.Labels[labelReady], nil
+}
+
 // BuildTemplate unpacks the files of every step where nobody else can see them,
 // and builds.
 func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func(e2bapi.BuildEvent)) error {
@@ -72,7 +95,7 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 		return err
 	}
 	defer root.Close()
-	d := &template.Description{From: b.From, Start: b.Start, Ready: b.Ready}
+	d := &template.Description{From: b.From}
 	if b.User != "" {
 		d.Steps = append(d.Steps,
 			template.Step{Op: template.OpUser, Args: []string{b.User}}, template.Step{Op: template.OpWorkdir, Args: []string{"/home/" + b.User}})
@@ -85,6 +108,9 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 		}
 		d.Steps = append(d.Steps, *step)
 	}
+	if b.Start != "" || b.Ready != "" {
+		d.Steps = append(d.Steps, template.Step{Op: template.OpLabel, Vars: []template.Var{{Name: labelStart, Value: b.Start}, {Name: labelReady, Value: b.Ready}}})
+	}
 	files, err := template.NewFiles(root)
 	if err != nil {
 		return err
@@ -93,7 +119,7 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 	_, err = s.plane.BuildTemplate(ctx, plane.BuildRequest{
 		Name: first, Description: d, Files: files, NoCache: b.Force, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
 		Log: func(e template.Event) {
-			text, step := e.Text, max(0, e.Step-own)
+			text, step := e.Text, min(max(0, e.Step-own), len(b.Steps))
 			if !e.Output && step > 0 {
 				text = fmt.Sprintf("[%d/%d] %s%s", step, len(b.Steps), map[bool]string{true: "CACHED "}[e.Cached], e.Text)
 			}

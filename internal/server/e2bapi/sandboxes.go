@@ -123,6 +123,9 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 		return err
 	}
 	s, err := h.service.Create(r.Context(), spec, timeout)
+	if err == nil && strings.HasPrefix(spec.Image, templateScheme) {
+		err = h.begin(r.Context(), &s)
+	}
 	if err != nil {
 		return err
 	}

@@ -23,6 +23,9 @@ type Templates interface {
 	// TagTemplate gives a template one more name. Both are NAME:TAG.
 	TagTemplate(ctx context.Context, ref, as string) (Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
+	// Commands returns what is to run in a sandbox of a template, and what
+	// succeeds when it does, as the build said.
+	Commands(ctx context.Context, id sandbox.ID) (start, ready string, err error)
 	// HasImage reports whether an image is there that needs not be fetched.
 	HasImage(ctx context.Context, ref string) (bool, error)
 	// HasUpload reports whether the tenant has files of that hash, and
@@ -128,6 +131,9 @@ func (h *Handler) templatesOf(ctx context.Context, name string) ([]Template, err
 	return all, nil
 }
 
+// templateScheme begins the image that is a template.
+const templateScheme = "template:"
+
 // ofTemplates returns the image of a template.
 func (h *Handler) ofTemplates(ctx context.Context, ref string) (image string, err error) {
 	name, tag := splitRef(ref)
@@ -137,7 +143,7 @@ func (h *Handler) ofTemplates(ctx context.Context, ref string) (image string, er
 	}
 	for _, t := range all {
 		if t.Tag == tag {
-			return "template:" + name + ":" + tag, nil
+			return templateScheme + name + ":" + tag, nil
 		}
 	}
 	return "", nil

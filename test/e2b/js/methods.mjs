@@ -60,6 +60,8 @@ function learn(v) {
 export function watch(sdk, modules) {
   hidden = privates(path.join(modules, 'node_modules/e2b/dist/index.d.ts'))
   for (const v of Object.values(sdk)) if (typeof v === 'function' && v.prototype) look(v)
+  // Template is a function that has the methods of its class as its own.
+  for (const key of Object.keys(sdk.Template ?? {})) wrap(sdk.Template, key, `TemplateBase.${key}`)
 }
 
 // report tells, of each method, whether a case called it.

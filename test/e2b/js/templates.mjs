@@ -77,6 +77,22 @@ test('a template of a template, and one that fails', async () => {
   }
 }, '2.0.0')
 
+test('a template that starts something', async () => {
+  const name = unique('server')
+  const template = Template().fromBaseImage().runCmd('echo served > /home/user/page')
+    .setStartCmd('sleep 0.3; cd /home/user && python3 -m http.server 8000 --bind 127.0.0.1', sdk.waitForPort(8000))
+  await build(template, name)
+  try {
+    const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
+    const page = 'import urllib.request as u; print(u.urlopen("http://127.0.0.1:8000/page").read().decode())'
+    assert.equal((await sbx.commands.run(`python3 -c '${page}'`)).stdout, 'served\n\n')
+    assert.ok((await sbx.commands.list()).some((p) => p.args.at(-1).includes('http.server')))
+    await sbx.kill()
+  } finally {
+    await remove(name)
+  }
+}, '2.0.0')
+
 test('builds in the background, as old SDKs do', async () => {
   const name = unique('old')
   const template = Template().fromBaseImage().runCmd('true')
