@@ -3,6 +3,7 @@ package gateway_test
 import (
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -30,7 +31,7 @@ import (
 
 func main() {
 	n, _ := strconv.Atoi(os.Args[2])
-	t := &http.Transport{DisableKeepAlives: os.Args[3] == "fresh", TLSClientConfig: &tls.Config{InsecureSkipVerify: os.Args[4] == "insecure"}}
+	t := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: os.Args[3] == "fresh", TLSClientConfig: &tls.Config{InsecureSkipVerify: os.Args[4] == "insecure"}}
 	c := &http.Client{Transport: t}
 	var began time.Time
 	buf := make([]byte, 256<<10)
@@ -50,8 +51,10 @@ func main() {
 }
 `
 
-// BenchmarkEgress measures requests out of a sandbox through the gateway, and
-// the same program making the same requests without either, in the same run.
+// BenchmarkEgress measures requests out of a sandbox through the gateway and, in
+// the same run, the same program making the same requests on the machine itself:
+// directly, from behind a router that translates addresses, and through the
+// mitmproxy that $MITMDUMP names.
 func BenchmarkEgress(b *testing.B) {
 	w := newWorld(b)
 	w.lead(w.good, "good.test", "api.test")
@@ -78,9 +81,12 @@ func BenchmarkEgress(b *testing.B) {
 		b.Fatal(err)
 	}
 	box.put("/tmp/client", program)
-	direct := func(args string) float64 {
+	behind, proxy := w.natClient(), w.mitmproxy()
+	bare := func(where *outside, args string, env ...string) float64 {
+		c := exec.Command(client, strings.Fields(args)...)
+		c.Env = append(os.Environ(), env...)
 		var out []byte
-		w.outside.do(func() { out, err = exec.Command(client, strings.Fields(args)...).Output() })
+		where.do(func() { out, err = c.CombinedOutput() })
 		return nanoseconds(b, string(out))
 	}
 	for _, way := range []struct{ name, url, bare, verify string }{
@@ -92,20 +98,97 @@ func BenchmarkEgress(b *testing.B) {
 			{"connect-and-request", "", "200", "fresh"}, {"request", "", "500", "kept"}, {"download-64MB", "?mb=64", "5", "kept"},
 		} {
 			b.Run(way.name+"/"+m.name, func(b *testing.B) {
-				var ours, theirs float64
+				args := strings.Join([]string{way.bare + m.query, m.count, m.kind, way.verify}, " ")
+				var ours, direct, nat, mitm float64
 				for range b.N {
 					out, _ := box.sh("/tmp/client " + way.url + m.query + " " + m.count + " " + m.kind + " -")
 					ours += nanoseconds(b, out)
-					theirs += direct(strings.Join([]string{way.bare + m.query, m.count, m.kind, way.verify}, " "))
+					direct += bare(w.outside, args)
+					nat += bare(behind, args)
+					if proxy != "" && way.name != "passed-through" {
+						mitm += bare(w.outside, args, "HTTP_PROXY=http://"+proxy, "HTTPS_PROXY=http://"+proxy)
+					}
 				}
-				b.ReportMetric(ours/float64(b.N)/1e6, "ms/request")
-				b.ReportMetric(theirs/float64(b.N)/1e6, "ms/direct")
-				b.ReportMetric(ours/theirs, "ratio")
+				for name, sum := range map[string]float64{"ms/request": ours, "ms/direct": direct, "ms/nat": nat, "ms/mitmproxy": mitm} {
+					b.ReportMetric(sum/float64(b.N)/1e6, name)
+				}
 				if m.query != "" {
 					b.ReportMetric(64*float64(1<<20)*8/(ours/float64(b.N)), "Gbit/s")
 				}
 			})
 		}
+	}
+}
+
+// streamClient reads from a server, or writes to one until that has everything,
+// and prints how many nanoseconds 512 MiB took.
+const streamClient = `package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+)
+
+func main() {
+	c, err := net.Dial("tcp", os.Args[1])
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	buf, began := make([]byte, 256<<10), time.Now()
+	if os.Args[2] == "from" {
+		_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, io.LimitReader(c, 512<<20), buf)
+	} else {
+		for i := 0; i < 2048 && err == nil; i++ {
+			_, err = c.Write(buf)
+		}
+		c.(*net.TCPConn).CloseWrite()
+		c.Read(buf)
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println(time.Since(began).Nanoseconds())
+}
+`
+
+// BenchmarkStream measures one TCP connection that is passed through, and the
+// same on the machine itself.
+func BenchmarkStream(b *testing.B) {
+	w := newWorld(b)
+	w.lead(w.good, "good.test")
+	w.outside.do(func() {
+		w.flood(w.listen(w.good, 9001))
+		w.each(w.listen(w.good, 9002), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	})
+	box := w.rig().box("stream", allow("good.test:9001", "good.test:9002"))
+	client := buildClient(b, streamClient)
+	program, err := os.ReadFile(client)
+	if err != nil {
+		b.Fatal(err)
+	}
+	box.put("/tmp/client", program)
+	behind := w.natClient()
+	for port, way := range map[string]string{":9001": "from", ":9002": "to"} {
+		b.Run(way, func(b *testing.B) {
+			var ours, direct, nat float64
+			for range b.N {
+				out, _ := box.sh("/tmp/client good.test" + port + " " + way)
+				ours += nanoseconds(b, out)
+				for where, sum := range map[*outside]*float64{w.outside: &direct, behind: &nat} {
+					var out []byte
+					where.do(func() { out, _ = exec.Command(client, w.good.String()+port, way).CombinedOutput() })
+					*sum += nanoseconds(b, string(out))
+				}
+			}
+			for name, sum := range map[string]float64{"Gbit/s": ours, "Gbit/s-direct": direct, "Gbit/s-nat": nat} {
+				b.ReportMetric(512*float64(1<<20)*8*float64(b.N)/sum, name)
+			}
+		})
 	}
 }
 

@@ -69,19 +69,28 @@ func newEndpoint(f *os.File, filter func([]byte) bool) (*endpoint, error) {
 	return &endpoint{f: polled, raw: raw, filter: filter, mtu: wire.MTU, ended: make(chan struct{})}, nil
 }
 
-// Attach begins to read, or ends it.
+// Attach says who gets the packets, once they are read. Nil ends that.
 func (e *endpoint) Attach(d stack.NetworkDispatcher) {
 	e.mu.Lock()
-	begin := d != nil && e.dispatcher == nil
 	e.dispatcher = d
 	e.mu.Unlock()
-	switch {
-	case begin:
-		e.reading.Go(func() { e.read(d) })
-	case d == nil:
+	if d == nil {
 		e.f.Close()
 		e.reading.Wait()
 	}
+}
+
+// begin begins to read. It is called once, when whoever gets the packets is
+// ready for them: some may be waiting.
+func (e *endpoint) begin() {
+	e.mu.RLock()
+	d := e.dispatcher
+	e.mu.RUnlock()
+	if d == nil {
+		close(e.ended)
+		return
+	}
+	e.reading.Go(func() { e.read(d) })
 }
 
 // read delivers packets until the other end, or this one, is closed.

@@ -81,7 +81,9 @@ func (p *Plane) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 		old.close()
 	}
 	go p.follow(b)
-	return b.start()
+	err = b.start()
+	b.link.begin()
+	return err
 }
 
 // follow forgets a sandbox whose kernel has ended.
