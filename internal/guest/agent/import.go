@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +27,8 @@ type importer struct {
 	self owner  // of what is made without saying more
 	disk uint64 // the device that a layer is for
 	dirs []dirLooks
+	// buffer is used for every file: memory is dear where a page fault is.
+	buffer [128 << 10]byte
 	// stage hides what is made until all is. A layer has none: until all of it
 	// is there, nobody looks.
 	stage *stage
@@ -386,7 +389,7 @@ func (x *importer) make(at place, make func(name string) error) (string, error) 
 // file unpacks a regular file.
 func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own owner) error {
 	fd := -1
-	name, err := x.make(at, func(name string) (err error) {
+	_, err := x.make(at, func(name string) (err error) {
 		fd, err = unix.Openat(at.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 		return err
 	})
@@ -406,7 +409,7 @@ func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own o
 	if err := setXattrs(fd, h.PAXRecords); err != nil {
 		return err
 	}
-	setTimeAt(at.dir, name, h.ModTime)
+	setTime(fd, h.ModTime)
 	return nil
 }
 
@@ -427,7 +430,7 @@ func (x *importer) fill(fd int, r io.Reader, h *tar.Header) error {
 	case sparse.Is(h):
 		return sparse.Copy(fdFile{fd}, r, h.Size, x.stopped)
 	case !ok:
-		_, err := io.Copy(fdWriter(fd), r)
+		_, err := io.CopyBuffer(fdWriter(fd), r, x.buffer[:])
 		return err
 	}
 	total, pieces, _ := strings.Cut(holes, " ")
@@ -502,6 +505,12 @@ func replaceWith(from, to place) error {
 		return err
 	}
 	return errInTheWay
+}
+
+// setTime sets the time of an open file, without another walk to its name.
+func setTime(fd int, t time.Time) {
+	ts := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
+	_, _, _ = unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts)), 0, 0, 0) // as below
 }
 
 func setTimeAt(dir int, name string, t time.Time) {
