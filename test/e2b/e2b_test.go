@@ -125,45 +125,6 @@ func (l testLog) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// cache is where the SDKs are installed.
-func cache(t *testing.T, name string) string {
-	t.Helper()
-	base := os.Getenv("ATOLL_E2B_CACHE")
-	if base == "" {
-		user, err := os.UserCacheDir()
-		if err != nil {
-			t.Fatal(err)
-		}
-		base = filepath.Join(user, "atoll-e2b")
-	}
-	return filepath.Join(base, name)
-}
-
-// install makes a directory of the cache complete, or not at all.
-func install(t *testing.T, dir string, steps ...[]string) {
-	t.Helper()
-	done := filepath.Join(dir, ".complete")
-	if _, err := os.Stat(done); err == nil {
-		return
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for _, step := range steps {
-		cmd := exec.Command(step[0], step[1:]...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s", strings.Join(step, " "), err, out)
-		}
-	}
-	if err := os.WriteFile(done, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // report is what a program says of one of its cases, or at its end.
 type report struct {
 	Name    string
@@ -258,8 +219,7 @@ func TestJavaScriptByName(t *testing.T) {
 }
 
 func (a *atoll) javaScript(t *testing.T, version string, flags ...string) {
-	dir := cache(t, "js-"+version)
-	install(t, dir, []string{"npm", "init", "-y"}, []string{"npm", "install", "--no-fund", "--no-audit", "--ignore-scripts", "e2b@" + version})
+	dir := npm(t, "e2b-"+version)
 	program := append(append([]string{"node"}, flags...), "js/main.mjs")
 	a.cases(t, version, []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}, program...)
 }
@@ -267,12 +227,46 @@ func (a *atoll) javaScript(t *testing.T, version string, flags ...string) {
 func TestPython(t *testing.T) {
 	a := start(t)
 	for _, version := range python {
-		dir := cache(t, "py-"+version)
-		install(t, dir, []string{"python3", "-m", "venv", "."}, []string{"bin/pip", "install", "-q", "--disable-pip-version-check", "e2b==" + version})
+		dir := pip(t, "e2b-"+version)
 		for _, mode := range []string{"sync", "async"} {
 			t.Run(version+"/"+mode, func(t *testing.T) {
 				a.cases(t, version, []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}, filepath.Join(dir, "bin/python"), "py/main.py")
 			})
 		}
+	}
+}
+
+// TestInterpreter runs code in sandboxes by the code interpreter's SDKs.
+func TestInterpreter(t *testing.T) {
+	a := start(t)
+	for _, version := range interpreterJavaScript {
+		t.Run("js/"+version, func(t *testing.T) { a.interpreterJavaScript(t, version) })
+	}
+	for _, version := range interpreterPython {
+		a.interpreterPython(t, version)
+	}
+}
+
+// TestInterpreterByName does so with versions that know nothing but names.
+func TestInterpreterByName(t *testing.T) {
+	a := start(t, "--e2b-domain="+domain)
+	for _, version := range interpreterJavaScriptByName {
+		t.Run("js/"+version, func(t *testing.T) { a.interpreterJavaScript(t, version, "--require", "./js/resolve.cjs") })
+	}
+}
+
+func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...string) {
+	dir := npm(t, "code-interpreter-"+version)
+	env := []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain, "E2B_TEST_PACKAGES=" + filepath.Join(pip(t, "matplotlib"), "packages.tar")}
+	a.cases(t, version, env, append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
+}
+
+func (a *atoll) interpreterPython(t *testing.T, version string) {
+	dir := pip(t, "code-interpreter-"+version)
+	for _, mode := range []string{"sync", "async"} {
+		t.Run("py/"+version+"/"+mode, func(t *testing.T) {
+			env := []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}
+			a.cases(t, version, env, filepath.Join(dir, "bin/python"), "py/interpreter.py")
+		})
 	}
 }

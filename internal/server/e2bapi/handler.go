@@ -51,8 +51,10 @@ type Handler struct {
 	commands commands
 	watchers watchers
 	accounts accountCache
-	builds   *builds
-	tickets  tickets
+
+	interpreters interpreters
+	builds       *builds
+	tickets      tickets
 }
 
 // New returns a handler, which the caller closes.

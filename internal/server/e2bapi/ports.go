@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -48,6 +49,9 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 			h.fail(w, r, &sandbox.Error{Code: sandbox.CodeDenied, Message: "the ports of this sandbox want its traffic access token"})
 			return
 		}
+	}
+	if number == interpreter.Port && !h.showInterpreter(w, r, s.ID) {
+		return
 	}
 	r = r.Clone(context.WithValue(r.Context(), portKey{}, port{s.ID, number}))
 	byName := r.Header.Get(headerID) == ""

@@ -1,0 +1,127 @@
+package e2bapi
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"path"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/server/e2bapi/interpreter"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// interpreters are the servers of the code interpreter. Where nobody listens at
+// its port, one is started when somebody asks for it.
+type interpreters struct {
+	mu   sync.Mutex
+	busy map[sandbox.ID]*sync.Mutex
+}
+
+// interpreterPatience bounds how long a server may take to start.
+const interpreterPatience = time.Minute
+
+// interpret makes sure that somebody listens at the port of the code
+// interpreter: a server that the template brought, or ours.
+func (h *Handler) interpret(ctx context.Context, id sandbox.ID) error {
+	if h.listens(ctx, id) {
+		return nil
+	}
+	h.interpreters.mu.Lock()
+	if h.interpreters.busy == nil {
+		h.interpreters.busy = map[sandbox.ID]*sync.Mutex{}
+	}
+	mine := h.interpreters.busy[id]
+	if mine == nil {
+		mine = &sync.Mutex{}
+		h.interpreters.busy[id] = mine
+	}
+	h.interpreters.mu.Unlock()
+	mine.Lock()
+	defer mine.Unlock()
+	defer func() {
+		h.interpreters.mu.Lock()
+		delete(h.interpreters.busy, id)
+		h.interpreters.mu.Unlock()
+	}()
+	if h.listens(ctx, id) {
+		return nil // somebody was faster
+	}
+	ctx, cancel := context.WithTimeout(ctx, interpreterPatience)
+	defer cancel()
+	return h.startInterpreter(ctx, id)
+}
+
+func (h *Handler) listens(ctx context.Context, id sandbox.ID) bool {
+	conn, err := h.service.DialPort(ctx, string(id), interpreter.Port)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
+// startInterpreter puts the programs into a sandbox, as root's, and starts the
+// server as the user that code runs as.
+func (h *Handler) startInterpreter(ctx context.Context, id sandbox.ID) error {
+	box, err := h.service.Open(ctx, id)
+	if err != nil {
+		return err
+	}
+	user, err := h.accounts.find(ctx, box, "")
+	if err != nil {
+		return err
+	}
+	for name, content := range interpreter.Files() {
+		opts := driver.WriteOptions{Owner: "root", Mode: 0o644}
+		if _, err := box.Files().Write(ctx, path.Join(interpreter.Dir, name), bytes.NewReader(content), opts); err != nil {
+			return err
+		}
+	}
+	p, err := box.Exec(ctx, sandbox.Command{
+		Args: interpreter.Command(), User: user.name, Dir: user.home, Background: true,
+		Env: map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(id), "PYTHONDONTWRITEBYTECODE": "1"},
+	})
+	if err != nil {
+		return err
+	}
+	defer p.Close() // it runs on
+	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
+	line, err := bufio.NewReader(p.Stdout()).ReadString('\n')
+	if err == nil && line == interpreter.Ready+"\n" {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	why, _ := io.ReadAll(io.LimitReader(p.Stderr(), maxOutput))
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Subject: "code interpreter", Message: "cannot be started in this sandbox: " + clip(string(bytes.TrimSpace(why))),
+		Hint: "use a template with python3",
+	}
+}
+
+// showInterpreter prepares the port of the code interpreter before a request
+// goes there. Whoever knows the id of a sandbox reaches its ports; to run code
+// takes its access token, as commands do.
+func (h *Handler) showInterpreter(w http.ResponseWriter, r *http.Request, id sandbox.ID) bool {
+	var err error
+	if r.URL.Path == "/execute" && !same(r.Header.Get(headerToken), h.tokens.envd(id)) {
+		err = unauthorized("missing or wrong access token")
+	} else {
+		err = h.interpret(r.Context(), id)
+	}
+	switch code := sandbox.CodeOf(err); {
+	case err == nil:
+		return true
+	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
+		h.notRunning(w, id)
+	case r.Context().Err() == nil:
+		h.fail(w, r, err)
+	}
+	return false
+}

@@ -1,0 +1,101 @@
+//go:build e2b
+
+package e2b
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What the programs need is pinned with the hashes of all packages, in the
+// directory locks, and installed into a cache under a name that says which.
+// The script lock writes the locks anew.
+const locks = "locks"
+
+// npm installs what locks/NAME/package-lock.json says, and returns where.
+func npm(t *testing.T, name string) string {
+	t.Helper()
+	from := filepath.Join(locks, name)
+	return install(t, name, []string{filepath.Join(from, "package.json"), filepath.Join(from, "package-lock.json")},
+		[]string{"npm", "ci", "--no-fund", "--no-audit", "--ignore-scripts"})
+}
+
+// pip installs what locks/NAME.txt says into a virtual environment, and returns
+// where. What is to be taken into a sandbox is in packages.tar there.
+func pip(t *testing.T, name string) string {
+	t.Helper()
+	file := name + ".txt"
+	flags := []string{"install", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", file}
+	steps := [][]string{{python3, "-m", "venv", "."}, append([]string{"bin/pip"}, flags...)}
+	if name == "matplotlib" {
+		steps = [][]string{
+			{python3, "-m", "venv", "."},
+			append([]string{"bin/pip"}, append(flags, "--target", "packages")...),
+			{"tar", "-cf", "packages.tar", "-C", "packages", "."},
+		}
+	}
+	return install(t, name, []string{filepath.Join(locks, file)}, steps...)
+}
+
+// python3 is the machine's, which sandboxes of the image "host" have, too.
+const python3 = "/usr/bin/python3"
+
+// install makes a directory of the cache complete, or not at all.
+func install(t *testing.T, name string, files []string, steps ...[]string) string {
+	t.Helper()
+	sum := sha256.New()
+	content := map[string][]byte{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content[filepath.Base(file)] = text
+		sum.Write(text)
+	}
+	dir := filepath.Join(cache(t), name+"-"+hex.EncodeToString(sum.Sum(nil)[:6]))
+	done := filepath.Join(dir, ".complete")
+	if _, err := os.Stat(done); err == nil {
+		return dir
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range content {
+		if err := os.WriteFile(filepath.Join(dir, file), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range steps {
+		cmd := exec.Command(step[0], step[1:]...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", strings.Join(step, " "), err, out)
+		}
+	}
+	if err := os.WriteFile(done, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// cache is where it is installed.
+func cache(t *testing.T) string {
+	t.Helper()
+	if base := os.Getenv("ATOLL_E2B_CACHE"); base != "" {
+		return base
+	}
+	user, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(user, "atoll-e2b")
+}

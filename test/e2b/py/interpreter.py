@@ -1,0 +1,85 @@
+"""The cases of the code interpreter's SDK."""
+
+import asyncio
+import importlib.metadata
+
+import e2b_code_interpreter as sdk
+
+import harness
+from harness import SYNC, Waited, raises, test
+
+Sandbox = Waited(sdk.Sandbox) if SYNC else sdk.AsyncSandbox
+
+
+class Box:
+    """A sandbox for one case."""
+
+    async def __aenter__(self):
+        self.sbx = await Sandbox.create(timeout=120)
+        return self.sbx
+
+    async def __aexit__(self, *_):
+        await self.sbx.kill()
+
+
+@test("code: results, output, state")
+async def _():
+    async with Box() as sbx:
+        seen = []
+        first = await sbx.run_code(
+            "x = 20\nprint('out')\nimport sys\nprint('err', file=sys.stderr)\nx + 1",
+            on_stdout=lambda m: seen.append(m.line), on_stderr=lambda m: seen.append(m.line), on_result=lambda r: seen.append(r.text),
+        )
+        assert (first.text, "".join(first.logs.stdout), "".join(first.logs.stderr), first.error) == ("21", "out\n", "err\n", None), first
+        assert sorted(seen) == ["21", "err\n", "out\n"], seen
+        second = await sbx.run_code("x *= 2; x")
+        assert (second.text, second.execution_count) == ("40", 2), second
+        assert (await sbx.run_code("import os; os.environ['A']", envs={"A": "b"})).text == "b"
+        assert (await sbx.run_code("'%s' % type(os.environ.get('A'))")).text == "<class 'NoneType'>"
+
+
+@test("code: errors")
+async def _():
+    async with Box() as sbx:
+        told = []
+        r = await sbx.run_code("def f():\n    return [][1]\nf()", on_error=told.append)
+        assert (r.error.name, r.error.value) == ("IndexError", "list index out of range"), r
+        assert "line 2, in f" in r.error.traceback and "kernel.py" not in r.error.traceback, r.error.traceback
+        assert told and told[0].name == "IndexError"
+
+
+@test("code: shapes of results")
+async def _():
+    async with Box() as sbx:
+        r = await sbx.run_code("from IPython.display import HTML\nHTML('<b>bold</b>')")
+        assert r.results[0].html == "<b>bold</b>" and r.results[0].is_main_result, r
+
+
+@test("code: contexts and languages")
+async def _():
+    async with Box() as sbx:
+        context = await sbx.create_code_context(cwd="/tmp")
+        assert (context.cwd, context.language) == ("/tmp", "python")
+        assert (await sbx.run_code("import os; y = 1; os.getcwd()", context=context)).text == "/tmp"
+        assert (await sbx.run_code("y")).error.name == "NameError"
+        if hasattr(sdk.Sandbox, "list_code_contexts"):
+            assert context.id in [c.id for c in await sbx.list_code_contexts()]
+            await sbx.restart_code_context(context)
+            assert (await sbx.run_code("y", context=context)).error.name == "NameError"
+            await sbx.remove_code_context(context)
+            await raises(sbx.run_code("1", context=context), "NotFoundException", "SandboxException")
+        assert (await sbx.run_code("const a = 20; a + 1", language="js")).text == "21"
+        assert "".join((await sbx.run_code("echo $((6 * 7))", language="bash")).logs.stdout) == "42\n"
+        await raises(sbx.run_code("1", language="cobol"), "SandboxException")
+
+
+@test("code: timeouts and interrupts")
+async def _():
+    async with Box() as sbx:
+        await sbx.run_code("kept = 5")
+        await raises(sbx.run_code("while True: pass", timeout=1), "TimeoutException")
+        assert (await sbx.run_code("kept")).text == "5"
+
+
+harness.VERSION = importlib.metadata.version("e2b-code-interpreter")
+asyncio.run(harness.main())
