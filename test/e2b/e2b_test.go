@@ -138,9 +138,16 @@ type report struct {
 	Methods map[string]bool
 }
 
+// allCases is cases for programs that are to call every method of their SDK.
+func (a *atoll) allCases(t *testing.T, version string, env []string, program ...string) {
+	t.Helper()
+	end := a.cases(t, version, env, program...)
+	t.Run("every method is called or listed", func(t *testing.T) { everyMethod(t, end.Methods) })
+}
+
 // cases runs a program and makes a subtest of each case that it reports. A
 // program that does not come to its end has failed.
-func (a *atoll) cases(t *testing.T, version string, env []string, program ...string) {
+func (a *atoll) cases(t *testing.T, version string, env []string, program ...string) (end report) {
 	t.Helper()
 	cmd := exec.Command(program[0], program[1:]...)
 	cmd.Env = append(append(os.Environ(), a.env...), env...)
@@ -153,7 +160,6 @@ func (a *atoll) cases(t *testing.T, version string, env []string, program ...str
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	var end report
 	lines := bufio.NewScanner(stdout)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
@@ -175,7 +181,7 @@ func (a *atoll) cases(t *testing.T, version string, env []string, program ...str
 	if err := cmd.Wait(); err != nil || !end.Done || end.Version != version {
 		t.Errorf("the program ended with %v, version %q\n%s", err, end.Version, &stderr)
 	}
-	t.Run("every method is called or listed", func(t *testing.T) { everyMethod(t, end.Methods) })
+	return end
 }
 
 var listedMethod = regexp.MustCompile("(?m)^\\| `([A-Za-z]+\\.[A-Za-z_]+)` \\|")
@@ -203,6 +209,7 @@ func everyMethod(t *testing.T, methods map[string]bool) {
 }
 
 func TestJavaScript(t *testing.T) {
+	t.Parallel()
 	a := start(t)
 	for _, version := range javaScript {
 		t.Run(version, func(t *testing.T) { a.javaScript(t, version) })
@@ -212,6 +219,7 @@ func TestJavaScript(t *testing.T) {
 // TestJavaScriptByName reaches sandboxes by host names, over TLS, as versions do
 // that know nothing else, and HTTP/2 where the SDK speaks it.
 func TestJavaScriptByName(t *testing.T) {
+	t.Parallel()
 	a := start(t, "--e2b-domain="+domain)
 	for _, version := range javaScriptByName {
 		t.Run(version, func(t *testing.T) { a.javaScript(t, version, "--require", "./js/resolve.cjs") })
@@ -221,16 +229,17 @@ func TestJavaScriptByName(t *testing.T) {
 func (a *atoll) javaScript(t *testing.T, version string, flags ...string) {
 	dir := npm(t, "e2b-"+version)
 	program := append(append([]string{"node"}, flags...), "js/main.mjs")
-	a.cases(t, version, []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}, program...)
+	a.allCases(t, version, []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}, program...)
 }
 
 func TestPython(t *testing.T) {
+	t.Parallel()
 	a := start(t)
 	for _, version := range python {
 		dir := pip(t, "e2b-"+version)
 		for _, mode := range []string{"sync", "async"} {
 			t.Run(version+"/"+mode, func(t *testing.T) {
-				a.cases(t, version, []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}, filepath.Join(dir, "bin/python"), "py/main.py")
+				a.allCases(t, version, []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}, filepath.Join(dir, "bin/python"), "py/main.py")
 			})
 		}
 	}
@@ -238,6 +247,7 @@ func TestPython(t *testing.T) {
 
 // TestInterpreter runs code in sandboxes by the code interpreter's SDKs.
 func TestInterpreter(t *testing.T) {
+	t.Parallel()
 	a := start(t)
 	for _, version := range interpreterJavaScript {
 		t.Run("js/"+version, func(t *testing.T) { a.interpreterJavaScript(t, version) })
@@ -249,6 +259,7 @@ func TestInterpreter(t *testing.T) {
 
 // TestInterpreterByName does so with versions that know nothing but names.
 func TestInterpreterByName(t *testing.T) {
+	t.Parallel()
 	a := start(t, "--e2b-domain="+domain)
 	for _, version := range interpreterJavaScriptByName {
 		t.Run("js/"+version, func(t *testing.T) { a.interpreterJavaScript(t, version, "--require", "./js/resolve.cjs") })

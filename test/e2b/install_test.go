@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -30,14 +31,15 @@ func npm(t *testing.T, name string) string {
 func pip(t *testing.T, name string) string {
 	t.Helper()
 	file := name + ".txt"
-	flags := []string{"install", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", file}
-	steps := [][]string{{python3, "-m", "venv", "."}, append([]string{"bin/pip"}, flags...)}
+	// The machine's pip, so that environments need none of their own.
+	pip := []string{
+		python3, "-m", "pip", "--python", "bin/python", "install", "-q", "--disable-pip-version-check", "--no-compile", "--no-deps",
+		"--only-binary=:all:", "--require-hashes", "-r", file,
+	}
+	steps := [][]string{{python3, "-m", "venv", "--without-pip", "."}, pip}
 	if name == "matplotlib" {
-		steps = [][]string{
-			{python3, "-m", "venv", "."},
-			append([]string{"bin/pip"}, append(flags, "--target", "packages")...),
-			{"tar", "-cf", "packages.tar", "-C", "packages", "."},
-		}
+		steps[1] = append(pip, "--target", "packages")
+		steps = append(steps, []string{"tar", "-cf", "packages.tar", "-C", "packages", "."})
 	}
 	return install(t, name, []string{filepath.Join(locks, file)}, steps...)
 }
@@ -45,9 +47,13 @@ func pip(t *testing.T, name string) string {
 // python3 is the machine's, which sandboxes of the image "host" have, too.
 const python3 = "/usr/bin/python3"
 
+var installing sync.Mutex
+
 // install makes a directory of the cache complete, or not at all.
 func install(t *testing.T, name string, files []string, steps ...[]string) string {
 	t.Helper()
+	installing.Lock()
+	defer installing.Unlock()
 	sum := sha256.New()
 	content := map[string][]byte{}
 	for _, file := range files {
