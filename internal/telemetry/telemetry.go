@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -47,6 +48,7 @@ type Options struct {
 type Telemetry struct {
 	opts     Options
 	provider *sdktrace.TracerProvider // nil: no traces
+	sending  *patient
 	tracer   trace.Tracer
 	events   *otlploghttp.Exporter // nil: no events
 	resource *resource.Resource
@@ -143,7 +145,9 @@ func (t *Telemetry) startTraces(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	t.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(t.resource), sdktrace.WithBatcher(&patient{exporter, t.opts.Logger}))
+	t.sending = &patient{SpanExporter: exporter, logger: t.opts.Logger}
+	t.sending.life, t.sending.stop = context.WithCancel(context.Background())
+	t.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(t.resource), sdktrace.WithBatcher(t.sending))
 	t.tracer = t.provider.Tracer(scope, trace.WithInstrumentationVersion(t.opts.Version))
 	return nil
 }
@@ -153,9 +157,20 @@ func (t *Telemetry) startTraces(ctx context.Context) error {
 type patient struct {
 	sdktrace.SpanExporter
 	logger *slog.Logger
+	life   context.Context // ends with the Telemetry
+	stop   context.CancelFunc
+	mu     sync.Mutex // held while something is sent
 }
 
 func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life.Err() != nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.life, cancel)()
 	if err := p.SpanExporter.ExportSpans(ctx, spans); err != nil {
 		p.logger.Warn("traces could not be sent", "spans", len(spans), "error", clip(err))
 	}
@@ -188,6 +203,11 @@ func (t *Telemetry) Close() error {
 		if err := t.provider.Shutdown(ctx); err != nil {
 			t.opts.Logger.Warn("the last traces could not be sent", "error", clip(err))
 		}
+		// Whatever is still being sent, behind the back of a Shutdown that was
+		// cut short, ends now.
+		t.sending.stop()
+		t.sending.mu.Lock()
+		t.sending.mu.Unlock() //nolint:staticcheck // only waited for
 	}
 	if t.events != nil {
 		_ = t.events.Shutdown(ctx) // it holds nothing back
