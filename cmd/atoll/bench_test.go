@@ -25,7 +25,7 @@ func benchDaemon(b *testing.B) (*atoll.Client, driver.Provider, int) {
 	b.Helper()
 	state := filepath.Join(b.TempDir(), "state")
 	b.Setenv("ATOLL_KERNEL", built.atoll)
-	s := &soaker{env: append(os.Environ(), "ATOLL_STATE_DIR="+state)}
+	s := &soaker{bin: built.atoll, env: append(os.Environ(), "ATOLL_STATE_DIR="+state)}
 	s.start(b)
 	b.Cleanup(func() {
 		s.kill()

@@ -73,6 +73,14 @@ func soakerIn(t testing.TB, state string) *soaker {
 
 func (s *soaker) start(t testing.TB) {
 	t.Helper()
+	if !s.tryStart(t) {
+		t.Fatal("the daemon does not start")
+	}
+}
+
+// tryStart starts the daemon and reports whether it listens.
+func (s *soaker) tryStart(t testing.TB) bool {
+	t.Helper()
 	s.daemon = exec.Command(s.bin, "up")
 	s.daemon.Env = s.env
 	said, err := s.daemon.StderrPipe()
@@ -89,9 +97,11 @@ func (s *soaker) start(t testing.TB) {
 		}
 	}
 	if !strings.Contains(lines.Text(), "listening") {
-		t.Fatal("the daemon does not start")
+		_ = s.daemon.Wait()
+		return false
 	}
 	go func() { _, _ = io.Copy(os.Stderr, said) }() // ends with the daemon
+	return true
 }
 
 func (s *soaker) kill() {

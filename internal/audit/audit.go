@@ -191,10 +191,12 @@ func notRecorded(a Action, err error) error {
 	if code == sandbox.CodeInternal {
 		code = sandbox.CodeUnavailable
 	}
-	return &sandbox.Error{
-		Code: code, Op: a.Op, Subject: a.Name, Cause: err,
-		Message: "not done, because it could not be recorded", Hint: "see the log of the daemon for the cause",
+	hint := "see the log of the daemon for the cause"
+	var known *sandbox.Error
+	if errors.As(err, &known) && known.Hint != "" {
+		hint = known.Hint
 	}
+	return &sandbox.Error{Code: code, Op: a.Op, Subject: a.Name, Cause: err, Message: "not done, because it could not be recorded", Hint: hint}
 }
 
 // End records what became of the action. It does not wait for the disk, so

@@ -7,6 +7,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,6 +33,9 @@ func (c *Control) wrap(a Action, err error) error {
 	default:
 		out.Code = c.codeOf(err)
 	}
+	if DiskFull(err) && known == nil {
+		out.Code, out.Message, out.Hint = sandbox.CodeExhausted, diskFull, freeSpace
+	}
 	switch {
 	case errors.Is(err, context.Canceled):
 		out.Message = "canceled"
@@ -48,6 +53,19 @@ func (c *Control) wrap(a Action, err error) error {
 	}
 	out.Message = printable(out.Message)
 	return &out
+}
+
+const (
+	diskFull  = "the disk of the machine is full"
+	freeSpace = "free some space where the state directory is; what runs goes on meanwhile"
+)
+
+// DiskFull reports that something could not be written for want of space.
+func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// Full is what a caller gets then.
+func Full(op string, cause error) error {
+	return &sandbox.Error{Code: sandbox.CodeExhausted, Op: op, Message: diskFull, Hint: freeSpace, Cause: cause}
 }
 
 // codeOf asks those who may know an error's class, the nearest first.

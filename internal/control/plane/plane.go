@@ -239,6 +239,9 @@ func named(op string, err error) error {
 		if err == nil {
 			return nil
 		}
+		if control.DiskFull(err) {
+			return control.Full(op, err)
+		}
 		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: op, Message: "the request failed", Cause: err}
 	}
 	if known.Op != "" {

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// smallDisk is a file system of its own with little room.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a file system of a size of its own")
+	}
+	dir := filepath.Join(t.TempDir(), "disk")
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("atoll-test", dir, "tmpfs", unix.MS_NOSUID, "size=288m,mode=711"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Errorf("something still uses the disk: %v", err)
+			_ = unix.Unmount(dir, unix.MNT_DETACH)
+		}
+	})
+	return dir
+}
+
+// fill leaves so many bytes of a disk, until the returned function is called.
+func fill(t *testing.T, disk string, leave int64) (empty func()) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(disk, "fill"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	block := make([]byte, 64<<10)
+	for err == nil {
+		_, err = f.Write(block)
+	}
+	for n := len(block); n > 0; n /= 2 { // to the last byte
+		_, _ = f.Write(block[:n])
+	}
+	if at, err := f.Seek(0, 2); err != nil || f.Truncate(at-leave) != nil {
+		t.Fatal("the disk cannot be filled")
+	}
+	return func() {
+		if err := os.Remove(f.Name()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// On a full disk nothing is done that cannot be recorded, and whoever asks is
+// told why. What runs goes on, nothing that was acknowledged is lost, and once
+// there is room all is as before.
+func TestDiskFull(t *testing.T) {
+	disk := smallDisk(t)
+	s := soakerIn(t, filepath.Join(disk, "state"))
+	b := s.box(t, "runs")
+	sum := sha256.Sum256(seeded(16 << 20))
+	if _, err := b.Files().Write(t.Context(), "/kept", strings.NewReader(string(seeded(16<<20))), atoll.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := b.Exec(t.Context(), sandbox.Command{
+		Shell: "n=0; while [ ! -e /stop ]; do n=$((n+1)); dd if=/dev/zero of=/written bs=64k count=16 2>/dev/null; sleep 0.05; done; echo $n", Background: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = p.Close()
+	good, err := b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "good"})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	empty := fill(t, disk, 0)
+	// What the database has reserved may take some records yet.
+	acknowledged := 0
+	for err = nil; err == nil && acknowledged < 100_000; {
+		if _, err = b.Run(t.Context(), sandbox.Command{Shell: "echo x >>/ran"}, atoll.RunOptions{}); err == nil {
+			acknowledged++
+		}
+	}
+	for what, err := range map[string]error{
+		"exec": err,
+		"create": func() error {
+			_, err := s.client.Create(t.Context(), sandbox.Spec{Name: "new"}, atoll.CreateOptions{})
+			return err
+		}(),
+		"remove": b.Destroy(t.Context()),
+		"snapshot": func() error {
+			_, err := b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "none"})
+			return err
+		}(),
+	} {
+		wantCode(t, what, err, sandbox.CodeExhausted)
+		if e, ok := err.(*sandbox.Error); !ok || !strings.Contains(e.Hint, "space") {
+			t.Errorf("%s does not say what to do: %+v", what, err)
+		}
+	}
+	if now, err := s.client.Get(t.Context(), "runs"); err != nil || now.Info().State != sandbox.Running {
+		t.Errorf("what runs is %q, %v", now.Info().State, err)
+	}
+	if states := s.really(t); len(states) != 1 || states[b.ID()] != sandbox.Running {
+		t.Errorf("there are %v", states)
+	}
+	s.kill() // and the daemon comes back on a full disk
+	if !s.tryStart(t) {
+		empty()
+		s.start(t)
+		empty = fill(t, disk, 0)
+	}
+	empty()
+
+	if got := run(t, b, "sha256sum </kept; touch /ran; wc -l </ran"); got != hex.EncodeToString(sum[:])+"  -\n"+strconv.Itoa(acknowledged) {
+		t.Errorf("afterwards it holds %q; %d commands were acknowledged", got, acknowledged)
+	}
+	run(t, b, "touch /stop")
+	if again, err := b.Reconnect(t.Context(), p.Info().ID); err != nil {
+		t.Error(err)
+	} else if exit, err := again.Wait(t.Context()); err != nil || exit.Code != 0 {
+		t.Errorf("what ran meanwhile ended with %+v, %v", exit, err)
+	}
+
+	// A snapshot that does not fit leaves the sandbox and the last good one.
+	empty = fill(t, disk, 8<<20)
+	_, err = b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "large"})
+	wantCode(t, "a snapshot that does not fit", err, sandbox.CodeExhausted)
+	run(t, b, "true")
+	empty()
+	kept, err := os.ReadDir(filepath.Join(s.state, "snapshots"))
+	if err != nil || len(kept) != 1 || kept[0].Name() != good.ID {
+		t.Errorf("there are snapshots %v, %v", kept, err)
+	}
+	copied, err := s.client.Create(t.Context(), sandbox.Spec{Name: "copy", Snapshot: "good"}, atoll.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := run(t, copied, "sha256sum </kept"); !strings.HasPrefix(got, hex.EncodeToString(sum[:])) {
+		t.Errorf("the copy holds %q", got)
+	}
+	s.alive["runs"], s.alive["copy"] = b.ID(), copied.ID()
+	s.compare(t)
+}
