@@ -59,7 +59,7 @@ script: build ## run the command line's stories: make script RUN=name
 	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -run 'TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
 
 .PHONY: soak
-soak: build ## kill everything at every fault point, ROUNDS (200) times
+soak: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run Killed ./provider/gvisor
 	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run 'DaemonIsKilled|Restarts' ./cmd/atoll ./internal/daemon
 

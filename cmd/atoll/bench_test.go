@@ -107,6 +107,78 @@ func BenchmarkDaemonExec(b *testing.B) {
 	b.ReportMetric(residentMB(b, pid), "daemon-MB")
 }
 
+// BenchmarkDaemonExecCost measures processor time, which other work on the
+// machine changes little: what starting /bin/true costs the sandbox in a loop of
+// its own shell, which is the floor, and through the API, which adds the guest,
+// and the daemon beside it.
+func BenchmarkDaemonExecCost(b *testing.B) {
+	const times = 100
+	c, _, pid := benchDaemon(b)
+	ctx := context.Background()
+	s, err := c.Create(ctx, sandbox.Spec{Name: "bench"}, atoll.CreateOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	inside := func(do func() error) float64 {
+		before, err := s.Usage(ctx)
+		if err == nil {
+			err = do()
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		after, err := s.Usage(ctx)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return (after.CPU - before.CPU).Seconds() * 1000 / times
+	}
+	loop := func() error {
+		_, err := s.Run(ctx, sandbox.Command{Shell: fmt.Sprintf("i=0; while [ $i -lt %d ]; do /bin/true; i=$((i+1)); done", times)}, atoll.RunOptions{})
+		return err
+	}
+	execs := func() error {
+		for range times {
+			if err := throughAPI(ctx, s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := execs(); err != nil { // both have run before
+		b.Fatal(err)
+	}
+	var floor, api, daemon []float64
+	for b.Loop() {
+		floor = append(floor, inside(loop))
+		before := processorMS(b, pid)
+		api = append(api, inside(execs))
+		daemon = append(daemon, (processorMS(b, pid)-before)/times)
+	}
+	for name, figures := range map[string][]float64{"floor-cpu-ms": floor, "exec-cpu-ms": api, "daemon-cpu-ms": daemon} {
+		slices.Sort(figures)
+		b.ReportMetric(figures[len(figures)/2], name)
+	}
+}
+
+// processorMS is the processor time that all threads of a process have used.
+func processorMS(b *testing.B, pid int) float64 {
+	b.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(threads) == 0 {
+		b.Fatalf("no threads: %v", err)
+	}
+	total := 0.0
+	for _, file := range threads {
+		var ns float64
+		if text, err := os.ReadFile(file); err == nil { // a thread may just have ended
+			_, _ = fmt.Sscan(string(text), &ns)
+		}
+		total += ns / 1e6
+	}
+	return total
+}
+
 // BenchmarkDaemonThroughput has as many clients as there are sandboxes run
 // commands without a pause, first through the driver and then through the API.
 func BenchmarkDaemonThroughput(b *testing.B) {

@@ -38,6 +38,8 @@ type soaker struct {
 	mu    sync.Mutex
 	alive map[string]sandbox.ID // acknowledged, and not to be removed
 	dead  map[string]sandbox.ID // whose removal was acknowledged
+	files map[sandbox.ID]string // what /acked of a sandbox holds
+	snaps map[string]string     // name → id of acknowledged snapshots
 }
 
 // newSoaker starts a daemon in a directory of its own, which ends with the test
@@ -52,6 +54,7 @@ func soakerIn(t testing.TB, state string) *soaker {
 	s := &soaker{
 		bin: built.atoll, state: state, env: append(os.Environ(), "ATOLL_STATE_DIR="+state),
 		alive: map[string]sandbox.ID{}, dead: map[string]sandbox.ID{},
+		files: map[sandbox.ID]string{}, snaps: map[string]string{},
 	}
 	client, err := atoll.New(atoll.Options{Host: "unix://" + filepath.Join(state, atoll.SocketName)})
 	if err != nil {
@@ -123,40 +126,45 @@ func persist(ctx context.Context, do func() error) error {
 // work makes sandboxes, uses them and removes half of them.
 func (s *soaker) work(ctx context.Context, t *testing.T, worker int) {
 	for i := 0; ctx.Err() == nil; i++ {
-		name := "w" + strconv.Itoa(worker) + "-" + strconv.Itoa(i)
-		var box *atoll.Sandbox
-		opts := atoll.CreateOptions{IdempotencyKey: name}
-		late := context.WithoutCancel(ctx) // what was begun is brought to its end
-		err := persist(late, func() (err error) {
-			box, err = s.client.Create(late, sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, opts)
-			if err == nil && box.Info().State == sandbox.Creating {
-				return &sandbox.Error{Code: sandbox.CodeUnavailable}
-			}
-			return err
-		})
-		if err != nil || box.Info().State != sandbox.Running {
-			continue // it was undone: the name stays unused
-		}
-		s.mu.Lock()
-		s.alive[name] = box.ID()
-		s.mu.Unlock()
-		_ = persist(late, func() error {
-			_, err := box.Run(late, sandbox.Command{Shell: "echo $$ > /made"}, atoll.RunOptions{})
-			return err
-		})
-		if i%3 == 2 {
-			continue
-		}
-		s.mu.Lock()
-		delete(s.alive, name)
-		s.mu.Unlock()
-		if err := persist(late, func() error { return box.Destroy(late) }); err != nil {
-			t.Errorf("%s cannot be removed: %v", name, err)
-		}
-		s.mu.Lock()
-		s.dead[name] = box.ID()
-		s.mu.Unlock()
+		s.one(ctx, t, worker, i)
 	}
+}
+
+// one makes one sandbox. What was begun is brought to its end.
+func (s *soaker) one(ctx context.Context, t *testing.T, worker, i int) {
+	late, done := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
+	defer done()
+	name := "w" + strconv.Itoa(worker) + "-" + strconv.Itoa(i)
+	var box *atoll.Sandbox
+	opts := atoll.CreateOptions{IdempotencyKey: name}
+	err := persist(late, func() (err error) {
+		box, err = s.client.Create(late, sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, opts)
+		if err == nil && box.Info().State == sandbox.Creating {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable}
+		}
+		return err
+	})
+	if err != nil || box.Info().State != sandbox.Running {
+		return // it was undone: the name stays unused
+	}
+	s.mu.Lock()
+	s.alive[name] = box.ID()
+	s.mu.Unlock()
+	if err := s.use(late, t, box, name, i); err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
+	if i%3 == 2 {
+		return
+	}
+	s.mu.Lock()
+	delete(s.alive, name)
+	s.mu.Unlock()
+	if err := persist(late, func() error { return box.Destroy(late) }); err != nil {
+		t.Errorf("%s cannot be removed: %v", name, err)
+	}
+	s.mu.Lock()
+	s.dead[name] = box.ID()
+	s.mu.Unlock()
 }
 
 // TestDaemonIsKilled kills the daemon at random while clients work, and then
@@ -206,6 +214,7 @@ func (s *soaker) compare(t *testing.T) {
 			t.Errorf("%s is recorded and does not exist", id)
 		}
 	}
+	s.compareKept(ctx, t)
 	report, err := s.client.VerifyAudit(ctx)
 	if err != nil || !report.Sound {
 		t.Errorf("%+v %v", report, err)

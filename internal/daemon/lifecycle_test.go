@@ -393,11 +393,17 @@ func TestLifecycleCrashPoints(t *testing.T) {
 		_, err := s.Fork(ctx, atoll.ForkOptions{Count: 2, Prefix: "try"})
 		return err
 	}
+	update := func(ctx context.Context, s *atoll.Sandbox) error {
+		_, err := s.Update(ctx, atoll.Change{Resources: sandbox.Resources{Memory: 1 << 30}})
+		return err
+	}
 	for _, tt := range []struct {
 		point string
 		do    func(context.Context, *atoll.Sandbox) error
 		then  sandbox.State
 	}{
+		{"update.recorded", update, sandbox.Running},
+		{"update.done", update, sandbox.Running},
 		{"pause.recorded", pause, sandbox.Running},
 		{"pause.done", pause, sandbox.Running},
 		{"resume.recorded", resume(pause), sandbox.Running},

@@ -53,6 +53,26 @@ func TestKilledWhileSaving(t *testing.T) {
 	snapshot(t, in, driver.SnapshotOptions{Memory: true})
 }
 
+// TestKilledWhilePausing kills whoever has stopped a sandbox and has not said
+// so yet: whoever finds it next lets it go on.
+func TestKilledWhilePausing(t *testing.T) {
+	state := t.TempDir()
+	lasting := func(o *gvisor.Options) { o.StateDir, o.Attached = state, false }
+	in := create(t, newProvider(t, lasting), sandbox.Spec{ID: "paused", Image: "host"})
+	proc := background(t, in, repl)
+	out := bufio.NewReader(proc.Stdout())
+	said := len(ask(t, proc, out, "n = 41")) + 1
+	mustDie(t, victimPlan{State: state, Images: imagesDir, Point: "pause.held", ID: "paused", Pause: true})
+	other, err := newProvider(t, lasting).Attach(t.Context(), "paused")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, answers := reconnect(t, other, proc.Info().ID, said)
+	if got := ask(t, again, answers, "n + 1"); got != "42" {
+		t.Errorf("it answers %q", got)
+	}
+}
+
 // TestKilledWhileRestoring kills whoever makes a sandbox of a snapshot, and
 // checks that the next start leaves nothing of it.
 func TestKilledWhileRestoring(t *testing.T) {

@@ -40,6 +40,7 @@ type victimPlan struct {
 	ID                   sandbox.ID
 
 	Pool    int    // make another one first, and wait until so many are ready
+	Pause   bool   // attach to ID and pause it
 	Save    string // attach to ID and write a snapshot to this directory
 	Stop    bool   // … that stops it
 	Restore string // make ID of the snapshot in this directory
@@ -90,6 +91,12 @@ func victim() int {
 func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 	ctx, spec := context.Background(), &sandbox.Spec{ID: plan.ID, Image: "host"}
 	switch {
+	case plan.Pause:
+		in, err := p.Attach(ctx, plan.ID)
+		if err == nil {
+			err = in.(driver.Pauser).Pause(ctx)
+		}
+		return in, err
 	case plan.Save != "":
 		in, err := p.Attach(ctx, plan.ID)
 		if err == nil {

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// use does one of the things that one does with a sandbox, again and again
+// until a daemon lives long enough to say that it is done.
+func (s *soaker) use(ctx context.Context, t *testing.T, box *atoll.Sandbox, name string, i int) error {
+	switch i % 6 {
+	case 0:
+		return persist(ctx, func() error {
+			_, err := box.Run(ctx, sandbox.Command{Shell: "echo $$ > /made"}, atoll.RunOptions{})
+			return err
+		})
+	case 1:
+		return persist(ctx, func() error { return s.write(ctx, box, name) })
+	case 2:
+		return persist(ctx, func() error { return carry(ctx, box) })
+	case 3:
+		err := persist(ctx, func() error { _, err := box.Pause(ctx, sandbox.PauseMemory); return err })
+		if err == nil {
+			err = persist(ctx, func() error { _, err := box.Resume(ctx); return err })
+		}
+		return err
+	case 4:
+		return s.save(ctx, box, name)
+	}
+	return s.fork(ctx, box, name)
+}
+
+// write writes a file, which is acknowledged or not.
+func (s *soaker) write(ctx context.Context, box *atoll.Sandbox, name string) error {
+	_, err := box.Files().Write(ctx, "/acked", strings.NewReader(name), atoll.WriteOptions{})
+	if err == nil {
+		s.mu.Lock()
+		s.files[box.ID()] = name
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// carry sends bytes through a command, whatever becomes of daemons meanwhile.
+func carry(ctx context.Context, box *atoll.Sandbox) error {
+	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true, Hold: time.Minute})
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	data := seeded(2 << 20)
+	go func() {
+		_, _ = p.Stdin().Write(data)
+		_ = p.Stdin().Close()
+	}()
+	back, err := io.ReadAll(p.Stdout())
+	if err != nil || !bytes.Equal(back, data) {
+		return fmt.Errorf("%d bytes of %d came back, or others: %w", len(back), len(data), err)
+	}
+	exit, err := p.Wait(ctx)
+	if err == nil && exit.Code != 0 {
+		err = fmt.Errorf("cat ended with %d", exit.Code)
+	}
+	return err
+}
+
+// save makes a snapshot, under another name each time it has to be tried.
+func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) error {
+	try := 0
+	return persist(ctx, func() error {
+		try++
+		snap, err := box.Snapshot(ctx, atoll.SnapshotOptions{Name: "s-" + name + "-" + strconv.Itoa(try)})
+		if err == nil {
+			s.mu.Lock()
+			s.snaps[snap.Name] = snap.ID
+			s.mu.Unlock()
+		}
+		return err
+	})
+}
+
+// fork makes a copy likewise.
+func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) error {
+	try := 0
+	return persist(ctx, func() error {
+		try++
+		copies, err := box.Fork(ctx, atoll.ForkOptions{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, c := range copies {
+			s.alive[c.Name()] = c.ID()
+		}
+		return err
+	})
+}
+
+// compareKept fails unless files and snapshots are there that were acknowledged.
+func (s *soaker) compareKept(ctx context.Context, t *testing.T) {
+	t.Helper()
+	for name, id := range s.alive {
+		want, written := s.files[id]
+		if !written {
+			continue
+		}
+		box, err := s.client.Get(ctx, string(id))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := run(t, box, "cat /acked"); got != want {
+			t.Errorf("the file of %s holds %q", name, got)
+		}
+	}
+	there := map[string]string{}
+	for snap, err := range s.client.Snapshots(ctx, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		there[snap.Name] = snap.ID
+	}
+	for name, id := range s.snaps {
+		if there[name] != id {
+			t.Errorf("the snapshot %s was acknowledged as %s and is %q", name, id, there[name])
+		}
+	}
+	t.Logf("%d files and %d snapshots", len(s.files), len(s.snaps))
+}
