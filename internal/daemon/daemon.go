@@ -368,6 +368,7 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "daemon.listen", Subject: addr, Message: err.Error(), Cause: err}
 	}
+	l = server.Limit(l, server.MaxConnections)
 	if config != nil {
 		config = config.Clone()
 		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
