@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -315,6 +316,9 @@ func sweep(parent string, now time.Time) error {
 		if (expired || abandoned || broken || r.Doomed) && !b.dead() {
 			r.cgroup().kill()
 			r.Kernel.kill()
+			if abandoned {
+				b.killUnrecorded()
+			}
 			b.awaitDeath(5 * time.Second)
 		}
 		if (r.Attached || r.Doomed || !r.Ready) && b.dead() {
@@ -322,6 +326,27 @@ func sweep(parent string, now time.Time) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// killUnrecorded ends what a maker had started, and neither written down nor put
+// into a control group, when it was killed. Such a process says in its arguments
+// which sandbox it is part of.
+func (b box) killUnrecorded() {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		ref := refTo(pid) // before looking, so that it is this very process that is ended
+		args, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err == nil && slices.Contains(strings.Split(string(args), "\x00"), "--bundle="+b.dir) {
+			ref.kill()
+		}
+	}
 }
 
 // sweepHalfMade removes a directory that never got its name. It is locked

@@ -1,0 +1,69 @@
+package gvisor
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A maker can be killed right after it has started a kernel, before anything
+// says that there is one. The next sweep finds it all the same, and nobody else.
+func TestSweepFindsUnrecordedKernel(t *testing.T) {
+	parent := t.TempDir()
+	gone := exec.Command("true")
+	if err := gone.Run(); err != nil {
+		t.Fatal(err)
+	}
+	r := &record{ID: sandbox.ID("half"), Maker: processRef{PID: gone.Process.Pid, Start: 1, Boot: bootID()}}
+	b, upper, err := createBox(parent, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(bundle string, files ...*os.File) *exec.Cmd {
+		t.Helper()
+		cmd := exec.Command("sh", "-c", "echo; read x <&0; sleep 1000", "kernel", "--bundle="+bundle)
+		in, _, err := os.Pipe() // never says anything
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Stdin, cmd.ExtraFiles = in, files
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil { // it is what it will be
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	kernel := start(b.dir, upper)
+	other := start(filepath.Join(parent, "half-sister"))
+	defer func() { _ = other.Process.Kill(); _ = other.Wait() }()
+	upper.Close()
+	if b.dead() {
+		t.Fatal("nobody holds the lock")
+	}
+	swept := make(chan error, 1)
+	go func() { swept <- sweep(parent, time.Now()) }()
+	if err := kernel.Wait(); err == nil || !kernel.ProcessState.Sys().(interface{ Signaled() bool }).Signaled() {
+		t.Errorf("the kernel ended by itself: %v", err)
+	}
+	if err := <-swept; err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(b.dir); !os.IsNotExist(err) {
+		t.Errorf("its directory is left: %v", err)
+	}
+	if err := unix.Kill(other.Process.Pid, 0); err != nil {
+		t.Errorf("somebody else was killed: %v", err)
+	}
+}
