@@ -9,6 +9,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// EgressEnforcer is implemented by a provider that bounds by itself what its
+// sandboxes reach. One that has Capabilities.Network needs it not.
+type EgressEnforcer interface {
+	// EgressAbility says what of a profile it enforces. A Spec with a network
+	// then comes with Network.Plain, of which all must be enforced from the
+	// first moment; what is not an allowed target does not leave.
+	EgressAbility() sandbox.EgressAbility
+}
+
 // Pauser is implemented by instances that can stand still in memory: the
 // resident kind of pause. The other kind, to disk, is a [Snapshotter] with
 // SnapshotOptions.Stop, and a [Restorer].

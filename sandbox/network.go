@@ -24,6 +24,9 @@ type Network struct {
 	// Egress is the plain form: the hosts that are allowed and nothing else,
 	// each as in Rule.Hosts. Empty but not nil: a network that leads nowhere.
 	Egress []string `json:"egress,omitzero"`
+	// Plain is what is left of the rules for a provider that is no gateway. The
+	// control plane sets it; it is in no record.
+	Plain *EgressRules `json:"-"`
 }
 
 // Asked reports whether there is to be a network.

@@ -30,6 +30,8 @@ type CreateRequest struct {
 	Progress func(Progress) // told how fetching the image goes; may be nil
 	Bound    bool           // the sandbox must not outlive this process
 	Tenant   string         // whose it is; empty without a daemon
+	// Egress says more of the rules than the Spec does.
+	Egress Egress
 	// Hidden are variables that are in no record, because they stand for
 	// secrets or are some: the provider gets them with Spec.Env, in place of
 	// Spec.Secrets.
@@ -91,7 +93,7 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	default:
 		return nil, invalid("", "pull", fmt.Sprintf("%q is none of missing, always and never", req.Pull), "")
 	}
-	if err := c.checkNetwork(&spec, req.Tenant); err != nil {
+	if err := c.checkNetwork(&spec, req); err != nil {
 		return nil, err
 	}
 	if spec.Workspace != nil && !c.cfg.Workspaces {
@@ -132,8 +134,8 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 
 // checkNetwork refuses rules that nobody would enforce, and secrets that nobody
 // would bring to where they are needed.
-func (c *Control) checkNetwork(spec *sandbox.Spec, tenant string) error {
-	if tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0) {
+func (c *Control) checkNetwork(spec *sandbox.Spec, req *CreateRequest) (err error) {
+	if spec.Network.Plain = nil; req.Tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0) {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets are kept by a daemon, and none runs",
 			Hint: "start one with: atoll up",
@@ -151,6 +153,11 @@ func (c *Control) checkNetwork(spec *sandbox.Spec, tenant string) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: subject, Message: message, Hint: "leave it out: the sandbox then has no network"}
 	}
 	if spec.Network.Asked() {
+		if spec.Network.Plain, err = c.translate(spec.Network, req.Egress); err != nil {
+			return err
+		}
+	}
+	if spec.Network.Asked() && spec.Network.Plain == nil {
 		return unsupported("network", "sandboxes cannot be given a network here")
 	}
 	for _, s := range spec.Secrets {

@@ -26,7 +26,7 @@ func (c *Control) wrap(a Action, err error) error {
 	var known *sandbox.Error
 	switch {
 	case errors.As(err, &known):
-		out.Code, out.Op, out.Subject, out.Hint = known.Code, known.Op, known.Subject, known.Hint
+		out.Code, out.Op, out.Subject, out.Hint, out.Rule = known.Code, known.Op, known.Subject, known.Hint, known.Rule
 		if err == error(known) {
 			out.Message = known.Message
 		}

@@ -63,8 +63,12 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		return Made{}, named(opCreate, err)
 	}
 	p.fill(who.Tenant, &spec, req.Timeout)
+	rules, err := p.rulesFor(ctx, who.Tenant, &spec)
+	if err != nil {
+		return Made{}, named(opCreate, err)
+	}
 	want, err := p.control.Prepare(control.CreateRequest{
-		Spec: spec, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
+		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
 	})
 	if err != nil {
 		return Made{}, err

@@ -323,6 +323,8 @@ func hinted(err error, hint string) error {
 	return &own
 }
 
+var errFixedRules = errors.New("what its sandboxes reach is fixed when this provider makes them")
+
 // enforce tells the gateway what sandboxes may reach now. All are tried; the
 // error names those that could not be told.
 func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
@@ -335,6 +337,10 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 		// One that is paused in memory has its link, and goes on with what the
 		// gateway knows; one that is just being made asks for what holds now.
 		if b.Node != p.cfg.Node || b.State == sandbox.Gone || b.State == sandbox.Stopped || b.Rest.Pause == sandbox.PauseDisk || !b.Spec.Network.Asked() {
+			continue
+		}
+		if !p.cfg.Control.Network {
+			missed, cause = append(missed, b.Name), errors.Join(cause, errFixedRules)
 			continue
 		}
 		err := p.WithEgress(ctx, b.ID, func(e Egress) error { return p.cfg.Gateway.SetEgress(ctx, b.ID, e) })

@@ -90,6 +90,9 @@ func (p *Plane) copies(ctx context.Context, t *turn, req ForkRequest) ([]control
 		}
 	}
 	like.Spec.Labels = labels
+	if like.Egress, err = p.rulesFor(ctx, b.Tenant, &like.Spec); err != nil {
+		return nil, err
+	}
 	p.fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
 	all := make([]control.CreateRequest, req.Count)
 	for i := range all {

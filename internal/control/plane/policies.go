@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/bundle"
@@ -230,6 +231,18 @@ func modeOf(ref sandbox.SecretRef) sandbox.SecretMode {
 		return sandbox.SecretGateway
 	}
 	return ref.Mode
+}
+
+// rulesFor completes a request for a provider without a gateway.
+func (p *Plane) rulesFor(ctx context.Context, tenant string, spec *sandbox.Spec) (control.Egress, error) {
+	about := bundle.About{Tenant: tenant, Labels: spec.Labels}
+	e := control.Egress{Ceilings: p.policies().Ceilings(about), Unenforceable: p.policies().Unenforceable(about)}
+	if p.cfg.Control.Network || spec.Network.Profile == "" {
+		return e, nil
+	}
+	stored, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profile(ctx, tenant, spec.Network.Profile) })
+	e.Profile = stored.Profile
+	return e, err
 }
 
 // permit refuses a sandbox that the policies do not allow, and puts that on

@@ -388,6 +388,9 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox,
 	}
 	req, err := p.again(&t.box)
 	if err == nil {
+		req.Egress, err = p.rulesFor(ctx, t.box.Tenant, &req.Spec)
+	}
+	if err == nil {
 		req.Hidden, err = p.hidden(ctx, &t.box)
 	}
 	if err != nil {

@@ -1,0 +1,72 @@
+package control_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/provider/fake"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// bounding is a fake that bounds what sandboxes reach, and remembers how.
+type bounding struct {
+	*fake.Provider
+	ability sandbox.EgressAbility
+	got     *sandbox.EgressRules
+}
+
+func (b *bounding) EgressAbility() sandbox.EgressAbility { return b.ability }
+
+func (b *bounding) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	own := *spec
+	b.got, own.Network = spec.Network.Plain, sandbox.Network{}
+	return b.Provider.Create(ctx, &own)
+}
+
+// A provider without a gateway gets rules that it can enforce, and nobody gets a
+// sandbox whose rules it cannot.
+func TestRulesOfProviders(t *testing.T) {
+	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
+	t.Cleanup(func() { _ = p.Close() })
+	c := control.New(control.Config{Provider: p})
+	create := func(n sandbox.Network, e control.Egress) error {
+		p.got = nil
+		_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Network: n}, Egress: e, Tenant: "acme"})
+		return err
+	}
+	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
+	if err := create(hosts, control.Egress{}); err != nil || len(p.got.Allow) != 1 || p.got.Allow[0].Host != "api.example.com" || p.got.Open {
+		t.Errorf("%+v %v", p.got, err)
+	}
+	refused := func(err error) string {
+		e, ok := err.(*sandbox.Error)
+		if !ok || e.Code != sandbox.CodeUnsupported || p.got != nil {
+			t.Errorf("%v, made with %+v", err, p.got)
+			return ""
+		}
+		return e.Rule
+	}
+	if rule := refused(create(sandbox.Network{Egress: []string{"api.example.com:22"}}, control.Egress{})); rule != "egress" {
+		t.Errorf("refused by %q", rule)
+	}
+	stored := sandbox.Profile{Rules: []sandbox.Rule{{Name: "read", Action: sandbox.Allow, Hosts: []string{"a.example"}, Methods: []string{"GET"}}}}
+	if rule := refused(create(sandbox.Network{Profile: "docs"}, control.Egress{Profile: stored})); rule != "read" {
+		t.Errorf("refused by %q", rule)
+	}
+	ceiling := []policy.Ceiling{{Name: "agents", Profile: sandbox.Profile{}}}
+	if err := create(hosts, control.Egress{Ceilings: ceiling}); err != nil || p.got == nil || len(p.got.Allow) != 0 || p.got.Open {
+		t.Errorf("under a ceiling: %+v %v", p.got, err)
+	}
+
+	// Plain processes have the network of the machine, which somebody has to say.
+	p.ability = sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	for mode, want := range map[policy.Unenforceable]sandbox.Code{policy.Refuse: sandbox.CodeUnsupported, policy.Narrow: sandbox.CodeUnsupported, policy.LetPass: ""} {
+		err := create(hosts, control.Egress{Unenforceable: mode})
+		if sandbox.CodeOf(err) != want || (p.got != nil && p.got.Open) != (want == "") {
+			t.Errorf("%s: %+v %v", mode, p.got, err)
+		}
+	}
+}

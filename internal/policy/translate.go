@@ -1,0 +1,386 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Unenforceable is what is done about rules that a provider cannot enforce.
+type Unenforceable string
+
+// What can be done about them.
+const (
+	Refuse  Unenforceable = "refuse" // nothing is made; what is meant by an empty value
+	Narrow  Unenforceable = "narrow" // what the provider would let through wrongly is not reached at all
+	LetPass Unenforceable = "allow"  // the provider lets more through than the rules say
+)
+
+// Lost is a rule that a provider cannot enforce as it is written.
+type Lost struct {
+	Rule string // what it is called; "default" for the default of the profile
+	Why  string
+}
+
+// Translate says what a provider without our gateway has to enforce for a
+// profile under ceilings. What cannot be enforced is refused by the name of the
+// rule, with CodeUnsupported; or, if the policies say so, left out or let pass.
+// Unless it is let pass, nothing is allowed that the profile denies, as far as
+// connections go: what travels in one that is allowed, nobody looks at.
+func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
+	t := translation{ability: a, pass: mode == LetPass}
+	allow := t.layer(p, "")
+	for _, c := range p.ceilings {
+		allow = intersect(allow, t.layer(c, "policy "+c.name+": "))
+	}
+	if a.MaxTargets > 0 && len(allow) > a.MaxTargets {
+		t.lose("default", fmt.Sprintf("%d targets are more than the %d that the provider takes", len(allow), a.MaxTargets))
+		if allow = allow[:a.MaxTargets]; t.pass {
+			t.open = true
+		}
+	}
+	rules := sandbox.EgressRules{Allow: allow}
+	switch a.Kind {
+	case sandbox.EgressNone, "":
+		t.lose("default", "the provider bounds nothing")
+		rules.Open = true
+	case sandbox.EgressSwitch:
+		if len(allow) > 0 {
+			t.lose("default", "the provider lets out everything or nothing")
+		}
+		rules.Open, rules.Allow = t.pass && len(allow) > 0, nil
+	}
+	rules.Open = rules.Open || t.open
+	if len(t.lost) == 0 || mode == LetPass || mode == Narrow && !rules.Open {
+		return rules, t.lost, nil
+	}
+	return sandbox.EgressRules{}, t.lost, &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Subject: "network", Rule: t.lost[0].Rule,
+		Message: fmt.Sprintf("the provider cannot enforce %s: %s", t.lost[0].Rule, t.lost[0].Why),
+		Hint:    "use a provider with a gateway, or a policy with onUnenforceable",
+	}
+}
+
+// translation gathers what is lost on the way.
+type translation struct {
+	ability sandbox.EgressAbility
+	pass    bool // what is lost is let pass
+	open    bool // so much is, that nothing can be bounded
+	lost    []Lost
+}
+
+func (t *translation) lose(rule, why string) { t.lost = append(t.lost, Lost{rule, why}) }
+
+func (t *translation) knows(kinds ...sandbox.EgressKind) bool {
+	return slices.Contains(kinds, t.ability.Kind)
+}
+
+// layer translates one list of rules.
+func (t *translation) layer(p *Policy, prefix string) (out []sandbox.EgressTarget) {
+	if !p.online {
+		return nil
+	}
+	for i := range p.rules {
+		r := &p.rules[i]
+		if !r.allows() {
+			continue
+		}
+		why := t.unseen(r)
+		if why != "" {
+			t.lose(prefix+r.label(), why)
+			if !t.pass {
+				continue
+			}
+		}
+		for _, h := range r.hosts {
+			targets, why := t.targets(p, h, p.rules[:i])
+			if why != "" {
+				t.lose(prefix+r.label(), why)
+			}
+			out = append(out, targets...)
+		}
+	}
+	if p.fallback == sandbox.Allow {
+		out = append(out, t.fallback(p, prefix)...)
+	}
+	return out
+}
+
+// unseen says what a provider that sees connections cannot do about a rule.
+func (t *translation) unseen(r *rule) string {
+	switch {
+	case r.conditional():
+		return "it does not see methods and paths of requests"
+	case len(r.rule.Inject) > 0:
+		return "it adds no credentials"
+	case r.filters != nil:
+		return "it does not look at contents"
+	case r.rule.Limits != nil:
+		return "it counts nothing"
+	case r.inspects:
+		return "it does not look into TLS"
+	}
+	return ""
+}
+
+// targets are those of one pattern, without what earlier rules deny.
+func (t *translation) targets(p *Policy, h pattern, before []rule) ([]sandbox.EgressTarget, string) {
+	if h.prefix.IsValid() {
+		return t.addresses(p, h, before)
+	}
+	why := ""
+	switch {
+	case !t.knows(sandbox.EgressHost, sandbox.EgressHostPort):
+		why = "it does not know names"
+		t.open = t.open || t.pass
+		return nil, why
+	case h.any || h.suffix != "" && !t.ability.Wildcards:
+		why = fmt.Sprintf("it has no pattern such as %s", h)
+		t.open = t.open || t.pass
+		return nil, why
+	case slices.ContainsFunc(before, func(r rule) bool { return !r.allows() && r.hides(h) }):
+		why = "an earlier rule denies a part of it"
+	}
+	ports, exact := t.namePorts(h)
+	if !exact {
+		why = "it knows no ports of names"
+	}
+	if why != "" && !t.pass {
+		return nil, why
+	}
+	return []sandbox.EgressTarget{{Host: h.String(), Ports: ports}}, why
+}
+
+// hides reports whether a rule that denies may match what a pattern of names
+// does: also by the addresses that names have, which are not known here.
+func (r *rule) hides(h pattern) bool {
+	return slices.ContainsFunc(r.hosts, func(d pattern) bool { return d.overlaps(h) || d.prefix.IsValid() && d.sharesPort(h) })
+}
+
+// namePorts are the ports of a name, and whether exactly they can be had.
+func (t *translation) namePorts(h pattern) (out []sandbox.PortRange, exact bool) {
+	if t.knows(sandbox.EgressHostPort) {
+		return portRanges(h), true
+	}
+	if t.ability.NamePorts == nil {
+		return nil, allPorts(h)
+	}
+	for _, n := range t.ability.NamePorts {
+		if !h.hasPort(n) {
+			return nil, false
+		}
+	}
+	return nil, true
+}
+
+// addresses are those of a pattern that are public, or that the operator allows,
+// without those that an earlier rule denies.
+func (t *translation) addresses(p *Policy, h pattern, before []rule) ([]sandbox.EgressTarget, string) {
+	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") {
+		t.open = t.open || t.pass
+		return nil, "it does not know addresses"
+	}
+	var ports []sandbox.PortRange
+	switch {
+	case t.knows(sandbox.EgressCIDRPort, sandbox.EgressHostPort):
+		ports = portRanges(h)
+	case !allPorts(h):
+		if !t.pass {
+			return nil, "it knows no ports"
+		}
+	}
+	rest, why := []netip.Prefix{h.prefix}, ""
+	for i := range before {
+		for _, d := range before[i].hosts {
+			if before[i].allows() || !d.prefix.IsValid() || !d.prefix.Overlaps(h.prefix) || !d.sharesPort(h) {
+				continue
+			}
+			// A denial of some ports or requests takes the addresses with it.
+			rest = subtract(rest, d.prefix)
+			if !d.coversPorts(h) || before[i].conditional() {
+				why = "an earlier rule denies a part of it"
+			}
+		}
+	}
+	for _, n := range notPublic() {
+		rest = p.operator.without(rest, n)
+	}
+	return targetsOf(rest, ports), why
+}
+
+// fallback are the public addresses, if nothing but addresses is denied.
+func (t *translation) fallback(p *Policy, prefix string) []sandbox.EgressTarget {
+	fail := func(why string) []sandbox.EgressTarget {
+		t.lose(prefix+"default", why)
+		t.open = t.open || t.pass
+		return nil
+	}
+	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") {
+		return fail("it does not know addresses")
+	}
+	rest := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), global}
+	for i := range p.rules {
+		for _, d := range p.rules[i].hosts {
+			switch {
+			case p.rules[i].allows() && !p.rules[i].inspects:
+			case !d.prefix.IsValid():
+				return fail("it cannot leave out names")
+			default:
+				rest = subtract(rest, d.prefix)
+				if !allPorts(d) || p.rules[i].conditional() {
+					t.lose(prefix+"default", "a rule denies a part of what some addresses offer")
+				}
+			}
+		}
+	}
+	for _, n := range notPublic() {
+		rest = subtract(rest, n)
+	}
+	return targetsOf(rest, nil)
+}
+
+// notPublic are all addresses that nobody reaches without an allowance.
+func notPublic() []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range ranges {
+		out = append(out, r.prefix)
+	}
+	for a := range metadata {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	for _, p := range subtract([]netip.Prefix{netip.MustParsePrefix("::/0")}, global) {
+		out = append(out, p)
+	}
+	return out
+}
+
+// without takes a range that is not public away, but for what the operator
+// allows to all rules.
+func (o *Operator) without(rest []netip.Prefix, n netip.Prefix) []netip.Prefix {
+	out := subtract(rest, n)
+	for _, allowed := range o.Allow {
+		for _, r := range rest {
+			both, ok := overlap(r, n)
+			if !ok {
+				continue
+			}
+			if both, ok = overlap(both, allowed); ok && (allowed.IsSingleIP() || !holdsMetadata(both)) {
+				out = append(out, both)
+			}
+		}
+	}
+	return out
+}
+
+func holdsMetadata(p netip.Prefix) bool {
+	for a := range metadata {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+// overlap is what two prefixes have in common: the longer, or nothing.
+func overlap(a, b netip.Prefix) (netip.Prefix, bool) {
+	switch {
+	case !a.Overlaps(b):
+		return netip.Prefix{}, false
+	case a.Bits() >= b.Bits():
+		return a, true
+	}
+	return b, true
+}
+
+// subtract returns prefixes without the addresses of another.
+func subtract(from []netip.Prefix, gone netip.Prefix) (out []netip.Prefix) {
+	for _, p := range from {
+		switch {
+		case !p.Overlaps(gone):
+			out = append(out, p)
+		case p.Bits() < gone.Bits(): // halves, of which one holds what goes
+			low, high := halves(p)
+			out = append(out, subtract([]netip.Prefix{low, high}, gone)...)
+		}
+	}
+	return out
+}
+
+func halves(p netip.Prefix) (low, high netip.Prefix) {
+	bytes := p.Addr().AsSlice()
+	bytes[p.Bits()/8] |= 1 << (7 - p.Bits()%8)
+	upper, _ := netip.AddrFromSlice(bytes)
+	return netip.PrefixFrom(p.Addr(), p.Bits()+1), netip.PrefixFrom(upper, p.Bits()+1)
+}
+
+func targetsOf(all []netip.Prefix, ports []sandbox.PortRange) []sandbox.EgressTarget {
+	out := make([]sandbox.EgressTarget, len(all))
+	for i, p := range all {
+		out[i] = sandbox.EgressTarget{Prefix: p, Ports: ports}
+	}
+	return out
+}
+
+func portRanges(h pattern) []sandbox.PortRange {
+	out := make([]sandbox.PortRange, len(h.ports))
+	for i, p := range h.ports {
+		out[i] = sandbox.PortRange{Low: p.low, High: p.high}
+	}
+	return out
+}
+
+func allPorts(h pattern) bool { return covered(ports{1, 65535}, h.ports) }
+
+// coversPorts reports whether every port of q is one of p.
+func (p pattern) coversPorts(q pattern) bool {
+	return !slices.ContainsFunc(q.ports, func(r ports) bool { return !covered(r, p.ports) })
+}
+
+// intersect returns what both lists allow.
+func intersect(a, b []sandbox.EgressTarget) (out []sandbox.EgressTarget) {
+	for _, x := range a {
+		for _, y := range b {
+			if both, ok := common(x, y); ok {
+				out = append(out, both)
+			}
+		}
+	}
+	return out
+}
+
+// common is what two targets have in common.
+func common(x, y sandbox.EgressTarget) (out sandbox.EgressTarget, ok bool) {
+	switch {
+	case x.Host == "" && y.Host == "":
+		if out.Prefix, ok = overlap(x.Prefix, y.Prefix); !ok {
+			return out, false
+		}
+	case x.Host == "" || y.Host == "":
+		return out, false
+	default:
+		p, err := parsePattern(x.Host)
+		q, err2 := parsePattern(y.Host)
+		switch {
+		case err != nil || err2 != nil || !p.overlaps(q):
+			return out, false
+		case q.covers(p):
+			out.Host = x.Host
+		default:
+			out.Host = y.Host
+		}
+	}
+	if x.Ports == nil || y.Ports == nil {
+		out.Ports = append(append(out.Ports, x.Ports...), y.Ports...)
+		return out, true
+	}
+	for _, a := range x.Ports {
+		for _, b := range y.Ports {
+			if low, high := max(a.Low, b.Low), min(a.High, b.High); low <= high {
+				out.Ports = append(out.Ports, sandbox.PortRange{Low: low, High: high})
+			}
+		}
+	}
+	return out, len(out.Ports) > 0
+}
