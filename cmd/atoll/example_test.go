@@ -167,6 +167,9 @@ func (e *exampleRunner) keep(t *testing.T, path []string) {
 	e.env = append(e.env, "GITHUB_TOKEN=one", "NEW_TOKEN=another")
 	e.must(t, `printf '{"rules":[{"action":"allow","hosts":["api.example.com"]}]}' >profile.yaml; printf 'FROM host\nRUN true\n' >Dockerfile`)
 	made := last == "create" || last == "build"
+	if last == "learn" {
+		e.must(t, "atoll run -d --name demo --egress api.example.com -- sleep 600 && atoll exec demo -- sh -c 'getent hosts other.example || true'")
+	}
 	switch {
 	case made:
 	case path[0] == "profile":

@@ -6,6 +6,8 @@ import (
 	"os"
 	"runtime"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -35,6 +37,11 @@ func main() {
 
 // up starts a daemon that serves its socket.
 func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daemon, error) {
+	// Its memory holds values of secrets, and so would a core file. What it
+	// starts inherits that.
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return nil, err
+	}
 	d, err := daemon.Start(ctx, daemon.Options{
 		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Blobs: o.Blobs, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache,

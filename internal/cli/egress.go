@@ -17,7 +17,7 @@ const opFlow = "egress.flow"
 
 func (a *App) egressCmd() *cobra.Command {
 	opts := atoll.EventOptions{Ops: []string{opFlow}}
-	var asJSON, denied bool
+	var asJSON, denied, suggest bool
 	cmd := &cobra.Command{
 		Use:   "egress SANDBOX",
 		Short: "Show what a sandbox sent, and what was denied",
@@ -26,7 +26,9 @@ denied, limited or failed, the rule that decided, and what was sent to whom.
 Queries, headers and contents are never shown. Decisions of the same kind within
 half a second are one line.
 
-To see what a profile would decide, without any traffic: atoll profile test.`,
+With --suggest it writes rules that would have allowed what was denied; for a
+whole profile see: atoll profile learn. To see what a profile would decide, without
+any traffic: atoll profile test.`,
 		Example: `  atoll egress demo
   atoll egress demo --denied --json`,
 		GroupID: groupDaemon,
@@ -36,7 +38,9 @@ To see what a profile would decide, without any traffic: atoll profile test.`,
 	flags.BoolVarP(&opts.Follow, "follow", "f", false, "go on until interrupted")
 	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
 	flags.BoolVar(&denied, "denied", false, "only what was denied")
+	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed what was denied")
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
+	cmd.MarkFlagsMutuallyExclusive("suggest", "follow")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -47,6 +51,16 @@ To see what a profile would decide, without any traffic: atoll profile test.`,
 			return err
 		}
 		opts.Sandbox = box.ID()
+		if suggest {
+			p, err := a.learn(ctx, c, box.ID(), "", []string{"egress.denied"})
+			if err == nil && asJSON {
+				return a.printJSON(p)
+			}
+			if err == nil {
+				err = a.printYAML(p)
+			}
+			return err
+		}
 		if denied {
 			opts.Types = []string{"egress.denied"}
 		}

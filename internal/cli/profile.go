@@ -33,7 +33,7 @@ JSON; see docs/POLICY.md for every field:
       methods: [GET]
       paths: [/v1/**]`,
 		Example: `  atoll profile ls`,
-	}, a.profileCreateCmd(), a.profileApplyCmd(), a.profileListCmd(), a.profileShowCmd(), a.profileTestCmd(), a.profileRemoveCmd())
+	}, a.profileCreateCmd(), a.profileApplyCmd(), a.profileListCmd(), a.profileShowCmd(), a.profileTestCmd(), a.profileLearnCmd(), a.profileRemoveCmd())
 }
 
 // maxProfileFile bounds a file with a profile.

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The subject of an event about what a sandbox sent: what it was, to whom, and
+// of a request its method and path. Neither holds a blank.
+var (
+	requestRE = regexp.MustCompile(`^http ([A-Z]+) ([^ /]+):([0-9]+)(/[^ ]*) `)
+	flowRE    = regexp.MustCompile(`^(?:tcp|tls|http) ([^ /]+):([0-9]+)(?: |$)`)
+	nameRE    = regexp.MustCompile(`^dns ([^ /:]+)(?: |$)`)
+)
+
+// seen reads what a sandbox sent, or tried to, from the record of a decision.
+func seen(e *atoll.Event) (s policy.Seen, ok bool) {
+	var port string
+	switch {
+	case requestRE.MatchString(e.Subject):
+		m := requestRE.FindStringSubmatch(e.Subject)
+		s.Method, s.Host, port, s.Path = m[1], m[2], m[3], m[4]
+	case flowRE.MatchString(e.Subject):
+		m := flowRE.FindStringSubmatch(e.Subject)
+		s.Host, port = m[1], m[2]
+	case nameRE.MatchString(e.Subject) && e.Type == "egress.denied":
+		s.Host, port = nameRE.FindStringSubmatch(e.Subject)[1], "443" // nobody knows what would have come
+	default:
+		return s, false
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	s.Port = uint16(n)
+	return s, err == nil
+}
+
+// learn writes the smallest profile that allows what a sandbox did, and tried
+// to, as far as types of events say.
+func (a *App) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name string, types []string) (sandbox.Profile, error) {
+	var all []policy.Seen
+	known := map[policy.Seen]bool{}
+	for e, err := range c.Events(ctx, atoll.EventOptions{Ops: []string{opFlow}, Sandbox: box, Types: types}) {
+		if err != nil {
+			return sandbox.Profile{}, err
+		}
+		if s, ok := seen(&e); ok && !known[s] {
+			known[s] = true
+			all = append(all, s)
+		}
+	}
+	profile, left := policy.Learn(name, all)
+	for _, s := range left {
+		a.say("note", "left out, since no rule can allow it: "+oneLine(strings.TrimSpace(s.Method+" "+s.Host+s.Path), 100))
+	}
+	if len(profile.Rules) > 0 {
+		a.say("note", "read it before you use it: what a sandbox should not have tried is in it, too")
+	}
+	return profile, nil
+}
+
+func (a *App) profileLearnCmd() *cobra.Command {
+	var save string
+	var allowed, asJSON bool
+	cmd := &cobra.Command{
+		Use: "learn SANDBOX", Short: "Write a profile that allows what a sandbox did and tried", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: a.completeSandbox,
+		Long: `Learn writes the smallest profile that allows what a sandbox sent, and what it was
+refused: exact hosts and ports, and where the gateway saw requests, exactly their
+methods and paths. Of a name that was not resolved, port 443 is taken.
+
+It is a draft: what a sandbox should not have tried is in it as well. With --save
+it is stored, and sandboxes that work by it are held to it at once.`,
+		Example: `  atoll profile learn demo
+  atoll profile learn demo --save learned`,
+	}
+	cmd.Flags().StringVar(&save, "save", "", "store it under this name")
+	cmd.Flags().BoolVar(&allowed, "allowed", false, "only what was allowed")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		box, err := c.Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		types := []string{"egress.allowed", "egress.denied"}
+		if allowed {
+			types = types[:1]
+		}
+		p, err := a.learn(ctx, c, box.ID(), save, types)
+		switch {
+		case err != nil:
+			return err
+		case save != "":
+			stored, err := c.ApplyProfile(ctx, p, 0)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", stored.Name, stored.Version)
+			return err
+		case asJSON:
+			return a.printJSON(p)
+		}
+		return a.printYAML(p)
+	})
+	return cmd
+}
