@@ -139,13 +139,6 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return in, nil
 }
 
-// EgressAbility implements driver.EgressEnforcer: commands have the network of
-// the machine, whatever a profile says, so that a sandbox with one is made only
-// where a policy lets that pass.
-func (p *Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
-}
-
 // supported refuses what plain processes cannot have.
 func supported(spec *sandbox.Spec) error {
 	refuse := func(subject, message string) error {
@@ -156,7 +149,7 @@ func supported(spec *sandbox.Spec) error {
 		return refuse("image", "this provider has no images: its files are the machine's")
 	case len(spec.Mounts) > 0:
 		return refuse("mounts", "this provider has no mounts: commands see the whole machine")
-	case spec.Network.Asked() && (spec.Network.Plain == nil || !spec.Network.Plain.Open):
+	case spec.Network.Asked():
 		return refuse("network", "this provider cannot bound what commands reach: they have the machine's network")
 	}
 	return userSupported(spec.User)

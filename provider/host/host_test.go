@@ -39,27 +39,3 @@ func TestConformance(t *testing.T) {
 		Dir:  func(in driver.Instance) string { return in.(*host.Instance).Dir() },
 	})
 }
-
-// Plain processes have the network of the machine: rules are refused, unless the
-// control plane says that somebody lets that pass.
-func TestNetworkOnlyIfLetPass(t *testing.T) {
-	p, err := host.New(host.Options{Dir: stateDir(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if a := p.EgressAbility(); a.Kind != sandbox.EgressNone {
-		t.Errorf("it can bound %+v", a)
-	}
-	for id, rules := range map[sandbox.ID]*sandbox.EgressRules{"none": nil, "closed": {}, "some": {Allow: []sandbox.EgressTarget{{Host: "a.example"}}}, "open": {Open: true}} {
-		box, err := p.Create(t.Context(), &sandbox.Spec{ID: id, Name: string(id), Image: "host", Network: sandbox.Network{Egress: []string{"a.example"}, Plain: rules}})
-		if (err == nil) != (id == "open") || err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
-			t.Errorf("%s: %v", id, err)
-		}
-		if err == nil {
-			if err := box.Destroy(t.Context()); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-}
