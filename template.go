@@ -23,6 +23,9 @@ type Template struct {
 	Size    int64     `json:"size"`  // bytes of its files
 	Steps   int       `json:"steps"`
 	Created time.Time `json:"created"`
+	Start   string    `json:"start,omitempty"` // script that runs in every sandbox of it
+	// Snapshot is what its sandboxes are made from, with their memory.
+	Snapshot string `json:"snapshot,omitempty"`
 }
 
 // BuildOptions say how a template is built. Only Name is required.
@@ -32,6 +35,10 @@ type BuildOptions struct {
 	Args    map[string]string // of the build; no place for a secret
 	NoCache bool              // carry every step out
 	Egress  []string          // hosts that RUN steps may reach, as in sandbox.Network; nil: no network
+	// Start is a script that runs in every sandbox of the template. It is
+	// started once at the end of the build, and when the script Ready succeeds,
+	// a snapshot with memory is taken, from which sandboxes are made then.
+	Start, Ready string
 	// Progress is told how the build goes, before Build returns. It may be nil.
 	Progress func(BuildEvent)
 }
@@ -56,6 +63,11 @@ func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildO
 	}
 	if opts.NoCache {
 		query.Set("noCache", strconv.FormatBool(true))
+	}
+	for name, script := range map[string]string{"start": opts.Start, "ready": opts.Ready} {
+		if script != "" {
+			query.Set(name, script)
+		}
 	}
 	for _, host := range opts.Egress {
 		query.Add("egress", host)

@@ -41,7 +41,13 @@ everything else. FROM may name a template: FROM template:NAME. What .dockerignor
 names is left out.
 
 Steps have no network unless --egress names hosts. A step that is cached is not
-carried out again because of other hosts; --no-cache does that.`,
+carried out again because of other hosts; --no-cache does that.
+
+With --start, a script is started in the background at the end of the build; when
+--ready succeeds, the memory of the sandbox is kept, and sandboxes of the template
+go on from there, each with its own name, environment and network. Where that
+memory cannot be restored, they are made of the files and the script is started in
+them; atoll inspect says so.`,
 		Example: `  atoll template build -t tools .`,
 		Args:    cobra.ExactArgs(1),
 	}
@@ -50,6 +56,8 @@ carried out again because of other hosts; --no-cache does that.`,
 	flags.StringVarP(&opts.File, "file", "f", "", "the Dockerfile, relative to the directory (default Dockerfile)")
 	flags.StringArrayVar(&args, "build-arg", nil, "NAME=VALUE of an ARG; no place for a secret")
 	flags.StringSliceVar(&opts.Egress, "egress", nil, "hosts that RUN steps may reach, such as mirror.example.com or *.example.com:8443 (default: no network)")
+	flags.StringVar(&opts.Start, "start", "", "a script that runs in every sandbox of the template, such as a server; its memory is kept with the template")
+	flags.StringVar(&opts.Ready, "ready", "", "a script that succeeds when --start is ready")
 	flags.BoolVar(&opts.NoCache, "no-cache", false, "carry out every step")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.MarkFlagRequired("tag")

@@ -118,6 +118,7 @@ func (s service) BuildTemplate(ctx context.Context, req api.BuildRequest, tell f
 	if err != nil {
 		return api.Template{}, err
 	}
+	d.Start, d.Ready = cmp.Or(req.Start, d.Start), cmp.Or(req.Ready, d.Ready)
 	files, err := template.NewFiles(root)
 	if err != nil {
 		return api.Template{}, err
@@ -147,7 +148,7 @@ func describe(root *os.Root, req api.BuildRequest) (*template.Description, error
 }
 
 func shownTemplate(t store.Template) api.Template {
-	return api.Template{Name: t.Name, Tag: t.Tag, Image: t.Image, Base: t.Base, Size: t.Size, Steps: t.Steps, Created: t.Created}
+	return api.Template{Name: t.Name, Tag: t.Tag, Image: t.Image, Base: t.Base, Size: t.Size, Steps: t.Steps, Created: t.Created, Start: t.Start, Snapshot: t.Snapshot}
 }
 
 func (s service) Templates(ctx context.Context) ([]api.Template, error) {

@@ -64,6 +64,9 @@ var written = map[int64][]statement{
 		{"INSERT INTO event_cursors (node, tenant, seq) VALUES ('n1', 'acme', 1)", nil},
 		{"INSERT INTO event_cuts (tenant, seq, hash, time, seal) VALUES ('acme', 0, $1, 9, $2)", []any{[]byte("hash"), []byte("seal")}},
 	},
+	10: {
+		{"UPDATE templates SET start = 'serve', ready = 'true', snapshot = 'sn-1' WHERE name = 'tools'", nil},
+	},
 	11: {
 		{"INSERT INTO archives (id, tenant, encrypted, created) VALUES ('ar-1', 'acme', 1, 9)", nil},
 		{"UPDATE snapshots SET archive = 'ar-1', version = 4, digest = 'd', stored = 5 WHERE id = 'sn-1'", nil},

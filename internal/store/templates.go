@@ -22,24 +22,30 @@ type Template struct {
 	// ask; 0: what all get.
 	CPUs   float64
 	Memory int64
+	// Start is a script that runs in every sandbox of it, and Ready one that
+	// succeeds when that is ready. Snapshot is the snapshot that was made then;
+	// it may have been removed since. All may be empty.
+	Start, Ready string
+	Snapshot     string
 }
 
-const templateColumns = "tenant, name, tag, image, base, size, steps, created, build, cpus, memory"
+const templateColumns = "tenant, name, tag, image, base, size, steps, created, build, cpus, memory, start, ready, snapshot"
 
 func scanTemplate(row scanner) (t Template, err error) {
 	var created int64
-	err = row.Scan(&t.Tenant, &t.Name, &t.Tag, &t.Image, &t.Base, &t.Size, &t.Steps, &created, &t.Build, &t.CPUs, &t.Memory)
+	err = row.Scan(&t.Tenant, &t.Name, &t.Tag, &t.Image, &t.Base, &t.Size, &t.Steps, &created, &t.Build, &t.CPUs, &t.Memory, &t.Start, &t.Ready, &t.Snapshot)
 	t.Created = timeOf(created)
 	return t, err
 }
 
 // SetTemplate records a template; the name moves if it is taken.
 func (tx *Tx) SetTemplate(ctx context.Context, t Template) error {
-	_, err := tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+	_, err := tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 		ON CONFLICT (tenant, name, tag) DO UPDATE SET image = excluded.image, base = excluded.base, size = excluded.size,
 			steps = excluded.steps, created = excluded.created, build = excluded.build,
-			cpus = excluded.cpus, memory = excluded.memory`,
-		t.Tenant, t.Name, t.Tag, t.Image, t.Base, t.Size, t.Steps, nanos(t.Created), t.Build, t.CPUs, t.Memory)
+			cpus = excluded.cpus, memory = excluded.memory,
+			start = excluded.start, ready = excluded.ready, snapshot = excluded.snapshot`,
+		t.Tenant, t.Name, t.Tag, t.Image, t.Base, t.Size, t.Steps, nanos(t.Created), t.Build, t.CPUs, t.Memory, t.Start, t.Ready, t.Snapshot)
 	return err
 }
 

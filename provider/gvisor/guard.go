@@ -41,8 +41,13 @@ func runGuard(args []string) int {
 			_, _ = unix.Poll(p, -1)
 		}
 	}
-	if sweep(args[2], time.Now()) != nil {
-		return 1
+	// What it had just begun has no name yet, and may be somebody else's until
+	// it is old enough.
+	for deadline := time.Now().Add(2 * halfMadeAge); ; time.Sleep(halfMadeAge / 10) {
+		failed := sweep(args[2], time.Now())
+		left, _ := filepath.Glob(filepath.Join(args[2], halfMade+"*"))
+		if len(left) == 0 || time.Now().After(deadline) {
+			return map[bool]int{true: 1}[failed != nil]
+		}
 	}
-	return 0
 }

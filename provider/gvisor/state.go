@@ -349,6 +349,10 @@ func (b box) killUnrecorded() {
 	}
 }
 
+// halfMadeAge is from when on a directory without a name that nobody has locked
+// is nobody's.
+const halfMadeAge = 2 * time.Second
+
 // sweepHalfMade removes a directory that never got its name. It is locked
 // right after it is made; the age covers the moment before.
 func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
@@ -356,7 +360,7 @@ func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
 	if err != nil {
 		return nil //nolint:nilerr // somebody else removed it
 	}
-	if now.Sub(info.ModTime()) < 2*time.Second || !b.dead() {
+	if now.Sub(info.ModTime()) < halfMadeAge || !b.dead() {
 		return nil
 	}
 	return os.RemoveAll(b.dir)

@@ -55,7 +55,8 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if req.base != "" {
 		images = []string{req.base}
 	}
-	if err := p.ofTemplate(ctx, who.Tenant, &req.Spec); err != nil {
+	start, err := p.ofTemplate(ctx, who.Tenant, &req.Spec)
+	if err != nil {
 		return Made{}, named(opCreate, err)
 	}
 	spec, origin, err := p.origin(ctx, who.Tenant, req.Spec)
@@ -93,6 +94,9 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		return Made{Sandbox: box, Replayed: true}, named(opCreate, err)
 	}
 	box, image, err := p.make(ctx, who.Tenant, &want, origin, intent)
+	if err == nil && start != "" && (origin == "" || box.Reason != "") {
+		err = p.startCold(ctx, box.ID, start)
+	}
 	return Made{Sandbox: box, Image: image}, err
 }
 

@@ -224,15 +224,19 @@ func (p *Plane) PruneSnapshots(ctx context.Context, labels map[string]string) (r
 		return nil, err
 	}
 	err = p.guard(ctx, control.Action{Op: opSnapshotRemove, Subject: "*"}, func(ctx context.Context) error {
-		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
-			all, _, err := tx.Snapshots(ctx, who.Tenant, labels, store.Page{Limit: store.MaxPage})
+		var used map[string]bool
+		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
+			if used, err = usedByTemplates(ctx, tx, who.Tenant); err != nil {
+				return nil, err
+			}
+			all, _, err = tx.Snapshots(ctx, who.Tenant, labels, store.Page{Limit: store.MaxPage})
 			return all, err
 		})
 		if err != nil {
 			return err
 		}
 		for _, s := range all {
-			if s.Children > 0 || !s.Ready {
+			if s.Children > 0 || !s.Ready || used[s.ID] {
 				continue
 			}
 			if err := p.removeSnapshot(ctx, &s); err != nil {

@@ -92,9 +92,12 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 	t = store.Template{
 		Tenant: who.Tenant, Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size,
 		Steps: len(d.Steps), Created: p.cfg.Store.Now(),
-		Build: req.Build, CPUs: req.CPUs, Memory: req.Memory,
+		Build: req.Build, CPUs: req.CPUs, Memory: req.Memory, Start: d.Start, Ready: d.Ready,
 	}
-	return t, p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+	if err := p.remember(ctx, &t, req); err != nil {
+		return t, err
+	}
+	return t, p.setTemplate(ctx, t)
 }
 
 // imageOf returns the image that ref names: of the template, if it is the name
@@ -108,20 +111,24 @@ func (p *Plane) imageOf(ctx context.Context, tenant, ref string) (string, error)
 	return t.Image, err
 }
 
-// ofTemplate completes a Spec whose image is the name of a template.
-func (p *Plane) ofTemplate(ctx context.Context, tenant string, spec *sandbox.Spec) error {
+// ofTemplate completes a Spec whose image is the name of a template. It returns
+// what is to be started in the sandbox, unless its memory says that it runs.
+func (p *Plane) ofTemplate(ctx context.Context, tenant string, spec *sandbox.Spec) (start string, err error) {
 	name, ok := strings.CutPrefix(spec.Image, templatePrefix)
 	if !ok {
-		return nil
+		return "", nil
 	}
 	t, err := p.template(ctx, tenant, name)
 	if err != nil {
-		return err
+		return "", err
 	}
 	spec.Image = t.Image
 	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
 	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, t.Memory)
-	return nil
+	if spec.Snapshot == "" && p.remembers(ctx, &t) {
+		spec.Snapshot, spec.Image = t.Snapshot, ""
+	}
+	return t.Start, nil
 }
 
 func (p *Plane) template(ctx context.Context, tenant, ref string) (t store.Template, err error) {
@@ -170,7 +177,7 @@ func (p *Plane) TagTemplate(ctx context.Context, ref, as string) (t store.Templa
 			return err
 		}
 		t.Name, t.Tag = name, tag
-		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+		return p.setTemplate(ctx, t)
 	})
 	return t, named(op, err)
 }
@@ -187,7 +194,7 @@ func (p *Plane) RemoveTemplate(ctx context.Context, ref string) error {
 		if err != nil {
 			return err
 		}
-		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveTemplate(ctx, who.Tenant, name, tag) })
+		return p.replaceTemplate(ctx, who.Tenant, name, tag, func(tx *store.Tx) error { return tx.RemoveTemplate(ctx, who.Tenant, name, tag) })
 	}))
 }
 
@@ -225,21 +232,25 @@ type builders struct {
 }
 
 func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {
+	return b.with(ctx, sandbox.Spec{Image: digest, Network: network})
+}
+
+// with makes a sandbox of a build.
+func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildBox, err error) {
 	life := buildLifetime
 	if limit := b.p.policies().Caps(bundle.About{Tenant: b.tenant}).Lifetime; limit > 0 {
 		life = min(life, limit)
 	}
-	made, err := b.p.Create(ctx, CreateRequest{Spec: sandbox.Spec{
-		Name: "build-" + strings.ToLower(rand.Text()), Image: digest, Network: network, Lifetime: sandbox.Lifetime{Timeout: life},
-	}, Pull: control.PullNever, base: b.base})
+	spec.Name, spec.Lifetime = "build-"+strings.ToLower(rand.Text()), sandbox.Lifetime{Timeout: life}
+	made, err := b.p.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: b.base})
 	if err != nil {
-		return nil, err
+		return box, err
 	}
-	box, err := b.p.Open(ctx, string(made.ID))
+	opened, err := b.p.Open(ctx, string(made.ID))
 	if err != nil {
-		return nil, errors.Join(err, b.p.Destroy(context.WithoutCancel(ctx), string(made.ID)))
+		return box, errors.Join(err, b.p.Destroy(context.WithoutCancel(ctx), string(made.ID)))
 	}
-	return buildBox{b.p, box}, nil
+	return buildBox{b.p, opened}, nil
 }
 
 // buildBox is a sandbox of a build.

@@ -35,6 +35,8 @@ type BuildRequest struct {
 	Args    map[string]string // of the build
 	NoCache bool
 	Egress  []string  // hosts that RUN steps may reach; nil: no network
+	Start   string    // script that runs in every sandbox of it; empty: what the description says
+	Ready   string    // script that succeeds when that is ready
 	Files   io.Reader // a tar of the files of the build
 }
 
@@ -57,6 +59,9 @@ type Template struct {
 	Size    int64     `json:"size" doc:"bytes of its files"`
 	Steps   int       `json:"steps"`
 	Created time.Time `json:"created"`
+	Start   string    `json:"start,omitempty" doc:"script that runs in every sandbox of it"`
+	// Snapshot is named as in /v1/snapshots.
+	Snapshot string `json:"snapshot,omitempty" doc:"snapshot that its sandboxes are made from, with their memory"`
 }
 
 // buildLine is one line of the answer to a build; exactly one field is set.
@@ -104,6 +109,7 @@ func (a *API) templates() {
 		"name": "the name to give it, NAME or NAME:TAG", "file": "the Dockerfile among the files, or a description that ends in .json",
 		"arg": "NAME=VALUE of an ARG; may be repeated, and is no place for a secret", "noCache": "true: carry every step out",
 		"egress": "a host that RUN steps may reach, as in the network of a sandbox; may be repeated; without one there is no network",
+		"start": "a script that runs in every sandbox of it, whose memory is kept", "ready": "a script that succeeds when that is ready",
 	}, "application/x-tar", "application/x-ndjson", a.buildTemplate)
 	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
 		all, err := a.service.Templates(ctx)
@@ -166,7 +172,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 
 func buildRequest(r *http.Request) (BuildRequest, error) {
 	q := r.URL.Query()
-	req := BuildRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}, Egress: q["egress"]}
+	req := BuildRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}, Egress: q["egress"], Start: q.Get("start"), Ready: q.Get("ready")}
 	if text := q.Get("noCache"); text != "" {
 		var err error
 		if req.NoCache, err = strconv.ParseBool(text); err != nil {

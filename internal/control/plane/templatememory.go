@@ -1,0 +1,215 @@
+package plane
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A template with a start command remembers: at the end of its build the command
+// is started in a sandbox of it, and when the ready command succeeds, a snapshot
+// with memory is taken, from which its sandboxes are made. That snapshot is one
+// of the tenant's like any other. It is a cache: without it, or where it cannot
+// be restored, a sandbox is made of the image and the command is started there.
+
+const (
+	// readyTime bounds how long a start command may take to be ready, and
+	// readyPoll is how often that is asked.
+	readyTime = 5 * time.Minute
+	readyPoll = 200 * time.Millisecond
+)
+
+// remember gives a built template its snapshot: that of a template of the same
+// image and commands if there is one, else a new one.
+func (p *Plane) remember(ctx context.Context, t *store.Template, req BuildRequest) error {
+	if t.Start == "" || p.cfg.Snapshots == nil || !p.memory(ctx) {
+		return nil
+	}
+	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })
+	if err != nil {
+		return err
+	}
+	log := &startLog{t: t, to: req.Log}
+	for _, o := range all {
+		same := o.Image == t.Image && o.Start == t.Start && o.Ready == t.Ready && o.CPUs == t.CPUs && o.Memory == t.Memory
+		if same && !req.NoCache && p.remembers(ctx, &o) {
+			t.Snapshot = o.Snapshot
+			log.tell("START "+t.Start, false, true)
+			return nil
+		}
+	}
+	log.tell("START "+t.Start, false, false)
+	t.Snapshot, err = p.startOnce(ctx, t, log)
+	return err
+}
+
+// remembers reports whether the snapshot of a template can be used here.
+func (p *Plane) remembers(ctx context.Context, t *store.Template) bool {
+	if t.Snapshot == "" {
+		return false
+	}
+	s, err := p.findSnapshot(ctx, t.Tenant, t.Snapshot)
+	return err == nil && s.Ready && (s.Node == p.cfg.Node || s.Archived.Archive != "")
+}
+
+// startOnce starts a template in a sandbox of its own, waits until it is ready
+// and takes a snapshot, whose id it returns.
+func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer) (id string, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyTime, &sandbox.Error{
+		Code: sandbox.CodeTimeout, Subject: "ready", Message: fmt.Sprintf("the start command was not ready within %v", readyTime),
+		Hint: "try both commands in a sandbox of the image, " + t.Image,
+	})
+	defer cancel()
+	opened, err := builders{p, t.Tenant, t.Image}.with(ctx, sandbox.Spec{
+		Image: t.Image, Resources: sandbox.Resources{CPUs: t.CPUs, Memory: t.Memory},
+	})
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		if failed := opened.Close(ctx); err == nil {
+			err = failed
+		}
+	}()
+	if err := awaitReady(ctx, opened, t, log); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return "", cause
+		}
+		return "", err
+	}
+	name := "template-" + strings.ToLower(rand.Text()[:12])
+	s, err := p.Snapshot(ctx, string(opened.box.ID()), SnapshotRequest{
+		Name: name, Memory: true, Labels: map[string]string{"template": t.Name, "tag": t.Tag},
+	})
+	return s.ID, err
+}
+
+// awaitReady starts a template and waits until it is ready, or has failed.
+func awaitReady(ctx context.Context, b buildBox, t *store.Template, log io.Writer) error {
+	proc, err := b.box.Exec(ctx, sandbox.Command{Shell: t.Start, Background: true})
+	if err != nil {
+		return err
+	}
+	var work sync.WaitGroup
+	defer work.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer proc.Close()
+	ended := make(chan sandbox.Exit, 1)
+	work.Go(func() {
+		if exit, err := proc.Wait(ctx); err == nil {
+			ended <- exit
+		}
+	})
+	for _, r := range []io.Reader{proc.Stdout(), proc.Stderr()} {
+		work.Go(func() { _, _ = io.Copy(log, r) })
+	}
+	for t.Ready != "" {
+		exit, err := b.Exec(ctx, sandbox.Command{Shell: t.Ready}, io.Discard)
+		if err != nil {
+			return err
+		}
+		if exit.Code == 0 {
+			return nil
+		}
+		select {
+		case exit := <-ended:
+			if exit.Code != 0 {
+				return &sandbox.Error{
+					Code: sandbox.CodeInvalid, Op: "template.build", Subject: "start",
+					Message: fmt.Sprintf("the start command ended with code %d before it was ready", exit.Code),
+					Hint:    "what it wrote is in the log of the build",
+				}
+			}
+		case <-time.After(readyPoll):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// startLog is the log of a build while its start command runs.
+type startLog struct {
+	t  *store.Template
+	mu sync.Mutex
+	to func(template.Event) // nil: nobody reads it
+}
+
+func (l *startLog) tell(text string, output, cached bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.to != nil {
+		l.to(template.Event{Time: time.Now(), Step: l.t.Steps, Steps: l.t.Steps, Text: text, Output: output, Cached: cached})
+	}
+}
+
+func (l *startLog) Write(b []byte) (int, error) {
+	l.tell(string(b), true, false)
+	return len(b), nil
+}
+
+// startCold starts what a template runs in a sandbox whose memory does not have
+// it.
+func (p *Plane) startCold(ctx context.Context, id sandbox.ID, start string) error {
+	box, err := p.Open(ctx, string(id))
+	if err != nil {
+		return err
+	}
+	var proc driver.Process
+	if proc, err = box.Exec(ctx, sandbox.Command{Shell: start, Background: true}); err == nil {
+		err = proc.Close()
+	}
+	return err
+}
+
+// setTemplate records a template under its name.
+func (p *Plane) setTemplate(ctx context.Context, t store.Template) error {
+	return p.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+}
+
+// replaceTemplate changes what a name of a template means, and removes the
+// snapshot that it had if no other name has it now.
+func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, change func(*store.Tx) error) error {
+	var unused string
+	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		unused = ""
+		if old, err := tx.Template(ctx, tenant, name, tag); err == nil {
+			unused = old.Snapshot
+		}
+		if err := change(tx); err != nil {
+			return err
+		}
+		used, err := usedByTemplates(ctx, tx, tenant)
+		if used[unused] {
+			unused = ""
+		}
+		return err
+	})
+	if err != nil || unused == "" {
+		return err
+	}
+	if s, err := p.findSnapshot(ctx, tenant, unused); err == nil {
+		p.note(ctx, p.removeSnapshot(ctx, &s))
+	}
+	return nil
+}
+
+// usedByTemplates are the snapshots that templates of a tenant are made from.
+func usedByTemplates(ctx context.Context, tx *store.Tx, tenant string) (map[string]bool, error) {
+	all, err := tx.Templates(ctx, tenant)
+	used := map[string]bool{}
+	for _, t := range all {
+		used[t.Snapshot] = true
+	}
+	return used, err
+}
