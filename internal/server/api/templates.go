@@ -109,7 +109,7 @@ func (a *API) templates() {
 		"name": "the name to give it, NAME or NAME:TAG", "file": "the Dockerfile among the files, or a description that ends in .json",
 		"arg": "NAME=VALUE of an ARG; may be repeated, and is no place for a secret", "noCache": "true: carry every step out",
 		"egress": "a host that RUN steps may reach, as in the network of a sandbox; may be repeated; without one there is no network",
-		"start": "a script that runs in every sandbox of it, whose memory is kept", "ready": "a script that succeeds when that is ready",
+		"start":  "a script that runs in every sandbox of it, whose memory is kept", "ready": "a script that succeeds when that is ready",
 	}, "application/x-tar", "application/x-ndjson", a.buildTemplate)
 	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
 		all, err := a.service.Templates(ctx)
