@@ -202,11 +202,11 @@ var archiveCases = []testCase{
 	{"archive/all-or-nothing", capArchive, archiveAllOrNothing},
 	{"archive/sparse", capArchive, func(t *caseT) {
 		b := t.box()
-		const size = 24 << 20
+		const size, zeros = 24 << 20, 3 << 20 // h may be written as it was: its zeros are no holes
 		b.mustSh("printf start >f; printf end | dd of=f bs=1 seek=25165821 2>/dev/null; : >g; dd if=/dev/zero of=h bs=1048576 count=3 2>/dev/null")
 		var buf bytes.Buffer
 		t.ok("Export", b.archiver().Export(t.ctx, b.dir, &buf, driver.ExportOptions{}))
-		if buf.Len() > 1<<20 {
+		if buf.Len() > zeros+1<<20 {
 			t.Errorf("the holes of a file of %d bytes take %d", size, buf.Len())
 		}
 		t.ok("Import", b.importTo(b.path("copy"), buf.Bytes()))
@@ -214,7 +214,7 @@ var archiveCases = []testCase{
 		if !t.needFiles() {
 			return
 		}
-		for name, want := range map[string]int{"f": size, "g": 0, "h": 3 << 20} {
+		for name, want := range map[string]int{"f": size, "g": 0, "h": zeros} {
 			got, original := b.read(path.Join(in, name)), b.read(name)
 			if len(got) != want || got != original {
 				t.Errorf("%s has %d bytes, want %d, and is the same: %v", name, len(got), want, got == original)
