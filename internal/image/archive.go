@@ -183,7 +183,7 @@ func (a *archiveSource) content(r *resolver, idx *tarIndex) (*content, error) {
 	}
 	sum := sha256.Sum256(raw)
 	id := hex.EncodeToString(sum[:])
-	if named := strings.TrimSuffix(path.Base(img.Config), ".json"); hexRE.MatchString(named) && named != id {
+	if named := strings.TrimSuffix(path.Base(img.Config), ".json"); hexRE().MatchString(named) && named != id {
 		return nil, r.invalid("the config does not match its digest")
 	}
 	cfg, err := v1.ParseConfigFile(bytes.NewReader(raw))

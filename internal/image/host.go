@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -103,7 +104,9 @@ var hostEtc = []string{
 }
 
 // hostNever matches names that are not copied wherever they stand.
-var hostNever = regexp.MustCompile(`(?i)^private$|\.(key|p12|pfx|jks|keytab|bak|orig|git)$|~$|password|secret|credential|token`)
+var hostNever = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)^private$|\.(key|p12|pfx|jks|keytab|bak|orig|git)$|~$|password|secret|credential|token`)
+})
 
 // matches reports whether name is the pattern, in which "*" stands for
 // anything. It is path.Match for what is needed here, and ten times as fast:
@@ -228,7 +231,7 @@ func (v etcView) walk(name string, typ fs.FileMode, f func(string, fs.FileInfo) 
 	if typ == fs.ModeSymlink {
 		return f(name, nil) // only a name: what it leads to is not copied
 	}
-	if hostNever.MatchString(path.Base(name)) {
+	if hostNever().MatchString(path.Base(name)) {
 		return nil
 	}
 	fi, err := v.lstat(name)

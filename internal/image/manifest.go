@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -238,7 +239,7 @@ func (r *resolver) content(res *resolved) (*content, error) {
 	return c, nil
 }
 
-var stopSignalRE = regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,16}$`)
+var stopSignalRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,16}$`) })
 
 // runConfig takes what a config says about running. What cannot be used is
 // refused where it would change what runs, and dropped otherwise.
@@ -261,7 +262,7 @@ func (r *resolver) runConfig(cfg *v1.ConfigFile) (Config, error) {
 	if in.WorkingDir != "" {
 		out.Workdir = path.Clean("/" + in.WorkingDir)
 	}
-	if stopSignalRE.MatchString(in.StopSignal) {
+	if stopSignalRE().MatchString(in.StopSignal) {
 		out.StopSignal = in.StopSignal
 	}
 	for p := range in.ExposedPorts {

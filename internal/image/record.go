@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,12 +45,12 @@ type refRecord struct {
 	Stamp    string `json:"stamp,omitempty"` // of a local source when it was read
 }
 
-var hexRE = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var hexRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
 // digestHex returns the hexadecimal part of a sha256 digest.
 func digestHex(digest string) (string, bool) {
 	h, ok := strings.CutPrefix(digest, "sha256:")
-	return h, ok && hexRE.MatchString(h)
+	return h, ok && hexRE().MatchString(h)
 }
 
 func (s *Store) path(elem ...string) string {
@@ -92,7 +93,7 @@ func (s *Store) readImage(digest string) (*imageRecord, error) {
 		return nil, fs.ErrNotExist
 	}
 	return readRecord(s.path("images", h+".json"), func(r *imageRecord) bool {
-		return r.Version == recordVersion && r.Digest == digest && hexRE.MatchString(r.Rootfs)
+		return r.Version == recordVersion && r.Digest == digest && hexRE().MatchString(r.Rootfs)
 	})
 }
 
@@ -135,7 +136,7 @@ func (s *Store) readIndex() (*index, error) {
 		return nil, err
 	}
 	return x, eachRecord(s.path("images"), func(_ string, r *imageRecord) error {
-		if r.Version == recordVersion && hexRE.MatchString(r.Rootfs) {
+		if r.Version == recordVersion && hexRE().MatchString(r.Rootfs) {
 			x.images = append(x.images, r)
 		}
 		return nil

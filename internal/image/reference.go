@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/google/go-containerregistry/pkg/name"
 
@@ -35,18 +36,28 @@ type reference struct {
 	repo name.Reference // of a registry
 }
 
-var foreignRE = regexp.MustCompile(`^(docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd):`)
+// Expressions are compiled when they are first used: every process of a sandbox
+// starts as this program.
+var foreignRE = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd):`)
+})
 
 // What registries and repositories are called, as Docker has it. The library
 // lets through more, "a/../b" for example, which would end up in a URL.
 var (
-	registryRE   = regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
-	repositoryRE = regexp.MustCompile(`^[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*$`)
+	registryRE = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)
+	})
+	repositoryRE = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)*$`)
+	})
 )
 
 // takenRE matches repositories whose short form would be read as another kind
 // of reference.
-var takenRE = regexp.MustCompile(`^(oci|dir|tar|docker-archive|sha256|docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd)$`)
+var takenRE = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(oci|dir|tar|docker-archive|sha256|docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd)$`)
+})
 
 // parseReference parses all forms of reference.
 func parseReference(ref string) (*reference, error) {
@@ -65,12 +76,12 @@ func parseReference(ref string) (*reference, error) {
 			return parseLocal(ref, prefix, rest, k)
 		}
 	}
-	if m := foreignRE.FindString(ref); m != "" {
+	if m := foreignRE().FindString(ref); m != "" {
 		return nil, fail(sandbox.CodeInvalid, op, ref, "save the image with docker save and use docker-archive:FILE, or push it to a registry",
 			"references with %s are not supported", m)
 	}
 	r, err := name.ParseReference(strings.TrimPrefix(ref, "docker://"))
-	if err != nil || !registryRE.MatchString(r.Context().RegistryStr()) || !repositoryRE.MatchString(r.Context().RepositoryStr()) {
+	if err != nil || !registryRE().MatchString(r.Context().RegistryStr()) || !repositoryRE().MatchString(r.Context().RepositoryStr()) {
 		return nil, fail(sandbox.CodeInvalid, op, ref, referenceHint(ref), "not an image reference")
 	}
 	return &reference{kind: kindRegistry, name: familiar(r), repo: r}, nil
@@ -113,7 +124,7 @@ func familiar(r name.Reference) string {
 	repo := r.Context().RepositoryStr()
 	if reg := r.Context().RegistryStr(); reg != name.DefaultRegistry {
 		repo = reg + "/" + repo
-	} else if short := strings.TrimPrefix(repo, "library/"); takenRE.MatchString(short) {
+	} else if short := strings.TrimPrefix(repo, "library/"); takenRE().MatchString(short) {
 		repo = "docker.io/" + repo // "oci:latest" would be a layout
 	} else {
 		repo = short

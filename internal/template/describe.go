@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -93,7 +94,9 @@ const (
 	MaxDescription = 1 << 20 // bytes of a Dockerfile or of the JSON form
 )
 
-var nameRE = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?$`)
+// nameRE is compiled when it is first used, as every process starts with this
+// package.
+var nameRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]{0,126}[a-z0-9])?$`) })
 
 // ParseName splits "name[:tag]"; without a tag it is "latest".
 func ParseName(s string) (name, tag string, err error) {
@@ -101,7 +104,7 @@ func ParseName(s string) (name, tag string, err error) {
 	if !tagged {
 		tag = "latest"
 	}
-	if !nameRE.MatchString(name) || !nameRE.MatchString(tag) {
+	if !nameRE().MatchString(name) || !nameRE().MatchString(tag) {
 		return "", "", invalid("name", "%q is not NAME or NAME:TAG, of a-z, 0-9, '.', '_' and '-'", clip(s))
 	}
 	return name, tag, nil

@@ -328,13 +328,15 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 }
 
 // baseImages are what SDKs begin with that are told nothing: the template base.
-var baseImages = regexp.MustCompile(`^(docker\.io/)?e2bdev/(base|code-interpreter)(:[a-zA-Z0-9_.-]+)?$`)
+var baseImages = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(docker\.io/)?e2bdev/(base|code-interpreter)(:[a-zA-Z0-9_.-]+)?$`)
+})
 
 // fromOf returns what a build begins with.
 func (h *Handler) fromOf(ctx context.Context, image, template string) (string, error) {
 	name, _ := splitRef(template)
 	switch {
-	case baseImages.MatchString(image), isBase(name):
+	case baseImages().MatchString(image), isBase(name):
 		return h.baseImage(ctx)
 	case image != "":
 		return strings.TrimPrefix(image, imageScheme), nil
@@ -464,12 +466,12 @@ func (t *tickets) drop(name string) {
 	delete(t.known, name)
 }
 
-var filesHash = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var filesHash = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
 // uploadLink tells whether files are known already, and where to put them.
 func (h *Handler) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	hash := r.PathValue("hash")
-	if !filesHash.MatchString(hash) {
+	if !filesHash().MatchString(hash) {
 		return invalid("hash", "is not a SHA-256 in hexadecimal digits")
 	}
 	present, err := h.service.HasUpload(r.Context(), hash)

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/server/portproxy"
@@ -106,7 +107,7 @@ const (
 	headerToken = "X-Access-Token"
 )
 
-var sandboxHost = regexp.MustCompile(`^([0-9]{1,5})-([a-z0-9-]+)$`)
+var sandboxHost = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,5})-([a-z0-9-]+)$`) })
 
 // destination returns which port of which sandbox a request names, if any.
 func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err error) {
@@ -116,7 +117,7 @@ func destination(r *http.Request) (id sandbox.ID, port uint16, named bool, err e
 	}
 	label, rest, _ := strings.Cut(strings.ToLower(host), ".")
 	text, public := r.Header.Get(headerPort), r.Header.Get(headerID)
-	if m := sandboxHost.FindStringSubmatch(label); m != nil {
+	if m := sandboxHost().FindStringSubmatch(label); m != nil {
 		text, public = m[1], m[2]
 	} else if text == strconv.Itoa(envdPort) && !ofDataPlane(r.URL.Path) {
 		return "", 0, false, nil // some clients send the headers to the control plane, too

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -160,7 +161,7 @@ func covered(allowed []string, domain string) bool {
 	})
 }
 
-var placeholder = regexp.MustCompile(`\$\{e2b\.([a-z.]+)\.([A-Za-z0-9_-]+)\}`)
+var placeholder = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`\$\{e2b\.([a-z.]+)\.([A-Za-z0-9_-]+)\}`) })
 
 // transforms returns a rule for each domain, the most specific first, because
 // only that one counts.
@@ -201,7 +202,7 @@ func injections(headers map[string]string) (all []sandbox.Injection, err error) 
 		if name == "" || len(name) > maxHeaderName || len(value) > maxHeaderValue {
 			return nil, invalid("network.rules", "the header %.64q, or its value, is too long", name)
 		}
-		found := placeholder.FindAllStringSubmatchIndex(value, -1)
+		found := placeholder().FindAllStringSubmatchIndex(value, -1)
 		switch {
 		case len(found) != 1 || strings.Contains(value, "{}"):
 			return nil, unsupported("network.rules: a header without a secret, or with two")

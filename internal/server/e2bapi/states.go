@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -98,7 +99,9 @@ func (s *Snapshot) is(name string) bool {
 	return name != "" && s.Labels[labelName] == name && s.tag() == cmp.Or(tag, defaultTag)
 }
 
-var snapshotName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}(:[a-z0-9][a-z0-9_.-]{0,127})?$`)
+var snapshotName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,127}(:[a-z0-9][a-z0-9_.-]{0,127})?$`)
+})
 
 // shownSnapshot is a snapshot as clients see it.
 type shownSnapshot struct {
@@ -122,7 +125,7 @@ func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	whole := strings.ToLower(strings.TrimSpace(req.Name))
-	if whole != "" && !snapshotName.MatchString(whole) {
+	if whole != "" && !snapshotName().MatchString(whole) {
 		return invalid("name", "%.80q is not NAME or NAME:TAG", whole)
 	}
 	name, tag, _ := strings.Cut(whole, ":")

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -65,8 +66,8 @@ type VolumeEntry struct {
 }
 
 var (
-	volumeName = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,60}$`)
-	ownName    = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,58}[a-z0-9])?$`)
+	volumeName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z0-9_-]{1,60}$`) })
+	ownName    = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z]([a-z0-9-]{0,58}[a-z0-9])?$`) })
 	nameCode   = base32.NewEncoding("0123456789abcdefghijklmnopqrstuv").WithPadding(base32.NoPadding)
 )
 
@@ -76,10 +77,10 @@ const codedPrefix = "e2b-"
 
 // workspaceOf returns the workspace that a volume of that name is.
 func workspaceOf(name string) (string, error) {
-	if !volumeName.MatchString(name) {
+	if !volumeName().MatchString(name) {
 		return "", invalid("name", "%.80q is not 1 to 60 letters, digits, _ and -", name)
 	}
-	if ownName.MatchString(name) && !strings.HasPrefix(name, codedPrefix) {
+	if ownName().MatchString(name) && !strings.HasPrefix(name, codedPrefix) {
 		return name, nil
 	}
 	coded := codedPrefix + nameCode.EncodeToString([]byte(name))
@@ -92,7 +93,7 @@ func workspaceOf(name string) (string, error) {
 // volumeOf is the reverse of workspaceOf.
 func volumeOf(workspace string) string {
 	if coded, ok := strings.CutPrefix(workspace, codedPrefix); ok {
-		if name, err := nameCode.DecodeString(coded); err == nil && volumeName.Match(name) {
+		if name, err := nameCode.DecodeString(coded); err == nil && volumeName().Match(name) {
 			return string(name)
 		}
 	}
