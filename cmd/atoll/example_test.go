@@ -150,6 +150,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 			e.must(t, "atoll snapshot create demo --name before")
 		}
 	case path[0] == "image":
+		e.up(t) // one ran before, and knows what sandboxes at rest need
 		if path[len(path)-1] != "pull" {
 			e.must(t, "atoll image pull --quiet "+reg+"/debian:12")
 		}

@@ -56,17 +56,22 @@ func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 	if !a.mayStartDaemon() {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
 	}
-	pid, err := a.startDaemon(ctx, "", nil)
-	if err != nil {
+	if err := a.startNoted(ctx); err != nil {
 		return nil, err
-	}
-	if pid != 0 {
-		a.say("note", fmt.Sprintf("started a daemon in the background, as process %d; end it with: atoll down", pid))
 	}
 	if c, err = a.daemon(ctx); err == nil && c == nil {
 		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon that was started does not answer", Hint: "see " + filepath.Join(filepath.Dir(a.socket()), logName)}
 	}
 	return c, err
+}
+
+// startNoted starts a daemon for a verb, unless one runs, and says so.
+func (a *App) startNoted(ctx context.Context) error {
+	pid, err := a.startDaemon(ctx, "", nil)
+	if pid != 0 {
+		a.say("note", fmt.Sprintf("started a daemon in the background, as process %d; end it with: atoll down", pid))
+	}
+	return err
 }
 
 // startDaemon starts a daemon that outlives this program, unless one runs, and

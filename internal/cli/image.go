@@ -229,12 +229,18 @@ func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
 	defer c.Close()
 	uses, err := c.ImageUses(ctx)
 	if sandbox.CodeOf(err) == sandbox.CodeUnavailable {
-		if !a.hadDaemon() {
+		switch {
+		case !a.hadDaemon():
 			return nil, nil
+		case !a.mayStartDaemon():
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Message: "no daemon runs to say which images sandboxes at rest need", Hint: "start it with: atoll up --detach", Cause: err,
+			}
 		}
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Message: "no daemon runs to say which images sandboxes at rest need", Hint: "start it with: atoll up --detach", Cause: err,
+		if err := a.startNoted(ctx); err != nil {
+			return nil, err
 		}
+		uses, err = c.ImageUses(ctx)
 	}
 	pins := make([]image.Pin, len(uses))
 	for i, u := range uses {

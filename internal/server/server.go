@@ -170,6 +170,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	err := s.http.Shutdown(ctx)
+	if errors.Is(err, net.ErrClosed) {
+		err = nil // it closes the listeners once more
+	}
 	s.stop() // streams, and what is still there
 	done := make(chan struct{})
 	go func() {

@@ -288,6 +288,9 @@ func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool)
 // trimCopies keeps what could be fetched again within its bound.
 func (p *Plane) trimCopies(ctx context.Context) error {
 	err := p.cfg.Snapshots.Trim(ctx, p.cfg.SnapshotCache, func(id string) bool {
+		if p.writing.has(id) {
+			return false // it was fetched for somebody who does not use it yet
+		}
 		cached, err := p.isArchived(ctx, id)
 		return err == nil && cached
 	})
@@ -327,6 +330,8 @@ func (p *Plane) useSnapshot(ctx context.Context, id string) (dir string, release
 	if dir, release, err = keeper.Use(ctx, id); err == nil {
 		return dir, release, nil // somebody else fetched it
 	}
+	defer p.archive.soon() // others may have to make room
+	defer p.writing.begin(id)()
 	if err := p.fetch(ctx, keeper, &s); err != nil {
 		return "", nil, err
 	}
@@ -335,7 +340,6 @@ func (p *Plane) useSnapshot(ctx context.Context, id string) (dir string, release
 
 // fetch replaces the copy of a snapshot by what is in the archive.
 func (p *Plane) fetch(ctx context.Context, keeper Snapshots, s *store.Snapshot) error {
-	defer p.writing.begin(s.ID)()
 	if err := keeper.Remove(ctx, s.ID); err != nil { // what is damaged
 		return err
 	}
@@ -353,8 +357,6 @@ func (p *Plane) fetch(ctx context.Context, keeper Snapshots, s *store.Snapshot) 
 	}
 	if err != nil {
 		p.drop(ctx, s.ID)
-		return err
 	}
-	p.archive.soon() // others may have to make room
-	return nil
+	return err
 }
