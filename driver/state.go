@@ -18,6 +18,14 @@ type EgressEnforcer interface {
 	EgressAbility() sandbox.EgressAbility
 }
 
+// Drainer is implemented by a provider that makes sandboxes ahead of their
+// users. It may be called at any time, concurrently.
+type Drainer interface {
+	// Drain ends those, so that what they are made of can be removed. It makes
+	// more when somebody asks for one again.
+	Drain()
+}
+
 // Pauser is implemented by instances that can stand still in memory: the
 // resident kind of pause. The other kind, to disk, is a [Snapshotter] with
 // SnapshotOptions.Stop, and a [Restorer].

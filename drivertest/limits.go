@@ -140,7 +140,7 @@ func (b *box) livesFor(d time.Duration) {
 
 // short is a lifetime that is over soon.
 func (t *caseT) short() time.Duration {
-	return time.Duration(size(t.suite, int64(time.Second), int64(15*time.Second)))
+	return time.Duration(size(t.suite, int64(2*time.Second), int64(15*time.Second)))
 }
 
 func (t *caseT) shortLived() *box {
@@ -177,12 +177,15 @@ var deadlineCases = []testCase{
 		if !t.declared(capReattach) {
 			return // nobody else can reach the sandbox
 		}
-		later, earlier := t.shortLived(), t.fresh()
-		for b, at := range map[*box]time.Time{later: time.Now().Add(time.Hour), earlier: time.Now().Add(t.short())} {
+		extend := func(b *box, by time.Duration) {
 			inst, err := t.connect().Attach(t.ctx, b.inst.ID())
 			t.ok("Attach", err)
-			t.ok("SetDeadline by another process", t.attach(inst).setDeadline(at))
+			t.ok("SetDeadline by another process", t.attach(inst).setDeadline(time.Now().Add(by)))
 		}
+		later := t.shortLived() // of which not much is left
+		extend(later, time.Hour)
+		earlier := t.fresh()
+		extend(earlier, t.short())
 		later.livesFor(3 * t.short() / 2)
 		earlier.endsByLifetime()
 	}},

@@ -106,12 +106,12 @@ var rejoinCases = []testCase{
 	}},
 	{"rejoin/blocked-input", capRejoin, func(t *caseT) {
 		b := t.box()
-		p := b.held("while [ ! -e go ]; do sleep 0.1; done; wc -c", time.Minute)
+		first := b.held("while [ ! -e go ]; do sleep 0.1; done; wc -c", time.Minute)
 		const total = 3 << 20 // far more than a pipe holds
 		input := bytes.Repeat([]byte("x"), total)
-		go func() { _, _ = p.Stdin().Write(input) }() // waits for a reader that never comes
-		b.cut(p)
-		p, at := b.rejoin(p.Info().ID, driver.Cursor{})
+		go func() { _, _ = first.Stdin().Write(input) }() // waits for a reader that never comes
+		b.cut(first)
+		p, at := b.rejoin(first.Info().ID, driver.Cursor{})
 		defer p.Close()
 		if at.Stdin < 0 || at.Stdin >= total {
 			t.Fatalf("%d bytes of input were taken", at.Stdin)

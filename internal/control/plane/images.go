@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -15,9 +16,13 @@ type ImageUse struct {
 }
 
 // ImageUses lists the images of sandboxes that rest, snapshots and templates,
-// of all tenants. It is for the owner of the machine.
+// of all tenants. It is for the owner of the machine, who is about to remove
+// images: what was made ahead of its user lets go of them.
 func (p *Plane) ImageUses(ctx context.Context) (all []ImageUse, err error) {
 	err = p.operate(ctx, "image.uses", "", func(ctx context.Context) error {
+		if d, ok := driver.As[driver.Drainer](p.cfg.Control.Provider); ok {
+			d.Drain()
+		}
 		all, err = p.NeededImages(ctx)
 		return err
 	})
