@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -47,11 +48,12 @@ func start(t *testing.T, flags ...string) *atoll {
 		t.Fatal(err)
 	}
 	log := bufio.NewReader(stderr)
+	var drained sync.WaitGroup // the pipe ends before the process is waited for
 	t.Cleanup(func() {
 		_ = daemon.Process.Signal(syscall.SIGTERM)
-		rest, _ := io.ReadAll(log)
+		drained.Wait()
 		if err := daemon.Wait(); err != nil {
-			t.Errorf("the daemon: %v\n%s", err, rest)
+			t.Errorf("the daemon: %v", err)
 		}
 	})
 	ready := regexp.MustCompile(`serving clients of E2B`)
@@ -65,7 +67,7 @@ func start(t *testing.T, flags ...string) *atoll {
 		}
 		t.Log(line)
 	}
-	go func() { _, _ = io.Copy(testLog{t}, log) }()
+	drained.Go(func() { _, _ = io.Copy(testLog{t}, log) })
 	t.Cleanup(func() { a.removeAll(t) })
 	for _, line := range strings.Split(strings.TrimSpace(a.run(t, "e2b", "env", "--admin")), "\n") {
 		a.env = append(a.env, strings.TrimPrefix(line, "export "))
