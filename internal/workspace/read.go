@@ -81,9 +81,7 @@ func (k *keeper) open(name string) (*os.File, fs.FileInfo, error) {
 	f, err := k.root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	named, lookErr := k.root.Lstat(name)
 	if err != nil {
-		// It may be there again by now: what counts is that it was not.
-		absent := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO)
-		if absent || lookErr != nil || !named.Mode().IsRegular() {
+		if displaced(err) || lookErr != nil || !named.Mode().IsRegular() {
 			return nil, nil, errVanished
 		}
 		return nil, nil, unreadable(name, err)
@@ -97,6 +95,22 @@ func (k *keeper) open(name string) (*os.File, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	return f, info, nil
+}
+
+// displaced reports whether an error of opening a name below a root says that
+// something else was there: nothing, a link, a FIFO, a file for a directory. What
+// was meant may be there again by now, and what counts is that it was not. A link
+// that leads outside is the one error of a root that comes without a number.
+func displaced(err error) bool {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return !errors.Is(err, fs.ErrClosed)
+	}
+	switch errno {
+	case unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.ENOTDIR:
+		return true
+	}
+	return false
 }
 
 // content keeps what is in an open file. Holes are found, not read.

@@ -174,7 +174,7 @@ func (s *scanner) enter(root *os.Root, e *entry, depth int) (*entry, error) {
 	}
 	below, err := root.OpenRoot(e.name)
 	if err != nil {
-		if now, err := root.Lstat(e.name); err != nil || !now.IsDir() {
+		if now, lookErr := root.Lstat(e.name); displaced(err) || lookErr != nil || !now.IsDir() {
 			return nil, nil // something else took its place
 		}
 		return nil, unreadable(e.path, err)
