@@ -26,7 +26,7 @@ ROUNDS       ?= 200
 STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp $(ATOLL) "$$dir" && \
 	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
 
-TESTCOUNT = $(GO) run ./scripts/testcount
+TESTCOUNT = $(GO) run ./scripts/testcount $(if $(AGAIN),-again $(AGAIN))
 GOTEST    = $(if $(RACE),CGO_ENABLED=1) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT)
 
 .PHONY: help
@@ -43,7 +43,7 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 
 .PHONY: test
 test: check-race check-fmt vet build ## run every check and every test, under the race detector; with E2B=1 those of E2B's SDKs too
-	@$(STATIC) $(GOTEST) $(RACE) $(if $(E2B),-tags e2b) $(PKGS)
+	@$(STATIC) $(GOTEST) $(RACE) $(if $(E2B),-tags=e2b) $(PKGS)
 
 .PHONY: race
 race: check-race build ## run only the tests, under the race detector: make race PKGS=./driver
@@ -56,12 +56,12 @@ short: build ## run only the tests, without the race detector
 
 .PHONY: script
 script: build ## run the command line's stories: make script RUN=name
-	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -run 'TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
+	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) '-run=TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
 
 .PHONY: soak
 soak: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
-	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run Killed ./provider/gvisor
-	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run 'DaemonIsKilled|Restarts' ./cmd/atoll ./internal/daemon
+	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run=Killed ./provider/gvisor
+	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h '-run=DaemonIsKilled|Restarts' ./cmd/atoll ./internal/daemon
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies
@@ -77,7 +77,7 @@ base-image-test: build ## build it in a state directory of its own and try it (m
 
 .PHONY: e2b
 e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
-	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags e2b ./test/e2b
+	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags=e2b ./test/e2b
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (10s)

@@ -8,12 +8,20 @@
 // the command itself failed, and when no test ran at all: a run that tested
 // nothing is not a success.
 //
-//	testcount go test -race -json ./...
+//	testcount [-again N] go test -race -json ./...
+//
+// With -again, the tests that failed are run once more by themselves if they are
+// at most N, so that one test that lost against a busy machine does not hide what
+// four thousand others say. What passes then is counted and named as such: it is
+// a defect to be mended. A race, a panic, a test that did not finish and a build
+// that failed have no second attempt. Flags of go test must be written
+// -name=value, to be told from packages.
 package main
 
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -27,13 +35,18 @@ import (
 const grace = 30 * time.Second
 
 func main() {
-	if len(os.Args) < 2 {
-		fmt.Fprintln(os.Stderr, "usage: testcount go test -json [flags] packages")
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: testcount [-again N] go test -json [flags] packages")
+	}
+	again := flag.Int("again", 0, "how many failed tests may have a second attempt")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ok, err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	ok, err := run(ctx, flag.Args(), *again, os.Stdout, os.Stderr)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testcount:", err)
 	}
@@ -44,30 +57,45 @@ func main() {
 
 // run executes argv and reports its results. It is true only when every test
 // passed, at least one ran, and the command was content.
-func run(ctx context.Context, argv []string, stdout, stderr io.Writer) (bool, error) {
+func run(ctx context.Context, argv []string, again int, stdout, stderr io.Writer) (bool, error) {
+	rep := newReport(stdout)
+	cmdErr, err := rep.follow(ctx, argv, stderr)
+	if err == nil && ctx.Err() == nil && rep.mayRepeat(again) {
+		err = rep.repeat(ctx, argv, stderr)
+	}
+	ok := rep.finish()
+	switch {
+	case err != nil:
+		return false, err
+	case cmdErr != nil && ok && len(rep.flaky) == 0:
+		return false, fmt.Errorf("no test failed, and yet: %s: %w", argv[0], cmdErr)
+	}
+	return ok, nil
+}
+
+// follow executes argv and reads its events. cmdErr tells that it ended with
+// another status than 0.
+func (r *report) follow(ctx context.Context, argv []string, stderr io.Writer) (cmdErr, err error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Stderr = stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = grace
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
-		return false, err
+		return nil, err
 	}
-	rep := newReport(stdout)
-	readErr := rep.read(pipe)
+	readErr := r.read(pipe)
 	waitErr := cmd.Wait()
-	ok := rep.finish()
+	r.close()
 	var exit *exec.ExitError
 	switch {
 	case readErr != nil:
-		return false, readErr
+		return nil, readErr
 	case waitErr != nil && !errors.As(waitErr, &exit):
-		return false, waitErr
-	case waitErr != nil && ok:
-		return false, fmt.Errorf("no test failed, and yet: %s: %w", argv[0], waitErr)
+		return nil, waitErr
 	}
-	return ok && waitErr == nil, nil
+	return waitErr, nil
 }

@@ -46,8 +46,26 @@ type report struct {
 	packages map[string]*packageRun
 	builds   map[string]*output // by import path
 	passed   int
-	failed   []string
+	failed   []failure
+	flaky    []failure
 	skipped  []string
+}
+
+// failure is a test that failed, or a package.
+type failure struct {
+	pkg, test string // test is empty if no test of the package is to blame
+	final     bool   // another attempt would prove nothing
+	note      string
+}
+
+func (f failure) String() string {
+	return strings.TrimSpace(f.pkg+" "+f.test) + f.note
+}
+
+// top is the name of the test function.
+func (f failure) top() string {
+	name, _, _ := strings.Cut(f.test, "/")
+	return name
 }
 
 func newReport(out io.Writer) *report {
@@ -143,7 +161,7 @@ func (r *report) endPackage(p *packageRun, e *event) {
 	shown := r.count(p)
 	if e.Action == "fail" && len(r.failed) == before {
 		// No test failed, so the package did: build, panic, TestMain, timeout.
-		r.failed = append(r.failed, p.path)
+		r.failed = append(r.failed, failure{pkg: p.path, final: true})
 	}
 	word := map[string]string{"pass": "ok  ", "fail": "FAIL", "skip": "--  "}[e.Action]
 	note := fmt.Sprintf("%d tests", leaves(p))
@@ -170,26 +188,39 @@ func (r *report) endPackage(p *packageRun, e *event) {
 func (r *report) count(p *packageRun) (explain []*testRun) {
 	for _, name := range slices.Sorted(maps.Keys(p.tests)) {
 		t := p.tests[name]
-		id := p.path + " " + name
 		switch {
 		case t.result == "":
 			// The process ended in the middle of it, and with it its parents.
 			explain = append(explain, t)
 			if !t.parent {
-				r.failed = append(r.failed, id+" (did not finish)")
+				r.failed = append(r.failed, failure{p.path, name, true, " (did not finish)"})
 			}
 		case t.result == "fail":
 			explain = append(explain, t)
 			if !t.parent || !failedBelow(p, name) {
-				r.failed = append(r.failed, id)
+				r.failed = append(r.failed, failure{pkg: p.path, test: name, final: p.raced()})
 			}
 		case t.result == "skip":
-			r.skipped = append(r.skipped, id+t.output.reason())
+			r.skipped = append(r.skipped, p.path+" "+name+t.output.reason())
 		case !t.parent:
 			r.passed++
 		}
 	}
 	return explain
+}
+
+// raced reports whether the race detector found something in the package. That
+// is a finding however often the test passes.
+func (p *packageRun) raced() bool {
+	if p.output.raced() {
+		return true
+	}
+	for _, t := range p.tests {
+		if t.output.raced() {
+			return true
+		}
+	}
+	return false
 }
 
 // failedBelow reports whether a subtest of name explains its failure.
@@ -211,29 +242,40 @@ func leaves(p *packageRun) (n int) {
 	return n
 }
 
+// close ends the packages of which no end was heard.
+func (r *report) close() {
+	for _, path := range slices.Sorted(maps.Keys(r.packages)) {
+		r.endPackage(r.packages[path], &event{Action: "fail", Package: path})
+		delete(r.packages, path)
+	}
+}
+
 // finish ends the report with its lists and the line of counts, and tells
 // whether the run is a success.
 func (r *report) finish() bool {
-	for _, path := range slices.Sorted(maps.Keys(r.packages)) {
-		r.endPackage(r.packages[path], &event{Action: "fail", Package: path})
-	}
-	r.list("Failed:", r.failed)
-	r.list("Skipped:", r.skipped)
+	r.close()
+	list(r.out, "Failed:", r.failed)
+	list(r.out, "Passed only the second time:", r.flaky)
+	list(r.out, "Skipped:", r.skipped)
 	total := r.passed + len(r.failed)
 	if total == 0 {
 		fmt.Fprintln(r.out, "\nNo test ran.")
 	}
-	fmt.Fprintf(r.out, "\n%d passed, %d failed, %d skipped\n", r.passed, len(r.failed), len(r.skipped))
+	fmt.Fprintf(r.out, "\n%d passed, %d failed, %d skipped", r.passed, len(r.failed), len(r.skipped))
+	if len(r.flaky) > 0 {
+		fmt.Fprintf(r.out, ", %d passed only the second time", len(r.flaky))
+	}
+	fmt.Fprintln(r.out)
 	return total > 0 && len(r.failed) == 0
 }
 
-func (r *report) list(title string, names []string) {
+func list[T any](out io.Writer, title string, names []T) {
 	if len(names) == 0 {
 		return
 	}
-	fmt.Fprintf(r.out, "\n%s\n", title)
+	fmt.Fprintf(out, "\n%s\n", title)
 	for _, n := range names {
-		fmt.Fprintf(r.out, "  %s\n", n)
+		fmt.Fprintf(out, "  %v\n", n)
 	}
 }
 
@@ -263,6 +305,8 @@ func (o *output) indent(w io.Writer) {
 		}
 	}
 }
+
+func (o *output) raced() bool { return bytes.Contains(o.text, []byte("WARNING: DATA RACE")) }
 
 // reason finds why a test was skipped: its last line before the verdict.
 func (o *output) reason() string {

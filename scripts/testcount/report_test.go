@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -93,7 +94,7 @@ func exit() { panic("out") }`,
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			var out, stderr bytes.Buffer
-			ok, err := run(t.Context(), module(t, tt.body), &out, &stderr)
+			ok, err := run(t.Context(), module(t, tt.body), 0, &out, &stderr)
 			if err != nil {
 				t.Fatalf("run: %v\n%s", err, &stderr)
 			}
@@ -116,6 +117,78 @@ func exit() { panic("out") }`,
 			}
 			if t.Failed() {
 				t.Log(text)
+			}
+		})
+	}
+}
+
+// TestSecondAttempt: what a second attempt may excuse, and what it may not. once
+// is true in the first process that asks.
+func TestSecondAttempt(t *testing.T) {
+	const once = `func once(name string) bool { return os.Mkdir(name, 0o700) == nil }
+`
+	tests := []struct {
+		name string
+		body string
+		ok   bool
+		last string
+		has  []string
+	}{
+		{
+			name: "passes the second time, and is named",
+			body: `func TestA(t *testing.T) {}
+func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { if once("b") { t.Error("because") } }); t.Run("y", func(t *testing.T) {}) }`,
+			ok: true, last: "3 passed, 0 failed, 0 skipped, 1 passed only the second time",
+			has: []string{"because", "Passed only the second time:\n  example.test/m TestB/x\n"},
+		},
+		{
+			name: "fails again",
+			body: `func TestA(t *testing.T) { t.Error("because") }
+func TestB(t *testing.T) { if once("b") { t.Error("only now") } }`,
+			last: "1 passed, 1 failed, 0 skipped, 1 passed only the second time",
+			has:  []string{"Failed:\n  example.test/m TestA\n"},
+		},
+		{
+			name: "is skipped the second time",
+			body: `func TestA(t *testing.T) { if !once("a") { t.Skip("not now") }; t.Error("because") }`,
+			last: "0 passed, 1 failed, 0 skipped", has: []string{"Failed:\n  example.test/m TestA\n"},
+		},
+		{
+			name: "too many failed",
+			body: `func TestA(t *testing.T) { for _, n := range []string{"a", "b", "c"} { t.Run(n, func(t *testing.T) { if once(n) { t.Error("because") } }) } }`,
+			last: "0 passed, 3 failed, 0 skipped",
+		},
+		{
+			name: "a panic is final",
+			body: `func TestA(t *testing.T) { if once("a") { go panic("boom"); select {} } }`,
+			last: "0 passed, 1 failed, 0 skipped", has: []string{"boom"},
+		},
+		{
+			name: "a race is final",
+			body: `func TestA(t *testing.T) { if once("a") { t.Error("WARNING: DATA RACE") } }`,
+			last: "0 passed, 1 failed, 0 skipped",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			var out, stderr bytes.Buffer
+			argv := module(t, "import \"os\"\n\n"+once+tt.body)
+			ok, err := run(t.Context(), slices.Insert(argv, 4, "-count=1"), 2, &out, &stderr)
+			if err != nil {
+				t.Fatalf("run: %v\n%s", err, &stderr)
+			}
+			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+			if last := lines[len(lines)-1]; ok != tt.ok || last != tt.last {
+				t.Errorf("ok is %v, last line is %q, want %q", ok, last, tt.last)
+			}
+			for _, s := range tt.has {
+				if !strings.Contains(out.String(), s) {
+					t.Errorf("%q is missing", s)
+				}
+			}
+			if t.Failed() {
+				t.Log(out.String())
 			}
 		})
 	}
@@ -149,11 +222,11 @@ not an event
 func TestCommandFails(t *testing.T) {
 	const script = `echo '{"Action":"pass","Package":"p","Test":"TestA"}'; echo '{"Action":"pass","Package":"p"}'; exit 3`
 	var out, stderr bytes.Buffer
-	ok, err := run(t.Context(), []string{"sh", "-c", script}, &out, &stderr)
+	ok, err := run(t.Context(), []string{"sh", "-c", script}, 3, &out, &stderr)
 	if ok || err == nil {
 		t.Errorf("ok %v, err %v: a failed command must not pass", ok, err)
 	}
-	if ok, err := run(t.Context(), []string{"/nonexistent/go"}, &out, &stderr); ok || err == nil {
+	if ok, err := run(t.Context(), []string{"/nonexistent/go"}, 3, &out, &stderr); ok || err == nil {
 		t.Errorf("ok %v, err %v: a command that cannot start must not pass", ok, err)
 	}
 }
