@@ -58,6 +58,10 @@ short: build ## run only the tests, without the race detector
 script: build ## run the command line's stories: make script RUN=name
 	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) '-run=TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
 
+.PHONY: gigabyte
+gigabyte: build ## pause and fork ten ways a program with a gigabyte of memory (needs 15 GiB)
+	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags gigabyte -run '^TestGigabyte$$' ./cmd/atoll
+
 .PHONY: soak
 soak: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run=Killed ./provider/gvisor

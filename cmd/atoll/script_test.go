@@ -50,8 +50,11 @@ func build(output, pkg string) {
 	}
 }
 
-func TestScript(t *testing.T) {
-	testscript.RunT(quiet{t}, testscript.Params{
+func TestScript(t *testing.T) { testscript.RunT(quiet{t}, stories()) }
+
+// stories says how stories are run.
+func stories() testscript.Params {
+	return testscript.Params{
 		Dir:                 "../../testdata/script",
 		RequireExplicitExec: true,
 		Setup:               setup,
@@ -69,7 +72,7 @@ func TestScript(t *testing.T) {
 			"noprocess":   noProcess,
 			"nothingleft": nothingLeft,
 		},
-	})
+	}
 }
 
 // quiet shows of a story that failed only the part that did, although -json

@@ -1,0 +1,45 @@
+//go:build gigabyte
+
+package main
+
+import (
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// gigabyteNeeds is what eleven sandboxes with a gigabyte each take, with the
+// file that ten of them are made from, in bytes.
+const gigabyteNeeds = 15 << 30
+
+// TestGigabyte is the story of timetravel.txtar in earnest: a gigabyte of memory
+// and ten forks. `make gigabyte` runs it.
+func TestGigabyte(t *testing.T) {
+	if have := availableMemory(t); have < gigabyteNeeds {
+		t.Fatalf("this needs %d MiB of memory, and %d MiB are available (MemAvailable of /proc/meminfo)", gigabyteNeeds>>20, have>>20)
+	}
+	params := stories()
+	params.Dir = "../../testdata/heavy"
+	testscript.RunT(quiet{t}, params)
+}
+
+// availableMemory returns what can be used without swapping, in bytes.
+func availableMemory(t *testing.T) int64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^MemAvailable: +(\d+) kB$`).FindSubmatch(text)
+	if m == nil {
+		t.Fatal("/proc/meminfo does not say what is available")
+	}
+	kib, err := strconv.ParseInt(string(m[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
