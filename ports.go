@@ -17,7 +17,7 @@ import (
 
 // Dial connects to a TCP port inside, as a program there would at localhost,
 // so that it also reaches what listens on the loopback only. The context bounds
-// the dialing only. Nobody listening is CodeUnavailable.
+// the dialling only. Nobody listening is CodeUnavailable.
 //
 // The caller closes the connection. It has a CloseWrite, and, unlike others, a
 // deadline that passes ends it.

@@ -189,7 +189,7 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts LogOptions) (*LogRea
 	if err != nil {
 		return nil, err
 	}
-	resp, err := s.client.do(r)
+	resp, err := s.client.do(r) //nolint:bodyclose // the reader closes it
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -106,7 +107,7 @@ func TestDiskFull(t *testing.T) {
 		}(),
 	} {
 		wantCode(t, what, err, sandbox.CodeExhausted)
-		if e, ok := err.(*sandbox.Error); !ok || !strings.Contains(e.Hint, "space") {
+		if e, ok := errors.AsType[*sandbox.Error](err); !ok || !strings.Contains(e.Hint, "space") {
 			t.Errorf("%s does not say what to do: %+v", what, err)
 		}
 	}

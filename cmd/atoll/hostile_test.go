@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -94,7 +95,9 @@ func TestHostileClients(t *testing.T) {
 // wantStatus sends what is to be refused as the caller's own fault.
 func wantStatus(t *testing.T, socket, what, method, path, body string, header http.Header) {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
 	defer client.CloseIdleConnections()
 	r, err := http.NewRequestWithContext(t.Context(), method, "http://atoll"+path, bytes.NewReader([]byte(body)))
 	if err != nil {

@@ -106,7 +106,7 @@ func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid i
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.Command(program, append([]string{"up", "--state-dir", state}, args...)...)
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, append([]string{"up", "--state-dir", state}, args...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
 	if dir == "" {
 		cmd.Dir = "/"

@@ -2,6 +2,7 @@ package control_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
@@ -42,7 +43,7 @@ func TestRulesOfProviders(t *testing.T) {
 		t.Errorf("%+v %v", p.got, err)
 	}
 	refused := func(err error) string {
-		e, ok := err.(*sandbox.Error)
+		e, ok := errors.AsType[*sandbox.Error](err)
 		if !ok || e.Code != sandbox.CodeUnsupported || p.got != nil {
 			t.Errorf("%v, made with %+v", err, p.got)
 			return ""

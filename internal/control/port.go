@@ -10,7 +10,7 @@ import (
 )
 
 // Dial connects to a TCP port inside, as a program there would at localhost.
-// The context bounds the dialing only; the caller closes the connection, which
+// The context bounds the dialling only; the caller closes the connection, which
 // has a CloseWrite.
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	var conn net.Conn

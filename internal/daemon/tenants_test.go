@@ -44,10 +44,10 @@ func bearer(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) *ato
 
 // attempts is everything that one can try to do to a sandbox.
 func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) map[string]error {
-	s, err := c.Get(ctx, ref)
+	_, err := c.Get(ctx, ref)
 	out := map[string]error{"get": err, "remove": c.Remove(ctx, ref)}
 	// A handle of its own making, as an attacker who guessed the id has one.
-	s = atoll.Handle(c, id)
+	s := atoll.Handle(c, id)
 	_, out["run"] = s.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 	_, out["exec"] = s.Exec(ctx, sandbox.Command{Shell: "true"})
 	_, out["attach"] = s.Reconnect(ctx, "p1")

@@ -247,7 +247,7 @@ func nanoseconds(tb testing.TB, out string) float64 {
 	tb.Helper()
 	n, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 	if err != nil {
-		tb.Fatal(fmt.Sprintf("%.500s", out))
+		tb.Fatalf("%.500s", out)
 	}
 	return n
 }

@@ -250,10 +250,7 @@ func notPublic() []netip.Prefix {
 	for a := range metadata {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))
 	}
-	for _, p := range subtract([]netip.Prefix{netip.MustParsePrefix("::/0")}, global) {
-		out = append(out, p)
-	}
-	return out
+	return append(out, subtract([]netip.Prefix{netip.MustParsePrefix("::/0")}, global)...)
 }
 
 // without takes a range that is not public away, but for what the operator

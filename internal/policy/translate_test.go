@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -163,7 +164,7 @@ func TestTranslate(t *testing.T) {
 			got = append(got, text)
 		}
 		text := strings.Join(got, " ")
-		if e, ok := err.(*sandbox.Error); ok {
+		if e, ok := errors.AsType[*sandbox.Error](err); ok {
 			text = "!" + e.Rule
 		} else if rules.Open {
 			text = "open"

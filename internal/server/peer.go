@@ -81,7 +81,7 @@ func ListenUnix(path string) (net.Listener, error) {
 		return nil, err
 	}
 	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(made, 0o600); err == nil {
+	if err = os.Chmod(made, 0o600); err == nil {
 		err = os.Rename(made, path)
 	}
 	if err != nil {

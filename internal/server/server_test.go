@@ -201,6 +201,23 @@ func TestSocket(t *testing.T) {
 	}
 }
 
+// A socket that cannot be put in its place is an error, not a daemon that nobody
+// can reach, and leaves nothing.
+func TestSocketThatCannotBePlaced(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "api.sock")
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := server.ListenUnix(path); err == nil {
+		_ = l.Close()
+		t.Error("a socket took the place of a directory")
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("%v is left, %v", left, err)
+	}
+}
+
 func TestHugeHeaders(t *testing.T) {
 	l := tcp(t)
 	start(t, l, nil)

@@ -41,7 +41,7 @@ func BenchmarkCreate(b *testing.B) {
 		i := 0
 		for b.Loop() {
 			i++
-			if _, _, err := create(s, "acme", labeled(fmt.Sprint("b", i)), store.Create{IdempotencyKey: fmt.Sprint(i)}); err != nil {
+			if _, _, err := create(s, "acme", labelled(fmt.Sprint("b", i)), store.Create{IdempotencyKey: fmt.Sprint(i)}); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -50,7 +50,7 @@ func BenchmarkCreate(b *testing.B) {
 
 func BenchmarkGet(b *testing.B) {
 	benchEach(b, func(b *testing.B, s *store.Store) {
-		if _, _, err := create(s, "acme", labeled("web"), store.Create{}); err != nil {
+		if _, _, err := create(s, "acme", labelled("web"), store.Create{}); err != nil {
 			b.Fatal(err)
 		}
 		for b.Loop() {
@@ -68,7 +68,7 @@ func BenchmarkList10000(b *testing.B) {
 		const n = 10_000
 		if err := s.Update(ctx, func(tx *store.Tx) error {
 			for i := range n {
-				box := labeled(fmt.Sprint("b", i))
+				box := labelled(fmt.Sprint("b", i))
 				box.Resources = sandbox.Resources{CPUs: 1, Memory: 1 << 30}
 				if _, _, err := tx.CreateSandbox(ctx, "acme", box, store.Create{}); err != nil {
 					return err

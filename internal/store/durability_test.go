@@ -49,8 +49,8 @@ func child(what string) *exec.Cmd {
 	return cmd
 }
 
-// labeled is a sandbox that takes several rows.
-func labeled(name string) store.Sandbox {
+// labelled is a sandbox that takes several rows.
+func labelled(name string) store.Sandbox {
 	b := box(name)
 	b.Labels = map[string]string{"one": "1", "two": "2"}
 	return b
@@ -67,7 +67,7 @@ func writeForEver(path string) error {
 	for w := range 3 {
 		wg.Go(func() {
 			for i := 0; ; i++ {
-				b := labeled(fmt.Sprintf("%s-%d-%d", run, w, i))
+				b := labelled(fmt.Sprintf("%s-%d-%d", run, w, i))
 				if _, _, err := create(s, "acme", b, store.Create{IdempotencyKey: b.Name}); err != nil {
 					fmt.Fprintln(os.Stderr, err)
 					os.Exit(1)
@@ -156,7 +156,7 @@ func fill(t interface {
 ) (made int) {
 	t.Helper()
 	for ; made < 10_000; made++ {
-		b := labeled(fmt.Sprint("b", made))
+		b := labelled(fmt.Sprint("b", made))
 		b.Labels["long"] = strings.Repeat("x", 200)
 		if _, _, err := create(s, "acme", b, store.Create{IdempotencyKey: b.Name}); err != nil {
 			if sandbox.CodeOf(err) != sandbox.CodeExhausted {
@@ -177,7 +177,7 @@ func checkFilled(t *testing.T, s *store.Store, made int) {
 	if got := len(listAll(t, s, "acme", store.Filter{Labels: map[string]string{"two": "2"}}, 1000)); got != made {
 		t.Errorf("%d have their labels, %d were made", got, made)
 	}
-	b := labeled(fmt.Sprint("b", made))
+	b := labelled(fmt.Sprint("b", made))
 	_, replayed, err := create(s, "acme", b, store.Create{IdempotencyKey: b.Name})
 	ok(t, err)
 	if replayed {
@@ -267,7 +267,7 @@ func TestBackup(t *testing.T) {
 	first := make(chan struct{})
 	wg.Go(func() { // work goes on meanwhile
 		for i := 0; ; i++ {
-			if _, _, err := create(s, "acme", labeled(fmt.Sprint("b", i)), store.Create{}); err != nil {
+			if _, _, err := create(s, "acme", labelled(fmt.Sprint("b", i)), store.Create{}); err != nil {
 				t.Error(err)
 			}
 			if i == 10 {

@@ -33,7 +33,7 @@ func TestSessionsEnded(t *testing.T) {
 	for w := range 3 {
 		wg.Go(func() {
 			for i := range n {
-				b := labeled(fmt.Sprintf("b%d-%d", w, i))
+				b := labelled(fmt.Sprintf("b%d-%d", w, i))
 				_, _, err := create(s, "acme", b, store.Create{IdempotencyKey: b.Name})
 				mu.Lock()
 				if err == nil {
@@ -172,7 +172,7 @@ func TestAnswerLost(t *testing.T) {
 	runs := 0
 	err = s.Update(ctx, func(tx *store.Tx) error {
 		runs++
-		_, _, err := tx.CreateSandbox(ctx, "acme", labeled("a"), store.Create{})
+		_, _, err := tx.CreateSandbox(ctx, "acme", labelled("a"), store.Create{})
 		return err
 	})
 	ok(t, err)
@@ -185,7 +185,7 @@ func TestAnswerLost(t *testing.T) {
 	runs = 0
 	err = s.Update(ctx, func(tx *store.Tx) error {
 		runs++
-		_, _, err := tx.CreateSandbox(ctx, "acme", labeled("b"), store.Create{IdempotencyKey: "key"})
+		_, _, err := tx.CreateSandbox(ctx, "acme", labelled("b"), store.Create{IdempotencyKey: "key"})
 		return err
 	})
 	wantCode(t, err, sandbox.CodeUnavailable)
@@ -193,7 +193,7 @@ func TestAnswerLost(t *testing.T) {
 	if runs != 1 || !errors.As(err, &e) || e.Hint == "" {
 		t.Errorf("run %d times: %+v", runs, e)
 	}
-	_, replayed, err := create(s, "acme", labeled("b"), store.Create{IdempotencyKey: "key"})
+	_, replayed, err := create(s, "acme", labelled("b"), store.Create{IdempotencyKey: "key"})
 	ok(t, err)
 	if !replayed {
 		t.Error("the repetition made another sandbox")

@@ -110,9 +110,10 @@ func (tx *Tx) Attach(ctx context.Context, w Workspace, a Attachment) error {
 	}
 	for _, other := range others {
 		if !together(&a, &other) {
-			e := fail(sandbox.CodeConflict, w.Name, "the workspace is attached to the sandbox %s", other.Sandbox).(*sandbox.Error)
-			e.Hint = "remove that sandbox first"
-			return e
+			return &sandbox.Error{
+				Code: sandbox.CodeConflict, Subject: w.Name, Message: "the workspace is attached to the sandbox " + string(other.Sandbox),
+				Hint: "remove that sandbox first",
+			}
 		}
 	}
 	_, err = tx.exec(ctx, "INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ($1, $2, $3, $4, $5)",

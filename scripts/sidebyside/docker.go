@@ -45,7 +45,7 @@ func startDocker(ctx context.Context, dir string) (*docker, error) {
 			env:  []string{"DOCKER_CONFIG=" + filepath.Join(dir, "config")},
 		},
 	}
-	d.daemon = exec.Command("dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+	d.daemon = exec.CommandContext(context.WithoutCancel(ctx), "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"-H", "unix://"+socket, "--pidfile", filepath.Join(dir, "pid"), "--iptables=false", "--bridge=none")
 	d.daemon.Stdout, d.daemon.Stderr = logFile, logFile
 	d.daemon.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGTERM}
@@ -70,7 +70,7 @@ func (d *docker) await(ctx context.Context) error {
 		select {
 		case died := <-d.ended:
 			d.ended <- died
-			return fmt.Errorf("dockerd ended: %v: %s", died, d.lastLine())
+			return fmt.Errorf("dockerd ended: %w: %s", died, d.lastLine())
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
 			return ctx.Err()
@@ -96,10 +96,10 @@ func (d *docker) stop() error {
 	}
 	_ = d.daemon.Process.Signal(syscall.SIGTERM)
 	select {
-	case <-d.ended:
+	case <-d.ended: //nolint:errcheck // its status tells nothing
 	case <-time.After(30 * time.Second):
 		_ = d.daemon.Process.Kill()
-		<-d.ended
+		<-d.ended //nolint:errcheck // as above
 	}
 	// What the daemon could not unmount would keep its directory alive.
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")

@@ -77,7 +77,7 @@ func run(ctx context.Context, c config) (err error) {
 		fmt.Fprintf(os.Stderr, "%s: %s\n", section.name, time.Since(at).Round(100*time.Millisecond))
 	}
 	results := b.heading(ctx, began, before) + "\n" + table(b.rows)
-	fmt.Print(results)
+	fmt.Fprint(os.Stdout, results)
 	if c.doc == "" {
 		return nil
 	}

@@ -2,6 +2,7 @@ package blobtest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -77,7 +78,7 @@ func (s *s3) start() (err error) {
 	binary := os.Getenv("ATOLL_S3_SERVER")
 	if binary == "" {
 		binary = filepath.Join(s.dir, "versitygw")
-		build := exec.Command("go", "install", gateway)
+		build := exec.CommandContext(context.Background(), "go", "install", gateway)
 		build.Dir = s.dir // not in a module
 		build.Env = append(os.Environ(), "GOBIN="+s.dir, "CGO_ENABLED=0", "GOFLAGS=-mod=mod")
 		if out, err := build.CombinedOutput(); err != nil {
@@ -101,7 +102,7 @@ func (s *s3) serve(binary string) error {
 	s.address = free.Addr().String()
 	_ = free.Close() // it only told a port that is free
 	s.log.Reset()
-	s.cmd = exec.Command(binary, "--port", s.address, "--quiet", "posix", filepath.Join(s.dir, "data"))
+	s.cmd = exec.CommandContext(context.Background(), binary, "--port", s.address, "--quiet", "posix", filepath.Join(s.dir, "data"))
 	s.cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+accessKey, "ROOT_SECRET_KEY="+secretKey)
 	s.cmd.Stdout, s.cmd.Stderr = &s.log, &s.log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -110,8 +111,9 @@ func (s *s3) serve(binary string) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- s.cmd.Wait() }()
+	client := http.Client{Timeout: time.Second}
 	for {
-		if answer, err := http.Get("http://" + s.address); err == nil {
+		if answer, err := client.Get("http://" + s.address); err == nil {
 			_ = answer.Body.Close() // any answer will do
 			return nil
 		}

@@ -212,7 +212,7 @@ func (n *Node) lockNames(ctx context.Context) (func(), error) {
 		return release, nil
 	case <-ctx.Done():
 		go func() { // the wait cannot be ended early
-			_ = <-locked // whatever came of it, the descriptor is to be closed
+			<-locked //nolint:errcheck // whatever came of it, the descriptor is to be closed
 			release()
 		}()
 		return nil, ctx.Err()

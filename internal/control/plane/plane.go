@@ -11,6 +11,7 @@ package plane
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -234,7 +235,7 @@ func (p *Plane) note(ctx context.Context, err error) {
 
 // named returns err with the operation it happened in, if it does not say.
 func named(op string, err error) error {
-	known, ok := err.(*sandbox.Error)
+	known, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {
 		if err == nil {
 			return nil

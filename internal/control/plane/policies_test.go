@@ -2,6 +2,7 @@ package plane_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -55,7 +56,7 @@ func (r *rig) load(t *testing.T, text string) {
 // by wants a refusal by a rule of the policies, which is on record.
 func (r *rig) by(t *testing.T, what, rule string, err error) {
 	t.Helper()
-	e, ok := err.(*sandbox.Error)
+	e, ok := errors.AsType[*sandbox.Error](err)
 	if !ok || e.Code != sandbox.CodeDenied || e.Rule != rule || !strings.Contains(e.Message, "(caps.yaml:") {
 		t.Errorf("%s: got %+v, want a refusal by %s", what, err, rule)
 	}

@@ -70,7 +70,7 @@ func pump(dst io.Writer, src io.Reader, limit int64, room func() int64) (total i
 			}
 		}
 		switch {
-		case rerr == io.EOF: //nolint:errorlint // as readers return it
+		case rerr == io.EOF:
 			return total, nil
 		case rerr != nil:
 			return total, rerr

@@ -232,7 +232,7 @@ func (r refusal) Error() string { return r.Message() }
 func (f *flow) connect(ctx context.Context) (net.Conn, netip.Addr, error) {
 	return f.b.world.Load().dial(ctx, f.target.host, f.target.port, func(a netip.Addr) error {
 		if d := f.b.policy.Load().decide(f.target, a); !d.allowed() {
-			return refusal{d.Decision}
+			return refusal(d)
 		}
 		return nil
 	})

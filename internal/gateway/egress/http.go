@@ -20,6 +20,9 @@ const (
 	maxHeader     = 256 << 10
 )
 
+// silent drops what net/http would log: it quotes what code inside sent.
+var silent = log.New(io.Discard, "", 0) //nolint:forbidigo // the type that net/http wants
+
 // httpServer serves the connections of one sandbox that are decided request by
 // request.
 type httpServer struct {
@@ -38,7 +41,7 @@ func newHTTPServer(b *box) *httpServer {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          log.New(io.Discard, "", 0), // it would quote what code inside sent
+		ErrorLog:          silent,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, flowKey{}, flowOf(c))
 		},
@@ -163,7 +166,7 @@ func (f *flow) upstream(secure bool) {
 		ErrorHandler:   func(w http.ResponseWriter, r *http.Request, err error) { requestOf(r.Context()).failed(w, err) },
 		FlushInterval:  -1,
 		BufferPool:     copyBuffers{},
-		ErrorLog:       log.New(io.Discard, "", 0),
+		ErrorLog:       silent,
 	}
 	f.whenEnded(t.CloseIdleConnections)
 }

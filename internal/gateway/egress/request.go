@@ -324,7 +324,7 @@ type scrubbed struct {
 
 func (s *scrubbed) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
-	if err == io.EOF { //nolint:errorlint // as readers return it
+	if err == io.EOF {
 		s.done()
 	}
 	return n, err

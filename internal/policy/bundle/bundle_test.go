@@ -1,6 +1,7 @@
 package bundle_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -105,7 +106,7 @@ func TestCheck(t *testing.T) {
 		r := fine()
 		tt.change(&r)
 		err := b.Check(r)
-		e, ok := err.(*sandbox.Error)
+		e, ok := errors.AsType[*sandbox.Error](err)
 		if !ok || e.Code != sandbox.CodeDenied || e.Rule != tt.rule || !strings.Contains(e.Message, fmt.Sprintf("caps.yaml:%d)", tt.line)) {
 			t.Errorf("%s: %+v", name, err)
 		}

@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -98,7 +99,7 @@ func (b *Bundle) run(t Test) Result {
 	t.Complete(b.Caps(t.About), sandbox.Resources{})
 	err := b.Check(t.Request)
 	rule := ""
-	if e, ok := err.(*sandbox.Error); ok {
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
 		rule, r.Got = e.Rule, "deny: "+e.Error()
 	}
 	if err == nil && t.URL != "" {

@@ -2,6 +2,7 @@ package e2bapi
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"strings"
 
@@ -212,7 +213,7 @@ func rpcError(err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := err.(*connect.Error); ok {
+	if _, ok := errors.AsType[*connect.Error](err); ok {
 		return err
 	}
 	code, ok := rpcCodes[sandbox.CodeOf(err)]

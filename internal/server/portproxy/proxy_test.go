@@ -31,7 +31,7 @@ type boxes struct {
 	dials atomic.Int32
 
 	mu    sync.Mutex
-	actor []string // who dialed
+	actor []string // who dialled
 }
 
 type actorKey struct{}

@@ -142,12 +142,12 @@ func (c *cluster) launch() (err error) {
 		return err
 	}
 	data := filepath.Join(c.dir, "data")
-	initdb := exec.Command(filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+	initdb := exec.CommandContext(context.Background(), filepath.Join(bin, "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
 	initdb.SysProcAttr, initdb.Dir = attr, c.dir
 	if out, err := initdb.CombinedOutput(); err != nil {
 		return fmt.Errorf("initdb: %w\n%s", err, out)
 	}
-	cmd := exec.Command(filepath.Join(bin, "postgres"), "-D", data, "-k", c.dir, "-c", "listen_addresses=",
+	cmd := exec.CommandContext(context.Background(), filepath.Join(bin, "postgres"), "-D", data, "-k", c.dir, "-c", "listen_addresses=",
 		"-c", "fsync=off", "-c", "max_connections=200")
 	cmd.SysProcAttr, cmd.Dir = attr, c.dir
 	log, err := os.Create(filepath.Join(c.dir, "log"))
