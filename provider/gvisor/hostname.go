@@ -1,9 +1,7 @@
 package gvisor
 
 import (
-	"bytes"
 	"context"
-	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"runtime"
@@ -46,13 +44,10 @@ func setHostname(ctx context.Context, dir, id, hostname string) error {
 // hostnameProgram is a program that calls sethostname and exits with the number
 // of the error, if any.
 func hostnameProgram(hostname string) ([]byte, error) {
-	const base = 0x400000
-	var machine elf.Machine
 	var code []byte
 	n := uint32(len(hostname))
 	switch runtime.GOARCH {
 	case "amd64":
-		machine = elf.EM_X86_64
 		code = []byte{0x48, 0x8d, 0x3d, 23, 0, 0, 0} // lea rdi, [rip+23]: what follows the code
 		code = binary.LittleEndian.AppendUint32(append(code, 0xbe), n)
 		code = append(code,
@@ -64,7 +59,6 @@ func hostnameProgram(hostname string) ([]byte, error) {
 			0x0f, 0x05, // syscall
 		)
 	case "arm64":
-		machine = elf.EM_AARCH64
 		for _, word := range []uint32{
 			0x100000e0,        // adr x0, 28: what follows the code
 			0xd2800001 | n<<5, // mov x1, n
@@ -79,25 +73,5 @@ func hostnameProgram(hostname string) ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("no host name can be set on %s", runtime.GOARCH)
 	}
-	var header elf.Header64
-	var segment elf.Prog64
-	start := binary.Size(header) + binary.Size(segment)
-	size := uint64(start + len(code) + len(hostname))
-	header = elf.Header64{
-		Ident: [elf.EI_NIDENT]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-		Type:  uint16(elf.ET_EXEC), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT),
-		Entry: base + uint64(start), Phoff: uint64(binary.Size(header)),
-		Ehsize: uint16(binary.Size(header)), Phentsize: uint16(binary.Size(segment)), Phnum: 1,
-	}
-	segment = elf.Prog64{
-		Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R | elf.PF_X),
-		Vaddr: base, Paddr: base, Filesz: size, Memsz: size, Align: 0x1000,
-	}
-	var b bytes.Buffer
-	for _, part := range []any{header, segment, code, []byte(hostname)} {
-		if err := binary.Write(&b, binary.LittleEndian, part); err != nil {
-			return nil, err
-		}
-	}
-	return b.Bytes(), nil
+	return executable(code, hostname)
 }

@@ -112,6 +112,9 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 		}
 	} else {
 		err = m.start(ctx)
+		if err == nil {
+			err = m.rehearse(ctx)
+		}
 	}
 	if err == nil && from != nil && !m.restoresMemory() {
 		err = errors.New(m.why)
@@ -121,6 +124,15 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 		return nil, withCause(ctx, err)
 	}
 	return m, nil
+}
+
+// rehearse makes a sandbox do once what its first command will need.
+func (m *maker) rehearse(ctx context.Context) error {
+	program, err := endingProgram()
+	if err != nil {
+		return err
+	}
+	return m.in.client.Rehearse(ctx, program)
 }
 
 // bounded is the inverse of withDefaults: in a Spec, no limit is negative.

@@ -156,6 +156,8 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.resize(d)
 	case wire.Dial:
 		err = a.dial(op, d)
+	case wire.Rehearse:
+		err = a.rehearse(op.Request)
 	default:
 		result, err = a.files.handle(op, d)
 	}

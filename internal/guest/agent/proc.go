@@ -142,10 +142,14 @@ func keptArgs(c *sandbox.Command) []string {
 	return kept
 }
 
-// retire remembers that p ended, and forgets who ended long ago.
+// retire remembers that p ended, and forgets who ended long ago. What was never
+// added is no command.
 func (t *procTable) retire(p *proc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.byID[p.info.ID] != p {
+		return
+	}
 	t.ended = append(t.ended, p)
 	if len(t.ended) <= keepEnded {
 		return

@@ -145,6 +145,7 @@ const (
 	ExecHeld
 	Rejoin
 	LetGo
+	Rehearse
 )
 
 // ErrProtocol is wrapped by every error about bytes that make no sense.

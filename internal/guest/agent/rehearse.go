@@ -1,0 +1,32 @@
+package agent
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// rehearse starts a program as if it were a command, and waits for its end. It
+// is in nobody's list and has no name, neither of a command nor of a file.
+func (a *agent) rehearse(program []byte) error {
+	fd, err := unix.MemfdCreate("rehearsal", unix.MFD_CLOEXEC)
+	if err != nil {
+		return about("", err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, program); err != nil {
+		return about("", err)
+	}
+	p := &proc{cmd: &sandbox.Command{Args: []string{fmt.Sprintf("/proc/self/fd/%d", fd)}}, done: make(chan struct{})}
+	if err := a.spawn(p); err != nil {
+		return fail(sandbox.CodeUnavailable, "", err.Error())
+	}
+	<-p.done
+	p.io.close()
+	if exit := p.snapshot().Exit; exit.Code != 0 {
+		return fail(sandbox.CodeUnavailable, "", fmt.Sprintf("the rehearsed program ended with %d", exit.Code))
+	}
+	return nil
+}

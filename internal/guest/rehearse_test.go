@@ -1,0 +1,67 @@
+package guest_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// TestRehearse starts a program that is no command: nobody sees it, and the
+// first command is the first one.
+func TestRehearse(t *testing.T) {
+	c := newClient(t, t.TempDir())
+	ctx := testContext(t)
+	program, err := os.ReadFile("/bin/true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Rehearse(ctx, program); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := c.Processes(ctx); err != nil || len(list) != 0 {
+		t.Fatalf("a rehearsal is listed: %+v, %v", list, err)
+	}
+	p, err := c.Exec(ctx, &sandbox.Command{Args: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if exit, err := p.Wait(ctx); err != nil || exit.Code != 0 {
+		t.Fatalf("a command after it: %+v, %v", exit, err)
+	}
+	if list, err := c.Processes(ctx); err != nil || len(list) != 1 || list[0].ID != "p1" {
+		t.Fatalf("the first command is %+v, %v", list, err)
+	}
+}
+
+// TestRehearseWhatFails leaves a guest that works, and nothing open in it.
+func TestRehearseWhatFails(t *testing.T) {
+	c := newClient(t, t.TempDir())
+	failing, err := os.ReadFile("/bin/false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func() int {
+		t.Helper()
+		out := run(t, c, sh("ls /proc/$PPID/fd | wc -l"), "").stdout
+		n, err := strconv.Atoi(strings.TrimSpace(out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	const rounds = 10
+	before := count()
+	for range rounds {
+		for _, program := range [][]byte{failing, []byte("not a program"), nil} {
+			wantCode(t, c.Rehearse(testContext(t), program), sandbox.CodeUnavailable)
+		}
+	}
+	// The streams of the command that counted first may still be there.
+	if after := count(); after >= before+rounds {
+		t.Errorf("the guest had %d descriptors open and has %d", before, after)
+	}
+}
