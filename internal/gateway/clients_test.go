@@ -48,6 +48,7 @@ func TestClients(t *testing.T) {
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"ws.test"}, WebSocket: true},
 	))
 	b.put("/tmp/goclient", goClient(t))
+	b.put("/tmp/Get.java", []byte(javaClient))
 	for _, tt := range []struct{ name, needs, script, want string }{
 		{"curl", "curl", "curl -sS https://api.test/x", `"URI":"/x"`},
 		{"openssl", "openssl", "openssl s_client -connect api.test:443 -servername api.test -verify_return_error </dev/null 2>&1", "Verify return code: 0 (ok)"},
@@ -59,6 +60,9 @@ func TestClients(t *testing.T) {
 		{"apt", "apt-get", "mkdir -p /tmp/l/partial /etc/apt && echo 'deb [trusted=yes] https://apt.test/ ./' > /tmp/sources && apt-get -o Dir::Etc::sourcelist=/tmp/sources -o Dir::Etc::sourceparts=- -o Dir::State::lists=/tmp/l -o APT::Sandbox::User=root -o Debug::NoLocking=1 update 2>&1; ls /tmp/l", "apt.test"},
 		{"Go", "sh", "/tmp/goclient https://api.test/x 2>&1", `"URI":"/x"`},
 		{"WebSocket", "python3", websocketScript, "echo hello"},
+		{"Java, HTTP/2", "java", "java /tmp/Get.java client 2 https://api.test/x 2>&1", `HTTP_2 {"Proto"`},
+		{"Java, HTTP/1.1", "java", "java /tmp/Get.java client 1 https://api.test/x 2>&1", `HTTP_1_1 {"Proto"`},
+		{"Java, URLConnection", "java", "java /tmp/Get.java connection - https://api.test/x 2>&1", `HttpsURLConnection {"Proto"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if out, code := b.sh("command -v " + tt.needs); code != 0 {
@@ -83,6 +87,25 @@ s.sendall(bytes([0x81, 0x80 | len(text)]) + mask + bytes(c ^ mask[i % 4] for i, 
 head = f.read(2)
 print(f.read(head[1]).decode())
 EOF`
+
+// javaClient gets a page by either of the ways that Java has.
+const javaClient = `import java.net.*;
+import java.net.http.*;
+
+class Get {
+	public static void main(String[] args) throws Exception {
+		URI uri = URI.create(args[2]);
+		if (args[0].equals("connection")) {
+			var c = (javax.net.ssl.HttpsURLConnection) uri.toURL().openConnection();
+			System.out.println("HttpsURLConnection " + new String(c.getInputStream().readAllBytes()));
+			return;
+		}
+		var version = args[1].equals("2") ? HttpClient.Version.HTTP_2 : HttpClient.Version.HTTP_1_1;
+		var r = HttpClient.newBuilder().version(version).build().send(HttpRequest.newBuilder(uri).build(), HttpResponse.BodyHandlers.ofString());
+		System.out.println(r.version() + " " + r.body());
+	}
+}
+`
 
 // serveGit serves the references of a repository.
 func serveGit(w *world) {

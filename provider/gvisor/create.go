@@ -140,14 +140,15 @@ func (m *maker) start(ctx context.Context) error {
 
 // finish tells a started sandbox what it is.
 func (m *maker) finish(ctx context.Context) (*Instance, error) {
-	if err := m.in.client.Configure(ctx, m.defaults()); err != nil {
+	defaults := m.defaults()
+	if err := m.in.client.Configure(ctx, defaults); err != nil {
 		return nil, m.explain(fmt.Errorf("configuring the guest: %w", err))
 	}
 	if err := m.restoreFiles(ctx); err != nil {
 		return nil, m.explain(fmt.Errorf("restoring the files: %w", err))
 	}
 	if m.link != nil {
-		if err := m.in.plugIn(ctx, m.link); err != nil {
+		if err := m.in.plugIn(ctx, m.link, defaults.Env["JAVA_HOME"]); err != nil {
 			return nil, m.explain(fmt.Errorf("preparing the network: %w", err))
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -44,9 +45,20 @@ func trustEnv(env map[string]string) {
 	env["NODE_EXTRA_CA_CERTS"], env["DENO_CERT"] = fileCA, fileCA
 }
 
+// anchors are where distributions look for authorities of the machine when they
+// make those files anew, as when a package is installed. Only the first is made
+// with the directories that it needs: there the package with the authorities of
+// Debian and Alpine will look, when it is installed.
+var anchors = []string{
+	"/usr/local/share/ca-certificates/atoll-gateway.crt",
+	"/etc/pki/ca-trust/source/anchors/atoll-gateway.crt",          // Fedora, RHEL
+	"/etc/pki/trust/anchors/atoll-gateway.crt",                    // SUSE
+	"/etc/ca-certificates/trust-source/anchors/atoll-gateway.crt", // Arch
+}
+
 // plugIn prepares the files of a sandbox for its link: where names are looked
-// up, and whom programs trust.
-func (in *Instance) plugIn(ctx context.Context, l *Link) error {
+// up, and whom programs trust. javaHome is what the image says about Java.
+func (in *Instance) plugIn(ctx context.Context, l *Link, javaHome string) error {
 	if err := in.put(ctx, fileResolv, "nameserver "+l.DNS.String()+"\noptions timeout:5 attempts:2\n"); err != nil {
 		return err
 	}
@@ -56,6 +68,22 @@ func (in *Instance) plugIn(ctx context.Context, l *Link) error {
 	if err := in.put(ctx, fileCA, string(l.CA)); err != nil {
 		return err
 	}
+	java := make(chan error, 1)
+	go func() { java <- errors.Join(in.trustInJava(ctx, javaHome, l.CA), in.anchor(ctx, l.CA)) }()
+	return errors.Join(in.trustInBundles(ctx, l.CA), <-java)
+}
+
+// anchor leaves the authority where it is found when bundles are made anew.
+func (in *Instance) anchor(ctx context.Context, ca []byte) error {
+	return together(anchors, func(name string) error {
+		opts := driver.WriteOptions{Mode: 0o644, Owner: "0:0", NoParents: name != anchors[0]}
+		_, err := in.client.Write(ctx, name, bytes.NewReader(ca), opts)
+		return refusedIsFine(err)
+	})
+}
+
+// trustInBundles adds an authority to the files with those that programs trust.
+func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
 	var all []byte
 	for _, b := range bundles {
 		old, err := in.bundle(ctx, b)
@@ -68,17 +96,17 @@ func (in *Instance) plugIn(ctx context.Context, l *Link) error {
 		if all == nil {
 			all = old
 		}
-		if !bytes.Contains(old, l.CA) { // as through a link to one that is done
-			if err := in.put(ctx, b, string(withCA(old, l.CA))); err != nil {
+		if !bytes.Contains(old, ca) { // as through a link to one that is done
+			if err := in.put(ctx, b, string(withCA(old, ca))); err != nil {
 				return err
 			}
 		}
 	}
-	if err := in.put(ctx, fileBundle, string(withCA(all, l.CA))); err != nil {
+	if err := in.put(ctx, fileBundle, string(withCA(all, ca))); err != nil {
 		return err
 	}
 	if all == nil {
-		return in.put(ctx, bundles[0], string(l.CA))
+		return in.put(ctx, bundles[0], string(ca))
 	}
 	return nil
 }
@@ -112,21 +140,28 @@ func authority(tree io.ReadSeeker, upper io.ReaderAt) ([]byte, error) {
 
 // plugged reports whether a file is there for the link alone.
 func plugged(name string) bool {
-	return name == fileResolv || name == path.Dir(fileCA) || strings.HasPrefix(name, path.Dir(fileCA)+"/")
+	return name == fileResolv || name == path.Dir(fileCA) || slices.Contains(anchors, name) || strings.HasPrefix(name, path.Dir(fileCA)+"/")
 }
 
 // unplugged writes files as they were without the authority of the gateway,
 // which is that of one sandbox and must not be trusted by others.
 func unplugged(ca []byte) func(*tar.Writer, *tar.Header, content) error {
 	return func(tw *tar.Writer, h *tar.Header, c content) error {
-		if !slices.Contains(bundles, path.Join("/", h.Name)) || c.size > maxBundle {
+		name := path.Join("/", h.Name)
+		java := isJavaStore(name)
+		if !java && !slices.Contains(bundles, name) || c.size > maxBundle {
 			return whole(tw, h, c)
 		}
 		var b bytes.Buffer
 		if err := c.writeTo(&b); err != nil {
 			return err
 		}
-		clean := bytes.ReplaceAll(b.Bytes(), ca, nil)
+		clean := b.Bytes()
+		if java {
+			clean = withoutJava(clean, ca)
+		} else {
+			clean = bytes.ReplaceAll(clean, ca, nil)
+		}
 		h.Size = int64(len(clean))
 		if err := tw.WriteHeader(h); err != nil {
 			return err
