@@ -11,13 +11,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// asInit makes process 1 of a guest, with a /proc of its own.
+// asInit makes process 1 of a guest, with a /proc of its own, and with the
+// control groups of the machine out of its reach.
 func asInit(t *testing.T) *syscall.SysProcAttr {
 	if !root {
 		t.Skip("making namespaces needs root")
 	}
 	return &syscall.SysProcAttr{
-		Cloneflags:   syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS,
+		Cloneflags:   syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWUTS | syscall.CLONE_NEWCGROUP,
 		Unshareflags: syscall.CLONE_NEWNS,
 	}
 }

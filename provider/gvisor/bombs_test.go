@@ -3,6 +3,7 @@ package gvisor_test
 import (
 	"context"
 	"io"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,18 +51,120 @@ except OSError as e:
 	}
 	stillWorks(t, neighbour)
 	// Closing the command ends all that it started, which takes as long as it
-	// goes on multiplying. The guest is bounded with the commands: it may have
-	// got no thread and ended, and the sandbox with it, which is said.
+	// goes on multiplying. Until then there is no room for another command.
 	bomb.Close()
 	closed := time.Now()
 	for err := answers(t.Context(), victim); err != nil; err = answers(t.Context(), victim) {
-		if strings.Contains(err.Error(), "has ended: its first process ended") {
-			t.Logf("the bomb took its own sandbox along: %v", err)
-			return
+		if !strings.Contains(err.Error(), "as many processes as it may have") {
+			t.Fatalf("while the bomb ends: %v", err)
 		}
-		if time.Since(closed) > time.Minute {
-			t.Fatalf("the sandbox neither works nor has ended: %v", err)
+		if time.Since(closed) > 2*time.Minute {
+			t.Fatalf("the sandbox does not recover: %v", err)
 		}
+	}
+	stillWorks(t, neighbour)
+}
+
+// waysOutOfTheLimit are tried by root inside, who then makes processes until
+// it is refused.
+var waysOutOfTheLimit = map[string]string{
+	"none": ``,
+	"start in another group": `
+for d, _, _ in os.walk("/sys/fs/cgroup"): into(d)
+`,
+	"move to another group": `
+for d, _, files in os.walk("/sys/fs/cgroup"): put(d + "/cgroup.procs", "0")
+`,
+	"mount the groups": `
+unshare(NEWUSER | NEWNS)
+mount()
+for d, _, _ in os.walk("/mnt"):
+    put(d + "/pids.max", "max"); put(d + "/cgroup.subtree_control", "-pids")
+into("/mnt"); into("/mnt/.."); into("/mnt/../..")
+`,
+	"mount the groups from below": `
+unshare(NEWUSER | NEWNS)
+mount()
+os.mkdir("/mnt/below"); put("/mnt/below/cgroup.procs", "0")
+unshare(NEWCGROUP)
+put("/mnt/cgroup.subtree_control", "+pids")
+for d, _, _ in os.walk("/mnt"): put(d + "/pids.max", "max")
+mount()
+for d, _, _ in os.walk("/mnt"): put(d + "/pids.max", "max")
+into("/mnt")
+`,
+	"mount the groups of the first process": `
+for ns in "cgroup", "mnt", "user":
+    try: libc.setns(os.open("/proc/1/ns/" + ns, os.O_RDONLY), 0)
+    except OSError: pass
+unshare(NEWUSER | NEWNS)
+for ns in "cgroup", "mnt":
+    try: libc.setns(os.open("/proc/1/ns/" + ns, os.O_RDONLY), 0)
+    except OSError: pass
+mount()
+for d, _, _ in os.walk("/mnt"): put(d + "/pids.max", "max")
+into("/mnt"); into("/proc/1/root/sys/fs/cgroup")
+`,
+	"mount the groups of old": `
+unshare(NEWUSER | NEWNS)
+print("old", libc.mount(b"none", b"/mnt", b"cgroup", 0, b"pids"))
+for d, _, _ in os.walk("/mnt"):
+    put(d + "/pids.max", "max"); put(d + "/cgroup.procs", "0"); put(d + "/tasks", "0")
+`,
+	"descriptors of the first process": `
+try:
+    for fd in os.listdir("/proc/1/fd"): into("/proc/1/fd/" + fd)
+except OSError: pass
+`,
+}
+
+// TestLimitOfProcessesHolds counts the processes that root inside can have at
+// the same time, whatever it did before.
+func TestLimitOfProcessesHolds(t *testing.T) {
+	const limit = 40
+	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host", Resources: sandbox.Resources{PIDs: limit}})
+	for name, way := range waysOutOfTheLimit {
+		t.Run(name, func(t *testing.T) {
+			o := python(t, in, `
+import ctypes, os, signal, struct
+libc = ctypes.CDLL(None, use_errno=True)
+NEWUSER, NEWNS, NEWCGROUP, INTO = 0x10000000, 0x20000, 0x2000000, 0x200000000
+def put(name, what):
+    try:
+        with open(name, "w") as f: f.write(what)
+    except OSError: pass
+def unshare(what): print("unshare", libc.unshare(what))
+def mount(): print("mount", libc.mount(b"none", b"/mnt", b"cgroup2", 0, None))
+def into(name):
+    try: fd = os.open(name, os.O_RDONLY)
+    except OSError: return
+    args = struct.pack("11Q", INTO, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, fd)
+    pid = libc.syscall(435, args, len(args))
+    os.close(fd)
+    if pid > 0: # the child goes on
+        os.waitpid(pid, 0); os._exit(0)
+`+way+`
+children = []
+try:
+    while len(children) < 200:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause(); os._exit(0)
+        children.append(pid)
+except BlockingIOError: pass
+print("made", len(children), flush=True)
+for pid in children: os.kill(pid, signal.SIGKILL)
+for pid in children: os.waitpid(pid, 0)
+`)
+			made := -1
+			if _, n, ok := strings.Cut(o.stdout, "made "); ok {
+				made, _ = strconv.Atoi(strings.TrimSpace(n))
+			}
+			if made < limit/2 || made >= limit {
+				t.Errorf("%d processes with a limit of %d: %+v", made, limit, o)
+			}
+			stillWorks(t, in)
+		})
 	}
 }
 

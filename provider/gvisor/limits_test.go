@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -27,9 +28,12 @@ func TestResizeProcessors(t *testing.T) {
 		}
 	}
 	quota := func() string {
-		for _, f := range []string{"/sys/fs/cgroup/cpu/atoll/resized/cpu.cfs_quota_us", "/sys/fs/cgroup/atoll/resized/cpu.max"} {
-			if b, err := os.ReadFile(f); err == nil {
-				return strings.Fields(string(b))[0]
+		for _, pattern := range []string{"/sys/fs/cgroup/cpu/atoll/resized-*/cpu.cfs_quota_us", "/sys/fs/cgroup/atoll/resized-*/cpu.max"} {
+			files, _ := filepath.Glob(pattern)
+			for _, f := range files {
+				if b, err := os.ReadFile(f); err == nil {
+					return strings.Fields(string(b))[0]
+				}
 			}
 		}
 		return ""
@@ -68,8 +72,15 @@ func TestUsageKnowsAll(t *testing.T) {
 	p := newProvider(t, nil)
 	in := create(t, p, sandbox.Spec{Image: "host"})
 	u, err := in.(driver.Meter).Usage(t.Context())
-	if err != nil || u.CPU <= 0 || u.Memory <= 1<<20 || u.Disk < 0 || u.PIDs <= 0 {
+	if err != nil || u.CPU <= 0 || u.Memory <= 1<<20 || u.Disk < 0 || u.PIDs != 0 {
 		t.Errorf("%+v, %v", u, err)
+	}
+	three := background(t, in, "sleep 60 & sleep 60 & echo; wait")
+	if _, err := io.ReadFull(three.Stdout(), make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if u, err := in.(driver.Meter).Usage(t.Context()); err != nil || u.PIDs != 3 {
+		t.Errorf("with three processes: %+v, %v", u, err)
 	}
 }
 

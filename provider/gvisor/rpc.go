@@ -153,9 +153,9 @@ func boundProcesses(dir, group string, pids int64) error {
 	return limitProcesses(conn, group, pids)
 }
 
-// limitProcesses sets the limit in the sandbox's own kernel. It holds with and
-// without control groups on the host, and code inside cannot lift it: that
-// would take CAP_SYS_ADMIN, which nobody inside has.
+// limitProcesses sets the limit in the sandbox's own kernel, of the group above
+// that of the commands (see bounds of the guest). It holds with and without
+// control groups on the host, and code inside cannot reach that group.
 func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 	args := &control.CgroupsWriteArgs{Args: []control.CgroupsWriteArg{{
 		File:  control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.max"},
@@ -174,7 +174,7 @@ func limitProcesses(conn *urpc.Client, id string, pids int64) error {
 }
 
 // countProcesses asks the sandbox's own kernel how many processes and threads
-// there are, the guest's included.
+// there are, without the guest's.
 func countProcesses(conn *urpc.Client, id string) (int64, error) {
 	args := &control.CgroupsReadArgs{Args: []control.CgroupsReadArg{{
 		File: control.CgroupControlFile{Controller: "pids", Path: "/" + id, Name: "pids.current"},

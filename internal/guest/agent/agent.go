@@ -10,6 +10,7 @@
 package agent
 
 import (
+	"errors"
 	"io"
 	"os"
 	"os/signal"
@@ -28,11 +29,13 @@ type agent struct {
 	users  accounts
 	files  *fileServer
 	links  links
+	bounds bounds
 
 	mu       sync.Mutex
 	defaults wire.Defaults
 
-	devNull int // for commands without input; -1 if there is none
+	unready error // why no command can be run, nil if one can
+	devNull int   // for commands without input; -1 if there is none
 }
 
 // Main is the whole life of a guest with these arguments, the first of which
@@ -62,6 +65,7 @@ func Main(args []string) int {
 // serveSandbox is the guest as process 1. It never ends.
 func serveSandbox() int {
 	a := start("/")
+	a.unready = a.bounds.establish()
 	if err := a.listen(meetingPoint); err != nil {
 		println("atoll-guest: no reconnection:", err.Error())
 	}
@@ -176,7 +180,7 @@ func (a *agent) configure(d *wire.Decoder) error {
 		return err
 	}
 	if os.Getpid() == 1 {
-		if err := settle(def.Hostname); err != nil {
+		if err := errors.Join(a.unready, settle(def.Hostname)); err != nil {
 			return fail(sandbox.CodeUnavailable, "", "the sandbox cannot be prepared: "+err.Error())
 		}
 	}

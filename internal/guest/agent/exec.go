@@ -51,6 +51,7 @@ func (a *agent) launch(c *sandbox.Command) (*proc, *startError) {
 
 // spawn makes the process.
 func (a *agent) spawn(p *proc) error {
+	p.within = &a.bounds
 	c, def := p.cmd, a.getDefaults()
 	user := c.User
 	if user == "" {
@@ -90,11 +91,13 @@ func (a *agent) spawn(p *proc) error {
 	}
 	// The end must find the process's number and its timer.
 	p.mu.Lock()
-	pid, err := a.reaper.start(program, argv, attr, func(_ int, e ending) {
-		go func() {
-			p.exited(e)
-			a.procs.retire(p)
-		}()
+	pid, err := a.bounds.start(attr.Sys, func() (int, error) {
+		return a.reaper.start(program, argv, attr, func(_ int, e ending) {
+			go func() {
+				p.exited(e)
+				a.procs.retire(p)
+			}()
+		})
 	})
 	if err == nil {
 		p.pid, p.info.PID = pid, pid
@@ -205,6 +208,8 @@ func explain(err error, name, dir string) error {
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
 		se.code = 127
+	case errors.Is(err, syscall.EAGAIN):
+		se.message = quote(name) + ": the sandbox has as many processes as it may have"
 	case errors.Is(err, syscall.EACCES):
 		var st syscall.Stat_t
 		if syscall.Stat(name, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFDIR {
@@ -317,7 +322,7 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 
 // discard ends a command whose client never heard of it.
 func (a *agent) discard(p *proc) {
-	killSession(p.pid)
+	p.killSession()
 	<-p.done
 	p.io.close()
 }

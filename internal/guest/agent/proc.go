@@ -26,6 +26,8 @@ type proc struct {
 	seat *seat         // of a command that callers can rejoin
 	done chan struct{} // closed at the end
 
+	within *bounds
+
 	mu      sync.Mutex
 	info    sandbox.ProcessInfo
 	timeout bool // its time is over
@@ -81,7 +83,7 @@ func (p *proc) expire() {
 	}
 	p.timeout = true
 	p.mu.Unlock()
-	killSession(p.pid)
+	p.killSession()
 }
 
 // signal signals the command's process group. The lock keeps the end from
@@ -192,7 +194,7 @@ func (t *procTable) leads(pid int) bool {
 func (t *procTable) closeAll() {
 	for _, p := range t.list() {
 		if p.snapshot().Running {
-			killSession(p.pid)
+			p.killSession()
 		}
 	}
 }
@@ -205,6 +207,6 @@ func (a *agent) sweep(p *proc) {
 	case p.pid == 0 || p.leftNothing() || (ended && a.reaper.childless()):
 	case ended && a.procs.leads(p.pid):
 	default:
-		killSession(p.pid)
+		p.killSession()
 	}
 }

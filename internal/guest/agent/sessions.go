@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -31,7 +32,9 @@ func processes() []procStat {
 			continue
 		}
 		if b, err := os.ReadFile("/proc/" + name + "/stat"); err == nil {
-			if st, ok := parseStat(b); ok {
+			// Of one that is gone by now, gVisor says that its number is 0,
+			// which to kill means the killer's own group.
+			if st, ok := parseStat(b); ok && st.pid == pid {
 				list = append(list, st)
 			}
 		}
@@ -54,14 +57,15 @@ func parseStat(b []byte) (procStat, bool) {
 	return procStat{pid: pid, ppid: ppid, session: session, dead: dead}, err1 == nil && err2 == nil
 }
 
-// killSession ends every process of a session: what a command started, unless
-// it moved to another one.
-func killSession(sid int) {
+// killSession ends every process of the command's session: what it started,
+// unless that moved to another one.
+func (p *proc) killSession() {
+	sid := p.pid
 	if sid <= 1 {
 		return // -1 would be everybody
 	}
 	_ = syscall.Kill(-sid, syscall.SIGKILL) // nearly always the whole of it
-	killAll(func(all []procStat) []procStat {
+	killAll(p.within, func(all []procStat) []procStat {
 		var in []procStat
 		for _, p := range all {
 			if p.session == sid {
@@ -75,7 +79,7 @@ func killSession(sid int) {
 // killDescendants ends every process below this one.
 func killDescendants() {
 	self := os.Getpid()
-	killAll(func(all []procStat) []procStat {
+	killAll(&bounds{}, func(all []procStat) []procStat {
 		below := map[int]bool{self: true}
 		for grown := true; grown; {
 			grown = false
@@ -95,35 +99,52 @@ func killDescendants() {
 	})
 }
 
-// killAll kills what choose finds until it finds nothing. A fork bomb makes
-// processes faster than they can be killed one by one, so that they are
-// stopped first: who is stopped does not fork.
-func killAll(choose func([]procStat) []procStat) {
+// killAll kills what choose finds until it finds nothing.
+func killAll(within *bounds, choose func([]procStat) []procStat) {
 	const rounds = 500
-	stopped := map[int]bool{}
-	for round := range rounds {
-		fresh, alive := 0, 0
-		chosen := choose(processes())
-		for _, p := range chosen {
-			if p.dead {
-				continue
-			}
-			alive++
-			if !stopped[p.pid] && syscall.Kill(p.pid, syscall.SIGSTOP) == nil {
-				stopped[p.pid] = true
-				fresh++
-			}
+	h := hunt{choose: choose, stopped: map[int]bool{}}
+	for h.rounds < rounds && h.round() {
+		if h.rounds > 3 && h.fresh > 0 {
+			// They multiply faster than they are found: for as long as this
+			// takes, nobody here may.
+			within.still(func() {
+				for h.rounds < rounds && h.round() {
+				}
+			})
 		}
-		switch {
-		case alive == 0:
-			return
-		case fresh > 0 && round < rounds/2:
-			continue
-		}
-		for _, p := range chosen {
-			_ = syscall.Kill(p.pid, syscall.SIGKILL)
-		}
-		clear(stopped)
-		time.Sleep(time.Duration(min(round, 20)) * time.Millisecond) // they need the processor to die
 	}
+}
+
+// hunt is one attempt to kill what choose finds.
+type hunt struct {
+	choose  func([]procStat) []procStat
+	stopped map[int]bool
+	rounds  int
+	fresh   int // processes that the last round saw for the first time
+}
+
+// round stops what was not known yet, since who is stopped does not fork, and
+// kills all when nothing new was found. It reports whether anything lives.
+func (h *hunt) round() bool {
+	h.rounds++
+	h.fresh = 0
+	alive := h.choose(processes())
+	alive = slices.DeleteFunc(alive, func(p procStat) bool { return p.dead })
+	if len(alive) == 0 {
+		return false
+	}
+	for _, p := range alive {
+		if !h.stopped[p.pid] && syscall.Kill(p.pid, syscall.SIGSTOP) == nil {
+			h.stopped[p.pid] = true
+			h.fresh++
+		}
+	}
+	if h.fresh > 0 && h.rounds%50 != 0 {
+		return true
+	}
+	for _, p := range alive {
+		_ = syscall.Kill(p.pid, syscall.SIGKILL)
+	}
+	time.Sleep(time.Duration(min(h.rounds, 20)) * time.Millisecond) // they need the processor to die
+	return true
 }
