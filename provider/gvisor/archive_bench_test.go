@@ -48,7 +48,7 @@ func sourceTree(t testing.TB, files int) []byte {
 func TestImportManyFiles(t *testing.T) {
 	const files = 100_000
 	archive := sourceTree(t, files)
-	box := create(t, newProvider(t, nil), sandbox.Spec{ID: "many", Image: "host", Resources: sandbox.Resources{Memory: 1 << 30, Disk: 4 << 30}})
+	box := create(t, newProvider(t, nil), sandbox.Spec{ID: "many", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 4 << 30}})
 	archiver, _ := driver.As[driver.Archiver](box)
 	if err := archiver.Import(t.Context(), "/many", bytes.NewReader(archive), driver.ImportOptions{}); err != nil {
 		t.Fatal(err)

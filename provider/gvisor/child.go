@@ -58,8 +58,9 @@ type child struct {
 }
 
 // start starts the executable with argv in the namespaces of attr, inside the
-// cgroup, with files numbered from 3 and everything else closed.
-func (r *reaper) start(exe string, argv []string, files []*os.File, attr *syscall.SysProcAttr, cg *cgroup) (*child, error) {
+// cgroup, with files numbered from 3 and everything else closed, and with env
+// as its whole environment.
+func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *syscall.SysProcAttr, cg *cgroup) (*child, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (r *reaper) start(exe string, argv []string, files []*os.File, attr *syscal
 	defer release()
 	pa := &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{},
+		Env:   append([]string{}, env...), // never this process's own
 		Files: append([]*os.File{null, null, null}, files...),
 		Sys:   attr,
 	}

@@ -171,7 +171,7 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 
 	attr := namespaces(a.attached)
 	dropToNobody(attr)
-	c, err := a.reaper.start(a.kernel, args, fs.files, attr, a.cgroup)
+	c, err := a.reaper.start(a.kernel, args, a.environment(), fs.files, attr, a.cgroup)
 	if err != nil {
 		return nil, err
 	}
@@ -186,6 +186,17 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	}
 	setOOMScore(c.pid, 0)
 	return c, nil
+}
+
+// environment tells the kernel's garbage collector when memory becomes scarce.
+// What the kernel knows about files and processes counts in the sandbox's
+// memory, and a collector that waits until it has doubled lets the sandbox end
+// where there is room for twice as many files.
+func (a *launchArgs) environment() []string {
+	if a.memory >= a.total {
+		return nil
+	}
+	return []string{"GOMEMLIMIT=" + strconv.FormatUint(a.memory/2, 10)}
 }
 
 // setOOMScore says how much the host prefers to kill the process when memory
@@ -244,7 +255,7 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 	if !a.identity || os.Geteuid() != 0 {
 		dropToNobody(attr)
 	}
-	c, err := a.reaper.start(a.kernel, args, fs.files, attr, a.cgroup)
+	c, err := a.reaper.start(a.kernel, args, nil, fs.files, attr, a.cgroup)
 	if err != nil {
 		return fail(err)
 	}
