@@ -2,6 +2,8 @@ package gvisor
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -209,7 +211,7 @@ func (m *maker) prepare() error {
 		return fmt.Errorf("preparing the guest: %w", err)
 	}
 	m.rec.Engine = program.engine
-	cg := m.p.groups().group(string(m.spec.ID))
+	cg := m.p.groups().group(m.p.groupName(m.spec.ID))
 	if cg != nil {
 		m.rec.Version, m.rec.Cgroup = cg.version, cg.dirs
 	}
@@ -232,6 +234,18 @@ func (m *maker) prepare() error {
 	}
 	m.args, err = m.launchArgs()
 	return err
+}
+
+// groupName is what a sandbox's control group is called. All state directories
+// of the machine have their groups side by side, and the names of sandboxes in
+// two of them may be the same.
+func (p *Provider) groupName(id sandbox.ID) string {
+	boxes, err := filepath.Abs(p.boxes)
+	if err != nil {
+		boxes = p.boxes
+	}
+	where := sha256.Sum256([]byte(boxes))
+	return string(id) + "-" + hex.EncodeToString(where[:4])
 }
 
 // self names this process.

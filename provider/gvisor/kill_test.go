@@ -150,7 +150,7 @@ func leftovers(state string, id sandbox.ID) []string {
 		}
 	}
 	for _, pattern := range []string{"/sys/fs/cgroup/*/atoll/", "/sys/fs/cgroup/atoll/"} {
-		groups, _ := filepath.Glob(pattern + string(id))
+		groups, _ := filepath.Glob(pattern + string(id) + "-*")
 		left = append(left, groups...)
 	}
 	if mounts, _ := os.ReadFile("/proc/self/mountinfo"); bytes.Contains(mounts, []byte(state)) {
