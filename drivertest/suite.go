@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -292,11 +293,11 @@ func (t *caseT) Logf(format string, args ...any) {
 
 // TempDir makes a directory of this process that goes with the case.
 func (t *caseT) TempDir() string {
-	dir, err := os.MkdirTemp("", "drivertest-")
+	dir, remove, err := scratch.Dir("drivertest-")
 	if err != nil {
 		t.Fatalf("temp dir: %v", err)
 	}
-	t.Cleanup(func(context.Context) { _ = os.RemoveAll(dir) })
+	t.Cleanup(func(context.Context) { _ = remove() })
 	return dir
 }
 

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/atoll-run/atoll/internal/scratch"
 )
 
 // The stories run the real program, built once and static, as users get it: a
@@ -24,15 +26,11 @@ var built struct{ dir, atoll, tool string }
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
 func testMain(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "atoll-test-")
+	dir, remove, err := scratch.Dir("atoll-test-")
 	if err != nil {
 		panic(err)
 	}
-	defer os.RemoveAll(dir)
-	// Sandboxes run as nobody, who must be able to execute the program.
-	if err := os.Chmod(dir, 0o755); err != nil {
-		panic(err)
-	}
+	defer func() { _ = remove() }()
 	built.dir, built.atoll, built.tool = dir, os.Getenv("ATOLL_BIN"), filepath.Join(dir, "tool")
 	if built.atoll == "" {
 		built.atoll = filepath.Join(dir, "atoll")

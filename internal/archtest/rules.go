@@ -19,10 +19,14 @@ var rules = []rule{
 		why: "a provider written elsewhere must not inherit our libraries",
 	},
 	{
-		pkgs: "drivertest", std: true, libs: []string{"go.uber.org/goleak/..."}, only: []string{"sandbox", "driver"},
+		pkgs: "drivertest", std: true, libs: []string{"go.uber.org/goleak/..."}, only: []string{"sandbox", "driver", "internal/scratch"},
 		why: "the suite judges every provider and so knows none",
 	},
 
+	{
+		pkgs: "internal/scratch", std: true, deny: []string{"os/exec", "net", "net/http"},
+		why: "a directory that goes, for whoever needs one",
+	},
 	{
 		pkgs: "provider/gvisor/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/sparse", "internal/image/...", "provider/internal/proctree"},
@@ -265,19 +269,19 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/sparse"},
+		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/sparse"},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
+		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -29,22 +30,17 @@ func testMain(m *testing.M) int {
 	if os.Getenv("ATOLL_BIN") != "" {
 		return m.Run()
 	}
-	dir, err := os.MkdirTemp("", "atoll-e2b-")
+	dir, remove, err := scratch.Dir("atoll-e2b-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = remove() }()
 	bin := filepath.Join(dir, "atoll")
 	build := exec.Command("go", "build", "-o", bin, "../../cmd/atoll")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the daemon: %v\n%s", err, out)
-		return 1
-	}
-	// Kernels run as nobody, who has to be able to execute it.
-	if err := os.Chmod(dir, 0o755); err != nil {
-		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	os.Setenv("ATOLL_BIN", bin)

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/scratch"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -29,13 +30,15 @@ func testMain(m *testing.M) int {
 	if os.Getenv(victimEnv) != "" {
 		return victim()
 	}
+	// Everything temporary goes there, so that it goes even if this is killed.
+	dir, remove, err := scratch.Dir("atoll-gvisor-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = remove() }()
+	os.Setenv("TMPDIR", dir)
 	if os.Getenv("ATOLL_KERNEL") == "" {
-		dir, err := os.MkdirTemp("", "atoll-kernel-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
 		kernel := filepath.Join(dir, "atoll")
 		build := exec.Command("go", "build", "-o", kernel, "../../cmd/atoll")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
@@ -43,21 +46,10 @@ func testMain(m *testing.M) int {
 			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)
 			return 1
 		}
-		// Kernels run as nobody, who has to be able to execute it.
-		if err := os.Chmod(dir, 0o755); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
 		os.Setenv("ATOLL_KERNEL", kernel)
 	}
 	if imagesDir = os.Getenv("ATOLL_TEST_IMAGES"); imagesDir == "" {
-		dir, err := os.MkdirTemp("", "atoll-images-")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		imagesDir = dir
+		imagesDir = filepath.Join(dir, "images")
 	}
 	return m.Run()
 }

@@ -1,0 +1,74 @@
+// Package scratch makes temporary directories that go even if their maker is
+// killed: what it leaves, the next who asks for one of the kind removes.
+package scratch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// young is how old a directory must be before the lack of a lock means that
+// its maker is gone, and not that it has just begun.
+const young = time.Minute
+
+// Dir makes a directory below the system's temporary one whose name begins
+// with prefix, which no other prefix in use begins with. Everybody may pass
+// through it. It goes with remove, which must be called once, or after the end
+// of this process when Dir is called with the same prefix.
+func Dir(prefix string) (dir string, remove func() error, err error) {
+	sweep(prefix, time.Now())
+	dir, err = os.MkdirTemp("", prefix)
+	if err != nil {
+		return "", nil, err
+	}
+	lock, err := os.Open(dir)
+	if err == nil {
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o711)
+	}
+	if err != nil {
+		lock.Close()
+		return "", nil, errors.Join(fmt.Errorf("keeping %s: %w", dir, err), os.RemoveAll(dir))
+	}
+	return dir, func() error {
+		err := os.RemoveAll(dir)
+		lock.Close()
+		return err
+	}, nil
+}
+
+// sweep removes what nobody holds any more. What cannot be removed is left for
+// the next one: it is somebody else's, perhaps.
+func sweep(prefix string, now time.Time) {
+	entries, err := os.ReadDir(os.TempDir())
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && e.IsDir() && strings.HasPrefix(e.Name(), prefix) && now.Sub(info.ModTime()) > young {
+			sweepOne(filepath.Join(os.TempDir(), e.Name()))
+		}
+	}
+}
+
+func sweepOne(dir string) {
+	lock, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return
+	}
+	defer lock.Close()
+	info, err := lock.Stat()
+	if err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+		return
+	}
+	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		_ = os.RemoveAll(dir)
+	}
+}
