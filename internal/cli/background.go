@@ -285,13 +285,45 @@ func (a *App) endDaemon(ctx context.Context, lock string) error {
 	if err != nil || pid <= 1 {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Op: "daemon.stop", Message: "the daemon is only just starting", Hint: "try again"}
 	}
+	process, err := unix.PidfdOpen(pid, 0) // negative if it has ended
+	if err == nil {
+		defer unix.Close(process)
+	}
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Message: "the daemon is somebody else's", Cause: err}
 	}
+	// It lets go of the lock, and then of the sandboxes of its pool.
 	release, err := lockFile(ctx, lock)
+	if err == nil {
+		release()
+		err = awaitProcess(ctx, process)
+	}
 	if err != nil {
 		return &sandbox.Error{Code: sandbox.CodeTimeout, Op: "daemon.stop", Message: fmt.Sprintf("process %d has not ended yet", pid), Hint: "it waits for requests that still run; see --time", Cause: err}
 	}
-	release()
 	return nil
+}
+
+// awaitProcess waits for the end of a process, of which there is none if the
+// descriptor is negative.
+func awaitProcess(ctx context.Context, pidfd int) error {
+	if pidfd < 0 {
+		return nil
+	}
+	tick := time.NewTicker(startPoll)
+	defer tick.Stop()
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+		if n > 0 {
+			return nil
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
 }

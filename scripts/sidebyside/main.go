@@ -159,9 +159,11 @@ func (b *bench) close() error {
 	var failed []error
 	if b.lib != nil {
 		failed = append(failed, b.lib.close())
-		// The sandboxes of the command line live until they are removed.
-		failed = append(failed, b.cli.with("rm", "--force", "--all").run(context.Background()))
 	}
+	// What the command line made lives until it is removed, and so does the
+	// daemon that it has started for that.
+	failed = append(failed, b.cli.with("rm", "--force", "--all").run(context.Background()),
+		b.cli.with("down").run(context.Background()))
 	if b.docker != nil {
 		failed = append(failed, b.docker.stop())
 	}

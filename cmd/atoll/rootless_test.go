@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// somebody is a user of the machine who has no rights and no entry in
+// /etc/passwd.
+const somebody = 54321
+
+// TestRootless does as a user without any rights what a newcomer does, with a
+// daemon, and looks for what is left of it.
+func TestRootless(t *testing.T) {
+	if os.Geteuid() != 0 {
+		return // all other tests are run by such a user then
+	}
+	home := filepath.Join(built.dir, "somebody")
+	if err := os.Mkdir(home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(home, somebody, somebody); err != nil {
+		t.Fatal(err)
+	}
+	atoll := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(built.atoll, args...)
+		cmd.Dir, cmd.Env = home, []string{"HOME=" + home, "PATH=/usr/bin:/bin"}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: somebody, Gid: somebody}}
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("atoll %v: %v\n%s", args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	t.Cleanup(func() {
+		atoll("rm", "--all", "--force")
+		atoll("down")
+		if left := processesOfUser(t, somebody); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+	})
+
+	doctor, _, _ := strings.Cut(atoll("doctor"), "\n\n")
+	for _, want := range []string{
+		": available", "note     user: not root: sandboxes run as this user",
+		"limit    pids: holds, by the sandbox's own kernel", "limit    disk: holds, by the sandbox's own kernel",
+		"limit    lifetime: holds",
+	} {
+		if !strings.Contains(doctor, want) {
+			t.Errorf("doctor does not say %q:\n%s", want, doctor)
+		}
+	}
+	// What holds depends on whether the user was given control groups.
+	for _, limit := range []string{"cpus", "memory"} {
+		holds := strings.Contains(doctor, "limit    "+limit+": holds, by cgroup v")
+		named := strings.Contains(doctor, "limit    "+limit+": does not hold: no ") && strings.Contains(doctor, "mend: run as root, or let systemd delegate")
+		if holds == named {
+			t.Errorf("doctor leaves open whether the limit of %s holds:\n%s", limit, doctor)
+		}
+	}
+
+	if got := atoll("run", "--", "python3", "-c", "print(6*7)"); got != "42" {
+		t.Errorf("it said %q", got)
+	}
+	// Who is root inside is this user outside, and nobody else.
+	if got := atoll("run", "-v", home+":/w", "--", "sh", "-c", "id -u; echo mine > /w/mine"); got != "0" {
+		t.Errorf("inside it is user %q", got)
+	}
+	var st syscall.Stat_t
+	if err := syscall.Stat(filepath.Join(home, "mine"), &st); err != nil || st.Uid != somebody {
+		t.Errorf("what it wrote belongs to %d, %v", st.Uid, err)
+	}
+	atoll("run", "-d", "--name", "demo", "--", "sleep", "600")
+	atoll("exec", "demo", "--", "sh", "-c", "echo kept > /root/file")
+	atoll("cp", "demo:/root/file", "copy")
+	atoll("pause", "demo")
+	atoll("resume", "demo")
+	atoll("snapshot", "create", "demo", "--name", "saved")
+	atoll("run", "-d", "--name", "twin", "--snapshot", "saved", "--", "sleep", "600")
+	for _, name := range []string{"demo", "twin"} {
+		if got := atoll("exec", name, "--", "cat", "/root/file"); got != "kept" {
+			t.Errorf("%s has %q", name, got)
+		}
+	}
+	if copied, err := os.ReadFile(filepath.Join(home, "copy")); err != nil || string(copied) != "kept\n" {
+		t.Errorf("copied %q, %v", copied, err)
+	}
+}
+
+// processesOfUser lists the processes of a user of the machine.
+func processesOfUser(t *testing.T, uid int) (left []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range all {
+		var st syscall.Stat_t
+		if syscall.Stat(dir, &st) == nil && int(st.Uid) == uid {
+			// Of one that has ended and waits to be collected nothing is said.
+			if line, err := os.ReadFile(dir + "/cmdline"); err == nil && len(line) > 0 {
+				left = append(left, fmt.Sprintf("%s %q", dir, line))
+			}
+		}
+	}
+	return left
+}
