@@ -202,6 +202,28 @@ func TestMemoryHeldByNobody(t *testing.T) {
 	stillWorks(t, victim)
 }
 
+// TestKernelFullOfFiles makes so many files that what the sandbox's kernel has to
+// remember about them does not fit. There is nothing that it could forget.
+func TestKernelFullOfFiles(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 64 << 20})
+	o := python(t, victim, `
+import os
+for d in range(10000):
+    os.makedirs("/tmp/d/%d" % d)
+    for i in range(100): open("/tmp/d/%d/%d" % (d, i), "w").close()
+`)
+	if o.exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("the command: %+v, want reason %s", o.exit, sandbox.ReasonMemory)
+	}
+	stillWorks(t, neighbour)
+	if answers(t.Context(), victim) == nil {
+		return
+	}
+	if exit, err := victim.Wait(t.Context()); err != nil || exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("the sandbox: %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
+	}
+}
+
 func TestDiskFill(t *testing.T) {
 	victim, neighbour, p := pair(t, sandbox.Resources{Disk: 32 << 20})
 	o := sh(t, victim, `dd if=/dev/zero of=/tmp/fill bs=1M count=200 2>&1; du -sm /tmp/fill | cut -f1`)
