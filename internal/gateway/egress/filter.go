@@ -34,8 +34,8 @@ func (b *box) screen(pkt []byte) bool {
 	case uint8(header.UDPProtocolNumber):
 		b.noteUDP(pkt, dst)
 		return true
-	case uint8(header.ICMPv4ProtocolNumber), uint8(header.ICMPv6ProtocolNumber):
-		if dst == wire.Gateway || dst == wire.Gateway6 || !echo(pkt, proto) {
+	case control(pkt): // that of the other version is any other protocol
+		if dst == wire.Gateway || dst == wire.Gateway6 || !echo(pkt) {
 			return true
 		}
 	}
@@ -118,9 +118,18 @@ func destination(pkt []byte) (dst netip.Addr, proto uint8, ok bool) {
 	return netip.Addr{}, 0, false
 }
 
-// echo reports whether a packet is a request that the stack would answer.
-func echo(pkt []byte, proto uint8) bool {
-	if proto == uint8(header.ICMPv4ProtocolNumber) {
+// control is the number of the control messages of a packet's version.
+func control(pkt []byte) uint8 {
+	if header.IPVersion(pkt) == header.IPv4Version {
+		return uint8(header.ICMPv4ProtocolNumber)
+	}
+	return uint8(header.ICMPv6ProtocolNumber)
+}
+
+// echo reports whether a control message is a request that the stack would
+// answer.
+func echo(pkt []byte) bool {
+	if header.IPVersion(pkt) == header.IPv4Version {
 		body := pkt[header.IPv4(pkt).HeaderLength():]
 		return len(body) > 0 && header.ICMPv4Type(body[0]) == header.ICMPv4Echo
 	}
@@ -140,11 +149,11 @@ func prohibited4(ip header.IPv4) []byte {
 	const adminProhibited = 13
 	quoted := ip[:min(len(ip), int(ip.HeaderLength())+8)]
 	out := make([]byte, header.IPv4MinimumSize+header.ICMPv4MinimumSize+len(quoted))
-	icmp := header.ICMPv4(out[header.IPv4MinimumSize:])
-	icmp.SetType(header.ICMPv4DstUnreachable)
-	icmp.SetCode(adminProhibited)
-	copy(icmp.Payload(), quoted)
-	icmp.SetChecksum(^checksum.Checksum(icmp, 0))
+	message := header.ICMPv4(out[header.IPv4MinimumSize:])
+	message.SetType(header.ICMPv4DstUnreachable)
+	message.SetCode(adminProhibited)
+	copy(message.Payload(), quoted)
+	message.SetChecksum(^checksum.Checksum(message, 0))
 	h := header.IPv4(out)
 	h.Encode(&header.IPv4Fields{
 		TotalLength: uint16(len(out)), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
@@ -159,11 +168,11 @@ func prohibited6(ip header.IPv6) []byte {
 	quoted := ip[:min(len(ip), header.IPv6MinimumMTU-header.IPv6MinimumSize-header.ICMPv6MinimumSize)]
 	out := make([]byte, header.IPv6MinimumSize+header.ICMPv6MinimumSize+len(quoted))
 	src, dst := tcpip.AddrFrom16(wire.Gateway6.As16()), ip.SourceAddress()
-	icmp := header.ICMPv6(out[header.IPv6MinimumSize:])
-	icmp.SetType(header.ICMPv6DstUnreachable)
-	icmp.SetCode(adminProhibited)
-	copy(icmp.Payload(), quoted)
-	icmp.SetChecksum(header.ICMPv6Checksum(header.ICMPv6ChecksumParams{Header: icmp, Src: src, Dst: dst}))
+	message := header.ICMPv6(out[header.IPv6MinimumSize:])
+	message.SetType(header.ICMPv6DstUnreachable)
+	message.SetCode(adminProhibited)
+	copy(message.Payload(), quoted)
+	message.SetChecksum(header.ICMPv6Checksum(header.ICMPv6ChecksumParams{Header: message, Src: src, Dst: dst}))
 	header.IPv6(out).Encode(&header.IPv6Fields{
 		PayloadLength: uint16(len(out) - header.IPv6MinimumSize), TransportProtocol: header.ICMPv6ProtocolNumber,
 		HopLimit: 64, SrcAddr: src, DstAddr: dst,

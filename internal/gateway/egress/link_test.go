@@ -131,6 +131,34 @@ func encode4(out []byte, src, dst netip.Addr, proto uint8) {
 	h.SetChecksum(^h.CalculateChecksum())
 }
 
+// otherControl is a packet with nothing but a header, of IPv4 if that is short,
+// whose protocol is the control messages of the other version.
+func otherControl(size int, proto uint8) []byte {
+	out := make([]byte, size)
+	if size == header.IPv4MinimumSize {
+		encode4(out, wire.Address, netip.MustParseAddr("8.8.8.8"), proto)
+		return out
+	}
+	header.IPv6(out).Encode(&header.IPv6Fields{
+		TransportProtocol: tcpip.TransportProtocolNumber(proto), HopLimit: 64, SrcAddr: tcpip.AddrFrom16(wire.Address6.As16()), DstAddr: tcpip.AddrFrom16(netip.MustParseAddr("2001:db8::1").As16()),
+	})
+	out[0] |= 0xf // where IPv4 has the length of its header
+	return out
+}
+
+// TestControlMessagesOfTheOtherVersion checks that one packet does not end the
+// gateway of all sandboxes.
+func TestControlMessagesOfTheOtherVersion(t *testing.T) {
+	p := testPlane(t)
+	bad, good := testLink(t, p, "bad"), testLink(t, p, "good")
+	for range 3 {
+		bad.send(otherControl(header.IPv4MinimumSize, uint8(header.ICMPv6ProtocolNumber)))
+		bad.send(otherControl(header.IPv6MinimumSize, uint8(header.ICMPv4ProtocolNumber)))
+		bad.alive()
+		good.alive()
+	}
+}
+
 // FuzzLink sends packets that no kernel would, cut out of the input, and checks
 // that the gateway still answers.
 func FuzzLink(f *testing.F) {
@@ -147,6 +175,7 @@ func FuzzLink(f *testing.F) {
 	fragment := datagram(wire.Address, wire.Gateway, 1, 53, make([]byte, 64))
 	fragment[6] = 0x20
 	f.Add(cut(fragment, fragment))
+	f.Add(cut(otherControl(20, 58), otherControl(40, 1)))
 	e := testLink(f, testPlane(f), "fuzzed")
 	f.Fuzz(func(t *testing.T, in []byte) {
 		e.tb = t
