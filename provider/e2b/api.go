@@ -227,6 +227,14 @@ type newBox struct {
 	Timeout  int64             `json:"timeout"` // seconds
 	Metadata map[string]string `json:"metadata"`
 	Internet bool              `json:"allow_internet_access"`
+	Network  *boxNetwork       `json:"network,omitempty"`
+}
+
+// boxNetwork is what a sandbox may reach. What is allowed goes before what is
+// denied.
+type boxNetwork struct {
+	AllowOut []string `json:"allowOut"`
+	DenyOut  []string `json:"denyOut"`
 }
 
 func (a *api) create(ctx context.Context, req newBox) (b box, err error) {

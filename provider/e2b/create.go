@@ -58,6 +58,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	for k, v := range spec.Labels {
 		req.Metadata[metaLabel+k] = v
 	}
+	req.Internet, req.Network = egress(spec.Network.Plain)
 	return p.make(ctx, l, req, guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}, spec.ID)
 }
 
@@ -70,8 +71,8 @@ func (p *Provider) template(spec *sandbox.Spec) (string, error) {
 	switch {
 	case len(spec.Mounts) > 0:
 		return "", refuse("mounts", "directories of this machine are not where the sandbox is", "")
-	case spec.Network.Asked():
-		return "", refuse("network", "this provider does not translate policies into the service's rules", "leave the network out: the sandbox has none")
+	case spec.Network.Asked() && spec.Network.Plain == nil:
+		return "", refuse("network", "the rules were not translated into what the service enforces", "leave the network out: the sandbox has none")
 	case spec.Image == "" || spec.Image == "host":
 		return p.opts.Template, nil
 	}

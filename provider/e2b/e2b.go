@@ -81,6 +81,7 @@ type Provider struct {
 
 var (
 	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)
 	_ driver.FileSystem     = (*Instance)(nil)
 	_ driver.Archiver       = (*Instance)(nil)

@@ -50,6 +50,7 @@ type Provider struct {
 
 var (
 	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)
 	_ driver.FileSystem     = (*Instance)(nil)
 	_ driver.Archiver       = (*Instance)(nil)
@@ -139,6 +140,13 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return in, nil
 }
 
+// EgressAbility implements driver.EgressEnforcer. That nothing is bounded has
+// every rule refused by its name, and those of a policy which lets pass what
+// cannot be enforced let pass.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+}
+
 // supported refuses what plain processes cannot have.
 func supported(spec *sandbox.Spec) error {
 	refuse := func(subject, message string) error {
@@ -149,7 +157,7 @@ func supported(spec *sandbox.Spec) error {
 		return refuse("image", "this provider has no images: its files are the machine's")
 	case len(spec.Mounts) > 0:
 		return refuse("mounts", "this provider has no mounts: commands see the whole machine")
-	case spec.Network.Asked():
+	case spec.Network.Asked() && (spec.Network.Plain == nil || !spec.Network.Plain.Open):
 		return refuse("network", "this provider cannot bound what commands reach: they have the machine's network")
 	}
 	return userSupported(spec.User)

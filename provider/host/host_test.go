@@ -39,3 +39,27 @@ func TestConformance(t *testing.T) {
 		Dir:  func(in driver.Instance) string { return in.(*host.Instance).Dir() },
 	})
 }
+
+// TestEgress checks that rules are refused, unless a policy says that nothing
+// has to be enforced.
+func TestEgress(t *testing.T) {
+	p, err := host.New(host.Options{Dir: stateDir(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if a := p.EgressAbility(); a.Kind != sandbox.EgressNone {
+		t.Errorf("it enforces %q", a.Kind)
+	}
+	for _, plain := range []*sandbox.EgressRules{nil, {}, {Allow: []sandbox.EgressTarget{{Host: "a.test"}}}, {Open: true}} {
+		in, err := p.Create(t.Context(), &sandbox.Spec{ID: "egress", Image: "host", Network: sandbox.Network{Egress: []string{"a.test"}, Plain: plain}})
+		if open := plain != nil && plain.Open; open != (err == nil) || !open && p.ErrorCode(err) != sandbox.CodeUnsupported {
+			t.Errorf("%+v: %v", plain, err)
+		}
+		if err == nil {
+			if err := in.Destroy(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
