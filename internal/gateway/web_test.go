@@ -48,6 +48,38 @@ func TestTLS(t *testing.T) {
 	})
 }
 
+// TestResumedSessions checks that a client may go on with a session of TLS on
+// another connection, and that what it asks for then is decided about by the
+// host it went to.
+func TestResumedSessions(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "api.test", "other.test")
+	b := w.rig().box("resumed", profile(
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/v1/**"}},
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"other.test"}, Paths: []string{"/v2/**"}},
+	))
+	out, _ := b.sh(`python3 - <<'EOF'
+import socket, ssl
+context, session = ssl.create_default_context(), None
+for host, path in ("api.test", "/v1/a"), ("api.test", "/v1/b"), ("api.test", "/v2/forbidden"), ("other.test", "/v1/forbidden"), ("other.test", "/v2/c"):
+    s = context.wrap_socket(socket.create_connection((host, 443), 20), server_hostname=host, session=session)
+    s.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    answer = b""
+    while piece := s.recv(65536): answer += piece
+    print(host, path, s.session_reused, answer.split()[1].decode())
+    session = s.session
+    s.close()
+EOF`)
+	const want = "api.test /v1/a False 200\napi.test /v1/b True 200\napi.test /v2/forbidden True 403\nother.test /v1/forbidden True 403\nother.test /v2/c True 200\n"
+	if out != want {
+		t.Errorf("got\n%swant\n%s", out, want)
+	}
+	hits, violations, _ := w.taken()
+	if len(hits) != 3 || len(violations) > 0 {
+		t.Errorf("%d requests arrived, %v", len(hits), violations)
+	}
+}
+
 // TestUnwantedAnswers checks that DNS goes on for those who wait when others
 // have not waited.
 func TestUnwantedAnswers(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
@@ -18,9 +19,13 @@ const (
 	largeBuffer = 4 * (wire.MTU - 52)
 )
 
+// maxLarge is how many large buffers are lent at once, to all sandboxes.
+const maxLarge = heldBack / 2 / largeBuffer
+
 var (
 	mediumBuffers = sync.Pool{New: func() any { b := make([]byte, mediumBuffer); return &b }}
 	largeBuffers  = sync.Pool{New: func() any { b := make([]byte, largeBuffer); return &b }}
+	lentLarge     atomic.Int64
 )
 
 // splice copies both ways until both have ended.
@@ -38,7 +43,7 @@ func (f *flow) splice(in net.Conn) {
 // copy copies one way, at most so many bytes if there is a limit, and ends the
 // direction.
 func (f *flow) copy(dst, src net.Conn, limit int64) {
-	n, err := pump(dst, src, limit, f.b.room)
+	n, err := pump(dst, src, limit)
 	switch {
 	case err != nil:
 		f.end() // one side is gone, and so is the connection
@@ -50,9 +55,8 @@ func (f *flow) copy(dst, src net.Conn, limit int64) {
 }
 
 // pump copies until the end, or up to a limit if that is positive. It holds more
-// than a small buffer only while there is much to copy, and a large one only if
-// there is room for that.
-func pump(dst io.Writer, src io.Reader, limit int64, room func() int64) (total int64, err error) {
+// than a small buffer only while there is much to copy.
+func pump(dst io.Writer, src io.Reader, limit int64) (total int64, err error) {
 	small := make([]byte, smallBuffer)
 	var more *[]byte
 	defer func() { giveBack(more) }()
@@ -75,7 +79,7 @@ func pump(dst io.Writer, src io.Reader, limit int64, room func() int64) (total i
 		case rerr != nil:
 			return total, rerr
 		case more == nil && n == len(small):
-			more = take(room())
+			more = take()
 			buf = *more
 		case more != nil && n < len(small):
 			giveBack(more)
@@ -85,20 +89,28 @@ func pump(dst io.Writer, src io.Reader, limit int64, room func() int64) (total i
 	return total, nil
 }
 
-// take lends a buffer that is as large as there is room for.
-func take(room int64) *[]byte {
-	if room < largeBuffer {
-		return mediumBuffers.Get().(*[]byte)
+// take lends a large buffer, or a medium one if too many of those are lent.
+func take() *[]byte {
+	if lentLarge.Add(1) <= maxLarge {
+		return largeBuffers.Get().(*[]byte)
 	}
-	return largeBuffers.Get().(*[]byte)
+	lentLarge.Add(-1)
+	return mediumBuffers.Get().(*[]byte)
 }
 
 func giveBack(b *[]byte) {
 	switch {
 	case b == nil:
 	case len(*b) == largeBuffer:
+		lentLarge.Add(-1)
 		largeBuffers.Put(b)
 	default:
 		mediumBuffers.Put(b)
 	}
 }
+
+// copyBuffers lends buffers to a proxy, each for as long as a body lasts.
+type copyBuffers struct{}
+
+func (copyBuffers) Get() []byte  { return *take() }
+func (copyBuffers) Put(b []byte) { giveBack(&b) }

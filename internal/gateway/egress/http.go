@@ -31,11 +31,22 @@ type httpServer struct {
 	conns    chan net.Conn
 	closed   chan struct{}
 	once     sync.Once
+	tls      *tls.Config            // towards the sandbox, with keys of its own for sessions that are resumed
 	sessions tls.ClientSessionCache // of this sandbox alone
 }
 
 func newHTTPServer(b *box) *httpServer {
 	s := &httpServer{b: b, conns: make(chan net.Conn), closed: make(chan struct{}), sessions: tls.NewLRUClientSessionCache(64)}
+	s.tls = &tls.Config{
+		MinVersion: tls.VersionTLS12,
+		NextProtos: []string{"h2", "http/1.1"},
+		// The connection, not what the client says, tells whose name it is.
+		GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) {
+			return b.ca.certificate(flowOf(h.Conn).target.host.String())
+		},
+		// Nothing is lost on a link, so that small records gain nothing there.
+		DynamicRecordSizingDisabled: true,
+	}
 	s.server = &http.Server{
 		Handler:           s,
 		ReadHeaderTimeout: headerTimeout,
@@ -113,12 +124,7 @@ func (f *flow) serveHTTP(c net.Conn, secure bool) {
 
 // terminate ends TLS here, in the name of the host.
 func (f *flow) terminate(in net.Conn) {
-	host := f.target.host.String()
-	c := tls.Server(in, &tls.Config{
-		MinVersion:     tls.VersionTLS12,
-		NextProtos:     []string{"h2", "http/1.1"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return f.b.ca.certificate(host) },
-	})
+	c := tls.Server(in, f.b.http.tls)
 	ctx, cancel := context.WithTimeout(f.b.life, helloTimeout)
 	defer cancel()
 	if err := c.HandshakeContext(ctx); err != nil {
@@ -139,7 +145,7 @@ func (f *flow) upstream(secure bool) {
 	var first sync.Once
 	t := &http.Transport{
 		DisableCompression:     true, // what the host sends is what the sandbox gets
-		ForceAttemptHTTP2:      true,
+		ForceAttemptHTTP2:      secure,
 		MaxIdleConnsPerHost:    4,
 		IdleConnTimeout:        30 * time.Second,
 		TLSHandshakeTimeout:    helloTimeout,
@@ -170,9 +176,3 @@ func (f *flow) upstream(secure bool) {
 	}
 	f.whenEnded(t.CloseIdleConnections)
 }
-
-// copyBuffers lends buffers to the proxy, each for as long as a body lasts.
-type copyBuffers struct{}
-
-func (copyBuffers) Get() []byte  { return *mediumBuffers.Get().(*[]byte) }
-func (copyBuffers) Put(b []byte) { mediumBuffers.Put(&b) }

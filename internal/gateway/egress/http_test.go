@@ -207,3 +207,33 @@ func TestThrough(t *testing.T) {
 		t.Errorf("%d requests, %d allowed: %s", len(seen), allowed, answer)
 	}
 }
+
+// TestLargeBuffersAreFew checks that buffers do not grow with the number of
+// those who want one, and that what was given back can be had again.
+func TestLargeBuffersAreFew(t *testing.T) {
+	var lent []*[]byte
+	for range maxLarge {
+		lent = append(lent, take())
+	}
+	for _, b := range lent {
+		if len(*b) != largeBuffer {
+			t.Fatalf("a buffer of %d bytes, want %d", len(*b), largeBuffer)
+		}
+	}
+	late := copyBuffers{}.Get()
+	if len(late) != mediumBuffer {
+		t.Errorf("a buffer of %d bytes although all large ones are lent, want %d", len(late), mediumBuffer)
+	}
+	copyBuffers{}.Put(late)
+	for _, b := range lent {
+		giveBack(b)
+	}
+	if b := take(); len(*b) != largeBuffer {
+		t.Errorf("a buffer of %d bytes after all were given back", len(*b))
+	} else {
+		giveBack(b)
+	}
+	if n := lentLarge.Load(); n != 0 {
+		t.Errorf("%d are lent at the end", n)
+	}
+}
