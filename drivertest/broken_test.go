@@ -72,6 +72,7 @@ var brokenFacts = []sabotage{
 			return next.Create(ctx, &own)
 		}}
 	}, []string{"capabilities/network"}},
+	{"declares a network", false, withFacts(func(f *driver.Facts) { f.Capabilities.Network = true }), []string{"network/denied"}},
 	{"declares files", true, withFacts(func(f *driver.Facts) { f.Capabilities.Files = true }), []string{"capabilities/files", "files/stat"}},
 	{"declares terminals", true, withFacts(func(f *driver.Facts) { f.Capabilities.Terminal = true }), []string{"terminal/is-terminal"}},
 	{"declares users", true, withFacts(func(f *driver.Facts) { f.Capabilities.Users = true }), []string{"exec/user", "exec/spec-user"}},

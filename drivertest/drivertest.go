@@ -57,6 +57,17 @@ type Harness struct {
 	// Nil means a few lines for python3, which the image must have then.
 	Echo []string
 
+	// Host is what sandboxes call this machine's 127.0.0.1, whose ports they
+	// reach where a rule allows it. Empty means that none of them ever does:
+	// then the suite tries refusals only.
+	Host string
+
+	// Connect is a program inside the sandbox that is given a host and a port,
+	// connects, and prints what it is told, "refused" if it was turned away, or
+	// "late" if there was no answer for many seconds. Nil means a few lines for
+	// python3, which the image must have then.
+	Connect []string
+
 	// Slow is for providers where a sandbox takes seconds and bytes cross a
 	// network: sizes and counts shrink, and deadlines grow.
 	Slow bool

@@ -113,7 +113,11 @@ func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 func (r *rig) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Names) (*gvisor.Link, error) {
 	p, ok := r.policies.Load(spec.ID)
 	if !ok {
-		return nil, fmt.Errorf("no policy for %s", spec.ID)
+		profile, local := spec.Network.Local()
+		if !local {
+			return nil, fmt.Errorf("no policy for %s", spec.ID)
+		}
+		p = gateway.Policy{Profile: profile}
 	}
 	l, err := r.gateway.Connect(ctx, spec.ID, p.(gateway.Policy), names)
 	if err != nil {

@@ -119,8 +119,10 @@ func TestEgressAsked(t *testing.T) {
 	}{
 		"nothing":   {&sandbox.EgressRules{}, false, nil},
 		"unbounded": {&sandbox.EgressRules{Open: true, Allow: []sandbox.EgressTarget{{Host: "a.test"}}}, true, nil},
-		"some": {&sandbox.EgressRules{Allow: []sandbox.EgressTarget{{Host: "a.test"}, {Host: "*.b.test"}, {Prefix: netip.MustParsePrefix("192.0.2.0/24")}}}, false,
-			map[string]any{"allowOut": []any{"a.test", "*.b.test", "192.0.2.0/24"}, "denyOut": all}},
+		"some": {
+			&sandbox.EgressRules{Allow: []sandbox.EgressTarget{{Host: "a.test"}, {Host: "*.b.test"}, {Prefix: netip.MustParsePrefix("192.0.2.0/24")}}}, false,
+			map[string]any{"allowOut": []any{"a.test", "*.b.test", "192.0.2.0/24"}, "denyOut": all},
+		},
 	} {
 		service := &asked{}
 		p, err := e2b.New(e2b.Options{Dir: t.TempDir(), APIKey: "k", APIURL: "http://127.0.0.1:1", Transport: service})
