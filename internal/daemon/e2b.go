@@ -256,7 +256,7 @@ func (s e2bService) Snapshots(ctx context.Context, labels map[string]string) (al
 			return nil, err
 		}
 		for _, one := range part {
-			if one.Ready {
+			if one.Ready && one.Labels[plane.LabelTemplate] == "" { // the memory of a template is no snapshot to its clients
 				all = append(all, e2bapi.Snapshot{ID: one.ID, Parent: one.Parent, Labels: one.Labels})
 			}
 		}

@@ -59,29 +59,6 @@ func (s e2bService) HasImage(ctx context.Context, ref string) (bool, error) {
 	return err == nil, err
 }
 
-// What an image says of the commands of E2B's templates. They are read when a
-// sandbox is made, whose memory is not kept with the image.
-const (
-	labelStart = "run.atoll.e2b.start"
-	labelReady = "run.atoll.e2b.ready"
-)
-
-func (s e2bService) Commands(ctx context.Context, id sandbox.ID) (start, ready string, err error) {
-	images, err := s.images()
-	if err != nil {
-		return "", "", err
-	}
-	b, err := s.plane.Get(ctx, string(id))
-	if err != nil {
-		return "", "", err
-	}
-	img, err := images.Inspect(ctx, b.Spec.Image) // what it was really made of
-	if err != nil {
-		return "", "", err
-	}
-	return img.Config.Labels[labelStart], img.Config.Labels[labelReady], nil
-}
-
 // BuildTemplate unpacks the files of every step where nobody else can see them,
 // and builds.
 func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func(e2bapi.BuildEvent)) error {
@@ -108,8 +85,9 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 		}
 		d.Steps = append(d.Steps, *step)
 	}
-	if b.Start != "" || b.Ready != "" {
-		d.Steps = append(d.Steps, template.Step{Op: template.OpLabel, Vars: []template.Var{{Name: labelStart, Value: b.Start}, {Name: labelReady, Value: b.Ready}}})
+	d.Start, d.Ready = loginScript(b.Start), loginScript(b.Ready)
+	if d.Start == "" && d.Ready != "" {
+		d.Start = "true" // nothing is started, and the build waits all the same
 	}
 	files, err := template.NewFiles(root)
 	if err != nil {
@@ -132,6 +110,14 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 		}
 	}
 	return err
+}
+
+// loginScript has a command of a template run as clients run theirs.
+func loginScript(command string) string {
+	if command == "" {
+		return ""
+	}
+	return "export E2B_SANDBOX=true; exec /bin/bash -l -c '" + strings.ReplaceAll(command, "'", `'\''`) + "'"
 }
 
 // step is a step in the words of the builder.

@@ -238,13 +238,31 @@ func TestPython(t *testing.T) {
 	t.Parallel()
 	a := start(t)
 	for _, version := range python {
-		dir := pip(t, "e2b-"+version)
-		for _, mode := range []string{"sync", "async"} {
-			t.Run(version+"/"+mode, func(t *testing.T) {
-				a.allCases(t, version, []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}, filepath.Join(dir, "bin/python"), "py/main.py")
-			})
-		}
+		a.python(t, version)
 	}
+}
+
+// TestPythonByName does so with versions that know nothing but names.
+func TestPythonByName(t *testing.T) {
+	t.Parallel()
+	a := start(t, "--e2b-domain="+domain)
+	for _, version := range pythonByName {
+		a.python(t, version)
+	}
+}
+
+func (a *atoll) python(t *testing.T, version string) {
+	for _, mode := range []string{"sync", "async"} {
+		t.Run(version+"/"+mode, func(t *testing.T) {
+			a.allCases(t, version, pythonEnv(mode), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")
+		})
+	}
+}
+
+// pythonEnv is the environment of a program in Python. The names of sandboxes
+// lead to this machine there.
+func pythonEnv(mode string) []string {
+	return []string{"E2B_TEST_MODE=" + mode, "E2B_TEST_NAME=" + domain, "PYTHONDONTWRITEBYTECODE=1"}
 }
 
 // TestInterpreter runs code in sandboxes by the code interpreter's SDKs.
@@ -266,6 +284,9 @@ func TestInterpreterByName(t *testing.T) {
 	for _, version := range interpreterJavaScriptByName {
 		t.Run("js/"+version, func(t *testing.T) { a.interpreterJavaScript(t, version, "--require", "./js/resolve.cjs") })
 	}
+	for _, version := range interpreterPythonByName {
+		a.interpreterPython(t, version)
+	}
 }
 
 func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...string) {
@@ -278,8 +299,7 @@ func (a *atoll) interpreterPython(t *testing.T, version string) {
 	dir := pip(t, "code-interpreter-"+version)
 	for _, mode := range []string{"sync", "async"} {
 		t.Run("py/"+version+"/"+mode, func(t *testing.T) {
-			env := []string{"E2B_TEST_MODE=" + mode, "PYTHONDONTWRITEBYTECODE=1"}
-			a.cases(t, version, env, filepath.Join(dir, "bin/python"), "py/interpreter.py")
+			a.cases(t, version, pythonEnv(mode), filepath.Join(dir, "bin/python"), "py/interpreter.py")
 		})
 	}
 }

@@ -2,20 +2,26 @@
 
 package e2b
 
-// javaScript are the versions of npm's package e2b that are tried, the newest
-// that the registry gave first.
-var javaScript = []string{"2.51.0", "2.21.0"}
+// The versions are the newest that the registries gave, and those that were the
+// newest half a year and a year before that one; docs/E2B.md has their dates.
+// What knows sandboxes by host name only is tried so.
 
-// javaScriptByName are those that are tried with host names.
-var javaScriptByName = []string{"2.51.0", "2.6.3"}
+// Those of npm's e2b.
+var (
+	javaScript       = []string{"2.51.0", "2.15.0"}
+	javaScriptByName = []string{"2.51.0", "2.1.2"}
+)
 
-// python are those of PyPI's.
-var python = []string{"2.63.0", "2.21.1", "2.7.0"}
+// Those of PyPI's e2b.
+var (
+	python       = []string{"2.63.0", "2.20.3"}
+	pythonByName = []string{"2.6.2"}
+)
 
-// The versions of npm's @e2b/code-interpreter and PyPI's e2b-code-interpreter
-// that are tried, some with host names.
+// Those of npm's @e2b/code-interpreter and of PyPI's e2b-code-interpreter.
 var (
 	interpreterJavaScript       = []string{"2.8.0"}
-	interpreterJavaScriptByName = []string{"2.4.0"}
-	interpreterPython           = []string{"2.11.5", "2.9.0"}
+	interpreterJavaScriptByName = []string{"2.4.0", "2.0.0"}
+	interpreterPython           = []string{"2.11.5"}
+	interpreterPythonByName     = []string{"2.6.0", "2.2.0"}
 )

@@ -55,7 +55,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if req.base != "" {
 		images = []string{req.base}
 	}
-	start, err := p.ofTemplate(ctx, who.Tenant, &req.Spec)
+	of, err := p.ofTemplate(ctx, who.Tenant, &req.Spec)
 	if err != nil {
 		return Made{}, named(opCreate, err)
 	}
@@ -94,8 +94,8 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		return Made{Sandbox: box, Replayed: true}, named(opCreate, err)
 	}
 	box, image, err := p.make(ctx, who.Tenant, &want, origin, intent)
-	if err == nil && start != "" && (origin == "" || box.Reason != "") {
-		err = p.startCold(ctx, box.ID, start)
+	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
+		err = named(opCreate, p.startCold(ctx, box.ID, &of))
 	}
 	return Made{Sandbox: box, Image: image}, err
 }

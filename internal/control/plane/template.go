@@ -112,15 +112,14 @@ func (p *Plane) imageOf(ctx context.Context, tenant, ref string) (string, error)
 }
 
 // ofTemplate completes a Spec whose image is the name of a template. It returns
-// what is to be started in the sandbox, unless its memory says that it runs.
-func (p *Plane) ofTemplate(ctx context.Context, tenant string, spec *sandbox.Spec) (start string, err error) {
+// that template, or one that starts nothing.
+func (p *Plane) ofTemplate(ctx context.Context, tenant string, spec *sandbox.Spec) (t store.Template, err error) {
 	name, ok := strings.CutPrefix(spec.Image, templatePrefix)
 	if !ok {
-		return "", nil
+		return t, nil
 	}
-	t, err := p.template(ctx, tenant, name)
-	if err != nil {
-		return "", err
+	if t, err = p.template(ctx, tenant, name); err != nil {
+		return t, err
 	}
 	spec.Image = t.Image
 	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
@@ -128,7 +127,7 @@ func (p *Plane) ofTemplate(ctx context.Context, tenant string, spec *sandbox.Spe
 	if spec.Snapshot == "" && p.remembers(ctx, &t) {
 		spec.Snapshot, spec.Image = t.Snapshot, ""
 	}
-	return t.Start, nil
+	return t, nil
 }
 
 func (p *Plane) template(ctx context.Context, tenant, ref string) (t store.Template, err error) {

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,6 +25,12 @@ const (
 	// readyPoll is how often that is asked.
 	readyTime = 5 * time.Minute
 	readyPoll = 200 * time.Millisecond
+)
+
+// Labels of the snapshot of a template, which say whose it is.
+const (
+	LabelTemplate = "template"
+	labelTag      = "tag"
 )
 
 // remember gives a built template its snapshot: that of a template of the same
@@ -88,7 +93,7 @@ func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer)
 	}
 	name := "template-" + strings.ToLower(rand.Text()[:12])
 	s, err := p.Snapshot(ctx, string(opened.box.ID()), SnapshotRequest{
-		Name: name, Memory: true, Labels: map[string]string{"template": t.Name, "tag": t.Tag},
+		Name: name, Memory: true, Labels: map[string]string{LabelTemplate: t.Name, labelTag: t.Tag},
 	})
 	return s.ID, err
 }
@@ -159,15 +164,19 @@ func (l *startLog) Write(b []byte) (int, error) {
 }
 
 // startCold starts what a template runs in a sandbox whose memory does not have
-// it.
-func (p *Plane) startCold(ctx context.Context, id sandbox.ID, start string) error {
-	box, err := p.Open(ctx, string(id))
-	if err != nil {
-		return err
+// it, and waits until it is ready. A sandbox that does not become ready is of no
+// use, and is removed.
+func (p *Plane) startCold(ctx context.Context, id sandbox.ID, t *store.Template) error {
+	within, cancel := context.WithTimeout(ctx, readyTime)
+	defer cancel()
+	box, err := p.Open(within, string(id))
+	if err == nil {
+		err = awaitReady(within, buildBox{p, box}, t, io.Discard)
 	}
-	var proc driver.Process
-	if proc, err = box.Exec(ctx, sandbox.Command{Shell: start, Background: true}); err == nil {
-		err = proc.Close()
+	if err != nil {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+		defer cancel()
+		p.note(ctx, p.Destroy(late, string(id)))
 	}
 	return err
 }

@@ -243,17 +243,15 @@ func (h *Handler) newTemplate(w http.ResponseWriter, r *http.Request) error {
 	if name == "" || isBase(name) {
 		return invalid("name", "%.80q cannot be the name of a template", name)
 	}
-	if req.CPUCount < 0 || req.MemoryMB < 0 || len(req.Tags) > maxTags {
-		return invalid("template", "cpuCount, memoryMB or tags are out of range")
+	if req.CPUCount < 0 || req.MemoryMB < 0 {
+		return invalid("template", "cpuCount or memoryMB is negative")
 	}
-	var tags []string
 	if strings.Contains(whole, ":") || len(req.Tags) == 0 {
-		tags = append(tags, first)
+		req.Tags = append([]string{first}, req.Tags...)
 	}
-	for _, tag := range req.Tags {
-		if tag = ownTag(strings.ToLower(tag)); !slices.Contains(tags, tag) {
-			tags = append(tags, tag)
-		}
+	tags, err := ownTags(req.Tags)
+	if err != nil {
+		return err
 	}
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails: it ends the program instead

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -105,14 +106,23 @@ func (h *Handler) startInterpreter(ctx context.Context, id sandbox.ID) error {
 	}
 }
 
+// mayInterpret reports whether a request may go to the code interpreter. To run
+// code takes the access token of the sandbox, as commands do. Of its contexts
+// the SDKs ask with the token for traffic, and with none in versions that know
+// no such token.
+func (h *Handler) mayInterpret(r *http.Request, id sandbox.ID) bool {
+	if same(r.Header.Get(headerToken), h.tokens.envd(id)) || r.Method == http.MethodGet && r.URL.Path == "/health" {
+		return true
+	}
+	contexts := r.URL.Path == "/contexts" || strings.HasPrefix(r.URL.Path, "/contexts/")
+	return contexts && same(r.Header.Get(headerTraffic), h.tokens.traffic(id))
+}
+
 // showInterpreter prepares the port of the code interpreter before a request
-// goes there. Whoever knows the id of a sandbox reaches its ports; to run code
-// takes its access token, as commands do.
+// goes there.
 func (h *Handler) showInterpreter(w http.ResponseWriter, r *http.Request, id sandbox.ID) bool {
-	var err error
-	if r.URL.Path == "/execute" && !same(r.Header.Get(headerToken), h.tokens.envd(id)) {
-		err = unauthorized("missing or wrong access token")
-	} else {
+	err := unauthorized("missing or wrong access token")
+	if h.mayInterpret(r, id) {
 		err = h.interpret(r.Context(), id)
 	}
 	switch code := sandbox.CodeOf(err); {

@@ -51,7 +51,7 @@ type made struct {
 	ClientID           string  `json:"clientID"`
 	EnvdVersion        string  `json:"envdVersion"`
 	EnvdAccessToken    string  `json:"envdAccessToken"`
-	TrafficAccessToken *string `json:"trafficAccessToken"`
+	TrafficAccessToken string  `json:"trafficAccessToken"` // the code interpreter wants it, too
 	Domain             *string `json:"domain"`
 }
 
@@ -123,9 +123,6 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 		return err
 	}
 	s, err := h.service.Create(r.Context(), spec, timeout)
-	if err == nil && strings.HasPrefix(spec.Image, templateScheme) {
-		err = h.begin(r.Context(), &s)
-	}
 	if err != nil {
 		return err
 	}
@@ -233,15 +230,10 @@ func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
 }
 
 func (h *Handler) made(s *Sandbox) made {
-	m := made{
+	return made{
 		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
-		Domain: h.domain(),
+		TrafficAccessToken: h.tokens.traffic(s.ID), Domain: h.domain(),
 	}
-	if s.Labels[labelPrivate] != "" {
-		token := h.tokens.traffic(s.ID)
-		m.TrafficAccessToken = &token
-	}
-	return m
 }
 
 func (h *Handler) domain() *string {

@@ -23,9 +23,6 @@ type Templates interface {
 	// TagTemplate gives a template one more name. Both are NAME:TAG.
 	TagTemplate(ctx context.Context, ref, as string) (Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
-	// Commands returns what is to run in a sandbox of a template, and what
-	// succeeds when it does, as the build said.
-	Commands(ctx context.Context, id sandbox.ID) (start, ready string, err error)
 	// HasImage reports whether an image is there that needs not be fetched.
 	HasImage(ctx context.Context, ref string) (bool, error)
 	// HasUpload reports whether the tenant has files of that hash, and
@@ -335,7 +332,23 @@ func (h *Handler) updateTemplate(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// maxTags bounds those of one request.
 const maxTags = 32
+
+// ownTags are the tags of a request as the builder knows them. None, and too
+// many, are refused.
+func ownTags(shown []string) ([]string, error) {
+	if len(shown) == 0 || len(shown) > maxTags {
+		return nil, invalid("tags", "are not between 1 and %d", maxTags)
+	}
+	own := make([]string, 0, len(shown))
+	for _, tag := range shown {
+		if tag = ownTag(strings.ToLower(tag)); !slices.Contains(own, tag) {
+			own = append(own, tag)
+		}
+	}
+	return own, nil
+}
 
 func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
@@ -345,14 +358,14 @@ func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
 	if err := read(r, &req); err != nil {
 		return err
 	}
-	if len(req.Tags) == 0 || len(req.Tags) > maxTags {
-		return invalid("tags", "are not between 1 and %d", maxTags)
+	tags, err := ownTags(req.Tags)
+	if err != nil {
+		return err
 	}
 	name, tag := splitRef(req.Target)
 	var t Template
-	for _, as := range req.Tags {
-		var err error
-		if t, err = h.service.TagTemplate(r.Context(), name+":"+tag, name+":"+ownTag(strings.ToLower(as))); err != nil {
+	for _, as := range tags {
+		if t, err = h.service.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
 			return err
 		}
 	}
@@ -368,12 +381,13 @@ func (h *Handler) removeTags(w http.ResponseWriter, r *http.Request) error {
 	if err := read(r, &req); err != nil {
 		return err
 	}
-	if len(req.Tags) == 0 || len(req.Tags) > maxTags {
-		return invalid("tags", "are not between 1 and %d", maxTags)
+	tags, err := ownTags(req.Tags)
+	if err != nil {
+		return err
 	}
 	name, _ := splitRef(req.Name)
-	for _, tag := range req.Tags {
-		if err := h.service.RemoveTemplate(r.Context(), name+":"+ownTag(strings.ToLower(tag))); err != nil {
+	for _, tag := range tags {
+		if err := h.service.RemoveTemplate(r.Context(), name+":"+tag); err != nil {
 			return err
 		}
 	}

@@ -18,9 +18,9 @@ export { assert }
 
 const parts = (v) => v.split('.').map(Number)
 
-// since reports whether this SDK is of a version or a newer one.
-export function since(v) {
-  const [a, b] = [parts(version), parts(v)]
+// since reports whether a version, of this SDK if none is given, is that or newer.
+export function since(v, of = version) {
+  const [a, b] = [parts(of), parts(v)]
   for (const i of [0, 1, 2]) if (a[i] !== b[i]) return a[i] > b[i]
   return true
 }

@@ -1,9 +1,13 @@
 // The cases of the code interpreter's SDK.
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
-import { assert, rejects, require, run, test } from './harness.mjs'
+import { assert, rejects, require, run, since, test } from './harness.mjs'
 
 const { Sandbox } = require('@e2b/code-interpreter')
+const module = path.join(process.env.E2B_TEST_MODULES, 'node_modules/@e2b/code-interpreter/package.json')
+const { version } = JSON.parse(readFileSync(module))
+// The versions before sent no token when they asked for contexts.
+const sendsToken = since('2.3.0', version)
 
 async function box(fn) {
   const sbx = await Sandbox.create({ timeoutMs: 120_000 })
@@ -64,6 +68,10 @@ Both()`)
 }))
 
 test('code: contexts', () => box(async (sbx) => {
+  if (!sendsToken) {
+    await rejects(sbx.createCodeContext({ cwd: '/tmp' }), 'SandboxError')
+    return
+  }
   const context = await sbx.createCodeContext({ cwd: '/tmp' })
   assert.deepEqual([context.cwd, context.language], ['/tmp', 'python'])
   assert.equal((await sbx.runCode('import os; y = 1; os.getcwd()', { context })).text, '/tmp')
@@ -130,10 +138,20 @@ plt.pie([1, 3], labels=['x', 'y'])`)
 test('code: what is not allowed', () => box(async (sbx) => {
   const url = process.env.E2B_SANDBOX_URL ?? `https://${sbx.getHost(49999)}`
   const headers = { 'E2b-Sandbox-Id': sbx.sandboxId, 'E2b-Sandbox-Port': '49999', 'Content-Type': 'application/json' }
-  const post = (body, more) => fetch(`${url}/execute`, { method: 'POST', headers: { ...headers, ...more }, body })
-  assert.equal((await post('{"code": "1"}')).status, 401)
-  assert.equal((await post('{"code": "1"}', { 'X-Access-Token': 'wrong' })).status, 401)
+  const ask = (method, path, more, body) => fetch(url + path, { method, headers: { ...headers, ...more }, body })
+  const made = await sbx.runCode('1')
+  assert.equal(made.text, '1')
+  const traffic = { 'E2b-Traffic-Access-Token': sbx.trafficAccessToken ?? 'none' }
+  for (const more of [{}, { 'X-Access-Token': 'wrong' }, { 'E2b-Traffic-Access-Token': 'wrong' }, traffic]) {
+    for (const path of ['/execute', '/execute/', '//execute', '/execute?x=1', '/%65xecute', '/contexts/../execute']) {
+      const { status } = await ask('POST', path, more, '{"code": "1"}')
+      assert.ok(status === 401 || status === 404, `${path}: ${status}`)
+    }
+    if (more === traffic) continue
+    for (const [method, path] of [['GET', '/contexts'], ['GET', '/contexts/'], ['POST', '/contexts'], ['POST', '/contexts/x/restart'], ['DELETE', '/contexts/x']]) {
+      assert.equal((await ask(method, path, more, method === 'POST' ? '{}' : undefined)).status, 401, `${method} ${path}`)
+    }
+  }
 }))
 
-const module = path.join(process.env.E2B_TEST_MODULES, 'node_modules/@e2b/code-interpreter/package.json')
-await run(JSON.parse(readFileSync(module)).version)
+await run(version)

@@ -80,12 +80,22 @@ test('a template of a template, and one that fails', async () => {
 test('a template that starts something', async () => {
   const name = unique('server')
   const template = Template().fromBaseImage().runCmd('echo served > /home/user/page')
-    .setStartCmd('sleep 0.3; cd /home/user && python3 -m http.server 8000 --bind 127.0.0.1', sdk.waitForPort(8000))
+    .setStartCmd('sleep 0.3; cat /proc/sys/kernel/random/uuid > /tmp/once; cd /home/user && python3 -m http.server 8000 --bind 127.0.0.1', sdk.waitForPort(8000))
+  const snapshots = since('2.14.0') && (await Sandbox.listSnapshots().nextItems()).length
   await build(template, name)
+  const once = []
   try {
+    for (let i = 0; i < 2; i++) {
+      const sbx = await Sandbox.create(name, { timeoutMs: 60_000, envs: { MINE: `${i}` } })
+      once.push((await sbx.commands.run('cat /tmp/once')).stdout)
+      assert.equal((await sbx.commands.run('echo $MINE $(id -un) $(pwd)')).stdout, `${i} user /home/user\n`)
+      await sbx.kill()
+    }
+    assert.ok(once[0].length > 30 && once[0] === once[1], `it started more than once: ${once}`)
     const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
     const page = 'import urllib.request as u; print(u.urlopen("http://127.0.0.1:8000/page").read().decode())'
     assert.equal((await sbx.commands.run(`python3 -c '${page}'`)).stdout, 'served\n\n')
+    if (since('2.14.0')) assert.equal((await Sandbox.listSnapshots().nextItems()).length, snapshots)
     assert.ok((await sbx.commands.list()).some((p) => p.args.at(-1).includes('http.server')))
     await sbx.kill()
   } finally {

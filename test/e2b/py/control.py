@@ -35,6 +35,9 @@ async def _():
     sbx = await Sandbox.create(template=name, timeout=60)
     assert (await sbx.commands.run("cat /tmp/old")).stdout == "old\n"
     await sbx.kill()
+    if not since("2.7.0"):
+        api("DELETE", f"/templates/{name}")
+        return
     info = await Template.build_in_background(template().from_template(name).run_cmd("true"), *args, **how)
 
     async def over():

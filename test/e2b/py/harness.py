@@ -15,6 +15,7 @@ import traceback
 import e2b
 
 import methods
+import resolve  # noqa: F401  before anything is looked up
 
 methods.watch()
 
