@@ -289,6 +289,7 @@ var rules = []rule{
 	},
 
 	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},
+	{pkgs: "test/e2b", std: true, why: "what uses the program from outside must not depend on it"},
 	{pkgs: "scripts/testcount", std: true, why: "what judges the tests must not depend on what they test"},
 	{
 		pkgs: "scripts/...",

@@ -1,8 +1,5 @@
 //go:build e2b
 
-// Package e2b runs programs that use E2B's official SDKs against the real
-// binary and the real engine. It needs npm and pip, which install the SDKs into
-// a cache, and so has a build tag of its own; see `make e2b`.
 package e2b
 
 import (
