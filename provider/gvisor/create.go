@@ -38,7 +38,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	defer p.pool.begin()()
-	m, err := p.maker(spec, img, nil, "")
+	m, err := p.maker(ctx, spec, img, nil, "")
 	if err != nil {
 		return nil, err
 	}

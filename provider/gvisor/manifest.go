@@ -106,6 +106,7 @@ func damaged(format string, args ...any) error {
 type saved struct {
 	manifest
 	id    string // this very directory; no other one has it
+	dir   string // where it was
 	parts map[string]*os.File
 	users *atomic.Int32
 }
@@ -143,7 +144,7 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 		return nil, damaged("%v", reason(err))
 	}
 	defer unix.Close(d)
-	s := &saved{parts: map[string]*os.File{}, users: new(atomic.Int32)}
+	s := &saved{dir: dir, parts: map[string]*os.File{}, users: new(atomic.Int32)}
 	s.share()
 	defer func() {
 		if err != nil {

@@ -104,8 +104,8 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	m := p.newMaker(&sandbox.Spec{ID: sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16])), Image: ref, Resources: bounded(s.resources)}, img)
-	m.early, m.from = true, from
+	m := p.earlyMaker(s, ref, img)
+	m.from = from
 	if s.stage == atKernel {
 		if err = m.prepare(); err == nil {
 			err = m.launch(ctx)
@@ -124,6 +124,14 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 		return nil, withCause(ctx, err)
 	}
 	return m, nil
+}
+
+// earlyMaker begins a sandbox of which nobody knows yet whose it will be.
+func (p *Provider) earlyMaker(s shape, ref string, img *image.Image) *maker {
+	id := sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16]))
+	m := p.newMaker(&sandbox.Spec{ID: id, Image: ref, Resources: bounded(s.resources)}, img)
+	m.early = true
+	return m
 }
 
 // rehearse makes a sandbox do once what its first command will need.
@@ -150,6 +158,7 @@ func (p *Provider) closePool() {
 	p.pool.once.Do(func() {}) // no keeper begins after this
 	p.pool.stop()
 	p.pool.work.Wait()
+	p.aheads.close()
 	for _, m := range p.pool.empty(true) {
 		m.undo()
 	}
@@ -205,7 +214,7 @@ func (l *pool) take(s shape) (m *maker, dead []*maker) {
 	sh := l.shelves[s]
 	for sh != nil && len(sh.ready) > 0 {
 		m, sh.ready = sh.ready[0], sh.ready[1:]
-		if m.rec.Kernel.alive() && !m.rec.Kernel.stopped() {
+		if m.alive() {
 			return m, dead
 		}
 		dead = append(dead, m)
@@ -213,9 +222,40 @@ func (l *pool) take(s shape) (m *maker, dead []*maker) {
 	return nil, dead
 }
 
-// maker begins the making of a sandbox, with what the pool has of it.
-func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
-	for _, s := range shapesFor(spec, img, from, why) {
+// alive reports whether the kernel of a sandbox that waits does so.
+func (m *maker) alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
+
+// count is how many are ready of a shape.
+func (l *pool) count(s shape) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sh := l.shelves[s]; sh != nil {
+		return len(sh.ready)
+	}
+	return 0
+}
+
+// maker begins the making of a sandbox, with what was made of it in advance.
+func (p *Provider) maker(ctx context.Context, spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
+	m := p.taken(ctx, spec, img, from, why)
+	if m == nil {
+		m = p.newMaker(spec, img)
+		m.from, m.why = from, why
+		return m, nil
+	}
+	m.from, m.why = from, why
+	if err := m.become(spec); err != nil {
+		m.undo()
+		return nil, err
+	}
+	return m, nil
+}
+
+// taken is what was made in advance and serves a request, the furthest first,
+// or nil.
+func (p *Provider) taken(ctx context.Context, spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
+	shapes := shapesFor(spec, img, from, why)
+	for _, s := range shapes {
 		if p.pooled() {
 			p.pool.ask(s, spec.Image, from)
 		}
@@ -223,19 +263,14 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why 
 		for _, d := range dead {
 			d.undo()
 		}
-		if m == nil {
-			continue
+		if m != nil {
+			return m
 		}
-		m.from, m.why = from, why
-		if err := m.become(spec); err != nil {
-			m.undo()
-			return nil, err
-		}
-		return m, nil
 	}
-	m := p.newMaker(spec, img)
-	m.from, m.why = from, why
-	return m, nil
+	if from == nil {
+		return nil
+	}
+	return p.aheads.take(ctx, from.dir, shapes)
 }
 
 // shapesFor lists what would serve a request, the furthest first. Mounts are

@@ -84,6 +84,7 @@ type Provider struct {
 	reaper  reaper
 	swept   sync.Once
 	pool    *pool
+	aheads  aheads
 
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance

@@ -39,7 +39,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) 
 	defer p.pool.begin()()
 	var refused string
 	for {
-		m, err := p.maker(spec, img, from, refused)
+		m, err := p.maker(ctx, spec, img, from, refused)
 		if err != nil {
 			return nil, none, err
 		}

@@ -28,6 +28,10 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 	if opts.Memory && in.rec.Engine == "" {
 		return driver.Snapshot{}, &providerError{sandbox.CodeUnsupported, "the memory of a sandbox that an older Atoll made cannot be saved", nil}
 	}
+	ahead := func() {}
+	if opts.Memory && opts.Brief && opts.Copies > 0 {
+		ahead = in.startAhead(dir, opts.Copies)
+	}
 	var size int64
 	var m *manifest
 	err := in.locked(ctx, func(ctx context.Context, rest string) (err error) {
@@ -52,6 +56,7 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 		size, err = m.write(ctx, dir, false)
 	}
 	if err != nil {
+		ahead()
 		return driver.Snapshot{}, in.explain(withCause(ctx, err))
 	}
 	return driver.Snapshot{Engine: in.rec.Engine, Memory: opts.Memory, Size: size}, nil
