@@ -106,10 +106,11 @@ func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 
 		Network sandbox.Network     `json:"network,omitzero"`
 		Secrets []sandbox.SecretRef `json:"secrets,omitempty"`
+		Redact  bool                `json:"redact,omitempty"`
 	}{
 		spec.Name, spec.Image, opts.Pull, opts.Platform, spec.Resources, spec.Env, spec.User, spec.Workdir, spec.Hostname,
 		spec.Mounts, milliseconds(spec.Lifetime.Timeout), spec.Labels,
-		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Workspace, spec.Network, spec.Secrets,
+		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Workspace, spec.Network, spec.Secrets, spec.Redact,
 	})
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}

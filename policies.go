@@ -36,6 +36,7 @@ type Policy struct {
 	Egress          *sandbox.Profile    `json:"egress,omitempty"` // a ceiling over what may be reached
 	Secrets         []string            `json:"secrets,omitzero"`
 	SecretModes     []string            `json:"secretModes,omitzero"`
+	Redact          bool                `json:"redact,omitempty"`
 	OnUnenforceable string              `json:"onUnenforceable,omitempty"`
 	File            string              `json:"file"`
 	Lines           map[string]int      `json:"lines"` // of its fields in the file

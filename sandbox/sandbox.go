@@ -75,6 +75,9 @@ type Spec struct {
 	// Secrets are the stored secrets the sandbox works with. Values are never
 	// part of a Spec.
 	Secrets []SecretRef `json:"secrets,omitempty"`
+	// Redact puts asterisks in place of those values that the sandbox itself
+	// has, of the mode env, in what its commands write.
+	Redact bool `json:"redact,omitempty"`
 
 	Lifetime Lifetime          `json:"lifetime,omitzero"`
 	Labels   map[string]string `json:"labels,omitempty"`

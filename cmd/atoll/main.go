@@ -6,8 +6,6 @@ import (
 	"os"
 	"runtime"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -37,9 +35,7 @@ func main() {
 
 // up starts a daemon that serves its socket.
 func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daemon, error) {
-	// Its memory holds values of secrets, and so would a core file. What it
-	// starts inherits that.
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+	if err := leaveNoCore(); err != nil {
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, daemon.Options{

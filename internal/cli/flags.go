@@ -138,6 +138,7 @@ type boxFlags struct {
 	idleAction, snapshot  string
 	remove, keep, quiet   bool
 	egress, secrets       []string
+	redact                bool
 	profile               string
 }
 
@@ -154,6 +155,7 @@ func (f *boxFlags) register(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that it may reach, such as api.example.com or *.example.com:8443; "" for a network that leads nowhere (default: no network)`)
 	flags.StringVar(&f.profile, "profile", "", "stored profile that says what it may reach; see: atoll profile")
 	flags.StringArrayVar(&f.secrets, "secret", nil, "stored secret that it may use: NAME[,env=VARIABLE][,host=HOST][,in=PLACE]; see: atoll secret")
+	flags.BoolVar(&f.redact, "redact", false, "show asterisks in place of the values of its secrets (mode=env) in what commands write")
 	f.workspace.register(flags)
 	flags.StringVar(&f.name, "name", "", "name of the sandbox")
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the name)")
@@ -227,6 +229,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	if spec.Network, spec.Secrets, err = box.network(cmd); err != nil {
 		return req, err
 	}
+	spec.Redact = box.redact
 	req.Spec, req.Pull, req.Platform = spec, control.Pull(box.pull), box.platform
 	req.Keep = box.keep || !box.remove
 	if cmd.Flags().Changed("entrypoint") {

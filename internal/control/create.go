@@ -135,7 +135,7 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 // checkNetwork refuses rules that nobody would enforce, and secrets that nobody
 // would bring to where they are needed.
 func (c *Control) checkNetwork(spec *sandbox.Spec, req *CreateRequest) (err error) {
-	if spec.Network.Plain = nil; req.Tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0) {
+	if spec.Network.Plain = nil; req.Tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0 || spec.Redact) {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets are kept by a daemon, and none runs",
 			Hint: "start one with: atoll up",

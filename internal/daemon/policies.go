@@ -53,7 +53,7 @@ func shownPolicies(s plane.PolicyState) api.Policies {
 		one := api.Policy{
 			Name: p.Name, Description: p.Description, Tenants: p.Tenants, Labels: p.Labels, CPUs: p.CPUs, Memory: p.Memory, Disk: p.Disk,
 			PIDs: p.PIDs, Images: p.Images, Mounts: p.Mounts, Network: p.Network, Egress: p.Egress, Secrets: p.Secrets,
-			OnUnenforceable: string(p.OnUnenforceable), File: p.File, Lines: p.Lines,
+			OnUnenforceable: string(p.OnUnenforceable), Redact: p.Redact, File: p.File, Lines: p.Lines,
 		}
 		if p.Lifetime != nil {
 			ms := p.Lifetime.Milliseconds()

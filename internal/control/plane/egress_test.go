@@ -85,6 +85,7 @@ type rig struct {
 	owner   context.Context // the owner of the machine
 	writer  context.Context // may make sandboxes, and nothing else
 	rival   context.Context // all-powerful in another tenant
+	lost    bool            // a variable of the daemon that secrets are read from
 	rules   string          // the policies in their file; empty: there are none
 }
 
@@ -116,7 +117,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
 		}},
 		Sealer: sealer, Gateway: r.gateway, Fault: fault,
-		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" }},
+		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" && !r.lost }},
 	})
 	t.Cleanup(func() {
 		must(r.Plane.Close())

@@ -106,6 +106,7 @@ type Plane struct {
 	writing    flights[string] // snapshots without a sandbox that answers for them
 	archive    archiving
 	uses       uses
+	redactors  redactors
 	due        due
 	conns      connCount
 	soon       soon

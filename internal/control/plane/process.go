@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -22,8 +23,9 @@ import (
 // against the tenant's quota, and their ends are recorded.
 type Box struct {
 	*control.Sandbox
-	plane *Plane
-	who   key.Principal
+	plane  *Plane
+	who    key.Principal
+	redact *secret.Redactor // of what its commands write; nil: it is shown as it is
 }
 
 type limitsKey struct{}
@@ -61,7 +63,7 @@ func (b *Box) Reconnect(ctx context.Context, id string) (driver.Process, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}, nil
+	return b.command(p, limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest may be dropped
 }
 
 // Rejoin connects to a command where an earlier connection to it was cut, as
@@ -75,7 +77,7 @@ func (b *Box) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bo
 	if err != nil {
 		return nil, at, err
 	}
-	return &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}, at, nil
+	return b.command(p, limits, at), at, nil
 }
 
 // command is a process whose output is metered.
@@ -89,6 +91,16 @@ type command struct {
 	closed sync.Once
 	quit   chan struct{} // closed by Close and Detach
 	cut    atomic.Bool   // its caller was cut off and may come back
+
+	stdout, stderr io.Reader
+}
+
+// command wraps a process whose output begins at the cursor.
+func (b *Box) command(p driver.Process, limits quota.Limits, at driver.Cursor) *command {
+	c := &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}
+	c.stdout = b.redacted(&meteredOutput{p.Stdout(), c}, at.Stdout > 0)
+	c.stderr = b.redacted(&meteredOutput{p.Stderr(), c}, at.Stderr > 0)
+	return c
 }
 
 // Unwrap returns control's process.
@@ -98,8 +110,8 @@ func (c *command) Unwrap() any { return c.Process }
 // does not mean its end.
 func (c *command) Throttled() bool { return c.paused.Load() > 0 }
 
-func (c *command) Stdout() io.Reader { return &meteredOutput{c.Process.Stdout(), c} }
-func (c *command) Stderr() io.Reader { return &meteredOutput{c.Process.Stderr(), c} }
+func (c *command) Stdout() io.Reader { return c.stdout }
+func (c *command) Stderr() io.Reader { return c.stderr }
 
 func (c *command) Close() (err error) {
 	c.closed.Do(func() {
@@ -156,7 +168,7 @@ func (c *command) pause(d time.Duration) {
 // when it is over and its caller has read what there was, or, in the
 // background, when it is over.
 func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, limits quota.Limits, cmd *sandbox.Command) *command {
-	c := &command{Process: inner, plane: p, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}
+	c := b.command(inner, limits, driver.Cursor{})
 	fact := auditAction(b.who, control.Action{Op: "process.exec", Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
 	p.background.Go(func() {

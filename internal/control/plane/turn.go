@@ -194,6 +194,7 @@ func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 	}
 	p.drop(ctx, b.Rest.Kept)
 	p.uses.forget(b.ID)
+	p.redactors.forget(b.ID)
 }
 
 // drop removes the bytes of a snapshot that nobody wants any more. If that

@@ -44,7 +44,11 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Box{Sandbox: box, plane: p, who: who}, nil
+	redact, err := p.redactor(ctx, &b)
+	if err != nil {
+		return nil, named(op, err)
+	}
+	return &Box{Sandbox: box, plane: p, who: who, redact: redact}, nil
 }
 
 // occupy marks a sandbox as in use until ctx ends, waits until nobody changes

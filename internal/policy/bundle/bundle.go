@@ -48,6 +48,8 @@ type Policy struct {
 	Egress      *sandbox.Profile     `json:"egress,omitempty"` // a ceiling
 	Secrets     []string             `json:"secrets,omitzero"`
 	SecretModes []sandbox.SecretMode `json:"secretModes,omitzero"`
+	// Redact takes the values of secrets out of what commands write.
+	Redact bool `json:"redact,omitempty"`
 	// OnUnenforceable is what becomes of rules that a provider cannot enforce.
 	OnUnenforceable policy.Unenforceable `json:"onUnenforceable,omitempty"`
 
@@ -104,6 +106,12 @@ func (b *Bundle) For(a About) []Policy {
 		}
 	}
 	return out
+}
+
+// Redacts reports whether a policy wants values of secrets to be taken out of
+// what the commands of a sandbox write.
+func (b *Bundle) Redacts(a About) bool {
+	return slices.ContainsFunc(b.For(a), func(p Policy) bool { return p.Redact })
 }
 
 // Ceilings are those over what a sandbox may reach.

@@ -274,6 +274,7 @@ func (d *document) policy(n *yaml.Node) error {
 		"images": d.strings(&p.Images), "mounts": d.strings(&p.Mounts), "secrets": d.strings(&p.Secrets), "secretModes": d.strings(&modes),
 		"network":         func(n *yaml.Node) error { p.Network = new(bool); return into(d, p.Network)(n) },
 		"egress":          func(n *yaml.Node) error { p.Egress = &sandbox.Profile{}; return d.profile(n, p.Egress) },
+		"redact":          into(d, &p.Redact),
 		"onUnenforceable": func(n *yaml.Node) error { p.OnUnenforceable = policy.Unenforceable(n.Value); return nil },
 	})
 	if err != nil {

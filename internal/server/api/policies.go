@@ -44,6 +44,7 @@ type Policy struct {
 	Egress          *sandbox.Profile    `json:"egress,omitempty" doc:"a ceiling over what may be reached"`
 	Secrets         []string            `json:"secrets,omitzero"`
 	SecretModes     []string            `json:"secretModes,omitzero"`
+	Redact          bool                `json:"redact,omitempty" doc:"values of secrets are taken out of what commands write"`
 	OnUnenforceable string              `json:"onUnenforceable,omitempty"`
 	File            string              `json:"file"`
 	Lines           map[string]int      `json:"lines" doc:"of its fields in the file"`

@@ -99,7 +99,7 @@ func (r *CreateRequest) Spec() sandbox.Spec {
 	spec := sandbox.Spec{
 		Name: r.Name, Image: r.Image, Env: r.Env, User: r.User, Workdir: r.Workdir, Hostname: r.Hostname, Labels: r.Labels,
 		Resources: sandbox.Resources(r.Resources), Lifetime: r.Lifetime(), Snapshot: r.Snapshot,
-		Network: r.Network, Secrets: r.Secrets,
+		Network: r.Network, Secrets: r.Secrets, Redact: r.Redact,
 	}
 	for _, m := range r.Mounts {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))

@@ -24,6 +24,7 @@ type CreateRequest struct {
 	Workspace *WorkspaceAttachment `json:"workspace,omitempty" doc:"a durable directory"`
 	Network   sandbox.Network      `json:"network,omitempty" doc:"what the sandbox may reach; nothing if it is left out"`
 	Secrets   []sandbox.SecretRef  `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
+	Redact    bool                 `json:"redact,omitempty" doc:"asterisks in place of values of secrets, of the mode env, in what commands write"`
 	Labels    map[string]string    `json:"labels,omitempty"`
 
 	// IdempotencyKey and Raw come from the header and the body.

@@ -1,0 +1,196 @@
+package plane
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// redactors remember, for each sandbox whose output is redacted, the values
+// that it got. One that was rotated since stays: processes may still have it.
+type redactors struct {
+	mu    sync.Mutex
+	boxes map[sandbox.ID]*redactions
+}
+
+// redactions are the values of one sandbox, by name and version of the secret.
+type redactions struct {
+	values map[redactedKey]secret.Value
+	r      *secret.Redactor
+}
+
+type redactedKey struct {
+	name    string
+	version int64
+}
+
+// redactor returns what takes the values of secrets out of a sandbox's output,
+// nil if nobody asked for that or it has none. A value that cannot be read is
+// an error: its output would show it.
+func (p *Plane) redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error) {
+	if !b.Spec.Redact && !p.policies().Redacts(bundle.About{Tenant: b.Tenant, Labels: b.Labels}) {
+		return nil, nil
+	}
+	var wanted []store.Secret
+	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+		wanted = nil
+		for _, ref := range b.Spec.Secrets {
+			if ref.Mode != sandbox.SecretEnv {
+				continue // what is inside is a placeholder, which is no secret
+			}
+			s, err := tx.Secret(ctx, b.Tenant, ref.Name)
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				continue
+			} else if err != nil {
+				return err
+			}
+			wanted = append(wanted, s)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	fresh := map[redactedKey]secret.Value{}
+	for _, s := range wanted {
+		k := redactedKey{s.Name, s.Version}
+		if p.redactors.knows(b.ID, k) {
+			continue
+		}
+		if fresh[k], err = p.open(ctx, &s); err != nil {
+			return nil, hinted(&sandbox.Error{
+				Code: sandbox.CodeOf(err), Subject: s.Name, Message: "the value cannot be read, and output might show it", Cause: err,
+			}, "mend the source of the secret, or make the sandbox without redaction")
+		}
+	}
+	return p.redactors.learn(b.ID, fresh), nil
+}
+
+func (r *redactors) knows(id sandbox.ID, k redactedKey) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.boxes[id]
+	if known == nil {
+		return false
+	}
+	_, ok := known.values[k]
+	return ok
+}
+
+// learn adds values of a sandbox, and returns the redactor for all that are
+// known.
+func (r *redactors) learn(id sandbox.ID, fresh map[redactedKey]secret.Value) *secret.Redactor {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.boxes[id]
+	if known == nil {
+		if len(fresh) == 0 {
+			return nil
+		}
+		known = &redactions{values: map[redactedKey]secret.Value{}}
+		if r.boxes == nil {
+			r.boxes = map[sandbox.ID]*redactions{}
+		}
+		r.boxes[id] = known
+	}
+	if len(fresh) > 0 {
+		all := make([]secret.Value, 0, len(known.values)+len(fresh))
+		for k, v := range fresh {
+			known.values[k] = v
+		}
+		for _, v := range known.values {
+			all = append(all, v)
+		}
+		known.r = secret.NewRedactor(all...)
+	}
+	return known.r
+}
+
+// forget lets go of the values of a sandbox that is gone. Streams that still
+// run keep what they have.
+func (r *redactors) forget(id sandbox.ID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.boxes, id)
+}
+
+// redactedLog is a log without values. Its streams are redacted each for
+// itself, and what one holds back comes at the end or before a gap.
+type redactedLog struct {
+	driver.LogReader
+	r       *secret.Redactor
+	torn    bool // it does not begin where the output does
+	streams map[int]*secret.Redaction
+	ready   []driver.LogChunk
+	err     error
+}
+
+// Next implements driver.LogReader.
+func (l *redactedLog) Next() (driver.LogChunk, error) {
+	for len(l.ready) == 0 {
+		if l.err != nil {
+			return driver.LogChunk{}, l.err
+		}
+		var c driver.LogChunk
+		if c, l.err = l.LogReader.Next(); l.err != nil {
+			l.flush()
+			continue
+		}
+		l.push(c)
+	}
+	c := l.ready[0]
+	l.ready = l.ready[1:]
+	return c, nil
+}
+
+func (l *redactedLog) push(c driver.LogChunk) {
+	s := l.streams[c.Stream]
+	if s == nil {
+		s = l.r.Stream(l.torn || c.Dropped > 0)
+		l.streams[c.Stream] = s
+	} else if c.Dropped > 0 {
+		l.add(driver.LogChunk{Stream: c.Stream, Data: s.End()})
+	}
+	l.add(driver.LogChunk{Stream: c.Stream, Data: s.Push(c.Data), Dropped: c.Dropped})
+}
+
+// flush gives out what is held back.
+func (l *redactedLog) flush() {
+	for _, stream := range []int{1, 2} {
+		if s := l.streams[stream]; s != nil {
+			l.add(driver.LogChunk{Stream: stream, Data: s.End()})
+		}
+	}
+}
+
+func (l *redactedLog) add(c driver.LogChunk) {
+	if len(c.Data) > 0 || c.Dropped > 0 {
+		l.ready = append(l.ready, c)
+	}
+}
+
+// Unwrap returns the log of control.
+func (l *redactedLog) Unwrap() any { return l.LogReader }
+
+// Logs reads what a command wrote, as control.Sandbox.Logs.
+func (b *Box) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
+	l, err := b.Sandbox.Logs(ctx, id, opts)
+	if err != nil || b.redact == nil {
+		return l, err
+	}
+	return &redactedLog{LogReader: l, r: b.redact, torn: opts.Tail > 0, streams: map[int]*secret.Redaction{}}, nil
+}
+
+// redacted returns a stream of a command as its caller may see it.
+func (b *Box) redacted(from io.Reader, torn bool) io.Reader {
+	if b.redact == nil {
+		return from
+	}
+	return b.redact.Reader(from, torn)
+}
