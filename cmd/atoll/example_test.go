@@ -165,7 +165,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 // keep makes what examples about a kind of thing work with.
 func (e *exampleRunner) keep(t *testing.T, path []string) {
 	last := path[len(path)-1]
-	e.env = append(e.env, "GITHUB_TOKEN=one", "NEW_TOKEN=another")
+	e.env = append(e.env, "GITHUB_TOKEN=one", "NEW_TOKEN=another", "VISUAL=", "EDITOR=sed -i s/allow/deny/")
 	e.must(t, `printf '{"rules":[{"action":"allow","hosts":["api.example.com"]}]}' >profile.yaml; printf 'FROM host\nRUN true\n' >Dockerfile`)
 	made := last == "create" || last == "build"
 	if last == "learn" {

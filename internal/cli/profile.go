@@ -33,7 +33,7 @@ JSON; see docs/POLICY.md for every field:
       methods: [GET]
       paths: [/v1/**]`,
 		Example: `  atoll profile ls`,
-	}, a.profileCreateCmd(), a.profileApplyCmd(), a.profileListCmd(), a.profileShowCmd(), a.profileTestCmd(), a.profileLearnCmd(), a.profileRemoveCmd())
+	}, a.profileCreateCmd(), a.profileApplyCmd(), a.profileListCmd(), a.profileShowCmd(), a.profileEditCmd(), a.profileTestCmd(), a.profileLearnCmd(), a.profileRemoveCmd())
 }
 
 // maxProfileFile bounds a file with a profile.
@@ -193,7 +193,8 @@ func (a *App) profileShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "show NAME", Short: "Write a profile in the form that create and apply read", Args: cobra.ExactArgs(1),
-		Example: `  atoll profile show docs > profile.yaml`,
+		ValidArgsFunction: a.completeProfile,
+		Example:           `  atoll profile show docs > profile.yaml`,
 	}
 	cmd.Flags().Int64Var(&version, "version", 0, "as it was at this version")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, with its version and times")
@@ -216,21 +217,32 @@ func (a *App) profileShowCmd() *cobra.Command {
 
 // printYAML writes a value by the names that its JSON has.
 func (a *App) printYAML(v any) error {
-	text, err := json.Marshal(v)
+	text, err := yamlOf(v)
 	if err != nil {
 		return err
 	}
+	_, err = a.Stdout.Write(text)
+	return err
+}
+
+// yamlOf is a value as YAML, by the names that its JSON has.
+func yamlOf(v any) ([]byte, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
 	var doc yaml.Node
 	if err := yaml.Unmarshal(text, &doc); err != nil {
-		return err
+		return nil, err
 	}
 	block(&doc)
-	e := yaml.NewEncoder(a.Stdout)
+	var out bytes.Buffer
+	e := yaml.NewEncoder(&out)
 	e.SetIndent(2)
 	if err := e.Encode(&doc); err != nil {
-		return err
+		return nil, err
 	}
-	return e.Close()
+	return out.Bytes(), e.Close()
 }
 
 // block turns the braces of JSON into lines.
@@ -351,7 +363,8 @@ func (a *App) profileRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove profiles that no sandbox works by", Args: cobra.MinimumNArgs(1),
-		Example: `  atoll profile rm docs`,
+		ValidArgsFunction: a.completeProfile,
+		Example:           `  atoll profile rm docs`,
 	}
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
