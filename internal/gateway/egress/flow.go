@@ -133,20 +133,6 @@ type sandboxConn struct {
 	ep tcpip.Endpoint
 }
 
-// fullRecord is what a full record of TLS holds, in bytes.
-const fullRecord = 16 << 10
-
-// Write sends small pieces at once. After a large one, such as a full record,
-// there mostly comes another: what does not fill a packet then waits for it, or
-// for what was sent before to arrive.
-func (c *sandboxConn) Write(p []byte) (int, error) {
-	bulk := len(p) >= fullRecord
-	if o := c.ep.SocketOptions(); o.GetDelayOption() != bulk {
-		o.SetDelayOption(bulk)
-	}
-	return c.TCPConn.Write(p)
-}
-
 // newFlow decides about a connection before anything is looked up. It returns
 // nil if it is refused.
 func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
