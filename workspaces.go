@@ -16,6 +16,7 @@ type Workspace struct {
 	Name      string       `json:"name"`
 	Encrypted bool         `json:"encrypted,omitempty"`
 	MaxBytes  int64        `json:"maxBytes,omitempty"` // that one version may hold; 0: no limit
+	Bucket    string       `json:"bucket,omitempty"`   // that it is; empty: it is none
 	Problem   string       `json:"problem,omitempty"`  // what kept the last state from being persisted
 	Created   time.Time    `json:"created"`
 	Attached  []Attachment `json:"attached"`
@@ -53,6 +54,9 @@ type WorkspaceChange struct {
 type WorkspaceOptions struct {
 	Encrypted bool  `json:"encrypted,omitempty"` // with a key of the daemon
 	MaxBytes  int64 `json:"maxBytes,omitempty"`
+	// Bucket makes it a bucket of an S3 service, by the name that the owner of
+	// the machine gave it. It has no versions.
+	Bucket string `json:"bucket,omitempty"`
 }
 
 // Keep says which versions a prune keeps: all that one of the rules wants, and

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 
+	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -18,6 +19,7 @@ import (
 func main() {
 	egress.Main() // does not return in the process that is the gateway
 	gvisor.Main() // nor does this in one that is part of a sandbox
+	bucket.Main() // nor this in one that serves a bucket
 	providers := all.Builtin()
 	app := &cli.App{
 		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
@@ -39,7 +41,7 @@ func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daem
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, daemon.Options{
-		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Blobs: o.Blobs, Socket: true,
+		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Egress: daemon.Egress(o.Egress), Policies: o.Policies,
 		AuditKeep: o.AuditKeep, Telemetry: o.OTLP, Version: version("github.com/atoll-run/atoll"),

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/scratch"
 )
 
@@ -37,7 +38,7 @@ func testMain(m *testing.M) int {
 		build(built.atoll, ".")
 	}
 	build(built.tool, "./testdata/tool")
-	return m.Run()
+	return blobtest.Main(m)
 }
 
 func build(output, pkg string) {

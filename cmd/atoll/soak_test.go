@@ -32,6 +32,7 @@ type soaker struct {
 	bin    string // the program it is
 	state  string // its state directory
 	env    []string
+	args   []string // of atoll up
 	client *atoll.Client
 	daemon *exec.Cmd
 
@@ -49,10 +50,13 @@ func newSoaker(t testing.TB) *soaker {
 	return soakerIn(t, filepath.Join(t.TempDir(), "state"))
 }
 
-func soakerIn(t testing.TB, state string) *soaker {
+func soakerIn(t testing.TB, state string) *soaker { return soakerOf(t, built.atoll, state) }
+
+// soakerOf starts a daemon of another copy of the program.
+func soakerOf(t testing.TB, program, state string, args ...string) *soaker {
 	t.Helper()
 	s := &soaker{
-		bin: built.atoll, state: state, env: append(os.Environ(), "ATOLL_STATE_DIR="+state),
+		bin: program, state: state, args: args, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "ATOLL_KERNEL="+program),
 		alive: map[string]sandbox.ID{}, dead: map[string]sandbox.ID{},
 		files: map[sandbox.ID]string{}, snaps: map[string]string{},
 	}
@@ -84,7 +88,7 @@ func (s *soaker) start(t testing.TB) {
 // tryStart starts the daemon and reports whether it listens.
 func (s *soaker) tryStart(t testing.TB) bool {
 	t.Helper()
-	s.daemon = exec.Command(s.bin, "up")
+	s.daemon = exec.Command(s.bin, append([]string{"up"}, s.args...)...)
 	s.daemon.Env = s.env
 	said, err := s.daemon.StderrPipe()
 	if err != nil {

@@ -177,6 +177,18 @@ var rules = []rule{
 		why:  "bytes under names, whatever they mean",
 	},
 	{
+		pkgs: "internal/bucket/bucketfs",
+		only: []string{"sandbox"},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "what serves a bucket to hostile code knows the bucket and nothing else",
+	},
+	{
+		pkgs: "internal/bucket/...",
+		only: []string{"sandbox", "internal/blob", "internal/bucket/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "it mounts what it is told to, and knows neither whose nor what for",
+	},
+	{
 		pkgs: "internal/sparse", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it is about bytes, inside sandboxes and outside",
 	},
@@ -283,7 +295,7 @@ var rules = []rule{
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},
 		why: "main only dispatches",
 	},

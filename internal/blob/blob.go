@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"net/url"
 	"strings"
 	"time"
 
@@ -95,24 +94,11 @@ func Open(ctx context.Context, address string) (Store, error) {
 	if dir, ok := strings.CutPrefix(address, "dir:"); ok || !strings.Contains(address, "://") {
 		return OpenDir(dir)
 	}
-	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "s3" || u.Host == "" {
-		// The address is not repeated: somebody may have put a secret into it.
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "not the address of a blob store",
-			Hint: "use a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME",
-		}
+	where, err := ParseS3(address)
+	if err != nil {
+		return nil, err
 	}
-	if u.User != nil {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "an address must not hold credentials",
-			Hint: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a credentials file",
-		}
-	}
-	return OpenS3(ctx, S3{
-		Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"),
-		Endpoint: u.Query().Get("endpoint"), Region: u.Query().Get("region"),
-	})
+	return OpenS3(ctx, where)
 }
 
 // Below returns the part of a store whose keys begin with prefix and a slash,

@@ -27,6 +27,9 @@ type S3 struct {
 
 	// Credentials prove who is asking; nil: as AWS's own tools find them.
 	Credentials *credentials.Credentials
+	// Tries is how often a request is made before it has failed; zero: as often
+	// as the client library does.
+	Tries int
 }
 
 // partSize is how much of a blob of unknown size is held in memory.
@@ -38,8 +41,36 @@ type bucket struct {
 	name   string
 }
 
-// OpenS3 opens a store in an existing bucket.
-func OpenS3(ctx context.Context, where S3) (Store, error) {
+// ParseS3 reads the address of a bucket, as [Open] takes it.
+func ParseS3(address string) (S3, error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "s3" || u.Host == "" {
+		// The address is not repeated: somebody may have put a secret into it.
+		return S3{}, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "not the address of a blob store",
+			Hint: "use a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME",
+		}
+	}
+	if u.User != nil {
+		return S3{}, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "blob.open", Message: "an address must not hold credentials",
+			Hint: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a credentials file",
+		}
+	}
+	return S3{
+		Bucket: u.Host, Prefix: strings.Trim(u.Path, "/"), Endpoint: u.Query().Get("endpoint"), Region: u.Query().Get("region"),
+	}, nil
+}
+
+// LocalCredentials look where AWS's own tools do on this machine: in the
+// environment, and in the shared credentials file.
+func LocalCredentials() *credentials.Credentials {
+	return credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}})
+}
+
+// Dial returns a client of the service that has the bucket. Nothing is sent
+// before it is used.
+func Dial(where S3) (*minio.Client, error) {
 	host, secure := "s3.amazonaws.com", true
 	if where.Endpoint != "" {
 		u, err := url.Parse(where.Endpoint)
@@ -53,9 +84,18 @@ func OpenS3(ctx context.Context, where S3) (Store, error) {
 			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{},
 		})
 	}
-	client, err := minio.New(host, &minio.Options{Creds: where.Credentials, Secure: secure, Region: where.Region})
+	client, err := minio.New(host, &minio.Options{Creds: where.Credentials, Secure: secure, Region: where.Region, MaxRetries: where.Tries})
 	if err != nil {
 		return nil, fail(sandbox.CodeInvalid, "blob.open", "endpoint", "not usable", err)
+	}
+	return client, nil
+}
+
+// OpenS3 opens a store in an existing bucket.
+func OpenS3(ctx context.Context, where S3) (Store, error) {
+	client, err := Dial(where)
+	if err != nil {
+		return nil, err
 	}
 	found, err := client.BucketExists(ctx, where.Bucket)
 	if err != nil {

@@ -27,6 +27,7 @@ type UpOptions struct {
 	Provider string
 	Store    string      // address of the database, with its password; empty: a file in StateDir
 	Blobs    string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
+	Buckets  []string    // [TENANT/]NAME=ADDRESS of those that workspaces can be
 	Listen   string      // TCP address, empty for none
 	TLS      *tls.Config // for it
 	Plain    bool        // a loopback address may do without
@@ -135,6 +136,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
 	flags.StringVar(&addressIn, "store-file", "", "file that holds the address, password included, readable for its owner only")
 	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces and snapshots are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
+	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
 	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
 	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "bytes that copies of saved snapshots may take on this machine (default 16g)")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")

@@ -96,9 +96,14 @@ func (a *App) workspaceCreateCmd() *cobra.Command {
 	var most sizeFlag
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make an empty workspace", Args: cobra.ExactArgs(1),
+		Long: `Create makes an empty workspace. With --bucket it is a bucket instead, with what is
+there already: an object is a file, which becomes an object as a whole when it is
+closed or synced, or a second after the last write. Nothing of a bucket is kept by
+Atoll, so there is no history, and removing the workspace leaves it as it is.`,
 		Example: `  atoll workspace create --encrypt --max-size 10g notes`,
 	}
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
+	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "bytes that one version may hold; what is over is not persisted")
 	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Workspace, error) {
 		opts.MaxBytes = int64(most)
@@ -141,6 +146,9 @@ func (a *App) workspaceInspectCmd() *cobra.Command {
 	}, func(w atoll.Workspace) error {
 		rows := [][]string{
 			{"name", w.Name}, {"created", ago(w.Created)}, {"encrypted", strconv.FormatBool(w.Encrypted)}, {"attached", attachedText(w)},
+		}
+		if w.Bucket != "" {
+			rows = append(rows, []string{"bucket", w.Bucket})
 		}
 		if w.MaxBytes > 0 {
 			rows = append(rows, []string{"largest version allowed", bytesText(w.MaxBytes)})

@@ -71,6 +71,9 @@ type Options struct {
 	// Blobs is the address of the store of workspaces and snapshots, as blob.Open
 	// takes it. Empty: a directory in the state directory.
 	Blobs string
+	// Buckets are those that workspaces can be: "[TENANT/]NAME=ADDRESS", as
+	// bucket.ParseNamed takes it.
+	Buckets []string
 	// Policies is a file, or a directory of files, with what sandboxes may be.
 	// They are looked at all the time. Empty: there are none.
 	Policies string
@@ -250,6 +253,10 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	buckets, err := d.openBuckets()
+	if err != nil {
+		return err
+	}
 	operator, err := d.node.Operator()
 	if err != nil {
 		return err
@@ -258,8 +265,8 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	out.configure()
 	d.plane = plane.New(plane.Config{
 		Gateway: out, Operator: policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""},
-		Workspaces: shelf,
-		Snapshots:  snapshots, Environments: environments, Sealer: sealer,
+		Workspaces: shelf, Buckets: buckets,
+		Snapshots: snapshots, Environments: environments, Sealer: sealer,
 		Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		Archive: saved, PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
 		Passes:  key.NewPasses(key.PassKey(ports)),
@@ -301,6 +308,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 		// What could not be brought up to date now will be later; nobody is
 		// helped by a daemon that does not start.
 		d.opts.Logger.Error("reconciliation", "error", err)
+	}
+	if err := d.plane.SweepBuckets(ctx); err != nil {
+		d.opts.Logger.Error("unmounting buckets", "error", err)
 	}
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })

@@ -3,6 +3,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -39,7 +41,7 @@ func (doc *doctor) Diagnose(ctx context.Context) (api.Diagnosis, error) {
 	}
 	out := api.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
 	for _, check := range []func(context.Context) []driver.Finding{
-		doc.store, doc.audit, doc.sending, doc.provider, doc.sandboxes, doc.gateway, doc.disks, doc.descriptors, doc.clock,
+		doc.store, doc.audit, doc.sending, doc.provider, doc.sandboxes, doc.gateway, doc.buckets, doc.disks, doc.descriptors, doc.clock,
 	} {
 		for _, f := range check(ctx) {
 			out.Healthy = out.Healthy && f.Severity != driver.Blocker
@@ -77,6 +79,27 @@ func (doc *doctor) store(ctx context.Context) []driver.Finding {
 		return unwell(driver.Blocker, "store", fmt.Sprintf("a newer daemon brought the schema to %d, and this one knows %d", have, know), "run the newer release here, too")
 	}
 	return []driver.Finding{ok("store", "answers, with schema %d", have)}
+}
+
+// buckets says whether a bucket could be mounted.
+func (doc *doctor) buckets(context.Context) []driver.Finding {
+	err := bucket.Possible()
+	named := len(doc.d.opts.Buckets)
+	switch {
+	case err == nil:
+		return []driver.Finding{ok("buckets", "%d can be workspaces: FUSE is there", named)}
+	case named == 0:
+		return unwell(driver.Note, "buckets", "none can be a workspace: "+bucketProblem(err).Message, bucketProblem(err).Hint)
+	}
+	return unwell(driver.Warning, "buckets", fmt.Sprintf("%d are named, and none can be a workspace: %s", named, bucketProblem(err).Message), bucketProblem(err).Hint)
+}
+
+func bucketProblem(err error) *sandbox.Error {
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &sandbox.Error{Message: "FUSE cannot be used", Hint: seeLog}
 }
 
 // audit checks the ends of all logs; atoll audit verify reads a whole one.

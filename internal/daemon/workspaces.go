@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/vault/archive"
@@ -30,6 +31,24 @@ func (d *Daemon) openBlobs(ctx context.Context) (*shelf.Shelf, *archive.Archive,
 	}
 	workspaces, err := shelf.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
 	return workspaces, archive.New(blobs, key), err
+}
+
+// openBuckets opens what can be mounted.
+func (d *Daemon) openBuckets() (*bucket.Buckets, error) {
+	named := map[string]string{}
+	for _, text := range d.opts.Buckets {
+		name, address, err := bucket.ParseNamed(text, plane.DefaultTenant)
+		if err != nil {
+			return nil, err
+		}
+		named[name] = address
+	}
+	kernel, _ := d.opts.LookupEnv("ATOLL_KERNEL")
+	b, err := bucket.Open(bucket.Options{Dir: filepath.Join(d.node.Dir(), "buckets"), Named: named, Executable: kernel})
+	if err == nil {
+		d.onClose(func() error { b.Close(); return nil })
+	}
+	return b, err
 }
 
 func (s service) CreateWorkspace(ctx context.Context, n api.NewWorkspace) (api.Workspace, error) {
@@ -102,7 +121,7 @@ func shownVersion(v workspace.Version) api.WorkspaceVersion {
 
 func shownWorkspace(w plane.Workspace) api.Workspace {
 	out := api.Workspace{
-		Name: w.Name, Encrypted: w.Encrypted, MaxBytes: w.MaxBytes, Problem: w.Problem, Created: w.Created, Attached: []api.Attachment{},
+		Name: w.Name, Encrypted: w.Encrypted, MaxBytes: w.MaxBytes, Bucket: w.Bucket, Problem: w.Problem, Created: w.Created, Attached: []api.Attachment{},
 	}
 	for _, a := range w.Attached {
 		out.Attached = append(out.Attached, api.Attachment{Sandbox: string(a.Sandbox), Mode: string(a.Mode), Since: a.Created})

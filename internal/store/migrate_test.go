@@ -75,6 +75,9 @@ var written = map[int64][]statement{
 		{"UPDATE secrets SET labels_json = $1 WHERE name = 'token'", []any{`{"team":"red"}`}},
 		{"UPDATE templates SET build = '0b1d6c8e-0000-8000-8000-000000000000' WHERE name = 'tools'", nil},
 	},
+	20: {
+		{"INSERT INTO workspaces (id, tenant, name, bucket, created) VALUES ('ws-2', 'acme', 'data', 'data', 9)", nil},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.

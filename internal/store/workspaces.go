@@ -17,6 +17,9 @@ type Workspace struct {
 	Problem   string // what kept the last state from being persisted; empty: nothing
 	Removing  bool   // its content may be gone in part
 	Created   time.Time
+	// Bucket is the name of the bucket that it is, of which nothing is stored by
+	// Atoll; empty: it is none.
+	Bucket string
 }
 
 // Attachment says that a sandbox has a workspace.
@@ -28,11 +31,11 @@ type Attachment struct {
 	Created   time.Time
 }
 
-const workspaceQuery = "SELECT id, tenant, name, encrypted, max_bytes, problem, removing, created FROM workspaces WHERE "
+const workspaceQuery = "SELECT id, tenant, name, encrypted, max_bytes, problem, removing, created, bucket FROM workspaces WHERE "
 
 func scanWorkspace(row scanner) (w Workspace, err error) {
 	var encrypted, removing, created int64
-	err = row.Scan(&w.ID, &w.Tenant, &w.Name, &encrypted, &w.MaxBytes, &w.Problem, &removing, &created)
+	err = row.Scan(&w.ID, &w.Tenant, &w.Name, &encrypted, &w.MaxBytes, &w.Problem, &removing, &created, &w.Bucket)
 	w.Encrypted, w.Removing, w.Created = encrypted != 0, removing != 0, timeOf(created)
 	return w, err
 }
@@ -47,14 +50,19 @@ func scanAttachment(row scanner) (a Attachment, err error) {
 }
 
 // AddWorkspace records a workspace, whose ID must be new. A name that the
-// tenant has already is CodeAlreadyExists.
+// tenant has already is CodeAlreadyExists, and so is a bucket that another of its
+// workspaces is.
 func (tx *Tx) AddWorkspace(ctx context.Context, w Workspace) error {
-	n, err := tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created) VALUES ($1, $2, $3, $4, $5, $6)
-		ON CONFLICT (tenant, name) DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(tx.Now()))
-	if err == nil && n == 0 {
-		return fail(sandbox.CodeAlreadyExists, w.Name, "a workspace of that name exists")
+	n, err := tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created, bucket) VALUES ($1, $2, $3, $4, $5, $6, $7)
+		ON CONFLICT DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(tx.Now()), w.Bucket)
+	if err != nil || n > 0 {
+		return err
 	}
-	return err
+	other, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND bucket = $2 AND name <> $3", w.Tenant, w.Bucket, w.Name))
+	if err == nil && w.Bucket != "" {
+		return fail(sandbox.CodeAlreadyExists, w.Bucket, "the workspace %s is that bucket", other.Name)
+	}
+	return fail(sandbox.CodeAlreadyExists, w.Name, "a workspace of that name exists")
 }
 
 // Workspace returns a workspace of a tenant by its name; an unknown one is

@@ -55,18 +55,23 @@ func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.
 	if err != nil {
 		return want, err
 	}
-	err = p.withWorkspace(ctx, row, func(w *workspace.Workspace) error {
-		mounts, err := p.mounts(ctx, w, ref)
-		want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
-		return err
-	})
+	if err == nil {
+		err = p.withWorkspace(ctx, row, func(w *workspace.Workspace) error {
+			mounts, err := p.mounts(ctx, row, w, ref)
+			want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
+			return err
+		})
+	}
 	want.Spec.Workspace = nil
 	return want, named(opCreate, err)
 }
 
 // mounts returns what to show of a workspace. What may not be written is a
 // mount of its own, so that it is the file server outside that refuses.
-func (p *Plane) mounts(ctx context.Context, w *workspace.Workspace, ref *sandbox.Workspace) ([]sandbox.Mount, error) {
+func (p *Plane) mounts(ctx context.Context, row store.Workspace, w *workspace.Workspace, ref *sandbox.Workspace) ([]sandbox.Mount, error) {
+	if row.Bucket != "" {
+		return p.bucketMounts(ctx, row, ref)
+	}
 	if ref.Mode == sandbox.WorkspaceRead {
 		dir, err := p.cfg.Workspaces.Reading(ctx, w)
 		return []sandbox.Mount{{Source: dir, Target: ref.Target(), ReadOnly: true}}, err
@@ -146,7 +151,11 @@ func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
 }
 
 func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspace, w *workspace.Workspace) error {
-	if a.Mode != sandbox.WorkspaceRead {
+	if row.Bucket != "" {
+		if err := p.settleBucket(ctx, a, row); err != nil {
+			return err
+		}
+	} else if a.Mode != sandbox.WorkspaceRead {
 		all, err := p.attachments(ctx, row)
 		if err != nil {
 			return err
@@ -175,6 +184,9 @@ func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspa
 		if other.Node == p.cfg.Node {
 			return nil
 		}
+	}
+	if row.Bucket != "" {
+		return p.unmountBucket(row)
 	}
 	return p.cfg.Workspaces.Unread(row.ID)
 }

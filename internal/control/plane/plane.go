@@ -49,6 +49,8 @@ type Config struct {
 	Audit *audit.Recorder
 	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
 	Workspaces *shelf.Shelf
+	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
+	Buckets Buckets
 	// Scratch is a directory for files that live for a moment.
 	Scratch string
 	// Passes seal the tokens for ports. Nil: tokens end with the Plane.

@@ -15,7 +15,8 @@ import (
 type NewWorkspace struct {
 	Name      string
 	Encrypted bool
-	MaxBytes  int64 // of contents in one version; zero: no limit
+	MaxBytes  int64  // of contents in one version; zero: no limit
+	Bucket    string // the workspace is this bucket of the tenant; empty: it is none
 }
 
 // Workspace is what is known of a workspace.
@@ -54,17 +55,24 @@ func (p *Plane) onWorkspace(ctx context.Context, op, name string, do func(contex
 		if row.Removing {
 			return &sandbox.Error{Code: sandbox.CodeConflict, Subject: name, Message: "the workspace is being removed", Hint: "remove it again to finish that"}
 		}
+		if row.Bucket != "" {
+			return p.onBucket(ctx, op, row, do)
+		}
 		return p.withWorkspace(ctx, row, func(w *workspace.Workspace) error { return do(ctx, row, w) })
 	}))
 }
 
-// withWorkspace opens a workspace and keeps others of this daemon from it.
+// withWorkspace opens a workspace and keeps others of this daemon from it. One
+// that is a bucket has no versions, and is nil.
 func (p *Plane) withWorkspace(ctx context.Context, row store.Workspace, do func(*workspace.Workspace) error) error {
 	release, err := p.workspaces.take(ctx, sandbox.ID(row.ID))
 	if err != nil {
 		return err
 	}
 	defer release()
+	if row.Bucket != "" {
+		return do(nil)
+	}
 	w, err := p.cfg.Workspaces.Open(ctx, row.ID, row.Encrypted)
 	if err != nil {
 		return err
@@ -86,16 +94,21 @@ func (p *Plane) CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace,
 		return Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: "maxBytes", Message: "negative"}
 	}
 	row := store.Workspace{
-		ID: "ws-" + strings.ToLower(rand.Text()[:16]), Tenant: who.Tenant, Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes,
+		ID: "ws-" + strings.ToLower(rand.Text()[:16]), Tenant: who.Tenant, Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket,
 	}
 	err = p.guard(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
 		if err := p.shelved(); err != nil {
 			return err
 		}
+		if err := p.checkBucket(row); err != nil {
+			return err
+		}
 		if err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, row) }); err != nil {
 			return err
 		}
-		if err := p.cfg.Workspaces.Create(ctx, row.ID, row.Encrypted); err != nil {
+		if row.Bucket != "" {
+			// There is nothing to make.
+		} else if err := p.cfg.Workspaces.Create(ctx, row.ID, row.Encrypted); err != nil {
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 			defer cancel()
 			p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
@@ -138,7 +151,9 @@ func (p *Plane) Workspace(ctx context.Context, name string) (out Workspace, err 
 		if out.Attached, err = p.attachments(ctx, row); err != nil {
 			return err
 		}
-		out.Latest, err = w.Latest(ctx)
+		if w != nil {
+			out.Latest, err = w.Latest(ctx)
+		}
 		return err
 	})
 	return out, err
@@ -251,7 +266,7 @@ func (p *Plane) VerifyWorkspace(ctx context.Context, name string, deep bool) (re
 }
 
 // RemoveWorkspace removes a workspace with all its versions. It must not be
-// attached.
+// attached. What is in a bucket stays there.
 func (p *Plane) RemoveWorkspace(ctx context.Context, name string) error {
 	const op = "workspace.remove"
 	who, err := principal(ctx)
@@ -288,7 +303,12 @@ func (p *Plane) RemoveWorkspace(ctx context.Context, name string) error {
 			return err
 		}
 		defer release()
-		if err := p.cfg.Workspaces.Remove(ctx, row.ID); err != nil {
+		if row.Bucket != "" {
+			err = p.unmountBucket(row)
+		} else {
+			err = p.cfg.Workspaces.Remove(ctx, row.ID)
+		}
+		if err != nil {
 			return err
 		}
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, row.ID) })

@@ -13,6 +13,7 @@ type NewWorkspace struct {
 	Name      string `json:"name" minLength:"1" maxLength:"63"`
 	Encrypted bool   `json:"encrypted,omitempty" doc:"encrypt what is stored with a key of the daemon"`
 	MaxBytes  int64  `json:"maxBytes,omitempty" minimum:"0" doc:"bytes that one version may hold; what is over cannot be persisted"`
+	Bucket    string `json:"bucket,omitempty" maxLength:"63" doc:"the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions"`
 }
 
 // Workspace is a durable directory.
@@ -20,6 +21,7 @@ type Workspace struct {
 	Name      string            `json:"name"`
 	Encrypted bool              `json:"encrypted,omitempty"`
 	MaxBytes  int64             `json:"maxBytes,omitempty"`
+	Bucket    string            `json:"bucket,omitempty" doc:"the bucket that it is, if any"`
 	Problem   string            `json:"problem,omitempty" doc:"what kept the last state from being persisted; it is kept where it was"`
 	Created   time.Time         `json:"created"`
 	Attached  []Attachment      `json:"attached" doc:"the sandboxes that have it"`
@@ -29,7 +31,7 @@ type Workspace struct {
 // Attachment says which sandbox has a workspace.
 type Attachment struct {
 	Sandbox string    `json:"sandbox" doc:"id of the sandbox"`
-	Mode    string    `json:"mode" enum:"exclusive,read"`
+	Mode    string    `json:"mode" enum:"exclusive,shared,read"`
 	Since   time.Time `json:"since"`
 }
 

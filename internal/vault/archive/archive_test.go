@@ -111,7 +111,13 @@ func TestSaveLoadSweep(t *testing.T) {
 					}
 					places = append(places, at)
 				}
-				if first, later := places[0].Stored, places[4].Stored; later > first/3 || first > 16<<20 {
+				// Where an encrypted one is cut depends on its key, which is
+				// another each time: it may share less.
+				most := places[0].Stored / 3
+				if set.Encrypted {
+					most = places[0].Stored * 9 / 10
+				}
+				if first, later := places[0].Stored, places[4].Stored; later > most || first > 16<<20 {
 					t.Errorf("the first takes %d bytes, a later one %d", first, later)
 				}
 				other := archive.New(blobs, testKey)
