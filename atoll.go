@@ -110,7 +110,7 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return "", nil, bad
 	}
-	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 16, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: false}
+	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: false}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {

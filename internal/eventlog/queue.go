@@ -40,7 +40,8 @@ const (
 // database fails, it is tried again until Close. An event that does not fit
 // the queue is refused.
 func (l *Log) AppendLater(e Event) error {
-	return l.enqueue(&entry{event: e})
+	_, err := l.enqueue(&entry{event: e})
+	return err
 }
 
 // append queues an event and waits until it is written. While one transaction
@@ -50,12 +51,16 @@ func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) 
 		return Event{}, err
 	}
 	en := &entry{event: e, opens: opens, done: make(chan struct{})}
-	if err := l.enqueue(en); err != nil {
+	leads, err := l.enqueue(en)
+	if err != nil {
 		return Event{}, err
 	}
 	gone := ctx.Done()
 	if opens != "" {
 		gone = nil // else nobody would know the number to close it with
+	}
+	if leads {
+		l.leadOnce()
 	}
 	select {
 	case <-en.done:
@@ -75,7 +80,7 @@ func (l *Log) flush(ctx context.Context) {
 		return
 	}
 	en := &entry{mark: true, done: make(chan struct{})}
-	if l.enqueue(en) != nil {
+	if _, err := l.enqueue(en); err != nil {
 		return
 	}
 	select {
@@ -84,23 +89,30 @@ func (l *Log) flush(ctx context.Context) {
 	}
 }
 
-func (l *Log) enqueue(en *entry) error {
+// enqueue queues an entry and sees to it that somebody writes it. Who waits for
+// that whatever happens may have to do it: then leads is true, and leadOnce is
+// called. It spares a goroutine and its growing stack, and two switches.
+func (l *Log) enqueue(en *entry) (leads bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.closed:
-		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the daemon is shutting down"}
+		return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the daemon is shutting down"}
 	case len(l.queue) >= maxQueue:
-		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the event log cannot keep up"}
+		return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "event", Message: "the event log cannot keep up"}
 	}
 	l.queue = append(l.queue, en)
 	if en.done == nil {
 		l.delay(lagTime)
-		return nil
+		return false, nil
 	}
 	l.urgent++
+	if en.opens != "" && !l.leading {
+		l.leading = true
+		return true, nil
+	}
 	l.start()
-	return nil
+	return false, nil
 }
 
 // start makes sure that somebody writes the queue. The caller holds the mutex.
@@ -126,20 +138,10 @@ func (l *Log) delay(d time.Duration) {
 	})
 }
 
-// take returns what is to be written now. When nobody waits for anything, it
-// returns nothing, and the rest is written after a pause; only the first call
-// takes that too.
-func (l *Log) take(first bool, pause time.Duration) []*entry {
+// take returns what is to be written now.
+func (l *Log) take() []*entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.queue) == 0 || l.urgent == 0 && !first && !l.closed {
-		l.leading = false
-		if len(l.queue) > 0 {
-			l.delay(pause)
-		}
-		l.idle.Broadcast()
-		return nil
-	}
 	if l.lag != nil {
 		l.lag.Stop()
 		l.lag = nil
@@ -149,25 +151,51 @@ func (l *Log) take(first bool, pause time.Duration) []*entry {
 	return batch
 }
 
+// stepDown ends the leadership, unless somebody waits for what is queued. What
+// nobody waits for is written after a pause, or at once by Close.
+func (l *Log) stepDown(pause time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.urgent > 0 || l.closed && len(l.queue) > 0 {
+		return false
+	}
+	l.leading = false
+	if len(l.queue) > 0 {
+		l.delay(pause)
+	}
+	l.idle.Broadcast()
+	return true
+}
+
 // lead writes batches until nobody waits for more.
 func (l *Log) lead() {
-	pause := lagTime
-	for first := true; ; first = false {
-		batch := l.take(first, pause)
-		if len(batch) == 0 {
-			return
-		}
-		l.writeBatch(context.Background(), batch)
-		pause = lagTime
-		if l.giveBack(batch) {
-			pause = retryTime
-		}
-		for _, en := range batch {
-			if en.done != nil {
-				close(en.done)
-			}
+	for !l.stepDown(l.round()) {
+	}
+}
+
+// leadOnce writes a batch, and leaves it to a goroutine if somebody waits for
+// more.
+func (l *Log) leadOnce() {
+	if !l.stepDown(l.round()) {
+		go l.lead()
+	}
+}
+
+// round writes what is queued, and returns how long what nobody waits for may
+// wait after it.
+func (l *Log) round() (pause time.Duration) {
+	batch := l.take()
+	l.writeBatch(context.Background(), batch)
+	pause = lagTime
+	if l.giveBack(batch) {
+		pause = retryTime
+	}
+	for _, en := range batch {
+		if en.done != nil {
+			close(en.done)
 		}
 	}
+	return pause
 }
 
 // giveBack queues again what nobody waits for and the database did not take,

@@ -46,11 +46,16 @@ func (tx *Tx) EventHead(ctx context.Context, tenant string) (h EventHead, err er
 // LockEventHead is EventHead, and lets nobody else append to the tenant's log
 // until the transaction ends.
 func (tx *Tx) LockEventHead(ctx context.Context, tenant string) (h EventHead, err error) {
+	const locked = "SELECT seq, hash FROM event_heads WHERE tenant = $1"
+	err = tx.queryRow(ctx, locked+tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
+	if !errors.Is(err, sql.ErrNoRows) {
+		return h, err
+	}
 	_, err = tx.exec(ctx, "INSERT INTO event_heads (tenant, seq, hash) VALUES ($1, 0, $2) ON CONFLICT (tenant) DO NOTHING", tenant, []byte{})
 	if err != nil {
 		return EventHead{}, err
 	}
-	err = tx.queryRow(ctx, "SELECT seq, hash FROM event_heads WHERE tenant = $1"+tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
+	err = tx.queryRow(ctx, locked+tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
 	return h, err
 }
 

@@ -351,6 +351,15 @@ func (tx *Tx) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
 	return b, missing(err, "sandbox", name)
 }
 
+// Lookup returns the sandbox that ref names: the one that has that name now,
+// else the one with that id, which may be gone.
+func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
+	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+		WHERE tenant = $1 AND (name = $2 AND state <> 'gone' OR id = $2)
+		ORDER BY CASE WHEN name = $2 AND state <> 'gone' THEN 0 ELSE 1 END LIMIT 1`, tenant, ref))
+	return b, missing(err, "sandbox", ref)
+}
+
 // Expect is what must hold for a change to be made. The zero value expects
 // nothing.
 type Expect struct {

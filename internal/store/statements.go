@@ -12,7 +12,10 @@ const maxStatements = 256
 
 // preparing connects to SQLite and keeps statements prepared: parsing them
 // costs more than running most of them. PostgreSQL's driver does this itself.
-type preparing struct{ driver.Connector }
+type preparing struct {
+	driver.Connector
+	begin string // the statement that begins a transaction
+}
 
 func (p preparing) Connect(ctx context.Context) (driver.Conn, error) {
 	c, err := p.Connector.Connect(ctx)
@@ -24,7 +27,7 @@ func (p preparing) Connect(ctx context.Context) (driver.Conn, error) {
 		_ = c.Close()
 		return nil, errors.New("the driver of SQLite lacks what it had")
 	}
-	return &preparedConn{sqliteConn: full, ready: map[string]driver.Stmt{}}, nil
+	return &preparedConn{sqliteConn: full, begin: p.begin, ready: map[string]driver.Stmt{}}, nil
 }
 
 // sqliteConn is what a connection of the driver can do.
@@ -43,6 +46,7 @@ type sqliteConn interface {
 // one goroutine at a time.
 type preparedConn struct {
 	sqliteConn
+	begin string
 	ready map[string]driver.Stmt // those that nobody reads the rows of
 }
 
@@ -50,7 +54,7 @@ type preparedConn struct {
 // no parameters is hardly ever asked twice, and may be several statements at
 // once.
 func (c *preparedConn) lend(ctx context.Context, query string, args []driver.NamedValue) (driver.Stmt, error) {
-	if len(args) == 0 {
+	if len(args) == 0 && query != c.begin && query != commit && query != rollback {
 		return nil, driver.ErrSkip
 	}
 	if s := c.ready[query]; s != nil {
@@ -66,6 +70,41 @@ func (c *preparedConn) giveBack(query string, s driver.Stmt) error {
 	}
 	c.ready[query] = s
 	return nil
+}
+
+const (
+	commit   = "COMMIT"
+	rollback = "ROLLBACK"
+)
+
+// BeginTx begins a transaction with a statement that stays prepared: the
+// driver would parse it, and the one that ends it, each time.
+func (c *preparedConn) BeginTx(ctx context.Context, _ driver.TxOptions) (driver.Tx, error) {
+	if _, err := c.ExecContext(ctx, c.begin, nil); err != nil {
+		return nil, err
+	}
+	return &preparedTx{c, ctx}, nil
+}
+
+type preparedTx struct {
+	conn *preparedConn
+	ctx  context.Context
+}
+
+// Commit implements driver.Tx. A transaction that could not be committed is
+// over all the same: the next user of the connection must not find it.
+func (t *preparedTx) Commit() error {
+	_, err := t.conn.ExecContext(t.ctx, commit, nil)
+	if err != nil {
+		_ = t.Rollback() // refused when SQLite has done so itself
+	}
+	return err
+}
+
+// Rollback implements driver.Tx, also after the context has ended.
+func (t *preparedTx) Rollback() error {
+	_, err := t.conn.ExecContext(context.WithoutCancel(t.ctx), rollback, nil)
+	return err
 }
 
 func (c *preparedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {

@@ -335,17 +335,29 @@ func (g *cgroup) memoryKills() int {
 	if g.version == 2 {
 		file = "memory.events"
 	}
-	b, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], file))
-	if err != nil {
-		return 0
-	}
-	for _, line := range strings.Split(string(b), "\n") {
+	for line := range strings.Lines(readCounters(filepath.Join(g.dirs[ctlMemory], file))) {
 		if s, ok := strings.CutPrefix(line, "oom_kill "); ok {
 			n, _ := strconv.Atoi(strings.TrimSpace(s))
 			return n
 		}
 	}
 	return 0
+}
+
+// readCounters reads a small file of the kernel's. It is done for every command,
+// and os.ReadFile needs twice as many system calls.
+func readCounters(name string) string {
+	fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer unix.Close(fd)
+	var b [512]byte
+	n, err := unix.Read(fd, b[:])
+	if err != nil {
+		return ""
+	}
+	return string(b[:n])
 }
 
 // processes lists who is in the group.

@@ -40,6 +40,7 @@ type Instance struct {
 	released    chan struct{}           // closed when nobody here cares any more
 	once        sync.Once
 	destroyed   atomic.Bool
+	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read and did not say that it is over
 
 	mu       sync.Mutex
 	reason   sandbox.Reason // why we ended it, if we did
@@ -334,8 +335,30 @@ func (in *Instance) alive(ctx context.Context) error {
 	}
 }
 
-// gone reports whether the sandbox was destroyed, by whomever.
-func (in *Instance) gone() bool { return in.destroyed.Load() || in.box.doomed() }
+// gone reports whether the sandbox was destroyed, by whomever. The record is
+// read again only when it is another file than the one last seen: each change
+// puts a new one in its place.
+func (in *Instance) gone() bool {
+	if in.destroyed.Load() {
+		return true
+	}
+	now, err := os.Stat(in.box.path(fileRecord))
+	if seen := in.seen.Load(); err == nil && seen != nil && sameFile(*seen, now) {
+		return false
+	}
+	if in.box.doomed() {
+		return true
+	}
+	if err == nil {
+		in.seen.Store(&now)
+	}
+	return false
+}
+
+// sameFile reports whether two looks at a path found the same file unchanged.
+func sameFile(a, b os.FileInfo) bool {
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
+}
 
 // Destroy removes the sandbox. See driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {

@@ -33,13 +33,7 @@ func (p *Plane) find(ctx context.Context, tenant, ref string) (store.Sandbox, er
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Sandbox{}, err
 	}
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
-		b, err := tx.Find(ctx, tenant, ref)
-		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			return tx.Sandbox(ctx, tenant, sandbox.ID(ref))
-		}
-		return b, err
-	})
+	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Lookup(ctx, tenant, ref) })
 }
 
 // Get returns what is recorded of a sandbox, by name or id.

@@ -25,6 +25,7 @@ type Box struct {
 	*control.Sandbox
 	plane  *Plane
 	who    key.Principal
+	limits quota.Limits     // of the tenant when it was opened
 	redact *secret.Redactor // of what its commands write; nil: it is shown as it is
 }
 
@@ -41,43 +42,31 @@ func (p *Plane) limits(ctx context.Context, tenant string) (quota.Limits, error)
 
 // Exec starts a command, as control.Sandbox.Exec.
 func (b *Box) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
-	limits, err := b.plane.limits(ctx, b.who.Tenant)
-	if err != nil {
-		return nil, named("process.exec", err)
-	}
-	p, err := b.Sandbox.Exec(context.WithValue(ctx, limitsKey{}, limits), cmd)
+	p, err := b.Sandbox.Exec(context.WithValue(ctx, limitsKey{}, b.limits), cmd)
 	if err != nil {
 		return nil, err
 	}
-	return b.plane.watch(ctx, b, p, limits, &cmd), nil
+	return b.plane.watch(ctx, b, p, &cmd), nil
 }
 
 // Reconnect connects to a background command, as control.Sandbox.Reconnect.
 // Its end is recorded by who started it.
 func (b *Box) Reconnect(ctx context.Context, id string) (driver.Process, error) {
-	limits, err := b.plane.limits(ctx, b.who.Tenant)
-	if err != nil {
-		return nil, named("process.reconnect", err)
-	}
 	p, err := b.Sandbox.Reconnect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return b.command(p, limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest may be dropped
+	return b.command(p, b.limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest may be dropped
 }
 
 // Rejoin connects to a command where an earlier connection to it was cut, as
 // control.Sandbox.Rejoin. Its end is recorded by who started it.
 func (b *Box) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
-	limits, err := b.plane.limits(ctx, b.who.Tenant)
-	if err != nil {
-		return nil, from, named("process.reconnect", err)
-	}
 	p, at, err := b.Sandbox.Rejoin(ctx, id, from, skip)
 	if err != nil {
 		return nil, at, err
 	}
-	return b.command(p, limits, at), at, nil
+	return b.command(p, b.limits, at), at, nil
 }
 
 // command is a process whose output is metered.
@@ -167,8 +156,8 @@ func (c *command) pause(d time.Duration) {
 // watch returns a started process as its caller sees it, and records its end:
 // when it is over and its caller has read what there was, or, in the
 // background, when it is over.
-func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, limits quota.Limits, cmd *sandbox.Command) *command {
-	c := b.command(inner, limits, driver.Cursor{})
+func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, cmd *sandbox.Command) *command {
+	c := b.command(inner, b.limits, driver.Cursor{})
 	fact := auditAction(b.who, control.Action{Op: "process.exec", Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
 	p.background.Go(func() {

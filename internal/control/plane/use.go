@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -23,7 +24,7 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := p.find(ctx, who.Tenant, ref)
+	b, limits, err := p.findToUse(ctx, who.Tenant, ref)
 	if err == nil {
 		err = who.AllowIn(b.ID, op)
 	}
@@ -48,7 +49,24 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	if err != nil {
 		return nil, named(op, err)
 	}
-	return &Box{Sandbox: box, plane: p, who: who, redact: redact}, nil
+	return &Box{Sandbox: box, plane: p, who: who, limits: limits, redact: redact}, nil
+}
+
+// findToUse is find for whoever will run commands, and needs to know how much
+// the tenant may.
+func (p *Plane) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l quota.Limits, err error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return b, l, err
+	}
+	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+		if b, err = tx.Lookup(ctx, tenant, ref); err != nil {
+			return err
+		}
+		t, err := tx.Tenant(ctx, tenant)
+		l = t.Limits
+		return err
+	})
+	return b, l, err
 }
 
 // occupy marks a sandbox as in use until ctx ends, waits until nobody changes

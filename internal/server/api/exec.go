@@ -118,10 +118,14 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 
 // collect runs a command to its end.
 func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (*execOutput, error) {
-	go func() {
-		_, _ = p.Stdin().Write(input) // a command need not read all there is
+	if len(input) == 0 {
 		_ = p.Stdin().Close()
-	}()
+	} else {
+		go func() {
+			_, _ = p.Stdin().Write(input) // a command need not read all there is
+			_ = p.Stdin().Close()
+		}()
+	}
 	stdout, stderr := &capture{limit: limit, alive: make(chan struct{}, 1)}, &capture{limit: limit, alive: make(chan struct{}, 1)}
 	var copying sync.WaitGroup
 	copying.Go(func() { _, _ = io.Copy(stdout, p.Stdout()) })
@@ -191,6 +195,29 @@ func (c *capture) Write(p []byte) (int, error) {
 	default:
 	}
 	return len(p), nil
+}
+
+// buffers are what output is read into. io.Copy would make one for each stream
+// of each command, most of which write next to nothing.
+var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// ReadFrom implements io.ReaderFrom.
+func (c *capture) ReadFrom(r io.Reader) (n int64, err error) {
+	buffer := buffers.Get().(*[32 << 10]byte)
+	defer buffers.Put(buffer)
+	for {
+		m, err := r.Read(buffer[:])
+		if m > 0 {
+			_, _ = c.Write(buffer[:m])
+			n += int64(m)
+		}
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
 }
 
 func (c *capture) output() *Output {
