@@ -51,6 +51,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		f.Findings = append(f.Findings, finding)
 		f.Available = f.Available && finding.Severity != driver.Blocker
 	}
+	f.Findings = append(f.Findings, probeOrphans(p.boxes)...)
 	return f, nil
 }
 

@@ -146,9 +146,15 @@ func findMachineCgroups() cgroupRoot {
 	return findCgroups(string(mounts), string(self))
 }
 
-// sweepOnce removes what killed processes left, on the first call.
+// sweepOnce removes what killed processes left, on the first call. Kernels
+// without a state are looked for by those that make sandboxes that stay.
 func (p *Provider) sweepOnce() {
-	p.swept.Do(func() { _ = sweep(p.boxes, time.Now()) })
+	p.swept.Do(func() {
+		_ = sweep(p.boxes, time.Now())
+		if !p.opts.Attached {
+			p.endOrphans()
+		}
+	})
 }
 
 func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }

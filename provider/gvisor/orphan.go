@@ -1,0 +1,115 @@
+package gvisor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// orphan is a kernel whose state was removed under it, by hand: it runs, and
+// nobody can reach or even list its sandbox any more.
+type orphan struct {
+	id      sandbox.ID
+	process processRef
+}
+
+// orphans finds the kernels whose sandbox was in a directory of sandboxes and
+// is not there any more. The proof is a descriptor: a kernel holds the file of
+// its sandbox's upper layer, of which the system knows where it was and that
+// it was removed. What the arguments of a process say proves nothing.
+func orphans(boxes string) (found []orphan) {
+	boxes, err := filepath.Abs(boxes)
+	if err == nil {
+		boxes, err = filepath.EvalSymlinks(boxes)
+	}
+	if err != nil {
+		return nil
+	}
+	processes, _ := os.ReadDir("/proc") // what cannot be seen cannot be ended either
+	for _, p := range processes {
+		pid, err := strconv.Atoi(p.Name())
+		if err != nil {
+			continue
+		}
+		args, _ := os.ReadFile(filepath.Join("/proc", p.Name(), "cmdline"))
+		if !bytes.HasPrefix(args, []byte(argvKernel+"\x00")) {
+			continue
+		}
+		ref := refTo(pid)
+		id, lost := lostUpper(pid, boxes)
+		if lost && ref.alive() {
+			found = append(found, orphan{id, ref})
+		}
+	}
+	return found
+}
+
+// lostUpper reports which sandbox's upper layer a process has open that is gone
+// with its whole directory, if it has none that is still there. A process that
+// may not be looked into is left alone.
+func lostUpper(pid int, boxes string) (id sandbox.ID, lost bool) {
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	fds, _ := os.ReadDir(dir)
+	for _, fd := range fds {
+		target, _ := os.Readlink(filepath.Join(dir, fd.Name()))
+		file, removed := strings.CutSuffix(target, " (deleted)")
+		name := filepath.Dir(file)
+		if filepath.Base(file) != fileUpper || filepath.Dir(name) != boxes {
+			continue
+		}
+		if _, err := os.Lstat(name); !removed || !errors.Is(err, fs.ErrNotExist) {
+			return "", false
+		}
+		id, lost = sandbox.ID(filepath.Base(name)), true
+	}
+	return id, lost
+}
+
+// endOrphans ends the kernels that nobody can reach any more, and removes the
+// groups they were in.
+func (p *Provider) endOrphans() {
+	for _, o := range orphans(p.boxes) {
+		g := p.groups().of(o.process.PID)
+		o.process.kill()
+		_ = g.remove() // an empty group is no harm
+	}
+}
+
+// of returns the group that a process is in, if it is a sandbox's.
+func (r cgroupRoot) of(pid int) *cgroup {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	for line := range strings.Lines(string(text)) {
+		_, group, _ := strings.Cut(strings.TrimSpace(line), ":/")
+		for _, parent := range r.dirs {
+			if filepath.Base(filepath.Dir(group)) == filepath.Base(parent) {
+				return r.group(filepath.Base(group))
+			}
+		}
+	}
+	return nil
+}
+
+// probeOrphans tells of them, if there are any.
+func probeOrphans(boxes string) []driver.Finding {
+	lost := orphans(boxes)
+	if len(lost) == 0 {
+		return nil
+	}
+	var names, pids []string
+	for _, o := range lost {
+		names, pids = append(names, string(o.id)), append(pids, strconv.Itoa(o.process.PID))
+	}
+	return []driver.Finding{{
+		Severity: driver.Warning, Subject: "orphans",
+		Message: "the state of sandboxes that run was removed by hand: " + strings.Join(names, ", "),
+		Mend:    "atoll ls, or the next start of the daemon, ends them; or: kill -9 " + strings.Join(pids, " "),
+	}}
+}
