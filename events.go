@@ -189,6 +189,22 @@ func (w *watched) failure() error {
 // JSON lines, each with the hash of its record. After an error what was written
 // is not whole. After and Follow do not apply.
 func (c *Client) ExportAudit(ctx context.Context, opts EventOptions, w io.Writer) error {
+	return c.ExportAuditAs(ctx, AuditChained, opts, w)
+}
+
+// AuditFormat is a form in which the log is exported.
+type AuditFormat string
+
+const (
+	// AuditChained is a record on a line as it was hashed, with its hash.
+	AuditChained AuditFormat = "json"
+	// AuditOTLP is some hundred records on a line in OTLP's JSON form, as
+	// OpenTelemetry's collectors read it from a file.
+	AuditOTLP AuditFormat = "otlp-json"
+)
+
+// ExportAuditAs is ExportAudit in another format.
+func (c *Client) ExportAuditAs(ctx context.Context, format AuditFormat, opts EventOptions, w io.Writer) error {
 	query := url.Values{"type": opts.Types, "op": opts.Ops}
 	if opts.Sandbox != "" {
 		query.Set("sandbox", string(opts.Sandbox))
@@ -198,6 +214,7 @@ func (c *Client) ExportAudit(ctx context.Context, opts EventOptions, w io.Writer
 			query.Set(name, at.UTC().Format(time.RFC3339Nano))
 		}
 	}
+	query.Set("format", string(format))
 	r, err := c.request(ctx, http.MethodGet, "/v1/audit/export", query, nil)
 	if err != nil {
 		return err

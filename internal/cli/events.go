@@ -101,10 +101,16 @@ func (a *App) auditExportCmd() *cobra.Command {
 		Long: `Export writes the log to standard output, a record on a line, each as it was hashed:
 {"hash":"…","event":{…}}. The hash of a record is the SHA-256 of "atoll event v1", a
 line feed, the 32 bytes of the hash before, and the event byte for byte; the first
-follows the SHA-256 of "atoll genesis v1", a line feed and the tenant's name.`,
+follows the SHA-256 of "atoll genesis v1", a line feed and the tenant's name.
+
+With --format otlp-json it writes what atoll up --otlp sends, for OpenTelemetry's
+collectors to read from a file; that cannot be checked by its hashes.`,
 		Example: `  atoll audit export
-  atoll audit export --op process.exec`,
+  atoll audit export --op process.exec
+  atoll audit export --format otlp-json`,
 	}
+	format := string(atoll.AuditChained)
+	cmd.Flags().StringVar(&format, "format", format, "json, or otlp-json for OpenTelemetry")
 	cmd.Flags().StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	cmd.Flags().StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
@@ -112,7 +118,7 @@ follows the SHA-256 of "atoll genesis v1", a line feed and the tenant's name.`,
 		if err != nil {
 			return err
 		}
-		return c.ExportAudit(ctx, opts, a.Stdout)
+		return c.ExportAuditAs(ctx, atoll.AuditFormat(format), opts, a.Stdout)
 	})
 	return cmd
 }

@@ -104,6 +104,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Fault is for tests; see plane.Config.
 	Fault func(point string) error
+	// wall is the clock on the wall, which somebody may set. Nil: the machine's.
+	wall func() time.Time
 }
 
 // Egress is what the owner of the machine decides about all networks.
@@ -147,6 +149,9 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	if opts.wall == nil {
+		opts.wall = wallClock
 	}
 	opts.Logger = slog.New(span.Logs(opts.Logger.Handler()))
 	if opts.Drain <= 0 {
@@ -289,7 +294,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
 		Ports:        proxy,
-		Handler:      d.observed(api.New(service{d.plane, d.buildDir(), d.ready(config.Provider), newDoctor(d)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
+		Handler:      d.observed(api.New(service{d.plane, d.buildDir(), d.ready(config.Provider), d.opts.Version, newDoctor(d)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {

@@ -30,9 +30,11 @@ type doctor struct {
 }
 
 func newDoctor(d *Daemon) *doctor {
-	now := time.Now()
-	return &doctor{d: d, began: now, started: now.Round(0)}
+	return &doctor{d: d, began: time.Now(), started: d.opts.wall()}
 }
+
+// wallClock is the machine's time without the monotonic clock.
+func wallClock() time.Time { return time.Now().Round(0) }
 
 // Diagnose is for the owner of the machine.
 func (doc *doctor) Diagnose(ctx context.Context) (api.Diagnosis, error) {
@@ -282,8 +284,7 @@ func (doc *doctor) descriptors(context.Context) []driver.Finding {
 const jump = 5 * time.Second
 
 func (doc *doctor) clock(context.Context) []driver.Finding {
-	now := time.Now()
-	off := now.Round(0).Sub(doc.started) - now.Sub(doc.began)
+	off := doc.d.opts.wall().Sub(doc.started) - time.Since(doc.began)
 	if off.Abs() > jump {
 		return unwell(driver.Warning, "clock", "it was set by "+off.Round(time.Second).String()+" since the daemon started: lifetimes and the times of events are off by that",
 			"see that the time is synchronised, and restart the daemon; sandboxes live on")

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -125,6 +126,21 @@ func TestDoctorFindsFaults(t *testing.T) {
 		d := diagnose(t, c)
 		if f := finding(d, "sandboxes"); d.Healthy || f.Severity != "blocker" || strings.Contains(f.Message, "canary") {
 			t.Errorf("%+v", d)
+		}
+	})
+	t.Run("clock", func(t *testing.T) {
+		var set atomic.Int64
+		c := daemontest.Client(t, daemontest.New(t).Start(t, func(o *daemon.Options) {
+			daemon.SetWall(o, func() time.Time { return time.Now().Round(0).Add(time.Duration(set.Load())) })
+		}))
+		if f := finding(diagnose(t, c), "clock"); f.Severity != "" {
+			t.Errorf("%+v", f)
+		}
+		for _, by := range []time.Duration{time.Hour, -time.Hour} {
+			set.Store(int64(by))
+			if f := finding(diagnose(t, c), "clock"); f.Severity != "warning" || !strings.Contains(f.Message, by.Round(time.Hour).String()[:2]) || f.Mend == "" {
+				t.Errorf("%v: %+v", by, f)
+			}
 		}
 	})
 	t.Run("database", func(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/telemetry"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -21,6 +22,8 @@ type service struct {
 	*plane.Plane
 	builds string // where the files of builds are put
 	ready  func(context.Context) error
+	// version is that of the program.
+	version string
 	*doctor
 }
 
@@ -148,6 +151,22 @@ func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[
 
 func (s service) ExportEvents(ctx context.Context, q api.EventQuery, w io.Writer) error {
 	return s.Plane.ExportEvents(ctx, filterOf(q), w)
+}
+
+// otlpBatch is how many events an exported line of OTLP holds at most.
+const otlpBatch = 500
+
+func (s service) ExportOTLP(ctx context.Context, q api.EventQuery, w io.Writer) error {
+	for after := q.After; ; {
+		page, err := s.Plane.Records(ctx, filterOf(q), after, otlpBatch)
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		if err := telemetry.WriteEvents(w, s.version, page); err != nil {
+			return err
+		}
+		after = page[len(page)-1].Seq
+	}
 }
 
 func shownEvent(e eventlog.Event) api.Event {

@@ -105,6 +105,17 @@ func (p *Plane) ExportEvents(ctx context.Context, f eventlog.Filter, w io.Writer
 	return named("event.list", p.cfg.Log.Export(ctx, who.Tenant, f, w))
 }
 
+// Records reads a part of the log of the caller's tenant after a record, each
+// with the hash of its record. It is empty at the end of the log.
+func (p *Plane) Records(ctx context.Context, f eventlog.Filter, after int64, limit int) ([]eventlog.Record, error) {
+	who, err := p.look(ctx, "event.list", "")
+	if err != nil {
+		return nil, err
+	}
+	page, err := p.cfg.Log.Records(ctx, who.Tenant, f, after, limit)
+	return page, named("event.list", err)
+}
+
 // Verify checks the chain of the log of the caller's tenant.
 func (p *Plane) Verify(ctx context.Context) (eventlog.Report, error) {
 	who, err := p.look(ctx, "audit.verify", "")

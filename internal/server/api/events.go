@@ -132,6 +132,7 @@ func (a *API) events() {
 		map[string]string{
 			"sandbox": "only about the sandbox with this id", "type": "only of these types; may be repeated",
 			"op": "only about these operations; may be repeated", "since": "not before", "until": "before",
+			"format": "otlp-json: as OpenTelemetry's collectors read it from a file, without what the chain can be checked with; json, or left out: as it is chained",
 		}, "", "application/x-ndjson", a.exportEvents)
 	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Check that the log is as it was written"),
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
@@ -155,9 +156,17 @@ func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
+	export := a.service.ExportEvents
+	switch q.get("format") {
+	case "", "json":
+	case "otlp-json":
+		export = a.service.ExportOTLP
+	default:
+		return invalid("format", "is not json or otlp-json")
+	}
 	out := &begun{w: w}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	err := a.service.ExportEvents(r.Context(), in, out)
+	err := export(r.Context(), in, out)
 	if err != nil && out.yes {
 		panic(http.ErrAbortHandler)
 	}

@@ -70,8 +70,10 @@ type Service interface {
 
 	Events(ctx context.Context, q EventQuery) ([]Event, error)
 	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
-	// ExportEvents writes what matches as JSON lines, to the end of the log.
+	// ExportEvents writes what matches as JSON lines, to the end of the log;
+	// ExportOTLP writes it as OpenTelemetry's collectors read it.
 	ExportEvents(ctx context.Context, q EventQuery, w io.Writer) error
+	ExportOTLP(ctx context.Context, q EventQuery, w io.Writer) error
 	VerifyAudit(ctx context.Context) (AuditReport, error)
 	PruneAudit(ctx context.Context, in AuditPrune) (AuditPruned, error)
 

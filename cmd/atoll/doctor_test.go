@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// What goes wrong with the machine under a real daemon is found, and how to mend
+// it is said: its disk fills, its descriptors run out, its gateway is killed and
+// cannot be started again.
+func TestDoctorFindsRealFaults(t *testing.T) {
+	disk := smallDisk(t)
+	s := soakerIn(t, filepath.Join(disk, "state"))
+	spec := sandbox.Spec{Name: "net", Resources: sandbox.Resources{Memory: 256 << 20}, Network: sandbox.Network{Egress: []string{}}}
+	if _, err := s.client.Create(t.Context(), spec, atoll.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.finds(t, "disk", "warning")
+	s.finds(t, "descriptors", "ok")
+	s.finds(t, "gateway", "ok")
+
+	empty := fill(t, disk, 100<<20)
+	s.finds(t, "disk", "blocker")
+	empty()
+	s.finds(t, "disk", "warning")
+
+	pid := s.daemon.Process.Pid
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := limitFiles(t, pid, uint64(len(open)*6/5-1))
+	s.finds(t, "descriptors", "warning")
+	restore()
+	s.finds(t, "descriptors", "ok")
+
+	restore = limitFiles(t, pid, 3) // nothing more can be opened, such as a gateway
+	signal(t, gatewayOf(t, pid), syscall.SIGKILL)
+	s.finds(t, "gateway", "blocker")
+	restore()
+	s.finds(t, "gateway", "ok")
+}
+
+// finds asks the daemon until it finds that a subject is so, and says how to
+// mend it unless it is well.
+func (s *soaker) finds(t *testing.T, subject, severity string) {
+	t.Helper()
+	for {
+		d, err := s.client.Diagnose(t.Context())
+		if err != nil {
+			t.Fatalf("%s: %v", subject, err)
+		}
+		i := slices.IndexFunc(d.Findings, func(f atoll.Finding) bool { return f.Subject == subject })
+		if i >= 0 && d.Findings[i].Severity == severity {
+			if severity != "ok" && d.Findings[i].Mend == "" {
+				t.Errorf("%+v", d.Findings[i])
+			}
+			return
+		}
+	}
+}
+
+// limitFiles sets how many files a process may open, until restore is called.
+func limitFiles(t *testing.T, pid int, n uint64) (restore func()) {
+	t.Helper()
+	var old unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &old); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: n, Max: old.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &old, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// gatewayOf is the process that a daemon started to be its gateway.
+func gatewayOf(t *testing.T, daemon int) int {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range stats {
+		text, _ := os.ReadFile(name) // it may just have ended
+		_, rest, _ := strings.Cut(string(text), ") ")
+		if f := strings.Fields(rest); len(f) < 2 || f[1] != strconv.Itoa(daemon) {
+			continue
+		}
+		args, _ := os.ReadFile(filepath.Join(filepath.Dir(name), "cmdline"))
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil && bytes.HasPrefix(args, []byte("atoll-gateway\x00")) {
+			return pid
+		}
+	}
+	t.Fatal("the daemon has no gateway")
+	return 0
+}
