@@ -119,7 +119,7 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, a.runCmd(), a.createCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.topCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
+	}, a.runCmd(), a.createCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.inspectCmd(), a.topCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
 		a.pauseCmd(), a.resumeCmd(), a.stopCmd(), a.startCmd(), a.updateCmd(), a.forkCmd(), a.snapshotCmd(),
 		a.upCmd(), a.downCmd(), a.e2bCmd(), a.keyCmd(), a.tenantCmd(), a.workspaceCmd(), a.profileCmd(), a.policyCmd(), a.secretCmd(), a.egressCmd(), a.eventsCmd(), a.auditCmd(), a.stateCmd(),
 		a.imageCmd(), a.templateCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())
@@ -197,6 +197,14 @@ func verb(run func(ctx context.Context, args []string) error) func(*cobra.Comman
 	}
 }
 
+// elsewhere is what docker's verbs are called that Atoll has under another name.
+var elsewhere = map[string]string{
+	"images": "atoll image ls", "pull": "atoll image pull", "rmi": "atoll image rm", "load": "atoll image import",
+	"build": "atoll template build", "volume": "atoll workspace", "network": "atoll profile", "info": "atoll doctor",
+	"restart": "atoll stop, then atoll start", "commit": "atoll snapshot create", "container": "atoll ls, and its other verbs without a noun",
+	"system": "atoll state, and atoll doctor", "login": "an image is pulled with the credentials that docker or podman keeps",
+}
+
 // parent makes a noun: without a verb it shows its help, and an unknown verb
 // is an error that names the nearest known ones.
 func parent(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
@@ -205,7 +213,9 @@ func parent(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 			return nil
 		}
 		hint := "see: " + cmd.CommandPath() + " --help"
-		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		if there := elsewhere[args[0]]; there != "" && !cmd.HasParent() {
+			hint = "here that is: " + there
+		} else if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, " or ")
 		}
 		return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), hint: hint}

@@ -173,7 +173,13 @@ func (a *App) psCmd() *cobra.Command {
 		Example: `  atoll ps demo
   atoll ps --json demo`,
 		GroupID: groupBox,
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &usageError{message: "name one sandbox, whose commands are listed", hint: "sandboxes themselves are listed by: atoll ls"}
+			}
+			return nil
+		},
+		ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {

@@ -126,7 +126,7 @@ processes either. Their lifetime stands still. They go on with: atoll resume.`,
 
 func (a *App) resumeCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
-		Use: "resume [flags] SANDBOX...", Short: "Let paused sandboxes go on",
+		Use: "resume [flags] SANDBOX...", Aliases: []string{"unpause"}, Short: "Let paused sandboxes go on",
 		Example: `  atoll resume demo`,
 	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Resume(ctx) })
 }

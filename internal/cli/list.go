@@ -17,13 +17,18 @@ import (
 
 func (a *App) lsCmd() *cobra.Command {
 	var asJSON, quiet, watch bool
-	var wanted []string
+	var wanted, filter []string
 	var format string
 	cmd := &cobra.Command{
-		Use:   "ls",
-		Short: "List the sandboxes that exist",
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List the sandboxes that exist",
+		Long: `Ls lists the sandboxes that exist, those that are stopped, paused or have failed
+too: they keep a name, files and a part of the quota. --filter state=running shows
+only those that run.`,
 		Example: `  atoll ls
   atoll ls --label team=red
+  atoll ls --filter state=running
   atoll ls --format '{{.Name}} {{.State}}'
   atoll ls --json`,
 		GroupID: groupBox,
@@ -32,10 +37,16 @@ func (a *App) lsCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
 	cmd.Flags().StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
+	cmd.Flags().StringArrayVarP(&filter, "filter", "f", nil, "only those with this KEY=VALUE: name (a part of it), id (how it begins), state, image, label")
+	cmd.Flags().BoolP("all", "a", false, "show stopped ones too, which is done anyway")
 	cmd.Flags().StringVar(&format, "format", "", formatHelp)
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show them again every second, until interrupted")
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		only, err := parseFilters(filter)
+		if err != nil {
+			return err
+		}
 		t, err := a.target(ctx)
 		if err != nil {
 			return err
@@ -43,7 +54,7 @@ func (a *App) lsCmd() *cobra.Command {
 		t.tidy(ctx)
 		list := func(ctx context.Context) ([]control.Summary, error) {
 			all, err := t.List(ctx)
-			return slices.DeleteFunc(all, func(s control.Summary) bool { return !hasLabels(s.Labels, wanted) }), err
+			return slices.DeleteFunc(all, func(s control.Summary) bool { return !hasLabels(s.Labels, wanted) || !only.match(s) }), err
 		}
 		if watch {
 			return a.watch(ctx, time.Second, func(ctx context.Context) (string, error) {

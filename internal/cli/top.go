@@ -56,8 +56,9 @@ func (a *App) topCmd() *cobra.Command {
 	var sortBy string
 	every := durationFlag(2 * time.Second)
 	cmd := &cobra.Command{
-		Use:   "top [SANDBOX...]",
-		Short: "Show what sandboxes consume, live",
+		Use:     "top [SANDBOX...]",
+		Aliases: []string{"stats"},
+		Short:   "Show what sandboxes consume, live",
 		Long: `Top shows the processor time, memory, processes and disk of sandboxes that run,
 until it is interrupted. 100% is one processor; a figure that is not known is "-".
 To look at a sandbox is not to use it: one with an idle policy goes to rest all

@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/control"
+)
+
+// filters are what --filter asks for, as in docker: of one key any value may
+// hold, of several keys all must, and of labels all.
+type filters map[string][]string
+
+// filterKeys are the keys of a filter, and what tells whether a sandbox has a
+// value.
+var filterKeys = map[string]func(s *control.Summary, value string) bool{
+	"name":  func(s *control.Summary, v string) bool { return strings.Contains(s.Name, v) },
+	"id":    func(s *control.Summary, v string) bool { return strings.HasPrefix(string(s.ID), v) },
+	"state": func(s *control.Summary, v string) bool { return string(s.State) == v },
+	"image": func(s *control.Summary, v string) bool { return s.Image == v },
+	"label": func(s *control.Summary, v string) bool { return hasLabels(s.Labels, []string{v}) },
+}
+
+// parseFilters reads KEY=VALUE. "status" is docker's word for the state.
+func parseFilters(texts []string) (filters, error) {
+	f := filters{}
+	for _, text := range texts {
+		key, value, ok := strings.Cut(text, "=")
+		if key == "status" {
+			key = "state"
+		}
+		if _, known := filterKeys[key]; !known || !ok || value == "" {
+			return nil, badFlag("filter", "%q is not KEY=VALUE with a key of name, id, state, image or label", text)
+		}
+		f[key] = append(f[key], value)
+	}
+	return f, nil
+}
+
+func (f filters) match(s control.Summary) bool {
+	for key, values := range f {
+		has := func(v string) bool { return filterKeys[key](&s, v) }
+		lacks := func(v string) bool { return !has(v) }
+		if key == "label" && slices.ContainsFunc(values, lacks) || key != "label" && !slices.ContainsFunc(values, has) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func (a *App) inspectCmd() *cobra.Command {
+	var format string
+	cmd := &cobra.Command{
+		Use: "inspect [flags] SANDBOX...", Short: "Show all that is known of sandboxes, as JSON", GroupID: groupBox,
+		Long: `Inspect writes what is known of sandboxes as a JSON array: state and why, image,
+limits, labels, lifetime, and how they ended. Of what they hold it shows nothing,
+nor values of environment variables.`,
+		Example: `  atoll inspect demo
+  atoll inspect --format '{{.State}}' demo`,
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+	}
+	cmd.Flags().StringVar(&format, "format", "", formatHelp)
+	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		c, err := a.daemon(ctx)
+		if err != nil {
+			return err
+		}
+		if c == nil {
+			return a.inspectHere(ctx, args, format)
+		}
+		return inspect(a, format, args, func(name string) (atoll.Info, error) {
+			s, err := c.Get(ctx, name)
+			if err != nil {
+				return atoll.Info{}, err
+			}
+			return s.Info(), nil
+		})
+	})
+	return cmd
+}
+
+// inspectHere shows what this machine knows of sandboxes without a daemon.
+func (a *App) inspectHere(ctx context.Context, args []string, format string) error {
+	t, err := a.target(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := t.List(ctx)
+	if err != nil {
+		return err
+	}
+	known := map[string]control.Summary{}
+	for _, s := range all {
+		known[string(s.ID)] = s
+	}
+	for _, s := range all { // a name goes before an id
+		known[s.Name] = s
+	}
+	return inspect(a, format, args, func(name string) (control.Summary, error) {
+		s, ok := known[name]
+		if !ok {
+			return s, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such sandbox", Hint: "see what exists with: atoll ls"}
+		}
+		return s, nil
+	})
+}
+
+// inspect shows what get finds, and says of each rest why it could not.
+func inspect[T any](a *App, format string, names []string, get func(name string) (T, error)) error {
+	found, failed := []T{}, false
+	for _, name := range names {
+		s, err := get(name)
+		if err != nil {
+			failed = true
+			a.report(nil, err)
+			continue
+		}
+		found = append(found, s)
+	}
+	var err error
+	if format == "" {
+		err = a.printJSON(found)
+	} else if len(found) > 0 {
+		err = formatted(a, format, found)
+	}
+	if err == nil && failed {
+		return exitCode(exitFailure)
+	}
+	return err
+}
