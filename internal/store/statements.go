@@ -80,10 +80,19 @@ const (
 // BeginTx begins a transaction with a statement that stays prepared: the
 // driver would parse it, and the one that ends it, each time.
 func (c *preparedConn) BeginTx(ctx context.Context, _ driver.TxOptions) (driver.Tx, error) {
-	if _, err := c.ExecContext(ctx, c.begin, nil); err != nil {
+	if err := c.turn(ctx, c.begin); err != nil {
 		return nil, err
 	}
 	return &preparedTx{c, ctx}, nil
+}
+
+// turn begins or ends a transaction. It does not watch the context: what was
+// done must not be told as an error, or the connection would be in another
+// state than its users believe. Other processes make it wait for no longer than
+// the timeout of the connection.
+func (c *preparedConn) turn(ctx context.Context, statement string) error {
+	_, err := c.ExecContext(context.WithoutCancel(ctx), statement, nil)
+	return err
 }
 
 type preparedTx struct {
@@ -94,18 +103,15 @@ type preparedTx struct {
 // Commit implements driver.Tx. A transaction that could not be committed is
 // over all the same: the next user of the connection must not find it.
 func (t *preparedTx) Commit() error {
-	_, err := t.conn.ExecContext(t.ctx, commit, nil)
+	err := t.conn.turn(t.ctx, commit)
 	if err != nil {
 		_ = t.Rollback() // refused when SQLite has done so itself
 	}
 	return err
 }
 
-// Rollback implements driver.Tx, also after the context has ended.
-func (t *preparedTx) Rollback() error {
-	_, err := t.conn.ExecContext(context.WithoutCancel(t.ctx), rollback, nil)
-	return err
-}
+// Rollback implements driver.Tx.
+func (t *preparedTx) Rollback() error { return t.conn.turn(t.ctx, rollback) }
 
 func (c *preparedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	s, err := c.lend(ctx, query, args)
