@@ -27,13 +27,13 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 	if _, err := s.client.Create(t.Context(), spec, atoll.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.finds(t, "disk", "warning")
+	s.finds(t, "disk", "blocker")
 	s.finds(t, "descriptors", "ok")
 	s.finds(t, "gateway", "ok")
 
-	empty := fill(t, disk, 100<<20)
-	s.finds(t, "disk", "blocker")
-	empty()
+	if err := unix.Mount("", disk, "", unix.MS_REMOUNT|unix.MS_NOSUID, "size=1g"); err != nil {
+		t.Fatal(err)
+	}
 	s.finds(t, "disk", "warning")
 
 	pid := s.daemon.Process.Pid
@@ -48,27 +48,34 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 
 	restore = limitFiles(t, pid, 3) // nothing more can be opened, such as a gateway
 	signal(t, gatewayOf(t, pid), syscall.SIGKILL)
+	for s.finding(t, "gateway").Severity != "blocker" { // until the daemon has noticed
+	}
 	s.finds(t, "gateway", "blocker")
 	restore()
-	s.finds(t, "gateway", "ok")
+	for s.finding(t, "gateway").Severity != "ok" { // until it has started another
+	}
 }
 
-// finds asks the daemon until it finds that a subject is so, and says how to
-// mend it unless it is well.
+// finding is what the daemon finds of a subject.
+func (s *soaker) finding(t *testing.T, subject string) atoll.Finding {
+	t.Helper()
+	d, err := s.client.Diagnose(t.Context())
+	if err != nil {
+		t.Fatalf("%s: %v", subject, err)
+	}
+	i := slices.IndexFunc(d.Findings, func(f atoll.Finding) bool { return f.Subject == subject })
+	if i < 0 {
+		t.Fatalf("nothing about the %s: %+v", subject, d)
+	}
+	return d.Findings[i]
+}
+
+// finds fails unless the daemon finds that a subject is so, and says how to mend
+// it unless it is well.
 func (s *soaker) finds(t *testing.T, subject, severity string) {
 	t.Helper()
-	for {
-		d, err := s.client.Diagnose(t.Context())
-		if err != nil {
-			t.Fatalf("%s: %v", subject, err)
-		}
-		i := slices.IndexFunc(d.Findings, func(f atoll.Finding) bool { return f.Subject == subject })
-		if i >= 0 && d.Findings[i].Severity == severity {
-			if severity != "ok" && d.Findings[i].Mend == "" {
-				t.Errorf("%+v", d.Findings[i])
-			}
-			return
-		}
+	if f := s.finding(t, subject); f.Severity != severity || severity != "ok" && f.Mend == "" {
+		t.Errorf("%+v, want %s", f, severity)
 	}
 }
 
