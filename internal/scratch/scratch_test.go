@@ -84,9 +84,10 @@ func TestKilledMaker(t *testing.T) {
 }
 
 func TestYoungStays(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
-	dir, err := os.MkdirTemp("", "kind-") // somebody is about to lock it
-	if err != nil {
+	tmp := t.TempDir()
+	t.Setenv("TMPDIR", tmp)
+	dir := filepath.Join(tmp, "kind-1") // somebody is about to lock it
+	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	sweep("kind-", time.Now())

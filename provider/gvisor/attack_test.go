@@ -78,8 +78,8 @@ func answers(ctx context.Context, in driver.Instance) error {
 	if err == nil && string(out) == "alive\n" {
 		return nil
 	}
-	why, _ := io.ReadAll(p.Stderr())
-	return fmt.Errorf("it said %q and %q, %v", out, why, err)
+	why, whyErr := io.ReadAll(p.Stderr())
+	return errors.Join(fmt.Errorf("it said %q and %q", out, why), err, whyErr)
 }
 
 // TestAttacksRefused tries from inside, as root, what must have no effect.

@@ -129,32 +129,32 @@ func (f *file) discard() {
 	}
 }
 
-func (fs *FileSystem) reserveSpool() error {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if fs.spools >= maxSpools {
+func (sys *FileSystem) reserveSpool() error {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	if sys.spools >= maxSpools {
 		return syscall.ENFILE
 	}
-	fs.spools++
+	sys.spools++
 	return nil
 }
 
-func (fs *FileSystem) releaseSpool(size int64) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	fs.spools--
-	fs.used -= size
+func (sys *FileSystem) releaseSpool(size int64) {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	sys.spools--
+	sys.used -= size
 }
 
 // room makes room for one more spool by uploading others, if there is none.
-func (fs *FileSystem) room(ctx context.Context) error {
-	fs.mu.Lock()
-	full := fs.spools >= maxSpools
-	fs.mu.Unlock()
+func (sys *FileSystem) room(ctx context.Context) error {
+	sys.mu.Lock()
+	full := sys.spools >= maxSpools
+	sys.mu.Unlock()
 	if !full {
 		return nil
 	}
-	return fs.Flush(ctx)
+	return sys.Flush(ctx)
 }
 
 // change writes into the spool by do, which is told the file, and sees to its

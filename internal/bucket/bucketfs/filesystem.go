@@ -80,28 +80,28 @@ const (
 
 // stat says what a key stands for. Where there are both an object and keys below
 // it, the object hides them.
-func (fs *FileSystem) stat(ctx context.Context, key string) (object, kind, error) {
+func (sys *FileSystem) stat(ctx context.Context, key string) (object, kind, error) {
 	if key == "" {
 		return object{}, directory, nil
 	}
-	if f := fs.writing(key); f != nil {
+	if f := sys.writing(key); f != nil {
 		o, err := f.stat(ctx)
 		return o, regular, err
 	}
-	if o, ok := fs.saw(key); ok {
+	if o, ok := sys.saw(key); ok {
 		return o, regular, nil
 	}
-	o, err := fs.bucket.head(ctx, key)
+	o, err := sys.bucket.head(ctx, key)
 	if err == nil {
 		return o, regular, nil
 	}
 	if err != syscall.ENOENT {
 		return o, regular, err
 	}
-	if fs.writingBelow(key) {
+	if sys.writingBelow(key) {
 		return object{}, directory, nil
 	}
-	there, err := fs.bucket.any(ctx, key+"/")
+	there, err := sys.bucket.any(ctx, key+"/")
 	if err == nil && !there {
 		err = syscall.ENOENT
 	}
@@ -109,14 +109,14 @@ func (fs *FileSystem) stat(ctx context.Context, key string) (object, kind, error
 }
 
 // names lists a directory, each name once.
-func (fs *FileSystem) names(ctx context.Context, dir string) (map[string]kind, error) {
+func (sys *FileSystem) names(ctx context.Context, dir string) (map[string]kind, error) {
 	prefix := ""
 	if dir != "" {
 		prefix = dir + "/"
 	}
 	names := map[string]kind{}
-	fs.mu.Lock()
-	for key := range fs.files {
+	sys.mu.Lock()
+	for key := range sys.files {
 		rest, below := strings.CutPrefix(key, prefix)
 		if name, _, deeper := strings.Cut(rest, "/"); below && deeper {
 			names[name] = directory
@@ -124,8 +124,8 @@ func (fs *FileSystem) names(ctx context.Context, dir string) (map[string]kind, e
 			names[name] = regular
 		}
 	}
-	fs.mu.Unlock()
-	for o, err := range fs.bucket.list(ctx, prefix, 0) {
+	sys.mu.Unlock()
+	for o, err := range sys.bucket.list(ctx, prefix, 0) {
 		if err != nil {
 			return nil, err
 		}
@@ -138,7 +138,7 @@ func (fs *FileSystem) names(ctx context.Context, dir string) (map[string]kind, e
 		}
 		if !isDir {
 			names[name] = regular
-			fs.sight(o)
+			sys.sight(o)
 		} else if _, hidden := names[name]; !hidden {
 			names[name] = directory
 		}
@@ -155,43 +155,43 @@ func proper(name string) bool {
 }
 
 // sight remembers what a listing told, since a look at each file follows.
-func (fs *FileSystem) sight(o object) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if len(fs.seen) >= maxRemembered {
-		clear(fs.seen)
+func (sys *FileSystem) sight(o object) {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	if len(sys.seen) >= maxRemembered {
+		clear(sys.seen)
 	}
-	fs.seen[o.key] = sighting{o, time.Now().Add(remember)}
+	sys.seen[o.key] = sighting{o, time.Now().Add(remember)}
 }
 
-func (fs *FileSystem) saw(key string) (object, bool) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	s, ok := fs.seen[key]
+func (sys *FileSystem) saw(key string) (object, bool) {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	s, ok := sys.seen[key]
 	if ok && time.Now().After(s.until) {
-		delete(fs.seen, key)
+		delete(sys.seen, key)
 		ok = false
 	}
 	return s.object, ok
 }
 
 // forget drops what was remembered of a key that was changed.
-func (fs *FileSystem) forget(key string) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	delete(fs.seen, key)
+func (sys *FileSystem) forget(key string) {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	delete(sys.seen, key)
 }
 
-func (fs *FileSystem) writing(key string) *file {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	return fs.files[key]
+func (sys *FileSystem) writing(key string) *file {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	return sys.files[key]
 }
 
-func (fs *FileSystem) writingBelow(dir string) bool {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	for key := range fs.files {
+func (sys *FileSystem) writingBelow(dir string) bool {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	for key := range sys.files {
 		if strings.HasPrefix(key, dir+"/") {
 			return true
 		}
@@ -200,44 +200,44 @@ func (fs *FileSystem) writingBelow(dir string) bool {
 }
 
 // acquire returns the file of a key for a writer, who releases it.
-func (fs *FileSystem) acquire(key string) *file {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	f := fs.files[key]
+func (sys *FileSystem) acquire(key string) *file {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	f := sys.files[key]
 	if f == nil {
-		f = &file{fs: fs, key: key}
-		fs.files[key] = f
+		f = &file{fs: sys, key: key}
+		sys.files[key] = f
 	}
 	f.writers++
 	return f
 }
 
 // drop forgets a file that nobody writes to and that the bucket has.
-func (fs *FileSystem) drop(f *file) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if f.writers == 0 && !f.dirty.Load() && fs.files[f.key] == f {
-		delete(fs.files, f.key)
+func (sys *FileSystem) drop(f *file) {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	if f.writers == 0 && !f.dirty.Load() && sys.files[f.key] == f {
+		delete(sys.files, f.key)
 	}
 }
 
 // disown makes a file one without a name, and returns it.
-func (fs *FileSystem) disown(key string) *file {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	f := fs.files[key]
-	delete(fs.files, key)
+func (sys *FileSystem) disown(key string) *file {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	f := sys.files[key]
+	delete(sys.files, key)
 	return f
 }
 
 // Flush uploads everything that was written before, and returns the first error.
-func (fs *FileSystem) Flush(ctx context.Context) error {
-	fs.mu.Lock()
-	all := make([]*file, 0, len(fs.files))
-	for _, f := range fs.files {
+func (sys *FileSystem) Flush(ctx context.Context) error {
+	sys.mu.Lock()
+	all := make([]*file, 0, len(sys.files))
+	for _, f := range sys.files {
 		all = append(all, f)
 	}
-	fs.mu.Unlock()
+	sys.mu.Unlock()
 	failed := make(chan error, len(all))
 	for _, f := range all {
 		go func() { failed <- f.upload(ctx) }()
@@ -252,32 +252,32 @@ func (fs *FileSystem) Flush(ctx context.Context) error {
 }
 
 // unlink removes a file.
-func (fs *FileSystem) unlink(ctx context.Context, key string) error {
-	if f := fs.disown(key); f != nil {
+func (sys *FileSystem) unlink(ctx context.Context, key string) error {
+	if f := sys.disown(key); f != nil {
 		f.orphan()
 	}
-	defer fs.forget(key)
-	return fs.bucket.remove(ctx, key)
+	defer sys.forget(key)
+	return sys.bucket.remove(ctx, key)
 }
 
 // mkdir makes a directory, which is an object that marks it.
-func (fs *FileSystem) mkdir(ctx context.Context, key string) error {
-	_, _, err := fs.stat(ctx, key)
+func (sys *FileSystem) mkdir(ctx context.Context, key string) error {
+	_, _, err := sys.stat(ctx, key)
 	switch {
 	case err == nil:
 		return syscall.EEXIST
 	case err != syscall.ENOENT:
 		return err
 	}
-	return fs.bucket.put(ctx, key+"/", nil, 0)
+	return sys.bucket.put(ctx, key+"/", nil, 0)
 }
 
 // rmdir removes a directory with nothing in it.
-func (fs *FileSystem) rmdir(ctx context.Context, key string) error {
-	if fs.writingBelow(key) {
+func (sys *FileSystem) rmdir(ctx context.Context, key string) error {
+	if sys.writingBelow(key) {
 		return syscall.ENOTEMPTY
 	}
-	for o, err := range fs.bucket.list(ctx, key+"/", 2) {
+	for o, err := range sys.bucket.list(ctx, key+"/", 2) {
 		if err != nil {
 			return err
 		}
@@ -285,38 +285,38 @@ func (fs *FileSystem) rmdir(ctx context.Context, key string) error {
 			return syscall.ENOTEMPTY
 		}
 	}
-	return fs.bucket.remove(ctx, key+"/")
+	return sys.bucket.remove(ctx, key+"/")
 }
 
 // rename moves a file: what the bucket has is copied there. Who writes to it
 // waits.
-func (fs *FileSystem) rename(ctx context.Context, from, to string) error {
-	if f := fs.writing(from); f != nil {
+func (sys *FileSystem) rename(ctx context.Context, from, to string) error {
+	if f := sys.writing(from); f != nil {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if err := f.uploadLocked(ctx); err != nil {
 			return err
 		}
 	}
-	if err := fs.bucket.copy(ctx, from, to); err != nil {
+	if err := sys.bucket.copy(ctx, from, to); err != nil {
 		return err
 	}
-	if old := fs.disown(to); old != nil {
+	if old := sys.disown(to); old != nil {
 		old.orphan()
 	}
-	fs.rekey(from, to)
-	fs.forget(from)
-	fs.forget(to)
-	return fs.bucket.remove(ctx, from)
+	sys.rekey(from, to)
+	sys.forget(from)
+	sys.forget(to)
+	return sys.bucket.remove(ctx, from)
 }
 
 // rekey gives whoever writes to a file its new name.
-func (fs *FileSystem) rekey(from, to string) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if f := fs.files[from]; f != nil {
-		delete(fs.files, from)
+func (sys *FileSystem) rekey(from, to string) {
+	sys.mu.Lock()
+	defer sys.mu.Unlock()
+	if f := sys.files[from]; f != nil {
+		delete(sys.files, from)
 		f.key = to
-		fs.files[to] = f
+		sys.files[to] = f
 	}
 }

@@ -35,7 +35,7 @@ var _ = (interface {
 })((*node)(nil))
 
 // Options say how the kernel is to use the file system.
-func (f *FileSystem) Options() *fs.Options {
+func (sys *FileSystem) Options() *fs.Options {
 	attr, entry := remember, remember
 	return &fs.Options{
 		AttrTimeout: &attr, EntryTimeout: &entry, RootStableAttr: &fs.StableAttr{Ino: 1},
@@ -54,7 +54,7 @@ const MaxRequest = 128 << 10
 // all the time, and take it for a failure. Each is bounded instead.
 
 // Root returns the root directory for the kernel.
-func (f *FileSystem) Root() fs.InodeEmbedder { return &node{fs: f} }
+func (sys *FileSystem) Root() fs.InodeEmbedder { return &node{fs: sys} }
 
 func (n *node) key() string { return n.Path(nil) }
 
@@ -155,11 +155,11 @@ func (n *node) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn,
 
 // settle ends what acquire began, and leaves the upload to later: whoever sets
 // the size of a file is about to write to it.
-func (f *FileSystem) settle(of *file) {
-	f.mu.Lock()
+func (sys *FileSystem) settle(of *file) {
+	sys.mu.Lock()
 	of.writers--
-	f.mu.Unlock()
-	f.drop(of)
+	sys.mu.Unlock()
+	sys.drop(of)
 }
 
 // Readdir lists the directory.

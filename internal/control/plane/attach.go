@@ -55,13 +55,11 @@ func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.
 	if err != nil {
 		return want, err
 	}
-	if err == nil {
-		err = p.withWorkspace(ctx, row, func(w *workspace.Workspace) error {
-			mounts, err := p.mounts(ctx, row, w, ref)
-			want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
-			return err
-		})
-	}
+	err = p.withWorkspace(ctx, row, func(w *workspace.Workspace) error {
+		mounts, err := p.mounts(ctx, row, w, ref)
+		want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
+		return err
+	})
 	want.Spec.Workspace = nil
 	return want, named(opCreate, err)
 }

@@ -120,7 +120,6 @@ type speedRig struct {
 	b       *testing.B
 	gateway *gateway.Gateway
 	roots   *x509.CertPool // of the servers
-	events  chan gateway.Event
 	ports   struct{ plain, web, secure, source, sink, secret string }
 }
 
