@@ -102,7 +102,7 @@ func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 		IdleMS     int64              `json:"idleMs,omitempty"`
 		IdleAction sandbox.IdleAction `json:"idleAction,omitempty"`
 
-		Workspace *sandbox.Workspace `json:"workspace,omitempty"`
+		Workspaces []sandbox.Workspace `json:"workspaces,omitempty"`
 
 		Network sandbox.Network     `json:"network,omitzero"`
 		Secrets []sandbox.SecretRef `json:"secrets,omitempty"`
@@ -110,7 +110,7 @@ func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 	}{
 		spec.Name, spec.Image, opts.Pull, opts.Platform, spec.Resources, spec.Env, spec.User, spec.Workdir, spec.Hostname,
 		spec.Mounts, milliseconds(spec.Lifetime.Timeout), spec.Labels,
-		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Workspace, spec.Network, spec.Secrets, spec.Redact,
+		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Workspaces, spec.Network, spec.Secrets, spec.Redact,
 	})
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}

@@ -67,8 +67,8 @@ type Spec struct {
 	// any but these.
 	Mounts []Mount `json:"mounts,omitempty"`
 
-	// Workspace is a durable directory at WorkspaceDir. Nil: none.
-	Workspace *Workspace `json:"workspace,omitempty"`
+	// Workspaces are durable directories, each at a path of its own.
+	Workspaces []Workspace `json:"workspaces,omitempty"`
 
 	// Network is what the sandbox may reach. Zero: nothing.
 	Network Network `json:"network,omitzero"`

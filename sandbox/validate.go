@@ -111,7 +111,7 @@ func (s *Spec) Validate() error {
 		}
 		seen[t] = true
 	}
-	if err := s.checkWorkspace(); err != nil {
+	if err := s.checkWorkspaces(); err != nil {
 		return err
 	}
 	if err := s.Network.Validate(); err != nil {

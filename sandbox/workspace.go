@@ -104,15 +104,35 @@ func (w *Workspace) validatePath() error {
 	return nil
 }
 
-// checkWorkspace refuses a workspace that a mount would hide or be hidden by.
-func (s *Spec) checkWorkspace() error {
-	if s.Workspace == nil {
-		return nil
+// maxWorkspaces bounds those of one sandbox.
+const maxWorkspaces = 32
+
+// checkWorkspaces refuses a workspace that a mount, or another workspace, would
+// hide or be hidden by, and one that is asked for twice.
+func (s *Spec) checkWorkspaces() error {
+	if len(s.Workspaces) > maxWorkspaces {
+		return invalid("workspaces", "%d, at most %d", len(s.Workspaces), maxWorkspaces)
 	}
+	targets := make([]string, 0, len(s.Mounts)+len(s.Workspaces))
 	for _, m := range s.Mounts {
-		if t := path.Clean(m.Target); under(t, s.Workspace.Target()) || under(s.Workspace.Target(), t) {
-			return invalid("mounts", "%s is in the way of the workspace", clip(t))
-		}
+		targets = append(targets, path.Clean(m.Target))
 	}
-	return s.Workspace.Validate()
+	names := map[string]bool{}
+	for i := range s.Workspaces {
+		w := &s.Workspaces[i]
+		if err := w.Validate(); err != nil {
+			return err
+		}
+		if names[w.Name] {
+			return invalid("workspaces", "%s is asked for twice", clip(w.Name))
+		}
+		names[w.Name] = true
+		for _, t := range targets {
+			if under(t, w.Target()) || under(w.Target(), t) {
+				return invalid("workspaces", "%s is in the way of the workspace %s", clip(t), clip(w.Name))
+			}
+		}
+		targets = append(targets, w.Target())
+	}
+	return nil
 }

@@ -11,7 +11,7 @@ func TestWorkspaceValidate(t *testing.T) {
 		"read":    {Name: "w", Mode: WorkspaceRead},
 		"limited": {Name: "my-work", Mode: WorkspaceExclusive, ReadOnly: []string{"a", "b/c"}, Writable: []string{"d"}},
 	} {
-		if err := (&Spec{Workspace: &w}).Validate(); err != nil {
+		if err := (&Spec{Workspaces: []Workspace{w}}).Validate(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -33,22 +33,37 @@ func TestWorkspaceValidate(t *testing.T) {
 		"NUL":                   {Name: "w", ReadOnly: []string{"a\x00b"}},
 		"too many":              {Name: "w", ReadOnly: strings.Split(strings.Repeat("x,", 40), ",")},
 	} {
-		if err := (&Spec{Workspace: &w}).Validate(); CodeOf(err) != CodeInvalid {
+		if err := (&Spec{Workspaces: []Workspace{w}}).Validate(); CodeOf(err) != CodeInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for _, w := range []Workspace{{Name: "w", Mode: WorkspaceShared}, {Name: "w", Path: "/mnt/data/"}} {
-		if err := (&Spec{Workspace: &w, Mounts: []Mount{{Source: "/src", Target: "/src"}}}).Validate(); err != nil {
+		if err := (&Spec{Workspaces: []Workspace{w}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}).Validate(); err != nil {
 			t.Errorf("%+v: %v", w, err)
 		}
 	}
-	if s := (Spec{Workspace: &Workspace{Name: "w", Path: "/src/sub"}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}); CodeOf(s.Validate()) != CodeInvalid {
+	if s := (Spec{Workspaces: []Workspace{{Name: "w", Path: "/src/sub"}}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}); CodeOf(s.Validate()) != CodeInvalid {
 		t.Error("a workspace below a mount")
 	}
 	for _, target := range []string{"/workspace", "/workspace/sub"} {
-		s := Spec{Workspace: &Workspace{Name: "w"}, Mounts: []Mount{{Source: "/src", Target: target}}}
+		s := Spec{Workspaces: []Workspace{{Name: "w"}}, Mounts: []Mount{{Source: "/src", Target: target}}}
 		if err := s.Validate(); CodeOf(err) != CodeInvalid {
 			t.Errorf("a mount at %s: %v", target, err)
 		}
+	}
+	several := Spec{Workspaces: []Workspace{{Name: "a", Path: "/a"}, {Name: "b", Path: "/ab"}, {Name: "c"}}}
+	if err := several.Validate(); err != nil {
+		t.Errorf("several: %v", err)
+	}
+	for name, more := range map[string]Workspace{
+		"twice": {Name: "a", Path: "/z"}, "at the same place": {Name: "z", Path: "/a/"}, "below": {Name: "z", Path: "/a/b"}, "above": {Name: "z", Path: "/workspace/.."},
+	} {
+		s := Spec{Workspaces: append(several.Workspaces[:3:3], more)}
+		if err := s.Validate(); CodeOf(err) != CodeInvalid {
+			t.Errorf("several, %s: %v", name, err)
+		}
+	}
+	if s := (Spec{Workspaces: make([]Workspace, 40)}); CodeOf(s.Validate()) != CodeInvalid {
+		t.Error("too many workspaces")
 	}
 }

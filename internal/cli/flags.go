@@ -217,7 +217,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 		spec.Mounts = append(spec.Mounts, m)
 	}
 	var err error
-	if spec.Workspace, err = box.workspace.spec(); err != nil {
+	if spec.Workspaces, err = box.workspace.spec(); err != nil {
 		return req, err
 	}
 	if spec.Env, err = a.environment(how.envFiles, how.env); err != nil {

@@ -15,27 +15,40 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// workspaceFlags say which workspace a new sandbox gets.
+// workspaceFlags say which workspaces a new sandbox gets.
 type workspaceFlags struct {
-	name               string
+	names              []string
 	readOnly, writable []string
 }
 
 func (f *workspaceFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.name, "workspace", "", "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; see: atoll workspace")
+	flags.StringArrayVar(&f.names, "workspace", nil, "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; may be repeated with a place for each, NAME[:ro|:shared]:/PATH; see: atoll workspace")
 	flags.StringArrayVar(&f.readOnly, "workspace-read-only", nil, "a directory below the workspace that cannot be written to; may be repeated")
 	flags.StringArrayVar(&f.writable, "workspace-writable", nil, "the only directory below the workspace that can be written to; may be repeated")
 }
 
-func (f *workspaceFlags) spec() (*sandbox.Workspace, error) {
-	if f.name == "" {
-		if len(f.readOnly)+len(f.writable) > 0 {
-			return nil, badFlag("workspace", "is needed to limit what can be written to it")
-		}
-		return nil, nil
+func (f *workspaceFlags) spec() (all []sandbox.Workspace, err error) {
+	if limited := len(f.readOnly)+len(f.writable) > 0; limited && len(f.names) != 1 {
+		return nil, badFlag("workspace", "is needed, and only one, to limit what can be written to it")
 	}
-	name, mode, _ := strings.Cut(f.name, ":")
-	w := &sandbox.Workspace{Name: name, ReadOnly: f.readOnly, Writable: f.writable}
+	for _, text := range f.names {
+		w, err := workspaceSpec(text)
+		if err != nil {
+			return nil, err
+		}
+		w.ReadOnly, w.Writable = f.readOnly, f.writable
+		all = append(all, w)
+	}
+	return all, nil
+}
+
+// workspaceSpec parses NAME[:MODE][:/PATH].
+func workspaceSpec(text string) (w sandbox.Workspace, err error) {
+	var mode string
+	w.Name, mode, _ = strings.Cut(text, ":")
+	if i := strings.Index(mode, "/"); i == 0 || i > 0 && mode[i-1] == ':' {
+		mode, w.Path = strings.TrimSuffix(mode[:i], ":"), mode[i:]
+	}
 	switch mode {
 	case "", "rw":
 	case "ro":
@@ -43,7 +56,7 @@ func (f *workspaceFlags) spec() (*sandbox.Workspace, error) {
 	case "shared":
 		w.Mode = sandbox.WorkspaceShared
 	default:
-		return nil, badFlag("workspace", "is none of NAME, NAME:ro and NAME:shared")
+		return w, badFlag("workspace", "is none of NAME, NAME:ro and NAME:shared, each with :/PATH behind it or not")
 	}
 	return w, nil
 }

@@ -96,7 +96,7 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	if err := c.checkNetwork(&spec, req); err != nil {
 		return nil, err
 	}
-	if spec.Workspace != nil && !c.cfg.Workspaces {
+	if len(spec.Workspaces) > 0 && !c.cfg.Workspaces {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "workspaces need the daemon", Hint: "start it with: atoll up",
 		}

@@ -281,7 +281,7 @@ func (s e2bService) DialPort(ctx context.Context, ref string, port uint16) (net.
 func e2bShown(b store.Sandbox) e2bapi.Sandbox {
 	return e2bapi.Sandbox{
 		ID: b.ID, Name: b.Name, State: b.State, Image: b.Image, Resources: b.Resources, Labels: b.Labels, Created: b.Created, Expires: b.Expires,
-		Updated: b.Updated, Lifetime: b.Spec.Lifetime, Network: b.Spec.Network, Workspace: b.Spec.Workspace, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
+		Updated: b.Updated, Lifetime: b.Spec.Lifetime, Network: b.Spec.Network, Workspaces: b.Spec.Workspaces, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
 	}
 }
 

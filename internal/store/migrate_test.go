@@ -59,6 +59,7 @@ var written = map[int64][]statement{
 	7: {
 		{"INSERT INTO workspaces (id, tenant, name, created) VALUES ('ws-1', 'acme', 'notes', 9)", nil},
 		{"INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ('id-web', 'ws-1', 'n1', 'exclusive', 9)", nil},
+		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspace":{"name":"notes","path":"/notes"}}`}},
 	},
 	8: {
 		{"INSERT INTO event_cursors (node, tenant, seq) VALUES ('n1', 'acme', 1)", nil},
@@ -77,6 +78,11 @@ var written = map[int64][]statement{
 	},
 	20: {
 		{"INSERT INTO workspaces (id, tenant, name, bucket, created) VALUES ('ws-2', 'acme', 'data', 'data', 9)", nil},
+	},
+	21: {
+		{"INSERT INTO workspaces (id, tenant, name, created) VALUES ('ws-3', 'acme', 'more', 9)", nil},
+		{"INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ('id-web', 'ws-3', 'n1', 'exclusive', 9)", nil},
+		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspaces":[{"name":"notes","path":"/notes"}]}`}},
 	},
 }
 
@@ -124,6 +130,11 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	ok(t, err)
 	if b.State != sandbox.Running || b.Labels["team"] != "red" || b.Resources.CPUs != 0.5 || b.Idle.Action != "pause" || b.Created.UnixNano() != 5 || b.Version != 1 {
 		t.Errorf("the sandbox became %+v", b)
+	}
+	held, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, "id-web") })
+	ok(t, err)
+	if from >= 7 && (len(b.Spec.Workspaces) != 1 || b.Spec.Workspaces[0].Name != "notes" || b.Spec.Workspaces[0].Path != "/notes" || b.Spec.Name != "web" || len(held) == 0) {
+		t.Errorf("its workspaces became %+v, %+v", b.Spec, held)
 	}
 	if got := listAll(t, s, "acme", store.Filter{Labels: map[string]string{"team": "red"}}, 10); len(got) != 1 {
 		t.Errorf("found by label: %v", got)

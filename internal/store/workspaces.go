@@ -135,20 +135,30 @@ func together(a, b *Attachment) bool {
 }
 
 // Detach forgets that a sandbox has a workspace.
-func (tx *Tx) Detach(ctx context.Context, id sandbox.ID) error {
-	_, err := tx.exec(ctx, "DELETE FROM attachments WHERE sandbox = $1", string(id))
+func (tx *Tx) Detach(ctx context.Context, a Attachment) error {
+	_, err := tx.exec(ctx, "DELETE FROM attachments WHERE sandbox = $1 AND workspace = $2", string(a.Sandbox), a.Workspace)
 	return err
 }
 
-// AttachmentOf returns what a sandbox has, with its workspace. None is
-// CodeNotFound.
-func (tx *Tx) AttachmentOf(ctx context.Context, id sandbox.ID) (Attachment, Workspace, error) {
-	a, err := scanAttachment(tx.queryRow(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.sandbox = $1", string(id)))
-	if err != nil {
-		return a, Workspace{}, missing(err, "attachment", string(id))
+// Held is a workspace that a sandbox has.
+type Held struct {
+	Attachment Attachment
+	Workspace  Workspace
+}
+
+// Held returns the workspaces that a sandbox has, in any order.
+func (tx *Tx) Held(ctx context.Context, id sandbox.ID) ([]Held, error) {
+	rows, err := tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.sandbox = $1", string(id))
+	all, err := collect(rows, err, scanAttachment)
+	held := make([]Held, len(all))
+	for i, a := range all {
+		w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"id = $1", a.Workspace))
+		if err != nil {
+			return nil, missing(err, "workspace", a.Workspace)
+		}
+		held[i] = Held{a, w}
 	}
-	w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"id = $1", a.Workspace))
-	return a, w, missing(err, "workspace", a.Workspace)
+	return held, err
 }
 
 // Ended lists the attachments of a node whose sandboxes are gone.

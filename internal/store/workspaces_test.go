@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -68,7 +69,9 @@ func TestAttachments(t *testing.T) {
 			})
 		}
 		detach := func(box string) {
-			ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Detach(ctx, sandbox.ID(box)) }))
+			ok(t, s.Update(ctx, func(tx *store.Tx) error {
+				return tx.Detach(ctx, store.Attachment{Sandbox: sandbox.ID(box), Workspace: "ws-1"})
+			}))
 		}
 		// Of many that ask at once, one gets it.
 		var won atomic.Int32
@@ -112,15 +115,32 @@ func TestAttachments(t *testing.T) {
 		if found := ended(); len(found) != 2 {
 			t.Errorf("%+v", found)
 		}
-		a, w, err := func() (a store.Attachment, w store.Workspace, err error) {
-			err = s.View(ctx, func(tx *store.Tx) (err error) {
-				a, w, err = tx.AttachmentOf(ctx, "id-reader1")
+		// A sandbox can have several, and lets go of one at a time.
+		ok(t, s.Update(ctx, func(tx *store.Tx) error {
+			second := store.Workspace{ID: "ws-2", Tenant: "acme", Name: "more"}
+			if err := tx.AddWorkspace(ctx, second); err != nil {
 				return err
-			})
-			return a, w, err
-		}()
-		if err != nil || a.Workspace != "ws-1" || w.Name != "notes" {
-			t.Errorf("%+v, %+v, %v", a, w, err)
+			}
+			return tx.Attach(ctx, second, store.Attachment{Sandbox: "id-reader1", Node: "n1", Mode: sandbox.WorkspaceExclusive})
+		}))
+		held := func() (names []string) {
+			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, "id-reader1") })
+			ok(t, err)
+			for _, h := range all {
+				if h.Attachment.Workspace != h.Workspace.ID || h.Attachment.Sandbox != "id-reader1" {
+					t.Errorf("%+v", h)
+				}
+				names = append(names, h.Workspace.Name)
+			}
+			slices.Sort(names)
+			return names
+		}
+		if got := held(); !slices.Equal(got, []string{"more", "notes"}) {
+			t.Errorf("it has %v", got)
+		}
+		detach("id-reader1")
+		if got := held(); !slices.Equal(got, []string{"more"}) {
+			t.Errorf("it has %v left", got)
 		}
 	})
 }

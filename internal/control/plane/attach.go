@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
@@ -16,15 +17,25 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// claim records that a sandbox gets the workspace it asks for.
+// claim records that a sandbox gets the workspaces it asks for. They are locked
+// in the order of their names, so that two sandboxes never wait for each other.
 func (p *Plane) claim(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec) error {
-	ref := spec.Workspace
-	if ref == nil {
+	if len(spec.Workspaces) == 0 {
 		return nil
 	}
 	if err := p.shelved(); err != nil {
 		return err
 	}
+	byName := func(a, b sandbox.Workspace) int { return strings.Compare(a.Name, b.Name) }
+	for _, ref := range slices.SortedFunc(slices.Values(spec.Workspaces), byName) {
+		if err := p.claimOne(ctx, tx, tenant, spec.ID, &ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Plane) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, ref *sandbox.Workspace) error {
 	w, err := tx.LockWorkspace(ctx, tenant, ref.Name)
 	if err != nil {
 		return err
@@ -36,32 +47,37 @@ func (p *Plane) claim(ctx context.Context, tx *store.Tx, tenant string, spec *sa
 	if mode == "" {
 		mode = sandbox.WorkspaceExclusive
 	}
-	return tx.Attach(ctx, w, store.Attachment{Sandbox: spec.ID, Node: p.cfg.Node, Mode: mode})
+	return tx.Attach(ctx, w, store.Attachment{Sandbox: id, Node: p.cfg.Node, Mode: mode})
 }
 
-// mount makes the directory of a claimed workspace ready and puts it into what
-// the provider is asked for. The record of the sandbox does not know where that
-// is.
+// mount makes the directories of claimed workspaces ready and puts them into
+// what the provider is asked for. The record of the sandbox does not know where
+// they are.
 func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.CreateRequest, error) {
-	ref := want.Spec.Workspace
-	if ref == nil {
+	refs := want.Spec.Workspaces
+	if len(refs) == 0 {
 		return want, nil
 	}
-	var row store.Workspace
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
-		_, row, err = tx.AttachmentOf(ctx, want.Spec.ID)
-		return err
-	})
+	want.Spec.Workspaces = nil
+	held, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, want.Spec.ID) })
 	if err != nil {
 		return want, err
 	}
-	err = p.withWorkspace(ctx, row, func(w *workspace.Workspace) error {
-		mounts, err := p.mounts(ctx, row, w, ref)
-		want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
-		return err
-	})
-	want.Spec.Workspace = nil
-	return want, named(opCreate, err)
+	for i := range refs {
+		at := slices.IndexFunc(held, func(h store.Held) bool { return h.Workspace.Name == refs[i].Name })
+		if at < 0 {
+			return want, named(opCreate, &sandbox.Error{Code: sandbox.CodeConflict, Subject: refs[i].Name, Message: "the workspace is not attached any more"})
+		}
+		err := p.withWorkspace(ctx, held[at].Workspace, func(w *workspace.Workspace) error {
+			mounts, err := p.mounts(ctx, held[at].Workspace, w, &refs[i])
+			want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
+			return err
+		})
+		if err != nil {
+			return want, named(opCreate, err)
+		}
+	}
+	return want, nil
 }
 
 // mounts returns what to show of a workspace. What may not be written is a
@@ -121,31 +137,27 @@ func mountsOf(dir string, ref *sandbox.Workspace) []sandbox.Mount {
 // be waiting for.
 const persistTimeout = time.Hour
 
-// detach persists what a sandbox that has ended left in its workspace, and lets
-// others have it. If the blob store cannot be reached the workspace stays
+// detach persists what a sandbox that has ended left in its workspaces, and lets
+// others have them. If the blob store cannot be reached the workspace stays
 // attached, and the next reconciliation tries again; what can never be
 // persisted stays where it is until somebody mends that.
 func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
 	if p.cfg.Workspaces == nil {
 		return nil
 	}
-	var a store.Attachment
-	var row store.Workspace
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
-		a, row, err = tx.AttachmentOf(ctx, id)
-		return err
-	})
-	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		return nil
-	}
+	held, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, id) })
 	if err != nil {
 		return err
 	}
-	fact := audit.Action{Tenant: row.Tenant, Op: "workspace.detach", Sandbox: id, Name: name, Subject: row.Name}
-	allowed := func() error { return nil }
-	return p.cfg.Audit.Do(ctx, fact, allowed, func(ctx context.Context) (audit.Outcome, error) {
-		return audit.Outcome{}, p.withWorkspace(ctx, row, func(w *workspace.Workspace) error { return p.letGo(ctx, a, row, w) })
-	})
+	var failed []error
+	for _, h := range held {
+		fact := audit.Action{Tenant: h.Workspace.Tenant, Op: "workspace.detach", Sandbox: id, Name: name, Subject: h.Workspace.Name}
+		allowed := func() error { return nil }
+		failed = append(failed, p.cfg.Audit.Do(ctx, fact, allowed, func(ctx context.Context) (audit.Outcome, error) {
+			return audit.Outcome{}, p.withWorkspace(ctx, h.Workspace, func(w *workspace.Workspace) error { return p.letGo(ctx, h.Attachment, h.Workspace, w) })
+		}))
+	}
+	return errors.Join(failed...)
 }
 
 func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspace, w *workspace.Workspace) error {
@@ -170,7 +182,7 @@ func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspa
 	}
 	var left []store.Attachment
 	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		if err = tx.Detach(ctx, a.Sandbox); err == nil {
+		if err = tx.Detach(ctx, a); err == nil {
 			left, err = tx.Attachments(ctx, row.ID)
 		}
 		return err

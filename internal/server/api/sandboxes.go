@@ -104,8 +104,10 @@ func (r *CreateRequest) Spec() sandbox.Spec {
 	for _, m := range r.Mounts {
 		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))
 	}
-	if w := r.Workspace; w != nil {
-		spec.Workspace = &sandbox.Workspace{Name: w.Name, Mode: sandbox.WorkspaceMode(w.Mode), Path: w.Path, ReadOnly: w.ReadOnly, Writable: w.Writable}
+	for _, w := range r.Workspaces {
+		spec.Workspaces = append(spec.Workspaces, sandbox.Workspace{
+			Name: w.Name, Mode: sandbox.WorkspaceMode(w.Mode), Path: w.Path, ReadOnly: w.ReadOnly, Writable: w.Writable,
+		})
 	}
 	return spec
 }

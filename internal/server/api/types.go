@@ -21,11 +21,11 @@ type CreateRequest struct {
 	TimeoutMS int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live, in milliseconds"`
 	Snapshot  string            `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
 	Idle
-	Workspace *WorkspaceAttachment `json:"workspace,omitempty" doc:"a durable directory"`
-	Network   sandbox.Network      `json:"network,omitempty" doc:"what the sandbox may reach; nothing if it is left out"`
-	Secrets   []sandbox.SecretRef  `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
-	Redact    bool                 `json:"redact,omitempty" doc:"asterisks in place of values of secrets, of the mode env, in what commands write"`
-	Labels    map[string]string    `json:"labels,omitempty"`
+	Workspaces []WorkspaceAttachment `json:"workspaces,omitempty" maxItems:"32" doc:"durable directories, each at a path of its own"`
+	Network    sandbox.Network       `json:"network,omitempty" doc:"what the sandbox may reach; nothing if it is left out"`
+	Secrets    []sandbox.SecretRef   `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
+	Redact     bool                  `json:"redact,omitempty" doc:"asterisks in place of values of secrets, of the mode env, in what commands write"`
+	Labels     map[string]string     `json:"labels,omitempty"`
 
 	// IdempotencyKey and Raw come from the header and the body.
 	IdempotencyKey string `json:"-"`

@@ -117,7 +117,7 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 		err = h.template(r.Context(), &spec)
 	}
 	if err == nil {
-		spec.Workspace, err = h.mount(r.Context(), req.VolumeMounts)
+		spec.Workspaces, err = h.mount(r.Context(), req.VolumeMounts)
 	}
 	if err != nil {
 		return err

@@ -66,18 +66,18 @@ type Service interface {
 
 // Sandbox is what is known of a sandbox.
 type Sandbox struct {
-	ID        sandbox.ID
-	Name      string
-	State     sandbox.State
-	Image     string
-	Resources sandbox.Resources
-	Labels    map[string]string
-	Created   time.Time
-	Expires   time.Time // zero: never
-	Updated   time.Time
-	Lifetime  sandbox.Lifetime
-	Network   sandbox.Network
-	Workspace *sandbox.Workspace
+	ID         sandbox.ID
+	Name       string
+	State      sandbox.State
+	Image      string
+	Resources  sandbox.Resources
+	Labels     map[string]string
+	Created    time.Time
+	Expires    time.Time // zero: never
+	Updated    time.Time
+	Lifetime   sandbox.Lifetime
+	Network    sandbox.Network
+	Workspaces []sandbox.Workspace
 	// Kept says that a snapshot holds its state while it does not run, and
 	// Wakes that it goes on when it is used.
 	Kept, Wakes bool

@@ -185,28 +185,26 @@ type volumeMount struct {
 	Path string `json:"path"`
 }
 
-// mount is the workspace of a sandbox that has volumes, shared with others.
-func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (*sandbox.Workspace, error) {
-	switch len(mounts) {
-	case 0:
-		return nil, nil
-	case 1:
-	default:
-		return nil, unsupported("more than one of volumeMounts")
+// mount returns the workspaces that are the volumes of a sandbox, shared with
+// others.
+func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (all []sandbox.Workspace, err error) {
+	for _, m := range mounts {
+		v, err := h.volume(ctx, m.Name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, sandbox.Workspace{Name: v.Name, Mode: sandbox.WorkspaceShared, Path: m.Path})
 	}
-	v, err := h.volume(ctx, mounts[0].Name)
-	if err != nil {
-		return nil, err
-	}
-	return &sandbox.Workspace{Name: v.Name, Mode: sandbox.WorkspaceShared, Path: mounts[0].Path}, nil
+	return all, nil
 }
 
 // shownMounts is the reverse of mount.
 func shownMounts(s *Sandbox) []volumeMount {
-	if s.Workspace == nil {
-		return []volumeMount{}
+	out := make([]volumeMount, len(s.Workspaces))
+	for i := range s.Workspaces {
+		out[i] = volumeMount{volumeOf(s.Workspaces[i].Name), s.Workspaces[i].Target()}
 	}
-	return []volumeMount{{volumeOf(s.Workspace.Name), s.Workspace.Target()}}
+	return out
 }
 
 // contentProblem is an error as the clients of volumes expect it.

@@ -1,29 +1,51 @@
-// Measures what docs/BENCHMARKS.md tells of E2B's SDK, as medians.
+// Measures what docs/BENCHMARKS.md tells of E2B's SDK, as medians: with Atoll,
+// and in the same run, in turn, with a server that does nothing.
+import { fork } from 'node:child_process'
 import { Sandbox, version } from './harness.mjs'
 
+const rounds = Number(process.env.E2B_BENCH_ROUNDS ?? 20)
 const median = (a) => a.sort((x, y) => x - y)[Math.floor(a.length / 2)]
-async function times(n, fn) {
-  const all = []
-  for (let i = 0; i < n; i++) all.push(await fn())
-  return median(all)
-}
 const took = async (fn) => { const t = performance.now(); await fn(); return performance.now() - t }
-
-const warm = await Sandbox.create()
-const fresh = await times(20, async () => {
-  let sbx
-  const ms = await took(async () => {
-    sbx = await Sandbox.create()
-    await sbx.commands.run('echo hello')
-  })
-  await sbx.kill()
-  return ms
-})
-const run = await times(100, () => took(() => warm.commands.run('true')))
-const info = await times(50, () => took(() => warm.getInfo()))
 const data = new Blob([Buffer.alloc(100_000_000, 'x')])
-const up = await times(5, () => took(() => warm.files.write('/home/user/large', data)))
-const down = await times(5, () => took(() => warm.files.read('/home/user/large', { format: 'bytes' })))
-await warm.kill()
-const rate = (ms) => Math.round(100_000 / ms)
-console.log(JSON.stringify({ version, createAndRun: +fresh.toFixed(1), run: +run.toFixed(1), info: +info.toFixed(1), upMBs: rate(up), downMBs: rate(down) }))
+
+const nothing = fork(new URL('./ceiling.mjs', import.meta.url))
+const url = `http://127.0.0.1:${await new Promise((done) => nothing.once('message', done))}`
+const sides = { atoll: {}, ceiling: { apiUrl: url, sandboxUrl: url, apiKey: 'e2b_0' } }
+const ms = { atoll: {}, ceiling: {} }
+const note = (side, what, time) => (ms[side][what] ??= []).push(time)
+
+const warm = {}
+for (const side in sides) {
+  warm[side] = await Sandbox.create(sides[side])
+  await warm[side].commands.run('true')
+}
+for (let i = 0; i < rounds; i++) {
+  for (const side in sides) {
+    let sbx
+    const created = await took(async () => { sbx = await Sandbox.create(sides[side]) })
+    const first = await took(() => sbx.commands.run('echo hello'))
+    note(side, 'create', created)
+    note(side, 'createAndRun', created + first)
+    await sbx.kill()
+    for (let n = 0; n < 5; n++) note(side, 'run', await took(() => warm[side].commands.run('true')))
+    note(side, 'info', await took(() => warm[side].getInfo()))
+    // The pool is filled again while nobody waits, as between two uses.
+    await new Promise((done) => setTimeout(done, Number(process.env.E2B_BENCH_PAUSE ?? 300)))
+  }
+}
+for (let i = 0; i < rounds / 4; i++) {
+  for (const side in sides) {
+    note(side, 'up', await took(() => warm[side].files.write('/home/user/large', data)))
+    note(side, 'down', await took(() => warm[side].files.read('/home/user/large', { format: 'bytes' })))
+  }
+}
+for (const side in sides) {
+  await warm[side].kill()
+  const of = Object.fromEntries(Object.entries(ms[side]).map(([what, all]) => [what, median(all)]))
+  const rate = (time) => Math.round(100_000 / time)
+  const { create, createAndRun, run, info, up, down } = of
+  const round = (v) => +v.toFixed(1)
+  console.log(JSON.stringify({ version, side, create: round(create), createAndRun: round(createAndRun), run: round(run), info: round(info), upMBs: rate(up), downMBs: rate(down) }))
+}
+nothing.kill()
+process.exit(0)

@@ -54,6 +54,21 @@ test('volumes: files', () => volume(async (vol) => {
   assert.equal(await vol.exists('/../../etc/passwd'), false)
 }), '2.18.0')
 
+test('volumes: several in one sandbox', () => volume((one) => volume(async (two) => {
+  const opts = { timeoutMs: 60_000, volumeMounts: { '/mnt/one': one, '/mnt/two': two } }
+  const sbx = await Sandbox.create(opts)
+  try {
+    const seen = (await sbx.getInfo()).volumeMounts.map((m) => `${m.name} ${m.path}`)
+    assert.deepEqual(seen.sort(), [`${one.name} /mnt/one`, `${two.name} /mnt/two`].sort())
+    await sbx.commands.run('echo 1 > /mnt/one/f; echo 2 > /mnt/two/f')
+    assert.deepEqual([await one.readFile('/f'), await two.readFile('/f')], ['1\n', '2\n'])
+    await rejects(Volume.destroy(two.volumeId), 'VolumeError')
+  } finally {
+    await sbx.kill()
+  }
+  await rejects(Sandbox.create({ volumeMounts: { '/mnt/one': one, '/mnt/one/in': two } }), 'InvalidArgumentError', 'SandboxError')
+})), '2.18.0')
+
 test('volumes: sandboxes share one', () => volume(async (vol) => {
   await vol.writeFile('/before', 'from outside')
   const opts = { timeoutMs: 60_000, volumeMounts: { '/mnt/data': vol } }

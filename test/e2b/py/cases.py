@@ -354,7 +354,7 @@ async def _():
             await one.kill()
 
 
-@test("snapshots", "2.21.0")
+@test("snapshots", "2.20.0")
 async def _():
     async with Box() as sbx:
         await sbx.files.write("f", "then")

@@ -29,8 +29,8 @@ def template(**opts):
 async def _():
     Template = kind("Template")
     name = unique("old")
-    how = {} if since("2.21.0") else {"alias": name, "cpu_count": 1, "memory_mb": 1024}
-    args = [name] if since("2.21.0") else []
+    how = {} if since("2.20.0") else {"alias": name, "cpu_count": 1, "memory_mb": 1024}
+    args = [name] if since("2.20.0") else []
     await Template.build(template().from_base_image().run_cmd("echo old > /tmp/old"), *args, **how)
     sbx = await Sandbox.create(template=name, timeout=60)
     assert (await sbx.commands.run("cat /tmp/old")).stdout == "old\n"
@@ -62,7 +62,7 @@ async def _():
             await raises(sbx.get_mcp_token(), "NotFoundException")
 
 
-@test("a template: files, commands, variables, users; tags", "2.21.0")
+@test("a template: files, commands, variables, users; tags", "2.20.0")
 async def _():
     Template = kind("Template")
     name = unique("tools")
@@ -137,7 +137,7 @@ async def _():
         template().from_template("devcontainer").beta_dev_container_prebuild("/x").beta_set_dev_container_start("/x")
 
 
-@test("volumes", "2.21.0")
+@test("volumes", "2.20.0")
 async def _():
     Volume = kind("Volume")
     vol = await Volume.create("Vol_" + uuid.uuid4().hex[:8])
@@ -224,7 +224,7 @@ async def _():
         assert (await h.wait()).stdout == "text end\n"
 
 
-@test("a terminal is found again", "2.21.0")
+@test("a terminal is found again", "2.20.0")
 async def _():
     async with Box() as sbx:
         on = {} if SYNC else {"on_data": lambda _: None}
@@ -244,7 +244,7 @@ async def _():
         assert e.exit_code == 4
 
 
-@test("git: branches, remotes, configuration", "2.21.0")
+@test("git: branches, remotes, configuration", "2.20.0")
 async def _():
     async with Box() as sbx:
         git = sbx.git
