@@ -79,6 +79,26 @@ base-image: build ## build the image "base" of Debian's packages, in a sandbox (
 base-image-test: build ## build it in a state directory of its own and try it (minutes)
 	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/check
 
+# What the code interpreter of E2B's clients is expected to have besides.
+INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas ./images/base/build code-interpreter
+
+.PHONY: interpreter-image
+interpreter-image: build ## build the image "code-interpreter": base with matplotlib and pandas, of Debian's packages
+	@$(STATIC) ATOLL="$$dir/atoll" $(INTERPRETER)
+
+# Each runs the programs of E2B's SDKs in sandboxes of an image that was just
+# built, in a state directory of its own (minutes).
+.PHONY: base-image-e2b interpreter-image-e2b
+base-image-e2b: E2B_IMAGE = ./images/base/build
+base-image-e2b: E2B_RUN = TestJavaScript$$|TestPython$$
+base-image-e2b: build ## build the image "base" and run the programs of E2B's SDKs on it
+interpreter-image-e2b: E2B_IMAGE = $(INTERPRETER)
+interpreter-image-e2b: E2B_RUN = TestInterpreter$$
+interpreter-image-e2b: build ## build the image "code-interpreter" and run those of its SDKs on it, charts and images too
+base-image-e2b interpreter-image-e2b:
+	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && $(E2B_IMAGE) && \
+		ATOLL_E2B_STATE="$$dir/state" $(TESTCOUNT) $(GO) test -json -count=1 -timeout=1h -parallel 1 -tags e2b -run '$(E2B_RUN)' ./test/e2b
+
 .PHONY: e2b
 e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
 	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags=e2b ./test/e2b

@@ -34,7 +34,10 @@ func start(t *testing.T, flags ...string) *atoll {
 	if bin == "" {
 		bin = build(t)
 	}
-	a := &atoll{bin: bin, state: t.TempDir()}
+	a := &atoll{bin: bin, state: os.Getenv("ATOLL_E2B_STATE")} // with an image that was built
+	if a.state == "" {
+		a.state = t.TempDir()
+	}
 	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0"}, flags...)...)
 	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state)
 	stderr, err := daemon.StderrPipe()
@@ -256,10 +259,18 @@ func (a *atoll) python(t *testing.T, version string) {
 	}
 }
 
+// builtImage reports whether sandboxes are of an image that was built, and so
+// have what it promises.
+func builtImage() bool { return os.Getenv("ATOLL_E2B_STATE") != "" }
+
 // pythonEnv is the environment of a program in Python. The names of sandboxes
 // lead to this machine there.
 func pythonEnv(mode string) []string {
-	return []string{"E2B_TEST_MODE=" + mode, "E2B_TEST_NAME=" + domain, "PYTHONDONTWRITEBYTECODE=1"}
+	env := []string{"E2B_TEST_MODE=" + mode, "E2B_TEST_NAME=" + domain, "PYTHONDONTWRITEBYTECODE=1"}
+	if builtImage() {
+		env = append(env, "E2B_TEST_CHARTS=1")
+	}
+	return env
 }
 
 // TestInterpreter runs code in sandboxes by the code interpreter's SDKs.
@@ -288,7 +299,10 @@ func TestInterpreterByName(t *testing.T) {
 
 func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...string) {
 	dir := npm(t, "code-interpreter-"+version)
-	env := []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain, "E2B_TEST_PACKAGES=" + filepath.Join(pip(t, "matplotlib"), "packages.tar")}
+	env := []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}
+	if !builtImage() {
+		env = append(env, "E2B_TEST_PACKAGES="+filepath.Join(pip(t, "matplotlib"), "packages.tar"))
+	}
 	a.cases(t, version, env, append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
 }
 

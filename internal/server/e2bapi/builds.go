@@ -307,7 +307,7 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if want.From, err = h.fromOf(r.Context(), req.FromImage, req.FromTemplate); err != nil {
 		return err
 	}
-	if want.From == "host" || want.From == "base" {
+	if want.From == "host" || want.From == "base" || want.From == interpreterImage {
 		want.User = defaultUser
 	}
 	if h.opts.Internet {
@@ -333,9 +333,15 @@ var baseImages = sync.OnceValue(func() *regexp.Regexp {
 // fromOf returns what a build begins with.
 func (h *Handler) fromOf(ctx context.Context, image, template string) (string, error) {
 	name, _ := splitRef(template)
+	if baseImages().MatchString(image) {
+		name = "base"
+		if strings.Contains(image, interpreterImage) {
+			name = interpreterName
+		}
+	}
 	switch {
-	case baseImages().MatchString(image), isBase(name):
-		return h.baseImage(ctx)
+	case isBase(name):
+		return h.baseImage(ctx, name)
 	case image != "":
 		return strings.TrimPrefix(image, imageScheme), nil
 	}

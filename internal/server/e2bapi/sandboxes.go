@@ -183,7 +183,7 @@ func (req *newSandbox) lifetime() sandbox.Lifetime {
 }
 
 // isBase reports whether a template is there without having been built.
-func isBase(name string) bool { return name == "base" || name == "code-interpreter-v1" }
+func isBase(name string) bool { return name == "base" || name == interpreterName }
 
 // template completes what is asked for with what its template is: an image, a
 // template that was built, or a snapshot by its id or the newest with its name.
@@ -196,7 +196,7 @@ func (h *Handler) template(ctx context.Context, spec *sandbox.Spec) error {
 	name, _, _ := strings.Cut(template, ":")
 	var err error
 	if isBase(name) {
-		spec.Image, err = h.baseImage(ctx)
+		spec.Image, err = h.baseImage(ctx, name)
 		return err
 	}
 	if spec.Image, err = h.ofTemplates(ctx, template); err != nil || spec.Image != "" {

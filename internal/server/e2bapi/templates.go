@@ -146,14 +146,27 @@ func (h *Handler) ofTemplates(ctx context.Context, ref string) (image string, er
 	return "", nil
 }
 
-// baseImage returns the image of the template base: the one that was built of
-// packages, if it is there, or this machine's own programs.
-func (h *Handler) baseImage(ctx context.Context) (string, error) {
-	there, err := h.service.HasImage(ctx, "base")
-	if err != nil || !there {
-		return "host", err
+// interpreterName is how E2B calls the template of its code interpreter, and
+// interpreterImage the image that it is here.
+const (
+	interpreterName  = "code-interpreter-v1"
+	interpreterImage = "code-interpreter"
+)
+
+// baseImage returns the image of a template that is there without having been
+// built: the one that was made of packages for it, if it is there, or that of
+// base, or this machine's own programs.
+func (h *Handler) baseImage(ctx context.Context, name string) (string, error) {
+	images := []string{"base"}
+	if name == interpreterName {
+		images = []string{interpreterImage, "base"}
 	}
-	return "base", nil
+	for _, image := range images {
+		if there, err := h.service.HasImage(ctx, image); err != nil || there {
+			return image, err
+		}
+	}
+	return "host", nil
 }
 
 // shownTemplate is a template as clients see it.

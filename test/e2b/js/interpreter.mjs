@@ -113,9 +113,11 @@ test('code: timeouts and interrupts', () => box(async (sbx) => {
 }))
 
 test('code: charts', () => box(async (sbx) => {
-  const packages = process.env.E2B_TEST_PACKAGES // matplotlib's, as a tar
-  await sbx.files.write('/tmp/packages.tar', new Blob([readFileSync(packages)]))
-  await sbx.commands.run('mkdir /tmp/packages && tar -xf /tmp/packages.tar -C /tmp/packages')
+  const packages = process.env.E2B_TEST_PACKAGES // matplotlib's, as a tar, if the image has none
+  if (packages) {
+    await sbx.files.write('/tmp/packages.tar', new Blob([readFileSync(packages)]))
+    await sbx.commands.run('mkdir /tmp/packages && tar -xf /tmp/packages.tar -C /tmp/packages')
+  }
   const r = await sbx.runCode(`
 import sys; sys.path.append('/tmp/packages')
 import matplotlib.pyplot as plt
@@ -133,6 +135,13 @@ plt.pie([1, 3], labels=['x', 'y'])`)
   assert.deepEqual(line.chart.elements, [{ label: 'growth', points: [[1, 4], [2, 5], [3, 7]] }])
   assert.deepEqual(bars.chart.elements.map((e) => [e.label, e.value]), [['a', 3], ['b', 4]])
   assert.deepEqual(pie.chart.elements.map((e) => [e.label, Math.round(e.angle)]), [['x', 90], ['y', 270]])
+}))
+
+if (!process.env.E2B_TEST_PACKAGES) test('code: data frames', () => box(async (sbx) => {
+  const r = await sbx.runCode('import pandas as pd\npd.DataFrame({"a": [1, 2], "b": ["x", "y"]})')
+  assert.equal(r.error, undefined)
+  assert.match(r.results[0].html, /<table/)
+  assert.match(r.results[0].text, /a +b/)
 }))
 
 test('code: what is not allowed', () => box(async (sbx) => {

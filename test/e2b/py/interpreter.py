@@ -1,7 +1,9 @@
 """The cases of the code interpreter's SDK."""
 
 import asyncio
+import base64
 import importlib.metadata
+import os
 
 import e2b_code_interpreter as sdk
 
@@ -79,6 +81,21 @@ async def _():
         await sbx.run_code("kept = 5")
         await raises(sbx.run_code("while True: pass", timeout=1), "TimeoutException")
         assert (await sbx.run_code("kept")).text == "5"
+
+
+if "E2B_TEST_CHARTS" in os.environ:  # the image has what it takes
+
+    @test("code: charts, images and data frames")
+    async def _():
+        async with Box() as sbx:
+            r = await sbx.run_code("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3], [4, 5, 7], label='growth')\nplt.title('A line')\nplt.show()")
+            assert r.error is None, r.error
+            assert base64.b64decode(r.results[0].png)[1:4] == b"PNG", r.results
+            chart = r.results[0].chart
+            assert (chart.type.value, chart.title) == ("line", "A line"), chart
+            assert [(e.label, [tuple(p) for p in e.points]) for e in chart.elements] == [("growth", [(1, 4), (2, 5), (3, 7)])], chart.elements
+            r = await sbx.run_code("import pandas as pd\npd.DataFrame({'a': [1, 2], 'b': ['x', 'y']})")
+            assert r.error is None and "<table" in r.results[0].html, r
 
 
 harness.VERSION = importlib.metadata.version("e2b-code-interpreter")
