@@ -192,6 +192,26 @@ var archiveCases = []testCase{
 			t.Errorf("the hard link is another file")
 		}
 	}},
+	{"archive/import-modes", capArchive, func(t *caseT) {
+		b := t.box()
+		modes := []int64{0o400, 0o444, 0o600, 0o644, 0o666, 0o755, 0o777, 0o4755}
+		var all []member
+		for _, dir := range []string{"", "new/"} { // what is new is made otherwise than beside what is there
+			for _, mode := range modes {
+				all = append(all, member{tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("%sf%o", dir, mode), Mode: mode}, "x"})
+			}
+		}
+		b.mustSh("mkdir t")
+		t.ok("Import", b.importTo(b.path("t"), t.tarball(all...)))
+		if !t.needFiles() {
+			return
+		}
+		for _, m := range all {
+			if f := b.stat("t/" + m.Name); int64(f.Mode) != m.Mode {
+				t.Errorf("%s has the mode %o", m.Name, f.Mode)
+			}
+		}
+	}},
 	{"archive/import-replaces", capArchive, func(t *caseT) {
 		b := t.box()
 		b.mustSh("mkdir -p t/d; echo old >t/f; echo stays >t/other; echo x >t/d/stays")

@@ -97,7 +97,7 @@ func serveHost(root string) int {
 func start(root string) *agent {
 	ignoreSignals()
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
-	unix.Umask(0o022) // commands inherit it; files get their modes explicitly
+	unix.Umask(0o777 &^ umasked) // commands inherit it; files get their modes explicitly
 	a := &agent{reaper: newReaper(), devNull: -1}
 	a.procs = newProcTable()
 	a.files = newFileServer(root, &a.users, a.defaultUser)

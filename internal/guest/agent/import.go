@@ -39,6 +39,7 @@ type importer struct {
 	last     int
 	lastPath string
 	lastNew  bool // it was made by this import
+	lastACL  bool // and says itself what modes files in it get
 }
 
 // dirLooks is what a directory gets when nothing more is put into it: its mode
@@ -245,6 +246,8 @@ func (x *importer) parent(rel string) (place, error) {
 		}
 		x.keep(dir, fd)
 		x.lastPath, x.lastNew = full, x.stage == nil || x.stage.isNew(full)
+		_, err = unix.Fgetxattr(fd, "system.posix_acl_default", nil)
+		x.lastACL = err == nil
 	}
 	return place{dir: x.last, name: name, path: path.Join(x.lastPath, name)}, nil
 }
@@ -386,11 +389,20 @@ func (x *importer) make(at place, make func(name string) error) (string, error) 
 	return at.name, err
 }
 
+// umasked is what the umask of the guest lets through of a mode.
+const umasked = 0o755
+
 // file unpacks a regular file.
 func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own owner) error {
-	fd := -1
+	if own == x.self && x.stage != nil && !x.stage.inherits {
+		own = unchanged // it is that already
+	}
+	fd, first := -1, uint32(0o600)
+	if x.lastNew && !x.lastACL && own == unchanged && mode&^umasked == 0 {
+		first = mode // what it is made with is what it is to have
+	}
 	_, err := x.make(at, func(name string) (err error) {
-		fd, err = unix.Openat(at.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		fd, err = unix.Openat(at.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, first)
 		return err
 	})
 	if err != nil {
@@ -400,11 +412,10 @@ func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own o
 	if err := x.fill(fd, r, h); err != nil {
 		return err
 	}
-	if own == x.self && x.stage != nil && !x.stage.inherits {
-		own = unchanged // it is that already
-	}
-	if err := setFile(fd, mode, own); err != nil {
-		return err
+	if first != mode || own != unchanged {
+		if err := setFile(fd, mode, own); err != nil {
+			return err
+		}
 	}
 	if err := setXattrs(fd, h.PAXRecords); err != nil {
 		return err
