@@ -68,6 +68,11 @@ type Harness struct {
 	// python3, which the image must have then.
 	Connect []string
 
+	// Close ends what providers share on this side, such as a gateway. The suite
+	// calls it after the last of them was closed, and before it looks what is
+	// left. Nil means that they share nothing.
+	Close func() error
+
 	// Slow is for providers where a sandbox takes seconds and bytes cross a
 	// network: sizes and counts shrink, and deadlines grow.
 	Slow bool

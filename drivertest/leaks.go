@@ -223,6 +223,9 @@ var leakCases = []testCase{
 		if err := t.provider.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
+		if t.h.Close != nil {
+			t.ok("Close", t.h.Close())
+		}
 		t.settle(t.baseline)
 	}},
 }

@@ -106,7 +106,7 @@ func (n *Node) provider(name string, attached bool) (driver.Provider, error) {
 	if p != nil {
 		return p, nil
 	}
-	p, err = n.open(entry, attached)
+	p, err = n.open(entry, attached, network{n, attached})
 	if err != nil {
 		return nil, err
 	}
@@ -120,9 +120,9 @@ func (n *Node) provider(name string, attached bool) (driver.Provider, error) {
 }
 
 // open opens a provider anew; the caller closes it.
-func (n *Node) open(entry all.Entry, attached bool) (driver.Provider, error) {
+func (n *Node) open(entry all.Entry, attached bool, net network) (driver.Provider, error) {
 	p, err := entry.Open(all.Options{
-		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Network: network{n, attached}, Pool: n.pool,
+		StateDir: filepath.Join(n.dir, entry.Name), Images: n.Images, Attached: attached, Network: net, Pool: n.pool,
 	})
 	var known *sandbox.Error
 	if err != nil && !errors.As(err, &known) {
@@ -159,7 +159,10 @@ func (n *Node) Check(ctx context.Context, name string, each func(drivertest.Resu
 		return drivertest.Report{}, err
 	}
 	return drivertest.Check(ctx, drivertest.Harness{
-		New:     func(context.Context) (driver.Provider, error) { return n.open(entry, false) },
+		// The sandboxes are to outlive a provider; a gateway that outlived the suite
+		// would be left behind.
+		New:     func(context.Context) (driver.Provider, error) { return n.open(entry, false, network{n, true}) },
+		Close:   n.closeGateways,
 		Spec:    func() sandbox.Spec { return sandbox.Spec{Image: control.HostImage} },
 		Observe: each,
 	}), nil
@@ -168,20 +171,27 @@ func (n *Node) Check(ctx context.Context, name string, each func(drivertest.Resu
 // Close closes what was opened. It ends no sandbox.
 func (n *Node) Close() error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	var failed []error
 	for key, p := range n.opened {
 		failed = append(failed, p.Close())
 		delete(n.opened, key)
 	}
-	for _, g := range n.egress {
-		failed = append(failed, g.Close())
-	}
-	n.egress = nil
 	if n.store != nil {
 		failed = append(failed, n.store.Close())
 		n.store = nil
 	}
+	n.mu.Unlock()
+	return errors.Join(append(failed, n.closeGateways())...)
+}
+
+func (n *Node) closeGateways() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var failed []error
+	for _, g := range n.egress {
+		failed = append(failed, g.Close())
+	}
+	n.egress = nil
 	return errors.Join(failed...)
 }
 
