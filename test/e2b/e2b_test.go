@@ -143,14 +143,8 @@ type report struct {
 // allCases is cases for programs that are to call every method of their SDK.
 func (a *atoll) allCases(t *testing.T, version string, env []string, program ...string) {
 	t.Helper()
-	const fewest = 40 // that any version has; fewer were not found
-	a.allCasesOf(t, fewest, version, env, program...)
-}
-
-func (a *atoll) allCasesOf(t *testing.T, fewest int, version string, env []string, program ...string) {
-	t.Helper()
 	end := a.cases(t, version, env, program...)
-	t.Run("every method is called or listed", func(t *testing.T) { everyMethod(t, end.Methods, fewest) })
+	t.Run("every method is called or listed", func(t *testing.T) { everyMethod(t, end.Methods) })
 }
 
 // cases runs a program and makes a subtest of each case that it reports. A
@@ -196,7 +190,7 @@ var listedMethod = regexp.MustCompile("(?m)^\\| `([A-Za-z]+\\.[A-Za-z_]+)` \\|")
 
 // everyMethod fails for methods that no case calls, unless docs/E2B.md says that
 // they were not tried. A new version of an SDK shows up here with what it adds.
-func everyMethod(t *testing.T, methods map[string]bool, fewest int) {
+func everyMethod(t *testing.T, methods map[string]bool) {
 	text, err := os.ReadFile("../../docs/E2B.md")
 	if err != nil {
 		t.Fatal(err)
@@ -205,6 +199,7 @@ func everyMethod(t *testing.T, methods map[string]bool, fewest int) {
 	for _, m := range listedMethod.FindAllStringSubmatch(string(text), -1) {
 		listed[m[1]] = true
 	}
+	const fewest = 40 // that any version has; fewer were not found
 	if len(methods) < fewest {
 		t.Errorf("the SDK seems to have only %d methods", len(methods))
 	}
@@ -302,23 +297,20 @@ func TestInterpreterByName(t *testing.T) {
 	}
 }
 
-// ownMethods is how many the code interpreter's SDKs add at least.
-const ownMethods = 2
-
 func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...string) {
 	dir := npm(t, "code-interpreter-"+version)
 	env := []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}
 	if !builtImage() {
 		env = append(env, "E2B_TEST_PACKAGES="+filepath.Join(pip(t, "matplotlib"), "packages.tar"))
 	}
-	a.allCasesOf(t, ownMethods, version, env, append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
+	a.cases(t, version, env, append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
 }
 
 func (a *atoll) interpreterPython(t *testing.T, version string) {
 	dir := pip(t, "code-interpreter-"+version)
 	for _, mode := range []string{"sync", "async"} {
 		t.Run("py/"+version+"/"+mode, func(t *testing.T) {
-			a.allCasesOf(t, ownMethods, version, pythonEnv(mode), filepath.Join(dir, "bin/python"), "py/interpreter.py")
+			a.cases(t, version, pythonEnv(mode), filepath.Join(dir, "bin/python"), "py/interpreter.py")
 		})
 	}
 }

@@ -63,23 +63,23 @@ export async function rejects(promise, ...classes) {
   throw new Error(`did not fail with ${classes}`)
 }
 
-export async function run(told = version, report = methods) {
+export async function run(told = version) {
   const only = process.env.E2B_TEST_RUN ? new RegExp(process.env.E2B_TEST_RUN) : /./
   for (const { name, fn } of cases.filter((c) => only.test(c.name))) {
-    const said = { name, ok: true }
+    const report = { name, ok: true }
     const begun = performance.now()
     let timer
     const tooLong = new Promise((_, reject) => { timer = setTimeout(() => reject(new Error('took more than two minutes')), 120_000) })
     try {
       await Promise.race([fn(), tooLong])
     } catch (e) {
-      said.ok = false
-      said.error = `${e.message}\n${e.stack}${e.cause ? '\ncause: ' + e.cause.stack : ''}`
+      report.ok = false
+      report.error = `${e.message}\n${e.stack}${e.cause ? '\ncause: ' + e.cause.stack : ''}`
     }
     clearTimeout(timer)
-    said.ms = Math.round(performance.now() - begun)
-    process.stdout.write(JSON.stringify(said) + '\n')
+    report.ms = Math.round(performance.now() - begun)
+    process.stdout.write(JSON.stringify(report) + '\n')
   }
-  process.stdout.write(JSON.stringify({ done: true, version: told, methods: process.env.E2B_TEST_RUN ? {} : report() }) + '\n')
+  process.stdout.write(JSON.stringify({ done: true, version: told, methods: process.env.E2B_TEST_RUN ? {} : methods() }) + '\n')
   process.exit(0)
 }

@@ -64,14 +64,5 @@ export function watch(sdk, modules) {
   for (const key of Object.keys(sdk.Template ?? {})) wrap(sdk.Template, key, `TemplateBase.${key}`)
 }
 
-// watchOwn is watch for the methods that a class adds to its SDK, of which the
-// function that it returns tells.
-export function watchOwn(cls, declarations) {
-  hidden = privates(declarations)
-  const before = new Set(called.keys())
-  for (const key of Object.getOwnPropertyNames(cls.prototype)) wrap(cls.prototype, key, `${cls.name}.${key}`)
-  return () => Object.fromEntries([...called].filter(([name]) => !before.has(name)).sort())
-}
-
 // report tells, of each method, whether a case called it.
 export const report = () => Object.fromEntries([...called].sort())
