@@ -130,7 +130,7 @@ func (c *Control) Sweep(ctx context.Context) ([]string, error) {
 				failed = append(failed, err)
 				break
 			}
-			if !c.orphaned(found) {
+			if !c.Orphaned(found) {
 				continue
 			}
 			if err := c.destroyFound(ctx, found); err != nil {
@@ -144,9 +144,9 @@ func (c *Control) Sweep(ctx context.Context) ([]string, error) {
 	return swept, err
 }
 
-// orphaned reports whether nobody can want a sandbox any more: its owner is
+// Orphaned reports whether nobody can want a sandbox any more: its owner is
 // dead or, if that cannot be judged from here, it is dead itself.
-func (c *Control) orphaned(f driver.Found) bool {
+func (c *Control) Orphaned(f driver.Found) bool {
 	owner := f.Labels[LabelOwner]
 	if owner == "" {
 		return false

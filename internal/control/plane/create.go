@@ -31,6 +31,8 @@ type CreateRequest struct {
 	// base is the image that a step of a build began with: the policies were
 	// asked about that, and what the step is made of has no name.
 	base string
+	// bound: the sandbox must not outlive this process.
+	bound bool
 }
 
 const opCreate = "sandbox.create"
@@ -69,7 +71,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		return Made{}, named(opCreate, err)
 	}
 	want, err := p.control.Prepare(control.CreateRequest{
-		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true,
+		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true, Bound: req.bound,
 	})
 	if err != nil {
 		return Made{}, err

@@ -144,6 +144,11 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 			return p.end(ctx, &b) // it was put away, and its end was cut off
 		}
 		return nil
+	case there && p.control.Orphaned(f):
+		if err := p.end(ctx, &b); err != nil {
+			return err
+		}
+		return p.observe(ctx, &b, found{state: sandbox.Gone, reason: "the daemon that built with it ended"})
 	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return p.reconcileEnded(ctx, &b, f)
 	}

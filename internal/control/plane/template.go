@@ -241,7 +241,7 @@ func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildBox, er
 		life = min(life, limit)
 	}
 	spec.Name, spec.Lifetime = "build-"+strings.ToLower(rand.Text()), sandbox.Lifetime{Timeout: life}
-	made, err := b.p.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: b.base})
+	made, err := b.p.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: b.base, bound: true})
 	if err != nil {
 		return box, err
 	}
