@@ -20,8 +20,8 @@ func TestRootless(t *testing.T) {
 	if os.Geteuid() != 0 {
 		return // all other tests are run by such a user then
 	}
-	home := filepath.Join(built.dir, "somebody")
-	if err := os.Mkdir(home, 0o700); err != nil {
+	home, err := os.MkdirTemp(built.dir, "somebody")
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chown(home, somebody, somebody); err != nil {
