@@ -21,8 +21,8 @@ type EgressEnforcer interface {
 // Drainer is implemented by a provider that makes sandboxes ahead of their
 // users. It may be called at any time, concurrently.
 type Drainer interface {
-	// Drain ends those, so that what they are made of can be removed. It makes
-	// more when somebody asks for one again.
+	// Drain ends those, one that is being made included, so that what they are
+	// made of can be removed. It makes more when somebody asks for one again.
 	Drain()
 }
 

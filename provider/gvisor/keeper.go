@@ -102,6 +102,8 @@ func (p *Provider) keepOne(ctx context.Context) bool {
 		p.Drain()
 		return false
 	}
+	p.pool.making.Lock()
+	defer p.pool.making.Unlock()
 	s, ref, from, surplus := p.pool.next(time.Now(), p.opts.Pool)
 	for _, m := range surplus {
 		m.undo()

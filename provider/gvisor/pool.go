@@ -50,6 +50,7 @@ type pool struct {
 	busy    int           // sandboxes being made for somebody
 	idle    chan struct{} // tells the keeper that none is any more
 	closed  bool
+	making  sync.Mutex // held while the keeper makes one
 
 	once sync.Once // starts the keeper, which ends with ctx
 	ctx  context.Context
@@ -164,9 +165,13 @@ func (p *Provider) closePool() {
 	}
 }
 
-// Drain ends the sandboxes of the pool.
+// Drain ends the sandboxes of the pool, and waits for one that is being made:
+// there is no place for it any more, and so it ends, too.
 func (p *Provider) Drain() {
-	for _, m := range p.pool.empty(false) {
+	ready := p.pool.empty(false)
+	p.pool.making.Lock()
+	defer p.pool.making.Unlock()
+	for _, m := range ready {
 		m.undo()
 	}
 }
