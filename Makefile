@@ -126,7 +126,7 @@ vet: ## run go vet
 
 .PHONY: lint
 lint: ## run golangci-lint (the first run builds it: minutes)
-	$(TOOL) golangci-lint run $(PKGS)
+	$(TOOL) golangci-lint run --allow-parallel-runners $(PKGS)
 
 .PHONY: fmt
 fmt: ## format the Go files
