@@ -37,9 +37,9 @@ func TestConformance(t *testing.T) {
 // generous is a network that allows more than it is asked to.
 type generous struct{ *rig }
 
-func (g generous) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Names) (*gvisor.Link, error) {
+func (g generous) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {
 	g.policies.Store(spec.ID, gateway.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"machine.test:*"}}}}})
-	return g.rig.Connect(ctx, spec, names)
+	return g.rig.Connect(ctx, spec, former)
 }
 
 // TestConformanceFindsHoles checks that the suite notices such a network.

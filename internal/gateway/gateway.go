@@ -33,6 +33,13 @@ type Policy = wire.Policy
 // Settings say how the gateway reaches the world.
 type Settings = wire.Settings
 
+// Known is what programs in a sandbox may know about its network, and what a
+// sandbox that goes on with their memory or their files has to have as well.
+type Known struct {
+	Names map[string]uint16 // numbers of the addresses that stand for names
+	CA    []byte            // the certificate of the authority that they trust, DER
+}
+
 // Options configure a Gateway.
 type Options struct {
 	// Dir is a directory of the gateway's own. It is made if missing.
@@ -56,7 +63,8 @@ type Options struct {
 // Gateway serves the links of sandboxes. Its methods may be called
 // concurrently. The caller closes it.
 type Gateway struct {
-	opts Options
+	opts   Options
+	master []byte // of which the keys of authorities are derived
 
 	// op is held by whoever starts a process or speaks to it, so that what is
 	// said and what is remembered agree. Answers and events come in without.
@@ -105,7 +113,11 @@ func New(opts Options) (*Gateway, error) {
 	if err := os.Chmod(root, 0o555); err != nil {
 		return nil, err
 	}
-	g := &Gateway{opts: opts, links: map[sandbox.ID]*link{}}
+	master, err := masterKey(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	g := &Gateway{opts: opts, master: master, links: map[sandbox.ID]*link{}}
 	g.life, g.stop = context.WithCancel(context.Background())
 	return g, nil
 }
@@ -113,21 +125,21 @@ func New(opts Options) (*Gateway, error) {
 // Connect makes a link for a sandbox, which may do what the policy says as soon
 // as its kernel has the link. The caller closes Link.File once it has handed
 // it over. The gateway lets go of a link when its other end is closed, so that
-// a sandbox that ends, or never begins, needs no care. names are those that the
-// sandbox's memory knows from an earlier life; see Names.
-func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, names map[string]uint16) (*Link, error) {
+// a sandbox that ends, or never begins, needs no care. former is what the
+// sandbox knows from an earlier life; see Known.
+func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, former Known) (*Link, error) {
 	ours, theirs, err := linkPair()
 	if err != nil {
 		return nil, err
 	}
-	ca, err := newAuthority(string(id))
+	ca, err := authorityFor(g.master, string(id), former.CA)
 	if err != nil {
 		ours.Close()
 		theirs.Close()
 		return nil, err
 	}
 	l := &link{file: ours, add: wire.Add{Policy: p, Names: map[string]uint16{}, CACert: ca.cert, CAKey: ca.key}}
-	maps.Copy(l.add.Names, names)
+	maps.Copy(l.add.Names, former.Names)
 	if err := g.attach(ctx, id, l); err != nil {
 		ours.Close()
 		theirs.Close()
@@ -238,26 +250,26 @@ func (g *Gateway) Disconnect(ctx context.Context, id sandbox.ID) error {
 	return p.call(ctx, &wire.Message{Op: wire.OpRemove, Sandbox: id})
 }
 
-// Names are those that a sandbox has been given addresses for, to be given to
-// Connect when its memory, which knows them, goes on in another sandbox. It is
-// nil for a sandbox without a link.
-func (g *Gateway) Names(ctx context.Context, id sandbox.ID) (map[string]uint16, error) {
+// Known is what a sandbox has been given, to be given to Connect when its
+// memory or its files go on in another sandbox. It is empty for a sandbox
+// without a link.
+func (g *Gateway) Known(ctx context.Context, id sandbox.ID) (Known, error) {
 	g.mu.Lock()
 	l, p := g.links[id], g.process
 	g.mu.Unlock()
 	if l == nil {
-		return nil, nil
+		return Known{}, nil
 	}
 	if p != nil {
 		// What it tells by itself may still be on its way.
 		names, err := p.ask(ctx, &wire.Message{Op: wire.OpNames, Sandbox: id})
 		if err == nil || !errors.Is(err, errGatewayEnded) {
-			return names, err
+			return Known{names, l.add.CACert}, err
 		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return maps.Clone(l.add.Names), nil
+	return Known{maps.Clone(l.add.Names), l.add.CACert}, nil
 }
 
 // Close ends the gateway process, and with it all traffic, unless it is to

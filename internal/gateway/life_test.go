@@ -252,7 +252,7 @@ func TestLingers(t *testing.T) {
 	own := r.gateway
 	r.gateway = open()
 	w.outside.do(func() {
-		l, err := r.gateway.Connect(t.Context(), "first", gateway.Policy{}, nil)
+		l, err := r.gateway.Connect(t.Context(), "first", gateway.Policy{}, gateway.Known{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,8 +277,8 @@ func TestLingers(t *testing.T) {
 	if err := syscall.Kill(pid, 0); err == nil {
 		t.Log("the last one is still ending") // it may be a zombie of this process
 	}
-	if names, err := next.Names(t.Context(), "lingers"); err != nil || names["good.test"] == 0 {
-		t.Errorf("names %v, %v", names, err)
+	if known, err := next.Known(t.Context(), "lingers"); err != nil || known.Names["good.test"] == 0 {
+		t.Errorf("%+v, %v", known, err)
 	}
 	if out, code := b.sh("getent hosts good.test; curl -sS http://good.test/again"); code != 0 || !strings.Contains(out, "/again") || !strings.HasPrefix(out, address) {
 		t.Errorf("after the change: %d: %s, before %s", code, out, address)

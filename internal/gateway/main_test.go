@@ -62,6 +62,7 @@ type rig struct {
 	gateway  *gateway.Gateway
 	provider *gvisor.Provider
 	state    string   // the provider's directory
+	dir      string   // the gateway's
 	policies sync.Map // sandbox.ID → gateway.Policy
 
 	mu     sync.Mutex
@@ -82,17 +83,17 @@ func (w *world) rig() *rig { return newRigIn(w.tb, w.settings(), w.outside.do) }
 // newRigIn makes a gateway whose process is started by in.
 func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	tb.Helper()
-	r := &rig{tb: tb, events: map[sandbox.ID][]gateway.Event{}, heard: make(chan struct{}, 1)}
+	r := &rig{tb: tb, dir: tb.TempDir(), events: map[sandbox.ID][]gateway.Event{}, heard: make(chan struct{}, 1)}
 	var err error
 	r.gateway, err = gateway.New(gateway.Options{
-		Dir: tb.TempDir(), Executable: program, Event: r.note, Settings: func() gateway.Settings { return settings },
+		Dir: r.dir, Executable: program, Event: r.note, Settings: func() gateway.Settings { return settings },
 	})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { r.gateway.Close() })
 	in(func() {
-		l, err := r.gateway.Connect(context.Background(), "first", gateway.Policy{}, nil)
+		l, err := r.gateway.Connect(context.Background(), "first", gateway.Policy{}, gateway.Known{})
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -111,8 +112,8 @@ func newRigIn(tb testing.TB, settings gateway.Settings, in func(func())) *rig {
 	return r
 }
 
-// Connect and Names make it the network of its sandboxes.
-func (r *rig) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Names) (*gvisor.Link, error) {
+// Connect and Known make it the network of its sandboxes.
+func (r *rig) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {
 	p, ok := r.policies.Load(spec.ID)
 	if !ok {
 		profile, local := spec.Network.Local()
@@ -121,15 +122,16 @@ func (r *rig) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Name
 		}
 		p = gateway.Policy{Profile: profile}
 	}
-	l, err := r.gateway.Connect(ctx, spec.ID, p.(gateway.Policy), names)
+	l, err := r.gateway.Connect(ctx, spec.ID, p.(gateway.Policy), gateway.Known(former))
 	if err != nil {
 		return nil, err
 	}
 	return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
 }
 
-func (r *rig) Names(ctx context.Context, id sandbox.ID) (gvisor.Names, error) {
-	return r.gateway.Names(ctx, id)
+func (r *rig) Known(ctx context.Context, id sandbox.ID) (gvisor.Known, error) {
+	k, err := r.gateway.Known(ctx, id)
+	return gvisor.Known(k), err
 }
 
 func (r *rig) note(id sandbox.ID, e gateway.Event) {

@@ -120,7 +120,7 @@ func (m *maker) start(ctx context.Context) error {
 		}
 	}
 	m.decideMemory()
-	link := m.p.connect(ctx, m.spec, m.knownNames())
+	link := m.p.connect(ctx, m.spec, m.known())
 	defer closeLink(link)
 	if m.procs == nil {
 		if err := m.launch(ctx); err != nil {

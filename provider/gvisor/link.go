@@ -27,18 +27,21 @@ type Link struct {
 	CA        []byte         // PEM, which programs inside are told to trust; empty: none
 }
 
-// Names are the numbers of the addresses that stand for names in a sandbox.
-type Names = map[string]uint16
+// Known is what programs in a sandbox may know about its network, and what a
+// sandbox that goes on with their memory or their files has to have as well.
+type Known struct {
+	Names map[string]uint16 // numbers of the addresses that stand for names
+	CA    []byte            // the certificate that they trust, DER
+}
 
 // Network connects sandboxes with what they may reach. Its methods are called
 // concurrently.
 type Network interface {
-	// Connect makes the network card of a sandbox. names are those that its
-	// memory knows from an earlier life, nil if it has none.
-	Connect(ctx context.Context, spec *sandbox.Spec, names Names) (*Link, error)
-	// Names returns all that a sandbox has been given addresses for, nil if it
-	// has no network.
-	Names(ctx context.Context, id sandbox.ID) (Names, error)
+	// Connect makes the network card of a sandbox. former is what it knows from
+	// an earlier life, empty if it has none.
+	Connect(ctx context.Context, spec *sandbox.Spec, former Known) (*Link, error)
+	// Known returns what a sandbox has been given, nothing if it has no network.
+	Known(ctx context.Context, id sandbox.ID) (Known, error)
 }
 
 // linkName is what the card is called inside.
@@ -47,7 +50,7 @@ const linkName = "eth0"
 // connect begins to make the link of a sandbox that is to have a network,
 // while its kernel starts. The function that it returns waits for the link; it
 // is nil for a sandbox without a network.
-func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec, names Names) func() (*Link, error) {
+func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec, former Known) func() (*Link, error) {
 	if !spec.Network.Asked() {
 		return func() (*Link, error) { return nil, nil }
 	}
@@ -62,7 +65,7 @@ func (p *Provider) connect(ctx context.Context, spec *sandbox.Spec, names Names)
 	}
 	made := make(chan result, 1)
 	go func() {
-		l, err := p.opts.Network.Connect(ctx, spec, names)
+		l, err := p.opts.Network.Connect(ctx, spec, former)
 		made <- result{l, err}
 	}()
 	return sync.OnceValues(func() (*Link, error) {

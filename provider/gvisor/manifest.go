@@ -53,18 +53,19 @@ type manifest struct {
 	Image   string    `json:"image"`           // as the sandbox asked for it
 	Digest  string    `json:"digest"`          // of that image
 	Brief   bool      `json:"brief,omitempty"` // without sums: it is restored at once by whoever wrote it
+	CA      []byte    `json:"ca,omitempty"`    // the certificate that its programs trust for its network
 	Parts   []part    `json:"parts"`
 	Memory  *memory   `json:"memory,omitempty"`
 }
 
 // memory is what restoring the memory depends on.
 type memory struct {
-	Engine string   `json:"engine"`
-	CPU    []string `json:"cpu"`             // features that the processes may use
-	Mounts []string `json:"mounts"`          // where the host's files were shown, in order
-	Group  string   `json:"group"`           // the control group of its processes inside
-	Names  Names    `json:"names,omitempty"` // whose addresses the processes may know
-	Named  bool     `json:"named"`           // its host name was set after it began
+	Engine string            `json:"engine"`
+	CPU    []string          `json:"cpu"`             // features that the processes may use
+	Mounts []string          `json:"mounts"`          // where the host's files were shown, in order
+	Group  string            `json:"group"`           // the control group of its processes inside
+	Names  map[string]uint16 `json:"names,omitempty"` // whose addresses the processes may know
+	Named  bool              `json:"named"`           // its host name was set after it began
 }
 
 // part is one file of a snapshot.

@@ -328,7 +328,7 @@ func (m *maker) join(ctx context.Context) error {
 	if m.restoresMemory() {
 		return m.rename(ctx)
 	}
-	link := m.p.connect(ctx, m.spec, nil)
+	link := m.p.connect(ctx, m.spec, m.known())
 	defer closeLink(link)
 	var err error
 	if m.link, err = link(); err != nil || m.link == nil {

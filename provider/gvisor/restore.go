@@ -87,12 +87,16 @@ func (m *maker) decideMemory() {
 	}
 }
 
-// knownNames are those whose addresses the restored memory knows.
-func (m *maker) knownNames() Names {
-	if !m.restoresMemory() {
-		return nil
+// known is what the files of the snapshot know about the network, and its
+// memory if that is restored.
+func (m *maker) known() (k Known) {
+	if m.from != nil {
+		k.CA = m.from.CA
 	}
-	return m.from.Memory.Names
+	if m.restoresMemory() {
+		k.Names = m.from.Memory.Names
+	}
+	return k
 }
 
 // plain makes something that a manifest says fit to be shown.

@@ -69,14 +69,29 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 		if m, err = in.saveParts(conn, dir, opts); err != nil {
 			return err
 		}
-		if m.Memory != nil && in.p.opts.Network != nil {
-			if m.Memory.Names, err = in.p.opts.Network.Names(ctx, in.rec.ID); err != nil {
-				return fmt.Errorf("asking for the names that it knows: %w", err)
-			}
+		if err := in.saveKnown(ctx, m); err != nil {
+			return err
 		}
 		return in.p.opts.Fault("snapshot.saved")
 	})
 	return m, err
+}
+
+// saveKnown writes down what programs know about the network: which authority,
+// and with memory which addresses.
+func (in *Instance) saveKnown(ctx context.Context, m *manifest) error {
+	if in.p.opts.Network == nil {
+		return nil
+	}
+	known, err := in.p.opts.Network.Known(ctx, in.rec.ID)
+	if err != nil {
+		return fmt.Errorf("asking what it knows about its network: %w", err)
+	}
+	m.CA = known.CA
+	if m.Memory != nil {
+		m.Memory.Names = known.Names
+	}
+	return nil
 }
 
 // hold does something while the sandbox stands still, and lets it go on unless

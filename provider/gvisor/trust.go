@@ -96,10 +96,11 @@ func (in *Instance) trustInBundles(ctx context.Context, ca []byte) error {
 		if all == nil {
 			all = old
 		}
-		if !bytes.Contains(old, ca) { // as through a link to one that is done
-			if err := in.put(ctx, b, string(withCA(old, ca))); err != nil {
-				return err
-			}
+		if bytes.Contains(old, ca) { // as through a link to one that is done, or from an earlier life
+			continue
+		}
+		if err := in.put(ctx, b, string(withCA(old, ca))); err != nil {
+			return err
 		}
 	}
 	if err := in.put(ctx, fileBundle, string(withCA(all, ca))); err != nil {
@@ -144,7 +145,7 @@ func plugged(name string) bool {
 }
 
 // unplugged writes files as they were without the authority of the gateway,
-// which is that of one sandbox and must not be trusted by others.
+// which is that of a sandbox and its copies, and must not be trusted by others.
 func unplugged(ca []byte) func(*tar.Writer, *tar.Header, content) error {
 	return func(tw *tar.Writer, h *tar.Header, c content) error {
 		name := path.Join("/", h.Name)
@@ -171,7 +172,11 @@ func unplugged(ca []byte) func(*tar.Writer, *tar.Header, content) error {
 	}
 }
 
+// withCA adds an authority, unless it is there from an earlier life.
 func withCA(bundle, ca []byte) []byte {
+	if bytes.Contains(bundle, ca) {
+		return bundle
+	}
 	bundle = bytes.TrimRight(bundle, "\n")
 	if len(bundle) > 0 {
 		bundle = append(bundle, '\n')

@@ -68,14 +68,14 @@ type network struct {
 }
 
 // Connect implements gvisor.Network.
-func (w network) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.Names) (*gvisor.Link, error) {
+func (w network) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {
 	g, err := w.n.networks[w.attached]()
 	if err != nil {
 		return nil, err
 	}
 	var l *gateway.Link
 	connect := func(p gateway.Policy) (err error) {
-		l, err = g.Connect(ctx, spec.ID, p, names)
+		l, err = g.Connect(ctx, spec.ID, p, gateway.Known(former))
 		return err
 	}
 	with := w.n.decide.With
@@ -88,13 +88,14 @@ func (w network) Connect(ctx context.Context, spec *sandbox.Spec, names gvisor.N
 	return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
 }
 
-// Names implements gvisor.Network.
-func (w network) Names(ctx context.Context, id sandbox.ID) (gvisor.Names, error) {
+// Known implements gvisor.Network.
+func (w network) Known(ctx context.Context, id sandbox.ID) (gvisor.Known, error) {
 	g, err := w.n.networks[w.attached]()
 	if err != nil {
-		return nil, err
+		return gvisor.Known{}, err
 	}
-	return g.Names(ctx, id)
+	k, err := g.Known(ctx, id)
+	return gvisor.Known(k), err
 }
 
 // alone connects a sandbox that may do what its Spec says.

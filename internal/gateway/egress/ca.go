@@ -22,8 +22,8 @@ const (
 	clockSlack = time.Hour // how wrong the clock of a sandbox may be
 )
 
-// authority issues certificates in the name of one sandbox's own authority.
-// They are worth nothing outside it.
+// authority issues certificates in the name of the authority of a sandbox and
+// its copies. They are worth nothing outside these.
 type authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer

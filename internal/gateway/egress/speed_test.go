@@ -166,7 +166,7 @@ func (r *speedRig) kernel(id string, others int) *kernelEnd {
 	open := []string{"good.test:" + r.ports.plain, "good.test:" + r.ports.source, "good.test:" + r.ports.sink}
 	rules = append(rules, sandbox.Rule{Action: sandbox.Allow, Hosts: open},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"good.test:" + r.ports.web, "good.test:" + r.ports.secure}, Paths: []string{"/**"}})
-	l, err := r.gateway.Connect(context.Background(), sandbox.ID(id), gateway.Policy{Profile: sandbox.Profile{Rules: rules}}, nil)
+	l, err := r.gateway.Connect(context.Background(), sandbox.ID(id), gateway.Policy{Profile: sandbox.Profile{Rules: rules}}, gateway.Known{})
 	if err != nil {
 		r.b.Fatal(err)
 	}
