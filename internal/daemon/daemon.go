@@ -4,7 +4,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -22,22 +21,14 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
-	"github.com/atoll-run/atoll/internal/policy"
-	"github.com/atoll-run/atoll/internal/quota"
-	"github.com/atoll-run/atoll/internal/secret"
-	"github.com/atoll-run/atoll/internal/secret/source"
 	"github.com/atoll-run/atoll/internal/server"
-	"github.com/atoll-run/atoll/internal/server/api"
-	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/telemetry"
-	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -118,24 +109,25 @@ type Egress struct {
 
 // Daemon runs until Close.
 type Daemon struct {
-	opts   Options
-	node   *node.Node
-	store  *store.Store
-	member membership
-	log    *eventlog.Log
-	plane  *plane.Plane
-	server *server.Server
-	memory *server.Memory
-	otel   *telemetry.Telemetry // nil: nobody is told anything
-	socket string
-	tcp    net.Addr
-	e2b    net.Addr
-	stop   context.CancelFunc
-	work   sync.WaitGroup
-	failed chan error
-	undo   []func() error // in reverse order
-	closed sync.Once
-	err    error
+	opts     Options
+	node     *node.Node
+	store    *store.Store
+	member   membership
+	log      *eventlog.Log
+	plane    *plane.Plane
+	provider driver.Provider
+	server   *server.Server
+	memory   *server.Memory
+	otel     *telemetry.Telemetry // nil: nobody is told anything
+	socket   string
+	tcp      net.Addr
+	e2b      net.Addr
+	stop     context.CancelFunc
+	work     sync.WaitGroup
+	failed   chan error
+	undo     []func() error // in reverse order
+	closed   sync.Once
+	err      error
 }
 
 // Start starts a daemon: when it returns, requests are answered. The context
@@ -166,7 +158,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.recover, d.listen, d.listenE2B} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openServer, d.recover, d.listen, d.listenE2B} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -202,109 +194,6 @@ func (d *Daemon) openState(ctx context.Context) error {
 	}
 	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
 	return err
-}
-
-func (d *Daemon) openPlane(ctx context.Context) error {
-	anchors := filepath.Join(d.node.Dir(), "anchors")
-	if err := os.MkdirAll(anchors, 0o700); err != nil {
-		return err
-	}
-	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "log", "error", err) }
-	seal, err := secretFile(filepath.Join(d.node.Dir(), "audit.key"))
-	if err != nil {
-		return err
-	}
-	logOptions := eventlog.Options{
-		Anchor: &eventlog.FileAnchor{Dir: anchors}, CutKey: seal, OnError: func(err error) { report(context.Background(), err) },
-	}
-	if d.otel.Events() {
-		logOptions.Sends = d.member.Node
-	}
-	d.log = eventlog.New(d.store, logOptions)
-	d.onClose(d.log.Close)
-	recorder := audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
-	if n, err := recorder.Settle(ctx); err != nil {
-		return err
-	} else if n > 0 {
-		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
-	}
-	d.node.KeepReady(d.opts.Pool)
-	config, err := d.node.Config(d.opts.Provider, false)
-	if err != nil {
-		return err
-	}
-	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
-	builder, err := d.openTemplates()
-	if err != nil {
-		return err
-	}
-	snapshots, err := vault.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots"))
-	if err != nil {
-		return err
-	}
-	environments, err := vault.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
-	if err != nil {
-		return err
-	}
-	ports, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
-	if err != nil {
-		return err
-	}
-	sealer, err := secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key"))
-	if err != nil {
-		return err
-	}
-	shelf, saved, err := d.openBlobs(ctx)
-	if err != nil {
-		return err
-	}
-	buckets, err := d.openBuckets()
-	if err != nil {
-		return err
-	}
-	operator, err := d.node.Operator()
-	if err != nil {
-		return err
-	}
-	out := newEgress(d)
-	out.configure()
-	d.plane = plane.New(plane.Config{
-		Gateway: out, Operator: policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""},
-		Workspaces: shelf, Buckets: buckets,
-		Snapshots: snapshots, Environments: environments, Sealer: sealer,
-		Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
-		Archive: saved, PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
-		Passes:  key.NewPasses(key.PassKey(ports)),
-		Builder: builder, Policies: d.policies(),
-		Control: config, Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Log: d.log, Audit: recorder,
-		Scratch: d.node.Dir(), Logger: d.opts.Logger, Fault: d.opts.Fault,
-	})
-	d.onClose(d.plane.Close)
-	images, err := d.node.Images()
-	if err != nil {
-		return err
-	}
-	images.Protect(d.neededImages)
-	if err := d.plane.LoadPolicies(ctx); err != nil {
-		return err // to go on without them would be to allow everything
-	}
-	if err := d.startEgress(ctx, out); err != nil {
-		return err
-	}
-	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
-	d.server = server.New(server.Config{
-		Ports:        proxy,
-		Handler:      d.observed(api.New(service{d.plane, d.buildDir(), d.ready(config.Provider), d.opts.Version, newDoctor(d)}, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
-		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
-	})
-	d.onClose(func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
-		defer cancel()
-		err := d.server.Shutdown(ctx)
-		d.work.Wait()
-		return errors.Join(err, proxy.Close())
-	})
-	return nil
 }
 
 // recover finds again what an earlier daemon left running.

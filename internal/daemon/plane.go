@@ -1,0 +1,143 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/secret/source"
+	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/portproxy"
+	"github.com/atoll-run/atoll/internal/vault"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// openPlane opens the control plane with what it keeps, its policies and its
+// gateway.
+func (d *Daemon) openPlane(ctx context.Context) error {
+	config := plane.Config{
+		Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Scratch: d.node.Dir(),
+		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
+		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
+		Logger: d.opts.Logger, Fault: d.opts.Fault,
+	}
+	for _, open := range []func(context.Context, *plane.Config) error{d.openLog, d.openProvider, d.openKeys, d.openShelves} {
+		if err := open(ctx, &config); err != nil {
+			return err
+		}
+	}
+	operator, err := d.node.Operator()
+	if err != nil {
+		return err
+	}
+	config.Operator = policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""}
+	out := newEgress(d)
+	out.configure()
+	config.Gateway = out
+	d.plane = plane.New(config)
+	d.onClose(d.plane.Close)
+	images, err := d.node.Images()
+	if err != nil {
+		return err
+	}
+	images.Protect(d.neededImages)
+	if err := d.plane.LoadPolicies(ctx); err != nil {
+		return err // to go on without them would be to allow everything
+	}
+	return d.startEgress(ctx, out)
+}
+
+// openLog opens the record of what is done, and closes in it what an earlier
+// daemon began.
+func (d *Daemon) openLog(ctx context.Context, config *plane.Config) error {
+	anchors := filepath.Join(d.node.Dir(), "anchors")
+	if err := os.MkdirAll(anchors, 0o700); err != nil {
+		return err
+	}
+	seal, err := secretFile(filepath.Join(d.node.Dir(), "audit.key"))
+	if err != nil {
+		return err
+	}
+	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "log", "error", err) }
+	options := eventlog.Options{
+		Anchor: &eventlog.FileAnchor{Dir: anchors}, CutKey: seal, OnError: func(err error) { report(context.Background(), err) },
+	}
+	if d.otel.Events() {
+		options.Sends = d.member.Node
+	}
+	d.log = eventlog.New(d.store, options)
+	d.onClose(d.log.Close)
+	config.Log, config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
+	n, err := config.Audit.Settle(ctx)
+	if n > 0 && err == nil {
+		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
+	}
+	return err
+}
+
+// openProvider opens what makes sandboxes, and what builds images of them.
+func (d *Daemon) openProvider(_ context.Context, config *plane.Config) (err error) {
+	d.node.KeepReady(d.opts.Pool)
+	if config.Control, err = d.node.Config(d.opts.Provider, false); err != nil {
+		return err
+	}
+	config.Control.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	d.provider = config.Control.Provider
+	config.Builder, err = d.openTemplates()
+	return err
+}
+
+// openKeys opens what is sealed with a key of this machine's, or is one.
+func (d *Daemon) openKeys(_ context.Context, config *plane.Config) error {
+	ports, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
+	if err != nil {
+		return err
+	}
+	config.Passes = key.NewPasses(key.PassKey(ports))
+	if config.Sealer, err = secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key")); err != nil {
+		return err
+	}
+	config.Environments, err = vault.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
+	return err
+}
+
+// openShelves opens what keeps snapshots and workspaces.
+func (d *Daemon) openShelves(ctx context.Context, config *plane.Config) (err error) {
+	if config.Snapshots, err = vault.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots")); err != nil {
+		return err
+	}
+	if config.Workspaces, config.Archive, err = d.openBlobs(ctx); err != nil {
+		return err
+	}
+	config.Buckets, err = d.openBuckets()
+	return err
+}
+
+// openServer makes the API and the proxy for ports ready for listeners.
+func (d *Daemon) openServer(context.Context) error {
+	proxy := portproxy.New(d.plane, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
+	served := service{d.plane, d.buildDir(), d.ready(d.provider), d.opts.Version, newDoctor(d)}
+	d.server = server.New(server.Config{
+		Ports:        proxy,
+		Handler:      d.observed(api.New(served, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
+		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
+	})
+	d.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
+		defer cancel()
+		err := d.server.Shutdown(ctx)
+		d.work.Wait()
+		return errors.Join(err, proxy.Close())
+	})
+	return nil
+}
