@@ -9,7 +9,7 @@ package e2b
 // Those of npm's e2b.
 var (
 	javaScript       = []string{"2.51.0", "2.15.0"}
-	javaScriptByName = []string{"2.51.0"}
+	javaScriptByName = []string{"2.51.0", "2.1.2"}
 )
 
 // Those of PyPI's e2b.

@@ -1,4 +1,4 @@
-import { Sandbox, assert, box, rejects, sdk, test, until } from './harness.mjs'
+import { Sandbox, assert, box, rejects, sdk, since, test, until } from './harness.mjs'
 
 test('run: output, streams, exit codes', () => box(async (sbx) => {
   const seen = []
@@ -49,8 +49,8 @@ test('input', () => box(async (sbx) => {
   await sbx.commands.sendStdin(h.pid, 'one\n')
   await sbx.commands.sendStdin(h.pid, 'zwei é\n')
   assert.equal((await h.wait()).stdout, 'one\nzwei é\n')
-  const none = await sbx.commands.run('cat')
-  assert.equal(none.stdout, '')
+  // Before, a command had an input that nobody ended.
+  if (since('2.6.3')) assert.equal((await sbx.commands.run('cat')).stdout, '')
   await assert.rejects(sbx.commands.sendStdin(h.pid, 'late'))
 }))
 

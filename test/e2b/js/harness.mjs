@@ -25,6 +25,10 @@ export function since(v, of = version) {
   return true
 }
 
+// gone are the errors of a sandbox that is not there, of calls that old SDKs
+// have no error of its own for.
+export const gone = since('2.6.3') ? ['SandboxNotFoundError', 'NotFoundError'] : ['SandboxError']
+
 const cases = []
 
 export function test(name, fn, from = '2.0.0') {

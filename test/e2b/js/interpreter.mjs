@@ -2,10 +2,12 @@
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
 import { assert, rejects, require, run, since, test } from './harness.mjs'
+import { watchOwn } from './methods.mjs'
 
 const { Sandbox } = require('@e2b/code-interpreter')
 const module = path.join(process.env.E2B_TEST_MODULES, 'node_modules/@e2b/code-interpreter/package.json')
 const { version } = JSON.parse(readFileSync(module))
+watchOwn(Sandbox, path.join(path.dirname(module), 'dist/index.d.ts'))
 // The versions before sent no token when they asked for contexts.
 const sendsToken = since('2.3.0', version)
 

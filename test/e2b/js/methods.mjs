@@ -3,20 +3,34 @@
 import { readFileSync } from 'node:fs'
 import path from 'node:path'
 
-const called = new Map() // "Class.method" → whether it was called
+const called = new Map() // "Class.method", "Class#method" of its objects → whether it was called
 const known = new Set() // prototypes and classes that were looked at
 let hidden = new Set()
 
-// privates are what the declarations call private or protected.
-function privates(file) {
-  const out = new Set()
+// ours are the classes whose methods are to be called.
+let ours = /^(Sandbox|SandboxApi|Commands|Filesystem|Pty|Git|CommandHandle|WatchHandle|Volume|Secret|Template\w*|\w*Paginator|ReadyCmd|LogEntry)$/
+
+// plain is the name of a class as the declarations have it: bundlers make others
+// of it where a name is there twice.
+const plain = (name) => name.replace(/^_+|\d+$/g, '')
+
+// declared reads the methods of classes from the declarations of a package, the
+// public ones and those that are not.
+function declared(file) {
+  const [open, closed] = [new Set(), new Set()]
   let name
+  let indent
   for (const line of readFileSync(file, 'utf8').split('\n')) {
-    name = line.match(/^(?:export )?(?:declare )?(?:abstract )?class (\w+)/)?.[1] ?? name
-    const m = line.match(/^\s+(?:private|protected) (?:static )?(?:readonly )?(?:async )?(?:get )?(\w+)/)
-    if (m) out.add(`${name}.${m[1]}`)
+    const cls = line.match(/^(?:export )?(?:declare )?(?:abstract )?class (\w+)/)
+    if (cls) [name, indent] = [plain(cls[1]), undefined]
+    else if (/^\S/.test(line) && !line.startsWith('/')) name = undefined
+    const m = line.match(/^( +)(private |protected )?(static )?(?:readonly |async )*(get |set )?(\w+)(\(|<|;|:|\?)/)
+    if (!name || !m || (indent ??= m[1]) !== m[1] || !ours.test(name)) continue
+    const key = name + (m[3] ? '.' : '#') + m[5]
+    if (m[2]) closed.add(key)
+    else if (!m[4] && /[(<]/.test(m[6]) && m[5] !== 'constructor' && !m[5].startsWith('_')) open.add(key)
   }
-  return out
+  return { open, closed }
 }
 
 function wrap(on, key, as) {
@@ -29,39 +43,59 @@ function wrap(on, key, as) {
   Object.defineProperty(on, key, {
     ...d,
     value(...args) {
-      called.set(as, true)
+      if (called.has(as)) called.set(as, true)
       return learn(original.apply(this, args))
     },
   })
 }
 
-const ours = /^(Sandbox|SandboxApi|Commands|Filesystem|Pty|Git|CommandHandle|WatchHandle|Volume|Secret|Template\w*|\w*Paginator)$/
+// own looks at what a class has itself, and not at what it inherits.
+function own(c) {
+  if (known.has(c)) return
+  known.add(c)
+  for (const key of Object.getOwnPropertyNames(c)) wrap(c, key, `${plain(c.name)}.${key}`)
+  for (const key of Object.getOwnPropertyNames(c.prototype)) wrap(c.prototype, key, `${plain(c.name)}#${key}`)
+}
 
 function look(cls) {
-  for (let c = cls; typeof c === 'function' && c !== Function.prototype && !known.has(c); c = Object.getPrototypeOf(c)) {
-    if (!ours.test(c.name)) continue
-    known.add(c)
-    for (const key of Object.getOwnPropertyNames(c)) wrap(c, key, `${c.name}.${key}`)
-    for (const key of Object.getOwnPropertyNames(c.prototype)) wrap(c.prototype, key, `${c.name}.${key}`)
+  for (let c = cls; typeof c === 'function' && c !== Function.prototype; c = Object.getPrototypeOf(c)) {
+    if (c.prototype && ours.test(plain(c.name))) own(c)
   }
 }
 
-// learn looks at what a call returned, and at what hangs on it.
-function learn(v) {
+// learn looks at what a call returned or gave, and at what hangs on it.
+export function learn(v) {
   if (v instanceof Promise) return Object.assign(v.then(learn), v)
   for (const one of Array.isArray(v) ? v.slice(0, 1) : [v]) {
     if (one === null || typeof one !== 'object') continue
     look(one.constructor)
-    for (const part of ['files', 'commands', 'pty', 'git']) if (one[part] && ours.test(one.constructor.name)) look(one[part].constructor)
+    for (const part of ['files', 'commands', 'pty', 'git']) if (one[part] && ours.test(plain(one.constructor.name))) look(one[part].constructor)
   }
   return v
 }
 
+// expect notes what the declarations of a package promise.
+function expect(file) {
+  const { open, closed } = declared(file)
+  hidden = new Set([...hidden, ...closed])
+  for (const key of open) if (!hidden.has(key)) called.set(key, called.get(key) ?? false)
+}
+
 export function watch(sdk, modules) {
-  hidden = privates(path.join(modules, 'node_modules/e2b/dist/index.d.ts'))
+  expect(path.join(modules, 'node_modules/e2b/dist/index.d.ts'))
   for (const v of Object.values(sdk)) if (typeof v === 'function' && v.prototype) look(v)
   // Template is a function that has the methods of its class as its own.
+  if (sdk.Template) for (const one of [sdk.Template(), sdk.waitForPort(1)]) look(one.constructor)
   for (const key of Object.keys(sdk.Template ?? {})) wrap(sdk.Template, key, `TemplateBase.${key}`)
+}
+
+// watchOwn is watch for what a class of another package adds to the one that it
+// extends. From here on only that is told of.
+export function watchOwn(cls, declarations) {
+  called.clear()
+  ours = new RegExp(`^${plain(cls.name)}$`)
+  expect(declarations)
+  own(cls)
 }
 
 // report tells, of each method, whether a case called it.

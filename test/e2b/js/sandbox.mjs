@@ -1,4 +1,4 @@
-import { Sandbox, assert, box, rejects, since, test, until } from './harness.mjs'
+import { Sandbox, assert, box, gone, rejects, sdk, since, test, until } from './harness.mjs'
 
 test('create, look, kill', async () => {
   const sbx = await Sandbox.create({ timeoutMs: 60_000, metadata: { 'a key': 'b c&d=é', other: '1' } })
@@ -17,9 +17,9 @@ test('create, look, kill', async () => {
   assert.equal(await sbx.isRunning(), false)
   if (since('2.45.0')) assert.equal(await sbx.kill(), false)
   assert.equal(await Sandbox.kill(sbx.sandboxId), false)
-  await rejects(sbx.getInfo(), 'SandboxNotFoundError', 'NotFoundError')
+  await rejects(sbx.getInfo(), ...gone)
   await rejects(Sandbox.connect(sbx.sandboxId), 'SandboxNotFoundError', 'NotFoundError')
-  await rejects(sbx.setTimeout(1000), 'SandboxNotFoundError', 'NotFoundError')
+  await rejects(sbx.setTimeout(1000), ...gone)
 })
 
 test('wrong keys and templates', async () => {
@@ -30,12 +30,44 @@ test('wrong keys and templates', async () => {
   await rejects(Sandbox.create('image:dir:/etc'), 'SandboxError')
 })
 
+if (sdk.E2B) test('clients with options of their own', async () => {
+  const mine = new sdk.E2B({ apiKey: process.env.E2B_API_KEY })
+  const other = new sdk.E2B({ apiKey: 'e2b_' + '0'.repeat(138) })
+  const sbx = await mine.Sandbox.create({ timeoutMs: 60_000 })
+  try {
+    assert.equal((await sbx.commands.run('echo mine')).stdout, 'mine\n')
+    await rejects(other.Sandbox.connect(sbx.sandboxId), 'AuthenticationError')
+    await rejects(other.Volume.list(), 'AuthenticationError', 'VolumeError')
+    await rejects(other.Secret.list().nextItems(), 'AuthenticationError', 'SecretError')
+    await rejects(other.Template.exists('no-such-template'), 'AuthenticationError', 'TemplateError')
+    assert.ok(Array.isArray(await mine.Volume.list()))
+    assert.ok(Array.isArray(await mine.Secret.list().nextItems()))
+    assert.equal(await mine.Template.exists('no-such-template'), false)
+  } finally {
+    await sbx.kill()
+  }
+})
+
 test('connect extends and never shortens', () => box(async (sbx) => {
   const before = (await sbx.getInfo()).endAt
   const again = await Sandbox.connect(sbx.sandboxId, { timeoutMs: 10_000 })
   assert.deepEqual((await sbx.getInfo()).endAt, before)
+  await sbx.connect({ timeoutMs: 10_000 })
+  assert.deepEqual((await sbx.getInfo()).endAt, before)
   await Sandbox.connect(sbx.sandboxId, { timeoutMs: 300_000 })
   assert.ok((await sbx.getInfo()).endAt - before > 100_000)
+  await sbx.files.write('x', 'from the first')
+  assert.equal(await again.files.read('x'), 'from the first')
+}), '2.6.3')
+
+// Old SDKs set the timeout anew, and resume what does not let them.
+if (!since('2.6.3')) test('connect sets the timeout', () => box(async (sbx) => {
+  const again = await Sandbox.connect(sbx.sandboxId, { timeoutMs: 10_000 })
+  const left = (await sbx.getInfo()).endAt - Date.now()
+  assert.ok(left > 5_000 && left < 11_000, `lives ${left} ms`)
+  await again.setTimeout(300_000)
+  assert.ok((await sbx.getInfo()).endAt - Date.now() > 290_000)
+  assert.equal(await sbx.connect({ timeoutMs: 300_000 }), sbx)
   await sbx.files.write('x', 'from the first')
   assert.equal(await again.files.read('x'), 'from the first')
 }))

@@ -2,6 +2,7 @@ import fs from 'node:fs'
 import os from 'node:os'
 import path from 'node:path'
 import { Sandbox, assert, rejects, sdk, since, test } from './harness.mjs'
+import { learn } from './methods.mjs'
 
 const { Template } = sdk
 const unique = (name) => `${name}-${Math.random().toString(36).slice(2, 8)}`
@@ -29,17 +30,21 @@ const remove = async (name) => {
 test('a template: files, commands, variables, users', async () => {
   const name = unique('tools')
   const dir = context()
-  const template = Template({ fileContextPath: dir, fileIgnorePatterns: ['*.log'] })
+  // Old SDKs read directories as if they were files.
+  const app = (t) => since('2.6.3') ? t.copy('app', '/home/user/app') :
+    t.copy('app/main.txt', '/home/user/app/main.txt').copy('app/sub/deep.txt', '/home/user/app/sub/deep.txt')
+  const template = app(Template({ fileContextPath: dir, fileIgnorePatterns: ['*.log'] })
     .fromBaseImage()
-    .setEnvs({ GREETING: 'hello there', EMPTY: '' })
-    .copy('app', '/home/user/app')
+    .setEnvs({ GREETING: 'hello there', EMPTY: '' }))
     .copy('one.txt', '/home/user/one.txt', { user: 'root', mode: 0o600 })
     .setWorkdir('/home/user/app')
     .runCmd('pwd > /tmp/where; id -un > /tmp/who; echo "$GREETING" > /tmp/said; echo to the log', { user: 'root' })
     .runCmd(['echo first > /tmp/list', 'id -un >> /tmp/list', 'stat -c %U main.txt >> /tmp/list'])
   const logs = []
   try {
-    await build(template, name, { onBuildLogs: (e) => logs.push(e.message) })
+    const told = []
+    await build(template, name, { onBuildLogs: (e) => { logs.push(e.message); told.push(`${learn(e)}`) } })
+    assert.ok(told.some((l) => /^\[.*to the log/.test(l)), JSON.stringify(told))
     assert.ok(logs.some((l) => l.includes('to the log')), JSON.stringify(logs))
     const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
     try {
@@ -111,7 +116,7 @@ test('builds in the background, as old SDKs do', async () => {
   do status = await Template.getBuildStatus(info, { logsOffset: 0 }); while (status.status === 'building' || status.status === 'waiting')
   assert.equal(status.status, 'ready')
   await remove(name)
-}, '2.0.0')
+}, '2.6.3')
 
 test('builds in the background, status, names and tags', async () => {
   const name = unique('tagged')

@@ -7,7 +7,7 @@ import uuid
 
 import e2b
 
-from harness import SYNC, Box, Sandbox, kind, raises, since, test, until
+from harness import SYNC, Box, Sandbox, Waited, kind, raises, since, test, until
 
 
 def unique(name):
@@ -184,6 +184,27 @@ async def _():
         assert await Secret.destroy(name) is True
     assert await Secret.destroy(name) is False
     assert not await Secret.exists(name)
+
+
+if hasattr(e2b, "E2B"):
+
+    @test("clients with options of their own")
+    async def _():
+        def of(client, name):
+            return Waited(getattr(client, name)) if SYNC else getattr(client, "Async" + name)
+
+        mine = e2b.E2B(api_key=os.environ["E2B_API_KEY"])
+        other = e2b.E2B(api_key="e2b_" + "0" * 138)
+        sbx = await of(mine, "Sandbox").create(timeout=60)
+        try:
+            assert (await sbx.commands.run("echo mine")).stdout == "mine\n"
+            await raises(of(other, "Sandbox").connect(sbx.sandbox_id), "AuthenticationException")
+            await raises(of(other, "Volume").list(), "AuthenticationException", "VolumeException")
+            await raises(of(other, "Template").exists("no-such-template"), "AuthenticationException", "TemplateException")
+            assert isinstance(await of(mine, "Volume").list(), list)
+            assert not await of(mine, "Template").exists("no-such-template")
+        finally:
+            await sbx.kill()
 
 
 @test("network: what is allowed, and another while it runs", "2.45.0")

@@ -8,6 +8,7 @@ import os
 import e2b_code_interpreter as sdk
 
 import harness
+import methods
 from harness import SYNC, Waited, raises, test
 
 Sandbox = Waited(sdk.Sandbox) if SYNC else sdk.AsyncSandbox
@@ -99,4 +100,4 @@ if "E2B_TEST_CHARTS" in os.environ:  # the image has what it takes
 
 
 harness.VERSION = importlib.metadata.version("e2b-code-interpreter")
-asyncio.run(harness.main())
+asyncio.run(harness.main(lambda: methods.own(sdk.Sandbox if SYNC else sdk.AsyncSandbox)))

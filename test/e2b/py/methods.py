@@ -51,6 +51,16 @@ def classes(sync):
                     yield cls
 
 
+def own(cls):
+    """Tells the same of what a class adds itself, and of nothing that it inherits."""
+    out = {}
+    for name, attr in vars(cls).items():
+        behind = [] if name.startswith("_") or isinstance(attr, property) else list(functions(attr))
+        if behind:
+            out[f"{cls.__name__.removeprefix('Async')}.{name}"] = any(c in codes for c in behind)
+    return out
+
+
 def report(sync):
     """Tells, of each method, whether a case called it."""
     out = {}
