@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"bufio"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -61,7 +62,7 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
 		head.Set("Content-Encoding", "gzip")
 		return sendGzip(w, content)
 	}
-	http.ServeContent(w, r, "", info.ModTime, content)
+	http.ServeContent(straight{w}, r, "", info.ModTime, content)
 	if content.err != nil {
 		panic(http.ErrAbortHandler) // a part must not be taken for the whole
 	}
@@ -157,6 +158,42 @@ func (s *seekable) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
+// sendTo writes n bytes, which must be there, in pieces as they come.
+func (s *seekable) sendTo(w io.Writer, n int64) (sent int64, err error) {
+	if n <= 0 {
+		return 0, nil // no length would be all of it
+	}
+	s.close()
+	open, _, err := s.files.Read(s.ctx, s.info.Path, driver.ReadOptions{Offset: s.at, Length: n})
+	if err == nil {
+		sent, err = io.Copy(w, open)
+		_ = open.Close()
+	}
+	if err == nil && sent < n {
+		err = io.ErrUnexpectedEOF // it was cut while it was read
+	}
+	s.at += sent
+	s.err = err
+	return sent, err
+}
+
+// straight takes what http.ServeContent copies from a file without a buffer in
+// between.
+type straight struct{ http.ResponseWriter }
+
+// ReadFrom implements io.ReaderFrom.
+func (w straight) ReadFrom(from io.Reader) (int64, error) {
+	if part, ok := from.(*io.LimitedReader); ok {
+		if content, ok := part.R.(*seekable); ok {
+			return content.sendTo(w.ResponseWriter, part.N)
+		}
+	}
+	return io.Copy(w.ResponseWriter, from)
+}
+
+// Unwrap lets http.ResponseController find what is below.
+func (w straight) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 func (s *seekable) close() {
 	if s.open != nil {
 		_ = s.open.Close()
@@ -170,6 +207,10 @@ type uploaded struct {
 	Name string `json:"name"`
 	Type string `json:"type"`
 }
+
+// formBuffer is how much of a form is taken from the connection at once. The
+// reader of forms takes 4 KiB from what it is given.
+const formBuffer = 128 << 10
 
 // upload writes the files of a form, or one file that is the body.
 func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
@@ -199,7 +240,7 @@ func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	case "application/octet-stream":
 		done, err = c.writeOne(r, body)
 	case "multipart/form-data":
-		done, err = c.writeParts(r, multipart.NewReader(body, params["boundary"]))
+		done, err = c.writeParts(r, multipart.NewReader(bufio.NewReaderSize(body, formBuffer), params["boundary"]))
 	default:
 		err = invalid("Content-Type", "is neither multipart/form-data nor application/octet-stream")
 	}
