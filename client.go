@@ -6,10 +6,8 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -154,49 +152,6 @@ func (c *Client) Get(ctx context.Context, ref string) (*Sandbox, error) {
 		return nil, err
 	}
 	return s, c.call(ctx, http.MethodGet, "/v1/sandboxes/"+ref, nil, nil, &s.info)
-}
-
-// ListOptions select sandboxes. The zero value selects all that are not gone.
-type ListOptions struct {
-	States []sandbox.State
-	Labels map[string]string
-	Page   int // how many to ask for at a time; zero leaves it to the daemon
-}
-
-// List yields the sandboxes that match, newest first, and ends with the first
-// error.
-func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
-	return func(yield func(Info, error) bool) {
-		query := url.Values{}
-		for _, s := range opts.States {
-			query.Add("state", string(s))
-		}
-		for k, v := range opts.Labels {
-			query.Add("label", k+"="+v)
-		}
-		if opts.Page > 0 {
-			query.Set("limit", strconv.Itoa(opts.Page))
-		}
-		for {
-			var page struct {
-				Sandboxes []Info
-				Next      string
-			}
-			if err := c.call(ctx, http.MethodGet, "/v1/sandboxes", query, nil, &page); err != nil {
-				yield(Info{}, err)
-				return
-			}
-			for _, s := range page.Sandboxes {
-				if !yield(s, nil) {
-					return
-				}
-			}
-			if page.Next == "" {
-				return
-			}
-			query.Set("cursor", page.Next)
-		}
-	}
 }
 
 // Remove destroys the sandbox of that name or id. One that is gone already is

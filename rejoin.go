@@ -115,6 +115,19 @@ func (p *Process) lost(cause error) {
 	p.finish(sandbox.Exit{}, &sandbox.Error{Code: code, Op: "process.wait", Message: "the connection ended before the command", Cause: cause})
 }
 
+// reason is why a stream breaks off whose last connection ended with err: that
+// no other could be had says more than how the last one ended.
+func (p *Process) reason(err error) error {
+	if p.life.Err() != nil {
+		return err // it was closed by its caller
+	}
+	<-p.done
+	if p.err != nil {
+		return p.err
+	}
+	return err
+}
+
 // How long to wait between attempts to find a lost connection again.
 const (
 	firstPause = 20 * time.Millisecond
@@ -162,7 +175,7 @@ func (o *flow) Read(b []byte) (int, error) {
 		}
 		next := o.at.successor(context.Background())
 		if next == nil {
-			return 0, err
+			return 0, o.p.reason(err)
 		}
 		o.at = next
 	}
@@ -222,7 +235,7 @@ func (w *input) push(b []byte) error {
 		}
 		next := w.at.successor(context.Background())
 		if next == nil {
-			return err
+			return w.p.reason(err)
 		}
 		if b, err = w.move(next); err != nil {
 			return err

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -64,7 +65,7 @@ func carry(ctx context.Context, box *atoll.Sandbox) error {
 	}()
 	back, err := io.ReadAll(p.Stdout())
 	if err != nil || !bytes.Equal(back, data) {
-		return fmt.Errorf("%d bytes of %d came back, or others: %w", len(back), len(data), err)
+		return fmt.Errorf("%d bytes of %d came back, or others: %w: %w", len(back), len(data), err, errors.Unwrap(err))
 	}
 	exit, err := p.Wait(ctx)
 	if err == nil && exit.Code != 0 {
@@ -98,6 +99,7 @@ func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) erro
 		defer s.mu.Unlock()
 		for _, c := range copies {
 			s.alive[c.Name()] = c.ID()
+			s.kept = append(s.kept, c.Name())
 		}
 		return err
 	})

@@ -177,7 +177,7 @@ func (s e2bService) List(ctx context.Context, labels map[string]string) ([]e2bap
 	var out []e2bapi.Sandbox
 	page := store.Page{Limit: store.MaxPage}
 	for {
-		boxes, next, err := s.plane.List(ctx, store.Filter{Labels: labels}, page)
+		boxes, next, err := s.plane.Sandboxes(ctx, store.Filter{Labels: labels}, page)
 		if err != nil {
 			return nil, err
 		}

@@ -227,6 +227,12 @@ func TestE2BLists(t *testing.T) {
 	if rest.header.Get("X-Next-Token") != "" || !strings.Contains(string(rest.body), ids[2]) {
 		t.Errorf("%v %s", rest.header, rest.body)
 	}
+	// One of which only the files are kept is paused for its clients, in lists too.
+	c.want(204, c.call("POST", "/sandboxes/"+ids[1]+"/pause", `{"memory":false}`, "X-API-Key", mine))
+	paused := c.want(200, c.call("GET", "/v2/sandboxes?state=paused", "", "X-API-Key", mine))
+	if text := string(paused.body); strings.Count(text, "sandboxID") != 1 || !strings.Contains(text, ids[1]) {
+		t.Errorf("%s", text)
+	}
 	for _, bad := range []string{"limit=0", "limit=101", "limit=x", "order=up", "state=gone", "nextToken=x", "nextToken=" + next, "startedAfter=now", "metadata=%25zz"} {
 		c.want(400, c.call("GET", "/v2/sandboxes?"+bad, "", "X-API-Key", mine))
 	}

@@ -51,22 +51,28 @@ func (s service) List(ctx context.Context, q api.ListQuery) ([]api.Sandbox, stri
 	}
 	page, next, err := s.Plane.List(ctx, f, store.Page{Cursor: q.Cursor, Limit: q.Limit})
 	out := make([]api.Sandbox, len(page))
-	for i, b := range page {
-		out[i] = shown(b)
+	for i := range page {
+		out[i] = shownSummary(&page[i])
 	}
 	return out, next, err
 }
 
-func shown(b store.Sandbox) api.Sandbox {
+func shownSummary(b *store.Summary) api.Sandbox {
 	out := api.Sandbox{
 		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
 		Resources: api.Resources(b.Resources), Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
-		Pause: string(b.Rest.Pause), Wakes: b.Rest.Wakes, LeftMS: int64((b.Rest.Left + time.Millisecond - 1) / time.Millisecond), Origin: b.Origin,
-		Idle: api.Idle{IdleMS: b.Idle.After.Milliseconds(), IdleAction: b.Idle.Action},
 	}
 	if b.Node != localNode {
 		out.Node = b.Node
 	}
+	return out
+}
+
+func shown(b store.Sandbox) api.Sandbox {
+	out := shownSummary(&b.Summary)
+	out.Pause, out.Wakes, out.Origin = string(b.Rest.Pause), b.Rest.Wakes, b.Origin
+	out.LeftMS = int64((b.Rest.Left + time.Millisecond - 1) / time.Millisecond)
+	out.Idle = api.Idle{IdleMS: b.Idle.After.Milliseconds(), IdleAction: b.Idle.Action}
 	if b.Exit != nil {
 		e := api.ExitOf(*b.Exit)
 		out.Exit = &e

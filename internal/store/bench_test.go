@@ -81,7 +81,7 @@ func BenchmarkList10000(b *testing.B) {
 		before := processorTime(b)
 		for b.Loop() {
 			if err := s.View(ctx, func(tx *store.Tx) error {
-				boxes, _, err := tx.Sandboxes(ctx, "acme", store.Filter{}, store.Page{Limit: n})
+				boxes, _, err := tx.Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: n})
 				if err == nil && len(boxes) != n {
 					err = fmt.Errorf("%d listed", len(boxes))
 				}

@@ -15,6 +15,9 @@ import (
 const (
 	DefaultPage = 100
 	MaxPage     = 10_000
+
+	// maxRoom is for how many sandboxes room is made before they are read.
+	maxRoom = 1000
 )
 
 // Filter selects sandboxes. The zero value selects all that are not gone.
@@ -31,11 +34,26 @@ type Page struct {
 	Limit  int    // at most so many; zero: DefaultPage; at most MaxPage
 }
 
-// Sandboxes lists a tenant's sandboxes, newest first, without what [Sandbox]
-// says is left out. next is the cursor of the rest, empty at the end. Whatever matches from the first
-// page to the last is listed exactly once, whatever is made or removed in
-// between.
+// Summaries lists a tenant's sandboxes, newest first. next is the cursor of the
+// rest, empty at the end. Whatever matches from the first page to the last is
+// listed exactly once, whatever is made or removed in between.
+func (tx *Tx) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
+	boxes, next, err = listed(ctx, tx, tenant, f, p, briefColumns, briefScan(), (*Summary).cursor)
+	for i := range boxes {
+		boxes[i].Tenant = tenant
+	}
+	return boxes, next, err
+}
+
+// Sandboxes lists like [Tx.Summaries], with all that is recorded, which takes
+// several times as long.
 func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
+	return listed(ctx, tx, tenant, f, p, sandboxColumns, fullScan(), func(b *Sandbox) string { return b.cursor() })
+}
+
+func listed[T any](
+	ctx context.Context, tx *Tx, tenant string, f Filter, p Page, columns string, scan func(scanner) (T, error), cursor func(*T) string,
+) (boxes []T, next string, err error) {
 	limit, err := p.limit()
 	if err != nil {
 		return nil, "", err
@@ -50,17 +68,13 @@ func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (b
 		q.add("(created, id) < (?, ?)", created, id)
 	}
 	f.conditions(&q, tenant)
-	query := "SELECT " + briefColumns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
+	query := "SELECT " + columns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
 	rows, err := tx.query(ctx, query, q.args...)
-	boxes, err = collect(rows, err, briefScan())
-	for i := range boxes {
-		boxes[i].Tenant = tenant
-	}
+	boxes, err = gather(rows, err, scan, min(limit, maxRoom)+1)
 	if err != nil || len(boxes) <= limit {
 		return boxes, "", err
 	}
-	last := boxes[limit-1]
-	return boxes[:limit], formatCursor(nanos(last.Created), string(last.ID)), nil
+	return boxes[:limit], cursor(&boxes[limit-1]), nil
 }
 
 func (p Page) limit() (int, error) {
@@ -72,6 +86,8 @@ func (p Page) limit() (int, error) {
 	}
 	return p.Limit, nil
 }
+
+func (b *Summary) cursor() string { return formatCursor(nanos(b.Created), string(b.ID)) }
 
 func (f *Filter) conditions(q *conditions, tenant string) {
 	if len(f.States) == 0 {

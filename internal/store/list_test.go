@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +20,15 @@ func listAll(t *testing.T, s *store.Store, tenant string, f store.Filter, limit 
 	ctx := context.Background()
 	for cursor := ""; ; {
 		ok(t, s.View(ctx, func(tx *store.Tx) error {
-			boxes, next, err := tx.Sandboxes(ctx, tenant, f, store.Page{Cursor: cursor, Limit: limit})
+			page := store.Page{Cursor: cursor, Limit: limit}
+			boxes, next, err := tx.Summaries(ctx, tenant, f, page)
+			if err != nil {
+				return err
+			}
+			whole, last, err := tx.Sandboxes(ctx, tenant, f, page)
+			if len(whole) != len(boxes) || last != next {
+				t.Errorf("%d and %q in brief, %d and %q in full", len(boxes), next, len(whole), last)
+			}
 			for _, b := range boxes {
 				ids = append(ids, b.ID)
 			}
@@ -100,14 +109,20 @@ func TestListingSaysWhatGetSays(t *testing.T) {
 		if full.Exit == nil || *full.Exit != *want.Exit || full.Epoch != 9 || full.Idle != in.Idle || full.Active.IsZero() {
 			t.Errorf("read back %+v", full)
 		}
-		full.Spec, full.Exit, full.Active, full.Idle, full.Epoch = sandbox.Spec{}, nil, time.Time{}, store.Idle{}, 0
-		var listed []store.Sandbox
+		var brief []store.Summary
+		var whole []store.Sandbox
 		ok(t, s.View(ctx, func(tx *store.Tx) (err error) {
-			listed, _, err = tx.Sandboxes(ctx, "acme", store.Filter{}, store.Page{})
+			if brief, _, err = tx.Summaries(ctx, "acme", store.Filter{}, store.Page{}); err != nil {
+				return err
+			}
+			whole, _, err = tx.Sandboxes(ctx, "acme", store.Filter{}, store.Page{})
 			return err
 		}))
-		if len(listed) != 1 || fmt.Sprintf("%+v", listed[0]) != fmt.Sprintf("%+v", full) {
-			t.Errorf("listed\n%+v, want\n%+v", listed, full)
+		if len(brief) != 1 || !reflect.DeepEqual(brief[0], full.Summary) {
+			t.Errorf("listed\n%+v, want\n%+v", brief, full.Summary)
+		}
+		if len(whole) != 1 || !reflect.DeepEqual(whole[0], full) {
+			t.Errorf("listed\n%+v, want\n%+v", whole, full)
 		}
 	})
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Sandbox is what is recorded of one sandbox.
-type Sandbox struct {
+// Summary is what listings tell of a sandbox.
+type Summary struct {
 	ID       sandbox.ID
 	Tenant   string
 	Name     string // unique among the tenant's sandboxes that are not gone
@@ -32,9 +32,12 @@ type Sandbox struct {
 	Created time.Time
 	Updated time.Time
 	Expires time.Time // zero: never
-	Version int64     // raised by every change but that of Active
+}
 
-	// What follows is left out of a tenant's listings.
+// Sandbox is what is recorded of one sandbox.
+type Sandbox struct {
+	Summary
+	Version int64 // raised by every change but that of Active
 
 	// Spec is what was asked for. The values of its Env are not kept: they
 	// are empty.
@@ -80,8 +83,8 @@ func (b *Sandbox) holds() bool {
 
 const (
 	// Every column costs a listing of thousands some milliseconds.
-	briefColumns   = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, version"
-	sandboxColumns = briefColumns + ", tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
+	briefColumns   = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires"
+	sandboxColumns = briefColumns + ", version, tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
 
 // sandboxRow is where one row after another is scanned to. Its fields have the
@@ -99,11 +102,11 @@ type sandboxRow struct {
 }
 
 // briefScan and fullScan return a scanner of rows with the columns named so.
-func briefScan() func(scanner) (Sandbox, error) { return newSandboxRow().scan }
+func briefScan() func(scanner) (Summary, error) { return newSandboxRow().brief }
 
 func fullScan() func(scanner) (Sandbox, error) {
 	r := newSandboxRow()
-	r.dest = append(r.dest, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
+	r.dest = append(r.dest, &r.version, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
 		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
 	return r.scan
 }
@@ -112,27 +115,35 @@ func newSandboxRow() *sandboxRow {
 	r := &sandboxRow{}
 	r.dest = []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
-		&r.labels, &r.created, &r.updated, &r.expires, &r.version,
+		&r.labels, &r.created, &r.updated, &r.expires,
 	}
 	return r
 }
 
-func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
+func (r *sandboxRow) brief(row scanner) (b Summary, err error) {
 	if err := row.Scan(r.dest...); err != nil {
-		return Sandbox{}, err
+		return b, err
 	}
-	b := Sandbox{
+	b = Summary{
 		ID: sandbox.ID(r.id), Tenant: r.tenant, Name: r.name, State: sandbox.State(r.state), Reason: r.reason,
 		Provider: r.provider, Node: r.node, Image: r.image,
 		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
-		Created:   timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires), Active: timeOf(r.active),
+		Created:   timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+	}
+	b.Labels, err = parseLabels(r.labels)
+	return b, err
+}
+
+func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
+	brief, err := r.brief(row)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	b := Sandbox{
+		Summary: brief, Version: r.version, Active: timeOf(r.active),
 		Idle:   Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
 		Rest:   Rest{Pause: sandbox.PauseKind(r.pause), Step: r.step, Kept: r.kept, Wakes: r.wakes != 0, Left: time.Duration(r.left)},
-		Origin: r.origin, Epoch: r.epoch, Version: r.version,
-	}
-	var err error
-	if b.Labels, err = parseLabels(r.labels); err != nil {
-		return b, err
+		Origin: r.origin, Epoch: r.epoch,
 	}
 	if r.exit != "" {
 		if err := json.Unmarshal([]byte(r.exit), &b.Exit); err != nil {

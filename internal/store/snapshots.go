@@ -81,7 +81,7 @@ func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Sn
 		}
 	}
 	s.Tenant, s.Created = tenant, tx.Now()
-	docs, err := encode(&Sandbox{Labels: s.Labels, Spec: s.Spec})
+	docs, err := encode(&Sandbox{Summary: Summary{Labels: s.Labels}, Spec: s.Spec})
 	if err != nil {
 		return s, err
 	}

@@ -257,18 +257,23 @@ const chunk = 256
 
 // collect scans every row and closes rows.
 func collect[T any](rows *sql.Rows, err error, scan func(scanner) (T, error)) ([]T, error) {
+	return gather(rows, err, scan, 0)
+}
+
+// gather collects some room rows.
+func gather[T any](rows *sql.Rows, err error, scan func(scanner) (T, error), room int) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
 	var full [][]T
-	var last []T
+	last := make([]T, 0, room)
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
 			return nil, err
 		}
-		if len(last) == chunk {
+		if len(last) >= chunk && len(last) == cap(last) {
 			full, last = append(full, last), make([]T, 0, chunk)
 		}
 		last = append(last, v)

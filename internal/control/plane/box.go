@@ -47,13 +47,25 @@ func (p *Plane) Get(ctx context.Context, ref string) (store.Sandbox, error) {
 }
 
 // List returns a page of the tenant's sandboxes, newest first.
-func (p *Plane) List(ctx context.Context, f store.Filter, page store.Page) (boxes []store.Sandbox, next string, err error) {
+func (p *Plane) List(ctx context.Context, f store.Filter, page store.Page) ([]store.Summary, string, error) {
+	return list(ctx, p, f, page, (*store.Tx).Summaries)
+}
+
+// Sandboxes returns such a page with all that is recorded of them.
+func (p *Plane) Sandboxes(ctx context.Context, f store.Filter, page store.Page) ([]store.Sandbox, string, error) {
+	return list(ctx, p, f, page, (*store.Tx).Sandboxes)
+}
+
+func list[T any](
+	ctx context.Context, p *Plane, f store.Filter, page store.Page,
+	read func(*store.Tx, context.Context, string, store.Filter, store.Page) ([]T, string, error),
+) (boxes []T, next string, err error) {
 	who, err := p.look(ctx, "sandbox.list", "")
 	if err != nil {
 		return nil, "", err
 	}
 	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
-		boxes, next, err = tx.Sandboxes(ctx, who.Tenant, f, page)
+		boxes, next, err = read(tx, ctx, who.Tenant, f, page)
 		return err
 	})
 	return boxes, next, named("sandbox.list", err)

@@ -159,8 +159,11 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
 		b := store.Sandbox{
-			ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: image,
-			Resources: spec.Resources, Labels: spec.Labels, Spec: spec, Origin: origin,
+			Summary: store.Summary{
+				ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: image,
+				Resources: spec.Resources, Labels: spec.Labels,
+			},
+			Spec: spec, Origin: origin,
 		}
 		setLifetime(&b, spec.Lifetime, tx.Now())
 		if req.Timeout > spec.Lifetime.Timeout {
@@ -224,7 +227,7 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 	})
 	switch {
 	case makeErr != nil:
-		p.discard(late, &store.Sandbox{ID: want.Spec.ID})
+		p.discard(late, &store.Sandbox{Summary: store.Summary{ID: want.Spec.ID}})
 		p.note(ctx, errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:

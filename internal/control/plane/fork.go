@@ -121,8 +121,11 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 		for i := range wanted {
 			w := &wanted[i]
 			b := store.Sandbox{
-				ID: w.Spec.ID, Name: w.Spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: t.box.Image,
-				Resources: w.Spec.Resources, Labels: w.Spec.Labels, Spec: w.Spec,
+				Summary: store.Summary{
+					ID: w.Spec.ID, Name: w.Spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: t.box.Image,
+					Resources: w.Spec.Resources, Labels: w.Spec.Labels,
+				},
+				Spec: w.Spec,
 			}
 			setLifetime(&b, w.Spec.Lifetime, tx.Now())
 			if _, _, err := tx.CreateSandbox(ctx, t.box.Tenant, b, store.Create{}); err != nil {
@@ -240,7 +243,7 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	if failed != nil {
 		p.note(ctx, err)
 		for _, w := range wanted {
-			p.discard(late, &store.Sandbox{ID: w.Spec.ID})
+			p.discard(late, &store.Sandbox{Summary: store.Summary{ID: w.Spec.ID}})
 			p.detachLater(w.Spec.ID, w.Spec.Name)
 		}
 		return nil, failed

@@ -229,8 +229,11 @@ func (p *Plane) adopt(ctx context.Context, f driver.Found) error {
 		tenant = DefaultTenant
 	}
 	b := store.Sandbox{
-		ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: p.cfg.Provider, Node: p.cfg.Node,
-		Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
+		Summary: store.Summary{
+			ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: p.cfg.Provider, Node: p.cfg.Node,
+			Image: f.Labels[control.LabelImage], Labels: map[string]string{},
+		},
+		Exit: f.Exit,
 	}
 	if f.State == sandbox.Paused {
 		b.Rest.Pause = sandbox.PauseMemory

@@ -34,11 +34,11 @@ type listInput struct {
 	Limit  int      `query:"limit" minimum:"0" maximum:"1000" doc:"at most so many"`
 }
 
-type listOutput struct {
-	Body struct {
-		Sandboxes []Sandbox `json:"sandboxes" doc:"newest first"`
-		Next      string    `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
-	}
+type listOutput struct{ Body listOutputBody }
+
+type listOutputBody struct {
+	Sandboxes []Sandbox `json:"sandboxes" doc:"newest first"`
+	Next      string    `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
 }
 
 type exitOutput struct{ Body Exit }
@@ -89,9 +89,7 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
-	out := &listOutput{}
-	out.Body.Sandboxes, out.Body.Next = append([]Sandbox{}, page...), next
-	return out, nil
+	return &listOutput{listOutputBody{Sandboxes: page, Next: next}}, nil
 }
 
 // Spec is what is asked for, in the vocabulary.
