@@ -221,6 +221,12 @@ var rules = []rule{
 		why:  "what runs inside a sandbox starts before everything else and stays small",
 	},
 	{
+		pkgs: "internal/guest/spawn",
+		std:  true,
+		deny: append([]string{kernel + "/...", "os"}, heavy...),
+		why:  "between the birth of a process and its execution there is no Go runtime",
+	},
+	{
 		pkgs: "internal/guest/...",
 		only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/sparse"},
 		deny: append([]string{kernel + "/..."}, heavy...),

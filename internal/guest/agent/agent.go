@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -96,6 +97,7 @@ func serveHost(root string) int {
 // start makes a guest. How Go's runtime is to be is said by its environment.
 func start(root string) *agent {
 	ignoreSignals()
+	leaveChildren()
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.Umask(0o777 &^ umasked) // commands inherit it; files get their modes explicitly
 	a := &agent{reaper: newReaper(), devNull: -1}
@@ -115,6 +117,14 @@ func ignoreSignals() {
 	signal.Notify(c, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2,
 		unix.SIGALRM, unix.SIGVTALRM, unix.SIGPROF, unix.SIGPIPE, unix.SIGABRT, unix.SIGXCPU, unix.SIGXFSZ,
 		unix.SIGIO, unix.SIGPWR, unix.SIGSTKFLT, unix.SIGSYS, unix.SIGTRAP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
+}
+
+// leaveChildren makes the kernel say nothing when a child ends: that would
+// interrupt a thread to run a handler of Go's, which nobody has asked for. A
+// signal that is not handled does not keep an end from being waited for.
+func leaveChildren() {
+	var byDefault [4]uint64 // the kernel's struct sigaction, of which all zero is SIG_DFL
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
 }
 
 // serve answers one connection until it ends. The commands it started in the

@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest/spawn"
 )
 
 // The number of processes is limited by the control group that the sandbox's
@@ -84,13 +86,13 @@ func (b *bounds) newGroup() (*os.File, error) {
 }
 
 // start calls start with what places a process within the bounds.
-func (b *bounds) start(attr *syscall.SysProcAttr, start func() (int, error)) (int, error) {
+func (b *bounds) start(attr *spawn.Attr, start func() (int, error)) (int, error) {
 	b.mu.RLock()
 	if b.group == nil {
 		defer b.mu.RUnlock()
 		return start()
 	}
-	attr.UseCgroupFD, attr.CgroupFD = true, int(b.group.Fd())
+	attr.InCgroup, attr.Cgroup = true, int(b.group.Fd())
 	pid, err := start()
 	b.mu.RUnlock()
 	if err != syscall.EAGAIN && err != syscall.EBUSY {
@@ -101,14 +103,14 @@ func (b *bounds) start(attr *syscall.SysProcAttr, start func() (int, error)) (in
 
 // startAfresh starts a process in a new group and keeps that if it succeeds:
 // root inside can make a group that it is in unfit for others.
-func (b *bounds) startAfresh(attr *syscall.SysProcAttr, start func() (int, error)) (int, error) {
+func (b *bounds) startAfresh(attr *spawn.Attr, start func() (int, error)) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	fresh, err := b.newGroup()
 	if err != nil {
 		return 0, err
 	}
-	attr.CgroupFD = int(fresh.Fd())
+	attr.Cgroup = int(fresh.Fd())
 	pid, err := start()
 	if err != nil {
 		fresh.Close()

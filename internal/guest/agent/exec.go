@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/guest/spawn"
 	"github.com/atoll-run/atoll/internal/guest/wire"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -85,13 +86,10 @@ func (a *agent) spawn(p *proc) error {
 	if err != nil {
 		return err
 	}
-	attr := &syscall.ProcAttr{
-		Dir: dir, Env: envList(env), Files: fdFiles(fds),
-		Sys: &syscall.SysProcAttr{Credential: cred, Setsid: true, Setctty: c.TTY != nil},
-	}
+	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: [3]int(fds), Credential: cred, TTY: c.TTY != nil}
 	// The end must find the process's number and its timer.
 	p.mu.Lock()
-	pid, err := a.bounds.start(attr.Sys, func() (int, error) {
+	pid, err := a.bounds.start(attr, func() (int, error) {
 		return a.reaper.start(program, argv, attr, func(_ int, e ending) {
 			go func() {
 				p.exited(e)
@@ -118,14 +116,6 @@ func (a *agent) spawn(p *proc) error {
 		return explain(err, argv[0], dir)
 	}
 	return nil
-}
-
-func fdFiles(fds []int) []uintptr {
-	files := make([]uintptr, len(fds))
-	for i, fd := range fds {
-		files[i] = uintptr(fd)
-	}
-	return files
 }
 
 // credential switches to the account. Who is not root can only be himself.

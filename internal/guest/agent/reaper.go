@@ -3,6 +3,8 @@ package agent
 import (
 	"sync"
 	"syscall"
+
+	"github.com/atoll-run/atoll/internal/guest/spawn"
 )
 
 // reaper starts processes and waits for all of them: for the commands, whose
@@ -35,11 +37,11 @@ func newReaper() *reaper {
 
 // start starts a process. ended is called once, from another goroutine, when
 // it has ended, and must not block.
-func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr, ended func(pid int, e ending)) (int, error) {
+func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(pid int, e ending)) (int, error) {
 	r.mu.Lock()
 	r.starting++
 	r.mu.Unlock()
-	pid, err := syscall.ForkExec(path, argv, attr)
+	pid, err := spawn.ForkExec(path, argv, attr)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,7 +76,7 @@ func (r *reaper) run() {
 		births := r.births
 		r.mu.Unlock()
 		var ws syscall.WaitStatus
-		pid, err := syscall.Wait4(-1, &ws, 0, nil)
+		pid, err := spawn.Wait(&ws)
 		switch err {
 		case nil:
 			r.reaped(pid, ws)

@@ -1,0 +1,166 @@
+// Package spawn starts programs like syscall.ForkExec, for half of the system
+// calls, which is what counts inside a sandbox: each is a switch between
+// processes of the host.
+//
+// The kernel resets the signal handlers of the new process in the call that
+// makes it (CLONE_CLEAR_SIGHAND), where syscall.ForkExec needs a call for each
+// of some sixty signals. The new process borrows the memory of this one until
+// it executes (CLONE_VFORK), as with syscall.ForkExec, but says through that
+// memory why it failed, where that makes a pipe. And the thread that waits for
+// this meanwhile lets go of its processor in Go's scheduler at once, whose
+// monitor would otherwise look after it every 20 µs.
+package spawn
+
+import (
+	"sync/atomic"
+	"syscall"
+)
+
+// child is what a new process needs to know. It is all prepared before, since
+// between its birth and its execution nothing of Go's runtime may be used.
+type child struct {
+	clone cloneArgs
+
+	path       *byte
+	argv, envp []*byte
+	dir        *byte // nil to stay
+	files      [maxFiles]int
+	tty        bool
+
+	switches bool
+	uid, gid uint32
+	ngroups  int
+	groups   *uint32
+
+	everything uint64 // a set of all signals
+	before     uint64 // those that were blocked before
+	failed     syscall.Errno
+}
+
+// cloneArgs is the kernel's struct clone_args.
+type cloneArgs struct {
+	flags      uint64
+	_          [3]uint64 // where to write numbers of processes
+	exitSignal uint64
+	_          [5]uint64 // stack, thread-local storage and chosen numbers
+	cgroup     uint64
+}
+
+const (
+	cloneVM           = 0x100
+	cloneVfork        = 0x4000
+	cloneClearSighand = 0x100000000
+	cloneIntoCgroup   = 0x200000000
+
+	maxFiles  = 3
+	sigSet    = 2 // SIG_SETMASK
+	wordBytes = 8 // of a set of signals
+)
+
+// plain is true where syscall.ForkExec does it all: once the kernel is known to
+// lack what this needs, and where Go has raised this process's limit of open
+// files, since only package syscall knows what it was and gives it to programs.
+// One below the most that is allowed is what Go raises it to.
+var plain atomic.Bool
+
+func init() {
+	var l syscall.Rlimit
+	plain.Store(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l) != nil || l.Cur == l.Max-1)
+}
+
+// Attr says how a program begins. It leads a session of its own in any case.
+type Attr struct {
+	Dir   string // empty to stay
+	Env   []string
+	Files [maxFiles]int // become descriptors 0, 1 and 2
+	// Credential is who the program runs as, nil for who this process is.
+	Credential *syscall.Credential
+	// TTY makes descriptor 0 the terminal that controls the session.
+	TTY bool
+	// Cgroup, if InCgroup is set, is the directory of the control group that the
+	// process is born in.
+	InCgroup bool
+	Cgroup   int
+}
+
+// ForkExec starts a program with these arguments, of which the first is its
+// name. The error is the kernel's, a syscall.Errno. It may be called
+// concurrently, and waits until the program runs or cannot.
+//
+// Descriptors that the program is not to have must be marked to close on
+// execution as they are made: syscall.ForkLock is not held.
+func ForkExec(path string, argv []string, attr *Attr) (int, error) {
+	if plain.Load() || min(attr.Files[0], attr.Files[1], attr.Files[2]) < maxFiles {
+		return attr.forkExec(path, argv)
+	}
+	c, err := prepare(path, argv, attr)
+	if err != nil {
+		return 0, err
+	}
+	pid, errno := vforkExec(c)
+	switch {
+	case errno == syscall.ENOSYS || errno == syscall.EINVAL || errno == syscall.EPERM:
+		plain.Store(true)
+		return attr.forkExec(path, argv)
+	case errno != 0:
+		return 0, errno
+	case c.failed != 0:
+		bury(int(pid))
+		return 0, syscall.Errno(c.failed)
+	}
+	return int(pid), nil
+}
+
+// forkExec is ForkExec by package syscall.
+func (a *Attr) forkExec(path string, argv []string) (int, error) {
+	files := make([]uintptr, len(a.Files))
+	for i, fd := range a.Files {
+		files[i] = uintptr(fd)
+	}
+	return syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Dir: a.Dir, Env: a.Env, Files: files,
+		Sys: &syscall.SysProcAttr{Credential: a.Credential, Setsid: true, Setctty: a.TTY, UseCgroupFD: a.InCgroup, CgroupFD: a.Cgroup},
+	})
+}
+
+// bury takes the end of a process that has not become a program, unless
+// somebody who waits for all processes has taken it.
+func bury(pid int) {
+	for {
+		if _, err := syscall.Wait4(pid, nil, 0, nil); err != syscall.EINTR {
+			return
+		}
+	}
+}
+
+// prepare makes all that the new process needs.
+func prepare(path string, argv []string, attr *Attr) (*child, error) {
+	c := &child{everything: ^uint64(0), files: attr.Files, tty: attr.TTY}
+	c.clone.flags, c.clone.exitSignal = cloneVM|cloneVfork|cloneClearSighand, uint64(syscall.SIGCHLD)
+	if attr.InCgroup {
+		c.clone.flags |= cloneIntoCgroup
+		c.clone.cgroup = uint64(attr.Cgroup)
+	}
+	var err error
+	if c.path, err = syscall.BytePtrFromString(path); err != nil {
+		return nil, err
+	}
+	if attr.Dir != "" {
+		if c.dir, err = syscall.BytePtrFromString(attr.Dir); err != nil {
+			return nil, err
+		}
+	}
+	if c.argv, err = syscall.SlicePtrFromStrings(argv); err != nil {
+		return nil, err
+	}
+	if c.envp, err = syscall.SlicePtrFromStrings(attr.Env); err != nil {
+		return nil, err
+	}
+	if cred := attr.Credential; cred != nil {
+		c.switches, c.uid, c.gid = true, cred.Uid, cred.Gid
+		if c.ngroups = len(cred.Groups); c.ngroups > 0 {
+			c.groups = &cred.Groups[0]
+		}
+	}
+	return c, nil
+}

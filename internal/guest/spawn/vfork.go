@@ -1,0 +1,119 @@
+package spawn
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// What Go's runtime does around a system call that is known to take long. Its
+// names are kept for others by golang.org/issue/67401; gVisor uses them as well.
+
+//go:linkname entersyscallblock runtime.entersyscallblock
+func entersyscallblock()
+
+//go:linkname exitsyscall runtime.exitsyscall
+func exitsyscall()
+
+// rawVfork makes the process, in assembly, since both that return from it do so
+// on the same stack.
+//
+//go:noescape
+func rawVfork(args *cloneArgs, size uintptr) (pid uintptr, errno syscall.Errno)
+
+// vforkExec makes the process and waits until it has become the program or has
+// failed. Between the birth and that, this thread's stack belongs to the new
+// process, and both belong to the kernel: no memory may be allocated, no stack
+// grow, no lock be taken. No signal is delivered, whose handler would run in
+// the new process with this one's memory.
+//
+//go:noinline
+//go:norace
+//go:nosplit
+//go:nocheckptr
+func vforkExec(c *child) (uintptr, syscall.Errno) {
+	entersyscallblock()
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigSet, uintptr(unsafe.Pointer(&c.everything)), uintptr(unsafe.Pointer(&c.before)), wordBytes, 0, 0)
+	pid, errno := rawVfork(&c.clone, unsafe.Sizeof(c.clone))
+	if pid == 0 && errno == 0 {
+		c.failed = c.become()
+		for {
+			_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 253, 0, 0)
+		}
+	}
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigSet, uintptr(unsafe.Pointer(&c.before)), 0, wordBytes, 0, 0)
+	exitsyscall()
+	return pid, errno
+}
+
+// become makes the new process what was asked for. It returns only if it fails.
+//
+//go:noinline
+//go:norace
+//go:nosplit
+//go:nocheckptr
+func (c *child) become() syscall.Errno {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	if errno := c.switchUser(); errno != 0 {
+		return errno
+	}
+	if c.dir != nil {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_CHDIR, uintptr(unsafe.Pointer(c.dir)), 0, 0); errno != 0 {
+			return errno
+		}
+	}
+	for i := range c.files {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_DUP3, uintptr(c.files[i]), uintptr(i), 0); errno != 0 {
+			return errno
+		}
+	}
+	if c.tty {
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_IOCTL, 0, syscall.TIOCSCTTY, 1); errno != 0 {
+			return errno
+		}
+	}
+	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigSet, uintptr(unsafe.Pointer(&c.before)), 0, wordBytes, 0, 0)
+	_, _, errno := syscall.RawSyscall(syscall.SYS_EXECVE, uintptr(unsafe.Pointer(c.path)), uintptr(unsafe.Pointer(&c.argv[0])), uintptr(unsafe.Pointer(&c.envp[0])))
+	return errno
+}
+
+//go:noinline
+//go:norace
+//go:nosplit
+//go:nocheckptr
+func (c *child) switchUser() syscall.Errno {
+	if !c.switches {
+		return 0
+	}
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETGROUPS, uintptr(c.ngroups), uintptr(unsafe.Pointer(c.groups)), 0); errno != 0 {
+		return errno
+	}
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETGID, uintptr(c.gid), 0, 0); errno != 0 {
+		return errno
+	}
+	_, _, errno := syscall.RawSyscall(syscall.SYS_SETUID, uintptr(c.uid), 0, 0)
+	return errno
+}
+
+// Wait waits for the end of any child process, like syscall.Wait4(-1, …), but
+// lets go of its processor in Go's scheduler at once.
+func Wait(status *syscall.WaitStatus) (int, error) {
+	var word uint32
+	pid, errno := wait(&word)
+	*status = syscall.WaitStatus(word)
+	if errno != 0 {
+		return 0, errno
+	}
+	return pid, nil
+}
+
+//go:noinline
+//go:norace
+//go:nosplit
+func wait(status *uint32) (int, syscall.Errno) {
+	entersyscallblock()
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(status)), 0, 0, 0, 0)
+	exitsyscall()
+	return int(pid), errno
+}
