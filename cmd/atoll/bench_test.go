@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -52,8 +53,8 @@ func benchDaemon(b *testing.B) (*atoll.Client, driver.Provider, int) {
 	return client, config.Provider, s.daemon.Process.Pid
 }
 
-func direct(ctx context.Context, in driver.Instance) error {
-	p, err := in.Exec(ctx, &sandbox.Command{Args: []string{"/bin/true"}})
+func direct(ctx context.Context, in driver.Instance, program string) error {
+	p, err := in.Exec(ctx, &sandbox.Command{Args: []string{program}})
 	if err != nil {
 		return err
 	}
@@ -62,8 +63,41 @@ func direct(ctx context.Context, in driver.Instance) error {
 	return err
 }
 
-func throughAPI(ctx context.Context, s *atoll.Sandbox) error {
-	_, err := s.Run(ctx, sandbox.Command{Args: []string{"/bin/true"}}, atoll.RunOptions{})
+func throughAPI(ctx context.Context, s *atoll.Sandbox, program string) error {
+	_, err := s.Run(ctx, sandbox.Command{Args: []string{program}}, atoll.RunOptions{})
+	return err
+}
+
+// The programs that are run: one of the image, which a loader links with the C
+// library each time, as most programs are, and one that is linked already, of
+// which the kernel has little to do, so that what the guest and the daemon cost
+// is seen.
+const (
+	dynamicProgram = "/bin/true"
+	staticProgram  = "/opt/static/true"
+)
+
+// staticTrue is an executable file that only ends.
+func staticTrue(b *testing.B) []byte {
+	b.Helper()
+	dir := b.TempDir()
+	source, program := filepath.Join(dir, "true.c"), filepath.Join(dir, "true")
+	if err := os.WriteFile(source, []byte("int main(void) { return 0; }\n"), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	if out, err := exec.Command("gcc", "-O2", "-static", "-s", "-o", program, source).CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	content, err := os.ReadFile(program)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return content
+}
+
+// putStatic puts the program into a sandbox.
+func putStatic(ctx context.Context, s *atoll.Sandbox, program []byte) error {
+	_, err := s.Files().Write(ctx, staticProgram, bytes.NewReader(program), atoll.WriteOptions{Mode: 0o755})
 	return err
 }
 
@@ -91,9 +125,9 @@ func BenchmarkDaemonExec(b *testing.B) {
 		for f, to := range map[int]*[]time.Duration{0: &library, 1: &api} {
 			began := time.Now()
 			if f == 0 {
-				err = direct(ctx, in)
+				err = direct(ctx, in, dynamicProgram)
 			} else {
-				err = throughAPI(ctx, s)
+				err = throughAPI(ctx, s, dynamicProgram)
 			}
 			if err != nil {
 				b.Fatal(err)
@@ -108,15 +142,24 @@ func BenchmarkDaemonExec(b *testing.B) {
 }
 
 // BenchmarkDaemonExecCost measures processor time, which other work on the
-// machine changes little: what starting /bin/true costs the sandbox in a loop of
+// machine changes little: what starting a program costs the sandbox in a loop of
 // its own shell, which is the floor, and through the API, which adds the guest,
 // and the daemon beside it.
 func BenchmarkDaemonExecCost(b *testing.B) {
+	for name, program := range map[string]string{"dynamic": dynamicProgram, "static": staticProgram} {
+		b.Run(name, func(b *testing.B) { execCost(b, program) })
+	}
+}
+
+func execCost(b *testing.B, program string) {
 	const times = 100
 	c, _, pid := benchDaemon(b)
 	ctx := context.Background()
 	s, err := c.Create(ctx, sandbox.Spec{Name: "bench"}, atoll.CreateOptions{})
 	if err != nil {
+		b.Fatal(err)
+	}
+	if err := putStatic(ctx, s, staticTrue(b)); err != nil {
 		b.Fatal(err)
 	}
 	inside := func(do func() error) float64 {
@@ -134,12 +177,12 @@ func BenchmarkDaemonExecCost(b *testing.B) {
 		return (after.CPU - before.CPU).Seconds() * 1000 / times
 	}
 	loop := func() error {
-		_, err := s.Run(ctx, sandbox.Command{Shell: fmt.Sprintf("i=0; while [ $i -lt %d ]; do /bin/true; i=$((i+1)); done", times)}, atoll.RunOptions{})
+		_, err := s.Run(ctx, sandbox.Command{Shell: fmt.Sprintf("i=0; while [ $i -lt %d ]; do %s; i=$((i+1)); done", times, program)}, atoll.RunOptions{})
 		return err
 	}
 	execs := func() error {
 		for range times {
-			if err := throughAPI(ctx, s); err != nil {
+			if err := throughAPI(ctx, s, program); err != nil {
 				return err
 			}
 		}
@@ -186,11 +229,15 @@ func BenchmarkDaemonThroughput(b *testing.B) {
 	c, p, pid := benchDaemon(b)
 	ctx := context.Background()
 	b.ReportMetric(residentMB(b, pid), "idle-MB")
+	static := staticTrue(b)
 	var ready []*atoll.Sandbox
 	var instances []driver.Instance
 	for i := range boxes {
 		s, err := c.Create(ctx, sandbox.Spec{Name: fmt.Sprint("bench", i), Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
 		if err != nil {
+			b.Fatal(err)
+		}
+		if err := putStatic(ctx, s, static); err != nil {
 			b.Fatal(err)
 		}
 		in, err := p.Attach(ctx, s.ID())
@@ -205,8 +252,10 @@ func BenchmarkDaemonThroughput(b *testing.B) {
 			b.ReportMetric(float64(len(laps))/lap.Seconds(), name+"/s")
 			b.ReportMetric(median(laps), name+"-median-ms")
 		}
-		rate("library", func(i int) error { return direct(ctx, instances[i]) })
-		rate("api", func(i int) error { return throughAPI(ctx, ready[i]) })
+		for name, program := range map[string]string{"": dynamicProgram, "static-": staticProgram} {
+			rate(name+"library", func(i int) error { return direct(ctx, instances[i], program) })
+			rate(name+"api", func(i int) error { return throughAPI(ctx, ready[i], program) })
+		}
 	}
 	b.ReportMetric(residentMB(b, pid), "daemon-MB")
 }
