@@ -31,6 +31,7 @@ type Policy struct {
 	PIDs            *int64              `json:"pids,omitempty"`
 	LifetimeMS      *int64              `json:"lifetimeMs,omitempty"`
 	Images          []string            `json:"images,omitzero"`
+	SignedImages    []SignedImage       `json:"signedImages,omitempty"` // allowed as well, if signed
 	Mounts          []string            `json:"mounts,omitzero"`
 	Network         *bool               `json:"network,omitempty"`
 	Egress          *sandbox.Profile    `json:"egress,omitempty"` // a ceiling over what may be reached
@@ -40,6 +41,12 @@ type Policy struct {
 	OnUnenforceable string              `json:"onUnenforceable,omitempty"`
 	File            string              `json:"file"`
 	Lines           map[string]int      `json:"lines"` // of its fields in the file
+}
+
+// SignedImage is an image that has to be signed to be allowed.
+type SignedImage struct {
+	Image    string   `json:"image"`    // a pattern of names
+	SignedBy []string `json:"signedBy"` // files with public keys, one of which suffices
 }
 
 // PolicyAnswer is what the policies say about a sandbox that is not made.

@@ -70,6 +70,7 @@ func stories() testscript.Params {
 			"killhard":    killHard,
 			"noprocess":   noProcess,
 			"nothingleft": nothingLeft,
+			"servesigned": serveSigned,
 		},
 	}
 }

@@ -249,6 +249,7 @@ func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *con
 	}
 	local, _ := req.Spec.Network.Local()
 	r := bundle.Of(tenant, &req.Spec, []string{req.Spec.Image}, local.Rules)
+	r.Unfetched = true // the daemon knows signatures
 	caps := b.Caps(r.About)
 	r.Complete(caps, sandbox.Resources{})
 	out = atoll.PolicyAnswer{Allow: true, Limits: caps.Resources, LifetimeMS: caps.Lifetime.Milliseconds(), Findings: []atoll.PolicyFinding{}, Ceilings: []atoll.PolicyCeiling{}}

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -51,6 +52,8 @@ type ImageConfig struct {
 	Ref        string // what the provider is asked for: pinned to what was fetched
 	Entrypoint []string
 	Cmd        []string
+	// Signatures lay beside it. Whether they are worth anything is not known.
+	Signatures []policy.Signature
 }
 
 // CommandLine combines an image's wishes with a caller's as Docker does: the

@@ -59,6 +59,9 @@ func shownPolicies(s plane.PolicyState) api.Policies {
 			ms := p.Lifetime.Milliseconds()
 			one.LifetimeMS = &ms
 		}
+		for _, s := range p.Signed {
+			one.SignedImages = append(one.SignedImages, api.SignedImage{Image: s.Image, SignedBy: s.By})
+		}
 		if p.SecretModes != nil {
 			one.SecretModes = []string{}
 		}

@@ -43,6 +43,8 @@ type content struct {
 	literal  bool     // the layer is a whole root file system
 	blobs    []string // that are kept in the store for it
 
+	signatures []Signature // that lay beside it, not verified
+
 	prepare func(ctx context.Context) error // transfers the layers before they are opened; may be nil
 	close   func() error                    // releases what the layers are read from; may be nil
 }
@@ -158,6 +160,11 @@ func (j *job) record(ctx context.Context, c *content, digest string, fs rootfs, 
 	}
 	if rec.Platform == "" {
 		rec.Platform = j.platform
+	}
+	if known, err := s.readImage(digest); err == nil {
+		rec.Signatures = keptWith(c.signatures, known.Signatures)
+	} else {
+		rec.Signatures = c.signatures
 	}
 	h, _ := digestHex(digest)
 	if err := s.writeRecord(rec, "images", h+".json"); err != nil {

@@ -53,6 +53,8 @@ type Image struct {
 	Size     int64     // bytes of the root file system on disk
 	Config   Config
 	Binds    []Bind
+	// Signatures lay beside it when it was pulled or imported.
+	Signatures []Signature
 
 	rootfs string
 }

@@ -96,6 +96,7 @@ func (l *layoutSource) load(ctx context.Context, j *job) (*content, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.signatures = l.signatures(ctx, r, idx, res)
 	for i := range c.layers {
 		name := blobName(res.manifest.Layers[i].Digest)
 		c.layers[i].open = func(context.Context) (io.ReadCloser, error) { return l.open(name) }
@@ -110,6 +111,9 @@ func (l *layoutSource) entry(ctx context.Context, r *resolver, idx *v1.IndexMani
 	var tags []string
 	platforms := true
 	for _, d := range idx.Manifests {
+		if isAttachment(d) {
+			continue
+		}
 		name := d.Annotations[annotationName]
 		if l.tag == "" || name == l.tag || strings.HasSuffix(name, ":"+l.tag) {
 			named = append(named, d)

@@ -43,6 +43,7 @@ type resolved struct {
 	manifest *v1.Manifest
 	config   *v1.ConfigFile
 	platform string
+	via      []string // digests of the indexes that led to it, the nearest first
 }
 
 func newResolver(subject, platform string, limits Limits, read func(context.Context, v1.Descriptor) ([]byte, error)) (*resolver, error) {
@@ -111,7 +112,11 @@ func (r *resolver) resolve(ctx context.Context, d v1.Descriptor, data []byte) (*
 func (r *resolver) choose(ctx context.Context, d v1.Descriptor, data []byte, depth int) (*resolved, error) {
 	switch mt := mediaType(d, data); {
 	case mt.IsIndex():
-		return r.chooseFromIndex(ctx, data, depth)
+		res, err := r.chooseFromIndex(ctx, data, depth)
+		if res != nil && d.Digest.Hex != "" { // a layout's own index has none
+			res.via = append(res.via, d.Digest.String())
+		}
+		return res, err
 	case mt.IsImage():
 		return r.image(ctx, d, data)
 	default:
@@ -153,7 +158,7 @@ func (r *resolver) candidates(all []v1.Descriptor) []v1.Descriptor {
 	var exact, fits, silent []v1.Descriptor
 	for _, d := range all {
 		switch p := d.Platform; {
-		case !d.MediaType.IsImage() && !d.MediaType.IsIndex():
+		case !d.MediaType.IsImage() && !d.MediaType.IsIndex(), isAttachment(d):
 		case p == nil:
 			silent = append(silent, d)
 		case p.OS == "unknown": // an attestation, not an image

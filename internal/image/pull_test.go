@@ -76,7 +76,8 @@ func TestPull(t *testing.T) {
 		t.Errorf("a cached image made requests: %v", got)
 	}
 	mustGet(t, s, ref, GetOptions{Platform: "linux/amd64", Policy: PolicyAlways})
-	if got := reg.requests(); count(got, "/manifests/") != 1 || count(got, "/blobs/") != 1 { // the config
+	// The manifest, whether there are signatures by now, and the config.
+	if got := reg.requests(); count(got, "/manifests/") != 2 || count(got, ".sig") != 1 || count(got, "/blobs/") != 1 {
 		t.Errorf("an unchanged image made requests: %v", got)
 	}
 }

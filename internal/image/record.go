@@ -34,6 +34,8 @@ type imageRecord struct {
 	Config   Config    `json:"config"`
 	Binds    []Bind    `json:"binds,omitempty"`
 	Blobs    []string  `json:"blobs,omitempty"` // names in blobs/sha256/
+
+	Signatures []Signature `json:"signatures,omitempty"`
 }
 
 // refRecord is what refs/HEX.json holds.

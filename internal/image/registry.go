@@ -68,6 +68,7 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.signatures = r.signatures(ctx, client, res, found)
 	r.layers(c, client, j)
 	return c, nil
 }

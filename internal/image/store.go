@@ -272,7 +272,7 @@ func (s *Store) image(rec *imageRecord, ref string, names []string) *Image {
 	return &Image{
 		Ref: ref, Digest: rec.Digest, Names: names, Platform: rec.Platform,
 		Created: rec.Created, Pulled: rec.Pulled, Size: rec.Size,
-		Config: rec.Config, Binds: rec.Binds, rootfs: s.rootfsPath(rec.Rootfs),
+		Config: rec.Config, Binds: rec.Binds, Signatures: rec.Signatures, rootfs: s.rootfsPath(rec.Rootfs),
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -27,7 +28,11 @@ func (i images) Ensure(ctx context.Context, req control.ImageRequest) (control.I
 	if err != nil {
 		return control.ImageConfig{}, err
 	}
-	return control.ImageConfig{Ref: img.Digest, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd}, nil
+	out := control.ImageConfig{Ref: img.Digest, Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd}
+	for _, s := range img.Signatures {
+		out.Signatures = append(out.Signatures, policy.Signature(s))
+	}
+	return out, nil
 }
 
 // ErrorCode knows nothing more: the store's errors have codes of their own.

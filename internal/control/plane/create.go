@@ -28,9 +28,9 @@ type CreateRequest struct {
 	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
 	Timeout time.Duration
 
-	// base is the image that a step of a build began with: the policies were
-	// asked about that, and what the step is made of has no name.
-	base string
+	// base are the names of the image that a step of a build began with: the
+	// policies were asked about that, and what the step is made of has no name.
+	base []string
 	// bound: the sandbox must not outlive this process.
 	bound bool
 }
@@ -54,8 +54,8 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, named(opCreate, err)
 	}
-	if req.base != "" {
-		images = []string{req.base}
+	if req.base != nil {
+		images = req.base
 	}
 	of, err := p.ofTemplate(ctx, who.Tenant, &req.Spec)
 	if err != nil {
@@ -79,6 +79,11 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	landed := p.making.begin(want.Spec.ID)
 	defer landed()
 	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
+	if origin == "" && req.base == nil {
+		if images, err = p.fetchSigned(ctx, action, &want.Spec, images, control.ImageRequest{Pull: req.Pull, Platform: req.Platform}); err != nil {
+			return Made{}, named(opCreate, err)
+		}
+	}
 	allowed := want.Spec
 	allowed.Lifetime.Timeout = max(allowed.Lifetime.Timeout, req.Timeout)
 	if err := p.permit(ctx, action, &allowed, images); err != nil {

@@ -163,7 +163,25 @@ func (p *Plane) ExplainPolicies(ctx context.Context, spec sandbox.Spec) (PolicyA
 		return PolicyAnswer{}, named(op, err)
 	}
 	b := p.policies()
+	if b.AsksWho(w.About) {
+		w.Signatures, w.Unfetched = p.signaturesHere(ctx, &spec, asked)
+	}
 	return PolicyAnswer{b.Explain(w), b.Caps(w.About), b.Ceilings(w.About), b.Check(w)}, nil
+}
+
+// signaturesHere are the signatures of an image that somebody asks about, if it
+// is on this machine: nothing is fetched for a question.
+func (p *Plane) signaturesHere(ctx context.Context, spec *sandbox.Spec, asked []string) (all []policy.Signature, unfetched bool) {
+	switch {
+	case spec.Snapshot != "" || p.cfg.Control.Images == nil:
+		return p.signatures(ctx, asked), false
+	case strings.HasPrefix(spec.Image, "oci:"):
+		return nil, true // asking for it would import it
+	case spec.Image == "" || bundle.IsLocal(spec.Image):
+		return nil, false
+	}
+	img, err := p.cfg.Control.Images.Ensure(ctx, control.ImageRequest{Ref: spec.Image, Pull: control.PullNever})
+	return img.Signatures, sandbox.CodeOf(err) == sandbox.CodeNotFound
 }
 
 // askedImage are the names of the image that a Spec asks for, and settles which
@@ -256,7 +274,50 @@ func (p *Plane) permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, 
 	if err != nil {
 		return err
 	}
+	if b.AsksWho(w.About) {
+		w.Signatures = p.signatures(ctx, images)
+	}
 	return p.refused(ctx, a, b.Check(w, fields...))
+}
+
+// signatures are those that were found for an image of this machine, of which
+// the digest is among the names. One that is not here has none.
+func (p *Plane) signatures(ctx context.Context, images []string) (out []policy.Signature) {
+	for _, ref := range images {
+		if strings.HasPrefix(ref, "sha256:") && p.cfg.Control.Images != nil {
+			if img, err := p.cfg.Control.Images.Ensure(ctx, control.ImageRequest{Ref: ref, Pull: control.PullNever}); err == nil {
+				out = append(out, img.Signatures...)
+			}
+		}
+	}
+	return out
+}
+
+// fetchSigned makes the image of a request available if it matters who signed
+// it, and has the request mean the very image whose signatures are known then,
+// whatever its name leads to in a moment. It returns the names of the image. One
+// that may not run whoever signed it is not fetched.
+func (p *Plane) fetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
+	b := p.policies()
+	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, templatePrefix) || p.cfg.Control.Images == nil ||
+		!b.AsksWho(bundle.About{Tenant: a.Tenant, Labels: spec.Labels}) {
+		return images, nil
+	}
+	w, err := p.wish(ctx, a.Tenant, spec, images)
+	if err != nil {
+		return images, err
+	}
+	w.Unfetched = true
+	if err := p.refused(ctx, a, b.Check(w, bundle.Images)); err != nil {
+		return images, err
+	}
+	req.Ref = spec.Image
+	img, err := p.cfg.Control.Images.Ensure(ctx, req)
+	if err != nil || img.Ref == "" {
+		return images, err
+	}
+	spec.Image = img.Ref
+	return append(slices.Clone(images), img.Ref), nil
 }
 
 // refused records a refusal of the policies, with the rule, and returns it.

@@ -59,19 +59,24 @@ func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Te
 	record := auditAction(who, control.Action{Op: op, Subject: req.Name})
 	spec := sandbox.Spec{Image: req.Description.From, Network: req.Network}
 	authorise := func() error { return firstError(who.Allow(op), mayAsk(who, &spec)) }
+	base := []string{spec.Image}
 	if authorise() == nil {
-		if err := p.permit(ctx, record, &spec, []string{spec.Image}, bundle.Images, bundle.Network, bundle.Secrets); err != nil {
+		if base, err = p.fetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
+			return t, named(op, err)
+		}
+		if err := p.permit(ctx, record, &spec, base, bundle.Images, bundle.Network, bundle.Secrets); err != nil {
 			return t, named(op, err)
 		}
 	}
 	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
-		t, err = p.buildTemplate(ctx, who, req)
+		t, err = p.buildTemplate(ctx, who, req, spec.Image, base)
 		return audit.Outcome{}, err
 	})
 	return t, named(op, err)
 }
 
-func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildRequest) (t store.Template, err error) {
+// buildTemplate builds from an image whose names are base.
+func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildRequest, from string, base []string) (t store.Template, err error) {
 	name, tag, err := template.ParseName(req.Name)
 	if err != nil {
 		return t, err
@@ -80,10 +85,10 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 		return t, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon builds no templates"}
 	}
 	d := *req.Description
-	if d.From, err = p.imageOf(ctx, who.Tenant, d.From); err != nil {
+	if d.From, err = p.imageOf(ctx, who.Tenant, from); err != nil {
 		return t, err
 	}
-	res, err := p.cfg.Builder.Build(ctx, builders{p, who.Tenant, req.Description.From}, template.Request{
+	res, err := p.cfg.Builder.Build(ctx, builders{p, who.Tenant, base}, template.Request{
 		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Network: req.Network, Log: req.Log,
 	})
 	if err != nil {
@@ -227,7 +232,7 @@ func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed
 type builders struct {
 	p      *Plane
 	tenant string
-	base   string // as it was asked for
+	base   []string // names of the image that it began with
 }
 
 func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {

@@ -74,7 +74,7 @@ func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer)
 		Hint: "try both commands in a sandbox of the image, " + t.Image,
 	})
 	defer cancel()
-	opened, err := builders{p, t.Tenant, t.Image}.with(ctx, sandbox.Spec{
+	opened, err := builders{p, t.Tenant, []string{t.Image}}.with(ctx, sandbox.Spec{
 		Image: t.Image, Resources: sandbox.Resources{CPUs: t.CPUs, Memory: t.Memory},
 	})
 	if err != nil {

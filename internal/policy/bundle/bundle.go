@@ -42,7 +42,8 @@ type Policy struct {
 	PIDs     *int64         `json:"pids,omitempty"`
 	Lifetime *time.Duration `json:"lifetime,omitempty"`
 
-	Images      []string             `json:"images,omitzero"`
+	Images      []string             `json:"images,omitzero"` // nil: those of Signed, or all
+	Signed      []Signed             `json:"signed,omitempty"`
 	Mounts      []string             `json:"mounts,omitzero"`
 	Network     *bool                `json:"network,omitempty"`
 	Egress      *sandbox.Profile     `json:"egress,omitempty"` // a ceiling

@@ -10,6 +10,7 @@ import (
 
 	"github.com/docker/go-units"
 
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -38,10 +39,16 @@ type Request struct {
 	Lifetime  time.Duration // from when it was made to its end
 	// Images are the names of the one image that it is made of: as it was asked
 	// for, and its digest where that is known. One that is allowed suffices.
-	Images  []string
-	Mounts  []sandbox.Mount
-	Network bool
-	Secrets []Grant
+	Images []string
+	// Signatures are those that were found for it. Unfetched says that it is not
+	// here yet, so that they are asked about when it is.
+	Signatures []policy.Signature
+	Unfetched  bool
+	Mounts     []sandbox.Mount
+	Network    bool
+	Secrets    []Grant
+
+	assumed []string // keys that signed it, by their names, in a test
 }
 
 // Grant is a secret that a sandbox is to have.
@@ -138,14 +145,39 @@ func (p *Policy) judgeImage(r *Request) *Finding {
 	if p.Images == nil {
 		return nil
 	}
-	f := &Finding{Field: Images, Limit: list(p.Images), Asked: strings.Join(r.Images, ", ")}
-	for _, ref := range r.Images {
-		f.OK = f.OK || slices.ContainsFunc(p.Images, func(pattern string) bool { return mayRun(pattern, ref) })
-	}
+	f := &Finding{Field: Images, Limit: list(p.imagesAllowed()), Asked: strings.Join(r.Images, ", ")}
 	if len(r.Images) == 0 {
 		f.OK, f.Asked = true, "nothing"
+		return f
+	}
+	if f.OK = slices.ContainsFunc(p.Images, func(pattern string) bool { return anyMayRun(pattern, r.Images) }); f.OK {
+		return f
+	}
+	for i := range p.Signed {
+		switch s := &p.Signed[i]; {
+		case !anyMayRun(s.Image, r.Images):
+		case r.Unfetched:
+			f.OK, f.Asked = true, f.Asked+", whose signatures are looked at when it is there"
+			return f
+		case s.accepts(r):
+			f.OK, f.hint = true, ""
+			return f
+		case len(r.Signatures) == 0:
+			f.hint = "no signature was found beside the image; if it was signed since, pull it again with: atoll image pull " + r.Images[0]
+		default:
+			f.hint = fmt.Sprintf("of the %d signatures found beside the image none is of such a key and for this image", len(r.Signatures))
+		}
 	}
 	return f
+}
+
+// imagesAllowed lists what images says, for people.
+func (p *Policy) imagesAllowed() []string {
+	all := slices.Clone(p.Images)
+	for i := range p.Signed {
+		all = append(all, p.Signed[i].String())
+	}
+	return all
 }
 
 func (p *Policy) judgeMounts(r *Request) *Finding {

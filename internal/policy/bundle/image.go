@@ -11,9 +11,14 @@ import (
 // compared as they are written.
 var locals = []string{"template:", "oci:", "docker-archive:", "dir:", "tar:"}
 
-// isLocal reports whether a reference, or a pattern, is about no registry.
-func isLocal(ref string) bool {
+// IsLocal reports whether a reference, or a pattern, is about no registry.
+func IsLocal(ref string) bool {
 	return ref == "host" || slices.ContainsFunc(locals, func(l string) bool { return strings.HasPrefix(ref, l) })
+}
+
+// anyMayRun reports whether one of the names of an image is one of a pattern.
+func anyMayRun(pattern string, names []string) bool {
+	return slices.ContainsFunc(names, func(ref string) bool { return mayRun(pattern, ref) })
 }
 
 // mayRun reports whether an image is one of those of a pattern. Repository and
@@ -23,14 +28,14 @@ func mayRun(pattern, ref string) bool {
 	if pattern == "*" {
 		return true
 	}
-	if isLocal(ref) {
+	if IsLocal(ref) {
 		if rest, ok := strings.CutPrefix(ref, "template:"); ok && !strings.Contains(rest, ":") {
 			ref += ":latest"
 		}
 		if rest, ok := strings.CutPrefix(pattern, "template:"); ok && !strings.Contains(rest, ":") {
 			pattern += ":*"
 		}
-		return isLocal(pattern) && matchText(pattern, ref)
+		return IsLocal(pattern) && matchText(pattern, ref)
 	}
 	_, digest, pinned := strings.Cut(ref, "@")
 	if strings.HasPrefix(ref, "sha256:") {
@@ -39,7 +44,7 @@ func mayRun(pattern, ref string) bool {
 	if strings.HasPrefix(pattern, "sha256:") {
 		return pinned && pattern == digest
 	}
-	return !isLocal(pattern) && digest != ref && mayFetch(pattern, ref)
+	return !IsLocal(pattern) && digest != ref && mayFetch(pattern, ref)
 }
 
 // mayFetch is mayRun for images of registries. A pattern without a tag is for

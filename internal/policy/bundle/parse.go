@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -58,7 +59,7 @@ func Load(fsys fs.FS, name string) (*Bundle, error) {
 		}
 		files[n] = text
 	}
-	return Parse(files)
+	return parse(files, func(name string) ([]byte, error) { return readFile(fsys, name) })
 }
 
 // Open is Load for a file, or all files of a directory, of this machine.
@@ -91,10 +92,12 @@ func readFile(fsys fs.FS, name string) ([]byte, error) {
 	return text, nil
 }
 
-// Parse reads the texts of files by their names. An error is CodeInvalid, and
-// says in which line what is wrong.
-func Parse(files map[string][]byte) (*Bundle, error) {
-	b, hash := &Bundle{}, sha256.New()
+// Parse reads the texts of files by their names. There are no keys of signers
+// beside them. An error is CodeInvalid, and says in which line what is wrong.
+func Parse(files map[string][]byte) (*Bundle, error) { return parse(files, nil) }
+
+func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Bundle, error) {
+	b, hash, keys := &Bundle{}, sha256.New(), map[string][]byte{}
 	var names []string
 	for n := range files {
 		names = append(names, n)
@@ -104,7 +107,7 @@ func Parse(files map[string][]byte) (*Bundle, error) {
 	for _, n := range names {
 		fmt.Fprintf(hash, "%q %d\n", n, len(files[n]))
 		hash.Write(files[n])
-		doc := document{file: n}
+		doc := document{file: n, readKey: readKey, keys: keys}
 		if err := doc.parse(files[n]); err != nil {
 			return nil, err
 		}
@@ -121,6 +124,10 @@ func Parse(files map[string][]byte) (*Bundle, error) {
 		return nil, invalid("policies", 0, "%d policies, at most %d", len(b.policies), maxPolicies)
 	case len(b.policies) == 0:
 		return nil, invalid(strings.Join(names, ", "), 0, "there is no policy in it")
+	}
+	for _, n := range slices.Sorted(maps.Keys(keys)) {
+		fmt.Fprintf(hash, "key %q %d\n", n, len(keys[n]))
+		hash.Write(keys[n])
 	}
 	b.digest = hex.EncodeToString(hash.Sum(nil))
 	return b, nil
@@ -139,6 +146,9 @@ type document struct {
 	file     string
 	policies []Policy
 	tests    []Test
+
+	readKey func(name string) ([]byte, error) // of the file of a public key; nil: there are none
+	keys    map[string][]byte                 // those that were read, of all documents
 }
 
 func (d *document) fail(n *yaml.Node, format string, args ...any) error {
@@ -228,13 +238,17 @@ func (d *document) strings(to *[]string) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		*to = []string{}
 		return d.each(n, func(item *yaml.Node) error {
-			if item.Kind != yaml.ScalarNode {
-				return d.fail(item, "a text is needed here")
-			}
-			*to = append(*to, item.Value)
-			return nil
+			return d.text(item, to)
 		})
 	}
+}
+
+func (d *document) text(item *yaml.Node, to *[]string) error {
+	if item.Kind != yaml.ScalarNode {
+		return d.fail(item, "a text is needed here")
+	}
+	*to = append(*to, item.Value)
+	return nil
 }
 
 var errNotPositive = errors.New("not above zero")
@@ -271,7 +285,7 @@ func (d *document) policy(n *yaml.Node) error {
 		"name": into(d, &p.Name), "description": into(d, &p.Description), "tenants": d.strings(&p.Tenants), "labels": d.labels(&p.Labels),
 		"cpus": pointer(d, &p.CPUs, number[float64]), "memory": pointer(d, &p.Memory, size), "disk": pointer(d, &p.Disk, size),
 		"pids": pointer(d, &p.PIDs, number[int64]), "lifetime": pointer(d, &p.Lifetime, duration),
-		"images": d.strings(&p.Images), "mounts": d.strings(&p.Mounts), "secrets": d.strings(&p.Secrets), "secretModes": d.strings(&modes),
+		"images": d.images(&p), "mounts": d.strings(&p.Mounts), "secrets": d.strings(&p.Secrets), "secretModes": d.strings(&modes),
 		"network":         func(n *yaml.Node) error { p.Network = new(bool); return into(d, p.Network)(n) },
 		"egress":          func(n *yaml.Node) error { p.Egress = &sandbox.Profile{}; return d.profile(n, p.Egress) },
 		"redact":          into(d, &p.Redact),

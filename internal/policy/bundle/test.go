@@ -50,7 +50,7 @@ func (d *document) test(n *yaml.Node) error {
 			}
 			return nil
 		},
-		"image": into(d, &image), "mounts": d.strings(&mounts), "network": into(d, &t.Network), "url": into(d, &t.URL),
+		"image": into(d, &image), "signedBy": d.strings(&t.assumed), "mounts": d.strings(&mounts), "network": into(d, &t.Network), "url": into(d, &t.URL),
 		"secrets": d.strings(&secrets), "secretMode": into(d, &mode),
 	})
 	if err != nil {

@@ -39,6 +39,7 @@ type Policy struct {
 	PIDs            *int64              `json:"pids,omitempty"`
 	LifetimeMS      *int64              `json:"lifetimeMs,omitempty"`
 	Images          []string            `json:"images,omitzero"`
+	SignedImages    []SignedImage       `json:"signedImages,omitempty" doc:"allowed as well, if signed"`
 	Mounts          []string            `json:"mounts,omitzero"`
 	Network         *bool               `json:"network,omitempty"`
 	Egress          *sandbox.Profile    `json:"egress,omitempty" doc:"a ceiling over what may be reached"`
@@ -48,6 +49,12 @@ type Policy struct {
 	OnUnenforceable string              `json:"onUnenforceable,omitempty"`
 	File            string              `json:"file"`
 	Lines           map[string]int      `json:"lines" doc:"of its fields in the file"`
+}
+
+// SignedImage is an image that has to be signed to be allowed.
+type SignedImage struct {
+	Image    string   `json:"image" doc:"a pattern of names"`
+	SignedBy []string `json:"signedBy" doc:"files with public keys, one of which suffices"`
 }
 
 // PolicyAnswer is what the policies say about a sandbox that is not made.

@@ -1,0 +1,167 @@
+package bundle
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/atoll-run/atoll/internal/policy"
+)
+
+// Signed is an entry of images that wants a signature, too.
+type Signed struct {
+	Image string   `json:"image"`    // a pattern of names, as those that want none
+	By    []string `json:"signedBy"` // files with public keys; one of them suffices
+
+	keys []crypto.PublicKey // of By
+}
+
+func (s *Signed) String() string { return s.Image + " signed by " + strings.Join(s.By, " or ") }
+
+// Bounds of keys.
+const (
+	maxKeyFile = 64 << 10
+	maxSigners = 16 // of one entry
+)
+
+// cosignType is what a payload says of itself.
+const cosignType = "cosign container image signature"
+
+// payload is what is signed: which digest is meant. What else it says, such as a
+// name, whoever signed did not have to know.
+type payload struct {
+	Critical struct {
+		Type  string `json:"type"`
+		Image struct {
+			Digest string `json:"docker-manifest-digest"`
+		} `json:"image"`
+	} `json:"critical"`
+}
+
+// holds reports whether a signature is one of that key for what it was found for.
+func holds(key crypto.PublicKey, s policy.Signature) bool {
+	var p payload
+	if json.Unmarshal(s.Payload, &p) != nil || p.Critical.Type != cosignType || s.Subject == "" || p.Critical.Image.Digest != s.Subject {
+		return false
+	}
+	switch key := key.(type) {
+	case *ecdsa.PublicKey:
+		sum := sha256.Sum256(s.Payload)
+		return ecdsa.VerifyASN1(key, sum[:], s.Signature)
+	case ed25519.PublicKey:
+		return ed25519.Verify(key, s.Payload, s.Signature)
+	}
+	return false
+}
+
+// accepts reports whether one of the keys of an entry signed the image of a
+// request.
+func (s *Signed) accepts(r *Request) bool {
+	for _, name := range r.assumed {
+		if slices.Contains(s.By, name) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.keys, func(key crypto.PublicKey) bool {
+		return slices.ContainsFunc(r.Signatures, func(sig policy.Signature) bool { return holds(key, sig) })
+	})
+}
+
+// AsksWho reports whether who signed an image matters for a sandbox, so that its
+// signatures have to be known when it is decided about.
+func (b *Bundle) AsksWho(a About) bool {
+	return slices.ContainsFunc(b.For(a), func(p Policy) bool { return len(p.Signed) > 0 })
+}
+
+// images reads the entries of images: names, and names with keys.
+func (d *document) images(p *Policy) func(*yaml.Node) error {
+	return func(n *yaml.Node) error {
+		p.Images = []string{}
+		return d.each(n, func(item *yaml.Node) error {
+			if item.Kind != yaml.MappingNode {
+				return d.text(item, &p.Images)
+			}
+			var s Signed
+			err := d.fields(item, nil, map[string]func(*yaml.Node) error{"image": into(d, &s.Image), "signedBy": d.strings(&s.By)})
+			if err != nil {
+				return err
+			}
+			p.Signed = append(p.Signed, s)
+			return d.checkSigned(item, &p.Signed[len(p.Signed)-1])
+		})
+	}
+}
+
+// checkSigned reads the keys of an entry.
+func (d *document) checkSigned(n *yaml.Node, s *Signed) error {
+	switch {
+	case s.Image == "":
+		return d.fail(n, "the entry needs an image, such as ghcr.io/acme/*")
+	case IsLocal(s.Image) && !strings.HasPrefix(s.Image, "oci:"):
+		return d.fail(n, "%q carries no signatures: only images of registries and layouts do", clip(s.Image))
+	case len(s.By) == 0 || len(s.By) > maxSigners:
+		return d.fail(n, "the entry names %d keys in signedBy, not 1 to %d", len(s.By), maxSigners)
+	}
+	for _, name := range s.By {
+		text, err := d.keyText(name)
+		if err != nil {
+			return d.fail(n, "the key %q cannot be read: it is a file of at most %d bytes at or below the policies", clip(name), maxKeyFile)
+		}
+		key, problem := parseKey(text)
+		if problem != "" {
+			return d.fail(n, "the key %q %s", clip(name), problem)
+		}
+		s.keys = append(s.keys, key)
+	}
+	return nil
+}
+
+// keyText reads the file with a key, once.
+func (d *document) keyText(name string) ([]byte, error) {
+	if text, known := d.keys[name]; known {
+		return text, nil
+	}
+	if d.readKey == nil || !fs.ValidPath(name) {
+		return nil, fs.ErrInvalid
+	}
+	text, err := d.readKey(name)
+	if err == nil && len(text) > maxKeyFile {
+		err = fs.ErrInvalid
+	}
+	if err == nil {
+		d.keys[name] = text
+	}
+	return text, err
+}
+
+// parseKey reads a public key in PEM. Of what is wrong it never shows the text:
+// somebody may have named the private key.
+func parseKey(text []byte) (key crypto.PublicKey, problem string) {
+	block, rest := pem.Decode(text)
+	switch {
+	case block == nil:
+		return nil, "is not in PEM"
+	case strings.Contains(block.Type, "PRIVATE"):
+		return nil, "is a private one: name the public one, and keep this one elsewhere"
+	case block.Type != "PUBLIC KEY" || strings.TrimSpace(string(rest)) != "":
+		return nil, "is not one PUBLIC KEY in PEM, as cosign.pub is"
+	}
+	key, err := x509.ParsePKIXPublicKey(block.Bytes)
+	if err != nil {
+		return nil, "cannot be parsed"
+	}
+	switch key.(type) {
+	case *ecdsa.PublicKey, ed25519.PublicKey:
+		return key, ""
+	}
+	return nil, "is of another kind than ECDSA and Ed25519"
+}
