@@ -28,6 +28,11 @@ var rules = []rule{
 		why: "a directory that goes, for whoever needs one",
 	},
 	{
+		pkgs: "provider/gvisor/kernel",
+		deny: []string{"net/http", "crypto/tls", "html/template", "database/sql", "google.golang.org/grpc/..."},
+		why:  "what it imports is initialised in every kernel",
+	},
+	{
 		pkgs: "provider/gvisor/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/sparse", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider knows its technology, and neither control nor another provider",

@@ -1,4 +1,4 @@
-package gvisor
+package kernel
 
 import (
 	"bytes"
@@ -84,7 +84,7 @@ func TestSeccompIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want.Bytes()) {
-		t.Errorf("%s is not what this gVisor compiles; run: go generate ./provider/gvisor", file)
+		t.Errorf("%s is not what this gVisor compiles; run: go generate ./provider/gvisor/kernel", file)
 	}
 }
 
