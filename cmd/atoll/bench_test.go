@@ -74,7 +74,7 @@ func throughAPI(ctx context.Context, s *atoll.Sandbox, program string) error {
 // is seen.
 const (
 	dynamicProgram = "/bin/true"
-	staticProgram  = "/opt/static/true"
+	staticProgram  = "/tmp/static-true"
 )
 
 // staticTrue is an executable file that only ends.
