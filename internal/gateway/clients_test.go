@@ -10,7 +10,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/cgi"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,7 +28,7 @@ import (
 func TestClients(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test", "git.test", "npm.test", "pypi.test", "apt.test", "ws.test")
-	serveGit(w)
+	serveGit(t, w)
 	serveNPM(t, w)
 	servePyPI(w)
 	serveApt(w)
@@ -55,8 +58,9 @@ func TestClients(t *testing.T) {
 		{"Python, urllib", "python3", `python3 -c 'import urllib.request as u; print(u.urlopen("https://api.test/x").read())'`, `"URI":"/x"`},
 		{"pip", "pip3", "cd /tmp && pip3 download --no-deps --index-url https://pypi.test/simple tiny 2>&1; ls /tmp/tiny*", "tiny-1.0-py3-none-any.whl"},
 		{"Node", "node", `node -e 'require("https").get("https://api.test/x", r => r.pipe(process.stdout))'`, `"URI":"/x"`},
-		{"npm", "npm", "mkdir -p /tmp/n && cd /tmp/n && npm view --registry https://npm.test tiny version 2>&1", "1.0.0"},
-		{"git", "git", "cd /tmp && git ls-remote https://git.test/repo.git 2>&1", strings.Repeat("1", 40) + "\trefs/heads/main"},
+		{"npm", "npm", "mkdir -p /tmp/n && cd /tmp/n && npm install --no-audit --no-fund --registry https://npm.test tiny 2>&1; cat node_modules/tiny/package.json", `"version":"1.0.0"`},
+		{"git, clone", "git", "cd /tmp && git clone https://git.test/repo.git 2>&1; cat repo/README", "a repository"},
+		{"git, push", "git", "cd /tmp/repo && echo more >README && git -c user.name=a -c user.email=a@b.test commit -qam more && git push origin HEAD:next 2>&1; git ls-remote origin", "refs/heads/next"},
 		{"apt", "apt-get", "mkdir -p /tmp/l/partial /etc/apt && echo 'deb [trusted=yes] https://apt.test/ ./' > /tmp/sources && apt-get -o Dir::Etc::sourcelist=/tmp/sources -o Dir::Etc::sourceparts=- -o Dir::State::lists=/tmp/l -o APT::Sandbox::User=root -o Debug::NoLocking=1 update 2>&1; ls /tmp/l", "apt.test"},
 		{"Go", "sh", "/tmp/goclient https://api.test/x 2>&1", `"URI":"/x"`},
 		{"WebSocket", "python3", websocketScript, "echo hello"},
@@ -107,14 +111,21 @@ class Get {
 }
 `
 
-// serveGit serves the references of a repository.
-func serveGit(w *world) {
-	w.handle("git.test", func(rw http.ResponseWriter, r *http.Request) {
-		line := func(s string) string { return fmt.Sprintf("%04x%s", len(s)+4, s) }
-		id := strings.Repeat("1", 40)
-		rw.Header().Set("Content-Type", "application/x-git-upload-pack-advertisement")
-		_, _ = io.WriteString(rw, line("# service=git-upload-pack\n")+"0000"+line(id+" HEAD\x00agent=test\n")+line(id+" refs/heads/main\n")+"0000")
-	})
+// serveGit serves a repository, as git itself does.
+func serveGit(tb testing.TB, w *world) {
+	tb.Helper()
+	root := tb.TempDir()
+	repo := exec.Command("sh", "-ec", `git init -q -b main work; cd work; echo a repository >README; git add .
+git -c user.name=a -c user.email=a@b.test commit -qm first; git clone -q --bare . ../repo.git; git -C ../repo.git config http.receivepack true; git --exec-path`)
+	repo.Dir = root
+	out, err := repo.Output()
+	if err != nil {
+		tb.Fatalf("%v %s", err, out)
+	}
+	backend := &cgi.Handler{
+		Path: filepath.Join(strings.TrimSpace(string(out)), "git-http-backend"), Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1"}, Stderr: io.Discard,
+	}
+	w.handle("git.test", backend.ServeHTTP)
 }
 
 // serveNPM serves a package.

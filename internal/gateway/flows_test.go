@@ -1,8 +1,10 @@
 package gateway_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestPortChosenAgain checks that a program may connect from the port of a
@@ -37,4 +39,25 @@ EOF`)
 	if strings.TrimSpace(out) != "done" {
 		t.Error(out)
 	}
+}
+
+// TestManyOpenConnections checks that connections which are open and at rest
+// cost the gateway process little: 2,000 of them, 100 MB in all.
+func TestManyOpenConnections(t *testing.T) {
+	const flows, most = 2000, 100e6
+	w := newWorld(t)
+	w.lead(w.good, "good.test")
+	w.outside.do(func() { w.echo(w.listen(w.good, 9001)) })
+	r := w.rig()
+	b := r.box("flows", allow("good.test:9001"))
+	pid := gatewayProcess(t)
+	b.background(fmt.Sprintf(flowsScript, flows))
+	// What it took for a moment goes back to the machine by and by.
+	var held float64
+	for limit := time.Now().Add(time.Minute); time.Now().Before(limit); time.Sleep(100 * time.Millisecond) {
+		if held = privateMemory(t, pid); held <= most {
+			return
+		}
+	}
+	t.Errorf("%d open connections take %.0f MB", flows, held/1e6)
 }

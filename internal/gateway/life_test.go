@@ -212,13 +212,13 @@ func TestLimits(t *testing.T) {
 	})
 	r := w.rig()
 	b := r.box("limits", profile(
-		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"rate.test"}, Limits: &sandbox.RuleLimits{PerMinute: 6, Burst: 2}},
+		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"rate.test"}, Limits: &sandbox.RuleLimits{PerMinute: 1, Burst: 2}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"size.test"}, Limits: &sandbox.RuleLimits{RequestBytes: 1000, ResponseBytes: 5000}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"filter.test"}, Filters: []sandbox.Filter{{Type: sandbox.FilterRegex, Direction: sandbox.DirRequest, Pattern: "BEGIN [A-Z ]*PRIVATE KEY"}}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"types.test"}, Filters: []sandbox.Filter{{Type: sandbox.FilterContentType, Direction: sandbox.DirResponse, Types: []string{"application/json"}}}},
 	))
 	for _, tt := range []struct{ name, script, want string }{
-		{"rate", "for i in 1 2 3; do curl -sS -o /dev/null -w '%{http_code} ' http://rate.test/; done; curl -sSi http://rate.test/ | grep -i retry-after", "200 200 429 Retry-After: 10"},
+		{"rate", "for i in 1 2 3; do curl -sS -o /dev/null -w '%{http_code} ' http://rate.test/; done; curl -sSi http://rate.test/ | grep -i retry-after", "200 200 429 Retry-After: "},
 		{"too much sent", "head -c 5000 /dev/zero | curl -sS -o /dev/null -w '%{http_code}' --data-binary @- http://size.test/", "413"},
 		{"too much received", "curl -sS http://size.test/ | wc -c; true", "curl: ("},
 		{"regex", "curl -sS -d '-----BEGIN RSA PRIVATE KEY-----' http://filter.test/", `"reason":"filter"`},

@@ -194,6 +194,13 @@ func (r *rig) awaitEvent(id sandbox.ID, want func(gateway.Event) bool) gateway.E
 	}
 }
 
+// forget drops the events of a sandbox that were heard so far.
+func (r *rig) forget(id sandbox.ID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.events, id)
+}
+
 // box is a sandbox of a rig.
 type box struct {
 	r  *rig

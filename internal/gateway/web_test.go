@@ -48,6 +48,32 @@ func TestTLS(t *testing.T) {
 	})
 }
 
+// TestPinned checks that a client which trusts another authority only fails at
+// once, and that the owner of the sandbox is told why.
+func TestPinned(t *testing.T) {
+	w := newWorld(t)
+	w.lead(w.good, "api.test")
+	r := w.rig()
+	b := r.box("pinned", terminated())
+	b.put("/tmp/own.pem", w.rootPEM)
+	for name, script := range map[string]string{
+		"curl":   "curl -sS --max-time 30 --cacert /tmp/own.pem https://api.test/v1/x",
+		"Python": `python3 -c 'import ssl, urllib.request as u; u.urlopen("https://api.test/v1/x", context=ssl.create_default_context(cafile="/tmp/own.pem"), timeout=30)'`,
+		"1.2":    "curl -sS --max-time 30 --tls-max 1.2 --cacert /tmp/own.pem https://api.test/v1/x",
+	} {
+		if out, code := b.sh(script); code == 0 || !strings.Contains(out, "certificate") {
+			t.Errorf("%s: %d: %s", name, code, out)
+		}
+		r.awaitEvent("pinned", func(e gateway.Event) bool {
+			return e.Verdict == "failed" && e.Host == "api.test" && strings.Contains(e.Reason, "does it pin another one?")
+		})
+		r.forget("pinned")
+	}
+	if hits, violations, _ := w.taken(); len(hits)+len(violations) > 0 {
+		t.Errorf("%v %v", hits, violations)
+	}
+}
+
 // TestResumedSessions checks that a client may go on with a session of TLS on
 // another connection, and that what it asks for then is decided about by the
 // host it went to.
