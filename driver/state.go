@@ -82,6 +82,13 @@ type Restorer interface {
 	Restore(ctx context.Context, spec *sandbox.Spec, dir string) (Instance, Restored, error)
 }
 
+// FileRestorer is implemented by the Restorers whose snapshots hold memory.
+type FileRestorer interface {
+	// RestoreFiles is Restore that leaves the memory of the snapshot aside: the
+	// sandbox starts from its files, as if there had been nothing else.
+	RestoreFiles(ctx context.Context, spec *sandbox.Spec, dir string) (Instance, error)
+}
+
 // Restored says what a Restorer could bring back.
 type Restored struct {
 	Memory bool   // processes go on where they were

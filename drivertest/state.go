@@ -400,6 +400,31 @@ var forkCases = []testCase{
 		}
 		b.count(p, out, "d", 3)
 	}},
+	{"fork/files-only", capMemory, func(t *caseT) {
+		r, ok := driver.As[driver.FileRestorer](t.provider)
+		if !ok {
+			t.Fatalf("snapshots hold memory, and the provider is no driver.FileRestorer")
+		}
+		b := t.fresh()
+		p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
+		out := b.readLines(p.Stdout())
+		b.count(p, out, "a", 1)
+		b.mustSh("echo kept >kept")
+		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
+		inst, err := r.RestoreFiles(t.ctx, t.spec(), dir)
+		if err != nil {
+			t.Fatalf("RestoreFiles: %v", t.vet(err))
+		}
+		t.Cleanup(func(ctx context.Context) { t.ok("Destroy", inst.Destroy(ctx)) })
+		twin := t.attach(inst)
+		twin.dir = b.dir
+		m, _ := driver.As[driver.ProcessManager](inst)
+		if all, err := m.Processes(t.ctx); err != nil || len(all) > 0 {
+			t.Errorf("processes whose memory was left aside: %+v, %v", all, t.vet(err))
+		}
+		t.want(twin.sh("cat kept"), "kept\n")
+		b.count(p, out, "b", 2)
+	}},
 	{"fork/stopped", capMemory, func(t *caseT) {
 		b := t.fresh()
 		p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})

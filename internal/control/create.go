@@ -39,6 +39,8 @@ type CreateRequest struct {
 	// Reserved says that the caller made sure that the name is free, where
 	// names are not those of the provider's sandboxes.
 	Reserved bool
+	// FilesOnly has Restore leave the memory of a snapshot aside.
+	FilesOnly bool
 }
 
 // Prepare validates a request and returns it with everything filled in that

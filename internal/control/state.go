@@ -84,7 +84,7 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 		if err != nil {
 			return err
 		}
-		inst, how, err := restorer.Restore(ctx, spec, dir)
+		inst, how, err := restore(ctx, restorer, req.FilesOnly, spec, dir)
 		if err != nil {
 			return err
 		}
@@ -92,4 +92,14 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 		return nil
 	})
 	return box, restored, err
+}
+
+// restore has a provider restore a snapshot. One whose snapshots hold no memory
+// brings nothing back but files.
+func restore(ctx context.Context, r driver.Restorer, filesOnly bool, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+	if files, ok := driver.As[driver.FileRestorer](r); ok && filesOnly {
+		inst, err := files.RestoreFiles(ctx, spec, dir)
+		return inst, driver.Restored{}, err
+	}
+	return r.Restore(ctx, spec, dir)
 }

@@ -224,7 +224,11 @@ func (s e2bService) Pause(ctx context.Context, id sandbox.ID, memory bool) error
 	return err
 }
 
-func (s e2bService) Resume(ctx context.Context, id sandbox.ID) (e2bapi.Sandbox, error) {
+func (s e2bService) Resume(ctx context.Context, id sandbox.ID, memory bool) (e2bapi.Sandbox, error) {
+	if !memory {
+		b, err := s.plane.Reboot(ctx, string(id))
+		return e2bShown(b), err
+	}
 	b, err := s.plane.Get(ctx, string(id))
 	if err == nil && b.State == sandbox.Stopped {
 		b, err = s.plane.Start(ctx, string(id))
@@ -243,8 +247,8 @@ func (s e2bService) Fork(ctx context.Context, id sandbox.ID, count int) ([]e2bap
 	return out, err
 }
 
-func (s e2bService) Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string) (e2bapi.Snapshot, error) {
-	made, err := s.plane.Snapshot(ctx, string(id), plane.SnapshotRequest{Memory: true, Labels: labels})
+func (s e2bService) Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string, memory bool) (e2bapi.Snapshot, error) {
+	made, err := s.plane.Snapshot(ctx, string(id), plane.SnapshotRequest{Memory: memory, Labels: labels})
 	return e2bapi.Snapshot{ID: made.ID, Parent: made.Parent, Labels: made.Labels}, err
 }
 

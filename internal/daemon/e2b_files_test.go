@@ -10,6 +10,10 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // e2bFiles is the files of a sandbox as E2B's clients see them.
@@ -96,4 +100,96 @@ func TestE2BForms(t *testing.T) {
 		f.want(404, f.file("GET", "/tmp/cut", ""))
 	}
 	f.want(400, send("/tmp/none", "no form"))
+}
+
+// TestE2BReboots lets sandboxes go on without their memory, however they were
+// put to rest. That processes are gone is for real kernels to show.
+func TestE2BReboots(t *testing.T) {
+	m := daemontest.New(t)
+	d := m.Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
+	c, owner := e2bClient{t, d.E2B().String()}, daemontest.Client(t, d)
+	mine := adminKey(t, d, "")
+	id, token := c.create(mine)
+	f := e2bFiles{c, id, token}
+	f.want(200, f.file("POST", "/tmp/kept", "kept", "Content-Type", "application/octet-stream"))
+	connect := func() answer {
+		return c.call("POST", "/v2/sandboxes/"+id+"/connect", `{"memory":false}`, "X-API-Key", mine)
+	}
+	c.want(200, connect()) // it runs, and goes on
+	for _, rest := range []string{`{}`, `{"memory":false}`} {
+		c.want(204, c.call("POST", "/sandboxes/"+id+"/pause", rest, "X-API-Key", mine))
+		c.want(201, connect())
+	}
+	box, err := owner.Get(t.Context(), "sb-"+strings.TrimPrefix(id, "sb"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := box.Pause(t.Context(), sandbox.PauseMemory); err != nil {
+		t.Fatal(err)
+	}
+	c.want(201, connect())
+	if a := f.want(200, f.file("GET", "/tmp/kept", "")); string(a.body) != "kept" {
+		t.Errorf("its file is %q", a.body)
+	}
+}
+
+// TestE2BUploadsThatAreRefused are requests about files that cannot be right.
+func TestE2BUploadsThatAreRefused(t *testing.T) {
+	_, c, mine, _ := startE2B(t)
+	id, token := c.create(mine)
+	f := e2bFiles{c, id, token}
+	plain := []string{"Content-Type", "application/octet-stream"}
+	put := func(headers ...string) answer { return f.file("POST", "/tmp/f", "x", append(headers, plain...)...) }
+	f.want(200, put("X-Metadata-Owner", "somebody"))
+	f.want(400, put("X-Metadata-Owner", "not\tprintable"))
+	f.want(400, put("X-Metadata-"+strings.Repeat("k", 247), "v"))
+	f.want(400, put("X-Metadata-Owner", strings.Repeat("v", 4097)))
+	f.want(400, put("Content-Encoding", "br"))
+	f.want(400, put("Content-Encoding", "gzip")) // which it is not
+	f.want(400, f.file("POST", "/tmp/f", "x", "Content-Type", "text/plain"))
+	f.want(400, f.file("POST", "/tmp", "x", plain...))
+	f.want(400, f.file("GET", "/tmp", ""))
+	f.want(404, f.file("GET", "/tmp/missing", ""))
+	f.want(406, f.file("GET", "/tmp/f", "", "Accept-Encoding", "br, identity;q=0"))
+	if a := f.want(200, f.file("GET", "/tmp/f", "", "Accept-Encoding", "br")); string(a.body) != "x" {
+		t.Errorf("it holds %q", a.body)
+	}
+}
+
+// TestE2BOldRoutes calls what no SDK of today calls any more, or only E2B's
+// command line.
+func TestE2BOldRoutes(t *testing.T) {
+	_, c, mine, other := startE2B(t)
+	id, _ := c.create(mine)
+	call := func(method, path, body string) answer { return c.call(method, path, body, "X-API-Key", mine) }
+	ends := func() any { return c.want(200, call("GET", "/sandboxes/"+id, "")).fields["endAt"] }
+	begin := ends()
+	c.want(204, call("POST", "/sandboxes/"+id+"/refreshes", `{"duration":1}`))
+	if ends() != begin {
+		t.Error("a refresh made its life shorter")
+	}
+	c.want(204, call("POST", "/sandboxes/"+id+"/refreshes", `{"duration":3600}`))
+	if ends() == begin {
+		t.Error("a refresh did not make its life longer")
+	}
+	for _, bad := range []string{`{"duration":-1}`, `{"duration":3601}`, `{"duration":"x"}`} {
+		c.want(400, call("POST", "/sandboxes/"+id+"/refreshes", bad))
+	}
+	c.want(404, c.call("POST", "/sandboxes/"+id+"/refreshes", `{"duration":10}`, "X-API-Key", other))
+	c.want(409, call("POST", "/sandboxes/"+id+"/resume", `{}`)) // it runs
+
+	many := c.want(200, call("GET", "/sandboxes/metrics?sandbox_ids="+id+",sb0000000000000", ""))
+	if all := many.fields["sandboxes"].(map[string]any); len(all) != 1 || all[id] == nil {
+		t.Errorf("the metrics are %s", many.body)
+	}
+	if all := c.want(200, c.call("GET", "/sandboxes/metrics?sandbox_ids="+id, "", "X-API-Key", other)).fields["sandboxes"].(map[string]any); len(all) != 0 {
+		t.Errorf("another tenant sees %v", all)
+	}
+	c.want(400, call("GET", "/sandboxes/metrics?sandbox_ids="+strings.Repeat("x,", 100), ""))
+	if all := call("GET", "/sandboxes", "").list(t); len(all) != 1 || all[0]["sandboxID"] != id {
+		t.Errorf("the list is %v", all)
+	}
+	if all := c.call("GET", "/sandboxes", "", "X-API-Key", other).list(t); len(all) != 0 {
+		t.Errorf("another tenant sees %v", all)
+	}
 }

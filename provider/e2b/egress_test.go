@@ -1,6 +1,7 @@
 package e2b_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -34,6 +35,9 @@ func listen(t *testing.T, address string) *atomic.Int64 {
 				return
 			}
 			met.Add(1)
+			// To close with something unread would reset the connection, and
+			// the answer might be lost.
+			_, _ = http.ReadRequest(bufio.NewReader(c))
 			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 7\r\nConnection: close\r\n\r\nreached"))
 			c.Close()
 		}

@@ -14,6 +14,17 @@ import (
 
 // Restore makes a sandbox of a snapshot. See driver.Restorer.
 func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+	return p.restore(ctx, spec, dir, "")
+}
+
+// RestoreFiles implements driver.FileRestorer.
+func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, error) {
+	in, _, err := p.restore(ctx, spec, dir, "only its files were asked for")
+	return in, err
+}
+
+// restore restores the memory, too, unless it is refused for some reason.
+func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, dir, refused string) (driver.Instance, driver.Restored, error) {
 	none := driver.Restored{}
 	p.sweepOnce()
 	if f := p.static(); f.Severity == driver.Blocker {
@@ -37,7 +48,6 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) 
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	defer p.pool.begin()()
-	var refused string
 	for {
 		m, err := p.maker(ctx, spec, img, from, refused)
 		if err != nil {

@@ -80,9 +80,39 @@ func (p *Plane) Resume(ctx context.Context, ref string) (store.Sandbox, error) {
 
 func (p *Plane) resume(ctx context.Context, t *turn) (store.Sandbox, error) {
 	if t.box.Rest.Pause == sandbox.PauseDisk {
-		return p.bring(ctx, t, stepResume)
+		return p.bring(ctx, t, stepResume, false)
 	}
 	return p.thaw(ctx, t)
+}
+
+// Reboot lets a paused or stopped sandbox go on with the files that it had, and
+// with none of its processes. One that runs is success.
+func (p *Plane) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
+	b, err := p.Get(ctx, ref)
+	switch {
+	case err != nil:
+		return b, err
+	case b.State == sandbox.Paused && b.Rest.Pause != sandbox.PauseDisk: // its memory is nowhere but in it
+		if _, err := p.Stop(ctx, ref, 0); err != nil {
+			return b, err
+		}
+		return p.Start(ctx, ref)
+	case b.State == sandbox.Stopped:
+		return p.Start(ctx, ref)
+	}
+	t, err := p.turn(ctx, ref, opResume, lifecycle.Resume)
+	if err != nil {
+		return store.Sandbox{}, named(opResume, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	if t.box.Rest.Pause != sandbox.PauseDisk { // somebody was faster
+		return t.box, named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox is paused in another way by now", Hint: "try again"})
+	}
+	b, err = p.bring(ctx, t, stepResume, true)
+	return b, named(opResume, err)
 }
 
 // Start brings a stopped sandbox back with the files it had. One that runs is
@@ -96,7 +126,7 @@ func (p *Plane) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
-	b, err := p.bring(ctx, t, stepStart)
+	b, err := p.bring(ctx, t, stepStart, false)
 	return b, named(opStart, err)
 }
 
@@ -376,9 +406,9 @@ func (p *Plane) snapshotOf(b *store.Sandbox, s store.Snapshot) store.Snapshot {
 	return s
 }
 
-// bring makes a sandbox that was put away run again. What was kept goes only
-// when it does.
-func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox, error) {
+// bring makes a sandbox that was put away run again, with the memory that was
+// kept unless only its files are wanted. What was kept goes only when it runs.
+func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool) (store.Sandbox, error) {
 	keeper, err := p.keeper()
 	if err != nil {
 		return t.box, err
@@ -399,6 +429,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string) (store.Sandbox,
 	if req, err = p.mount(ctx, req); err != nil {
 		return t.box, err
 	}
+	req.FilesOnly = filesOnly
 	id := t.box.Rest.Kept
 	dir, release, err := keeper.Use(ctx, id)
 	if err != nil {

@@ -20,6 +20,7 @@ type network struct {
 	EgressProxy        any              `json:"egressProxy,omitempty"`
 	MaskRequestHost    string           `json:"maskRequestHost,omitempty"`
 	HTTPSPorts         []int            `json:"httpsPorts,omitempty"`
+	DNSServers         []string         `json:"dnsServers,omitempty"`
 	Rules              map[string][]act `json:"rules,omitempty"`
 }
 
@@ -69,6 +70,8 @@ func (n *network) spec(internet bool) (sandbox.Network, error) {
 	switch {
 	case n.EgressProxy != nil:
 		return sandbox.Network{}, unsupported("network.egressProxy")
+	case len(n.DNSServers) > 0:
+		return sandbox.Network{}, unsupported("network.dnsServers")
 	case len(n.HTTPSPorts) > 0:
 		return sandbox.Network{}, unsupported("network.httpsPorts")
 	case !internet && n.AllowOut == nil && n.DenyOut == nil && n.Rules == nil:

@@ -372,10 +372,8 @@ func (h *Handler) run(w http.ResponseWriter, r *http.Request, timeout time.Durat
 	switch {
 	case state == "running" && paused:
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is running"}
-	case state == "paused" && s.State != sandbox.Stopped && req.Memory != nil && !*req.Memory:
-		return unsupported("to drop the memory of a paused sandbox")
 	case state == "paused":
-		if _, err := h.service.Resume(r.Context(), s.ID); err != nil {
+		if _, err := h.service.Resume(r.Context(), s.ID, req.Memory == nil || *req.Memory); err != nil {
 			return err
 		}
 		status = http.StatusCreated

@@ -35,11 +35,11 @@ type Service interface {
 	// Pause keeps a sandbox on disk, with its memory or only its files.
 	Pause(ctx context.Context, id sandbox.ID, memory bool) error
 	// Resume lets a sandbox go on that Pause kept.
-	Resume(ctx context.Context, id sandbox.ID) (Sandbox, error)
+	Resume(ctx context.Context, id sandbox.ID, memory bool) (Sandbox, error)
 	// Fork makes copies of a running sandbox.
 	Fork(ctx context.Context, id sandbox.ID, count int) ([]Sandbox, error)
 	// Snapshot keeps a copy of the state of a sandbox.
-	Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string) (Snapshot, error)
+	Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string, memory bool) (Snapshot, error)
 	// Snapshots returns those that have the labels, newest first.
 	Snapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error

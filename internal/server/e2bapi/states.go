@@ -119,7 +119,8 @@ func snapshotOf(s *Snapshot) shownSnapshot {
 
 func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
-		Name string `json:"name"`
+		Name   string `json:"name"`
+		Memory *bool  `json:"memory"`
 	}
 	if err := read(r, &req); err != nil {
 		return err
@@ -140,7 +141,7 @@ func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 	if tag != "" && tag != defaultTag {
 		labels[labelTag] = tag
 	}
-	made, err := h.service.Snapshot(r.Context(), s.ID, labels)
+	made, err := h.service.Snapshot(r.Context(), s.ID, labels, req.Memory == nil || *req.Memory)
 	if err != nil {
 		return err
 	}

@@ -39,6 +39,19 @@ test('pause and keep only files', () => box(async (sbx) => {
   assert.deepEqual(await again.commands.list(), [])
 }), '2.31.0')
 
+test('kept with memory, and started from the files', () => box(async (sbx) => {
+  await sbx.files.write('f', 'kept')
+  const h = await sbx.commands.run('sleep 1000', { background: true, timeoutMs: 0 })
+  const cut = h.wait().catch((e) => e)
+  assert.equal(await sbx.pause(), true)
+  await cut
+  const again = await Sandbox.connect(sbx.sandboxId, { onResume: 'reboot', timeoutMs: 60_000 })
+  assert.equal((await again.getInfo()).state, 'running')
+  assert.equal(await again.files.read('f'), 'kept')
+  assert.deepEqual(await again.commands.list(), [])
+  assert.equal((await again.commands.run('echo runs')).stdout, 'runs\n')
+}), '2.51.0')
+
 test('the timeout pauses, traffic wakes', () => box(async (sbx) => {
   await sbx.files.write('f', 'kept')
   await until(async () => (await sbx.getInfo()).state === 'paused', 'it is paused')

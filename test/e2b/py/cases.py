@@ -345,6 +345,28 @@ async def _():
         assert await again.commands.kill(h.pid) is True
 
 
+@test("memory that is not kept, or not wanted", "2.63.0")
+async def _():
+    async with Box() as sbx:
+        await sbx.files.write("f", "kept")
+        await sbx.commands.run("sleep 1000", background=True, timeout=0)
+        snap = await sbx.create_snapshot(mode="filesystem")
+        copy = await Sandbox.create(template=snap.snapshot_id, timeout=60)
+        assert await copy.files.read("f") == "kept"
+        assert await copy.commands.list() == []
+        await copy.kill()
+        assert await Sandbox.delete_snapshot(snap.snapshot_id) is True
+        await sbx.pause()
+        again = await Sandbox.connect(sbx.sandbox_id, timeout=60, on_resume="reboot")
+        assert await again.files.read("f") == "kept"
+        assert await again.commands.list() == []
+        await again.commands.run("sleep 1000", background=True, timeout=0)
+        await sbx.pause(mode="filesystem")
+        again = await Sandbox.connect(sbx.sandbox_id, timeout=60)
+        assert await again.commands.list() == []
+        assert (await again.commands.run("cat f")).stdout == "kept"
+
+
 @test("fork", "2.45.0")
 async def _():
     async with Box() as sbx:
