@@ -32,9 +32,11 @@ audit export.`,
 	flags.Int64Var(&what.UpTo, "up-to", 0, "remove events with at most this number")
 	flags.StringVar(&what.Tenant, "tenant", "", "whose log (default: your own)")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.MarkFlagsOneRequired("before", "up-to")
 	_ = cmd.RegisterFlagCompletionFunc("tenant", cobra.NoFileCompletions)
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+		if before == "" && what.UpTo == 0 {
+			return &usageError{message: "say what to remove, with --before or --up-to", hint: "for example: atoll audit prune --before 90d"}
+		}
 		var err error
 		if what.Before, err = moment("before", before); err != nil {
 			return err

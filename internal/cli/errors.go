@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -36,7 +37,11 @@ type usageError struct {
 func (e *usageError) Error() string { return e.message }
 
 func usage(cmd *cobra.Command, err error) error {
-	return &usageError{message: err.Error(), hint: "see: " + cmd.CommandPath() + " --help"}
+	hint := "see: " + cmd.CommandPath() + " --help"
+	if text := err.Error(); text == "unknown flag: --host" || strings.HasPrefix(text, "unknown shorthand flag: 'H'") {
+		hint = "another daemon is named by the variable ATOLL_HOST, with a key in ATOLL_KEY" // docker has a flag
+	}
+	return &usageError{message: err.Error(), hint: hint}
 }
 
 // badFlag reports a flag whose value cannot be used. The value is left out
@@ -70,10 +75,11 @@ func runsCommands(cmd *cobra.Command) bool {
 }
 
 // isUsage reports whether a verb was called wrongly. Cobra's own complaints
-// about the number of words have no type.
+// about words and flags have no type.
 func isUsage(err error) bool {
 	var u *usageError
-	return errors.As(err, &u) || strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ")
+	text := err.Error()
+	return errors.As(err, &u) || strings.HasPrefix(text, "accepts ") || strings.HasPrefix(text, "requires ") || complaint(text) != text
 }
 
 // report writes an error, and what to do about it, for a person.
@@ -107,7 +113,23 @@ func explain(err error) (text, hint string) {
 	case errors.As(err, &u):
 		return visible(u.message), u.hint
 	}
-	return visible(err.Error()), ""
+	return visible(complaint(err.Error())), ""
+}
+
+// Complaints of cobra in words that say what is wrong.
+var (
+	exclusive = regexp.MustCompile(`^if any flags in the group .*; \[(.*)\] were all set$`)
+	surplus   = regexp.MustCompile(`^unknown command (".*") for ("atoll .*")$`)
+)
+
+func complaint(text string) string {
+	if m := exclusive.FindStringSubmatch(text); m != nil {
+		return "--" + strings.Join(strings.Fields(m[1]), " and --") + " cannot be used together"
+	}
+	if m := surplus.FindStringSubmatch(text); m != nil {
+		return strings.Trim(m[2], `"`) + " does not know what to do with " + m[1]
+	}
+	return text
 }
 
 // visible makes text harmless to a terminal: what comes from inside a sandbox

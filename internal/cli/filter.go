@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // filters are what --filter asks for, as in docker: of one key any value may
@@ -21,6 +22,18 @@ var filterKeys = map[string]func(s *control.Summary, value string) bool{
 	"label": func(s *control.Summary, v string) bool { return hasLabels(s.Labels, []string{v}) },
 }
 
+// states are what a sandbox can be in.
+var states = []sandbox.State{
+	sandbox.Creating, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.Stopped, sandbox.Lost, sandbox.Failed, sandbox.Gone,
+}
+
+func stateNames() (names []string) {
+	for _, s := range states {
+		names = append(names, string(s))
+	}
+	return names
+}
+
 // parseFilters reads KEY=VALUE. "status" is docker's word for the state.
 func parseFilters(texts []string) (filters, error) {
 	f := filters{}
@@ -31,6 +44,9 @@ func parseFilters(texts []string) (filters, error) {
 		}
 		if _, known := filterKeys[key]; !known || !ok || value == "" {
 			return nil, badFlag("filter", "%q is not KEY=VALUE with a key of name, id, state, image or label", text)
+		}
+		if key == "state" && !slices.Contains(states, sandbox.State(value)) {
+			return nil, badFlag("filter", "%q is not a state, which are %s", value, strings.Join(stateNames(), ", "))
 		}
 		f[key] = append(f[key], value)
 	}

@@ -27,12 +27,12 @@ func row(text string, sample any) (func(any) (string, error), error) {
 		"join": strings.Join, "upper": strings.ToUpper, "lower": strings.ToLower,
 	}).Parse(text)
 	if err != nil {
-		return nil, badFlag("format", "%s", strings.TrimPrefix(err.Error(), "template: "))
+		return nil, badTemplate(err)
 	}
 	render := func(v any) (string, error) {
 		var b strings.Builder
 		if err := t.Execute(&b, v); err != nil {
-			return "", badFlag("format", "%s", strings.TrimPrefix(err.Error(), "template: "))
+			return "", badTemplate(err)
 		}
 		return visible(b.String()), nil
 	}
@@ -40,6 +40,19 @@ func row(text string, sample any) (func(any) (string, error), error) {
 		return nil, err
 	}
 	return render, nil
+}
+
+// badTemplate tells what is wrong with a template without the names of our own
+// types.
+func badTemplate(err error) error {
+	text := strings.TrimPrefix(err.Error(), "template: format:")
+	if i := strings.Index(text, "can't evaluate field "); i >= 0 {
+		field, _, _ := strings.Cut(text[i+len("can't evaluate field "):], " ")
+		text = "there is no field " + field
+	}
+	e := badFlag("format", "%s", text)
+	e.Hint = "see what there is with: --format '{{json .}}'"
+	return e
 }
 
 // formatted writes rows by a template.

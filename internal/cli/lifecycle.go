@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -131,6 +132,9 @@ func (a *App) resumeCmd() *cobra.Command {
 	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Resume(ctx) })
 }
 
+// changes are the flags of update that say what to change.
+var changes = []string{"cpus", "memory", "disk", "pids", "label", "unlabel", "lifetime", "idle", "idle-action"}
+
 func (a *App) updateCmd() *cobra.Command {
 	var cpus float64
 	var memory, disk sizeFlag
@@ -147,6 +151,14 @@ is none. Limits of a sandbox that is stopped hold when it is started.`,
   atoll update --lifetime never --unlabel team demo`,
 	}
 	a.changeCmd(cmd, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) {
+		switch {
+		case !slices.ContainsFunc(changes, cmd.Flags().Changed):
+			return atoll.Info{}, &usageError{message: "nothing to change", hint: "for example: atoll update --memory 1g " + s.Name()}
+		case cmd.Flags().Changed("cpus") && cpus <= 0:
+			return atoll.Info{}, badFlag("cpus", "%v is not a positive number", cpus)
+		case cmd.Flags().Changed("pids") && pids <= 0:
+			return atoll.Info{}, badFlag("pids", "%d is not a positive number", pids)
+		}
 		c := atoll.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}}
 		var err error
 		if c.Timeout, err = span(cmd, "lifetime", lifetime); err != nil {

@@ -93,6 +93,9 @@ the same.`,
 const firstSample = 500 * time.Millisecond
 
 func (a *App) top(ctx context.Context, m *meter, order func(a, b load) int, every time.Duration, once, asJSON bool) error {
+	if err := m.check(ctx); err != nil {
+		return err
+	}
 	if _, err := m.sample(ctx); err != nil {
 		return err
 	}
@@ -172,6 +175,24 @@ const (
 	// not known.
 	askTime = 5 * time.Second
 )
+
+// check refuses names that no sandbox has. One that is there and does not run
+// consumes nothing.
+func (m *meter) check(ctx context.Context) error {
+	if len(m.only) == 0 {
+		return nil
+	}
+	all, err := m.target.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range m.only {
+		if !slices.ContainsFunc(all, func(s control.Summary) bool { return s.Name == name || string(s.ID) == name }) {
+			return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such sandbox", Hint: "see what exists with: atoll ls"}
+		}
+	}
+	return nil
+}
 
 // sample asks every sandbox that runs. One that ends meanwhile is left out.
 func (m *meter) sample(ctx context.Context) ([]load, error) {

@@ -70,6 +70,27 @@ func TestTooMuch(t *testing.T) {
 	}
 }
 
+// An attacker whose tenant has a quota gets no more by changing what it has.
+func TestQuotaHoldsForUpdates(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
+	limit(t, owner, "acme", map[string]float64{"cpus": 2, "memory": 2 << 30, "disk": 20 << 30})
+	s := create(t, boss, sandbox.Spec{Name: "one", Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 30, Disk: 4 << 30}})
+	before, err := boss.Tenant(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, more := range []sandbox.Resources{{CPUs: -1}, {Memory: -1}, {Disk: -1}, {CPUs: -1e9}, {CPUs: 2.5}, {Memory: 3 << 30}} {
+		_, err := s.Update(t.Context(), atoll.Change{Resources: more})
+		if code := sandbox.CodeOf(err); code != sandbox.CodeInvalid && code != sandbox.CodeExhausted {
+			t.Errorf("%+v: %v", more, err)
+		}
+	}
+	if after, err := boss.Tenant(t.Context()); err != nil || after.Usage != before.Usage {
+		t.Errorf("%+v became %+v, %v", before.Usage, after.Usage, err)
+	}
+}
+
 // Nobody changes or sees limits but the owner of the machine, and a disabled
 // tenant's keys are refused.
 func TestTenantsAreTheOwners(t *testing.T) {

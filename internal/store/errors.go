@@ -88,7 +88,11 @@ func opErr(op string, err error) error {
 // missing turns the absence of a row into CodeNotFound.
 func missing(err error, what, subject string) error {
 	if errors.Is(err, sql.ErrNoRows) {
-		return fail(sandbox.CodeNotFound, subject, "no such %s", what)
+		e := &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Subject: clip(subject), Message: "no such " + what}
+		if what == "sandbox" {
+			e.Hint = "see what exists with: atoll ls"
+		}
+		return e
 	}
 	return err
 }

@@ -70,6 +70,35 @@ func TestQuotaHoldsTogether(t *testing.T) {
 	})
 }
 
+// TestNoLimitIsMoreThanAny: who has a quota cannot shed the limit of a sandbox,
+// nor count it as less than nothing.
+func TestNoLimitIsMoreThanAny(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		s := open(store.Options{})
+		tenants(t, s, "acme")
+		mustCreate(t, s, "acme", sized("a", 1, 100))
+		mustCreate(t, s, "acme", sized("free", -3, -300))
+		if u := usage(t, s, "acme"); u.CPUs != 1 || u.Memory != 100 || u.Disk != 20 {
+			t.Errorf("%+v", u)
+		}
+		setLimits(t, s, "acme", quota.Limits{CPUs: 2, Memory: 200, Disk: 100})
+		for name, change := range map[string]func(*sandbox.Resources){
+			"cpus":   func(r *sandbox.Resources) { r.CPUs = -1 },
+			"memory": func(r *sandbox.Resources) { r.Memory = -1 },
+			"disk":   func(r *sandbox.Resources) { r.Disk = -1 },
+		} {
+			_, err := update(s, "acme", "id-a", store.Expect{}, func(b *store.Sandbox) { change(&b.Resources) })
+			if sandbox.CodeOf(err) != sandbox.CodeInvalid {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		_, err := update(s, "acme", "id-free", store.Expect{}, func(b *store.Sandbox) { b.Resources.CPUs, b.Resources.Memory = 1, 100 })
+		ok(t, err)
+		_, err = update(s, "acme", "id-free", store.Expect{}, func(b *store.Sandbox) { b.Resources.CPUs = 1.5 })
+		wantCode(t, err, sandbox.CodeExhausted)
+	})
+}
+
 func TestQuotaFollowsState(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})

@@ -240,10 +240,10 @@ func (tx *Tx) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
 	}
 	if old != nil {
 		used.Boxes--
-		used.Disk -= old.Resources.Disk
+		used.Disk -= max(old.Resources.Disk, 0)
 		if old.holds() {
-			used.CPUs -= old.Resources.CPUs
-			used.Memory -= old.Resources.Memory
+			used.CPUs -= max(old.Resources.CPUs, 0)
+			used.Memory -= max(old.Resources.Memory, 0)
 		}
 	}
 	return quota.Check(t.Limits, used, now.Resources)
@@ -425,9 +425,13 @@ func (tx *Tx) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
 }
 
 func grows(old, b *Sandbox) bool {
-	return b.Resources.Disk > old.Resources.Disk ||
-		b.holds() && (!old.holds() || b.Resources.CPUs > old.Resources.CPUs || b.Resources.Memory > old.Resources.Memory)
+	return more(old.Resources.Disk, b.Resources.Disk) ||
+		b.holds() && (!old.holds() || more(old.Resources.CPUs, b.Resources.CPUs) || more(old.Resources.Memory, b.Resources.Memory))
 }
+
+// more reports whether a limit is raised. A negative one is none, which is more
+// than any.
+func more[T int64 | float64](old, now T) bool { return old >= 0 && (now < 0 || now > old) }
 
 func (tx *Tx) save(ctx context.Context, old, b *Sandbox) error {
 	docs, err := encode(b)

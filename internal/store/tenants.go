@@ -86,9 +86,9 @@ const holding = "(state IN ('creating', 'running', 'pausing', 'paused', 'resumin
 // Usage counts what a tenant uses.
 func (tx *Tx) Usage(ctx context.Context, tenant string) (u quota.Usage, err error) {
 	err = tx.queryRow(ctx, `SELECT COUNT(*),
-		CAST(COALESCE(SUM(CASE WHEN `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
-		CAST(COALESCE(SUM(CASE WHEN `+holding+` THEN memory END), 0) AS BIGINT),
-		CAST(COALESCE(SUM(disk), 0) AS BIGINT)
+		CAST(COALESCE(SUM(CASE WHEN cpus > 0 AND `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
+		CAST(COALESCE(SUM(CASE WHEN memory > 0 AND `+holding+` THEN memory END), 0) AS BIGINT),
+		CAST(COALESCE(SUM(CASE WHEN disk > 0 THEN disk END), 0) AS BIGINT)
 		FROM sandboxes WHERE tenant = $1 AND state <> 'gone'`, tenant).Scan(&u.Boxes, &u.CPUs, &u.Memory, &u.Disk)
 	if err != nil {
 		return u, err
