@@ -23,6 +23,9 @@ const (
 	MinMemory     = 32 << 20
 	MinDisk       = 1 << 20
 	MinPIDs       = 8
+	MaxMemory     = 1 << 46 // 64 TiB; of hundred thousand sandboxes it can still be added up
+	MaxDisk       = 1 << 46
+	MaxPIDs       = 1 << 22 // what Linux can number
 	maxHostname   = 63
 	maxWindowSize = 4096
 )
@@ -169,6 +172,12 @@ func (r Resources) Validate() error {
 		return invalid("cpus", "%v is not between 0.01 and 4096", r.CPUs)
 	case r.Memory > 0 && r.Memory < MinMemory:
 		return invalid("memory", "%d bytes is less than the %d a sandbox needs", r.Memory, MinMemory)
+	case r.Memory > MaxMemory:
+		return invalid("memory", "%d bytes is more than %d", r.Memory, int64(MaxMemory))
+	case r.Disk > MaxDisk:
+		return invalid("disk", "%d bytes is more than %d", r.Disk, int64(MaxDisk))
+	case r.PIDs > MaxPIDs:
+		return invalid("pids", "%d is more than %d", r.PIDs, MaxPIDs)
 	case r.Disk > 0 && r.Disk < MinDisk:
 		return invalid("disk", "%d bytes is less than %d", r.Disk, MinDisk)
 	case r.PIDs > 0 && r.PIDs < MinPIDs:

@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"bytes"
 	"io"
+	"math"
 	"net/http"
 	"runtime"
 	"strconv"
@@ -88,6 +89,29 @@ func TestQuotaHoldsForUpdates(t *testing.T) {
 	}
 	if after, err := boss.Tenant(t.Context()); err != nil || after.Usage != before.Usage {
 		t.Errorf("%+v became %+v, %v", before.Usage, after.Usage, err)
+	}
+}
+
+// An attacker without a quota asks for so much that it cannot be added up, and
+// with that would keep the owner of the machine from seeing who uses what.
+func TestUsageCanBeAddedUp(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
+	for _, huge := range []sandbox.Resources{{Memory: math.MaxInt64}, {Disk: math.MaxInt64}} {
+		_, err := boss.Create(t.Context(), sandbox.Spec{Resources: huge}, atoll.CreateOptions{})
+		wantCode(t, err, sandbox.CodeInvalid)
+		s := create(t, boss, sandbox.Spec{Resources: sandbox.Resources{Memory: sandbox.MaxMemory, Disk: sandbox.MaxDisk}})
+		_, err = s.Update(t.Context(), atoll.Change{Resources: huge})
+		wantCode(t, err, sandbox.CodeInvalid)
+	}
+	all, err := owner.Tenants(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all {
+		if one.ID == "acme" && (one.Usage.Memory != 2*sandbox.MaxMemory || one.Usage.Disk != 2*sandbox.MaxDisk) {
+			t.Errorf("%+v", one.Usage)
+		}
 	}
 }
 
