@@ -71,7 +71,7 @@ func TestManyProcesses(t *testing.T) {
 			t.Errorf("process %d: %v, %q", i, err, outs[i])
 		}
 	}
-	if got := reg.requests(); len(got) != 3 { // manifest, config, layer
+	if got := reg.requests(); len(got) != 4 { // manifest, config, signatures if any, layer
 		t.Errorf("requests: %v", got)
 	}
 }
