@@ -136,6 +136,9 @@ func TestKernelKnowsItsVersion(t *testing.T) {
 	if !bytes.Contains(log, []byte("precompiled seccomp program rendered")) {
 		t.Error("the kernel compiled its system call filter anew")
 	}
+	if !bytes.Contains(log, []byte("Loaded precompiled seccomp instructions")) {
+		t.Error("the file server compiled its system call filter anew")
+	}
 }
 
 // TestManyAtOnce makes sandboxes side by side: what two processes of one

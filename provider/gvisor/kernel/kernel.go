@@ -12,6 +12,7 @@ import (
 	"os"
 	_ "unsafe" // for go:linkname
 
+	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 	"gvisor.dev/gvisor/runsc/cmd/util"
@@ -47,6 +48,7 @@ func Run(commands ...util.SubCommand) {
 	usePrecompiledSeccomp()
 	skipTracePoints()
 	deferCollection()
+	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))
 	for _, c := range commands {
 		known[c] = ""

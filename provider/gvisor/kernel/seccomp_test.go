@@ -19,6 +19,7 @@ import (
 	"gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
 	"gvisor.dev/gvisor/pkg/sentry/platform"
 	"gvisor.dev/gvisor/runsc/boot/filter/config"
+	goferconfig "gvisor.dev/gvisor/runsc/fsgofer/filter/config"
 )
 
 var update = flag.Bool("update", false, "rewrite generated files instead of comparing with them")
@@ -58,21 +59,34 @@ func TestSeccompIsCurrent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		programs = append(programs, p)
+	}
+	compare(t, "seccomp_amd64.json", programs)
+	gofers, err := goferconfig.PrecompiledPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, "seccomp_gofer_amd64.json", slices.DeleteFunc(gofers, func(p precompiledseccomp.Program) bool {
+		return p.Name != (goferconfig.Options{}).ConfigKey() // ours share no host socket, and serve all files themselves
+	}))
+}
+
+// compare compares a file with the programs that it is to hold, or rewrites it.
+func compare(t *testing.T, file string, programs []precompiledseccomp.Program) {
+	t.Helper()
+	for _, p := range programs {
 		// What stands for a variable is arbitrary until the filter is installed.
 		for _, offsets := range p.VarOffsets {
 			for _, at := range offsets {
 				p.Bytecode32[at] = 0
 			}
 		}
-		programs = append(programs, p)
 	}
 	slices.SortFunc(programs, func(a, b precompiledseccomp.Program) int { return strings.Compare(a.Name, b.Name) })
 	var want bytes.Buffer
-	enc := json.NewEncoder(&want)
-	if err := enc.Encode(programs); err != nil {
+	if err := json.NewEncoder(&want).Encode(programs); err != nil {
 		t.Fatal(err)
 	}
-	const file = "seccomp_amd64.json"
 	if *update {
 		if err := os.WriteFile(file, want.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
