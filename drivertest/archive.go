@@ -173,7 +173,7 @@ var archiveCases = []testCase{
 			file("implied/parent/g", "two"),
 			link(tar.TypeSymlink, "l", "d/f"),
 			link(tar.TypeLink, "h", "d/f"),
-			member{tar.Header{Typeflag: tar.TypeFifo, Name: "p", Mode: 0o600}, ""},
+			member{tar.Header{Typeflag: tar.TypeFifo, Name: "p", Mode: 0o622}, ""},
 			file("./dot", "three"),
 		)
 		t.ok("Import", b.importTo(b.path("made/here"), stream))
@@ -183,6 +183,9 @@ var archiveCases = []testCase{
 		}
 		if d := b.stat("made/here/d"); d.Mode != 0o750 {
 			t.Errorf("the directory's mode is %o", d.Mode)
+		}
+		if p := b.stat("made/here/p"); p.Mode != 0o622 {
+			t.Errorf("the fifo's mode is %o", p.Mode)
 		}
 		f, h := b.stat("made/here/d/f"), b.stat("made/here/h")
 		if f.Mode != 0o600 || !f.ModTime.Equal(time.Unix(1e9, 0)) {

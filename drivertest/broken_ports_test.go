@@ -227,7 +227,7 @@ var brokenLimits = []sabotage{
 		return next.Resize(ctx, l)
 	}), []string{"resize/all-or-nothing"}},
 	{"claims a limit of memory", false, withFacts(func(f *driver.Facts) { f.Limits["memory"] = driver.Limit{Holds: true, By: "hope"} }), []string{"resize/memory"}},
-	{"never ends", false, withDeadline(func(time.Time) time.Time { return time.Time{} }), []string{"deadline/set", "deadline/earlier", "deadline/past"}},
+	{"never ends", false, withDeadline(func(time.Time) time.Time { return time.Time{} }), []string{"deadline/set", "deadline/earlier", "deadline/past", "pause/deadline"}},
 	{"ends at once", false, withDeadline(func(time.Time) time.Time { return time.Unix(1, 0) }), []string{"deadline/later", "deadline/never", "deadline/elsewhere"}},
 	{"keeps the first deadline", false, withLimits(limitsInstance{deadline: func(context.Context, time.Time, driver.DeadlineSetter) error {
 		return nil

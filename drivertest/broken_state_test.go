@@ -77,14 +77,14 @@ var brokenStates = []sabotage{
 	{"hides pausing", false, withFacts(func(f *driver.Facts) { f.Capabilities.Pause = false }), []string{"capabilities/pause"}},
 	{"declares snapshots", true, withFacts(func(f *driver.Facts) { f.Capabilities.Snapshot = true }), []string{"capabilities/snapshot", "snapshot/files"}},
 	{"hides snapshots", false, withFacts(func(f *driver.Facts) { f.Capabilities.Snapshot = false }), []string{"capabilities/snapshot"}},
-	{"declares memory", false, withFacts(func(f *driver.Facts) { f.Capabilities.Memory = true }), []string{"fork/processes", "fork/files-only", "fork/stopped", "fork/of-a-fork", "fork/callers", "fork/random"}},
+	{"declares memory", false, withFacts(func(f *driver.Facts) { f.Capabilities.Memory = true }), []string{"fork/processes", "fork/files-only", "fork/stopped", "fork/of-a-fork", "fork/callers", "fork/random", "fork/exact", "fork/at-once", "fork/brief", "fork/timer", "fork/clock", "fork/listener", "fork/descendants"}},
 	{"pauses nothing", false, withState(stateInstance{
 		pause:  func(context.Context, driver.Pauser) error { return nil },
 		resume: func(context.Context, driver.Pauser) error { return nil },
 	}), []string{"pause/stands-still", "pause/listed", "pause/destroy"}},
 	{"never resumes", false, withState(stateInstance{
 		resume: func(context.Context, driver.Pauser) error { return nil },
-	}), []string{"pause/listed", "pause/destroy"}},
+	}), []string{"pause/listed", "pause/destroy", "pause/in-flight", "pause/timer"}},
 	{"does not pause twice", false, withState(stateInstance{
 		resume: func(ctx context.Context, next driver.Pauser) error {
 			_ = next.Resume(ctx)
@@ -95,13 +95,13 @@ var brokenStates = []sabotage{
 		snapshot: func(_ context.Context, dir string, _ driver.SnapshotOptions, _ driver.Snapshotter) (driver.Snapshot, error) {
 			return driver.Snapshot{Engine: "none", Size: 1}, os.WriteFile(filepath.Join(dir, "x"), nil, 0o600)
 		},
-	}), []string{"snapshot/files", "snapshot/stop", "snapshot/destroyed", "restore/independent"}},
+	}), []string{"snapshot/files", "snapshot/stop", "snapshot/destroyed", "snapshot/fails", "restore/independent"}},
 	{"describes nothing", false, withState(stateInstance{
 		snapshot: func(ctx context.Context, dir string, opts driver.SnapshotOptions, next driver.Snapshotter) (driver.Snapshot, error) {
 			_, err := next.Snapshot(ctx, dir, opts)
 			return driver.Snapshot{}, err
 		},
-	}), []string{"snapshot/files"}},
+	}), []string{"snapshot/files", "snapshot/size"}},
 	{"stops always", false, withState(stateInstance{
 		snapshot: func(ctx context.Context, dir string, opts driver.SnapshotOptions, next driver.Snapshotter) (driver.Snapshot, error) {
 			opts.Stop = true
@@ -113,7 +113,7 @@ var brokenStates = []sabotage{
 			opts.Stop = false
 			return next.Snapshot(ctx, dir, opts)
 		},
-	}), []string{"snapshot/stop"}},
+	}), []string{"snapshot/stop", "snapshot/in-flight"}},
 	{"resumes what it saves", false, withState(stateInstance{
 		snapshot: func(ctx context.Context, dir string, opts driver.SnapshotOptions, next driver.Snapshotter) (driver.Snapshot, error) {
 			s, err := next.Snapshot(ctx, dir, opts)
@@ -126,7 +126,7 @@ var brokenStates = []sabotage{
 	{"restores from nothing", false, withRestore(func(ctx context.Context, spec *sandbox.Spec, _ string, next driver.Provider) (driver.Instance, driver.Restored, error) {
 		inst, err := next.Create(ctx, spec)
 		return inst, driver.Restored{}, err
-	}), []string{"snapshot/files", "restore/no-snapshot", "restore/damaged"}},
+	}), []string{"snapshot/files", "snapshot/exact", "restore/no-snapshot", "restore/damaged"}},
 	{"restores without its context", false, withRestore(func(ctx context.Context, spec *sandbox.Spec, dir string, next driver.Provider) (driver.Instance, driver.Restored, error) {
 		return restoreBy(context.WithoutCancel(ctx), next, spec, dir)
 	}), []string{"restore/canceled"}},
@@ -135,6 +135,11 @@ var brokenStates = []sabotage{
 		own.Env = nil
 		return restoreBy(ctx, next, &own, dir)
 	}), []string{"restore/identity"}},
+	{"forgets the host name", false, withRestore(func(ctx context.Context, spec *sandbox.Spec, dir string, next driver.Provider) (driver.Instance, driver.Restored, error) {
+		own := *spec
+		own.Hostname = "source"
+		return restoreBy(ctx, next, &own, dir)
+	}), []string{"restore/hostname"}},
 	{"claims to restore memory", false, withRestore(func(ctx context.Context, spec *sandbox.Spec, dir string, next driver.Provider) (driver.Instance, driver.Restored, error) {
 		inst, _, err := restoreBy(ctx, next, spec, dir)
 		return inst, driver.Restored{Memory: true}, err

@@ -210,7 +210,7 @@ func (x *importer) member(tr *tar.Reader, h *tar.Header) error {
 	case tar.TypeSymlink:
 		return x.special(at, h, own, func(name string) error { return unix.Symlinkat(h.Linkname, at.dir, name) })
 	case tar.TypeFifo:
-		return x.special(at, h, own, func(name string) error { return unix.Mknodat(at.dir, name, unix.S_IFIFO|mode&0o777, 0) })
+		return x.special(at, h, own, func(name string) error { return makeFIFO(at.dir, name, mode&0o777) })
 	case tar.TypeLink:
 		return x.hardLink(at, rel, h)
 	case tar.TypeChar, tar.TypeBlock:
@@ -488,6 +488,23 @@ func (x *importer) special(at place, h *tar.Header, own owner, make func(name st
 	}
 	setTimeAt(at.dir, name, h.ModTime)
 	return nil
+}
+
+// makeFIFO makes a FIFO with a mode of which the umask takes nothing. It is
+// changed through a descriptor: a name could be a link by now.
+func makeFIFO(dir int, name string, mode uint32) error {
+	if mode&^umasked == 0 {
+		return unix.Mknodat(dir, name, unix.S_IFIFO|mode, 0)
+	}
+	if err := unix.Mknodat(dir, name, unix.S_IFIFO|0o600, 0); err != nil {
+		return err
+	}
+	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return unix.Fchmod(fd, mode)
 }
 
 // hardLink links to what an earlier member, or the destination, holds.
