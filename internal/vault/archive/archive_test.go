@@ -188,6 +188,79 @@ func TestNothingIsBelieved(t *testing.T) {
 	}
 }
 
+// Whatever becomes of the blobs of a snapshot, it comes back as it was or not
+// at all: what is damaged is found before anything starts from it.
+func TestDamagedBlobs(t *testing.T) {
+	damages := map[string]func([]byte) []byte{
+		"removed":       nil,
+		"empty":         func([]byte) []byte { return []byte{} },
+		"truncated":     func(b []byte) []byte { return b[:len(b)/2] },
+		"a byte short":  func(b []byte) []byte { return b[:len(b)-1] },
+		"longer":        func(b []byte) []byte { return append(bytes.Clone(b), 0) },
+		"altered":       func(b []byte) []byte { return flipped(b, len(b)/2) },
+		"altered first": func(b []byte) []byte { return flipped(b, 0) },
+		"altered last":  func(b []byte) []byte { return flipped(b, len(b)-1) },
+		"zeros":         func(b []byte) []byte { return make([]byte, len(b)) },
+		"twice":         func(b []byte) []byte { return bytes.Repeat(b, 2) },
+	}
+	for _, set := range []archive.Set{sealed, plain} {
+		t.Run(set.ID, func(t *testing.T) {
+			root := t.TempDir()
+			blobs, err := blob.OpenDir(root)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := snapshot(t, 1, 256)
+			at, err := archive.New(blobs, testKey).Save(t.Context(), set, "sn-1", dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for info, err := range blobs.List(t.Context(), "") {
+				if err != nil {
+					t.Fatal(err)
+				}
+				path := filepath.Join(root, info.Key)
+				good, err := os.ReadFile(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found := 0
+				for what, damage := range damages {
+					_ = os.Remove(path) // it may be removed already
+					if damage != nil {
+						if err := os.WriteFile(path, damage(good), 0o600); err != nil {
+							t.Fatal(err)
+						}
+					}
+					into := t.TempDir()
+					if err := archive.New(blobs, testKey).Load(t.Context(), set, at, into); err == nil {
+						same(t, into, dir)
+					} else if found++; sandbox.CodeOf(err) == sandbox.CodeInternal {
+						t.Errorf("%s, %s: %v", info.Key, what, err)
+					}
+				}
+				if found == 0 {
+					t.Errorf("no damage to %s is found", info.Key)
+				}
+				if err := os.WriteFile(path, good, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			into := t.TempDir()
+			if err := archive.New(blobs, testKey).Load(t.Context(), set, at, into); err != nil {
+				t.Fatal(err)
+			}
+			same(t, into, dir)
+		})
+	}
+}
+
+func flipped(b []byte, at int) []byte {
+	b = bytes.Clone(b)
+	b[at] ^= 0x40
+	return b
+}
+
 // move puts blobs in the place of others.
 func move(t *testing.T, blobs blob.Store, from, to string) {
 	t.Helper()
