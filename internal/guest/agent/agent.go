@@ -66,7 +66,7 @@ func Main(args []string) int {
 // serveSandbox is the guest as process 1. It never ends.
 func serveSandbox() int {
 	a := start("/")
-	a.unready = a.bounds.establish()
+	a.unready = a.moveIn()
 	if err := a.listen(meetingPoint); err != nil {
 		println("atoll-guest: no reconnection:", err.Error())
 	}
