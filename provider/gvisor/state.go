@@ -284,7 +284,15 @@ func (b box) remove(r *record) error {
 			return err
 		}
 	}
-	return os.RemoveAll(b.dir)
+	// Somebody who destroys the sandbox as well may put his record there
+	// meanwhile, once.
+	var err error
+	for range 10 {
+		if err = os.RemoveAll(b.dir); !errors.Is(err, unix.ENOTEMPTY) {
+			break
+		}
+	}
+	return err
 }
 
 // sweep removes what sandboxes left whose maker was killed: those half made,
