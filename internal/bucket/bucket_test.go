@@ -502,6 +502,17 @@ func TestServerIsConfined(t *testing.T) {
 			t.Errorf("%q is not in %s", want, status)
 		}
 	}
+	threads, err := filepath.Glob("/proc/" + pid + "/task/*/status")
+	f.must(err)
+	for _, thread := range threads {
+		// One that has ended since has no file any more.
+		if status, err := os.ReadFile(thread); err == nil && !strings.Contains(string(status), "Seccomp:\t2\n") {
+			t.Errorf("a thread has no system call filter: %s", status)
+		}
+	}
+	if len(threads) == 0 {
+		t.Error("it has no thread")
+	}
 	env, err := os.ReadFile("/proc/" + pid + "/environ")
 	f.must(err)
 	secret := os.Getenv("AWS_SECRET_ACCESS_KEY")

@@ -10,15 +10,14 @@ import (
 	"runtime/debug"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/minio/minio-go/v7/pkg/credentials"
-	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/bucket/bucketfs"
+	"github.com/atoll-run/atoll/internal/gateway/jail"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -77,7 +76,7 @@ func prepare() (*bucketfs.FileSystem, error) {
 	_ = os.Stdin.Close() // all was read
 	// Read while there still is a file system; later they are remembered.
 	_, _ = x509.SystemCertPool()
-	if err := confine(os.NewFile(4, "root")); err != nil {
+	if err := jail.Enter(os.NewFile(4, "root"), jail.Keeps{Files: true}); err != nil {
 		return nil, fmt.Errorf("confining the process: %w", err)
 	}
 	spool, err := os.Open("/spool")
@@ -112,31 +111,4 @@ func describe(err error) report {
 		return report{sandbox.CodeUnavailable, "the service of the bucket cannot be reached"}
 	}
 	return report{sandbox.CodeUnavailable, "the process that serves the bucket cannot begin"}
-}
-
-// confine gives up the file system but for the directory root, all capabilities,
-// and to be looked into.
-func confine(root *os.File) error {
-	if err := unix.Fchdir(int(root.Fd())); err != nil {
-		return err
-	}
-	if err := unix.Chroot("."); err != nil {
-		return err
-	}
-	root.Close()
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return err
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return err
-	}
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 {
-		return errno
-	}
-	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var none [2]unix.CapUserData
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&none)), 0); errno != 0 {
-		return errno
-	}
-	return nil
 }

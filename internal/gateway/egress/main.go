@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/atoll-run/atoll/internal/gateway/jail"
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -45,7 +46,7 @@ func run() error {
 	}
 	// Read while there still is a file system; later they are remembered.
 	_, _ = x509.SystemCertPool()
-	if err := confine(os.NewFile(4, "root")); err != nil {
+	if err := jail.Enter(os.NewFile(4, "root"), jail.Keeps{}); err != nil {
 		return fmt.Errorf("confining the process: %w", err)
 	}
 	s, err := newServer(next)

@@ -1,4 +1,0 @@
-package egress
-
-// archCalls are system calls that not every architecture has.
-var archCalls []uintptr

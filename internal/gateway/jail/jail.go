@@ -1,0 +1,132 @@
+// Package jail takes from a process of this program everything that it does not
+// need to move bytes between sockets, before it reads the first byte that a
+// stranger had a hand in.
+package jail
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/seccomp"
+)
+
+// Keeps is what a process is left beside its memory and sockets.
+type Keeps struct {
+	// Files lets it open what its root directory holds for reading, and files
+	// without a name for both; and read and write what is open at any place.
+	Files bool
+}
+
+// Enter gives up, for good: the file system but for the directory root, which
+// it closes, every capability, the power to start programs, and all system
+// calls but those that are kept. It concerns all threads of the process. On an
+// error some of it may be given up, and the process should end.
+func Enter(root *os.File, keeps Keeps) error {
+	if err := unix.Fchdir(int(root.Fd())); err != nil {
+		return fmt.Errorf("fchdir: %w", err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("chroot: %w", err)
+	}
+	root.Close()
+	// What another process of the same user could read or trace is nothing.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("dumpable: %w", err)
+	}
+	limits := []int{unix.RLIMIT_CORE}
+	if !keeps.Files {
+		limits = append(limits, unix.RLIMIT_FSIZE)
+	}
+	for _, limit := range limits {
+		if err := unix.Setrlimit(limit, &unix.Rlimit{}); err != nil {
+			return fmt.Errorf("limits: %w", err)
+		}
+	}
+	if err := dropCapabilities(); err != nil {
+		return fmt.Errorf("capabilities: %w", err)
+	}
+	return restrictCalls(keeps)
+}
+
+// dropCapabilities leaves none to any thread.
+func dropCapabilities() error {
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 {
+		return errno
+	}
+	head := capHeader
+	data := [2]unix.CapUserData{}
+	return capset(&head, &data)
+}
+
+var capHeader = unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+
+// restrictCalls lets through what the Go runtime and sockets need, and work on
+// files if that is kept. Anything else fails with EPERM, and is not fatal: code
+// of a library that tries a file first is content with that.
+func restrictCalls(keeps Keeps) error {
+	program := seccomp.Program{
+		RuleSets: []seccomp.RuleSet{{Rules: allowedCalls(keeps), Action: seccomp.Allow}},
+		Options: seccomp.ProgramOptions{
+			DefaultAction: seccomp.ReturnError.Code(uint16(unix.EPERM)),
+			BadArchAction: seccomp.KillProcess,
+			HotSyscalls:   []uintptr{unix.SYS_FUTEX, unix.SYS_RECVFROM, unix.SYS_SENDMSG, unix.SYS_READ, unix.SYS_WRITE, unix.SYS_EPOLL_PWAIT},
+		},
+	}
+	instructions, _, err := program.Build()
+	if err != nil {
+		return err
+	}
+	return seccomp.SetFilter(instructions)
+}
+
+func allowedCalls(keeps Keeps) seccomp.SyscallRules {
+	rules := map[uintptr]seccomp.SyscallRule{
+		unix.SYS_SOCKET: seccomp.Or{
+			seccomp.PerArg{seccomp.EqualTo(unix.AF_INET)},
+			seccomp.PerArg{seccomp.EqualTo(unix.AF_INET6)},
+		},
+		// Threads, and no processes.
+		unix.SYS_CLONE: seccomp.PerArg{seccomp.MaskedEqual(unix.CLONE_THREAD|unix.CLONE_VM|unix.CLONE_NEWUSER|unix.CLONE_NEWNS|unix.CLONE_NEWNET, unix.CLONE_THREAD|unix.CLONE_VM)},
+		// Memory is never made executable.
+		unix.SYS_MMAP:     seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(unix.PROT_EXEC, 0)},
+		unix.SYS_MPROTECT: seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(unix.PROT_EXEC, 0)},
+		// Names of memory areas, for whoever looks from outside.
+		unix.SYS_PRCTL: seccomp.PerArg{seccomp.EqualTo(unix.PR_SET_VMA)},
+	}
+	calls := [][]uintptr{socketCalls, archCalls}
+	if keeps.Files {
+		calls = append(calls, fileCalls)
+		// No file gets a name.
+		const named = unix.O_ACCMODE | unix.O_CREAT | unix.O_TRUNC
+		rules[unix.SYS_OPENAT] = seccomp.Or{
+			seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(named, unix.O_RDONLY)},
+			seccomp.PerArg{seccomp.AnyValue{}, seccomp.AnyValue{}, seccomp.MaskedEqual(unix.O_TMPFILE|unix.O_CREAT|unix.O_TRUNC, unix.O_TMPFILE)},
+		}
+	}
+	for _, some := range calls {
+		for _, n := range some {
+			rules[n] = seccomp.MatchAll{}
+		}
+	}
+	return seccomp.MakeSyscallRules(rules)
+}
+
+// socketCalls are what the Go runtime and sockets need.
+var socketCalls = []uintptr{
+	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_READV, unix.SYS_WRITEV, unix.SYS_CLOSE, unix.SYS_FCNTL, unix.SYS_FSTAT,
+	unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT, unix.SYS_SHUTDOWN,
+	unix.SYS_ACCEPT4, unix.SYS_SENDTO, unix.SYS_RECVFROM, unix.SYS_SENDMSG, unix.SYS_RECVMSG, unix.SYS_SENDMMSG, unix.SYS_RECVMMSG,
+	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2, unix.SYS_PPOLL,
+	unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_MREMAP, unix.SYS_BRK, unix.SYS_MINCORE,
+	unix.SYS_FUTEX, unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY, unix.SYS_NANOSLEEP, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_CLOCK_GETTIME,
+	unix.SYS_GETTID, unix.SYS_GETPID, unix.SYS_TGKILL, unix.SYS_SET_ROBUST_LIST, unix.SYS_RSEQ, unix.SYS_MEMBARRIER,
+	unix.SYS_RT_SIGACTION, unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_RESTART_SYSCALL,
+	unix.SYS_GETRANDOM, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_UNAME,
+	unix.SYS_TIMER_CREATE, unix.SYS_TIMER_SETTIME, unix.SYS_TIMER_DELETE, unix.SYS_SETITIMER,
+}
+
+// fileCalls are what work on open files needs, and to look whether one has
+// changed.
+var fileCalls = []uintptr{unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_LSEEK, unix.SYS_FTRUNCATE, unix.SYS_FSYNC, statCall}

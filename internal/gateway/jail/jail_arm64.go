@@ -1,0 +1,9 @@
+package jail
+
+import "golang.org/x/sys/unix"
+
+// archCalls are system calls that not every architecture has.
+var archCalls []uintptr
+
+// statCall looks at a file by its name.
+const statCall = unix.SYS_FSTATAT
