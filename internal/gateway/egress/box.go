@@ -190,8 +190,8 @@ func (b *box) close() {
 			f.cut("")
 		}
 		b.http.close()
+		b.link.Wait() // it delivers into the stack, which waits for it with its lock held
 		b.stack.Destroy()
-		b.link.Wait()
 	})
 }
 

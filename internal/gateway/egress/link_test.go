@@ -245,15 +245,28 @@ func TestFlood(t *testing.T) {
 }
 
 // TestKernelThatReadsNothing checks that a kernel which takes no packets holds
-// up nobody who decides: policies change, and its link can be ended.
+// up nobody who decides: policies change, and its link can be ended, also while
+// the stack is about to answer one more packet.
 func TestKernelThatReadsNothing(t *testing.T) {
 	p := testPlane(t)
-	e := testLink(t, p, "deaf")
-	raw, err := e.f.SyscallConn()
+	for range 100 {
+		e := testLink(t, p, "deaf")
+		fill(t, e.f)
+		if err := p.SetPolicy("deaf", wire.Policy{}); err != nil {
+			t.Error(err)
+		}
+		p.Remove("deaf")
+	}
+}
+
+// fill sends packets, of which every one is answered, until there is no room.
+func fill(t *testing.T, link *os.File) {
+	t.Helper()
+	raw, err := link.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for full := 0; full < 1000; { // every one is answered, until there is no room
+	for full := 0; full < 1000; {
 		err := raw.Write(func(fd uintptr) bool {
 			if _, err := unix.Write(int(fd), datagram(wire.Address, wire.SyntheticAddr(1), 1, 443, nil)); err != nil {
 				full++
@@ -264,10 +277,6 @@ func TestKernelThatReadsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := p.SetPolicy("deaf", wire.Policy{}); err != nil {
-		t.Error(err)
-	}
-	p.Remove("deaf")
 }
 
 // testAuthority makes a key and its certificate.
