@@ -93,7 +93,7 @@ func TestCheckKernel(t *testing.T) {
 	one(t, checkKernel(kernelUsers, made("internal/image", kernel+"x/pkg")), "")
 	inTest := made("internal/image")
 	inTest.XTestImports = []string{kernel + "/pkg/log"}
-	one(t, checkKernel(kernelUsers, inTest), "only provider/gvisor/..., internal/gateway/egress, internal/gateway/jail may")
+	one(t, checkKernel(kernelUsers, inTest), "only provider/gvisor/..., internal/gateway/egress, internal/jail may")
 }
 
 func TestCheckPackage(t *testing.T) {

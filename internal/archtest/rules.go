@@ -5,7 +5,7 @@ package archtest
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
 
 // kernelUsers may import gVisor.
-var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/gateway/jail"}
+var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/jail"}
 
 // rules is docs/ARCHITECTURE.md, "Who may import whom", for the machine. The
 // first that matches a package applies.
@@ -98,14 +98,14 @@ var rules = []rule{
 		why:  "both ends of the gateway's socket import it",
 	},
 	{
-		pkgs: "internal/gateway/jail",
+		pkgs: "internal/jail",
 		only: []string{},
 		deny: []string{"net/http", "os/exec", "database/sql"},
 		why:  "what confines a process knows nothing of what it does",
 	},
 	{
 		pkgs: "internal/gateway/egress",
-		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/gateway/jail"},
+		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/jail"},
 		deny: []string{"os/exec", "database/sql"},
 		why:  "what parses hostile traffic knows what is allowed, and nothing of who runs it",
 	},
@@ -195,7 +195,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/bucket/...",
-		only: []string{"sandbox", "internal/blob", "internal/bucket/...", "internal/gateway/jail"},
+		only: []string{"sandbox", "internal/blob", "internal/bucket/...", "internal/jail"},
 		deny: []string{"database/sql"},
 		why:  "it mounts what it is told to, and knows neither whose nor what for",
 	},
@@ -310,7 +310,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},

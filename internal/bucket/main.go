@@ -17,7 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/bucket/bucketfs"
-	"github.com/atoll-run/atoll/internal/gateway/jail"
+	"github.com/atoll-run/atoll/internal/jail"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/atoll-run/atoll/internal/gateway/jail"
 	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/jail"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/gateway/jail"
+	"github.com/atoll-run/atoll/internal/jail"
 )
 
 func main() {
