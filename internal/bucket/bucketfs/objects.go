@@ -108,7 +108,9 @@ func (b *Bucket) get(ctx context.Context, o object, offset int64) (io.ReadCloser
 func (b *Bucket) put(ctx context.Context, key string, f *os.File, size int64) error {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout+time.Duration(size/slowest)*time.Second)
 	defer cancel()
-	var content io.Reader = http.NoBody
+	// The library tries again what it can read again, as when the service has
+	// closed a connection that nobody used.
+	var content io.ReadSeeker = strings.NewReader("")
 	if f != nil {
 		content = io.NewSectionReader(f, 0, size)
 	}
