@@ -36,13 +36,22 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 	}
 	s.finds(t, "disk", "warning")
 
+	// What a create leaves behind is closed a little later: until no more are open
+	// than were counted.
 	pid := s.daemon.Process.Pid
-	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil {
-		t.Fatal(err)
+	restore := func() {}
+	found := s.finding(t, "descriptors")
+	for ; found.Severity != "warning"; found = s.finding(t, "descriptors") {
+		restore()
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		restore = limitFiles(t, pid, uint64(len(open)*6/5-1))
 	}
-	restore := limitFiles(t, pid, uint64(len(open)*6/5-1))
-	s.finds(t, "descriptors", "warning")
+	if found.Mend == "" {
+		t.Errorf("%+v does not say how to mend it", found)
+	}
 	restore()
 	s.finds(t, "descriptors", "ok")
 
