@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,11 @@ func smallDisk(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		err := unix.Unmount(dir, 0)
+		for until := time.Now().Add(10 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(until); err = unix.Unmount(dir, 0) {
+			time.Sleep(20 * time.Millisecond) // the processes of a daemon that was killed are about to end
+		}
+		if err != nil {
 			t.Errorf("something still uses the disk: %v", err)
 			_ = unix.Unmount(dir, unix.MNT_DETACH)
 		}
