@@ -3,6 +3,7 @@ package atoll
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"iter"
 	"net/http"
@@ -50,8 +51,8 @@ type EventOptions struct {
 	Sandbox sandbox.ID
 	Types   []string
 	Ops     []string
-	Since   time.Time // not before; not when following
-	Until   time.Time // before; not when following
+	Since   time.Time // not before; zero: from the first
+	Until   time.Time // before; zero: to the last. Following ends when that time has come.
 }
 
 func (o *EventOptions) query() url.Values {
@@ -63,7 +64,7 @@ func (o *EventOptions) query() url.Values {
 		q.Set("sandbox", string(o.Sandbox))
 	}
 	for name, t := range map[string]time.Time{"since": o.Since, "until": o.Until} {
-		if !t.IsZero() && !o.Follow {
+		if !t.IsZero() {
 			q.Set(name, t.Format(time.RFC3339Nano))
 		}
 	}
@@ -111,6 +112,9 @@ func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func
 	}
 	defer resp.Body.Close()
 	for data, err := range serverSent(ctx, resp.Body) {
+		if errors.Is(err, io.EOF) {
+			return // the time that it was to end at has come
+		}
 		var e Event
 		if err == nil && json.Unmarshal(data, &e) != nil {
 			continue

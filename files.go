@@ -236,7 +236,8 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq
 
 const maxEvent = 1 << 20
 
-// serverSent yields the data of server-sent events.
+// serverSent yields the data of server-sent events, and io.EOF if the server
+// says that no more come.
 func serverSent(ctx context.Context, body io.Reader) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		lines := bufio.NewScanner(body)
@@ -252,8 +253,12 @@ func serverSent(ctx context.Context, body io.Reader) iter.Seq2[[]byte, error] {
 			if !ok {
 				continue
 			}
-			if kind == "error" {
+			switch kind {
+			case "error":
 				yield(nil, parseProblem(data))
+				return
+			case "end":
+				yield(nil, io.EOF)
 				return
 			}
 			if !yield(data, nil) {

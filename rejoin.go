@@ -109,8 +109,8 @@ func (p *Process) succeed(c, next *connection) {
 func (p *Process) lost(cause error) {
 	code := sandbox.CodeUnavailable
 	switch c := sandbox.CodeOf(cause); c {
-	case sandbox.CodeGone, sandbox.CodeExhausted:
-		code = c // the sandbox is gone, or output is lost, for certain
+	case sandbox.CodeGone, sandbox.CodeExhausted, sandbox.CodeUnauthorized:
+		code = c // the sandbox is gone, or output is lost, for certain, or the key has ended
 	}
 	p.finish(sandbox.Exit{}, &sandbox.Error{Code: code, Op: "process.wait", Message: "the connection ended before the command", Cause: cause})
 }

@@ -197,3 +197,27 @@ func TestTopAtTerminal(t *testing.T) {
 		t.Error("the terminal is left changed")
 	}
 }
+
+// A person is told what the key is that is shown; what standard output gets is
+// the key alone.
+func TestKeyAtTerminal(t *testing.T) {
+	s, cmd := sit(t, "key", "create", "--expires", "1h")
+	t.Cleanup(func() {
+		down := exec.Command(built.atoll, "down") // what the verb started
+		down.Env = cmd.Env
+		if out, err := down.CombinedOutput(); err != nil {
+			t.Errorf("%v %s", err, out)
+		}
+	})
+	s.see("not shown again")
+	s.see("\natoll_")
+	if code := exitCodeOf(t, cmd); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	again := exec.Command(built.atoll, "key", "create")
+	again.Env = cmd.Env
+	out, err := again.Output()
+	if token := strings.TrimSuffix(string(out), "\n"); err != nil || !strings.HasPrefix(token, "atoll_") || strings.ContainsAny(token, " \n") {
+		t.Errorf("%q %v", out, err)
+	}
+}

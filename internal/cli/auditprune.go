@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -56,19 +55,4 @@ audit export.`,
 		return err
 	})
 	return cmd
-}
-
-// moment reads a time, or how long ago it is; nothing is no time.
-func moment(flag, text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		return at, nil
-	}
-	var age daysFlag
-	if age.Set(text) != nil {
-		return time.Time{}, badFlag(flag, "%q is neither an age such as 90d nor a time such as 2026-01-31T00:00:00Z", visible(text))
-	}
-	return time.Now().Add(-time.Duration(age)), nil
 }

@@ -18,13 +18,19 @@ func (a *App) eventsCmd() *cobra.Command {
 	var opts atoll.EventOptions
 	var box string
 	var asJSON bool
+	var span spanFlags
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened, from the daemon's log",
 		Long: `Events shows the daemon's log: who did what to which sandbox, and what became of
 it. It holds no output of commands and no value of a secret. The first column is
-the cursor for --after.`,
+the cursor for --after.
+
+--since and --until take an age such as 10m or 2d, a time such as
+2026-01-31T08:00:00Z, a day, or seconds since 1970. With --follow, --until may be
+a time that is still to come.`,
 		Example: `  atoll events
+  atoll events --since 10m
   atoll events --type sandbox.created --json`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
@@ -35,8 +41,12 @@ the cursor for --after.`,
 	flags.StringVar(&box, "sandbox", "", "only about the sandbox of this name or id")
 	flags.StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
+	span.register(flags)
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = verb(func(ctx context.Context, _ []string) (err error) {
+		if opts.Since, opts.Until, err = span.read(); err != nil {
+			return err
+		}
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -106,14 +116,19 @@ follows the SHA-256 of "atoll genesis v1", a line feed and the tenant's name.
 With --format otlp-json it writes what atoll up --otlp sends, for OpenTelemetry's
 collectors to read from a file; that cannot be checked by its hashes.`,
 		Example: `  atoll audit export
-  atoll audit export --op process.exec
+  atoll audit export --op process.exec --since 7d
   atoll audit export --format otlp-json`,
 	}
 	format := string(atoll.AuditChained)
 	cmd.Flags().StringVar(&format, "format", format, "json, or otlp-json for OpenTelemetry")
 	cmd.Flags().StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	cmd.Flags().StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	var span spanFlags
+	span.register(cmd.Flags())
+	cmd.RunE = verb(func(ctx context.Context, _ []string) (err error) {
+		if opts.Since, opts.Until, err = span.read(); err != nil {
+			return err
+		}
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

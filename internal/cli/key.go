@@ -48,10 +48,23 @@ the daemon keeps no more than what it needs to recognise it.`,
 		if asJSON {
 			return a.printJSON(k)
 		}
+		if isTerminal(a.Stdout) {
+			a.explainKey(k)
+		}
 		_, err = fmt.Fprintln(a.Stdout, k.Token)
 		return err
 	})
 	return cmd
+}
+
+// explainKey tells a person what is about to be shown. Scripts read standard
+// output, where the key is alone.
+func (a *App) explainKey(k atoll.Key) {
+	fmt.Fprintf(a.Stderr, "This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
+	if !k.Expires.IsZero() {
+		fmt.Fprintf(a.Stderr, " until %s", k.Expires.UTC().Format(time.RFC3339))
+	}
+	fmt.Fprintln(a.Stderr, ".\nKeep it now: it is not shown again. Use it as ATOLL_KEY, or end it with: atoll key revoke "+k.ID)
 }
 
 func (a *App) keyListCmd() *cobra.Command {

@@ -95,6 +95,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Fault is for tests; see plane.Config.
 	Fault func(point string) error
+	// Trace is for tests; see store.Options.
+	Trace func(ctx context.Context, statement string)
 	// wall is the clock on the wall, which somebody may set. Nil: the machine's.
 	wall func() time.Time
 }
@@ -184,7 +186,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	if address == "" {
 		address = filepath.Join(n.Dir(), "atoll.db")
 	}
-	d.store, err = store.Open(ctx, address, store.Options{})
+	d.store, err = store.Open(ctx, address, store.Options{Trace: d.opts.Trace})
 	if err != nil {
 		return err
 	}
@@ -209,6 +211,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
 	d.work.Go(func() { d.plane.WatchIdle(ctx) })
+	d.work.Go(func() { d.plane.WatchKeys(ctx) })
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}
@@ -303,7 +306,7 @@ func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Con
 		if err != nil {
 			return nil, err
 		}
-		return plane.WithPrincipal(ctx, who), nil
+		return d.plane.As(ctx, who), nil
 	}
 	if c.UID != nil && (*c.UID == uint32(os.Geteuid()) || *c.UID == 0) {
 		return plane.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, *c.UID)), nil

@@ -155,7 +155,7 @@ func (s e2bService) Authenticate(ctx context.Context, spelled string) (context.C
 	if err != nil {
 		return nil, err
 	}
-	return plane.WithPrincipal(context.WithValue(ctx, e2bTenantKey{}, who.Tenant), who), nil
+	return s.plane.As(context.WithValue(ctx, e2bTenantKey{}, who.Tenant), who), nil
 }
 
 func (s e2bService) Tenant(ctx context.Context) string {

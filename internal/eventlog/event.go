@@ -65,6 +65,17 @@ const (
 	AuditPruned     Type = "audit.pruned"   // the oldest records of this log were removed: see Subject
 )
 
+// Types lists all types.
+func Types() []Type {
+	return []Type{
+		Attempted, Denied, Failed, Unknown, Done, Created, Started, Stopped, Paused, Resumed, Updated, Destroyed, Ended, Expired,
+		Idled, Lost, Found, ExecStarted, ExecEnded, Signaled, FilesRead, FilesWritten, FilesRemoved, FilesMoved, KeyCreated,
+		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
+		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
+		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, AuditPruned,
+	}
+}
+
 // successes maps an operation to the type of its success.
 var successes = map[string]Type{
 	"sandbox.create": Created, "sandbox.start": Started, "sandbox.stop": Stopped, "sandbox.kill": Stopped,

@@ -171,7 +171,7 @@ func TestRead(t *testing.T) {
 			{eventlog.Filter{}, 0, 0, "1 2 3 4 5 6"},
 			{eventlog.Filter{}, 4, 0, "5 6"},
 			{eventlog.Filter{}, 0, 2, "1 2"},
-			{eventlog.Filter{}, 9, 0, ""},
+			{eventlog.Filter{}, 6, 0, ""},
 			{eventlog.Filter{Since: start.Add(2 * time.Minute), Until: start.Add(4 * time.Minute)}, 0, 0, "3 4"},
 			{eventlog.Filter{Ops: []string{"process.exec"}}, 2, 0, "4 6"},
 			{eventlog.Filter{Types: []eventlog.Type{eventlog.FilesWritten, eventlog.Created}}, 0, 0, "1 3 5"},

@@ -9,6 +9,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/store"
@@ -23,6 +24,31 @@ type Filter struct {
 	Types   []Type
 	Codes   []sandbox.Code // outcomes; "" is success
 	Sandbox sandbox.ID
+}
+
+// Validate refuses what selects nothing because it is not the name of a type,
+// or because there is no such time.
+func (f *Filter) Validate() error {
+	for _, t := range f.Types {
+		if !slices.Contains(Types(), t) {
+			return &sandbox.Error{
+				Code: sandbox.CodeInvalid, Subject: "type", Message: fmt.Sprintf("%.40q is no type of event", t),
+				Hint: "types are " + strings.Join(names(), ", "),
+			}
+		}
+	}
+	if !f.Since.IsZero() && !f.Until.IsZero() && f.Until.Before(f.Since) {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "until", Message: "is before since"}
+	}
+	return nil
+}
+
+func names() []string {
+	out := make([]string, 0, len(Types()))
+	for _, t := range Types() {
+		out = append(out, string(t))
+	}
+	return out
 }
 
 func (f *Filter) rows() store.EventFilter {
@@ -40,21 +66,48 @@ func (f *Filter) rows() store.EventFilter {
 const (
 	maxRead  = 1000
 	pageSize = 500
+
+	// maxNap bounds the wait for a time, should the clock be set.
+	maxNap = 30 * time.Second
 )
 
 // Read returns at most limit (at most 1000, and by default) of a tenant's
 // events that match and have a Seq above after, in order. The cursor of the
-// next read is the Seq of the last one returned.
+// next read is the Seq of the last one returned; one beyond the end of the log
+// is CodeInvalid.
 func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]Event, error) {
 	if limit <= 0 || limit > maxRead {
 		limit = maxRead
 	}
 	l.flush(ctx)
-	rows, err := l.readRows(ctx, tenant, f, after, limit)
+	rows, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
+		rows, err := tx.Events(ctx, tenant, f.rows(), after, limit)
+		if err != nil || len(rows) > 0 || after <= 0 {
+			return rows, err
+		}
+		head, err := tx.EventHead(ctx, tenant)
+		if err == nil {
+			err = within(after, head)
+		}
+		return rows, err
+	})
 	if err != nil {
 		return nil, err
 	}
 	return decodeAll(rows)
+}
+
+// within refuses a cursor that this log never gave: who waits for what comes
+// after it would miss all until then. A log is shorter than it was when its
+// database was restored from a copy.
+func within(after int64, head store.EventHead) error {
+	if after <= head.Seq {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeInvalid, Subject: "after", Message: fmt.Sprintf("is beyond the end of the log, which is %d", head.Seq),
+		Hint: "if the database was restored from a copy, begin again",
+	}
 }
 
 // Record is an event with the hash of its record.
@@ -133,14 +186,18 @@ func (l *Log) readRows(ctx context.Context, tenant string, f Filter, after int64
 }
 
 // Follow yields a tenant's events that match and have a Seq above after, in
-// order and without a gap, and waits for more until ctx ends, which ends the
-// iteration without an error. It reads at the pace of its consumer and keeps
-// nothing for it.
+// order and without a gap, and waits for more until ctx ends or the time that
+// the filter ends at has come, which ends the iteration without an error. It
+// reads at the pace of its consumer and keeps nothing for it.
 func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		l.flush(ctx)
 		for {
 			more := l.next(tenant) // before reading, so that nothing is missed
+			over := !f.Until.IsZero() && !l.store.Now().Before(f.Until)
+			if over {
+				l.flush(ctx)
+			}
 			events, seen, err := l.readToEnd(ctx, tenant, f, after)
 			if ctx.Err() != nil {
 				return
@@ -155,7 +212,7 @@ func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) 
 				}
 			}
 			after = seen
-			if len(events) < pageSize && !l.wait(ctx, more) {
+			if len(events) < pageSize && (over || !l.wait(ctx, more, f.Until)) {
 				return
 			}
 		}
@@ -167,6 +224,9 @@ func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) 
 func (l *Log) readToEnd(ctx context.Context, tenant string, f Filter, after int64) (events []Event, seen int64, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		head, err := tx.EventHead(ctx, tenant)
+		if err == nil {
+			err = within(after, head)
+		}
 		if err != nil {
 			return err
 		}
@@ -174,7 +234,7 @@ func (l *Log) readToEnd(ctx context.Context, tenant string, f Filter, after int6
 		if err != nil {
 			return err
 		}
-		seen = max(after, head.Seq)
+		seen = head.Seq
 		if len(rows) == pageSize {
 			seen = rows[len(rows)-1].Seq
 		}
@@ -196,19 +256,29 @@ func (l *Log) next(tenant string) <-chan struct{} {
 	return c
 }
 
-// wait returns when there may be more, or false when ctx has ended.
-func (l *Log) wait(ctx context.Context, more <-chan struct{}) bool {
-	var tick <-chan time.Time
+// wait returns when there may be more or a time has come, if it is not zero,
+// and false when ctx has ended.
+func (l *Log) wait(ctx context.Context, more <-chan struct{}, until time.Time) bool {
+	var wake <-chan time.Time
+	nap := time.Duration(-1)
 	if l.store.Shared() {
-		t := time.NewTimer(l.opts.Poll)
+		nap = l.opts.Poll
+	}
+	if !until.IsZero() {
+		if left := max(until.Sub(l.store.Now()), 0); nap < 0 || left < nap {
+			nap = min(left, maxNap)
+		}
+	}
+	if nap >= 0 {
+		t := time.NewTimer(nap)
 		defer t.Stop()
-		tick = t.C
+		wake = t.C
 	}
 	select {
 	case <-ctx.Done():
 		return false
 	case <-more:
-	case <-tick:
+	case <-wake:
 	}
 	return true
 }

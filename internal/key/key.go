@@ -227,20 +227,46 @@ func (r *Ring) Authenticate(ctx context.Context, token string) (Principal, error
 		k.Hash = make([]byte, len(hash("")))
 	}
 	same := subtle.ConstantTimeCompare(k.Hash, hash(token)) == 1
-	now := r.store.Now()
+	ended := r.ended(&k)
 	switch {
 	case !formed || !known || !same:
 		return Principal{}, unusable(ErrUnknown)
-	case !k.Revoked.IsZero():
-		return Principal{}, unusable(ErrRevoked)
-	case !k.Expires.IsZero() && !now.Before(k.Expires):
-		return Principal{}, unusable(ErrExpired)
-	case k.TenantDisabled:
-		return Principal{}, unusable(ErrDisabled)
+	case ended != nil:
+		return Principal{}, unusable(ended)
 	}
 	p := Principal{Tenant: k.Tenant, Key: k.ID}
 	for _, v := range k.Verbs {
 		p.Verbs = append(p.Verbs, Verb(v))
 	}
 	return p, nil
+}
+
+// ended says why a key lets nobody in any more, nil if it does.
+func (r *Ring) ended(k *store.Key) error {
+	switch {
+	case !k.Revoked.IsZero():
+		return ErrRevoked
+	case !k.Expires.IsZero() && !r.store.Now().Before(k.Expires):
+		return ErrExpired
+	case k.TenantDisabled:
+		return ErrDisabled
+	}
+	return nil
+}
+
+// Stands reports whether a key of a tenant, by its public part, still lets its
+// bearer in: nil, or CodeUnauthorized as [Ring.Authenticate] has it. Another
+// code means that nobody could look.
+func (r *Ring) Stands(ctx context.Context, tx *store.Tx, tenant, id string) error {
+	k, err := tx.Operator().Key(ctx, id)
+	switch {
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound, err == nil && k.Tenant != tenant:
+		return unusable(ErrUnknown)
+	case err != nil:
+		return err
+	}
+	if why := r.ended(&k); why != nil {
+		return unusable(why)
+	}
+	return nil
 }

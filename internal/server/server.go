@@ -65,7 +65,7 @@ type PortHandler interface {
 type Server struct {
 	cfg    Config
 	http   *http.Server
-	stop   context.CancelFunc
+	stop   context.CancelCauseFunc
 	active sync.WaitGroup
 
 	mu        sync.Mutex // of what follows
@@ -81,7 +81,7 @@ func New(cfg Config) *Server {
 	}
 	cfg.Logger = slog.New(span.Logs(cfg.Logger.Handler()))
 	s := &Server{cfg: cfg, listeners: map[net.Listener]bool{}}
-	base, stop := context.WithCancel(context.Background())
+	base, stop := context.WithCancelCause(context.Background())
 	s.stop = stop
 	handler := cfg.Handler
 	if cfg.Authenticate != nil {
@@ -173,7 +173,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	if errors.Is(err, net.ErrClosed) {
 		err = nil // it closes the listeners once more
 	}
-	s.stop() // streams, and what is still there
+	s.stop(shuttingDown()) // streams, and what is still there
 	done := make(chan struct{})
 	go func() {
 		s.active.Wait()
@@ -231,7 +231,7 @@ func (s *Server) admit(next http.Handler) http.Handler {
 		if s.ending() && r.URL.Path != "/healthz" {
 			w.Header().Set("Connection", "close")
 			w.Header().Set("Retry-After", "1")
-			refuse(w, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is shutting down", Hint: "try again when the next one runs"})
+			refuse(w, shuttingDown())
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -249,6 +249,10 @@ func (s *Server) route(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+func shuttingDown() error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is shutting down", Hint: "try again when the next one runs"}
 }
 
 // recover turns a panic into an answer.
@@ -332,8 +336,24 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			refuse(w, err)
 			return
 		}
+		// A body that does not come must not keep open what was cut off.
+		defer context.AfterFunc(ctx, func() { unblock(w, r) })()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})
+}
+
+// cutTime is how long the last answer of a request that was cut off may take.
+const cutTime = 5 * time.Second
+
+// unblock ends reads and writes of a request that was cut off by who let it in,
+// and not by its own end. What carries WebSockets sees to that itself.
+func unblock(w http.ResponseWriter, r *http.Request) {
+	if r.Context().Err() != nil || r.Header.Get("Upgrade") != "" {
+		return
+	}
+	rc := http.NewResponseController(w)
+	_ = rc.SetReadDeadline(time.Now())
+	_ = rc.SetWriteDeadline(time.Now().Add(cutTime))
 }
 
 func bearer(r *http.Request) string {

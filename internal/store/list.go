@@ -69,8 +69,12 @@ func listed[T any](
 	}
 	f.conditions(&q, tenant)
 	query := "SELECT " + columns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
-	rows, err := tx.query(ctx, query, q.args...)
-	boxes, err = gather(rows, err, scan, min(limit, maxRoom)+1)
+	boxes = make([]T, 0, min(limit, maxRoom)+1)
+	err = tx.each(ctx, query, q.args, func(row scanner) error {
+		b, err := scan(row)
+		boxes = append(boxes, b)
+		return err
+	})
 	if err != nil || len(boxes) <= limit {
 		return boxes, "", err
 	}

@@ -88,8 +88,7 @@ const (
 )
 
 // sandboxRow is where one row after another is scanned to. Its fields have the
-// very types that the drivers return, because database/sql converts anything
-// else by reflection, which a listing of thousands would feel.
+// very types that the drivers return: a rawRow knows no others.
 type sandboxRow struct {
 	id, tenant, name, state, reason, provider, node, image string
 	labels, exit, idleAction, spec                         string

@@ -33,6 +33,9 @@ type Options struct {
 	// Now tells time; nil means time.Now. The store keeps nanoseconds and no
 	// time zone.
 	Now func() time.Time
+	// Trace is told every statement before it runs, without its parameters, and
+	// may be called concurrently. It is for tests. Nil: nobody is told.
+	Trace func(ctx context.Context, statement string)
 
 	upTo int64 // tests stop the migration at an earlier schema
 }
@@ -44,6 +47,7 @@ type Store struct {
 	write   *sql.DB // SQLite: one connection, so that writers queue instead of failing
 	read    *sql.DB
 	now     func() time.Time
+	trace   func(ctx context.Context, statement string) // never nil
 }
 
 // dialect is what differs between the databases.
@@ -75,7 +79,10 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	s := &Store{now: opts.Now, upTo: opts.upTo}
+	if opts.Trace == nil {
+		opts.Trace = func(context.Context, string) {}
+	}
+	s := &Store{now: opts.Now, trace: opts.Trace, upTo: opts.upTo}
 	var err error
 	scheme, rest, found := strings.Cut(url, ":")
 	switch {
@@ -127,6 +134,7 @@ func (s *Store) Ping(ctx context.Context) error {
 type Tx struct {
 	s         *Store
 	tx        *sql.Tx
+	conn      *sql.Conn // that tx is on
 	committed []func()
 }
 
@@ -190,7 +198,7 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	if err != nil {
 		return err
 	}
-	tx := &Tx{s: s, tx: sqlTx}
+	tx := &Tx{s: s, tx: sqlTx, conn: conn}
 	defer func() { _ = sqlTx.Rollback() }() // after a commit this does nothing
 	if err := f(tx); err != nil {
 		return err
@@ -236,6 +244,7 @@ func (s *Store) retry(ctx context.Context, run func() error) error {
 }
 
 func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error) {
+	tx.s.trace(ctx, query)
 	res, err := tx.tx.ExecContext(ctx, query, args...)
 	if err != nil {
 		return 0, err
@@ -244,10 +253,12 @@ func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error
 }
 
 func (tx *Tx) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	tx.s.trace(ctx, query)
 	return tx.tx.QueryContext(ctx, query, args...)
 }
 
 func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
+	tx.s.trace(ctx, query)
 	return tx.tx.QueryRowContext(ctx, query, args...)
 }
 
@@ -257,17 +268,12 @@ const chunk = 256
 
 // collect scans every row and closes rows.
 func collect[T any](rows *sql.Rows, err error, scan func(scanner) (T, error)) ([]T, error) {
-	return gather(rows, err, scan, 0)
-}
-
-// gather collects some room rows.
-func gather[T any](rows *sql.Rows, err error, scan func(scanner) (T, error), room int) ([]T, error) {
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
 	var full [][]T
-	last := make([]T, 0, room)
+	var last []T
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
@@ -284,5 +290,5 @@ func gather[T any](rows *sql.Rows, err error, scan func(scanner) (T, error), roo
 	return last, rows.Err()
 }
 
-// scanner is a *sql.Row or a *sql.Rows.
+// scanner is a *sql.Row, a *sql.Rows or a rawRow.
 type scanner interface{ Scan(dest ...any) error }

@@ -142,6 +142,9 @@ func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t 
 	if err != nil {
 		return t, err
 	}
+	if c.Disabled != nil {
+		p.review(context.WithoutCancel(ctx), p.holds.all(func(need standing) bool { return need.tenant == id }))
+	}
 	return p.Tenant(ctx, id)
 }
 

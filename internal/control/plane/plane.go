@@ -111,6 +111,7 @@ type Plane struct {
 	redactors  redactors
 	due        due
 	conns      connCount
+	holds      holds
 	soon       soon
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool

@@ -161,7 +161,10 @@ func (p *Plane) EnterPort(ctx context.Context, token, ref string, port uint16) (
 	case err != nil:
 		return nil, "", err
 	}
-	return WithPrincipal(ctx, pass.Bearer()), b.ID, nil
+	if pass.Key == "" {
+		return WithPrincipal(ctx, pass.Bearer()), b.ID, nil
+	}
+	return p.actAs(ctx, pass.Bearer(), standing{tenant: pass.Tenant, key: pass.Key}), b.ID, nil
 }
 
 // makerStands checks that who made a pass could still make it.
@@ -169,15 +172,11 @@ func (p *Plane) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) e
 	if pass.Key == "" {
 		return nil
 	}
-	k, err := tx.Operator().Key(ctx, pass.Key)
-	if err != nil {
-		return err
-	}
-	now := p.cfg.Store.Now()
-	if !k.Revoked.IsZero() || !k.Expires.IsZero() && !now.Before(k.Expires) || k.TenantDisabled || k.Tenant != pass.Tenant {
+	err := p.ring.Stands(ctx, tx, pass.Tenant, pass.Key)
+	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
 		return key.NotAPass()
 	}
-	return nil
+	return err
 }
 
 // Usage tells what a running sandbox consumes. To look at it is not to use it:

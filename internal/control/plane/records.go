@@ -64,20 +64,30 @@ func (p *Plane) Keys(ctx context.Context) ([]store.Key, error) {
 	return keys, named("key.list", err)
 }
 
-// RevokeKey ends a key of the caller's tenant.
+// RevokeKey ends a key of the caller's tenant, and what is done with it.
 func (p *Plane) RevokeKey(ctx context.Context, id string) error {
 	who, err := principal(ctx)
 	if err != nil {
 		return err
 	}
-	return named("key.revoke", p.guard(ctx, control.Action{Op: "key.revoke", Subject: id}, func(ctx context.Context) error {
+	err = p.guard(ctx, control.Action{Op: "key.revoke", Subject: id}, func(ctx context.Context) error {
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
-	}))
+	})
+	p.review(context.WithoutCancel(ctx), p.holds.all(func(need standing) bool { return need.key == id }))
+	return named("key.revoke", err)
+}
+
+// mayRead authorises reading what a filter selects.
+func (p *Plane) mayRead(ctx context.Context, op string, f *eventlog.Filter) (who key.Principal, err error) {
+	if who, err = p.look(ctx, op, ""); err == nil {
+		err = named(op, f.Validate())
+	}
+	return who, err
 }
 
 // Events returns a part of the log of the caller's tenant.
 func (p *Plane) Events(ctx context.Context, f eventlog.Filter, after int64, limit int) ([]eventlog.Event, error) {
-	who, err := p.look(ctx, "event.list", "")
+	who, err := p.mayRead(ctx, "event.list", &f)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +98,7 @@ func (p *Plane) Events(ctx context.Context, f eventlog.Filter, after int64, limi
 // FollowEvents yields the log of the caller's tenant after a record, and what
 // is added to it until ctx ends.
 func (p *Plane) FollowEvents(ctx context.Context, f eventlog.Filter, after int64) (iter.Seq2[eventlog.Event, error], error) {
-	who, err := p.look(ctx, "event.follow", "")
+	who, err := p.mayRead(ctx, "event.follow", &f)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +108,7 @@ func (p *Plane) FollowEvents(ctx context.Context, f eventlog.Filter, after int64
 // ExportEvents writes the log of the caller's tenant as JSON lines, each with
 // the hash of its record.
 func (p *Plane) ExportEvents(ctx context.Context, f eventlog.Filter, w io.Writer) error {
-	who, err := p.look(ctx, "event.list", "")
+	who, err := p.mayRead(ctx, "event.list", &f)
 	if err != nil {
 		return err
 	}
@@ -108,7 +118,7 @@ func (p *Plane) ExportEvents(ctx context.Context, f eventlog.Filter, w io.Writer
 // Records reads a part of the log of the caller's tenant after a record, each
 // with the hash of its record. It is empty at the end of the log.
 func (p *Plane) Records(ctx context.Context, f eventlog.Filter, after int64, limit int) ([]eventlog.Record, error) {
-	who, err := p.look(ctx, "event.list", "")
+	who, err := p.mayRead(ctx, "event.list", &f)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ func (p *Plane) EnterWorkspace(ctx context.Context, id string) (context.Context,
 	case !tenant.Disabled.IsZero():
 		return ctx, w, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: op, Subject: id, Message: "the tenant is disabled"}
 	}
-	return WithPrincipal(ctx, key.Holder(w.Tenant, w.ID)), w, nil
+	return p.actAs(ctx, key.Holder(w.Tenant, w.ID), standing{tenant: w.Tenant}), w, nil
 }
 
 // ReadWorkspace calls do with the directory of a workspace, as its sandboxes

@@ -109,7 +109,7 @@ func (a *API) problem(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	p := NewProblem(err, a.opts.RetryAfter)
+	p := NewProblem(cutOff(ctx, err), a.opts.RetryAfter)
 	if p.Code == sandbox.CodeInternal {
 		cause := err
 		if e := new(sandbox.Error); errors.As(err, &e) && e.Cause != nil {
@@ -123,13 +123,9 @@ func (a *API) problem(ctx context.Context, err error) error {
 
 // fail answers a request that is not huma's with an error.
 func (a *API) fail(w http.ResponseWriter, r *http.Request, err error) {
-	ctx := r.Context()
-	if ctx.Err() != nil {
-		return // nobody is listening
-	}
 	p := &Problem{}
-	errors.As(a.problem(ctx, err), &p)
-	WriteProblem(w, p)
+	errors.As(a.problem(r.Context(), err), &p)
+	WriteProblem(w, p) // even if nobody may be listening: no answer would be one of success
 }
 
 // operation describes one of the API.
@@ -145,8 +141,14 @@ func operation(id, method, path, tag, summary string) huma.Operation {
 // in the document.
 func (a *API) raw(op huma.Operation, query map[string]string, body, answer string, handler func(http.ResponseWriter, *http.Request) error) {
 	a.mux.HandleFunc(op.Method+" "+op.Path, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodHead && op.OperationID != readFileID {
+			a.nowhere(w, r) // a stream would be made, for nobody, and some have no end
+			return
+		}
+		sent := &sentBody{ReadCloser: r.Body}
+		r.Body = sent
 		if err := handler(w, r); err != nil {
-			a.fail(w, r, err)
+			a.fail(w, r, sent.blamed(err))
 		}
 	})
 	for _, name := range pathParams(op.Path) {

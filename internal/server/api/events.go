@@ -127,6 +127,7 @@ func (a *API) events() {
 		map[string]string{
 			"after": "only those with a higher number; the Last-Event-ID header does the same", "sandbox": "only about the sandbox with this id",
 			"type": "only of these types; may be repeated", "op": "only about these operations; may be repeated",
+			"since": "not before", "until": "before; when that time has come, an event \"end\" ends the stream",
 		}, "", "text/event-stream", a.followEvents)
 	a.raw(operation("exportAudit", http.MethodGet, "/v1/audit/export", "Events", "The log as JSON lines, each with the hash of its record"),
 		map[string]string{
@@ -177,7 +178,10 @@ func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 // reader that was cut off goes on where it was.
 func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
-	in := EventQuery{After: q.int("after", 10, 64), Sandbox: q.get("sandbox"), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"]}
+	in := EventQuery{
+		After: q.int("after", 10, 64), Sandbox: q.get("sandbox"), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"],
+		Since: q.time("since"), Until: q.time("until"),
+	}
 	if last := r.Header.Get("Last-Event-ID"); last != "" {
 		seq, err := strconv.ParseInt(last, 10, 64)
 		if err != nil {
@@ -187,6 +191,9 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 	}
 	if q.err != nil {
 		return q.err
+	}
+	if in.After < 0 {
+		return invalid("after", "is negative")
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
@@ -220,6 +227,11 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 		case it, more := <-next:
 			switch {
 			case !more:
+				if err := ctx.Err(); err != nil {
+					out.send("", "error", a.problem(ctx, err))
+				} else {
+					out.send("", "end", struct{}{})
+				}
 				return nil
 			case it.err != nil:
 				out.send("", "error", a.problem(ctx, it.err))

@@ -46,6 +46,9 @@ type removeInput struct {
 	Recursive bool `query:"recursive" doc:"remove a directory with all below it"`
 }
 
+// readFileID is the operation whose head can be asked for alone.
+const readFileID = "readFile"
+
 func (a *API) files() {
 	const base = "/v1/sandboxes/{ref}/files"
 	path := map[string]string{"path": "absolute path inside the sandbox"}
@@ -59,7 +62,7 @@ func (a *API) files() {
 		}
 		return out
 	}
-	a.raw(operation("readFile", http.MethodGet, base, "Files", "Read a file, or the part that a Range header names"), path, "", "application/octet-stream", a.readFile)
+	a.raw(operation(readFileID, http.MethodGet, base, "Files", "Read a file, or the part that a Range header names"), path, "", "application/octet-stream", a.readFile)
 	a.raw(operation("writeFile", http.MethodPut, base, "Files", "Make or replace a file, whole or not at all"), with(map[string]string{
 		"mode": "permission bits, in octal", "owner": "as user of a command", "noParents": "true: parents must exist", "noReplace": "true: the file must not exist",
 	}), "application/octet-stream", "application/json", a.writeFile)
@@ -166,8 +169,14 @@ func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
 			partial = false
 		}
 	}
+	if r.Method == http.MethodHead && !partial && info.Size > 0 {
+		h.Set("Content-Length", strconv.FormatInt(info.Size, 10))
+	}
 	if partial {
 		w.WriteHeader(http.StatusPartialContent)
+	}
+	if r.Method == http.MethodHead {
+		return nil // and reads nothing: there are files without an end
 	}
 	return finish(w, content)
 }

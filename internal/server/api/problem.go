@@ -1,13 +1,16 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"math"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -94,6 +97,38 @@ func NewProblem(err error, retryAfter func(error) (time.Duration, bool)) *Proble
 	}
 	p.Title = title(p.Status)
 	return p
+}
+
+// cutOff returns why a request was cut off, if it was, and by whom its caller
+// did not ask for it: the daemon ends, or the key does. Else it returns err.
+func cutOff(ctx context.Context, err error) error {
+	if why, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
+		return why
+	}
+	return err
+}
+
+// sentBody is what a caller sends, and remembers what was wrong with it.
+type sentBody struct {
+	io.ReadCloser
+	broken atomic.Bool
+}
+
+func (b *sentBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		b.broken.Store(true)
+	}
+	return n, err
+}
+
+// blamed returns what to tell of an error that may be no fault of ours but one
+// of the body's.
+func (b *sentBody) blamed(err error) error {
+	if b.broken.Load() && sandbox.CodeOf(err) == sandbox.CodeInternal {
+		return invalid("body", "cannot be read: it breaks off, or is not framed as HTTP wants it")
+	}
+	return err
 }
 
 func title(status int) string {

@@ -21,6 +21,8 @@ const (
 	startTimeout = 30 * time.Second
 	// requests is how many signals and sizes may wait to be passed on.
 	requests = 256
+	// lastWord is how long a caller that is cut off has to read why.
+	lastWord = time.Second
 )
 
 // execStream runs a command connected to the caller. The command ends with the
@@ -37,11 +39,11 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 		waiting, cancel := context.WithTimeout(ctx, startTimeout)
 		defer cancel()
 		m, err := link.Receive(waiting)
-		if err != nil {
-			return nil, nil, err
+		if cause := ctx.Err(); cause != nil {
+			return nil, nil, cause
 		}
 		var cmd Command
-		if m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
+		if err != nil || m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
 			return nil, nil, invalid("command", "the first message must be a start with a command")
 		}
 		p, err := box.Exec(ctx, cmd.command())
@@ -86,10 +88,14 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.
 	if err != nil {
 		return nil // Accept has answered
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
+	defer cancel(nil)
 	link := stream.New(ctx, ws)
 	defer link.Abort()
+	defer context.AfterFunc(r.Context(), func() {
+		a.tellCut(r.Context(), link)
+		cancel(context.Cause(r.Context()))
+	})()
 	p, at, err := open(ctx, link)
 	if err != nil {
 		a.refuse(ctx, link, err)
@@ -102,6 +108,17 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.
 	}
 	a.carry(ctx, link, p)
 	return nil
+}
+
+// tellCut tells a caller whose key has ended why the stream ends. A daemon that
+// ends says nothing: the caller finds the next one.
+func (a *API) tellCut(ctx context.Context, link *stream.Link) {
+	if why := cutOff(ctx, nil); sandbox.CodeOf(why) == sandbox.CodeUnauthorized {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWord)
+		defer cancel()
+		text, _ := json.Marshal(a.problem(ctx, why))
+		_ = link.Send(late, stream.Message{Type: "error", Error: text})
+	}
 }
 
 // detach lets go of a process whose caller was cut off and may come back.

@@ -71,7 +71,8 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 func (h *Handler) portFailed(w http.ResponseWriter, r *http.Request, err error) {
 	p, _ := r.Context().Value(portKey{}).(port)
 	switch code := sandbox.CodeOf(err); {
-	case r.Context().Err() != nil: // nobody is listening
+	case r.Context().Err() != nil: // nobody is listening, or is to; no answer would be one of success
+		panic(http.ErrAbortHandler)
 	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
 		h.notRunning(w, p.id)
 	case code == sandbox.CodeExhausted || code == sandbox.CodeConflict:

@@ -232,8 +232,11 @@ func (h *Handler) content(f func(http.ResponseWriter, *http.Request, VolumeFiles
 			}
 			return f(w, r.WithContext(ctx), h.service.VolumeFiles(v), path)
 		}()
-		if err == nil || r.Context().Err() != nil {
+		if err == nil {
 			return
+		}
+		if r.Context().Err() != nil {
+			panic(http.ErrAbortHandler) // no answer would be one of success
 		}
 		p := newProblem(err)
 		if p.Code == http.StatusInternalServerError {

@@ -279,11 +279,8 @@ func confine(resp *http.Response) error {
 
 // failed answers when the program inside did not.
 func failed(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil {
-		return // nobody is listening
-	}
 	var known *sandbox.Error
-	if !errors.As(err, &known) {
+	if !errors.As(context.Cause(r.Context()), &known) && !errors.As(err, &known) {
 		known = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "what listens on the port gives no answer that makes sense", Cause: err}
 	}
 	problem := api.NewProblem(known, nil)

@@ -29,6 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type boxes struct {
 	ports map[string]net.Addr // "ID PORT" → what listens there
 	dials atomic.Int32
+	cut   chan context.CancelCauseFunc // what ends a request that was let in; nil: nothing does
 
 	mu    sync.Mutex
 	actor []string // who dialled
@@ -40,7 +41,13 @@ func (b *boxes) EnterPort(ctx context.Context, token, ref string, port uint16) (
 	if token != "token-"+ref && token != "second-"+ref {
 		return nil, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "no"}
 	}
-	return context.WithValue(ctx, actorKey{}, token), sandbox.ID(ref), nil
+	ctx = context.WithValue(ctx, actorKey{}, token)
+	if b.cut != nil {
+		var cut context.CancelCauseFunc
+		ctx, cut = context.WithCancelCause(ctx)
+		b.cut <- cut
+	}
+	return ctx, sandbox.ID(ref), nil
 }
 
 func (b *boxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
@@ -105,6 +112,52 @@ func get(t *testing.T, addr, host string, headers ...string) (*http.Response, st
 		t.Fatal(err)
 	}
 	return resp, string(body)
+}
+
+// TestEndsWithItsKey: when the key that made a token ends, so does what was let
+// in with it, in the middle of a stream, and not as if that were over.
+func TestEndsWithItsKey(t *testing.T) {
+	b, addr := start(t)
+	b.cut = make(chan context.CancelCauseFunc, 1)
+	b.serve(t, "sb-a", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Quiet") == "" {
+			_, _ = io.WriteString(w, "beginning")
+			_ = http.NewResponseController(w).Flush()
+		}
+		<-r.Context().Done()
+	})
+	revoked := &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "the key is not valid"}
+	visit := func(quiet string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+"/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = "8000-sb-a.localhost"
+		r.Header.Set("Atoll-Token", "token-sb-a")
+		r.Header.Set("Quiet", quiet)
+		transport := &http.Transport{}
+		defer transport.CloseIdleConnections()
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	resp := visit("")
+	defer resp.Body.Close()
+	if _, err := io.ReadFull(resp.Body, make([]byte, len("beginning"))); err != nil {
+		t.Fatal(err)
+	}
+	(<-b.cut)(revoked)
+	if rest, err := io.ReadAll(resp.Body); err == nil {
+		t.Errorf("the stream ends in good order, with %q", rest)
+	}
+	go func() { (<-b.cut)(revoked) }()
+	if resp := visit("yes"); resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("what waits for an answer gets %s", resp.Status)
+	} else {
+		resp.Body.Close()
+	}
 }
 
 func TestRoutes(t *testing.T) {

@@ -1,0 +1,61 @@
+package cli
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// spanFlags select what happened in a span of time.
+type spanFlags struct{ since, until string }
+
+func (f *spanFlags) register(flags *pflag.FlagSet) {
+	flags.StringVar(&f.since, "since", "", "only what happened since then: an age such as 10m, or a time")
+	flags.StringVar(&f.until, "until", "", "only what happened before then: an age such as 10m, or a time")
+}
+
+// read returns the two ends of the span; zero is no end.
+func (f *spanFlags) read() (since, until time.Time, err error) {
+	if since, err = moment("since", f.since); err == nil {
+		until, err = moment("until", f.until)
+	}
+	if err == nil && !since.IsZero() && !until.IsZero() && until.Before(since) {
+		err = badFlag("until", "%q is before %q", visible(f.until), visible(f.since))
+	}
+	return since, until, err
+}
+
+// layouts are the forms of a time. One without a zone is that of this machine.
+var layouts = []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, time.DateOnly}
+
+// moment reads a time, or how long ago it is; nothing is no time.
+func moment(flag, text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range layouts {
+		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	if at, ok := sinceEpoch(text); ok {
+		return at, nil
+	}
+	var age daysFlag
+	if age.Set(text) != nil || age <= 0 {
+		return time.Time{}, badFlag(flag, "%q is neither an age such as 90d nor a time such as 2026-01-31T00:00:00Z or 2026-01-31", visible(text))
+	}
+	return time.Now().Add(-time.Duration(age)), nil
+}
+
+// sinceEpoch reads seconds since 1970, as docker takes them. Less than some
+// thirty years of them are an age.
+func sinceEpoch(text string) (time.Time, bool) {
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || strings.Trim(text, "0123456789.") != "" || seconds < 1e9 || seconds > 9e9 {
+		return time.Time{}, false
+	}
+	return time.Unix(0, int64(seconds*1e9)), true
+}
