@@ -1,10 +1,15 @@
 package gvisor_test
 
 import (
+	"archive/tar"
 	"bufio"
+	"bytes"
 	"fmt"
+	"io"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/gvisor"
@@ -89,6 +94,59 @@ func TestKilledWhileRestoring(t *testing.T) {
 				destroyForeign(t, state, plan.ID)
 			}
 			nothingLeft(t, state, plan.ID)
+		}
+	}
+}
+
+// archiveBegun is an archive that lacks its end: a file in the place of one that
+// is there, and a new tree, with so much in it that the beginning is on its way.
+func archiveBegun() []byte {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range []string{"there", "new/tree/file"} {
+		_ = w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: 4})
+		_, _ = io.WriteString(w, "new\n")
+	}
+	_ = w.WriteHeader(&tar.Header{Name: "new/tree/large", Mode: 0o644, Size: 8 << 20})
+	_, _ = w.Write(make([]byte, 4<<20))
+	return b.Bytes()
+}
+
+// TestKilledWhileImporting kills whoever brings an archive into a sandbox.
+// Nothing of it stays there, no temporary name either, and none is in what is
+// made of a snapshot that was taken meanwhile.
+func TestKilledWhileImporting(t *testing.T) {
+	state := t.TempDir()
+	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
+	in := create(t, p, sandbox.Spec{ID: "fed", Image: "host"})
+	sh(t, in, "mkdir /root/t; echo old >/root/t/there")
+	names := func(in driver.Instance) []string {
+		t.Helper()
+		return strings.Fields(sh(t, in, "ls -A /root/t").stdout)
+	}
+	await := func(n int) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); len(names(in)) != n; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("there are %q", names(in))
+			}
+		}
+	}
+	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: "fed", Import: "/root/t"})
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	await(3) // what is there, and what stands for the file and the tree
+	dir := snapshot(t, in, driver.SnapshotOptions{})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("it was not killed: %v\n%s", err, out)
+	}
+	await(1)
+	twin, _ := restore(t, p, dir, sandbox.Spec{ID: "twin", Image: "host"})
+	for _, in := range []driver.Instance{in, twin} {
+		if o := sh(t, in, "cd /root/t; ls -A; cat there"); o.stdout != "there\nold\n" {
+			t.Errorf("%s has %+v", in.ID(), o)
 		}
 	}
 }

@@ -44,6 +44,7 @@ type victimPlan struct {
 	Save    string // attach to ID and write a snapshot to this directory
 	Stop    bool   // … that stops it
 	Restore string // make ID of the snapshot in this directory
+	Import  string // attach to ID and bring an archive that does not end into this directory inside
 }
 
 // victim carries out a plan. It returns only if the plan has no kill in it.
@@ -101,6 +102,13 @@ func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 		in, err := p.Attach(ctx, plan.ID)
 		if err == nil {
 			_, err = in.(driver.Snapshotter).Snapshot(ctx, plan.Save, driver.SnapshotOptions{Memory: true, Stop: plan.Stop})
+		}
+		return in, err
+	case plan.Import != "":
+		in, err := p.Attach(ctx, plan.ID)
+		if err == nil {
+			endless, _ := io.Pipe()
+			err = in.(driver.Archiver).Import(ctx, plan.Import, io.MultiReader(bytes.NewReader(archiveBegun()), endless), driver.ImportOptions{})
 		}
 		return in, err
 	case plan.Restore != "":
