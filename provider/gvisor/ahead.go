@@ -39,7 +39,7 @@ func (in *Instance) startAhead(dir string, copies int) (end func()) {
 	p := in.p
 	s := shape{digest: in.rec.Spec.Digest, resources: withDefaults(in.rec.Spec.Resources)}
 	n := min(copies-p.pool.count(s), max(1, runtime.GOMAXPROCS(0)/2))
-	if n <= 0 || scarce() {
+	if n <= 0 || p.pool.scarce() {
 		return func() {}
 	}
 	ctx, cancel := context.WithTimeout(p.pool.ctx, aheadTime)

@@ -13,3 +13,7 @@ func (p *Provider) Ready() (all, restored int) {
 	}
 	return all, restored
 }
+
+// SetScarce replaces what tells whether the machine has too little memory for a
+// pool. It comes before anything else is done with the provider.
+func (p *Provider) SetScarce(scarce func() bool) { p.pool.scarce = scarce }

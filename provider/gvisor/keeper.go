@@ -98,7 +98,7 @@ func (p *Provider) keepPool(ctx context.Context) {
 // keepOne makes one sandbox ahead, or ends those that there are too many of,
 // and reports whether there may be more to do.
 func (p *Provider) keepOne(ctx context.Context) bool {
-	if scarce() {
+	if p.pool.scarce() {
 		p.Drain()
 		return false
 	}

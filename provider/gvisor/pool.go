@@ -52,6 +52,8 @@ type pool struct {
 	closed  bool
 	making  sync.Mutex // held while the keeper makes one
 
+	scarce func() bool // whether there is too little memory for a pool; fixed when it is first used
+
 	once sync.Once // starts the keeper, which ends with ctx
 	ctx  context.Context
 	stop context.CancelFunc
@@ -59,7 +61,7 @@ type pool struct {
 }
 
 func newPool() *pool {
-	l := &pool{idle: make(chan struct{}, 1)}
+	l := &pool{idle: make(chan struct{}, 1), scarce: scarce}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
 }
