@@ -320,6 +320,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
 		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
 	}
+	m.box.deferCollection()
 	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
 	}
@@ -394,6 +395,8 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	open(&a.control, f, err2)
 	f, err2 = os.OpenFile(m.box.path(filePanic), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	open(&a.panicLog, f, err2)
+	f, err2 = m.box.makeCollector()
+	open(&a.collector, f, err2)
 	if m.p.opts.DebugDir != "" {
 		f, err2 = os.OpenFile(filepath.Join(m.p.opts.DebugDir, a.id+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		open(&a.debugLog, f, err2)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 
 // nobody is the host user that kernels and file servers run as when Atoll is
@@ -55,6 +56,8 @@ type launchArgs struct {
 	attached bool // die with this process
 	panicLog *os.File
 	debugLog *os.File // nil for none
+
+	collector *os.File // tells the kernel to put collection off
 
 	rootIO   *os.File    // the image
 	upper    *os.File    // backs the writable layer
@@ -104,14 +107,14 @@ func launch(ctx context.Context, a *launchArgs) (*launched, error) {
 		defer closeAll(goferEnds)
 		defer mountsRead.Close()
 	}
-	kernel, err := launchKernel(ctx, a, goferEnds, mountsRead)
+	started, err := launchKernel(ctx, a, goferEnds, mountsRead)
 	if err != nil {
 		if l.gofer != nil {
 			l.gofer.kill()
 		}
 		return nil, fmt.Errorf("starting the kernel: %w", err)
 	}
-	l.kernel = kernel
+	l.kernel = started
 	return l, nil
 }
 
@@ -171,7 +174,8 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 
 	attr := namespaces(a.attached)
 	dropToNobody(attr)
-	c, err := a.reaper.start(a.kernel, args, a.environment(), fs.files, attr, a.cgroup)
+	env := append(a.environment(), kernel.CollectorEnv+"="+fs.add(a.collector))
+	c, err := a.reaper.start(a.kernel, args, env, fs.files, attr, a.cgroup)
 	if err != nil {
 		return nil, err
 	}

@@ -29,8 +29,11 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 		return driver.Snapshot{}, &providerError{sandbox.CodeUnsupported, "the memory of a sandbox that an older Atoll made cannot be saved", nil}
 	}
 	ahead := func() {}
-	if opts.Memory && opts.Brief && opts.Copies > 0 {
-		ahead = in.startAhead(dir, opts.Copies)
+	if opts.Memory {
+		in.box.deferCollection()
+		if opts.Brief && opts.Copies > 0 {
+			ahead = in.startAhead(dir, opts.Copies)
+		}
 	}
 	var size int64
 	var m *manifest

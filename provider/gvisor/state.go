@@ -24,6 +24,7 @@ import (
 //	upper        the file behind its writable layer
 //	control      the socket on which its kernel takes instructions
 //	panic.log    what its kernel said when it died
+//	collector    a pipe by which its kernel is told to put collection off
 //	rest         there if it is paused; see Pause
 //
 // The kernel process inherits an open file description of upper that carries a
@@ -31,11 +32,12 @@ import (
 // and not of a pid file: the lock is free when, and only when, both the
 // process that was making the sandbox and the sandbox itself have ended.
 const (
-	fileRecord  = "record.json"
-	fileUpper   = "upper"
-	fileControl = "control"
-	filePanic   = "panic.log"
-	fileRest    = "rest"
+	fileRecord    = "record.json"
+	fileUpper     = "upper"
+	fileControl   = "control"
+	filePanic     = "panic.log"
+	fileCollector = "collector"
+	fileRest      = "rest"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being made
 )

@@ -1,14 +1,17 @@
 package kernel
 
 import (
+	"os"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"time"
 	_ "unsafe" // for go:linkname
 )
 
-// This file spares a starting kernel work that it does not need.
+// This file spares a kernel work that it does not need, or not while somebody
+// waits.
 
 // tracePoints is what gVisor builds the list of its trace points with.
 //
@@ -21,18 +24,38 @@ var tracePoints sync.Once
 func skipTracePoints() { tracePoints.Do(func() {}) }
 
 const (
-	bootCollection = 800 // percent, as GOGC: no collection before 32 MB
-	bootTime       = time.Second
+	deferredCollection = 800 // percent, as GOGC: none before 32 MB
+	deferredTime       = time.Second
 )
 
-// deferCollection keeps the garbage collector from running while the sandbox
-// starts, when it would find little and everybody waits. It runs once soon
-// after that, so as not to begin with the first command of a sandbox that has
-// waited for one, and from then on as in any program.
-func deferCollection() {
-	usual := debug.SetGCPercent(bootCollection)
-	time.AfterFunc(bootTime, func() {
+// CollectorEnv is the variable that says which descriptor a kernel is told by to
+// put collection off once more: each byte that arrives there says so.
+const CollectorEnv = "ATOLL_COLLECTOR"
+
+// deferCollection keeps the garbage collector from running for a moment while
+// the sandbox starts, when it would find little and everybody waits, and again
+// whenever a byte arrives. It runs once after that, so as not to begin with the
+// first command of a sandbox that has waited for one, and from then on as in
+// any program.
+func deferCollection(moment time.Duration) {
+	usual := debug.SetGCPercent(deferredCollection)
+	resume := time.AfterFunc(moment, func() {
 		debug.SetGCPercent(usual)
 		runtime.GC()
 	})
+	fd, err := strconv.Atoi(os.Getenv(CollectorEnv))
+	if err != nil {
+		return
+	}
+	go func() {
+		told := os.NewFile(uintptr(fd), "collector")
+		b := make([]byte, 64)
+		for {
+			if _, err := told.Read(b); err != nil {
+				return
+			}
+			debug.SetGCPercent(deferredCollection)
+			resume.Reset(moment)
+		}
+	}()
 }

@@ -47,7 +47,8 @@ func Run(commands ...util.SubCommand) {
 	version = Version
 	usePrecompiledSeccomp()
 	skipTracePoints()
-	deferCollection()
+	deferCollection(deferredTime)
+	forgetTiles()
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))
 	for _, c := range commands {
