@@ -1,11 +1,13 @@
 package template
 
 import (
+	"crypto/rand"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -15,8 +17,9 @@ import (
 
 // Cache keeps the layers of steps in a directory, compressed: for each tenant
 // a directory, in it a file for each key. A file is there when it is complete
-// and synced, so that a crash leaves nothing but temporary files. Its methods
-// may be called concurrently, and in several processes.
+// and synced, so that a crash leaves nothing but temporary files, which the next
+// who opens the cache removes. Its methods may be called concurrently, and in
+// several processes.
 type Cache struct{ root *os.Root }
 
 // OpenCache opens the cache in dir, making it if it is missing. The caller
@@ -29,7 +32,11 @@ func OpenCache(dir string) (*Cache, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Cache{root}, nil
+	c := &Cache{root}
+	if err := c.sweep(); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return c, nil
 }
 
 // Close releases the directory.
@@ -37,8 +44,9 @@ func (c *Cache) Close() error { return c.root.Close() }
 
 const layerExt = ".tar.zst"
 
-// unfinished is how old a temporary file is that nobody writes any more.
-const unfinished = 24 * time.Hour
+// pending begins the names of layers that are being written. Whoever writes one
+// has locked it.
+const pending = ".pending-"
 
 // dir is where the layers of a tenant are. It is a hash, so that no name of a
 // tenant can be a path.
@@ -68,8 +76,7 @@ func (c *Cache) put(tenant string, k key, write func(io.Writer) error) (err erro
 	if err := c.root.MkdirAll(dir(tenant), 0o700); err != nil {
 		return err
 	}
-	tmp := filepath.Join(dir(tenant), "."+string(hash(string(k), time.Now().String()))[:16])
-	f, err := c.root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, tmp, err := c.create(tenant)
 	if err != nil {
 		return err
 	}
@@ -93,8 +100,48 @@ func (c *Cache) put(tenant string, k key, write func(io.Writer) error) (err erro
 	return c.root.Rename(tmp, layerPath(tenant, k))
 }
 
-// Prune removes the layers that no build has used since then, and what a crash
-// left behind, and returns how many bytes that freed.
+// create makes a file that only its writer has, and locks it.
+func (c *Cache) create(tenant string) (*os.File, string, error) {
+	for {
+		name := filepath.Join(dir(tenant), pending+rand.Text())
+		f, err := c.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return nil, "", err
+		}
+		// Between the two calls a sweep may have taken it for abandoned.
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			own, err := f.Stat()
+			now, gone := c.root.Lstat(name)
+			if err == nil && gone == nil && os.SameFile(own, now) {
+				return f, name, nil
+			}
+		}
+		_ = f.Close() // it has no name and no content
+	}
+}
+
+// sweep removes what killed writers left.
+func (c *Cache) sweep() error {
+	return fs.WalkDir(c.root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed meanwhile
+		}
+		if err != nil || !d.Type().IsRegular() || filepath.Ext(name) == ".zst" {
+			return err
+		}
+		f, err := c.root.Open(name)
+		if err != nil {
+			return nil //nolint:nilerr // it was finished meanwhile
+		}
+		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+			_ = c.root.Remove(name) // whoever swept it too was faster
+		}
+		return f.Close()
+	})
+}
+
+// Prune removes the layers that no build has used since then, and returns how
+// many bytes that freed.
 func (c *Cache) Prune(tenant string, since time.Time) (freed int64, err error) {
 	entries, err := fs.ReadDir(c.root.FS(), dir(tenant))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,11 +155,7 @@ func (c *Cache) Prune(tenant string, since time.Time) (freed int64, err error) {
 		if err != nil {
 			continue // somebody else removed it
 		}
-		limit := since
-		if filepath.Ext(e.Name()) != ".zst" {
-			limit = time.Now().Add(-unfinished)
-		}
-		if fi.ModTime().Before(limit) && c.root.Remove(filepath.Join(dir(tenant), e.Name())) == nil {
+		if filepath.Ext(e.Name()) == ".zst" && fi.ModTime().Before(since) && c.root.Remove(filepath.Join(dir(tenant), e.Name())) == nil {
 			freed += fi.Size()
 		}
 	}
