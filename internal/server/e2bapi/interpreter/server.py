@@ -95,9 +95,11 @@ class Kernel:
         with os.fdopen(self.messages, "rb") as messages:
             for line in messages:
                 try:
-                    self.events.put(json.loads(line))
+                    event = json.loads(line)
                 except ValueError:
-                    pass  # whoever wrote that was not the kernel
+                    continue  # whoever wrote that was not the kernel
+                if isinstance(event, dict):
+                    self.events.put(event)
         self.process.wait()
         self.died = True
 
@@ -260,12 +262,38 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
-    def body(self):
-        size = int(self.headers.get("Content-Length") or 0)
-        if size > MAX_BODY:
-            raise Refused(413, "the request is too large")
+    def read_body(self):
+        """Takes all of the request from the connection, whatever becomes of
+        it: what is left would be taken for the next request."""
         try:
-            body = json.loads(self.rfile.read(size) or b"{}")
+            if "Transfer-Encoding" in self.headers:
+                self.sent = b"".join(self.chunks())
+            else:
+                self.sent = self.rfile.read(self.fitting(int(self.headers.get("Content-Length") or 0)))
+        except ValueError:
+            self.close_connection = True
+            raise Refused(400, "the request is malformed")
+
+    def fitting(self, size):
+        if size < 0:
+            raise ValueError(size)
+        if size > MAX_BODY:
+            self.close_connection = True
+            raise Refused(413, "the request is too large")
+        return size
+
+    def chunks(self):
+        total, size = 0, 1
+        while size:
+            size = int(self.rfile.readline(1024).split(b";")[0], 16)
+            total = self.fitting(total + self.fitting(size))
+            yield self.rfile.read(size)
+            while self.rfile.readline(1024).strip() and not size:
+                pass  # trailers
+
+    def body(self):
+        try:
+            body = json.loads(self.sent or b"{}")
         except ValueError:
             raise Refused(400, "the request is not JSON")
         if not isinstance(body, dict):
@@ -277,6 +305,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(data)
 
@@ -359,6 +389,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self):
         try:
+            self.read_body()
             self.route()
         except Refused as e:
             self.answer(e.status, str(e))
