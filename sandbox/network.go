@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -141,13 +142,14 @@ const (
 	InjectBasic  InjectMode = "basic"  // Authorization: Basic USERNAME:VALUE
 	InjectQuery  InjectMode = "query"  // ?Name=VALUE
 	InjectSigV4  InjectMode = "sigv4"  // the request is signed with VALUE
+	InjectParts  InjectMode = "parts"  // Name: Parts, one after the other
 )
 
 // Injection adds a stored secret to the requests that a rule allows. What the
 // client sent in the same place is removed first.
 type Injection struct {
-	Secret string     `json:"secret" doc:"name of the secret"`
-	Mode   InjectMode `json:"mode" enum:"header,bearer,basic,query,sigv4"`
+	Secret string     `json:"secret,omitempty" doc:"name of the secret; left out for parts"`
+	Mode   InjectMode `json:"mode" enum:"header,bearer,basic,query,sigv4,parts"`
 	Name   string     `json:"name,omitempty" doc:"of the header or query parameter"`
 	// Format is the header's value with "{}" in the place of the secret.
 	Format   string `json:"format,omitempty" doc:"of the header's value, with {} in place of the secret; {} if left out"`
@@ -157,6 +159,30 @@ type Injection struct {
 	Region       string `json:"region,omitempty" doc:"for sigv4"`
 	Service      string `json:"service,omitempty" doc:"for sigv4"`
 	SessionToken string `json:"sessionToken,omitempty" doc:"for sigv4: name of the secret that holds the session token"`
+
+	Parts []InjectPart `json:"parts,omitempty" maxItems:"32" doc:"for parts: what the header's value is made of, in order; any number of them, none included, are secrets"`
+}
+
+// InjectPart is a piece of a header's value: either a text or a secret.
+type InjectPart struct {
+	Text   string `json:"text,omitempty" maxLength:"4096" doc:"as it is"`
+	Secret string `json:"secret,omitempty" doc:"name of the secret whose value stands here"`
+}
+
+// Secrets returns the names of all secrets that an injection sends.
+func (i Injection) Secrets() []string {
+	var names []string
+	add := func(name string) {
+		if name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	add(i.Secret)
+	add(i.SessionToken)
+	for _, p := range i.Parts {
+		add(p.Secret)
+	}
+	return names
 }
 
 // FilterType is what a filter looks at.

@@ -94,7 +94,7 @@ func TestE2BNetworkIsClosedByDefault(t *testing.T) {
 	c.want(409, c.call("PUT", path, `{"allowOut":["192.0.2.1"]}`, "X-API-Key", mine))
 	c.want(404, c.call("PUT", path, `{}`, "X-API-Key", other))
 	c.want(400, c.call("PUT", path, `{"denyOut":["example.com"]}`, "X-API-Key", mine))
-	for _, lacking := range []string{`{"egressProxy":{"address":"192.0.2.1:1"}}`, `{"rules":{"a.test":[{"transform":{"headers":{"A":"plain"}}}]}}`} {
+	for _, lacking := range []string{`{"egressProxy":{"address":"192.0.2.1:1"}}`, `{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`} {
 		if a := c.want(501, c.call("PUT", path, lacking, "X-API-Key", mine)); a.fields["error_code"] != "atoll_unsupported" {
 			t.Errorf("%s: %s", lacking, a.body)
 		}

@@ -85,7 +85,7 @@ func rawPath(u *url.URL) string {
 func (p *Policy) explained(e Explanation, f Flow, d Decision, req *Request) Explanation {
 	e.Allow, e.Reason, e.Rule, e.Message, e.Path, e.Limits = d.Allow, d.Reason, d.Rule, d.Message(), d.Path, d.Limits
 	for _, i := range d.Inject {
-		e.Inject = append(e.Inject, i.Secret)
+		e.Inject = append(e.Inject, i.Secrets()...)
 	}
 	e.Steps = p.steps(f, req, d)
 	e.Operator = p.operator.about(f, d)

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"net/netip"
 	"slices"
@@ -13,7 +14,7 @@ import (
 const (
 	maxPaths   = 256
 	maxMethods = 32
-	maxInject  = 8
+	maxInject  = 20
 	maxFilters = 16
 )
 
@@ -151,12 +152,9 @@ func (r *rule) compileInject(secrets map[string][]string) error {
 	}
 	for _, i := range in {
 		if err := checkInjection(i); err != nil {
-			return invalid(field(r.number, "inject"), "%s: %v", clip(i.Secret), err)
+			return invalid(field(r.number, "inject"), "%s: %v", clip(cmp.Or(i.Secret, i.Name)), err)
 		}
-		for _, name := range []string{i.Secret, i.SessionToken} {
-			if name == "" {
-				continue
-			}
+		for _, name := range i.Secrets() {
 			if err := within(field(r.number, "inject"), name, r.hosts, secrets); err != nil {
 				return err
 			}
@@ -169,12 +167,14 @@ func (r *rule) compileInject(secrets map[string][]string) error {
 var (
 	errEverywhere = errors.New("a secret is sent to hosts that are named, not to every one")
 	errToNetwork  = errors.New("a secret is sent to one address, not to a network")
-	errNoMode     = errors.New("the mode is none of header, bearer, basic, query and sigv4")
+	errNoMode     = errors.New("the mode is none of header, bearer, basic, query, sigv4 and parts")
 	errNoHeader   = errors.New("the name is not that of a header that may be set")
 	errNoQuery    = errors.New("a query parameter needs a name")
 	errFormat     = errors.New("the format has no {} for the value, or holds a control character")
 	errUsername   = errors.New("the user name holds a colon or a control character")
 	errSigV4      = errors.New("sigv4 needs accessKey, region and service")
+	errParts      = errors.New("each of at most 32 parts is either a text without control characters or a secret")
+	errOnlyParts  = errors.New("only the mode parts has parts, and it has nothing else")
 )
 
 // sendable reads a pattern of hosts to which a secret may be sent.
@@ -201,6 +201,12 @@ var unset = map[string]bool{
 }
 
 func checkInjection(i sandbox.Injection) error {
+	if i.Mode == sandbox.InjectParts {
+		return checkParts(i)
+	}
+	if len(i.Parts) > 0 {
+		return errOnlyParts
+	}
 	if err := sandbox.ValidateSecretName(i.Secret); err != nil {
 		return err
 	}
@@ -341,4 +347,34 @@ func isToken(s string) bool {
 
 func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f })
+}
+
+// Bounds of a header that is made of parts.
+const (
+	maxParts    = 32
+	maxPartText = 4096
+)
+
+func checkParts(i sandbox.Injection) error {
+	if !isToken(i.Name) || unset[strings.ToLower(i.Name)] {
+		return errNoHeader
+	}
+	if i.Secret+i.Format+i.Username+i.AccessKey+i.Region+i.Service+i.SessionToken != "" {
+		return errOnlyParts
+	}
+	if len(i.Parts) == 0 || len(i.Parts) > maxParts {
+		return errParts
+	}
+	for _, p := range i.Parts {
+		if (p.Text == "") == (p.Secret == "") || len(p.Text) > maxPartText || hasControl(p.Text) {
+			return errParts
+		}
+		if p.Secret == "" {
+			continue
+		}
+		if err := sandbox.ValidateSecretName(p.Secret); err != nil {
+			return err
+		}
+	}
+	return nil
 }

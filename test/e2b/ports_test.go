@@ -5,10 +5,16 @@ package e2b
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"io"
+	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -198,4 +204,63 @@ func (c *byName) echo(t *testing.T, port, token string) {
 	if err := ws.Close(websocket.StatusNormalClosure, "done"); err != nil {
 		t.Errorf("closing: %v", err)
 	}
+}
+
+// securedServer serves HTTPS with the certificate and key that it is given.
+const securedServer = `
+import http.server, ssl, sys
+class H(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_GET(self):
+        body = (self.path + '|' + self.headers['Host'] + '|' + self.connection.version()).encode()
+        self.send_response(200)
+        self.send_header('Content-Length', str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+open('/tmp/pair.pem', 'w').write(sys.argv[1])
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain('/tmp/pair.pem')
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 9443), H)
+server.socket = context.wrap_socket(server.socket, server_side=True)
+server.serve_forever()
+`
+
+// TestHTTPSPorts reaches a server that serves HTTPS itself, with a certificate
+// that it made, at a port that was named so, and at no other.
+func TestHTTPSPorts(t *testing.T) {
+	a := start(t, "--e2b-domain="+domain)
+	c := newByName(t, a)
+	id, _ := c.serving(a, `{"templateID":"base","timeout":300,"network":{"httpsPorts":[9443]}}`)
+	defer c.call(204, "DELETE", "api", "/sandboxes/"+id, "", "X-API-Key", c.key)
+	a.run(t, "exec", "-d", "sb-"+strings.TrimPrefix(id, "sb"), "--", "python3", "-c", securedServer, selfSigned(t))
+	port := "9443-" + id
+	r := c.call(0, "GET", port, "/x", "")
+	for r.StatusCode == 502 { // it takes a moment to listen
+		r = c.call(0, "GET", port, "/x", "")
+	}
+	if got := text(r); !strings.HasPrefix(got, "/x|"+port+"."+c.host+"|TLSv1.") {
+		t.Errorf("status %d: %s", r.StatusCode, got)
+	}
+	if got := text(c.call(200, "GET", "9000-"+id, "/plain", "")); !strings.HasPrefix(got, "/plain|") {
+		t.Errorf("the other port says %s", got)
+	}
+}
+
+// selfSigned is a certificate that nobody vouches for, and its key.
+func selfSigned(t *testing.T) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "inside"}, NotAfter: time.Now().Add(time.Hour)}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})) + string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }

@@ -164,9 +164,8 @@ func injected(profile sandbox.Profile) []string {
 	names := map[string]bool{}
 	for _, r := range profile.Rules {
 		for _, i := range r.Inject {
-			names[i.Secret] = true
-			if i.SessionToken != "" {
-				names[i.SessionToken] = true
+			for _, name := range i.Secrets() {
+				names[name] = true
 			}
 		}
 	}

@@ -26,10 +26,8 @@ func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule
 func (r Request) add(rules []sandbox.Rule) Request {
 	for _, rule := range rules {
 		for _, i := range rule.Inject {
-			for _, name := range []string{i.Secret, i.SessionToken} {
-				if name != "" {
-					r.Secrets = append(r.Secrets, Grant{Name: name})
-				}
+			for _, name := range i.Secrets() {
+				r.Secrets = append(r.Secrets, Grant{Name: name})
 			}
 		}
 	}

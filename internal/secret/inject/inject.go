@@ -6,6 +6,7 @@
 package inject
 
 import (
+	"cmp"
 	"encoding/base64"
 	"net/http"
 	"net/url"
@@ -36,6 +37,12 @@ func Apply(req *http.Request, in []sandbox.Injection, values Values, opts Option
 		strip(req, i)
 	}
 	for _, i := range in {
+		if i.Mode == sandbox.InjectParts {
+			if err := applyParts(req, i, values); err != nil {
+				return err
+			}
+			continue
+		}
 		v, err := values(i.Secret)
 		if err != nil {
 			return err
@@ -50,7 +57,7 @@ func Apply(req *http.Request, in []sandbox.Injection, values Values, opts Option
 // strip removes what the client sent in the place of a credential.
 func strip(req *http.Request, i sandbox.Injection) {
 	switch i.Mode {
-	case sandbox.InjectHeader:
+	case sandbox.InjectHeader, sandbox.InjectParts:
 		del(req.Header, i.Name)
 	case sandbox.InjectQuery:
 		delQuery(req.URL, i.Name)
@@ -111,6 +118,23 @@ func apply(req *http.Request, i sandbox.Injection, v secret.Value, values Values
 	return unusable(i, "the mode is not known")
 }
 
+// applyParts sets a header to its parts, one after the other.
+func applyParts(req *http.Request, i sandbox.Injection, values Values) error {
+	var whole strings.Builder
+	for _, p := range i.Parts {
+		whole.WriteString(p.Text)
+		if p.Secret == "" {
+			continue
+		}
+		v, err := values(p.Secret)
+		if err != nil {
+			return err
+		}
+		whole.Write(v.Reveal())
+	}
+	return setHeader(req, i, i.Name, whole.String())
+}
+
 // setHeader refuses a value that would end the header: a stored value with a
 // line break must not become a second one.
 func setHeader(req *http.Request, i sandbox.Injection, name, value string) error {
@@ -122,5 +146,5 @@ func setHeader(req *http.Request, i sandbox.Injection, name, value string) error
 }
 
 func unusable(i sandbox.Injection, message string) error {
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "secret.inject", Subject: i.Secret, Message: message, Hint: "rotate the secret, or mend the rule"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "secret.inject", Subject: cmp.Or(i.Secret, i.Name), Message: message, Hint: "rotate the secret, or mend the rule"}
 }

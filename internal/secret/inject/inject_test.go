@@ -57,6 +57,10 @@ func TestApply(t *testing.T) {
 		{sandbox.Injection{Secret: "token", Mode: sandbox.InjectBearer}, "Authorization", "Bearer " + canary, "a=1&key=mine&b=%zz&k%65y=mine"},
 		{sandbox.Injection{Secret: "token", Mode: sandbox.InjectBasic, Username: "me"}, "Authorization", "Basic bWU6Y2FuYXJ5LXZhbHVlLTA0NTE=", "a=1&key=mine&b=%zz&k%65y=mine"},
 		{sandbox.Injection{Secret: "token", Mode: sandbox.InjectQuery, Name: "key"}, "Accept", "text/plain", "a=1&b=%zz&key=" + canary},
+		{sandbox.Injection{Mode: sandbox.InjectParts, Name: "x-api-key", Parts: []sandbox.InjectPart{
+			{Text: "{} "}, {Secret: "token"}, {Text: ":"}, {Secret: "session"},
+		}}, "X-Api-Key", "{} " + canary + ":the-session-token", "a=1&key=mine&b=%zz&k%65y=mine"},
+		{sandbox.Injection{Mode: sandbox.InjectParts, Name: "X-Api-Key", Parts: []sandbox.InjectPart{{Text: "no secret"}}}, "X-Api-Key", "no secret", "a=1&key=mine&b=%zz&k%65y=mine"},
 	} {
 		req := request(t, "https://api.example.com/x?a=1&key=mine&b=1&k%65y=mine", sent...)
 		req.URL.RawQuery = "a=1&key=mine&b=%zz&k%65y=mine" // what no client library of Go would send
@@ -78,6 +82,8 @@ func TestApply(t *testing.T) {
 		{Secret: "broken", Mode: sandbox.InjectHeader, Name: "X"},
 		{Secret: "missing", Mode: sandbox.InjectBearer},
 		{Secret: "token", Mode: "other"},
+		{Mode: sandbox.InjectParts, Name: "X", Parts: []sandbox.InjectPart{{Secret: "token"}, {Secret: "broken"}}},
+		{Mode: sandbox.InjectParts, Name: "X", Parts: []sandbox.InjectPart{{Secret: "token"}, {Secret: "missing"}}},
 	} {
 		req := request(t, "https://api.example.com/", sent...)
 		err := Apply(req, []sandbox.Injection{in}, values(nil), Options{})

@@ -2,10 +2,12 @@ package e2bapi
 
 import (
 	"cmp"
+	"math"
 	"net/http"
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -46,12 +48,13 @@ const (
 	maxHeaders     = 20
 	maxHeaderName  = 64
 	maxHeaderValue = 2048
+	maxHTTPSPorts  = 32
 )
 
 // label notes what concerns the ports.
-func (n *network) label(labels map[string]string) {
+func (n *network) label(labels map[string]string) error {
 	if n == nil {
-		return
+		return nil
 	}
 	if n.AllowPublicTraffic != nil && !*n.AllowPublicTraffic {
 		labels[labelPrivate] = "true"
@@ -59,6 +62,32 @@ func (n *network) label(labels map[string]string) {
 	if n.MaskRequestHost != "" {
 		labels[labelHost] = n.MaskRequestHost
 	}
+	var secured []string
+	for _, port := range n.HTTPSPorts {
+		if port < 1 || port > math.MaxUint16 || port == envdPort {
+			return invalid("network.httpsPorts", "%d is not a port of a program in the sandbox", port)
+		}
+		if text := strconv.Itoa(port); !slices.Contains(secured, text) {
+			secured = append(secured, text)
+		}
+	}
+	if len(secured) > maxHTTPSPorts {
+		return invalid("network.httpsPorts", "has more than %d ports", maxHTTPSPorts)
+	}
+	if len(secured) > 0 {
+		labels[labelHTTPS] = strings.Join(secured, ",")
+	}
+	return nil
+}
+
+// securedPorts are those of a sandbox that serve HTTPS.
+func securedPorts(s *Sandbox) (ports []int) {
+	for text := range strings.SplitSeq(s.Labels[labelHTTPS], ",") {
+		if n, err := strconv.Atoi(text); err == nil {
+			ports = append(ports, n)
+		}
+	}
+	return ports
 }
 
 // spec is the network in the vocabulary. internet says that whatever is not
@@ -72,8 +101,6 @@ func (n *network) spec(internet bool) (sandbox.Network, error) {
 		return sandbox.Network{}, unsupported("network.egressProxy")
 	case len(n.DNSServers) > 0:
 		return sandbox.Network{}, unsupported("network.dnsServers")
-	case len(n.HTTPSPorts) > 0:
-		return sandbox.Network{}, unsupported("network.httpsPorts")
 	case !internet && n.AllowOut == nil && n.DenyOut == nil && n.Rules == nil:
 		return sandbox.Network{}, nil
 	}
@@ -196,7 +223,7 @@ func (n *network) transforms() (rules []sandbox.Rule, err error) {
 	return rules, nil
 }
 
-// injections are headers, each with one secret in it.
+// injections are headers, with any number of secrets in each.
 func injections(headers map[string]string) (all []sandbox.Injection, err error) {
 	if len(headers) > maxHeaders {
 		return nil, invalid("network.rules", "a transform sets more than %d headers", maxHeaders)
@@ -205,30 +232,69 @@ func injections(headers map[string]string) (all []sandbox.Injection, err error) 
 		if name == "" || len(name) > maxHeaderName || len(value) > maxHeaderValue {
 			return nil, invalid("network.rules", "the header %.64q, or its value, is too long", name)
 		}
-		found := placeholder().FindAllStringSubmatchIndex(value, -1)
-		switch {
-		case len(found) != 1 || strings.Contains(value, "{}"):
-			return nil, unsupported("network.rules: a header without a secret, or with two")
-		case value[found[0][2]:found[0][3]] != "secrets":
-			return nil, unsupported("network.rules: what is no secret")
+		one, err := injection(name, value)
+		if err != nil {
+			return nil, err
 		}
-		at := found[0]
-		all = append(all, sandbox.Injection{
-			Secret: strings.ToLower(value[at[4]:at[5]]), Mode: sandbox.InjectHeader, Name: name, Format: value[:at[0]] + "{}" + value[at[1]:],
-		})
+		all = append(all, one)
 	}
 	slices.SortFunc(all, func(a, b sandbox.Injection) int { return cmp.Compare(a.Name, b.Name) })
 	return all, nil
 }
 
+// injection is a header: around one secret it is a format, else it is made of
+// parts.
+func injection(name, value string) (sandbox.Injection, error) {
+	var parts []sandbox.InjectPart
+	text := func(s string) {
+		if s != "" {
+			parts = append(parts, sandbox.InjectPart{Text: s})
+		}
+	}
+	if value == "" {
+		return sandbox.Injection{}, invalid("network.rules", "the header %s has no value", name)
+	}
+	end, secrets := 0, placeholder().FindAllStringSubmatchIndex(value, -1)
+	for _, at := range secrets {
+		if value[at[2]:at[3]] != "secrets" {
+			return sandbox.Injection{}, unsupported("network.rules: what is no secret")
+		}
+		text(value[end:at[0]])
+		parts = append(parts, sandbox.InjectPart{Secret: strings.ToLower(value[at[4]:at[5]])})
+		end = at[1]
+	}
+	text(value[end:])
+	if len(secrets) != 1 || strings.Contains(value, "{}") {
+		return sandbox.Injection{Mode: sandbox.InjectParts, Name: name, Parts: parts}, nil
+	}
+	at := secrets[0]
+	return sandbox.Injection{
+		Secret: strings.ToLower(value[at[4]:at[5]]), Mode: sandbox.InjectHeader, Name: name, Format: value[:at[0]] + "{}" + value[at[1]:],
+	}, nil
+}
+
+// asked is the reverse of injection.
+func asked(i sandbox.Injection) string {
+	if i.Mode != sandbox.InjectParts {
+		return strings.Replace(i.Format, "{}", "${e2b.secrets."+i.Secret+"}", 1)
+	}
+	value := ""
+	for _, p := range i.Parts {
+		if value += p.Text; p.Secret != "" {
+			value += "${e2b.secrets." + p.Secret + "}"
+		}
+	}
+	return value
+}
+
 // shownNetwork is the network of a sandbox as E2B would tell it.
 func shownNetwork(s *Sandbox) *network {
 	p := s.Network.Inline
-	if p == nil && s.Labels[labelPrivate] == "" && s.Labels[labelHost] == "" {
+	if p == nil && s.Labels[labelPrivate] == "" && s.Labels[labelHost] == "" && s.Labels[labelHTTPS] == "" {
 		return nil
 	}
 	public := s.Labels[labelPrivate] == ""
-	n := &network{AllowPublicTraffic: &public, MaskRequestHost: s.Labels[labelHost]}
+	n := &network{AllowPublicTraffic: &public, MaskRequestHost: s.Labels[labelHost], HTTPSPorts: securedPorts(s)}
 	if p == nil {
 		return n
 	}
@@ -246,7 +312,7 @@ func shownNetwork(s *Sandbox) *network {
 			one := act{}
 			one.Transform.Headers = map[string]string{}
 			for _, i := range r.Inject {
-				one.Transform.Headers[i.Name] = strings.Replace(i.Format, "{}", "${e2b.secrets."+i.Secret+"}", 1)
+				one.Transform.Headers[i.Name] = asked(i)
 			}
 			if n.Rules == nil {
 				n.Rules = map[string][]act{}

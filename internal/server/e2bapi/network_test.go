@@ -3,6 +3,7 @@ package e2bapi
 import (
 	"encoding/json"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -24,7 +25,11 @@ func rules(p *sandbox.Profile) string {
 	for _, r := range p.Rules {
 		line := string(r.Action) + " " + strings.Join(r.Hosts, " ")
 		for _, i := range r.Inject {
-			line += " [" + i.Name + ": " + i.Format + " " + i.Secret + "]"
+			line += " [" + i.Name + ": " + i.Format + " " + i.Secret
+			for _, part := range i.Parts {
+				line += "<" + part.Text + ">" + part.Secret
+			}
+			line += "]"
 		}
 		lines = append(lines, line)
 	}
@@ -49,6 +54,12 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 			false,
 			`{"allowOut":["*.a.test"],"rules":{"*.a.test":[{"transform":{"headers":{"K":"x ${e2b.secrets.S}"}}}],"b.a.test":[{"transform":{"headers":{"K":"${e2b.secrets.t}"}}}]}}`,
 			"allow b.a.test [K: {} t]; allow *.a.test [K: x {} s]; allow *.a.test; else deny",
+		},
+		// A header is made of as many secrets as it names, or of none.
+		{
+			false,
+			`{"allowOut":["a.test"],"rules":{"a.test":[{"transform":{"headers":{"A":"plain {}","B":"${e2b.secrets.S}:${e2b.secrets.t} x","C":"{} ${e2b.secrets.s}"}}}]}}`,
+			"allow a.test [A:  <plain {}>] [B:  <>s<:><>t< x>] [C:  <{} ><>s]; allow a.test; else deny",
 		},
 		// Where all is allowed, what is denied still is.
 		{
@@ -76,10 +87,10 @@ func TestNetworkIsRefused(t *testing.T) {
 		`{"rules":{"*":[{"transform":{"headers":{"A":"${e2b.secrets.t}"}}}]}}`:              sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{},{}]}}`:                                                      sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":"` + long + `"}}}]}}`:             sandbox.CodeInvalid,
-		`{"rules":{"a.test":[{"transform":{"headers":{"A":"plain"}}}]}}`:                    sandbox.CodeUnsupported,
+		`{"rules":{"a.test":[{"transform":{"headers":{"A":""}}}]}}`:                         sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`: sandbox.CodeUnsupported,
 		`{"egressProxy":{"address":"192.0.2.1:1080"}}`:                                      sandbox.CodeUnsupported,
-		`{"httpsPorts":[8443]}`:                                                             sandbox.CodeUnsupported,
+		`{"dnsServers":["192.0.2.53"]}`:                                                     sandbox.CodeUnsupported,
 	} {
 		if _, err := parseNetwork(t, asked).spec(true); sandbox.CodeOf(err) != code {
 			t.Errorf("%s: %v", asked, err)
@@ -89,7 +100,7 @@ func TestNetworkIsRefused(t *testing.T) {
 
 // TestNetworkIsShownAsAsked also shows that nobody who asked for nothing has one.
 func TestNetworkIsShownAsAsked(t *testing.T) {
-	asked := `{"allowPublicTraffic":true,"allowOut":["a.test","192.0.2.0/24"],"denyOut":["0.0.0.0/0","198.51.100.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"Bearer ${e2b.secrets.s}"}}}]}}`
+	asked := `{"allowPublicTraffic":true,"allowOut":["a.test","192.0.2.0/24"],"denyOut":["0.0.0.0/0","198.51.100.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"Bearer ${e2b.secrets.s}","L":"{plain}","M":"${e2b.secrets.s}${e2b.secrets.t}"}}}]}}`
 	n, err := parseNetwork(t, asked).spec(true)
 	if err != nil {
 		t.Fatal(err)
@@ -101,5 +112,24 @@ func TestNetworkIsShownAsAsked(t *testing.T) {
 	none, err := (*network)(nil).spec(false)
 	if err != nil || none.Asked() || shownNetwork(&Sandbox{}) != nil {
 		t.Errorf("nobody asked for a network: %v %v", none, err)
+	}
+}
+
+func TestPortsThatServeHTTPS(t *testing.T) {
+	labels := map[string]string{}
+	if err := parseNetwork(t, `{"httpsPorts":[8443,65535,8443]}`).label(labels); err != nil {
+		t.Fatal(err)
+	}
+	if n := shownNetwork(&Sandbox{Labels: labels}); n == nil || !reflect.DeepEqual(n.HTTPSPorts, []int{8443, 65535}) {
+		t.Errorf("shown as %+v", n)
+	}
+	var many []string
+	for i := range maxHTTPSPorts + 1 {
+		many = append(many, strconv.Itoa(8000+i))
+	}
+	for _, bad := range []string{"0", "-1", "65536", "49983", strings.Join(many, ",")} {
+		if err := parseNetwork(t, `{"httpsPorts":[`+bad+`]}`).label(map[string]string{}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+			t.Errorf("%s: %v", bad, err)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -64,7 +65,8 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 	case !byName:
 		r.Host = "localhost:" + strconv.Itoa(int(number))
 	}
-	h.proxy.Show(w, r, s.ID, number, bearer)
+	secured := slices.Contains(securedPorts(s), int(number))
+	h.proxy.Show(w, r, portproxy.Port{Sandbox: s.ID, Number: number, Bearer: bearer, TLS: secured})
 }
 
 // portFailed answers when nothing inside did.

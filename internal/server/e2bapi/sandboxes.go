@@ -22,6 +22,7 @@ const (
 	labelInternet = labelPrefix + "internet"
 	labelPrivate  = labelPrefix + "private" // its ports want a token
 	labelHost     = labelPrefix + "host"    // what they are told their host is
+	labelHTTPS    = labelPrefix + "https"   // which of them serve HTTPS
 	labelName     = labelPrefix + "name"    // of a snapshot
 	labelTag      = labelPrefix + "tag"     // of a snapshot; default if there is none
 )
@@ -34,7 +35,6 @@ type newSandbox struct {
 	EnvVars             map[string]string `json:"envVars"`
 	AllowInternetAccess *bool             `json:"allow_internet_access"`
 	Network             *network          `json:"network"`
-	MCP                 any               `json:"mcp"`
 	IAM                 any               `json:"iam"`
 	AutoPause           bool              `json:"autoPause"`
 	AutoPauseMemory     *bool             `json:"autoPauseMemory"`
@@ -137,8 +137,6 @@ func (req *newSandbox) refuse() error {
 		return invalid("autoPauseMemory", "needs autoPause")
 	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoResume != nil && req.AutoResume.Enabled:
 		return invalid("autoResume", "cannot resume what keeps no memory")
-	case req.MCP != nil:
-		return unsupported("mcp")
 	case req.IAM != nil:
 		return unsupported("iam")
 	}
@@ -156,7 +154,9 @@ func (req *newSandbox) spec(timeout time.Duration, internet bool) (sandbox.Spec,
 	}
 	template := strings.ToLower(strings.TrimSpace(req.TemplateID))
 	spec.Lifetime = req.lifetime()
-	req.Network.label(spec.Labels)
+	if err := req.Network.label(spec.Labels); err != nil {
+		return spec, err
+	}
 	spec.Labels[labelTemplate] = template
 	spec.Labels[labelTimeout] = strconv.FormatInt(int64(timeout/time.Second), 10)
 	if req.AllowInternetAccess != nil {

@@ -11,6 +11,7 @@ package portproxy
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"log/slog"
@@ -83,7 +84,8 @@ func New(service Service, opts Options) *Proxy {
 	}
 	p.transport = &http.Transport{
 		DialContext: p.dial, DisableCompression: true, MaxResponseHeaderBytes: maxHeader,
-		MaxIdleConnsPerHost: idleConns, IdleConnTimeout: idleTime,
+		MaxIdleConnsPerHost: idleConns, IdleConnTimeout: idleTime, TLSHandshakeTimeout: idleTime,
+		TLSClientConfig: &tls.Config{ServerName: "localhost", InsecureSkipVerify: true}, //nolint:gosec // see Port
 	}
 	p.reverse = &httputil.ReverseProxy{
 		Rewrite: rewrite, Transport: p.transport, FlushInterval: -1, ModifyResponse: confine,
@@ -105,6 +107,7 @@ type target struct {
 	id     sandbox.ID // once the token was checked
 	pool   string     // who may share a connection
 	header bool       // it was named by headers
+	tls    bool       // what listens there serves HTTPS
 }
 
 // Match reports whether a request is for a port, however wrong it is.
@@ -219,12 +222,23 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.show(w, r.WithContext(ctx), t, secret)
 }
 
+// Port is a port of a sandbox, for Show.
+type Port struct {
+	Sandbox sandbox.ID
+	Number  uint16
+	// Bearer is who may share connections: a secret, or "" for everybody.
+	Bearer string
+	// TLS says that what listens there serves HTTPS. Its certificate is not
+	// looked at: the connection does not leave the machine, and ends in the
+	// sandbox whoever shows one.
+	TLS bool
+}
+
 // Show passes a request to a port for a face that has found out itself who
 // asks, and has taken its own credentials off. Connections are made in the
-// context of r, and are shared only between requests with the same bearer,
-// which is a secret or "" for everybody.
-func (p *Proxy) Show(w http.ResponseWriter, r *http.Request, id sandbox.ID, port uint16, bearer string) {
-	p.show(w, r, target{id: id, port: port}, bearer)
+// context of r, and are shared only between requests with the same bearer.
+func (p *Proxy) Show(w http.ResponseWriter, r *http.Request, port Port) {
+	p.show(w, r, target{id: port.Sandbox, port: port.Number, tls: port.TLS}, port.Bearer)
 }
 
 func (p *Proxy) show(w http.ResponseWriter, r *http.Request, t target, bearer string) {
@@ -238,6 +252,9 @@ func (p *Proxy) show(w http.ResponseWriter, r *http.Request, t target, bearer st
 func rewrite(r *httputil.ProxyRequest) {
 	t := r.In.Context().Value(targetKey{}).(target)
 	r.Out.URL.Scheme, r.Out.URL.Host = "http", t.pool
+	if t.tls {
+		r.Out.URL.Scheme = "https"
+	}
 	r.Out.URL.RawQuery = r.In.URL.RawQuery
 	r.Out.Host = r.In.Host
 	if t.header {

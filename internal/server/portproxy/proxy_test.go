@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -465,7 +466,7 @@ func TestShow(t *testing.T) {
 	p := portproxy.New(b, portproxy.Options{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		who := r.Header.Get("X-Who")
-		p.Show(w, r.WithContext(context.WithValue(r.Context(), actorKey{}, who)), "one", 8000, who)
+		p.Show(w, r.WithContext(context.WithValue(r.Context(), actorKey{}, who)), portproxy.Port{Sandbox: "one", Number: 8000, Bearer: who})
 	}))
 	t.Cleanup(func() {
 		s.Close()
@@ -478,5 +479,38 @@ func TestShow(t *testing.T) {
 	}
 	if got := strings.Join(b.actor, ", "); got != "a one 8000, b one 8000" {
 		t.Errorf("connections: %s", got)
+	}
+}
+
+// TestShowSecured: what listens inside serves HTTPS, with a certificate that
+// nobody vouches for; one that serves none of it gets no request in the clear.
+func TestShowSecured(t *testing.T) {
+	b := &boxes{ports: map[string]net.Addr{}}
+	asked := atomic.Int32{}
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		fmt.Fprintf(w, "%s tls=%t", r.Host, r.TLS != nil)
+	}
+	secured := httptest.NewTLSServer(http.HandlerFunc(answer))
+	t.Cleanup(secured.Close)
+	b.ports["one 8443"] = secured.Listener.Addr()
+	b.serve(t, "one", answer)
+	p := portproxy.New(b, portproxy.Options{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		port, _ := strconv.Atoi(r.Header.Get("X-Port"))
+		p.Show(w, r, portproxy.Port{Sandbox: "one", Number: uint16(port), TLS: r.Header.Get("X-Tls") != ""})
+	}))
+	t.Cleanup(func() {
+		s.Close()
+		p.Close()
+	})
+	for range 2 {
+		if resp, body := get(t, s.Listener.Addr().String(), "any.name", "X-Port", "8443", "X-Tls", "yes"); resp.StatusCode != 200 || body != "any.name tls=true" {
+			t.Errorf("%d %s", resp.StatusCode, body)
+		}
+	}
+	asked.Store(0)
+	if resp, body := get(t, s.Listener.Addr().String(), "any.name", "X-Port", "8000", "X-Tls", "yes"); resp.StatusCode != 502 || asked.Load() != 0 {
+		t.Errorf("without TLS inside: %d %s", resp.StatusCode, body)
 	}
 }

@@ -62,3 +62,7 @@ test('ports that want a token', async () => {
     assert.equal((await get(sbx, 8000, '/', { headers: { 'e2b-traffic-access-token': 'x' } })).status, 403)
   }, { network: { allowPublicTraffic: false, maskRequestHost: 'masked:${PORT}' } })
 }, '2.8.1')
+
+test('ports that serve HTTPS are told', () => box(async (sbx) => {
+  assert.deepEqual((await sbx.getInfo()).network.httpsPorts, [9443])
+}, { network: { httpsPorts: [9443] } }), '2.51.0')

@@ -153,6 +153,32 @@ test('builds in the background, status, names and tags', async () => {
   await rejects(Template.getTags(name), 'TemplateError', 'NotFoundError')
 }, '2.15.0')
 
+test('a gateway of MCP that a template brings', async () => {
+  const name = unique('mcp')
+  const dir = context()
+  fs.writeFileSync(path.join(dir, 'mcp-gateway'), '#!/bin/sh\nmkdir -p /etc/mcp-gateway && printf %s "$GATEWAY_ACCESS_TOKEN" >/etc/mcp-gateway/.token && printf %s "$2" >/etc/mcp-gateway/config\n')
+  fs.writeFileSync(path.join(dir, 'mcp.sh'), 'PATH=/home/user/mcp:$PATH\n') // /usr is not the sandbox's own in the image host
+  const mcp = { exa: { apiKey: 'one' } }
+  try {
+    await build(Template({ fileContextPath: dir }).fromBaseImage().copy('mcp-gateway', '/home/user/mcp/mcp-gateway', { user: 'root', mode: 0o755 })
+      .copy('mcp.sh', '/root/.bash_profile', { user: 'root', mode: 0o644 }), name)
+    const sbx = await Sandbox.create(name, { mcp, timeoutMs: 60_000 })
+    try {
+      assert.deepEqual(JSON.parse(await sbx.files.read('/etc/mcp-gateway/config', { user: 'root' })), mcp)
+      const token = await sbx.getMcpToken()
+      assert.ok(token.length > 20)
+      assert.equal(await (await Sandbox.connect(sbx.sandboxId)).getMcpToken(), token)
+    } finally {
+      await sbx.kill()
+    }
+    await rejects(Sandbox.create('base', { mcp }), 'SandboxError') // which has no such program
+    await rejects(Sandbox.create({ mcp }), 'NotFoundError', 'SandboxError') // there is no template mcp-gateway
+  } finally {
+    await remove(name)
+    fs.rmSync(dir, { recursive: true })
+  }
+}, '2.15.0')
+
 test('a template is written out', async () => {
   const template = Template()
     .fromImage('debian:12').aptInstall(['git', 'curl']).pipInstall('six').npmInstall('left-pad', { g: true })
