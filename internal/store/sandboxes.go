@@ -28,6 +28,9 @@ type Summary struct {
 	// are counted against the tenant's limits.
 	Resources sandbox.Resources
 	Labels    map[string]string
+	// LabelsJSON stands in place of Labels in listings, as encoding/json would
+	// write them: they are passed on as they are.
+	LabelsJSON string
 
 	Created time.Time
 	Updated time.Time
@@ -101,7 +104,16 @@ type sandboxRow struct {
 }
 
 // briefScan and fullScan return a scanner of rows with the columns named so.
-func briefScan() func(scanner) (Summary, error) { return newSandboxRow().brief }
+func briefScan() func(scanner) (Summary, error) {
+	r := newSandboxRow()
+	return func(row scanner) (Summary, error) {
+		b, err := r.brief(row)
+		if r.labels != "{}" {
+			b.LabelsJSON = r.labels
+		}
+		return b, err
+	}
+}
 
 func fullScan() func(scanner) (Sandbox, error) {
 	r := newSandboxRow()
@@ -129,12 +141,14 @@ func (r *sandboxRow) brief(row scanner) (b Summary, err error) {
 		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
 		Created:   timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
 	}
-	b.Labels, err = parseLabels(r.labels)
-	return b, err
+	return b, nil
 }
 
 func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
 	brief, err := r.brief(row)
+	if err == nil {
+		brief.Labels, err = parseLabels(r.labels)
+	}
 	if err != nil {
 		return Sandbox{}, err
 	}

@@ -70,7 +70,13 @@ func (l listOutputBody) appendJSON(b []byte) (_ []byte, err error) {
 // appendJSON writes what encoding/json would.
 func (s *Sandbox) appendJSON(b []byte) ([]byte, error) {
 	if !s.brief() {
-		text, err := json.Marshal(s)
+		whole := *s
+		if s.LabelsJSON != "" {
+			if err := json.Unmarshal([]byte(s.LabelsJSON), &whole.Labels); err != nil {
+				return b, err
+			}
+		}
+		text, err := json.Marshal(&whole)
 		return append(b, text...), err
 	}
 	b = appendString(append(b, `{"id":`...), s.ID)
@@ -81,7 +87,9 @@ func (s *Sandbox) appendJSON(b []byte) ([]byte, error) {
 	b = appendSome(b, `,"provider":`, s.Provider)
 	b = appendSome(b, `,"node":`, s.Node)
 	b = s.Resources.appendJSON(append(b, `,"resources":`...))
-	if len(s.Labels) > 0 {
+	if s.LabelsJSON != "" {
+		b = append(append(b, `,"labels":`...), s.LabelsJSON...)
+	} else if len(s.Labels) > 0 {
 		b = appendMap(append(b, `,"labels":`...), s.Labels)
 	}
 	b = appendTime(append(b, `,"created":`...), s.Created)

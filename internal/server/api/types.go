@@ -74,6 +74,10 @@ type Sandbox struct {
 	Origin    string            `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
 	Idle
 
+	// LabelsJSON, if it is not empty, is written in place of Labels, which are
+	// empty then. It is only for listings.
+	LabelsJSON string `json:"-"`
+
 	Entrypoint []string `json:"entrypoint,omitempty" doc:"what the image wants to run; only in the answer that makes the sandbox"`
 	Cmd        []string `json:"cmd,omitempty" doc:"the same"`
 }
