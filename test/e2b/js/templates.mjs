@@ -171,7 +171,9 @@ test('a gateway of MCP that a template brings', async () => {
     } finally {
       await sbx.kill()
     }
-    await rejects(Sandbox.create('base', { mcp }), 'SandboxError') // which has no such program
+    const metadata = { case: name }
+    await rejects(Sandbox.create('base', { mcp, metadata, timeoutMs: 60_000 }), 'SandboxError') // which has no such program
+    for (const left of await Sandbox.list({ query: { metadata } }).nextItems()) await Sandbox.kill(left.sandboxId) // as old SDKs leave it
     await rejects(Sandbox.create({ mcp }), 'NotFoundError', 'SandboxError') // there is no template mcp-gateway
   } finally {
     await remove(name)
