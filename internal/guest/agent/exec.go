@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/guest/spawn"
 	"github.com/atoll-run/atoll/internal/guest/wire"
@@ -28,7 +27,7 @@ func (e *startError) Error() string { return e.message }
 // launch starts a command. A command that cannot be started has ended by the
 // time launch returns, and launch tells why.
 func (a *agent) launch(c *sandbox.Command) (*proc, *startError) {
-	p := &proc{cmd: c, done: make(chan struct{})}
+	p := newProc(c)
 	a.procs.add(p)
 	if c.Background || c.Hold > 0 {
 		p.seat = newSeat(&a.procs.logs, c)
@@ -87,21 +86,23 @@ func (a *agent) spawn(p *proc) error {
 		return err
 	}
 	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: [3]int(fds), Credential: cred, TTY: c.TTY != nil}
+	if isBrief(c) {
+		attr.Pidfd = &p.pidfd
+	}
 	// The end must find the process's number and its timer.
 	p.mu.Lock()
 	pid, err := a.bounds.start(attr, func() (int, error) {
-		return a.reaper.start(program, argv, attr, func(_ int, e ending) {
-			go func() {
-				p.exited(e)
-				a.procs.retire(p)
-			}()
+		return a.reaper.start(program, argv, attr, func(e ending) {
+			p.exited(e)
+			a.procs.retire(p)
 		})
 	})
 	if err == nil {
 		p.pid, p.info.PID = pid, pid
-		if c.Timeout > 0 {
-			p.timer = time.AfterFunc(c.Timeout, p.expire)
-		}
+	}
+	if err == nil && p.pidfd < 0 {
+		p.io.open()
+		p.setTimer()
 	}
 	p.mu.Unlock()
 	if c.TTY != nil {
@@ -231,11 +232,10 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	} else if c.Background {
 		a.keepLog(p)
 	}
-	e := wire.Encoder{B: []byte{wire.MsgStarted}}
-	info := p.snapshot()
-	info.Args = nil // the client knows them
-	wire.PutProcess(&e, &info)
-	if err := op.Message(e.B); err != nil && se == nil && !c.Background {
+	if se == nil && p.pidfd >= 0 {
+		return a.begin(op, p)
+	}
+	if err := sayStarted(op, p); err != nil && se == nil && !c.Background {
 		a.discard(p)
 		return err
 	}
@@ -315,6 +315,15 @@ func (a *agent) discard(p *proc) {
 	p.killSession()
 	<-p.done
 	p.io.close()
+}
+
+// sayStarted tells the client what is known of the command.
+func sayStarted(op *wire.Op, p *proc) error {
+	e := wire.Encoder{B: []byte{wire.MsgStarted}}
+	info := p.snapshot()
+	info.Args = nil // the client knows them
+	wire.PutProcess(&e, &info)
+	return op.Message(e.B)
 }
 
 // sayExit tells the client how the command ended.

@@ -19,12 +19,13 @@ const (
 
 // proc is one command.
 type proc struct {
-	cmd  *sandbox.Command
-	pid  int
-	io   stdio
-	log  *cmdLog       // of a background command
-	seat *seat         // of a command that callers can rejoin
-	done chan struct{} // closed at the end
+	cmd   *sandbox.Command
+	pid   int
+	pidfd int // of a command that begin stays with, else -1
+	io    stdio
+	log   *cmdLog       // of a background command
+	seat  *seat         // of a command that callers can rejoin
+	done  chan struct{} // closed at the end
 
 	within *bounds
 
@@ -35,7 +36,19 @@ type proc struct {
 	timer   *time.Timer
 }
 
-// exited records the end. It runs in the reaper and does not wait.
+func newProc(c *sandbox.Command) *proc {
+	return &proc{cmd: c, pidfd: -1, done: make(chan struct{})}
+}
+
+// setTimer ends the command when the time that it may take since its start is
+// over, if there is such a time and it still runs. The lock is held.
+func (p *proc) setTimer() {
+	if p.cmd.Timeout > 0 && p.pid > 0 && p.info.Running {
+		p.timer = time.AfterFunc(p.cmd.Timeout-time.Since(p.info.Started), p.expire)
+	}
+}
+
+// exited records the end.
 func (p *proc) exited(e ending) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,9 +13,11 @@ import (
 // signal costs more in a sandbox than the rest of the wait.
 type reaper struct {
 	mu       sync.Mutex
-	spawned  sync.Cond
+	called   sync.Cond
 	births   int // processes started so far
+	calls    int // how often somebody wanted that the ends of processes are waited for
 	starting int // forks under way
+	brief    int // processes that those who started them collect
 	waiting  map[int]func(ending)
 	early    map[int]ending // ended while a fork was under way: perhaps its child
 	none     bool           // the kernel said that there is no child
@@ -31,13 +33,15 @@ type ending struct {
 
 func newReaper() *reaper {
 	r := &reaper{waiting: map[int]func(ending){}, early: map[int]ending{}}
-	r.spawned.L = &r.mu
+	r.called.L = &r.mu
 	return r
 }
 
-// start starts a process. ended is called once, from another goroutine, when
-// it has ended, and must not block.
-func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(pid int, e ending)) (int, error) {
+// start starts a process. ended is called once, when it has ended: usually from
+// a goroutine of its own. If attr asks for a descriptor of the process and gets
+// one, the caller must call either collect or call: until then nobody waits
+// for this process.
+func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(e ending)) (int, error) {
 	r.mu.Lock()
 	r.starting++
 	r.mu.Unlock()
@@ -50,16 +54,52 @@ func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(
 		r.births++
 		r.none = false
 		if e, ok := r.early[pid]; ok {
-			go ended(pid, e)
+			go ended(e)
 		} else {
-			r.waiting[pid] = func(e ending) { ended(pid, e) }
+			r.waiting[pid] = ended
 		}
-		r.spawned.Signal()
+		if attr.Pidfd != nil && *attr.Pidfd >= 0 {
+			r.brief++
+		} else {
+			r.wait()
+		}
 	}
 	if r.starting == 0 {
 		clear(r.early)
 	}
 	return pid, err
+}
+
+// wait has run wait for the ends of processes. The lock is held.
+func (r *reaper) wait() {
+	r.calls++
+	r.called.Signal()
+}
+
+// call hands a process that was to be collected over to run.
+func (r *reaper) call() {
+	r.mu.Lock()
+	r.brief--
+	r.wait()
+	r.mu.Unlock()
+}
+
+// collect takes the end of a process that has ended, which nobody else waits for. The
+// function that was given to start has been called when it returns, or will be soon.
+func (r *reaper) collect(pid int) {
+	r.mu.Lock()
+	r.brief--
+	r.mu.Unlock()
+	var ws syscall.WaitStatus
+	got, err := syscall.Wait4(pid, &ws, syscall.WNOHANG, nil)
+	if err == nil && got == pid {
+		r.reaped(pid, ws, pid)
+		return
+	}
+	// Somebody else took it. What that one left behind is for run.
+	r.mu.Lock()
+	r.wait()
+	r.mu.Unlock()
 }
 
 // childless reports whether no process is left that came from here.
@@ -73,32 +113,33 @@ func (r *reaper) childless() bool {
 func (r *reaper) run() {
 	for {
 		r.mu.Lock()
-		births := r.births
+		births, calls := r.births, r.calls
 		r.mu.Unlock()
 		var ws syscall.WaitStatus
 		pid, err := spawn.Wait(&ws)
 		switch err {
 		case nil:
-			r.reaped(pid, ws)
+			r.reaped(pid, ws, 0)
 		case syscall.ECHILD:
-			r.rest(births)
+			r.rest(births, calls)
 		}
 	}
 }
 
-// rest waits for the next birth, unless there was one since births was read.
-func (r *reaper) rest(births int) {
+// rest waits until it is called, unless it was since calls was read.
+func (r *reaper) rest(births, calls int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.none = r.births == births
-	for r.births == births {
-		r.spawned.Wait()
+	for r.calls == calls {
+		r.called.Wait()
 	}
 }
 
 // reaped takes all that have ended, finds out whether any child is left, and
-// tells those who wait.
-func (r *reaper) reaped(pid int, ws syscall.WaitStatus) {
+// tells those who wait: on this goroutine about own, since that is whose end
+// the caller has waited for.
+func (r *reaper) reaped(pid int, ws syscall.WaitStatus, own int) {
 	ends := map[int]syscall.WaitStatus{}
 	var err error
 	r.mu.Lock()
@@ -112,15 +153,24 @@ func (r *reaper) reaped(pid int, ws syscall.WaitStatus) {
 		}
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.none = err == syscall.ECHILD && r.births == births && r.starting == 0
+	if err == nil && own != 0 && r.brief == 0 {
+		r.wait() // for what was left behind
+	}
+	tell := func() {}
 	for pid, ws := range ends {
 		e := ending{status: ws, alone: r.none}
 		if f := r.waiting[pid]; f != nil {
 			delete(r.waiting, pid)
-			f(e)
+			if pid == own {
+				tell = func() { f(e) }
+			} else {
+				go f(e)
+			}
 		} else if r.starting > 0 {
 			r.early[pid] = e
 		}
 	}
+	r.mu.Unlock()
+	tell()
 }

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,9 +20,12 @@ func (a *agent) rehearse(program []byte) error {
 	if _, err := unix.Write(fd, program); err != nil {
 		return about("", err)
 	}
-	p := &proc{cmd: &sandbox.Command{Args: []string{fmt.Sprintf("/proc/self/fd/%d", fd)}}, done: make(chan struct{})}
+	p := newProc(&sandbox.Command{Args: []string{fmt.Sprintf("/proc/self/fd/%d", fd)}})
 	if err := a.spawn(p); err != nil {
 		return fail(sandbox.CodeUnavailable, "", err.Error())
+	}
+	if p.pidfd >= 0 && !a.ends(p, time.Second) {
+		a.outlive(p)
 	}
 	<-p.done
 	p.io.close()

@@ -18,6 +18,7 @@ import (
 // exist only inside the sandbox, and so survive a checkpoint.
 type stdio struct {
 	out, err *os.File // err is nil on a terminal
+	raw      *[2]int  // what these will be, until open is called
 
 	mu  sync.Mutex
 	in  *os.File // nil without input or after its end; the terminal's main side
@@ -54,15 +55,24 @@ func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (fds []int,
 		}
 	}
 	fds = append(fds, in)
-	for _, f := range []**os.File{&s.out, &s.err} {
+	s.raw = &[2]int{-1, -1}
+	for i := range s.raw {
 		r, w, err := pipe()
 		if err != nil {
 			return fds, err
 		}
 		fds = append(fds, w)
-		*f = newFile(r)
+		s.raw[i] = r
 	}
 	return fds, nil
+}
+
+// open makes files of the streams that can be waited for together with all
+// others.
+func (s *stdio) open() {
+	if s.raw != nil {
+		s.out, s.err, s.raw = newFile(s.raw[0]), newFile(s.raw[1]), nil
+	}
 }
 
 // noInput is an input that has ended: /dev/null, or where a sandbox has no
@@ -93,7 +103,9 @@ func newFile(fd int) *os.File {
 
 func closeFDs(fds []int) {
 	for _, fd := range fds {
-		unix.Close(fd)
+		if fd >= 0 {
+			unix.Close(fd)
+		}
 	}
 }
 
@@ -153,6 +165,10 @@ func (s *stdio) close() {
 	s.mu.Unlock()
 	if in != nil {
 		in.Close()
+	}
+	if s.raw != nil {
+		closeFDs(s.raw[:])
+		s.raw = nil
 	}
 	if s.out != nil {
 		s.out.Close()

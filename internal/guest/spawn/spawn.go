@@ -14,6 +14,7 @@ package spawn
 import (
 	"sync/atomic"
 	"syscall"
+	"unsafe"
 )
 
 // child is what a new process needs to know. It is all prepared before, since
@@ -32,6 +33,8 @@ type child struct {
 	ngroups  int
 	groups   *uint32
 
+	pidfd int32 // -1 for none
+
 	everything uint64 // a set of all signals
 	before     uint64 // those that were blocked before
 	failed     syscall.Errno
@@ -40,7 +43,8 @@ type child struct {
 // cloneArgs is the kernel's struct clone_args.
 type cloneArgs struct {
 	flags      uint64
-	_          [3]uint64 // where to write numbers of processes
+	pidfd      uint64    // where to write it
+	_          [2]uint64 // where to write numbers of processes
 	exitSignal uint64
 	_          [5]uint64 // stack, thread-local storage and chosen numbers
 	cgroup     uint64
@@ -48,6 +52,7 @@ type cloneArgs struct {
 
 const (
 	cloneVM           = 0x100
+	clonePidfd        = 0x1000
 	cloneVfork        = 0x4000
 	cloneClearSighand = 0x100000000
 	cloneIntoCgroup   = 0x200000000
@@ -81,6 +86,9 @@ type Attr struct {
 	// process is born in.
 	InCgroup bool
 	Cgroup   int
+	// Pidfd, if it is not nil, gets a descriptor for Await, which the caller
+	// closes, or -1 where there is none.
+	Pidfd *int
 }
 
 // ForkExec starts a program with these arguments, of which the first is its
@@ -90,6 +98,9 @@ type Attr struct {
 // Descriptors that the program is not to have must be marked to close on
 // execution as they are made: syscall.ForkLock is not held.
 func ForkExec(path string, argv []string, attr *Attr) (int, error) {
+	if attr.Pidfd != nil {
+		*attr.Pidfd = -1
+	}
 	if plain.Load() || min(attr.Files[0], attr.Files[1], attr.Files[2]) < maxFiles {
 		return attr.forkExec(path, argv)
 	}
@@ -105,8 +116,14 @@ func ForkExec(path string, argv []string, attr *Attr) (int, error) {
 	case errno != 0:
 		return 0, errno
 	case c.failed != 0:
+		if c.pidfd >= 0 {
+			_ = syscall.Close(int(c.pidfd))
+		}
 		bury(int(pid))
 		return 0, syscall.Errno(c.failed)
+	}
+	if attr.Pidfd != nil {
+		*attr.Pidfd = int(c.pidfd)
 	}
 	return int(pid), nil
 }
@@ -135,11 +152,15 @@ func bury(pid int) {
 
 // prepare makes all that the new process needs.
 func prepare(path string, argv []string, attr *Attr) (*child, error) {
-	c := &child{everything: ^uint64(0), files: attr.Files, tty: attr.TTY}
+	c := &child{everything: ^uint64(0), files: attr.Files, tty: attr.TTY, pidfd: -1}
 	c.clone.flags, c.clone.exitSignal = cloneVM|cloneVfork|cloneClearSighand, uint64(syscall.SIGCHLD)
 	if attr.InCgroup {
 		c.clone.flags |= cloneIntoCgroup
 		c.clone.cgroup = uint64(attr.Cgroup)
+	}
+	if attr.Pidfd != nil {
+		c.clone.flags |= clonePidfd
+		c.clone.pidfd = uint64(uintptr(unsafe.Pointer(&c.pidfd))) // nothing on the heap moves
 	}
 	var err error
 	if c.path, err = syscall.BytePtrFromString(path); err != nil {

@@ -19,6 +19,10 @@ type Op struct {
 	in   [Lanes]inLane
 	out  [Lanes]outLane
 
+	// gathered are frames that are held back while gathering is set.
+	gathering bool
+	gathered  []byte
+
 	msgs chan []byte
 	over chan struct{} // client: ended or lost; guest: canceled or lost
 	once sync.Once
@@ -147,7 +151,31 @@ func (op *Op) SendFrame(lane int, frame []byte) error {
 
 func (op *Op) sendData(lane int, frame []byte) error {
 	header{size: uint32(len(frame) - HeaderLen), op: op.id, kind: kindData, lane: byte(lane)}.put(frame)
-	return op.conn.send(frame, op.over)
+	return op.send(frame, op.over)
+}
+
+// Gather holds back what is sent from now on until Flush or the end of the
+// operation, so that one write takes all of it. Guest only; meanwhile nothing
+// may be sent from another goroutine.
+func (op *Op) Gather() { op.gathering = true }
+
+// Flush sends what was gathered, and what follows at once again.
+func (op *Op) Flush() error {
+	frames := op.gathered
+	op.gathering, op.gathered = false, nil
+	if len(frames) == 0 {
+		return nil
+	}
+	return op.conn.send(frames, op.over)
+}
+
+func (op *Op) send(frame []byte, stop <-chan struct{}) error {
+	if !op.gathering {
+		return op.conn.send(frame, stop)
+	}
+	op.gathered = append(op.gathered, frame...)
+	PutFrame(frame)
+	return nil
 }
 
 // SetReadDeadline is net.Conn's, for the receiving side of a lane.
@@ -167,7 +195,7 @@ func (op *Op) control(kind byte, lane int, payload []byte) error {
 	frame := make([]byte, HeaderLen+len(payload))
 	header{size: uint32(len(payload)), op: op.id, kind: kind, lane: byte(lane)}.put(frame)
 	copy(frame[HeaderLen:], payload)
-	return op.conn.send(frame, nil)
+	return op.send(frame, nil)
 }
 
 // StopWriting ends this side's use of a lane: writers get err.
@@ -208,6 +236,7 @@ func (op *Op) Fail(e *RemoteError) { op.end(e.append([]byte{1})) }
 func (op *Op) end(payload []byte) {
 	op.conn.forget(op.id)
 	_ = op.control(kindEnd, 0, payload)
+	_ = op.Flush()
 	op.lost(errDone)
 	for i := range op.in {
 		op.in[i].drop(errDone)

@@ -1,0 +1,143 @@
+package guest_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// briefClient is a client of a guest that starts programs by itself, as it does
+// inside a sandbox: where Go has raised the limit of open files, package syscall
+// does, and no command is waited for by who started it.
+func briefClient(t *testing.T) (*guest.Client, int) {
+	t.Helper()
+	var l syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: l.Max, Max: l.Max}); err != nil {
+		t.Fatal(err)
+	}
+	conn, cmd := startGuest(t, guest.HostArgs("/"), nil)
+	return dial(t, conn, "/", guest.Options{}), cmd.Process.Pid
+}
+
+// TestBrief runs commands that end at once, that are slow to begin, and that are
+// neither, and expects all that they write, and their end.
+func TestBrief(t *testing.T) {
+	c, _ := briefClient(t)
+	long := strings.Repeat("0123456789", 20_000)
+	for script, want := range map[string]result{
+		"true":                                  {},
+		"exit 7":                                {exit: sandbox.Exit{Code: 7}},
+		"kill -9 $$":                            {exit: sandbox.Exit{Code: 137, Signal: 9}},
+		"echo out; echo err >&2; exit 3":        {"out\n", "err\n", sandbox.Exit{Code: 3}},
+		"exec >&- 2>&-; sleep 0.1; exit 4":      {exit: sandbox.Exit{Code: 4}},
+		"sleep 0.02; echo out; sleep 0.02":      {stdout: "out\n"},
+		"sleep 0.1; echo out; echo err >&2":     {"out\n", "err\n", sandbox.Exit{}},
+		"(sleep 0.1; echo late) & echo early":   {stdout: "early\nlate\n"},
+		"(sleep 0.1; echo late >&2) >&- & :":    {stderr: "late\n"},
+		"head -c 200000 /dev/zero | tr '\\0' x": {stdout: strings.Repeat("x", len(long))},
+	} {
+		t.Run(script, func(t *testing.T) {
+			got := run(t, c, sh(script), "")
+			got.exit.Reason = ""
+			if got != want {
+				t.Errorf("got %.80q, %.80q, %+v", got.stdout, got.stderr, got.exit)
+			}
+		})
+	}
+}
+
+// TestBriefBesideOthers runs commands while another one lives, so that none of
+// them is the last, and many at a time.
+func TestBriefBesideOthers(t *testing.T) {
+	c, _ := briefClient(t)
+	other, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}, Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			for j := range 10 {
+				word := fmt.Sprint(i, "-", j)
+				if got := run(t, c, sh("echo "+word+"; exit "+itoa(j)), ""); got.stdout != word+"\n" || got.exit.Code != j {
+					t.Errorf("%s: %+v", word, got)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestBriefLeavesNothing counts what is left in the guest of commands of all
+// kinds: no descriptor, and no process that nobody has waited for.
+func TestBriefLeavesNothing(t *testing.T) {
+	c, pid := briefClient(t)
+	round := func() {
+		for _, script := range []string{"true", "sleep 0.1", "echo x; sleep 0.01", "(sleep 0.05 &) >&- 2>&-", "nowhere"} {
+			run(t, c, sh(script), "")
+		}
+		run(t, c, &sandbox.Command{Args: []string{"/nowhere"}}, "")
+		run(t, c, &sandbox.Command{Shell: "sleep 1000", Timeout: time.Millisecond}, "")
+	}
+	open := func() int {
+		fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(fds)
+	}
+	round()
+	before := open()
+	for range 5 {
+		round()
+	}
+	waitFor(t, func() bool { return open() <= before })
+	waitFor(t, func() bool { return len(children(t, pid)) == 0 })
+}
+
+// children lists the processes that a process has, the dead included.
+func children(t *testing.T, parent int) (pids []int) {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range stats {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it is gone
+		}
+		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+		if len(f) > 1 && f[1] == strconv.Itoa(parent) {
+			pid, _, _ := strings.Cut(string(b), " ")
+			n, _ := strconv.Atoi(pid)
+			pids = append(pids, n)
+		}
+	}
+	return pids
+}
+
+// TestBriefTimeout has times that are over before a command is looked at again,
+// and after.
+func TestBriefTimeout(t *testing.T) {
+	c, _ := briefClient(t)
+	for _, most := range []time.Duration{time.Nanosecond, 2 * time.Millisecond, 20 * time.Millisecond, 150 * time.Millisecond} {
+		got := run(t, c, &sandbox.Command{Args: []string{"sleep", "1000"}, Timeout: most}, "")
+		if got.exit.Reason != sandbox.ReasonTimeout {
+			t.Errorf("%v: %+v", most, got.exit)
+		}
+	}
+}
