@@ -110,10 +110,12 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 func kernelFlags() []string {
 	return []string{
 		"--platform=systrap",
-		"--directfs=false",       // the kernel process may not open host files itself
-		"--network=none",         // loopback only, until a link is handed over
-		"--ignore-cgroups",       // ours are made by us
-		"--in-sandbox-cgroup=v2", // through which the number of processes is limited
+		"--systrap-disable-fast-path",        // waiting by spinning takes the processor from others
+		"--systrap-disable-syscall-patching", // pays for long-lived programs only
+		"--directfs=false",                   // the kernel process may not open host files itself
+		"--network=none",                     // loopback only, until a link is handed over
+		"--ignore-cgroups",                   // ours are made by us
+		"--in-sandbox-cgroup=v2",             // through which the number of processes is limited
 		"--host-settings=ignore",
 		"--overlay2=none",         // said per mount instead
 		"--allow-suid",            // sudo works inside; it is power inside only
