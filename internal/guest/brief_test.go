@@ -141,3 +141,34 @@ func TestBriefTimeout(t *testing.T) {
 		}
 	}
 }
+
+// TestTerminalBesideOthers expects that a terminal's second stream has ended,
+// whatever else lives.
+func TestTerminalBesideOthers(t *testing.T) {
+	c, _ := briefClient(t)
+	other, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}, Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	got := run(t, c, &sandbox.Command{Shell: "echo x", TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}}, "")
+	if got.stdout != "x\r\n" || got.stderr != "" || got.exit.Code != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestBriefIsGivenUp lets go of commands as soon as they have begun.
+func TestBriefIsGivenUp(t *testing.T) {
+	c, pid := briefClient(t)
+	for range 20 {
+		p, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close()
+		if _, err := p.Wait(testContext(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	waitFor(t, func() bool { return len(children(t, pid)) == 0 })
+}

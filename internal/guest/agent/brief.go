@@ -37,7 +37,9 @@ func (a *agent) begin(op *wire.Op, p *proc) error {
 	_ = sayStarted(op, p)
 	if !ended {
 		_ = op.Flush() // what goes wrong ends the operation, which is noticed below
-		if ended = a.ends(p, firstWords, p.io.raw[:]...); ended {
+		stop := p.killOn(op.Over())
+		ended = a.ends(p, firstWords, p.io.raw[:]...)
+		if stop(); ended {
 			op.Gather()
 		}
 	}
@@ -71,6 +73,20 @@ func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
 	a.reaper.collect(p.pid)
 	<-p.done
 	return true
+}
+
+// killOn kills a command when over is closed, until the returned function is
+// called.
+func (p *proc) killOn(over <-chan struct{}) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-over:
+			_ = p.signal(syscall.SIGKILL)
+		case <-done:
+		}
+	}()
+	return func() { close(done) }
 }
 
 // outlive makes a command one like all others.

@@ -279,6 +279,8 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 	pumps.Go(func() { pumpLane(0, p.io.out) })
 	if p.io.err != nil {
 		pumps.Go(func() { pumpLane(1, p.io.err) })
+	} else {
+		_ = op.CloseWrite(1) // whatever lives beside it
 	}
 	var input sync.WaitGroup
 	if p.cmd.Stdin {
