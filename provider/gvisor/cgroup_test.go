@@ -1,9 +1,11 @@
 package gvisor
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
@@ -124,5 +126,41 @@ func TestMemoryKills(t *testing.T) {
 		if got := g.memoryKills(); got != tc.want {
 			t.Errorf("v%d %q: memoryKills = %v", tc.version, tc.content, got)
 		}
+	}
+}
+
+// TestStandstill looks at groups whose files are read again and again because
+// programs hold all other memory, and at some that are merely busy.
+func TestStandstill(t *testing.T) {
+	const limit = 64 << 20
+	for _, tc := range []struct {
+		name          string
+		before, again int64 // pages
+		files         string
+		want          int
+	}{
+		{"programs are read again as soon as they are given back", 50_000, 30_000, "active_file 20480\ninactive_file 2826240\n", 3},
+		{"nothing is read again", 50_000, 0, "active_file 0\ninactive_file 0\n", 0},
+		{"a few pages are", 50_000, 400, "active_file 0\ninactive_file 8192\n", 0},
+		{"a large file is read again and again beside a small program", 50_000, 30_000, "active_file 0\ninactive_file 50000000\n", 0},
+		{"less is read again than there is", 50_000, 5_000, "active_file 0\ninactive_file 40000000\n", 0},
+	} {
+		for version, file := range map[int]string{1: "memory.limit_in_bytes", 2: "memory.max"} {
+			g := &cgroup{version: version, dirs: map[string]string{ctlMemory: t.TempDir()}}
+			write := func(name, text string) {
+				if err := os.WriteFile(filepath.Join(g.dirs[ctlMemory], name), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			write(file, strconv.Itoa(limit))
+			seen := sight{read: tc.before, times: 2}
+			write("memory.stat", fmt.Sprintf("shmem 49127424\nworkingset_refault_file %d\n%s", tc.before+tc.again, tc.files))
+			if got := g.look(seen); got.times != tc.want {
+				t.Errorf("version %d: %s: seen %d times, want %d", version, tc.name, got.times, tc.want)
+			}
+		}
+	}
+	if got := (*cgroup)(nil).look(sight{times: 1}); got.times != 1 {
+		t.Errorf("without a group: %+v", got)
 	}
 }

@@ -57,16 +57,29 @@ type child struct {
 	state *os.ProcessState
 }
 
-// start starts the executable with argv in the namespaces of attr, inside the
-// cgroup, with files numbered from 3 and everything else closed, and with env
-// as its whole environment.
-func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *syscall.SysProcAttr, cg *cgroup) (*child, error) {
+// place is what a child belongs to.
+type place struct {
+	cgroup *cgroup
+	score  int // see setOOMScore; zero: its parent's
+}
+
+// start starts the executable with argv in the namespaces of attr, with files
+// numbered from 3 and everything else closed, and with env as its whole
+// environment. Its standard input ends when it is where it belongs: what it
+// starts before is not.
+func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *syscall.SysProcAttr, at place) (*child, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer null.Close()
-	release, err := cg.enterOnClone(attr)
+	gate, open, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer gate.Close()
+	defer open.Close()
+	release, err := at.cgroup.enterOnClone(attr)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +87,7 @@ func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *s
 	pa := &os.ProcAttr{
 		Dir:   "/",
 		Env:   append([]string{}, env...), // never this process's own
-		Files: append([]*os.File{null, null, null}, files...),
+		Files: append([]*os.File{gate, null, null}, files...),
 		Sys:   attr,
 	}
 	var proc *os.Process
@@ -87,7 +100,10 @@ func (r *reaper) start(exe string, argv, env []string, files []*os.File, attr *s
 	c := &child{pid: proc.Pid, proc: proc, done: make(chan struct{})}
 	// One that has ended already has no start time any more, and needs none.
 	c.start, _ = startTime(c.pid)
-	err = cg.add(c.pid)
+	if at.score != 0 {
+		setOOMScore(c.pid, at.score)
+	}
+	err = at.cgroup.add(c.pid)
 	go func() {
 		c.state, _ = proc.Wait()
 		close(c.done)

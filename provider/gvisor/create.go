@@ -137,6 +137,7 @@ func (m *maker) start(ctx context.Context) error {
 	if err := m.in.dial(ctx, conn); err != nil {
 		return m.explain(fmt.Errorf("reaching the guest: %w", err))
 	}
+	m.in.spareGuest()
 	return m.p.opts.Fault("create.connected")
 }
 
@@ -176,7 +177,7 @@ func (m *maker) publish() error {
 	if m.p.closed {
 		return errors.New("the provider is closed")
 	}
-	m.p.instances[m.rec.ID] = m.in
+	m.p.remember(m.in)
 	return nil
 }
 

@@ -111,7 +111,7 @@ func (p *Provider) startDeadline(kernel processRef, at time.Time, b box) (*child
 		argvDeadline, strconv.Itoa(kernel.PID), strconv.FormatUint(kernel.Start, 10),
 		strconv.FormatInt(at.UnixNano(), 10), dir,
 	}
-	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, nil)
+	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
 }
 
 // runDeadline is that process.

@@ -17,3 +17,20 @@ func (p *Provider) Ready() (all, restored int) {
 // SetScarce replaces what tells whether the machine has too little memory for a
 // pool. It comes before anything else is done with the provider.
 func (p *Provider) SetScarce(scarce func() bool) { p.pool.scarce = scarce }
+
+// MakeRoom does what is done about a sandbox that stands still.
+func (in *Instance) MakeRoom() { in.makeRoom() }
+
+// Stub is a host process that stands for an address space inside.
+type Stub struct {
+	PID    int
+	Spared bool
+}
+
+// Stubs lists those of a sandbox, the oldest first.
+func (in *Instance) Stubs() (list []Stub) {
+	for _, s := range in.stubs() {
+		list = append(list, Stub{s.pid, s.score == scoreSpared})
+	}
+	return list
+}

@@ -61,12 +61,12 @@ func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f
 
 // Exec starts a command. See driver.Instance.
 func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Process, err error) {
-	kills := in.rec.cgroup().memoryKills()
+	kills := in.memoryKills()
 	err = in.use(ctx, func(ctx context.Context) error {
 		p, err = in.client.Exec(ctx, cmd)
 		return err
 	})
-	return in.watchMemory(p, kills), err
+	return in.explainKill(p, kills), err
 }
 
 // Processes lists commands. See driver.ProcessManager.
@@ -84,7 +84,7 @@ func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process,
 		p, err = in.client.Reconnect(ctx, id)
 		return err
 	})
-	return in.watchMemory(p, 0), err
+	return in.explainKill(p, 0), err
 }
 
 // Rejoin connects to a command again. See driver.Rejoiner.
@@ -93,7 +93,7 @@ func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, s
 		p, at, err = in.client.Rejoin(ctx, id, from, skip)
 		return err
 	})
-	return in.watchMemory(p, 0), at, err
+	return in.explainKill(p, 0), at, err
 }
 
 // Logs reads what a command wrote. See driver.ProcessManager.
@@ -129,10 +129,10 @@ func (in *Instance) endedFor(ctx context.Context) (sandbox.Exit, bool) {
 	return exit, err == nil
 }
 
-// watchMemory makes a command that the host killed for want of memory say so:
+// explainKill makes a command that was killed for want of memory say so:
 // inside, it looks like any other SIGKILL. kills is how often that had
 // happened before the command was started.
-func (in *Instance) watchMemory(p driver.Process, kills int) driver.Process {
+func (in *Instance) explainKill(p driver.Process, kills int) driver.Process {
 	if p == nil {
 		return nil
 	}
@@ -149,7 +149,7 @@ type process struct {
 // Wait waits for the command. See driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.Process.Wait(ctx)
-	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.rec.cgroup().memoryKills() > p.kills {
+	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.memoryKills() > p.kills {
 		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
 	}
 	return exit, err

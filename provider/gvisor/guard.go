@@ -21,7 +21,7 @@ func (p *Provider) guardPool() (*child, error) {
 	}
 	maker := self()
 	args := []string{argvGuard, strconv.Itoa(maker.PID), strconv.FormatUint(maker.Start, 10), boxes}
-	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, nil)
+	return p.reaper.start(p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
 }
 
 // runGuard is that process.

@@ -40,6 +40,7 @@ type Instance struct {
 	released    chan struct{}           // closed when nobody here cares any more
 	once        sync.Once
 	destroyed   atomic.Bool
+	starved     atomic.Int64                // programs that makeRoom killed
 	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read and did not say that it is over
 
 	mu       sync.Mutex
@@ -426,7 +427,7 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "the machine was restarted"
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
-	case r.cgroup().memoryKills() > 0:
+	case why == sandbox.ReasonMemory, r.cgroup().memoryKills() > 0:
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"

@@ -175,20 +175,19 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	attr := namespaces(a.attached)
 	dropToNobody(attr)
 	env := append(a.environment(), kernel.CollectorEnv+"="+fs.add(a.collector))
-	c, err := a.reaper.start(a.kernel, args, env, fs.files, attr, a.cgroup)
+	c, err := a.reaper.start(a.kernel, args, env, fs.files, attr, place{a.cgroup, scoreProgram})
 	if err != nil {
 		return nil, err
 	}
 	syncEnd.Close()
-	// What the kernel starts for the programs inside inherits this, and the
-	// kernel itself is exempted again: when memory runs out the host is to
-	// kill a program and not the sandbox.
-	setOOMScore(c.pid, 1000)
 	if err := awaitByte(ctx, started, c); err != nil {
 		c.kill()
 		return nil, err
 	}
-	setOOMScore(c.pid, 0)
+	// What stands for the programs inside has inherited the score, and the kernel
+	// itself is exempted again: when memory runs out the host is to kill a
+	// program and not the sandbox.
+	setOOMScore(c.pid, scoreSpared)
 	return c, nil
 }
 
@@ -201,12 +200,6 @@ func (a *launchArgs) environment() []string {
 		return nil
 	}
 	return []string{"GOMEMLIMIT=" + strconv.FormatUint(a.memory/2, 10)}
-}
-
-// setOOMScore says how much the host prefers to kill the process when memory
-// runs out. It is advice: where it cannot be given, the choice is the host's.
-func setOOMScore(pid, score int) {
-	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(score)), 0)
 }
 
 func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
@@ -259,7 +252,7 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 	if !a.identity || os.Geteuid() != 0 {
 		dropToNobody(attr)
 	}
-	c, err := a.reaper.start(a.kernel, args, nil, fs.files, attr, a.cgroup)
+	c, err := a.reaper.start(a.kernel, args, nil, fs.files, attr, place{cgroup: a.cgroup})
 	if err != nil {
 		return fail(err)
 	}

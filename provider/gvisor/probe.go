@@ -94,7 +94,7 @@ func (p *Provider) probeNamespaces() driver.Finding {
 	f := driver.Finding{Severity: driver.OK, Subject: "namespaces", Message: "user, mount, process and network namespaces can be made"}
 	attr := namespaces(true)
 	dropToNobody(attr)
-	c, err := p.reaper.start(p.opts.Kernel, []string{argvProbe}, nil, nil, attr, nil)
+	c, err := p.reaper.start(p.opts.Kernel, []string{argvProbe}, nil, nil, attr, place{})
 	if err == nil {
 		ended := c.waitFor(10 * time.Second)
 		if c.state != nil && c.state.Success() {

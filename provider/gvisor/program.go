@@ -60,6 +60,10 @@ const (
 )
 
 // findProgram finds the guest's image, or makes it.
+// programSuffix ends the names of files that hold the guest's program; they begin
+// with the engine's version.
+const programSuffix = ".erofs"
+
 func findProgram(kernel, stateDir string) (program, error) {
 	engine, err := engineOf(kernel)
 	if err != nil {
@@ -69,7 +73,7 @@ func findProgram(kernel, stateDir string) (program, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return program{}, err
 	}
-	p := program{engine, filepath.Join(dir, engine+".erofs")}
+	p := program{engine, filepath.Join(dir, engine+programSuffix)}
 	if _, err := os.Stat(p.image); err == nil {
 		now := time.Now()
 		_ = os.Chtimes(p.image, now, now) // in use

@@ -89,6 +89,8 @@ type Provider struct {
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance
 	closed    bool
+	watching  bool          // watchMemory runs
+	quit      chan struct{} // closed with the provider
 }
 
 var (
@@ -134,6 +136,7 @@ func New(opts Options) (*Provider, error) {
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
 		program:   sync.OnceValues(func() (program, error) { return findProgram(opts.Kernel, opts.StateDir) }),
 		instances: map[sandbox.ID]*Instance{},
+		quit:      make(chan struct{}),
 	}, nil
 }
 
@@ -195,8 +198,17 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if in.unreachable != nil {
 		return in, nil // not remembered: it may answer next time
 	}
-	p.instances[id] = in
+	p.remember(in)
 	return in, nil
+}
+
+// remember makes a sandbox known. The caller holds mu.
+func (p *Provider) remember(in *Instance) {
+	p.instances[in.rec.ID] = in
+	if !p.watching {
+		p.watching = true
+		go p.watchMemory()
+	}
 }
 
 func goneError(id sandbox.ID) error {
@@ -284,6 +296,9 @@ func (p *Provider) Close() error {
 	p.closePool()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.closed {
+		close(p.quit)
+	}
 	p.closed = true
 	for id, in := range p.instances {
 		in.release()

@@ -148,8 +148,15 @@ func startTime(pid int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseUint(f[19], 10, 64)
+	return strconv.ParseUint(f[statStart], 10, 64)
 }
+
+// Some of what processStat returns. See proc_pid_stat(5), which counts from 3.
+const (
+	statParent   = 1
+	statStart    = 19 // in ticks since the machine started
+	statResident = 21 // in pages
+)
 
 // processStat reads what the host's kernel says of a process, from its state on.
 func processStat(pid int) ([]string, error) {
@@ -159,7 +166,7 @@ func processStat(pid int) ([]string, error) {
 	}
 	// The command name, in parentheses, may hold anything.
 	f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(f) < 20 || f[0] == "Z" || f[0] == "X" {
+	if len(f) <= statResident || f[0] == "Z" || f[0] == "X" {
 		return nil, fs.ErrNotExist
 	}
 	return f, nil

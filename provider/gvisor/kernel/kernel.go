@@ -10,6 +10,7 @@ package kernel
 
 import (
 	"os"
+	"syscall"
 	_ "unsafe" // for go:linkname
 
 	"gvisor.dev/gvisor/pkg/log"
@@ -34,10 +35,23 @@ var version string
 
 func init() {
 	if len(os.Args) > 0 && os.Args[0] == Argv0 {
+		awaitPlace()
 		// Not on this goroutine, which is bound to its thread for as long as
 		// initialisation lasts.
 		go Run(new(sentrycmd.Boot))
 		select {}
+	}
+}
+
+// awaitPlace returns when standard input ends: this process is in its control
+// group then. What a kernel starts before would stay outside of it, and with it
+// all that programs inside do.
+func awaitPlace() {
+	for {
+		n, err := syscall.Read(0, make([]byte, 1))
+		if n <= 0 && err != syscall.EINTR {
+			return
+		}
 	}
 }
 

@@ -1,0 +1,195 @@
+package gvisor
+
+import (
+	"cmp"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// What the host kills first when a sandbox reaches its memory limit: programs.
+// The end of the kernel or of the guest would be that of the sandbox. See
+// oom_score_adj in proc(5).
+const (
+	scoreProgram = 1000
+	scoreSpared  = 0
+)
+
+// setOOMScore says how much the host prefers to kill the process when memory
+// runs out. It is advice: where it cannot be given, the choice is the host's.
+func setOOMScore(pid, score int) {
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(strconv.Itoa(score)), 0)
+}
+
+// stub is a process of the host that stands for an address space inside. Others
+// may share its memory.
+type stub struct {
+	pid, score int
+	start      uint64
+	resident   int64 // pages
+}
+
+// stubs lists those of the sandbox, the oldest first: it is the one that all
+// others are copied from.
+func (in *Instance) stubs() []stub {
+	kernel := strconv.Itoa(in.rec.Kernel.PID)
+	var list []stub
+	for _, pid := range in.rec.cgroup().processes() {
+		stat, err := processStat(pid)
+		if err != nil || stat[statParent] != kernel {
+			continue
+		}
+		start, _ := strconv.ParseUint(stat[statStart], 10, 64)
+		score, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/oom_score_adj")
+		if err == nil {
+			list = append(list, stub{pid, int(number(string(score))), start, number(stat[statResident])})
+		}
+	}
+	slices.SortFunc(list, func(a, b stub) int { return cmp.Or(cmp.Compare(a.start, b.start), a.pid-b.pid) })
+	return list
+}
+
+// spareGuest makes the host prefer every program to the guest. The guest's own
+// program, which is mapped, would otherwise make it the largest process of a
+// small sandbox.
+func (in *Instance) spareGuest() {
+	for _, s := range in.stubs() {
+		text, _ := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/maps")
+		if strings.Contains(string(text), in.rec.Engine+programSuffix) {
+			setOOMScore(s.pid, scoreSpared)
+		}
+	}
+}
+
+// barren reports whether the process is gone that all others are copied from: no
+// program can be started any more.
+func (in *Instance) barren() bool {
+	list := in.stubs()
+	return len(list) > 0 && list[0].score == scoreSpared
+}
+
+// When a sandbox stands still for want of memory: all that the host keeps of
+// files for it is a small share of its memory, and was read again between two
+// looks, several times one after the other.
+const (
+	lookEvery    = 2 * time.Second
+	looks        = 3
+	smallShare   = 16      // of the limit
+	leastAgain   = 4 << 10 // pages
+	leastProgram = 64      // pages; what is smaller stands for no program
+	page         = 4 << 10 // bytes
+)
+
+// sight is what was seen of one sandbox.
+type sight struct {
+	read  int64 // pages of files that were read again, since ever
+	times int   // looks at which it stood still
+	kills int   // programs that were killed for want of memory
+}
+
+// watchMemory ends what makes a sandbox stand still. The host kills only where
+// nothing can be given back, and programs in use can be, to be read again at
+// once: a sandbox whose memory is full may do nothing else for ever, and keep the
+// machine's disk busy. It returns when no sandbox is left.
+func (p *Provider) watchMemory() {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	seen := map[*Instance]sight{}
+	for {
+		select {
+		case <-tick.C:
+		case <-p.quit:
+			return
+		}
+		p.mu.Lock()
+		list := slices.Collect(maps.Values(p.instances))
+		p.watching = len(list) > 0
+		p.mu.Unlock()
+		if len(list) == 0 {
+			return
+		}
+		now := make(map[*Instance]sight, len(list))
+		for _, in := range list {
+			now[in] = in.look(seen[in])
+		}
+		seen = now
+	}
+}
+
+// look looks at a sandbox once more, and does what is to be done.
+func (in *Instance) look(before sight) sight {
+	now := in.rec.cgroup().look(before)
+	now.kills = in.memoryKills()
+	switch {
+	case now.kills > before.kills && in.barren():
+		in.end(sandbox.ReasonMemory)
+	case now.times == looks:
+		in.makeRoom()
+		now.times = 0
+	}
+	return now
+}
+
+// look looks at the group once more.
+func (g *cgroup) look(before sight) sight {
+	if !g.has(ctlMemory) {
+		return before
+	}
+	text, err := os.ReadFile(filepath.Join(g.dirs[ctlMemory], "memory.stat"))
+	if err != nil {
+		return before
+	}
+	var now sight
+	var files int64 // bytes
+	for line := range strings.Lines(string(text)) {
+		switch name, n, _ := strings.Cut(line, " "); name {
+		case "workingset_refault_file":
+			now.read = number(n)
+		case "active_file", "inactive_file":
+			files += number(n)
+		}
+	}
+	again := now.read - before.read
+	if again >= leastAgain && again*page >= files && files < g.memoryLimit()/smallShare {
+		now.times = before.times + 1
+	}
+	return now
+}
+
+// memoryLimit is the limit in bytes, negative if there is none.
+func (g *cgroup) memoryLimit() int64 {
+	if g.version == 2 {
+		return g.figure(ctlMemory, "memory.max")
+	}
+	return g.figure(ctlMemory, "memory.limit_in_bytes")
+}
+
+// makeRoom kills the largest program, or ends the sandbox if there is none: its
+// kernel holds the memory itself.
+func (in *Instance) makeRoom() {
+	largest := stub{resident: leastProgram}
+	for _, s := range in.stubs() {
+		if s.score == scoreProgram && s.resident > largest.resident {
+			largest = s
+		}
+	}
+	if largest.pid == 0 {
+		in.end(sandbox.ReasonMemory)
+		return
+	}
+	in.starved.Add(1)
+	_ = unix.Kill(largest.pid, unix.SIGKILL)
+}
+
+// memoryKills counts the programs that were killed for want of memory.
+func (in *Instance) memoryKills() int {
+	return in.rec.cgroup().memoryKills() + int(in.starved.Load())
+}

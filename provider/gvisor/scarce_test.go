@@ -1,0 +1,101 @@
+package gvisor_test
+
+import (
+	"bufio"
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// hog starts a command that holds memory, and returns when it does.
+func hog(t *testing.T, in driver.Instance) driver.Process {
+	t.Helper()
+	proc, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"python3", "-c", `
+import time
+b = bytearray(b"x") * (8 << 20)
+print("holds", flush=True)
+while True: time.sleep(0.01)
+`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proc.Close() })
+	if line, err := bufio.NewReader(proc.Stdout()).ReadString('\n'); line != "holds\n" {
+		t.Fatalf("it said %q, %v", line, err)
+	}
+	return proc
+}
+
+// TestAllProcessesAreLimited makes sandboxes while the machine is busy with making
+// others: what stands for programs has to be in the control group that limits
+// them, and to be what the host kills first.
+func TestAllProcessesAreLimited(t *testing.T) {
+	p := newProvider(t, nil)
+	var group sync.WaitGroup
+	for i := range 24 {
+		group.Go(func() {
+			in, err := p.Create(t.Context(), &sandbox.Spec{ID: sandbox.ID("limited-" + strconv.Itoa(i)), Image: "host"})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() {
+				if err := in.Destroy(context.Background()); err != nil {
+					t.Error(err)
+				}
+			}()
+			list := in.(*gvisor.Instance).Stubs()
+			if len(list) < 2 || list[0].Spared || !slices.ContainsFunc(list, func(s gvisor.Stub) bool { return s.Spared }) {
+				t.Errorf("the control group has %+v, want the process that all are copied from, and the guest's, which is spared", list)
+			}
+		})
+	}
+	group.Wait()
+}
+
+// TestLargestMakesRoom lets a sandbox stand still for want of memory, as far as
+// its guard can tell: a program goes, and neither the guest, whose own program is
+// larger, nor the sandbox.
+func TestLargestMakesRoom(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
+	in := victim.(*gvisor.Instance)
+	proc := hog(t, victim)
+	in.MakeRoom()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if exit, err := proc.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
+	}
+	stillWorks(t, neighbour)
+	stillWorks(t, victim)
+}
+
+// TestBarrenSandboxEnds lets the host kill, for want of memory, what all other
+// processes of a sandbox are copied from: no command could be started any more.
+func TestBarrenSandboxEnds(t *testing.T) {
+	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 192 << 20})
+	in := victim.(*gvisor.Instance)
+	proc := hog(t, victim)
+	if err := unix.Kill(in.Stubs()[0].PID, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	in.MakeRoom()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if exit, err := proc.Wait(ctx); err == nil && exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
+	}
+	if exit, err := victim.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonMemory {
+		t.Errorf("the sandbox's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
+	}
+	stillWorks(t, neighbour)
+}
