@@ -202,8 +202,13 @@ type interrupts struct {
 	cancel context.CancelCauseFunc
 	mu     sync.Mutex
 	send   func(sig int) // to the command; nil while none runs
-	passed bool          // one was passed on
+	early  int           // one that came before the command, 0 if none did
+	passed bool          // one was passed on, or is to be
 }
+
+// aboutToRun is how long a signal waits for a command: it may run already, as
+// far as others can see, while we have yet to hear of it.
+const aboutToRun = 100 * time.Millisecond
 
 // catchSignals begins to turn signals into what they mean. The returned
 // context ends when everything is to end; stop gives signals back.
@@ -234,17 +239,26 @@ func catchSignals(ctx context.Context) (_ *interrupts, _ context.Context, stop f
 
 func (i *interrupts) take(sig syscall.Signal) {
 	i.mu.Lock()
-	send := i.send
-	if i.passed {
-		send = nil
-	}
-	i.passed = i.passed || send != nil
-	i.mu.Unlock()
-	if send == nil {
+	defer i.mu.Unlock()
+	switch {
+	case i.passed:
 		i.cancel(interrupted(sig))
-		return
+	case i.send != nil:
+		i.send(int(sig))
+	default:
+		i.early = int(sig)
+		time.AfterFunc(aboutToRun, i.giveUp)
 	}
-	send(int(sig))
+	i.passed = true
+}
+
+// giveUp ends everything if no command came for an early signal.
+func (i *interrupts) giveUp() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.early != 0 {
+		i.cancel(interrupted(i.early))
+	}
 }
 
 // forward sends signals to p until the returned function is called.
@@ -259,6 +273,10 @@ func (i *interrupts) forward(ctx context.Context, p driver.Process) (stop func()
 				i.cancel(interrupted(sig))
 			}
 		}()
+	}
+	if i.early != 0 {
+		i.send(i.early)
+		i.early = 0
 	}
 	return func() {
 		i.mu.Lock()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -158,13 +159,48 @@ func TestFirstSignalGoesToTheCommand(t *testing.T) {
 	}
 }
 
-func TestSignalWithoutACommandEndsEverything(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	i := &interrupts{cancel: cancel}
-	i.take(syscall.SIGINT)
-	var sig interrupted
-	if !errors.As(context.Cause(ctx), &sig) || syscall.Signal(sig) != syscall.SIGINT {
-		t.Errorf("cause %v", context.Cause(ctx))
+// TestSignalBeforeTheCommand sends one before there is a command, which comes at
+// once, too late, or not before a second signal.
+func TestSignalBeforeTheCommand(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		after time.Duration // when the command comes
+		again bool          // a second signal comes before it
+		ended syscall.Signal
+	}{
+		{name: "the command comes", after: aboutToRun / 2},
+		{name: "it comes too late", after: 2 * aboutToRun, ended: syscall.SIGINT},
+		{name: "a second signal", after: aboutToRun / 2, again: true, ended: syscall.SIGTERM},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				i := &interrupts{cancel: cancel}
+				p := &command{}
+				i.take(syscall.SIGINT)
+				if tc.again {
+					i.take(syscall.SIGTERM)
+				}
+				time.Sleep(tc.after)
+				var sig interrupted
+				if errors.As(context.Cause(ctx), &sig); syscall.Signal(sig) != tc.ended {
+					t.Errorf("ended by %v, want %v", context.Cause(ctx), tc.ended)
+				}
+				if tc.ended != 0 {
+					return
+				}
+				defer i.forward(ctx, p)()
+				synctest.Wait()
+				if !slices.Equal(p.signals, []int{2}) {
+					t.Errorf("the command got %v", p.signals)
+				}
+				time.Sleep(2 * aboutToRun)
+				if ctx.Err() != nil {
+					t.Error("the signal that the command got ended everything")
+				}
+				cancel(nil)
+			})
+		})
 	}
 }
 
