@@ -62,7 +62,6 @@ func Run(commands ...util.SubCommand) {
 	usePrecompiledSeccomp()
 	skipTracePoints()
 	deferCollection(deferredTime)
-	forgetTiles()
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))
 	for _, c := range commands {

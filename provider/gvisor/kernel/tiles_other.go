@@ -1,6 +1,0 @@
-//go:build !amd64
-
-package kernel
-
-// forgetTiles is for processors that have AMX.
-func forgetTiles() {}
