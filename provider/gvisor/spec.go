@@ -110,7 +110,6 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 func kernelFlags() []string {
 	return []string{
 		"--platform=systrap",
-		"--systrap-disable-fast-path",        // waiting by spinning takes the processor from others
 		"--systrap-disable-syscall-patching", // pays for long-lived programs only
 		"--directfs=false",                   // the kernel process may not open host files itself
 		"--network=none",                     // loopback only, until a link is handed over
