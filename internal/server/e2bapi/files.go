@@ -1,12 +1,13 @@
 package e2bapi
 
 import (
-	"cmp"
+	"bufio"
 	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"mime"
+	"mime/multipart"
 	"net/http"
 	"path"
 	"strconv"
@@ -207,6 +208,10 @@ type uploaded struct {
 	Type string `json:"type"`
 }
 
+// formBuffer is how much of a form is taken from the connection at once. The
+// reader of forms takes 4 KiB from what it is given.
+const formBuffer = 128 << 10
+
 // upload writes the files of a form, or one file that is the body.
 func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	if err := checkMetadata(r.Header); err != nil {
@@ -235,7 +240,7 @@ func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	case "application/octet-stream":
 		done, err = c.writeOne(r, body)
 	case "multipart/form-data":
-		done, err = c.writeParts(r, body, params["boundary"])
+		done, err = c.writeParts(r, multipart.NewReader(bufio.NewReaderSize(body, formBuffer), params["boundary"]))
 	default:
 		err = invalid("Content-Type", "is neither multipart/form-data nor application/octet-stream")
 	}
@@ -257,27 +262,26 @@ func (c *call) writeOne(r *http.Request, body io.Reader) ([]uploaded, error) {
 
 // writeParts writes the parts of a form that are named "file", each to the path
 // of the request or, without one, to the path that is its file name.
-func (c *call) writeParts(r *http.Request, body io.Reader, boundary string) ([]uploaded, error) {
-	form, err := newForm(body, boundary)
-	if err != nil {
-		return nil, invalid("Content-Type", "has no usable boundary")
-	}
+func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, error) {
 	done, seen := []uploaded{}, map[string]bool{}
 	for {
-		part, err := form.next()
+		part, err := form.NextPart()
 		if err == io.EOF {
 			return done, nil
 		}
 		if err != nil {
 			return nil, invalid("body", "is not a form")
 		}
-		name, file := part.names()
-		if name != "file" {
+		if part.FormName() != "file" {
 			continue
 		}
-		given := cmp.Or(r.URL.Query().Get("path"), file)
+		given := r.URL.Query().Get("path")
 		if given == "" {
-			return nil, invalid("path", "none given, and a part has no file name")
+			// Part.FileName would drop the directories.
+			_, params, _ := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
+			if given = params["filename"]; given == "" {
+				return nil, invalid("path", "none given, and a part has no file name")
+			}
 		}
 		if seen[given] {
 			return nil, invalid("path", "%.200q is written twice in one request", given)
