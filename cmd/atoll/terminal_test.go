@@ -119,7 +119,8 @@ func exitCodeOf(t *testing.T, cmd *exec.Cmd) int {
 }
 
 func TestTerminal(t *testing.T) {
-	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `trap 'stty size' WINCH; test -t 0 && test -t 1 && test -t 2 && echo "tty $TERM"; stty size; until read x; do :; done; echo "read $x"; exit 5`)
+	// A shell that is about to read does not see a signal before it has read.
+	s, cmd := sit(t, "run", "-it", "--", "sh", "-c", `trap 'size=$(stty size)' WINCH; test -t 0 && test -t 1 && test -t 2 && echo "tty $TERM"; stty size; until [ "$size" ]; do sleep 0.05; done; echo "$size"; read x; echo "read $x"; exit 5`)
 	s.see("tty xterm-256color")
 	s.see("30 100")
 	if err := pty.Setsize(s.pty, &pty.Winsize{Cols: 77, Rows: 22}); err != nil {
