@@ -239,7 +239,7 @@ func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
 		text = "the sandbox could not be reached any more"
 	}
 	if text != "" {
-		if exit.Detail != "" {
+		if !strings.HasSuffix(text, exit.Detail) {
 			text += " (" + visible(exit.Detail) + ")"
 		}
 		a.say("error", text)
