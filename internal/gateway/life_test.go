@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -129,6 +130,7 @@ const canary = "canary-value-of-a-secret-0451"
 func secrets() []wire.Secret {
 	return []wire.Secret{
 		{Name: "token", Version: 3, Value: []byte(canary)},
+		{Name: "second", Version: 2, Value: []byte("second-" + canary)},
 		{Name: "swapped", Version: 1, Value: []byte("other-" + canary), Placeholder: "sk-placeholder-0123456789abcdef", Hosts: []string{"api.test"}, SwapHosts: []string{"api.test"}},
 	}
 }
@@ -143,7 +145,11 @@ func TestSecrets(t *testing.T) {
 	})
 	r := w.rig()
 	p := profile(
-		sandbox.Rule{Name: "echo", Action: sandbox.Allow, Hosts: []string{"echo.test"}, Inject: []sandbox.Injection{{Secret: "token", Mode: sandbox.InjectBearer}}},
+		sandbox.Rule{Name: "echo", Action: sandbox.Allow, Hosts: []string{"echo.test"}, Inject: []sandbox.Injection{
+			{Secret: "token", Mode: sandbox.InjectBearer},
+			{Name: "X-Parts", Mode: sandbox.InjectParts, Parts: []sandbox.InjectPart{{Text: "a:"}, {Secret: "token"}, {Text: ":"}, {Secret: "second"}}},
+			{Name: "X-Text", Mode: sandbox.InjectParts, Parts: []sandbox.InjectPart{{Text: "no secret"}}},
+		}},
 		sandbox.Rule{Name: "api", Action: sandbox.Allow, Hosts: []string{"api.test", "plain.test"}},
 	)
 	p.Secrets = secrets()
@@ -156,14 +162,14 @@ func TestSecrets(t *testing.T) {
 		return hits[len(hits)-1]
 	}
 	out, _ := b.sh("curl -sSi -H 'Authorization: Bearer mine' https://echo.test/")
-	if got := last(); got.Header.Get("Authorization") != "Bearer "+canary {
-		t.Errorf("the host got %v", got.Header)
+	if got := last().Header; got.Get("Authorization") != "Bearer "+canary || got.Get("X-Parts") != "a:"+canary+":second-"+canary || got.Get("X-Text") != "no secret" {
+		t.Errorf("the host got %v", got)
 	}
 	if strings.Contains(out, canary) || !strings.Contains(out, "you sent Bearer ****") {
 		t.Errorf("the sandbox got %s", out)
 	}
 	e := r.awaitEvent("secrets", func(e gateway.Event) bool { return len(e.Secrets) > 0 })
-	if e.Rule != "echo" || e.Secrets[0] != "token@3" || strings.Contains(fmt.Sprintf("%+v", e), canary) {
+	if e.Rule != "echo" || !slices.Contains(e.Secrets, "token@3") || !slices.Contains(e.Secrets, "second@2") || strings.Contains(fmt.Sprintf("%+v", e), canary) {
 		t.Errorf("%+v", e)
 	}
 	out, _ = b.sh("curl -sS -H 'X-Key: sk-placeholder-0123456789abcdef' https://api.test/x")
