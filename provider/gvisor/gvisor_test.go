@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -219,5 +220,27 @@ func TestPool(t *testing.T) {
 		if len(lines) != 5 || lines[0] != string(id) || lines[1] != string(id) || lines[2] == "tmpfs" || lines[3] != "1" || lines[4] != "0" {
 			t.Errorf("%s: %+v", id, o)
 		}
+	}
+}
+
+// TestProcessorAnswersItself: a program inside that asks what the processor is gets
+// the processor's own answer, at the processor's price, and not the kernel's. The
+// question is one that the kernel itself has no answer to.
+func TestProcessorAnswersItself(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Log("there is no such instruction")
+		return
+	}
+	const script = `import ctypes, mmap
+m = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+m.write(bytes.fromhex("53 b800000040 0fa2 89d8 5b c3"))  # push rbx; mov eax, 0x40000000; cpuid; mov eax, ebx; pop rbx; ret
+print(ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(ctypes.c_char.from_buffer(m)))())`
+	here, err := exec.CommandContext(t.Context(), "python3", "-c", script).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host"})
+	if o := python(t, in, script); o.stdout != string(here) || o.exit.Code != 0 {
+		t.Errorf("inside: %+v, on this machine: %s", o, here)
 	}
 }

@@ -35,6 +35,7 @@ var version string
 
 func init() {
 	if len(os.Args) > 0 && os.Args[0] == Argv0 {
+		leaveCPUID()
 		awaitPlace()
 		// Not on this goroutine, which is bound to its thread for as long as
 		// initialisation lasts.
