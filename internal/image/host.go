@@ -81,7 +81,7 @@ var hostFiles = map[string]string{
 	"etc/resolv.conf":   "",
 	"etc/nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nprotocols: files\nservices: files\n",
 	"etc/shells":        "/bin/sh\n/bin/bash\n",
-	"etc/profile":       "[ -n \"$BASH\" ] && [ -r /etc/bash.bashrc ] && . /etc/bash.bashrc\numask 022\n",
+	"etc/profile":       "[ -n \"$BASH\" ] && [ -n \"$PS1\" ] && [ -r /etc/bash.bashrc ] && . /etc/bash.bashrc\numask 022\n",
 	"etc/bash.bashrc":   "[ -z \"$PS1\" ] && return\nPS1='\\u@\\h:\\w\\$ '\n",
 }
 
@@ -129,13 +129,15 @@ const (
 	hostMaxTotal = 32 << 20 // bytes of all
 )
 
-// config is how the host image runs commands.
+// config is how the host image runs commands. Characters are UTF-8, and all
+// else is as in the locale C, as C.UTF-8 has it: of LANG, the C library would open
+// a dozen files more whenever a program starts.
 func (h *hostSource) config() Config {
 	dirs := []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	if h.isDir("usr/local/go/bin") {
 		dirs = append(dirs, "/usr/local/go/bin")
 	}
-	return Config{Env: []string{"PATH=" + strings.Join(dirs, ":"), "LANG=C.UTF-8"}, Workdir: "/"}
+	return Config{Env: []string{"PATH=" + strings.Join(dirs, ":"), "LC_CTYPE=C.UTF-8"}, Workdir: "/"}
 }
 
 func (h *hostSource) path(name string) string { return path.Join(h.root, name) }

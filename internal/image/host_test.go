@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,6 +111,10 @@ func TestHostImage(t *testing.T) {
 	}
 	if path := img.Config.Env[0]; !strings.HasSuffix(path, ":/usr/local/go/bin") {
 		t.Errorf("%q lacks Go", path)
+	}
+	// Of LANG every program that starts would open a dozen files.
+	if env := img.Config.Env[1:]; !slices.Equal(env, []string{"LC_CTYPE=C.UTF-8"}) {
+		t.Errorf("the environment is %q", env)
 	}
 }
 

@@ -20,15 +20,19 @@ const defaultUser = "user"
 
 // account is a user of a sandbox.
 type account struct {
-	name, home string
-	names      *names
+	name        string
+	home, shell string
+	names       *names
 }
+
+// login is what the file of users says of one.
+type login struct{ home, shell string }
 
 // names are the users and groups of a sandbox.
 type names struct {
 	stamp  [2]sandbox.FileInfo
-	seen   time.Time         // when the files had that stamp
-	homes  map[string]string // by the user's name
+	seen   time.Time        // when the files had that stamp
+	logins map[string]login // by the user's name
 	users  map[uint32]string
 	groups map[uint32]string
 }
@@ -79,15 +83,15 @@ func (c *accountCache) find(ctx context.Context, box Box, user string) (account,
 func (n *names) account(user string) (account, error) {
 	if user == "" {
 		user = defaultUser
-		if _, ok := n.homes[user]; !ok {
+		if _, ok := n.logins[user]; !ok {
 			user = "root"
 		}
 	}
-	home, ok := n.homes[user]
+	l, ok := n.logins[user]
 	if !ok {
 		return account{}, unauthorized("invalid username: '" + clip(user) + "'")
 	}
-	return account{user, home, n}, nil
+	return account{user, l.home, l.shell, n}, nil
 }
 
 func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
@@ -106,7 +110,7 @@ func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
 	if same {
 		return old, nil
 	}
-	n := &names{stamp: stamp, seen: now, homes: map[string]string{"root": "/root"}, users: map[uint32]string{0: "root"}, groups: map[uint32]string{0: "root"}}
+	n := &names{stamp: stamp, seen: now, logins: map[string]login{"root": {"/root", defaultShell}}, users: map[uint32]string{0: "root"}, groups: map[uint32]string{0: "root"}}
 	for i, file := range nameFiles {
 		text, err := readNames(ctx, box, file)
 		if err != nil {
@@ -172,11 +176,21 @@ func (n *names) parse(which int, text string) {
 			numbers[uint32(id)] = f[0]
 		}
 		if which == 0 && len(f) >= 6 {
-			if _, ok := n.homes[f[0]]; !ok || f[0] == "root" {
-				n.homes[f[0]] = path.Clean("/" + f[5])
+			if _, ok := n.logins[f[0]]; !ok || f[0] == "root" {
+				n.logins[f[0]] = login{path.Clean("/" + f[5]), shellOf(f)}
 			}
 		}
 	}
+}
+
+// defaultShell is that of a user of whom none is said.
+const defaultShell = "/bin/sh"
+
+func shellOf(fields []string) string {
+	if len(fields) > 6 && fields[6] != "" {
+		return fields[6]
+	}
+	return defaultShell
 }
 
 func nameOf(names map[uint32]string, id uint32) string {

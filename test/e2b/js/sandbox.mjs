@@ -113,6 +113,8 @@ test('list: filters, order, pages', async () => {
 test('environment of the sandbox', () => box(async (sbx) => {
   assert.equal((await sbx.commands.run('echo $FOO $E2B_SANDBOX $E2B_SANDBOX_ID')).stdout, `bar true ${sbx.sandboxId}\n`)
   assert.equal((await sbx.commands.run('echo $FOO', { envs: { FOO: 'other' } })).stdout, 'other\n')
+  // Characters are UTF-8, and the shell that a login has is there for programs, too.
+  assert.equal((await sbx.commands.run('x=äöü; echo ${#x} $(printenv SHELL)')).stdout, '3 /bin/bash\n')
 }, { envs: { FOO: 'bar' } }))
 
 test('getHost', () => box(async (sbx) => {

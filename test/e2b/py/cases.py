@@ -93,6 +93,7 @@ async def _():
     async with Box(envs={"FOO": "bar"}) as sbx:
         assert (await sbx.commands.run("echo $FOO $E2B_SANDBOX $E2B_SANDBOX_ID")).stdout == f"bar true {sbx.sandbox_id}\n"
         assert (await sbx.commands.run("echo $FOO", envs={"FOO": "other"})).stdout == "other\n"
+        assert (await sbx.commands.run("x=äöü; echo ${#x} $(printenv SHELL)")).stdout == "3 /bin/bash\n"
         assert sbx.get_host(3000).startswith(f"3000-{sbx.sandbox_id}.")
 
 
