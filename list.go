@@ -40,8 +40,9 @@ func (o *ListOptions) query() url.Values {
 func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		query := opts.query()
+		var room []Info
 		first := c.listing(ctx, query)
-		if !first.yield(yield) || first.next == "" {
+		if !first.yield(yield, &room) || first.next == "" {
 			return
 		}
 		ctx, cancel := context.WithCancel(ctx)
@@ -65,7 +66,7 @@ func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, err
 			}
 		}()
 		for page := range pages {
-			if !page.yield(yield) {
+			if !page.yield(yield, &room) {
 				return
 			}
 		}
@@ -114,24 +115,26 @@ func cursorOf(text []byte) (string, error) {
 			return next, nil
 		}
 	}
+	if !bytes.Contains(text, []byte(`"next"`)) {
+		return "", nil
+	}
 	var page struct{ Next string }
 	err := json.Unmarshal(text, &page)
 	return page.Next, err
 }
 
 // yield hands out what is on the page, or why there is none, and reports
-// whether more is wanted.
-func (p *listing) yield(yield func(Info, error) bool) bool {
-	var boxes []Info
+// whether more is wanted. The pages of a listing are read to the same room.
+func (p *listing) yield(yield func(Info, error) bool, room *[]Info) bool {
 	if p.err == nil {
-		boxes, p.err = readListing(p.text.Bytes())
+		*room, p.err = readListing(p.text.Bytes(), *room)
 		pages.Put(p.text)
 	}
 	if p.err != nil {
 		yield(Info{}, p.err)
 		return false
 	}
-	for _, s := range boxes {
+	for _, s := range *room {
 		if !yield(s, nil) {
 			return false
 		}

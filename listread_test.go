@@ -44,6 +44,14 @@ func FuzzListing(f *testing.F) {
 		{`"labels":{"a":"b","c":""}`, `"labels":{}`},
 		{`"labels":{"a":"b","c":""}`, `"labels":{"a":"b",}`},
 		{`2026-01-02T03:04:05Z`, `2026-13-02`},
+		{`.000000006Z`, `.0000000065Z`},
+		{`.000000006Z`, `.Z`},
+		{`.000000006Z`, `,5Z`},
+		{`"2026-01-02T03:04:05Z","expires"`, `"2026-01-02T24:04:05Z","expires"`},
+		{`"2026-01-02T03:04:05Z","expires"`, `"2026-01-02T03:04:60Z","expires"`},
+		{`"2026-01-02T03:04:05Z","expires"`, `"2026-01-02T03:04:05.120Z","expires"`},
+		{`"2026-01-02T03:04:05Z","expires"`, `"2026-01-02T3:04:05Z","expires"`},
+		{`"2026-01-02T03:04:05Z","expires"`, `"2026-01-02T03:04:05+00:00","expires"`},
 		{`},{`, `}{`},
 		{`},{`, `},,{`},
 		{`[{`, `[,{`},
@@ -52,7 +60,7 @@ func FuzzListing(f *testing.F) {
 		f.Add([]byte(strings.Replace(plainPage, edit[0], edit[1], 1)))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		quick, ok := plainListing(text)
+		quick, ok := plainListing(text, nil)
 		if !ok {
 			return
 		}
@@ -66,14 +74,27 @@ func FuzzListing(f *testing.F) {
 	})
 }
 
+// Whatever the place of a byte, it is looked at.
+func TestIsPlain(t *testing.T) {
+	for c := range 256 {
+		for at := range 17 {
+			text := []byte("some plain text: ")
+			text[at] = byte(c)
+			if got, want := isPlain(text), c >= ' ' && c < 0x7f && c != '\\'; got != want {
+				t.Errorf("byte %#x at %d: %v", c, at, got)
+			}
+		}
+	}
+}
+
 // What daemons write is read quickly, or the quick reader is for nothing.
 func TestPlainListing(t *testing.T) {
-	boxes, ok := plainListing([]byte(plainPage))
+	boxes, ok := plainListing([]byte(plainPage), nil)
 	if !ok || len(boxes) != 2 || boxes[0].Resources.CPUs != 1.5 || boxes[1].Reason != "asked to" {
 		t.Errorf("%v %+v", ok, boxes)
 	}
 	for _, end := range []int{0, 1, 20, len(plainPage) - 2} {
-		if _, ok := plainListing([]byte(plainPage[:end])); ok {
+		if _, ok := plainListing([]byte(plainPage[:end]), nil); ok {
 			t.Errorf("a page that was cut after %d bytes is taken for whole", end)
 		}
 	}

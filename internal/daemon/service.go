@@ -84,7 +84,8 @@ func orNil(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
-	return &t
+	set := t // only what is set is allocated
+	return &set
 }
 
 // box shows a sandbox to the API.

@@ -38,21 +38,17 @@ type Page struct {
 // rest, empty at the end. Whatever matches from the first page to the last is
 // listed exactly once, whatever is made or removed in between.
 func (tx *Tx) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
-	boxes, next, err = listed(ctx, tx, tenant, f, p, briefColumns, briefScan(), (*Summary).cursor)
-	for i := range boxes {
-		boxes[i].Tenant = tenant
-	}
-	return boxes, next, err
+	return listed(ctx, tx, tenant, f, p, briefColumns, briefScan(tenant), (*Summary).cursor)
 }
 
 // Sandboxes lists like [Tx.Summaries], with all that is recorded, which takes
 // several times as long.
 func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
-	return listed(ctx, tx, tenant, f, p, sandboxColumns, fullScan(), func(b *Sandbox) string { return b.cursor() })
+	return listed(ctx, tx, tenant, f, p, sandboxColumns, into(fullScan()), func(b *Sandbox) string { return b.cursor() })
 }
 
 func listed[T any](
-	ctx context.Context, tx *Tx, tenant string, f Filter, p Page, columns string, scan func(scanner) (T, error), cursor func(*T) string,
+	ctx context.Context, tx *Tx, tenant string, f Filter, p Page, columns string, scan func(scanner, *T) error, cursor func(*T) string,
 ) (boxes []T, next string, err error) {
 	limit, err := p.limit()
 	if err != nil {
@@ -71,14 +67,21 @@ func listed[T any](
 	query := "SELECT " + columns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
 	boxes = make([]T, 0, min(limit, maxRoom)+1)
 	err = tx.each(ctx, query, q.args, func(row scanner) error {
-		b, err := scan(row)
-		boxes = append(boxes, b)
-		return err
+		boxes = append(boxes, *new(T))
+		return scan(row, &boxes[len(boxes)-1])
 	})
 	if err != nil || len(boxes) <= limit {
 		return boxes, "", err
 	}
 	return boxes[:limit], cursor(&boxes[limit-1]), nil
+}
+
+// into makes a scanner of rows one that fills in what it is given.
+func into[T any](scan func(scanner) (T, error)) func(scanner, *T) error {
+	return func(row scanner, dest *T) (err error) {
+		*dest, err = scan(row)
+		return err
+	}
 }
 
 func (p Page) limit() (int, error) {

@@ -42,6 +42,43 @@ func listAll(t *testing.T, s *store.Store, tenant string, f store.Filter, limit 
 	}
 }
 
+// What is free text may contain whatever listings take texts apart by.
+func TestListedTexts(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		clk := newClock()
+		s := open(store.Options{Now: clk.now})
+		tenants(t, s, "acme")
+		ctx := context.Background()
+		for i, text := range []string{"", "\x1f", "a\x1fb\x1f", "\x1f\x1f\x1f\x1f\x1f\x1f\x1f\x1f", "gefrägt", "'"} {
+			b := box(fmt.Sprint("b", i))
+			b.Reason, b.Image, b.Provider, b.Node = text, text+"x", "", ""
+			b.Labels = map[string]string{"a" + text: "b" + text}
+			b.Resources = sandbox.Resources{CPUs: 0.1, Memory: 1 << 40, PIDs: 7}
+			b.Expires = time.Unix(5, 6).UTC()
+			if sandbox.ValidateLabels(b.Labels) != nil {
+				b.Labels = nil
+			}
+			clk.advance(time.Second)
+			want := mustCreate(t, s, "acme", b)
+			ok(t, s.View(ctx, func(tx *store.Tx) error {
+				got, _, err := tx.Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: 1})
+				if err != nil {
+					return err
+				}
+				brief := got[0]
+				if brief.LabelsJSON != "" {
+					ok(t, json.Unmarshal([]byte(brief.LabelsJSON), &brief.Labels))
+				}
+				brief.LabelsJSON = ""
+				if !reflect.DeepEqual(brief, want.Summary) {
+					t.Errorf("listed as\n%+v, is\n%+v", brief, want.Summary)
+				}
+				return nil
+			}))
+		}
+	})
+}
+
 func TestFilters(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		clk := newClock()

@@ -38,13 +38,14 @@ func (tx *Tx) each(ctx context.Context, query string, args []any, use func(scann
 
 func scanAll(rows driver.Rows, use func(scanner) error) error {
 	row := make(rawRow, len(rows.Columns()))
+	var scan scanner = row // once: to make it so is an allocation
 	for {
 		err := rows.Next(row)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err == nil {
-			err = use(row)
+			err = use(scan)
 		}
 		if err != nil {
 			return err

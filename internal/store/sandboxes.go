@@ -84,10 +84,10 @@ func (b *Sandbox) holds() bool {
 	return b.Rest.Pause != sandbox.PauseDisk
 }
 
+// sandboxColumns are all; listings read briefColumns.
 const (
-	// Every column costs a listing of thousands some milliseconds.
-	briefColumns   = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires"
-	sandboxColumns = briefColumns + ", version, tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
+	sandboxColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires" +
+		", version, tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
 
 // sandboxRow is where one row after another is scanned to. Its fields have the
@@ -103,53 +103,35 @@ type sandboxRow struct {
 	dest []any
 }
 
-// briefScan and fullScan return a scanner of rows with the columns named so.
-func briefScan() func(scanner) (Summary, error) {
-	r := newSandboxRow()
-	return func(row scanner) (Summary, error) {
-		b, err := r.brief(row)
-		if r.labels != "{}" {
-			b.LabelsJSON = r.labels
-		}
-		return b, err
-	}
-}
-
+// fullScan returns a scanner of rows with the columns named so.
 func fullScan() func(scanner) (Sandbox, error) {
-	r := newSandboxRow()
-	r.dest = append(r.dest, &r.version, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
-		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
-	return r.scan
-}
-
-func newSandboxRow() *sandboxRow {
 	r := &sandboxRow{}
 	r.dest = []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
 		&r.labels, &r.created, &r.updated, &r.expires,
+		&r.version, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
+		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin,
 	}
-	return r
+	return r.scan
 }
 
-func (r *sandboxRow) brief(row scanner) (b Summary, err error) {
-	if err := row.Scan(r.dest...); err != nil {
-		return b, err
-	}
-	b = Summary{
+// summary is what listings tell of the row, without its labels.
+func (r *sandboxRow) summary() Summary {
+	return Summary{
 		ID: sandbox.ID(r.id), Tenant: r.tenant, Name: r.name, State: sandbox.State(r.state), Reason: r.reason,
 		Provider: r.provider, Node: r.node, Image: r.image,
 		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
 		Created:   timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
 	}
-	return b, nil
 }
 
 func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
-	brief, err := r.brief(row)
-	if err == nil {
-		brief.Labels, err = parseLabels(r.labels)
+	if err := row.Scan(r.dest...); err != nil {
+		return Sandbox{}, err
 	}
-	if err != nil {
+	brief := r.summary()
+	var err error
+	if brief.Labels, err = parseLabels(r.labels); err != nil {
 		return Sandbox{}, err
 	}
 	b := Sandbox{
