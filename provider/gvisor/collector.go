@@ -21,12 +21,13 @@ func (b box) makeCollector() (*os.File, error) {
 	return os.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 }
 
-// deferCollection tells the kernel. One that an older Atoll made has no pipe.
-func (b box) deferCollection() {
+// announce tells the kernel what it will do next: kernel.Saving or
+// kernel.Restoring. One that an older Atoll made has no pipe.
+func (b box) announce(what byte) {
 	fd, err := unix.Open(b.path(fileCollector), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return
 	}
 	defer unix.Close(fd)
-	_, _ = unix.Write(fd, []byte{0})
+	_, _ = unix.Write(fd, []byte{what})
 }

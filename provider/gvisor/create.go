@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -321,7 +322,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
 		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
 	}
-	m.box.deferCollection()
+	m.box.announce(kernel.Restoring)
 	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
 	}

@@ -57,7 +57,7 @@ type launchArgs struct {
 	panicLog *os.File
 	debugLog *os.File // nil for none
 
-	collector *os.File // tells the kernel to put collection off
+	collector *os.File // tells the kernel what it will do next
 
 	rootIO   *os.File    // the image
 	upper    *os.File    // backs the writable layer

@@ -17,6 +17,7 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -30,7 +31,7 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 	}
 	ahead := func() {}
 	if opts.Memory {
-		in.box.deferCollection()
+		in.box.announce(kernel.Saving)
 		if opts.Brief && opts.Copies > 0 {
 			ahead = in.startAhead(dir, opts.Copies)
 		}

@@ -24,7 +24,7 @@ import (
 //	upper        the file behind its writable layer
 //	control      the socket on which its kernel takes instructions
 //	panic.log    what its kernel said when it died
-//	collector    a pipe by which its kernel is told to put collection off
+//	collector    a pipe by which its kernel is told what it will do next
 //	rest         there if it is paused; see Pause
 //
 // The kernel process inherits an open file description of upper that carries a

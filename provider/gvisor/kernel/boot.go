@@ -4,10 +4,13 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
 	_ "unsafe" // for go:linkname
+
+	"gvisor.dev/gvisor/pkg/gomaxprocs"
 )
 
 // This file spares a kernel work that it does not need, or not while somebody
@@ -26,11 +29,31 @@ func skipTracePoints() { tracePoints.Do(func() {}) }
 const (
 	deferredCollection = 800 // percent, as GOGC: none before 32 MB
 	deferredTime       = time.Second
+
+	// restoringProcs is how many goroutines more may run at once while a kernel
+	// becomes another one. Some of those that run then do nothing but wait in a
+	// call of the host, for a file server or for the end of its connection, and
+	// Go takes up to 10 ms to notice that.
+	restoringProcs = 2
 )
 
-// CollectorEnv is the variable that says which descriptor a kernel is told by to
-// put collection off once more: each byte that arrives there says so.
+// CollectorEnv is the variable that says which descriptor a kernel is told by
+// what it will do next: each byte that arrives there says so.
 const CollectorEnv = "ATOLL_COLLECTOR"
+
+// What a kernel is told.
+const (
+	Saving    = 0 // it will write its state down: collection is to be put off once more
+	Restoring = 1 // it will become another kernel: the same, and more goroutines are to run at once
+)
+
+// deferral is that collection is put off.
+type deferral struct {
+	mu     sync.Mutex
+	usual  int         // percent
+	resume *time.Timer // ends it
+	procs  int         // by how much more goroutines may run
+}
 
 // deferCollection keeps the garbage collector from running for a moment while
 // the sandbox starts, when it would find little and everybody waits, and again
@@ -38,11 +61,8 @@ const CollectorEnv = "ATOLL_COLLECTOR"
 // first command of a sandbox that has waited for one, and from then on as in
 // any program.
 func deferCollection(moment time.Duration) {
-	usual := debug.SetGCPercent(deferredCollection)
-	resume := time.AfterFunc(moment, func() {
-		debug.SetGCPercent(usual)
-		runtime.GC()
-	})
+	d := &deferral{usual: debug.SetGCPercent(deferredCollection)}
+	d.resume = time.AfterFunc(moment, d.end)
 	fd, err := strconv.Atoi(os.Getenv(CollectorEnv))
 	if err != nil {
 		return
@@ -51,11 +71,34 @@ func deferCollection(moment time.Duration) {
 		told := os.NewFile(uintptr(fd), "collector")
 		b := make([]byte, 64)
 		for {
-			if _, err := told.Read(b); err != nil {
+			n, err := told.Read(b)
+			if err != nil {
 				return
 			}
-			debug.SetGCPercent(deferredCollection)
-			resume.Reset(moment)
+			d.again(moment, slices.Contains(b[:n], Restoring))
 		}
 	}()
+}
+
+// again begins it anew.
+func (d *deferral) again(moment time.Duration, restoring bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	debug.SetGCPercent(deferredCollection)
+	if restoring && d.procs == 0 {
+		d.procs = restoringProcs
+		gomaxprocs.Add(d.procs)
+	}
+	d.resume.Reset(moment)
+}
+
+func (d *deferral) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.procs > 0 {
+		gomaxprocs.Add(-d.procs)
+		d.procs = 0
+	}
+	debug.SetGCPercent(d.usual)
+	runtime.GC()
 }
