@@ -61,3 +61,58 @@ func keys(m map[string]bool) (all []string) {
 	}
 	return all
 }
+
+// withoutCall is a program that prints how old its sandbox was, in nanoseconds,
+// when a process that is refused the system call could tell the time.
+const withoutCall = `
+import ctypes, os, platform, struct, time
+
+def told():
+    pid = os.fork()
+    if pid == 0:
+        number = {"x86_64": 228, "aarch64": 113}[platform.machine()]
+        code = struct.pack("HBBIHBBIHBBIHBBI",
+            0x20, 0, 0, 0,             # load the number of the call
+            0x15, 0, 1, number,        # unless it is clock_gettime, skip one
+            0x06, 0, 0, 0x00050001,    # refuse it
+            0x06, 0, 0, 0x7fff0000)    # allow it
+        text = ctypes.create_string_buffer(code, len(code))
+        program = struct.pack("HxxxxxxQ", 4, ctypes.addressof(text))
+        libc = ctypes.CDLL(None)
+        libc.prctl(38, 1, 0, 0, 0)
+        if libc.prctl(22, 2, ctypes.c_char_p(program)) != 0:
+            os._exit(2)
+        try:
+            time.monotonic_ns()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status > 1:
+        raise SystemExit("no filter")
+    return status == 0
+
+while not told():
+    time.sleep(0.01)
+print(time.monotonic_ns())
+`
+
+// TestClockIsHastened: programs can tell the time without a system call before
+// the kernel looks at its clock for the second time, a second after the first. A
+// machine that is too busy to find that out gets more attempts.
+func TestClockIsHastened(t *testing.T) {
+	p := newProvider(t, nil)
+	for attempt := range 10 {
+		in := create(t, p, sandbox.Spec{ID: sandbox.ID(fmt.Sprint("clock", attempt)), Image: "host"})
+		o := python(t, in, withoutCall)
+		age, err := strconv.ParseInt(strings.TrimSpace(o.stdout), 10, 64)
+		if err != nil || o.exit.Code != 0 {
+			t.Fatalf("%+v", o)
+		}
+		if time.Duration(age) < 900*time.Millisecond {
+			return
+		}
+		t.Logf("the sandbox was %v old", time.Duration(age))
+	}
+	t.Error("no program could tell the time by itself within the first second")
+}

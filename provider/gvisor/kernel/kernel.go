@@ -62,6 +62,7 @@ func Run(commands ...util.SubCommand) {
 	version = Version
 	usePrecompiledSeccomp()
 	skipTracePoints()
+	hastenClock()
 	deferCollection(deferredTime)
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))
