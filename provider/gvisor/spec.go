@@ -49,6 +49,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 			Args: []string{guest.Path},
 			Env:  guest.Env(),
 			Cwd:  "/",
+			User: specs.User{AdditionalGids: []uint32{0}}, // as root has: it need not be said for each command
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: guestCapabilities, Effective: guestCapabilities, Permitted: guestCapabilities,
 			},

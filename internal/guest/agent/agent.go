@@ -25,6 +25,7 @@ import (
 
 // agent is the state of one guest.
 type agent struct {
+	self   self
 	reaper *reaper
 	procs  *procTable
 	users  accounts
@@ -100,7 +101,7 @@ func start(root string) *agent {
 	leaveChildren()
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.Umask(0o777 &^ umasked) // commands inherit it; files get their modes explicitly
-	a := &agent{reaper: newReaper(), devNull: -1}
+	a := &agent{self: whoAmI(), reaper: newReaper(), devNull: -1}
 	a.procs = newProcTable()
 	a.files = newFileServer(root, &a.users, a.defaultUser)
 	if fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {

@@ -20,6 +20,8 @@ const (
 	// firstMoment is how long a command may take until the client hears that it
 	// has started, and that of it which it has written.
 	firstMoment = 4 * time.Millisecond
+	// mostGrace bounds both where programs start slowly.
+	mostGrace = 100 * time.Millisecond
 	// firstWords is how long it may be silent after that.
 	firstWords = 50 * time.Millisecond
 )
@@ -30,10 +32,11 @@ func isBrief(c *sandbox.Command) bool {
 	return c.TTY == nil && !c.Stdin && !c.Background && c.Hold == 0
 }
 
-// begin is foreground for such a command, of which nothing was said yet.
+// begin is foreground for such a command, of which nothing was said yet. Its
+// first moment is over.
 func (a *agent) begin(op *wire.Op, p *proc) error {
 	op.Gather()
-	ended := a.ends(p, firstMoment)
+	ended := a.ends(p, p.grace())
 	_ = sayStarted(op, p)
 	if !ended {
 		_ = op.Flush() // what goes wrong ends the operation, which is noticed below
@@ -60,13 +63,32 @@ func (a *agent) begin(op *wire.Op, p *proc) error {
 	return a.foreground(op, p)
 }
 
-// ends reports whether a command ends within this time, and before it writes if
-// its streams are given. It then has.
-func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
+// grace is how much more time than the first moment a command gets where its
+// start has taken long: a processor that has many to serve lets it wait, and to
+// say that it runs would cost another what that costs.
+func (p *proc) grace() time.Duration {
+	if p.ended {
+		return 0
+	}
+	start := time.Since(p.info.Started) - firstMoment
+	return max(0, min(8*start, mostGrace)-firstMoment)
+}
+
+// atMost is no more than what is left of the time that a command may take.
+func (p *proc) atMost(most time.Duration) time.Duration {
 	if t := p.cmd.Timeout; t > 0 {
 		most = max(0, min(most, t-time.Since(p.info.Started)))
 	}
-	if !spawn.Await(most, append([]int{p.pidfd}, streams...)...) {
+	return most
+}
+
+// ends reports whether a command ends within this time, and before it writes if
+// its streams are given. It then has.
+func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
+	if !p.ended && most > 0 {
+		p.ended = spawn.Await(p.atMost(most), append([]int{p.pidfd}, streams...)...)
+	}
+	if !p.ended {
 		return false
 	}
 	p.closePidfd()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path"
@@ -75,9 +76,9 @@ func (a *agent) spawn(p *proc) error {
 	}
 	program, err := findProgram(argv[0], env["PATH"], dir)
 	if err != nil {
-		return err
+		return cmp.Or(checkDir(dir), err)
 	}
-	cred, err := credential(acc)
+	cred, err := a.self.credential(acc)
 	if err != nil {
 		return err
 	}
@@ -85,9 +86,9 @@ func (a *agent) spawn(p *proc) error {
 	if err != nil {
 		return err
 	}
-	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: [3]int(fds), Credential: cred, TTY: c.TTY != nil}
+	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: fds.files, Close: fds.own, Credential: cred, TTY: c.TTY != nil}
 	if isBrief(c) {
-		attr.Pidfd = &p.pidfd
+		attr.Pidfd, attr.Await = &p.pidfd, p.atMost(firstMoment)
 	}
 	// The end must find the process's number and its timer.
 	p.mu.Lock()
@@ -98,36 +99,22 @@ func (a *agent) spawn(p *proc) error {
 		})
 	})
 	if err == nil {
-		p.pid, p.info.PID = pid, pid
+		p.pid, p.info.PID, p.ended = pid, pid, attr.Ended
 	}
 	if err == nil && p.pidfd < 0 {
 		p.io.open()
 		p.setTimer()
 	}
 	p.mu.Unlock()
-	if c.TTY != nil {
-		fds = fds[:1]
+	if err != nil {
+		closeFDs(fds.own)
+		p.io.close()
+		return cmp.Or(checkDir(dir), explain(err, argv[0], dir))
 	}
-	closeFDs(fds)
-	if err == nil && c.TTY != nil && !c.Stdin {
+	if c.TTY != nil && !c.Stdin {
 		p.io.endInput() // what reads it finds the end at once
 	}
-	if err != nil {
-		p.io.close()
-		return explain(err, argv[0], dir)
-	}
 	return nil
-}
-
-// credential switches to the account. Who is not root can only be himself.
-func credential(acc account) (*syscall.Credential, error) {
-	if uid := os.Geteuid(); uid != 0 {
-		if acc.uid != uint32(uid) && acc.uid != 0 {
-			return nil, &startError{code: 126, message: "only root can run commands as another user"}
-		}
-		return nil, nil
-	}
-	return &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}, nil
 }
 
 // environment is what the command finds: what a login would set, then the
@@ -160,19 +147,25 @@ func envList(env map[string]string) []string {
 	return list
 }
 
-// findProgram looks a program up as a shell does, and finds out whether the
-// directory is one, which the failure of an exec does not tell.
-func findProgram(name, searchPath, dir string) (string, error) {
+// checkDir tells what is wrong with a working directory, which the failure of an
+// exec does not, and is asked only then.
+func checkDir(dir string) error {
 	var st syscall.Stat_t
-	if err := syscall.Stat(dir, &st); err != nil {
-		return "", &startError{code: 126, message: "working directory " + quote(dir) + ": " + err.Error()}
+	switch err := syscall.Stat(dir, &st); {
+	case err != nil:
+		return &startError{code: 126, message: "working directory " + quote(dir) + ": " + err.Error()}
+	case st.Mode&syscall.S_IFMT != syscall.S_IFDIR:
+		return &startError{code: 126, message: "working directory " + quote(dir) + ": not a directory"}
 	}
-	if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
-		return "", &startError{code: 126, message: "working directory " + quote(dir) + ": not a directory"}
-	}
+	return nil
+}
+
+// findProgram looks a program up as a shell does.
+func findProgram(name, searchPath, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
 	}
+	var st syscall.Stat_t
 	denied := false
 	for _, d := range strings.Split(searchPath, ":") {
 		file := path.Join(d, name)

@@ -21,7 +21,8 @@ const (
 type proc struct {
 	cmd   *sandbox.Command
 	pid   int
-	pidfd int // of a command that begin stays with, else -1
+	pidfd int  // of a command that begin stays with, else -1
+	ended bool // it has, but nobody has taken its end
 	io    stdio
 	log   *cmdLog       // of a background command
 	seat  *seat         // of a command that callers can rejoin

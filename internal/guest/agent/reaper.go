@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"maps"
 	"sync"
 	"syscall"
 
@@ -14,13 +15,21 @@ import (
 type reaper struct {
 	mu       sync.Mutex
 	called   sync.Cond
-	births   int // processes started so far
-	calls    int // how often somebody wanted that the ends of processes are waited for
-	starting int // forks under way
-	brief    int // processes that those who started them collect
+	births   int          // processes started so far
+	calls    int          // how often somebody wanted that the ends of processes are waited for
+	begun    int          // starts so far, which are numbered by this
+	starting map[int]bool // those under way
+	brief    int          // processes that those who started them collect
 	waiting  map[int]func(ending)
-	early    map[int]ending // ended while a fork was under way: perhaps its child
-	none     bool           // the kernel said that there is no child
+	early    map[int]earlyEnding // by number of the process
+	none     bool                // the kernel said that there is no child
+}
+
+// earlyEnding is of a process that ended while some were being started: perhaps
+// one of them, of those that had begun by then.
+type earlyEnding struct {
+	ending
+	begun int
 }
 
 // ending is how a process ended.
@@ -32,7 +41,7 @@ type ending struct {
 }
 
 func newReaper() *reaper {
-	r := &reaper{waiting: map[int]func(ending){}, early: map[int]ending{}}
+	r := &reaper{starting: map[int]bool{}, waiting: map[int]func(ending){}, early: map[int]earlyEnding{}}
 	r.called.L = &r.mu
 	return r
 }
@@ -40,21 +49,24 @@ func newReaper() *reaper {
 // start starts a process. ended is called once, when it has ended: usually from
 // a goroutine of its own. If attr asks for a descriptor of the process and gets
 // one, the caller must call either collect or call: until then nobody waits
-// for this process.
+// for this process. It may have ended already.
 func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(e ending)) (int, error) {
 	r.mu.Lock()
-	r.starting++
+	r.begun++
+	number := r.begun
+	r.starting[number] = true
 	r.mu.Unlock()
 	pid, err := spawn.ForkExec(path, argv, attr)
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.starting--
+	delete(r.starting, number)
 	if err == nil {
 		r.births++
 		r.none = false
-		if e, ok := r.early[pid]; ok {
-			go ended(e)
+		if e, ok := r.early[pid]; ok && e.begun >= number {
+			delete(r.early, pid)
+			go ended(e.ending)
 		} else {
 			r.waiting[pid] = ended
 		}
@@ -64,10 +76,21 @@ func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(
 			r.wait()
 		}
 	}
-	if r.starting == 0 {
-		clear(r.early)
-	}
+	r.forget()
 	return pid, err
+}
+
+// forget drops the ends that none of the processes being started can be at: there
+// may be no time at which none is. The lock is held.
+func (r *reaper) forget() {
+	if len(r.early) == 0 {
+		return
+	}
+	oldest := r.begun + 1
+	for number := range r.starting {
+		oldest = min(oldest, number)
+	}
+	maps.DeleteFunc(r.early, func(_ int, e earlyEnding) bool { return e.begun < oldest })
 }
 
 // wait has run wait for the ends of processes. The lock is held.
@@ -106,7 +129,7 @@ func (r *reaper) collect(pid int) {
 func (r *reaper) childless() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.none && r.starting == 0
+	return r.none && len(r.starting) == 0
 }
 
 // run reaps for ever.
@@ -153,7 +176,7 @@ func (r *reaper) reaped(pid int, ws syscall.WaitStatus, own int) {
 		}
 	}
 	r.mu.Lock()
-	r.none = err == syscall.ECHILD && r.births == births && r.starting == 0
+	r.none = err == syscall.ECHILD && r.births == births && len(r.starting) == 0
 	if err == nil && own != 0 && r.brief == 0 {
 		r.wait() // for what was left behind
 	}
@@ -167,8 +190,8 @@ func (r *reaper) reaped(pid int, ws syscall.WaitStatus, own int) {
 			} else {
 				go f(e)
 			}
-		} else if r.starting > 0 {
-			r.early[pid] = e
+		} else if len(r.starting) > 0 {
+			r.early[pid] = earlyEnding{e, r.begun}
 		}
 	}
 	r.mu.Unlock()

@@ -27,44 +27,51 @@ type stdio struct {
 	taken int64
 }
 
-// openStdio makes the streams, and the descriptors that the command gets as 0,
-// 1 and 2. The caller closes these in any case.
-func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (fds []int, err error) {
+// ends are the command's sides of its streams.
+type ends struct {
+	files [3]int // what it gets as 0, 1 and 2
+	own   []int  // those of them that are to be closed here once it has them
+}
+
+// openStdio makes the streams. The descriptors that the command gets are the
+// caller's, unless it fails.
+func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (ends, error) {
 	if c.TTY != nil {
 		return openTerminal(s, *c.TTY, acc)
 	}
-	defer func() {
-		if err != nil {
-			closeFDs(fds)
-			s.close()
-			fds = nil
-		}
-	}()
-	var in int
-	switch {
-	case c.Stdin:
-		r, w, err := pipe()
-		if err != nil {
-			return fds, err
-		}
-		in = r
-		s.in = newFile(w)
-	default:
-		if in, err = a.noInput(); err != nil {
-			return fds, err
-		}
-	}
-	fds = append(fds, in)
+	e := ends{own: make([]int, 0, 3)}
+	err := a.openInput(s, &e, c.Stdin)
 	s.raw = &[2]int{-1, -1}
-	for i := range s.raw {
-		r, w, err := pipe()
-		if err != nil {
-			return fds, err
+	for i := 0; err == nil && i < len(s.raw); i++ {
+		if s.raw[i], e.files[i+1], err = pipe(); err == nil {
+			e.own = append(e.own, e.files[i+1])
 		}
-		fds = append(fds, w)
-		s.raw[i] = r
 	}
-	return fds, nil
+	if err != nil {
+		closeFDs(e.own)
+		s.close()
+	}
+	return e, err
+}
+
+// openInput makes the first stream, or an input that has ended: /dev/null, which
+// all commands share, or where a sandbox has no such thing, a pipe without a
+// writer.
+func (a *agent) openInput(s *stdio, e *ends, wanted bool) error {
+	if !wanted && a.devNull >= 0 {
+		e.files[0] = a.devNull
+		return nil
+	}
+	r, w, err := pipe()
+	if err != nil {
+		return err
+	}
+	e.files[0], e.own = r, append(e.own, r)
+	if wanted {
+		s.in = newFile(w)
+		return nil
+	}
+	return unix.Close(w)
 }
 
 // open makes files of the streams that can be waited for together with all
@@ -75,24 +82,13 @@ func (s *stdio) open() {
 	}
 }
 
-// noInput is an input that has ended: /dev/null, or where a sandbox has no
-// such thing, a pipe without a writer.
-func (a *agent) noInput() (int, error) {
-	if a.devNull >= 0 {
-		return unix.FcntlInt(uintptr(a.devNull), unix.F_DUPFD_CLOEXEC, 0)
-	}
-	r, w, err := pipe()
-	if err != nil {
-		return -1, err
-	}
-	return r, unix.Close(w)
-}
-
 // pipe makes a pipe whose ends block, as a command expects of its streams.
 func pipe() (r, w int, err error) {
 	var p [2]int
-	err = unix.Pipe2(p[:], unix.O_CLOEXEC)
-	return p[0], p[1], err
+	if err = unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return -1, -1, err
+	}
+	return p[0], p[1], nil
 }
 
 // newFile takes over this side's end of a stream, which must not block a thread.
@@ -111,32 +107,32 @@ func closeFDs(fds []int) {
 
 // openTerminal makes a pseudo-terminal. The command's side belongs to its user,
 // so that programs can open /dev/tty and change its mode.
-func openTerminal(s *stdio, size sandbox.WindowSize, acc account) ([]int, error) {
+func openTerminal(s *stdio, size sandbox.WindowSize, acc account) (ends, error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return ends{}, err
 	}
 	main := newFile(fd)
 	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
 		main.Close()
-		return nil, err
+		return ends{}, err
 	}
 	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
 	if err != nil {
 		main.Close()
-		return nil, err
+		return ends{}, err
 	}
 	sub, err := unix.Open("/dev/pts/"+strconv.Itoa(n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		main.Close()
-		return nil, err
+		return ends{}, err
 	}
 	if acc.uid != 0 {
 		_ = unix.Fchown(sub, int(acc.uid), -1)
 	}
 	_ = setSize(main, size)
 	s.out, s.in, s.tty = main, main, main
-	return []int{sub, sub, sub}, nil
+	return ends{files: [3]int{sub, sub, sub}, own: []int{sub}}, nil
 }
 
 func setSize(tty *os.File, size sandbox.WindowSize) error {

@@ -20,6 +20,37 @@ type account struct {
 	home     string
 }
 
+// self is who the guest runs as.
+type self struct {
+	root bool
+	account
+}
+
+// whoAmI asks the kernel. It is asked once: a guest never becomes somebody else.
+func whoAmI() self {
+	s := self{root: os.Geteuid() == 0, account: account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}}
+	groups, err := os.Getgroups()
+	if err != nil || os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
+		s.gid = noID // as what none of it is
+	}
+	for _, g := range groups {
+		s.groups = append(s.groups, uint32(g))
+	}
+	return s
+}
+
+// credential is what a command has to switch to in order to be of the account,
+// nil for nothing. Who is not root can only be himself.
+func (s *self) credential(acc account) (*syscall.Credential, error) {
+	switch {
+	case !s.root && acc.uid != s.uid && acc.uid != 0:
+		return nil, &startError{code: 126, message: "only root can run commands as another user"}
+	case !s.root, acc.uid == s.uid && acc.gid == s.gid && slices.Equal(acc.groups, s.groups):
+		return nil, nil
+	}
+	return &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}, nil
+}
+
 // accounts resolves users with the sandbox's own files. It remembers what it
 // found for as long as these do not change.
 type accounts struct {
@@ -37,7 +68,10 @@ type fileStamp struct {
 
 var accountFiles = [2]string{"/etc/passwd", "/etc/group"}
 
-const maxAccounts = 64 // remembered
+const (
+	maxAccounts = 64        // remembered
+	noID        = 1<<32 - 1 // nobody's: it means "unchanged" to the kernel
+)
 
 func stampOf(path string) (s fileStamp) {
 	var st syscall.Stat_t
@@ -199,7 +233,7 @@ func entries(b []byte, f func([]string) bool) {
 
 func parseID(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 32)
-	return uint32(n), err == nil && n != 1<<32-1 // which means "unchanged" to the kernel
+	return uint32(n), err == nil && n != noID
 }
 
 // quote makes a name safe in a message.

@@ -35,7 +35,15 @@ func Await(most time.Duration, fds ...int) (first bool) {
 //go:nosplit
 func poll(list *pollFD, n int, left *syscall.Timespec) syscall.Errno {
 	entersyscallblock()
-	_, _, errno := syscall.RawSyscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(list)), uintptr(n), uintptr(unsafe.Pointer(left)), 0, 0, 0)
+	errno := rawPoll(list, n, left)
 	exitsyscall()
+	return errno
+}
+
+//go:noinline
+//go:norace
+//go:nosplit
+func rawPoll(list *pollFD, n int, left *syscall.Timespec) syscall.Errno {
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(list)), uintptr(n), uintptr(unsafe.Pointer(left)), 0, 0, 0)
 	return errno
 }

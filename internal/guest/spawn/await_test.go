@@ -1,6 +1,7 @@
 package spawn_test
 
 import (
+	"io"
 	"os"
 	"syscall"
 	"testing"
@@ -83,4 +84,68 @@ func TestNoDescriptor(t *testing.T) {
 	if err != syscall.ENOENT || pidfd != -1 || next() != before {
 		t.Errorf("%v, descriptor %d, next %d and %d", err, pidfd, before, next())
 	}
+}
+
+// TestWhenItRuns expects that what is to be closed once a program runs is
+// closed then, and not where it cannot run, and that its end is waited for.
+func TestWhenItRuns(t *testing.T) {
+	for name, how := range map[string]start{"special": spawn.ForkExec, "plain": spawn.ForkExecPlain} {
+		t.Run(name, func(t *testing.T) {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			fd, err := syscall.Dup(int(w.Fd()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.Close()
+			pidfd := -1
+			attr := spawn.Attr{Files: [3]int{fd, fd, fd}, Close: []int{fd}, Pidfd: &pidfd, Await: time.Hour}
+			if pid, err := how("/nowhere", []string{"nowhere"}, &attr); err != syscall.ENOENT || attr.Ended {
+				t.Fatalf("process %d, %v, ended: %v", pid, err, attr.Ended)
+			}
+			pid, err := how("/bin/echo", []string{"echo", "words"}, &attr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if attr.Ended != (name == "special") || attr.Ended != (pidfd >= 0) {
+				t.Errorf("ended: %v, descriptor %d", attr.Ended, pidfd)
+			}
+			if text, err := io.ReadAll(r); err != nil || string(text) != "words\n" { // ends, since nobody else has the pipe
+				t.Errorf("%q, %v", text, err)
+			}
+			if got, err := syscall.Wait4(pid, nil, 0, nil); got != pid || err != nil {
+				t.Errorf("process %d, %v", got, err)
+			}
+			if pidfd >= 0 {
+				syscall.Close(pidfd)
+			}
+		})
+	}
+}
+
+// TestWaitsNoLonger expects that a program that goes on is not waited for.
+func TestWaitsNoLonger(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	n, pidfd := int(null.Fd()), -1
+	attr := spawn.Attr{Files: [3]int{n, n, n}, Pidfd: &pidfd, Await: time.Millisecond, Ended: true}
+	pid, err := spawn.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &attr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(pidfd)
+	if attr.Ended || spawn.Await(0, pidfd) {
+		t.Error("it has ended")
+	}
+	_ = syscall.Kill(pid, syscall.SIGKILL)
+	if !spawn.Await(time.Hour, pidfd) {
+		t.Error("it has not ended")
+	}
+	_, _ = syscall.Wait4(pid, nil, 0, nil)
 }

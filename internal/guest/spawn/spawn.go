@@ -14,6 +14,7 @@ package spawn
 import (
 	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -33,11 +34,14 @@ type child struct {
 	ngroups  int
 	groups   *uint32
 
-	pidfd int32 // -1 for none
+	pidfd  int32 // -1 for none
+	failed syscall.Errno
 
-	everything uint64 // a set of all signals
-	before     uint64 // those that were blocked before
-	failed     syscall.Errno
+	// What is done when it has become the program.
+	spare  [maxFiles]int // to be closed
+	nspare int
+	end    pollFD
+	left   syscall.Timespec
 }
 
 // cloneArgs is the kernel's struct clone_args.
@@ -57,9 +61,7 @@ const (
 	cloneClearSighand = 0x100000000
 	cloneIntoCgroup   = 0x200000000
 
-	maxFiles  = 3
-	sigSet    = 2 // SIG_SETMASK
-	wordBytes = 8 // of a set of signals
+	maxFiles = 3
 )
 
 // plain is true where syscall.ForkExec does it all: once the kernel is known to
@@ -89,6 +91,14 @@ type Attr struct {
 	// Pidfd, if it is not nil, gets a descriptor for Await, which the caller
 	// closes, or -1 where there is none.
 	Pidfd *int
+	// Close are at most three descriptors of the caller that are closed when the
+	// program runs, and are still the caller's if it cannot.
+	Close []int
+	// Await is for how long the end of the program is then waited for, if there
+	// is a descriptor for that, and Ended tells whether it has ended. Both at
+	// once are one rest for Go's scheduler, where ForkExec and then Await are two.
+	Await time.Duration
+	Ended bool
 }
 
 // ForkExec starts a program with these arguments, of which the first is its
@@ -98,6 +108,7 @@ type Attr struct {
 // Descriptors that the program is not to have must be marked to close on
 // execution as they are made: syscall.ForkLock is not held.
 func ForkExec(path string, argv []string, attr *Attr) (int, error) {
+	attr.Ended = false
 	if attr.Pidfd != nil {
 		*attr.Pidfd = -1
 	}
@@ -123,7 +134,7 @@ func ForkExec(path string, argv []string, attr *Attr) (int, error) {
 		return 0, syscall.Errno(c.failed)
 	}
 	if attr.Pidfd != nil {
-		*attr.Pidfd = int(c.pidfd)
+		*attr.Pidfd, attr.Ended = int(c.pidfd), c.end.revents != 0
 	}
 	return int(pid), nil
 }
@@ -134,10 +145,16 @@ func (a *Attr) forkExec(path string, argv []string) (int, error) {
 	for i, fd := range a.Files {
 		files[i] = uintptr(fd)
 	}
-	return syscall.ForkExec(path, argv, &syscall.ProcAttr{
+	pid, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{
 		Dir: a.Dir, Env: a.Env, Files: files,
 		Sys: &syscall.SysProcAttr{Credential: a.Credential, Setsid: true, Setctty: a.TTY, UseCgroupFD: a.InCgroup, CgroupFD: a.Cgroup},
 	})
+	if err == nil {
+		for _, fd := range a.Close {
+			_ = syscall.Close(fd)
+		}
+	}
+	return pid, err
 }
 
 // bury takes the end of a process that has not become a program, unless
@@ -152,7 +169,8 @@ func bury(pid int) {
 
 // prepare makes all that the new process needs.
 func prepare(path string, argv []string, attr *Attr) (*child, error) {
-	c := &child{everything: ^uint64(0), files: attr.Files, tty: attr.TTY, pidfd: -1}
+	c := &child{files: attr.Files, tty: attr.TTY, pidfd: -1, left: syscall.NsecToTimespec(attr.Await.Nanoseconds())}
+	c.nspare = copy(c.spare[:], attr.Close)
 	c.clone.flags, c.clone.exitSignal = cloneVM|cloneVfork|cloneClearSighand, uint64(syscall.SIGCHLD)
 	if attr.InCgroup {
 		c.clone.flags |= cloneIntoCgroup

@@ -23,8 +23,10 @@ func rawVfork(args *cloneArgs, size uintptr) (pid uintptr, errno syscall.Errno)
 // vforkExec makes the process and waits until it has become the program or has
 // failed. Between the birth and that, this thread's stack belongs to the new
 // process, and both belong to the kernel: no memory may be allocated, no stack
-// grow, no lock be taken. No signal is delivered, whose handler would run in
-// the new process with this one's memory.
+// grow, no lock be taken. Signals need not be blocked: the new process is born
+// without handlers that could run in it with this one's memory, and this thread
+// takes none while it is suspended. So the program also begins with the blocked
+// signals of this thread.
 //
 //go:noinline
 //go:norace
@@ -32,7 +34,6 @@ func rawVfork(args *cloneArgs, size uintptr) (pid uintptr, errno syscall.Errno)
 //go:nocheckptr
 func vforkExec(c *child) (uintptr, syscall.Errno) {
 	entersyscallblock()
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigSet, uintptr(unsafe.Pointer(&c.everything)), uintptr(unsafe.Pointer(&c.before)), wordBytes, 0, 0)
 	pid, errno := rawVfork(&c.clone, unsafe.Sizeof(c.clone))
 	if pid == 0 && errno == 0 {
 		c.failed = c.become()
@@ -40,9 +41,29 @@ func vforkExec(c *child) (uintptr, syscall.Errno) {
 			_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 253, 0, 0)
 		}
 	}
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigSet, uintptr(unsafe.Pointer(&c.before)), 0, wordBytes, 0, 0)
+	if errno == 0 && c.failed == 0 {
+		c.attend()
+	}
 	exitsyscall()
 	return pid, errno
+}
+
+// attend is what this process does while the program begins.
+//
+//go:noinline
+//go:norace
+//go:nosplit
+//go:nocheckptr
+func (c *child) attend() {
+	for i := range c.nspare {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_CLOSE, uintptr(c.spare[i]), 0, 0)
+	}
+	if c.pidfd < 0 || c.left == (syscall.Timespec{}) {
+		return
+	}
+	c.end = pollFD{fd: c.pidfd, events: pollIn}
+	for rawPoll(&c.end, 1, &c.left) == syscall.EINTR { // what is left is written there
+	}
 }
 
 // become makes the new process what was asked for. It returns only if it fails.
@@ -73,7 +94,6 @@ func (c *child) become() syscall.Errno {
 			return errno
 		}
 	}
-	_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGPROCMASK, sigSet, uintptr(unsafe.Pointer(&c.before)), 0, wordBytes, 0, 0)
 	_, _, errno := syscall.RawSyscall(syscall.SYS_EXECVE, uintptr(unsafe.Pointer(c.path)), uintptr(unsafe.Pointer(&c.argv[0])), uintptr(unsafe.Pointer(&c.envp[0])))
 	return errno
 }

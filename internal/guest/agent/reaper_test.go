@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"testing"
+)
+
+// TestEarlyEnds keeps the end of a process for as long as a start that had begun
+// by then is under way, though there is never a time at which none is.
+func TestEarlyEnds(t *testing.T) {
+	r := newReaper()
+	r.begun = 3
+	r.starting = map[int]bool{2: true, 3: true}
+	r.early = map[int]earlyEnding{11: {begun: 1}, 12: {begun: 2}, 13: {begun: 3}}
+	for _, c := range []struct {
+		over int
+		kept []int
+	}{{over: 1, kept: []int{12, 13}}, {over: 2, kept: []int{13}}, {over: 3}} {
+		delete(r.starting, c.over)
+		r.begun++
+		r.starting[r.begun] = true
+		r.forget()
+		if kept := slices.Sorted(maps.Keys(r.early)); !slices.Equal(kept, c.kept) {
+			t.Errorf("after start %d the ends of %v are kept, not of %v", c.over, kept, c.kept)
+		}
+	}
+}
+
+// TestCredential switches to an account unless the guest is it, all of it.
+func TestCredential(t *testing.T) {
+	root := self{root: true, account: account{groups: []uint32{0}}}
+	user := self{account: account{uid: 1000, gid: 1000}}
+	for name, c := range map[string]struct {
+		self     self
+		account  account
+		switches bool
+		refused  bool
+	}{
+		"root":                   {self: root, account: account{groups: []uint32{0}, name: "root", home: "/root"}},
+		"root with other groups": {self: root, account: account{groups: []uint32{0, 27}}, switches: true},
+		"root with no groups":    {self: root, switches: true},
+		"root of another group":  {self: root, account: account{gid: 5, groups: []uint32{0}}, switches: true},
+		"a user":                 {self: root, account: account{uid: 1000, groups: []uint32{0}}, switches: true},
+		"of unknown identity":    {self: self{root: true, account: account{gid: noID}}, account: account{}, switches: true},
+		"himself":                {self: user, account: account{uid: 1000, gid: 7, groups: []uint32{7}}},
+		"somebody else":          {self: user, account: account{uid: 1001}, refused: true},
+	} {
+		cred, err := c.self.credential(c.account)
+		if (cred != nil) != c.switches || (err != nil) != c.refused {
+			t.Errorf("%s: %+v, %v", name, cred, err)
+		}
+		if cred != nil && (cred.Uid != c.account.uid || cred.Gid != c.account.gid || !slices.Equal(cred.Groups, c.account.groups)) {
+			t.Errorf("%s: %+v", name, cred)
+		}
+	}
+}
