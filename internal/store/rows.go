@@ -21,7 +21,7 @@ func (tx *Tx) each(ctx context.Context, query string, args []any, use func(scann
 	return tx.conn.Raw(func(conn any) (err error) {
 		queryer, ok := conn.(driver.QueryerContext)
 		if !ok {
-			return errors.New("the driver of the database lacks what it had")
+			return errLacks
 		}
 		rows, err := queryer.QueryContext(ctx, query, named)
 		if err != nil {

@@ -347,12 +347,14 @@ func (tx *Tx) insertLabels(ctx context.Context, b *Sandbox) error {
 // Sandbox returns a tenant's sandbox by its ID, also when it is gone. One that
 // is not there, or is another tenant's, is CodeNotFound.
 func (tx *Tx) Sandbox(ctx context.Context, tenant string, id sandbox.ID) (Sandbox, error) {
+	ctx = tx.brief(ctx)
 	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
 	return b, missing(err, "sandbox", string(id))
 }
 
 // Find returns the sandbox that has a name now: one that is not gone.
 func (tx *Tx) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
+	ctx = tx.brief(ctx)
 	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
 	return b, missing(err, "sandbox", name)
 }
@@ -360,6 +362,7 @@ func (tx *Tx) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
 // Lookup returns the sandbox that ref names: the one that has that name now,
 // else the one with that id, which may be gone.
 func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
+	ctx = tx.brief(ctx)
 	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND (name = $2 AND state <> 'gone' OR id = $2)
 		ORDER BY CASE WHEN name = $2 AND state <> 'gone' THEN 0 ELSE 1 END LIMIT 1`, tenant, ref))

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"net/url"
 	"os"
@@ -90,9 +91,11 @@ func openFile(path, begin string, conns int, pragmas ...string) (*sql.DB, error)
 	return db, nil
 }
 
-func (*sqliteDialect) forUpdate() string      { return "" } // the one writer has locked everything
-func (*sqliteDialect) shared() bool           { return false }
-func (*sqliteDialect) readTx() *sql.TxOptions { return &sql.TxOptions{ReadOnly: true} }
+func (*sqliteDialect) forUpdate() string         { return "" } // the one writer has locked everything
+func (*sqliteDialect) shared() bool              { return false }
+func (*sqliteDialect) readTx() *driver.TxOptions { return &driver.TxOptions{ReadOnly: true} }
+
+func (*sqliteDialect) brief(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
 // retryable is about other processes only: within this one, writers queue.
 func (*sqliteDialect) retryable(err error) bool {

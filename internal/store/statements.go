@@ -25,7 +25,7 @@ func (p preparing) Connect(ctx context.Context) (driver.Conn, error) {
 	full, ok := c.(sqliteConn)
 	if !ok {
 		_ = c.Close()
-		return nil, errors.New("the driver of SQLite lacks what it had")
+		return nil, errLacks
 	}
 	return &preparedConn{sqliteConn: full, begin: p.begin, ready: map[string]driver.Stmt{}}, nil
 }

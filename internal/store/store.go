@@ -20,6 +20,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"slices"
 	"strings"
@@ -64,7 +65,9 @@ type dialect interface {
 	forUpdate() string
 	// readTx are the options of a transaction that only reads: it sees one
 	// state of the database from its first statement to its last.
-	readTx() *sql.TxOptions
+	readTx() *driver.TxOptions
+	// brief returns the context of a statement that takes next to no time.
+	brief(ctx context.Context) context.Context
 	// shared says whether other daemons may write to this database.
 	shared() bool
 	// backup writes a consistent copy into an empty file.
@@ -133,8 +136,7 @@ func (s *Store) Ping(ctx context.Context) error {
 // that got it.
 type Tx struct {
 	s         *Store
-	tx        *sql.Tx
-	conn      *sql.Conn // that tx is on
+	conn      *sql.Conn
 	committed []func()
 }
 
@@ -186,7 +188,7 @@ var errOutcomeUnknown = errors.New("the commit was sent and its answer was lost"
 // could have reached the database.
 const commitTimeout = 30 * time.Second
 
-func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func(*Tx) error) error {
+func (s *Store) run(ctx context.Context, db *sql.DB, opts *driver.TxOptions, f func(*Tx) error) error {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
@@ -194,12 +196,12 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	defer func() { _ = conn.Close() }()
 	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	sqlTx, err := conn.BeginTx(txCtx, opts)
+	began, err := begin(txCtx, conn, opts)
 	if err != nil {
 		return err
 	}
-	tx := &Tx{s: s, tx: sqlTx, conn: conn}
-	defer func() { _ = sqlTx.Rollback() }() // after a commit this does nothing
+	tx := &Tx{s: s, conn: conn}
+	defer began.rollback() // after a commit this does nothing
 	if err := f(tx); err != nil {
 		return err
 	}
@@ -208,7 +210,7 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func
 	}
 	timer := time.AfterFunc(commitTimeout, cancel)
 	defer timer.Stop()
-	if err := sqlTx.Commit(); err != nil {
+	if err := began.commit(); err != nil {
 		if opts == nil && s.dialect.lostCommit(err) {
 			err = errors.Join(errOutcomeUnknown, err)
 		}
@@ -241,25 +243,6 @@ func (s *Store) retry(ctx context.Context, run func() error) error {
 		}
 		wait *= 2
 	}
-}
-
-func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error) {
-	tx.s.trace(ctx, query)
-	res, err := tx.tx.ExecContext(ctx, query, args...)
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
-}
-
-func (tx *Tx) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	tx.s.trace(ctx, query)
-	return tx.tx.QueryContext(ctx, query, args...)
-}
-
-func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
-	tx.s.trace(ctx, query)
-	return tx.tx.QueryRowContext(ctx, query, args...)
 }
 
 // chunk is how many rows are collected before they are moved: large records in
