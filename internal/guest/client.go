@@ -88,9 +88,10 @@ type Client struct {
 // context bounds only Dial.
 func Dial(ctx context.Context, conn io.ReadWriteCloser, opts Options) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	var peer wire.Peer
 	err := wire.WritePreface(conn)
 	if err == nil {
-		err = wire.ReadPreface(conn)
+		peer, err = wire.ReadPreface(conn)
 	}
 	if !stop() && err == nil {
 		err = ctx.Err()
@@ -102,7 +103,7 @@ func Dial(ctx context.Context, conn io.ReadWriteCloser, opts Options) (*Client, 
 		}
 		return nil, classify("guest.dial", "", err)
 	}
-	return &Client{conn: wire.NewClient(conn), opts: opts}, nil
+	return &Client{conn: wire.NewClient(conn, peer), opts: opts}, nil
 }
 
 // Socketpair makes a connection to a guest on this machine: one end for Dial,

@@ -225,9 +225,10 @@ func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, path
 // feed sends all of r, and its end. That the other side does not want it is
 // not its error.
 func feed(op *wire.Op, r io.Reader) error {
-	for {
-		frame := wire.GetFrame()
+	for sent := int64(0); ; {
+		frame := op.NextFrame(sent)
 		n, err := fill(r, frame[wire.HeaderLen:])
+		sent += int64(n)
 		if n > 0 {
 			if op.SendFrame(0, frame[:wire.HeaderLen+n]) != nil {
 				return nil

@@ -132,15 +132,16 @@ func leaveChildren() {
 // foreground end with it.
 func (a *agent) serve(link io.ReadWriteCloser) {
 	defer a.links.add(link)()
+	var peer wire.Peer
 	err := wire.WritePreface(link)
 	if err == nil {
-		err = wire.ReadPreface(link)
+		peer, err = wire.ReadPreface(link)
 	}
 	if err != nil {
 		link.Close()
 		return
 	}
-	_ = wire.Serve(link, a.handle)
+	_ = wire.Serve(link, peer, a.handle)
 }
 
 // handle carries out one operation.

@@ -116,8 +116,8 @@ func (s *fileServer) read(op *wire.Op, d *wire.Decoder) error {
 // sendFile sends at most length bytes of a file, all of it if length is 0.
 func sendFile(op *wire.Op, fd int, length int64) error {
 	for sent := int64(0); length == 0 || sent < length; {
-		frame := wire.GetFrame()
-		room := int64(wire.MaxData)
+		frame := op.NextFrame(sent)
+		room := int64(len(frame) - wire.HeaderLen)
 		if length > 0 {
 			room = min(room, length-sent)
 		}

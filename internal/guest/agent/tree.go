@@ -211,17 +211,18 @@ func (s *fileServer) list(op *wire.Op, d *wire.Decoder) error {
 type laneWriter struct {
 	op    *wire.Op
 	frame []byte
+	sent  int64
 }
 
 func (w *laneWriter) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		if w.frame == nil {
-			w.frame = wire.GetFrame()[:wire.HeaderLen]
+			w.frame = w.op.NextFrame(w.sent)[:wire.HeaderLen]
 		}
-		n := min(len(rest), wire.HeaderLen+wire.MaxData-len(w.frame))
+		n := min(len(rest), cap(w.frame)-len(w.frame))
 		w.frame = append(w.frame, rest[:n]...)
 		rest = rest[n:]
-		if len(w.frame) == wire.HeaderLen+wire.MaxData {
+		if len(w.frame) == cap(w.frame) {
 			if err := w.Flush(); err != nil {
 				return 0, err
 			}
@@ -237,6 +238,7 @@ func (w *laneWriter) Flush() error {
 	}
 	frame := w.frame
 	w.frame = nil
+	w.sent += int64(len(frame) - wire.HeaderLen)
 	return w.op.SendFrame(0, frame)
 }
 

@@ -19,6 +19,7 @@ var errDone = io.ErrClosedPipe
 // concurrently.
 type Conn struct {
 	rw     io.ReadWriteCloser
+	peer   Peer
 	accept func(*Op) // not nil in the guest
 	done   chan struct{}
 
@@ -37,9 +38,9 @@ type Conn struct {
 }
 
 // NewClient starts a connection that opens operations. The preface must have
-// been exchanged. Close must be called.
-func NewClient(rw io.ReadWriteCloser) *Conn {
-	c := newConn(rw)
+// been exchanged, by which the peer is known. Close must be called.
+func NewClient(rw io.ReadWriteCloser, peer Peer) *Conn {
+	c := newConn(rw, peer)
 	c.queue = make(chan []byte, 4)
 	c.kick = make(chan struct{}, 1)
 	c.wg.Add(2)
@@ -54,16 +55,16 @@ func NewClient(rw io.ReadWriteCloser) *Conn {
 // Serve answers operations until the connection ends, and returns why. Every
 // operation is given to accept in a goroutine of its own; accept must call
 // Op.End. Serve returns without waiting for them.
-func Serve(rw io.ReadWriteCloser, accept func(*Op)) error {
-	c := newConn(rw)
+func Serve(rw io.ReadWriteCloser, peer Peer, accept func(*Op)) error {
+	c := newConn(rw, peer)
 	c.accept = accept
 	err := c.readLoop()
 	c.fail(err)
 	return err
 }
 
-func newConn(rw io.ReadWriteCloser) *Conn {
-	return &Conn{rw: rw, done: make(chan struct{}), ops: make(map[uint32]*Op)}
+func newConn(rw io.ReadWriteCloser, peer Peer) *Conn {
+	return &Conn{rw: rw, peer: peer, done: make(chan struct{}), ops: make(map[uint32]*Op)}
 }
 
 // Done is closed when the connection has ended.
@@ -153,6 +154,9 @@ func (c *Conn) check(h header) error {
 		client = true
 	case kindData:
 		limit = MaxData
+		if c.peer.bulk {
+			limit = BulkData // a lane's window bounds it, too
+		}
 	case kindCredit:
 		limit = 4
 	case kindEOF:
@@ -184,8 +188,8 @@ func (c *Conn) opened(r io.Reader, h header) error {
 	if _, err := io.ReadFull(r, req); err != nil {
 		return err
 	}
-	op := newOp(c, h.op)
-	op.Method, op.Request = Method(req[0]), req[1:]
+	op := newOp(c, h.op, Method(req[0]))
+	op.Request = req[1:]
 	c.mu.Lock()
 	_, dup := c.ops[h.op]
 	if !dup && c.ops != nil {
@@ -329,15 +333,27 @@ func (c *Conn) put(frame []byte) error {
 	return err
 }
 
-var frames = sync.Pool{New: func() any { return new([HeaderLen + MaxData]byte) }}
+type (
+	frame     = [HeaderLen + MaxData]byte
+	bulkFrame = [HeaderLen + BulkData]byte
+)
+
+var (
+	frames     = sync.Pool{New: func() any { return new(frame) }}
+	bulkFrames = sync.Pool{New: func() any { return new(bulkFrame) }}
+)
 
 // GetFrame returns a buffer for Op.SendFrame: HeaderLen bytes for the header,
 // then room for MaxData bytes.
-func GetFrame() []byte { return frames.Get().(*[HeaderLen + MaxData]byte)[:] }
+func GetFrame() []byte { return frames.Get().(*frame)[:] }
 
-// PutFrame takes a buffer of GetFrame back. Others are left to the collector.
+// PutFrame takes a buffer of GetFrame or Op.NextFrame back. Others are left to
+// the collector.
 func PutFrame(b []byte) {
-	if cap(b) == HeaderLen+MaxData {
-		frames.Put((*[HeaderLen + MaxData]byte)(b[:cap(b)]))
+	switch cap(b) {
+	case HeaderLen + MaxData:
+		frames.Put((*frame)(b[:cap(b)]))
+	case HeaderLen + BulkData:
+		bulkFrames.Put((*bulkFrame)(b[:cap(b)]))
 	}
 }

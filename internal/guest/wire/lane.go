@@ -10,8 +10,9 @@ import (
 // inLane is the receiving end of one byte stream of an operation: a ring that
 // grows with need up to the window. One goroutine fills it and one empties it.
 type inLane struct {
-	op   *Op
-	lane byte
+	op     *Op
+	lane   byte
+	window int
 
 	mu       sync.Mutex
 	ready    sync.Cond
@@ -31,7 +32,7 @@ func (l *inLane) fill(r io.Reader, size int) error {
 		return nil
 	}
 	l.mu.Lock()
-	if l.n+l.consumed+size > Window {
+	if l.n+l.consumed+size > l.window {
 		l.mu.Unlock()
 		return violation("lane overrun")
 	}
@@ -128,7 +129,7 @@ func (l *inLane) take(k int) {
 	l.n -= k
 	l.consumed += k
 	grant := 0
-	if l.consumed >= Window/4 && l.err == nil {
+	if l.consumed >= l.window/4 && l.err == nil {
 		grant, l.consumed = l.consumed, 0
 	}
 	l.mu.Unlock()
@@ -162,7 +163,7 @@ func (l *inLane) WriteTo(w io.Writer) (int64, error) {
 		if err != nil {
 			return total, err
 		}
-		n, err := w.Write(b)
+		n, err := w.Write(b[:min(len(b), l.window/4)]) // the sender goes on meanwhile
 		total += int64(n)
 		l.take(n)
 		if err != nil {
@@ -173,6 +174,8 @@ func (l *inLane) WriteTo(w io.Writer) (int64, error) {
 
 // outLane is the sending end: the credit that the receiver has given.
 type outLane struct {
+	window int
+
 	mu     sync.Mutex
 	ready  sync.Cond
 	credit int
@@ -181,11 +184,12 @@ type outLane struct {
 	deadline deadline
 }
 
-// acquire waits for credit and takes at most want of it.
-func (l *outLane) acquire(want int) (int, error) {
+// acquire waits for credit, of which there must be so much at least, and takes at
+// most want of it.
+func (l *outLane) acquire(least, want int) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.credit == 0 && l.err == nil && !l.deadline.passed {
+	for l.credit < least && l.err == nil && !l.deadline.passed {
 		l.ready.Wait()
 	}
 	switch {
@@ -202,7 +206,7 @@ func (l *outLane) acquire(want int) (int, error) {
 func (l *outLane) add(n uint32) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if int64(l.credit)+int64(n) > Window {
+	if int64(l.credit)+int64(n) > int64(l.window) {
 		return violation("more credit than the window")
 	}
 	l.credit += int(n)

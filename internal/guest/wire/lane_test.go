@@ -17,7 +17,7 @@ func (d dropping) Read(p []byte) (int, error) {
 // TestDropWhileFilling: bytes that arrive for a lane that is being dropped are
 // gone, and its reader gets the reason and nothing else.
 func TestDropWhileFilling(t *testing.T) {
-	op := newOp(nil, 1)
+	op := newOp(&Conn{}, 1, Exec)
 	l := &op.in[0]
 	if err := l.fill(dropping{l}, 5000); err != nil {
 		t.Fatal(err)

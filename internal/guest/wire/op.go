@@ -9,13 +9,14 @@ import (
 
 // Op is one operation of a connection.
 type Op struct {
-	// Method and Request are what the client asked for. They are set in the
-	// guest only; the request belongs to the handler.
+	// Method and Request are what the client asked for. The request is set in
+	// the guest only, and belongs to the handler.
 	Method  Method
 	Request []byte
 
 	conn *Conn
 	id   uint32
+	bulk bool // both sides have said that they take BulkData, and the method is for it
 	in   [Lanes]inLane
 	out  [Lanes]outLane
 
@@ -32,12 +33,16 @@ type Op struct {
 	err    error
 }
 
-func newOp(c *Conn, id uint32) *Op {
-	op := &Op{conn: c, id: id, over: make(chan struct{})}
+func newOp(c *Conn, id uint32, m Method) *Op {
+	op := &Op{Method: m, conn: c, id: id, bulk: c.peer.bulk && m.isBulk(), over: make(chan struct{})}
+	window := Window
+	if op.bulk {
+		window = BulkWindow
+	}
 	for i := range op.in {
 		op.in[i].op, op.in[i].lane = op, byte(i)
 		op.in[i].ready.L = &op.in[i].mu
-		op.out[i].credit = Window
+		op.in[i].window, op.out[i].window, op.out[i].credit = window, window, window
 		op.out[i].ready.L = &op.out[i].mu
 	}
 	return op
@@ -49,7 +54,7 @@ func (c *Conn) Open(ctx context.Context, m Method, request []byte) (*Op, error) 
 	if len(request)+1 > MaxOpen {
 		return nil, violation("request of %d bytes", len(request))
 	}
-	op := newOp(c, 0)
+	op := newOp(c, 0, m)
 	op.msgs = make(chan []byte, maxMessages)
 	c.mu.Lock()
 	if c.err != nil {
@@ -105,7 +110,7 @@ func (op *Op) Drop(lane int, err error) { op.in[lane].drop(err) }
 func (op *Op) Write(lane int, p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) {
-		n, err := op.out[lane].acquire(min(len(p)-sent, MaxData))
+		n, err := op.out[lane].acquire(1, min(len(p)-sent, MaxData))
 		if err != nil {
 			return sent, err
 		}
@@ -124,7 +129,17 @@ func (op *Op) Write(lane int, p []byte) (int, error) {
 	return sent, nil
 }
 
-// SendFrame sends the bytes after HeaderLen of a frame got from GetFrame,
+// NextFrame returns a buffer for SendFrame with all the room that a frame of
+// this operation can have after HeaderLen, if sent, which says how much was sent
+// already, shows that there is much to send.
+func (op *Op) NextFrame(sent int64) []byte {
+	if op.bulk && sent >= MaxData {
+		return bulkFrames.Get().(*bulkFrame)[:]
+	}
+	return GetFrame()
+}
+
+// SendFrame sends the bytes after HeaderLen of a frame got from NextFrame,
 // without a copy when the receiver has room for them. The frame is given away.
 func (op *Op) SendFrame(lane int, frame []byte) error {
 	want := len(frame) - HeaderLen
@@ -132,7 +147,11 @@ func (op *Op) SendFrame(lane int, frame []byte) error {
 		PutFrame(frame)
 		return nil
 	}
-	n, err := op.out[lane].acquire(want)
+	least := 1
+	if op.bulk {
+		least = want // to wait is cheaper than to cut; a receiver that has read all has granted more
+	}
+	n, err := op.out[lane].acquire(least, want)
 	if err != nil {
 		PutFrame(frame)
 		return err

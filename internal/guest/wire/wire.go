@@ -90,6 +90,11 @@ const (
 	MaxData = 128 << 10
 	// Window is how much of a lane may be under way without being consumed.
 	Window = 1 << 20
+	// BulkData and BulkWindow are the same for operations that move whole files,
+	// where each frame and each credit wakes somebody up. They hold between two
+	// sides that have both said so: guests of earlier versions run on.
+	BulkData   = 512 << 10
+	BulkWindow = 4 << 20
 	// MaxOpen bounds a request, MaxReply a message or a result.
 	MaxOpen  = 8 << 20
 	MaxReply = 256 << 10
@@ -148,6 +153,15 @@ const (
 	Rehearse
 )
 
+// isBulk reports whether an operation moves whole files.
+func (m Method) isBulk() bool {
+	switch m {
+	case Read, Write, Export, Import, ImportLayer:
+		return true
+	}
+	return false
+}
+
 // ErrProtocol is wrapped by every error about bytes that make no sense.
 var ErrProtocol = errors.New("guest protocol violated")
 
@@ -167,29 +181,34 @@ const (
 	prefaceMagic = "atollgst"
 )
 
-// WritePreface says which version the writer speaks.
+// Peer is what the other side has said of itself.
+type Peer struct{ bulk bool }
+
+// WritePreface says which version the writer speaks, and how much data it takes
+// in a frame, of which earlier versions say nothing.
 func WritePreface(w io.Writer) error {
 	var b [prefaceLen]byte
 	copy(b[:], prefaceMagic)
 	binary.LittleEndian.PutUint32(b[8:], Version)
+	binary.LittleEndian.PutUint32(b[12:], BulkData)
 	_, err := w.Write(b[:])
 	return err
 }
 
 // ReadPreface finds out what the other side speaks. Another version is a
 // *VersionError.
-func ReadPreface(r io.Reader) error {
+func ReadPreface(r io.Reader) (Peer, error) {
 	var b [prefaceLen]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
-		return err
+		return Peer{}, err
 	}
 	if string(b[:8]) != prefaceMagic {
-		return violation("not a guest")
+		return Peer{}, violation("not a guest")
 	}
 	if v := binary.LittleEndian.Uint32(b[8:]); v != Version {
-		return &VersionError{Theirs: v}
+		return Peer{}, &VersionError{Theirs: v}
 	}
-	return nil
+	return Peer{bulk: binary.LittleEndian.Uint32(b[12:]) >= BulkData}, nil
 }
 
 // header is the fixed beginning of every frame.

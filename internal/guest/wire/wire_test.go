@@ -26,9 +26,9 @@ func pair(t testing.TB, accept func(*Op)) *Conn {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = Serve(b, accept)
+		_ = Serve(b, Peer{bulk: true}, accept)
 	}()
-	c := NewClient(a)
+	c := NewClient(a, Peer{bulk: true})
 	t.Cleanup(func() {
 		c.Close()
 		<-served
@@ -150,7 +150,7 @@ func TestCancelReachesTheGuest(t *testing.T) {
 
 func TestLostConnectionEndsEverything(t *testing.T) {
 	a, b := net.Pipe()
-	c := NewClient(a)
+	c := NewClient(a, Peer{})
 	defer c.Close()
 	go io.Copy(io.Discard, b)
 	op := open(t, c, Exec, "")
@@ -174,7 +174,7 @@ func TestLostConnectionEndsEverything(t *testing.T) {
 func TestDeafGuest(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
-	c := NewClient(a)
+	c := NewClient(a, Peer{})
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
@@ -211,7 +211,7 @@ func TestHostileGuest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a, b := net.Pipe()
-			c := NewClient(a)
+			c := NewClient(a, Peer{})
 			defer c.Close()
 			op := open(t, c, Exec, "")
 			go io.Copy(io.Discard, b)
@@ -242,7 +242,7 @@ func TestOutcome(t *testing.T) {
 		"nonsense":    {(&RemoteError{Code: "xyz"}).append([]byte{1}), sandbox.CodeInternal},
 	} {
 		t.Run(name, func(t *testing.T) {
-			op := newOp(nil, 1)
+			op := newOp(&Conn{}, 1, Exec)
 			op.ended(tt.payload)
 			_, err := op.Result()
 			var re *RemoteError
@@ -260,18 +260,22 @@ func TestPreface(t *testing.T) {
 	var b bytes.Buffer
 	WritePreface(&b)
 	good := b.String()
-	if err := ReadPreface(strings.NewReader(good)); err != nil {
-		t.Error(err)
+	if peer, err := ReadPreface(strings.NewReader(good)); err != nil || !peer.bulk {
+		t.Error(peer, err)
+	}
+	earlier := good[:12] + "\x00\x00\x00\x00"
+	if peer, err := ReadPreface(strings.NewReader(earlier)); err != nil || peer.bulk {
+		t.Errorf("an earlier version: %v %v", peer, err)
 	}
 	var version *VersionError
 	other := good[:8] + "\x63" + good[9:]
-	if err := ReadPreface(strings.NewReader(other)); !errors.As(err, &version) || version.Theirs != 0x63 {
+	if _, err := ReadPreface(strings.NewReader(other)); !errors.As(err, &version) || version.Theirs != 0x63 {
 		t.Error(err)
 	}
-	if err := ReadPreface(strings.NewReader("HTTP/1.1 400 Bad request")); !errors.Is(err, ErrProtocol) {
+	if _, err := ReadPreface(strings.NewReader("HTTP/1.1 400 Bad request")); !errors.Is(err, ErrProtocol) {
 		t.Error(err)
 	}
-	if err := ReadPreface(strings.NewReader(good[:5])); err == nil {
+	if _, err := ReadPreface(strings.NewReader(good[:5])); err == nil {
 		t.Error("a cut preface is accepted")
 	}
 }
@@ -342,10 +346,10 @@ func FuzzClient(f *testing.F) {
 	f.Add(append(frame, "abc"...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, b := net.Pipe()
-		c := NewClient(a)
+		c := NewClient(a, Peer{bulk: true})
 		go io.Copy(io.Discard, b)
-		for range 3 {
-			op := open(t, c, Exec, "")
+		for _, m := range []Method{Exec, Read, Exec} {
+			op := open(t, c, m, "")
 			go io.Copy(io.Discard, op.In(0))
 		}
 		b.SetWriteDeadline(time.Now().Add(10 * time.Second))
@@ -367,7 +371,7 @@ func FuzzGuest(f *testing.F) {
 			io.Writer
 			io.Closer
 		}{bytes.NewReader(data), io.Discard, io.NopCloser(nil)}
-		_ = Serve(rw, func(op *Op) {
+		_ = Serve(rw, Peer{bulk: true}, func(op *Op) {
 			io.Copy(io.Discard, op.In(0))
 			op.End(nil)
 		})
