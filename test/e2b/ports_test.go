@@ -264,3 +264,34 @@ func selfSigned(t *testing.T) string {
 	}
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})) + string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}))
 }
+
+// TestInterpreterIsAskedOnce: to run code opens one connection, and so makes one
+// record.
+func TestInterpreterIsAskedOnce(t *testing.T) {
+	a := start(t, "--e2b-domain="+domain)
+	c := newByName(t, a)
+	var made struct{ SandboxID, EnvdAccessToken string }
+	r := c.call(201, "POST", "api", "/v2/sandboxes", `{"templateID":"base","timeout":300}`, "X-API-Key", c.key)
+	if err := json.NewDecoder(r.Body).Decode(&made); err != nil {
+		t.Fatal(err)
+	}
+	own := "sb-" + strings.TrimPrefix(made.SandboxID, "sb")
+	opened := func() int {
+		return strings.Count(a.run(t, "events", "--op", "port.open", "--type", "attempted", "--sandbox", own, "--json"), "\n")
+	}
+	run := func(code string) string {
+		t.Helper()
+		return text(c.call(200, "POST", "49999-"+made.SandboxID, "/execute", `{"code":"`+code+`"}`, "X-Access-Token", made.EnvdAccessToken))
+	}
+	run("x = 41") // starts the server
+	before := opened()
+	for n := 1; n <= 3; n++ {
+		if said := run("x + 1"); !strings.Contains(said, `"42"`) {
+			t.Fatalf("it said %s", said)
+		}
+		if got := opened() - before; got != n {
+			t.Errorf("%d connections were made by %d calls", got, n)
+		}
+	}
+	c.call(204, "DELETE", "api", "/sandboxes/"+made.SandboxID, "", "X-API-Key", c.key)
+}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"path"
 	"strings"
@@ -26,12 +27,9 @@ type interpreters struct {
 // interpreterPatience bounds how long a server may take to start.
 const interpreterPatience = time.Minute
 
-// interpret makes sure that somebody listens at the port of the code
-// interpreter: a server that the template brought, or ours.
-func (h *Handler) interpret(ctx context.Context, id sandbox.ID) error {
-	if h.listens(ctx, id) {
-		return nil
-	}
+// interpret connects to the port of the code interpreter where nobody listened
+// when that was tried: it starts our server, unless somebody else just did.
+func (h *Handler) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error) {
 	h.interpreters.mu.Lock()
 	if h.interpreters.busy == nil {
 		h.interpreters.busy = map[sandbox.ID]*sync.Mutex{}
@@ -49,22 +47,21 @@ func (h *Handler) interpret(ctx context.Context, id sandbox.ID) error {
 		delete(h.interpreters.busy, id)
 		h.interpreters.mu.Unlock()
 	}()
-	if h.listens(ctx, id) {
-		return nil // somebody was faster
+	if conn, err := h.service.DialPort(ctx, string(id), interpreter.Port); err == nil {
+		return conn, nil // somebody was faster
 	}
 	ctx, cancel := context.WithTimeout(ctx, interpreterPatience)
 	defer cancel()
-	return h.startInterpreter(ctx, id)
+	if err := h.startInterpreter(ctx, id); err != nil {
+		return nil, &interpreterError{err}
+	}
+	return h.service.DialPort(ctx, string(id), interpreter.Port)
 }
 
-func (h *Handler) listens(ctx context.Context, id sandbox.ID) bool {
-	conn, err := h.service.DialPort(ctx, string(id), interpreter.Port)
-	if err != nil {
-		return false
-	}
-	conn.Close()
-	return true
-}
+// interpreterError is why the server of the code interpreter could not be started.
+type interpreterError struct{ error }
+
+func (e *interpreterError) Unwrap() error { return e.error }
 
 // startInterpreter puts the programs into a sandbox, as root's, and starts the
 // server as the user that code runs as.
@@ -116,22 +113,4 @@ func (h *Handler) mayInterpret(r *http.Request, id sandbox.ID) bool {
 	}
 	contexts := r.URL.Path == "/contexts" || strings.HasPrefix(r.URL.Path, "/contexts/")
 	return contexts && same(r.Header.Get(headerTraffic), h.tokens.traffic(id))
-}
-
-// showInterpreter prepares the port of the code interpreter before a request
-// goes there.
-func (h *Handler) showInterpreter(w http.ResponseWriter, r *http.Request, id sandbox.ID) bool {
-	err := unauthorized("missing or wrong access token")
-	if h.mayInterpret(r, id) {
-		err = h.interpret(r.Context(), id)
-	}
-	switch code := sandbox.CodeOf(err); {
-	case err == nil:
-		return true
-	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
-		h.notRunning(w, id)
-	case r.Context().Err() == nil:
-		h.fail(w, r, err)
-	}
-	return false
 }

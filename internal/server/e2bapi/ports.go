@@ -2,6 +2,7 @@ package e2bapi
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"slices"
@@ -17,20 +18,25 @@ import (
 const headerTraffic = "E2b-Traffic-Access-Token"
 
 // entrance lets the proxy dial for requests that enter has looked at.
-type entrance struct{ Service }
+type entrance struct{ *Handler }
 
 // EnterPort is not for this face, which finds out itself who asks.
 func (entrance) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Context, sandbox.ID, error) {
 	return ctx, "", unauthorized("not this way")
 }
 
-// DialPort connects to a port.
+// DialPort connects to a port. Where nobody listens at that of the code
+// interpreter, its server is started first.
 func (e entrance) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	return e.Service.DialPort(ctx, ref, port)
+	conn, err := e.service.DialPort(ctx, ref, port)
+	if port == interpreter.Port && sandbox.CodeOf(err) == sandbox.CodeUnavailable {
+		return e.interpret(ctx, sandbox.ID(ref))
+	}
+	return conn, err
 }
 
 func (h *Handler) newProxy() *portproxy.Proxy {
-	return portproxy.New(entrance{h.service}, portproxy.Options{Failed: h.portFailed, Logger: h.opts.Logger})
+	return portproxy.New(entrance{h}, portproxy.Options{Failed: h.portFailed, Logger: h.opts.Logger})
 }
 
 type portKey struct{}
@@ -51,7 +57,8 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 			return
 		}
 	}
-	if number == interpreter.Port && !h.showInterpreter(w, r, s.ID) {
+	if number == interpreter.Port && !h.mayInterpret(r, s.ID) {
+		h.fail(w, r, unauthorized("missing or wrong access token"))
 		return
 	}
 	r = r.Clone(context.WithValue(r.Context(), portKey{}, port{s.ID, number}))
@@ -72,12 +79,13 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 // portFailed answers when nothing inside did.
 func (h *Handler) portFailed(w http.ResponseWriter, r *http.Request, err error) {
 	p, _ := r.Context().Value(portKey{}).(port)
+	_, interpreting := errors.AsType[*interpreterError](err)
 	switch code := sandbox.CodeOf(err); {
 	case r.Context().Err() != nil: // nobody is listening, or is to; no answer would be one of success
 		panic(http.ErrAbortHandler)
 	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
 		h.notRunning(w, p.id)
-	case code == sandbox.CodeExhausted || code == sandbox.CodeConflict:
+	case interpreting || code == sandbox.CodeExhausted || code == sandbox.CodeConflict:
 		h.fail(w, r, err)
 	default:
 		writeJSON(w, http.StatusBadGateway, absent{

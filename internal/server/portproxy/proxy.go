@@ -66,7 +66,8 @@ type Options struct {
 type Proxy struct {
 	service   Service
 	domains   []string
-	transport *http.Transport
+	transport *http.Transport // whose connections are used again
+	once      *http.Transport // whose are not
 	reverse   *httputil.ReverseProxy
 }
 
@@ -87,9 +88,11 @@ func New(service Service, opts Options) *Proxy {
 		MaxIdleConnsPerHost: idleConns, IdleConnTimeout: idleTime, TLSHandshakeTimeout: idleTime,
 		TLSClientConfig: &tls.Config{ServerName: "localhost", InsecureSkipVerify: true}, //nolint:gosec // see Port
 	}
+	p.once = p.transport.Clone()
+	p.once.DisableKeepAlives = true
 	p.reverse = &httputil.ReverseProxy{
-		Rewrite: rewrite, Transport: p.transport, FlushInterval: -1, ModifyResponse: confine,
-		ErrorHandler: opts.Failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
+		Rewrite: rewrite, Transport: roundTripper(p.roundTrip), FlushInterval: -1, ModifyResponse: confine,
+		ErrorHandler: opts.Failed, ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelInfo), // why an answer was cut off
 	}
 	return p
 }
@@ -265,6 +268,25 @@ func rewrite(r *httputil.ProxyRequest) {
 	if r.In.TLS != nil {
 		r.Out.Header.Set("X-Forwarded-Proto", "https")
 	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// roundTrip sends a request. A connection that waits may be closed by the program
+// inside just when it is used again, and nobody can tell whether that has acted
+// on the request. So only requests that can be repeated, as net/http then does,
+// share connections; each other has its own.
+func (p *Proxy) roundTrip(r *http.Request) (*http.Response, error) {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		if r.Body == nil || r.Body == http.NoBody {
+			return p.transport.RoundTrip(r)
+		}
+	}
+	return p.once.RoundTrip(r)
 }
 
 // dial connects for the request that ctx is of.

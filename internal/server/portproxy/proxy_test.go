@@ -514,3 +514,50 @@ func TestShowSecured(t *testing.T) {
 		t.Errorf("without TLS inside: %d %s", resp.StatusCode, body)
 	}
 }
+
+// TestConnectionsThatWaitAreNotTrusted: a program closes each connection when the
+// second request comes over it, as one may that has waited for long. Requests that
+// may be repeated are; others never meet such a connection.
+func TestConnectionsThatWaitAreNotTrusted(t *testing.T) {
+	b, addr := start(t)
+	var acted atomic.Int32
+	used := sync.Map{}
+	b.serve(t, "sb-one", func(w http.ResponseWriter, r *http.Request) {
+		if _, again := used.LoadOrStore(r.RemoteAddr, true); again {
+			panic(http.ErrAbortHandler)
+		}
+		if r.Method == http.MethodPost {
+			acted.Add(1)
+		}
+		_, _ = io.Copy(w, r.Body)
+	})
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	const rounds = 5
+	for i := range rounds {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			body := io.Reader(http.NoBody)
+			if method == http.MethodPost {
+				body = strings.NewReader("once")
+			}
+			r, err := http.NewRequestWithContext(t.Context(), method, "http://"+addr+"/", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Host = "8000-sb-one.atoll.example"
+			r.Header.Set(portproxy.HeaderToken, "token-sb-one")
+			resp, err := transport.RoundTrip(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK || err != nil {
+				t.Errorf("%s %d: status %d, %v", method, i, resp.StatusCode, err)
+			}
+		}
+	}
+	if n := acted.Load(); n != rounds {
+		t.Errorf("%d of %d requests were acted on", n, rounds)
+	}
+}

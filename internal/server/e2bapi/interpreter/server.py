@@ -50,6 +50,7 @@ class Kernel:
         request, self.requests = os.pipe()
         self.messages, message = os.pipe()
         self.mark = "\x00end of %s\x00" % uuid.uuid4()
+        self.lock = threading.Lock()  # of requests
         self.events = queue.Queue()
         self.died = False
         env = dict(os.environ, ATOLL_KERNEL_MARK=self.mark.replace("\x00", ""))
@@ -105,11 +106,17 @@ class Kernel:
 
     def send(self, request):
         data = json.dumps(request).encode() + b"\n"
+        with self.lock:
+            if self.requests is None:
+                return
+            requests = os.dup(self.requests)  # the number may be another file's after close
         try:
             while data:
-                data = data[os.write(self.requests, data):]
+                data = data[os.write(requests, data):]
         except OSError:
             pass  # it has died, which its messages say
+        finally:
+            os.close(requests)
 
     def interrupt(self):
         self.signal(signal.SIGINT)
@@ -122,10 +129,10 @@ class Kernel:
 
     def close(self):
         self.signal(signal.SIGKILL)
-        try:
-            os.close(self.requests)
-        except OSError:
-            pass
+        with self.lock:
+            requests, self.requests = self.requests, None
+        if requests is not None:  # once: after that the number may be a caller's connection
+            os.close(requests)
 
 
 class Context:
@@ -375,6 +382,8 @@ class Handler(BaseHTTPRequestHandler):
                 event = next(events)
             except StopIteration:
                 break
+            except Refused as e:  # too late for a status: the answer has begun
+                event, events = {"type": "error", "name": "Refused", "value": str(e), "traceback": ""}, iter(())
         if broken:
             self.close_connection = True
             return

@@ -2,6 +2,7 @@ package interpreter_test
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -94,5 +95,81 @@ func TestNothingOfARequestIsLeft(t *testing.T) {
 				t.Errorf("then %d", got)
 			}
 		})
+	}
+}
+
+// python runs a program that knows the server's module, and fails with it.
+func python(t *testing.T, program string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range interpreter.Files() {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "python3", "-B", "-c", program)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// TestKernelIsClosedOnce: what was the pipe of a kernel may be the connection of
+// a caller by the time when the kernel is closed again, or something is sent.
+func TestKernelIsClosedOnce(t *testing.T) {
+	python(t, `
+import os, server
+kernel = server.Kernel("bash", "/")
+number = kernel.requests
+kernel.close()
+reads, writes = os.pipe()
+os.dup2(writes, number)
+kernel.close()
+kernel.send({"code": "true"})
+os.fstat(number)  # still open
+os.set_blocking(reads, False)
+try:
+    raise SystemExit("sent to another: %r" % os.read(reads, 100))
+except BlockingIOError:
+    pass
+`)
+}
+
+// TestRefusedInTheMiddle: what waits in a context that is removed gets an error
+// as part of the answer that has begun.
+func TestRefusedInTheMiddle(t *testing.T) {
+	address := serve(t)
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	call := func(method, path, body string) *http.Response {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+address+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := transport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { resp.Body.Close() })
+		if resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s %s: status %d", method, path, resp.StatusCode)
+		}
+		return resp
+	}
+	var made struct{ ID string }
+	if err := json.NewDecoder(call("POST", "/contexts", `{"language":"bash"}`).Body).Decode(&made); err != nil {
+		t.Fatal(err)
+	}
+	execute := fmt.Sprintf(`{"context_id":%q,"code":"sleep 1000"}`, made.ID)
+	first := call("POST", "/execute", execute)
+	if _, err := bufio.NewReader(first.Body).ReadString('\n'); err != nil { // it has the context
+		t.Fatal(err)
+	}
+	second := call("POST", "/execute", execute) // its answer begins while it waits for the first
+	call("DELETE", "/contexts/"+made.ID, "")
+	said, err := io.ReadAll(second.Body)
+	if err != nil || !strings.Contains(string(said), "not found") {
+		t.Errorf("%q %v", said, err)
 	}
 }
