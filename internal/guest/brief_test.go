@@ -18,7 +18,7 @@ import (
 // briefClient is a client of a guest that starts programs by itself, as it does
 // inside a sandbox: where Go has raised the limit of open files, package syscall
 // does, and no command is waited for by who started it.
-func briefClient(t *testing.T) (*guest.Client, int) {
+func briefClient(t testing.TB) (*guest.Client, int) {
 	t.Helper()
 	var l syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {

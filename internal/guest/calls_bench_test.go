@@ -1,0 +1,87 @@
+package guest_test
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// BenchmarkExecCalls counts the system calls of a guest and of what it starts,
+// which is what a command costs inside a sandbox, where each is a switch between
+// processes. Unlike the clock it says the same on a busy machine, but for naps
+// of Go's monitor thread. It needs root and the kernel's trace points.
+func BenchmarkExecCalls(b *testing.B) {
+	c, pid := briefClient(b)
+	run(b, c, &sandbox.Command{Args: []string{"/bin/true"}}, "") // starts the threads that it takes
+	counters := countCalls(b, pid)
+	before := sum(b, counters)
+	for b.Loop() {
+		once(b, c)
+	}
+	b.ReportMetric(float64(sum(b, counters)-before)/float64(b.N), "calls/op")
+}
+
+// once runs a program that does nothing.
+func once(b *testing.B, c *guest.Client) {
+	p, err := c.Exec(b.Context(), &sandbox.Command{Args: []string{"/bin/true"}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	if exit, err := p.Wait(b.Context()); err != nil || exit.Code != 0 {
+		b.Fatal(exit, err)
+	}
+}
+
+// countCalls has the kernel count the system calls of every thread that a
+// process has, and of all that these start.
+func countCalls(b *testing.B, pid int) (counters []int) {
+	b.Helper()
+	text, err := os.ReadFile("/sys/kernel/tracing/events/raw_syscalls/sys_enter/id")
+	if err != nil {
+		b.Fatal(err)
+	}
+	point, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	threads, err := filepath.Glob("/proc/" + itoa(pid) + "/task/*")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, thread := range threads {
+		tid, err := strconv.Atoi(filepath.Base(thread))
+		if err != nil {
+			b.Fatal(err)
+		}
+		attr := &unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: point, Bits: unix.PerfBitInherit}
+		fd, err := unix.PerfEventOpen(attr, tid, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { unix.Close(fd) })
+		counters = append(counters, fd)
+	}
+	return counters
+}
+
+// sum is what was counted so far.
+func sum(b *testing.B, counters []int) (total uint64) {
+	b.Helper()
+	for _, fd := range counters {
+		var n [8]byte
+		if _, err := unix.Read(fd, n[:]); err != nil {
+			b.Fatal(err)
+		}
+		total += binary.NativeEndian.Uint64(n[:])
+	}
+	return total
+}
