@@ -10,7 +10,11 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"maps"
 	"os"
+	"path"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -245,6 +249,9 @@ func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progr
 		}
 		ids = append(ids, id)
 	}
+	if err := allVisible(tree.Root(), c.binds); err != nil {
+		return rootfs{}, err
+	}
 	size, err := out.Finish(tree.Root())
 	if err != nil {
 		return rootfs{}, err
@@ -254,6 +261,29 @@ func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progr
 		return rootfs{key, size}, nil
 	}
 	return rootfs{key, size}, tmp.publish(s.rootfsPath(key))
+}
+
+// allVisible refuses a tree that holds something where the image shows a
+// directory of this machine: nobody would ever see it.
+func allVisible(root *mkfs.Node, binds []Bind) error {
+	for _, b := range binds {
+		n, name := root, b.Target
+		for part := range strings.SplitSeq(strings.Trim(b.Target, "/"), "/") {
+			if n = n.Children[part]; n == nil {
+				break
+			}
+		}
+		if n == nil || n.IsDir() && len(n.Children) == 0 {
+			continue
+		}
+		for n.IsDir() && len(n.Children) > 0 {
+			first := slices.Min(slices.Collect(maps.Keys(n.Children)))
+			n, name = n.Children[first], path.Join(name, first)
+		}
+		return fail(sandbox.CodeInvalid, "image.build", name, "put it elsewhere, such as in /home/user, or begin with another image",
+			"would be hidden: this image shows the machine's own %s there", b.Target)
+	}
+	return nil
 }
 
 // applyLayer puts one layer on the tree and returns the digest of its tar.

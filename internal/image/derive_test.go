@@ -2,6 +2,7 @@ package image
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"path/filepath"
 	"reflect"
@@ -77,5 +78,31 @@ func TestDeriveRefusesBrokenLayers(t *testing.T) {
 	}
 	if found, err := s.Derived("template/broken"); found != nil || err != nil {
 		t.Errorf("something was kept: %v, %v", found, err)
+	}
+}
+
+// TestDeriveRefusesWhatIsHidden: what a layer puts where the host image shows
+// the machine's own directories would never be seen.
+func TestDeriveRefusesWhatIsHidden(t *testing.T) {
+	s := open(t, Options{HostRoot: fakeHost(t)})
+	from := mustGet(t, s, "", GetOptions{})
+	for hidden, layer := range map[string][]byte{
+		"/usr/local/bin/tool": tarOf(t, "usr/local/bin/tool", "x"),
+		"/usr/bin/tool":       tarOf(t, "bin/tool", "x"), // bin is a link
+		"/sbin/tool":          tarOf(t, "sbin/tool", "x"),
+		"/usr":                tarOf(t, "usr", "a file"),
+	} {
+		_, err := s.Derive(t.Context(), "template/hidden", from, []Layer{layerFrom(layer)}, Config{})
+		var e *sandbox.Error
+		if !errors.As(err, &e) || e.Code != sandbox.CodeInvalid || e.Subject != hidden {
+			t.Errorf("%s: %v", hidden, err)
+		}
+	}
+	if found, err := s.Derived("template/hidden"); found != nil || err != nil {
+		t.Errorf("something was kept: %v, %v", found, err)
+	}
+	img, err := s.Derive(t.Context(), "template/seen", from, []Layer{layerFrom(tarOf(t, "home/user/tool", "x", "usr/", ""))}, Config{})
+	if err != nil || files(t, img)["home/user/tool"] != "x" {
+		t.Errorf("%v %v", img, err)
 	}
 }
