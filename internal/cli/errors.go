@@ -1,10 +1,14 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"regexp"
 	"strings"
+	"syscall"
 	"unicode"
 	"unicode/utf8"
 
@@ -58,6 +62,8 @@ func (a *App) finish(cmd *cobra.Command, err error) int {
 		return 0
 	case errors.As(err, &code):
 		return int(code)
+	case nobodyReads(err):
+		return 128 + int(syscall.SIGPIPE) // as of other tools, which that signal kills
 	}
 	a.report(cmd, err)
 	if runsCommands(cmd) {
@@ -67,6 +73,13 @@ func (a *App) finish(cmd *cobra.Command, err error) int {
 		return exitUsage
 	}
 	return exitFailure
+}
+
+// nobodyReads reports that whoever read our standard output has gone, as
+// head(1) does when it has seen enough.
+func nobodyReads(err error) bool {
+	var p *fs.PathError
+	return errors.As(err, &p) && p.Path == os.Stdout.Name() && errors.Is(p.Err, syscall.EPIPE)
 }
 
 // runsCommands reports whether a verb passes on the exit code of a command.
@@ -82,8 +95,14 @@ func isUsage(err error) bool {
 	return errors.As(err, &u) || strings.HasPrefix(text, "accepts ") || strings.HasPrefix(text, "requires ") || complaint(text) != text
 }
 
-// report writes an error, and what to do about it, for a person.
+// report writes an error, and what to do about it, for a person, or, of a verb
+// that was asked for JSON, for a program: an object on one line. How a verb is
+// called is told to people only.
 func (a *App) report(cmd *cobra.Command, err error) {
+	if wantsJSON(cmd) && !isUsage(err) {
+		_ = json.NewEncoder(a.Stderr).Encode(map[string]*sandbox.Error{"error": typed(err)})
+		return
+	}
 	text, hint := explain(err)
 	if hint == "" && cmd != nil && isUsage(err) {
 		hint = "see: " + cmd.CommandPath() + " --help"
@@ -92,6 +111,24 @@ func (a *App) report(cmd *cobra.Command, err error) {
 	if hint != "" {
 		a.say("hint", hint)
 	}
+}
+
+// wantsJSON reports whether a verb was asked for JSON.
+func wantsJSON(cmd *cobra.Command) bool {
+	if cmd == nil || cmd.Flags().Lookup("json") == nil {
+		return false
+	}
+	asked, err := cmd.Flags().GetBool("json")
+	return err == nil && asked
+}
+
+// typed returns an error as programs are told about it.
+func typed(err error) *sandbox.Error {
+	var e *sandbox.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return &sandbox.Error{Code: sandbox.CodeOf(err), Message: err.Error()}
 }
 
 // say writes one line of prose to standard error.

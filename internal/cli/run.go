@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -189,12 +188,7 @@ func (a *App) foreground(ctx context.Context, how *commandFlags, run func(contex
 func (a *App) finishJSON(res *result, exit sandbox.Exit, err error) error {
 	res.Exit, res.Reason, res.Signal, res.Detail = codeFor(exit), exit.Reason, exit.Signal, exit.Detail
 	if err != nil {
-		res.Exit = exitAtoll
-		var known *sandbox.Error
-		if !errors.As(err, &known) {
-			known = &sandbox.Error{Code: sandbox.CodeOf(err), Message: err.Error()}
-		}
-		res.Error = known
+		res.Exit, res.Error = exitAtoll, typed(err)
 	}
 	if werr := a.printJSON(res); werr != nil {
 		return werr

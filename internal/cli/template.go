@@ -193,16 +193,22 @@ func (a *App) templateRemoveCmd() *cobra.Command {
 
 func (a *App) templatePruneCmd() *cobra.Command {
 	var unused durationFlag
+	var asJSON bool
 	cmd := &cobra.Command{Use: "prune", Short: "Free what builds left behind; templates stay", Args: cobra.NoArgs, Example: `  atoll template prune --unused 24h`}
 	unused = durationFlag(7 * 24 * time.Hour)
 	cmd.Flags().Var(&unused, "unused", "only what no build has used for so long")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
 		}
 		freed, err := c.PruneTemplates(ctx, time.Duration(unused))
-		if err == nil {
+		switch {
+		case err != nil:
+		case asJSON:
+			err = a.printJSON(map[string]int64{"bytes": freed})
+		default:
 			_, err = fmt.Fprintln(a.Stdout, "freed", units.BytesSize(float64(freed)))
 		}
 		return err

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"embed"
+	"errors"
+	"fmt"
 	"io/fs"
 
 	"github.com/pressly/goose/v3"
@@ -29,7 +31,7 @@ func (s *Store) migrate(ctx context.Context, d goose.Dialect, dir string) error 
 	if current > known {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: "store", Hint: "run the newer release, or restore a backup made before the upgrade",
-			Message: "the database was written by a newer release of Atoll",
+			Message: fmt.Sprintf("the database was written by a newer release of Atoll: its schema is %d, and this one knows %d", current, known),
 		}
 	}
 	if current == known {
@@ -39,9 +41,24 @@ func (s *Store) migrate(ctx context.Context, d goose.Dialect, dir string) error 
 		known = s.upTo
 	}
 	if _, err := p.UpTo(ctx, known); err != nil {
-		return s.shown(err)
+		return notMigrated(s.shown(err), current, known)
 	}
 	return nil
+}
+
+// notMigrated says of a database that took no migration what was found: one
+// that was written by an unfinished release has the number of a schema and not
+// what belongs to it.
+func notMigrated(err error, current, known int64) error {
+	var e *sandbox.Error
+	if !errors.As(err, &e) || e.Code != sandbox.CodeInternal {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Subject: "store", Cause: err,
+		Message: fmt.Sprintf("the database calls its schema %d, and cannot be brought to %d: it is not what a release of Atoll wrote", current, known),
+		Hint:    "run the program that wrote it, restore a backup, or name another database with --store or --store-file of: atoll up",
+	}
 }
 
 func (s *Store) migrations(d goose.Dialect, dir string) (*goose.Provider, error) {

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -205,7 +206,35 @@ func TestNewerDatabase(t *testing.T) {
 				t.Fatal("a newer database was opened")
 			}
 			wantCode(t, err, sandbox.CodeUnavailable)
-			if !strings.Contains(err.Error(), "newer release") {
+			newest := slices.Max(store.Schemas(dialect))
+			for _, part := range []string{"newer release", fmt.Sprintf("schema is %d", newest+1), fmt.Sprintf("knows %d", newest)} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("the refusal says %q", err)
+				}
+			}
+		})
+	}
+}
+
+// TestMigrateUnfinished: a database whose schema is not what its number says is
+// refused with what was found.
+func TestMigrateUnfinished(t *testing.T) {
+	ctx := context.Background()
+	for dialect, address := range addresses {
+		t.Run(dialect, func(t *testing.T) {
+			url := address(t)
+			versions := store.Schemas(dialect)
+			s, err := store.Open(ctx, url, store.Options{})
+			ok(t, err)
+			ok(t, s.Exec(ctx, "DELETE FROM goose_db_version WHERE version_id > $1", versions[0]))
+			ok(t, s.Close())
+			s, err = store.Open(ctx, url, store.Options{})
+			if s != nil {
+				t.Fatal("it was opened")
+			}
+			wantCode(t, err, sandbox.CodeUnavailable)
+			var e *sandbox.Error
+			if !errors.As(err, &e) || !strings.Contains(e.Message, fmt.Sprintf("schema %d,", versions[0])) || e.Hint == "" {
 				t.Errorf("the refusal says %q", err)
 			}
 		})

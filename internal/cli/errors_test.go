@@ -1,0 +1,77 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// failing is a command line whose node cannot be opened.
+func failing(err error) (*App, *bytes.Buffer) {
+	var said bytes.Buffer
+	return &App{
+		Open:   func(string) (System, error) { return nil, err },
+		Stdout: &bytes.Buffer{}, Stderr: &said, LookupEnv: func(string) (string, bool) { return "", false },
+		Providers: []ProviderInfo{{Name: "fake"}},
+	}, &said
+}
+
+// Who asked for JSON gets errors as JSON, too, unless they asked wrongly.
+func TestErrorsAsJSON(t *testing.T) {
+	want := &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "disk", Message: "is away\x1b[2J", Hint: "bring it back"}
+	for _, tt := range []struct {
+		err  error
+		want sandbox.Error
+	}{
+		{want, *want},
+		{syscall.ENOSPC, sandbox.Error{Code: sandbox.CodeOf(syscall.ENOSPC), Message: syscall.ENOSPC.Error()}},
+	} {
+		a, said := failing(tt.err)
+		code := a.Main(t.Context(), []string{"image", "ls", "--json"})
+		var got struct{ Error sandbox.Error }
+		if err := json.Unmarshal(said.Bytes(), &got); err != nil || got.Error != tt.want || code != exitFailure {
+			t.Errorf("code %d, %v: %q", code, err, said)
+		}
+		if lines := strings.Count(said.String(), "\n"); lines != 1 || strings.ContainsRune(said.String(), 0x1b) {
+			t.Errorf("%d lines: %q", lines, said)
+		}
+	}
+	for _, args := range [][]string{{"image", "ls"}, {"image", "ls", "--json", "--nonsense"}} {
+		a, said := failing(want)
+		if a.Main(t.Context(), args) == 0 || !strings.HasPrefix(said.String(), "atoll: error: ") {
+			t.Errorf("%v said %q", args, said)
+		}
+	}
+}
+
+// A reader that has seen enough is no fault.
+func TestNobodyReads(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	defer w.Close()
+	fd, err := syscall.Dup(int(w.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout := os.NewFile(uintptr(fd), os.Stdout.Name())
+	defer stdout.Close()
+	for _, args := range [][]string{{"version"}, {"version", "--json"}} {
+		a, said := failing(nil)
+		a.Stdout = stdout
+		if code := a.Main(t.Context(), args); code != 141 || said.Len() > 0 {
+			t.Errorf("%v: code %d, said %q", args, code, said)
+		}
+	}
+	a, said := failing(&os.PathError{Op: "write", Path: "/run/socket", Err: syscall.EPIPE})
+	if code := a.Main(t.Context(), []string{"image", "ls"}); code != exitFailure || said.Len() == 0 {
+		t.Errorf("another pipe: code %d, said %q", code, said)
+	}
+}
