@@ -84,7 +84,6 @@ type maker struct {
 
 	from  *saved // what it is restored from, nil if from the image alone
 	why   string // why the memory in there cannot be
-	early bool   // launched before it was known for whom
 	box   box
 	rec   *record
 	args  *launchArgs
@@ -329,27 +328,14 @@ func (m *maker) startKernel(ctx context.Context) error {
 	if err := m.p.opts.Fault("restore.kernel"); err != nil {
 		return err
 	}
-	m.rec.Named = m.from.Memory.Named
 	var g errgroup.Group
 	// On a connection of its own: the kernel that answers is another one now.
 	g.Go(func() error { return boundProcesses(m.box.dir, m.rec.group(), m.res.PIDs) })
 	g.Go(func() error { return guest.Waken(ctx, m.door, m.conn) })
-	g.Go(func() error { return m.rename(ctx) })
 	if err := g.Wait(); err != nil {
 		return &memoryError{err}
 	}
 	return nil
-}
-
-// rename gives a restored sandbox its host name. Its kernel does that by itself
-// if it was told the name when it was launched and nobody has set another one
-// in what it restores.
-func (m *maker) rename(ctx context.Context) error {
-	if m.spec.Hostname == "" || !m.early && !m.from.Memory.Named {
-		return nil
-	}
-	m.rec.Named = true
-	return setHostname(ctx, m.box.dir, m.rec.Inside, m.spec.Hostname)
 }
 
 // explain adds what the dying kernel said.

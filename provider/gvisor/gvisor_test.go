@@ -215,9 +215,10 @@ func TestPool(t *testing.T) {
 			ID: id, Image: "host", Resources: res, Hostname: string(id), Env: map[string]string{"WHO": string(id)},
 		})
 		o := sh(t, in, `hostname; echo $WHO; stat -f -c %T /tmp; grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | sort -u -k2 | wc -l; `+
-			`python3 -c 'import re; print(int(re.search("CapBnd:\\s*(\\w+)", open("/proc/self/status").read())[1], 16) >> 21 & 1)'`)
+			`python3 -c 'import re; [print(int(c, 16) >> 21 & 1) for p in ("self", "1") for c in re.findall("Cap(?:Prm|Bnd):\\s*(\\w+)", open(f"/proc/{p}/status").read())]'; `+
+			`python3 -c 'import socket; socket.sethostname("mine")' 2>/dev/null || echo refused`)
 		lines := strings.Fields(o.stdout)
-		if len(lines) != 5 || lines[0] != string(id) || lines[1] != string(id) || lines[2] == "tmpfs" || lines[3] != "1" || lines[4] != "0" {
+		if len(lines) != 9 || lines[0] != string(id) || lines[1] != string(id) || lines[2] == "tmpfs" || lines[3] != "1" || strings.Join(lines[4:], "") != "0000refused" {
 			t.Errorf("%s: %+v", id, o)
 		}
 	}

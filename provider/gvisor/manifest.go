@@ -65,7 +65,6 @@ type memory struct {
 	Mounts []string          `json:"mounts"`          // where the host's files were shown, in order
 	Group  string            `json:"group"`           // the control group of its processes inside
 	Names  map[string]uint16 `json:"names,omitempty"` // whose addresses the processes may know
-	Named  bool              `json:"named"`           // its host name was set after it began
 }
 
 // part is one file of a snapshot.

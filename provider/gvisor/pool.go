@@ -133,7 +133,6 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 func (p *Provider) earlyMaker(s shape, ref string, img *image.Image) *maker {
 	id := sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16]))
 	m := p.newMaker(&sandbox.Spec{ID: id, Image: ref, Resources: bounded(s.resources)}, img)
-	m.early = true
 	return m
 }
 
@@ -320,15 +319,14 @@ func (m *maker) become(spec *sandbox.Spec) error {
 	}
 	m.rec.ID, m.rec.Labels, m.rec.Created = spec.ID, spec.Labels, time.Now().UTC()
 	m.rec.Spec.Resources = spec.Resources
-	m.rec.Named = true
 	return nil
 }
 
-// join gives a sandbox of the pool that has started what a new one gets from
-// its kernel: its link if it is to have one, and its host name.
+// join gives a sandbox of the pool that has started the link that a new one gets
+// from its kernel, if it is to have one.
 func (m *maker) join(ctx context.Context) error {
 	if m.restoresMemory() {
-		return m.rename(ctx)
+		return nil
 	}
 	link := m.p.connect(ctx, m.spec, m.known())
 	defer closeLink(link)

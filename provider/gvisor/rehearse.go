@@ -33,11 +33,11 @@ func endingProgram() ([]byte, error) {
 	default:
 		return nil, fmt.Errorf("no program can be made on %s", runtime.GOARCH)
 	}
-	return executable(code, "")
+	return executable(code)
 }
 
-// executable is an executable file of some machine code with data right after it.
-func executable(code []byte, data string) ([]byte, error) {
+// executable is an executable file of some machine code.
+func executable(code []byte) ([]byte, error) {
 	const base = 0x400000
 	machine := elf.EM_X86_64
 	if runtime.GOARCH == "arm64" {
@@ -46,7 +46,7 @@ func executable(code []byte, data string) ([]byte, error) {
 	var header elf.Header64
 	var segment elf.Prog64
 	start := binary.Size(header) + binary.Size(segment)
-	size := uint64(start + len(code) + len(data))
+	size := uint64(start + len(code))
 	header = elf.Header64{
 		Ident: [elf.EI_NIDENT]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
 		Type:  uint16(elf.ET_EXEC), Machine: uint16(machine), Version: uint32(elf.EV_CURRENT),
@@ -58,7 +58,7 @@ func executable(code []byte, data string) ([]byte, error) {
 		Vaddr: base, Paddr: base, Filesz: size, Memsz: size, Align: 0x1000,
 	}
 	var b bytes.Buffer
-	for _, part := range []any{header, segment, code, []byte(data)} {
+	for _, part := range []any{header, segment, code} {
 		if err := binary.Write(&b, binary.LittleEndian, part); err != nil {
 			return nil, err
 		}

@@ -155,7 +155,7 @@ func (in *Instance) stop() error {
 func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
 	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Brief: opts.Brief && !opts.Stop}
 	if opts.Memory {
-		m.Memory = &memory{Engine: in.rec.Engine, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group(), Named: in.rec.Named}
+		m.Memory = &memory{Engine: in.rec.Engine, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
 		if err := saveMemory(conn, dir); err != nil {
 			return nil, fmt.Errorf("saving the memory: %w", err)
 		}

@@ -54,7 +54,6 @@ type record struct {
 	Maker    processRef         `json:"maker"`              // who makes it, until it is ready
 	Inside   string             `json:"inside"`             // the id its kernel knows it by
 	Group    string             `json:"group,omitempty"`    // of its processes inside, if not Inside
-	Named    bool               `json:"named,omitempty"`    // got its host name after it began
 	Engine   string             `json:"engine,omitempty"`   // what its memory is bound to; empty: it cannot be saved
 	Mounts   []string           `json:"mounts,omitempty"`   // where host files are shown, in order
 	Kernel   processRef         `json:"kernel,omitzero"`

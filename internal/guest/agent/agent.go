@@ -66,8 +66,9 @@ func Main(args []string) int {
 
 // serveSandbox is the guest as process 1. It never ends.
 func serveSandbox() int {
-	a := start("/")
+	a := newAgent("/")
 	a.unready = a.moveIn()
+	a.start()
 	if err := a.listen(meetingPoint); err != nil {
 		println("atoll-guest: no reconnection:", err.Error())
 	}
@@ -82,7 +83,8 @@ func serveSandbox() int {
 // connection does, after everything it started.
 func serveHost(root string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	a := start(root)
+	a := newAgent(root)
+	a.start()
 	link, err := openSocket(wire.LinkIn)
 	if err != nil {
 		return 1
@@ -95,20 +97,23 @@ func serveHost(root string) int {
 	return 0
 }
 
-// start makes a guest. How Go's runtime is to be is said by its environment.
-func start(root string) *agent {
+// newAgent makes a guest. How Go's runtime is to be is said by its environment.
+func newAgent(root string) *agent {
+	a := &agent{self: whoAmI(), reaper: newReaper(), procs: newProcTable(), devNull: -1}
+	a.files = newFileServer(root, &a.users, a.defaultUser)
+	return a
+}
+
+// start prepares this process for commands.
+func (a *agent) start() {
 	ignoreSignals()
 	leaveChildren()
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 	unix.Umask(0o777 &^ umasked) // commands inherit it; files get their modes explicitly
-	a := &agent{self: whoAmI(), reaper: newReaper(), devNull: -1}
-	a.procs = newProcTable()
-	a.files = newFileServer(root, &a.users, a.defaultUser)
 	if fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
 		a.devNull = fd
 	}
 	go a.reaper.run()
-	return a
 }
 
 // ignoreSignals keeps what is sent to process 1 from ending it. The signals are
@@ -192,7 +197,7 @@ func (a *agent) configure(d *wire.Decoder) error {
 		return err
 	}
 	if os.Getpid() == 1 {
-		if err := errors.Join(a.unready, settle(def.Hostname)); err != nil {
+		if err := errors.Join(a.unready, name(def.Hostname)); err != nil {
 			return fail(sandbox.CodeUnavailable, "", "the sandbox cannot be prepared: "+err.Error())
 		}
 	}
@@ -211,6 +216,14 @@ func (a *agent) configure(d *wire.Decoder) error {
 	a.defaults = def
 	a.mu.Unlock()
 	return nil
+}
+
+// name gives the sandbox its host name, which the kernel leaves to process 1.
+func name(host string) error {
+	if host == "" {
+		return nil
+	}
+	return unix.Sethostname([]byte(host))
 }
 
 func (a *agent) getDefaults() wire.Defaults {

@@ -20,7 +20,8 @@ const nestedPoint = "@atoll-nested"
 // long as that does: its commands in the background outlive their callers.
 func serveNested() int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	a := start("/")
+	a := newAgent("/")
+	a.start()
 	if err := a.listen(nestedPoint); err != nil {
 		return 1 // another was faster
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"os"
 	"path"
 	"syscall"
 	"unsafe"
@@ -11,30 +10,16 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// moveIn finishes what the kernel began, as far as it does not depend on whose
-// the sandbox will be.
+// moveIn finishes what the kernel began, and then gives up, for ever and for
+// everything that will run here, the capability that this takes: no command has
+// run yet, and none is to be able to mount or to lift the sandbox's limits. It
+// comes before all else that this process does, because to give up something
+// for all threads costs several system calls and two switches for each.
 func (a *agent) moveIn() error {
 	uncoverTmp()
 	hideProgram()
 	if err := a.bounds.establish(); err != nil {
 		return err
-	}
-	// No command can get it by executing something. To do that for all threads
-	// takes a millisecond, for which nobody waits now.
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0); errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// settle does the rest, and then gives up, for ever and for everything that
-// will run here, the capability that this takes: no command has run yet, and
-// none is to be able to mount or to lift the sandbox's limits.
-func settle(hostname string) error {
-	if current, err := os.Hostname(); hostname != "" && (err != nil || current != hostname) {
-		if err := unix.Sethostname([]byte(hostname)); err != nil {
-			return err
-		}
 	}
 	return dropAdmin()
 }
@@ -61,17 +46,18 @@ func hideProgram() {
 	}
 }
 
-// dropAdmin removes CAP_SYS_ADMIN from what every thread has.
+// dropAdmin removes CAP_SYS_ADMIN from what every thread has, and could get by
+// executing something.
 func dropAdmin() error {
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0); errno != 0 {
+		return errno
+	}
 	header := &unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(header, &data[0]); err != nil {
 		return err
 	}
 	const bit = uint32(1) << unix.CAP_SYS_ADMIN
-	if data[0].Permitted&bit == 0 {
-		return nil // in a former life
-	}
 	data[0].Effective &^= bit
 	data[0].Permitted &^= bit
 	data[0].Inheritable &^= bit

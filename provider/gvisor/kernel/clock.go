@@ -21,24 +21,14 @@ const calibration = 5 * time.Millisecond
 // made or restored, and not a second after, when the kernel looks at its own clock again.
 // Until then each look at the clock is a switch to the kernel and back: some four
 // hundred while a sandbox starts.
-func hastenClock() {
+func hastenClock(tell kernel.SyscallFn) kernel.SyscallFn {
 	var hastened atomic.Pointer[time.Timer]
-	for _, table := range kernel.SyscallTables() {
-		number, err := table.LookupNo("clock_gettime")
-		if err != nil {
-			continue
+	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
+		// There is a new timer after a save or a restore.
+		if next := nextUpdate(t.Kernel().Timekeeper()); next != nil && hastened.Swap(next) != next {
+			next.Reset(calibration)
 		}
-		call := table.Table[number]
-		tell := call.Fn
-		call.Fn = func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
-			// There is a new timer after a save or a restore.
-			if next := nextUpdate(t.Kernel().Timekeeper()); next != nil && hastened.Swap(next) != next {
-				next.Reset(calibration)
-			}
-			return tell(t, sysno, args)
-		}
-		table.Table[number] = call
-		table.Init()
+		return tell(t, sysno, args)
 	}
 }
 

@@ -62,7 +62,8 @@ func Run(commands ...util.SubCommand) {
 	version = Version
 	usePrecompiledSeccomp()
 	skipTracePoints()
-	hastenClock()
+	replace("clock_gettime", hastenClock)
+	replace("sethostname", nameByInit)
 	deferCollection(deferredTime)
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))

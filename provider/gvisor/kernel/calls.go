@@ -1,0 +1,42 @@
+package kernel
+
+import (
+	"gvisor.dev/gvisor/pkg/abi/linux"
+	"gvisor.dev/gvisor/pkg/errors/linuxerr"
+	"gvisor.dev/gvisor/pkg/sentry/arch"
+	"gvisor.dev/gvisor/pkg/sentry/kernel"
+)
+
+// replace puts what with makes of a system call in its place.
+func replace(name string, with func(usual kernel.SyscallFn) kernel.SyscallFn) {
+	for _, table := range kernel.SyscallTables() {
+		if number, err := table.LookupNo(name); err == nil {
+			call := table.Table[number]
+			call.Fn = with(call.Fn)
+			table.Table[number] = call
+			table.Init()
+		}
+	}
+}
+
+// nameByInit lets process 1 of the sandbox, the guest, set the host name without
+// the capability that this takes. A sandbox gets its name when it is known for
+// whom it is, which may be long after it was started, and the guest is not to
+// have that capability until then: with it, it could mount.
+func nameByInit(usual kernel.SyscallFn) kernel.SyscallFn {
+	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
+		if t.Kernel().RootPIDNamespace().IDOfThreadGroup(t.ThreadGroup()) != 1 {
+			return usual(t, sysno, args)
+		}
+		size := args[1].Int()
+		if size < 0 || size > linux.UTSLen {
+			return 0, nil, linuxerr.EINVAL
+		}
+		name := make([]byte, size)
+		if _, err := t.CopyInBytes(args[0].Pointer(), name); err != nil {
+			return 0, nil, err
+		}
+		t.UTSNamespace().SetHostName(t, string(name))
+		return 0, nil, nil
+	}
+}
