@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -166,6 +167,45 @@ func TestHostileRequests(t *testing.T) {
 				t.Errorf("no problem: %s %.300s", resp.Header.Get("Content-Type"), text)
 			}
 		})
+	}
+}
+
+// A handshake that is refused is told like any other error.
+func TestBadHandshakes(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	create(t, daemontest.Client(t, d), sandbox.Spec{Name: "one"})
+	transport := d.Memory().Transport()
+	defer transport.CloseIdleConnections()
+	good := map[string]string{
+		"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+	}
+	for header, bad := range map[string]string{"Connection": "close", "Sec-WebSocket-Version": "12", "Sec-WebSocket-Key": "short"} {
+		for _, path := range []string{"/exec", "/processes/p1/attach"} {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://atoll/v1/sandboxes/one"+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for k, v := range good {
+				r.Header.Set(k, v)
+			}
+			r.Header.Set(header, bad)
+			resp, err := transport.RoundTrip(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var told struct {
+				Status             int
+				Code, Detail, Hint string
+			}
+			err = json.NewDecoder(resp.Body).Decode(&told)
+			_ = resp.Body.Close()
+			if err != nil || resp.Header.Get("Content-Type") != "application/problem+json" || resp.StatusCode/100 != 4 {
+				t.Errorf("%s: %s: %d %s, %v", path, header, resp.StatusCode, resp.Header, err)
+			}
+			if told.Status != resp.StatusCode || told.Code != "invalid" || !strings.Contains(told.Detail, "WebSocket") || told.Hint == "" {
+				t.Errorf("%s: %s: %+v", path, header, told)
+			}
+		}
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/coder/websocket"
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/stream"
@@ -86,10 +85,9 @@ func (a *API) openPort(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer conn.Close()
-	// The origin was checked by who serves this handler.
-	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
-	if err != nil {
-		return nil // Accept has answered
+	ws, err := upgrade(w, r)
+	if err != nil || ws == nil {
+		return err
 	}
 	outside := stream.NewTunnel(ws, "caller")
 	defer outside.Abort()

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/coder/websocket"
-
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
@@ -83,10 +81,9 @@ func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 // connect makes the connection a WebSocket and carries a process over it until
 // both are done.
 func (a *API) connect(w http.ResponseWriter, r *http.Request, open func(context.Context, *stream.Link) (driver.Process, *stream.Position, error)) error {
-	// The origin was checked by who serves this handler.
-	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
-	if err != nil {
-		return nil // Accept has answered
+	ws, err := upgrade(w, r)
+	if err != nil || ws == nil {
+		return err
 	}
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
 	defer cancel(nil)

@@ -1,0 +1,48 @@
+package api
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// upgrade makes the connection of a request a WebSocket. Whoever serves the
+// request has checked where it comes from. A nil WebSocket without an error is
+// a connection that was lost meanwhile.
+func upgrade(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
+	answer := &handshake{ResponseWriter: w}
+	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
+	if err != nil && answer.status != 0 {
+		return nil, &Problem{
+			Status: answer.status, Title: http.StatusText(answer.status), Code: sandbox.CodeInvalid,
+			Detail: strings.TrimSpace(answer.text.String()), Hint: "connect with a WebSocket of version 13, over HTTP/1.1",
+		}
+	}
+	return ws, nil
+}
+
+// handshake keeps what the library has to say about a handshake that it
+// refuses, which would be plain text, so that it travels like any other error.
+type handshake struct {
+	http.ResponseWriter
+	status int // of a refusal
+	text   strings.Builder
+}
+
+// Unwrap lets the library take over the connection.
+func (h *handshake) Unwrap() http.ResponseWriter { return h.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (h *handshake) WriteHeader(status int) {
+	if status == http.StatusSwitchingProtocols {
+		h.ResponseWriter.WriteHeader(status)
+		return
+	}
+	h.status = status
+}
+
+// Write implements http.ResponseWriter.
+func (h *handshake) Write(p []byte) (int, error) { return h.text.Write(p) }
