@@ -207,14 +207,23 @@ func TestDaemonIsKilled(t *testing.T) {
 	for worker := range 3 {
 		workers.Go(func() { s.work(ctx, t, worker) })
 	}
-	for range soakRounds() {
-		time.Sleep(time.Duration(100+rand.IntN(600)) * time.Millisecond) // when it is killed is meant to be arbitrary
+	rounds := soakRounds()
+	for round := 0; round < rounds || round < 10*rounds && s.idle(); round++ {
+		longer := time.Duration(1 + round/rounds)                                 // where a machine is too slow for anything to be done in such a short life
+		time.Sleep(longer * time.Duration(100+rand.IntN(600)) * time.Millisecond) // when it is killed is meant to be arbitrary
 		s.kill()
 		s.start(t)
 	}
 	cancel()
 	workers.Wait()
 	s.compare(t)
+}
+
+// idle reports whether nothing was acknowledged so far.
+func (s *soaker) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.alive)+len(s.dead) == 0
 }
 
 // compare fails unless everybody tells the same story.
@@ -250,7 +259,7 @@ func (s *soaker) compare(t *testing.T) {
 		t.Errorf("%+v %v", report, err)
 	}
 	t.Logf("%d alive, %d removed, %d records", len(s.alive), len(s.dead), report.Records)
-	if len(s.alive)+len(s.dead) == 0 {
+	if s.idle() {
 		t.Error("nothing was done, so nothing was shown")
 	}
 }
