@@ -4,7 +4,8 @@ const pause = (sbx, opts) => (sbx.pause ? sbx.pause(opts) : sbx.betaPause(opts))
 
 test('pause and go on with memory', () => box(async (sbx) => {
   await sbx.files.write('f', 'kept')
-  const h = await sbx.commands.run('i=0; while true; do i=$((i+1)); echo $i > count; sleep 0.1; done', { background: true, timeoutMs: 0 })
+  // The file is replaced, not written again: a reader could meet it while it is empty, and be cut off.
+  const h = await sbx.commands.run('i=0; while true; do i=$((i+1)); echo $i > new; mv new count; sleep 0.1; done', { background: true, timeoutMs: 0 })
   const cut = h.wait().catch((e) => e)
   await until(() => sbx.files.exists('count'), 'it counts')
   assert.notEqual(await pause(sbx), false)
