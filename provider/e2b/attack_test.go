@@ -216,7 +216,12 @@ func TestLinks(t *testing.T) {
 
 	t.Run("again after a loss", func(t *testing.T) {
 		// Whoever is root inside may end the process that the link goes through.
-		out := run(t, in, `echo kept >/tmp/kept; for d in /proc/[0-9]*; do tr '\0' ' ' <$d/cmdline | grep -q ' join $' && kill -9 ${d#/proc/}; done; sleep 1000`)
+		// A command with an input is said to run at once, and not only when its
+		// first moment is over.
+		out := runCommand(t, in, sandbox.Command{
+			Shell: `echo kept >/tmp/kept; for d in /proc/[0-9]*; do tr '\0' ' ' <$d/cmdline | grep -q ' join $' && kill -9 ${d#/proc/}; done; sleep 1000`,
+			Stdin: true,
+		})
 		if out != "" {
 			t.Errorf("the command says %q", out)
 		}
@@ -290,7 +295,12 @@ func TestCommandLine(t *testing.T) {
 // connection is lost.
 func run(t *testing.T, in driver.Instance, script string) string {
 	t.Helper()
-	p, err := in.Exec(t.Context(), &sandbox.Command{Shell: script})
+	return runCommand(t, in, sandbox.Command{Shell: script})
+}
+
+func runCommand(t *testing.T, in driver.Instance, c sandbox.Command) string {
+	t.Helper()
+	p, err := in.Exec(t.Context(), &c)
 	if err != nil {
 		t.Fatal(err)
 	}
