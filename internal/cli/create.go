@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -25,6 +26,7 @@ func (a *App) creator(ctx context.Context, req *control.RunRequest) (target, err
 func (a *App) createCmd() *cobra.Command {
 	var boxed boxFlags
 	var how commandFlags
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "create [flags]",
 		Short: "Make a sandbox that stays, with no command in it",
@@ -41,6 +43,7 @@ looks after it: what it was made of is known when it is stopped and started.`,
 	flags.StringArrayVar(&how.envFiles, "env-file", nil, "read variables from a file, one NAME=VALUE per line")
 	flags.StringVarP(&how.workdir, "workdir", "w", "", "directory that commands start in, absolute; made if it is missing")
 	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
+	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	boxed.register(flags)
 	for _, name := range []string{"rm", "keep", "entrypoint"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
@@ -67,7 +70,15 @@ looks after it: what it was made of is known when it is stopped and started.`,
 		if !boxed.quiet {
 			a.warn()
 		}
-		return a.startDetached(cmd.Context(), t, req, boxed.quiet)
+		name, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return a.printJSON(map[string]string{"name": name})
+		}
+		_, err = fmt.Fprintln(a.Stdout, name)
+		return err
 	}
 	return cmd
 }

@@ -64,7 +64,11 @@ ended it, 125 that Atoll itself failed.`,
 			a.warn()
 		}
 		if how.detach {
-			return a.startDetached(cmd.Context(), t, req, boxed.quiet)
+			name, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
+			if err == nil {
+				_, err = fmt.Fprintln(a.Stdout, name)
+			}
+			return err
 		}
 		err = a.foreground(cmd.Context(), &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
 			progress, done := a.progress(boxed.quiet)
@@ -91,8 +95,8 @@ func looksLikeImage(word string) bool {
 	return !strings.HasPrefix(word, "/") && !strings.HasPrefix(word, ".") && strings.ContainsAny(word, ":/")
 }
 
-// startDetached makes a sandbox that stays, and prints its name.
-func (a *App) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) error {
+// startDetached makes a sandbox that stays, and returns its name.
+func (a *App) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) (name string, err error) {
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	_ = signals // no command of ours runs: every signal ends the attempt
@@ -100,16 +104,14 @@ func (a *App) startDetached(ctx context.Context, t target, req control.RunReques
 	defer done()
 	req.Progress = progress
 	t.tidy(ctx)
-	name, err := t.Start(ctx, req)
+	name, err = t.Start(ctx, req)
 	if err != nil {
 		if code, early := whyEnded(ctx, err); early {
-			return code
+			return "", code
 		}
-		return err
+		return "", err
 	}
-	done()
-	_, err = fmt.Fprintln(a.Stdout, name)
-	return err
+	return name, nil
 }
 
 // sweep removes what a killed atoll left behind. Failing to is no reason not
