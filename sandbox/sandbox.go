@@ -162,8 +162,9 @@ type Command struct {
 	// Without it the command reads an empty input.
 	Stdin bool `json:"stdin,omitempty"`
 
-	// Timeout ends the command, and every process it started that has not
-	// moved to another session, with SIGKILL. The sandbox lives on. Zero: none.
+	// Timeout ends the command, its session and all that descends from it, with
+	// SIGKILL. What has left both, as a daemon does whose parent has ended,
+	// stays, and so does the sandbox. Zero: none.
 	Timeout time.Duration `json:"timeout,omitempty"`
 
 	// Background keeps the command running when its caller goes away. Its

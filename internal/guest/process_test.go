@@ -37,17 +37,19 @@ func readInts(t *testing.T, r io.Reader, n int) (pids []int) {
 	return pids
 }
 
-// TestTimeoutKillsTheTree has a command that does what it can to survive, and
-// a daemon that has left its session, which does.
+// TestTimeoutKillsTheTree has a command that does what it can to survive, a
+// child that has left its session, and a daemon that has left its parent, too,
+// and survives.
 func TestTimeoutKillsTheTree(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
 	cmd := sh(`trap '' TERM HUP INT; echo $$
 set -m; sleep 1001 & echo $!; set +m
 (trap '' TERM; sh -c 'echo $$; exec sleep 1002' &)
-setsid sh -c 'echo $$; exec sleep 1003' &
+(setsid sh -c 'echo $$; exec sleep 1003' &)
+setsid sh -c 'echo $$; exec sleep 1004' &
 while :; do sleep 1; done`)
-	cmd.Timeout = 400 * time.Millisecond
+	cmd.Timeout = time.Second
 	p, err := c.Exec(ctx, cmd)
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +61,7 @@ while :; do sleep 1; done`)
 		t.Errorf("%+v %v", exit, err)
 	}
 	buf := make([]byte, 4096)
-	for bytes.Count(out.Bytes(), []byte("\n")) < 4 {
+	for bytes.Count(out.Bytes(), []byte("\n")) < 5 {
 		n, err := p.Stdout().Read(buf)
 		if err != nil {
 			t.Fatal(err, out.String())
@@ -67,7 +69,7 @@ while :; do sleep 1; done`)
 		out.Write(buf[:n])
 	}
 	daemon := 0
-	for _, pid := range readInts(t, &out, 4) {
+	for _, pid := range readInts(t, &out, 5) {
 		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		if strings.Contains(string(cmdline), "1003") {
 			daemon = pid
@@ -76,7 +78,7 @@ while :; do sleep 1; done`)
 		waitFor(t, func() bool { return !alive(pid) })
 	}
 	if daemon == 0 || !alive(daemon) {
-		t.Error("what moved to another session was killed")
+		t.Error("what left the tree and the session was killed")
 	}
 	if got := run(t, c, sh("echo still here"), ""); got.stdout != "still here\n" {
 		t.Errorf("%+v", got)

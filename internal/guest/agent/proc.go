@@ -88,7 +88,7 @@ func (p *proc) leftNothing() bool {
 	return !p.info.Running && p.alone
 }
 
-// expire ends a command whose time is over, with everything in its session.
+// expire ends a command whose time is over, with everything that it started.
 func (p *proc) expire() {
 	p.mu.Lock()
 	if !p.info.Running {
@@ -97,7 +97,7 @@ func (p *proc) expire() {
 	}
 	p.timeout = true
 	p.mu.Unlock()
-	p.killSession()
+	p.killTree()
 }
 
 // signal signals the command's process group. The lock keeps the end from

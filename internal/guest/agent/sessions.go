@@ -76,27 +76,39 @@ func (p *proc) killSession() {
 	})
 }
 
+// killTree ends every process of the command's session and every descendant,
+// those in sessions of their own included. Nobody is killed before all are
+// found and stopped, because who has lost his parent is a child of process 1.
+func (p *proc) killTree() {
+	if p.pid <= 1 {
+		return
+	}
+	found := map[int]bool{p.pid: true}
+	killAll(p.within, func(all []procStat) []procStat {
+		return below(all, found, func(q procStat) bool { return q.session == p.pid })
+	})
+}
+
 // killDescendants ends every process below this one.
 func killDescendants() {
 	self := os.Getpid()
 	killAll(&bounds{}, func(all []procStat) []procStat {
-		below := map[int]bool{self: true}
-		for grown := true; grown; {
-			grown = false
-			for _, p := range all {
-				if below[p.ppid] && !below[p.pid] {
-					below[p.pid], grown = true, true
-				}
-			}
-		}
-		var in []procStat
-		for _, p := range all {
-			if below[p.pid] {
-				in = append(in, p)
-			}
-		}
-		return in
+		return below(all, map[int]bool{self: true}, func(procStat) bool { return false })
 	})
+}
+
+// below returns those of all that are found already, that also is true of, or
+// that descend from such ones, and adds them to found.
+func below(all []procStat, found map[int]bool, also func(procStat) bool) []procStat {
+	for grown := true; grown; {
+		grown = false
+		for _, p := range all {
+			if !found[p.pid] && (found[p.ppid] || also(p)) {
+				found[p.pid], grown = true, true
+			}
+		}
+	}
+	return slices.DeleteFunc(all, func(p procStat) bool { return !found[p.pid] })
 }
 
 // killAll kills what choose finds until it finds nothing.
