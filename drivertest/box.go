@@ -31,6 +31,11 @@ func (t *caseT) create(p driver.Provider, spec *sandbox.Spec) *box {
 	if err != nil {
 		t.Fatalf("Create: %v", t.vet(err))
 	}
+	return t.own(inst)
+}
+
+// own wraps an instance that is destroyed when the case ends.
+func (t *caseT) own(inst driver.Instance) *box {
 	t.Cleanup(func(ctx context.Context) {
 		if err := inst.Destroy(ctx); err != nil {
 			t.Errorf("Destroy: %v", t.vet(err))

@@ -187,9 +187,12 @@ var lifecycleCases = []testCase{
 		}
 	}},
 	{"lifecycle/timeout", "", func(t *caseT) {
-		life := size[int64](t.suite, int64(2*time.Second), int64(15*time.Second))
-		b := t.fresh(func(s *sandbox.Spec) { s.Lifetime.Timeout = time.Duration(life) })
-		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
+		var p driver.Process
+		b, _ := t.shortLived(func(b *box) (err error) {
+			p, err = b.inst.Exec(t.ctx, &sandbox.Command{Args: []string{"sleep", "1000"}})
+			return err
+		})
+		defer func() { t.ok("Process.Close", p.Close()) }()
 		exit, err := b.inst.Wait(t.ctx)
 		t.ok("Wait", err)
 		if exit.Reason != sandbox.ReasonLifetime {
