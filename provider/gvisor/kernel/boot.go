@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 	_ "unsafe" // for go:linkname
-
-	"gvisor.dev/gvisor/pkg/gomaxprocs"
 )
 
 // This file spares a kernel work that it does not need, or not while somebody
@@ -52,7 +50,7 @@ type deferral struct {
 	mu     sync.Mutex
 	usual  int         // percent
 	resume *time.Timer // ends it
-	procs  int         // by how much more goroutines may run
+	procs  lentProcs   // while it becomes another kernel
 }
 
 // deferCollection keeps the garbage collector from running for a moment while
@@ -85,9 +83,8 @@ func (d *deferral) again(moment time.Duration, restoring bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	debug.SetGCPercent(deferredCollection)
-	if restoring && d.procs == 0 {
-		d.procs = restoringProcs
-		gomaxprocs.Add(d.procs)
+	if restoring {
+		d.procs.lend(restoringProcs)
 	}
 	d.resume.Reset(moment)
 }
@@ -95,10 +92,7 @@ func (d *deferral) again(moment time.Duration, restoring bool) {
 func (d *deferral) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.procs > 0 {
-		gomaxprocs.Add(-d.procs)
-		d.procs = 0
-	}
+	d.procs.end()
 	debug.SetGCPercent(d.usual)
 	runtime.GC()
 }

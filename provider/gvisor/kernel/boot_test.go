@@ -72,9 +72,11 @@ func TestRestoringRunsMoreGoroutines(t *testing.T) {
 	}{
 		{"saving", func() { d.again(time.Hour, false) }, 0},
 		{"restoring", func() { d.again(time.Hour, true) }, restoringProcs},
+		{"reading pages", func() { gomaxprocs.Add(128) }, restoringProcs},
 		{"both", func() { d.again(time.Hour, true); d.again(time.Hour, false) }, restoringProcs},
 		{"the end", d.end, 0},
 		{"another end", d.end, 0},
+		{"the last page", func() { gomaxprocs.Add(-128) }, 0},
 	} {
 		step.do()
 		if got := runtime.GOMAXPROCS(0); got != before+step.more {
