@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -31,9 +32,30 @@ func briefClient(t testing.TB) (*guest.Client, int) {
 	return dial(t, conn, "/", guest.Options{}), cmd.Process.Pid
 }
 
+// kinds are the commands that may be brief: those of a client that awaits the
+// end, those that it can rejoin, and those in the background.
+var kinds = map[string]func(*sandbox.Command){
+	"plain":      func(*sandbox.Command) {},
+	"held":       func(c *sandbox.Command) { c.Hold = time.Minute },
+	"background": func(c *sandbox.Command) { c.Background = true },
+	"open input": func(c *sandbox.Command) { c.Background, c.Stdin = true, true },
+}
+
+func ofKind(set func(*sandbox.Command), script string) *sandbox.Command {
+	c := sh(script)
+	set(c)
+	return c
+}
+
 // TestBrief runs commands that end at once, that are slow to begin, and that are
 // neither, and expects all that they write, and their end.
 func TestBrief(t *testing.T) {
+	for kind, set := range kinds {
+		t.Run(kind, func(t *testing.T) { testBrief(t, set) })
+	}
+}
+
+func testBrief(t *testing.T, set func(*sandbox.Command)) {
 	c, _ := briefClient(t)
 	long := strings.Repeat("0123456789", 20_000)
 	for script, want := range map[string]result{
@@ -49,12 +71,87 @@ func TestBrief(t *testing.T) {
 		"head -c 200000 /dev/zero | tr '\\0' x": {stdout: strings.Repeat("x", len(long))},
 	} {
 		t.Run(script, func(t *testing.T) {
-			got := run(t, c, sh(script), "")
+			got := run(t, c, ofKind(set, script), "")
 			got.exit.Reason = ""
 			if got != want {
 				t.Errorf("got %.80q, %.80q, %+v", got.stdout, got.stderr, got.exit)
 			}
 		})
+	}
+}
+
+// TestBriefIsKept expects of commands in the background, however long they take,
+// that their output can be read again, and that they are known to have ended.
+func TestBriefIsKept(t *testing.T) {
+	c, _ := briefClient(t)
+	ctx := testContext(t)
+	for _, script := range []string{"", "sleep 0.02; ", "sleep 0.1; "} {
+		for range 5 {
+			p, err := c.Exec(ctx, &sandbox.Command{Shell: script + "echo out; echo err >&2; exit 3", Background: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Close() // perhaps before the end
+			again, err := c.Reconnect(ctx, p.Info().ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := finish(t, ctx, again, ""); got.stdout != "out\n" || got.stderr != "err\n" || got.exit.Code != 3 {
+				t.Errorf("%q: %+v", script, got)
+			}
+			again.Close()
+			if got := readLog(t, c, p.Info().ID, driver.LogOptions{Follow: true}); len(got) != len("1out\n2err\n") {
+				t.Errorf("%q: the log is %q", script, got)
+			}
+		}
+	}
+}
+
+// TestBriefIsRejoined loses a command that can be rejoined in its first moments.
+func TestBriefIsRejoined(t *testing.T) {
+	c, _ := briefClient(t)
+	ctx := testContext(t)
+	for _, script := range []string{"", "sleep 0.02; ", "sleep 0.1; "} {
+		p, err := c.Exec(ctx, &sandbox.Command{Shell: script + "echo out; echo err >&2; exit 3", Hold: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.(driver.Detacher).Detach()
+		again, at, err := c.Rejoin(ctx, p.Info().ID, driver.Cursor{}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := finish(t, ctx, again, ""); at != (driver.Cursor{}) || got.stdout != "out\n" || got.stderr != "err\n" || got.exit.Code != 3 {
+			t.Errorf("%q: from %+v: %+v", script, at, got)
+		}
+		again.Close()
+	}
+}
+
+// TestBriefIsReached kills commands as soon as they are known, and gives input to
+// one that waits for it.
+func TestBriefIsReached(t *testing.T) {
+	c, _ := briefClient(t)
+	ctx := testContext(t)
+	for kind, set := range kinds {
+		for range 3 {
+			p, err := c.Exec(ctx, ofKind(set, "exec sleep 1000"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Signal(ctx, 15); err != nil {
+				t.Error(kind, err)
+			}
+			if exit, err := p.Wait(ctx); err != nil || exit.Signal != 15 {
+				t.Errorf("%s: %+v %v", kind, exit, err)
+			}
+			p.Close()
+		}
+	}
+	for range 3 {
+		if got := run(t, c, ofKind(kinds["open input"], "read x; echo got $x"), "it\n"); got.stdout != "got it\n" {
+			t.Errorf("%+v", got)
+		}
 	}
 }
 
@@ -87,7 +184,9 @@ func TestBriefLeavesNothing(t *testing.T) {
 	c, pid := briefClient(t)
 	round := func() {
 		for _, script := range []string{"true", "sleep 0.1", "echo x; sleep 0.01", "(sleep 0.05 &) >&- 2>&-", "nowhere"} {
-			run(t, c, sh(script), "")
+			for _, set := range kinds {
+				run(t, c, ofKind(set, script), "")
+			}
 		}
 		run(t, c, &sandbox.Command{Args: []string{"/nowhere"}}, "")
 		run(t, c, &sandbox.Command{Shell: "sleep 1000", Timeout: time.Millisecond}, "")

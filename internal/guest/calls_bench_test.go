@@ -19,19 +19,25 @@ import (
 // processes. Unlike the clock it says the same on a busy machine, but for naps
 // of Go's monitor thread. It needs root and the kernel's trace points.
 func BenchmarkExecCalls(b *testing.B) {
-	c, pid := briefClient(b)
-	run(b, c, &sandbox.Command{Args: []string{"/bin/true"}}, "") // starts the threads that it takes
-	counters := countCalls(b, pid)
-	before := sum(b, counters)
-	for b.Loop() {
-		once(b, c)
+	for kind, set := range kinds {
+		b.Run(kind, func(b *testing.B) {
+			c, pid := briefClient(b)
+			once(b, c, set) // starts the threads that it takes
+			counters := countCalls(b, pid)
+			before := sum(b, counters)
+			for b.Loop() {
+				once(b, c, set)
+			}
+			b.ReportMetric(float64(sum(b, counters)-before)/float64(b.N), "calls/op")
+		})
 	}
-	b.ReportMetric(float64(sum(b, counters)-before)/float64(b.N), "calls/op")
 }
 
 // once runs a program that does nothing.
-func once(b *testing.B, c *guest.Client) {
-	p, err := c.Exec(b.Context(), &sandbox.Command{Args: []string{"/bin/true"}})
+func once(b *testing.B, c *guest.Client, set func(*sandbox.Command)) {
+	cmd := &sandbox.Command{Args: []string{"/bin/true"}}
+	set(cmd)
+	p, err := c.Exec(b.Context(), cmd)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -13,19 +13,14 @@ import (
 // keepLog reads what a command that can be rejoined writes until it has closed
 // its streams, whoever is connected to it.
 func (a *agent) keepLog(p *proc) {
-	keep := func(stream byte, f *os.File) {
-		log := p.seat.log(stream)
-		_ = pump(f, func(frame []byte) error {
-			log.write(stream, frame[wire.HeaderLen:])
-			wire.PutFrame(frame)
-			return nil
-		})
-		log.close()
+	keep := func(lane int, f *os.File) {
+		_ = pump(f, func(frame []byte) error { return p.seat.keep(lane, frame) })
+		p.seat.log(byte(lane + 1)).close()
 		f.Close()
 	}
-	go keep(1, p.io.out)
+	go keep(0, p.io.out)
 	if p.io.err != nil {
-		go keep(2, p.io.err)
+		go keep(1, p.io.err)
 	}
 	go func() {
 		<-p.done
@@ -45,17 +40,14 @@ type view struct {
 func (a *agent) follow(op *wire.Op, p *proc, who *caller, from view) error {
 	var lanes sync.WaitGroup
 	var lost atomic.Bool
-	send := func(lane int, stream byte) {
-		v := logView{at: from.at[stream], stream: stream, follow: true, exact: from.exact, who: who}
-		if !copyLog(op, p.seat.log(stream), v, func(_ logRead, frame []byte) error { return op.SendFrame(lane, frame) }) {
+	send := func(lane int) {
+		if !p.seat.send(op, lane, who, from) {
 			lost.Store(true)
-			return
 		}
-		_ = op.CloseWrite(lane)
 	}
-	lanes.Go(func() { send(0, 1) })
+	lanes.Go(func() { send(0) })
 	if p.cmd.TTY == nil {
-		lanes.Go(func() { send(1, 2) })
+		lanes.Go(func() { send(1) })
 	}
 	if p.cmd.Stdin && (who != nil || p.seat.hold == 0) {
 		lanes.Go(func() { p.io.feed(op, who) })

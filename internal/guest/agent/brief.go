@@ -22,52 +22,70 @@ const (
 	firstMoment = 4 * time.Millisecond
 	// mostGrace bounds both where programs start slowly.
 	mostGrace = 100 * time.Millisecond
+	// patience is both for a command in the background, whose client waits for the
+	// start rather than for the end. A login shell ends within that.
+	patience = 10 * time.Millisecond
 	// firstWords is how long it may be silent after that.
 	firstWords = 50 * time.Millisecond
 )
 
-// isBrief reports whether a command may be one of those. Input could be what it
-// waits for, and the others are not for one client that awaits the end.
+// isBrief reports whether a command may be one of those. A terminal is there to
+// be looked at, and input could be what a command waits for: only in the
+// background nobody gives it any before he has heard of the start.
 func isBrief(c *sandbox.Command) bool {
-	return c.TTY == nil && !c.Stdin && !c.Background && c.Hold == 0
+	return c.TTY == nil && (!c.Stdin || c.Background)
 }
 
-// begin is foreground for such a command, of which nothing was said yet. Its
-// first moment is over.
-func (a *agent) begin(op *wire.Op, p *proc) error {
+// begin stays for its first moments with a command of which nothing was said
+// yet. It reports whether the command has ended and all was said. If not, its
+// streams are open. say is how the client hears of the start, and who has the
+// seat of a command that has one.
+func (a *agent) begin(op *wire.Op, p *proc, who *caller, say func() error) (over bool) {
 	op.Gather()
 	ended := a.ends(p, p.grace())
-	_ = sayStarted(op, p)
+	_ = say()
 	if !ended {
 		_ = op.Flush() // what goes wrong ends the operation, which is noticed below
-		stop := p.killOn(op.Over())
-		ended = a.ends(p, firstWords, p.io.raw[:]...)
-		if stop(); ended {
+		if ended = a.endsSilent(op, p); ended {
 			op.Gather()
 		}
 	}
-	switch {
-	case !ended:
+	if !ended {
 		a.outlive(p)
-	case a.sayAll(op, p):
-		defer p.io.close()
-		if !p.leftNothing() {
-			_ = op.Flush()
-			<-op.Over() // what it started runs on until the client lets go
-			a.sweep(p)
-		}
-		return nil
+	} else if a.sayAll(op, p, who) {
+		p.io.close()
+		return true
 	}
 	p.io.open()
 	_ = op.Flush()
-	return a.foreground(op, p)
+	return false
 }
 
-// grace is how much more time than the first moment a command gets where its
-// start has taken long: a processor that has many to serve lets it wait, and to
-// say that it runs would cost another what that costs.
+// endsSilent reports whether a command whose start was told ends before it says
+// something. Nobody else would notice that a client lets go of it.
+func (a *agent) endsSilent(op *wire.Op, p *proc) bool {
+	if p.cmd.Stdin {
+		return false // it may come now
+	}
+	if p.seat == nil {
+		defer p.killOn(op.Over())()
+	}
+	return a.ends(p, firstWords, p.io.raw[:]...)
+}
+
+// moment is how long the end of a command is waited for where it was started.
+func (p *proc) moment() time.Duration {
+	if p.cmd.Background {
+		return p.atMost(patience)
+	}
+	return p.atMost(firstMoment)
+}
+
+// grace is how much more time than that a command gets where its start has taken
+// long: a processor that has many to serve lets it wait, and to say that it runs
+// would cost another what that costs.
 func (p *proc) grace() time.Duration {
-	if p.ended {
+	if p.ended || p.cmd.Background {
 		return 0
 	}
 	start := time.Since(p.info.Started) - firstMoment
@@ -127,24 +145,37 @@ func (p *proc) closePidfd() {
 
 // sayAll says what a command that has ended has written, and how it ended. It
 // reports whether that was all: what the command started may still write.
-func (a *agent) sayAll(op *wire.Op, p *proc) bool {
+func (a *agent) sayAll(op *wire.Op, p *proc, who *caller) bool {
+	keep := func(lane int, frame []byte) error { return op.SendFrame(lane, frame) }
+	if p.seat != nil {
+		keep = p.seat.keep
+	}
 	for lane, fd := range p.io.raw {
 		if !p.leftNothing() {
 			_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, unix.O_NONBLOCK)
 		}
-		if !drain(op, lane, fd) {
+		if !drain(fd, func(frame []byte) error { return keep(lane, frame) }) {
 			return false
 		}
 	}
-	_ = op.CloseWrite(0)
-	_ = op.CloseWrite(1)
+	if p.seat != nil {
+		p.seat.ended()
+	}
+	for lane := range p.io.raw {
+		if p.seat == nil {
+			_ = op.CloseWrite(lane)
+		} else {
+			p.seat.send(op, lane, who, view{})
+		}
+	}
 	_ = a.sayExit(op, p)
 	return true
 }
 
 // drain passes on what is in a stream, and reports whether it has reached the
-// end. It never waits: what it reads at most is less than a window.
-func drain(op *wire.Op, lane, fd int) bool {
+// end. It never waits: what it reads at most is less than a window, and than
+// what a log keeps.
+func drain(fd int, keep func(frame []byte) error) bool {
 	for range 4 {
 		frame := wire.GetFrame()
 		n, err := syscall.Read(fd, frame[wire.HeaderLen:])
@@ -152,7 +183,7 @@ func drain(op *wire.Op, lane, fd int) bool {
 			wire.PutFrame(frame)
 			return err == nil
 		}
-		if op.SendFrame(lane, frame[:wire.HeaderLen+n]) != nil {
+		if keep(frame[:wire.HeaderLen+n]) != nil {
 			return false
 		}
 	}

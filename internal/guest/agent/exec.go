@@ -88,7 +88,7 @@ func (a *agent) spawn(p *proc) error {
 	}
 	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: fds.files, Close: fds.own, Credential: cred, TTY: c.TTY != nil}
 	if isBrief(c) {
-		attr.Pidfd, attr.Await = &p.pidfd, p.atMost(firstMoment)
+		attr.Pidfd, attr.Await = &p.pidfd, p.moment()
 	}
 	// The end must find the process's number and its timer.
 	p.mu.Lock()
@@ -220,25 +220,52 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 		who = p.seat.take(p)
 		defer a.left(p, who)
 	}
-	if se != nil {
-		a.complain(op, p, se)
-	} else if c.Background {
-		a.keepLog(p)
-	}
-	if se == nil && p.pidfd >= 0 {
-		return a.begin(op, p)
-	}
-	if err := sayStarted(op, p); err != nil && se == nil && !c.Background {
+	over, err := a.introduce(op, p, who, se, func() error { return sayStarted(op, p) })
+	switch {
+	case c.Background && !over:
+		return a.follow(op, p, who, view{})
+	case c.Background:
+		return nil
+	case over:
+		a.awaitRest(op, p)
+		return nil
+	case se != nil:
+		return a.sayExit(op, p)
+	case err != nil:
 		a.discard(p)
 		return err
 	}
-	switch {
-	case c.Background:
-		return a.follow(op, p, who, view{})
-	case se != nil:
-		return a.sayExit(op, p)
-	}
 	return a.foreground(op, p)
+}
+
+// introduce tells a client that its command has started, or why it has not, and
+// has what it writes kept if it has a seat. It reports whether the command has
+// ended and all was said.
+func (a *agent) introduce(op *wire.Op, p *proc, who *caller, failed *startError, say func() error) (over bool, err error) {
+	switch {
+	case failed != nil:
+		a.complain(op, p, failed)
+		err = say()
+	case p.pidfd < 0:
+		err = say()
+	default:
+		over = a.begin(op, p, who, say)
+	}
+	if failed == nil && !over && p.seat != nil {
+		a.keepLog(p)
+	}
+	return over, err
+}
+
+// awaitRest stays with what a command in the foreground has started, once all
+// was said, until the client lets go.
+func (a *agent) awaitRest(op *wire.Op, p *proc) {
+	if p.leftNothing() {
+		return
+	}
+	_ = op.Flush()
+	<-op.Over()
+	a.sweep(p)
 }
 
 // complain puts the reason why a command could not be started where a shell

@@ -67,12 +67,32 @@ func (s *seat) each(do func(*cmdLog)) {
 	do(s.own[2])
 }
 
-// ended says that no stream will be written: the command was not started.
+// ended says that no stream will be written any more.
 func (s *seat) ended() {
 	if s.shared != nil {
 		s.shared.close() // of which either stream counts
 	}
 	s.each((*cmdLog).close)
+}
+
+// keep takes over a frame of what was written on a lane.
+func (s *seat) keep(lane int, frame []byte) error {
+	stream := byte(lane + 1)
+	s.log(stream).write(stream, frame[wire.HeaderLen:])
+	wire.PutFrame(frame)
+	return nil
+}
+
+// send sends a lane to a client until its end, and then the end, or until the
+// client or another takes the seat of who. It reports false if bytes were missing.
+func (s *seat) send(op *wire.Op, lane int, who *caller, from view) bool {
+	stream := byte(lane + 1)
+	v := logView{at: from.at[stream], stream: stream, follow: true, exact: from.exact, who: who}
+	if !copyLog(op, s.log(stream), v, func(_ logRead, frame []byte) error { return op.SendFrame(lane, frame) }) {
+		return false
+	}
+	_ = op.CloseWrite(lane)
+	return true
 }
 
 // forget gives the memory back.
@@ -201,12 +221,8 @@ func (a *agent) execHeld(op *wire.Op, d *wire.Decoder) error {
 	p, se := a.launch(c)
 	who := p.seat.take(p)
 	defer a.left(p, who)
-	if se != nil {
-		a.complain(op, p, se)
-	} else {
-		a.keepLog(p)
-	}
-	if err := begin(op, p, [3]int64{}, 0); err != nil {
+	over, err := a.introduce(op, p, who, se, func() error { return begin(op, p, [3]int64{}, 0) })
+	if over || err != nil {
 		return err
 	}
 	return a.follow(op, p, who, view{exact: true})
