@@ -162,7 +162,7 @@ func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, cmd *sa
 	fact.Request, fact.Trace = span.IDs(ctx)
 	p.background.Go(func() {
 		if cmd.Background {
-			p.awaitBackground(b.Sandbox, inner.Info().ID, fact)
+			p.awaitBackground(b.Sandbox, c, fact)
 		} else {
 			p.awaitEnd(b.Sandbox, c, fact, cmd.Hold > 0)
 		}
@@ -183,18 +183,32 @@ func (p *Plane) awaitEnd(box *control.Sandbox, c *command, fact audit.Action, he
 		p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
 	case p.life.Err() != nil:
 	case held && c.cut.Load(): // it waits for its caller, and ends later
-		p.awaitBackground(box, fact.Subject, fact)
+		p.awaitAgain(box, fact)
 	default: // its caller let go of it
 		p.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
 	}
 }
 
-// awaitBackground waits for the end of a command on a connection of its own,
-// because whoever started it may let go of it. What cannot be waited for may
-// run on, and is found again.
-func (p *Plane) awaitBackground(box *control.Sandbox, id string, fact audit.Action) {
+// awaitBackground waits for the end of a command in the background beside whoever
+// started it, who may let go of it meanwhile.
+func (p *Plane) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
+	exit, err := c.Process.Wait(recorded(p.life))
+	if err == nil {
+		p.recordEnd(fact, time.Since(c.Info().Started), 0, &exit.Code, exit.Reason)
+		return
+	}
+	select {
+	case <-c.quit:
+		p.awaitAgain(box, fact)
+	default: // its sandbox is gone, or cannot be reached
+	}
+}
+
+// awaitAgain waits for the end of a command on a connection of its own. What
+// cannot be waited for may run on, and is found again.
+func (p *Plane) awaitAgain(box *control.Sandbox, fact audit.Action) {
 	ctx := recorded(p.life)
-	c, err := box.Reconnect(ctx, id)
+	c, err := box.Reconnect(ctx, fact.Subject)
 	if err != nil {
 		return
 	}
@@ -225,7 +239,7 @@ func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
 				Tenant: tenant, Op: "process.exec", Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
 			}
-			p.background.Go(func() { p.awaitBackground(box, info.ID, fact) })
+			p.background.Go(func() { p.awaitAgain(box, fact) })
 		}
 	}
 }
