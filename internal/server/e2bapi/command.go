@@ -182,6 +182,10 @@ func (c *command) leave(f *follower) {
 func (c *command) follow(ctx context.Context, header http.Header, f *follower, out *processStream) error {
 	defer c.leave(f)
 	send := func(ev *envd.ProcessEvent) error { return out.Send(&envd.ProcessResponse{Event: ev}) }
+	flush := flusherOf(ctx)
+	flush.hold()
+	gathered := time.NewTimer(gathering)
+	defer gathered.Stop()
 	if err := send(&envd.ProcessEvent{Start: &envd.StartEvent{PID: uint32(c.process.Info().PID)}}); err != nil {
 		return err
 	}
@@ -191,12 +195,15 @@ func (c *command) follow(ctx context.Context, header http.Header, f *follower, o
 	for {
 		var ev *envd.ProcessEvent
 		select {
+		case <-gathered.C:
+			flush.release()
+			continue
 		case data := <-f.events:
 			ev = &envd.ProcessEvent{Data: data}
 		case <-silence.C:
 			ev = &envd.ProcessEvent{Keepalive: &envd.Empty{}}
 		case <-c.ended:
-			return c.sayEnd(f, send)
+			return c.sayEnd(f, flush, send)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -209,10 +216,12 @@ func (c *command) follow(ctx context.Context, header http.Header, f *follower, o
 
 // sayEnd sends what is left of the output, and the end. If the sandbox ended,
 // the stream is cut off: clients must not take that for an end of the command.
-func (c *command) sayEnd(f *follower, send func(*envd.ProcessEvent) error) error {
+func (c *command) sayEnd(f *follower, flush *flusher, send func(*envd.ProcessEvent) error) error {
 	if c.lost {
+		flush.release()
 		panic(http.ErrAbortHandler)
 	}
+	flush.hold() // until the stream itself has ended
 	for {
 		select {
 		case data := <-f.events:

@@ -245,13 +245,13 @@ func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Co
 
 // serverStream registers a procedure with a stream of answers.
 func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error, h *Handler) {
-	mux.Handle(procedure, connect.NewServerStreamHandler(procedure, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
+	mux.Handle(procedure, withFlusher(connect.NewServerStreamHandler(procedure, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
 		c, err := h.call(ctx, procedure, req.Header())
 		if err == nil {
 			err = f(ctx, c, req.Msg, out)
 		}
 		return rpcError(err)
-	}, h.rpcOptions()...))
+	}, h.rpcOptions()...)))
 }
 
 func (h *Handler) rpcOptions() []connect.HandlerOption {
