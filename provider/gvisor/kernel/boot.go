@@ -74,6 +74,9 @@ func deferCollection(moment time.Duration) {
 				return
 			}
 			d.again(moment, slices.Contains(b[:n], Restoring))
+			if k := running.Load(); k != nil && slices.Contains(b[:n], Saving) {
+				lighten(k)
+			}
 		}
 	}()
 }

@@ -25,6 +25,7 @@ func hastenClock(tell kernel.SyscallFn) kernel.SyscallFn {
 	var hastened atomic.Pointer[time.Timer]
 	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		n, control, err := tell(t, sysno, args) // by which the clock is looked at for the first time
+		running.Store(t.Kernel())
 		// There is a new timer after a save or a restore.
 		if next := nextUpdate(t.Kernel().Timekeeper()); next != nil && hastened.Load() != next && hastened.Swap(next) != next {
 			next.Reset(calibration)
