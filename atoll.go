@@ -25,6 +25,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/atoll-run/atoll/internal/roundtrip"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -110,16 +111,15 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return "", nil, bad
 	}
-	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute, ForceAttemptHTTP2: false}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
-		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return anywhere, roundtrip.New(func(ctx context.Context) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", u.Path)
-		}
-		return anywhere, transport, nil
+		}), nil
 	case (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && strings.Trim(u.Path, "/") == "":
-		transport.Proxy = http.ProxyFromEnvironment
-		return u.Scheme + "://" + u.Host, transport, nil
+		return u.Scheme + "://" + u.Host, &http.Transport{
+			Proxy: http.ProxyFromEnvironment, DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute,
+		}, nil
 	}
 	return "", nil, bad
 }
