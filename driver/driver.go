@@ -322,7 +322,15 @@ type Watcher interface {
 	Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error)
 }
 
-// Unwrapper is implemented by wrappers of an Instance or a Provider.
+// Finisher is implemented by processes that may know that there is nothing to
+// wait for.
+type Finisher interface {
+	// Finished reports that the command has ended, and that all that it wrote
+	// is here: neither Wait nor reading will block. False says nothing.
+	Finished() bool
+}
+
+// Unwrapper is implemented by wrappers of an Instance, a Process or a Provider.
 type Unwrapper interface {
 	// Unwrap returns what is wrapped.
 	Unwrap() any

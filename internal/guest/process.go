@@ -88,7 +88,11 @@ func (c *Client) joined(ctx context.Context, op *wire.Op, input, positions bool)
 	if !input {
 		p.stdin.closed = true
 	}
-	go p.watch()
+	if op.Ended() {
+		p.watch() // all there is to know is here
+	} else {
+		go p.watch()
+	}
 	return p, at, nil
 }
 
@@ -134,6 +138,16 @@ func (p *process) watch() {
 		err = &sandbox.Error{Code: sandbox.CodeCanceled, Message: "the command was let go of"}
 	}
 	p.err = p.client.failed("wait", p.info.ID, err)
+}
+
+// Finished implements driver.Finisher.
+func (p *process) Finished() bool {
+	select {
+	case <-p.ended:
+		return p.op.Ended()
+	default:
+		return false
+	}
 }
 
 func (p *process) wasClosed() bool {

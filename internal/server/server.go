@@ -205,6 +205,7 @@ func (s *Server) track(next http.Handler) http.Handler {
 		w.Header().Set(requestID, id)
 		caller, _ := span.ParseParent(r.Header.Get("Traceparent"))
 		r = r.WithContext(span.WithRequest(r.Context(), id, caller.Trace))
+		defer span.Over(r.Context())
 		began := time.Now()
 		defer func() {
 			s.cfg.Logger.DebugContext(r.Context(), "request", "method", r.Method, "path", r.URL.Path, "took", time.Since(began))

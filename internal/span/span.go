@@ -9,6 +9,7 @@ package span
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -59,14 +60,54 @@ type requestKey struct{}
 type request struct {
 	id    string
 	trace atomic.Pointer[string]
+	done  <-chan struct{} // closed when the context of the request ends
+
+	mu    sync.Mutex
+	over  bool
+	after []func()
 }
 
 // WithRequest returns the context of a request: its id, and that of the trace it
 // belongs to, which may be empty. Both are shown and logged as they are.
 func WithRequest(ctx context.Context, id, trace string) context.Context {
-	r := &request{id: id}
+	r := &request{id: id, done: ctx.Done()}
 	r.trace.Store(&trace)
 	return context.WithValue(ctx, requestKey{}, r)
+}
+
+// AtEnd has f called once ctx has ended. Where that is when a request is over,
+// Over calls it, which spares the goroutine that context.AfterFunc would have
+// for it.
+func AtEnd(ctx context.Context, f func()) {
+	r, ok := ctx.Value(requestKey{}).(*request)
+	if !ok || r.done != ctx.Done() || !r.add(f) {
+		context.AfterFunc(ctx, f)
+	}
+}
+
+func (r *request) add(f func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.over {
+		r.after = append(r.after, f)
+	}
+	return !r.over
+}
+
+// Over says that the request of ctx was answered. Whoever made the context
+// calls it.
+func Over(ctx context.Context) {
+	r, ok := ctx.Value(requestKey{}).(*request)
+	if !ok {
+		return
+	}
+	r.mu.Lock()
+	after := r.after
+	r.over, r.after = true, nil
+	r.mu.Unlock()
+	for _, f := range after {
+		f()
+	}
 }
 
 // SetTrace names the trace of the request of ctx, if there is one, for all who

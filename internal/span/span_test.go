@@ -76,6 +76,33 @@ func TestStart(t *testing.T) {
 	}
 }
 
+func TestAtEnd(t *testing.T) {
+	var told []string
+	tell := func(word string) func() { return func() { told = append(told, word) } }
+	ctx, cancel := context.WithCancel(t.Context())
+	request := span.WithRequest(ctx, "r1", "")
+	span.AtEnd(context.WithValue(request, t, 1), tell("a"))
+	span.AtEnd(request, tell("b"))
+	shorter, end := context.WithCancel(request) // ends by itself
+	heard := make(chan struct{})
+	span.AtEnd(shorter, func() { close(heard) })
+	if len(told) != 0 {
+		t.Error(told)
+	}
+	end()
+	<-heard
+	cancel()
+	span.Over(request)
+	span.Over(request)
+	if got := strings.Join(told, ""); got != "ab" {
+		t.Error(got)
+	}
+	late := make(chan struct{}) // whoever comes after it is not forgotten
+	span.AtEnd(request, func() { close(late) })
+	<-late
+	span.Over(t.Context()) // of no request
+}
+
 func TestLogs(t *testing.T) {
 	var out bytes.Buffer
 	logger := slog.New(span.Logs(span.Logs(slog.NewTextHandler(&out, nil)))).With("k", "v")

@@ -80,8 +80,16 @@ type command struct {
 	closed sync.Once
 	quit   chan struct{} // closed by Close and Detach
 	cut    atomic.Bool   // its caller was cut off and may come back
+	end    atomic.Pointer[commandEnd]
+	letGo  func() // called after Close or Detach; nil: nobody wants to know
 
 	stdout, stderr io.Reader
+}
+
+// commandEnd is how and when a command ended, as far as a caller has learnt it.
+type commandEnd struct {
+	exit sandbox.Exit
+	at   time.Time
 }
 
 // command wraps a process whose output begins at the cursor.
@@ -102,12 +110,28 @@ func (c *command) Throttled() bool { return c.paused.Load() > 0 }
 func (c *command) Stdout() io.Reader { return c.stdout }
 func (c *command) Stderr() io.Reader { return c.stderr }
 
+// Wait implements driver.Process, and remembers what is learnt.
+func (c *command) Wait(ctx context.Context) (sandbox.Exit, error) {
+	exit, err := c.Process.Wait(ctx)
+	if err == nil {
+		c.end.CompareAndSwap(nil, &commandEnd{exit, time.Now()})
+	}
+	return exit, err
+}
+
 func (c *command) Close() (err error) {
 	c.closed.Do(func() {
 		close(c.quit)
 		err = c.Process.Close()
+		c.wasLetGo()
 	})
 	return err
+}
+
+func (c *command) wasLetGo() {
+	if c.letGo != nil {
+		c.letGo()
+	}
 }
 
 // Detach implements driver.Detacher.
@@ -121,6 +145,7 @@ func (c *command) Detach() (err error) {
 		} else {
 			err = c.Process.Close()
 		}
+		c.wasLetGo()
 	})
 	return err
 }
@@ -160,33 +185,39 @@ func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, cmd *sa
 	c := b.command(inner, b.limits, driver.Cursor{})
 	fact := auditAction(b.who, control.Action{Op: "process.exec", Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
-	p.background.Go(func() {
-		if cmd.Background {
-			p.awaitBackground(b.Sandbox, c, fact)
-		} else {
-			p.awaitEnd(b.Sandbox, c, fact, cmd.Hold > 0)
-		}
-	})
+	if cmd.Background {
+		p.background.Go(func() { p.awaitBackground(b.Sandbox, c, fact) })
+		return c
+	}
+	began := time.Now()
+	c.letGo = func() { p.recordLetGo(b.Sandbox, c, fact, began, cmd.Hold > 0) }
 	return c
 }
 
-func (p *Plane) awaitEnd(box *control.Sandbox, c *command, fact audit.Action, held bool) {
-	began := time.Now()
-	exit, err := c.Process.Wait(recorded(p.life))
-	took := time.Since(began)
-	select {
-	case <-c.quit:
-	case <-p.life.Done():
+// recordLetGo records the end of a command that its caller has let go of. Most
+// callers have waited for that end: only for the others there must be somebody
+// who still does.
+func (p *Plane) recordLetGo(box *control.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
+	if end := c.end.Load(); end != nil {
+		p.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
+		return
 	}
-	switch {
-	case err == nil:
-		p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
-	case p.life.Err() != nil:
-	case held && c.cut.Load(): // it waits for its caller, and ends later
-		p.awaitAgain(box, fact)
-	default: // its caller let go of it
-		p.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
+	if p.life.Err() != nil {
+		return
 	}
+	p.background.Go(func() {
+		exit, err := c.Process.Wait(recorded(p.life))
+		took := time.Since(began)
+		switch {
+		case err == nil:
+			p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
+		case p.life.Err() != nil:
+		case held && c.cut.Load(): // it waits for its caller, and ends later
+			p.awaitAgain(box, fact)
+		default: // its caller let go of it
+			p.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
+		}
+	})
 }
 
 // awaitBackground waits for the end of a command in the background beside whoever

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -73,7 +74,7 @@ func (p *Plane) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 // its state, and returns what it is then.
 func (p *Plane) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, error) {
 	closing, leave := p.uses.begin(b.ID, p.cfg.Store.Now)
-	context.AfterFunc(ctx, leave)
+	span.AtEnd(ctx, leave)
 	if closing != nil {
 		select {
 		case <-closing:

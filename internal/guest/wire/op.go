@@ -86,6 +86,17 @@ func (c *Conn) Open(ctx context.Context, m Method, request []byte) (*Op, error) 
 // canceled or its connection was lost.
 func (op *Op) Over() <-chan struct{} { return op.over }
 
+// Ended reports whether the guest has ended the operation and found no fault
+// with it: all that it said and sent is here.
+func (op *Op) Ended() bool {
+	select {
+	case <-op.over:
+		return op.err == nil
+	default:
+		return false
+	}
+}
+
 // Messages yields what the guest says while the operation goes on. It is
 // never closed: wait for Over too, and then once more for what is buffered.
 func (op *Op) Messages() <-chan []byte { return op.msgs }

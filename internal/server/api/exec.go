@@ -127,19 +127,12 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 		}()
 	}
 	stdout, stderr := &capture{limit: limit, alive: make(chan struct{}, 1)}, &capture{limit: limit, alive: make(chan struct{}, 1)}
-	var copying sync.WaitGroup
-	copying.Go(func() { _, _ = io.Copy(stdout, p.Stdout()) })
-	copying.Go(func() { _, _ = io.Copy(stderr, p.Stderr()) })
-	exit, err := p.Wait(ctx)
-	if err != nil {
-		return nil, err
+	read := follow
+	if f, ok := driver.As[driver.Finisher](p); ok && f.Finished() {
+		read = readFinished
 	}
-	copied := make(chan struct{})
-	go func() {
-		copying.Wait()
-		close(copied)
-	}()
-	if err := settle(ctx, p, copied, stdout.alive, stderr.alive); err != nil {
+	exit, err := read(ctx, p, stdout, stderr)
+	if err != nil {
 		return nil, err
 	}
 	info, e := p.Info(), ExitOf(exit)
@@ -147,9 +140,39 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 	return &execOutput{ExecResult{Process: processOf(info), Exit: &e, Stdout: stdout.output(), Stderr: stderr.output()}}, nil
 }
 
-// settle waits until all output has come, or none came for a while although
-// nobody held it back.
+// readFinished reads what a command wrote that has ended. Most commands have by
+// now, and goroutines for their streams would have to be woken for nothing. Only
+// a quota may hold output back.
+func readFinished(ctx context.Context, p driver.Process, stdout, stderr *capture) (sandbox.Exit, error) {
+	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
+	_, _ = io.Copy(stdout, p.Stdout())
+	_, _ = io.Copy(stderr, p.Stderr())
+	if err := ctx.Err(); err != nil {
+		return sandbox.Exit{}, err
+	}
+	return p.Wait(ctx)
+}
+
+// follow reads what a command writes until it ends.
+func follow(ctx context.Context, p driver.Process, stdout, stderr *capture) (sandbox.Exit, error) {
+	copied := make(chan struct{}, 2)
+	for to, from := range map[*capture]io.Reader{stdout: p.Stdout(), stderr: p.Stderr()} {
+		go func() {
+			_, _ = io.Copy(to, from)
+			copied <- struct{}{}
+		}()
+	}
+	exit, err := p.Wait(ctx)
+	if err != nil {
+		return exit, err
+	}
+	return exit, settle(ctx, p, copied, stdout.alive, stderr.alive)
+}
+
+// settle waits until all output of both streams has come, or none came for a
+// while although nobody held it back.
 func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan struct{}) error {
+	open := 2
 	throttled := func() bool {
 		t, ok := p.(interface{ Throttled() bool })
 		return ok && t.Throttled()
@@ -159,7 +182,10 @@ func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan
 	for {
 		select {
 		case <-copied:
-			return nil
+			if open--; open == 0 {
+				return nil
+			}
+			continue
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-quiet.C:

@@ -1,0 +1,75 @@
+package guest_test
+
+import (
+	"context"
+	"io"
+	"runtime"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// TestFinished expects that a command is finished at some time after it ended,
+// and not as long as something that it left behind can still write.
+func TestFinished(t *testing.T) {
+	c, _ := briefClient(t)
+	start := func(script string) (driver.Process, driver.Finisher) {
+		cmd := sandbox.Command{Shell: script}
+		p, err := c.Exec(t.Context(), &cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = p.Close() })
+		f, ok := driver.As[driver.Finisher](p)
+		if !ok {
+			t.Fatal("never known")
+		}
+		return p, f
+	}
+	p, f := start("echo out; echo err >&2; exit 3")
+	for !f.Finished() {
+		runtime.Gosched()
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if exit, err := p.Wait(over); err != nil || exit.Code != 3 {
+		t.Error(exit, err)
+	}
+	out, err := io.ReadAll(p.Stdout())
+	if string(out) != "out\n" || err != nil {
+		t.Errorf("%q %v", out, err)
+	}
+	if out, err = io.ReadAll(p.Stderr()); string(out) != "err\n" || err != nil {
+		t.Errorf("%q %v", out, err)
+	}
+
+	if _, f = start("sleep 1000"); f.Finished() {
+		t.Error("it runs")
+	}
+	p, f = start("sleep 1000 & echo left")
+	if exit, err := p.Wait(t.Context()); err != nil || exit.Code != 0 || f.Finished() {
+		t.Error("what is left can write", exit, err)
+	}
+}
+
+// BenchmarkFinished counts the commands that are finished when it is known that
+// they were started.
+func BenchmarkFinished(b *testing.B) {
+	c, _ := briefClient(b)
+	finished := 0
+	for b.Loop() {
+		p, err := c.Exec(b.Context(), &sandbox.Command{Args: []string{"/bin/true"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if f, ok := p.(driver.Finisher); ok && f.Finished() {
+			finished++
+		}
+		if _, err := p.Wait(b.Context()); err != nil {
+			b.Error(err)
+		}
+		_ = p.Close()
+	}
+	b.ReportMetric(float64(finished)/float64(b.N), "finished")
+}
