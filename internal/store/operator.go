@@ -58,10 +58,11 @@ func (o *Operator) NextExpiry(ctx context.Context, node string) (time.Time, erro
 }
 
 // Idle lists running sandboxes of a node that were not used for longer than
-// their idle policy allows.
+// their idle policy allows, and those whose last use is still to come, because
+// the clock was set back: when they were used is not known.
 func (o *Operator) Idle(ctx context.Context, node string, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
-		WHERE idle_after > 0 AND state = 'running' AND active + idle_after <= $1 AND node = $2 ORDER BY active, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
+		WHERE idle_after > 0 AND state = 'running' AND (active + idle_after <= $1 OR active > $1) AND node = $2 ORDER BY active, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
 	return collect(rows, err, fullScan())
 }
 

@@ -202,3 +202,46 @@ func TestReaperLists(t *testing.T) {
 		}))
 	})
 }
+
+// A last use that is still to come is that of a clock that was set back since.
+func TestUsedInTheFuture(t *testing.T) {
+	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
+		clk := newClock()
+		s := open(store.Options{Now: clk.now})
+		tenants(t, s, "acme")
+		b := box("one")
+		b.Idle, b.State = store.Idle{After: time.Minute, Action: "stop"}, sandbox.Running
+		mustCreate(t, s, "acme", b)
+		idle := func() (n int) {
+			ok(t, operate(s, func(ctx context.Context, o *store.Operator) error {
+				boxes, err := o.Idle(ctx, "n1", 10)
+				n = len(boxes)
+				return err
+			}))
+			return n
+		}
+		touch := func(at time.Time) {
+			ok(t, s.Update(t.Context(), func(tx *store.Tx) error { return tx.Touch(t.Context(), "acme", b.ID, at) }))
+		}
+		if idle() != 0 {
+			t.Error("it was used just now")
+		}
+		clk.advance(-time.Hour)
+		if idle() != 1 {
+			t.Error("nobody learns that its last use is to come")
+		}
+		touch(clk.now())
+		if idle() != 0 {
+			t.Error("its time does not begin anew")
+		}
+		touch(clk.now().Add(-time.Hour)) // earlier than what is known
+		clk.advance(59 * time.Second)
+		if idle() != 0 {
+			t.Error("too early")
+		}
+		clk.advance(time.Second)
+		if idle() != 1 {
+			t.Error("never idle")
+		}
+	})
+}

@@ -487,10 +487,10 @@ func either(states []sandbox.State) string {
 }
 
 // Touch records that a tenant's sandbox was used at a time. It does not count
-// as a change, so that it disturbs nobody's [Expect].
+// as a change, so that it disturbs nobody's [Expect]. An earlier time than is
+// recorded counts only if that is still to come.
 func (tx *Tx) Touch(ctx context.Context, tenant string, id sandbox.ID, at time.Time) error {
-	now := nanos(at)
-	n, err := tx.exec(ctx, "UPDATE sandboxes SET active = CASE WHEN active < $1 THEN $1 ELSE active END WHERE tenant = $2 AND id = $3 AND state <> 'gone'",
-		now, tenant, string(id))
+	n, err := tx.exec(ctx, `UPDATE sandboxes SET active = CASE WHEN active < $1 OR active > $2 THEN $1 ELSE active END
+		WHERE tenant = $3 AND id = $4 AND state <> 'gone'`, nanos(at), nanos(tx.Now()), tenant, string(id))
 	return oneRow(n, err, "sandbox", string(id))
 }

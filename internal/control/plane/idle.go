@@ -58,6 +58,9 @@ func (p *Plane) rest(ctx context.Context, b store.Sandbox) error {
 		return p.touch(ctx, &b, last)
 	}
 	defer reopen()
+	if b.Active.After(now) {
+		return p.touch(ctx, &b, now) // the clock was set back, and its time begins anew
+	}
 	a := audit.Action{Tenant: b.Tenant, Op: opIdle, Sandbox: b.ID, Name: b.Name, Subject: b.Idle.Action}
 	t, err := p.lockedTurn(ctx, b.Tenant, b.ID, a, lifecycle.Pause)
 	if err != nil {

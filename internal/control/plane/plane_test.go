@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
@@ -25,9 +26,10 @@ import (
 type machine struct {
 	dir   string
 	world *fake.World
+	now   func() time.Time // nil: time.Now
 }
 
-func newMachine(t *testing.T) *machine { return &machine{t.TempDir(), new(fake.World)} }
+func newMachine(t *testing.T) *machine { return &machine{dir: t.TempDir(), world: new(fake.World)} }
 
 // start makes a plane that works, and returns what ends it. It runs the loops of
 // a daemon that have to do with time.
@@ -39,7 +41,7 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 			t.Fatal(err)
 		}
 	}
-	db, err := store.Open(ctx, filepath.Join(m.dir, "atoll.db"), store.Options{})
+	db, err := store.Open(ctx, filepath.Join(m.dir, "atoll.db"), store.Options{Now: m.now})
 	must(err)
 	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
 	must(err)

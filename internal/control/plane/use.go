@@ -166,6 +166,9 @@ func (u *uses) close(id sandbox.ID, since, now time.Time) (reopen func(), last t
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	b := u.get(id)
+	if b.last.After(now) {
+		b.last = now // the clock was set back since
+	}
 	switch {
 	case b.open > 0 || b.closing != nil:
 		return nil, now, false
