@@ -34,3 +34,6 @@ func (in *Instance) Stubs() (list []Stub) {
 	}
 	return list
 }
+
+// Kernel is the host process that the sandbox's kernel is.
+func (in *Instance) Kernel() int { return in.rec.Kernel.PID }

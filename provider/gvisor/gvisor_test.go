@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -243,5 +244,28 @@ print(ctypes.CFUNCTYPE(ctypes.c_uint32)(ctypes.addressof(ctypes.c_char.from_buff
 	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host"})
 	if o := python(t, in, script); o.stdout != string(here) || o.exit.Code != 0 {
 		t.Errorf("inside: %+v, on this machine: %s", o, here)
+	}
+}
+
+// TestKernelSeesTheLoad: a kernel that works keeps open what tells it whether the machine
+// has processors to spare, and nothing else of that file system.
+func TestKernelSeesTheLoad(t *testing.T) {
+	in := create(t, newProvider(t, nil), sandbox.Spec{Image: "host"})
+	if o := python(t, in, "print(1)"); o.exit.Code != 0 {
+		t.Fatalf("%+v", o)
+	}
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", in.(*gvisor.Instance).Kernel()))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files: %v", err)
+	}
+	var seen []string
+	for _, f := range files {
+		// A file may have been closed since.
+		if name, err := os.Readlink(f); err == nil && strings.HasPrefix(name, "/proc/") {
+			seen = append(seen, name)
+		}
+	}
+	if !slices.Equal(seen, []string{"/proc/loadavg"}) {
+		t.Errorf("the kernel has of /proc: %q", seen)
 	}
 }

@@ -175,6 +175,10 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	attr := namespaces(a.attached)
 	dropToNobody(attr)
 	env := append(a.environment(), kernel.CollectorEnv+"="+fs.add(a.collector))
+	if load, err := os.Open("/proc/loadavg"); err == nil { // without, it spins as it thinks fit
+		defer load.Close()
+		env = append(env, kernel.LoadEnv+"="+fs.add(load))
+	}
 	c, err := a.reaper.start(a.kernel, args, env, fs.files, attr, place{a.cgroup, scoreProgram})
 	if err != nil {
 		return nil, err

@@ -19,6 +19,17 @@ func replace(name string, with func(usual kernel.SyscallFn) kernel.SyscallFn) {
 	}
 }
 
+// replaceAll does so with every system call.
+func replaceAll(with func(usual kernel.SyscallFn) kernel.SyscallFn) {
+	for _, table := range kernel.SyscallTables() {
+		for number, call := range table.Table {
+			call.Fn = with(call.Fn)
+			table.Table[number] = call
+		}
+		table.Init()
+	}
+}
+
 // nameByInit lets process 1 of the sandbox, the guest, set the host name without
 // the capability that this takes. A sandbox gets its name when it is known for
 // whom it is, which may be long after it was started, and the guest is not to

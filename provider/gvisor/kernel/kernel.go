@@ -64,6 +64,7 @@ func Run(commands ...util.SubCommand) {
 	skipTracePoints()
 	replace("clock_gettime", hastenClock)
 	replace("sethostname", nameByInit)
+	spinOnSpare()
 	deferCollection(deferredTime)
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))
