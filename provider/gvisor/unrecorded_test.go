@@ -28,10 +28,12 @@ func TestSweepFindsUnrecordedKernel(t *testing.T) {
 	start := func(bundle string, files ...*os.File) *exec.Cmd {
 		t.Helper()
 		cmd := exec.Command("sh", "-c", "echo; read x <&0; sleep 1000", "kernel", "--bundle="+bundle)
-		in, _, err := os.Pipe() // never says anything
+		in, silent, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { silent.Close() }) // and not when it is collected: what follows would run
+		defer in.Close()
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)
