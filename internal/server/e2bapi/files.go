@@ -1,13 +1,11 @@
 package e2bapi
 
 import (
-	"bufio"
 	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"path"
 	"strconv"
@@ -208,10 +206,6 @@ type uploaded struct {
 	Type string `json:"type"`
 }
 
-// formBuffer is how much of a form is taken from the connection at once. The
-// reader of forms takes 4 KiB from what it is given.
-const formBuffer = 128 << 10
-
 // upload writes the files of a form, or one file that is the body.
 func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	if err := checkMetadata(r.Header); err != nil {
@@ -240,7 +234,7 @@ func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	case "application/octet-stream":
 		done, err = c.writeOne(r, body)
 	case "multipart/form-data":
-		done, err = c.writeParts(r, multipart.NewReader(bufio.NewReaderSize(body, formBuffer), params["boundary"]))
+		done, err = c.writeParts(r, newForm(body, params["boundary"]))
 	default:
 		err = invalid("Content-Type", "is neither multipart/form-data nor application/octet-stream")
 	}
@@ -262,10 +256,10 @@ func (c *call) writeOne(r *http.Request, body io.Reader) ([]uploaded, error) {
 
 // writeParts writes the parts of a form that are named "file", each to the path
 // of the request or, without one, to the path that is its file name.
-func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, error) {
+func (c *call) writeParts(r *http.Request, form *form) ([]uploaded, error) {
 	done, seen := []uploaded{}, map[string]bool{}
 	for {
-		part, err := form.NextPart()
+		part, content, err := form.next()
 		if err == io.EOF {
 			return done, nil
 		}
@@ -287,7 +281,7 @@ func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, 
 			return nil, invalid("path", "%.200q is written twice in one request", given)
 		}
 		seen[given] = true
-		u, err := c.write(r.Context(), given, part)
+		u, err := c.write(r.Context(), given, content)
 		if err != nil {
 			return nil, err
 		}
