@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -302,4 +303,56 @@ func (z zeros) Read(p []byte) (int, error) {
 	clear(p)
 	z.taken.Add(int64(len(p)))
 	return len(p), nil
+}
+
+// Of those who want the last places at once, as many get one as there are
+// places, and those who get none have left nothing behind that takes one.
+func TestLastPlaces(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	c := daemontest.Client(t, d)
+	limit(t, c, "default", map[string]float64{"boxes": 5})
+	rush := func(name string) (won int) {
+		errs := make(chan error)
+		const wanting = 20
+		for i := range wanting {
+			go func() {
+				_, err := c.Create(t.Context(), sandbox.Spec{Name: fmt.Sprint(name, i)}, atoll.CreateOptions{})
+				errs <- err
+			}()
+		}
+		for range wanting {
+			switch err := <-errs; {
+			case err == nil:
+				won++
+			case sandbox.CodeOf(err) != sandbox.CodeExhausted:
+				t.Error(err)
+			}
+		}
+		return won
+	}
+	count := func() (n int, last string) {
+		for s, err := range c.List(t.Context(), atoll.ListOptions{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, last = n+1, s.Name
+		}
+		return n, last
+	}
+	if won := rush("a"); won != 5 {
+		t.Errorf("%d have one", won)
+	}
+	n, last := count()
+	if n != 5 {
+		t.Fatalf("%d are there", n)
+	}
+	if err := c.Remove(t.Context(), last); err != nil {
+		t.Fatal(err)
+	}
+	if won := rush("b"); won != 1 {
+		t.Errorf("%d have the place that became free", won)
+	}
+	if n, _ := count(); n != 5 {
+		t.Errorf("%d are there in the end", n)
+	}
 }
