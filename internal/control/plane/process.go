@@ -77,6 +77,7 @@ type command struct {
 	limits quota.Limits
 	bytes  atomic.Int64 // of output that was read
 	paused atomic.Int32 // readers that wait for the quota
+	pauses atomic.Int64 // of readers, begun or over
 	closed sync.Once
 	quit   chan struct{} // closed by Close and Detach
 	cut    atomic.Bool   // its caller was cut off and may come back
@@ -103,9 +104,10 @@ func (b *Box) command(p driver.Process, limits quota.Limits, at driver.Cursor) *
 // Unwrap returns control's process.
 func (c *command) Unwrap() any { return c.Process }
 
-// Throttled reports that output is held back by a quota, so that a silence
-// does not mean its end.
-func (c *command) Throttled() bool { return c.paused.Load() > 0 }
+// Throttled reports whether output is held back by a quota, so that a silence
+// does not mean its end, and how often that has begun or ended. What was held
+// back comes a moment after.
+func (c *command) Throttled() (now bool, changes int64) { return c.paused.Load() > 0, c.pauses.Load() }
 
 func (c *command) Stdout() io.Reader { return c.stdout }
 func (c *command) Stderr() io.Reader { return c.stderr }
@@ -168,7 +170,11 @@ func (m *meteredOutput) Read(b []byte) (int, error) {
 
 func (c *command) pause(d time.Duration) {
 	c.paused.Add(1)
-	defer c.paused.Add(-1)
+	c.pauses.Add(1)
+	defer func() {
+		c.pauses.Add(1) // first: who sees that it is over also sees that it just was
+		c.paused.Add(-1)
+	}()
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -173,10 +173,13 @@ func follow(ctx context.Context, p driver.Process, stdout, stderr *capture) (san
 // while although nobody held it back.
 func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan struct{}) error {
 	open := 2
-	throttled := func() bool {
-		t, ok := p.(interface{ Throttled() bool })
-		return ok && t.Throttled()
+	throttled := func() (now bool, changes int64) {
+		if t, ok := p.(interface{ Throttled() (bool, int64) }); ok {
+			return t.Throttled()
+		}
+		return false, 0
 	}
+	_, before := throttled()
 	quiet := time.NewTimer(linger)
 	defer quiet.Stop()
 	for {
@@ -189,9 +192,11 @@ func settle(ctx context.Context, p driver.Process, copied, alive1, alive2 <-chan
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-quiet.C:
-			if !throttled() {
+			now, changes := throttled()
+			if !now && changes == before {
 				return nil
 			}
+			before = changes
 		case <-alive1:
 		case <-alive2:
 		}
