@@ -48,6 +48,7 @@ const (
 // deferral is that collection is put off.
 type deferral struct {
 	mu     sync.Mutex
+	over   bool
 	usual  int         // percent
 	resume *time.Timer // ends it
 	procs  lentProcs   // while it becomes another kernel
@@ -56,11 +57,13 @@ type deferral struct {
 // deferCollection keeps the garbage collector from running for a moment while
 // the sandbox starts, when it would find little and everybody waits, and again
 // whenever a byte arrives. It runs once after that, so as not to begin with the
-// first command of a sandbox that has waited for one, and from then on as in
-// any program.
+// first command of a sandbox that has waited for one, and from then on as
+// suits the size of the heap.
 func deferCollection(moment time.Duration) {
-	d := &deferral{usual: debug.SetGCPercent(deferredCollection)}
+	debug.SetGCPercent(deferredCollection)
+	d := &deferral{usual: smallHeapCollection}
 	d.resume = time.AfterFunc(moment, d.end)
+	d.afterEach()
 	fd, err := strconv.Atoi(os.Getenv(CollectorEnv))
 	if err != nil {
 		return
@@ -85,6 +88,7 @@ func deferCollection(moment time.Duration) {
 func (d *deferral) again(moment time.Duration, restoring bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.over = false
 	debug.SetGCPercent(deferredCollection)
 	if restoring {
 		d.procs.lend(restoringProcs)
@@ -95,6 +99,7 @@ func (d *deferral) again(moment time.Duration, restoring bool) {
 func (d *deferral) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.over = true
 	d.procs.end()
 	debug.SetGCPercent(d.usual)
 	runtime.GC()

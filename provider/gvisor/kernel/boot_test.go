@@ -53,7 +53,7 @@ func TestCollectionIsDeferred(t *testing.T) {
 	debug.SetGCPercent(123)
 	t.Setenv(CollectorEnv, "")
 	deferCollection(time.Millisecond)
-	await(123)
+	await(smallHeapCollection)
 }
 
 // TestRestoringRunsMoreGoroutines: a kernel that is told that it will become
@@ -86,4 +86,63 @@ func TestRestoringRunsMoreGoroutines(t *testing.T) {
 	if got := collection(); got != 100 {
 		t.Errorf("collection at %d percent after all", got)
 	}
+}
+
+// TestCollectionSuitsTheHeap: a kernel with much to remember makes no more
+// garbage of it than any program, and neither is changed while collection is put off.
+func TestCollectionSuitsTheHeap(t *testing.T) {
+	percent := debug.SetGCPercent(smallHeapCollection)
+	t.Cleanup(func() { debug.SetGCPercent(percent) })
+	d := &deferral{over: true, usual: smallHeapCollection, resume: time.NewTimer(time.Hour)}
+	for _, step := range []struct {
+		what string
+		do   func()
+		want uint64
+	}{
+		{"little", func() { d.suit(smallHeap) }, smallHeapCollection},
+		{"much", func() { d.suit(smallHeap + 1) }, largeHeapCollection},
+		{"put off", func() { d.again(time.Hour, false) }, deferredCollection},
+		{"little, put off", func() { d.suit(1) }, deferredCollection},
+		{"the end", d.end, smallHeapCollection},
+		{"put off once more", func() { d.again(time.Hour, false); d.suit(2 * smallHeap) }, deferredCollection},
+		{"its end", d.end, largeHeapCollection},
+	} {
+		step.do()
+		if got := collection(); got != step.want {
+			t.Errorf("%s: collection at %d percent, want %d", step.what, got, step.want)
+		}
+	}
+}
+
+// TestLooksAfterEachCollection: what is remembered now is noticed, and then
+// that it is not any more.
+func TestLooksAfterEachCollection(t *testing.T) {
+	percent := debug.SetGCPercent(smallHeapCollection)
+	t.Cleanup(func() { debug.SetGCPercent(percent) })
+	d := &deferral{over: true, usual: smallHeapCollection, resume: time.NewTimer(time.Hour)}
+	d.afterEach()
+	defer func() { // it goes on, but changes nothing any more
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.over = false
+	}()
+	await := func(want int) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; runtime.Gosched() {
+			runtime.GC()
+			if d.mu.Lock(); d.usual == want {
+				d.mu.Unlock()
+				return
+			}
+			d.mu.Unlock()
+			if time.Now().After(deadline) {
+				t.Fatalf("collection is not at %d percent", want)
+			}
+		}
+	}
+	much := make([]byte, 2*smallHeap)
+	await(largeHeapCollection)
+	runtime.KeepAlive(much)
+	much = nil
+	await(smallHeapCollection)
 }
