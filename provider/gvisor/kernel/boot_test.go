@@ -140,9 +140,10 @@ func TestLooksAfterEachCollection(t *testing.T) {
 			}
 		}
 	}
-	much := make([]byte, 2*smallHeap)
-	await(largeHeapCollection)
-	runtime.KeepAlive(much)
-	much = nil
+	func() {
+		much := make([]byte, 2*smallHeap)
+		await(largeHeapCollection)
+		runtime.KeepAlive(much)
+	}()
 	await(smallHeapCollection)
 }
