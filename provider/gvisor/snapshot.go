@@ -177,12 +177,19 @@ func saveMemory(conn *urpc.Client, dir string) error {
 		return err
 	}
 	defer closeAll(files)
-	return conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
+	err = conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
 		Metadata:      statefile.CompressionLevelNone.ToMetadata(),
 		HavePagesFile: true,
 		Resume:        true,
 		FilePayload:   urpc.FilePayload{Files: files},
 	}, nil)
+	if err != nil && strings.Contains(err.Error(), kernel.StillShared) {
+		return &sandbox.Error{
+			Code: sandbox.CodeExhausted, Message: "what it shares of the memory of its snapshot does not fit in its own",
+			Hint: "give it more memory, or end some of its programs",
+		}
+	}
+	return err
 }
 
 // createParts makes new files for the kernel to write to.

@@ -15,7 +15,6 @@ import (
 
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/runsc/cli"
-	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 	"gvisor.dev/gvisor/runsc/cmd/util"
 )
 
@@ -39,7 +38,7 @@ func init() {
 		awaitPlace()
 		// Not on this goroutine, which is bound to its thread for as long as
 		// initialisation lasts.
-		go Run(new(sentrycmd.Boot))
+		go Run(new(boot))
 		select {}
 	}
 }
@@ -64,6 +63,7 @@ func Run(commands ...util.SubCommand) {
 	skipTracePoints()
 	replace("clock_gettime", hastenClock)
 	replace("sethostname", nameByInit)
+	shareMemory()
 	spinOnSpare()
 	deferCollection(deferredTime)
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
