@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
@@ -52,6 +54,34 @@ func TestWaken(t *testing.T) {
 	}
 	if b, err := io.ReadAll(conn); string(b) != "hello" {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestPipeHoldsFrames: two frames of a file fit into a pipe that nobody reads, to
+// the last byte, so that no page of one waits for a reader by itself.
+func TestPipeHoldsFrames(t *testing.T) {
+	conn, theirs, err := guest.NewPipes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	defer theirs[0].Close()
+	defer theirs[1].Close()
+	raw, err := theirs[1].SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(size int) (n int, err error) {
+		_ = raw.Control(func(fd uintptr) { n, err = unix.Write(int(fd), make([]byte, size)) })
+		return n, err
+	}
+	for range 2 {
+		if n, err := write(wire.BulkFrame); n != wire.BulkFrame || err != nil {
+			t.Errorf("%d of %d bytes: %v", n, wire.BulkFrame, err)
+		}
+	}
+	if _, err := write(1); err != unix.EAGAIN {
+		t.Errorf("a full pipe takes one more: %v", err)
 	}
 }
 

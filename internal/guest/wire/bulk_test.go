@@ -8,16 +8,21 @@ import (
 	"testing"
 )
 
-// sizes notes the sizes of the data frames that are written to a connection.
+// sizes notes the sizes of the data frames that are written to a connection, and
+// how often that gives credit.
 type sizes struct {
 	net.Conn
-	most uint32
+	most    uint32
+	credits int
 }
 
 func (s *sizes) Write(b []byte) (int, error) {
 	if len(b) >= HeaderLen {
-		if h := parseHeader(b); h.kind == kindData { // frames are written one by one
+		switch h := parseHeader(b); h.kind { // frames are written one by one, or small ones together
+		case kindData:
 			s.most = max(s.most, h.size)
+		case kindCredit:
+			s.credits++
 		}
 	}
 	return s.Conn.Write(b)
@@ -32,7 +37,7 @@ func TestBulk(t *testing.T) {
 		method Method
 		most   uint32
 	}{
-		"files":              {Peer{bulk: true}, Read, BulkData},
+		"files":              {Peer{bulk: true}, Read, BulkFrame - HeaderLen},
 		"commands":           {Peer{bulk: true}, Exec, MaxData},
 		"an earlier version": {Peer{}, Read, MaxData},
 	} {
@@ -66,6 +71,13 @@ func TestBulk(t *testing.T) {
 			<-served
 			if client.most != c.most || guest.most != c.most {
 				t.Errorf("frames of %d and %d bytes, want %d at most", client.most, guest.most, c.most)
+			}
+			window := Window
+			if c.most > MaxData {
+				window = BulkWindow
+			}
+			if most := len(content) / (window / 2); client.credits == 0 || client.credits > most {
+				t.Errorf("credit was given %d times, want %d at most", client.credits, most)
 			}
 		})
 	}

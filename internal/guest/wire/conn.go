@@ -335,7 +335,7 @@ func (c *Conn) put(frame []byte) error {
 
 type (
 	frame     = [HeaderLen + MaxData]byte
-	bulkFrame = [HeaderLen + BulkData]byte
+	bulkFrame = [BulkFrame]byte
 )
 
 var (
@@ -353,7 +353,7 @@ func PutFrame(b []byte) {
 	switch cap(b) {
 	case HeaderLen + MaxData:
 		frames.Put((*frame)(b[:cap(b)]))
-	case HeaderLen + BulkData:
+	case BulkFrame:
 		bulkFrames.Put((*bulkFrame)(b[:cap(b)]))
 	}
 }

@@ -129,7 +129,7 @@ func (l *inLane) take(k int) {
 	l.n -= k
 	l.consumed += k
 	grant := 0
-	if l.consumed >= l.window/4 && l.err == nil {
+	if l.consumed >= l.window/2 && l.err == nil {
 		grant, l.consumed = l.consumed, 0
 	}
 	l.mu.Unlock()

@@ -95,6 +95,9 @@ const (
 	// sides that have both said so: guests of earlier versions run on.
 	BulkData   = 512 << 10
 	BulkWindow = 4 << 20
+	// BulkFrame is the most that is sent as such a frame, with its header: two
+	// fill a pipe of SocketBuffer, where the end of a longer one would have to wait.
+	BulkFrame = BulkData
 	// MaxOpen bounds a request, MaxReply a message or a result.
 	MaxOpen  = 8 << 20
 	MaxReply = 256 << 10
