@@ -59,7 +59,7 @@ script: build ## run the command line's stories: make script RUN=name
 	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) '-run=TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
 
 .PHONY: gigabyte
-gigabyte: build ## pause and fork ten ways a program with a gigabyte of memory (needs 15 GiB)
+gigabyte: build ## pause and fork ten ways a program with a gigabyte of memory (needs 4 GiB)
 	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags gigabyte -run '^TestGigabyte$$' ./cmd/atoll
 
 .PHONY: soak

@@ -11,9 +11,9 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// gigabyteNeeds is what eleven sandboxes with a gigabyte each take, with the
-// file that ten of them are made from, in bytes.
-const gigabyteNeeds = 15 << 30
+// gigabyteNeeds is what eleven sandboxes take that share a gigabyte, twice as
+// much as was measured, in bytes.
+const gigabyteNeeds = 4 << 30
 
 // TestGigabyte is the story of timetravel.txtar in earnest: a gigabyte of memory
 // and ten forks. `make gigabyte` runs it.
