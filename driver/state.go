@@ -73,7 +73,8 @@ type Snapshot struct {
 type Restorer interface {
 	// Restore is Create from a directory that Snapshot wrote, with spec's own
 	// identity (id, name, host name), environment, limits and mounts. It only
-	// reads dir, which the caller may remove when it has returned.
+	// reads dir, which the caller may remove when it has returned, but may not
+	// write to: a sandbox may go on to read its memory from there.
 	//
 	// Memory is a cache and files are the truth: if the memory cannot be
 	// restored here (it was written by another engine, or wants a processor
