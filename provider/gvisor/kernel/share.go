@@ -136,6 +136,7 @@ func (a *arrival) share(f *pgalloc.MemoryFile) {
 		}
 	}
 	if len(s.users) == 0 {
+		_ = unix.Munmap(s.bytes)
 		unix.Close(s.fd)
 		return
 	}
