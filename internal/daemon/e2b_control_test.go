@@ -195,6 +195,16 @@ func TestE2BTemplatesThatAreNotBuilt(t *testing.T) {
 	c.want(400, c.call("POST", "/v2"+build, `{}`, "X-API-Key", mine))
 	c.want(400, c.call("POST", "/v2"+build, `{"fromImage":"x","fromTemplate":"y"}`, "X-API-Key", mine))
 	c.want(404, c.call("POST", "/v2"+build, `{"fromTemplate":"no-such"}`, "X-API-Key", mine))
+	for login, status := range map[string]int{
+		`{"type":"registry","username":"a:b","password":"p"}`:                          400,
+		`{"type":"registry","username":"a"}`:                                           400,
+		`{"type":"gcp"}`:                                                               400,
+		`{"type":"other","username":"a","password":"p"}`:                               400,
+		`{"type":"aws","awsAccessKeyId":"a","awsSecretAccessKey":"b","awsRegion":"c"}`: 501,
+	} {
+		c.want(status, c.call("POST", "/v2"+build, `{"fromImage":"r.test/x","fromImageRegistry":`+login+`}`, "X-API-Key", mine))
+	}
+	c.want(400, c.call("POST", "/v2"+build, `{"fromTemplate":"y","fromImageRegistry":{"type":"registry","username":"a","password":"p"}}`, "X-API-Key", mine))
 	if a := c.want(200, c.call("GET", build+"/status", "", "X-API-Key", mine)); a.fields["status"] != "waiting" {
 		t.Errorf("its status is %s", a.body)
 	}

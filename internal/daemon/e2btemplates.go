@@ -95,7 +95,7 @@ func (s e2bService) BuildTemplate(ctx context.Context, b e2bapi.Build, tell func
 	}
 	first := b.Name + ":" + b.Tags[0]
 	_, err = s.plane.BuildTemplate(ctx, plane.BuildRequest{
-		Name: first, Description: d, Files: files, NoCache: b.Force, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
+		Name: first, Description: d, Files: files, NoCache: b.Force, Login: b.Login, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
 		Log: func(e template.Event) {
 			text, step := e.Text, min(max(0, e.Step-own), len(b.Steps))
 			if !e.Output && step > 0 {

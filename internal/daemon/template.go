@@ -31,6 +31,14 @@ func (i images) Get(ctx context.Context, ref string) (template.Image, error) {
 	return shownImage(img), nil
 }
 
+func (i images) Private(ctx context.Context, name, ref string, login template.Login) (template.Image, error) {
+	img, err := i.store.Private(ctx, name, ref, image.Login(login))
+	if err != nil {
+		return template.Image{}, err
+	}
+	return shownImage(img), nil
+}
+
 func (i images) Derived(name string) (template.Image, bool, error) {
 	img, err := i.store.Derived(name)
 	if img == nil || err != nil {

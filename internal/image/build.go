@@ -228,16 +228,38 @@ func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Prog
 	return s.buildRootfs(ctx, c, progress)
 }
 
-// buildRootfs streams the layers into an EROFS file.
+// buildRootfs makes the file system of c.
 func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
-	tmp, err := s.createTemp()
+	tmp, ids, size, err := s.writeRootfs(ctx, c, progress)
 	if err != nil {
 		return rootfs{}, err
 	}
 	defer tmp.discard()
+	return s.keepRootfs(tmp, rootfsKey(ids, c.literal), size)
+}
+
+// keepRootfs gives a file system its name, unless there is one of that name.
+func (s *Store) keepRootfs(tmp *tempFile, key string, size int64) (rootfs, error) {
+	if _, err := os.Stat(s.rootfsPath(key)); err == nil {
+		return rootfs{key, size}, nil
+	}
+	return rootfs{key, size}, tmp.publish(s.rootfsPath(key))
+}
+
+// writeRootfs streams the layers into an EROFS file, which the caller discards
+// or publishes. It returns the digests of their tars.
+func (s *Store) writeRootfs(ctx context.Context, c *content, progress func(Progress)) (_ *tempFile, ids []string, size int64, err error) {
+	tmp, err := s.createTemp()
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	defer func() {
+		if err != nil {
+			tmp.discard()
+		}
+	}()
 	out := mkfs.NewWriter(tmp.File)
 	tree := layer.New(out, s.opts.Limits)
-	var ids []string
 	for i, blob := range c.layers {
 		p := Progress{Phase: PhaseBuilding, Layer: i + 1, Layers: len(c.layers), Digest: blob.digest, Total: blob.size}
 		id, err := s.applyLayer(ctx, tree, blob, c.literal || blob.whole, p, progress)
@@ -245,22 +267,15 @@ func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progr
 			if sandbox.CodeOf(err) == sandbox.CodeInvalid && blob.spoiled != nil {
 				blob.spoiled()
 			}
-			return rootfs{}, err
+			return nil, nil, 0, err
 		}
 		ids = append(ids, id)
 	}
 	if err := allVisible(tree.Root(), c.binds); err != nil {
-		return rootfs{}, err
+		return nil, nil, 0, err
 	}
-	size, err := out.Finish(tree.Root())
-	if err != nil {
-		return rootfs{}, err
-	}
-	key := rootfsKey(ids, c.literal)
-	if _, err := os.Stat(s.rootfsPath(key)); err == nil {
-		return rootfs{key, size}, nil
-	}
-	return rootfs{key, size}, tmp.publish(s.rootfsPath(key))
+	size, err = out.Finish(tree.Root())
+	return tmp, ids, size, err
 }
 
 // allVisible refuses a tree that holds something where the image shows a

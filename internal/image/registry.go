@@ -26,6 +26,7 @@ const downloads = 3
 type registrySource struct {
 	store *Store
 	ref   *reference
+	login Login // nil: the store's own credentials
 }
 
 func (r *registrySource) stamp(context.Context) (string, error) { return "", nil }
@@ -34,6 +35,9 @@ func (r *registrySource) stamp(context.Context) (string, error) { return "", nil
 // only if its file system has to be built.
 func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	o := r.store.opts
+	if r.login != nil {
+		o.Keychain = r.login
+	}
 	client, err := registry.New(ctx, r.ref.repo.Context(), registry.Options{
 		Transport: o.Transport, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, StallTimeout: o.StallTimeout, RetryDelay: o.RetryDelay,
 	})
@@ -67,6 +71,10 @@ func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	c, err := res.content(found)
 	if err != nil {
 		return nil, err
+	}
+	if r.login != nil {
+		r.passing(c, client)
+		return c, nil
 	}
 	c.signatures = r.signatures(ctx, client, res, found)
 	r.layers(c, client, j)

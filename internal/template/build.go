@@ -48,11 +48,18 @@ type Layer struct {
 type Images interface {
 	// Get fetches an image by a reference or a digest.
 	Get(ctx context.Context, ref string) (Image, error)
+	// Private fetches an image of a registry with a login, under a name by which
+	// nobody else gets it.
+	Private(ctx context.Context, name, ref string, login Login) (Image, error)
 	// Derive makes an image of layers over another, and names it.
 	Derive(ctx context.Context, name, base string, layers []Layer, cfg Config) (Image, error)
 	// Derived returns the image of that name; found is false if there is none.
 	Derived(name string) (img Image, found bool, err error)
 }
+
+// Login tells a registry who asks. It is a function so that nothing that is
+// written down can hold what it says.
+type Login func() (username, password string)
 
 // Boxes makes the sandboxes that steps run in. Its methods may be called
 // concurrently.
@@ -91,6 +98,7 @@ type Request struct {
 	Description *Description
 	Files       *Files // nil: none
 	NoCache     bool
+	Login       Login // for the registry of Description.From; nil: what everybody has
 	// Network is what run steps may reach. It is no part of the key of a step:
 	// it says where files may come from, not which ones a step makes.
 	Network sandbox.Network
@@ -124,7 +132,7 @@ func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 	}
 	w := &work{b: b, req: req, files: cmp.Or(req.Files, &Files{})}
 	w.tell(Event{Text: "FROM " + clip(req.Description.From)})
-	base, err := b.Images.Get(ctx, req.Description.From)
+	base, err := b.base(ctx, &req)
 	if err != nil {
 		return nil, err
 	}
@@ -140,6 +148,16 @@ func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 		return nil, err
 	}
 	return &Result{Image: img, Base: base.Digest, Cached: w.cached}, nil
+}
+
+// base fetches the image that a build begins with. One that took a login is the
+// tenant's, like all that is made of it.
+func (b *Builder) base(ctx context.Context, req *Request) (Image, error) {
+	from := req.Description.From
+	if req.Login == nil {
+		return b.Images.Get(ctx, from)
+	}
+	return b.Images.Private(ctx, imageName(req.Tenant, hash("from", from)), from, req.Login)
 }
 
 // work is one build under way.

@@ -55,6 +55,18 @@ func (w *world) Get(_ context.Context, ref string) (Image, error) {
 	return w.image(ref), nil
 }
 
+// Private gives the image to whoever has its name as password.
+func (w *world) Private(ctx context.Context, name, ref string, login Login) (Image, error) {
+	if username, password := login(); username != "me" || password != ref {
+		return Image{}, &sandbox.Error{Code: sandbox.CodeUnauthorized, Subject: ref}
+	}
+	img, err := w.Get(ctx, ref)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.names[name] = img.Digest
+	return img, err
+}
+
 func (w *world) Derived(name string) (Image, bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -201,6 +213,30 @@ func (b *bench) build(req Request, dockerfile string, args map[string]string) (*
 	delete(files, "etc/passwd")
 	delete(files, "etc/group")
 	return res, files, b.world.ran, nil
+}
+
+// TestBuildWithLogin begins with an image that only its tenant may have.
+func TestBuildWithLogin(t *testing.T) {
+	b := newBench(t)
+	login := func(password string) Login { return func() (string, string) { return "me", password } }
+	if _, _, ran, err := b.build(Request{Tenant: "t", Login: login("wrong")}, "FROM base\nRUN x=1", nil); sandbox.CodeOf(err) != sandbox.CodeUnauthorized || len(ran) > 0 {
+		t.Errorf("with a wrong password: ran %q, %v", ran, err)
+	}
+	for _, tenant := range []string{"t", "u"} {
+		before := len(b.world.names)
+		if _, files, _, err := b.build(Request{Tenant: tenant, Login: login("base")}, "FROM base\nRUN x=1", nil); err != nil || files["x"] == "" {
+			t.Errorf("with the password: %q, %v", files, err)
+		}
+		own := 0
+		for name := range b.world.names {
+			if strings.HasPrefix(name, ImagePrefix(tenant)) {
+				own++
+			}
+		}
+		if own != 2 || len(b.world.names) != before+2 {
+			t.Errorf("of the images %v two should be the tenant's", b.world.names)
+		}
+	}
 }
 
 func TestBuild(t *testing.T) {

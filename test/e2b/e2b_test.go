@@ -123,6 +123,9 @@ func build(t *testing.T) string {
 type testLog struct{ t *testing.T }
 
 func (l testLog) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(password)) {
+		l.t.Error("the daemon's log holds the password of a registry")
+	}
 	l.t.Log(strings.TrimSpace(string(p)))
 	return len(p), nil
 }
@@ -241,7 +244,8 @@ func TestJavaScriptByName(t *testing.T) {
 func (a *atoll) javaScript(t *testing.T, version string, flags ...string) {
 	dir := npm(t, "e2b-"+version)
 	program := append(append([]string{"node"}, flags...), "js/main.mjs")
-	a.allCases(t, version, []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}, program...)
+	env := append(a.guarded(t), "E2B_TEST_MODULES="+dir, "E2B_TEST_NAME="+domain)
+	a.allCases(t, version, env, program...)
 }
 
 func TestPython(t *testing.T) {
@@ -264,7 +268,7 @@ func TestPythonByName(t *testing.T) {
 func (a *atoll) python(t *testing.T, version string) {
 	for _, mode := range []string{"sync", "async"} {
 		t.Run(version+"/"+mode, func(t *testing.T) {
-			a.allCases(t, version, pythonEnv(mode), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")
+			a.allCases(t, version, append(pythonEnv(mode), a.guarded(t)...), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")
 		})
 	}
 }

@@ -41,6 +41,7 @@ type BuildRequest struct {
 	Description *template.Description
 	Files       *template.Files
 	NoCache     bool
+	Login       template.Login  // see template.Request
 	Network     sandbox.Network // of run steps
 	Build       string          // by what a client knows the build; see store.Template
 	CPUs        float64         // of sandboxes made of it; 0: what all get
@@ -89,7 +90,7 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 		return t, err
 	}
 	res, err := p.cfg.Builder.Build(ctx, builders{p, who.Tenant, base}, template.Request{
-		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Network: req.Network, Log: req.Log,
+		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Login: req.Login, Network: req.Network, Log: req.Log,
 	})
 	if err != nil {
 		return t, err

@@ -281,13 +281,13 @@ func (h *Handler) buildOf(r *http.Request) (*build, error) {
 // startBuild says what a template is made of, and has it made.
 func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
-		FromImage         string      `json:"fromImage"`
-		FromTemplate      string      `json:"fromTemplate"`
-		FromImageRegistry any         `json:"fromImageRegistry"`
-		Force             bool        `json:"force"`
-		Steps             []BuildStep `json:"steps"`
-		StartCmd          string      `json:"startCmd"`
-		ReadyCmd          string      `json:"readyCmd"`
+		FromImage         string         `json:"fromImage"`
+		FromTemplate      string         `json:"fromTemplate"`
+		FromImageRegistry *registryLogin `json:"fromImageRegistry"`
+		Force             bool           `json:"force"`
+		Steps             []BuildStep    `json:"steps"`
+		StartCmd          string         `json:"startCmd"`
+		ReadyCmd          string         `json:"readyCmd"`
 	}
 	if err := read(r, &req); err != nil {
 		return err
@@ -296,15 +296,21 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case req.FromImageRegistry != nil:
-		return unsupported("fromImageRegistry")
-	case (req.FromImage == "") == (req.FromTemplate == ""):
+	if (req.FromImage == "") == (req.FromTemplate == "") {
 		return invalid("template", "exactly one of fromImage and fromTemplate is needed")
 	}
 	want := b.want
 	want.Steps, want.Start, want.Ready, want.Force = req.Steps, req.StartCmd, req.ReadyCmd, req.Force
-	if want.From, err = h.fromOf(r.Context(), req.FromImage, req.FromTemplate); err != nil {
+	switch login := req.FromImageRegistry; {
+	case login == nil:
+		want.From, err = h.fromOf(r.Context(), req.FromImage, req.FromTemplate)
+	case req.FromImage == "":
+		err = invalid("fromImageRegistry", "is for fromImage")
+	default:
+		want.From = req.FromImage
+		want.Login, err = login.open()
+	}
+	if err != nil {
 		return err
 	}
 	if want.From == "host" || want.From == "base" || want.From == interpreterImage {
@@ -323,6 +329,38 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusAccepted)
 	}
 	return err
+}
+
+// registryLogin is how clients say who asks a registry.
+type registryLogin struct {
+	Type               string `json:"type"`
+	Username           string `json:"username"`
+	Password           string `json:"password"`
+	ServiceAccountJSON string `json:"serviceAccountJson"`
+}
+
+// maxLogin bounds each part of a login.
+const maxLogin = 64 << 10
+
+// open returns what Build wants.
+func (l *registryLogin) open() (func() (username, password string), error) {
+	username, password := l.Username, l.Password
+	switch l.Type {
+	case "registry":
+	case "gcp": // what Google's registries call whoever has such a key
+		username, password = "_json_key", l.ServiceAccountJSON
+	case "aws":
+		return nil, unsupported("fromImageRegistry of type aws")
+	default:
+		return nil, invalid("fromImageRegistry", "the type is none of registry and gcp")
+	}
+	switch {
+	case username == "" || strings.Contains(username, ":") || len(username) > maxLogin:
+		return nil, invalid("fromImageRegistry", "the user name is missing, too long, or has a colon")
+	case password == "" || len(password) > maxLogin:
+		return nil, invalid("fromImageRegistry", "the password is missing or too long")
+	}
+	return func() (string, string) { return username, password }, nil
 }
 
 // baseImages are what SDKs begin with that are told nothing: the template base.

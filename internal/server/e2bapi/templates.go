@@ -45,6 +45,9 @@ type Build struct {
 	CPUs    float64
 	Memory  int64 // bytes
 	Network sandbox.Network
+	// Login tells the registry of From who asks; nil: nobody has to. It is a
+	// function so that nothing that is written down can hold what it says.
+	Login func() (username, password string)
 }
 
 // BuildStep is one step, as clients send it.

@@ -153,6 +153,32 @@ test('builds in the background, status, names and tags', async () => {
   await rejects(Template.getTags(name), 'TemplateError', 'NotFoundError')
 }, '2.15.0')
 
+test('an image of a registry that wants a password', async () => {
+  const name = unique('guarded')
+  const { E2B_TEST_IMAGE: image, E2B_TEST_USER: username, E2B_TEST_PASSWORD: password } = process.env
+  const read = async () => {
+    const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
+    try {
+      return await sbx.files.read('/home/user/content')
+    } finally {
+      await sbx.kill()
+    }
+  }
+  try {
+    await rejects(build(Template().fromImage(image, { username, password: 'not ' + password }), name), 'BuildError', 'TemplateError')
+    await rejects(build(Template().fromImage(image), name), 'BuildError', 'TemplateError')
+    await build(Template().fromImage(image, { username, password }), name)
+    assert.equal(await read(), 'guarded')
+    await rejects(build(Template().fromImage(image), name), 'BuildError', 'TemplateError') // what was fetched is not there for whoever does not log in
+    const serviceAccountJSON = { type: 'service_account', private_key: password }
+    await build(Template().fromGCPRegistry(image, { serviceAccountJSON }), name)
+    assert.equal(await read(), 'guarded')
+    await rejects(build(Template().fromAWSRegistry(image, { accessKeyId: username, secretAccessKey: password, region: 'r' }), name), 'BuildError', 'TemplateError', 'SandboxError')
+  } finally {
+    await remove(name)
+  }
+}, '2.15.0')
+
 test('a gateway of MCP that a template brings', async () => {
   const name = unique('mcp')
   const dir = context()

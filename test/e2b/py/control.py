@@ -107,6 +107,29 @@ async def _():
     assert not await Template.exists(name)
 
 
+@test("an image of a registry that wants a password", "2.20.0")
+async def _():
+    image, username, password = (os.environ["E2B_TEST_" + what] for what in ("IMAGE", "USER", "PASSWORD"))
+    Template, name = kind("Template"), unique("guarded")
+
+    async def content(made):
+        await Template.build(made, name)
+        sbx = await Sandbox.create(template=name, timeout=60)
+        try:
+            return await sbx.files.read("/home/user/content")
+        finally:
+            await sbx.kill()
+
+    try:
+        for bad in template().from_image(image), template().from_image(image, username, "not " + password):
+            await raises(Template.build(bad, name), "BuildException")
+        assert await content(template().from_image(image, username, password)) == "guarded"
+        await raises(Template.build(template().from_image(image), name), "BuildException")  # it is there for nobody else
+        assert await content(template().from_gcp_registry(image, {"private_key": password})) == "guarded"
+    finally:
+        api("DELETE", f"/templates/{name}")
+
+
 @test("a template is written out")
 async def _():
     T = e2b.Template if SYNC else e2b.AsyncTemplate

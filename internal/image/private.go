@@ -1,0 +1,132 @@
+package image
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/internal/image/registry"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Login tells a registry who asks. It is a function so that no log and no
+// record can hold what it says.
+type Login func() (username, password string)
+
+// Private returns the image of a registry that only whoever has the login may
+// have, under a name that is no reference. Nobody else gets it: neither by its
+// reference, nor by what registries call it and its layers, since it is known
+// here by what its files are, and its layers are not kept. The registry is
+// asked every time; what has not changed is not transferred again.
+func (s *Store) Private(ctx context.Context, name, ref string, login Login) (*Image, error) {
+	const op = "image.get"
+	r, err := parseReference(ref)
+	if err != nil {
+		return nil, err
+	}
+	if r.kind != kindRegistry {
+		return nil, fail(sandbox.CodeInvalid, op, ref, "", "a login is for an image of a registry")
+	}
+	platform, err := parsePlatform("")
+	if err != nil {
+		return nil, err
+	}
+	j := &job{s: s, ref: &reference{kind: kindDir, name: name}, as: name, platform: platform, progress: serialized(nil)}
+	img, err := j.private(ctx, &registrySource{store: s, ref: r, login: login})
+	return img, classify(op, r.name, err)
+}
+
+func (j *job) private(ctx context.Context, src *registrySource) (*Image, error) {
+	s := j.s
+	gc, err := s.lock(ctx, lockGC, unix.LOCK_SH, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer gc.Close()
+	own, err := s.lock(ctx, "ref-"+refFile(j.as, j.platform), unix.LOCK_EX, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer own.Close()
+	c, err := src.load(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	// Whoever was given the manifest may have the image that was made of it.
+	if rec, err := s.readRef(j.as, j.platform); err == nil && rec.Stamp == c.digest {
+		if img, err := s.ready(rec.Digest, j.as); !errors.Is(err, fs.ErrNotExist) {
+			return img, err
+		}
+	}
+	for {
+		built, err := s.buildPrivate(ctx, c, j.progress)
+		if err != nil {
+			return nil, err
+		}
+		img, err := j.record(ctx, c, derivedDigest(built.key, c), built, c.digest)
+		if !errors.Is(err, errRemoved) {
+			return img, err
+		}
+	}
+}
+
+// buildPrivate is buildRootfs, but names the file system by its bytes, which
+// only whoever has them knows.
+func (s *Store) buildPrivate(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
+	tmp, _, size, err := s.writeRootfs(ctx, c, progress)
+	if err != nil {
+		return rootfs{}, err
+	}
+	defer tmp.discard()
+	sum := sha256.New()
+	fmt.Fprintf(sum, "atoll private rootfs %d\n", recordVersion)
+	if _, err := io.Copy(sum, io.NewSectionReader(tmp, 0, size)); err != nil {
+		return rootfs{}, err
+	}
+	return s.keepRootfs(tmp, hex.EncodeToString(sum.Sum(nil)), size)
+}
+
+// passing makes the layers of c come from the registry each time, and stay
+// nowhere.
+func (r *registrySource) passing(c *content, client *registry.Client) {
+	for i := range c.layers {
+		l := &c.layers[i]
+		l.stored = true // Blob verifies them
+		l.open = func(ctx context.Context) (io.ReadCloser, error) {
+			f, err := r.store.createTemp()
+			if err != nil {
+				return nil, err
+			}
+			err = client.Blob(ctx, l.digest, l.size, f.File, func(int64) {})
+			if err == nil {
+				_, err = f.Seek(0, io.SeekStart)
+			}
+			if err != nil {
+				f.discard()
+				return nil, err
+			}
+			return spent{f}, nil
+		}
+	}
+}
+
+// spent is a file that goes when it is closed.
+type spent struct{ *tempFile }
+
+func (s spent) Close() error {
+	s.discard()
+	return nil
+}
+
+// Resolve implements authn.Keychain: there is one registry to be asked.
+func (l Login) Resolve(authn.Resource) (authn.Authenticator, error) {
+	username, password := l()
+	return &authn.Basic{Username: username, Password: password}, nil
+}
