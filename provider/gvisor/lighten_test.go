@@ -2,11 +2,11 @@ package gvisor_test
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,9 +125,152 @@ func untouched(t *testing.T, dir string) (size uint64) {
 	return size
 }
 
+// looks makes a program look at /proc of every process, and keep its own open.
+const looks = `
+import glob, os
+for name in glob.glob('/proc/[0-9]*/st*'): open(name).read()
+own, opened = os.open('/proc/self', os.O_RDONLY), open('/proc/self/stat')
+os.chdir('/proc/self/fd')
+def stat(): return opened.seek(0) or int(opened.read().split()[0])
+def there(name, *how): return int(os.readlink('/proc/self')) if name in os.listdir(*how) else 0
+def same(): return {os.getpid()} == {stat(), there('stat', own), there('0', '.'), there('stat', '/proc/self'), int(open('/proc/%d/stat' % os.getpid()).read().split()[0])}
+def everybody(): return same() and open('/proc/1/comm').read().strip()
+`
+
+// TestUnusedNamesAreNotSaved: a snapshot has nothing of what somebody once looked
+// at in /proc, but for what is open, and nobody finds it changed.
+func TestUnusedNamesAreNotSaved(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
+	proc := background(t, in, repl)
+	out := bufio.NewReader(proc.Stdout())
+	said := len(ask(t, proc, out, fmt.Sprintf("exec(%q)", looks))) + len("\n")
+	guest := ask(t, proc, out, "everybody()")
+	said += len(guest) + len("\n")
+	if guest == "" || guest == "False" {
+		t.Fatalf("the program does not see what it is to see: %q", guest)
+	}
+	var dir string
+	for deadline := time.Now().Add(time.Minute); ; {
+		dir = snapshot(t, in, driver.SnapshotOptions{Memory: true})
+		state := stateText(t, dir)
+		processes := strings.Count(state, "fsimpl/proc.taskInode]{")
+		unnumbered := strings.Contains(state, "\tids: nil,\n")
+		if processes == 1 && unnumbered {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a snapshot has %d directories of processes, and no numbers of packets: %t", processes, unnumbered)
+		}
+	}
+	twin, how := restore(t, p, dir, sandbox.Spec{ID: "copy", Image: "host"})
+	if !how.Memory {
+		t.Fatalf("the memory was not restored: %s", how.Why)
+	}
+	again, answers := reconnect(t, twin, proc.Info().ID, said)
+	if got := ask(t, again, answers, "everybody()"); got != guest {
+		t.Errorf("the copy's /proc is not what it was: %s", got)
+	}
+	if got := ask(t, proc, out, "everybody()"); got != guest {
+		t.Errorf("the source's /proc is not what it was: %s", got)
+	}
+}
+
+// settings makes a program remember all of /proc/sys but what is random each time.
+const settings = `
+import os
+def settings():
+    found = {}
+    for dir, dirs, files in os.walk('/proc/sys'):
+        for name in files:
+            path = os.path.join(dir, name)
+            if os.access(path, os.R_OK) and name != 'uuid': found[path] = open(path).read()
+        found[dir] = sorted(dirs)
+    return found
+before = settings()
+def same():
+    now = settings()
+    return len(now) > 80 and {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)} or 'same'
+`
+
+// TestSettingsAreMadeAnew: /proc/sys is not a part of a snapshot unless somebody
+// has it open, and is the same in a copy, and in a copy of that.
+func TestSettingsAreMadeAnew(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
+	proc := background(t, in, repl)
+	out := bufio.NewReader(proc.Stdout())
+	said := 0
+	say := func(line, want string) {
+		t.Helper()
+		if got := ask(t, proc, out, line); got != want {
+			t.Fatalf("%s: %s, and not %s", line, got, want)
+		}
+		said += len(want) + len("\n")
+	}
+	say(fmt.Sprintf("exec(%q)", settings), "None")
+	for _, c := range []struct {
+		name, before, after string
+		saved               bool
+	}{
+		{"unused", "same()", "same()", false},
+		{"open", "f = os.open('/proc/sys/net/ipv4', os.O_RDONLY)", "len(os.listdir(f)) > 30 and same()", true},
+		{"changed", "os.close(f); open('/proc/sys/net/ipv4/ip_forward', 'w').write('1')", "open('/proc/sys/net/ipv4/ip_forward').read()[:1] == '1' and same()", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			want := "ok"
+			if c.before == "same()" {
+				want = "same"
+			}
+			say(c.before, want)
+			if c.name == "changed" {
+				say("before.update(settings())", "None")
+			}
+			from := in
+			for i := range 2 {
+				var dir string
+				for deadline := time.Now().Add(time.Minute); ; {
+					dir = snapshot(t, from, driver.SnapshotOptions{Memory: true})
+					files := strings.Count(stateText(t, dir), "fsimpl/proc.staticFile]{")
+					if files < 10 != c.saved {
+						break
+					}
+					if time.Now().After(deadline) {
+						t.Fatalf("a snapshot has %d files of /proc", files)
+					}
+				}
+				twin, how := restore(t, p, dir, sandbox.Spec{ID: sandbox.ID(fmt.Sprint(c.name, i)), Image: "host"})
+				if !how.Memory {
+					t.Fatalf("the memory was not restored: %s", how.Why)
+				}
+				again, answers := reconnect(t, twin, proc.Info().ID, said)
+				if got := ask(t, again, answers, c.after); got != "same" {
+					t.Errorf("copy %d has other settings: %s", i, got)
+				}
+				from = twin
+				said += len("same\n")
+			}
+			said -= 2 * len("same\n")
+		})
+	}
+}
+
 // longestArray is how many bytes the longest array of bytes in a kernel's state
 // has, but for zeros at its end.
 func longestArray(t *testing.T, dir string) (longest int) {
+	t.Helper()
+	n := 0
+	for line := range strings.Lines(stateText(t, dir)) {
+		if n++; len(line) < 3 || line[0] != '\t' || line[1] < '0' || line[1] > '9' {
+			n = 0
+		}
+		longest = max(longest, n)
+	}
+	return longest
+}
+
+// stateText is a kernel's state in words.
+func stateText(t *testing.T, dir string) string {
 	t.Helper()
 	f, err := os.Open(filepath.Join(dir, "kernel"))
 	if err != nil {
@@ -138,16 +281,9 @@ func longestArray(t *testing.T, dir string) (longest int) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	var text bytes.Buffer
+	var text strings.Builder
 	if err := pretty.PrintText(&text, r); err != nil {
 		t.Fatal(err)
 	}
-	n := 0
-	for line := range bytes.Lines(text.Bytes()) {
-		if n++; len(line) < 3 || line[0] != '\t' || line[1] < '0' || line[1] > '9' {
-			n = 0
-		}
-		longest = max(longest, n)
-	}
-	return longest
+	return text.String()
 }

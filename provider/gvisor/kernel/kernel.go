@@ -14,6 +14,7 @@ import (
 	_ "unsafe" // for go:linkname
 
 	"gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/pkg/state"
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd/util"
 )
@@ -64,6 +65,7 @@ func Run(commands ...util.SubCommand) {
 	replace("clock_gettime", hastenClock)
 	replace("sethostname", nameByInit)
 	shareMemory()
+	state.Register((*settings)(nil))
 	spinOnSpare()
 	deferCollection(deferredTime)
 	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all

@@ -1,13 +1,13 @@
 package kernel
 
 import (
-	"context"
 	"reflect"
 	"slices"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/context"
 	"gvisor.dev/gvisor/pkg/hostarch"
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
 	"gvisor.dev/gvisor/pkg/sentry/memmap"
@@ -41,6 +41,10 @@ func lighten(k *kernel.Kernel) {
 		mf := k.MemoryFile()
 		if err := mf.AwaitLoadAll(); err != nil { // before that, a page to be read looks like one never touched
 			return err
+		}
+		forgetNumbers(k)
+		if guest := k.TaskSet().Root.TaskWithID(1); guest != nil {
+			forgetNames(k.SupervisorContext(), guest)
 		}
 		seen := map[*mm.MemoryManager]bool{nil: true}
 		for _, t := range k.TaskSet().Root.Tasks() {
