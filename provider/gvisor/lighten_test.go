@@ -255,6 +255,57 @@ func TestSettingsAreMadeAnew(t *testing.T) {
 	}
 }
 
+// vectors makes a thread keep numbers in registers for vectors until it is told
+// to write them down.
+const vectors = `
+import ctypes, mmap, threading
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ|mmap.PROT_WRITE|mmap.PROT_EXEC)
+code.write(bytes.fromhex(
+    'c5fe6f07'    # vmovdqu (%rdi), %ymm0
+    'c57e6f7f20'  # vmovdqu 32(%rdi), %ymm15
+    'c6460401'    # movb $1, 4(%rsi)
+    'f390'        # pause
+    '833e00'      # cmpl $0, (%rsi)
+    '74f9'        # je back to pause
+    'c5fe7f02'    # vmovdqu %ymm0, (%rdx)
+    'c57e7f7a20'  # vmovdqu %ymm15, 32(%rdx)
+    'c5f877'      # vzeroupper
+    'c3'))
+numbers, flags, found = (ctypes.create_string_buffer(bytes(n), len(n)) for n in (range(100, 164), bytes(8), bytes(64)))
+keep = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+thread = threading.Thread(target=keep, args=[ctypes.addressof(b) for b in (numbers, flags, found)])
+thread.start()
+while flags.raw[4] == 0: pass
+def written():
+    flags[0] = 1
+    thread.join()
+    return found.raw == numbers.raw
+`
+
+// TestRegistersAreSaved: of a thread's registers, zeros at the end are left out,
+// and all that it uses is there in a copy and in the source.
+func TestRegistersAreSaved(t *testing.T) {
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{ID: "source", Image: "host"})
+	if longest := longestArray(t, snapshot(t, in, driver.SnapshotOptions{Memory: true})); longest > 1<<10 {
+		t.Errorf("the state of a sandbox that does nothing has an array of %d bytes", longest)
+	}
+	proc := background(t, in, repl)
+	out := bufio.NewReader(proc.Stdout())
+	said := len(ask(t, proc, out, fmt.Sprintf("exec(%q)", vectors))) + len("\n")
+	twin, how := restore(t, p, snapshot(t, in, driver.SnapshotOptions{Memory: true}), sandbox.Spec{ID: "copy", Image: "host"})
+	if !how.Memory {
+		t.Fatalf("the memory was not restored: %s", how.Why)
+	}
+	again, answers := reconnect(t, twin, proc.Info().ID, said)
+	if got := ask(t, again, answers, "written()"); got != "True" {
+		t.Errorf("the copy's registers are not what they were: %s", got)
+	}
+	if got := ask(t, proc, out, "written()"); got != "True" {
+		t.Errorf("the source's registers are not what they were: %s", got)
+	}
+}
+
 // longestArray is how many bytes the longest array of bytes in a kernel's state
 // has, but for zeros at its end.
 func longestArray(t *testing.T, dir string) (longest int) {

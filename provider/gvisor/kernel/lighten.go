@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"reflect"
-	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -32,8 +31,7 @@ var running atomic.Pointer[kernel.Kernel]
 //
 // The kernel sets memory aside for a program in pieces of 2 MB, of which most is
 // never touched, and to save it compares all of that with zero, page by page,
-// which has the machine make each page first. And it writes room for the
-// processor's tile registers, which no program can use, for each thread.
+// which has the machine make each page first.
 func lighten(k *kernel.Kernel) {
 	k.Pause()
 	defer k.Unpause()
@@ -48,10 +46,6 @@ func lighten(k *kernel.Kernel) {
 		}
 		seen := map[*mm.MemoryManager]bool{nil: true}
 		for _, t := range k.TaskSet().Root.Tasks() {
-			if a := t.Arch(); a != nil {
-				fp := a.FloatingPointData()
-				*fp = slices.Clip(*fp) // the room stays where it is; only the state does not show it
-			}
 			if m := t.MemoryManager(); !seen[m] {
 				seen[m] = true
 				giveBack(m, mf)

@@ -17,6 +17,9 @@ import (
 // that does the work, which waits for what it says to be written.
 const (
 	saysSaving    = "Sandbox save started, pausing all tasks."                               // nothing is saved yet
+	saysStateDue  = "CPUID save took [%s]."                                                  // no program runs
+	saysStateDone = "Kernel save took [%s]."                                                 // still none runs
+	saysFailed    = "Save failed: exiting... %v"                                             // nor now
 	saysIndexRead = "MemoryFile(%p): loaded metadata in %s"                                  // its pages are not read yet
 	saysLoaded    = "Kernel load took [%s]."                                                 // all of a kernel but its memory is
 	saysPagesDue  = "MemoryFile(%p): loaded page file offsets in %s; async loading %d bytes" // no program runs yet
@@ -42,15 +45,22 @@ type moments struct {
 	log.Emitter
 	most log.Level
 
-	arrival arrival
+	arrival   arrival
+	registers registers
 }
 
 // Emit implements log.Emitter.
 func (m *moments) Emit(depth int, level log.Level, at time.Time, format string, v ...any) {
 	switch {
+	case format == saysFailed:
+		m.registers.restore()
 	case level != log.Info:
 	case format == saysSaving:
 		takeBack()
+	case format == saysStateDue:
+		m.registers.shorten(running.Load())
+	case format == saysStateDone:
+		m.registers.restore()
 	case format == saysIndexRead:
 		m.arrival.awaitKernel(memoryFile(v))
 	case format == saysLoaded:
