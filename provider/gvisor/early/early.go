@@ -12,7 +12,9 @@ package early
 import (
 	"os"
 	"slices"
+	"strconv"
 	"syscall"
+	"unsafe"
 )
 
 // unmounter is the command line with which gVisor starts the helper. Another
@@ -21,6 +23,7 @@ var unmounter = []string{"/proc/self/exe", "umount", "--sync-fd=3", "/proc"}
 
 func init() {
 	if slices.Equal(os.Args, unmounter) {
+		become(program)
 		os.Exit(unmount(3))
 	}
 }
@@ -41,5 +44,22 @@ func unmount(fd int) int {
 			return 1
 		}
 		return 0
+	}
+}
+
+// become makes this process a program of a few bytes, and returns if it cannot.
+// A kernel that is to run programs waits until its helper has ended, and to end a
+// process of Go, with its threads and its memory, takes milliseconds.
+func become(program []byte) {
+	if program == nil {
+		return
+	}
+	name := [...]byte{'u', 'm', 'o', 'u', 'n', 't', 0}
+	fd, _, errno := syscall.RawSyscall(memfdCreate, uintptr(unsafe.Pointer(&name)), closeOnExec, 0)
+	if errno != 0 {
+		return
+	}
+	if n, err := syscall.Write(int(fd), program); err == nil && n == len(program) {
+		_ = syscall.Exec("/proc/self/fd/"+strconv.Itoa(int(fd)), os.Args, nil)
 	}
 }

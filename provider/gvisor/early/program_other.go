@@ -1,0 +1,7 @@
+//go:build !amd64
+
+package early
+
+const memfdCreate, closeOnExec = 0, 0
+
+var program []byte // become leaves it to this one
