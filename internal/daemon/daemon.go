@@ -160,7 +160,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openServer, d.recover, d.listen, d.listenE2B} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openServer, d.recover, d.listenE2B, d.listen} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}

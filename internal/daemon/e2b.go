@@ -39,9 +39,14 @@ type E2B struct {
 	Internet bool
 }
 
+// listenE2B comes before listen: whoever reaches this daemon is to be told where
+// its API of E2B is, and not where one was that was killed.
 func (d *Daemon) listenE2B(context.Context) error {
 	opts := d.opts.E2B
 	if opts.Listen == "" {
+		if err := os.Remove(d.e2bPlace()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 		return nil
 	}
 	if err := opts.secure(d.node.Dir()); err != nil {
@@ -101,13 +106,16 @@ func (d *Daemon) announceE2B(opts *E2B) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(d.node.Dir(), "e2b.json")
+	path := d.e2bPlace()
 	d.onClose(func() error {
 		_ = os.Remove(path) // whoever reads it finds out that nobody answers
 		return nil
 	})
 	return os.WriteFile(path, text, 0o600)
 }
+
+// e2bPlace is the file that says it.
+func (d *Daemon) e2bPlace() string { return filepath.Join(d.node.Dir(), "e2b.json") }
 
 // secretFile reads a secret that only this daemon knows, and makes it first.
 func secretFile(path string) ([]byte, error) {

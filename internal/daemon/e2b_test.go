@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -245,4 +246,34 @@ func TestE2BLists(t *testing.T) {
 func sign(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "v1_" + strings.TrimRight(base64.StdEncoding.EncodeToString(sum[:]), "=")
+}
+
+// TestE2BPlaceIsTheDaemonsOwn: where a daemon that was killed served clients of E2B is
+// not what the next one says, from the first moment at which it can be reached.
+func TestE2BPlaceIsTheDaemonsOwn(t *testing.T) {
+	const stale = `{"url":"https://127.0.0.1:1","domain":"gone.test"}`
+	for _, listen := range []string{"", "127.0.0.1:0"} {
+		m := daemontest.New(t)
+		place := filepath.Join(m.Dir, "e2b.json")
+		if err := os.WriteFile(place, []byte(stale), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		said := make(chan string)
+		go func() {
+			for {
+				if c, err := net.Dial("unix", filepath.Join(m.Dir, atoll.SocketName)); err == nil {
+					text, _ := os.ReadFile(place)
+					_ = c.Close()
+					said <- string(text)
+					return
+				}
+			}
+		}()
+		m.Start(t, func(o *daemon.Options) {
+			o.Socket, o.E2B.Listen, o.E2B.Domain = true, listen, "box.test"
+		})
+		if got := <-said; got == stale || (got == "") != (listen == "") {
+			t.Errorf("a daemon that serves them at %q says %s", listen, got)
+		}
+	}
 }
