@@ -184,8 +184,22 @@ func (h *Handler) sendSignal(ctx context.Context, c *call, req *envd.SendSignalR
 		return nil, err
 	}
 	run.hurry()
-	return &envd.Empty{}, run.process.Signal(ctx, int(req.Signal))
+	if err := run.process.Signal(ctx, int(req.Signal)); err != nil {
+		return nil, err
+	}
+	if req.Signal == envd.SIGKILL { // which nothing survives: who asks next finds nothing
+		select {
+		case <-run.ended:
+		case <-time.After(killTime):
+		case <-ctx.Done():
+		}
+	}
+	return &envd.Empty{}, nil
 }
+
+// killTime is how long a process that was killed may take to end before its
+// killer is answered.
+const killTime = time.Second
 
 func (h *Handler) closeStdin(ctx context.Context, c *call, req *envd.CloseStdinRequest) (*envd.Empty, error) {
 	run, err := h.commands.find(ctx, c.box, req.Process)

@@ -149,6 +149,10 @@ func (p *Pipe) wait(ctx context.Context) bool {
 func (p *Pipe) Reader() File {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.reader()
+}
+
+func (p *Pipe) reader() File {
 	p.readers++
 	p.everR++
 	p.changed()
@@ -159,6 +163,10 @@ func (p *Pipe) Reader() File {
 func (p *Pipe) Writer() File {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.writer()
+}
+
+func (p *Pipe) writer() File {
 	p.writers++
 	p.everW++
 	p.changed()
@@ -167,9 +175,9 @@ func (p *Pipe) Writer() File {
 
 // openReader opens a fifo: it waits for a writer.
 func (p *Pipe) openReader(ctx context.Context) (File, error) {
-	f := p.Reader()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	f := p.reader()
 	for before := p.everW; p.writers == 0 && p.everW == before; {
 		if !p.wait(ctx) {
 			p.readers--
@@ -182,9 +190,9 @@ func (p *Pipe) openReader(ctx context.Context) (File, error) {
 
 // openWriter opens a fifo: it waits for a reader.
 func (p *Pipe) openWriter(ctx context.Context) (File, error) {
-	f := p.Writer()
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	f := p.writer()
 	for before := p.everR; p.readers == 0 && p.everR == before; {
 		if !p.wait(ctx) {
 			p.writers--

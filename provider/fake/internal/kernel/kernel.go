@@ -183,6 +183,12 @@ func (k *Kernel) Stop() {
 	k.idle.Wait()
 }
 
+func (k *Kernel) stopping() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.stopped
+}
+
 // run is the goroutine of a process.
 func (p *Proc) run(main Program) {
 	code := main(p)
@@ -190,7 +196,7 @@ func (p *Proc) run(main Program) {
 	if p.killed != 0 {
 		code = 128 + p.killed
 	}
-	p.code = code & 0xff
+	p.code, p.ended = code&0xff, true
 	p.mu.Unlock()
 	p.cancel()
 	p.closeAll()
@@ -216,6 +222,9 @@ func (p *Proc) Fork(main Program) *Proc {
 	p.mu.Unlock()
 	if !p.K.register(c) {
 		c.closeAll()
+		if p.K.stopping() { // It is about to be killed, and must not go on as if one program had failed.
+			deliver([]*Proc{p}, SIGKILL)
+		}
 		return nil
 	}
 	if p.Dead() { // It was told to die while the child was made; so must the child.

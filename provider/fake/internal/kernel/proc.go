@@ -64,6 +64,7 @@ type Proc struct {
 	signaled chan struct{} // has room for one: a caught signal arrived
 	killed   int           // the signal that ends the process
 	code     int
+	ended    bool // with that code: nothing kills it any more
 	fds      map[int]*desc
 }
 
@@ -123,7 +124,7 @@ func (p *Proc) take(sig int) bool {
 		default:
 		}
 	case sig == SIGCHLD || sig == SIGURG || sig == SIGWINCH || sig >= SIGCONT && sig <= SIGTTOU:
-	case p.killed == 0:
+	case p.killed == 0 && !p.ended:
 		p.killed = sig
 		return true
 	}

@@ -37,6 +37,7 @@ type Shell struct {
 
 	errExit, noUnset, trace, noGlob bool
 	keepRedirections                bool // exec without arguments was run
+	inPlace                         bool // a program is run as this very process: nothing comes after it
 
 	status    int // of the last command
 	substExit int // of the last command substitution
@@ -181,7 +182,7 @@ func (s *Shell) subshell(p *kernel.Proc) *Shell {
 	c.p = p
 	c.vars, c.funcs = maps.Clone(s.vars), maps.Clone(s.funcs)
 	c.params = slices.Clone(s.params)
-	c.jobs, c.loops, c.inTrap = nil, 0, false
+	c.jobs, c.loops, c.inTrap, c.inPlace = nil, 0, false, false
 	c.traps = map[int]string{}
 	for sig, text := range s.traps {
 		if text == "" && sig != 0 {
@@ -279,6 +280,8 @@ func (s *Shell) background(st *syntax.Stmt) {
 		c.p.Handle(kernel.SIGINT, kernel.Ignore)
 		c.p.Handle(kernel.SIGQUIT, kernel.Ignore)
 		c.p.SetFD(0, kernel.Null())
+		_, simple := copied.Cmd.(*syntax.CallExpr)
+		c.inPlace = simple && !copied.Negated // so that $! is the program, as in any shell
 		c.stmts([]*syntax.Stmt{&copied})
 		return c.status
 	})
@@ -544,6 +547,8 @@ func (s *Shell) function(body *syntax.Stmt, args []string) {
 
 // runArgs runs a function, a builtin or a program.
 func (s *Shell) runArgs(args []string) {
+	inPlace := s.inPlace
+	s.inPlace = false
 	if body, ok := s.funcs[args[0]]; ok {
 		s.function(body, args[1:])
 		return
@@ -560,5 +565,9 @@ func (s *Shell) runArgs(args []string) {
 		return
 	}
 	env := s.environ()
+	if inPlace {
+		s.status = s.p.Exec(args, env)
+		return
+	}
 	s.status = s.wait(s.p.Fork(func(p *kernel.Proc) int { return p.Exec(args, env) }))
 }

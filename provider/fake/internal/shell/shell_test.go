@@ -138,7 +138,7 @@ func TestFIFO(t *testing.T) {
 func TestKill(t *testing.T) {
 	for _, script := range []string{
 		"sleep 1000", "cat </dev/zero >/dev/null", "while :; do :; done", "mkfifo p; cat p", "mkfifo p; echo x >p", "yes >/dev/null",
-		"sleep 1000 | cat", "x=$(sleep 1000)", "(sleep 1000)", "sleep 1000 & wait", "while true; do (sleep 1000); done", "f() { f & f & wait; }; f",
+		"sleep 1000 | cat", "x=$(sleep 1000)", "(sleep 1000)", "sleep 1000 & wait", "while true; do (sleep 1000); done", "f() { f & f & wait; }; while :; do f; done",
 	} {
 		k := machine(t)
 		p, err := k.Start(kernel.Spawn{Args: []string{"sh", "-c", "echo x >started; " + script}, Env: []string{"PATH=/bin"}, Dir: "/tmp", Files: []kernel.File{kernel.Null(), kernel.Null(), kernel.Null()}})
