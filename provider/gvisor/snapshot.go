@@ -186,7 +186,7 @@ func saveMemory(conn *urpc.Client, dir string) error {
 	if err != nil && strings.Contains(err.Error(), kernel.StillShared) {
 		return &sandbox.Error{
 			Code: sandbox.CodeExhausted, Message: "what it shares of the memory of its snapshot does not fit in its own",
-			Hint: "give it more memory, or end some of its programs",
+			Hint: "end some of its programs, or take a snapshot of its files only",
 		}
 	}
 	return err
