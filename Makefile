@@ -33,8 +33,12 @@ GOTEST    = $(if $(RACE),CGO_ENABLED=1) $(TESTCOUNT) $(GO) test -json -count=1 -
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 
+.PHONY: guest
+guest: ## build the program that runs inside sandboxes, which build embeds
+	@GO='$(GO)' ./scripts/guest
+
 .PHONY: build
-build: ## build the static binary, bin/atoll
+build: guest ## build the static binary, bin/atoll
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $(ATOLL) ./cmd/atoll
 
 .PHONY: run
@@ -159,4 +163,4 @@ check-tidy: ## check that go.mod and go.sum are what go mod tidy makes
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin dist
+	rm -rf bin dist internal/guest/program/built/linux-*

@@ -232,6 +232,12 @@ var rules = []rule{
 		why:  "what runs inside a sandbox starts before everything else and stays small",
 	},
 	{
+		pkgs: "cmd/atoll-guest",
+		only: []string{"sandbox", "internal/guest/...", "internal/sparse"},
+		deny: append([]string{kernel + "/...", "internal/guest", "internal/guest/program"}, heavy...),
+		why:  "there is one in every sandbox, and it is sent to some",
+	},
+	{
 		pkgs: "internal/guest/spawn",
 		std:  true,
 		deny: append([]string{kernel + "/...", "os"}, heavy...),

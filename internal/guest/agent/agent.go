@@ -4,9 +4,8 @@
 // connections that a guest run as "connect" by root hands over, and nobody
 // else.
 //
-// It is part of the atoll binary and starts before the packages that make this
-// binary large (see package early). So it imports little, and keeps nothing
-// running that nobody waits for.
+// It is a program of its own, cmd/atoll-guest, of which there is one in every
+// sandbox. So it imports little, and keeps nothing running that nobody waits for.
 package agent
 
 import (
@@ -14,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -38,6 +38,11 @@ type agent struct {
 
 	unready error // why no command can be run, nil if one can
 	devNull int   // for commands without input; -1 if there is none
+}
+
+// Asked reports whether a process with these arguments was started as a guest.
+func Asked(args []string) bool {
+	return len(args) > 0 && (args[0] == wire.Argv0 || args[0] == wire.Path || strings.HasPrefix(args[0], wire.NestedPrefix))
 }
 
 // Main is the whole life of a guest with these arguments, the first of which

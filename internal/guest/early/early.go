@@ -1,23 +1,22 @@
 // Package early makes a guest of the process, if that is what it was started
 // as, while the program is still being initialised.
 //
-// The atoll binary carries a whole sandbox kernel, and initialising that costs
-// time and memory that a guest does not need. Packages are initialised in the
-// order of their import paths as soon as what they import is ready, so that
-// this one, which imports little and whose path sorts before the kernel's,
-// comes first. A program imports it for its effect.
+// An atoll binary that was built without `make build` embeds no guest and is its
+// own; see package program. Such a binary carries a whole sandbox kernel, and
+// initialising that costs time and memory that a guest does not need. Packages
+// are initialised in the order of their import paths as soon as what they import
+// is ready, so that this one, which imports little and whose path sorts before
+// the kernel's, comes first. A program imports it for its effect.
 package early
 
 import (
 	"os"
-	"strings"
 
 	"github.com/atoll-run/atoll/internal/guest/agent"
-	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
 func init() {
-	if len(os.Args) > 0 && (os.Args[0] == wire.Argv0 || os.Args[0] == wire.Path || strings.HasPrefix(os.Args[0], wire.NestedPrefix)) {
+	if agent.Asked(os.Args) {
 		// Not on this goroutine, which is bound to its thread for as long as
 		// initialisation lasts.
 		go func() { os.Exit(agent.Main(os.Args)) }()
