@@ -18,6 +18,19 @@ type EgressEnforcer interface {
 	EgressAbility() sandbox.EgressAbility
 }
 
+// Binder is implemented by providers whose sandboxes belong to something that
+// the provider can be pointed away from: an account of a service, an address, a
+// directory of this machine. Whoever keeps records of sandboxes keeps the
+// binding with them, and concludes nothing from the absence of a sandbox unless
+// the provider's binding is still the one it was made with.
+type Binder interface {
+	// Binding names what sandboxes belong to. It is stable across processes,
+	// differs whenever an Attach could miss a sandbox that exists elsewhere,
+	// and can be shown and stored: it contains no secret, and none can be
+	// derived from it. It asks nobody.
+	Binding(ctx context.Context) (string, error)
+}
+
 // Drainer is implemented by a provider that makes sandboxes ahead of their
 // users. It may be called at any time, concurrently.
 type Drainer interface {

@@ -170,6 +170,24 @@ var capabilityCases = []testCase{
 			t.Errorf("watch is declared without files")
 		}
 	}},
+	{"probe/binding", "", func(t *caseT) {
+		b, ok := driver.As[driver.Binder](t.provider)
+		if !ok {
+			return // sandboxes cannot be elsewhere
+		}
+		binding, err := b.Binding(t.ctx)
+		t.ok("Binding", err)
+		again, ok := driver.As[driver.Binder](t.connect())
+		if !ok {
+			t.Fatalf("the provider is a Binder only once")
+		}
+		same, err := again.Binding(t.ctx)
+		t.ok("Binding", err)
+		if binding == "" || same != binding {
+			t.Errorf("the binding is %q, and %q for a second provider of the same sandboxes; want one that is stable", binding, same)
+		}
+		t.hides("the binding", binding)
+	}},
 	{"probe/findings", "", func(t *caseT) {
 		for _, f := range t.facts.Findings {
 			switch f.Severity {

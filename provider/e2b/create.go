@@ -128,7 +128,7 @@ func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.
 	in.ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
 	err = ctx.Err()
 	if err == nil {
-		err = l.write(record{Box: b.ID, Ends: in.ends})
+		err = l.write(record{Box: b.ID, Ends: in.ends, Binding: p.api.binding(req.Metadata[metaScope])})
 	}
 	if err == nil {
 		_, err = in.reach(ctx)
@@ -176,7 +176,7 @@ func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
 			return b, nil
 		}
 	}
-	return box{}, goneError(id)
+	return box{}, p.absent(id, scope)
 }
 
 // Attach implements driver.Provider.

@@ -82,6 +82,7 @@ type Provider struct {
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)
 	_ driver.FileSystem     = (*Instance)(nil)
 	_ driver.Archiver       = (*Instance)(nil)
@@ -118,7 +119,7 @@ func New(opts Options) (*Provider, error) {
 		return nil, err
 	}
 	p := &Provider{opts: opts, api: a, state: state{opts.Dir}, close: a.client.CloseIdleConnections}
-	p.state.sweep(time.Now())
+	p.state.sweep(time.Now(), a)
 	p.program = sync.OnceValues(func() (*program, error) { return loadProgram(opts.Executable) })
 	return p, nil
 }

@@ -344,7 +344,11 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 		r.Ends = ends
 		return l.write(r)
 	}
-	return l.write(record{Box: in.inside.id, Ends: ends})
+	binding, err := in.p.Binding(ctx)
+	if err != nil {
+		return err
+	}
+	return l.write(record{Box: in.inside.id, Ends: ends, Binding: binding})
 }
 
 // Usage implements driver.Meter. The service tells how busy the processors are,

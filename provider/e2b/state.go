@@ -3,18 +3,16 @@ package e2b
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
+	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -27,6 +25,8 @@ type record struct {
 	Box    string    `json:"box"`              // the service's id
 	Ends   time.Time `json:"ends"`             // as far as this directory knows
 	Doomed bool      `json:"doomed,omitempty"` // we ended it, or were about to
+	// Binding is whose sandbox it is; see [Provider.Binding].
+	Binding string `json:"binding,omitempty"`
 }
 
 const (
@@ -37,31 +37,10 @@ const (
 // scope names this directory among all that use the account. It is made when it
 // is first needed.
 func (s state) scope() (string, error) {
-	file := filepath.Join(s.dir, scopeFile)
-	text, err := os.ReadFile(file)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return strings.TrimSpace(string(text)), err
-	}
 	if err := os.MkdirAll(filepath.Join(s.dir, boxesDir), 0o700); err != nil {
 		return "", err
 	}
-	var random [8]byte
-	_, _ = rand.Read(random[:]) // Read never fails.
-	tmp, err := os.CreateTemp(s.dir, ".scope-")
-	if err != nil {
-		return "", err
-	}
-	defer os.Remove(tmp.Name())
-	_, err = tmp.WriteString(hex.EncodeToString(random[:]))
-	if err := errors.Join(err, tmp.Close()); err != nil {
-		return "", err
-	}
-	// The first counts.
-	if err := os.Link(tmp.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	text, err = os.ReadFile(file)
-	return string(text), err
+	return identity.Of(filepath.Join(s.dir, scopeFile))
 }
 
 // lockPoll is how often a lock that somebody holds is tried.
@@ -149,13 +128,21 @@ func (s state) recordOf(id sandbox.ID, boxID string) (r record, ok bool) {
 // whoever used it may still ask why.
 const kept = 24 * time.Hour
 
-// sweep removes records that nobody will ask for.
-func (s state) sweep(now time.Time) {
+// sweep removes records that nobody will ask for. What became of the sandboxes
+// of another key is not known.
+func (s state) sweep(now time.Time, a *api) {
 	entries, _ := os.ReadDir(filepath.Join(s.dir, boxesDir)) // there may be none
+	if len(entries) == 0 {
+		return
+	}
+	scope, err := s.scope()
+	if err != nil {
+		return
+	}
 	for _, e := range entries {
 		var r record
 		text, err := os.ReadFile(s.path(sandbox.ID(e.Name())))
-		if err != nil || json.Unmarshal(text, &r) != nil || now.Before(r.Ends.Add(kept)) {
+		if err != nil || json.Unmarshal(text, &r) != nil || now.Before(r.Ends.Add(kept)) || r.Binding != "" && r.Binding != a.binding(scope) {
 			continue
 		}
 		ctx, cancel := context.WithCancel(context.Background())

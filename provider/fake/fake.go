@@ -9,6 +9,7 @@
 package fake
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -35,6 +36,9 @@ type Options struct {
 	// safe for concurrent use. The names are those of [Operations].
 	Fault func(op string) error
 
+	// Binding is what Binding returns. Empty: "memory".
+	Binding string
+
 	// Bare makes instances that have no optional interface and declare no
 	// capability but reattachment.
 	Bare bool
@@ -60,21 +64,28 @@ type World struct {
 
 // Provider is a driver.Provider. Make one with New.
 type Provider struct {
-	world *World
-	fault func(op string) error
-	bare  bool
+	world   *World
+	fault   func(op string) error
+	bare    bool
+	binding string
 }
 
-var _ driver.Provider = (*Provider)(nil)
+var (
+	_ driver.Provider = (*Provider)(nil)
+	_ driver.Binder   = (*Provider)(nil)
+)
 
 // New returns a provider.
 func New(opts Options) *Provider {
-	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare}
+	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, binding: cmp.Or(opts.Binding, "memory")}
 	if p.world == nil {
 		p.world = &World{}
 	}
 	return p
 }
+
+// Binding implements driver.Binder.
+func (p *Provider) Binding(ctx context.Context) (string, error) { return p.binding, ctx.Err() }
 
 // begin is called first in every operation.
 func (p *Provider) begin(ctx context.Context, op string) error {

@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -107,7 +108,16 @@ var (
 	_ driver.Pauser         = (*Instance)(nil)
 	_ driver.Snapshotter    = (*Instance)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
 )
+
+// Binding implements driver.Binder: sandboxes belong to their state directory.
+func (p *Provider) Binding(ctx context.Context) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	return identity.Of(filepath.Join(p.opts.StateDir, "identity"))
+}
 
 // New returns a provider. It starts nothing and touches only the state
 // directory; leftovers of killed processes are removed on first use.

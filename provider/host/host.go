@@ -25,6 +25,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -51,6 +52,7 @@ type Provider struct {
 var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)
 	_ driver.FileSystem     = (*Instance)(nil)
 	_ driver.Archiver       = (*Instance)(nil)
@@ -145,6 +147,17 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // cannot be enforced let pass.
 func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+}
+
+// identityFile keeps what distinguishes this directory. It is no valid ID.
+const identityFile = ".identity"
+
+// Binding implements driver.Binder: sandboxes belong to their directory.
+func (p *Provider) Binding(ctx context.Context) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	return identity.Of(filepath.Join(p.dir, identityFile))
 }
 
 // supported refuses what plain processes cannot have.

@@ -1,0 +1,40 @@
+// Package identity gives a provider's directory a name that no other directory
+// has.
+package identity
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Of returns the name that is kept in a file, and makes it when it is first
+// needed. Callers in any number of processes get the same one. The directory of
+// the file must exist.
+func Of(file string) (string, error) {
+	text, err := os.ReadFile(file)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return strings.TrimSpace(string(text)), err
+	}
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // Read never fails.
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".identity-")
+	if err != nil {
+		return "", err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.WriteString(hex.EncodeToString(random[:]))
+	if err := errors.Join(err, tmp.Close()); err != nil {
+		return "", err
+	}
+	// The first one counts.
+	if err := os.Link(tmp.Name(), file); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	text, err = os.ReadFile(file)
+	return strings.TrimSpace(string(text)), err
+}
