@@ -11,13 +11,14 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/atolld"
+	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest, too
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestServer(t *testing.T) {
-	s := &atolld.Server{StateDir: t.TempDir(), Provider: "fake", Socket: true}
+	s := &atolld.Server{StateDir: t.TempDir(), Provider: "host", Socket: true}
 	if _, err := s.Client(); err == nil {
 		t.Error("a client of nothing")
 	}
@@ -27,7 +28,7 @@ func TestServer(t *testing.T) {
 	if err := s.Start(t.Context()); err == nil {
 		t.Error("started twice")
 	}
-	second := &atolld.Server{StateDir: s.StateDir, Provider: "fake"}
+	second := &atolld.Server{StateDir: s.StateDir, Provider: "host"}
 	if err := second.Start(t.Context()); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("got %v", err)
 	}
@@ -52,6 +53,9 @@ func TestServer(t *testing.T) {
 	if same, err := outside.Get(t.Context(), "one"); err != nil || same.ID() != box.ID() {
 		t.Errorf("%v %v", same.ID(), err)
 	}
+	if err := box.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
@@ -63,8 +67,8 @@ func TestServer(t *testing.T) {
 	}
 }
 
-// A program with a daemon of its own. The fake provider keeps the example
-// quick; the zero value makes real sandboxes.
+// A program with a daemon of its own. Provider host keeps the example quick
+// and isolates nothing; the zero value isolates.
 func Example() {
 	dir, err := os.MkdirTemp("", "atolld-")
 	if err != nil {
@@ -72,7 +76,7 @@ func Example() {
 	}
 	defer os.RemoveAll(dir)
 	ctx := context.Background()
-	server := &atolld.Server{StateDir: dir, Provider: "fake"}
+	server := &atolld.Server{StateDir: dir, Provider: "host"}
 	if err := server.Start(ctx); err != nil {
 		panic(err)
 	}
@@ -100,7 +104,7 @@ func Example_streams() {
 	}
 	defer os.RemoveAll(dir)
 	ctx := context.Background()
-	server := &atolld.Server{StateDir: dir, Provider: "fake"}
+	server := &atolld.Server{StateDir: dir, Provider: "host"}
 	if err := server.Start(ctx); err != nil {
 		panic(err)
 	}

@@ -50,8 +50,8 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
-		pkgs: "provider/fake/...",
-		only: []string{"sandbox", "driver", "provider/fake/...", "internal/sparse"},
+		pkgs: "internal/fake/...",
+		only: []string{"sandbox", "driver", "internal/fake/...", "internal/sparse"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -303,7 +303,8 @@ var rules = []rule{
 	{
 		pkgs: "atolld",
 		only: []string{module, "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
-		why:  "it embeds the daemon",
+		deny: []string{"internal/fake"},
+		why:  "it embeds the daemon, and nothing that is for tests",
 	},
 
 	{

@@ -85,7 +85,7 @@ func (a *App) providerCheckCmd() *cobra.Command {
 		Long: `Check runs the conformance suite, by which Atoll itself is tested, against a
 provider on this machine: it makes and removes sandboxes, and compares what the
 provider says it can do with what works.`,
-		Example: `  atoll provider check fake`,
+		Example: `  atoll provider check host`,
 		Args:    cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {

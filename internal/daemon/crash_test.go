@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/provider/fake"
+	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

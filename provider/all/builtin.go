@@ -5,14 +5,12 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/e2b"
-	"github.com/atoll-run/atoll/provider/fake"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/host"
 )
 
 // Builtin returns the providers that this program is built with.
 func Builtin() *Registry {
-	world := new(fake.World) // what one fake makes, the next one finds
 	return NewRegistry(
 		Entry{
 			Name: gvisor.Name, Summary: "a kernel of its own for every sandbox, from this program alone", Open: openGvisor,
@@ -23,13 +21,6 @@ func Builtin() *Registry {
 		},
 		Entry{
 			Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B,
-		},
-		Entry{
-			Name: "fake", Summary: "sandboxes in the memory of one process; for trying and testing",
-			Warning: "provider fake isolates nothing: it only pretends to be a machine",
-			Open: func(Options) (driver.Provider, error) {
-				return fake.New(fake.Options{World: world}), nil
-			},
 		},
 	)
 }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/provider/all"
-	"github.com/atoll-run/atoll/provider/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

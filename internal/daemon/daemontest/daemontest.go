@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/roundtrip"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/all"
-	"github.com/atoll-run/atoll/provider/fake"
 )
 
 // Machine is a state directory and the sandboxes that run, which both outlive

@@ -13,8 +13,8 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

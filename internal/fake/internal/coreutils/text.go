@@ -8,8 +8,8 @@ import (
 
 	"mvdan.cc/sh/v3/expand"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 )
 
 // printf repeats its format until the arguments are used up.

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 )
 
 // Signals by their Linux numbers.

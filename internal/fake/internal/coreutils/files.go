@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 )
 
 func writeFlags(more bool) int {

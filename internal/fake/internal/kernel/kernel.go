@@ -20,7 +20,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 )
 
 // ErrKilled ends every call of a process that is to die.

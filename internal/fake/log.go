@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // The end of a background command's output that is kept: at most so many bytes,

@@ -5,7 +5,7 @@ import (
 	"io"
 	"net"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // echod listens on a free port, says which, and sends back what it gets.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
-	"github.com/atoll-run/atoll/provider/fake"
+	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 )
 
 // File is an open file of any kind. Blocking calls end with ErrKilled when

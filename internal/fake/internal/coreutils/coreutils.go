@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // Builtins are the programs that a shell runs in its own process.

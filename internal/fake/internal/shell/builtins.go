@@ -12,7 +12,7 @@ import (
 	"mvdan.cc/sh/v3/expand"
 	"mvdan.cc/sh/v3/syntax"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // specials are the builtins that change the shell itself.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"mvdan.cc/sh/v3/syntax"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // redirected runs f with redirections in force. After the builtin exec they

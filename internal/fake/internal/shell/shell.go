@@ -15,7 +15,7 @@ import (
 	"mvdan.cc/sh/v3/expand"
 	"mvdan.cc/sh/v3/syntax"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // Builtins are the programs that the shell runs in its own process.

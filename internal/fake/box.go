@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/provider/fake/internal/coreutils"
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
-	"github.com/atoll-run/atoll/provider/fake/internal/shell"
+	"github.com/atoll-run/atoll/internal/fake/internal/coreutils"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/shell"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/provider/fake/internal/coreutils"
-	"github.com/atoll-run/atoll/provider/fake/internal/kernel"
-	"github.com/atoll-run/atoll/provider/fake/internal/memfs"
-	"github.com/atoll-run/atoll/provider/fake/internal/shell"
+	"github.com/atoll-run/atoll/internal/fake/internal/coreutils"
+	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
+	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
+	"github.com/atoll-run/atoll/internal/fake/internal/shell"
 )
 
 // machine returns a kernel with all programs.
