@@ -12,8 +12,8 @@ ATOLL   := $(CURDIR)/bin/atoll
 # repository (none, or somebody else's), there is no version and no failure.
 BUILDVCS = $(shell git rev-parse --verify -q HEAD >/dev/null 2>&1 && echo true || echo false)
 
-# The race detector needs a C compiler. `make test RACE=` goes without.
-RACE         ?= -race
+# The race detector needs a C compiler, and twice the time.
+RACE         ?=
 TEST_TIMEOUT ?= 20m
 FUZZTIME     ?= 10s
 BENCHTIME    ?= 1s
@@ -46,16 +46,24 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 	@$(ATOLL) run -- $(or $(ARGS),python3 -c 'print(6*7)')
 
 .PHONY: test
-test: check-race check-fmt vet build ## run every check and every test, under the race detector; with E2B=1 those of E2B's SDKs too
-	@$(STATIC) $(GOTEST) $(RACE) $(if $(E2B),-tags=e2b) $(PKGS)
+test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full
+	@$(STATIC) $(GOTEST) -short $(PKGS)
+
+# The parts of full are targets too. The soak runs in the hundreds of rounds
+# only where somebody asks for it.
+.PHONY: full
+full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
+	@$(MAKE) --no-print-directory check-fmt vet race e2b gigabyte
+	@$(MAKE) --no-print-directory soak ROUNDS=20
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
 .PHONY: race
-race: check-race build ## run only the tests, under the race detector: make race PKGS=./driver
+race: RACE = -race
+race: check-race build ## run the tests, the long ones too, under the race detector: make race PKGS=./driver
 	@$(STATIC) $(GOTEST) $(RACE) $(PKGS)
 
 .PHONY: short
-short: RACE =
-short: build ## run only the tests, without the race detector
+short: build ## run the tests, the long ones too, without the race detector: make short PKGS=./driver
 	@$(STATIC) $(GOTEST) $(PKGS)
 
 .PHONY: script
@@ -142,8 +150,8 @@ check-fmt:
 
 .PHONY: check-race
 check-race:
-	@[ -z "$(RACE)" ] || command -v "$${CC:-gcc}" >/dev/null || { \
-		echo "The race detector needs a C compiler. Install one (./.ci/run does), or run: make test RACE=" >&2; exit 1; }
+	@command -v "$${CC:-gcc}" >/dev/null || { \
+		echo "The race detector needs a C compiler. Install one (./.ci/run does), or run: make test" >&2; exit 1; }
 
 # govulncheck exits with 3 when it found something and otherwise when it could
 # not look, which must not pass for a clean bill.

@@ -44,9 +44,10 @@ func smallDisk(t *testing.T) string {
 }
 
 // fill leaves so many bytes of a disk, until the returned function is called.
+// Called again it takes what has become free meanwhile.
 func fill(t *testing.T, disk string, leave int64) (empty func()) {
 	t.Helper()
-	f, err := os.Create(filepath.Join(disk, "fill"))
+	f, err := os.OpenFile(filepath.Join(disk, "fill"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := b.Exec(t.Context(), sandbox.Command{
-		Shell: "n=0; while [ ! -e /stop ]; do n=$((n+1)); dd if=/dev/zero of=/written bs=64k count=16 2>/dev/null; sleep 0.05; done; echo $n", Background: true,
+		Shell: "n=0; while [ ! -e /stop ]; do n=$((n+1)); dd if=/dev/zero of=/written bs=64k count=16 conv=notrunc 2>/dev/null; sleep 0.05; done; echo $n", Background: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -99,18 +100,23 @@ func TestDiskFull(t *testing.T) {
 			acknowledged++
 		}
 	}
-	for what, err := range map[string]error{
-		"exec": err,
+	for what, try := range map[string]func() error{
+		"exec": func() error {
+			_, err := b.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
+			return err
+		},
 		"create": func() error {
 			_, err := s.client.Create(t.Context(), sandbox.Spec{Name: "new"}, atoll.CreateOptions{})
 			return err
-		}(),
-		"remove": b.Destroy(t.Context()),
+		},
+		"remove": func() error { return b.Destroy(t.Context()) },
 		"snapshot": func() error {
 			_, err := b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "none"})
 			return err
-		}(),
+		},
 	} {
+		fill(t, disk, 0) // what was refused gave back what it had written
+		err := try()
 		wantCode(t, what, err, sandbox.CodeExhausted)
 		if e, ok := errors.AsType[*sandbox.Error](err); !ok || !strings.Contains(e.Hint, "space") {
 			t.Errorf("%s does not say what to do: %+v", what, err)

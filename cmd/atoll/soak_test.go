@@ -24,6 +24,9 @@ func soakRounds() int {
 	if n, err := strconv.Atoi(os.Getenv("ATOLL_SOAK_ROUNDS")); err == nil {
 		return n
 	}
+	if testing.Short() {
+		return 1
+	}
 	return 4
 }
 

@@ -360,6 +360,9 @@ func rounds() int {
 	if n, err := strconv.Atoi(os.Getenv("ATOLL_SOAK_ROUNDS")); err == nil {
 		return n
 	}
+	if testing.Short() {
+		return 1
+	}
 	return 4
 }
 
