@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/url"
 	"slices"
+	"strings"
 )
 
 // MinScrub is the length from which a value, or a form of it, is looked for:
@@ -135,6 +136,7 @@ func (m *Matcher) Replace(b []byte, with func(needle int) []byte) []byte {
 // Scrubber takes values of secrets out of messages.
 type Scrubber struct {
 	m     *Matcher
+	names *Matcher // of the values in lower case
 	masks [][]byte
 }
 
@@ -144,11 +146,27 @@ func NewScrubber(values ...Value) *Scrubber {
 	for _, v := range values {
 		forms = append(forms, Forms(v)...)
 	}
-	s := &Scrubber{m: NewMatcher(forms), masks: make([][]byte, len(forms))}
+	s := &Scrubber{m: NewMatcher(forms), names: NewMatcher(Lower(forms)), masks: make([][]byte, len(forms))}
 	for i, f := range forms {
 		s.masks[i] = bytes.Repeat([]byte{'*'}, len(f))
 	}
 	return s
+}
+
+// Lower returns forms in lower case, to be looked for where case is lost.
+func Lower(forms [][]byte) [][]byte {
+	low := make([][]byte, len(forms))
+	for i, f := range forms {
+		low[i] = bytes.ToLower(f)
+	}
+	return low
+}
+
+// InName reports whether the name of a header holds a value. HTTP does not keep
+// the case of names, so case does not count.
+func (s *Scrubber) InName(name string) bool {
+	_, n := s.names.Find([]byte(strings.ToLower(name)))
+	return n >= 0
 }
 
 // Bytes returns b with asterisks in place of values, as long as before. b is

@@ -190,3 +190,15 @@ func TestPlaceholder(t *testing.T) {
 		}
 	}
 }
+
+func TestScrubberInName(t *testing.T) {
+	s := NewScrubber(NewValue([]byte("Canary-Value-0451")))
+	for name, want := range map[string]bool{
+		"Canary-Value-0451": true, "canary-value-0451": true, "X-CANARY-VALUE-0451-Y": true,
+		"Y2FuYXJ5LXZhbHVlLTA0NTE": false, "Q2FuYXJ5LVZhbHVlLTA0NTE": true, "q2fuyxj5lvzhbhvlLTA0NTE": true, "X-Canary": false, "": false,
+	} {
+		if got := s.InName(name); got != want {
+			t.Errorf("%q: %v, want %v", name, got, want)
+		}
+	}
+}

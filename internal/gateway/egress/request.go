@@ -18,8 +18,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/net/http/httpguts"
-
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -39,6 +37,7 @@ type request struct {
 	sent   countedBody
 	got    countedBody
 	why    string // why it failed on the way
+	key    string // of the WebSocket that it asks for
 
 	mu   sync.Mutex
 	used []string // secrets, by name and version
@@ -73,7 +72,7 @@ func (s *httpServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer q.done() // also if the answer has to be broken off
-	f.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
+	f.proxy.ServeHTTP(final{w}, r.WithContext(context.WithValue(r.Context(), requestKey{}, q)))
 }
 
 // done tells what became of a request that was sent.
@@ -101,11 +100,7 @@ var (
 
 // decide decides about everything that the request may be taken for.
 func (q *request) decide(r *http.Request) {
-	in := policy.Request{
-		Method: r.Method, TLS: q.secure, Host: r.Host, Path: q.path,
-		WebSocket: httpguts.HeaderValuesContainsToken(r.Header["Connection"], "upgrade") &&
-			httpguts.HeaderValuesContainsToken(r.Header["Upgrade"], "websocket"),
-	}
+	in := policy.Request{Method: r.Method, TLS: q.secure, Host: r.Host, Path: q.path, WebSocket: asksForWebSocket(r)}
 	flow := q.f.decidedFlow()
 	q.d = q.ruling.Request(flow, in)
 	for _, h := range methodOverrides {
@@ -122,12 +117,7 @@ func (q *request) decide(r *http.Request) {
 			q.also(flow, other)
 		}
 	}
-	if !in.WebSocket {
-		// Any other protocol on this connection would be one that nobody
-		// decides about.
-		r.Header.Del("Upgrade")
-		r.Header.Del("Http2-Settings")
-	}
+	q.offer(r, in.WebSocket)
 }
 
 func (q *request) also(flow policy.Flow, other policy.Request) {
@@ -275,9 +265,11 @@ var errCompressed = errors.New("the host compressed its answer although it was a
 // answer looks at what the host answers, and takes secrets out of it.
 func (q *request) answer(r *http.Response) error {
 	q.status = r.StatusCode
+	r.Status = "" // its text is the server's
 	q.scrub(r.Header)
+	q.scrub(r.Trailer) // the names that are announced
 	if r.StatusCode == http.StatusSwitchingProtocols {
-		return nil
+		return q.upgrade(r)
 	}
 	q.got.ReadCloser, q.got.limit = r.Body, smaller(q.d.Limits.ResponseBytes, q.d.Filters.Limit(sandbox.DirResponse))
 	r.Body = &q.got
@@ -293,27 +285,44 @@ func (q *request) answer(r *http.Response) error {
 	if q.ruling.scrubber == nil {
 		return nil
 	}
-	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
-		if len(q.used) > 0 {
-			return errCompressed
-		}
-		return nil
+	var plain io.Reader = body
+	if e := r.Header.Get("Content-Encoding"); e == "" || strings.EqualFold(e, "identity") {
+		plain = q.ruling.scrubber.Reader(body)
+	} else if len(q.used) > 0 {
+		return errCompressed
 	}
-	r.Body = &scrubbed{q.ruling.scrubber.Reader(body), body, func() { q.scrub(r.Trailer) }}
+	r.Body = &scrubbed{plain, body, func() { q.scrub(r.Trailer) }}
 	return nil
 }
 
-// scrub takes secrets out of headers.
+// scrub takes secrets out of headers. A header whose name holds one is removed.
 func (q *request) scrub(h http.Header) {
 	if q.ruling.scrubber == nil {
 		return
 	}
-	for _, all := range h {
+	for name, all := range h {
+		if q.ruling.scrubber.InName(name) {
+			delete(h, name)
+			continue
+		}
 		for i, v := range all {
 			all[i] = string(q.ruling.scrubber.Bytes([]byte(v)))
 		}
 	}
 }
+
+// final drops interim responses: the sandbox sees only the final one, which is
+// searched for secrets and filtered.
+type final struct{ http.ResponseWriter }
+
+func (f final) WriteHeader(code int) {
+	if code >= 200 || code == http.StatusSwitchingProtocols {
+		f.ResponseWriter.WriteHeader(code)
+	}
+}
+
+// Unwrap is for http.ResponseController.
+func (f final) Unwrap() http.ResponseWriter { return f.ResponseWriter }
 
 // scrubbed is a body without secrets.
 type scrubbed struct {
@@ -342,7 +351,7 @@ func (q *request) failed(w http.ResponseWriter, err error) {
 	case errors.Is(err, errTooMuch):
 		q.status = http.StatusRequestEntityTooLarge
 		q.why = bytesReached
-	case errors.Is(err, errCompressed):
+	case errors.Is(err, errCompressed), errors.Is(err, errUpgrade):
 		q.status = http.StatusBadGateway
 		q.why = err.Error()
 	default:

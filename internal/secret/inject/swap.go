@@ -19,7 +19,8 @@ import (
 // those that are sent where they do not belong. It may be used concurrently.
 type Swapper struct {
 	matcher *secret.Matcher
-	secrets []string // of each needle of the matcher
+	names   *secret.Matcher // of the same needles in lower case
+	secrets []string        // of each needle of the matchers
 }
 
 // NewSwapper makes a Swapper from Policy.Placeholders.
@@ -35,7 +36,7 @@ func NewSwapper(placeholders map[string]string) *Swapper {
 			add(form, name)
 		}
 	}
-	s.matcher = secret.NewMatcher(needles)
+	s.matcher, s.names = secret.NewMatcher(needles), secret.NewMatcher(secret.Lower(needles))
 	return s
 }
 
@@ -166,10 +167,15 @@ func (s *Swapper) stray(req *http.Request) error {
 	if err := look("host", req.Host); err != nil {
 		return err
 	}
-	for name, all := range req.Header {
-		for _, v := range append([]string{name}, all...) {
-			if err := look("header", v); err != nil {
-				return err
+	for _, h := range []http.Header{req.Header, req.Trailer} {
+		for name, all := range h {
+			if _, n := s.names.Find([]byte(strings.ToLower(name))); n >= 0 {
+				return &Stray{Secret: s.secrets[n], Place: "header"}
+			}
+			for _, v := range all {
+				if err := look("header", v); err != nil {
+					return err
+				}
 			}
 		}
 	}
