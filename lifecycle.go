@@ -110,7 +110,7 @@ type Snapshot struct {
 	Stored     int64             `json:"stored,omitempty"`
 	Encrypted  bool              `json:"encrypted,omitempty"` // there
 	Problem    string            `json:"problem,omitempty"`
-	Engine     string            `json:"engine,omitempty"` // what wrote it; memory is restored by exactly that only
+	Engine     string            `json:"engine,omitempty"` // what can restore its memory; any build with the same engine
 	Parent     sandbox.ID        `json:"parent"`           // what it was taken of
 	ParentName string            `json:"parentName"`
 	Image      string            `json:"image"`

@@ -118,7 +118,7 @@ type Found struct {
 	Labels  map[string]string
 	// Exit says why a sandbox in state failed or stopped ended.
 	Exit *sandbox.Exit
-	// Engine names the build of what runs it, as Facts.Engine does; empty if
+	// Engine names what runs it, as Facts.Engine does; empty if
 	// that is not known.
 	Engine string
 }
@@ -127,7 +127,7 @@ type Found struct {
 type Facts struct {
 	Provider     string           // the name it is registered under
 	Version      string           // of the technology behind it
-	Engine       string           // names the build that runs new sandboxes; empty if there is none to tell from another
+	Engine       string           // names what runs new sandboxes, and restores memory that names it, too; empty if there is none to tell from another
 	Available    bool             // sandboxes can be made here
 	Isolates     bool             // code inside cannot harm the machine
 	Findings     []Finding        // what is, is not and could be made possible, most important first

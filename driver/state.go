@@ -78,7 +78,7 @@ type SnapshotOptions struct {
 // Snapshot describes what a Snapshotter wrote.
 type Snapshot struct {
 	Memory bool   // memory was written
-	Engine string // what wrote it; memory is restored by exactly that only
+	Engine string // what can restore its memory; any build with the same engine
 	Size   int64  // bytes of all files
 }
 

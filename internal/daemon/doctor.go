@@ -199,8 +199,8 @@ func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 		}
 	}
 	if len(old) > 0 {
-		out = append(out, unwell(driver.Note, "kernels", fmt.Sprintf("%d sandboxes run kernels of another build: %s", len(old), some(old)),
-			"they go on; to give one a new kernel: atoll stop NAME && atoll start NAME")...)
+		out = append(out, unwell(driver.Note, "kernels", fmt.Sprintf("%d sandboxes run another engine, so their memory cannot be saved: %s", len(old), some(old)),
+			"they go on; to give one this engine and new processes: atoll stop NAME && atoll start NAME")...)
 	}
 	return append(out, ok("sandboxes", "%d are recorded and exist", len(c.Running)))
 }

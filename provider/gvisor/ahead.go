@@ -37,7 +37,7 @@ type ahead struct {
 // itself, which stands still meanwhile. It returns what ends them.
 func (in *Instance) startAhead(dir string, copies int) (end func()) {
 	p := in.p
-	s := shape{digest: in.rec.Spec.Digest, resources: withDefaults(in.rec.Spec.Resources)}
+	s := shape{digest: in.rec.Spec.Digest, resources: withDefaults(in.rec.Spec.Resources), guest: in.rec.Guest}
 	n := min(copies-p.pool.count(s), max(1, runtime.GOMAXPROCS(0)/2))
 	if n <= 0 || p.pool.scarce() {
 		return func() {}
@@ -76,6 +76,7 @@ func (in *Instance) prepareCopy(ctx context.Context, s shape) (*maker, error) {
 		return nil, err
 	}
 	m := in.p.earlyMaker(s, in.rec.Spec.Image, img)
+	m.like = in
 	if err = m.prepare(); err == nil && (img.Digest != s.digest || !slices.Equal(m.rec.Mounts, in.rec.Mounts)) {
 		err = errors.New("a copy would be another sandbox")
 	}

@@ -82,8 +82,9 @@ type maker struct {
 	img  *image.Image
 	res  sandbox.Resources
 
-	from  *saved // what it is restored from, nil if from the image alone
-	why   string // why the memory in there cannot be
+	from  *saved    // what it is restored from, nil if from the image alone
+	why   string    // why the memory in there cannot be
+	like  *Instance // what it will be a copy of, if that is known before it is restored
 	box   box
 	rec   *record
 	args  *launchArgs
@@ -114,12 +115,11 @@ func (m *maker) make(ctx context.Context) (*Instance, error) {
 
 // start makes a sandbox whose guest waits to be told what it is.
 func (m *maker) start(ctx context.Context) error {
-	if m.procs == nil {
-		if err := m.prepare(); err != nil {
-			return err
-		}
+	if m.procs != nil {
+		m.decideMemory()
+	} else if err := m.prepare(); err != nil {
+		return err
 	}
-	m.decideMemory()
 	link := m.p.connect(ctx, m.spec, m.known())
 	defer closeLink(link)
 	if m.procs == nil {
@@ -207,11 +207,7 @@ func (m *maker) prepare() error {
 		Inside:   string(m.spec.ID),
 		Spec:     sandboxDescription{Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources},
 	}
-	program, err := m.p.program()
-	if err != nil {
-		return fmt.Errorf("preparing the guest: %w", err)
-	}
-	m.rec.Engine = program.engine
+	m.rec.Engine = engine
 	cg := m.p.groups().group(m.p.groupName(m.spec.ID))
 	if cg != nil {
 		m.rec.Version, m.rec.Cgroup = cg.version, cg.dirs
@@ -361,6 +357,7 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 		return nil, err
 	}
 	m.rec.Mounts = bun.targets
+	m.decideMemory()
 	a := &launchArgs{
 		id: string(m.spec.ID), dir: m.box.dir, kernel: m.p.opts.Kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
 		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
@@ -377,7 +374,7 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	}
 	f, err2 := m.img.OpenRootfs()
 	open(&a.rootIO, f, err2)
-	f, err2 = openProgram(m.p)
+	f, err2 = m.keepGuest()
 	open(&a.program, f, err2)
 	f, err2 = listenControl(m.box.dir)
 	open(&a.control, f, err2)
@@ -401,23 +398,6 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	}
 	m.files = append(m.files, a.link[:]...)
 	return a, nil
-}
-
-// openProgram opens the image with the guest in it.
-func openProgram(p *Provider) (*os.File, error) {
-	program, err := p.program()
-	if err != nil {
-		return nil, err
-	}
-	return os.Open(program.image)
-}
-
-// guestProgram is the file that the guest is executed from inside.
-func guestProgram(kernel string) string {
-	if kernel == argvSelf {
-		return "/proc/self/exe"
-	}
-	return kernel
 }
 
 func diskSize(bytes int64) string {

@@ -1,5 +1,14 @@
 package gvisor
 
+import (
+	"strings"
+	"sync"
+
+	guestprogram "github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
 // Ready counts the sandboxes of the pool, and those whose memory comes from a
 // snapshot.
 func (p *Provider) Ready() (all, restored int) {
@@ -37,3 +46,31 @@ func (in *Instance) Stubs() (list []Stub) {
 
 // Kernel is the host process that the sandbox's kernel is.
 func (in *Instance) Kernel() int { return in.rec.Kernel.PID }
+
+// UseGuest makes an executable the guest of new sandboxes, as another build of
+// Atoll would have another one. It comes before anything else is done with the
+// provider.
+func (p *Provider) UseGuest(executable string) {
+	p.program = sync.OnceValues(func() (*program, error) {
+		found, err := guestprogram.File(executable)
+		if err != nil {
+			return nil, err
+		}
+		own, err := openProgram(found, p.opts.StateDir)
+		p.opened.Store(own)
+		return own, err
+	})
+}
+
+// GuestDigest names the guest that a sandbox runs.
+func (in *Instance) GuestDigest() string { return in.rec.Guest }
+
+// Bundle is what a kernel is told about a sandbox with nothing special, and with
+// which flags it is started.
+func Bundle() (string, error) {
+	b, err := newBundle(&sandbox.Spec{ID: "some"}, nil, &image.Image{}, "", 1<<30)
+	if err != nil {
+		return "", err
+	}
+	return string(b.spec) + b.mounts + strings.Join(kernelFlags(), " "), nil
+}

@@ -123,7 +123,7 @@ func (in *Instance) answers(ctx context.Context) bool {
 	client := in.client
 	in.mu.Unlock()
 	if client == nil {
-		conn, err := connectGuest(ctx, in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+		conn, err := in.connectGuest(ctx)
 		if err != nil {
 			return false
 		}

@@ -121,7 +121,7 @@ func (in *Instance) connect(ctx context.Context) error {
 	}
 	var conn *guest.Pipes
 	err = in.watched(ctx, func(ctx context.Context) (err error) {
-		conn, err = connectGuest(ctx, in.box.dir, in.rec.Inside, in.p.opts.Kernel)
+		conn, err = in.connectGuest(ctx)
 		return err
 	})
 	unlock()

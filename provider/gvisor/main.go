@@ -41,9 +41,6 @@ func Main() {
 	}
 }
 
-// EngineVersion is the version of gVisor that is linked in.
-const EngineVersion = kernel.Version
-
 // runHelperCommand hands over to gVisor's own command line, with only those
 // commands that its processes use among themselves beside the kernel's. Upstream's
 // separate binary for the kernel is of no concern here: launch starts the kernel

@@ -25,6 +25,7 @@ import (
 //	kernel         with memory: the state of its kernel
 //	pages.index    and which pages it has
 //	pages          and those
+//	guest.erofs    and the guest's program, which the memory maps
 //
 // The files are the truth, and any version of Atoll restores them. The memory
 // is bound to the engine that wrote it and to the processor's features.
@@ -38,6 +39,7 @@ const (
 	snapKernel   = "kernel"
 	snapIndex    = "pages.index"
 	snapPages    = "pages"
+	snapGuest    = "guest.erofs"
 )
 
 // Bounds of what is believed of a manifest.
@@ -61,10 +63,12 @@ type manifest struct {
 // memory is what restoring the memory depends on.
 type memory struct {
 	Engine string            `json:"engine"`
-	CPU    []string          `json:"cpu"`             // features that the processes may use
-	Mounts []string          `json:"mounts"`          // where the host's files were shown, in order
-	Group  string            `json:"group"`           // the control group of its processes inside
-	Names  map[string]uint16 `json:"names,omitempty"` // whose addresses the processes may know
+	Guest  string            `json:"guest,omitempty"`   // digest of the guest's program
+	Image  *part             `json:"program,omitempty"` // the part with that program; earlier versions had none
+	CPU    []string          `json:"cpu"`               // features that the processes may use
+	Mounts []string          `json:"mounts"`            // where the host's files were shown, in order
+	Group  string            `json:"group"`             // the control group of its processes inside
+	Names  map[string]uint16 `json:"names,omitempty"`   // whose addresses the processes may know
 }
 
 // part is one file of a snapshot.
@@ -166,7 +170,7 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 	if err := s.parse(js); err != nil {
 		return nil, err
 	}
-	for _, p := range s.Parts {
+	for _, p := range s.all() {
 		if s.parts[p.Name], err = openPart(d, p.Name); err != nil {
 			return nil, err
 		}
@@ -221,7 +225,21 @@ func (s *saved) parse(js []byte) error {
 			return damaged("part %d is not %s", i+1, want[i])
 		}
 	}
+	if s.Memory == nil || s.Memory.Engine != engine {
+		return nil
+	}
+	if p := s.Memory.Image; p == nil || p.Name != snapGuest || p.Size < 0 || s.Memory.Guest == "" {
+		return damaged("it has memory, and not the program that this needs")
+	}
 	return nil
+}
+
+// all are the parts of a snapshot.
+func (m *manifest) all() []part {
+	if m.Memory == nil || m.Memory.Engine != engine {
+		return m.Parts // only its files are of use
+	}
+	return append(slices.Clone(m.Parts), *m.Memory.Image)
 }
 
 // openPart opens a regular file of a snapshot, and nothing else that may lie
@@ -271,20 +289,20 @@ func (m *manifest) write(ctx context.Context, dir string, durable bool) (size in
 		names = append(names, snapKernel, snapIndex, snapPages)
 	}
 	for _, name := range names {
-		f, err := os.Open(filepath.Join(dir, name))
+		p, err := m.writePart(ctx, dir, name, durable)
 		if err != nil {
 			return 0, err
 		}
-		n, sum, err := m.measure(ctx, f)
-		if err == nil && durable {
-			err = f.Sync()
-		}
-		err = errors.Join(err, f.Close())
+		m.Parts = append(m.Parts, p)
+		size += p.Size
+	}
+	if m.Memory != nil {
+		p, err := m.writePart(ctx, dir, snapGuest, durable)
 		if err != nil {
 			return 0, err
 		}
-		m.Parts = append(m.Parts, part{name, n, sum})
-		size += n
+		m.Memory.Image = &p
+		size += p.Size
 	}
 	js, err := json.MarshalIndent(m, "", "\t")
 	if err != nil {
@@ -292,6 +310,19 @@ func (m *manifest) write(ctx context.Context, dir string, durable bool) (size in
 	}
 	js = append(js, lineOf(js)...)
 	return size + int64(len(js)), writeManifest(filepath.Join(dir, snapManifest), js, durable)
+}
+
+// writePart describes a part that is in dir.
+func (m *manifest) writePart(ctx context.Context, dir, name string, durable bool) (part, error) {
+	f, err := os.Open(filepath.Join(dir, name))
+	if err != nil {
+		return part{}, err
+	}
+	n, sum, err := m.measure(ctx, f)
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	return part{name, n, sum}, errors.Join(err, f.Close())
 }
 
 // measure returns the size and the sum of a part, and remembers them.

@@ -38,6 +38,7 @@ const (
 type shape struct {
 	digest    string
 	resources sandbox.Resources
+	guest     string // digest of its guest's program
 	from      string // the snapshot whose memory it has; empty: none
 	stage     stage
 }
@@ -81,7 +82,7 @@ type shelf struct {
 // pool count against the machine like any other; Drain removes them.
 func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 	p.sweepOnce()
-	s := shape{resources: withDefaults(spec.Resources), stage: atGuest}
+	s := shape{resources: withDefaults(spec.Resources), guest: p.guest(), stage: atGuest}
 	for range n {
 		m, err := p.prepareOne(ctx, s, spec.Image, nil)
 		if err != nil {
@@ -260,9 +261,10 @@ func (p *Provider) maker(ctx context.Context, spec *sandbox.Spec, img *image.Ima
 // taken is what was made in advance and serves a request, the furthest first,
 // or nil.
 func (p *Provider) taken(ctx context.Context, spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
-	shapes := shapesFor(spec, img, from, why)
+	shapes := p.shapesFor(spec, img, from, why)
 	for _, s := range shapes {
-		if p.pooled() {
+		// With another guest, only the snapshot that has it can be made ahead.
+		if p.pooled() && (s.from != "" || s.guest == p.guest()) {
 			p.pool.ask(s, spec.Image, from)
 		}
 		m, dead := p.pool.take(s)
@@ -281,12 +283,15 @@ func (p *Provider) taken(ctx context.Context, spec *sandbox.Spec, img *image.Ima
 
 // shapesFor lists what would serve a request, the furthest first. Mounts are
 // fixed when a kernel is launched, and the network when it restores something.
-func shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, why string) (shapes []shape) {
+func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, why string) (shapes []shape) {
 	if len(spec.Mounts) > 0 {
 		return nil
 	}
-	s := shape{digest: img.Digest, resources: withDefaults(spec.Resources)}
+	s := shape{digest: img.Digest, resources: withDefaults(spec.Resources), guest: p.guest()}
 	memory := from != nil && from.Memory != nil && why == ""
+	if memory {
+		s.guest = from.Memory.Guest
+	}
 	if memory && from.Brief {
 		return []shape{s} // nobody will restore it again
 	}
@@ -302,6 +307,16 @@ func shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, why string) (s
 		shapes = append(shapes, s)
 	}
 	return shapes
+}
+
+// guest names the guest of new sandboxes. It is empty if they get none, which
+// they say themselves.
+func (p *Provider) guest() string {
+	own, err := p.program()
+	if err != nil {
+		return ""
+	}
+	return own.digest
 }
 
 // become names a sandbox of the pool.

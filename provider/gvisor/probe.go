@@ -22,6 +22,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	f := driver.Facts{
 		Provider: Name,
 		Version:  EngineVersion,
+		Engine:   engine,
 		Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true,
@@ -30,7 +31,6 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			Ports: true, Resize: true, Deadline: true, Usage: true, Rejoin: true,
 		},
 	}
-	f.Engine, _ = engineOf(p.opts.Kernel) // an executable that cannot be read is a finding below
 	groups := p.groups()
 	f.Limits = probeLimits(groups)
 	checks := []func() driver.Finding{

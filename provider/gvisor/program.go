@@ -1,21 +1,19 @@
 package gvisor
 
 import (
-	"crypto/sha256"
-	"debug/elf"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	guestprogram "github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/image/mkfs"
 )
 
@@ -23,33 +21,17 @@ import (
 // that a kernel maps from a descriptor of the host could not be restored: the
 // kernel cannot save such mappings, while those of an image it can.
 //
-// The image is made once per version of the program, in the state directory.
+// The image is made once per version of the guest, in the state directory. Each
+// sandbox keeps a link to its own, which is a part of every snapshot with memory:
+// the program is mapped and not in the memory, and a sandbox goes on with the one
+// that it began with, whatever guest its Atoll has by then.
 
-// engineOf names what the memory of a sandbox is bound to: the kernel, and the
-// guest, whose program is mapped and not a part of the memory. The build ID
-// stands for the content of the executable that both are.
-func engineOf(kernel string) (string, error) {
-	f, err := elf.Open(guestProgram(kernel))
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	note := f.Section(".note.go.buildid")
-	if note == nil {
-		return "", errors.New("the kernel's executable has no build ID")
-	}
-	id, err := note.Data()
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(id)
-	return EngineVersion + "+" + hex.EncodeToString(sum[:8]), nil
-}
-
-// program is what sandboxes are made with.
+// program is the guest that new sandboxes get. Its files are open, since another
+// version of Atoll may remove them.
 type program struct {
-	engine string // see engineOf
-	image  string // path of the image with the guest in it
+	digest     string   // names the guest
+	image      *os.File // the image with the guest in it
+	executable *os.File // and the guest alone
 }
 
 // halfWritten is how old an image that was never finished must be to be
@@ -59,30 +41,58 @@ const (
 	oldProgram  = 24 * time.Hour
 )
 
-// findProgram finds the guest's image, or makes it.
-// programSuffix ends the names of files that hold the guest's program; they begin
-// with the engine's version.
+// programSuffix ends the names of images; they begin with the guest's digest.
 const programSuffix = ".erofs"
 
-func findProgram(kernel, stateDir string) (program, error) {
-	engine, err := engineOf(kernel)
+// findProgram finds the guest and its image, or makes them. Without an embedded
+// guest the kernel's executable is the guest, too.
+func findProgram(executable, stateDir string) (*program, error) {
+	found, err := guestprogram.For(runtime.GOARCH, executable)
 	if err != nil {
-		return program{}, fmt.Errorf("identifying the kernel: %w", err)
+		return nil, err
 	}
+	return openProgram(found, stateDir)
+}
+
+// openProgram opens a guest and its image, which it makes if it is not there.
+func openProgram(found *guestprogram.Program, stateDir string) (*program, error) {
 	dir := filepath.Join(stateDir, "guest")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return program{}, err
+		return nil, err
 	}
-	p := program{engine, filepath.Join(dir, engine+programSuffix)}
-	if _, err := os.Stat(p.image); err == nil {
-		now := time.Now()
-		_ = os.Chtimes(p.image, now, now) // in use
-		return p, nil
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		return program{}, err
+	file, err := found.Install(dir)
+	if err != nil {
+		return nil, err
 	}
-	sweepPrograms(dir, time.Now())
-	return p, packProgram(guestProgram(kernel), p.image)
+	image := filepath.Join(dir, found.Digest()[:16]+programSuffix)
+	if _, err := os.Stat(image); errors.Is(err, fs.ErrNotExist) {
+		sweepPrograms(dir, time.Now())
+		err = packProgram(file, image)
+		if err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	p := &program{digest: found.Digest()}
+	if p.executable, err = os.Open(file); err != nil {
+		return nil, err
+	}
+	if p.image, err = os.Open(image); err != nil {
+		p.close()
+		return nil, err
+	}
+	now := time.Now() // they are in use
+	_ = os.Chtimes(image, now, now)
+	if filepath.Dir(file) == dir {
+		_ = os.Chtimes(file, now, now)
+	}
+	return p, nil
+}
+
+func (p *program) close() {
+	p.executable.Close()
+	p.image.Close()
 }
 
 // sweepPrograms removes images that nobody has asked for lately. Sandboxes

@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -80,8 +81,9 @@ type Provider struct {
 	opts    Options
 	boxes   string // directory of state directories
 	groups  func() cgroupRoot
-	static  func() driver.Finding   // whether the kernel's executable will do
-	program func() (program, error) // the guest's
+	static  func() driver.Finding    // whether the kernel's executable will do
+	program func() (*program, error) // the guest of new sandboxes
+	opened  atomic.Pointer[program]  // the same, if it is open
 	reaper  reaper
 	swept   sync.Once
 	pool    *pool
@@ -138,16 +140,21 @@ func New(opts Options) (*Provider, error) {
 	if err := os.MkdirAll(boxes, 0o700); err != nil {
 		return nil, err
 	}
-	return &Provider{
+	p := &Provider{
 		opts:      opts,
 		pool:      newPool(),
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
-		program:   sync.OnceValues(func() (program, error) { return findProgram(opts.Kernel, opts.StateDir) }),
 		instances: map[sandbox.ID]*Instance{},
 		quit:      make(chan struct{}),
-	}, nil
+	}
+	p.program = sync.OnceValues(func() (*program, error) {
+		found, err := findProgram(opts.Kernel, opts.StateDir)
+		p.opened.Store(found)
+		return found, err
+	})
+	return p, nil
 }
 
 func findMachineCgroups() cgroupRoot {
@@ -315,6 +322,9 @@ func (p *Provider) Close() error {
 		delete(p.instances, id)
 	}
 	p.reaper.close()
+	if opened := p.opened.Swap(nil); opened != nil {
+		opened.close()
+	}
 	return nil
 }
 

@@ -136,9 +136,10 @@ func restoreKernel(dir string, link *Link, s *saved) error {
 }
 
 // reopen opens the file behind f once more, for reading.
-func reopen(f *os.File) (*os.File, error) {
-	return os.Open("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
-}
+func reopen(f *os.File) (*os.File, error) { return os.Open(procFD(f)) }
+
+// procFD is a path that leads to an open file.
+func procFD(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 // boundProcesses limits the number of processes of a group inside.
 func boundProcesses(dir, group string, pids int64) error {
@@ -213,10 +214,11 @@ func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err e
 	})
 }
 
-// connectGuest opens another connection to the guest of a running sandbox: the
-// guest's own program is run inside once more, to pass the socket on.
-func connectGuest(ctx context.Context, dir, id, kernel string) (*guest.Pipes, error) {
-	program, err := os.Open(guestProgram(kernel))
+// connectGuest opens another connection to the guest of a running sandbox: a
+// guest, of this Atoll and not the sandbox's own, is run inside to pass the socket
+// on.
+func connectGuest(ctx context.Context, dir, id string, p *program) (*guest.Pipes, error) {
+	program, err := reopen(p.executable)
 	if err != nil {
 		return nil, err
 	}
@@ -233,6 +235,14 @@ func connectGuest(ctx context.Context, dir, id, kernel string) (*guest.Pipes, er
 		return nil, fmt.Errorf("reaching the guest: %w", err)
 	}
 	return ours, nil
+}
+
+func (in *Instance) connectGuest(ctx context.Context) (*guest.Pipes, error) {
+	p, err := in.p.program()
+	if err != nil {
+		return nil, err
+	}
+	return connectGuest(ctx, in.box.dir, in.rec.Inside, p)
 }
 
 // runInside runs a program of ours as root in a sandbox and waits for it.

@@ -63,7 +63,7 @@ func (in *Instance) stubs() []stub {
 func (in *Instance) spareGuest() {
 	for _, s := range in.stubs() {
 		text, _ := os.ReadFile("/proc/" + strconv.Itoa(s.pid) + "/maps")
-		if strings.Contains(string(text), in.rec.Engine+programSuffix) {
+		if guestMapped(string(text)) {
 			setOOMScore(s.pid, scoreSpared)
 		}
 	}

@@ -26,11 +26,11 @@ import (
 // The sandbox stands still while its kernel writes. The checksums are made when
 // it runs again.
 func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
-	if opts.Memory && in.rec.Engine == "" {
-		return driver.Snapshot{}, &providerError{sandbox.CodeUnsupported, "the memory of a sandbox that an older Atoll made cannot be saved", nil}
-	}
 	ahead := func() {}
 	if opts.Memory {
+		if err := in.memoryLost(); err != nil {
+			return driver.Snapshot{}, err
+		}
 		in.box.announce(kernel.Saving)
 		if opts.Brief && opts.Copies > 0 {
 			ahead = in.startAhead(dir, opts.Copies)
@@ -155,9 +155,12 @@ func (in *Instance) stop() error {
 func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
 	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Brief: opts.Brief && !opts.Stop}
 	if opts.Memory {
-		m.Memory = &memory{Engine: in.rec.Engine, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
+		m.Memory = &memory{Engine: in.rec.Engine, Guest: in.rec.Guest, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
 		if err := saveMemory(conn, dir); err != nil {
 			return nil, fmt.Errorf("saving the memory: %w", err)
+		}
+		if err := in.saveGuest(dir); err != nil {
+			return nil, fmt.Errorf("saving the guest's program: %w", err)
 		}
 	}
 	if err := in.p.opts.Fault("snapshot.memory"); err != nil {
@@ -190,6 +193,16 @@ func saveMemory(conn *urpc.Client, dir string) error {
 		}
 	}
 	return err
+}
+
+// saveGuest adds the program that the memory needs.
+func (in *Instance) saveGuest(dir string) error {
+	image, err := os.Open(in.box.path(fileGuest))
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	return linkOrCopy(image, filepath.Join(dir, snapGuest))
 }
 
 // createParts makes new files for the kernel to write to.

@@ -25,6 +25,7 @@ import (
 //	control      the socket on which its kernel takes instructions
 //	panic.log    what its kernel said when it died
 //	collector    a pipe by which its kernel is told what it will do next
+//	guest.erofs  the image that its guest runs from
 //	rest         there if it is paused; see Pause
 //
 // The kernel process inherits an open file description of upper that carries a
@@ -37,6 +38,7 @@ const (
 	fileControl   = "control"
 	filePanic     = "panic.log"
 	fileCollector = "collector"
+	fileGuest     = "guest.erofs"
 	fileRest      = "rest"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being made
@@ -54,7 +56,8 @@ type record struct {
 	Maker    processRef         `json:"maker"`              // who makes it, until it is ready
 	Inside   string             `json:"inside"`             // the id its kernel knows it by
 	Group    string             `json:"group,omitempty"`    // of its processes inside, if not Inside
-	Engine   string             `json:"engine,omitempty"`   // what its memory is bound to; empty: it cannot be saved
+	Engine   string             `json:"engine,omitempty"`   // what can restore its memory; see engine
+	Guest    string             `json:"guest,omitempty"`    // digest of its guest's program
 	Mounts   []string           `json:"mounts,omitempty"`   // where host files are shown, in order
 	Kernel   processRef         `json:"kernel,omitzero"`
 	Gofer    processRef         `json:"gofer,omitzero"`

@@ -186,7 +186,7 @@ type Snapshot struct {
 	Stored     int64             `json:"stored,omitempty" doc:"bytes that the blob store grew by"`
 	Encrypted  bool              `json:"encrypted,omitempty" doc:"it is encrypted there"`
 	Problem    string            `json:"problem,omitempty" doc:"what keeps it from being saved"`
-	Engine     string            `json:"engine,omitempty" doc:"what wrote it; memory is restored by exactly that only"`
+	Engine     string            `json:"engine,omitempty" doc:"what can restore its memory; any build with the same engine"`
 	Parent     string            `json:"parent" doc:"id of the sandbox it was taken of"`
 	ParentName string            `json:"parentName"`
 	Image      string            `json:"image"`

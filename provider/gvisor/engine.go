@@ -1,0 +1,96 @@
+package gvisor
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// EngineVersion is the version of gVisor that is linked in.
+const EngineVersion = kernel.Version
+
+// engine names what can restore the memory of a sandbox: the version of gVisor
+// and of our changes to its state. Two builds of Atoll with the same engine
+// restore each other's. The other things that memory needs are saved with it:
+// the guest's program, and the names of the processor's features.
+const engine = EngineVersion + "+" + kernel.StateFormat
+
+// memoryLost is why a snapshot of the sandbox's memory could not be restored, or
+// nil: then nobody should rely on one.
+func (in *Instance) memoryLost() error {
+	if in.rec.Engine == engine {
+		return nil
+	}
+	what := "another version of Atoll started the sandbox, and this one cannot restore its memory"
+	if in.rec.Engine != "" {
+		what += fmt.Sprintf(" (its engine is %s, and this is %s)", in.rec.Engine, engine)
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Subject: string(in.rec.ID), Message: what,
+		Hint: "keep it running, or stop and start it: it then has its files, and new processes on this version",
+	}
+}
+
+// guestImage opens the image with the guest that a sandbox is to begin with, and
+// names it: what its memory needs, what the sandbox has that it is a copy of, or
+// else this Atoll's own.
+func (m *maker) guestImage() (image *os.File, digest string, err error) {
+	switch {
+	case m.restoresMemory():
+		image, err = reopen(m.from.parts[snapGuest])
+		return image, m.from.Memory.Guest, err
+	case m.like != nil:
+		image, err = os.Open(m.like.box.path(fileGuest))
+		return image, m.like.rec.Guest, err
+	}
+	own, err := m.p.program()
+	if err != nil {
+		return nil, "", fmt.Errorf("preparing the guest: %w", err)
+	}
+	image, err = reopen(own.image)
+	return image, own.digest, err
+}
+
+// keepGuest gives the sandbox an image of its guest and opens it.
+func (m *maker) keepGuest() (*os.File, error) {
+	image, digest, err := m.guestImage()
+	if err != nil {
+		return nil, err
+	}
+	defer image.Close()
+	if err := linkOrCopy(image, m.box.path(fileGuest)); err != nil {
+		return nil, err
+	}
+	m.rec.Guest = digest
+	return os.Open(m.box.path(fileGuest))
+}
+
+// linkOrCopy gives a file another name, or copies it to one on another file
+// system. The file must never be written to.
+func linkOrCopy(from *os.File, to string) error {
+	if unix.Linkat(unix.AT_FDCWD, procFD(from), unix.AT_FDCWD, to, unix.AT_SYMLINK_FOLLOW) == nil {
+		return nil
+	}
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := from.Stat()
+	if err == nil {
+		_, err = io.Copy(out, io.NewSectionReader(from, 0, info.Size()))
+	}
+	if closed := out.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// guestMapped reports whether an address space, which /proc describes in maps,
+// has the guest's program.
+func guestMapped(maps string) bool { return strings.Contains(maps, "/"+fileGuest) }
