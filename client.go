@@ -31,12 +31,11 @@ type Info struct {
 
 	// The following are not known from List.
 
-	Pause      sandbox.PauseKind  `json:"pause,omitempty"`      // where the state of a paused one is
-	Wakes      bool               `json:"wakes,omitempty"`      // it goes on when it is used
-	LeftMS     int64              `json:"leftMs,omitempty"`     // milliseconds of its lifetime, while that stands still
-	Origin     string             `json:"origin,omitempty"`     // id of the snapshot it was made from
-	IdleMS     int64              `json:"idleMs,omitempty"`     // milliseconds without use after which it is idle
-	IdleAction sandbox.IdleAction `json:"idleAction,omitempty"` // what happens then
+	Pause    sandbox.PauseKind `json:"pause,omitempty"`   // where the state of a paused one is
+	Wakes    bool              `json:"wakes,omitempty"`   // it goes on when it is used
+	LeftMS   int64             `json:"leftMs,omitempty"`  // milliseconds of its lifetime, while that stands still
+	Origin   string            `json:"origin,omitempty"`  // id of the snapshot it was made from
+	Lifetime sandbox.Lifetime  `json:"lifetime,omitzero"` // what was asked for
 
 	// What the image wants to run, as known from Create only.
 	Entrypoint []string `json:"entrypoint,omitempty"`
@@ -83,33 +82,10 @@ func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptio
 // createBody is a request for a sandbox as it travels.
 func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 	text, err := json.Marshal(struct {
-		Name      string            `json:"name,omitempty"`
-		Image     string            `json:"image,omitempty"`
-		Pull      string            `json:"pull,omitempty"`
-		Platform  string            `json:"platform,omitempty"`
-		Resources sandbox.Resources `json:"resources"`
-		Env       map[string]string `json:"env,omitempty"`
-		User      string            `json:"user,omitempty"`
-		Workdir   string            `json:"workdir,omitempty"`
-		Hostname  string            `json:"hostname,omitempty"`
-		Mounts    []sandbox.Mount   `json:"mounts,omitempty"`
-		TimeoutMS int64             `json:"timeoutMs,omitempty"`
-		Labels    map[string]string `json:"labels,omitempty"`
-
-		Snapshot   string             `json:"snapshot,omitempty"`
-		IdleMS     int64              `json:"idleMs,omitempty"`
-		IdleAction sandbox.IdleAction `json:"idleAction,omitempty"`
-
-		Workspaces []sandbox.Workspace `json:"workspaces,omitempty"`
-
-		Network sandbox.Network     `json:"network,omitzero"`
-		Secrets []sandbox.SecretRef `json:"secrets,omitempty"`
-		Redact  bool                `json:"redact,omitempty"`
-	}{
-		spec.Name, spec.Image, opts.Pull, opts.Platform, spec.Resources, spec.Env, spec.User, spec.Workdir, spec.Hostname,
-		spec.Mounts, milliseconds(spec.Lifetime.Timeout), spec.Labels,
-		spec.Snapshot, milliseconds(spec.Lifetime.Idle), spec.Lifetime.IdleAction, spec.Workspaces, spec.Network, spec.Secrets, spec.Redact,
-	})
+		sandbox.Spec
+		Pull     string `json:"pull,omitempty"`
+		Platform string `json:"platform,omitempty"`
+	}{spec, opts.Pull, opts.Platform})
 	if err != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Message: "cannot be sent", Cause: err}
 	}

@@ -42,34 +42,10 @@ func (s *Sandbox) Resume(ctx context.Context) (Info, error) {
 	return s.change(ctx, http.MethodPost, "/resume", nil)
 }
 
-// Change says what of a sandbox is to be another. What is nil or zero stays.
-type Change struct {
-	Resources  sandbox.Resources
-	Labels     map[string]*string // to set; nil removes one
-	Timeout    *time.Duration     // how long it may live from now on; zero: for ever
-	Idle       *time.Duration     // zero: never idle
-	IdleAction *sandbox.IdleAction
-}
-
 // Update changes limits, labels, lifetime and idle policy of the sandbox, all
 // or nothing.
-func (s *Sandbox) Update(ctx context.Context, c Change) (Info, error) {
-	in := struct {
-		Resources  sandbox.Resources   `json:"resources,omitzero"`
-		Labels     map[string]*string  `json:"labels,omitempty"`
-		TimeoutMS  *int64              `json:"timeoutMs,omitempty"`
-		IdleMS     *int64              `json:"idleMs,omitempty"`
-		IdleAction *sandbox.IdleAction `json:"idleAction,omitempty"`
-	}{c.Resources, c.Labels, millisecondsOf(c.Timeout), millisecondsOf(c.Idle), c.IdleAction}
-	return s.change(ctx, http.MethodPatch, "", in)
-}
-
-func millisecondsOf(d *time.Duration) *int64 {
-	if d == nil {
-		return nil
-	}
-	ms := milliseconds(*d)
-	return &ms
+func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (Info, error) {
+	return s.change(ctx, http.MethodPatch, "", c)
 }
 
 // ForkOptions say what copies to make. The zero value makes one.

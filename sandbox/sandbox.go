@@ -7,6 +7,7 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"time"
 )
 
@@ -33,51 +34,51 @@ const (
 	Gone     State = "gone"    // destroyed, with typed evidence
 )
 
-// Spec is what is asked for when a sandbox is made. The zero value of each
-// field means what its comment says; a provider receives a Spec only after
-// [Spec.Validate] accepted it and the control plane filled ID, Name and Image.
+// Spec describes a sandbox to create. The zero value of each field means what
+// its comment says. A provider receives a Spec only after [Spec.Validate]
+// accepted it and the control plane filled ID, Name and Image.
 type Spec struct {
-	ID   ID     `json:"id,omitempty"`   // empty: made up
-	Name string `json:"name,omitempty"` // unique among living sandboxes; empty: made up
+	ID   ID     `json:"id,omitempty" readOnly:"true" doc:"assigned by the server"`
+	Name string `json:"name,omitempty" maxLength:"63" doc:"unique among your sandboxes; the id if it is left out"`
 
 	// Image is where the file system comes from. Empty means "host". The
 	// forms are those of package internal/image: "host", an OCI reference
 	// ("debian:12", "debian@sha256:…"), "oci:DIR[:TAG]",
 	// "docker-archive:FILE[:REF]", "dir:DIR" and "tar:FILE".
-	Image string `json:"image,omitempty"`
+	Image string `json:"image,omitempty" maxLength:"4096" doc:"where the file system comes from; the machine's own programs if it is left out" example:"debian:12"`
 	// Snapshot is the name or id of a snapshot to start from instead of an
-	// image. What the snapshot says of user, directory and limits holds where
-	// this Spec says nothing.
-	Snapshot string `json:"snapshot,omitempty"`
+	// image. The snapshot's user, directory, environment and limits apply where
+	// this Spec leaves them out.
+	Snapshot string `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
 
 	Resources Resources `json:"resources,omitzero"`
 
 	// Env is added to the image's environment for every command.
-	Env map[string]string `json:"env,omitempty"`
+	Env map[string]string `json:"env,omitempty" doc:"added to the image's environment of every command; values are not stored in the database"`
 	// User runs commands: "name", "uid", "name:group" or "uid:gid". Empty:
 	// the image's user, else root.
-	User string `json:"user,omitempty"`
+	User string `json:"user,omitempty" maxLength:"128" doc:"user that runs commands: NAME, UID, NAME:GROUP or UID:GID"`
 	// Workdir is the absolute directory commands start in; it is made when it
 	// is missing. Empty: the image's, else "/".
-	Workdir string `json:"workdir,omitempty"`
+	Workdir string `json:"workdir,omitempty" maxLength:"4096" doc:"absolute directory where commands start"`
 	// Hostname inside the sandbox. Empty: the name.
-	Hostname string `json:"hostname,omitempty"`
+	Hostname string `json:"hostname,omitempty" maxLength:"63"`
 
 	// Mounts are host directories and files shown inside. There are never
 	// any but these.
-	Mounts []Mount `json:"mounts,omitempty"`
+	Mounts []Mount `json:"mounts,omitempty" maxItems:"64" doc:"files and directories of the machine; only for its owner"`
 
 	// Workspaces are durable directories, each at a path of its own.
-	Workspaces []Workspace `json:"workspaces,omitempty"`
+	Workspaces []WorkspaceMount `json:"workspaces,omitempty" maxItems:"32" doc:"durable directories, each at a path of its own"`
 
 	// Network is what the sandbox may reach. Zero: nothing.
-	Network Network `json:"network,omitzero"`
+	Network Network `json:"network,omitzero" doc:"what the sandbox may reach; nothing if it is left out"`
 	// Secrets are the stored secrets the sandbox works with. Values are never
 	// part of a Spec.
-	Secrets []SecretRef `json:"secrets,omitempty"`
+	Secrets []SecretRef `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
 	// Redact puts asterisks in place of those values that the sandbox itself
 	// has, of the mode env, in what its commands write.
-	Redact bool `json:"redact,omitempty"`
+	Redact bool `json:"redact,omitempty" doc:"replace values of secrets of mode env by asterisks in what commands write"`
 
 	Lifetime Lifetime          `json:"lifetime,omitzero"`
 	Labels   map[string]string `json:"labels,omitempty"`
@@ -86,10 +87,10 @@ type Spec struct {
 // Resources are upper limits. Zero means the provider's default, which its
 // facts name; a negative value means no limit of Atoll's own.
 type Resources struct {
-	CPUs   float64 `json:"cpus,omitempty"`   // processors' worth of time, e.g. 0.5
-	Memory int64   `json:"memory,omitempty"` // bytes, kernel and guest of the sandbox included
-	Disk   int64   `json:"disk,omitempty"`   // bytes of the writable layer
-	PIDs   int64   `json:"pids,omitempty"`   // processes and threads alive at once
+	CPUs   float64 `json:"cpus,omitempty" doc:"processors' worth of time, such as 0.5"`
+	Memory int64   `json:"memory,omitempty" doc:"bytes, including those of the sandbox's kernel"`
+	Disk   int64   `json:"disk,omitempty" doc:"bytes of the writable layer"`
+	PIDs   int64   `json:"pids,omitempty" doc:"processes and threads alive at once"`
 }
 
 // Mount shows the host path Source at the absolute path Target inside.
@@ -101,21 +102,107 @@ type Mount struct {
 
 // Lifetime bounds how long a sandbox may live.
 type Lifetime struct {
-	// Timeout is wall-clock time from creation to the forced end of the
-	// sandbox. It does not pass while the sandbox is stopped or paused. Zero:
-	// no limit.
-	Timeout time.Duration `json:"timeout,omitempty"`
-	// TimeoutAction is what a daemon does with a sandbox whose time it watches
-	// itself: IdleDelete, IdleSleep or IdleStop. Empty: IdleDelete.
-	TimeoutAction IdleAction `json:"timeoutAction,omitempty"`
-	// Wakes says that a sandbox that was paused, by this or by a caller, goes
-	// on when it is used.
-	Wakes bool `json:"wakes,omitempty"`
+	// Timeout is wall-clock time from creation to TimeoutAction. It does not
+	// pass while the sandbox is stopped or paused. Zero: no limit.
+	Timeout time.Duration `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may run, in milliseconds; no limit if it is left out"`
+	// TimeoutAction is what happens then: IdleDelete, IdleSleep or IdleStop.
+	// Empty: IdleDelete. Anything but deletion needs a daemon.
+	TimeoutAction IdleAction `json:"timeoutAction,omitempty" enum:"sleep,stop,delete" doc:"what happens then; delete if it is left out"`
+	// Wakes resumes a paused sandbox when it is used, whoever paused it.
+	Wakes bool `json:"wakes,omitempty" doc:"resume a paused sandbox when it is used, whoever paused it"`
 	// Idle is how long nobody may use the sandbox before IdleAction happens.
 	// A command that runs, a transfer and an open port are use. Zero: never.
-	Idle time.Duration `json:"idle,omitempty"`
+	Idle time.Duration `json:"idleMs,omitempty" minimum:"0" doc:"how long nobody may use it before idleAction, in milliseconds; never if it is left out"`
 	// IdleAction is what happens then. Empty: IdleStop.
-	IdleAction IdleAction `json:"idleAction,omitempty"`
+	IdleAction IdleAction `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete" doc:"pause in memory, sleep on disk, stop and keep the files, or delete; stop if it is left out"`
+}
+
+// HardTimeout returns the Timeout that the provider enforces by ending the
+// sandbox. It is zero if the daemon stops or pauses the sandbox instead.
+func (l Lifetime) HardTimeout() time.Duration {
+	if l.TimeoutAction == "" || l.TimeoutAction == IdleDelete {
+		return l.Timeout
+	}
+	return 0
+}
+
+// MarshalJSON writes durations in milliseconds.
+func (l Lifetime) MarshalJSON() ([]byte, error) {
+	type plain Lifetime
+	toMS(&l.Timeout, &l.Idle)
+	return json.Marshal(plain(l))
+}
+
+// UnmarshalJSON reads durations in milliseconds.
+func (l *Lifetime) UnmarshalJSON(text []byte) error {
+	type plain Lifetime
+	toMS(&l.Timeout, &l.Idle)
+	err := json.Unmarshal(text, (*plain)(l))
+	fromMS(&l.Timeout, &l.Idle)
+	return err
+}
+
+// Change describes changes to a sandbox. Fields that are nil or zero stay as
+// they are.
+type Change struct {
+	Resources Resources          `json:"resources,omitzero" doc:"limits that are left out stay"`
+	Labels    map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one"`
+	Lifetime  LifetimeChange     `json:"lifetime,omitzero"`
+}
+
+// LifetimeChange describes changes to a [Lifetime]. Fields that are nil stay as
+// they are.
+type LifetimeChange struct {
+	// Timeout is how long the sandbox may live from now on. Zero: no limit.
+	Timeout       *time.Duration `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may run from now on, in milliseconds; 0: no limit"`
+	TimeoutAction *IdleAction    `json:"timeoutAction,omitempty" enum:"sleep,stop,delete"`
+	Wakes         *bool          `json:"wakes,omitempty"`
+	Idle          *time.Duration `json:"idleMs,omitempty" minimum:"0" doc:"in milliseconds; 0: never idle"`
+	IdleAction    *IdleAction    `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete"`
+}
+
+// MarshalJSON writes durations in milliseconds.
+func (c LifetimeChange) MarshalJSON() ([]byte, error) {
+	type plain LifetimeChange
+	for _, d := range []**time.Duration{&c.Timeout, &c.Idle} {
+		if *d != nil {
+			scaled := **d
+			toMS(&scaled)
+			*d = &scaled
+		}
+	}
+	return json.Marshal(plain(c))
+}
+
+// UnmarshalJSON reads durations in milliseconds.
+func (c *LifetimeChange) UnmarshalJSON(text []byte) error {
+	type plain LifetimeChange
+	*c = LifetimeChange{}
+	if err := json.Unmarshal(text, (*plain)(c)); err != nil {
+		return err
+	}
+	for _, d := range []*time.Duration{c.Timeout, c.Idle} {
+		if d != nil {
+			fromMS(d)
+		}
+	}
+	return nil
+}
+
+// Apply returns l with the changes made.
+func (c LifetimeChange) Apply(l Lifetime) Lifetime {
+	change(&l.Timeout, c.Timeout)
+	change(&l.TimeoutAction, c.TimeoutAction)
+	change(&l.Wakes, c.Wakes)
+	change(&l.Idle, c.Idle)
+	change(&l.IdleAction, c.IdleAction)
+	return l
+}
+
+func change[T any](v, to *T) {
+	if to != nil {
+		*v = *to
+	}
 }
 
 // PauseKind says where the state of a paused sandbox is. The list is

@@ -8,20 +8,20 @@ import (
 // WorkspaceDir is where a sandbox sees its workspace.
 const WorkspaceDir = "/workspace"
 
-// Workspace attaches a durable directory to a sandbox. What
+// WorkspaceMount attaches a durable directory to a sandbox. What
 // is written there outlives the sandbox.
-type Workspace struct {
+type WorkspaceMount struct {
 	// Name of a workspace of the same tenant.
-	Name string `json:"name"`
+	Name string `json:"name" minLength:"1" maxLength:"63"`
 	// Mode is who else may have it at the same time. Empty: WorkspaceExclusive.
-	Mode WorkspaceMode `json:"mode,omitempty"`
+	Mode WorkspaceMode `json:"mode,omitempty" enum:"exclusive,shared,read" doc:"who else may have it: nobody, who shares it too, or who reads too"`
 	// Path is where the sandbox sees it. Empty: WorkspaceDir.
-	Path string `json:"path,omitempty" doc:"where the sandbox sees it; /workspace if left out"`
+	Path string `json:"path,omitempty" maxLength:"4096" doc:"where the sandbox sees it; /workspace if left out"`
 	// ReadOnly lists directories below the workspace that cannot be written to.
-	ReadOnly []string `json:"readOnly,omitempty"`
+	ReadOnly []string `json:"readOnly,omitempty" maxItems:"32" doc:"directories below it that cannot be written to"`
 	// Writable lists the only directories below the workspace that can be
 	// written to; those that are missing are made. Empty: all but ReadOnly.
-	Writable []string `json:"writable,omitempty"`
+	Writable []string `json:"writable,omitempty" maxItems:"32" doc:"the only directories below it that can be written to"`
 }
 
 // WorkspaceMode says how a workspace is shared.
@@ -46,7 +46,7 @@ const (
 
 // Validate reports the first thing that can never work, as an *Error with
 // CodeInvalid.
-func (w *Workspace) Validate() error {
+func (w *WorkspaceMount) Validate() error {
 	if !isName(w.Name) {
 		return invalid("workspace", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(w.Name), MaxNameLen)
 	}
@@ -85,7 +85,7 @@ func (w *Workspace) Validate() error {
 }
 
 // Target is where the sandbox sees the workspace.
-func (w *Workspace) Target() string {
+func (w *WorkspaceMount) Target() string {
 	if w.Path == "" {
 		return WorkspaceDir
 	}
@@ -93,7 +93,7 @@ func (w *Workspace) Target() string {
 }
 
 // validatePath refuses a place that what a sandbox needs is in.
-func (w *Workspace) validatePath() error {
+func (w *WorkspaceMount) validatePath() error {
 	if w.Path == "" {
 		return nil
 	}

@@ -6,16 +6,16 @@ import (
 )
 
 func TestWorkspaceValidate(t *testing.T) {
-	for name, w := range map[string]Workspace{
+	for name, w := range map[string]WorkspaceMount{
 		"plain":   {Name: "w"},
 		"read":    {Name: "w", Mode: WorkspaceRead},
 		"limited": {Name: "my-work", Mode: WorkspaceExclusive, ReadOnly: []string{"a", "b/c"}, Writable: []string{"d"}},
 	} {
-		if err := (&Spec{Workspaces: []Workspace{w}}).Validate(); err != nil {
+		if err := (&Spec{Workspaces: []WorkspaceMount{w}}).Validate(); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for name, w := range map[string]Workspace{
+	for name, w := range map[string]WorkspaceMount{
 		"no name":               {},
 		"a path as name":        {Name: "../w"},
 		"an unknown mode":       {Name: "w", Mode: "lent"},
@@ -33,29 +33,29 @@ func TestWorkspaceValidate(t *testing.T) {
 		"NUL":                   {Name: "w", ReadOnly: []string{"a\x00b"}},
 		"too many":              {Name: "w", ReadOnly: strings.Split(strings.Repeat("x,", 40), ",")},
 	} {
-		if err := (&Spec{Workspaces: []Workspace{w}}).Validate(); CodeOf(err) != CodeInvalid {
+		if err := (&Spec{Workspaces: []WorkspaceMount{w}}).Validate(); CodeOf(err) != CodeInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, w := range []Workspace{{Name: "w", Mode: WorkspaceShared}, {Name: "w", Path: "/mnt/data/"}} {
-		if err := (&Spec{Workspaces: []Workspace{w}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}).Validate(); err != nil {
+	for _, w := range []WorkspaceMount{{Name: "w", Mode: WorkspaceShared}, {Name: "w", Path: "/mnt/data/"}} {
+		if err := (&Spec{Workspaces: []WorkspaceMount{w}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}).Validate(); err != nil {
 			t.Errorf("%+v: %v", w, err)
 		}
 	}
-	if s := (Spec{Workspaces: []Workspace{{Name: "w", Path: "/src/sub"}}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}); CodeOf(s.Validate()) != CodeInvalid {
+	if s := (Spec{Workspaces: []WorkspaceMount{{Name: "w", Path: "/src/sub"}}, Mounts: []Mount{{Source: "/src", Target: "/src"}}}); CodeOf(s.Validate()) != CodeInvalid {
 		t.Error("a workspace below a mount")
 	}
 	for _, target := range []string{"/workspace", "/workspace/sub"} {
-		s := Spec{Workspaces: []Workspace{{Name: "w"}}, Mounts: []Mount{{Source: "/src", Target: target}}}
+		s := Spec{Workspaces: []WorkspaceMount{{Name: "w"}}, Mounts: []Mount{{Source: "/src", Target: target}}}
 		if err := s.Validate(); CodeOf(err) != CodeInvalid {
 			t.Errorf("a mount at %s: %v", target, err)
 		}
 	}
-	several := Spec{Workspaces: []Workspace{{Name: "a", Path: "/a"}, {Name: "b", Path: "/ab"}, {Name: "c"}}}
+	several := Spec{Workspaces: []WorkspaceMount{{Name: "a", Path: "/a"}, {Name: "b", Path: "/ab"}, {Name: "c"}}}
 	if err := several.Validate(); err != nil {
 		t.Errorf("several: %v", err)
 	}
-	for name, more := range map[string]Workspace{
+	for name, more := range map[string]WorkspaceMount{
 		"twice": {Name: "a", Path: "/z"}, "at the same place": {Name: "z", Path: "/a/"}, "below": {Name: "z", Path: "/a/b"}, "above": {Name: "z", Path: "/workspace/.."},
 	} {
 		s := Spec{Workspaces: append(several.Workspaces[:3:3], more)}
@@ -63,7 +63,7 @@ func TestWorkspaceValidate(t *testing.T) {
 			t.Errorf("several, %s: %v", name, err)
 		}
 	}
-	if s := (Spec{Workspaces: make([]Workspace, 40)}); CodeOf(s.Validate()) != CodeInvalid {
+	if s := (Spec{Workspaces: make([]WorkspaceMount, 40)}); CodeOf(s.Validate()) != CodeInvalid {
 		t.Error("too many workspaces")
 	}
 }

@@ -21,7 +21,7 @@ import (
 func (s *soaker) bucketBox(t *testing.T, name string, mode sandbox.WorkspaceMode) (*atoll.Sandbox, error) {
 	t.Helper()
 	return s.client.Create(t.Context(), sandbox.Spec{
-		Name: name, Resources: sandbox.Resources{Memory: 256 << 20}, Workspaces: []sandbox.Workspace{{Name: "data", Mode: mode}},
+		Name: name, Resources: sandbox.Resources{Memory: 256 << 20}, Workspaces: []sandbox.WorkspaceMount{{Name: "data", Mode: mode}},
 	}, atoll.CreateOptions{})
 }
 

@@ -44,12 +44,11 @@ looks after it: what it was made of is known when it is stopped and started.`,
 	flags.StringVarP(&how.workdir, "workdir", "w", "", "directory that commands start in, absolute; made if it is missing")
 	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	boxed.register(flags)
+	boxed.register(cmd)
 	for _, name := range []string{"rm", "keep", "entrypoint"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
 	}
 	completeFlag(cmd, "pull", "missing", "always", "never")
-	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, name := range []string{"rm", "keep", "entrypoint"} {
 			if cmd.Flags().Changed(name) {

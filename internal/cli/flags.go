@@ -135,14 +135,32 @@ type boxFlags struct {
 	labelList, labelFiles []string
 	entrypoint            string
 	lifetime, idle        durationFlag
-	idleAction, snapshot  string
+	life                  lifetimeFlags
+	snapshot              string
 	remove, keep, quiet   bool
 	egress, secrets       []string
 	redact                bool
 	profile               string
 }
 
-func (f *boxFlags) register(flags *pflag.FlagSet) {
+// lifetimeFlags say what happens to a sandbox when its time is over.
+type lifetimeFlags struct {
+	action, idleAction string
+	wake               bool
+}
+
+func (f *lifetimeFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.action, "lifetime-action", "", "sleep (on disk), stop (and keep its files) or delete (default delete)")
+	flags.BoolVar(&f.wake, "wake", false, "resume a paused sandbox when it is used")
+	flags.StringVar(&f.idleAction, "idle-action", "", "pause, sleep (on disk), stop (and keep its files) or delete (default stop)")
+	completeFlag(cmd, "lifetime-action", "sleep", "stop", "delete")
+	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
+}
+
+func (f *boxFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	f.life.register(cmd)
 	flags.StringVar(&f.image, "image", control.HostImage, `what the files come from: "host" (this machine's programs, read-only), a reference such as debian:12, oci:DIR, docker-archive:FILE, dir:DIR or tar:FILE`)
 	flags.StringVar(&f.pull, "pull", string(control.PullMissing), "when to fetch the image: missing, always or never")
 	flags.StringVar(&f.platform, "platform", "", "platform of the image, such as linux/amd64")
@@ -161,9 +179,8 @@ func (f *boxFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.hostname, "hostname", "", "host name inside (default: the name)")
 	flags.StringArrayVarP(&f.labelList, "label", "l", nil, "label it: KEY=VALUE")
 	flags.StringArrayVar(&f.labelFiles, "label-file", nil, "read labels from a file, one KEY=VALUE per line")
-	flags.Var(&f.lifetime, "lifetime", "end the whole sandbox after this time, such as 1h")
+	flags.Var(&f.lifetime, "lifetime", "do what --lifetime-action says after this time, such as 1h")
 	flags.Var(&f.idle, "idle", "do what --idle-action says when nobody used it for so long; the daemon sees to that")
-	flags.StringVar(&f.idleAction, "idle-action", "", "pause, sleep (on disk), stop (and keep its files) or delete (default stop)")
 	flags.StringVar(&f.snapshot, "snapshot", "", "start from this snapshot instead of an image")
 	flags.BoolVar(&f.remove, "rm", true, "remove the sandbox when the command ends (what happens without -d or --keep)")
 	flags.BoolVar(&f.keep, "keep", false, "keep the sandbox when the command ends")
@@ -180,7 +197,9 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 		return badFlag("rm", "cannot be used with --detach: remove the sandbox with: atoll rm")
 	case f.snapshot != "" && cmd.Flags().Changed("image"):
 		return badFlag("snapshot", "cannot be used with --image")
-	case f.idleAction != "" && f.idle == 0:
+	case f.life.action != "" && f.lifetime == 0:
+		return badFlag("lifetime-action", "needs --lifetime")
+	case f.life.idleAction != "" && f.idle == 0:
 		return badFlag("idle-action", "needs --idle")
 	case cmd.Flags().Changed("cpus") && f.cpus <= 0:
 		return badFlag("cpus", "%v is not a positive number", f.cpus)
@@ -202,7 +221,8 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 		Name: box.name, Image: box.image, User: how.user, Workdir: how.workdir, Hostname: box.hostname,
 		Resources: sandbox.Resources{CPUs: box.cpus, Memory: int64(box.memory), Disk: int64(box.disk), PIDs: box.pids},
 		Lifetime: sandbox.Lifetime{
-			Timeout: time.Duration(box.lifetime), Idle: time.Duration(box.idle), IdleAction: sandbox.IdleAction(box.idleAction),
+			Timeout: time.Duration(box.lifetime), TimeoutAction: sandbox.IdleAction(box.life.action), Wakes: box.life.wake,
+			Idle: time.Duration(box.idle), IdleAction: sandbox.IdleAction(box.life.idleAction),
 		},
 		Snapshot: box.snapshot,
 	}

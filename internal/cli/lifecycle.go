@@ -133,7 +133,7 @@ func (a *App) resumeCmd() *cobra.Command {
 }
 
 // changes are the flags of update that say what to change.
-var changes = []string{"cpus", "memory", "disk", "pids", "label", "unlabel", "lifetime", "idle", "idle-action"}
+var changes = []string{"cpus", "memory", "disk", "pids", "label", "unlabel", "lifetime", "lifetime-action", "wake", "idle", "idle-action"}
 
 func (a *App) updateCmd() *cobra.Command {
 	var cpus float64
@@ -141,7 +141,7 @@ func (a *App) updateCmd() *cobra.Command {
 	var pids int64
 	var labelList, unlabel []string
 	var lifetime, idle string
-	var action string
+	var life lifetimeFlags
 	cmd := &cobra.Command{
 		Use: "update [flags] SANDBOX...", Short: "Change limits, labels, lifetime or idle policy of sandboxes",
 		Long: `Update changes what is named and leaves the rest. A lifetime begins anew; "never"
@@ -159,16 +159,23 @@ is none. Limits of a sandbox that is stopped hold when it is started.`,
 		case cmd.Flags().Changed("pids") && pids <= 0:
 			return atoll.Info{}, badFlag("pids", "%d is not a positive number", pids)
 		}
-		c := atoll.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}}
+		c := sandbox.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}}
 		var err error
-		if c.Timeout, err = span(cmd, "lifetime", lifetime); err != nil {
+		l := &c.Lifetime
+		if l.Timeout, err = span(cmd, "lifetime", lifetime); err != nil {
 			return atoll.Info{}, err
 		}
-		if c.Idle, err = span(cmd, "idle", idle); err != nil {
+		if l.Idle, err = span(cmd, "idle", idle); err != nil {
 			return atoll.Info{}, err
 		}
-		if action != "" {
-			c.IdleAction = (*sandbox.IdleAction)(&action)
+		if life.action != "" {
+			l.TimeoutAction = (*sandbox.IdleAction)(&life.action)
+		}
+		if cmd.Flags().Changed("wake") {
+			l.Wakes = &life.wake
+		}
+		if life.idleAction != "" {
+			l.IdleAction = (*sandbox.IdleAction)(&life.idleAction)
 		}
 		if c.Labels, err = labelChanges(labelList, unlabel); err != nil {
 			return atoll.Info{}, err
@@ -182,10 +189,9 @@ is none. Limits of a sandbox that is stopped hold when it is started.`,
 	flags.Int64Var(&pids, "pids", 0, "processes and threads alive at once")
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "set a label: KEY=VALUE")
 	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label: KEY")
-	flags.StringVar(&lifetime, "lifetime", "", "end it after this time from now, such as 1h, or never")
+	flags.StringVar(&lifetime, "lifetime", "", "do what --lifetime-action says after this time from now, such as 1h, or never")
 	flags.StringVar(&idle, "idle", "", "do what --idle-action says when nobody used it for so long, or never")
-	flags.StringVar(&action, "idle-action", "", "pause, sleep, stop or delete")
-	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
+	life.register(cmd)
 	return cmd
 }
 

@@ -198,7 +198,7 @@ else 1.`,
   atoll policy explain --policy policies.yaml --tenant acme --cpus 1`,
 	}
 	flags := cmd.Flags()
-	boxed.register(flags)
+	boxed.register(cmd)
 	for _, name := range []string{"rm", "keep", "entrypoint", "quiet", "pull"} { // nothing is made
 		_ = flags.MarkHidden(name)
 	}

@@ -46,7 +46,7 @@ ended it, 125 that Atoll itself failed.`,
 		Annotations: map[string]string{"runs": "yes"},
 	}
 	how.register(cmd.Flags())
-	boxed.register(cmd.Flags())
+	boxed.register(cmd)
 	completeFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := how.validate(cmd); err != nil {

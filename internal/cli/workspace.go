@@ -27,7 +27,7 @@ func (f *workspaceFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.writable, "workspace-writable", nil, "the only directory below the workspace that can be written to; may be repeated")
 }
 
-func (f *workspaceFlags) spec() (all []sandbox.Workspace, err error) {
+func (f *workspaceFlags) spec() (all []sandbox.WorkspaceMount, err error) {
 	if limited := len(f.readOnly)+len(f.writable) > 0; limited && len(f.names) != 1 {
 		return nil, badFlag("workspace", "is needed, and only one, to limit what can be written to it")
 	}
@@ -43,7 +43,7 @@ func (f *workspaceFlags) spec() (all []sandbox.Workspace, err error) {
 }
 
 // workspaceSpec parses NAME[:MODE][:/PATH].
-func workspaceSpec(text string) (w sandbox.Workspace, err error) {
+func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 	var mode string
 	w.Name, mode, _ = strings.Cut(text, ":")
 	if i := strings.Index(mode, "/"); i == 0 || i > 0 && mode[i-1] == ':' {

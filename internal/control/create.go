@@ -61,7 +61,7 @@ func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, erro
 	if err != nil {
 		return nil, c.wrap(Action{Op: "sandbox.create"}, err)
 	}
-	spec.Labels = c.labels(spec, &req)
+	spec.Labels, spec.Lifetime.Timeout = c.labels(spec, &req), spec.Lifetime.HardTimeout()
 	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		img, err := c.ensureImage(ctx, &req, spec)
@@ -101,6 +101,11 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	if len(spec.Workspaces) > 0 && !c.cfg.Workspaces {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "workspaces need the daemon", Hint: "start it with: atoll up",
+		}
+	}
+	if req.Tenant == "" && spec.Lifetime.HardTimeout() != spec.Lifetime.Timeout {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "lifetime", Message: "stopping or pausing a sandbox at its timeout needs the daemon", Hint: "start it with: atoll up",
 		}
 	}
 	if spec.ID == "" {

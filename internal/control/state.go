@@ -73,7 +73,7 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 	if err != nil {
 		return nil, restored, c.wrap(Action{Op: "sandbox.create"}, err)
 	}
-	spec.Labels = c.labels(spec, &req)
+	spec.Labels, spec.Lifetime.Timeout = c.labels(spec, &req), spec.Lifetime.HardTimeout()
 	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)

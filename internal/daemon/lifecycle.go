@@ -28,15 +28,7 @@ func (s service) Resume(ctx context.Context, ref string) (api.Sandbox, error) {
 	return shownWith(s.Plane.Resume(ctx, ref))
 }
 
-func (s service) Update(ctx context.Context, ref string, req api.UpdateRequest) (api.Sandbox, error) {
-	c := plane.Change{
-		Resources: sandbox.Resources(req.Resources), Labels: req.Labels,
-		Timeout: api.Duration(req.TimeoutMS), Idle: api.Duration(req.IdleMS),
-	}
-	if req.IdleAction != nil {
-		action := sandbox.IdleAction(*req.IdleAction)
-		c.IdleAction = &action
-	}
+func (s service) Update(ctx context.Context, ref string, c sandbox.Change) (api.Sandbox, error) {
 	return shownWith(s.Plane.Update(ctx, ref, c))
 }
 
@@ -52,7 +44,7 @@ func (s service) Fork(ctx context.Context, ref string, req api.ForkRequest) ([]a
 func shownSnapshot(s store.Snapshot) api.Snapshot {
 	return api.Snapshot{
 		ID: s.ID, Name: s.Name, Ready: s.Ready, Memory: s.Memory, Size: s.Size, Engine: s.Engine, Parent: string(s.Parent),
-		ParentName: s.ParentName, Image: s.Image, Provider: s.Provider, Resources: api.Resources(s.Spec.Resources), Labels: s.Labels,
+		ParentName: s.ParentName, Image: s.Image, Provider: s.Provider, Resources: s.Spec.Resources, Labels: s.Labels,
 		Created: s.Created, Children: s.Children,
 		Saved: s.Archived.Archive != "", Stored: s.Archived.Stored, Encrypted: s.Archived.Encrypted, Problem: s.Problem,
 	}

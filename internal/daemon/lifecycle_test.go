@@ -332,20 +332,20 @@ func TestUpdate(t *testing.T) {
 	c := daemontest.Client(t, m.Start(t, nil))
 	s := create(t, c, sandbox.Spec{Name: "one", Labels: map[string]string{"a": "1", "b": "2"}})
 	idle, action, three := 5*time.Minute, sandbox.IdlePause, "3"
-	info, err := s.Update(t.Context(), atoll.Change{Labels: map[string]*string{"a": nil, "c": &three}, Idle: &idle, IdleAction: &action})
-	if must(t, sandbox.Running, info, err); info.IdleMS != idle.Milliseconds() || info.IdleAction != action || len(info.Labels) != 2 || info.Labels["c"] != "3" {
+	info, err := s.Update(t.Context(), sandbox.Change{Labels: map[string]*string{"a": nil, "c": &three}, Lifetime: sandbox.LifetimeChange{Idle: &idle, IdleAction: &action}})
+	if must(t, sandbox.Running, info, err); info.Lifetime.Idle != idle || info.Lifetime.IdleAction != action || len(info.Labels) != 2 || info.Labels["c"] != "3" {
 		t.Errorf("%+v", info)
 	}
 	bad := sandbox.IdleAction("explode")
-	for _, change := range []atoll.Change{
-		{Resources: sandbox.Resources{Memory: 1}}, {IdleAction: &bad}, {Labels: map[string]*string{"atoll.tenant": &three}},
+	for _, change := range []sandbox.Change{
+		{Resources: sandbox.Resources{Memory: 1}}, {Lifetime: sandbox.LifetimeChange{IdleAction: &bad}}, {Labels: map[string]*string{"atoll.tenant": &three}},
 	} {
 		_, err := s.Update(t.Context(), change)
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
 	info, err = s.Stop(t.Context(), 0)
 	must(t, sandbox.Stopped, info, err)
-	info, err = s.Update(t.Context(), atoll.Change{Resources: sandbox.Resources{Memory: 1 << 30}})
+	info, err = s.Update(t.Context(), sandbox.Change{Resources: sandbox.Resources{Memory: 1 << 30}})
 	must(t, sandbox.Stopped, info, err)
 	info, err = s.Start(t.Context())
 	if must(t, sandbox.Running, info, err).Resources.Memory != 1<<30 {
@@ -394,7 +394,7 @@ func TestLifecycleCrashPoints(t *testing.T) {
 		return err
 	}
 	update := func(ctx context.Context, s *atoll.Sandbox) error {
-		_, err := s.Update(ctx, atoll.Change{Resources: sandbox.Resources{Memory: 1 << 30}})
+		_, err := s.Update(ctx, sandbox.Change{Resources: sandbox.Resources{Memory: 1 << 30}})
 		return err
 	}
 	for _, tt := range []struct {

@@ -84,9 +84,9 @@ func (s service) ReloadPolicies(ctx context.Context) (api.Policies, error) {
 }
 
 func (s service) ExplainPolicies(ctx context.Context, req api.CreateRequest) (api.PolicyAnswer, error) {
-	a, err := s.Plane.ExplainPolicies(ctx, req.Spec())
+	a, err := s.Plane.ExplainPolicies(ctx, req.Spec)
 	out := api.PolicyAnswer{
-		Allow: a.Denied == nil, Limits: api.Resources(a.Caps.Resources), LifetimeMS: a.Caps.Lifetime.Milliseconds(),
+		Allow: a.Denied == nil, Limits: a.Caps.Resources, LifetimeMS: a.Caps.Lifetime.Milliseconds(),
 		Findings: []api.PolicyFinding{}, Ceilings: []api.PolicyCeiling{},
 	}
 	if denied := new(sandbox.Error); errors.As(a.Denied, &denied) {

@@ -83,7 +83,7 @@ func TestQuotaHoldsForUpdates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, more := range []sandbox.Resources{{CPUs: -1}, {Memory: -1}, {Disk: -1}, {CPUs: -1e9}, {CPUs: 2.5}, {Memory: 3 << 30}} {
-		_, err := s.Update(t.Context(), atoll.Change{Resources: more})
+		_, err := s.Update(t.Context(), sandbox.Change{Resources: more})
 		if code := sandbox.CodeOf(err); code != sandbox.CodeInvalid && code != sandbox.CodeExhausted {
 			t.Errorf("%+v: %v", more, err)
 		}
@@ -102,7 +102,7 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 		_, err := boss.Create(t.Context(), sandbox.Spec{Resources: huge}, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeInvalid)
 		s := create(t, boss, sandbox.Spec{Resources: sandbox.Resources{Memory: sandbox.MaxMemory, Disk: sandbox.MaxDisk}})
-		_, err = s.Update(t.Context(), atoll.Change{Resources: huge})
+		_, err = s.Update(t.Context(), sandbox.Change{Resources: huge})
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
 	all, err := owner.Tenants(t.Context())

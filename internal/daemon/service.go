@@ -31,7 +31,7 @@ var _ api.Service = service{}
 
 func (s service) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox, bool, error) {
 	made, err := s.Plane.Create(ctx, plane.CreateRequest{
-		Spec: req.Spec(), Pull: control.Pull(req.Pull), Platform: req.Platform,
+		Spec: req.Spec, Pull: control.Pull(req.Pull), Platform: req.Platform,
 		Idempotency: store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw},
 	})
 	out := shown(made.Sandbox)
@@ -60,7 +60,7 @@ func (s service) List(ctx context.Context, q api.ListQuery) ([]api.Sandbox, stri
 func shownSummary(b *store.Summary) api.Sandbox {
 	out := api.Sandbox{
 		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
-		Resources: api.Resources(b.Resources), Labels: b.Labels, LabelsJSON: b.LabelsJSON, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
+		Resources: b.Resources, Labels: b.Labels, LabelsJSON: b.LabelsJSON, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
 	}
 	if b.Node != localNode {
 		out.Node = b.Node
@@ -72,7 +72,7 @@ func shown(b store.Sandbox) api.Sandbox {
 	out := shownSummary(&b.Summary)
 	out.Pause, out.Wakes, out.Origin = string(b.Rest.Pause), b.Rest.Wakes, b.Origin
 	out.LeftMS = int64((b.Rest.Left + time.Millisecond - 1) / time.Millisecond)
-	out.Idle = api.Idle{IdleMS: b.Idle.After.Milliseconds(), IdleAction: b.Idle.Action}
+	out.Lifetime = b.Spec.Lifetime
 	if b.Exit != nil {
 		e := api.ExitOf(*b.Exit)
 		out.Exit = &e

@@ -67,7 +67,7 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 	_, out["pause"] = s.Pause(ctx, sandbox.PauseMemory)
 	_, out["sleep"] = s.Pause(ctx, sandbox.PauseDisk)
 	_, out["resume"] = s.Resume(ctx)
-	_, out["update"] = s.Update(ctx, atoll.Change{Resources: sandbox.Resources{CPUs: 1}})
+	_, out["update"] = s.Update(ctx, sandbox.Change{Resources: sandbox.Resources{CPUs: 1}})
 	_, out["snapshot"] = s.Snapshot(ctx, atoll.SnapshotOptions{Name: "theft"})
 	_, out["fork"] = s.Fork(ctx, atoll.ForkOptions{})
 	out["destroy"] = s.Destroy(ctx)

@@ -84,11 +84,11 @@ func (s service) WorkspaceHistory(ctx context.Context, name string) ([]api.Works
 	return out, err
 }
 
-func (s service) WorkspaceDiff(ctx context.Context, name string, from, to int) ([]api.Change, bool, error) {
+func (s service) WorkspaceDiff(ctx context.Context, name string, from, to int) ([]api.WorkspaceChange, bool, error) {
 	all, more, err := s.Plane.WorkspaceDiff(ctx, name, from, to)
-	out := make([]api.Change, len(all))
+	out := make([]api.WorkspaceChange, len(all))
 	for i, c := range all {
-		out[i] = api.Change(c)
+		out[i] = api.WorkspaceChange(c)
 	}
 	return out, more, err
 }

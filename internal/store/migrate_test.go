@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/store"
@@ -83,7 +84,10 @@ var written = map[int64][]statement{
 	21: {
 		{"INSERT INTO workspaces (id, tenant, name, created) VALUES ('ws-3', 'acme', 'more', 9)", nil},
 		{"INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ('id-web', 'ws-3', 'n1', 'exclusive', 9)", nil},
-		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspaces":[{"name":"notes","path":"/notes"}]}`}},
+		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspaces":[{"name":"notes","path":"/notes"}],"lifetime":{"timeout":3600000000000,"idleAction":"stop"}}`}},
+	},
+	22: {
+		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspaces":[{"name":"notes","path":"/notes"}],"lifetime":{"timeoutMs":3600000,"idleAction":"stop"}}`}},
 	},
 }
 
@@ -136,6 +140,9 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	ok(t, err)
 	if from >= 7 && (len(b.Spec.Workspaces) != 1 || b.Spec.Workspaces[0].Name != "notes" || b.Spec.Workspaces[0].Path != "/notes" || b.Spec.Name != "web" || len(held) == 0) {
 		t.Errorf("its workspaces became %+v, %+v", b.Spec, held)
+	}
+	if l := b.Spec.Lifetime; from >= 21 && l != (sandbox.Lifetime{Timeout: time.Hour, IdleAction: sandbox.IdleStop}) {
+		t.Errorf("its lifetime became %+v", l)
 	}
 	if got := listAll(t, s, "acme", store.Filter{Labels: map[string]string{"team": "red"}}, 10); len(got) != 1 {
 		t.Errorf("found by label: %v", got)

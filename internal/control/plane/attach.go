@@ -26,7 +26,7 @@ func (p *Plane) claim(ctx context.Context, tx *store.Tx, tenant string, spec *sa
 	if err := p.shelved(); err != nil {
 		return err
 	}
-	byName := func(a, b sandbox.Workspace) int { return strings.Compare(a.Name, b.Name) }
+	byName := func(a, b sandbox.WorkspaceMount) int { return strings.Compare(a.Name, b.Name) }
 	for _, ref := range slices.SortedFunc(slices.Values(spec.Workspaces), byName) {
 		if err := p.claimOne(ctx, tx, tenant, spec.ID, &ref); err != nil {
 			return err
@@ -35,7 +35,7 @@ func (p *Plane) claim(ctx context.Context, tx *store.Tx, tenant string, spec *sa
 	return nil
 }
 
-func (p *Plane) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, ref *sandbox.Workspace) error {
+func (p *Plane) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, ref *sandbox.WorkspaceMount) error {
 	w, err := tx.LockWorkspace(ctx, tenant, ref.Name)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.
 
 // mounts returns what to show of a workspace. What may not be written is a
 // mount of its own, so that it is the file server outside that refuses.
-func (p *Plane) mounts(ctx context.Context, row store.Workspace, w *workspace.Workspace, ref *sandbox.Workspace) ([]sandbox.Mount, error) {
+func (p *Plane) mounts(ctx context.Context, row store.Workspace, w *workspace.Workspace, ref *sandbox.WorkspaceMount) ([]sandbox.Mount, error) {
 	if row.Bucket != "" {
 		return p.bucketMounts(ctx, row, ref)
 	}
@@ -103,7 +103,7 @@ func (p *Plane) mounts(ctx context.Context, row store.Workspace, w *workspace.Wo
 // mountsOf returns what to show of a workspace that is in dir. A directory above
 // a mount has one too, because whoever may rename it would move the mount away,
 // and make what is read-only anew in its place.
-func mountsOf(dir string, ref *sandbox.Workspace) []sandbox.Mount {
+func mountsOf(dir string, ref *sandbox.WorkspaceMount) []sandbox.Mount {
 	readOnly := map[string]bool{".": len(ref.Writable) > 0}
 	for _, sub := range ref.Writable {
 		readOnly[sub] = false

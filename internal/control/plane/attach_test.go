@@ -23,7 +23,7 @@ func TestMountsOfWorkspace(t *testing.T) {
 		{[]string{"a/b/c/d/e"}, []string{"a/b/c/d/e/f/g"}, "/workspace:ro /workspace/a/b/c/d/e /workspace/a/b/c/d/e/f /workspace/a/b/c/d/e/f/g:ro"},
 	} {
 		var got string
-		for i, m := range mountsOf("/host/tree", &sandbox.Workspace{Writable: tt.writable, ReadOnly: tt.readOnly}) {
+		for i, m := range mountsOf("/host/tree", &sandbox.WorkspaceMount{Writable: tt.writable, ReadOnly: tt.readOnly}) {
 			if i > 0 {
 				got += " "
 			}

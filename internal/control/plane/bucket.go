@@ -63,7 +63,7 @@ func (p *Plane) onBucket(ctx context.Context, op string, row store.Workspace, do
 }
 
 // bucketMounts mounts a bucket and returns what to show of it.
-func (p *Plane) bucketMounts(ctx context.Context, row store.Workspace, ref *sandbox.Workspace) ([]sandbox.Mount, error) {
+func (p *Plane) bucketMounts(ctx context.Context, row store.Workspace, ref *sandbox.WorkspaceMount) ([]sandbox.Mount, error) {
 	if err := p.checkBucket(row); err != nil {
 		return nil, err
 	}

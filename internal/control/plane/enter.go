@@ -162,7 +162,7 @@ func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 	wait := maxWait
 	now := p.cfg.Store.Now()
 	for _, b := range over {
-		if b.Spec.Lifetime.Timeout > 0 && now.Before(b.Expires.Add(expireGrace)) {
+		if b.Spec.Lifetime.HardTimeout() > 0 && now.Before(b.Expires.Add(expireGrace)) {
 			wait = expireGrace // its provider sees to that, and knows better why it ended
 			continue
 		}

@@ -216,7 +216,7 @@ func TestUpdateLifetime(t *testing.T) {
 	onFakeTime(t, func(t *testing.T, _ *machine, p *plane.Plane, ctx context.Context) {
 		b := create(t, p, ctx, sandbox.Spec{Name: "one"})
 		soon := 10 * time.Minute
-		if _, err := p.Update(ctx, "one", plane.Change{Timeout: &soon}); err != nil {
+		if _, err := p.Update(ctx, "one", sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &soon}}); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(9 * time.Minute)

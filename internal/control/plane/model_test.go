@@ -32,7 +32,7 @@ func carryOut(p *plane.Plane, ctx context.Context, ref string, op lifecycle.Op) 
 		_, err = p.Start(ctx, ref)
 	case lifecycle.Update:
 		value := "v"
-		_, err = p.Update(ctx, ref, plane.Change{Labels: map[string]*string{"k": &value}})
+		_, err = p.Update(ctx, ref, sandbox.Change{Labels: map[string]*string{"k": &value}})
 	case lifecycle.Snapshot:
 		var s store.Snapshot
 		if s, err = p.Snapshot(ctx, ref, plane.SnapshotRequest{}); err == nil {

@@ -345,13 +345,13 @@ func (p *Plane) permitAgain(ctx context.Context, t *turn) error {
 
 // permitChange is permit for a change of a sandbox: of limits, what is changed
 // is looked at, but other labels may mean other policies for all of it.
-func (p *Plane) permitChange(ctx context.Context, t *turn, c *Change, now time.Time) error {
+func (p *Plane) permitChange(ctx context.Context, t *turn, c *sandbox.Change, now time.Time) error {
 	spec := t.box.Spec
 	spec.Labels, spec.Resources = t.box.Labels, t.box.Resources
 	var fields []bundle.Field
 	for field, changed := range map[bundle.Field]bool{
 		bundle.CPUs: c.Resources.CPUs != 0, bundle.Memory: c.Resources.Memory != 0, bundle.Disk: c.Resources.Disk != 0, bundle.PIDs: c.Resources.PIDs != 0,
-		bundle.Lifetime: c.Timeout != nil,
+		bundle.Lifetime: c.Lifetime.Timeout != nil,
 	} {
 		if changed {
 			fields = append(fields, field)
@@ -365,10 +365,10 @@ func (p *Plane) permitChange(ctx context.Context, t *turn, c *Change, now time.T
 		fields = slices.Concat(fields, restored, []bundle.Field{bundle.Lifetime})
 		spec.Labels = relabelled(spec.Labels, c.Labels)
 	}
-	if c.Timeout != nil {
+	if c.Lifetime.Timeout != nil {
 		spec.Lifetime.Timeout = 0
-		if *c.Timeout > 0 { // it was made some time ago
-			spec.Lifetime.Timeout = now.Add(*c.Timeout).Sub(t.box.Created)
+		if *c.Lifetime.Timeout > 0 { // it was made some time ago
+			spec.Lifetime.Timeout = now.Add(*c.Lifetime.Timeout).Sub(t.box.Created)
 		}
 	}
 	if len(fields) == 0 {

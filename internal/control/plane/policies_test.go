@@ -132,16 +132,16 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r.secret(t, "other", nil)
 	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
 	long, forever, yes := 2*time.Hour, time.Duration(0), "oh yes"
-	for rule, c := range map[string]plane.Change{
+	for rule, c := range map[string]sandbox.Change{
 		"agents.cpus":     {Resources: sandbox.Resources{CPUs: 3}},
 		"agents.memory":   {Resources: sandbox.Resources{Memory: -1}},
-		"agents.lifetime": {Timeout: &long},
+		"agents.lifetime": {Lifetime: sandbox.LifetimeChange{Timeout: &long}},
 		"locked.network":  {Labels: map[string]*string{"locked": &yes}},
 	} {
 		_, err := r.Update(r.writer, "box", c)
 		r.by(t, "update", rule, err)
 	}
-	_, err := r.Update(r.writer, "box", plane.Change{Timeout: &forever})
+	_, err := r.Update(r.writer, "box", sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &forever}})
 	r.by(t, "for ever", "agents.lifetime", err)
 	for _, extend := range []bool{true, false} {
 		_, err = r.Expire(r.writer, "box", b.Created.Add(2*time.Hour), extend)
@@ -211,7 +211,7 @@ func TestCeilingsReachTheGateway(t *testing.T) {
 	}
 	r.load(t, caps+"  - {name: team, labels: {team: a}, egress: {default: deny}}\n")
 	team := "a"
-	if _, err := r.Update(r.writer, "box", plane.Change{Labels: map[string]*string{"team": &team}}); err != nil {
+	if _, err := r.Update(r.writer, "box", sandbox.Change{Labels: map[string]*string{"team": &team}}); err != nil {
 		t.Fatal(err)
 	}
 	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 2 {

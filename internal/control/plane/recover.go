@@ -74,7 +74,7 @@ func (p *Plane) goOn(ctx context.Context, b *store.Sandbox) error {
 	if err := box.Resume(ctx); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 		return err
 	}
-	if b.Spec.Lifetime.Timeout > 0 && (!b.Expires.IsZero() || b.Rest.Left > 0) {
+	if b.Spec.Lifetime.HardTimeout() > 0 && (!b.Expires.IsZero() || b.Rest.Left > 0) {
 		at := b.Expires
 		if b.Rest.Left > 0 {
 			at = p.cfg.Store.Now().Add(b.Rest.Left)

@@ -205,7 +205,7 @@ func (p *Plane) freeze(ctx context.Context, t *turn, wakes bool) (store.Sandbox,
 		return t.box, err
 	}
 	stopped := p.stopClock(ctx, box, &t.box)
-	if err = box.Pause(recorded(ctx)); err != nil && stopped && t.box.Spec.Lifetime.Timeout > 0 {
+	if err = box.Pause(recorded(ctx)); err != nil && stopped && t.box.Spec.Lifetime.HardTimeout() > 0 {
 		p.note(ctx, box.SetDeadline(recorded(context.WithoutCancel(ctx)), t.box.Expires))
 	}
 	if err := p.cfg.Fault("pause.done"); err != nil {
@@ -225,7 +225,7 @@ func (p *Plane) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sa
 	switch {
 	case b.Expires.IsZero():
 		return false
-	case b.Spec.Lifetime.Timeout == 0:
+	case b.Spec.Lifetime.HardTimeout() == 0:
 		return true // it is we who end it
 	case !control.Can[driver.DeadlineSetter](box):
 		return false
@@ -270,7 +270,7 @@ func (p *Plane) thaw(ctx context.Context, t *turn) (store.Sandbox, error) {
 	if err := p.cfg.Fault("resume.recorded"); err != nil {
 		return t.box, err
 	}
-	if left := t.box.Rest.Left; left > 0 && t.box.Spec.Lifetime.Timeout > 0 {
+	if left := t.box.Rest.Left; left > 0 && t.box.Spec.Lifetime.HardTimeout() > 0 {
 		err = box.SetDeadline(recorded(ctx), p.cfg.Store.Now().Add(left))
 	}
 	if err == nil {

@@ -16,29 +16,8 @@ import (
 
 const opUpdate = "sandbox.update"
 
-// Change says what of a sandbox is to be another. What is nil or zero stays.
-type Change struct {
-	Resources sandbox.Resources
-	// Labels are set; those with a nil value are removed.
-	Labels map[string]*string
-	// Timeout is how long the sandbox may live from now on; zero: for ever.
-	Timeout    *time.Duration
-	Idle       *time.Duration // zero: never idle
-	IdleAction *sandbox.IdleAction
-}
-
-func (c *Change) validate() error {
-	l := sandbox.Lifetime{}
-	if c.Timeout != nil {
-		l.Timeout = *c.Timeout
-	}
-	if c.Idle != nil {
-		l.Idle = *c.Idle
-	}
-	if c.IdleAction != nil {
-		l.IdleAction = *c.IdleAction
-	}
-	if err := l.Validate(); err != nil {
+func validate(c *sandbox.Change) error {
+	if err := c.Lifetime.Apply(sandbox.Lifetime{}).Validate(); err != nil {
 		return err
 	}
 	for k := range c.Labels {
@@ -52,8 +31,8 @@ func (c *Change) validate() error {
 // Update changes the limits, labels, lifetime or idle policy of a sandbox. Of
 // one that does not run the limits hold when it runs again. Nothing is changed
 // if a part of it cannot be.
-func (p *Plane) Update(ctx context.Context, ref string, c Change) (store.Sandbox, error) {
-	if err := c.validate(); err != nil {
+func (p *Plane) Update(ctx context.Context, ref string, c sandbox.Change) (store.Sandbox, error) {
+	if err := validate(&c); err != nil {
 		return store.Sandbox{}, named(opUpdate, err)
 	}
 	t, err := p.turn(ctx, ref, opUpdate, lifecycle.Update)
@@ -71,10 +50,10 @@ func (p *Plane) Update(ctx context.Context, ref string, c Change) (store.Sandbox
 	return b, named(opUpdate, err)
 }
 
-func (p *Plane) update(ctx context.Context, t *turn, c *Change) (store.Sandbox, error) {
+func (p *Plane) update(ctx context.Context, t *turn, c *sandbox.Change) (store.Sandbox, error) {
 	live := t.box.State == sandbox.Running || t.box.Rest.Pause == sandbox.PauseMemory
 	var box *control.Sandbox
-	if live && (c.Resources != sandbox.Resources{} || c.Timeout != nil) {
+	if live && (c.Resources != sandbox.Resources{} || c.Lifetime.Timeout != nil || c.Lifetime.TimeoutAction != nil) {
 		var err error
 		if box, err = p.attach(ctx, &t.box); err != nil {
 			return t.box, err
@@ -83,7 +62,7 @@ func (p *Plane) update(ctx context.Context, t *turn, c *Change) (store.Sandbox, 
 			return t.box, err
 		}
 	}
-	before, now := t.box.Resources, p.cfg.Store.Now()
+	before, now := t.box, p.cfg.Store.Now()
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
 		p.apply(b, c, now)
 		if box != nil {
@@ -97,7 +76,7 @@ func (p *Plane) update(ctx context.Context, t *turn, c *Change) (store.Sandbox, 
 		return t.box, err
 	}
 	if box != nil {
-		err = p.tell(ctx, t, box, c, before, now)
+		err = p.tell(ctx, t, box, c, &before, now)
 	}
 	if err := p.cfg.Fault("update.done"); err != nil {
 		return t.box, err
@@ -106,12 +85,14 @@ func (p *Plane) update(ctx context.Context, t *turn, c *Change) (store.Sandbox, 
 }
 
 // canChange refuses what the provider of a living sandbox cannot do.
-func (p *Plane) canChange(t *turn, box *control.Sandbox, c *Change) error {
+func (p *Plane) canChange(t *turn, box *control.Sandbox, c *sandbox.Change) error {
 	if c.Resources != (sandbox.Resources{}) && !control.Can[driver.Resizer](box) {
 		return unsupported(&t.box, "this provider cannot change the limits of a sandbox that runs", "stop it, change it, and start it again")
 	}
 	// A shorter life can be ended by us; a longer one is in the provider's hands.
-	longer := c.Timeout != nil && !t.box.Expires.IsZero() && (*c.Timeout == 0 || p.cfg.Store.Now().Add(*c.Timeout).After(t.box.Expires))
+	was := t.box.Spec.Lifetime
+	longer := was.HardTimeout() > 0 && !t.box.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
+		c.Lifetime.Timeout != nil && p.cfg.Store.Now().Add(*c.Lifetime.Timeout).After(t.box.Expires))
 	if longer && !control.Can[driver.DeadlineSetter](box) {
 		return unsupported(&t.box, "this provider cannot let a sandbox that runs live longer", "")
 	}
@@ -119,29 +100,22 @@ func (p *Plane) canChange(t *turn, box *control.Sandbox, c *Change) error {
 }
 
 // apply makes a change to a record.
-func (p *Plane) apply(b *store.Sandbox, c *Change, now time.Time) {
+func (p *Plane) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 	set(&b.Resources.CPUs, c.Resources.CPUs)
 	set(&b.Resources.Memory, c.Resources.Memory)
 	set(&b.Resources.Disk, c.Resources.Disk)
 	set(&b.Resources.PIDs, c.Resources.PIDs)
 	b.Labels = relabelled(b.Labels, c.Labels)
-	l := b.Spec.Lifetime
-	if c.Idle != nil {
-		l.Idle = *c.Idle
-	}
-	if c.IdleAction != nil {
-		l.IdleAction = *c.IdleAction
-	}
 	expires := b.Expires
-	if c.Timeout != nil {
-		l.Timeout = *c.Timeout
-	}
-	setLifetime(b, l, now)
+	setLifetime(b, c.Lifetime.Apply(b.Spec.Lifetime), now)
 	switch {
-	case c.Timeout == nil:
+	case c.Lifetime.Timeout == nil:
 		b.Expires = expires
 	case b.Rest.Pause != "" || b.State == sandbox.Stopped: // its time begins when it runs again
-		b.Rest.Left, b.Expires = *c.Timeout, time.Time{}
+		b.Rest.Left, b.Expires = *c.Lifetime.Timeout, time.Time{}
+	}
+	if c.Lifetime.Wakes != nil && b.Rest.Pause != "" {
+		b.Rest.Wakes = *c.Lifetime.Wakes
 	}
 	b.Active = now
 }
@@ -173,23 +147,26 @@ func set[T int64 | float64](v *T, to T) {
 
 // tell makes a change to a living sandbox. If the second half fails, the first
 // is undone.
-func (p *Plane) tell(ctx context.Context, t *turn, box *control.Sandbox, c *Change, before sandbox.Resources, now time.Time) error {
+func (p *Plane) tell(ctx context.Context, t *turn, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
 	ctx = recorded(ctx)
 	if c.Resources != (sandbox.Resources{}) {
 		if err := box.Resize(ctx, c.Resources); err != nil {
 			return err
 		}
 	}
-	if c.Timeout == nil || !control.Can[driver.DeadlineSetter](box) || t.box.Rest.Pause != "" {
+	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !control.Can[driver.DeadlineSetter](box) || t.box.Rest.Pause != "" {
 		return nil
 	}
 	at := time.Time{}
-	if *c.Timeout > 0 {
-		at = now.Add(*c.Timeout)
+	switch hard := c.Lifetime.Apply(before.Spec.Lifetime).HardTimeout(); {
+	case hard > 0 && c.Lifetime.Timeout != nil:
+		at = now.Add(hard)
+	case hard > 0:
+		at = before.Expires
 	}
 	err := box.SetDeadline(ctx, at)
 	if err != nil && c.Resources != (sandbox.Resources{}) {
-		p.note(ctx, box.Resize(context.WithoutCancel(ctx), before))
+		p.note(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
 	}
 	return err
 }

@@ -10,6 +10,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // appender is an answer that writes itself. Listings of thousands would spend
@@ -86,7 +88,7 @@ func (s *Sandbox) appendJSON(b []byte) ([]byte, error) {
 	b = appendString(append(b, `,"image":`...), s.Image)
 	b = appendSome(b, `,"provider":`, s.Provider)
 	b = appendSome(b, `,"node":`, s.Node)
-	b = s.Resources.appendJSON(append(b, `,"resources":`...))
+	b = appendResources(append(b, `,"resources":`...), &s.Resources)
 	if s.LabelsJSON != "" {
 		b = append(append(b, `,"labels":`...), s.LabelsJSON...)
 	} else if len(s.Labels) > 0 {
@@ -102,11 +104,11 @@ func (s *Sandbox) appendJSON(b []byte) ([]byte, error) {
 
 // brief reports whether s has nothing but what listings tell.
 func (s *Sandbox) brief() bool {
-	return s.Exit == nil && s.Pause == "" && !s.Wakes && s.LeftMS == 0 && s.Origin == "" && s.Idle == Idle{} &&
+	return s.Exit == nil && s.Pause == "" && !s.Wakes && s.LeftMS == 0 && s.Origin == "" && s.Lifetime == sandbox.Lifetime{} &&
 		len(s.Entrypoint) == 0 && len(s.Cmd) == 0
 }
 
-func (r *Resources) appendJSON(b []byte) []byte {
+func appendResources(b []byte, r *sandbox.Resources) []byte {
 	start := len(b)
 	if r.CPUs != 0 {
 		b = strconv.AppendFloat(append(b, `,"cpus":`...), r.CPUs, 'f', -1, 64)

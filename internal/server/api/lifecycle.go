@@ -5,6 +5,8 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 type pauseInput struct {
@@ -23,7 +25,7 @@ type stopInput struct {
 
 type updateInput struct {
 	SandboxRef
-	Body UpdateRequest
+	Body sandbox.Change
 }
 
 type forkInput struct {

@@ -59,11 +59,11 @@ type SignedImage struct {
 
 // PolicyAnswer is what the policies say about a sandbox that is not made.
 type PolicyAnswer struct {
-	Allow    bool            `json:"allow"`
-	Message  string          `json:"message,omitempty" doc:"why it would be refused"`
-	Rule     string          `json:"rule,omitempty" doc:"that would refuse it, as POLICY.FIELD"`
-	Findings []PolicyFinding `json:"findings" doc:"what every rule that is about it says"`
-	Limits   Resources       `json:"limits" doc:"the lowest that hold for it"`
+	Allow    bool              `json:"allow"`
+	Message  string            `json:"message,omitempty" doc:"why it would be refused"`
+	Rule     string            `json:"rule,omitempty" doc:"that would refuse it, as POLICY.FIELD"`
+	Findings []PolicyFinding   `json:"findings" doc:"what every rule that is about it says"`
+	Limits   sandbox.Resources `json:"limits" doc:"the lowest that hold for it"`
 	// LifetimeMS is the longest that it may live.
 	LifetimeMS int64           `json:"lifetimeMs,omitempty"`
 	Ceilings   []PolicyCeiling `json:"ceilings" doc:"over what it may reach"`

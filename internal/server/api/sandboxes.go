@@ -5,8 +5,6 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
-
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // SandboxRef names a sandbox in a path. It is exported for huma, which looks
@@ -90,22 +88,4 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 		return nil, a.problem(ctx, err)
 	}
 	return &listOutput{listOutputBody{Sandboxes: page, Next: next}}, nil
-}
-
-// Spec is what is asked for, in the vocabulary.
-func (r *CreateRequest) Spec() sandbox.Spec {
-	spec := sandbox.Spec{
-		Name: r.Name, Image: r.Image, Env: r.Env, User: r.User, Workdir: r.Workdir, Hostname: r.Hostname, Labels: r.Labels,
-		Resources: sandbox.Resources(r.Resources), Lifetime: r.Lifetime(), Snapshot: r.Snapshot,
-		Network: r.Network, Secrets: r.Secrets, Redact: r.Redact,
-	}
-	for _, m := range r.Mounts {
-		spec.Mounts = append(spec.Mounts, sandbox.Mount(m))
-	}
-	for _, w := range r.Workspaces {
-		spec.Workspaces = append(spec.Workspaces, sandbox.Workspace{
-			Name: w.Name, Mode: sandbox.WorkspaceMode(w.Mode), Path: w.Path, ReadOnly: w.ReadOnly, Writable: w.Writable,
-		})
-	}
-	return spec
 }

@@ -36,7 +36,7 @@ type Service interface {
 	Start(ctx context.Context, ref string) (Sandbox, error)
 	Pause(ctx context.Context, ref string, toDisk bool) (Sandbox, error)
 	Resume(ctx context.Context, ref string) (Sandbox, error)
-	Update(ctx context.Context, ref string, req UpdateRequest) (Sandbox, error)
+	Update(ctx context.Context, ref string, c sandbox.Change) (Sandbox, error)
 	Fork(ctx context.Context, ref string, req ForkRequest) ([]Sandbox, error)
 
 	CreateSnapshot(ctx context.Context, ref string, req SnapshotRequest) (Snapshot, error)
@@ -83,7 +83,7 @@ type Service interface {
 	Workspace(ctx context.Context, name string) (Workspace, error)
 	RemoveWorkspace(ctx context.Context, name string) error
 	WorkspaceHistory(ctx context.Context, name string) ([]WorkspaceVersion, error)
-	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []Change, more bool, err error)
+	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []WorkspaceChange, more bool, err error)
 	PersistWorkspace(ctx context.Context, name, note string) (WorkspaceVersion, error)
 	RestoreWorkspace(ctx context.Context, name string, version int, note string) (WorkspaceVersion, error)
 	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (Pruned, error)

@@ -8,49 +8,13 @@ import (
 
 // CreateRequest asks for a sandbox.
 type CreateRequest struct {
-	Name      string            `json:"name,omitempty" maxLength:"63" doc:"unique among your sandboxes; made up if it is left out"`
-	Image     string            `json:"image,omitempty" maxLength:"4096" doc:"where the file system comes from; the machine's own programs if it is left out" example:"debian:12"`
-	Pull      string            `json:"pull,omitempty" enum:"missing,always,never" doc:"when to fetch the image"`
-	Platform  string            `json:"platform,omitempty" maxLength:"64" example:"linux/amd64"`
-	Resources Resources         `json:"resources,omitempty"`
-	Env       map[string]string `json:"env,omitempty" doc:"added to the image's environment of every command; values are not stored"`
-	User      string            `json:"user,omitempty" maxLength:"128" doc:"who runs commands: NAME, UID, NAME:GROUP or UID:GID"`
-	Workdir   string            `json:"workdir,omitempty" maxLength:"4096" doc:"where commands start"`
-	Hostname  string            `json:"hostname,omitempty" maxLength:"63"`
-	Mounts    []Mount           `json:"mounts,omitempty" maxItems:"64" doc:"only for the owner of the machine"`
-	TimeoutMS int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live, in milliseconds"`
-	Snapshot  string            `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
-	Idle
-	Workspaces []WorkspaceAttachment `json:"workspaces,omitempty" maxItems:"32" doc:"durable directories, each at a path of its own"`
-	Network    sandbox.Network       `json:"network,omitempty" doc:"what the sandbox may reach; nothing if it is left out"`
-	Secrets    []sandbox.SecretRef   `json:"secrets,omitempty" maxItems:"64" doc:"stored secrets the sandbox works with"`
-	Redact     bool                  `json:"redact,omitempty" doc:"asterisks in place of values of secrets, of the mode env, in what commands write"`
-	Labels     map[string]string     `json:"labels,omitempty"`
+	sandbox.Spec
+	Pull     string `json:"pull,omitempty" enum:"missing,always,never" doc:"when to fetch the image"`
+	Platform string `json:"platform,omitempty" maxLength:"64" example:"linux/amd64"`
 
 	// IdempotencyKey and Raw come from the header and the body.
 	IdempotencyKey string `json:"-"`
 	Raw            []byte `json:"-"`
-}
-
-// Idle says what happens to a sandbox that nobody uses.
-type Idle struct {
-	IdleMS     int64  `json:"idleMs,omitempty" minimum:"0" doc:"how long nobody may use it before that, in milliseconds; never if it is left out"`
-	IdleAction string `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete" doc:"pause in memory, sleep on disk, stop and keep the files, or delete; stop if it is left out"`
-}
-
-// Resources are upper limits.
-type Resources struct {
-	CPUs   float64 `json:"cpus,omitempty" doc:"processors' worth of time"`
-	Memory int64   `json:"memory,omitempty" doc:"bytes"`
-	Disk   int64   `json:"disk,omitempty" doc:"bytes of the writable layer"`
-	PIDs   int64   `json:"pids,omitempty" doc:"processes and threads"`
-}
-
-// Mount shows a file or directory of the machine.
-type Mount struct {
-	Source   string `json:"source"`
-	Target   string `json:"target"`
-	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
 // Sandbox is what is known of one.
@@ -62,7 +26,7 @@ type Sandbox struct {
 	Image     string            `json:"image"`
 	Provider  string            `json:"provider,omitempty"`
 	Node      string            `json:"node,omitempty" doc:"the daemon that has it, if several share a store"`
-	Resources Resources         `json:"resources"`
+	Resources sandbox.Resources `json:"resources"`
 	Labels    map[string]string `json:"labels,omitempty"`
 	Created   time.Time         `json:"created"`
 	Updated   time.Time         `json:"updated"`
@@ -72,7 +36,8 @@ type Sandbox struct {
 	Wakes     bool              `json:"wakes,omitempty" doc:"it goes on when it is used; not in listings"`
 	LeftMS    int64             `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`
 	Origin    string            `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
-	Idle
+	// Lifetime is what was asked for; not in listings.
+	Lifetime sandbox.Lifetime `json:"lifetime,omitzero" doc:"what was asked for; not in listings"`
 
 	// LabelsJSON, if it is not empty, is written in place of Labels, which are
 	// empty then. It is only for listings.
@@ -142,24 +107,6 @@ func (c *Command) command() sandbox.Command {
 	return out
 }
 
-// UpdateRequest says what of a sandbox is to be another.
-type UpdateRequest struct {
-	Resources  Resources          `json:"resources,omitempty" doc:"those that are left out stay"`
-	Labels     map[string]*string `json:"labels,omitempty" doc:"to set; null removes one"`
-	TimeoutMS  *int64             `json:"timeoutMs,omitempty" minimum:"0" doc:"how long the sandbox may live from now on, in milliseconds; 0: for ever"`
-	IdleMS     *int64             `json:"idleMs,omitempty" minimum:"0" doc:"0: never idle"`
-	IdleAction *string            `json:"idleAction,omitempty" enum:"pause,sleep,stop,delete"`
-}
-
-// Duration returns milliseconds as a duration, nil for none.
-func Duration(ms *int64) *time.Duration {
-	if ms == nil {
-		return nil
-	}
-	d := milliseconds(*ms)
-	return &d
-}
-
 // ForkRequest asks for copies of a sandbox.
 type ForkRequest struct {
 	Count  int               `json:"count,omitempty" minimum:"1" maximum:"100" default:"1"`
@@ -191,7 +138,7 @@ type Snapshot struct {
 	ParentName string            `json:"parentName"`
 	Image      string            `json:"image"`
 	Provider   string            `json:"provider,omitempty"`
-	Resources  Resources         `json:"resources"`
+	Resources  sandbox.Resources `json:"resources"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Created    time.Time         `json:"created"`
 	Children   int64             `json:"children" doc:"sandboxes that were made from it and are not gone"`
@@ -201,11 +148,6 @@ type Snapshot struct {
 func milliseconds(ms int64) time.Duration {
 	const longest = int64(1<<63-1) / int64(time.Millisecond)
 	return time.Duration(min(ms, longest)) * time.Millisecond
-}
-
-// Lifetime bounds how long a sandbox that is asked for may live, used or not.
-func (r *CreateRequest) Lifetime() sandbox.Lifetime {
-	return sandbox.Lifetime{Timeout: milliseconds(r.TimeoutMS), Idle: milliseconds(r.IdleMS), IdleAction: sandbox.IdleAction(r.IdleAction)}
 }
 
 // ExecRequest runs a command and waits for its end.

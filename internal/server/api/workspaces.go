@@ -47,8 +47,8 @@ type WorkspaceVersion struct {
 	Skipped int64     `json:"skipped,omitempty" doc:"sockets and device nodes, which are not kept"`
 }
 
-// Change is one difference between two versions.
-type Change struct {
+// WorkspaceChange is one difference between two versions.
+type WorkspaceChange struct {
 	Path string `json:"path" doc:"below the workspace; bytes that are no UTF-8 are replaced"`
 	Kind string `json:"kind" enum:"added,removed,modified,touched"`
 	Size int64  `json:"size" doc:"bytes of what is there afterwards"`
@@ -66,15 +66,6 @@ type WorkspaceReport struct {
 	Versions int   `json:"versions"`
 	Chunks   int   `json:"chunks"`
 	Bytes    int64 `json:"bytes" doc:"of everything that is stored"`
-}
-
-// WorkspaceAttachment attaches a workspace to a new sandbox.
-type WorkspaceAttachment struct {
-	Name     string   `json:"name" minLength:"1" maxLength:"63"`
-	Mode     string   `json:"mode,omitempty" enum:"exclusive,shared,read" doc:"who else may have it: nobody, who shares it too, or who reads too"`
-	Path     string   `json:"path,omitempty" maxLength:"4096" doc:"where the sandbox sees it; /workspace if left out"`
-	ReadOnly []string `json:"readOnly,omitempty" maxItems:"32" doc:"directories below it that cannot be written to"`
-	Writable []string `json:"writable,omitempty" maxItems:"32" doc:"the only directories below it that can be written to"`
 }
 
 // WorkspaceRef names a workspace.
@@ -108,8 +99,8 @@ type diffInput struct {
 
 type diffOutput struct {
 	Body struct {
-		Changes []Change `json:"changes" doc:"by path"`
-		More    bool     `json:"more,omitempty" doc:"there are more than are listed"`
+		Changes []WorkspaceChange `json:"changes" doc:"by path"`
+		More    bool              `json:"more,omitempty" doc:"there are more than are listed"`
 	}
 }
 
@@ -181,7 +172,7 @@ func (a *API) workspaces() {
 		func(ctx context.Context, in *diffInput) (*diffOutput, error) {
 			all, more, err := a.service.WorkspaceDiff(ctx, in.Name, in.From, in.To)
 			out := &diffOutput{}
-			out.Body.Changes, out.Body.More = append([]Change{}, all...), more
+			out.Body.Changes, out.Body.More = append([]WorkspaceChange{}, all...), more
 			return out, a.problem(ctx, err)
 		})
 	a.workspaceActions(tag)

@@ -77,7 +77,7 @@ type Sandbox struct {
 	Updated    time.Time
 	Lifetime   sandbox.Lifetime
 	Network    sandbox.Network
-	Workspaces []sandbox.Workspace
+	Workspaces []sandbox.WorkspaceMount
 	// Kept says that a snapshot holds its state while it does not run, and
 	// Wakes that it goes on when it is used.
 	Kept, Wakes bool

@@ -187,13 +187,13 @@ type volumeMount struct {
 
 // mount returns the workspaces that are the volumes of a sandbox, shared with
 // others.
-func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (all []sandbox.Workspace, err error) {
+func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (all []sandbox.WorkspaceMount, err error) {
 	for _, m := range mounts {
 		v, err := h.volume(ctx, m.Name)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, sandbox.Workspace{Name: v.Name, Mode: sandbox.WorkspaceShared, Path: m.Path})
+		all = append(all, sandbox.WorkspaceMount{Name: v.Name, Mode: sandbox.WorkspaceShared, Path: m.Path})
 	}
 	return all, nil
 }
