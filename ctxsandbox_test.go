@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestCtxSandbox does everything that docs/CTX_SANDBOX.md names, in its order.
+// TestCtxSandbox does everything that docs/reference/ctx-sandbox.md names, in its order.
 func TestCtxSandbox(t *testing.T) {
 	c, ctx := client(t), t.Context()
 	var s *atoll.Sandbox
@@ -133,7 +133,7 @@ func TestCtxSandbox(t *testing.T) {
 
 // What the page names exists.
 func TestCtxSandboxPage(t *testing.T) {
-	text, err := os.ReadFile("docs/CTX_SANDBOX.md")
+	text, err := os.ReadFile("docs/reference/ctx-sandbox.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,7 @@
 // Package archtest holds the repository to its architecture. Its tests fail
 // when a package imports what it must not, when a package has no rule, and
 // when names, sizes, documents or the list of dependencies drift from what
-// docs/ARCHITECTURE.md and CONTRIBUTING.md promise.
+// docs/design/architecture.md and CONTRIBUTING.md promise.
 //
 // The rules are data, and what applies them is tested against made-up
 // packages, so that a green run means that nothing is wrong and not that

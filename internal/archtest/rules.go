@@ -7,7 +7,7 @@ var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template",
 // kernelUsers may import gVisor.
 var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/jail"}
 
-// rules is docs/ARCHITECTURE.md, "Who may import whom", for the machine. The
+// rules is docs/design/architecture.md, "Who may import whom", for the machine. The
 // first that matches a package applies.
 var rules = []rule{
 	{

@@ -26,7 +26,7 @@ func (a *App) policyCmd() *cobra.Command {
 		Long: `Policies bound what the sandboxes of a tenant may be: resources, lifetime, images,
 mounts, secrets, and what they reach at most. They are written in files that are
 kept under version control; the daemon is told where with: atoll up --policy DIR.
-See docs/POLICY.md for every field:
+See docs/operate/policies.md for every field:
 
   policies:
     - name: agents

@@ -24,7 +24,7 @@ func (a *App) profileCmd() *cobra.Command {
 		Use: "profile", Short: "Say what sandboxes may reach on the network", GroupID: groupDaemon,
 		Long: `A profile is a list of rules about hosts, paths and methods, of which the first
 that matches decides, and a default, which is to deny. It is written as YAML or
-JSON; see docs/POLICY.md for every field:
+JSON; see docs/reference/profiles.md for every field:
 
   name: docs
   rules:
@@ -43,7 +43,7 @@ const maxProfileFile = 16 << 20
 // nobody knows are errors: a misspelt one would make a rule wider than meant.
 func (a *App) readProfile(path string) (p sandbox.Profile, err error) {
 	bad := func(message string) error {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: path, Message: message, Hint: "see docs/POLICY.md"}
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: path, Message: message, Hint: "see docs/reference/profiles.md"}
 	}
 	in := a.Stdin
 	if path != "-" {

@@ -20,7 +20,7 @@ func parse(t *testing.T, text string) (p sandbox.Profile, err error) {
 
 // The profile that the documentation shows is one, and does what it says.
 func TestDocumentedProfile(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/POLICY.md")
+	doc, err := os.ReadFile("../../docs/guide/network.md")
 	if err != nil {
 		t.Fatal(err)
 	}

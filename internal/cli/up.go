@@ -106,7 +106,7 @@ type Daemon interface {
 
 func (a *App) upCmd() *cobra.Command {
 	var opts UpOptions
-	var cert, key, address, addressIn, proxyIn string
+	var cert, key, address, addressIn, proxyIn, config string
 	var drain durationFlag
 	var keep daysFlag
 	var verbose, background bool
@@ -127,12 +127,14 @@ Verbs that need a daemon start one in the background themselves, and say so,
 unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		Example: `  atoll up
   atoll up --listen 127.0.0.1:7070 --plain
+  atoll up --config /etc/atoll/atoll.yaml
   atoll up --e2b
   atoll up --detach`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
+	flags.StringVar(&config, "config", "", "YAML file with settings, each named as a flag of this command; flags on the command line win")
 	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
 	flags.StringVar(&addressIn, "store-file", "", "file that holds the address, password included, readable for its owner only")
 	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces and snapshots are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
@@ -152,13 +154,22 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
 	flags.Var(&keep, "audit-keep", "remove events that are older than this, such as 90d; see: atoll audit prune (default: keep all)")
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
-	flags.IntVar(&opts.Pool, "pool", defaultPool(), "how many sandboxes of what is asked for most to have ready, while memory is not scarce; 0 for none")
-	flags.Var(&drain, "drain", "how long requests may go on at the end (default 5s)")
+	flags.IntVar(&opts.Pool, "pool", defaultPool(), "number of warm sandboxes to keep per image (0 disables the pool)")
+	flags.Var(&drain, "drain", "how long requests may go on when the daemon ends (default 5s)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
-	flags.BoolVarP(&verbose, "verbose", "v", false, "tell more")
+	flags.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
 	cmd.MarkFlagsMutuallyExclusive("store", "store-file")
 	cmd.MarkFlagsMutuallyExclusive("egress-proxy", "egress-proxy-file")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if config == "" {
+			return nil
+		}
+		if err := applyConfig(cmd, config); err != nil {
+			return err
+		}
+		return cmd.ValidateFlagGroups()
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if background {
 			return a.detach(cmd.Context(), cmd)

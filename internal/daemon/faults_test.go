@@ -38,7 +38,7 @@ func TestFaultPoints(t *testing.T) {
 	if len(points) < 20 {
 		t.Fatalf("only %v were found", points)
 	}
-	doc, err := os.ReadFile(filepath.Join(root, "docs/FAULTS.md"))
+	doc, err := os.ReadFile(filepath.Join(root, "docs/reference/fault-points.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestFaultPoints(t *testing.T) {
 	}
 	for p := range points {
 		if !described[p] {
-			t.Errorf("docs/FAULTS.md does not describe %s", p)
+			t.Errorf("docs/reference/fault-points.md does not describe %s", p)
 		}
 	}
 	for p := range described {

@@ -202,10 +202,10 @@ func (a *atoll) cases(t *testing.T, version string, env []string, program ...str
 
 var listedMethod = regexp.MustCompile("(?m)^\\| `([A-Za-z]+[.#][A-Za-z_]+)` \\|")
 
-// everyMethod fails for methods that no case calls, unless docs/E2B.md says that
+// everyMethod fails for methods that no case calls, unless docs/guide/e2b.md says that
 // they were not tried. A new version of an SDK shows up here with what it adds.
 func everyMethod(t *testing.T, methods map[string]bool, fewest int) {
-	text, err := os.ReadFile("../../docs/E2B.md")
+	text, err := os.ReadFile("../../docs/guide/e2b.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func everyMethod(t *testing.T, methods map[string]bool, fewest int) {
 	}
 	for name, called := range methods {
 		if !called && !listed[name] {
-			t.Errorf("no case calls %s, and docs/E2B.md does not list it", name)
+			t.Errorf("no case calls %s, and docs/guide/e2b.md does not list it", name)
 		}
 	}
 }

@@ -3,7 +3,7 @@
 package e2b
 
 // The versions are the newest that the registries gave, and those that were the
-// newest half a year and a year before that one; docs/E2B.md has their dates.
+// newest half a year and a year before that one; docs/guide/e2b.md has their dates.
 // What knows sandboxes by host name only is tried so.
 
 // Those of npm's e2b.

@@ -137,7 +137,7 @@ func invalid(file string, line int, format string, args ...any) error {
 	if line > 0 {
 		file = fmt.Sprintf("%s:%d", file, line)
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: file, Message: fmt.Sprintf(format, args...), Hint: "see docs/POLICY.md"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: file, Message: fmt.Sprintf(format, args...), Hint: "see docs/operate/policies.md"}
 }
 
 // document is one file. Nodes are walked by hand, because a field that nobody

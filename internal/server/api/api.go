@@ -169,7 +169,7 @@ func (a *API) raw(op huma.Operation, query map[string]string, body, answer strin
 	}}
 	op.Responses = map[string]*huma.Response{"200": ok, "default": problem}
 	if answer == "websocket" {
-		op.Responses = map[string]*huma.Response{"101": {Description: "a WebSocket; see docs/API.md"}, "default": problem}
+		op.Responses = map[string]*huma.Response{"101": {Description: "a WebSocket; see docs/reference/http-api.md"}, "default": problem}
 	}
 	if answer == "" {
 		op.Responses = map[string]*huma.Response{"204": {Description: "Done"}, "default": problem}

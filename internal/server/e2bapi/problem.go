@@ -78,7 +78,7 @@ func invalid(subject, format string, args ...any) error {
 }
 
 func unsupported(what string) error {
-	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: what, Message: "this daemon does not do that", Hint: "see docs/E2B.md"}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: what, Message: "this daemon does not do that", Hint: "see docs/guide/e2b.md"}
 }
 
 func noSandbox(public string) error {
