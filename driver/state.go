@@ -70,9 +70,6 @@ type SnapshotOptions struct {
 	// Brief says that this process restores it within moments and then removes
 	// it, so that it need not survive a crash nor be checked for damage.
 	Brief bool
-	// Copies is how many sandboxes will then be made of it at once, if that is
-	// known, so that a provider can begin with them meanwhile.
-	Copies int
 }
 
 // Snapshot describes what a Snapshotter wrote.

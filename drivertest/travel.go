@@ -202,7 +202,7 @@ var travelCases = []testCase{
 		p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
-		twin, how := t.restore(b.snapshot(driver.SnapshotOptions{Memory: true, Brief: true, Copies: 1}))
+		twin, how := t.restore(b.snapshot(driver.SnapshotOptions{Memory: true, Brief: true}))
 		if !how.Memory {
 			t.Fatalf("the memory is not restored: %s", how.Why)
 		}
@@ -291,7 +291,7 @@ func forkAtOnce(t *caseT) {
 	p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
 	out := b.readLines(p.Stdout())
 	b.count(p, out, "a", 1)
-	dir := b.snapshot(driver.SnapshotOptions{Memory: true, Copies: 3})
+	dir := b.snapshot(driver.SnapshotOptions{Memory: true})
 	specs := []*sandbox.Spec{t.spec(), t.spec(), t.spec()}
 	copies, errs := make([]driver.Instance, len(specs)), make([]error, len(specs))
 	var all sync.WaitGroup

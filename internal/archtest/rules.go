@@ -29,6 +29,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/gvisor/kernel",
+		only: []string{"provider/gvisor/kernel/early"},
 		deny: []string{"net/http", "crypto/tls", "html/template", "database/sql", "google.golang.org/grpc/..."},
 		why:  "what it imports is initialised in every kernel",
 	},

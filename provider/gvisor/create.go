@@ -19,7 +19,6 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/span"
-	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -39,7 +38,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	defer p.pool.begin()()
-	m, err := p.maker(ctx, spec, img, nil, "")
+	m, err := p.maker(spec, img, nil, "")
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +316,6 @@ func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
 		return startKernel(m.box.dir, m.rec.Inside, m.res.PIDs, m.link)
 	}
-	m.box.announce(kernel.Restoring)
 	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
 	}
@@ -380,8 +378,6 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	open(&a.control, f, err2)
 	f, err2 = os.OpenFile(m.box.path(filePanic), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	open(&a.panicLog, f, err2)
-	f, err2 = m.box.makeCollector()
-	open(&a.collector, f, err2)
 	if m.p.opts.DebugDir != "" {
 		f, err2 = os.OpenFile(filepath.Join(m.p.opts.DebugDir, a.id+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 		open(&a.debugLog, f, err2)

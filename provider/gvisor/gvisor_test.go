@@ -116,33 +116,6 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestKernelKnowsItsVersion checks what memory snapshots will be bound to.
-func TestKernelKnowsItsVersion(t *testing.T) {
-	dir := t.TempDir()
-	p := newProvider(t, func(o *gvisor.Options) { o.DebugDir = dir })
-	create(t, p, sandbox.Spec{ID: "versioned", Image: "host"})
-	log, err := os.ReadFile(filepath.Join(dir, "versioned.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	mod, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := "gvisor.dev/gvisor " + gvisor.EngineVersion; !bytes.Contains(mod, []byte(want)) {
-		t.Errorf("go.mod does not say %q", want)
-	}
-	if want := "Version " + gvisor.EngineVersion + ","; !bytes.Contains(log, []byte(want)) {
-		t.Errorf("the kernel's log does not say %q", want)
-	}
-	if !bytes.Contains(log, []byte("precompiled seccomp program rendered")) {
-		t.Error("the kernel compiled its system call filter anew")
-	}
-	if !bytes.Contains(log, []byte("Loaded precompiled seccomp instructions")) {
-		t.Error("the file server compiled its system call filter anew")
-	}
-}
-
 // TestManyAtOnce makes sandboxes side by side: what two processes of one
 // sandbox share must not depend on who comes first.
 func TestManyAtOnce(t *testing.T) {

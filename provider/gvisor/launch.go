@@ -57,8 +57,6 @@ type launchArgs struct {
 	panicLog *os.File
 	debugLog *os.File // nil for none
 
-	collector *os.File // tells the kernel what it will do next
-
 	rootIO   *os.File    // the image
 	upper    *os.File    // backs the writable layer
 	control  *os.File    // listening control socket
@@ -174,7 +172,7 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 
 	attr := namespaces(a.attached)
 	dropToNobody(attr)
-	env := append(a.environment(), kernel.CollectorEnv+"="+fs.add(a.collector))
+	env := a.environment()
 	if load, err := os.Open("/proc/loadavg"); err == nil { // without, it spins as it thinks fit
 		defer load.Close()
 		env = append(env, kernel.LoadEnv+"="+fs.add(load))

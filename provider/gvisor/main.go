@@ -6,7 +6,6 @@ import (
 	"gvisor.dev/gvisor/runsc/cmd"
 	"gvisor.dev/gvisor/runsc/cmd/sentry/sentrycmd"
 
-	_ "github.com/atoll-run/atoll/provider/gvisor/early" // is the helper of a starting kernel
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 

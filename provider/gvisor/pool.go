@@ -161,7 +161,6 @@ func (p *Provider) closePool() {
 	p.pool.once.Do(func() {}) // no keeper begins after this
 	p.pool.stop()
 	p.pool.work.Wait()
-	p.aheads.close()
 	for _, m := range p.pool.empty(true) {
 		m.undo()
 	}
@@ -243,8 +242,8 @@ func (l *pool) count(s shape) int {
 }
 
 // maker begins the making of a sandbox, with what was made of it in advance.
-func (p *Provider) maker(ctx context.Context, spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
-	m := p.taken(ctx, spec, img, from, why)
+func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
+	m := p.taken(spec, img, from, why)
 	if m == nil {
 		m = p.newMaker(spec, img)
 		m.from, m.why = from, why
@@ -260,9 +259,8 @@ func (p *Provider) maker(ctx context.Context, spec *sandbox.Spec, img *image.Ima
 
 // taken is what was made in advance and serves a request, the furthest first,
 // or nil.
-func (p *Provider) taken(ctx context.Context, spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
-	shapes := p.shapesFor(spec, img, from, why)
-	for _, s := range shapes {
+func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
+	for _, s := range p.shapesFor(spec, img, from, why) {
 		// With another guest, only the snapshot that has it can be made ahead.
 		if p.pooled() && (s.from != "" || s.guest == p.guest()) {
 			p.pool.ask(s, spec.Image, from)
@@ -275,10 +273,7 @@ func (p *Provider) taken(ctx context.Context, spec *sandbox.Spec, img *image.Ima
 			return m
 		}
 	}
-	if from == nil {
-		return nil
-	}
-	return p.aheads.take(ctx, from.dir, shapes)
+	return nil
 }
 
 // shapesFor lists what would serve a request, the furthest first. Mounts are

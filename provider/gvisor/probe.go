@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 )
 
 // Probe finds out whether sandboxes can be made here, by starting a process
@@ -51,6 +52,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		f.Findings = append(f.Findings, finding)
 		f.Available = f.Available && finding.Severity != driver.Blocker
 	}
+	f.Findings = append(f.Findings, probeInternals(kernel.Items())...)
 	f.Findings = append(f.Findings, probeOrphans(p.boxes)...)
 	return f, nil
 }
@@ -69,6 +71,26 @@ func probePlatform() driver.Finding {
 		f.Severity, f.Mend = driver.Blocker, "use Linux 5.6 or newer: sandboxes are followed through pidfds"
 	}
 	return f
+}
+
+// probeInternals reports what is disabled because it does not fit the linked
+// version of gVisor.
+func probeInternals(items []kernel.Item) []driver.Finding {
+	var off []string
+	var why error
+	for _, item := range items {
+		if item.Disabled != nil {
+			off, why = append(off, item.Name), item.Disabled
+		}
+	}
+	if why == nil {
+		return nil
+	}
+	return []driver.Finding{{
+		Severity: driver.Warning, Subject: "internals",
+		Message: "disabled, because Atoll is made for another gVisor (" + why.Error() + "): " + strings.Join(off, ", "),
+		Mend:    "build Atoll with gVisor " + EngineVersion + "; sandboxes work without, but take more time and memory",
+	}}
 }
 
 // probeKernelFile checks that the kernel executable is static: it has to start

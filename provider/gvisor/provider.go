@@ -87,7 +87,6 @@ type Provider struct {
 	reaper  reaper
 	swept   sync.Once
 	pool    *pool
-	aheads  aheads
 
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance

@@ -49,7 +49,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, dir, refused
 	defer cancel()
 	defer p.pool.begin()()
 	for {
-		m, err := p.maker(ctx, spec, img, from, refused)
+		m, err := p.maker(spec, img, from, refused)
 		if err != nil {
 			return nil, none, err
 		}

@@ -26,14 +26,9 @@ import (
 // The sandbox stands still while its kernel writes. The checksums are made when
 // it runs again.
 func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
-	ahead := func() {}
 	if opts.Memory {
 		if err := in.memoryLost(); err != nil {
 			return driver.Snapshot{}, err
-		}
-		in.box.announce(kernel.Saving)
-		if opts.Brief && opts.Copies > 0 {
-			ahead = in.startAhead(dir, opts.Copies)
 		}
 	}
 	var size int64
@@ -60,7 +55,6 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 		size, err = m.write(ctx, dir, false)
 	}
 	if err != nil {
-		ahead()
 		return driver.Snapshot{}, in.explain(withCause(ctx, err))
 	}
 	return driver.Snapshot{Engine: in.rec.Engine, Memory: opts.Memory, Size: size}, nil

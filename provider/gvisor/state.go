@@ -24,7 +24,6 @@ import (
 //	upper        the file behind its writable layer
 //	control      the socket on which its kernel takes instructions
 //	panic.log    what its kernel said when it died
-//	collector    a pipe by which its kernel is told what it will do next
 //	guest.erofs  the image that its guest runs from
 //	rest         there if it is paused; see Pause
 //
@@ -33,13 +32,12 @@ import (
 // and not of a pid file: the lock is free when, and only when, both the
 // process that was making the sandbox and the sandbox itself have ended.
 const (
-	fileRecord    = "record.json"
-	fileUpper     = "upper"
-	fileControl   = "control"
-	filePanic     = "panic.log"
-	fileCollector = "collector"
-	fileGuest     = "guest.erofs"
-	fileRest      = "rest"
+	fileRecord  = "record.json"
+	fileUpper   = "upper"
+	fileControl = "control"
+	filePanic   = "panic.log"
+	fileGuest   = "guest.erofs"
+	fileRest    = "rest"
 
 	halfMade = ".new-" // prefix of directories of sandboxes being made
 )

@@ -149,7 +149,7 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 // makeForks writes the parent down, unless that is on disk already, and makes
 // the copies of it, several at a time.
 func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]*control.Sandbox, error) {
-	dir, done, err := p.source(ctx, t, keeper, len(wanted))
+	dir, done, err := p.source(ctx, t, keeper)
 	if err != nil {
 		return nil, err
 	}
@@ -179,10 +179,9 @@ func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted
 	return made, g.Wait()
 }
 
-// source returns a directory with the state of the parent, of which so many
-// copies are made. It is read at once and by us alone, so it is neither checked
-// nor synced.
-func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots, copies int) (dir string, done func(), err error) {
+// source returns a directory with the state of the parent. It is read at once
+// and by us alone, so it is neither checked nor synced.
+func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir string, done func(), err error) {
 	if t.box.Rest.Kept != "" {
 		return keeper.Use(ctx, t.box.Rest.Kept)
 	}
@@ -200,7 +199,7 @@ func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots, copies in
 		landed()
 	}
 	if dir, err = keeper.Draft(id); err == nil {
-		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx), Brief: true, Copies: copies})
+		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx), Brief: true})
 	}
 	if err != nil {
 		done()

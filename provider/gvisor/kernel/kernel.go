@@ -1,53 +1,48 @@
-// Package kernel makes the kernel of a sandbox of this process, if that is what
-// it was started as, while the program is still being initialised.
+// Package kernel turns this process into the kernel of a sandbox, if that is
+// what it was started as, while the program is still being initialised. It is
+// also the only package that depends on unexported parts of the linked version
+// of gVisor: see [Items].
 //
 // The program is also a daemon, whose packages cost a starting kernel
-// milliseconds and memory. Packages are initialised in the order of their import
-// paths as soon as what they import is ready; this one imports gVisor's kernel
-// and little else, so that most of what only a daemon needs comes after it. A
+// milliseconds and memory. Go initialises packages in the order of their import
+// paths, each as soon as its imports are ready. This package imports gVisor's
+// kernel and little else, so most of what only a daemon needs comes after it. A
 // program imports it for its effect.
 package kernel
 
 import (
 	"os"
 	"syscall"
-	_ "unsafe" // for go:linkname
 
 	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/state"
 	"gvisor.dev/gvisor/runsc/cli"
 	"gvisor.dev/gvisor/runsc/cmd/util"
+
+	_ "github.com/atoll-run/atoll/provider/gvisor/kernel/early" // the helper that unmounts /proc
 )
 
-// Argv0 is the name of a kernel's process, which gVisor knows it by.
+// Argv0 is the name that gVisor knows a kernel's process by.
 const Argv0 = "runsc-sandbox"
 
-// Version is the version of gVisor that is linked in. A test compares it with
-// go.mod.
+// Version is the version of gVisor that this package is made for. A test
+// compares it with go.mod.
 const Version = "v0.0.0-20260905035102-160fafc42237"
-
-// version is what gVisor calls itself. Its Go module does not know; the
-// version binds memory snapshots to the kernel that can restore them, so that
-// it has to be set and has to be right however this program was built.
-//
-//go:linkname version gvisor.dev/gvisor/runsc/version.version
-var version string
 
 func init() {
 	if len(os.Args) > 0 && os.Args[0] == Argv0 {
-		leaveCPUID()
-		awaitPlace()
-		// Not on this goroutine, which is bound to its thread for as long as
-		// initialisation lasts.
+		awaitCgroup()
+		// Not on this goroutine, which is locked to its thread during
+		// initialisation.
 		go Run(new(boot))
 		select {}
 	}
 }
 
-// awaitPlace returns when standard input ends: this process is in its control
-// group then. What a kernel starts before would stay outside of it, and with it
-// all that programs inside do.
-func awaitPlace() {
+// awaitCgroup returns at the end of standard input. This process is in its
+// control group then. Processes that the kernel started before would stay
+// outside of the group, and so would all programs of the sandbox.
+func awaitCgroup() {
 	for {
 		n, err := syscall.Read(0, make([]byte, 1))
 		if n <= 0 && err != syscall.EINTR {
@@ -59,16 +54,13 @@ func awaitPlace() {
 // Run hands over to gVisor's own command line, with only these commands, and
 // does not return.
 func Run(commands ...util.SubCommand) {
-	version = Version
-	usePrecompiledSeccomp()
-	skipTracePoints()
-	replace("clock_gettime", hastenClock)
-	replace("sethostname", nameByInit)
-	shareMemory()
-	state.Register((*settings)(nil))
-	spinOnSpare()
-	deferCollection(deferredTime)
-	log.SetLevel(log.Warning) // no line that nobody reads is put together, unless --debug asks for all
+	replace("sethostname", letGuestSetHostname)
+	state.Register((*restoreHook)(nil))
+	if _, err := internals(); err == nil {
+		hookClone()
+		spinOnSpare()
+	}
+	log.SetLevel(log.Warning) // format no lines that nobody reads, unless --debug asks for all
 	known := make(map[util.SubCommand]string, len(commands))
 	for _, c := range commands {
 		known[c] = ""

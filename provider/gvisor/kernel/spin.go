@@ -13,44 +13,42 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
 )
 
-// LoadEnv is the variable that says which descriptor tells a kernel what the
-// machine has to do: /proc/loadavg, which a kernel does not see itself.
+// LoadEnv is the variable that holds the number of an open descriptor of
+// /proc/loadavg, which a kernel cannot open itself.
 const LoadEnv = "ATOLL_LOAD"
 
 const (
 	// callsPerLook is how many system calls of programs pass between two looks at
-	// the load. A look takes about as long as one of them, and a sandbox that
-	// does nothing never looks.
+	// the load. A look costs about as much as one of them. An idle sandbox never
+	// looks.
 	callsPerLook = 64
 
-	// ownThreads is how many of the threads that run while a kernel looks may be
-	// the sandbox's own: the one that looks, and the program's, which waits for it.
+	// ownThreads is how many of the running threads are the sandbox's own: the one
+	// that looks, and the program's, which waits for it.
 	ownThreads = 2
 )
 
-// neverSpin keeps the kernel from beginning to wait by spinning. gVisor sets it
-// once, before programs run, and reads it whenever a sandbox that rested, or
-// spun in vain, has worked for another moment.
+// neverSpin keeps systrap from starting to spin. gVisor sets it once, before
+// programs run, and reads it when a sandbox that was idle, or spun in vain, has
+// worked for a while.
 //
 //go:linkname neverSpin gvisor.dev/gvisor/pkg/sentry/platform/systrap.neverEnableFastPath
 var neverSpin bool
 
-// spare tells whether the machine has processors to spare.
+// spare tells whether the host has idle processors.
 type spare struct {
 	load  int // descriptor of /proc/loadavg
-	most  int // threads of the machine that may run, or wait for a processor
+	most  int // threads of the host that may run or wait for a processor
 	calls atomic.Uint32
 }
 
-// spinOnSpare lets the kernel wait by spinning for what a program does next, and
-// programs for the kernel, only while the machine has processors to spare: what
-// spins where many wait for a processor is waited for itself. gVisor's own
-// judgement goes by the time that an answer takes, and ends where all answers
-// are late.
+// spinOnSpare lets the kernel and programs wait for each other by spinning only
+// while the host has idle processors. gVisor decides by how long an answer takes
+// compared with earlier ones, which fails where all answers are late.
 func spinOnSpare() {
 	load, err := strconv.Atoi(os.Getenv(LoadEnv))
 	if err != nil {
-		return // and leaves it to gVisor
+		return // gVisor decides
 	}
 	s := &spare{load: load, most: runtime.NumCPU() + ownThreads}
 	replaceAll(s.lookOnCalls)

@@ -22,7 +22,7 @@ func TestHoles(t *testing.T) {
 	if err := f.Truncate(size); err != nil {
 		t.Fatal(err)
 	}
-	for _, at := range []int64{0, 1 << 20, 1<<20 + page + leastHole - page, 2 << 20, size - page} {
+	for _, at := range []int64{0, 1 << 20, 1<<20 + page + minHole - page, 2 << 20, size - page} {
 		if _, err := f.WriteAt(make([]byte, page), at); err != nil {
 			t.Fatal(err)
 		}
@@ -31,10 +31,10 @@ func TestHoles(t *testing.T) {
 		begin, end uint64
 		want       []memmap.FileRange
 	}{
-		{0, size, []memmap.FileRange{{Start: page, End: 1 << 20}, {Start: 1<<20 + leastHole + page, End: 2 << 20}, {Start: 2<<20 + page, End: size - page}}},
+		{0, size, []memmap.FileRange{{Start: page, End: 1 << 20}, {Start: 1<<20 + minHole + page, End: 2 << 20}, {Start: 2<<20 + page, End: size - page}}},
 		{3 << 20, 5 << 20, []memmap.FileRange{{Start: 3 << 20, End: 5 << 20}}},
-		{1 << 20, 1<<20 + leastHole, nil},
-		{1<<20 + page, 1<<20 + leastHole, nil},
+		{1 << 20, 1<<20 + minHole, nil},
+		{1<<20 + page, 1<<20 + minHole, nil},
 		{0, page, nil},
 		{0, 0, nil},
 		{size, 2 * size, []memmap.FileRange{{Start: size, End: 2 * size}}},

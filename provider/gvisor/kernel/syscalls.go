@@ -7,7 +7,7 @@ import (
 	"gvisor.dev/gvisor/pkg/sentry/kernel"
 )
 
-// replace puts what with makes of a system call in its place.
+// replace replaces a system call by what with returns for it.
 func replace(name string, with func(usual kernel.SyscallFn) kernel.SyscallFn) {
 	for _, table := range kernel.SyscallTables() {
 		if number, err := table.LookupNo(name); err == nil {
@@ -30,11 +30,11 @@ func replaceAll(with func(usual kernel.SyscallFn) kernel.SyscallFn) {
 	}
 }
 
-// nameByInit lets process 1 of the sandbox, the guest, set the host name without
-// the capability that this takes. A sandbox gets its name when it is known for
-// whom it is, which may be long after it was started, and the guest is not to
-// have that capability until then: with it, it could mount.
-func nameByInit(usual kernel.SyscallFn) kernel.SyscallFn {
+// letGuestSetHostname lets process 1 of the sandbox, the guest, set the host
+// name without CAP_SYS_ADMIN. The name is known when somebody takes the sandbox,
+// which may be long after it was started, and again when it is restored. With
+// that capability the guest could mount.
+func letGuestSetHostname(usual kernel.SyscallFn) kernel.SyscallFn {
 	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
 		if t.Kernel().RootPIDNamespace().IDOfThreadGroup(t.ThreadGroup()) != 1 {
 			return usual(t, sysno, args)

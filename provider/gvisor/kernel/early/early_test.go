@@ -2,13 +2,10 @@ package early
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // helper starts this program as the kernel would, in a mount namespace of its
@@ -57,28 +54,4 @@ func TestFails(t *testing.T) {
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("got %v", err)
 	}
-}
-
-// TestIsSmall: the helper is the program of a few bytes, of one thread, which
-// ends in no time.
-func TestIsSmall(t *testing.T) {
-	if program == nil {
-		t.Skip("there is none for this processor")
-	}
-	cmd, w := helper(t)
-	proc := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		exe, err := os.Readlink(proc + "exe")
-		if strings.HasPrefix(exe, "/memfd:umount") {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("it is %s (%v)", exe, err)
-		}
-	}
-	if threads, err := os.ReadDir(proc + "task"); err != nil || len(threads) != 1 {
-		t.Errorf("it has %d threads (%v)", len(threads), err)
-	}
-	w.Close()
-	_ = cmd.Wait()
 }

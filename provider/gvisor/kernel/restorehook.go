@@ -1,0 +1,43 @@
+package kernel
+
+import (
+	"context"
+	"sync/atomic"
+
+	"gvisor.dev/gvisor/pkg/sentry/kernel"
+	"gvisor.dev/gvisor/pkg/state"
+)
+
+// running is the kernel of this process. It is known when a program has cloned
+// a thread or a process for the first time, as every guest does when it starts,
+// or when the kernel has been restored.
+var running atomic.Pointer[kernel.Kernel]
+
+// restoreHook is saved with a kernel, so that the process that restores it
+// learns about the kernel before its memory is read. It implements state.Type
+// and state.SaverLoader.
+type restoreHook struct{ Version uint64 }
+
+const restoreHookKey = "atoll"
+
+// installRestoreHook adds a hook to the kernel's next snapshot.
+func installRestoreHook(k *kernel.Kernel) {
+	k.AddStateToCheckpoint(restoreHookKey, &restoreHook{Version: 1})
+}
+
+// StateTypeName implements state.Type.
+func (*restoreHook) StateTypeName() string { return "provider/gvisor/kernel.restoreHook" }
+
+// StateFields implements state.Type.
+func (*restoreHook) StateFields() []string { return []string{"Version"} }
+
+// StateSave implements state.SaverLoader.
+func (h *restoreHook) StateSave(to state.Sink) { to.Save(0, &h.Version) }
+
+// StateLoad implements state.SaverLoader.
+func (h *restoreHook) StateLoad(ctx context.Context, from state.Source) {
+	from.Load(0, &h.Version)
+	if k, ok := ctx.Value(kernel.CtxKernel).(*kernel.Kernel); ok {
+		running.Store(k)
+	}
+}
