@@ -59,7 +59,12 @@ type Instance interface {
 	ID() sandbox.ID
 
 	// Exec starts a command. The context bounds the start only: a command
-	// outlives it. A program that cannot be started (not found, not
+	// outlives it. What a command leaves behind when it ends by itself, such
+	// as a server started with "&", runs on until the sandbox ends, and what
+	// it then writes to the command's output is read, by the caller or by
+	// nobody. A command that is ended (by its Timeout, SIGKILL or
+	// Process.Close, or because its caller was lost and did not rejoin) takes
+	// along everything it started. A program that cannot be started (not found, not
 	// executable, no such user or directory) is not an error of Exec: the
 	// command ends with code 127 or 126 and the reason on standard error, as
 	// in a shell.
@@ -96,7 +101,8 @@ type Process interface {
 	Stderr() io.Reader
 
 	// Signal sends a signal, by its Linux number, to the command's process
-	// group. A command that has ended is CodeNotFound.
+	// group; SIGKILL ends everything that the command started. A command that
+	// has ended is CodeNotFound.
 	Signal(ctx context.Context, sig int) error
 	// Resize sets the size of the terminal; without one it is CodeInvalid.
 	Resize(ctx context.Context, size sandbox.WindowSize) error
@@ -105,8 +111,9 @@ type Process interface {
 	// again; it does not wait for output to be read.
 	Wait(ctx context.Context) (sandbox.Exit, error)
 
-	// Close lets go of the command: a background one runs on, any other is
-	// killed with all its processes. Close is idempotent.
+	// Close lets go of the command: a background one runs on, any other that
+	// still runs is killed with all its processes. What a command that has
+	// ended has left behind runs on. Close is idempotent.
 	Close() error
 }
 
@@ -189,7 +196,12 @@ type Capabilities struct {
 // ProcessManager is implemented by instances that remember their commands.
 type ProcessManager interface {
 	// Processes lists the commands started through the API that still run,
-	// and a bounded number of those that ended last, oldest first.
+	// and a bounded number of those that ended last, oldest first; and then
+	// the processes that outlived the command that started them, with an ID
+	// of their own and Background set. Of those only the topmost are listed,
+	// not their descendants, and only as long as they run. Kill takes their
+	// IDs, and signals their descendants too; Reconnect and Logs are
+	// CodeConflict.
 	Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
 	// Reconnect connects to a background command: its log from the oldest
 	// byte kept, and then live. Closing the Process leaves the command alone.

@@ -31,6 +31,29 @@ type Binder interface {
 	Binding(ctx context.Context) (string, error)
 }
 
+// ImageChecker is implemented by providers whose images nobody fetches for them,
+// as they have some of their own or none.
+type ImageChecker interface {
+	// CheckImage refuses an image that no sandbox can be made from, as
+	// CodeUnsupported. It is asked before Create and asks nobody.
+	CheckImage(image string) error
+}
+
+// StateTeller is implemented by providers whose service pauses and resumes
+// sandboxes of its own accord, or because somebody else asks for it.
+type StateTeller interface {
+	// State asks whether a sandbox runs or is paused. It is CodeGone as Attach
+	// is.
+	State(ctx context.Context, id sandbox.ID) (sandbox.State, error)
+}
+
+// Resumer is implemented by instances that can stand still, though perhaps not
+// because they are asked to.
+type Resumer interface {
+	// Resume lets a paused sandbox go on. Resuming what runs is success.
+	Resume(ctx context.Context) error
+}
+
 // Drainer is implemented by a provider that makes sandboxes ahead of their
 // users. It may be called at any time, concurrently.
 type Drainer interface {
@@ -48,8 +71,7 @@ type Pauser interface {
 	// it and its deadline stay. Calls that need the sandbox to run wait for
 	// Resume or their context. Pausing what is paused is success.
 	Pause(ctx context.Context) error
-	// Resume lets it go on. Resuming what runs is success.
-	Resume(ctx context.Context) error
+	Resumer
 }
 
 // Snapshotter is implemented by instances whose state can be written down.

@@ -37,7 +37,7 @@ type testCase struct {
 func allCases() []testCase {
 	return slices.Concat(
 		capabilityCases, lifecycleCases, reattachCases, rejoinCases, execCases, outputCases, stdinCases, signalCases,
-		terminalCases, backgroundCases, fileReadCases, fileWriteCases, fileTreeCases, archiveCases, hostileArchiveCases,
+		terminalCases, backgroundCases, leftCases, fileReadCases, fileWriteCases, fileTreeCases, archiveCases, hostileArchiveCases,
 		watchCases, portCases, networkCases, resizeCases, deadlineCases, usageCases, pauseCases, snapshotCases, restoreCases, forkCases, travelCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
 	)
 }

@@ -168,9 +168,17 @@ func (c *Control) checkNetwork(spec *sandbox.Spec, req *CreateRequest) (err erro
 		return unsupported("network", "sandboxes cannot be given a network here")
 	}
 	for _, s := range spec.Secrets {
-		if s.Mode != sandbox.SecretEnv {
-			return unsupported("secrets", "a secret in the mode gateway needs a network, which sandboxes cannot be given here")
+		if s.Mode == sandbox.SecretEnv {
+			continue
 		}
+		if _, ok := driver.As[driver.EgressEnforcer](c.cfg.Provider); ok {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnsupported, Subject: "secrets",
+				Message: "a secret in the mode gateway is inserted by Atoll's gateway, which the sandboxes of this provider do not use",
+				Hint:    "use the mode env, which shows the value to the sandbox",
+			}
+		}
+		return unsupported("secrets", "a secret in the mode gateway needs a network, which sandboxes cannot be given here")
 	}
 	return nil
 }
@@ -202,6 +210,9 @@ func (c *Control) labels(spec *sandbox.Spec, req *CreateRequest) map[string]stri
 func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *sandbox.Spec) (ImageConfig, error) {
 	if spec.Image == HostImage {
 		return ImageConfig{Ref: HostImage}, nil
+	}
+	if own, ok := driver.As[driver.ImageChecker](c.cfg.Provider); ok {
+		return ImageConfig{Ref: spec.Image}, own.CheckImage(spec.Image)
 	}
 	if c.cfg.Images == nil {
 		return ImageConfig{}, &sandbox.Error{

@@ -3,6 +3,7 @@ package control_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
@@ -69,5 +70,65 @@ func TestRulesOfProviders(t *testing.T) {
 		if sandbox.CodeOf(err) != want || (p.got != nil && p.got.Open) != (want == "") {
 			t.Errorf("%s: %+v %v", mode, p.got, err)
 		}
+	}
+}
+
+// A secret that only Atoll's gateway could insert is refused for that reason, on
+// a provider that enforces egress itself.
+func TestGatewaySecretsOfProviders(t *testing.T) {
+	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
+	t.Cleanup(func() { _ = p.Close() })
+	c := control.New(control.Config{Provider: p})
+	_, err := c.Create(t.Context(), control.CreateRequest{Tenant: "acme", Spec: sandbox.Spec{
+		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "token", Env: "TOKEN", Mode: sandbox.SecretGateway}},
+	}})
+	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "Atoll's gateway") || !strings.Contains(e.Hint, "mode env") {
+		t.Errorf("it is refused with %q, hint %q; want the reason", e.Message, e.Hint)
+	}
+}
+
+// templates is a provider with images of its own.
+type templates struct {
+	driver.Provider
+	created *sandbox.Spec
+}
+
+func (p *templates) CheckImage(image string) error {
+	if strings.HasPrefix(image, "template:") {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "no such template"}
+}
+
+func (p *templates) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	p.created = spec
+	own := *spec
+	own.Image = "host"
+	return p.Provider.Create(ctx, &own)
+}
+
+// noImages fails a test that fetches an image.
+type noImages struct{ t *testing.T }
+
+func (n noImages) Ensure(_ context.Context, req control.ImageRequest) (control.ImageConfig, error) {
+	n.t.Errorf("the image %s is fetched", req.Ref)
+	return control.ImageConfig{}, errors.New("the registry does not answer")
+}
+
+func (noImages) ErrorCode(error) sandbox.Code { return sandbox.CodeUnavailable }
+
+// Images are not fetched for a provider that has its own.
+func TestImagesOfProviders(t *testing.T) {
+	p := &templates{Provider: fake.New(fake.Options{})}
+	t.Cleanup(func() { _ = p.Close() })
+	c := control.New(control.Config{Provider: p, Images: noImages{t}})
+	_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	wantError(t, err, sandbox.CodeUnsupported)
+	box, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}})
+	if err != nil || p.created.Image != "template:base" {
+		t.Fatalf("made from %+v, %v; want the image as it was asked for", p.created, err)
+	}
+	if err := box.Destroy(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -33,7 +33,7 @@ func (s *Sandbox) Pause(ctx context.Context) error {
 
 // Resume lets a paused sandbox go on.
 func (s *Sandbox) Resume(ctx context.Context) error {
-	return optional(ctx, s, "sandbox.resume", "this provider cannot pause", func(ctx context.Context, p driver.Pauser) error { return p.Resume(ctx) })
+	return optional(ctx, s, "sandbox.resume", "this provider cannot pause", func(ctx context.Context, p driver.Resumer) error { return p.Resume(ctx) })
 }
 
 // Snapshot writes the state of the sandbox into an empty directory.

@@ -187,7 +187,7 @@ func (i *instance) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
 	for _, c := range commands {
 		list = append(list, c.describe())
 	}
-	return list, nil
+	return append(list, i.left()...), nil
 }
 
 // Reconnect connects to a background command.
@@ -215,6 +215,9 @@ func (i *instance) Logs(ctx context.Context, id string, opts driver.LogOptions) 
 }
 
 func (i *instance) background(op, id string) (*command, error) {
+	if i.findLeft(id) != nil {
+		return nil, fail(sandbox.CodeConflict, op, id, "the process was left behind by a command")
+	}
 	c, err := i.find(op, id)
 	if err == nil && c.log == nil {
 		err = fail(sandbox.CodeConflict, op, id, "the process does not run in the background")
@@ -226,6 +229,10 @@ func (i *instance) background(op, id string) (*command, error) {
 func (i *instance) Kill(ctx context.Context, id string, sig int) error {
 	if err := i.begin(ctx, "processes.kill"); err != nil {
 		return err
+	}
+	if p := i.findLeft(id); p != nil {
+		i.kernel.KillTree(p.PID, sig)
+		return nil
 	}
 	c, err := i.find("processes.kill", id)
 	if err != nil {

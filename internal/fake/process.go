@@ -158,6 +158,9 @@ func (c *command) signal(op string, sig int) error {
 	if c.ended() || !c.kernel.Kill(-c.proc.PID, sig) {
 		return fail(sandbox.CodeNotFound, op, c.info.ID, "the process has ended")
 	}
+	if sig == kernel.SIGKILL {
+		c.kernel.KillSession(c.proc.PID)
+	}
 	return nil
 }
 
@@ -240,15 +243,28 @@ func (p *process) Close() error {
 	if p.log != nil || p.joined {
 		return nil
 	}
-	p.kernel.KillSession(p.proc.PID)
+	if !p.ended() {
+		p.kernel.KillSession(p.proc.PID)
+	}
 	_ = closeStdin(p.stdin) // The command is dead; nobody reads it.
 	for _, f := range p.out {
 		if f != nil {
-			f.Close()
+			go discard(f) // What it left behind may go on writing.
 		}
 	}
 	<-p.done
 	return nil
+}
+
+// discard reads a stream to its end.
+func discard(f kernel.File) {
+	defer f.Close()
+	buf := make([]byte, 4096)
+	for {
+		if _, err := f.Read(context.Background(), buf); err != nil {
+			return
+		}
+	}
 }
 
 // closeStdin closes a pipe; a terminal was hung up already.

@@ -101,41 +101,140 @@ func TestForkBombTimesOut(t *testing.T) {
 	}
 }
 
-// TestCloseKills has commands that leave something behind.
+// TestCloseKills has commands that run, with a child.
 func TestCloseKills(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
 	for name, script := range map[string]string{
-		"running":            `echo $$; exec sleep 1000`,
-		"child":              `sleep 1000 & echo $!; wait`,
-		"left behind":        `sleep 1000 & echo $!`,
-		"quiet, other group": `set -m; sleep 1000 >/dev/null 2>&1 & echo $!`,
+		"running":      `echo $$; exec sleep 1000`,
+		"child":        `sleep 1000 & echo $!; wait`,
+		"other group":  `set -m; sleep 1000 >/dev/null 2>&1 & echo $!; wait`,
+		"new session":  `setsid sh -c 'echo $$; exec sleep 1000' & wait`,
+		"deaf to TERM": `trap '' TERM HUP; sh -c 'echo $$; while :; do sleep 1; done' & wait`,
+	} {
+		for how, end := range map[string]func(driver.Process) error{
+			"Close": func(p driver.Process) error { return p.Close() },
+			"Kill":  func(p driver.Process) error { return p.Signal(ctx, int(syscall.SIGKILL)) },
+		} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				p, err := c.Exec(ctx, sh(script))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer p.Close()
+				pid := readInts(t, p.Stdout(), 1)[0]
+				if err := end(p); err != nil {
+					t.Error(err)
+				}
+				waitFor(t, func() bool { return !alive(pid) })
+				if exit, err := p.Wait(ctx); err != nil || exit.Code != 137 {
+					t.Errorf("%+v %v, want code 137", exit, err)
+				}
+				if p.Close() != nil {
+					t.Error("Close twice")
+				}
+				wantCode(t, p.Signal(ctx, 15), sandbox.CodeNotFound)
+			})
+		}
+	}
+}
+
+// TestLeftBehind has commands that end and leave something behind, which runs
+// on, is listed, and can be killed.
+func TestLeftBehind(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	for name, cmd := range map[string]*sandbox.Command{
+		"same output":  sh(`sleep 1000 & echo $!`),
+		"quiet":        sh(`sleep 1000 >/dev/null 2>&1 & echo $!`),
+		"other group":  sh(`set -m; sleep 1000 >/dev/null 2>&1 & echo $!`),
+		"new session":  sh(`setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.2`),
+		"double fork":  sh(`(sh -c 'echo $$; exec sleep 1000' &)`),
+		"with input":   {Shell: `sleep 1000 & echo $!`, Stdin: true},
+		"held":         {Shell: `sleep 1000 & echo $!`, Hold: time.Second},
+		"background":   {Shell: `sleep 1000 & echo $!`, Background: true},
+		"late":         sh(`sleep 1000 & echo $!; sleep 0.3`),
+		"deaf to hups": {Shell: `trap '' HUP; sleep 1000 & echo $!`, TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := c.Exec(ctx, sh(script))
+			p, err := c.Exec(ctx, cmd)
 			if err != nil {
 				t.Fatal(err)
 			}
 			pid := readInts(t, p.Stdout(), 1)[0]
-			if name == "left behind" || strings.HasPrefix(name, "quiet") {
-				if exit, err := p.Wait(ctx); err != nil || exit.Code != 0 {
-					t.Errorf("%+v %v", exit, err)
-				}
-				if !alive(pid) {
-					t.Error("dead before Close")
-				}
+			if exit, err := p.Wait(ctx); err != nil || exit.Code != 0 {
+				t.Errorf("%+v %v, want code 0", exit, err)
 			}
 			if err := p.Close(); err != nil {
 				t.Error(err)
 			}
+			if run(t, c, sh("echo next"), ""); !alive(pid) {
+				t.Fatal("it died with its command")
+			}
+			var info sandbox.ProcessInfo
+			var ok bool
+			waitFor(t, func() bool { // until the shell's child has become sleep
+				info, ok = listed(t, c, pid)
+				return !ok || strings.Join(info.Args, " ") == "sleep 1000"
+			})
+			if !ok || !info.Background || !info.Running || info.Exit != nil || time.Since(info.Started).Abs() > time.Minute {
+				t.Errorf("listed as %+v, %v", info, ok)
+			}
+			_, err = c.Reconnect(ctx, info.ID)
+			wantCode(t, err, sandbox.CodeConflict)
+			if err := c.Kill(ctx, info.ID, int(syscall.SIGTERM)); err != nil {
+				t.Error(err)
+			}
 			waitFor(t, func() bool { return !alive(pid) })
-			if exit, err := p.Wait(ctx); err != nil || (exit.Code != 0 && exit.Code != 137) {
+			waitFor(t, func() bool { _, ok := listed(t, c, pid); return !ok })
+			wantCode(t, c.Kill(ctx, info.ID, int(syscall.SIGTERM)), sandbox.CodeNotFound)
+		})
+	}
+}
+
+// listed returns what the guest says of a process.
+func listed(t *testing.T, c *guest.Client, pid int) (sandbox.ProcessInfo, bool) {
+	t.Helper()
+	all, err := c.Processes(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range all {
+		if info.PID == pid && info.Running {
+			return info, true
+		}
+	}
+	return sandbox.ProcessInfo{}, false
+}
+
+// TestLeftBehindWrites has a process that writes to a command's output after
+// everybody has let go of it.
+func TestLeftBehindWrites(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	done := t.TempDir() + "/done"
+	for name, cmd := range map[string]*sandbox.Command{
+		"plain": {}, "held": {Hold: time.Second}, "terminal": {TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd.Shell = fmt.Sprintf(`trap '' HUP; (read x <%s.go; head -c 10000000 /dev/zero && echo $? >%[1]s) & echo begun`, done)
+			_ = os.Remove(done)
+			_ = os.Remove(done + ".go")
+			if err := syscall.Mkfifo(done+".go", 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p, err := c.Exec(ctx, cmd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if exit, err := p.Wait(ctx); err != nil || exit.Code != 0 {
 				t.Errorf("%+v %v", exit, err)
 			}
-			if p.Close() != nil {
-				t.Error("Close twice")
+			p.Close()
+			if err := os.WriteFile(done+".go", []byte("go\n"), 0o600); err != nil {
+				t.Fatal(err)
 			}
-			wantCode(t, p.Signal(ctx, 15), sandbox.CodeNotFound)
+			waitFor(t, func() bool { b, _ := os.ReadFile(done); return string(b) == "0\n" })
 		})
 	}
 }

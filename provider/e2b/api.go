@@ -264,6 +264,15 @@ func (a *api) setTimeout(ctx context.Context, id string, seconds int64) error {
 	return err
 }
 
+// resume lets a paused sandbox go on. That it runs is success.
+func (a *api) resume(ctx context.Context, id string, seconds int64) error {
+	_, err := a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/resume", map[string]int64{"timeout": seconds}, nil)
+	if sandbox.CodeOf(err) == sandbox.CodeConflict {
+		err = nil
+	}
+	return err
+}
+
 // pageSize is the most that a listing gives at a time.
 const pageSize = 100
 

@@ -73,13 +73,32 @@ func (p *Provider) template(spec *sandbox.Spec) (string, error) {
 		return "", refuse("mounts", "directories of this machine are not where the sandbox is", "")
 	case spec.Network.Asked() && spec.Network.Plain == nil:
 		return "", refuse("network", "the rules were not translated into what the service enforces", "leave the network out: the sandbox has none")
-	case spec.Image == "" || spec.Image == "host":
-		return p.opts.Template, nil
 	}
-	if name, ok := strings.CutPrefix(spec.Image, TemplateScheme); ok && name != "" {
-		return name, nil
+	name, ok := p.templateOf(spec.Image)
+	if !ok {
+		return "", p.CheckImage(spec.Image)
 	}
-	return "", refuse("image", "this provider makes sandboxes from the service's templates", "set E2B_TEMPLATE")
+	return name, nil
+}
+
+// templateOf returns the template that an image names.
+func (p *Provider) templateOf(image string) (string, bool) {
+	if image == "" || image == "host" {
+		return p.opts.Template, true
+	}
+	name, ok := strings.CutPrefix(image, TemplateScheme)
+	return name, ok && name != ""
+}
+
+// CheckImage implements driver.ImageChecker.
+func (p *Provider) CheckImage(image string) error {
+	if _, ok := p.templateOf(image); ok {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Op: "e2b.create", Subject: image, Message: "this provider makes sandboxes from the service's templates, not from images",
+		Hint: "leave the image out, and set E2B_TEMPLATE to choose a template",
+	}
 }
 
 // seconds is a lifetime as the service takes it: whole, and not shorter.
@@ -128,7 +147,7 @@ func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.
 	in.ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
 	err = ctx.Err()
 	if err == nil {
-		err = l.write(record{Box: b.ID, Ends: in.ends, Binding: p.api.binding(req.Metadata[metaScope])})
+		err = l.write(record{Box: b.ID, Ends: in.ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
 	}
 	if err == nil {
 		_, err = in.reach(ctx)
@@ -229,10 +248,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 
 // found is a sandbox of the service as the driver contract tells of it.
 func found(b box, scope string) (f driver.Found, ours bool) {
-	f = driver.Found{ID: sandbox.ID(b.Metadata[metaID]), State: sandbox.Running, Created: b.Started, Labels: map[string]string{}}
-	if b.State == "paused" {
-		f.State = sandbox.Paused
-	}
+	f = driver.Found{ID: sandbox.ID(b.Metadata[metaID]), State: stateOf(b), Created: b.Started, Labels: map[string]string{}}
 	for k, v := range b.Metadata {
 		if name, ok := strings.CutPrefix(k, metaLabel); ok {
 			f.Labels[name] = v

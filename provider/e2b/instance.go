@@ -129,9 +129,9 @@ func (in *Instance) explain(ctx context.Context, err error) error {
 	switch b, ended, asked := in.ask(ctx); {
 	case ended:
 		return goneError(in.id)
-	case asked == nil && b.State == "paused":
+	case asked == nil && b.State == statePaused:
 		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the service has paused the sandbox", Hint: "resume it with a client of the service", Cause: err,
+			Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume", Cause: err,
 		}
 	}
 	return err
@@ -197,7 +197,7 @@ func (in *Instance) fate(ctx context.Context) (sandbox.Exit, bool) {
 		in.mu.Lock()
 		doomed := in.dying || time.Until(in.ends) < slack
 		in.mu.Unlock()
-		if err == nil && (b.State == "paused" || in.inside.healthy(ctx)) {
+		if err == nil && (b.State == statePaused || in.inside.healthy(ctx)) {
 			signs++
 		}
 		if signs >= enough && !doomed {

@@ -22,9 +22,11 @@ type state struct{ dir string }
 
 // record is what is kept of a sandbox. It holds no secret.
 type record struct {
-	Box    string    `json:"box"`              // the service's id
-	Ends   time.Time `json:"ends"`             // as far as this directory knows
-	Doomed bool      `json:"doomed,omitempty"` // we ended it, or were about to
+	Box  string    `json:"box"`  // the service's id
+	Ends time.Time `json:"ends"` // as far as this directory knows
+	// Life is how long it may run from its start, or from when it was resumed.
+	Life   time.Duration `json:"life,omitempty"`
+	Doomed bool          `json:"doomed,omitempty"` // we ended it, or were about to
 	// Binding is whose sandbox it is; see [Provider.Binding].
 	Binding string `json:"binding,omitempty"`
 }

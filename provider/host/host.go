@@ -25,7 +25,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -53,6 +52,7 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)
 	_ driver.FileSystem     = (*Instance)(nil)
 	_ driver.Archiver       = (*Instance)(nil)
@@ -149,16 +149,8 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
 }
 
-// identityFile keeps what distinguishes this directory. It is no valid ID.
-const identityFile = ".identity"
-
 // Binding implements driver.Binder: sandboxes belong to their directory.
-func (p *Provider) Binding(ctx context.Context) (string, error) {
-	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	return identity.Of(filepath.Join(p.dir, identityFile))
-}
+func (p *Provider) Binding(ctx context.Context) (string, error) { return p.dir, ctx.Err() }
 
 // supported refuses what plain processes cannot have.
 func supported(spec *sandbox.Spec) error {
@@ -166,14 +158,25 @@ func supported(spec *sandbox.Spec) error {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "host.create", Subject: subject, Message: message}
 	}
 	switch {
-	case spec.Image != "" && spec.Image != "host":
-		return refuse("image", "this provider has no images: its files are the machine's")
 	case len(spec.Mounts) > 0:
 		return refuse("mounts", "this provider has no mounts: commands see the whole machine")
 	case spec.Network.Asked() && (spec.Network.Plain == nil || !spec.Network.Plain.Open):
 		return refuse("network", "this provider cannot bound what commands reach: they have the machine's network")
 	}
+	if err := (*Provider)(nil).CheckImage(spec.Image); err != nil {
+		return err
+	}
 	return userSupported(spec.User)
+}
+
+// CheckImage implements driver.ImageChecker.
+func (*Provider) CheckImage(image string) error {
+	if image == "" || image == "host" {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Op: "host.create", Subject: "image", Message: "this provider has no images: its files are the machine's",
+	}
 }
 
 func userSupported(user string) error {

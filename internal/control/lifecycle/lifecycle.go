@@ -167,10 +167,10 @@ func After(b Box, op Op, keeps bool) Box {
 	case Sleep:
 		to.State, to.Pause, to.Kept = sandbox.Paused, sandbox.PauseDisk, true
 	case Stop:
-		to.State, to.Kept = sandbox.Stopped, true
 		if !keeps {
-			to.State, to.Kept = sandbox.Gone, false
+			return b // refused, for its files would be lost
 		}
+		to.State, to.Kept = sandbox.Stopped, true
 	case Update, Snapshot, Fork:
 		return b
 	}

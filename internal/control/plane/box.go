@@ -200,6 +200,9 @@ func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) e
 	if err != nil {
 		return ignoreGone(err)
 	}
+	if !p.keeps(&b, box) {
+		return p.cannotStop(&b)
+	}
 	box.Calm(recorded(ctx), grace)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/plane"
@@ -27,6 +28,8 @@ type machine struct {
 	dir   string
 	world *fake.World
 	now   func() time.Time // nil: time.Now
+	// provider changes what the plane works with.
+	provider func(driver.Provider) driver.Provider
 }
 
 func newMachine(t *testing.T) *machine { return &machine{dir: t.TempDir(), world: new(fake.World)} }
@@ -50,8 +53,12 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 	must(err)
 	environments, err := vault.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
 	must(err)
+	provider := driver.Provider(fake.New(fake.Options{World: m.world}))
+	if m.provider != nil {
+		provider = m.provider(provider)
+	}
 	p = plane.New(plane.Config{
-		Control:  control.Config{Provider: fake.New(fake.Options{World: m.world})},
+		Control:  control.Config{Provider: provider},
 		Provider: "fake", Node: "local", Store: db, Log: log, Audit: audit.New(log, audit.Options{}),
 		Snapshots: snapshots, Environments: environments, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})

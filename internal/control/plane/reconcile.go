@@ -38,6 +38,10 @@ func eventFor(from, to sandbox.State, exit *sandbox.Exit) eventlog.Type {
 		return eventlog.Lost
 	case to == sandbox.Running && from == sandbox.Lost:
 		return eventlog.Found
+	case to == sandbox.Paused:
+		return eventlog.Paused
+	case to == sandbox.Running && from == sandbox.Paused:
+		return eventlog.Resumed
 	case to == sandbox.Running:
 		return eventlog.Created
 	case exit != nil && exit.Reason == sandbox.ReasonLifetime:
@@ -55,6 +59,11 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 	_, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
 			b.State, b.Reason = now.state, now.reason
+			if now.state == sandbox.Paused {
+				b.Rest.Pause = sandbox.PauseMemory
+			} else if b.Rest.Kept == "" {
+				b.Rest.Pause = ""
+			}
 			if now.exit != nil {
 				b.Exit = now.exit
 			}
@@ -72,6 +81,45 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 			e.Reason, e.Exit = now.exit.Reason, &now.exit.Code
 		}
 	})
+}
+
+// mirror records whether the provider's service has paused or resumed a sandbox
+// by itself. A service that cannot be asked changes nothing.
+func (p *Plane) mirror(ctx context.Context, b *store.Sandbox) error {
+	teller, ok := driver.As[driver.StateTeller](p.cfg.Control.Provider)
+	if !ok || p.here(b) != nil || !resident(b) {
+		return nil
+	}
+	state, err := teller.State(ctx, b.ID)
+	if err != nil {
+		return nil //nolint:nilerr // the operation itself will say so
+	}
+	return p.observePause(ctx, b, state)
+}
+
+// resident reports whether a sandbox runs, or is paused without being put away.
+func resident(b *store.Sandbox) bool {
+	return b.Rest.Step == "" && (b.State == sandbox.Running || b.State == sandbox.Paused && b.Rest.Pause == sandbox.PauseMemory)
+}
+
+// observePause records that a sandbox was found running or paused, if it is
+// news, and updates b.
+func (p *Plane) observePause(ctx context.Context, b *store.Sandbox, state sandbox.State) error {
+	if state == b.State || state != sandbox.Running && state != sandbox.Paused {
+		return nil
+	}
+	reason := ""
+	if state == sandbox.Paused {
+		reason = "its provider paused it"
+	}
+	if err := p.observe(ctx, b, found{state: state, reason: reason}); err != nil {
+		return err
+	}
+	now, err := p.record(ctx, b.Tenant, b.ID)
+	if err == nil {
+		*b = now
+	}
+	return err
 }
 
 // Reconcile compares what is recorded with what exists. Records follow what is
@@ -156,6 +204,9 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		p.refind(b.Tenant, box)
+		if _, ok := driver.As[driver.StateTeller](p.cfg.Control.Provider); ok && there && resident(&b) {
+			return p.observePause(ctx, &b, f.State)
+		}
 		if b.State == sandbox.Paused {
 			return nil // it stands still, as it should
 		}

@@ -130,9 +130,9 @@ func (p *Plane) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 	return b, named(opStart, err)
 }
 
-// Stop asks the commands of a sandbox to end, gives them grace, and ends it.
-// Its files are kept, so that it can be started again, if its provider can:
-// else it is gone, as the state that is returned says.
+// Stop asks the commands of a sandbox to end, gives them grace, and ends it. Its
+// files are kept, so that it can be started again. Where they cannot be kept,
+// Stop is CodeUnsupported and changes nothing.
 func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
 	if grace > 0 {
 		if err := p.calmDown(ctx, ref, grace); err != nil {
@@ -176,10 +176,16 @@ func (p *Plane) stopLocked(ctx context.Context, t *turn) (store.Sandbox, error) 
 	if p.keeps(&t.box, box) {
 		return p.putAway(ctx, t, away{step: stepStop, state: sandbox.Stopped})
 	}
-	if err := p.remove(ctx, &t.box, t.action, reasonStopped); err != nil {
-		return t.box, err
+	return t.box, p.cannotStop(&t.box)
+}
+
+// cannotStop is why a sandbox whose files cannot be kept is not stopped.
+func (p *Plane) cannotStop(b *store.Sandbox) error {
+	message := "it would lose its files: this provider cannot keep them"
+	if b.Spec.ID == "" {
+		message = "it would lose its files: it was made without a daemon, which does not know what to start again"
 	}
-	return p.record(ctx, t.box.Tenant, t.box.ID)
+	return unsupported(b, message, "to end it and lose its files, remove it with: atoll rm --force "+b.Name)
 }
 
 // keeps reports whether the files of a sandbox can be kept when it ends. Of one

@@ -85,6 +85,9 @@ func (p *Plane) lockedTurn(ctx context.Context, tenant string, id sandbox.ID, a 
 	}
 	t := &turn{action: a, release: release}
 	if t.box, err = p.record(ctx, tenant, id); err == nil {
+		err = p.mirror(ctx, &t.box)
+	}
+	if err == nil {
 		t.verdict, err = lifecycle.Decide(view(&t.box), op)
 	}
 	if err != nil {

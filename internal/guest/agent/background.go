@@ -171,8 +171,14 @@ func (a *agent) logs(op *wire.Op, d *wire.Decoder) error {
 // processes lists the commands, each with its length before it.
 func (a *agent) processes(op *wire.Op) error {
 	var one wire.Encoder
+	var list []sandbox.ProcessInfo
 	for _, p := range a.procs.list() {
-		info := p.snapshot()
+		list = append(list, p.snapshot())
+	}
+	for _, st := range a.orphans() {
+		list = append(list, describeOrphan(st))
+	}
+	for _, info := range list {
 		one.B = one.B[:0]
 		wire.PutProcess(&one, &info)
 		var e wire.Encoder
@@ -193,11 +199,14 @@ func (a *agent) kill(d *wire.Decoder) error {
 	if sig < 1 || sig > 64 {
 		return fail(sandbox.CodeInvalid, id, "no such signal")
 	}
+	if isOrphanID(id) {
+		return a.killOrphan(id, syscall.Signal(sig))
+	}
 	p, err := a.procs.get(id)
 	if err != nil {
 		return err
 	}
-	return p.signal(syscall.Signal(sig))
+	return p.kill(syscall.Signal(sig))
 }
 
 // resize sets the size of a command's terminal.

@@ -118,15 +118,19 @@ func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
 // killOn kills a command when over is closed, until the returned function is
 // called.
 func (p *proc) killOn(over <-chan struct{}) (stop func()) {
-	done := make(chan struct{})
+	done, finished := make(chan struct{}), make(chan struct{})
 	go func() {
+		defer close(finished)
 		select {
 		case <-over:
-			_ = p.signal(syscall.SIGKILL)
+			p.drop()
 		case <-done:
 		}
 	}()
-	return func() { close(done) }
+	return func() {
+		close(done)
+		<-finished
+	}
 }
 
 // outlive makes a command one like all others.

@@ -222,13 +222,10 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	}
 	over, err := a.introduce(op, p, who, se, func() error { return sayStarted(op, p) })
 	switch {
-	case c.Background && !over:
-		return a.follow(op, p, who, view{})
-	case c.Background:
-		return nil
 	case over:
-		a.awaitRest(op, p)
 		return nil
+	case c.Background:
+		return a.follow(op, p, who, view{})
 	case se != nil:
 		return a.sayExit(op, p)
 	case err != nil:
@@ -257,17 +254,6 @@ func (a *agent) introduce(op *wire.Op, p *proc, who *caller, failed *startError,
 	return over, err
 }
 
-// awaitRest stays with what a command in the foreground has started, once all
-// was said, until the client lets go.
-func (a *agent) awaitRest(op *wire.Op, p *proc) {
-	if p.leftNothing() {
-		return
-	}
-	_ = op.Flush()
-	<-op.Over()
-	a.sweep(p)
-}
-
 // complain puts the reason why a command could not be started where a shell
 // puts it.
 func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
@@ -285,13 +271,19 @@ func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
 }
 
 // foreground connects a command to the client that started it. It returns when
-// nothing of the command is left: at the end, or because the client let go.
+// the command and all that it wrote were seen to, or when the client lets go.
 func (a *agent) foreground(op *wire.Op, p *proc) error {
 	var pumps sync.WaitGroup
 	pumpLane := func(lane int, f *os.File) {
-		_ = pump(f, func(frame []byte) error { return op.SendFrame(lane, frame) })
+		defer f.Close()
+		err := pump(f, func(frame []byte) error { return op.SendFrame(lane, frame) })
 		select {
 		case <-op.Over():
+			<-p.done
+			if err != nil && p.endedItself() {
+				// What it left behind may go on writing, to nobody.
+				_ = pump(f, func(frame []byte) error { wire.PutFrame(frame); return nil })
+			}
 		default:
 			_ = op.CloseWrite(lane)
 		}
@@ -302,39 +294,37 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 	} else {
 		_ = op.CloseWrite(1) // whatever lives beside it
 	}
-	var input sync.WaitGroup
 	if p.cmd.Stdin {
-		input.Go(func() { p.io.feed(op, nil) })
+		go p.io.feed(op, nil)
 	}
-	said := false
 	select {
 	case <-p.done:
-		_, said = a.sayExit(op, p), true
-		if !p.leftNothing() {
-			<-op.Over() // what it started runs on until the client lets go
-		}
 	case <-op.Over():
-	}
-	select {
-	case <-op.Over():
-		a.sweep(p)
+		p.drop()
 		<-p.done
-		if !said {
-			_ = a.sayExit(op, p)
-		}
-		p.io.close()
-	default:
-		op.Drop(0, os.ErrClosed) // no input for nobody
 	}
-	pumps.Wait() // the client gets all that was written
-	p.io.close()
-	input.Wait()
-	return nil
+	err := a.sayExit(op, p)
+	op.Drop(0, os.ErrClosed) // no input for nobody
+	p.io.closeInput()
+	if !p.endedItself() {
+		p.io.close()
+	}
+	all := make(chan struct{})
+	go func() {
+		pumps.Wait()
+		p.io.close()
+		close(all)
+	}()
+	select {
+	case <-all: // the client gets all that was written
+	case <-op.Over():
+	}
+	return err
 }
 
 // discard ends a command whose client never heard of it.
 func (a *agent) discard(p *proc) {
-	p.killSession()
+	p.drop()
 	<-p.done
 	p.io.close()
 }

@@ -184,7 +184,7 @@ func (a *agent) abandon(p *proc, last *caller) {
 		s.timer.Stop()
 	}
 	s.mu.Unlock()
-	a.sweep(p)
+	p.drop()
 	s.forget()
 }
 

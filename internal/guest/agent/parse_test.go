@@ -71,17 +71,18 @@ func FuzzResolveAccount(f *testing.F) {
 }
 
 func TestParseStat(t *testing.T) {
+	const rest = " 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 77 1 2\n" // from field 7 on
 	for line, want := range map[string]procStat{
-		"7 (sh) S 1 7 6 0 -1":               {pid: 7, ppid: 1, session: 6},
-		"7 (a) Z 9 9 9 (b) R 1 2 3 4":       {pid: 7, ppid: 1, session: 3},
-		"7 (evil\n) S 0 0 0) Z 2 3 4 0\n":   {pid: 7, ppid: 2, session: 4, dead: true},
-		"12 (((()) X 1 2 5 6 7 8 9 10 11 1": {pid: 12, ppid: 1, session: 5, dead: true},
+		"7 (sh) S 1 7 6":              {pid: 7, ppid: 1, session: 6, name: "sh", start: 77},
+		"7 (a) Z 9 9 9 (b) R 1 2 3":   {pid: 7, ppid: 1, session: 3, name: "a) Z 9 9 9 (b", start: 77},
+		"7 (evil\n) S 0 0 0) Z 2 3 4": {pid: 7, ppid: 2, session: 4, dead: true, name: "evil\n) S 0 0 0", start: 77},
+		"12 (((()) X 1 2 5":           {pid: 12, ppid: 1, session: 5, dead: true, name: "((()", start: 77},
 	} {
-		if got, ok := parseStat([]byte(line)); !ok || got != want {
+		if got, ok := parseStat([]byte(line + rest)); !ok || got != want {
 			t.Errorf("%q: %+v %v", line, got, ok)
 		}
 	}
-	for _, line := range []string{"", " ", "x", "7", "7 (sh)", "7 (sh) S", "7 (sh) S a b c d"} {
+	for _, line := range []string{"", " ", "x", "7", "7 (sh)", "7 (sh) S", "7 (sh) S a b c d", "7 (sh) S 1 7 6 0 -1"} {
 		if got, ok := parseStat([]byte(line)); ok {
 			t.Errorf("%q: %+v", line, got)
 		}

@@ -33,6 +33,7 @@ type proc struct {
 	mu      sync.Mutex
 	info    sandbox.ProcessInfo
 	timeout bool // its time is over
+	dropped bool // its caller let go of it while it ran, or killed it
 	alone   bool // nothing it started was left when it ended
 	timer   *time.Timer
 }
@@ -98,6 +99,40 @@ func (p *proc) expire() {
 	p.timeout = true
 	p.mu.Unlock()
 	p.killTree()
+}
+
+// drop ends a command that nobody wants any more, with everything that it
+// started. It does nothing to what a command that has ended has left behind.
+func (p *proc) drop() {
+	p.mu.Lock()
+	if !p.info.Running || p.pid == 0 {
+		p.mu.Unlock()
+		return
+	}
+	p.dropped = true
+	p.mu.Unlock()
+	p.killTree()
+}
+
+// endedItself reports that the command has ended, and that neither its time nor
+// its caller was the cause: what it has left behind runs on.
+func (p *proc) endedItself() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.info.Running && !p.timeout && !p.dropped
+}
+
+// kill signals the command's process group. SIGKILL ends everything that the
+// command started.
+func (p *proc) kill(sig syscall.Signal) error {
+	if sig != syscall.SIGKILL {
+		return p.signal(sig)
+	}
+	if err := p.signal(0); err != nil {
+		return err
+	}
+	p.drop()
+	return nil
 }
 
 // signal signals the command's process group. The lock keeps the end from
@@ -186,6 +221,9 @@ func (t *procTable) get(id string) (*proc, error) {
 	if p := t.byID[id]; p != nil {
 		return p, nil
 	}
+	if isOrphanID(id) {
+		return nil, fail(sandbox.CodeConflict, id, "the process was left behind by a command: it can be listed and killed, and not connected to")
+	}
 	return nil, fail(sandbox.CodeNotFound, id, "no such process")
 }
 
@@ -196,31 +234,11 @@ func (t *procTable) list() []*proc {
 	return slices.Clone(t.order)
 }
 
-// leads reports whether a running command has this process number.
-func (t *procTable) leads(pid int) bool {
-	return slices.ContainsFunc(t.list(), func(p *proc) bool {
-		info := p.snapshot()
-		return info.PID == pid && info.Running
-	})
-}
-
 // closeAll ends every command.
 func (t *procTable) closeAll() {
 	for _, p := range t.list() {
 		if p.snapshot().Running {
-			p.killSession()
+			p.drop()
 		}
-	}
-}
-
-// sweep ends what a command has left behind in its session. Since process
-// numbers come round again, another command may have this one now.
-func (a *agent) sweep(p *proc) {
-	ended := !p.snapshot().Running
-	switch {
-	case p.pid == 0 || p.leftNothing() || (ended && a.reaper.childless()):
-	case ended && a.procs.leads(p.pid):
-	default:
-		p.killSession()
 	}
 }

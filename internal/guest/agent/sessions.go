@@ -13,6 +13,8 @@ import (
 type procStat struct {
 	pid, ppid, session int
 	dead               bool
+	name               string
+	start              int64 // clock ticks since boot
 }
 
 // processes lists what lives in this process's view, but for itself. Without
@@ -48,32 +50,16 @@ func processes() []procStat {
 func parseStat(b []byte) (procStat, bool) {
 	pid, err := strconv.Atoi(string(b[:max(0, bytes.IndexByte(b, ' '))]))
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if err != nil || len(f) < 4 {
+	if err != nil || len(f) < 20 {
 		return procStat{}, false
 	}
 	ppid, err1 := strconv.Atoi(string(f[1]))
 	session, err2 := strconv.Atoi(string(f[3]))
+	start, err3 := strconv.ParseInt(string(f[19]), 10, 64)
 	dead := f[0][0] == 'Z' || f[0][0] == 'X'
-	return procStat{pid: pid, ppid: ppid, session: session, dead: dead}, err1 == nil && err2 == nil
-}
-
-// killSession ends every process of the command's session: what it started,
-// unless that moved to another one.
-func (p *proc) killSession() {
-	sid := p.pid
-	if sid <= 1 {
-		return // -1 would be everybody
-	}
-	_ = syscall.Kill(-sid, syscall.SIGKILL) // nearly always the whole of it
-	killAll(p.within, func(all []procStat) []procStat {
-		var in []procStat
-		for _, p := range all {
-			if p.session == sid {
-				in = append(in, p)
-			}
-		}
-		return in
-	})
+	_, name, _ := bytes.Cut(b[:bytes.LastIndexByte(b, ')')], []byte{'('})
+	st := procStat{pid: pid, ppid: ppid, session: session, dead: dead, name: string(name), start: start}
+	return st, err1 == nil && err2 == nil && err3 == nil
 }
 
 // killTree ends every process of the command's session and every descendant,
@@ -81,6 +67,10 @@ func (p *proc) killSession() {
 // found and stopped, because who has lost his parent is a child of process 1.
 func (p *proc) killTree() {
 	if p.pid <= 1 {
+		return
+	}
+	if len(processes()) == 0 { // there is no /proc
+		_ = syscall.Kill(-p.pid, syscall.SIGKILL)
 		return
 	}
 	found := map[int]bool{p.pid: true}

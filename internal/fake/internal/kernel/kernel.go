@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -131,7 +132,7 @@ func (k *Kernel) register(p *Proc) bool {
 		return false
 	}
 	k.lastPID++
-	p.PID = k.lastPID
+	p.PID, p.Started = k.lastPID, time.Now()
 	if p.sid == 0 {
 		p.sid, p.pgid = p.PID, p.PID
 	}
@@ -171,6 +172,26 @@ func (k *Kernel) Kill(pid, sig int) bool {
 // KillSession kills all processes of the session that leader began.
 func (k *Kernel) KillSession(leader int) {
 	deliver(k.find(func(p *Proc) bool { return p.sid == leader }), SIGKILL)
+}
+
+// Orphans returns the processes that outlived those that started them, in the
+// order of their start.
+func (k *Kernel) Orphans() []*Proc {
+	found := k.find(func(p *Proc) bool { return p.PPID != 0 && k.procs[p.PPID] == nil })
+	slices.SortFunc(found, func(a, b *Proc) int { return a.PID - b.PID })
+	return found
+}
+
+// KillTree sends a signal to a process and all that descends from it.
+func (k *Kernel) KillTree(pid, sig int) {
+	deliver(k.find(func(p *Proc) bool {
+		for ; p != nil; p = k.procs[p.PPID] {
+			if p.PID == pid {
+				return true
+			}
+		}
+		return false
+	}), sig)
 }
 
 // Stop kills all processes and waits for their end. No process can be started
@@ -244,8 +265,9 @@ func (p *Proc) Exec(args, env []string) int {
 			delete(p.handlers, sig)
 		}
 	}
+	p.Args = args
 	p.mu.Unlock()
-	p.Args, p.env = args, env
+	p.env = env
 	file, err := p.look(args[0])
 	if err == nil {
 		return p.execFile(file, 0)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 )
@@ -52,6 +53,8 @@ type Proc struct {
 	Umask uint32
 	TTY   *TTY
 
+	Started time.Time
+
 	env       []string
 	sid, pgid int
 	ctx       context.Context
@@ -75,6 +78,13 @@ func newProc(k *Kernel, parent *Proc) *Proc {
 		p.PPID = parent.PID
 	}
 	return p
+}
+
+// Command is what the process runs, for others to ask.
+func (p *Proc) Command() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.Args)
 }
 
 // Done is closed when the process has ended.

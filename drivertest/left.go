@@ -1,0 +1,106 @@
+package drivertest
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// leaves runs a command to its end that has first said the number of a process
+// that it leaves behind, and lets go of it.
+func (b *box) leaves(cmd sandbox.Command) (pid string) {
+	cmd.Dir = b.dir
+	p := b.start(cmd)
+	pid = b.readLines(p.Stdout()).next()
+	b.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
+	b.ok("Close", p.Close())
+	b.argv("true") // whoever ends processes late has had an opportunity
+	if !b.alive(pid) {
+		b.Fatalf("process %s died with the command that started it", pid)
+	}
+	b.Cleanup(func(context.Context) { b.sh(`kill -9 "$1" 2>/dev/null`, pid) })
+	return pid
+}
+
+// left returns what the list says of a process that outlived its command.
+func (b *box) left(pid string) (info sandbox.ProcessInfo, ok bool) {
+	list, err := b.manager().Processes(b.ctx)
+	b.ok("Processes", err)
+	for _, info := range list {
+		if strconv.Itoa(info.PID) == pid && info.Running {
+			return info, true
+		}
+	}
+	return sandbox.ProcessInfo{}, false
+}
+
+// leavers are commands that leave a process behind.
+var leavers = map[string]string{
+	"output shared": `sleep 1000 & echo $!`,
+	"quiet":         `sleep 1000 >/dev/null 2>&1 & echo $!`,
+	"subshell":      `(sleep 1000 & echo $!)`,
+}
+
+var leftCases = []testCase{
+	{"left/runs-on", "", func(t *caseT) {
+		b := t.box()
+		for _, script := range leavers {
+			b.leaves(sandbox.Command{Shell: script})
+		}
+	}},
+	{"left/late", "", func(t *caseT) {
+		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!; sleep 1"}) // no longer in its first moments
+	}},
+	{"left/by-terminal", capTerminal, func(t *caseT) {
+		t.box().leaves(sandbox.Command{Shell: "trap '' HUP; sleep 1000 & echo $!", TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})
+	}},
+	{"left/by-background", capProcesses, func(t *caseT) {
+		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!", Background: true})
+	}},
+	{"left/by-held", capRejoin, func(t *caseT) {
+		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!", Hold: time.Second})
+	}},
+	{"left/writes-on", "", func(t *caseT) {
+		b := t.box()
+		b.leaves(sandbox.Command{Shell: "(while [ ! -e go ]; do sleep 0.1; done; dd if=/dev/zero bs=65536 count=32 2>/dev/null && echo x >done; sleep 1000) & echo $!"})
+		b.mustSh("echo x >go")
+		b.eventually("the end of output that nobody reads", func() bool { return b.sh("[ -e done ]").exit.Code == 0 })
+	}},
+	{"left/listed", capProcesses, func(t *caseT) {
+		b := t.box()
+		pid := b.leaves(sandbox.Command{Shell: leavers["output shared"]})
+		var info sandbox.ProcessInfo
+		b.eventually("a list that says what runs", func() bool {
+			var ok bool
+			if info, ok = b.left(pid); !ok {
+				t.Fatalf("process %s runs, and is not listed", pid)
+			}
+			return strings.Join(info.Args, " ") == "sleep 1000"
+		})
+		if info.ID == "" || !info.Background || info.Exit != nil {
+			t.Errorf("it is listed as %+v", info)
+		}
+		if again, ok := b.left(pid); !ok || again.ID != info.ID {
+			t.Errorf("its ID was %q, and now is %q, %v", info.ID, again.ID, ok)
+		}
+		_, err := b.manager().Reconnect(t.ctx, info.ID)
+		t.wantCode("Reconnect", err, sandbox.CodeConflict)
+		_, err = b.manager().Logs(t.ctx, info.ID, driver.LogOptions{})
+		t.wantCode("Logs", err, sandbox.CodeConflict)
+		t.ok("Kill", b.manager().Kill(t.ctx, info.ID, sigTERM))
+		b.diesToo(pid)
+		b.eventually("a list without what was killed", func() bool { _, ok := b.left(pid); return !ok })
+		t.wantCode("Kill of what has ended", b.manager().Kill(t.ctx, info.ID, sigTERM), sandbox.CodeNotFound)
+	}},
+	{"left/nothing-after-kill", "", func(t *caseT) {
+		b := t.box()
+		p, child := b.startFamily(sandbox.Command{})
+		t.ok("Signal", p.Signal(t.ctx, sigKILL))
+		b.wait(p)
+		b.diesToo(child)
+	}},
+}
