@@ -18,25 +18,26 @@ import (
 // Event is one record of what happened. It holds no value of a secret and no
 // output of a command.
 type Event struct {
-	Seq     int64        `json:"seq"` // 1, 2, 3, …: the cursor
-	Time    time.Time    `json:"time"`
-	Type    string       `json:"type"`           // e.g. "sandbox.created"
-	Op      string       `json:"op"`             // what was done, e.g. "files.read"
-	Key     string       `json:"key,omitempty"`  // public part of the API key of who did it
-	UID     *uint32      `json:"uid,omitempty"`  // of the local user who did it
-	Node    string       `json:"node,omitempty"` // the daemon that did it
-	Sandbox sandbox.ID   `json:"sandbox,omitempty"`
-	Name    string       `json:"name,omitempty"`
-	Subject string       `json:"subject,omitempty"` // what was touched
-	Policy  string       `json:"policy,omitempty"`  // the rule that decided
-	Ref     int64        `json:"ref,omitempty"`     // the attempt that this is the outcome of
-	Code    sandbox.Code `json:"code,omitempty"`    // of a failure
-	Program string       `json:"program,omitempty"`
-	Argc    int          `json:"argc,omitempty"`
-	Args    []string     `json:"args,omitempty"`
-	Exit    *int         `json:"exit,omitempty"`
-	Reason  string       `json:"reason,omitempty"`
-	Bytes   int64        `json:"bytes,omitempty"`
+	Seq     int64             `json:"seq"` // 1, 2, 3, …: the cursor
+	Time    time.Time         `json:"time"`
+	Type    string            `json:"type"`           // e.g. "sandbox.created"
+	Op      string            `json:"op"`             // what was done, e.g. "files.read"
+	Key     string            `json:"key,omitempty"`  // public part of the API key of who did it
+	UID     *uint32           `json:"uid,omitempty"`  // of the local user who did it
+	Node    string            `json:"node,omitempty"` // the daemon that did it
+	Sandbox sandbox.ID        `json:"sandbox,omitempty"`
+	Name    string            `json:"name,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`  // those that the sandbox had then
+	Subject string            `json:"subject,omitempty"` // what was touched
+	Policy  string            `json:"policy,omitempty"`  // the rule that decided
+	Ref     int64             `json:"ref,omitempty"`     // the attempt that this is the outcome of
+	Code    sandbox.Code      `json:"code,omitempty"`    // of a failure
+	Program string            `json:"program,omitempty"`
+	Argc    int               `json:"argc,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Exit    *int              `json:"exit,omitempty"`
+	Reason  string            `json:"reason,omitempty"`
+	Bytes   int64             `json:"bytes,omitempty"`
 
 	DurationMS int64 `json:"durationMs,omitempty"` // how long a command ran
 

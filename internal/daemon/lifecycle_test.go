@@ -178,7 +178,7 @@ func TestSnapshots(t *testing.T) {
 	wantCode(t, err, sandbox.CodeUnsupported)
 	shell(t, s, "echo 2 > f")
 	again := create(t, c, sandbox.Spec{Name: "again", Snapshot: "before"})
-	if out := shell(t, again, "pwd; cat f; echo [$TOKEN]"); out != "/work\n1\n[]\n" {
+	if out := shell(t, again, "pwd; cat f; echo [$TOKEN]"); out != "/work\n1\n[x]\n" {
 		t.Errorf("%q", out)
 	}
 	if got, err := c.GetSnapshot(t.Context(), snap.ID); err != nil || got.Children != 1 {

@@ -179,7 +179,7 @@ func (s service) ExportOTLP(ctx context.Context, q api.EventQuery, w io.Writer) 
 func shownEvent(e eventlog.Event) api.Event {
 	return api.Event{
 		Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
-		Sandbox: string(e.Sandbox), Name: e.Name, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: string(e.Code), Program: e.Program,
+		Sandbox: string(e.Sandbox), Name: e.Name, Labels: e.Labels, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: string(e.Code), Program: e.Program,
 		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: string(e.Reason), Bytes: e.Bytes, DurationMS: e.DurationMS,
 		Request: e.Request, Trace: e.Trace,
 	}

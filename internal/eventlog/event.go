@@ -121,9 +121,11 @@ type Event struct {
 	Actor  Actor     `json:"actor,omitzero"`
 
 	Sandbox sandbox.ID `json:"sandbox,omitempty"`
-	Name    string     `json:"name,omitempty"`    // of the sandbox
-	Subject string     `json:"subject,omitempty"` // what was touched: a path, a process, a key
-	Policy  string     `json:"policy,omitempty"`  // which policy decided
+	Name    string     `json:"name,omitempty"` // of the sandbox
+	// Labels are those that the sandbox had then. The log fills them in.
+	Labels  map[string]string `json:"labels,omitempty"`
+	Subject string            `json:"subject,omitempty"` // what was touched: a path, a process, a key
+	Policy  string            `json:"policy,omitempty"`  // which policy decided
 
 	// Ref is the Seq of the attempt that this event is the outcome of.
 	Ref  int64        `json:"ref,omitempty"`

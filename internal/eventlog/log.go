@@ -156,12 +156,35 @@ func (l *Log) write(ctx context.Context, tx *store.Tx, tenant string, entries []
 	if err != nil {
 		return err
 	}
+	if err := label(ctx, tx, tenant, entries); err != nil {
+		return err
+	}
 	head, rows, err := extend(head, tenant, tx.Now, entries)
 	if err != nil {
 		return err
 	}
 	tx.OnCommit(func() { l.wrote(tenant, head) })
 	return tx.AppendEvents(ctx, tenant, rows)
+}
+
+// label puts the labels of sandboxes on the events about them.
+func label(ctx context.Context, tx *store.Tx, tenant string, entries []*entry) (err error) {
+	known := map[sandbox.ID]map[string]string{}
+	for _, en := range entries {
+		id := en.event.Sandbox
+		if id == "" {
+			continue
+		}
+		labels, ok := known[id]
+		if !ok {
+			if labels, err = tx.SandboxLabels(ctx, tenant, id); err != nil {
+				return err
+			}
+			known[id] = labels
+		}
+		en.event.Labels = labels
+	}
+	return nil
 }
 
 // wrote wakes those who follow a tenant's log.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -367,6 +368,28 @@ func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
 		WHERE tenant = $1 AND (name = $2 AND state <> 'gone' OR id = $2)
 		ORDER BY CASE WHEN name = $2 AND state <> 'gone' THEN 0 ELSE 1 END LIMIT 1`, tenant, ref))
 	return b, missing(err, "sandbox", ref)
+}
+
+// Removed returns the sandbox that had a name last and is gone. Its record may
+// have been forgotten since, which is CodeNotFound.
+func (tx *Tx) Removed(ctx context.Context, tenant, name string) (Sandbox, error) {
+	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+		WHERE tenant = $1 AND name = $2 AND state = 'gone' ORDER BY created DESC LIMIT 1`, tenant, name))
+	return b, missing(err, "sandbox", name)
+}
+
+// SandboxLabels returns the labels of a tenant's sandbox, also when it is gone;
+// nil if there is none.
+func (tx *Tx) SandboxLabels(ctx context.Context, tenant string, id sandbox.ID) (labels map[string]string, err error) {
+	var doc string
+	err = tx.queryRow(ctx, "SELECT labels_json FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)).Scan(&doc)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return parseLabels(doc)
 }
 
 // Expect is what must hold for a change to be made. The zero value expects

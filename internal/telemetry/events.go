@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -193,6 +195,9 @@ func attributes(e *eventlog.Record) []attribute.KeyValue {
 		if f.value != "" {
 			kvs = append(kvs, attribute.String(f.key, f.value))
 		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.Labels)) {
+		kvs = append(kvs, attribute.String("atoll.sandbox.label."+name, e.Labels[name]))
 	}
 	for _, f := range []struct {
 		key   string

@@ -116,7 +116,7 @@ func (p *Plane) destroy(ctx context.Context, ref, op, reason string) (err error)
 		p.note(ctx, p.cfg.Audit.Denied(ctx, action, err))
 		return err
 	}
-	b, err := p.find(ctx, who.Tenant, ref)
+	b, err := p.findToRemove(ctx, who.Tenant, ref)
 	if err != nil || b.State == sandbox.Gone {
 		return err
 	}
@@ -133,6 +133,20 @@ func (p *Plane) destroy(ctx context.Context, ref, op, reason string) (err error)
 	}
 	action.Sandbox, action.Name, action.Subject = b.ID, b.Name, b.Name
 	return p.remove(ctx, &b, action, reason)
+}
+
+// findToRemove is find, and finds what had the name last if nothing has it now.
+func (p *Plane) findToRemove(ctx context.Context, tenant, ref string) (b store.Sandbox, err error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return b, err
+	}
+	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := tx.Lookup(ctx, tenant, ref)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			return tx.Removed(ctx, tenant, ref)
+		}
+		return b, err
+	})
 }
 
 // remove destroys a recorded sandbox, which the caller has locked.
@@ -353,6 +367,15 @@ func (p *Plane) ended(tenant string, w *watcher, exit sandbox.Exit) error {
 }
 
 // ignoreGone forgives that a sandbox is gone already.
+// ignoreChanged drops the error of a record that somebody changed since it was
+// read: they know more than what was observed.
+func ignoreChanged(err error) error {
+	if sandbox.CodeOf(err) == sandbox.CodeConflict {
+		return nil
+	}
+	return ignoreGone(err)
+}
+
 func ignoreGone(err error) error {
 	if errors.Is(err, &sandbox.Error{Code: sandbox.CodeGone}) {
 		return nil

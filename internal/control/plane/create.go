@@ -136,7 +136,7 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 		}
 	}
 	if spec.ID != "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "id", Message: "is made up, not chosen"}
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "id", Message: "is assigned by the server"}
 	}
 	if who.UID != nil {
 		return nil

@@ -70,7 +70,7 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 		})
 	})
 	if err != nil {
-		return ignoreGone(err)
+		return ignoreChanged(err)
 	}
 	if now.state == sandbox.Gone {
 		p.discard(ctx, b)

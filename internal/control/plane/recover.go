@@ -58,7 +58,7 @@ func (p *Plane) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, 
 		return also(tx)
 	})
 	if err != nil {
-		return err
+		return ignoreChanged(err)
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: "sandbox.observe", Sandbox: b.ID, Name: b.Name, Subject: b.Name}
 	return p.cfg.Audit.Fact(ctx, fact, t, nil)
@@ -211,7 +211,8 @@ func (p *Plane) sweepSnapshots(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// sweepEnvironments forgets the environments of sandboxes that are gone.
+// sweepEnvironments forgets the environments of sandboxes and snapshots that are
+// gone.
 func (p *Plane) sweepEnvironments(ctx context.Context) error {
 	if p.cfg.Environments == nil {
 		return nil
@@ -222,7 +223,13 @@ func (p *Plane) sweepEnvironments(ctx context.Context) error {
 	}
 	var failed []error
 	for _, id := range there {
-		b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
+		b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+			b, err := tx.Operator().Sandbox(ctx, id)
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				_, err = tx.Operator().Snapshot(ctx, string(id))
+			}
+			return b, err
+		})
 		switch {
 		case err == nil && b.State == sandbox.Gone, sandbox.CodeOf(err) == sandbox.CodeNotFound:
 			failed = append(failed, p.cfg.Environments.Remove(id))

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
@@ -83,6 +86,9 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (sto
 		return s, err
 	}
 	snap, err := p.take(ctx, t, keeper, id, req.Memory)
+	if err == nil {
+		err = p.keepEnvironment(&t.box, id)
+	}
 	if fault := p.cfg.Fault("snapshot.kept"); fault != nil {
 		return s, fault
 	}
@@ -104,6 +110,49 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (sto
 	}
 	s.Ready, s.Memory, s.Engine, s.Size = true, snap.Memory, snap.Engine, snap.Size
 	return s, nil
+}
+
+// keepEnvironment seals the environment of a sandbox once more, for a snapshot
+// of it.
+func (p *Plane) keepEnvironment(b *store.Sandbox, id string) error {
+	env, err := p.environment(b)
+	if err != nil || len(env) == 0 {
+		return err
+	}
+	return p.cfg.Environments.Put(sandbox.ID(id), env)
+}
+
+// handOn completes env by the environment that a snapshot was taken with.
+// Variables whose values are not here must be in env.
+func (p *Plane) handOn(s *store.Snapshot, env map[string]string) (map[string]string, error) {
+	if len(s.Spec.Env) == 0 {
+		return env, nil
+	}
+	var had map[string]string
+	if p.cfg.Environments != nil {
+		var err error
+		if had, err = p.cfg.Environments.Get(sandbox.ID(s.ID)); err != nil {
+			return nil, err
+		}
+	}
+	all := maps.Clone(had)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, env)
+	var missing []string
+	for _, name := range slices.Sorted(maps.Keys(s.Spec.Env)) {
+		if _, ok := all[name]; !ok {
+			missing = append(missing, name)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "this machine does not have the values of the snapshot's environment variables " + strings.Join(missing, ", "),
+			Hint: "give values for them; on the command line with --env",
+		}
+	}
+	return all, nil
 }
 
 // take writes the bytes of a snapshot.
@@ -213,6 +262,7 @@ func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
 	if err != nil {
 		return err
 	}
+	p.forgetEnvironment(ctx, sandbox.ID(s.ID))
 	return keeper.Remove(ctx, s.ID)
 }
 
@@ -250,8 +300,7 @@ func (p *Plane) PruneSnapshots(ctx context.Context, labels map[string]string) (r
 }
 
 // origin finds the snapshot that a sandbox is to be made from, and fills in
-// what the snapshot says and the request does not. Its environment is not
-// handed on: it may hold secrets that were given to that sandbox alone.
+// what the snapshot says and the request does not, the environment included.
 func (p *Plane) origin(ctx context.Context, tenant string, spec sandbox.Spec) (_ sandbox.Spec, id string, err error) {
 	if spec.Snapshot == "" {
 		return spec, "", nil
@@ -270,6 +319,9 @@ func (p *Plane) origin(ctx context.Context, tenant string, spec sandbox.Spec) (_
 			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
 			Hint: "try again when it is saved; see: atoll snapshot inspect " + s.Name,
 		}
+	}
+	if spec.Env, err = p.handOn(&s, spec.Env); err != nil {
+		return spec, "", err
 	}
 	spec.Snapshot, spec.Image = "", s.Spec.Image
 	spec.User, spec.Workdir = cmp.Or(spec.User, s.Spec.User), cmp.Or(spec.Workdir, s.Spec.Workdir)

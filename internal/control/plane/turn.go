@@ -192,12 +192,18 @@ func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
 
 // discard forgets what was kept of a sandbox that is gone.
 func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
-	if p.cfg.Environments != nil {
-		p.note(ctx, p.cfg.Environments.Remove(b.ID))
-	}
+	p.forgetEnvironment(ctx, b.ID)
 	p.drop(ctx, b.Rest.Kept)
 	p.uses.forget(b.ID)
 	p.redactors.forget(b.ID)
+}
+
+// forgetEnvironment removes the environment of a sandbox or a snapshot. If that
+// fails, reconciliation finds it.
+func (p *Plane) forgetEnvironment(ctx context.Context, id sandbox.ID) {
+	if p.cfg.Environments != nil {
+		p.note(ctx, p.cfg.Environments.Remove(id))
+	}
 }
 
 // drop removes the bytes of a snapshot that nobody wants any more. If that
@@ -205,5 +211,6 @@ func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 func (p *Plane) drop(ctx context.Context, id string) {
 	if id != "" && p.cfg.Snapshots != nil {
 		p.note(ctx, p.cfg.Snapshots.Remove(context.WithoutCancel(ctx), id))
+		p.forgetEnvironment(ctx, sandbox.ID(id))
 	}
 }

@@ -241,25 +241,26 @@ type EventQuery struct {
 
 // Event is one record of the log.
 type Event struct {
-	Seq     int64     `json:"seq" doc:"1, 2, 3, …; the cursor"`
-	Time    time.Time `json:"time"`
-	Type    string    `json:"type"`
-	Op      string    `json:"op"`
-	Key     string    `json:"key,omitempty" doc:"public part of the API key of who did it"`
-	UID     *uint32   `json:"uid,omitempty" doc:"of the local user who did it"`
-	Node    string    `json:"node,omitempty"`
-	Sandbox string    `json:"sandbox,omitempty"`
-	Name    string    `json:"name,omitempty"`
-	Subject string    `json:"subject,omitempty"`
-	Policy  string    `json:"policy,omitempty" doc:"the rule that decided"`
-	Ref     int64     `json:"ref,omitempty" doc:"the attempt that this is the outcome of"`
-	Code    string    `json:"code,omitempty" doc:"of a failure"`
-	Program string    `json:"program,omitempty"`
-	Argc    int       `json:"argc,omitempty"`
-	Args    []string  `json:"args,omitempty"`
-	Exit    *int      `json:"exit,omitempty"`
-	Reason  string    `json:"reason,omitempty"`
-	Bytes   int64     `json:"bytes,omitempty"`
+	Seq     int64             `json:"seq" doc:"1, 2, 3, …; the cursor"`
+	Time    time.Time         `json:"time"`
+	Type    string            `json:"type"`
+	Op      string            `json:"op"`
+	Key     string            `json:"key,omitempty" doc:"public part of the API key of who did it"`
+	UID     *uint32           `json:"uid,omitempty" doc:"of the local user who did it"`
+	Node    string            `json:"node,omitempty"`
+	Sandbox string            `json:"sandbox,omitempty"`
+	Name    string            `json:"name,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty" doc:"those that the sandbox had then"`
+	Subject string            `json:"subject,omitempty"`
+	Policy  string            `json:"policy,omitempty" doc:"the rule that decided"`
+	Ref     int64             `json:"ref,omitempty" doc:"the attempt that this is the outcome of"`
+	Code    string            `json:"code,omitempty" doc:"of a failure"`
+	Program string            `json:"program,omitempty"`
+	Argc    int               `json:"argc,omitempty"`
+	Args    []string          `json:"args,omitempty"`
+	Exit    *int              `json:"exit,omitempty"`
+	Reason  string            `json:"reason,omitempty"`
+	Bytes   int64             `json:"bytes,omitempty"`
 
 	DurationMS int64 `json:"durationMs,omitempty"`
 
