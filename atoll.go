@@ -25,7 +25,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/atoll-run/atoll/internal/roundtrip"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -97,6 +96,12 @@ func New(opts Options) (*Client, error) {
 // localHost stands for a daemon that is reached without a network.
 const localHost = "atoll"
 
+// Bounds of the connections that a Client keeps open for later requests.
+const (
+	maxIdleConns    = 64
+	idleConnTimeout = time.Minute
+)
+
 // reach returns where requests for a host go, and how.
 func reach(host string) (base string, _ http.RoundTripper, err error) {
 	const anywhere = "http://" + localHost
@@ -113,12 +118,15 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	}
 	switch {
 	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
-		return anywhere, roundtrip.New(func(ctx context.Context) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", u.Path)
-		}), nil
+		return anywhere, &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", u.Path)
+			},
+			DisableCompression: true, MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
+		}, nil
 	case (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && strings.Trim(u.Path, "/") == "":
 		return u.Scheme + "://" + u.Host, &http.Transport{
-			Proxy: http.ProxyFromEnvironment, DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute,
+			Proxy: http.ProxyFromEnvironment, DisableCompression: true, MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
 		}, nil
 	}
 	return "", nil, bad

@@ -15,7 +15,6 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
-	"github.com/atoll-run/atoll/internal/roundtrip"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
 
@@ -66,7 +65,7 @@ func (s *Server) Client() (*atoll.Client, error) {
 	if s.daemon == nil || s.closed {
 		return nil, errors.New("atolld: the server does not run")
 	}
-	return atoll.New(atoll.Options{Transport: roundtrip.New(s.daemon.Memory().Dial)})
+	return atoll.New(atoll.Options{Transport: s.daemon.Memory().Transport()})
 }
 
 // Close ends the daemon in good order. Sandboxes live on, and are found again

@@ -271,13 +271,9 @@ var rules = []rule{
 	},
 	{
 		pkgs: module, // the Go library
-		only: []string{"sandbox", "internal/stream", "internal/span", "internal/roundtrip"},
+		only: []string{"sandbox", "internal/stream", "internal/span"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "clients are light: no engine, no store, no daemon",
-	},
-	{
-		pkgs: "internal/roundtrip", std: true, only: []string{}, deny: []string{"os/exec"},
-		why: "it carries requests of the Go library, whatever they ask for",
 	},
 	{
 		pkgs: "internal/span", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
@@ -310,19 +306,19 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/span", "internal/roundtrip", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/sparse"},
+		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/sparse"},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/sparse", "internal/span", "internal/roundtrip", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
+		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "internal/cli/node"},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/roundtrip", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},

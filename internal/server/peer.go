@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -158,7 +159,7 @@ func (m *Memory) Dial(ctx context.Context) (net.Conn, error) {
 func (m *Memory) Transport() *http.Transport {
 	return &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return m.Dial(ctx) },
-		DisableCompression: true,
+		DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: time.Minute,
 	}
 }
 

@@ -36,7 +36,6 @@ type EventHead struct {
 
 // EventHead returns the end of a tenant's log.
 func (tx *Tx) EventHead(ctx context.Context, tenant string) (h EventHead, err error) {
-	ctx = tx.brief(ctx)
 	err = tx.queryRow(ctx, "SELECT seq, hash FROM event_heads WHERE tenant = $1", tenant).Scan(&h.Seq, &h.Hash)
 	if errors.Is(err, sql.ErrNoRows) {
 		return EventHead{}, nil
@@ -47,7 +46,6 @@ func (tx *Tx) EventHead(ctx context.Context, tenant string) (h EventHead, err er
 // LockEventHead is EventHead, and lets nobody else append to the tenant's log
 // until the transaction ends.
 func (tx *Tx) LockEventHead(ctx context.Context, tenant string) (h EventHead, err error) {
-	ctx = tx.brief(ctx)
 	const locked = "SELECT seq, hash FROM event_heads WHERE tenant = $1"
 	err = tx.queryRow(ctx, locked+tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
 	if !errors.Is(err, sql.ErrNoRows) {
@@ -64,7 +62,6 @@ func (tx *Tx) LockEventHead(ctx context.Context, tenant string) (h EventHead, er
 // AppendEvents adds records to a tenant's log, whose head the caller has
 // locked and has continued, and moves the head to the last of them.
 func (tx *Tx) AppendEvents(ctx context.Context, tenant string, rows []EventRow) error {
-	ctx = tx.brief(ctx)
 	for i := range rows {
 		if err := tx.appendEvent(ctx, tenant, &rows[i]); err != nil {
 			return err

@@ -15,9 +15,6 @@ import (
 const (
 	DefaultPage = 100
 	MaxPage     = 10_000
-
-	// maxRoom is for how many sandboxes room is made before they are read.
-	maxRoom = 1000
 )
 
 // Filter selects sandboxes. The zero value selects all that are not gone.
@@ -38,17 +35,17 @@ type Page struct {
 // rest, empty at the end. Whatever matches from the first page to the last is
 // listed exactly once, whatever is made or removed in between.
 func (tx *Tx) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
-	return listed(ctx, tx, tenant, f, p, briefColumns, briefScan(tenant), (*Summary).cursor)
+	return list(ctx, tx, tenant, f, p, summaryColumns, scanSummary(tenant), (*Summary).cursor)
 }
 
 // Sandboxes lists like [Tx.Summaries], with all that is recorded, which takes
 // several times as long.
 func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
-	return listed(ctx, tx, tenant, f, p, sandboxColumns, into(fullScan()), func(b *Sandbox) string { return b.cursor() })
+	return list(ctx, tx, tenant, f, p, sandboxColumns, scanSandbox, func(b *Sandbox) string { return b.cursor() })
 }
 
-func listed[T any](
-	ctx context.Context, tx *Tx, tenant string, f Filter, p Page, columns string, scan func(scanner, *T) error, cursor func(*T) string,
+func list[T any](
+	ctx context.Context, tx *Tx, tenant string, f Filter, p Page, columns string, scan func(scanner) (T, error), cursor func(*T) string,
 ) (boxes []T, next string, err error) {
 	limit, err := p.limit()
 	if err != nil {
@@ -65,23 +62,12 @@ func listed[T any](
 	}
 	f.conditions(&q, tenant)
 	query := "SELECT " + columns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
-	boxes = make([]T, 0, min(limit, maxRoom)+1)
-	err = tx.each(ctx, query, q.args, func(row scanner) error {
-		boxes = append(boxes, *new(T))
-		return scan(row, &boxes[len(boxes)-1])
-	})
+	rows, err := tx.query(ctx, query, q.args...)
+	boxes, err = collect(rows, err, scan)
 	if err != nil || len(boxes) <= limit {
 		return boxes, "", err
 	}
 	return boxes[:limit], cursor(&boxes[limit-1]), nil
-}
-
-// into makes a scanner of rows one that fills in what it is given.
-func into[T any](scan func(scanner) (T, error)) func(scanner, *T) error {
-	return func(row scanner, dest *T) (err error) {
-		*dest, err = scan(row)
-		return err
-	}
 }
 
 func (p Page) limit() (int, error) {

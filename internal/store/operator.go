@@ -32,12 +32,12 @@ func (o *Operator) Key(ctx context.Context, id string) (Key, error) {
 // left out, by ID: at most limit with an ID after the given one.
 func (o *Operator) Sandboxes(ctx context.Context, node string, after sandbox.ID, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE node = $1 AND id > $2 AND state <> 'gone' ORDER BY id LIMIT $3", node, string(after), limit)
-	return collect(rows, err, fullScan())
+	return collect(rows, err, scanSandbox)
 }
 
 // Sandbox returns a sandbox of any tenant by its ID.
 func (o *Operator) Sandbox(ctx context.Context, id sandbox.ID) (Sandbox, error) {
-	b, err := fullScan()(o.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE id = $1", string(id)))
+	b, err := scanSandbox(o.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE id = $1", string(id)))
 	return b, missing(err, "sandbox", string(id))
 }
 
@@ -46,7 +46,7 @@ func (o *Operator) Sandbox(ctx context.Context, id sandbox.ID) (Sandbox, error) 
 func (o *Operator) Expired(ctx context.Context, node string, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE expires > 0 AND expires <= $1 AND state <> 'gone' AND node = $2 ORDER BY expires, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
-	return collect(rows, err, fullScan())
+	return collect(rows, err, scanSandbox)
 }
 
 // NextExpiry returns when the next sandbox of a node expires that has not yet;
@@ -63,7 +63,7 @@ func (o *Operator) NextExpiry(ctx context.Context, node string) (time.Time, erro
 func (o *Operator) Idle(ctx context.Context, node string, limit int) ([]Sandbox, error) {
 	rows, err := o.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE idle_after > 0 AND state = 'running' AND (active + idle_after <= $1 OR active > $1) AND node = $2 ORDER BY active, id LIMIT $3`, nanos(o.tx.Now()), node, limit)
-	return collect(rows, err, fullScan())
+	return collect(rows, err, scanSandbox)
 }
 
 // Claim gives a sandbox from one node to another: the new one is named by a

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"strings"
 	"time"
@@ -63,10 +62,8 @@ func (s *Store) openPostgres(ctx context.Context, url string) error {
 func (postgresDialect) forUpdate() string { return " FOR NO KEY UPDATE" }
 func (postgresDialect) shared() bool      { return true }
 
-func (postgresDialect) brief(ctx context.Context) context.Context { return ctx }
-
-func (postgresDialect) readTx() *driver.TxOptions {
-	return &driver.TxOptions{Isolation: driver.IsolationLevel(sql.LevelRepeatableRead), ReadOnly: true}
+func (postgresDialect) readTx() *sql.TxOptions {
+	return &sql.TxOptions{Isolation: sql.LevelRepeatableRead, ReadOnly: true}
 }
 
 func (postgresDialect) retryable(err error) bool {

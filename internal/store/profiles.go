@@ -144,7 +144,7 @@ func (tx *Tx) UseProfile(ctx context.Context, tenant string, box sandbox.ID, nam
 func (tx *Tx) ProfileUsers(ctx context.Context, tenant, name string) ([]Sandbox, error) {
 	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM profile_uses WHERE tenant = $1 AND profile = $2) ORDER BY name`, tenant, name)
-	return collect(rows, err, fullScan())
+	return collect(rows, err, scanSandbox)
 }
 
 // InlineUsers returns the sandboxes that have a profile of their own and are
@@ -152,7 +152,7 @@ func (tx *Tx) ProfileUsers(ctx context.Context, tenant, name string) ([]Sandbox,
 func (tx *Tx) InlineUsers(ctx context.Context, tenant string) ([]Sandbox, error) {
 	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND spec_json LIKE '%"inline":{%' ORDER BY name`, tenant)
-	all, err := collect(rows, err, fullScan())
+	all, err := collect(rows, err, scanSandbox)
 	return slices.DeleteFunc(all, func(b Sandbox) bool { return b.Spec.Network.Inline == nil }), err
 }
 

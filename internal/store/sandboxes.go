@@ -29,9 +29,6 @@ type Summary struct {
 	// are counted against the tenant's limits.
 	Resources sandbox.Resources
 	Labels    map[string]string
-	// LabelsJSON stands in place of Labels in listings, as encoding/json would
-	// write them: they are passed on as they are.
-	LabelsJSON string
 
 	Created time.Time
 	Updated time.Time
@@ -85,14 +82,14 @@ func (b *Sandbox) holds() bool {
 	return b.Rest.Pause != sandbox.PauseDisk
 }
 
-// sandboxColumns are all; listings read briefColumns.
+// sandboxColumns are all columns of a sandbox; listings read summaryColumns.
 const (
-	sandboxColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires" +
+	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires"
+	sandboxColumns = summaryColumns +
 		", version, tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
 
-// sandboxRow is where one row after another is scanned to. Its fields have the
-// very types that the drivers return: a rawRow knows no others.
+// sandboxRow is where a row is scanned to.
 type sandboxRow struct {
 	id, tenant, name, state, reason, provider, node, image string
 	labels, exit, idleAction, spec                         string
@@ -100,43 +97,70 @@ type sandboxRow struct {
 	cpus                                                   float64
 	memory, disk, pids, created, updated, expires, active  int64
 	idleAfter, epoch, version, wakes, left                 int64
-
-	dest []any
 }
 
-// fullScan returns a scanner of rows with the columns named so.
-func fullScan() func(scanner) (Sandbox, error) {
-	r := &sandboxRow{}
-	r.dest = []any{
+// summaryDest is where summaryColumns are scanned to.
+func (r *sandboxRow) summaryDest() []any {
+	return []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
 		&r.labels, &r.created, &r.updated, &r.expires,
-		&r.version, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
-		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin,
 	}
-	return r.scan
 }
 
-// summary is what listings tell of the row, without its labels.
-func (r *sandboxRow) summary() Summary {
+// dest is where sandboxColumns are scanned to.
+func (r *sandboxRow) dest() []any {
+	return append(r.summaryDest(),
+		&r.version, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
+		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
+}
+
+// summary returns what listings tell of the row.
+func (r *sandboxRow) summary() (Summary, error) {
+	labels, err := parseLabels(r.labels)
 	return Summary{
 		ID: sandbox.ID(r.id), Tenant: r.tenant, Name: r.name, State: sandbox.State(r.state), Reason: r.reason,
 		Provider: r.provider, Node: r.node, Image: r.image,
 		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
-		Created:   timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+		Labels:    labels, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+	}, err
+}
+
+// parseLabels reads a column of labels. None is nil.
+func parseLabels(doc string) (labels map[string]string, err error) {
+	if doc == "{}" {
+		return nil, nil
+	}
+	err = json.Unmarshal([]byte(doc), &labels)
+	return labels, err
+}
+
+// scanSummary returns a scanner of rows of a tenant with summaryColumns.
+func scanSummary(tenant string) func(scanner) (Summary, error) {
+	return func(row scanner) (Summary, error) {
+		r := sandboxRow{tenant: tenant}
+		if err := row.Scan(r.summaryDest()...); err != nil {
+			return Summary{}, err
+		}
+		return r.summary()
 	}
 }
 
-func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
-	if err := row.Scan(r.dest...); err != nil {
+// scanSandbox scans a row with sandboxColumns.
+func scanSandbox(row scanner) (Sandbox, error) {
+	var r sandboxRow
+	if err := row.Scan(r.dest()...); err != nil {
 		return Sandbox{}, err
 	}
-	brief := r.summary()
-	var err error
-	if brief.Labels, err = parseLabels(r.labels); err != nil {
+	return r.sandbox()
+}
+
+func (r *sandboxRow) sandbox() (Sandbox, error) {
+	summary, err := r.summary()
+	if err != nil {
 		return Sandbox{}, err
 	}
 	b := Sandbox{
-		Summary: brief, Version: r.version, Active: timeOf(r.active),
+		Summary: summary, Version: r.version, Active: timeOf(r.active),
 		Idle:   Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
 		Rest:   Rest{Pause: sandbox.PauseKind(r.pause), Step: r.step, Kept: r.kept, Wakes: r.wakes != 0, Left: time.Duration(r.left)},
 		Origin: r.origin, Epoch: r.epoch,
@@ -150,34 +174,6 @@ func (r *sandboxRow) scan(row scanner) (Sandbox, error) {
 		err = json.Unmarshal([]byte(r.spec), &b.Spec)
 	}
 	return b, err
-}
-
-// parseLabels reads a JSON object of strings. One without escapes, which
-// nearly all are, is cut at its quotation marks; that takes a fraction of the
-// time and of the memory.
-func parseLabels(doc string) (labels map[string]string, err error) {
-	if doc == "{}" {
-		return nil, nil
-	}
-	if strings.IndexByte(doc, '\\') >= 0 {
-		err = json.Unmarshal([]byte(doc), &labels)
-		return labels, err
-	}
-	labels = make(map[string]string, strings.Count(doc, `"`)/4)
-	for {
-		_, rest, more := strings.Cut(doc, `"`)
-		if !more {
-			return labels, nil
-		}
-		name, rest, _ := strings.Cut(rest, `"`)
-		_, rest, _ = strings.Cut(rest, `"`)
-		value, rest, closed := strings.Cut(rest, `"`)
-		if !closed {
-			return nil, errors.New("the labels are damaged")
-		}
-		labels[name] = value
-		doc = rest
-	}
 }
 
 // Create are the circumstances of a new sandbox.
@@ -348,23 +344,20 @@ func (tx *Tx) insertLabels(ctx context.Context, b *Sandbox) error {
 // Sandbox returns a tenant's sandbox by its ID, also when it is gone. One that
 // is not there, or is another tenant's, is CodeNotFound.
 func (tx *Tx) Sandbox(ctx context.Context, tenant string, id sandbox.ID) (Sandbox, error) {
-	ctx = tx.brief(ctx)
-	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
+	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
 	return b, missing(err, "sandbox", string(id))
 }
 
 // Find returns the sandbox that has a name now: one that is not gone.
 func (tx *Tx) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
-	ctx = tx.brief(ctx)
-	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
+	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
 	return b, missing(err, "sandbox", name)
 }
 
 // Lookup returns the sandbox that ref names: the one that has that name now,
 // else the one with that id, which may be gone.
 func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
-	ctx = tx.brief(ctx)
-	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND (name = $2 AND state <> 'gone' OR id = $2)
 		ORDER BY CASE WHEN name = $2 AND state <> 'gone' THEN 0 ELSE 1 END LIMIT 1`, tenant, ref))
 	return b, missing(err, "sandbox", ref)
@@ -373,7 +366,7 @@ func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
 // Removed returns the sandbox that had a name last and is gone. Its record may
 // have been forgotten since, which is CodeNotFound.
 func (tx *Tx) Removed(ctx context.Context, tenant, name string) (Sandbox, error) {
-	b, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND name = $2 AND state = 'gone' ORDER BY created DESC LIMIT 1`, tenant, name))
 	return b, missing(err, "sandbox", name)
 }
@@ -409,7 +402,7 @@ type Expect struct {
 // anything but ID, Tenant, Name, Created, Origin and Version. A change that takes more
 // resources, by size or by state, is checked against the tenant's limits.
 func (tx *Tx) UpdateSandbox(ctx context.Context, tenant string, id sandbox.ID, want Expect, change func(*Sandbox)) (Sandbox, error) {
-	old, err := fullScan()(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+tx.s.dialect.forUpdate(), tenant, string(id)))
+	old, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+tx.s.dialect.forUpdate(), tenant, string(id)))
 	if err != nil {
 		return old, missing(err, "sandbox", string(id))
 	}

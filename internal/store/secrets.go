@@ -162,7 +162,7 @@ func (tx *Tx) SecretUses(ctx context.Context, tenant string, box sandbox.ID) ([]
 func (tx *Tx) SecretUsers(ctx context.Context, tenant, name string) ([]Sandbox, error) {
 	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM secret_uses WHERE tenant = $1 AND secret = $2) ORDER BY name`, tenant, name)
-	return collect(rows, err, fullScan())
+	return collect(rows, err, scanSandbox)
 }
 
 // RemoveSecret removes a secret. One that a sandbox works with is CodeConflict,

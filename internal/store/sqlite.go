@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"net/url"
 	"os"
@@ -42,10 +41,10 @@ func (s *Store) openSQLite(ctx context.Context, path string) (err error) {
 	// synchronous=FULL makes a commit durable before it is acknowledged, which
 	// WAL alone does not.
 	common := []string{"busy_timeout(10000)", "foreign_keys(1)", "synchronous(FULL)", "temp_store(MEMORY)"}
-	if s.write, err = openFile(path, "BEGIN IMMEDIATE", 1, append(common, "journal_mode(WAL)", "journal_size_limit(67108864)")...); err != nil {
+	if s.write, err = openFile(path, "immediate", 1, append(common, "journal_mode(WAL)", "journal_size_limit(67108864)")...); err != nil {
 		return err
 	}
-	if s.read, err = openFile(path, "BEGIN", readers, append(common, "query_only(1)")...); err != nil {
+	if s.read, err = openFile(path, "deferred", readers, append(common, "query_only(1)")...); err != nil {
 		return err
 	}
 	s.dialect = &sqliteDialect{db: s.read}
@@ -78,24 +77,23 @@ func prepareFile(path string) (unlock func(), err error) {
 	return func() { _ = l.Close() }, nil
 }
 
+// openFile opens a database whose transactions take their lock as begin says.
 func openFile(path, begin string, conns int, pragmas ...string) (*sql.DB, error) {
-	q := url.Values{"_pragma": pragmas}
+	q := url.Values{"_pragma": pragmas, "_txlock": {begin}}
 	u := url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}
 	c, err := sqlite.NewConnector(u.String())
 	if err != nil {
 		return nil, err
 	}
-	db := sql.OpenDB(preparing{c, begin})
+	db := sql.OpenDB(c)
 	db.SetMaxOpenConns(conns)
 	db.SetMaxIdleConns(conns)
 	return db, nil
 }
 
-func (*sqliteDialect) forUpdate() string         { return "" } // the one writer has locked everything
-func (*sqliteDialect) shared() bool              { return false }
-func (*sqliteDialect) readTx() *driver.TxOptions { return &driver.TxOptions{ReadOnly: true} }
-
-func (*sqliteDialect) brief(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+func (*sqliteDialect) forUpdate() string      { return "" } // the one writer has locked everything
+func (*sqliteDialect) shared() bool           { return false }
+func (*sqliteDialect) readTx() *sql.TxOptions { return &sql.TxOptions{ReadOnly: true} }
 
 // retryable is about other processes only: within this one, writers queue.
 func (*sqliteDialect) retryable(err error) bool {

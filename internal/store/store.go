@@ -20,9 +20,7 @@ package store
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -65,9 +63,7 @@ type dialect interface {
 	forUpdate() string
 	// readTx are the options of a transaction that only reads: it sees one
 	// state of the database from its first statement to its last.
-	readTx() *driver.TxOptions
-	// brief returns the context of a statement that takes next to no time.
-	brief(ctx context.Context) context.Context
+	readTx() *sql.TxOptions
 	// shared says whether other daemons may write to this database.
 	shared() bool
 	// backup writes a consistent copy into an empty file.
@@ -136,7 +132,7 @@ func (s *Store) Ping(ctx context.Context) error {
 // that got it.
 type Tx struct {
 	s         *Store
-	conn      *sql.Conn
+	tx        *sql.Tx
 	committed []func()
 }
 
@@ -188,20 +184,21 @@ var errOutcomeUnknown = errors.New("the commit was sent and its answer was lost"
 // could have reached the database.
 const commitTimeout = 30 * time.Second
 
-func (s *Store) run(ctx context.Context, db *sql.DB, opts *driver.TxOptions, f func(*Tx) error) error {
+func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func(*Tx) error) error {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
+	// The end of ctx ends statements, but neither the transaction nor its commit.
 	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	began, err := begin(txCtx, conn, opts)
+	began, err := conn.BeginTx(txCtx, opts)
 	if err != nil {
 		return err
 	}
-	tx := &Tx{s: s, conn: conn}
-	defer began.rollback() // after a commit this does nothing
+	tx := &Tx{s: s, tx: began}
+	defer func() { _ = began.Rollback() }() // after a commit this does nothing
 	if err := f(tx); err != nil {
 		return err
 	}
@@ -210,7 +207,7 @@ func (s *Store) run(ctx context.Context, db *sql.DB, opts *driver.TxOptions, f f
 	}
 	timer := time.AfterFunc(commitTimeout, cancel)
 	defer timer.Stop()
-	if err := began.commit(); err != nil {
+	if err := began.Commit(); err != nil {
 		if opts == nil && s.dialect.lostCommit(err) {
 			err = errors.Join(errOutcomeUnknown, err)
 		}
@@ -245,33 +242,40 @@ func (s *Store) retry(ctx context.Context, run func() error) error {
 	}
 }
 
-// chunk is how many rows are collected before they are moved: large records in
-// one slice that grows would be copied again and again.
-const chunk = 256
-
 // collect scans every row and closes rows.
-func collect[T any](rows *sql.Rows, err error, scan func(scanner) (T, error)) ([]T, error) {
+func collect[T any](rows *sql.Rows, err error, scan func(scanner) (T, error)) (all []T, _ error) {
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = rows.Close() }()
-	var full [][]T
-	var last []T
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
 			return nil, err
 		}
-		if len(last) >= chunk && len(last) == cap(last) {
-			full, last = append(full, last), make([]T, 0, chunk)
-		}
-		last = append(last, v)
+		all = append(all, v)
 	}
-	if len(full) > 0 {
-		last = slices.Concat(append(full, last)...)
-	}
-	return last, rows.Err()
+	return all, rows.Err()
 }
 
-// scanner is a *sql.Row, a *sql.Rows or a rawRow.
+// scanner is a *sql.Row or a *sql.Rows.
 type scanner interface{ Scan(dest ...any) error }
+
+func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error) {
+	tx.s.trace(ctx, query)
+	res, err := tx.tx.ExecContext(ctx, query, args...)
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (tx *Tx) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	tx.s.trace(ctx, query)
+	return tx.tx.QueryContext(ctx, query, args...)
+}
+
+func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
+	tx.s.trace(ctx, query)
+	return tx.tx.QueryRowContext(ctx, query, args...)
+}

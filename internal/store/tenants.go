@@ -32,7 +32,6 @@ func scanTenant(row scanner) (t Tenant, err error) {
 
 // Tenant returns a tenant; an unknown one is CodeNotFound.
 func (tx *Tx) Tenant(ctx context.Context, tenant string) (Tenant, error) {
-	ctx = tx.brief(ctx)
 	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1", tenant))
 	return t, missing(err, "tenant", tenant)
 }
@@ -40,7 +39,6 @@ func (tx *Tx) Tenant(ctx context.Context, tenant string) (Tenant, error) {
 // LockTenant is Tenant, and lets nobody else change what depends on the
 // tenant as a whole until the transaction ends.
 func (tx *Tx) LockTenant(ctx context.Context, tenant string) (Tenant, error) {
-	ctx = tx.brief(ctx)
 	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1"+tx.s.dialect.forUpdate(), tenant))
 	return t, missing(err, "tenant", tenant)
 }

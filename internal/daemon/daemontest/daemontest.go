@@ -12,7 +12,6 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/fake"
-	"github.com/atoll-run/atoll/internal/roundtrip"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/all"
 )
@@ -69,7 +68,7 @@ func Client(t testing.TB, d *daemon.Daemon) *atoll.Client { return Bearer(t, d, 
 // Bearer returns a client that bears a key.
 func Bearer(t testing.TB, d *daemon.Daemon, key string) *atoll.Client {
 	t.Helper()
-	c, err := atoll.New(atoll.Options{Transport: roundtrip.New(d.Memory().Dial), Key: key})
+	c, err := atoll.New(atoll.Options{Transport: d.Memory().Transport(), Key: key})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,7 +53,6 @@ func New(service Service, opts Options) *API {
 	config.DocsPath, config.SchemasPath = "", "" // a browser would load scripts from elsewhere
 	config.CreateHooks = nil
 	config.OpenAPIPath = "/openapi"
-	config.Formats = formats()
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"key": {Type: "http", Scheme: "bearer", Description: "an API key; not needed on the local socket"},
 	}

@@ -39,10 +39,6 @@ type Sandbox struct {
 	// Lifetime is what was asked for; not in listings.
 	Lifetime sandbox.Lifetime `json:"lifetime,omitzero" doc:"what was asked for; not in listings"`
 
-	// LabelsJSON, if it is not empty, is written in place of Labels, which are
-	// empty then. It is only for listings.
-	LabelsJSON string `json:"-"`
-
 	Entrypoint []string `json:"entrypoint,omitempty" doc:"what the image wants to run; only in the answer that makes the sandbox"`
 	Cmd        []string `json:"cmd,omitempty" doc:"the same"`
 }

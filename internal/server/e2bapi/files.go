@@ -1,11 +1,13 @@
 package e2bapi
 
 import (
+	"bufio"
 	"compress/gzip"
 	"context"
 	"errors"
 	"io"
 	"mime"
+	"mime/multipart"
 	"net/http"
 	"path"
 	"strconv"
@@ -206,6 +208,9 @@ type uploaded struct {
 	Type string `json:"type"`
 }
 
+// uploadBuffer is how many bytes of a form are read from the connection at once.
+const uploadBuffer = 128 << 10
+
 // upload writes the files of a form, or one file that is the body.
 func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	if err := checkMetadata(r.Header); err != nil {
@@ -234,7 +239,7 @@ func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
 	case "application/octet-stream":
 		done, err = c.writeOne(r, body)
 	case "multipart/form-data":
-		done, err = c.writeParts(r, newForm(body, params["boundary"]))
+		done, err = c.writeParts(r, multipart.NewReader(bufio.NewReaderSize(body, uploadBuffer), params["boundary"]))
 	default:
 		err = invalid("Content-Type", "is neither multipart/form-data nor application/octet-stream")
 	}
@@ -256,10 +261,10 @@ func (c *call) writeOne(r *http.Request, body io.Reader) ([]uploaded, error) {
 
 // writeParts writes the parts of a form that are named "file", each to the path
 // of the request or, without one, to the path that is its file name.
-func (c *call) writeParts(r *http.Request, form *form) ([]uploaded, error) {
+func (c *call) writeParts(r *http.Request, form *multipart.Reader) ([]uploaded, error) {
 	done, seen := []uploaded{}, map[string]bool{}
 	for {
-		part, content, err := form.next()
+		part, err := form.NextPart()
 		if err == io.EOF {
 			return done, nil
 		}
@@ -281,7 +286,7 @@ func (c *call) writeParts(r *http.Request, form *form) ([]uploaded, error) {
 			return nil, invalid("path", "%.200q is written twice in one request", given)
 		}
 		seen[given] = true
-		u, err := c.write(r.Context(), given, content)
+		u, err := c.write(r.Context(), given, part)
 		if err != nil {
 			return nil, err
 		}
