@@ -99,6 +99,10 @@ var rules = []rule{
 		why:  "both ends of the gateway's socket import it",
 	},
 	{
+		pkgs: "internal/ownaddr", std: true, libs: []string{"golang.org/x/sys/unix"}, deny: []string{"os/exec", "net/http"},
+		why: "one question to the kernel, asked from a confined process too",
+	},
+	{
 		pkgs: "internal/jail",
 		only: []string{},
 		deny: []string{"net/http", "os/exec", "database/sql"},
@@ -106,7 +110,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/gateway/egress",
-		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/jail"},
+		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/jail", "internal/ownaddr"},
 		deny: []string{"os/exec", "database/sql"},
 		why:  "what parses hostile traffic knows what is allowed, and nothing of who runs it",
 	},
@@ -318,7 +322,7 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},

@@ -10,7 +10,9 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ownaddr"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -41,6 +43,12 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	config.Operator = policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""}
+	own, err := ownaddr.Open()
+	if err != nil {
+		return err
+	}
+	d.onClose(own.Close)
+	config.Operator.Machine = own.Own
 	out := newEgress(d)
 	out.configure()
 	config.Gateway = out
@@ -51,6 +59,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	images.Protect(d.neededImages)
+	images.Restrict(image.Restriction{Applies: plane.ForTenant, Permit: config.Operator.Permits})
 	if err := d.plane.LoadPolicies(ctx); err != nil {
 		return err // to go on without them would be to allow everything
 	}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -212,5 +213,53 @@ func (w *world) noticing(conn net.Conn, in *bufio.Reader) {
 		if err != nil {
 			return
 		}
+	}
+}
+
+// TestAttackPublicAddressOfTheMachine has a sandbox that may reach everything
+// public try services of the machine at its public addresses, which it got
+// while the gateway ran.
+func TestAttackPublicAddressOfTheMachine(t *testing.T) {
+	w := newWorld(t)
+	public, allowed := netip.MustParseAddr("9.9.9.10"), netip.MustParseAddr("9.9.9.11")
+	w.lead(public, "host.test")
+	settings := w.settings()
+	settings.Private = append(settings.Private, netip.PrefixFrom(allowed, 32))
+	r := newRigIn(t, settings, w.outside.do)
+	p := profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"host.test", "9.9.9.0/24"}})
+	everything := gateway.Policy{Profile: sandbox.Profile{Default: sandbox.Allow}}
+	boxes := map[string]*box{"by-rule": r.box("by-rule", p), "by-default": r.box("by-default", everything)}
+	w.outside.do(func() {
+		for i, a := range []netip.Addr{public, allowed} {
+			if err := addAddress(3+i, a); err != nil {
+				t.Fatal(err)
+			}
+			l := w.listen(a, 8080)
+			if a == public {
+				w.trap(l)
+				w.trap(w.listen(a, 80))
+			} else {
+				w.web(w.listen(a, 80), nil)
+			}
+		}
+	})
+	for id, b := range boxes {
+		for _, url := range []string{"http://9.9.9.10/", "http://9.9.9.10:8080/", "http://host.test/", "http://host.test:8080/", "http://[::ffff:9.9.9.10]/"} {
+			if out, code := b.sh("curl -sSg --max-time 20 " + url); code == 0 && !strings.Contains(out, "egress_") {
+				t.Errorf("%s, %s: %s", id, url, out)
+			}
+		}
+		r.awaitEvent(sandbox.ID(id), func(e gateway.Event) bool {
+			return e.Verdict == "denied" && e.Addr == public && e.Reason == "9.9.9.10 is a public address of this machine, which the operator of this machine does not allow"
+		})
+	}
+	if _, violations, _ := w.taken(); len(violations) > 0 {
+		t.Error(violations)
+	}
+	if out, _ := boxes["by-rule"].sh("curl -sS --max-time 20 http://9.9.9.11/ok"); !strings.Contains(out, `"URI":"/ok"`) {
+		t.Errorf("what the operator allows cannot be reached: %s", out)
+	}
+	if out, _ := boxes["by-default"].sh("curl -sS --max-time 20 http://9.9.9.11/forbidden"); strings.Contains(out, "URI") {
+		t.Errorf("without a rule: %s", out)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -35,11 +36,15 @@ func (r *registrySource) stamp(context.Context) (string, error) { return "", nil
 // only if its file system has to be built.
 func (r *registrySource) load(ctx context.Context, j *job) (*content, error) {
 	o := r.store.opts
-	if r.login != nil {
+	permit := r.store.permit(ctx)
+	switch {
+	case r.login != nil:
 		o.Keychain = r.login
+	case permit != nil:
+		o.Keychain = authn.NewMultiKeychain() // the owner's credentials are not for others
 	}
 	client, err := registry.New(ctx, r.ref.repo.Context(), registry.Options{
-		Transport: o.Transport, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, StallTimeout: o.StallTimeout, RetryDelay: o.RetryDelay,
+		Transport: o.Transport, Keychain: o.Keychain, PlainHTTP: o.PlainHTTP, StallTimeout: o.StallTimeout, RetryDelay: o.RetryDelay, Permit: permit,
 	})
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -56,6 +57,30 @@ type Store struct {
 	dir  string
 	opts Options
 	pins func(context.Context) ([]Pin, error) // nil: nobody needs what does not run
+
+	restriction Restriction
+}
+
+// Restriction bounds what pulls for some callers may reach.
+type Restriction struct {
+	// Applies reports whether a pull is for somebody other than the owner of
+	// the machine, who gets neither the owner's credentials nor reasons why a
+	// registry cannot be reached.
+	Applies func(context.Context) bool
+	// Permit reports whether an address may be dialled for such a caller.
+	Permit func(netip.Addr) bool
+}
+
+// Restrict is called before the store is used by others than the owner of the
+// machine.
+func (s *Store) Restrict(r Restriction) { s.restriction = r }
+
+// permit returns what bounds a pull, or nil.
+func (s *Store) permit(ctx context.Context) func(netip.Addr) bool {
+	if s.restriction.Applies == nil || !s.restriction.Applies(ctx) {
+		return nil
+	}
+	return s.restriction.Permit
 }
 
 // Open opens the store in dir, making it if it is missing. The directory must

@@ -19,10 +19,35 @@ const (
 	Multicast Class = "multicast"  // of many
 	Reserved  Class = "reserved"   // of nobody, or for documents and tests
 	Embedding Class = "embedding"  // holds an IPv4 address that a router may unwrap
+	Machine   Class = "machine"    // of this machine, though it would be public otherwise
 )
 
 // words is the class as it stands in a sentence.
-func (c Class) words() string { return strings.ReplaceAll(string(c), "_", "-") }
+func (c Class) words() string {
+	if c == Machine {
+		return "a public address of this machine"
+	}
+	article := "a "
+	if strings.ContainsRune("aeiou", rune(c[0])) {
+		article = "an "
+	}
+	return article + strings.ReplaceAll(string(c), "_", "-") + " address"
+}
+
+// ClassOf is [ClassOf] for somebody who knows the machine.
+func (o Operator) ClassOf(a netip.Addr) Class {
+	class := ClassOf(a)
+	if class == Public && o.Machine != nil && o.Machine(a.Unmap()) {
+		return Machine
+	}
+	return class
+}
+
+// Permits reports whether an address is public, or allowed by the operator.
+func (o Operator) Permits(a netip.Addr) bool {
+	class := o.ClassOf(a)
+	return class == Public || permits(o.Allow, a.Unmap(), class)
+}
 
 // metadata are the addresses at which clouds give credentials to whoever asks
 // from a machine. Some lie in ranges that would be public otherwise.

@@ -176,7 +176,7 @@ func (p *Policy) settle(f Flow, r, inspect, first *rule) Decision {
 		return p.denied(r)
 	}
 	if class := p.class(f); class != Public && first == nil {
-		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class.words())
+		return refuse(BadAddress, "%s is %s, which only a rule can allow", f.Addr, class.words())
 	}
 	d := Decision{Allow: true, Reason: ByDefault}
 	d.Inspect = inspect != nil || p.swapped(f) && (r == nil || r.rule.TLS != sandbox.Passthrough)
@@ -223,18 +223,18 @@ func (p *Policy) reachable(f Flow) (Decision, bool) {
 			return refuse(OwnPort, "port %d belongs to the daemon", f.Port), false
 		}
 	}
-	class := ClassOf(f.Addr)
+	class := p.operator.ClassOf(f.Addr)
 	if class == Public || permits(p.operator.Allow, f.Addr, class) {
 		return Decision{}, true
 	}
-	return refuse(BadAddress, "%s is a %s address, which the operator of this machine does not allow", f.Addr, class.words()), false
+	return refuse(BadAddress, "%s is %s, which the operator of this machine does not allow", f.Addr, class.words()), false
 }
 
 func (p *Policy) class(f Flow) Class {
 	if !f.Addr.IsValid() {
 		return Public // to be looked up
 	}
-	return ClassOf(f.Addr)
+	return p.operator.ClassOf(f.Addr)
 }
 
 func (p *Policy) swapped(f Flow) bool {
@@ -312,7 +312,7 @@ func (p *Policy) request(f Flow, req Request) Decision {
 		return p.denied(nil)
 	}
 	if class := p.class(f); class != Public {
-		return refuse(BadAddress, "%s is a %s address, which only a rule can allow", f.Addr, class.words())
+		return refuse(BadAddress, "%s is %s, which only a rule can allow", f.Addr, class.words())
 	}
 	return p.allowed(f, Decision{Allow: true, Reason: ByDefault}, req, path.normal)
 }

@@ -96,11 +96,11 @@ func (p *Policy) explained(e Explanation, f Flow, d Decision, req *Request) Expl
 func (o *Operator) about(f Flow, d Decision) (notes []string) {
 	class := Public
 	if f.Addr.IsValid() {
-		class = ClassOf(f.Addr)
+		class = o.ClassOf(f.Addr)
 	}
 	switch {
 	case class != Public && permits(o.Allow, f.Addr, class):
-		notes = append(notes, fmt.Sprintf("%s is a %s address, which the operator lets rules allow", f.Addr, class.words()))
+		notes = append(notes, fmt.Sprintf("%s is %s, which the operator lets rules allow", f.Addr, class.words()))
 	case f.Name != "" && d.Allow && len(o.Allow) > 0:
 		notes = append(notes, "the name may have addresses that are not public in: "+prefixes(o.Allow))
 	}

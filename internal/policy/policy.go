@@ -1,6 +1,7 @@
 // Package policy decides what a sandbox may reach. It is pure: it does no I/O,
 // reads no clock and keeps no state, so that the same question has the same
-// answer in the gateway, in a test and in `atoll profile test`.
+// answer in the gateway, in a test and in `atoll profile test`. What it has to
+// know about the machine comes from [Operator].
 //
 // A [sandbox.Profile] is compiled once to a [Policy], which answers in the
 // order in which traffic asks: may this name be resolved ([Policy.CanResolve]),
@@ -27,6 +28,9 @@ type Operator struct {
 	// Own are the daemon's own ports, which no rule ever opens. An address
 	// that is unspecified stands for every address.
 	Own []netip.AddrPort
+	// Machine reports whether an address that would be public is one of this
+	// machine. It must be fast and safe for concurrent use. Nil: none is.
+	Machine func(netip.Addr) bool
 	// Proxied says that all that leaves goes through a proxy, which looks names
 	// up: their addresses are then not known here.
 	Proxied bool

@@ -155,6 +155,13 @@ func WithPrincipal(ctx context.Context, who key.Principal) context.Context {
 	return context.WithValue(ctx, principalKey{}, who)
 }
 
+// ForTenant reports whether a context is that of a request of somebody other
+// than the owner of the machine.
+func ForTenant(ctx context.Context) bool {
+	who, ok := ctx.Value(principalKey{}).(key.Principal)
+	return ok && who.UID == nil
+}
+
 // principal returns who is asking. Nobody is CodeUnauthorized.
 func principal(ctx context.Context) (key.Principal, error) {
 	who, ok := ctx.Value(principalKey{}).(key.Principal)

@@ -41,12 +41,12 @@ type world struct {
 	operator policy.Operator
 }
 
-func newWorld(s wire.Settings) (*world, error) {
+func newWorld(s wire.Settings, own func(netip.Addr) bool) (*world, error) {
 	d, err := newDialer(s)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{dialer: d, operator: policy.Operator{Allow: s.Private, Own: s.Own}}
+	w := &world{dialer: d, operator: policy.Operator{Allow: s.Private, Own: s.Own, Machine: own}}
 	if len(s.Roots) > 0 {
 		if w.roots, err = x509.SystemCertPool(); err != nil {
 			w.roots = x509.NewCertPool()

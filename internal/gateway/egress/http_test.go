@@ -117,7 +117,7 @@ func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, all
 		}
 	})
 	b.policy.Store(r)
-	w, err := newWorld(wire.Settings{})
+	w, err := newWorld(wire.Settings{}, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/internal/jail"
+	"github.com/atoll-run/atoll/internal/ownaddr"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -46,10 +48,15 @@ func run() error {
 	}
 	// Read while there still is a file system; later they are remembered.
 	_, _ = x509.SystemCertPool()
+	// Open stays what nobody can open later.
+	own, err := ownaddr.Open()
+	if err != nil {
+		return err
+	}
 	if err := jail.Enter(os.NewFile(4, "root"), jail.Keeps{}); err != nil {
 		return fmt.Errorf("confining the process: %w", err)
 	}
-	s, err := newServer(next)
+	s, err := newServer(next, own.Own)
 	if err != nil {
 		return err
 	}
@@ -79,10 +86,11 @@ type server struct {
 	out   atomic.Pointer[outbox] // nil: nobody listens
 }
 
-func newServer(next *net.UnixListener) (*server, error) {
+func newServer(next *net.UnixListener, own func(netip.Addr) bool) (*server, error) {
 	s := &server{next: next}
 	var err error
 	s.plane, err = NewPlane(wire.Settings{}, Hooks{
+		Own: own,
 		Event: func(id sandbox.ID, e Event) {
 			s.post(&wire.Message{Op: wire.OpEvents, Sandbox: id, Events: []Event{e}})
 		},

@@ -8,6 +8,7 @@ package egress
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ type Hooks struct {
 	Event func(sandbox.ID, Event)
 	Named func(id sandbox.ID, name string, number uint16) // a name has got an address
 	Ended func(sandbox.ID)                                // the other end of the link is gone
+	Own   func(netip.Addr) bool                           // an address is this machine's; nil: none is
 }
 
 // Plane holds the links of sandboxes. Its methods may be called concurrently.
@@ -38,7 +40,7 @@ type Plane struct {
 // NewPlane returns a plane that reaches the world as settings say. The caller
 // closes it.
 func NewPlane(settings wire.Settings, hooks Hooks) (*Plane, error) {
-	w, err := newWorld(settings)
+	w, err := newWorld(settings, hooks.Own)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +49,7 @@ func NewPlane(settings wire.Settings, hooks Hooks) (*Plane, error) {
 
 // Configure changes how the world is reached, for connections made from now on.
 func (p *Plane) Configure(settings wire.Settings) error {
-	w, err := newWorld(settings)
+	w, err := newWorld(settings, p.hooks.Own)
 	if err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ func temporary(err error) bool {
 	var dns *net.DNSError
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
-		errors.Is(err, errPlainHTTP), errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errInward), errors.Is(err, errTooLarge), errors.As(err, &cert):
+		errors.Is(err, errPlainHTTP), errors.Is(err, http.ErrSchemeMismatch), errors.Is(err, errInward), errors.Is(err, errRefused), errors.Is(err, errTooLarge), errors.As(err, &cert):
 		return false
 	case errors.As(err, &status):
 		return status.StatusCode >= 500 && status.StatusCode != http.StatusNotImplemented ||
@@ -51,7 +51,9 @@ func isLocal(err error) bool {
 // for is a tag, a digest or empty.
 func (c *Client) failure(what string, err error) error {
 	var typed *sandbox.Error
-	if errors.As(err, &typed) || isLocal(err) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+	var network *net.OpError
+	ended := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+	if errors.As(err, &typed) || isLocal(err) || ended && (c.opts.Permit == nil || !errors.As(err, &network)) {
 		return err
 	}
 	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: c.repo.Name(), Cause: err}
@@ -59,6 +61,12 @@ func (c *Client) failure(what string, err error) error {
 	var status *transport.Error
 	if errors.As(err, &status) {
 		c.status(e, what, status.StatusCode)
+		return e
+	}
+	if c.opts.Permit != nil {
+		// What is behind an address, or a name, is nothing for this caller.
+		e.Cause, e.Message = nil, "the registry cannot be reached, or is not public"
+		e.Hint = "check the name; the operator of this machine decides which addresses may be reached that are not public"
 		return e
 	}
 	e.Message = fmt.Sprintf("cannot reach %s: %s", reg, reason(err))

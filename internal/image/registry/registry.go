@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -33,6 +34,10 @@ type Options struct {
 	PlainHTTP    []string      // "host:port" of registries that need no TLS
 	StallTimeout time.Duration // a request that moves no byte for so long fails; default 30s
 	RetryDelay   time.Duration // before the first retry, then doubled; default 200ms
+	// Permit, if set, is asked for every address before it is dialled, for a
+	// caller who must not learn what this machine can reach: whatever fails on
+	// the way to a registry has one error text then.
+	Permit func(netip.Addr) bool
 }
 
 // Client reads one repository. Its methods may be called concurrently.
@@ -59,6 +64,9 @@ func New(ctx context.Context, repo name.Repository, opts Options) (*Client, erro
 	}
 	if opts.Transport == nil {
 		opts.Transport = http.DefaultTransport
+	}
+	if opts.Permit != nil {
+		opts.Transport = newOutward(opts.Transport, opts.Permit)
 	}
 	if slices.Contains(opts.PlainHTTP, repo.RegistryStr()) {
 		insecure, err := name.NewRepository(repo.Name(), name.Insecure)
