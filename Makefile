@@ -26,8 +26,11 @@ ROUNDS       ?= 200
 STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp $(ATOLL) "$$dir" && \
 	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
 
-TESTCOUNT = $(GO) run ./scripts/testcount $(if $(AGAIN),-again $(AGAIN))
-GOTEST    = $(if $(RACE),CGO_ENABLED=1) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT)
+# $(call gotest,FLAGS,PACKAGES) runs go test and prints a count. With AGAIN=N, up
+# to N tests that failed run once more.
+gotest = $(if $(RACE),CGO_ENABLED=1) $(TOOL) gotestsum --format=pkgname-and-test-fails --format-hide-empty-pkg \
+	$(if $(AGAIN),--rerun-fails=1 --rerun-fails-max-failures=$(AGAIN) --packages='$(2)') \
+	-- -count=1 -timeout=$(TEST_TIMEOUT) $(1) $(if $(AGAIN),,$(2))
 
 .PHONY: help
 help: ## list the targets
@@ -47,7 +50,7 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 
 .PHONY: test
 test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full
-	@$(STATIC) $(GOTEST) -short $(PKGS)
+	@$(STATIC) $(call gotest,-short,$(PKGS))
 
 # The parts of full are targets too. The soak runs in the hundreds of rounds
 # only where somebody asks for it.
@@ -60,24 +63,24 @@ full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, ki
 .PHONY: race
 race: RACE = -race
 race: check-race build ## run the tests, the long ones too, under the race detector: make race PKGS=./driver
-	@$(STATIC) $(GOTEST) $(RACE) $(PKGS)
+	@$(STATIC) $(call gotest,$(RACE),$(PKGS))
 
 .PHONY: short
 short: build ## run the tests, the long ones too, without the race detector: make short PKGS=./driver
-	@$(STATIC) $(GOTEST) $(PKGS)
+	@$(STATIC) $(call gotest,,$(PKGS))
 
 .PHONY: script
 script: build ## run the command line's stories: make script RUN=name
-	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) '-run=TestScript$(if $(RUN),/^$(RUN)$$)' ./cmd/atoll
+	@$(STATIC) $(call gotest,'-run=TestScript$(if $(RUN),/^$(RUN)$$)',./cmd/atoll)
 
 .PHONY: gigabyte
 gigabyte: build ## pause and fork ten ways a program with a gigabyte of memory (needs 4 GiB)
-	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags gigabyte -run '^TestGigabyte$$' ./cmd/atoll
+	@$(STATIC) $(call gotest,-tags=gigabyte '-run=^TestGigabyte$$',./cmd/atoll)
 
 .PHONY: soak
 soak: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
-	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h -run=Killed ./provider/gvisor
-	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=2h '-run=DaemonIsKilled|Restarts' ./cmd/atoll ./internal/daemon
+	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h -run=Killed,./provider/gvisor)
+	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h '-run=DaemonIsKilled|Restarts',./cmd/atoll ./internal/daemon)
 
 .PHONY: arch
 arch: ## check imports, names, sizes, links and the list of dependencies
@@ -109,11 +112,11 @@ interpreter-image-e2b: E2B_RUN = TestInterpreter$$
 interpreter-image-e2b: build ## build the image "code-interpreter" and run those of its SDKs on it, charts and images too
 base-image-e2b interpreter-image-e2b:
 	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && $(E2B_IMAGE) && \
-		ATOLL_E2B_STATE="$$dir/state" $(TESTCOUNT) $(GO) test -json -count=1 -timeout=1h -parallel 1 -tags e2b -run '$(E2B_RUN)' ./test/e2b
+		ATOLL_E2B_STATE="$$dir/state" $(call gotest,-timeout=1h -parallel=1 -tags=e2b '-run=$(E2B_RUN)',./test/e2b)
 
 .PHONY: e2b
 e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
-	@$(STATIC) $(TESTCOUNT) $(GO) test -json -count=1 -timeout=$(TEST_TIMEOUT) -tags=e2b ./test/e2b
+	@$(STATIC) $(call gotest,-tags=e2b,./test/e2b)
 
 .PHONY: fuzz
 fuzz: ## fuzz each target for FUZZTIME (10s)
