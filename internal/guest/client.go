@@ -151,12 +151,12 @@ func (c *Client) Configure(ctx context.Context, def Defaults) error {
 	return c.failed("guest.configure", "", err)
 }
 
-// Rehearse has the guest start a program, given as an executable file, and wait
+// Prewarm has the guest start a program, given as an executable file, and wait
 // for its end, so that the first command of the sandbox is not the first thing
 // that it starts. The program is none of the commands that Processes lists.
-func (c *Client) Rehearse(ctx context.Context, program []byte) error {
-	_, err := c.call(ctx, wire.Rehearse, program)
-	return c.failed("guest.rehearse", "", err)
+func (c *Client) Prewarm(ctx context.Context, program []byte) error {
+	_, err := c.call(ctx, wire.Prewarm, program)
+	return c.failed("guest.prewarm", "", err)
 }
 
 // call is an operation without streams.

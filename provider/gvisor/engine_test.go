@@ -112,7 +112,7 @@ func TestMemoryOfAnotherEngine(t *testing.T) {
 
 // TestStateFormat: what the state depends on has not changed under its number.
 func TestStateFormat(t *testing.T) {
-	const format, digest = "1", "1d072cf52699439d"
+	const format, digest = "2", "1d072cf52699439d"
 	bundle, err := gvisor.Bundle()
 	if err != nil {
 		t.Fatal(err)

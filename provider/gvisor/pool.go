@@ -117,7 +117,7 @@ func (p *Provider) prepareOne(ctx context.Context, s shape, ref string, from *sa
 	} else {
 		err = m.start(ctx)
 		if err == nil {
-			err = m.rehearse(ctx)
+			err = m.prewarm(ctx)
 		}
 	}
 	if err == nil && from != nil && !m.restoresMemory() {
@@ -137,13 +137,13 @@ func (p *Provider) earlyMaker(s shape, ref string, img *image.Image) *maker {
 	return m
 }
 
-// rehearse makes a sandbox do once what its first command will need.
-func (m *maker) rehearse(ctx context.Context) error {
-	program, err := endingProgram()
+// prewarm runs a program in a sandbox, so that its first command is faster.
+func (m *maker) prewarm(ctx context.Context) error {
+	program, err := exitProgram()
 	if err != nil {
 		return err
 	}
-	return m.in.client.Rehearse(ctx, program)
+	return m.in.client.Prewarm(ctx, program)
 }
 
 // bounded is the inverse of withDefaults: in a Spec, no limit is negative.

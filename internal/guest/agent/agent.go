@@ -182,8 +182,8 @@ func (a *agent) handle(op *wire.Op) {
 		err = a.resize(d)
 	case wire.Dial:
 		err = a.dial(op, d)
-	case wire.Rehearse:
-		err = a.rehearse(op.Request)
+	case wire.Prewarm:
+		err = a.prewarm(op.Request)
 	default:
 		result, err = a.files.handle(op, d)
 	}

@@ -153,7 +153,7 @@ const (
 	ExecHeld
 	Rejoin
 	LetGo
-	Rehearse
+	Prewarm
 )
 
 // isBulk reports whether an operation moves whole files.

@@ -4,4 +4,4 @@ package kernel
 // with every change after which a kernel cannot restore what one before it
 // saved: to what this package adds to the state or leaves out of it, to the
 // flags of a kernel, or to what is mounted in every sandbox.
-const StateFormat = "1"
+const StateFormat = "2"

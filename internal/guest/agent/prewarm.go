@@ -9,10 +9,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// rehearse starts a program as if it were a command, and waits for its end. It
+// prewarm starts a program as if it were a command, and waits for its end. It
 // is in nobody's list and has no name, neither of a command nor of a file.
-func (a *agent) rehearse(program []byte) error {
-	fd, err := unix.MemfdCreate("rehearsal", unix.MFD_CLOEXEC)
+func (a *agent) prewarm(program []byte) error {
+	fd, err := unix.MemfdCreate("prewarm", unix.MFD_CLOEXEC)
 	if err != nil {
 		return about("", err)
 	}
@@ -30,7 +30,7 @@ func (a *agent) rehearse(program []byte) error {
 	<-p.done
 	p.io.close()
 	if exit := p.snapshot().Exit; exit.Code != 0 {
-		return fail(sandbox.CodeUnavailable, "", fmt.Sprintf("the rehearsed program ended with %d", exit.Code))
+		return fail(sandbox.CodeUnavailable, "", fmt.Sprintf("the prewarm program ended with %d", exit.Code))
 	}
 	return nil
 }

@@ -8,12 +8,11 @@ import (
 	"runtime"
 )
 
-// endingProgram is a program that does nothing but end. A sandbox that waits in
-// the pool has its guest start it, since the first command of a sandbox is twice
-// as slow as the second: the kernel keeps the host process that stood for it,
-// and what the guest does to start a program has been done once. None of it is
-// the image's.
-func endingProgram() ([]byte, error) {
+// exitProgram returns a program that only exits. The guest of a sandbox in the
+// pool runs it once, because the first command of a sandbox takes twice as long
+// as the second: the kernel keeps the host process of an address space for the
+// next program. It reads nothing of the image.
+func exitProgram() ([]byte, error) {
 	var code []byte
 	switch runtime.GOARCH {
 	case "amd64":

@@ -9,20 +9,20 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestRehearse starts a program that is no command: nobody sees it, and the
+// TestPrewarm starts a program that is no command: nobody sees it, and the
 // first command is the first one.
-func TestRehearse(t *testing.T) {
+func TestPrewarm(t *testing.T) {
 	c := newClient(t, t.TempDir())
 	ctx := testContext(t)
 	program, err := os.ReadFile("/bin/true")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Rehearse(ctx, program); err != nil {
+	if err := c.Prewarm(ctx, program); err != nil {
 		t.Fatal(err)
 	}
 	if list, err := c.Processes(ctx); err != nil || len(list) != 0 {
-		t.Fatalf("a rehearsal is listed: %+v, %v", list, err)
+		t.Fatalf("the prewarm program is listed: %+v, %v", list, err)
 	}
 	p, err := c.Exec(ctx, &sandbox.Command{Args: []string{"true"}})
 	if err != nil {
@@ -37,8 +37,8 @@ func TestRehearse(t *testing.T) {
 	}
 }
 
-// TestRehearseWhatFails leaves a guest that works, and nothing open in it.
-func TestRehearseWhatFails(t *testing.T) {
+// TestPrewarmWhatFails leaves a guest that works, and nothing open in it.
+func TestPrewarmWhatFails(t *testing.T) {
 	c := newClient(t, t.TempDir())
 	failing, err := os.ReadFile("/bin/false")
 	if err != nil {
@@ -57,7 +57,7 @@ func TestRehearseWhatFails(t *testing.T) {
 	before := count()
 	for range rounds {
 		for _, program := range [][]byte{failing, []byte("not a program"), nil} {
-			wantCode(t, c.Rehearse(testContext(t), program), sandbox.CodeUnavailable)
+			wantCode(t, c.Prewarm(testContext(t), program), sandbox.CodeUnavailable)
 		}
 	}
 	// The streams of the command that counted first may still be there.
