@@ -244,7 +244,10 @@ func TestBackground(t *testing.T) {
 }
 
 func TestTerminal(t *testing.T) {
-	s, ctx := create(t, client(t), "one"), t.Context()
+	m := daemontest.New(t)
+	m.Host = true
+	s, ctx := create(t, daemontest.Client(t, m.Start(t, nil)), "one"), t.Context()
+	defer s.Destroy(context.WithoutCancel(ctx))
 	p, err := s.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true, TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})
 	if err != nil {
 		t.Fatal(err)

@@ -19,6 +19,8 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/fake"
+	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest of provider host, too
+	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -37,9 +39,9 @@ func TestSabotage(t *testing.T) {
 	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, brokenPorts, brokenLimits, brokenStates, leaky) {
 		t.Run(s.name, func(t *testing.T) {
 			for _, broken := range []bool{true, false} {
-				h := fakeHarness(fake.Options{Bare: s.bare}, nil)
+				h := s.harness(t, nil)
 				if broken {
-					h = fakeHarness(fake.Options{Bare: s.bare}, s.wrap)
+					h = s.harness(t, s.wrap)
 					h.patience = 3 * time.Second // Some sabotage makes a case hang.
 				}
 				h.Only = s.cases
@@ -57,6 +59,45 @@ func TestSabotage(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// realOnly are the cases that the fake cannot pass; what must notice there is
+// shown with real processes.
+var realOnly = []string{"terminal/", "capabilities/terminal", "capabilities/users", "exec/user", "exec/spec-user", "signal/trap", "signal/ignored"}
+
+// harness returns a harness for a sound provider that wrap may change.
+func (s sabotage) harness(t *testing.T, wrap func(driver.Provider) driver.Provider) Harness {
+	processes := slices.ContainsFunc(s.cases, func(name string) bool {
+		return slices.ContainsFunc(realOnly, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+	if s.bare || !processes {
+		return fakeHarness(fake.Options{Bare: s.bare}, wrap)
+	}
+	if os.Geteuid() != 0 && strings.Contains(s.name, "user") {
+		t.Skip("only root has users to run commands as")
+	}
+	dir, err := os.MkdirTemp("", "atoll-drivertest") //nolint:usetesting // other users cannot pass t.TempDir
+	if err == nil {
+		err = os.Chmod(dir, 0o711)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return Harness{
+		New: func(context.Context) (driver.Provider, error) {
+			p, err := host.New(host.Options{Dir: dir})
+			if err != nil || wrap == nil {
+				return p, err
+			}
+			return wrap(p), nil
+		},
+		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+		Dir: func(in driver.Instance) string {
+			d, _ := driver.As[interface{ Dir() string }](in)
+			return d.Dir()
+		},
 	}
 }
 

@@ -62,7 +62,7 @@ func (e *exporter) add(rel string) error {
 		return err
 	}
 	full := path.Join(e.top, rel)
-	info, err := e.files.Stat(root, full, false)
+	info, err := e.files.Stat(full, false)
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (e *exporter) add(rel string) error {
 }
 
 func (e *exporter) below(full, rel string) error {
-	names, err := e.files.Names(root, full)
+	names, err := e.files.Names(full)
 	if err != nil {
 		return err
 	}
@@ -113,14 +113,11 @@ func (e *exporter) below(full, rel string) error {
 }
 
 func (e *exporter) content(full string, h *tar.Header) error {
-	o, err := e.files.Open(root, full, os.O_RDONLY, 0)
+	opened, err := e.files.Open(full, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}
-	if o.File == nil {
-		return fail(sandbox.CodeConflict, "archive.export", full, "the file changed while it was read")
-	}
-	file := seekReader{o.File}
+	file := seekReader{opened}
 	extents, err := sparse.Scan(file, h.Size)
 	if err != nil {
 		return err
@@ -155,21 +152,21 @@ func (i *instance) Import(ctx context.Context, p string, r io.Reader, opts drive
 	if err := i.beginFile(ctx, op, p); err != nil {
 		return err
 	}
-	owner, err := i.owner(op, opts.Owner)
+	who, err := i.owner(op, opts.Owner)
 	if err != nil {
 		return err
 	}
 	p = path.Clean(p)
 	restore := i.files.Checkpoint(p)
-	if err := i.unpack(ctx, op, p, r, owner, opts.Owner != ""); err != nil {
+	if err := i.unpack(ctx, op, p, r, who, opts.Owner != ""); err != nil {
 		restore()
 		return err
 	}
 	return nil
 }
 
-func (i *instance) unpack(ctx context.Context, op, p string, r io.Reader, owner memfs.Cred, given bool) error {
-	if err := i.mkdirAll(p, 0o755, owner); err != nil {
+func (i *instance) unpack(ctx context.Context, op, p string, r io.Reader, who owner, given bool) error {
+	if err := i.mkdirAll(p, 0o755, who); err != nil {
 		return i.fileError(op, p, err)
 	}
 	top, err := i.files.RealPath(p)
@@ -177,7 +174,7 @@ func (i *instance) unpack(ctx context.Context, op, p string, r io.Reader, owner 
 		return i.fileError(op, p, err)
 	}
 	source := &notingReader{r: r}
-	m := &importer{instance: i, ctx: ctx, top: top, tar: tar.NewReader(source), owner: owner, given: given}
+	m := &importer{instance: i, ctx: ctx, top: top, tar: tar.NewReader(source), owner: who, given: given}
 	if err := m.run(); err != nil {
 		if source.err != nil {
 			return source.err // The caller's reader failed, not the archive.
@@ -207,7 +204,7 @@ type importer struct {
 	ctx   context.Context
 	top   string // without links
 	tar   *tar.Reader
-	owner memfs.Cred
+	owner owner
 	given bool   // the owner is the caller's wish
 	name  string // of the member at hand
 	times []func()
@@ -253,7 +250,7 @@ func (m *importer) inside(name string, create bool) (string, error) {
 			continue
 		}
 		next := path.Join(at, element)
-		if _, err := m.files.Stat(root, next, false); err != nil && create {
+		if _, err := m.files.Stat(next, false); err != nil && create {
 			if err := m.mkdir(next, 0o755, m.owner); err != nil {
 				return "", err
 			}
@@ -285,18 +282,18 @@ func (m *importer) member(h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	who := memfs.Cred{UID: uint32(h.Uid), GID: uint32(h.Gid)}
+	who := owner{uint32(h.Uid), uint32(h.Gid)}
 	if m.given {
 		who = m.owner
 	}
 	if err := m.place(h, at, who); err != nil || h.Typeflag == tar.TypeLink {
 		return err
 	}
-	if err := m.files.Chown(root, at, who); err != nil {
+	if err := m.files.Chown(at, who.uid, who.gid); err != nil {
 		return err
 	}
 	if h.Typeflag != tar.TypeSymlink {
-		if err := m.files.Chmod(root, at, uint32(h.Mode)); err != nil {
+		if err := m.files.Chmod(at, uint32(h.Mode)); err != nil {
 			return err
 		}
 	}
@@ -304,21 +301,21 @@ func (m *importer) member(h *tar.Header) error {
 	if mtime.IsZero() || mtime.Equal(time.Unix(0, 0)) {
 		return nil
 	}
-	m.times = append(m.times, func() { _ = m.files.Chtimes(root, at, mtime) }) // What is gone needs no time.
+	m.times = append(m.times, func() { _ = m.files.Chtimes(at, mtime) }) // What is gone needs no time.
 	return nil
 }
 
 // place makes a member.
-func (m *importer) place(h *tar.Header, at string, who memfs.Cred) error {
+func (m *importer) place(h *tar.Header, at string, who owner) error {
 	if h.Typeflag == tar.TypeDir {
-		info, err := m.files.Stat(root, at, false)
+		info, err := m.files.Stat(at, false)
 		if err == nil && info.Type == memfs.Dir {
 			return nil
 		}
 		if err := m.clear(at); err != nil {
 			return err
 		}
-		return m.files.Mkdir(root, at, uint32(h.Mode))
+		return m.files.Mkdir(at, uint32(h.Mode))
 	}
 	if at == m.top {
 		return m.invalid("is not a directory")
@@ -332,7 +329,7 @@ func (m *importer) place(h *tar.Header, at string, who memfs.Cred) error {
 		if target, err = m.inside(h.Linkname, false); err != nil {
 			return err
 		}
-		if info, err := m.files.Stat(root, target, false); err != nil || info.Type == memfs.Dir {
+		if info, err := m.files.Stat(target, false); err != nil || info.Type == memfs.Dir {
 			return m.invalid("a hard link to what is not there")
 		}
 		if target == at {
@@ -344,34 +341,36 @@ func (m *importer) place(h *tar.Header, at string, who memfs.Cred) error {
 	}
 	switch h.Typeflag {
 	case tar.TypeLink:
-		return m.files.Link(root, target, at)
+		return m.files.Link(target, at)
 	case tar.TypeSymlink:
-		return m.files.Symlink(root, h.Linkname, at)
+		return m.files.Symlink(h.Linkname, at)
 	}
-	return m.files.Mkfifo(root, at, uint32(h.Mode))
+	return m.files.Mkfifo(at, uint32(h.Mode))
 }
 
 // clear removes what is in the way of a member, if it is no directory.
 func (m *importer) clear(at string) error {
-	info, err := m.files.Stat(root, at, false)
+	info, err := m.files.Stat(at, false)
 	if err != nil {
 		return nil // Nothing is there.
 	}
 	if info.Type == memfs.Dir {
 		return m.invalid("a directory is in the way")
 	}
-	return m.files.Remove(root, at, false)
+	return m.files.Remove(at, false)
 }
 
 // file writes a regular file, replacing what is there.
-func (m *importer) file(h *tar.Header, at string, who memfs.Cred) error {
-	draft := m.files.Draft(root, 0o600)
+func (m *importer) file(h *tar.Header, at string, who owner) error {
+	draft := m.files.Draft(0o600)
 	if err := m.fill(m.ctx, draft, m.tar); err != nil {
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrHeader) {
 			return m.invalid("the stream ends in the middle of it")
 		}
 		return err
 	}
-	_, err := m.files.Publish(root, draft, at, false, false, func(*memfs.Info) (uint32, memfs.Cred) { return uint32(h.Mode), who })
+	_, err := m.files.Publish(draft, at, false, false, func(*memfs.Info) (mode, uid, gid uint32) {
+		return uint32(h.Mode), who.uid, who.gid
+	})
 	return err
 }

@@ -13,30 +13,34 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/coreutils"
-	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
-	"github.com/atoll-run/atoll/internal/fake/internal/shell"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // box is a sandbox; handles of any number of providers refer to it.
 type box struct {
-	spec    sandbox.Spec
-	created time.Time
-	kernel  *kernel.Kernel
-	files   *memfs.FS
-	user    memfs.Cred
-	life    context.Context // ends with the sandbox
-	die     context.CancelFunc
-	stopped chan struct{} // closed when nothing of it runs any more
+	spec     sandbox.Spec
+	hostname string
+	created  time.Time
+	files    *memfs.FS
+	life     context.Context // ends with the sandbox
+	die      context.CancelFunc
+	stopped  chan struct{} // closed when nothing of it runs any more
+	running  sync.WaitGroup
 
 	mu       sync.Mutex
 	exit     *sandbox.Exit // set when life ends
 	lifetime *time.Timer
 	commands []*command // oldest first
-	lastID   int
+	lastPID  int
+	count    int // programs that run
+	limit    int // of them
+	ports    map[uint16]*listener
+	frozen   chan struct{} // not nil while nothing may go on; closed when it may
 }
+
+// maxPrograms bounds the programs of a sandbox: a fork bomb ends here.
+const maxPrograms = 4096
 
 // The tree that every sandbox begins with.
 var directories = map[string]uint32{
@@ -44,32 +48,23 @@ var directories = map[string]uint32{
 	"/usr/bin": 0o755, "/var": 0o755, "/var/tmp": 0o1777,
 }
 
-const passwd = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
-
-var programs = sync.OnceValue(func() map[string]kernel.Program {
-	all := coreutils.Programs()
-	all["sh"] = shell.Main(coreutils.Builtins())
-	return all
-})
+const passwd = "root:x:0:0:root:/root:/bin/sh\n"
 
 func newBox(spec *sandbox.Spec) (*box, error) {
-	b := &box{spec: *spec, created: time.Now(), files: memfs.New(), stopped: make(chan struct{})}
+	b := &box{
+		spec: *spec, hostname: spec.Hostname, created: time.Now(), files: memfs.New(), stopped: make(chan struct{}),
+		limit: maxPrograms, ports: map[uint16]*listener{},
+	}
 	b.spec.Env, b.spec.Labels = maps.Clone(spec.Env), maps.Clone(spec.Labels)
-	b.kernel = kernel.New(b.files, programs())
-	b.kernel.Hostname = spec.Hostname
-	if b.kernel.Hostname == "" {
-		b.kernel.Hostname = spec.Name
+	if b.hostname == "" {
+		b.hostname = spec.Name
 	}
 	b.life, b.die = context.WithCancel(context.Background())
 	if err := b.furnish(); err != nil {
 		return nil, fail(sandbox.CodeInternal, "create", string(spec.ID), err.Error())
 	}
-	var ok bool
-	if b.user, ok = b.lookUser(spec.User); !ok {
-		return nil, fail(sandbox.CodeInvalid, "create", "user", "no such user")
-	}
 	if spec.Workdir != "" {
-		if err := b.mkdirAll(path.Clean(spec.Workdir), 0o755, b.user); err != nil {
+		if err := b.mkdirAll(path.Clean(spec.Workdir), 0o755, owner{}); err != nil {
 			return nil, b.fileError("create", spec.Workdir, err)
 		}
 	}
@@ -78,40 +73,52 @@ func newBox(spec *sandbox.Spec) (*box, error) {
 
 // furnish makes the initial tree.
 func (b *box) furnish() error {
-	root := memfs.Cred{}
 	for _, dir := range slices.Sorted(maps.Keys(directories)) {
-		if err := b.files.Mkdir(root, dir, directories[dir]); err != nil {
+		if err := b.files.Mkdir(dir, directories[dir]); err != nil {
 			return err
 		}
 	}
-	for _, name := range []string{"null", "zero", "tty"} {
-		if err := b.files.Mkdev(root, "/dev/"+name, 0o666, name); err != nil {
+	for _, name := range []string{"null", "zero"} {
+		if err := b.files.Mkdev("/dev/"+name, 0o666, name); err != nil {
 			return err
 		}
 	}
+	files := map[string]string{"/etc/passwd": passwd, "/etc/hostname": b.hostname + "\n"}
 	for name := range programs() {
-		if err := b.kernel.Install("/bin/" + name); err != nil {
+		files["/bin/"+name] = magic + name
+	}
+	for name, text := range files {
+		mode := uint32(0o644)
+		if strings.HasPrefix(text, magic) {
+			mode = 0o755
+		}
+		if err := b.put(name, text, mode); err != nil {
 			return err
 		}
 	}
-	for name, text := range map[string]string{"/etc/passwd": passwd, "/etc/hostname": b.kernel.Hostname + "\n"} {
-		o, err := b.files.Open(root, name, os.O_WRONLY|os.O_CREATE, 0o644)
-		if err == nil {
-			_, err = o.File.Write([]byte(text))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return b.files.Symlink(root, "../bin/env", "/usr/bin/env")
+	return b.files.Symlink("../bin/env", "/usr/bin/env")
 }
 
-// live begins the sandbox's lifetime.
-func (b *box) live() {
-	b.limit(b.spec.Resources.PIDs)
+// put writes a file.
+func (b *box) put(name, text string, mode uint32) error {
+	f, err := b.files.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err == nil {
+		_, err = f.Write([]byte(text))
+	}
+	return err
+}
+
+// start begins the sandbox's lifetime.
+func (b *box) start() {
+	b.setLimit(b.spec.Resources.PIDs)
 	if d := b.spec.Lifetime.Timeout; d > 0 {
 		b.endAt(time.Now().Add(d))
 	}
+}
+
+// killedExit is the end of a sandbox that is ended.
+func killedExit(detail string) sandbox.Exit {
+	return sandbox.Exit{Code: 137, Signal: sigKill, Reason: sandbox.ReasonKilled, Detail: detail}
 }
 
 // end ends the sandbox, the first time it is called, and returns when nothing
@@ -127,8 +134,8 @@ func (b *box) end(exit sandbox.Exit) {
 	}
 	b.mu.Unlock()
 	if first {
-		b.kernel.Stop()
 		b.die()
+		b.running.Wait()
 		close(b.stopped)
 	}
 	<-b.stopped
@@ -155,7 +162,7 @@ func (b *box) gone(op string) error {
 
 func (b *box) found() driver.Found {
 	f := driver.Found{ID: b.spec.ID, State: sandbox.Running, Created: b.created, Labels: maps.Clone(b.spec.Labels)}
-	if b.kernel.Frozen() != nil {
+	if b.thawed() != nil {
 		f.State = sandbox.Paused
 	}
 	if f.Exit = b.ended(); f.Exit != nil {
@@ -164,64 +171,99 @@ func (b *box) found() driver.Found {
 	return f
 }
 
-// lookUser finds "name", "uid", "name:group" or "uid:gid" in the sandbox's
-// /etc/passwd. The fake has no groups by name.
-func (b *box) lookUser(user string) (memfs.Cred, bool) {
-	name, group, grouped := strings.Cut(user, ":")
-	var c memfs.Cred
-	if name == "" {
-		return c, true
-	}
-	uid, err := strconv.ParseUint(name, 10, 32)
-	known := false
-	for line := range strings.SplitSeq(b.text("/etc/passwd"), "\n") {
-		f := strings.Split(line, ":")
-		if len(f) < 4 || (f[0] != name && (err != nil || f[2] != name)) {
-			continue
-		}
-		u, uerr := strconv.ParseUint(f[2], 10, 32)
-		g, gerr := strconv.ParseUint(f[3], 10, 32)
-		if uerr == nil && gerr == nil {
-			c, known = memfs.Cred{UID: uint32(u), GID: uint32(g)}, true
-			break
-		}
-	}
-	if !known {
-		if err != nil {
-			return c, false
-		}
-		c = memfs.Cred{UID: uint32(uid), GID: uint32(uid)}
-	}
-	if grouped {
-		gid, err := strconv.ParseUint(group, 10, 32)
-		if err != nil {
-			return c, false
-		}
-		c.GID = uint32(gid)
-	}
-	return c, true
+// thawed returns a channel that is closed by thaw, nil while nothing is frozen.
+func (b *box) thawed() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.frozen
 }
 
-// text returns the beginning of a file, empty if it cannot be read.
-func (b *box) text(name string) string {
-	o, err := b.files.Open(memfs.Cred{}, name, os.O_RDONLY, 0)
-	if err != nil || o.File == nil {
-		return ""
+// freeze keeps programs from going on: each stands still at its next step. It
+// reports whether they went on before.
+func (b *box) freeze() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	first := b.frozen == nil
+	if first {
+		b.frozen = make(chan struct{})
 	}
-	buf := make([]byte, 64<<10)
-	n, _ := o.File.Read(buf) // An empty file is an empty text.
-	return string(buf[:n])
+	return first
+}
+
+func (b *box) thaw() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.frozen != nil {
+		close(b.frozen)
+		b.frozen = nil
+	}
+}
+
+// gate waits until the sandbox is not frozen, or ctx ends.
+func (b *box) gate(ctx context.Context) error {
+	for thawed := b.thawed(); thawed != nil; thawed = b.thawed() {
+		select {
+		case <-thawed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return ctx.Err()
+}
+
+// enter counts a program that starts, and reports whether it may; leave counts
+// one that has ended.
+func (b *box) enter() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.exit != nil || b.count >= b.limit {
+		return false
+	}
+	b.count++
+	b.running.Add(1)
+	return true
+}
+
+func (b *box) leave() {
+	b.mu.Lock()
+	b.count--
+	b.mu.Unlock()
+	b.running.Done()
+}
+
+// setLimit bounds the number of programs; 0 changes nothing.
+func (b *box) setLimit(pids int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case pids > 0:
+		b.limit = int(min(pids, maxPrograms))
+	case pids < 0:
+		b.limit = maxPrograms
+	}
+}
+
+// lookUser understands "root", numbers, and a group after a colon; empty is
+// root.
+func lookUser(user string) (owner, bool) {
+	name, group, grouped := strings.Cut(user, ":")
+	if name == "" || name == "root" {
+		name = "0"
+	}
+	uid, err := strconv.ParseUint(name, 10, 32)
+	if err != nil {
+		return owner{}, false
+	}
+	gid := uid
+	if grouped {
+		gid, err = strconv.ParseUint(group, 10, 32)
+	}
+	return owner{uint32(uid), uint32(gid)}, err == nil
 }
 
 // environ returns a command's environment.
-func (b *box) environ(cmd *sandbox.Command, c memfs.Cred) []string {
-	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/", "HOSTNAME": b.kernel.Hostname}
-	if c.UID == 0 {
-		env["HOME"] = "/root"
-	}
-	if cmd.TTY != nil {
-		env["TERM"] = "dumb"
-	}
+func (b *box) environ(cmd *sandbox.Command) []string {
+	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "HOSTNAME": b.hostname}
 	maps.Copy(env, b.spec.Env)
 	maps.Copy(env, cmd.Env)
 	var list []string

@@ -1,11 +1,13 @@
 // Package fake is a provider in memory, for fast tests of everything above
-// providers. Its sandboxes are real in their semantics and nothing else: a file
-// system in memory, processes that are goroutines, a shell that is interpreted
-// and programs that are functions. It starts no process, opens no file and no
-// socket of the machine, and isolates nothing that matters.
+// providers. Its sandboxes have a file system in memory, and commands that are
+// goroutines: mvdan.cc/sh interprets the shell, and a few programs are
+// functions. It starts no process and opens no file of the machine, so it also
+// works in the bubbles of testing/synctest.
 //
-// It passes package drivertest for every capability it declares. Images and
-// mounts it does not have.
+// It passes package drivertest for every capability it declares, but for what
+// its shell cannot do: programs do not handle signals, and fifos cannot be
+// opened. It has no images, mounts or terminals, and
+// no user but root.
 package fake
 
 import (
@@ -116,14 +118,14 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Findings: []driver.Finding{{Severity: driver.Warning, Subject: "isolation", Message: "sandboxes are simulated inside this process, for tests only"}},
 		Limits: map[string]driver.Limit{
 			"cpus": no, "memory": no, "disk": no,
-			"pids":     {Holds: true, By: "the fake's kernel"},
+			"pids":     {Holds: true, By: "the fake itself"},
 			"lifetime": {Holds: true, By: "a timer in this process"},
 		},
 		Capabilities: driver.Capabilities{Reattach: true},
 	}
 	if !p.bare {
 		f.Capabilities = driver.Capabilities{
-			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true, Pause: true, Snapshot: true,
+			Files: true, Watch: true, Archive: true, Processes: true, Reattach: true, Pause: true, Snapshot: true,
 			Ports: true, Resize: true, Deadline: true, Usage: true,
 		}
 	}
@@ -154,8 +156,14 @@ func (p *Provider) supports(spec *sandbox.Spec) error {
 		return fail(sandbox.CodeUnsupported, "create", "mounts", "the fake cannot mount")
 	case spec.Network.Asked():
 		return fail(sandbox.CodeUnsupported, "create", "network", "the fake has no network")
-	case spec.User != "" && p.bare:
-		return fail(sandbox.CodeUnsupported, "create", "user", "the fake is bare")
+	}
+	return userSupported("create", spec.User)
+}
+
+// userSupported refuses users other than the one there is.
+func userSupported(op, user string) error {
+	if who, ok := lookUser(user); !ok || who != (owner{}) {
+		return fail(sandbox.CodeUnsupported, op, "user", "the fake has no user but root")
 	}
 	return nil
 }
@@ -172,7 +180,7 @@ func (p *Provider) add(b *box) (driver.Instance, error) {
 		p.world.boxes = map[sandbox.ID]*box{}
 	}
 	p.world.boxes[id] = b
-	b.live()
+	b.start()
 	return p.instance(b), nil
 }
 

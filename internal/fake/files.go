@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// root acts for the API, which may do everything in the sandbox.
-var root = memfs.Cred{}
+// owner is who a file belongs to.
+type owner struct{ uid, gid uint32 }
 
 // fileError classifies an error of the file system.
 func (b *box) fileError(op, subject string, err error) error {
@@ -68,7 +68,7 @@ func (i *instance) Stat(ctx context.Context, p string) (sandbox.FileInfo, error)
 	if err := i.beginFile(ctx, "files.stat", p); err != nil {
 		return sandbox.FileInfo{}, err
 	}
-	info, err := i.files.Stat(root, p, false)
+	info, err := i.files.Stat(p, false)
 	if err != nil {
 		return sandbox.FileInfo{}, i.fileError("files.stat", p, err)
 	}
@@ -98,7 +98,7 @@ func (i *instance) List(ctx context.Context, p string, opts driver.ListOptions) 
 
 // list yields what is below rel in dir; more is false when yield wants no more.
 func (i *instance) list(ctx context.Context, dir, rel string, depth int, yield func(sandbox.FileInfo, error) bool) (more bool, err error) {
-	names, err := i.files.Names(root, path.Join(dir, rel))
+	names, err := i.files.Names(path.Join(dir, rel))
 	if err != nil {
 		if rel != "" && errors.Is(err, syscall.ENOENT) {
 			return true, nil // It was removed while the tree was listed.
@@ -110,7 +110,7 @@ func (i *instance) list(ctx context.Context, dir, rel string, depth int, yield f
 			return true, err
 		}
 		below := path.Join(rel, name)
-		info, err := i.files.Stat(root, path.Join(dir, below), false)
+		info, err := i.files.Stat(path.Join(dir, below), false)
 		if err != nil {
 			continue // It was removed while the directory was listed.
 		}
@@ -132,21 +132,21 @@ func (i *instance) Read(ctx context.Context, p string, opts driver.ReadOptions) 
 	if err := i.beginFile(ctx, op, p); err != nil {
 		return nil, sandbox.FileInfo{}, err
 	}
-	o, err := i.files.Open(root, p, os.O_RDONLY, 0)
+	file, err := i.files.Open(p, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, sandbox.FileInfo{}, i.fileError(op, p, err)
 	}
-	if o.File == nil {
+	if file.Info().Type != memfs.File {
 		return nil, sandbox.FileInfo{}, fail(sandbox.CodeInvalid, op, p, "not a regular file")
 	}
-	if _, err := o.File.Seek(opts.Offset, io.SeekStart); err != nil {
+	if _, err := file.Seek(opts.Offset, io.SeekStart); err != nil {
 		return nil, sandbox.FileInfo{}, i.fileError(op, p, err)
 	}
-	r := io.Reader(o.File)
+	r := io.Reader(file)
 	if opts.Length > 0 {
 		r = io.LimitReader(r, opts.Length)
 	}
-	return &fileReader{r, i.box}, fileInfo(p, o.File.Info()), nil
+	return &fileReader{r, i.box}, fileInfo(p, file.Info()), nil
 }
 
 // fileReader reads until the sandbox ends.
@@ -170,31 +170,31 @@ func (i *instance) Write(ctx context.Context, p string, r io.Reader, opts driver
 	if err := i.beginFile(ctx, op, p); err != nil {
 		return sandbox.FileInfo{}, err
 	}
-	owner, err := i.owner(op, opts.Owner)
+	who, err := i.owner(op, opts.Owner)
 	if err != nil {
 		return sandbox.FileInfo{}, err
 	}
-	draft := i.files.Draft(root, 0o600)
+	draft := i.files.Draft(0o600)
 	if err := i.fill(ctx, draft, r); err != nil {
 		return sandbox.FileInfo{}, err
 	}
 	if !opts.NoParents {
-		if err := i.mkdirAll(path.Dir(path.Clean(p)), 0o755, owner); err != nil {
+		if err := i.mkdirAll(path.Dir(path.Clean(p)), 0o755, who); err != nil {
 			return sandbox.FileInfo{}, i.fileError(op, p, err)
 		}
 	}
-	info, err := i.files.Publish(root, draft, p, opts.NoReplace, true, func(old *memfs.Info) (uint32, memfs.Cred) {
-		mode, who := uint32(0o644), owner
+	info, err := i.files.Publish(draft, p, opts.NoReplace, true, func(old *memfs.Info) (mode, uid, gid uint32) {
+		mode, by := uint32(0o644), who
 		if old != nil {
 			mode = old.Mode
 			if opts.Owner == "" {
-				who = memfs.Cred{UID: old.UID, GID: old.GID}
+				by = owner{old.UID, old.GID}
 			}
 		}
 		if opts.Mode != 0 {
 			mode = opts.Mode
 		}
-		return mode, who
+		return mode, by.uid, by.gid
 	})
 	if err != nil {
 		return sandbox.FileInfo{}, i.fileError(op, p, err)
@@ -226,20 +226,17 @@ func (i *instance) fill(ctx context.Context, draft *memfs.Handle, r io.Reader) e
 }
 
 // owner finds the owner that options name; empty is the sandbox's user.
-func (i *instance) owner(op, name string) (memfs.Cred, error) {
-	if name == "" {
-		return i.user, nil
-	}
-	c, ok := i.lookUser(name)
+func (*instance) owner(op, name string) (owner, error) {
+	who, ok := lookUser(name)
 	if !ok {
-		return c, fail(sandbox.CodeInvalid, op, "owner", "no such user")
+		return who, fail(sandbox.CodeInvalid, op, "owner", "no such user")
 	}
-	return c, nil
+	return who, nil
 }
 
 // mkdirAll makes a directory with its parents; what exists is kept.
-func (b *box) mkdirAll(dir string, mode uint32, owner memfs.Cred) error {
-	info, err := b.files.Stat(root, dir, true)
+func (b *box) mkdirAll(dir string, mode uint32, who owner) error {
+	info, err := b.files.Stat(dir, true)
 	switch {
 	case err == nil && info.Type == memfs.Dir:
 		return nil
@@ -248,24 +245,24 @@ func (b *box) mkdirAll(dir string, mode uint32, owner memfs.Cred) error {
 	case !errors.Is(err, syscall.ENOENT):
 		return err
 	}
-	if err := b.mkdirAll(path.Dir(dir), 0o755, owner); err != nil {
+	if err := b.mkdirAll(path.Dir(dir), 0o755, who); err != nil {
 		return err
 	}
-	return b.mkdir(dir, mode, owner)
+	return b.mkdir(dir, mode, who)
 }
 
 // mkdir makes one directory; another one that came first will do.
-func (b *box) mkdir(dir string, mode uint32, owner memfs.Cred) error {
-	err := b.files.Mkdir(root, dir, mode)
+func (b *box) mkdir(dir string, mode uint32, who owner) error {
+	err := b.files.Mkdir(dir, mode)
 	if errors.Is(err, syscall.EEXIST) {
-		if info, serr := b.files.Stat(root, dir, true); serr == nil && info.Type == memfs.Dir {
+		if info, serr := b.files.Stat(dir, true); serr == nil && info.Type == memfs.Dir {
 			return nil
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return b.files.Chown(root, dir, owner)
+	return b.files.Chown(dir, who.uid, who.gid)
 }
 
 // Mkdir makes a directory.
@@ -274,7 +271,7 @@ func (i *instance) Mkdir(ctx context.Context, p string, opts driver.MkdirOptions
 	if err := i.beginFile(ctx, op, p); err != nil {
 		return err
 	}
-	owner, err := i.owner(op, opts.Owner)
+	who, err := i.owner(op, opts.Owner)
 	if err != nil {
 		return err
 	}
@@ -284,9 +281,9 @@ func (i *instance) Mkdir(ctx context.Context, p string, opts driver.MkdirOptions
 	}
 	p = path.Clean(p)
 	if opts.Parents {
-		err = i.mkdirAll(p, mode, owner)
-	} else if err = i.files.Mkdir(root, p, mode); err == nil {
-		err = i.files.Chown(root, p, owner)
+		err = i.mkdirAll(p, mode, who)
+	} else if err = i.files.Mkdir(p, mode); err == nil {
+		err = i.files.Chown(p, who.uid, who.gid)
 	}
 	return i.fileError(op, p, err)
 }
@@ -301,11 +298,11 @@ func (i *instance) Remove(ctx context.Context, p string, recursive bool) error {
 		return fail(sandbox.CodeInvalid, op, p, "the root cannot be removed")
 	}
 	if recursive {
-		return i.fileError(op, p, i.files.RemoveAll(root, p))
+		return i.fileError(op, p, i.files.RemoveAll(p))
 	}
-	info, err := i.files.Stat(root, p, false)
+	info, err := i.files.Stat(p, false)
 	if err == nil {
-		err = i.files.Remove(root, p, info.Type == memfs.Dir)
+		err = i.files.Remove(p, info.Type == memfs.Dir)
 	}
 	return i.fileError(op, p, err)
 }
@@ -320,13 +317,13 @@ func (i *instance) Move(ctx context.Context, from, to string, overwrite bool) er
 	if from == "/" || to == "/" || strings.HasPrefix(to, from+"/") {
 		return fail(sandbox.CodeInvalid, op, to, "a directory cannot be moved there")
 	}
-	if info, err := i.files.Stat(root, to, false); err == nil && info.Type == memfs.Dir {
-		if _, err := i.files.Stat(root, from, false); err != nil {
+	if info, err := i.files.Stat(to, false); err == nil && info.Type == memfs.Dir {
+		if _, err := i.files.Stat(from, false); err != nil {
 			return i.fileError(op, from, err)
 		}
 		return fail(sandbox.CodeAlreadyExists, op, to, "a directory is in the way")
 	}
-	return i.fileError(op, to, i.files.Rename(root, from, to, !overwrite))
+	return i.fileError(op, to, i.files.Rename(from, to, !overwrite))
 }
 
 // Watch reports changes until ctx or the sandbox ends, or the path is removed.
@@ -334,7 +331,7 @@ func (i *instance) Watch(ctx context.Context, p string, recursive bool) (<-chan 
 	if err := i.beginFile(ctx, "watch", p); err != nil {
 		return nil, err
 	}
-	w, err := i.files.Watch(root, p, recursive)
+	w, err := i.files.Watch(p, recursive)
 	if err != nil {
 		return nil, i.fileError("watch", p, err)
 	}

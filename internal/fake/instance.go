@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -32,14 +31,11 @@ func (i *instance) begin(ctx context.Context, op string) error {
 	if err := i.provider.begin(ctx, op); err != nil {
 		return err
 	}
-	for thawed := i.kernel.Frozen(); thawed != nil; thawed = i.kernel.Frozen() {
-		select {
-		case <-thawed:
-		case <-i.stopped:
-			return i.gone(op)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	wait, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(i.life, cancel)()
+	if err := i.gate(wait); err != nil && ctx.Err() != nil {
+		return ctx.Err()
 	}
 	return i.gone(op)
 }
@@ -64,7 +60,7 @@ func (i *instance) Destroy(ctx context.Context) error {
 	if err := i.provider.begin(ctx, "destroy"); err != nil {
 		return err
 	}
-	i.end(sandbox.Exit{Code: 137, Signal: kernel.SIGKILL, Reason: sandbox.ReasonKilled, Detail: "the sandbox was destroyed"})
+	i.end(killedExit("the sandbox was destroyed"))
 	i.provider.world.forget(i.box)
 	return nil
 }
@@ -74,75 +70,59 @@ func (i *instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Proce
 	if err := i.begin(ctx, "exec"); err != nil {
 		return nil, err
 	}
-	spawn := i.spawn(cmd)
-	c := i.newCommand(cmd, spawn.Args)
-	spawn.Files = c.open(i.kernel)
-	spawn.TTY = c.tty
-	p, err := i.kernel.Start(spawn)
-	if err != nil {
+	if cmd.TTY != nil {
+		return nil, fail(sandbox.CodeUnsupported, "exec", string(i.spec.ID), "the fake has no terminals")
+	}
+	if err := userSupported("exec", cmd.User); err != nil {
+		return nil, err
+	}
+	args := slices.Clone(cmd.Args)
+	if cmd.Shell != "" {
+		args = []string{"/bin/sh", "-c", cmd.Shell}
+	}
+	if !i.enter() {
 		if err := i.gone("exec"); err != nil {
 			return nil, err
 		}
 		return nil, fail(sandbox.CodeExhausted, "exec", string(i.spec.ID), "there are too many processes")
 	}
-	i.register(c, p)
+	c := i.newCommand(nil, cmd, args)
+	c.streams()
+	if d := cmd.Timeout; d > 0 {
+		c.timer = time.AfterFunc(d, c.timeout)
+	}
+	first := c.program(args)
+	go func() {
+		defer i.leave()
+		c.finish(first.main())
+		c.release()
+		i.prune()
+	}()
 	return i.connect(c, false), nil
-}
-
-// spawn says how to start a command.
-func (i *instance) spawn(cmd *sandbox.Command) kernel.Spawn {
-	s := kernel.Spawn{Args: slices.Clone(cmd.Args), Dir: cmd.Dir}
-	if cmd.Shell != "" {
-		s.Args = []string{"/bin/sh", "-c", cmd.Shell}
-	}
-	if s.Dir == "" {
-		s.Dir = i.spec.Workdir
-	}
-	if s.Dir == "" {
-		s.Dir = "/"
-	}
-	s.Cred = i.user
-	if cmd.User != "" {
-		var ok bool
-		if s.Cred, ok = i.lookUser(cmd.User); !ok {
-			s.Main = func(p *kernel.Proc) int {
-				p.Errorf("no such user: %s", cmd.User)
-				return 126
-			}
-		}
-	}
-	s.Env = i.environ(cmd, s.Cred)
-	return s
 }
 
 // kept is how many ended commands are remembered.
 const kept = 128
 
-// newCommand prepares a command that is not started yet.
-func (b *box) newCommand(cmd *sandbox.Command, args []string) *command {
+// newCommand adds a command that is about to start, or what one of them runs
+// in the background.
+func (b *box) newCommand(parent *command, cmd *sandbox.Command, args []string) *command {
+	life := b.life
+	if parent != nil {
+		life = parent.ctx
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.lastID++
-	return &command{
-		box: b, kernel: b.kernel, cmd: *cmd, done: make(chan struct{}),
-		info: sandbox.ProcessInfo{ID: fmt.Sprintf("p%d", b.lastID), Args: slices.Clone(args), Started: time.Now(), Background: cmd.Background, TTY: cmd.TTY != nil, Running: true},
+	b.lastPID++
+	c := &command{
+		box: b, parent: parent, cmd: *cmd, done: make(chan struct{}), quiet: make(chan struct{}), refs: 1,
+		info: sandbox.ProcessInfo{
+			ID: fmt.Sprintf("p%d", b.lastPID), PID: b.lastPID, Args: slices.Clone(args), Started: time.Now(), Background: cmd.Background, Running: true,
+		},
 	}
-}
-
-// register remembers a started command and awaits its end.
-func (b *box) register(c *command, p *kernel.Proc) {
-	c.proc, c.info.PID = p, p.PID
-	b.mu.Lock()
+	c.ctx, c.cancel = context.WithCancel(life)
 	b.commands = append(b.commands, c)
-	b.mu.Unlock()
-	if d := c.cmd.Timeout; d > 0 {
-		c.timer = time.AfterFunc(d, c.timeout)
-	}
-	go func() {
-		<-p.Done()
-		c.finish(b.ended())
-		b.prune()
-	}()
+	return c
 }
 
 // prune forgets the oldest ended commands beyond the number kept.
@@ -185,9 +165,12 @@ func (i *instance) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
 	i.mu.Unlock()
 	var list []sandbox.ProcessInfo
 	for _, c := range commands {
+		if !c.listed() {
+			continue
+		}
 		list = append(list, c.describe())
 	}
-	return append(list, i.left()...), nil
+	return list, nil
 }
 
 // Reconnect connects to a background command.
@@ -215,9 +198,6 @@ func (i *instance) Logs(ctx context.Context, id string, opts driver.LogOptions) 
 }
 
 func (i *instance) background(op, id string) (*command, error) {
-	if i.findLeft(id) != nil {
-		return nil, fail(sandbox.CodeConflict, op, id, "the process was left behind by a command")
-	}
 	c, err := i.find(op, id)
 	if err == nil && c.log == nil {
 		err = fail(sandbox.CodeConflict, op, id, "the process does not run in the background")
@@ -229,10 +209,6 @@ func (i *instance) background(op, id string) (*command, error) {
 func (i *instance) Kill(ctx context.Context, id string, sig int) error {
 	if err := i.begin(ctx, "processes.kill"); err != nil {
 		return err
-	}
-	if p := i.findLeft(id); p != nil {
-		i.kernel.KillTree(p.PID, sig)
-		return nil
 	}
 	c, err := i.find("processes.kill", id)
 	if err != nil {

@@ -3,8 +3,8 @@ package fake
 import (
 	"context"
 	"errors"
-	"math"
 	"net"
+	"os"
 	"strconv"
 	"syscall"
 	"time"
@@ -20,19 +20,75 @@ var (
 	_ driver.Meter          = (*instance)(nil)
 )
 
+// listener takes connections to a port of the sandbox's loopback.
+type listener struct {
+	ctx  context.Context // of the program that listens
+	made chan net.Conn
+}
+
+// listen takes a free port.
+func (b *box) listen(ctx context.Context) (uint16, *listener) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	port := uint16(32768)
+	for b.ports[port] != nil && b.ports[port].ctx.Err() == nil {
+		port++ // There are never as many listeners as ports.
+	}
+	b.ports[port] = &listener{ctx, make(chan net.Conn)}
+	return port, b.ports[port]
+}
+
 // Dial connects to a port on which a program inside listens.
 func (i *instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	if err := i.begin(ctx, "dial"); err != nil {
 		return nil, err
 	}
-	conn, err := i.kernel.Dial(ctx, port)
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		if err := i.gone("dial"); err != nil {
-			return nil, err
-		}
-		return nil, fail(sandbox.CodeUnavailable, "dial", strconv.Itoa(int(port)), "nothing listens on this port inside the sandbox")
+	refused := fail(sandbox.CodeUnavailable, "dial", strconv.Itoa(int(port)), "nothing listens on this port inside the sandbox")
+	i.mu.Lock()
+	l := i.ports[port]
+	i.mu.Unlock()
+	if l == nil || l.ctx.Err() != nil {
+		return nil, refused
 	}
-	return conn, err
+	ours, theirs, err := connection()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case l.made <- theirs:
+		return ours, nil
+	case <-l.ctx.Done():
+		err = errors.Join(i.gone("dial"), refused)
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	ours.Close()
+	theirs.Close()
+	return nil, err
+}
+
+// connection makes both ends of a connection: sockets of the machine, without
+// a name, so that they block and close as sockets do.
+func connection() (a, b net.Conn, err error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var conns [2]net.Conn
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "connection")
+		conns[i], err = net.FileConn(f)
+		f.Close()
+		if err != nil {
+			if i == 0 {
+				syscall.Close(fds[1])
+			} else {
+				conns[0].Close()
+			}
+			return nil, nil, err
+		}
+	}
+	return conns[0], conns[1], nil
 }
 
 // Resize changes the one limit that the fake has.
@@ -43,18 +99,8 @@ func (i *instance) Resize(ctx context.Context, want sandbox.Resources) error {
 	if want.CPUs != 0 || want.Memory != 0 || want.Disk != 0 {
 		return fail(sandbox.CodeUnsupported, "resize", string(i.spec.ID), "the fake limits the number of processes only")
 	}
-	i.limit(want.PIDs)
+	i.setLimit(want.PIDs)
 	return nil
-}
-
-// limit bounds the number of processes; 0 changes nothing.
-func (b *box) limit(pids int64) {
-	switch {
-	case pids > 0:
-		b.kernel.Limit(int(min(pids, math.MaxInt32)))
-	case pids < 0:
-		b.kernel.Limit(math.MaxInt32)
-	}
 }
 
 // SetDeadline moves the end of the sandbox.
@@ -78,7 +124,7 @@ func (b *box) endAt(at time.Time) {
 		return
 	}
 	b.lifetime = time.AfterFunc(time.Until(at), func() {
-		b.end(sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonLifetime, Detail: "the lifetime is over"})
+		b.end(sandbox.Exit{Code: 137, Signal: sigKill, Reason: sandbox.ReasonLifetime, Detail: "the lifetime is over"})
 	})
 }
 
@@ -87,5 +133,7 @@ func (i *instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	if err := errors.Join(i.provider.begin(ctx, "usage"), i.gone("usage")); err != nil {
 		return sandbox.Usage{}, err
 	}
-	return sandbox.Usage{CPU: -1, Memory: -1, Disk: -1, PIDs: int64(i.kernel.Count()), Sampled: time.Now()}, nil
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return sandbox.Usage{CPU: -1, Memory: -1, Disk: -1, PIDs: int64(i.count), Sampled: time.Now()}, nil
 }

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 )
 
 // The end of a background command's output that is kept: at most so many bytes,
@@ -25,7 +24,7 @@ type outputLog struct {
 	mu     sync.Mutex
 	pieces []piece // in order, without gaps
 	end    int64   // bytes ever written
-	open   [3]int  // writers by stream
+	closed bool    // nobody writes any more
 	ended  bool    // the command has
 	wake   chan struct{}
 	held   bool
@@ -151,37 +150,21 @@ func (l *outputLog) tail(n int) int64 {
 	return l.start()
 }
 
-// logWriter is a descriptor of the command.
-type logWriter struct {
-	log    *outputLog
-	stream int
-}
-
-func (l *outputLog) writer(stream int) kernel.File {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open[stream]++
-	return logWriter{l, stream}
-}
-
-func (w logWriter) Read(context.Context, []byte) (int, error) { return 0, io.EOF }
-
-func (w logWriter) Write(ctx context.Context, b []byte) (int, error) {
-	if ctx.Err() != nil {
-		return 0, kernel.ErrKilled
+// write adds output of the command.
+func (l *outputLog) write(ctx context.Context, stream int, b []byte) (int, error) {
+	if !l.await(ctx, b) {
+		return 0, errKilled
 	}
-	if !w.log.await(ctx, b) {
-		return 0, kernel.ErrKilled
-	}
-	w.log.append(w.stream, b)
+	l.append(stream, b)
 	return len(b), nil
 }
 
-func (w logWriter) Close() {
-	w.log.mu.Lock()
-	defer w.log.mu.Unlock()
-	w.log.open[w.stream]--
-	w.log.changed()
+// close says that nobody writes any more.
+func (l *outputLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.changed()
 }
 
 // logStream reads one stream of a log, and then live until nobody writes it.
@@ -199,7 +182,7 @@ func (s *logStream) Read(b []byte) (int, error) {
 	for len(s.rest) == 0 {
 		s.log.mu.Lock()
 		p, ok := s.log.after(s.off)
-		open, wake := s.log.open[s.stream] > 0, s.log.wake
+		closed, wake := s.log.closed, s.log.wake
 		s.log.mu.Unlock()
 		switch {
 		case s.ctx.Err() != nil:
@@ -210,7 +193,7 @@ func (s *logStream) Read(b []byte) (int, error) {
 				s.rest = p.data
 			}
 			s.reached()
-		case !open:
+		case closed:
 			return 0, io.EOF
 		default:
 			select {

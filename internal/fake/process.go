@@ -9,121 +9,145 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// command is a command that was started through the API; any number of
-// processes, in the sense of the driver, are connected to it.
+const (
+	sigKill = int(syscall.SIGKILL)
+	sigTerm = int(syscall.SIGTERM)
+)
+
+// harmless are the signals that end nobody.
+var harmless = []syscall.Signal{
+	0, syscall.SIGCHLD, syscall.SIGCONT, syscall.SIGSTOP, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGURG, syscall.SIGWINCH,
+}
+
+// command is a command that was started through the API, or what a shell runs
+// in the background. Any number of processes, in the sense of the driver, are
+// connected to it.
 type command struct {
 	box    *box
-	kernel *kernel.Kernel
 	cmd    sandbox.Command
-	proc   *kernel.Proc
-	tty    *kernel.TTY
-	stdin  io.WriteCloser
-	out    [2]kernel.File // the reading ends of a foreground command's output
-	log    *outputLog     // of a background command
+	parent *command // of what a shell runs in the background
+	ctx    context.Context
+	cancel context.CancelFunc
+	stdin  *pipe
+	out    [2]*pipe   // of a command in the foreground
+	log    *outputLog // of a background command
 	timer  *time.Timer
 	done   chan struct{}
+	quiet  chan struct{} // closed when nothing of it runs any more
 
 	mu       sync.Mutex
 	info     sandbox.ProcessInfo
+	sig      int // what ends it
 	timedOut bool
+	refs     int // itself and what it runs in the background
 }
 
-// open makes the command's streams and returns the program's descriptors.
-func (c *command) open(k *kernel.Kernel) []kernel.File {
+// streams makes the command's input and output.
+func (c *command) streams() {
+	if c.cmd.Stdin {
+		c.stdin = newPipe()
+	}
 	if c.cmd.Background {
 		c.log = newOutputLog()
 		c.log.held = true // until who starts it lets go
+		return
 	}
-	if c.cmd.TTY != nil {
-		return c.openTTY(k)
-	}
-	files := []kernel.File{kernel.Null(), nil, nil}
-	c.stdin = closedStdin{}
-	if c.cmd.Stdin {
-		pipe := kernel.NewPipe()
-		files[0], c.stdin = pipe.Reader(), &stdin{w: pipe.Writer()}
-	}
-	for n := range c.out {
+	c.out = [2]*pipe{newPipe(), newPipe()}
+}
+
+// write writes to one of the two outputs.
+func (c *command) write(stream int) func(context.Context, []byte) (int, error) {
+	return func(ctx context.Context, b []byte) (int, error) {
+		if c.box.gate(ctx) != nil {
+			return 0, errKilled
+		}
 		if c.log != nil {
-			files[n+1] = c.log.writer(n + 1)
-			continue
+			return c.log.write(ctx, stream, b)
 		}
-		pipe := kernel.NewPipe()
-		c.out[n], files[n+1] = pipe.Reader(), pipe.Writer()
+		return c.out[stream-1].write(ctx, b)
 	}
-	return files
 }
 
-func (c *command) openTTY(k *kernel.Kernel) []kernel.File {
-	c.tty = k.NewTTY(c.cmd.TTY.Cols, c.cmd.TTY.Rows)
-	files := []kernel.File{c.tty.Slave(), c.tty.Slave(), c.tty.Slave()}
-	output := c.tty.Output()
+// hold adds somebody who writes to the command's output; release removes one.
+func (c *command) hold() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refs++
+}
+
+func (c *command) release() {
+	c.mu.Lock()
+	c.refs--
+	last := c.refs == 0
+	c.mu.Unlock()
+	if !last {
+		return
+	}
+	if c.stdin != nil {
+		c.stdin.closeRead()
+	}
 	if c.log != nil {
-		w := c.log.writer(1)
-		go func() {
-			defer w.Close()
-			pump(c.box.life, w, output)
-		}()
-	} else {
-		c.out[0] = output
+		c.log.close()
 	}
-	typing := &typist{tty: c.tty, life: c.box.life}
-	c.stdin = typing
-	if !c.cmd.Stdin {
-		_ = typing.Close() // It types the end-of-file character, which cannot fail yet.
-	}
-	return files
-}
-
-// pump copies a terminal's output to a log, until ctx ends if it must wait.
-func pump(ctx context.Context, w, r kernel.File) {
-	defer r.Close()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := r.Read(context.Background(), buf)
-		if n > 0 {
-			_, _ = w.Write(ctx, buf[:n]) // Nobody wants the rest then.
-		}
-		if err != nil {
-			return
+	for _, p := range c.out {
+		if p != nil {
+			p.closeWrite()
 		}
 	}
+	c.cancel()
+	close(c.quiet)
 }
 
-// timeout kills the command and its session.
+// timeout kills the command and what it has started.
 func (c *command) timeout() {
 	c.mu.Lock()
 	c.timedOut = c.info.Running
 	c.mu.Unlock()
-	c.kernel.KillSession(c.proc.PID)
+	c.kill(sigKill)
 }
 
-// finish records the command's end.
-func (c *command) finish(sandboxExit *sandbox.Exit) {
-	code, sig := c.proc.Exit()
-	exit := sandbox.Exit{Code: code, Signal: sig, Reason: sandbox.ReasonExited}
+// kill sends a signal, and reports whether the command could get it.
+func (c *command) kill(sig int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if sig != 0 {
-		exit.Reason = sandbox.ReasonSignaled
+	if !c.info.Running {
+		return false
+	}
+	if c.sig == 0 && !slices.Contains(harmless, syscall.Signal(sig)) {
+		c.sig = sig
+		c.cancel()
+	}
+	return true
+}
+
+// finish records the command's end, the first time it is called.
+func (c *command) finish(code int) {
+	sandboxExit := c.box.ended()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.info.Running {
+		return
+	}
+	if c.sig == 0 && c.ctx.Err() != nil { // with the sandbox, or with its parent
+		c.sig = sigKill
+	}
+	exit := sandbox.Exit{Code: code & 0xff, Reason: sandbox.ReasonExited}
+	if c.sig != 0 {
+		exit = sandbox.Exit{Code: 128 + c.sig, Signal: c.sig, Reason: sandbox.ReasonSignaled}
 	}
 	switch {
-	case sig == kernel.SIGKILL && c.timedOut:
+	case c.sig == sigKill && c.timedOut:
 		exit.Reason, exit.Detail = sandbox.ReasonTimeout, "the command's time was over"
-	case sig == kernel.SIGKILL && sandboxExit != nil:
+	case c.sig == sigKill && sandboxExit != nil:
 		exit.Reason, exit.Detail = sandboxExit.Reason, sandboxExit.Detail
 	}
 	if c.timer != nil {
 		c.timer.Stop()
 	}
 	c.info.Running, c.info.Exit = false, &exit
-	if c.tty != nil {
-		c.tty.HangUp()
-	}
 	close(c.done)
 	if c.log != nil {
 		c.log.commandEnded()
@@ -138,6 +162,10 @@ func (c *command) ended() bool {
 		return false
 	}
 }
+
+// listed reports whether it is a command of its own. What a shell runs in the
+// background becomes one when the shell has ended.
+func (c *command) listed() bool { return c.parent == nil || c.parent.ended() && !c.ended() }
 
 func (c *command) describe() sandbox.ProcessInfo {
 	c.mu.Lock()
@@ -155,11 +183,8 @@ func (c *command) signal(op string, sig int) error {
 	if sig < 0 || sig > 64 {
 		return fail(sandbox.CodeInvalid, op, "signal", "no such signal")
 	}
-	if c.ended() || !c.kernel.Kill(-c.proc.PID, sig) {
+	if !c.kill(sig) {
 		return fail(sandbox.CodeNotFound, op, c.info.ID, "the process has ended")
-	}
-	if sig == kernel.SIGKILL {
-		c.kernel.KillSession(c.proc.PID)
 	}
 	return nil
 }
@@ -169,7 +194,6 @@ type process struct {
 	*command
 	provider *Provider
 	joined   bool // it was made by Reconnect
-	ctx      context.Context
 	cancel   context.CancelFunc
 	stdout   io.Reader
 	stderr   io.Reader
@@ -179,29 +203,24 @@ var _ driver.Process = (*process)(nil)
 
 // connect returns a connection to a command.
 func (i *instance) connect(c *command, joined bool) *process {
-	p := &process{command: c, provider: i.provider, joined: joined, stderr: eofReader{}}
-	p.ctx, p.cancel = context.WithCancel(context.Background())
-	switch {
-	case c.log != nil:
-		p.stdout = &logStream{log: c.log, ctx: p.ctx, stream: 1, starter: !joined}
-		if c.tty == nil {
-			p.stderr = &logStream{log: c.log, ctx: p.ctx, stream: 2, starter: !joined}
-		}
-	default:
-		p.stdout = pipeReader{c.out[0]}
-		if c.tty == nil {
-			p.stderr = pipeReader{c.out[1]}
-		}
+	p := &process{command: c, provider: i.provider, joined: joined}
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel = cancel
+	if c.log != nil {
+		p.stdout = &logStream{log: c.log, ctx: ctx, stream: 1, starter: !joined}
+		p.stderr = &logStream{log: c.log, ctx: ctx, stream: 2, starter: !joined}
+	} else {
+		p.stdout, p.stderr = boundReader{context.Background(), c.out[0].read}, boundReader{context.Background(), c.out[1].read}
 	}
 	return p
 }
 
 func (p *process) Info() sandbox.ProcessInfo { return p.describe() }
-func (p *process) Stdin() io.WriteCloser     { return p.stdin }
+func (p *process) Stdin() io.WriteCloser     { return stdin{p.command.stdin} }
 func (p *process) Stdout() io.Reader         { return p.stdout }
 func (p *process) Stderr() io.Reader         { return p.stderr }
 
-// Signal signals the command's process group.
+// Signal signals the command.
 func (p *process) Signal(ctx context.Context, sig int) error {
 	if err := p.provider.begin(ctx, "process.signal"); err != nil {
 		return err
@@ -209,16 +228,12 @@ func (p *process) Signal(ctx context.Context, sig int) error {
 	return p.signal("process.signal", sig)
 }
 
-// Resize sets the terminal's size.
-func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
+// Resize refuses: there are no terminals.
+func (p *process) Resize(ctx context.Context, _ sandbox.WindowSize) error {
 	if err := p.provider.begin(ctx, "process.resize"); err != nil {
 		return err
 	}
-	if p.tty == nil {
-		return fail(sandbox.CodeInvalid, "process.resize", p.info.ID, "the command has no terminal")
-	}
-	p.tty.Resize(size.Cols, size.Rows)
-	return nil
+	return fail(sandbox.CodeInvalid, "process.resize", p.info.ID, "the command has no terminal")
 }
 
 // Wait blocks until the command has ended.
@@ -237,114 +252,39 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // Close lets go of the command.
 func (p *process) Close() error {
 	p.cancel()
-	if p.log != nil && !p.joined {
+	switch {
+	case p.joined:
+	case p.log != nil:
 		p.log.release()
-	}
-	if p.log != nil || p.joined {
-		return nil
-	}
-	if !p.ended() {
-		p.kernel.KillSession(p.proc.PID)
-	}
-	_ = closeStdin(p.stdin) // The command is dead; nobody reads it.
-	for _, f := range p.out {
-		if f != nil {
-			go discard(f) // What it left behind may go on writing.
+	default:
+		killed := p.kill(sigKill)
+		for _, out := range p.out {
+			out.discard() // What it left behind may go on writing.
 		}
-	}
-	<-p.done
-	return nil
-}
-
-// discard reads a stream to its end.
-func discard(f kernel.File) {
-	defer f.Close()
-	buf := make([]byte, 4096)
-	for {
-		if _, err := f.Read(context.Background(), buf); err != nil {
-			return
+		if <-p.done; killed {
+			<-p.quiet
 		}
-	}
-}
-
-// closeStdin closes a pipe; a terminal was hung up already.
-func closeStdin(w io.WriteCloser) error {
-	if s, ok := w.(*stdin); ok {
-		return s.Close()
 	}
 	return nil
 }
 
-// stdin is the writing end of a command's input.
-type stdin struct{ w kernel.File }
+// stdin is the writing end of a command's input, if it has one.
+type stdin struct{ p *pipe }
 
-func (s *stdin) Write(b []byte) (int, error) {
-	n, err := s.w.Write(context.Background(), b)
+func (s stdin) Write(b []byte) (int, error) {
+	if s.p == nil {
+		return 0, fail(sandbox.CodeInvalid, "process.stdin", "", "the command was started without input")
+	}
+	n, err := s.p.write(context.Background(), b)
 	if err != nil {
 		err = fail(sandbox.CodeNotFound, "process.stdin", "", "nobody reads the input any more")
 	}
 	return n, err
 }
 
-func (s *stdin) Close() error {
-	s.w.Close()
-	return nil
-}
-
-// closedStdin is the input of a command that has none.
-type closedStdin struct{}
-
-func (closedStdin) Write([]byte) (int, error) {
-	return 0, fail(sandbox.CodeInvalid, "process.stdin", "", "the command was started without input")
-}
-func (closedStdin) Close() error { return nil }
-
-// typist types on a command's terminal.
-type typist struct {
-	tty  *kernel.TTY
-	life context.Context
-
-	mu     sync.Mutex
-	closed bool
-}
-
-func (t *typist) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	closed := t.closed
-	t.mu.Unlock()
-	if closed {
-		return 0, fail(sandbox.CodeInvalid, "process.stdin", "", "the input is closed")
-	}
-	n, err := t.tty.Input(t.life, b)
-	if err != nil {
-		err = fail(sandbox.CodeNotFound, "process.stdin", "", "the terminal is gone")
-	}
-	return n, err
-}
-
-// Close types the end-of-file character.
-func (t *typist) Close() error {
-	t.mu.Lock()
-	closed := t.closed
-	t.closed = true
-	t.mu.Unlock()
-	if !closed {
-		_, _ = t.tty.Input(t.life, []byte{4}) // A terminal that is gone has ended already.
+func (s stdin) Close() error {
+	if s.p != nil {
+		s.p.closeWrite()
 	}
 	return nil
 }
-
-// pipeReader reads a foreground command's output.
-type pipeReader struct{ f kernel.File }
-
-func (r pipeReader) Read(b []byte) (int, error) {
-	n, err := r.f.Read(context.Background(), b)
-	if err == syscall.EBADF {
-		err = io.EOF
-	}
-	return n, err
-}
-
-type eofReader struct{}
-
-func (eofReader) Read([]byte) (int, error) { return 0, io.EOF }

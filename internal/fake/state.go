@@ -13,8 +13,6 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/fake/internal/kernel"
-	"github.com/atoll-run/atoll/internal/fake/internal/memfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -29,7 +27,7 @@ func (i *instance) Pause(ctx context.Context) error {
 	if err := errors.Join(i.provider.begin(ctx, "pause"), i.gone("pause")); err != nil {
 		return err
 	}
-	i.kernel.Freeze()
+	i.freeze()
 	return nil
 }
 
@@ -38,7 +36,7 @@ func (i *instance) Resume(ctx context.Context) error {
 	if err := errors.Join(i.provider.begin(ctx, "resume"), i.gone("resume")); err != nil {
 		return err
 	}
-	i.kernel.Thaw()
+	i.thaw()
 	return nil
 }
 
@@ -65,16 +63,15 @@ func (i *instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsho
 	if opts.Memory {
 		return driver.Snapshot{}, fail(sandbox.CodeUnsupported, "snapshot", string(i.spec.ID), "the fake keeps no memory")
 	}
-	if i.kernel.Frozen() == nil {
-		i.kernel.Freeze()
-		defer i.kernel.Thaw()
+	if i.freeze() {
+		defer i.thaw()
 	}
 	size, err := i.writeTree(ctx, dir)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
 	if opts.Stop {
-		i.end(sandbox.Exit{Code: 137, Signal: kernel.SIGKILL, Reason: sandbox.ReasonKilled, Detail: "its state was written down and it was ended"})
+		i.end(killedExit("its state was written down and it was ended"))
 	}
 	return driver.Snapshot{Engine: engine, Size: size}, nil
 }
@@ -121,12 +118,12 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) 
 		return nil, none, err
 	}
 	plain := *spec
-	plain.User, plain.Workdir = "", "" // they may be known only in the files to come
+	plain.Workdir = "" // it may be there already in the files to come
 	b, err := newBox(&plain)
 	if err != nil {
 		return nil, none, err
 	}
-	b.spec.User, b.spec.Workdir = spec.User, spec.Workdir
+	b.spec.Workdir = spec.Workdir
 	if err := p.fill(ctx, b, dir); err != nil {
 		return nil, none, err
 	}
@@ -169,7 +166,7 @@ func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
 		return damaged("it has no files")
 	}
 	defer f.Close()
-	names, err := b.files.Names(root, "/")
+	names, err := b.files.Names("/")
 	if err != nil {
 		return err
 	}
@@ -177,7 +174,7 @@ func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
 		if name == "dev" {
 			continue
 		}
-		if err := b.files.RemoveAll(root, "/"+name); err != nil {
+		if err := b.files.RemoveAll("/" + name); err != nil {
 			return err
 		}
 	}
@@ -188,22 +185,13 @@ func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
 	return b.identify()
 }
 
-// identify makes the files that tell who a sandbox is its own, and finds its
-// user in them.
+// identify makes the files that tell who a sandbox is its own.
 func (b *box) identify() error {
-	o, err := b.files.Open(root, "/etc/hostname", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err == nil && o.File != nil {
-		_, err = o.File.Write([]byte(b.kernel.Hostname + "\n"))
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := b.put("/etc/hostname", b.hostname+"\n", 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return b.fileError("restore", "/etc/hostname", err)
-	}
-	var ok bool
-	if b.user, ok = b.lookUser(b.spec.User); !ok {
-		return fail(sandbox.CodeInvalid, "restore", "user", "no such user")
 	}
 	if b.spec.Workdir == "" {
 		return nil
 	}
-	return b.fileError("restore", b.spec.Workdir, b.mkdirAll(path.Clean(b.spec.Workdir), 0o755, memfs.Cred{UID: b.user.UID, GID: b.user.GID}))
+	return b.fileError("restore", b.spec.Workdir, b.mkdirAll(path.Clean(b.spec.Workdir), 0o755, owner{}))
 }

@@ -12,8 +12,10 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/fake"
+	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest of provider host, too
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/provider/host"
 )
 
 // Machine is a state directory and the sandboxes that run, which both outlive
@@ -23,6 +25,9 @@ type Machine struct {
 	World *fake.World
 	// Fault, if set, is the provider's; see fake.Options.
 	Fault func(op string) error
+	// Host runs real processes instead, where a test needs a terminal. They end
+	// with the daemon.
+	Host bool
 }
 
 // New returns a machine on which nothing runs.
@@ -30,6 +35,15 @@ func New(t testing.TB) *Machine { return &Machine{Dir: t.TempDir(), World: new(f
 
 // Options returns options of a daemon on the machine.
 func (m *Machine) Options() daemon.Options {
+	if m.Host {
+		return daemon.Options{
+			StateDir: m.Dir,
+			Providers: all.NewRegistry(all.Entry{Name: host.Name, Open: func(opts all.Options) (driver.Provider, error) {
+				return host.New(host.Options{Dir: opts.StateDir})
+			}}),
+			Logger: slog.New(slog.DiscardHandler),
+		}
+	}
 	return daemon.Options{
 		StateDir: m.Dir,
 		Providers: all.NewRegistry(all.Entry{Name: "fake", Open: func(all.Options) (driver.Provider, error) {

@@ -12,10 +12,10 @@ import (
 func (f *FS) Checkpoint(p string) (restore func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, errno := f.walk(Cred{}, p, true)
+	at, errno := f.walk(p, true)
 	for (errno != 0 || at.node == nil) && p != "/" {
 		p = path.Dir(p)
-		at, errno = f.walk(Cred{}, p, true)
+		at, errno = f.walk(p, true)
 	}
 	saved := map[*Node]Node{}
 	at.node.save(saved)

@@ -75,61 +75,30 @@ type Handle struct {
 	writable bool
 }
 
-// Opened is what Open found: exactly one of its fields is set.
-type Opened struct {
-	File   *Handle
-	FIFO   *FIFOSlot
-	Device string
-	Dir    bool
-}
-
-// FIFOSlot is where the kernel keeps the pipe behind a named pipe.
-type FIFOSlot struct {
-	fs   *FS
-	node *Node
-}
-
-// Pipe returns what is kept, made by create the first time.
-func (s *FIFOSlot) Pipe(create func() any) any {
-	s.fs.mu.Lock()
-	defer s.fs.mu.Unlock()
-	if s.node.aux == nil {
-		s.node.aux = create()
-	}
-	return s.node.aux
-}
-
-// Open opens a file with the flags of package os.
-func (f *FS) Open(c Cred, path string, flags int, mode uint32) (Opened, error) {
+// Open opens a file with the flags of package os. A directory, a fifo and a
+// device open too; see Info for what it is.
+func (f *FS) Open(path string, flags int, mode uint32) (*Handle, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	n, err := f.openNode(c, path, flags, mode)
+	n, err := f.openNode(path, flags, mode)
 	if err != nil {
-		return Opened{}, err
+		return nil, err
 	}
-	switch n.typ {
-	case Dir:
-		return Opened{Dir: true}, nil
-	case FIFO:
-		return Opened{FIFO: &FIFOSlot{f, n}}, nil
-	case Device:
-		return Opened{Device: n.device}, nil
-	}
-	if flags&os.O_TRUNC != 0 {
+	if n.typ == File && flags&os.O_TRUNC != 0 {
 		n.data.truncate(0)
 		n.mtime = time.Now()
 		f.notify(Write, n)
 	}
 	access := flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
-	return Opened{File: &Handle{
+	return &Handle{
 		fs: f, node: n, append: flags&os.O_APPEND != 0,
 		readable: access != os.O_WRONLY, writable: access != os.O_RDONLY,
-	}}, nil
+	}, nil
 }
 
 // openNode finds or makes the node to open and checks the permissions.
-func (f *FS) openNode(c Cred, path string, flags int, mode uint32) (*Node, error) {
-	at, errno := f.walk(c, path, true)
+func (f *FS) openNode(path string, flags int, mode uint32) (*Node, error) {
+	at, errno := f.walk(path, true)
 	if errno != 0 {
 		return nil, fail("open", path, errno)
 	}
@@ -137,10 +106,7 @@ func (f *FS) openNode(c Cred, path string, flags int, mode uint32) (*Node, error
 		if flags&os.O_CREATE == 0 || at.name == "." {
 			return nil, fail("open", path, syscall.ENOENT)
 		}
-		if !at.dir.allows(c, mayWrite) {
-			return nil, fail("open", path, syscall.EACCES)
-		}
-		n := f.node(File, mode, c)
+		n := f.node(File, mode)
 		f.attach(at, n)
 		return n, nil
 	}
@@ -148,13 +114,8 @@ func (f *FS) openNode(c Cred, path string, flags int, mode uint32) (*Node, error
 	if flags&(os.O_CREATE|os.O_EXCL) == os.O_CREATE|os.O_EXCL {
 		return nil, fail("open", path, syscall.EEXIST)
 	}
-	access := flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
-	want := map[int]uint32{os.O_RDONLY: mayRead, os.O_WRONLY: mayWrite, os.O_RDWR: mayRead | mayWrite}[access]
-	switch {
-	case n.typ == Dir && access != os.O_RDONLY:
+	if n.typ == Dir && flags&(os.O_WRONLY|os.O_RDWR) != 0 {
 		return nil, fail("open", path, syscall.EISDIR)
-	case !n.allows(c, want):
-		return nil, fail("open", path, syscall.EACCES)
 	}
 	return n, nil
 }
@@ -163,8 +124,16 @@ func (f *FS) openNode(c Cred, path string, flags int, mode uint32) (*Node, error
 func (h *Handle) Read(p []byte) (int, error) {
 	h.fs.mu.Lock()
 	defer h.fs.mu.Unlock()
-	if !h.readable {
+	switch {
+	case !h.readable:
 		return 0, syscall.EBADF
+	case h.node.typ == Dir:
+		return 0, syscall.EISDIR
+	case h.node.typ == Device && h.node.device == "zero":
+		clear(p)
+		return len(p), nil
+	case h.node.typ != File:
+		return 0, io.EOF
 	}
 	n := h.node.data.readAt(p, h.off)
 	h.off += int64(n)
@@ -178,8 +147,11 @@ func (h *Handle) Read(p []byte) (int, error) {
 func (h *Handle) Write(p []byte) (int, error) {
 	h.fs.mu.Lock()
 	defer h.fs.mu.Unlock()
-	if !h.writable {
+	switch {
+	case !h.writable:
 		return 0, syscall.EBADF
+	case h.node.typ != File:
+		return len(p), nil
 	}
 	if h.append {
 		h.off = h.node.data.size
@@ -228,20 +200,20 @@ func (h *Handle) Info() Info {
 }
 
 // Draft returns a file without a name. Publish gives it one.
-func (f *FS) Draft(c Cred, mode uint32) *Handle {
+func (f *FS) Draft(mode uint32) *Handle {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &Handle{fs: f, node: f.node(File, mode, c), readable: true, writable: true}
+	return &Handle{fs: f, node: f.node(File, mode), readable: true, writable: true}
 }
 
 // Publish puts a draft where path leads, replacing at once a file that is
 // there already; with keep set that is EEXIST. Without follow a link in the
 // last element is replaced itself. Finish sees the file that will be replaced,
 // or nil, and returns the draft's mode and owner.
-func (f *FS) Publish(c Cred, h *Handle, path string, keep, follow bool, finish func(old *Info) (mode uint32, owner Cred)) (Info, error) {
+func (f *FS) Publish(h *Handle, path string, keep, follow bool, finish func(old *Info) (mode, uid, gid uint32)) (Info, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, errno := f.walk(c, path, follow)
+	at, errno := f.walk(path, follow)
 	var old *Info
 	switch {
 	case errno != 0:
@@ -258,14 +230,11 @@ func (f *FS) Publish(c Cred, h *Handle, path string, keep, follow bool, finish f
 		info := at.node.info()
 		old = &info
 	}
-	if errno == 0 && !at.dir.allows(c, mayWrite) {
-		errno = syscall.EACCES
-	}
 	if errno != 0 {
 		return Info{}, fail("write", path, errno)
 	}
-	mode, owner := finish(old)
-	h.node.mode, h.node.uid, h.node.gid = mode&0o7777, owner.UID, owner.GID
+	mode, uid, gid := finish(old)
+	h.node.mode, h.node.uid, h.node.gid = mode&0o7777, uid, gid
 	if at.node != nil {
 		at.node.nlink--
 	}

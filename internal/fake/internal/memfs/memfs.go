@@ -1,5 +1,5 @@
 // Package memfs is a POSIX file system in memory: inodes, hard and symbolic
-// links, permissions, sparse files, and watches. It belongs to the fake
+// links, sparse files, and watches. It belongs to the fake
 // provider and knows nothing of processes.
 //
 // Paths are absolute. Errors are *fs.PathError around a syscall.Errno, as from
@@ -33,9 +33,6 @@ const (
 	maxLinks = 40 // symbolic links in one path, as in Linux
 )
 
-// Cred says on whose behalf a call is made. User 0 may do everything.
-type Cred struct{ UID, GID uint32 }
-
 // FS is a file system. Make one with New.
 type FS struct {
 	mu      sync.Mutex
@@ -59,7 +56,6 @@ type Node struct {
 	entries map[string]*Node // of a directory
 	parent  *Node            // the directory of the last name given to it
 	name    string
-	aux     any // what the kernel keeps with a fifo
 }
 
 // Info describes a node.
@@ -78,14 +74,14 @@ type Info struct {
 // New returns a file system with nothing but a root that belongs to user 0.
 func New() *FS {
 	f := &FS{watches: map[*Watch]struct{}{}}
-	f.root = f.node(Dir, 0o755, Cred{})
+	f.root = f.node(Dir, 0o755)
 	f.root.parent, f.root.nlink = f.root, 1
 	return f
 }
 
-func (f *FS) node(typ Type, mode uint32, c Cred) *Node {
+func (f *FS) node(typ Type, mode uint32) *Node {
 	f.inodes++
-	n := &Node{typ: typ, ino: f.inodes, mode: mode & 0o7777, uid: c.UID, gid: c.GID, mtime: time.Now()}
+	n := &Node{typ: typ, ino: f.inodes, mode: mode & 0o7777, mtime: time.Now()}
 	if typ == Dir {
 		n.entries = map[string]*Node{}
 	}
@@ -98,25 +94,6 @@ func (n *Node) info() Info {
 		i.Size = n.data.size
 	}
 	return i
-}
-
-// The permission bits of one class.
-const (
-	mayRead  = 4
-	mayWrite = 2
-	mayExec  = 1
-)
-
-func (n *Node) allows(c Cred, want uint32) bool {
-	switch {
-	case c.UID == 0:
-		return want != mayExec || n.typ == Dir || n.mode&0o111 != 0
-	case c.UID == n.uid:
-		return n.mode>>6&want == want
-	case c.GID == n.gid:
-		return n.mode>>3&want == want
-	}
-	return n.mode&want == want
 }
 
 func fail(op, path string, errno syscall.Errno) error {
@@ -133,7 +110,7 @@ type place struct {
 
 // walk resolves a path. If follow is false, a link in the last element is not
 // followed.
-func (f *FS) walk(c Cred, path string, follow bool) (place, syscall.Errno) {
+func (f *FS) walk(path string, follow bool) (place, syscall.Errno) {
 	if !strings.HasPrefix(path, "/") {
 		return place{}, syscall.ENOENT
 	}
@@ -148,8 +125,6 @@ func (f *FS) walk(c Cred, path string, follow bool) (place, syscall.Errno) {
 			return place{}, syscall.ENOENT
 		case dir.typ != Dir:
 			return place{}, syscall.ENOTDIR
-		case !dir.allows(c, mayExec):
-			return place{}, syscall.EACCES
 		case len(name) > maxName:
 			return place{}, syscall.ENAMETOOLONG
 		}
@@ -195,8 +170,8 @@ func elements(path string) []string {
 }
 
 // find resolves a path that must lead to something.
-func (f *FS) find(op string, c Cred, path string, follow bool) (place, error) {
-	at, errno := f.walk(c, path, follow)
+func (f *FS) find(op string, path string, follow bool) (place, error) {
+	at, errno := f.walk(path, follow)
 	if errno == 0 && at.node == nil {
 		errno = syscall.ENOENT
 	}
@@ -206,18 +181,15 @@ func (f *FS) find(op string, c Cred, path string, follow bool) (place, error) {
 	return at, nil
 }
 
-// vacancy resolves a path that must lead to nothing yet, in a directory where
-// c may write.
-func (f *FS) vacancy(op string, c Cred, path string) (place, error) {
-	at, errno := f.walk(c, strings.TrimRight(path, "/"), false)
+// vacancy resolves a path that must lead to nothing yet,.
+func (f *FS) vacancy(op string, path string) (place, error) {
+	at, errno := f.walk(strings.TrimRight(path, "/"), false)
 	switch {
 	case strings.Trim(path, "/") == "":
 		errno = syscall.EEXIST
 	case errno != 0:
 	case at.node != nil:
 		errno = syscall.EEXIST
-	case !at.dir.allows(c, mayWrite):
-		errno = syscall.EACCES
 	}
 	if errno != 0 {
 		return place{}, fail(op, path, errno)
@@ -244,10 +216,10 @@ func (f *FS) detach(at place) {
 }
 
 // Stat describes a file.
-func (f *FS) Stat(c Cred, path string, follow bool) (Info, error) {
+func (f *FS) Stat(path string, follow bool) (Info, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.find("stat", c, path, follow)
+	at, err := f.find("stat", path, follow)
 	if err != nil {
 		return Info{}, err
 	}
@@ -258,7 +230,7 @@ func (f *FS) Stat(c Cred, path string, follow bool) (Info, error) {
 func (f *FS) RealPath(path string) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.find("realpath", Cred{}, path, true)
+	at, err := f.find("realpath", path, true)
 	if err != nil {
 		return "", err
 	}
@@ -270,78 +242,65 @@ func (f *FS) RealPath(path string) (string, error) {
 	return "/" + strings.Join(names, "/"), nil
 }
 
-// Access reports whether c may read (4), write (2) or execute (1) a file.
-func (f *FS) Access(c Cred, path string, want uint32) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	at, err := f.find("access", c, path, true)
-	if err == nil && !at.node.allows(c, want) {
-		err = fail("access", path, syscall.EACCES)
-	}
-	return err
-}
-
 // Names returns the sorted names in a directory.
-func (f *FS) Names(c Cred, path string) ([]string, error) {
+func (f *FS) Names(path string) ([]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.find("open", c, path, true)
+	at, err := f.find("open", path, true)
 	switch {
 	case err != nil:
 		return nil, err
 	case at.node.typ != Dir:
 		return nil, fail("readdir", path, syscall.ENOTDIR)
-	case !at.node.allows(c, mayRead):
-		return nil, fail("open", path, syscall.EACCES)
 	}
 	return slices.Sorted(maps.Keys(at.node.entries)), nil
 }
 
 // Mkdir makes a directory.
-func (f *FS) Mkdir(c Cred, path string, mode uint32) error {
-	return f.make("mkdir", c, path, Dir, mode, func(n *Node) {})
+func (f *FS) Mkdir(path string, mode uint32) error {
+	return f.make("mkdir", path, Dir, mode, func(n *Node) {})
 }
 
 // Symlink makes a symbolic link to target.
-func (f *FS) Symlink(c Cred, target, path string) error {
-	return f.make("symlink", c, path, Symlink, 0o777, func(n *Node) { n.target = target })
+func (f *FS) Symlink(target, path string) error {
+	return f.make("symlink", path, Symlink, 0o777, func(n *Node) { n.target = target })
 }
 
 // Mkfifo makes a named pipe.
-func (f *FS) Mkfifo(c Cred, path string, mode uint32) error {
-	return f.make("mkfifo", c, path, FIFO, mode, func(n *Node) {})
+func (f *FS) Mkfifo(path string, mode uint32) error {
+	return f.make("mkfifo", path, FIFO, mode, func(n *Node) {})
 }
 
 // Mkdev makes a device that the kernel knows by its name.
-func (f *FS) Mkdev(c Cred, path string, mode uint32, device string) error {
-	return f.make("mknod", c, path, Device, mode, func(n *Node) { n.device = device })
+func (f *FS) Mkdev(path string, mode uint32, device string) error {
+	return f.make("mknod", path, Device, mode, func(n *Node) { n.device = device })
 }
 
-func (f *FS) make(op string, c Cred, path string, typ Type, mode uint32, fill func(*Node)) error {
+func (f *FS) make(op string, path string, typ Type, mode uint32, fill func(*Node)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.vacancy(op, c, path)
+	at, err := f.vacancy(op, path)
 	if err != nil {
 		return err
 	}
-	n := f.node(typ, mode, c)
+	n := f.node(typ, mode)
 	fill(n)
 	f.attach(at, n)
 	return nil
 }
 
 // Link makes a hard link.
-func (f *FS) Link(c Cred, old, path string) error {
+func (f *FS) Link(old, path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	from, err := f.find("link", c, old, false)
+	from, err := f.find("link", old, false)
 	if err != nil {
 		return err
 	}
 	if from.node.typ == Dir {
 		return fail("link", old, syscall.EPERM)
 	}
-	at, err := f.vacancy("link", c, path)
+	at, err := f.vacancy("link", path)
 	if err != nil {
 		return err
 	}
@@ -350,10 +309,10 @@ func (f *FS) Link(c Cred, old, path string) error {
 }
 
 // Remove removes a file or, if dir is set, an empty directory.
-func (f *FS) Remove(c Cred, path string, dir bool) error {
+func (f *FS) Remove(path string, dir bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.find("remove", c, path, false)
+	at, err := f.find("remove", path, false)
 	if err != nil {
 		return err
 	}
@@ -363,8 +322,6 @@ func (f *FS) Remove(c Cred, path string, dir bool) error {
 		errno = syscall.EBUSY
 	case at.name == "." || at.name == "..":
 		errno = syscall.EINVAL
-	case !at.dir.removable(c, at.node):
-		errno = syscall.EACCES
 	case dir && at.node.typ != Dir:
 		errno = syscall.ENOTDIR
 	case !dir && at.node.typ == Dir:
@@ -379,54 +336,40 @@ func (f *FS) Remove(c Cred, path string, dir bool) error {
 	return nil
 }
 
-// removable reports whether c may take a name for node out of the directory n.
-func (n *Node) removable(c Cred, node *Node) bool {
-	sticky := n.mode&0o1000 != 0 && c.UID != 0 && c.UID != node.uid && c.UID != n.uid
-	return n.allows(c, mayWrite) && n.allows(c, mayExec) && !sticky
-}
-
 // RemoveAll removes a file or a tree, not following links.
-func (f *FS) RemoveAll(c Cred, path string) error {
+func (f *FS) RemoveAll(path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.find("remove", c, path, false)
+	at, err := f.find("remove", path, false)
 	if err != nil {
 		return err
 	}
 	if at.node == f.root || at.name == "." || at.name == ".." {
 		return fail("remove", path, syscall.EINVAL)
 	}
-	if !f.removeTree(c, at) {
-		return fail("remove", path, syscall.EACCES)
-	}
+	f.removeTree(at)
 	return nil
 }
 
-func (f *FS) removeTree(c Cred, at place) bool {
+func (f *FS) removeTree(at place) {
 	for _, name := range slices.Sorted(maps.Keys(at.node.entries)) {
-		if !f.removeTree(c, place{at.node, name, at.node.entries[name]}) {
-			return false
-		}
-	}
-	if !at.dir.removable(c, at.node) {
-		return false
+		f.removeTree(place{at.node, name, at.node.entries[name]})
 	}
 	f.detach(at)
-	return true
 }
 
 // Rename moves a file. What is there already is replaced, if it may be; with
 // keep set it is EEXIST instead.
-func (f *FS) Rename(c Cred, old, path string, keep bool) error {
+func (f *FS) Rename(old, path string, keep bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	from, err := f.find("rename", c, old, false)
+	from, err := f.find("rename", old, false)
 	if err != nil {
 		return err
 	}
-	to, errno := f.walk(c, "/"+strings.Trim(path, "/"), false)
+	to, errno := f.walk("/"+strings.Trim(path, "/"), false)
 	if errno == 0 {
-		errno = f.mayRename(c, from, to, keep)
+		errno = mayRename(f.root, from, to, keep)
 	}
 	if errno != 0 {
 		return fail("rename", path, errno)
@@ -442,20 +385,17 @@ func (f *FS) Rename(c Cred, old, path string, keep bool) error {
 	return nil
 }
 
-func (f *FS) mayRename(c Cred, from, to place, keep bool) syscall.Errno {
-	if from.node == f.root || to.node == f.root || from.name == "." || from.name == ".." || to.name == "." || to.name == ".." {
+func mayRename(root *Node, from, to place, keep bool) syscall.Errno {
+	if from.node == root || to.node == root || from.name == "." || from.name == ".." || to.name == "." || to.name == ".." {
 		return syscall.EBUSY
 	}
 	for d := to.dir; from.node.typ == Dir; d = d.parent {
 		if d == from.node {
 			return syscall.EINVAL
 		}
-		if d == f.root {
+		if d == root {
 			break
 		}
-	}
-	if !from.dir.removable(c, from.node) || !to.dir.allows(c, mayWrite) {
-		return syscall.EACCES
 	}
 	switch n := to.node; {
 	case n == nil || n == from.node:
@@ -472,33 +412,26 @@ func (f *FS) mayRename(c Cred, from, to place, keep bool) syscall.Errno {
 }
 
 // Chmod sets permission bits.
-func (f *FS) Chmod(c Cred, path string, mode uint32) error {
-	return f.change("chmod", c, path, true, func(n *Node) { n.mode = mode & 0o7777 })
+func (f *FS) Chmod(path string, mode uint32) error {
+	return f.change("chmod", path, true, func(n *Node) { n.mode = mode & 0o7777 })
 }
 
-// Chown sets the owner. Only user 0 may. A link itself is changed, not what it
-// leads to.
-func (f *FS) Chown(c Cred, path string, to Cred) error {
-	if c.UID != 0 {
-		return fail("chown", path, syscall.EPERM)
-	}
-	return f.change("chown", c, path, false, func(n *Node) { n.uid, n.gid = to.UID, to.GID })
+// Chown sets the owner. A link itself is changed, not what it leads to.
+func (f *FS) Chown(path string, uid, gid uint32) error {
+	return f.change("chown", path, false, func(n *Node) { n.uid, n.gid = uid, gid })
 }
 
 // Chtimes sets the time of modification, of a link itself.
-func (f *FS) Chtimes(c Cred, path string, mtime time.Time) error {
-	return f.change("chtimes", c, path, false, func(n *Node) { n.mtime = mtime })
+func (f *FS) Chtimes(path string, mtime time.Time) error {
+	return f.change("chtimes", path, false, func(n *Node) { n.mtime = mtime })
 }
 
-func (f *FS) change(op string, c Cred, path string, follow bool, set func(*Node)) error {
+func (f *FS) change(op string, path string, follow bool, set func(*Node)) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, err := f.find(op, c, path, follow)
+	at, err := f.find(op, path, follow)
 	if err != nil {
 		return err
-	}
-	if c.UID != 0 && c.UID != at.node.uid {
-		return fail(op, path, syscall.EPERM)
 	}
 	set(at.node)
 	f.notify(Chmod, at.node)

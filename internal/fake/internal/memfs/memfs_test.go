@@ -12,11 +12,6 @@ import (
 	"testing"
 )
 
-var (
-	super = Cred{}
-	user  = Cred{UID: 1000, GID: 100}
-)
-
 // build makes a small tree.
 func build(t testing.TB) *FS {
 	f := New()
@@ -25,37 +20,37 @@ func build(t testing.TB) *FS {
 			t.Fatal(err)
 		}
 	}
-	check(f.Mkdir(super, "/d", 0o755))
-	check(f.Mkdir(super, "/d/sub", 0o755))
-	check(f.Mkdir(super, "/private", 0o700))
-	check(f.Mkdir(super, "/tmp", 0o1777))
+	check(f.Mkdir("/d", 0o755))
+	check(f.Mkdir("/d/sub", 0o755))
+	check(f.Mkdir("/private", 0o700))
+	check(f.Mkdir("/tmp", 0o1777))
 	write(t, f, "/d/f", "content")
 	write(t, f, "/private/f", "secret")
-	check(f.Symlink(super, "d/f", "/rel"))
-	check(f.Symlink(super, "/d", "/abs"))
-	check(f.Symlink(super, "../../../../d/f", "/d/sub/up"))
-	check(f.Symlink(super, "loop", "/loop"))
-	check(f.Symlink(super, "missing", "/dangling"))
-	check(f.Mkfifo(super, "/fifo", 0o666))
+	check(f.Symlink("d/f", "/rel"))
+	check(f.Symlink("/d", "/abs"))
+	check(f.Symlink("../../../../d/f", "/d/sub/up"))
+	check(f.Symlink("loop", "/loop"))
+	check(f.Symlink("missing", "/dangling"))
+	check(f.Mkfifo("/fifo", 0o666))
 	return f
 }
 
 func write(t testing.TB, f *FS, path, text string) {
-	o, err := f.Open(super, path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	o, err := f.Open(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err == nil {
-		_, err = o.File.Write([]byte(text))
+		_, err = o.Write([]byte(text))
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func read(t testing.TB, f *FS, c Cred, path string) (string, error) {
-	o, err := f.Open(c, path, os.O_RDONLY, 0)
+func read(t testing.TB, f *FS, path string) (string, error) {
+	o, err := f.Open(path, os.O_RDONLY, 0)
 	if err != nil {
 		return "", err
 	}
-	text, err := io.ReadAll(o.File)
+	text, err := io.ReadAll(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,48 +65,10 @@ func TestWalk(t *testing.T) {
 		"/missing": syscall.ENOENT, "relative": syscall.ENOENT, "": syscall.ENOENT, "/" + strings.Repeat("n", 256): syscall.ENAMETOOLONG,
 		"/rel/..": syscall.ENOTDIR,
 	} {
-		text, err := read(t, f, super, path)
+		text, err := read(t, f, path)
 		if !errors.Is(err, want) || (want == nil && text != "content") {
 			t.Errorf("%q: %q, %v; want %v", path, text, err, want)
 		}
-	}
-}
-
-func TestPermissions(t *testing.T) {
-	f := build(t)
-	if err := f.Chmod(super, "/d/f", 0o640); err != nil {
-		t.Fatal(err)
-	}
-	for what, err := range map[string]error{
-		"read without permission":      second(read(t, f, user, "/d/f")),
-		"read in a private directory":  second(read(t, f, user, "/private/f")),
-		"make in another's directory":  f.Mkdir(user, "/d/mine", 0o755),
-		"remove another's file":        f.Remove(user, "/d/f", false),
-		"rename another's file":        f.Rename(user, "/d/f", "/tmp/f", false),
-		"list a private directory":     second(f.Names(user, "/private")),
-		"watch a private directory":    second(f.Watch(user, "/private", true)),
-		"remove a tree of another":     f.RemoveAll(user, "/d"),
-		"publish in another's":         second(f.Publish(user, f.Draft(user, 0o644), "/d/new", false, true, func(*Info) (uint32, Cred) { return 0o644, user })),
-		"create in another's":          second(f.Open(user, "/d/new", os.O_WRONLY|os.O_CREATE, 0o644)),
-		"write to what is only read":   second(f.Open(user, "/fifo/..", os.O_WRONLY, 0)),
-		"execute what is not":          f.Access(super, "/d/f", mayExec),
-		"change another's mode":        f.Chmod(user, "/d", 0o777),
-		"give a file away":             f.Chown(user, "/tmp", user),
-		"change another's time":        f.Chtimes(user, "/d", f.root.mtime),
-		"hard link to a private place": f.Link(user, "/private/f", "/tmp/f"),
-	} {
-		if !errors.Is(err, syscall.EACCES) && !errors.Is(err, syscall.EPERM) && !errors.Is(err, syscall.ENOTDIR) {
-			t.Errorf("%s: %v", what, err)
-		}
-	}
-	if err := f.Mkdir(user, "/tmp/mine", 0o700); err != nil {
-		t.Errorf("the user cannot write where all may: %v", err)
-	}
-	if err := f.Remove(Cred{UID: 2000}, "/tmp/mine", true); !errors.Is(err, syscall.EACCES) {
-		t.Errorf("the sticky bit does not protect: %v", err)
-	}
-	if err := f.Remove(user, "/tmp/mine", true); err != nil {
-		t.Errorf("the owner cannot remove in a sticky directory: %v", err)
 	}
 }
 
@@ -138,7 +95,7 @@ func TestRename(t *testing.T) {
 		{"/no", "/x", false, syscall.ENOENT},
 	} {
 		f := build(t)
-		if err := f.Rename(super, c.from, c.to, c.keep); !errors.Is(err, c.want) {
+		if err := f.Rename(c.from, c.to, c.keep); !errors.Is(err, c.want) {
 			t.Errorf("%s to %s: %v, want %v", c.from, c.to, err, c.want)
 		}
 		sound(t, f)
@@ -185,21 +142,21 @@ func FuzzOperations(f *testing.F) {
 			a, b := paths[int(ops[1])%len(paths)], paths[int(ops[2])%len(paths)]
 			switch ops[0] % 9 {
 			case 0:
-				_ = fs.Mkdir(super, a, 0o755)
+				_ = fs.Mkdir(a, 0o755)
 			case 1:
-				_ = fs.Rename(super, a, b, ops[0] > 128)
+				_ = fs.Rename(a, b, ops[0] > 128)
 			case 2:
-				_ = fs.Link(super, a, b)
+				_ = fs.Link(a, b)
 			case 3:
-				_ = fs.Symlink(super, b, a)
+				_ = fs.Symlink(b, a)
 			case 4:
-				_ = fs.Remove(super, a, ops[0] > 128)
+				_ = fs.Remove(a, ops[0] > 128)
 			case 5:
-				_ = fs.RemoveAll(super, a)
+				_ = fs.RemoveAll(a)
 			case 6:
-				_, _ = fs.Open(super, a, os.O_RDWR|os.O_CREATE, 0o644)
+				_, _ = fs.Open(a, os.O_RDWR|os.O_CREATE, 0o644)
 			case 7:
-				_, _ = fs.Publish(super, fs.Draft(super, 0o644), a, false, ops[0] > 128, func(*Info) (uint32, Cred) { return 0o644, super })
+				_, _ = fs.Publish(fs.Draft(0o644), a, false, ops[0] > 128, func(*Info) (mode, uid, gid uint32) { return 0o644, 0, 0 })
 			case 8:
 				_, _ = fs.RealPath(a)
 			}
@@ -248,13 +205,13 @@ func TestContent(t *testing.T) {
 
 func TestWatchOverflow(t *testing.T) {
 	f := build(t)
-	w, err := f.Watch(super, "/tmp", true)
+	w, err := f.Watch("/tmp", true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for range queue {
-		_ = f.Mkdir(super, "/tmp/x", 0o755)
-		_ = f.Remove(super, "/tmp/x", true)
+		_ = f.Mkdir("/tmp/x", 0o755)
+		_ = f.Remove("/tmp/x", true)
 	}
 	n := 0
 	for {
@@ -269,7 +226,7 @@ func TestWatchOverflow(t *testing.T) {
 	if n != queue+1 {
 		t.Errorf("the overflow came after %d events", n-1)
 	}
-	_ = f.Mkdir(super, "/tmp/after", 0o755)
+	_ = f.Mkdir("/tmp/after", 0o755)
 	if e, ok := w.Next(t.Context()); !ok || e.Path != "after" {
 		t.Errorf("after an overflow: %+v, %v", e, ok)
 	}
