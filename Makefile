@@ -124,8 +124,8 @@ fuzz: ## fuzz each target for FUZZTIME (10s)
 
 .PHONY: bench
 bench: build ## compare with Docker, runc and bubblewrap, into docs/BENCHMARKS.md: make bench ARGS="-rounds 5"
-	@$(STATIC) $(GO) build -o "$$dir/sidebyside" ./scripts/sidebyside && \
-		"$$dir/sidebyside" -atoll "$$dir/atoll" -doc docs/BENCHMARKS.md $(ARGS)
+	@$(STATIC) $(GO) -C bench build -o "$$dir/bench" . && \
+		"$$dir/bench" -atoll "$$dir/atoll" -doc docs/BENCHMARKS.md $(ARGS)
 
 .PHONY: gobench
 gobench: build ## run the Go benchmarks: make gobench PKGS=./provider/gvisor
@@ -138,6 +138,7 @@ apifuzz: build ## throw odd requests at a real daemon for some 80 seconds (fetch
 .PHONY: vet
 vet: ## run go vet
 	$(GO) vet $(PKGS)
+	$(GO) -C bench vet ./...
 
 .PHONY: lint
 lint: ## run golangci-lint (the first run builds it: minutes)
@@ -171,6 +172,7 @@ vuln: ## look for known vulnerabilities (needs the network)
 check-tidy: ## check that go.mod and go.sum are what go mod tidy makes
 	$(GO) mod tidy -diff
 	$(GO) -C tools mod tidy -diff
+	$(GO) -C bench mod tidy -diff
 
 .PHONY: clean
 clean: ## remove what was built

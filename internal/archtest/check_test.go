@@ -48,7 +48,6 @@ func TestCheckDeps(t *testing.T) {
 		{"a verb imports a provider", made("internal/cli", "./internal/control", "./provider/all"), "reaches provider/all"},
 		{"the node imports providers", made("internal/cli/node", "./internal/cli", "./provider/all"), ""},
 		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
-		{"a measurement imports the program", made("scripts/sidebyside", "./provider/gvisor", "./driver"), ""},
 		{"a face imports control", made("internal/server/api", "./driver", "./internal/control"), "reaches internal/control"},
 		{"a face imports the store", made("internal/server", "./internal/store"), "reaches internal/store"},
 		{"the log knows who asks", made("internal/eventlog", "./internal/key"), "reaches internal/key"},

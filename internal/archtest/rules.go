@@ -35,7 +35,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/sparse", "internal/image/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/sparse", "internal/image/...", "provider/internal/proctree", "provider/internal/identity"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
@@ -46,7 +46,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/e2b/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/sparse", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/sparse", "internal/envd", "provider/internal/identity"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -209,6 +209,10 @@ var rules = []rule{
 		why: "it is about bytes, inside sandboxes and outside",
 	},
 	{
+		pkgs: "provider/internal/identity", std: true, only: []string{"sandbox", "driver"}, deny: []string{"os/exec", "net", "net/http"},
+		why: "it names an installation or an account, for any provider",
+	},
+	{
 		pkgs: "provider/internal/proctree", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it reads /proc, for any provider",
 	},
@@ -331,10 +335,4 @@ var rules = []rule{
 
 	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},
 	{pkgs: "test/e2b", std: true, why: "what uses the program from outside must not depend on it"},
-	{
-		pkgs: "scripts/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/control/...", "internal/policy", "internal/image/...", "internal/guest/...", "internal/sparse"},
-		deny: []string{"internal/cli/..."},
-		why:  "what measures the program uses it as a library",
-	},
 }

@@ -1,9 +1,9 @@
-// Command sidebyside measures Atoll and what people use otherwise, side by side
-// in one run on one machine, and writes the results into a document. What it
+// Command bench measures Atoll and what people use otherwise, side by side
+// in one run on one machine, and writes a document with the results. What it
 // compares with is Docker, whose daemon it starts for itself, and runc and
 // bubblewrap; what is not installed is left out.
 //
-//	sidebyside -atoll bin/atoll -doc docs/BENCHMARKS.md
+//	bench -atoll bin/atoll -doc docs/BENCHMARKS.md
 package main
 
 import (
@@ -24,6 +24,7 @@ import (
 type config struct {
 	atoll   string
 	doc     string
+	results string
 	tar     string
 	rounds  int
 	boxes   int
@@ -36,6 +37,7 @@ func main() {
 	var c config
 	flag.StringVar(&c.atoll, "atoll", "bin/atoll", "the executable to measure; everybody must be able to reach it")
 	flag.StringVar(&c.doc, "doc", "", "document to write the results into; they are always printed")
+	flag.StringVar(&c.results, "results", "bench/results", "directory for the samples, if there is a document")
 	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; made with mmdebstrap if it is missing")
 	flag.IntVar(&c.rounds, "rounds", 15, "how often short things are measured")
 	flag.IntVar(&c.boxes, "boxes", 40, "how many idle sandboxes memory is measured with")
@@ -44,7 +46,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, c); err != nil {
-		fmt.Fprintln(os.Stderr, "sidebyside:", err)
+		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
@@ -76,12 +78,12 @@ func run(ctx context.Context, c config) (err error) {
 		}
 		fmt.Fprintf(os.Stderr, "%s: %s\n", section.name, time.Since(at).Round(100*time.Millisecond))
 	}
-	results := b.heading(ctx, began, before) + "\n" + table(b.rows)
-	fmt.Fprint(os.Stdout, results)
+	heading := b.heading(ctx, began, before)
+	fmt.Fprint(os.Stdout, heading+"\n"+table(b.rows))
 	if c.doc == "" {
 		return nil
 	}
-	return write(c.doc, results)
+	return write(c.doc, c.results, began, heading, b.rows)
 }
 
 // prepare starts and installs what is measured. What it returns must be closed

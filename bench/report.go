@@ -1,11 +1,13 @@
 package main
 
 import (
-	"bytes"
+	"encoding/json"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
+	"time"
 )
 
 // figure is a sample with its unit and the number of decimals worth showing.
@@ -122,34 +124,42 @@ func table(rows []row) string {
 	return b.String()
 }
 
-// The lines between which a document holds results.
-const (
-	resultsBegin = "<!-- written by make bench: begin -->\n"
-	resultsEnd   = "<!-- written by make bench: end -->\n"
-)
+// intro begins the document with the results.
+const intro = `# Benchmarks
 
-// insert returns the document with the results in their place.
-func insert(doc []byte, results string) ([]byte, error) {
-	before, after, found := bytes.Cut(doc, []byte(resultsBegin))
-	_, after, ended := bytes.Cut(after, []byte(resultsEnd))
-	if !found || !ended {
-		return nil, fmt.Errorf("the document does not say where the results go (%q … %q)", resultsBegin, resultsEnd)
+` + "`make bench` writes this file and the samples behind it, `bench/results/DATE.json`." + ` It measures Atoll and what it is compared with in turns, in one run
+on one machine. Ratios travel between machines, milliseconds do not.
+
+`
+
+// write makes the document and, in the directory named results, the file with
+// the samples.
+func write(doc, results string, at time.Time, heading string, rows []row) error {
+	if err := os.WriteFile(doc, []byte(intro+heading+"\n"+table(rows)), 0o644); err != nil {
+		return err
 	}
-	var b bytes.Buffer
-	b.Write(before)
-	b.WriteString(resultsBegin + "\n" + results + "\n" + resultsEnd)
-	b.Write(after)
-	return b.Bytes(), nil
-}
-
-// write puts the results into the file.
-func write(file, results string) error {
-	doc, err := os.ReadFile(file)
+	raw, err := samples(rows)
 	if err != nil {
 		return err
 	}
-	if doc, err = insert(doc, results); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	if err := os.MkdirAll(results, 0o755); err != nil {
+		return err
 	}
-	return os.WriteFile(file, doc, 0o644)
+	return os.WriteFile(filepath.Join(results, at.UTC().Format("2006-01-02T1504")+".json"), raw, 0o644)
+}
+
+// samples are all measurements of the rows, as JSON.
+func samples(rows []row) ([]byte, error) {
+	type measured struct {
+		What   string    `json:"what"`
+		Unit   string    `json:"unit"`
+		Atoll  []float64 `json:"atoll"`
+		Peer   string    `json:"peer,omitempty"`
+		Theirs []float64 `json:"theirs,omitempty"`
+	}
+	out := make([]measured, len(rows))
+	for i, r := range rows {
+		out[i] = measured{r.what, r.atoll.unit, r.atoll.sample, r.peer, r.theirs.sample}
+	}
+	return json.MarshalIndent(out, "", "  ")
 }

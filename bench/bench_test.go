@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -142,32 +144,32 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-func TestInsert(t *testing.T) {
-	doc := "before\n" + resultsBegin + "old\n" + resultsEnd + "after\n"
-	once, err := insert([]byte(doc), "new")
+func TestWrite(t *testing.T) {
+	dir := t.TempDir()
+	doc, results := filepath.Join(dir, "doc.md"), filepath.Join(dir, "results")
+	rows := []row{{what: "exec", atoll: inMilliseconds(sample{1, 3, 2}), peer: "docker", theirs: inMilliseconds(sample{20})}}
+	if err := write(doc, results, time.Unix(0, 0), "* a machine\n", rows); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(doc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := "before\n" + resultsBegin + "\nnew\n" + resultsEnd + "after\n"; string(once) != want {
-		t.Errorf("got %q", once)
-	}
-	if twice, err := insert(once, "new"); err != nil || string(twice) != string(once) {
-		t.Errorf("again: %q, %v", twice, err)
-	}
-	for _, broken := range []string{"", resultsBegin, resultsEnd + resultsBegin} {
-		if _, err := insert([]byte(broken), "new"); err == nil {
-			t.Errorf("%q has no place for results", broken)
+	for _, want := range []string{"# Benchmarks", "* a machine", "| exec | 2.0 ms (1.0–3.0) | docker: 20.0 ms | 1/10.0 |"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the document lacks %q:\n%s", want, text)
 		}
 	}
-}
-
-func TestDocumentHasAPlace(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/BENCHMARKS.md")
+	raw, err := os.ReadFile(filepath.Join(results, "1970-01-01T0000.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := insert(doc, ""); err != nil {
-		t.Error(err)
+	var got []struct {
+		What  string
+		Atoll []float64
+	}
+	if err := json.Unmarshal(raw, &got); err != nil || len(got) != 1 || got[0].What != "exec" || len(got[0].Atoll) != 3 {
+		t.Errorf("the samples are %s (%v), want three of exec", raw, err)
 	}
 }
 
