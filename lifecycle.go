@@ -18,8 +18,8 @@ func (s *Sandbox) change(ctx context.Context, method, rest string, in any) (info
 }
 
 // Stop asks the commands to end, gives them grace, and ends the sandbox. Its
-// files are kept, to be used again after Start, if its provider can: the state
-// that is returned is then sandbox.Stopped, else sandbox.Gone.
+// files are kept, to be used again after Start. A provider that cannot keep them
+// is sandbox.CodeUnsupported, and nothing changes.
 func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) (Info, error) {
 	return s.change(ctx, http.MethodPost, "/stop", map[string]int64{"graceMs": milliseconds(grace)})
 }

@@ -80,6 +80,9 @@ var brokenManagers = []sabotage{
 	{"forgets the ended", false, withManager(managerInstance{change: func(l []sandbox.ProcessInfo) []sandbox.ProcessInfo {
 		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return !i.Running })
 	}}), []string{"background/survives-close", "background/foreground-listed"}},
+	{"hides what commands left behind", false, withManager(managerInstance{change: func(l []sandbox.ProcessInfo) []sandbox.ProcessInfo {
+		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return strings.HasPrefix(i.ID, "o") })
+	}}), []string{"left/listed"}},
 	{"mixes the streams of a log", false, withLogs(func(c *driver.LogChunk) { c.Stream = 1 }), []string{"logs/streams"}},
 	{"does not count what it lost", false, withLogs(func(c *driver.LogChunk) { c.Dropped = 0 }), []string{"logs/bounded"}},
 	{"has no tail", false, withManager(managerInstance{opts: func(o driver.LogOptions) driver.LogOptions { o.Tail = 0; return o }}), []string{"logs/tail"}},

@@ -28,6 +28,12 @@ var rules = []rule{
 		why: "a directory that goes, for whoever needs one",
 	},
 	{
+		pkgs: "internal/guestkit",
+		only: []string{"sandbox", "driver", "internal/span", "internal/guest/...", "internal/sparse"},
+		deny: []string{kernel + "/...", "os/exec", "net/http"},
+		why:  "every hosted driver has it, whatever its service speaks",
+	},
+	{
 		pkgs: "provider/gvisor/kernel",
 		only: []string{"provider/gvisor/kernel/early"},
 		deny: []string{"net/http", "crypto/tls", "html/template", "database/sql", "google.golang.org/grpc/..."},
@@ -35,18 +41,18 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/sparse", "internal/image/...", "provider/internal/proctree", "provider/internal/identity"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/host/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/host/...", "internal/guest/...", "internal/sparse", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/host/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/proctree"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
 		pkgs: "provider/e2b/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/sparse", "internal/envd", "provider/internal/identity"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -58,7 +64,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/sparse", "internal/image/...", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/image/...", "internal/envd"},
 		why:  "the list of providers is the one place that knows them all",
 	},
 
@@ -314,7 +320,7 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/sparse"},
+		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/guestkit", "internal/sparse"},
 		why:  "the node wires providers, images and control together for the command line",
 	},
 	{
@@ -327,7 +333,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
-			"internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},
 		why: "main only dispatches",

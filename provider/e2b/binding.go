@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -38,7 +39,7 @@ func (p *Provider) absent(id sandbox.ID, scope string) error {
 	var r record
 	text, err := os.ReadFile(p.state.path(id))
 	if err != nil || json.Unmarshal(text, &r) != nil || r.Binding == "" || r.Binding == p.api.binding(scope) {
-		return goneError(id)
+		return guestkit.Gone(id)
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox was made with another API key or at another address (" + r.Binding + ")",

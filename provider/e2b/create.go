@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -143,17 +143,14 @@ func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.
 	if err != nil {
 		return nil, errors.Join(err, p.forget(asking, l, id, err))
 	}
+	b.Ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
 	in := p.instance(id, b)
-	in.ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
 	err = ctx.Err()
 	if err == nil {
-		err = l.write(record{Box: b.ID, Ends: in.ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
+		err = l.write(record{Box: b.ID, Ends: b.Ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
 	}
 	if err == nil {
-		_, err = in.reach(ctx)
-	}
-	if err == nil {
-		err = in.client.Configure(ctx, def)
+		err = in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
 	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -161,7 +158,7 @@ func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.
 	if err == nil {
 		return in, nil
 	}
-	in.finish(killed)
+	in.Finish(guestkit.Killed)
 	return nil, errors.Join(err, p.api.kill(asking, b.ID), l.remove())
 }
 
@@ -173,10 +170,6 @@ func (p *Provider) forget(ctx context.Context, l *locked, id sandbox.ID, why err
 		}
 	}
 	return l.remove()
-}
-
-func goneError(id sandbox.ID) *sandbox.Error {
-	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
 }
 
 // find asks the service for a sandbox of ours. That it knows none is evidence:
@@ -210,14 +203,12 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	// A listing tells no tokens.
 	whole, err := p.api.get(ctx, b.ID)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		return nil, goneError(id)
+		return nil, guestkit.Gone(id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	in := p.instance(id, whole)
-	in.ends = whole.Ends
-	return in, nil
+	return p.instance(id, whole), nil
 }
 
 // List implements driver.Provider.
@@ -255,41 +246,4 @@ func found(b box, scope string) (f driver.Found, ours bool) {
 		}
 	}
 	return f, b.Metadata[metaScope] == scope && sandbox.ValidateName(string(f.ID)) == nil
-}
-
-// join connects with the guest of a sandbox, which is put there if it is not.
-func (p *Provider) join(ctx context.Context, in *inside, opts guest.Options) (*guest.Client, error) {
-	program, err := p.program()
-	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInternal, Op: "e2b.join", Message: "the guest's program cannot be read", Cause: err}
-	}
-	client, err := in.connect(ctx, program, opts, false)
-	if !errors.Is(err, errMissing) {
-		return client, err
-	}
-	if err := in.upload(ctx, program.file, program.path); err != nil {
-		return nil, err
-	}
-	return in.connect(ctx, program, opts, true)
-}
-
-// connect starts a process that joins the guest.
-func (in *inside) connect(ctx context.Context, program *program, opts guest.Options, fresh bool) (*guest.Client, error) {
-	script := `[ -x "$0" ] || exit 77; exec "$0" join`
-	if fresh {
-		script = `chmod 0755 "$0" && exec "$0" join`
-	}
-	envs := map[string]string{}
-	for _, v := range guest.Env() {
-		name, value, _ := strings.Cut(v, "=")
-		envs[name] = value
-	}
-	piped, root := true, "/"
-	l, err := in.dial(ctx, &envd.StartRequest{
-		Process: &envd.ProcessConfig{Cmd: "/bin/sh", Args: []string{"-c", script, program.path}, Envs: envs, Cwd: &root}, Stdin: &piped,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return guest.Dial(ctx, l, opts)
 }

@@ -14,16 +14,14 @@ package e2b
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"io"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -52,8 +50,8 @@ type Options struct {
 	// Lifetime is that of sandboxes which ask for none: the service knows no
 	// sandbox without. Zero: an hour, which every account may have.
 	Lifetime time.Duration
-	// Executable is a static program that imports internal/guest/early, for
-	// the machine that sandboxes are. Empty: the running one.
+	// Executable is a static program that imports internal/guest/early, to be
+	// the guest where none is embedded. Empty: the running one.
 	Executable string
 	// Transport carries requests. Nil: one of the provider's own.
 	Transport http.RoundTripper
@@ -70,10 +68,10 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 
 // Provider makes sandboxes with a service.
 type Provider struct {
-	opts    Options
-	api     *api
-	state   state
-	program func() (*program, error)
+	opts  Options
+	api   *api
+	state state
+	kit   guestkit.Kit
 
 	close func()
 	work  sync.WaitGroup // what goes on after its caller gave up
@@ -123,7 +121,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{opts: opts, api: a, state: state{opts.Dir}, close: a.client.CloseIdleConnections}
 	p.state.sweep(time.Now(), a)
-	p.program = sync.OnceValues(func() (*program, error) { return loadProgram(opts.Executable) })
+	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
 	return p, nil
 }
 
@@ -191,28 +189,4 @@ func (p *Provider) Close() error {
 	p.work.Wait()
 	p.close()
 	return nil
-}
-
-// program is what is uploaded to become the guest.
-type program struct{ file, path string }
-
-// loadProgram finds out where inside a sandbox the program belongs: at a path
-// that says which one it is.
-func loadProgram(file string) (*program, error) {
-	if file == "" {
-		var err error
-		if file, err = os.Executable(); err != nil {
-			return nil, err
-		}
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	sum := sha256.New()
-	if _, err := io.Copy(sum, f); err != nil {
-		return nil, err
-	}
-	return &program{file, guest.NestedPrefix + hex.EncodeToString(sum.Sum(nil)[:8])}, nil
 }

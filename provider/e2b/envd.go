@@ -1,7 +1,6 @@
 package e2b
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -9,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +15,8 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -119,8 +119,8 @@ var rpcCodes = map[connect.Code]sandbox.Code{
 	connect.CodeUnimplemented:     sandbox.CodeUnsupported,
 }
 
-// healthy reports whether the sandbox runs; an error says nothing.
-func (in *inside) healthy(ctx context.Context) bool {
+// Answers implements guestkit.Machine.
+func (in *inside) Answers(ctx context.Context) bool {
 	res, err := in.request(ctx, http.MethodGet, "/health", nil, nil)
 	if err != nil {
 		return false
@@ -129,29 +129,21 @@ func (in *inside) healthy(ctx context.Context) bool {
 	return true
 }
 
-// upload writes a file of root's. Over a network it is compressed.
-func (in *inside) upload(ctx context.Context, file, path string) error {
-	f, err := os.Open(file)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
+// Upload implements guestkit.Runner. Over a network the guest is compressed.
+func (in *inside) Upload(ctx context.Context, path string, guest *program.Program) error {
 	base, err := url.Parse(in.base())
 	if err != nil {
 		return err
 	}
-	var body io.Reader = f
-	zip := !loopback(base.Hostname())
+	open, zip := guest.Open, !loopback(base.Hostname())
 	if zip {
-		r, w := io.Pipe()
-		defer r.Close() // ends the goroutine
-		go func() {
-			z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // the level is valid
-			_, err := io.Copy(z, f)
-			w.CloseWithError(errors.Join(err, z.Close()))
-		}()
-		body = r
+		open = guest.OpenGzip
 	}
+	body, err := open()
+	if err != nil {
+		return err
+	}
+	defer body.Close()
 	q := url.Values{"path": {path}, "username": {"root"}}
 	res, err := in.request(ctx, http.MethodPost, "/files?"+q.Encode(), body, func(h http.Header) {
 		h.Set("Content-Type", "application/octet-stream")
@@ -184,30 +176,97 @@ func (in *inside) metrics(ctx context.Context) (m measures, err error) {
 	return m, nil
 }
 
-// Streams say that they live so often, and are dead when they have not.
-const (
-	keepalive = 50 * time.Second
-	deadline  = 150 * time.Second
-)
+// keepalive is how often a stream says that it lives.
+const keepalive = 50 * time.Second
 
-// start starts a process as root and follows it.
-func (in *inside) start(ctx context.Context, req *envd.StartRequest) (*connect.ServerStreamForClient[envd.ProcessResponse], error) {
-	c := connect.NewClient[envd.StartRequest, envd.ProcessResponse](in.client, in.base()+envd.ProcessStart, envd.ClientCodec(true))
-	msg := connect.NewRequest(req)
-	in.sign(msg.Header())
-	msg.Header().Set("Keepalive-Ping-Interval", strconv.Itoa(int(keepalive/time.Second)))
-	return c.CallServerStream(ctx, msg)
+// process is a process of the sandbox, as guestkit.Program.
+type process struct {
+	in     *inside
+	stream *connect.ServerStreamForClient[envd.ProcessResponse]
+	pid    uint32
+	ctx    context.Context
+	cancel context.CancelFunc
+	stderr []byte
 }
 
-// input returns what writes to the input of a process.
-func (in *inside) input(pid uint32) func(ctx context.Context, data []byte) error {
-	c := connect.NewClient[envd.SendInputRequest, envd.Empty](in.client, in.base()+envd.ProcessSendInput, envd.ClientCodec(true))
-	return func(ctx context.Context, data []byte) error {
-		msg := connect.NewRequest(&envd.SendInputRequest{
-			Process: &envd.ProcessSelector{PID: &pid}, Input: &envd.ProcessInput{Stdin: data},
-		})
-		in.sign(msg.Header())
-		_, err := c.CallUnary(ctx, msg)
+// Start implements guestkit.Runner.
+func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	root, piped := "/", true
+	req := connect.NewRequest(&envd.StartRequest{
+		Process: &envd.ProcessConfig{Cmd: argv[0], Args: argv[1:], Envs: map[string]string{}, Cwd: &root}, Stdin: &piped,
+	})
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		req.Msg.Process.Envs[name] = value
+	}
+	in.sign(req.Header())
+	req.Header().Set("Keepalive-Ping-Interval", strconv.Itoa(int(keepalive/time.Second)))
+	p := &process{in: in}
+	p.ctx, p.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, p.cancel)
+	err := p.open(req)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		p.cancel()
+		return nil, in.explain(ctx, err)
+	}
+	return p, nil
+}
+
+// open waits for the first message, which names the process.
+func (p *process) open(req *connect.Request[envd.StartRequest]) (err error) {
+	c := connect.NewClient[envd.StartRequest, envd.ProcessResponse](p.in.client, p.in.base()+envd.ProcessStart, envd.ClientCodec(true))
+	if p.stream, err = c.CallServerStream(p.ctx, req); err != nil {
 		return err
 	}
+	for p.stream.Receive() {
+		if ev := p.stream.Msg().Event; ev != nil && ev.Start != nil {
+			p.pid = ev.Start.PID
+			return nil
+		}
+	}
+	if err := p.stream.Err(); err != nil {
+		return err
+	}
+	return io.ErrUnexpectedEOF
+}
+
+// Receive implements guestkit.Program.
+func (p *process) Receive() ([]byte, error) {
+	if !p.stream.Receive() {
+		if err := p.stream.Err(); err != nil && p.ctx.Err() == nil {
+			return nil, p.in.explain(p.ctx, err)
+		}
+		return nil, io.ErrUnexpectedEOF
+	}
+	switch ev := p.stream.Msg().Event; {
+	case ev == nil:
+	case ev.End != nil:
+		return nil, &guestkit.Exit{Code: int(ev.End.ExitCode), Status: ev.End.Status, Stderr: p.stderr}
+	case ev.Data != nil:
+		p.stderr = append(p.stderr, ev.Data.Stderr[:min(len(ev.Data.Stderr), maxMessage-len(p.stderr))]...)
+		return ev.Data.Stdout, nil
+	}
+	return nil, nil
+}
+
+// Send implements guestkit.Program.
+func (p *process) Send(ctx context.Context, data []byte) error {
+	c := connect.NewClient[envd.SendInputRequest, envd.Empty](p.in.client, p.in.base()+envd.ProcessSendInput, envd.ClientCodec(true))
+	msg := connect.NewRequest(&envd.SendInputRequest{
+		Process: &envd.ProcessSelector{PID: &p.pid}, Input: &envd.ProcessInput{Stdin: data},
+	})
+	p.in.sign(msg.Header())
+	if _, err := c.CallUnary(ctx, msg); err != nil {
+		return p.in.explain(ctx, err)
+	}
+	return nil
+}
+
+// Close implements guestkit.Program.
+func (p *process) Close() error {
+	p.cancel()
+	return nil
 }

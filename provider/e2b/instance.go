@@ -2,283 +2,64 @@ package e2b
 
 import (
 	"context"
-	"sync"
-	"syscall"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Instance is a sandbox of the service, with a guest in it that does what is
 // done inside.
 type Instance struct {
+	*guestkit.Instance
 	p      *Provider
 	id     sandbox.ID
 	inside *inside
-
-	ended   chan struct{} // closed when it is known to have ended; exit is set before
-	joining chan struct{} // held by who connects with the guest
-
-	mu     sync.Mutex
-	client *guest.Client // nil until it is needed
-	ends   time.Time     // as far as this process knows
-	exit   sandbox.Exit
-	dying  bool // Destroy is under way
 }
 
 func (p *Provider) instance(id sandbox.ID, b box) *Instance {
-	return &Instance{p: p, id: id, inside: p.api.inside(b), ended: make(chan struct{}), joining: make(chan struct{}, 1)}
+	in := p.api.inside(b)
+	return &Instance{Instance: p.kit.Instance(id, &machine{in, p, id}, b.Ends), p: p, id: id, inside: in}
 }
 
-// ID implements driver.Instance.
-func (in *Instance) ID() sandbox.ID { return in.id }
-
-// How a sandbox ends.
-var (
-	killed = sandbox.Exit{
-		Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonKilled, Detail: "the sandbox was destroyed",
-	}
-	expired = sandbox.Exit{
-		Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonLifetime,
-		Detail: "the sandbox reached the end of its lifetime",
-	}
-)
-
-// finish notes that the sandbox has ended. The first reason counts.
-func (in *Instance) finish(exit sandbox.Exit) {
-	in.mu.Lock()
-	client := in.client
-	select {
-	case <-in.ended:
-	default:
-		in.exit = exit
-		close(in.ended)
-	}
-	in.mu.Unlock()
-	if client != nil {
-		client.Close()
-	}
+// machine is a sandbox as the service knows it.
+type machine struct {
+	*inside
+	p    *Provider
+	name sandbox.ID
 }
 
-func (in *Instance) hasEnded() (sandbox.Exit, bool) {
-	select {
-	case <-in.ended:
-		return in.exit, true
-	default:
-		return sandbox.Exit{}, false
-	}
-}
-
-// reach returns a connection to the guest, making one if there is none.
-func (in *Instance) reach(ctx context.Context) (*guest.Client, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if _, ended := in.hasEnded(); ended {
-		return nil, goneError(in.id)
-	}
-	if c := in.connected(); c != nil {
-		return c, nil
-	}
-	select {
-	case in.joining <- struct{}{}:
-		defer func() { <-in.joining }()
-	case <-in.ended:
-		return nil, goneError(in.id)
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if c := in.connected(); c != nil {
-		return c, nil // somebody was faster
-	}
-	client, err := in.p.join(ctx, in.inside, guest.Options{Ended: in.commandEnd, Lost: in.lost})
-	if err != nil {
-		return nil, in.explain(ctx, err)
-	}
-	in.mu.Lock()
-	in.client = client
-	in.mu.Unlock()
-	if _, ended := in.hasEnded(); ended {
-		client.Close()
-		return nil, goneError(in.id)
-	}
-	return client, nil
-}
-
-func (in *Instance) connected() *guest.Client {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	if in.client == nil {
-		return nil
-	}
-	select {
-	case <-in.client.Done():
-		return nil
-	default:
-		return in.client
-	}
-}
-
-// explain replaces "it does not answer" by what the service knows of the
-// sandbox.
-func (in *Instance) explain(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
-	switch b, ended, asked := in.ask(ctx); {
-	case ended:
-		return goneError(in.id)
-	case asked == nil && b.State == statePaused:
-		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume", Cause: err,
+// Status implements guestkit.Machine. Only the service's own word that it does
+// not know the sandbox, and that this is not for the key, is evidence.
+func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
+	b, err := m.p.api.get(ctx, m.id)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if b, err = m.p.find(ctx, m.name); err == nil && b.ID != m.id {
+			err = guestkit.Gone(m.name)
 		}
 	}
-	return err
+	if err != nil {
+		return guestkit.Status{}, err
+	}
+	return guestkit.Status{State: stateOf(b), Ends: b.Ends}, nil
 }
 
-// ask asks the service about the sandbox, and notes if it has ended. Only the
-// service's own word that it does not exist, and that this is not for the key,
-// is evidence.
-func (in *Instance) ask(ctx context.Context) (b box, ended bool, err error) {
-	if _, ended := in.hasEnded(); ended {
-		return b, true, nil
-	}
-	b, err = in.p.api.get(ctx, in.inside.id)
-	if err == nil {
-		in.mu.Lock()
-		in.ends = b.Ends
-		in.mu.Unlock()
-		return b, false, nil
-	}
-	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
-		return b, false, err
-	}
-	if other, err := in.p.find(ctx, in.id); err == nil && other.ID == in.inside.id {
-		return other, false, nil
-	} else if err != nil && sandbox.CodeOf(err) != sandbox.CodeGone {
-		return b, false, err
-	}
-	in.finish(in.why())
-	return b, true, nil
-}
-
-// slack is by how much clocks may differ, and how late a lifetime may end.
-const slack = 2 * time.Second
-
-// why finds out how a sandbox ended that does not exist any more. The service
-// does not say: it was its lifetime if that was over and nobody here ended it.
-func (in *Instance) why() sandbox.Exit {
-	r, ok := in.p.state.recordOf(in.id, in.inside.id)
-	in.mu.Lock()
-	ends, dying := in.ends, in.dying
-	in.mu.Unlock()
+// Cause implements guestkit.Machine. The service does not say how a sandbox
+// ended: it was its lifetime if that was over and nobody here ended it.
+func (m *machine) Cause(ends time.Time) sandbox.Exit {
+	r, ok := m.p.state.recordOf(m.name, m.id)
 	if r.Ends.Before(ends) && !r.Ends.IsZero() || ends.IsZero() {
 		ends = r.Ends
 	}
-	if !ok || dying || r.Doomed || time.Now().Before(ends.Add(-slack)) {
-		return killed
+	if !ok || r.Doomed || time.Now().Before(ends.Add(-guestkit.Slack)) {
+		return guestkit.Killed
 	}
-	return expired
-}
-
-// fate waits a little for the end that a lost connection announces, if the
-// sandbox does not run on. The processes of one that ends are gone before the
-// service says so.
-func (in *Instance) fate(ctx context.Context) (sandbox.Exit, bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-	defer cancel()
-	signs := 0 // of life
-	for wait := 10 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, time.Second) {
-		b, ended, err := in.ask(ctx)
-		if ended {
-			return in.hasEnded()
-		}
-		in.mu.Lock()
-		doomed := in.dying || time.Until(in.ends) < slack
-		in.mu.Unlock()
-		if err == nil && (b.State == statePaused || in.inside.healthy(ctx)) {
-			signs++
-		}
-		if signs >= enough && !doomed {
-			return sandbox.Exit{}, false
-		}
-		select {
-		case <-in.ended:
-		case <-ctx.Done():
-		case <-time.After(wait):
-		}
-	}
-	return in.hasEnded()
-}
-
-// enough signs of life say that a sandbox runs.
-const enough = 4
-
-// patience is how long the service may take to say what became of a sandbox.
-const patience = 15 * time.Second
-
-// commandEnd is how a command ended whose connection was lost.
-func (in *Instance) commandEnd(ctx context.Context) (sandbox.Exit, bool) { return in.fate(ctx) }
-
-// lost is the error of calls whose connection was lost.
-func (in *Instance) lost() error {
-	if _, ended := in.fate(context.Background()); ended {
-		return goneError(in.id)
-	}
-	return nil
-}
-
-// poll is how often the service is asked whether a sandbox lives that somebody
-// waits for.
-const poll = 5 * time.Second
-
-// Wait implements driver.Instance.
-func (in *Instance) Wait(ctx context.Context) (sandbox.Exit, error) {
-	for {
-		if exit, ended := in.hasEnded(); ended {
-			return exit, nil
-		}
-		if err := ctx.Err(); err != nil {
-			return sandbox.Exit{}, err
-		}
-		_, ended, err := in.ask(ctx)
-		if ended {
-			continue
-		}
-		if code := sandbox.CodeOf(err); err != nil && code != sandbox.CodeUnavailable && code != sandbox.CodeExhausted && ctx.Err() == nil {
-			return sandbox.Exit{}, err // the key is not taken any more, perhaps
-		}
-		in.pause(ctx)
-	}
-}
-
-// pause waits until it is worth asking again: when time is over, when the
-// connection is lost, or after a while.
-func (in *Instance) pause(ctx context.Context) {
-	in.mu.Lock()
-	wait, client := poll, in.client
-	if left := time.Until(in.ends) + 50*time.Millisecond; left < wait {
-		wait = max(left, 100*time.Millisecond)
-	}
-	in.mu.Unlock()
-	var lost <-chan struct{}
-	if client != nil && in.connected() != nil {
-		lost = client.Done()
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-in.ended:
-	case <-ctx.Done():
-	case <-lost:
-	case <-timer.C:
-	}
+	return guestkit.Expired
 }
 
 // Destroy implements driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
-	if exit, ended := in.hasEnded(); ended && exit.Reason == sandbox.ReasonKilled {
+	if exit, ended := in.Ended(); ended && exit.Reason == sandbox.ReasonKilled {
 		return nil
 	}
 	l, err := in.p.state.lock(ctx, in.id)
@@ -286,9 +67,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 		return err
 	}
 	defer l.unlock()
-	in.mu.Lock()
-	in.dying = true
-	in.mu.Unlock()
+	in.SetDying(true)
 	r := l.read()
 	if ours := r.Box == in.inside.id; ours {
 		r.Doomed = true
@@ -298,12 +77,10 @@ func (in *Instance) Destroy(ctx context.Context) error {
 		err = in.p.api.kill(ctx, in.inside.id)
 	}
 	if err != nil {
-		in.mu.Lock()
-		in.dying = false
-		in.mu.Unlock()
+		in.SetDying(false)
 		return err
 	}
-	in.finish(killed)
+	in.Finish(guestkit.Killed)
 	if r.Box == in.inside.id || r.Box == "" {
 		return l.remove()
 	}
@@ -316,8 +93,8 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if _, ended := in.hasEnded(); ended {
-		return goneError(in.id)
+	if _, ended := in.Ended(); ended {
+		return guestkit.Gone(in.id)
 	}
 	life := in.p.opts.Lifetime
 	if !at.IsZero() {
@@ -332,14 +109,12 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 	err = in.p.api.setTimeout(ctx, in.inside.id, seconds(life))
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		_ = l.remove()
-		return in.explain(ctx, err)
+		return in.Explain(ctx, err)
 	}
 	if err != nil {
 		return err
 	}
-	in.mu.Lock()
-	in.ends = ends
-	in.mu.Unlock()
+	in.SetEnds(ends)
 	if r := l.read(); r.Box == in.inside.id {
 		r.Ends = ends
 		return l.write(r)
@@ -354,12 +129,12 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 // Usage implements driver.Meter. The service tells how busy the processors are,
 // and not for how long they were.
 func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
-	if _, ended := in.hasEnded(); ended {
-		return sandbox.Usage{}, goneError(in.id)
+	if _, ended := in.Ended(); ended {
+		return sandbox.Usage{}, guestkit.Gone(in.id)
 	}
 	m, err := in.inside.metrics(ctx)
 	if err != nil {
-		return sandbox.Usage{}, in.explain(ctx, err)
+		return sandbox.Usage{}, in.Explain(ctx, err)
 	}
 	return sandbox.Usage{CPU: -1, Memory: int64(m.MemUsed), Disk: int64(m.DiskUsed), PIDs: -1, Sampled: time.Unix(m.At, 0)}, nil
 }

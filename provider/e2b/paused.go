@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -36,11 +37,11 @@ func (in *Instance) Resume(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	b, ended, err := in.ask(ctx)
+	status, ended, err := in.Ask(ctx)
 	switch {
 	case ended:
-		return goneError(in.id)
-	case err != nil || b.State != statePaused:
+		return guestkit.Gone(in.id)
+	case err != nil || status.State != sandbox.Paused:
 		return err
 	}
 	l, err := in.p.state.lock(ctx, in.id)
@@ -54,16 +55,11 @@ func (in *Instance) Resume(ctx context.Context) error {
 		life = in.p.opts.Lifetime
 	}
 	if err := in.p.api.resume(ctx, in.inside.id, seconds(life)); err != nil {
-		return in.explain(ctx, err)
+		return in.Explain(ctx, err)
 	}
-	in.mu.Lock()
-	in.ends = time.Now().Add(life)
-	client, ends := in.client, in.ends
-	in.client = nil
-	in.mu.Unlock()
-	if client != nil {
-		client.Close() // its connection did not outlive the pause
-	}
+	ends := time.Now().Add(life)
+	in.SetEnds(ends)
+	in.Disconnect() // no connection outlives the pause
 	if r.Box != in.inside.id {
 		return nil
 	}

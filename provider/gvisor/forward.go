@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -41,82 +41,42 @@ func (in *Instance) endedError() error {
 	return &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s has ended: %s", in.rec.ID, in.exit().Detail), nil}
 }
 
-// use runs f with the guest, if there still is one. One that was paused when it
-// was found is reached when it is resumed.
-func (in *Instance) use(ctx context.Context, f func(context.Context) error) error {
+// use implements guestkit.Calls.Use. A sandbox that was paused when it was found
+// is reached when it is resumed.
+func (in *Instance) use(ctx context.Context, lasting bool, f func(context.Context, *guest.Client) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	if !lasting {
+		defer cancel(nil)
+	}
 	return in.begin(ctx, cancel, f)
 }
 
-// begin is use for calls whose context lives on in what they return: it is
-// canceled only if the sandbox does not answer.
-func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f func(context.Context) error) error {
+// begin calls f with a context that it cancels if the sandbox does not answer.
+func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f func(context.Context, *guest.Client) error) error {
 	if err := in.reach(ctx); err != nil {
 		return in.explain(err)
 	}
 	defer in.doubt(ctx, cancel, true)()
-	return in.explain(answer(ctx, f(ctx)))
+	return in.explain(answer(ctx, f(ctx, in.client)))
 }
 
 // Exec starts a command. See driver.Instance.
-func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (p driver.Process, err error) {
+func (in *Instance) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
 	kills := in.memoryKills()
-	err = in.use(ctx, func(ctx context.Context) error {
-		p, err = in.client.Exec(ctx, cmd)
-		return err
-	})
+	p, err := in.Calls.Exec(ctx, cmd)
 	return in.explainKill(p, kills), err
 }
 
-// Processes lists commands. See driver.ProcessManager.
-func (in *Instance) Processes(ctx context.Context) (list []sandbox.ProcessInfo, err error) {
-	err = in.use(ctx, func(ctx context.Context) error {
-		list, err = in.client.Processes(ctx)
-		return err
-	})
-	return list, err
-}
-
 // Reconnect connects to a command. See driver.ProcessManager.
-func (in *Instance) Reconnect(ctx context.Context, id string) (p driver.Process, err error) {
-	err = in.use(ctx, func(ctx context.Context) error {
-		p, err = in.client.Reconnect(ctx, id)
-		return err
-	})
+func (in *Instance) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+	p, err := in.Calls.Reconnect(ctx, id)
 	return in.explainKill(p, 0), err
 }
 
 // Rejoin connects to a command again. See driver.Rejoiner.
-func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (p driver.Process, at driver.Cursor, err error) {
-	err = in.use(ctx, func(ctx context.Context) error {
-		p, at, err = in.client.Rejoin(ctx, id, from, skip)
-		return err
-	})
+func (in *Instance) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	p, at, err := in.Calls.Rejoin(ctx, id, from, skip)
 	return in.explainKill(p, 0), at, err
-}
-
-// Logs reads what a command wrote. See driver.ProcessManager.
-func (in *Instance) Logs(ctx context.Context, id string, opts driver.LogOptions) (r driver.LogReader, err error) {
-	err = in.use(ctx, func(ctx context.Context) error {
-		r, err = in.client.Logs(ctx, id, opts)
-		return err
-	})
-	return r, err
-}
-
-// Kill signals a command. See driver.ProcessManager.
-func (in *Instance) Kill(ctx context.Context, id string, sig int) error {
-	return in.use(ctx, func(ctx context.Context) error { return in.client.Kill(ctx, id, sig) })
-}
-
-// Dial connects to a port inside. See driver.Dialer.
-func (in *Instance) Dial(ctx context.Context, port uint16) (conn net.Conn, err error) {
-	err = in.use(ctx, func(ctx context.Context) error {
-		conn, err = in.client.Dial(ctx, port)
-		return err
-	})
-	return conn, err
 }
 
 // endedFor tells the guest's client how the sandbox ended when a command's

@@ -16,12 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Instance is a sandbox. Commands and files are the guest client's, which
 // speaks with the guest inside over a socket of its own.
 type Instance struct {
+	guestkit.Calls
 	p   *Provider
 	box box
 	rec *record
@@ -49,10 +51,12 @@ type Instance struct {
 }
 
 func newInstance(p *Provider, b box, r *record) *Instance {
-	return &Instance{
+	in := &Instance{
 		p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{}),
 		waking: make(chan struct{}, 1), resting: make(chan struct{}, 1),
 	}
+	in.Use = in.use
+	return in
 }
 
 // ID names the sandbox.

@@ -1,0 +1,312 @@
+package guestkit
+
+import (
+	"context"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Instance is a sandbox of a service, with a guest in it that does what is done
+// inside. A driver embeds it and adds Destroy. Its methods may be called
+// concurrently.
+type Instance struct {
+	Calls
+	kit     *Kit
+	id      sandbox.ID
+	machine Machine
+
+	ended   chan struct{} // closed when it is known to have ended; exit is set before
+	joining chan struct{} // held by who connects with the guest
+
+	mu     sync.Mutex
+	client *guest.Client // nil until it is needed
+	ends   time.Time     // as far as this process knows
+	exit   sandbox.Exit
+	dying  bool // it is being destroyed
+}
+
+var (
+	_ driver.FileSystem     = (*Instance)(nil)
+	_ driver.Archiver       = (*Instance)(nil)
+	_ driver.Watcher        = (*Instance)(nil)
+	_ driver.ProcessManager = (*Instance)(nil)
+	_ driver.Rejoiner       = (*Instance)(nil)
+	_ driver.Dialer         = (*Instance)(nil)
+)
+
+// Instance makes an instance of a machine, whose lifetime ends at a time, or, if
+// that is zero, at one that is not known. It asks nobody.
+func (k *Kit) Instance(id sandbox.ID, m Machine, ends time.Time) *Instance {
+	in := &Instance{kit: k, id: id, machine: m, ends: ends, ended: make(chan struct{}), joining: make(chan struct{}, 1)}
+	in.Use = func(ctx context.Context, _ bool, f func(context.Context, *guest.Client) error) error {
+		c, err := in.Reach(ctx)
+		if err != nil {
+			return err
+		}
+		return f(ctx, c)
+	}
+	return in
+}
+
+// ID implements driver.Instance.
+func (in *Instance) ID() sandbox.ID { return in.id }
+
+// How a sandbox ends.
+var (
+	Killed = sandbox.Exit{
+		Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonKilled, Detail: "the sandbox was destroyed",
+	}
+	Expired = sandbox.Exit{
+		Code: 128 + int(syscall.SIGKILL), Signal: int(syscall.SIGKILL), Reason: sandbox.ReasonLifetime,
+		Detail: "the sandbox reached the end of its lifetime",
+	}
+)
+
+// Gone is the error of calls on a sandbox that does not exist any more.
+func Gone(id sandbox.ID) *sandbox.Error {
+	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
+}
+
+// Finish notes that the sandbox has ended. The first reason counts.
+func (in *Instance) Finish(exit sandbox.Exit) {
+	in.mu.Lock()
+	client := in.client
+	select {
+	case <-in.ended:
+	default:
+		in.exit = exit
+		close(in.ended)
+	}
+	in.mu.Unlock()
+	if client != nil {
+		client.Close()
+	}
+}
+
+// Ended tells how the sandbox ended, if that is known.
+func (in *Instance) Ended() (sandbox.Exit, bool) {
+	select {
+	case <-in.ended:
+		return in.exit, true
+	default:
+		return sandbox.Exit{}, false
+	}
+}
+
+// SetDying says that somebody here begins to destroy the sandbox, or has failed
+// to.
+func (in *Instance) SetDying(dying bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.dying = dying
+}
+
+// SetEnds says when the lifetime ends.
+func (in *Instance) SetEnds(at time.Time) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.ends = at
+}
+
+// Disconnect drops the connection with the guest, which did not outlive a pause.
+// The next call makes another.
+func (in *Instance) Disconnect() {
+	in.mu.Lock()
+	client := in.client
+	in.client = nil
+	in.mu.Unlock()
+	if client != nil {
+		client.Close()
+	}
+}
+
+// Reach returns a connection to the guest, making one if there is none.
+func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if _, ended := in.Ended(); ended {
+		return nil, Gone(in.id)
+	}
+	if c := in.connected(); c != nil {
+		return c, nil
+	}
+	select {
+	case in.joining <- struct{}{}:
+		defer func() { <-in.joining }()
+	case <-in.ended:
+		return nil, Gone(in.id)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if c := in.connected(); c != nil {
+		return c, nil // somebody was faster
+	}
+	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost})
+	if err != nil {
+		return nil, in.Explain(ctx, err)
+	}
+	in.mu.Lock()
+	in.client = client
+	in.mu.Unlock()
+	if _, ended := in.Ended(); ended {
+		client.Close()
+		return nil, Gone(in.id)
+	}
+	return client, nil
+}
+
+func (in *Instance) connected() *guest.Client {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.client == nil {
+		return nil
+	}
+	select {
+	case <-in.client.Done():
+		return nil
+	default:
+		return in.client
+	}
+}
+
+// Explain replaces "it does not answer" by what the service knows of the
+// sandbox.
+func (in *Instance) Explain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	switch s, ended, asked := in.Ask(ctx); {
+	case ended:
+		return Gone(in.id)
+	case asked == nil && s.State == sandbox.Paused:
+		return &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: string(in.id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume", Cause: err,
+		}
+	}
+	return err
+}
+
+// Ask asks the service about the sandbox, and notes if it has ended.
+func (in *Instance) Ask(ctx context.Context) (s Status, ended bool, err error) {
+	if _, ended := in.Ended(); ended {
+		return s, true, nil
+	}
+	s, err = in.machine.Status(ctx)
+	switch {
+	case err == nil:
+		if !s.Ends.IsZero() {
+			in.SetEnds(s.Ends)
+		}
+		return s, false, nil
+	case sandbox.CodeOf(err) != sandbox.CodeGone:
+		return s, false, err
+	}
+	in.mu.Lock()
+	ends, dying := in.ends, in.dying
+	in.mu.Unlock()
+	exit := Killed
+	if !dying {
+		exit = in.machine.Cause(ends)
+	}
+	in.Finish(exit)
+	return s, true, nil
+}
+
+const (
+	// Slack is by how much clocks may differ, and how late a lifetime may end.
+	Slack = 2 * time.Second
+	// enough signs of life say that a sandbox runs.
+	enough = 4
+	// patience is how long the service may take to say what became of a sandbox.
+	patience = 15 * time.Second
+	// poll is how often the service is asked whether a sandbox lives that somebody
+	// waits for.
+	poll = 5 * time.Second
+)
+
+// fate waits a little for the end that a lost connection announces, if the
+// sandbox does not run on. The processes of one that ends are gone before the
+// service says so.
+func (in *Instance) fate(ctx context.Context) (sandbox.Exit, bool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	signs := 0 // of life
+	for wait := 10 * time.Millisecond; ctx.Err() == nil; wait = min(2*wait, time.Second) {
+		s, ended, err := in.Ask(ctx)
+		if ended {
+			return in.Ended()
+		}
+		in.mu.Lock()
+		doomed := in.dying || !in.ends.IsZero() && time.Until(in.ends) < Slack
+		in.mu.Unlock()
+		if err == nil && (s.State == sandbox.Paused || in.machine.Answers(ctx)) {
+			signs++
+		}
+		if signs >= enough && !doomed {
+			return sandbox.Exit{}, false
+		}
+		select {
+		case <-in.ended:
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+	}
+	return in.Ended()
+}
+
+// lost is the error of calls whose connection was lost.
+func (in *Instance) lost() error {
+	if _, ended := in.fate(context.Background()); ended {
+		return Gone(in.id)
+	}
+	return nil
+}
+
+// Wait implements driver.Instance.
+func (in *Instance) Wait(ctx context.Context) (sandbox.Exit, error) {
+	for {
+		if exit, ended := in.Ended(); ended {
+			return exit, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return sandbox.Exit{}, err
+		}
+		_, ended, err := in.Ask(ctx)
+		if ended {
+			continue
+		}
+		if code := sandbox.CodeOf(err); err != nil && code != sandbox.CodeUnavailable && code != sandbox.CodeExhausted && ctx.Err() == nil {
+			return sandbox.Exit{}, err // the key is not taken any more, perhaps
+		}
+		in.rest(ctx)
+	}
+}
+
+// rest waits until it is worth asking again: when time is over, when the
+// connection is lost, or after a while.
+func (in *Instance) rest(ctx context.Context) {
+	in.mu.Lock()
+	wait, client := poll, in.client
+	if left := time.Until(in.ends) + 50*time.Millisecond; !in.ends.IsZero() && left < wait {
+		wait = max(left, 100*time.Millisecond)
+	}
+	in.mu.Unlock()
+	var lost <-chan struct{}
+	if client != nil && in.connected() != nil {
+		lost = client.Done()
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-in.ended:
+	case <-ctx.Done():
+	case <-lost:
+	case <-timer.C:
+	}
+}
