@@ -20,7 +20,7 @@ func (a *App) creator(ctx context.Context, req *control.RunRequest) (target, err
 	if err != nil {
 		return nil, err
 	}
-	return remote{c}, nil
+	return a.remote(c), nil
 }
 
 func (a *App) createCmd() *cobra.Command {

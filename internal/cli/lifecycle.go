@@ -81,9 +81,7 @@ func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.
 			if err != nil {
 				return err
 			}
-			if info.Reason != "" {
-				a.say("note", visible(info.Name+": "+info.Reason))
-			}
+			a.noteReason(info)
 			all = append(all, info)
 		}
 		if asJSON {
@@ -97,6 +95,13 @@ func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.
 		return nil
 	})
 	return cmd
+}
+
+// noteReason says what is special about the state of a sandbox, if anything is.
+func (a *App) noteReason(info atoll.Info) {
+	if info.Reason != "" {
+		a.say("note", visible(info.Name+": "+info.Reason))
+	}
 }
 
 func (a *App) startCmd() *cobra.Command {
@@ -263,6 +268,9 @@ itself goes on. It prints the names of the copies; all are made or none.`,
 		copies, err := s.Fork(ctx, opts)
 		if err != nil {
 			return err
+		}
+		for _, made := range copies {
+			a.noteReason(made.Info())
 		}
 		if asJSON {
 			infos := make([]atoll.Info, len(copies))

@@ -15,8 +15,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// remote is a daemon.
-type remote struct{ client *atoll.Client }
+// remote is a daemon. What is special about a sandbox that it makes is noted.
+type remote struct {
+	client *atoll.Client
+	note   func(atoll.Info)
+}
+
+func (a *App) remote(c *atoll.Client) remote { return remote{c, a.noteReason} }
 
 // tidy leaves it to the daemon to look after its sandboxes.
 func (r remote) tidy(context.Context) {}
@@ -55,6 +60,7 @@ func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.San
 	if err != nil {
 		return nil, nil, err
 	}
+	r.note(s.Info())
 	cmd := req.Command
 	if cmd.Shell == "" {
 		img := control.ImageConfig{Entrypoint: s.Info().Entrypoint, Cmd: s.Info().Cmd}

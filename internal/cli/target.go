@@ -106,7 +106,7 @@ func (a *App) target(ctx context.Context) (target, error) {
 		return nil, err
 	}
 	if c != nil {
-		return remote{c}, nil
+		return a.remote(c), nil
 	}
 	return a.here(false)
 }
@@ -141,7 +141,7 @@ func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach boo
 	if err != nil {
 		return nil, err
 	}
-	return remote{c}, nil
+	return a.remote(c), nil
 }
 
 func needsDaemon(spec *sandbox.Spec) bool {

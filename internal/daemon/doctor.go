@@ -175,7 +175,7 @@ func (doc *doctor) provider(ctx context.Context) (out []driver.Finding) {
 }
 
 // sandboxes looks for those that only the store or only the provider knows, and
-// for kernels of another build than new ones get.
+// for those of another engine than new ones get.
 func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 	c, err := doc.d.plane.Census(ctx)
 	if err != nil {

@@ -81,9 +81,8 @@ type maker struct {
 	img  *image.Image
 	res  sandbox.Resources
 
-	from  *saved    // what it is restored from, nil if from the image alone
-	why   string    // why the memory in there cannot be
-	like  *Instance // what it will be a copy of, if that is known before it is restored
+	from  *saved // what it is restored from, nil if from the image alone
+	why   string // why the memory in there cannot be
 	box   box
 	rec   *record
 	args  *launchArgs

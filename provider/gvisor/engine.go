@@ -19,7 +19,7 @@ const EngineVersion = kernel.Version
 // and of our changes to its state. Two builds of Atoll with the same engine
 // restore each other's. The other things that memory needs are saved with it:
 // the guest's program, and the names of the processor's features.
-const engine = EngineVersion + "+" + kernel.StateFormat
+var engine = EngineVersion + "+" + kernel.StateFormat
 
 // memoryLost is why a snapshot of the sandbox's memory could not be restored, or
 // nil: then nobody should rely on one.
@@ -33,21 +33,16 @@ func (in *Instance) memoryLost() error {
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Subject: string(in.rec.ID), Message: what,
-		Hint: "keep it running, or stop and start it: it then has its files, and new processes on this version",
+		Hint: "save its files only, or keep it running; if it is stopped and started, it has its files, and this version's engine",
 	}
 }
 
 // guestImage opens the image with the guest that a sandbox is to begin with, and
-// names it: what its memory needs, what the sandbox has that it is a copy of, or
-// else this Atoll's own.
+// names it: what its memory needs, or else this Atoll's own.
 func (m *maker) guestImage() (image *os.File, digest string, err error) {
-	switch {
-	case m.restoresMemory():
+	if m.restoresMemory() {
 		image, err = reopen(m.from.parts[snapGuest])
 		return image, m.from.Memory.Guest, err
-	case m.like != nil:
-		image, err = os.Open(m.like.box.path(fileGuest))
-		return image, m.like.rec.Guest, err
 	}
 	own, err := m.p.program()
 	if err != nil {

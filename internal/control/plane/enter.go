@@ -135,7 +135,7 @@ func (p *Plane) atTimeout(ctx context.Context, b *store.Sandbox) error {
 	if op == lifecycle.Stop {
 		_, err = p.stopLocked(ctx, t)
 	} else {
-		_, err = p.pause(ctx, t, true, t.box.Spec.Lifetime.Wakes)
+		err = p.putToSleep(ctx, t, t.box.Spec.Lifetime.Wakes)
 	}
 	return err
 }

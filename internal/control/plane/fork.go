@@ -146,9 +146,16 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 	return intent, err
 }
 
+// copied is a copy of a sandbox that runs, and why it is without the processes
+// that were saved, if it is.
+type copied struct {
+	box    *control.Sandbox // nil: it could not be made
+	reason string
+}
+
 // makeForks writes the parent down, unless that is on disk already, and makes
 // the copies of it, several at a time.
-func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]*control.Sandbox, error) {
+func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]copied, error) {
 	dir, done, err := p.source(ctx, t, keeper)
 	if err != nil {
 		return nil, err
@@ -157,7 +164,7 @@ func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted
 	if err := p.cfg.Fault("fork.written"); err != nil {
 		return nil, err
 	}
-	made := make([]*control.Sandbox, len(wanted))
+	made := make([]copied, len(wanted))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for i, w := range wanted {
@@ -171,8 +178,8 @@ func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted
 			if err != nil {
 				return err
 			}
-			box, _, err := p.control.Restore(recorded(ctx), w, dir)
-			made[i] = box
+			box, how, err := p.control.Restore(recorded(ctx), w, dir)
+			made[i] = copied{box, coldReason(how)}
 			return err
 		})
 	}
@@ -210,15 +217,13 @@ func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir stri
 
 // settleForks records what became of the copies. If one could not be made, the
 // others are removed.
-func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.CreateRequest, made []*control.Sandbox, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.CreateRequest, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	state, reason := sandbox.Running, ""
 	if failed != nil {
-		state, reason = sandbox.Gone, reasonUnmade
-		for _, box := range made {
-			if box != nil {
-				p.note(ctx, box.Destroy(recorded(late)))
+		for _, m := range made {
+			if m.box != nil {
+				p.note(ctx, m.box.Destroy(recorded(late)))
 			}
 		}
 	}
@@ -226,7 +231,9 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	err := p.cfg.Store.Update(late, func(tx *store.Tx) error {
 		for i, w := range wanted {
 			b, err := tx.UpdateSandbox(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
-				b.State, b.Reason = state, reason
+				if b.State, b.Reason = sandbox.Gone, reasonUnmade; failed == nil {
+					b.State, b.Reason = sandbox.Running, made[i].reason
+				}
 			})
 			if err != nil {
 				return err
@@ -247,8 +254,8 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 		}
 		return nil, failed
 	}
-	for _, box := range made {
-		p.follow(t.box.Tenant, box)
+	for _, m := range made {
+		p.follow(t.box.Tenant, m.box)
 	}
 	return boxes, err
 }

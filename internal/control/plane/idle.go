@@ -118,7 +118,7 @@ func (p *Plane) goIdle(ctx context.Context, t *turn) error {
 	case action == sandbox.IdleStop:
 		_, err = p.stopLocked(ctx, t)
 	case action == sandbox.IdleSleep && disk && p.memory(ctx):
-		_, err = p.pause(ctx, t, true, true)
+		err = p.putToSleep(ctx, t, true)
 	case control.Can[driver.Pauser](box):
 		// Without memory in snapshots a sleep would end its processes.
 		_, err = p.pause(ctx, t, false, true)

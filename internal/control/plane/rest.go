@@ -58,6 +58,18 @@ func (p *Plane) pause(ctx context.Context, t *turn, toDisk, wakes bool) (store.S
 	return p.freeze(ctx, t, wakes)
 }
 
+// putToSleep pauses a sandbox to disk though nobody asks for it at this moment.
+// One whose memory cannot be saved keeps it and is paused in memory.
+func (p *Plane) putToSleep(ctx context.Context, t *turn, wakes bool) error {
+	b, err := p.pause(ctx, t, true, wakes)
+	if sandbox.CodeOf(err) != sandbox.CodeUnsupported || b.State != t.box.State {
+		return err
+	}
+	t.box = b
+	_, err = p.pause(ctx, t, false, wakes)
+	return err
+}
+
 // memory reports whether snapshots here hold memory.
 func (p *Plane) memory(ctx context.Context) bool {
 	facts, err := p.control.Probe(recorded(ctx))

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// goBuild builds a package with flags besides the usual ones.
+func goBuild(t *testing.T, out, pkg string, flags ...string) {
+	t.Helper()
+	build := exec.Command("go", append(append([]string{"build", "-trimpath", "-buildvcs=false", "-o", out}, flags...), pkg)...)
+	build.Env = append(build.Environ(), "CGO_ENABLED=0")
+	if text, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+}
+
+// otherGuest builds a guest that differs and returns the flag that embeds it
+// instead of this tree's.
+func otherGuest(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	file := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	goBuild(t, filepath.Join(dir, "guest"), "../atoll-guest", "-ldflags=-s -w -buildid=next")
+	content, err := os.ReadFile(filepath.Join(dir, "guest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(content); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(content)
+	embedded, err := filepath.Abs("../../internal/guest/program/built/linux-" + runtime.GOARCH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{
+		embedded + ".gz":     file("gz", packed.Bytes()),
+		embedded + ".sha256": file("sha256", []byte(hex.EncodeToString(sum[:]))),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "-overlay=" + file("overlay.json", overlay)
+}
+
+// replace makes another build take over from a daemon that is killed, kernels
+// included: what it starts from now on is of that build.
+func (s *soaker) replace(t *testing.T, bin string) {
+	t.Helper()
+	s.kill()
+	s.bin, s.env = bin, append(s.env, "ATOLL_KERNEL="+bin)
+	s.start(t)
+}
+
+// counter starts what shows whether processes go on.
+const counter = "n=0; while :; do n=$((n+1)); echo $n >/root/n; sleep 0.05; done"
+
+// counts fails unless the counter of a sandbox goes on.
+func counts(t *testing.T, box *atoll.Sandbox) {
+	t.Helper()
+	const wait = "a=$(cat /root/n); for i in $(seq 100); do [ \"$(cat /root/n)\" = \"$a\" ] || exec echo goes on; sleep 0.1; done"
+	if got := run(t, box, wait); got != "goes on" {
+		t.Errorf("%s: its processes do not go on (%q): %s", box.Name(), got, box.Info().Reason)
+	}
+}
+
+// counting makes a sandbox with a counter.
+func counting(t *testing.T, s *soaker, name string) *atoll.Sandbox {
+	t.Helper()
+	box := s.box(t, name)
+	p, err := box.Exec(t.Context(), sandbox.Command{Shell: counter, Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	run(t, box, "until [ -s /root/n ]; do sleep 0.05; done")
+	return box
+}
+
+// TestMemoryOutlivesUpgrade: memory that one build saved goes on under another
+// one with another guest, whose sandboxes' memory goes on under the first.
+func TestMemoryOutlivesUpgrade(t *testing.T) {
+	next := filepath.Join(built.dir, "atoll-next-guest")
+	goBuild(t, next, ".", "-tags=next", otherGuest(t))
+	s := newSoaker(t)
+	first := s.bin
+	asleep, awake := counting(t, s, "asleep"), counting(t, s, "awake")
+	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "saved", Memory: true}); err != nil {
+		t.Fatal(err)
+	}
+	for _, bin := range []string{next, first} {
+		if _, err := asleep.Pause(t.Context(), sandbox.PauseDisk); err != nil {
+			t.Fatal(err)
+		}
+		s.replace(t, bin)
+		if info, err := asleep.Resume(t.Context()); err != nil || info.Reason != "" {
+			t.Fatalf("resuming: %q, %v", info.Reason, err)
+		}
+		counts(t, asleep)
+		made, err := s.client.Create(t.Context(), sandbox.Spec{Snapshot: "saved"}, atoll.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts(t, made)
+		copies, err := awake.Fork(t.Context(), atoll.ForkOptions{Count: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		counts(t, copies[0])
+		awake = counting(t, s, "") // with the kernel and the guest of this build
+	}
+}
+
+// TestEngineChanges: where the memory of a sandbox cannot be restored, whatever
+// would lose it is refused, and what has lost it says so.
+func TestEngineChanges(t *testing.T) {
+	next := filepath.Join(built.dir, "atoll-next-engine")
+	goBuild(t, next, ".", "-ldflags=-X github.com/atoll-run/atoll/provider/gvisor/kernel.StateFormat=next")
+	s := newSoaker(t)
+	asleep, awake := counting(t, s, "asleep"), counting(t, s, "awake")
+	expiring, err := s.client.Create(t.Context(), sandbox.Spec{Name: "expiring", Lifetime: sandbox.Lifetime{Timeout: time.Hour, TimeoutAction: sandbox.IdleSleep}}, atoll.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "saved", Memory: true}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := asleep.Pause(t.Context(), sandbox.PauseDisk); err != nil {
+		t.Fatal(err)
+	}
+	s.replace(t, next)
+
+	for what, do := range map[string]func() error{
+		"fork": func() error { _, err := awake.Fork(t.Context(), atoll.ForkOptions{Count: 2}); return err },
+		"snapshot create --memory": func() error {
+			_, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "lost", Memory: true})
+			return err
+		},
+		"pause --to-disk": func() error { _, err := awake.Pause(t.Context(), sandbox.PauseDisk); return err },
+	} {
+		if err := do(); sandbox.CodeOf(err) != sandbox.CodeUnsupported || !strings.Contains(err.Error(), "memory") {
+			t.Errorf("%s: got %v, want unsupported, for its memory", what, err)
+		}
+		counts(t, awake)
+	}
+	all := 0
+	for _, err := range s.client.List(t.Context(), atoll.ListOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all++
+	}
+	if all != 3 {
+		t.Errorf("there are %d sandboxes, want 3", all)
+	}
+	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "files"}); err != nil {
+		t.Errorf("saving its files: %v", err)
+	}
+	const says = "it started from its files: its memory was written by engine"
+	copies, err := asleep.Fork(t.Context(), atoll.ForkOptions{Count: 1})
+	if err != nil || !strings.Contains(copies[0].Info().Reason, says) {
+		t.Errorf("copying what is on disk: %v (%v), want that %s", copies, err, says)
+	}
+	made, err := s.client.Create(t.Context(), sandbox.Spec{Snapshot: "saved"}, atoll.CreateOptions{})
+	if err != nil || !strings.Contains(made.Info().Reason, says) {
+		t.Errorf("making one of the snapshot: %v, want that %s", err, says)
+	}
+	if info, err := asleep.Resume(t.Context()); err != nil || !strings.Contains(info.Reason, says) {
+		t.Errorf("resuming: %q, %v, want that %s", info.Reason, err, says)
+	}
+	run(t, expiring, "echo >/dev/shm/kept")
+	soon := time.Second
+	if _, err := expiring.Update(t.Context(), sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &soon}}); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		got, err := s.client.Get(t.Context(), expiring.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info := got.Info(); info.State == sandbox.Paused && info.Pause == sandbox.PauseMemory {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("after its time it is %s %s, want paused in memory", info.State, info.Pause)
+		}
+	}
+	if _, err := expiring.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	run(t, expiring, "test -e /dev/shm/kept")
+}
