@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -153,7 +154,7 @@ func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.Snapsho
 		if err := saveMemory(conn, dir); err != nil {
 			return nil, fmt.Errorf("saving the memory: %w", err)
 		}
-		if err := in.saveGuest(dir); err != nil {
+		if err := in.saveGuest(dir, opts.Brief); err != nil {
 			return nil, fmt.Errorf("saving the guest's program: %w", err)
 		}
 	}
@@ -189,14 +190,23 @@ func saveMemory(conn *urpc.Client, dir string) error {
 	return err
 }
 
-// saveGuest adds the program that the memory needs.
-func (in *Instance) saveGuest(dir string) error {
+// saveGuest adds the program that the memory needs. A snapshot that stays gets a
+// copy: whoever damages its files must not damage those of sandboxes.
+func (in *Instance) saveGuest(dir string, brief bool) error {
 	image, err := os.Open(in.box.path(fileGuest))
 	if err != nil {
 		return err
 	}
 	defer image.Close()
-	return linkOrCopy(image, filepath.Join(dir, snapGuest))
+	if brief {
+		return linkOrCopy(image, filepath.Join(dir, snapGuest))
+	}
+	files, err := createParts(dir, snapGuest)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(files[0], image)
+	return errors.Join(err, files[0].Close())
 }
 
 // createParts makes new files for the kernel to write to.
