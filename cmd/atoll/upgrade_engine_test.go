@@ -183,6 +183,11 @@ func TestEngineChanges(t *testing.T) {
 	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "files"}); err != nil {
 		t.Errorf("saving its files: %v", err)
 	}
+	doctor := exec.Command(s.bin, "doctor")
+	doctor.Env = s.env
+	if text, err := doctor.Output(); err != nil || !strings.Contains(string(text), "2 hold memory of another engine and would start from their files only: asleep, saved") {
+		t.Errorf("doctor says\n%s\n%v, want that the memory of both would be lost", text, err)
+	}
 	const says = "it started from its files: its memory was written by engine"
 	copies, err := asleep.Fork(t.Context(), atoll.ForkOptions{Count: 1})
 	if err != nil || !strings.Contains(copies[0].Info().Reason, says) {

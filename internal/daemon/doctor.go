@@ -202,11 +202,38 @@ func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 		out = append(out, unwell(driver.Note, "kernels", fmt.Sprintf("%d sandboxes run another engine, so their memory cannot be saved: %s", len(old), some(old)),
 			"they go on; to give one this engine and new processes: atoll stop NAME && atoll start NAME")...)
 	}
+	lost, err := doc.lostMemory(ctx, facts.Engine)
+	if err != nil {
+		return cannot("sandboxes", err, seeLog)
+	}
+	if len(lost) > 0 {
+		out = append(out, unwell(driver.Note, "snapshots", fmt.Sprintf("%d hold memory of another engine and would start from their files only: %s", len(lost), some(lost)),
+			"to have the memory, run the version of Atoll that saved it; a sandbox that is paused to disk loses it when it is resumed here")...)
+	}
 	return append(out, ok("sandboxes", "%d are recorded and exist", len(c.Running)))
 }
 
+// lostMemory names the snapshots of this node whose memory the engine cannot
+// restore: by the sandbox that is paused in one, or else by their own name.
+func (doc *doctor) lostMemory(ctx context.Context, engine string) (names []string, err error) {
+	for after := ""; ; {
+		page, err := store.Read(ctx, doc.d.store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			return tx.Operator().Snapshots(ctx, doc.d.member.Node, after, store.MaxPage)
+		})
+		if err != nil || len(page) == 0 {
+			return names, err
+		}
+		for _, s := range page {
+			after = s.ID
+			if s.Ready && s.Memory && s.Engine != engine && s.Provider == doc.d.opts.Provider {
+				names = append(names, cmp.Or(s.Name, s.ParentName))
+			}
+		}
+	}
+}
+
 // some names a few.
-func some(ids []sandbox.ID) string {
+func some[T ~string](ids []T) string {
 	const most = 5
 	slices.Sort(ids)
 	var text []string
