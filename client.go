@@ -23,11 +23,13 @@ type Info struct {
 	Provider  string            `json:"provider,omitempty"`
 	Node      string            `json:"node,omitempty"` // the daemon that has it, if several share a store
 	Resources sandbox.Resources `json:"resources"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	Created   time.Time         `json:"created"`
-	Updated   time.Time         `json:"updated"`
-	Expires   time.Time         `json:"expires,omitzero"` // zero: never
-	Exit      *sandbox.Exit     `json:"exit,omitempty"`   // how it ended
+	// Limits are those of Resources that the provider does not enforce.
+	Limits  map[string]sandbox.Enforcement `json:"limits,omitempty"`
+	Labels  map[string]string              `json:"labels,omitempty"`
+	Created time.Time                      `json:"created"`
+	Updated time.Time                      `json:"updated"`
+	Expires time.Time                      `json:"expires,omitzero"` // zero: never
+	Exit    *sandbox.Exit                  `json:"exit,omitempty"`   // how it ended
 
 	// The following are not known from List.
 

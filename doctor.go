@@ -3,6 +3,8 @@ package atoll
 import (
 	"context"
 	"net/http"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Finding is one thing that was looked at.
@@ -33,6 +35,12 @@ type ImageUse struct {
 func (c *Client) ImageUses(ctx context.Context) ([]ImageUse, error) {
 	var out struct{ Uses []ImageUse }
 	return out.Uses, c.call(ctx, http.MethodGet, "/v1/images/uses", nil, nil, &out)
+}
+
+// Providers describes what can make sandboxes in the daemon.
+func (c *Client) Providers(ctx context.Context) ([]sandbox.Provider, error) {
+	var out struct{ Providers []sandbox.Provider }
+	return out.Providers, c.call(ctx, http.MethodGet, "/v1/providers", nil, nil, &out)
 }
 
 // Diagnose asks the daemon how it is. It is for the owner of the machine.

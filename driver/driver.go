@@ -166,6 +166,9 @@ type Limit struct {
 	Holds bool   `json:"holds"`
 	By    string `json:"by,omitempty"` // what enforces it, e.g. "cgroup v2"
 	Why   string `json:"why,omitempty"`
+	// Fixed says that the provider gives every sandbox a size of its own
+	// choosing, so that a request for another one must be refused.
+	Fixed bool `json:"fixed,omitempty"`
 }
 
 // Capabilities announce the optional interfaces of a provider's instances.

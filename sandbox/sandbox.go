@@ -41,6 +41,8 @@ type Spec struct {
 	ID   ID     `json:"id,omitempty" readOnly:"true" doc:"assigned by the server"`
 	Name string `json:"name,omitempty" maxLength:"63" doc:"unique among your sandboxes; the id if it is left out"`
 
+	// Provider makes the sandbox. Empty: the default of whoever is asked.
+	Provider string `json:"provider,omitempty" maxLength:"63" doc:"what makes it; the default of the daemon if it is left out"`
 	// Image is where the file system comes from. Empty means "host". The
 	// forms are those of package internal/image: "host", an OCI reference
 	// ("debian:12", "debian@sha256:…"), "oci:DIR[:TAG]",
@@ -91,6 +93,12 @@ type Resources struct {
 	Memory int64   `json:"memory,omitempty" doc:"bytes, including those of the sandbox's kernel"`
 	Disk   int64   `json:"disk,omitempty" doc:"bytes of the writable layer"`
 	PIDs   int64   `json:"pids,omitempty" doc:"processes and threads alive at once"`
+}
+
+// Enforcement says whether a limit of a sandbox holds.
+type Enforcement struct {
+	Enforced bool   `json:"enforced"`
+	Why      string `json:"why,omitempty"` // why not
 }
 
 // Mount shows the host path Source at the absolute path Target inside.

@@ -68,6 +68,9 @@ func (s *Spec) Validate() error {
 	if s.ID != "" && !isName(string(s.ID)) {
 		return invalid("id", "%q is not a sandbox id", clip(string(s.ID)))
 	}
+	if s.Provider != "" && !isName(s.Provider) {
+		return invalid("provider", "%q is not the name of a provider", clip(s.Provider))
+	}
 	if strings.ContainsRune(s.Image, 0) || len(s.Image) > MaxPathLen {
 		return invalid("image", "not a usable reference")
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/cli/node"
+	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -46,11 +46,11 @@ func benchDaemon(b *testing.B) (*atoll.Client, driver.Provider, int) {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = n.Close() })
-	config, err := n.Config("gvisor", false)
+	p, err := n.Providers().Open(context.Background(), "gvisor")
 	if err != nil {
 		b.Fatal(err)
 	}
-	return client, config.Provider, s.daemon.Process.Pid
+	return client, p.Provider, s.daemon.Process.Pid
 }
 
 func direct(ctx context.Context, in driver.Instance, program string) error {

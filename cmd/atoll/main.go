@@ -8,10 +8,11 @@ import (
 
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/cli"
-	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must see the process before everything else
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
@@ -29,19 +30,19 @@ func main() {
 		Up:    func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
-	for _, e := range providers.Entries() {
+	for _, e := range providers {
 		app.Providers = append(app.Providers, cli.ProviderInfo{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }
 
 // up starts a daemon that serves its socket.
-func up(ctx context.Context, providers *all.Registry, o cli.UpOptions) (cli.Daemon, error) {
+func up(ctx context.Context, providers []registry.Entry, o cli.UpOptions) (cli.Daemon, error) {
 	if err := leaveNoCore(); err != nil {
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, daemon.Options{
-		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
+		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, SharedProviders: o.Shared, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Egress: daemon.Egress(o.Egress), Policies: o.Policies,
 		AuditKeep: o.AuditKeep, Telemetry: o.OTLP, Version: version("github.com/atoll-run/atoll"),

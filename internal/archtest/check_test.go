@@ -46,7 +46,7 @@ func TestCheckDeps(t *testing.T) {
 		{"the guest grows fat", made("internal/guest/agent", "net/http"), "forbidden"},
 		{"a rule for a parent holds below", made("internal/image/deep/er", "./internal/cli"), "reaches internal/cli"},
 		{"a verb imports a provider", made("internal/cli", "./internal/control", "./provider/all"), "reaches provider/all"},
-		{"the node imports providers", made("internal/cli/node", "./internal/cli", "./provider/all"), ""},
+		{"the node imports providers", made("internal/daemon/node", "./internal/control", "./provider/all"), ""},
 		{"main imports what is not its own", made("cmd/atoll", "./internal/archtest"), "reaches internal/archtest"},
 		{"a face imports control", made("internal/server/api", "./driver", "./internal/control"), "reaches internal/control"},
 		{"a face imports the store", made("internal/server", "./internal/store"), "reaches internal/store"},

@@ -63,8 +63,14 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "internal/registry",
+		only: []string{"sandbox", "driver", "internal/gateway/...", "internal/image/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "it opens providers that others list",
+	},
+	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/image/...", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the one place that knows them all",
 	},
 
@@ -313,27 +319,22 @@ var rules = []rule{
 	},
 	{
 		pkgs: "atolld",
-		only: []string{module, "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
-		deny: []string{"internal/fake"},
-		why:  "it embeds the daemon, and nothing that is for tests",
+		only: []string{module, "sandbox", "driver", "provider/...", "internal/..."},
+		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "testing", "github.com/spf13/..."},
+		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 
 	{
-		pkgs: "internal/cli/node/...",
-		only: []string{module, "internal/span", "internal/stream", "internal/template", "internal/envd", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/policy/...", "internal/image/...", "internal/guest/...", "internal/guestkit", "internal/sparse"},
-		why:  "the node wires providers, images and control together for the command line",
-	},
-	{
 		pkgs: "internal/cli/...",
 		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
-		deny: []string{kernel + "/...", "internal/cli/node"},
+		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
 		},
 		why: "main only dispatches",

@@ -39,13 +39,6 @@ func (a *App) noDaemon() bool {
 	return a.direct || text != "" && (err != nil || wanted)
 }
 
-// mayStartDaemon reports whether a verb may start a daemon: the user has nothing
-// against it, and did not choose a provider, which means this machine itself.
-func (a *App) mayStartDaemon() bool {
-	provider, _ := a.LookupEnv("ATOLL_PROVIDER")
-	return !a.noDaemon() && a.provider == "" && provider == ""
-}
-
 // mustDaemon is daemon for verbs that make no sense without one: if none runs,
 // it starts one in the background and says so.
 func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
@@ -53,7 +46,7 @@ func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 	if err != nil || c != nil {
 		return c, err
 	}
-	if !a.mayStartDaemon() {
+	if a.noDaemon() {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
 	}
 	if err := a.startNoted(ctx); err != nil {

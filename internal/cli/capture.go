@@ -40,8 +40,10 @@ type result struct {
 	Stdout output `json:"stdout"`
 	Stderr output `json:"stderr"`
 
-	DurationMS int64          `json:"durationMs"`
-	Error      *sandbox.Error `json:"error,omitempty"` // of Atoll, not of the command
+	DurationMS int64 `json:"durationMs"`
+	// Limits are those that were asked for and are not enforced.
+	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"`
+	Error  *sandbox.Error                 `json:"error,omitempty"` // of Atoll, not of the command
 }
 
 // output is one captured stream.

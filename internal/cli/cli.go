@@ -6,6 +6,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,6 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/drivertest"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/image"
 )
@@ -29,12 +29,12 @@ import (
 type System interface {
 	// Control returns the control plane of the named provider. If attached is
 	// set, the sandboxes it makes end with this process, however it ends.
-	Control(provider string, attached bool) (*control.Control, error)
+	Control(ctx context.Context, provider string, attached bool) (*control.Control, error)
 	// Probe tells what the named provider can do here.
 	Probe(ctx context.Context, provider string) (driver.Facts, error)
-	// Check runs the conformance suite against the named provider, telling
-	// about each case as it ends.
-	Check(ctx context.Context, provider string, each func(drivertest.Result)) (drivertest.Report, error)
+	// Trial returns what the conformance suite needs to test the named provider:
+	// a function that opens it anew, and one to be called at the end.
+	Trial(provider string) (open func(context.Context) (driver.Provider, error), end func() error, err error)
 	// Images returns the node's images.
 	Images() (*image.Store, error)
 	// Close closes what was opened. It ends no sandbox.
@@ -129,7 +129,7 @@ one.`,
 		&cobra.Group{ID: groupMachine, Title: "This machine:"})
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
-	flags.StringVar(&a.provider, "provider", "", "what makes the sandboxes (default: $ATOLL_PROVIDER, else "+a.defaultProvider()+"; see: atoll provider ls)")
+	flags.StringVar(&a.provider, "provider", "", "what makes new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+a.defaultProvider()+"; see: atoll provider ls)")
 	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the verb needs one ($ATOLL_NO_DAEMON)")
 	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
@@ -148,21 +148,34 @@ func (a *App) defaultProvider() string {
 // chosenProvider returns the provider that the flag, else the environment,
 // else the default names.
 func (a *App) chosenProvider() string {
+	return cmp.Or(a.askedProvider(), a.defaultProvider())
+}
+
+// askedProvider returns the provider that the flag, else the environment names,
+// empty if neither does.
+func (a *App) askedProvider() string {
 	if a.provider != "" {
 		return a.provider
 	}
-	if name, ok := a.LookupEnv("ATOLL_PROVIDER"); ok && name != "" {
-		return name
-	}
-	return a.defaultProvider()
+	name, _ := a.LookupEnv("ATOLL_PROVIDER")
+	return name
 }
 
-// warn says what everybody who runs something on the chosen provider must know.
-func (a *App) warn() {
+// warningOf is what everybody who runs something on a provider of this program
+// must know.
+func (a *App) warningOf(provider string) string {
 	for _, p := range a.Providers {
-		if p.Name == a.chosenProvider() && p.Warning != "" {
-			a.say("warning", p.Warning)
+		if p.Name == provider {
+			return p.Warning
 		}
+	}
+	return ""
+}
+
+// warn says it, unless there is nothing to say.
+func (a *App) warn(warning string) {
+	if warning != "" {
+		a.say("warning", warning)
 	}
 }
 
@@ -180,12 +193,12 @@ func (a *App) node() (System, error) {
 }
 
 // control opens the control plane of the chosen provider.
-func (a *App) control(attached bool) (*control.Control, error) {
+func (a *App) control(ctx context.Context, attached bool) (*control.Control, error) {
 	system, err := a.node()
 	if err != nil {
 		return nil, err
 	}
-	return system.Control(a.chosenProvider(), attached)
+	return system.Control(ctx, a.chosenProvider(), attached)
 }
 
 // verb adapts a verb that simply stops when somebody interrupts it.

@@ -7,13 +7,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // creator returns where a sandbox is made that is to be looked after: by the
 // daemon, unless the user wants none.
 func (a *App) creator(ctx context.Context, req *control.RunRequest) (target, error) {
-	provider, _ := a.LookupEnv("ATOLL_PROVIDER")
-	if a.noDaemon() || a.provider != "" || provider != "" {
+	if a.noDaemon() {
 		return a.runnerFor(ctx, req, true)
 	}
 	c, err := a.mustDaemon(ctx)
@@ -67,16 +67,19 @@ looks after it: what it was made of is known when it is stopped and started.`,
 			return err
 		}
 		if !boxed.quiet {
-			a.warn()
+			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
 		}
-		name, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
+		made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 		switch {
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(map[string]string{"name": name})
+			return a.printJSON(struct {
+				Name   string                         `json:"name"`
+				Limits map[string]sandbox.Enforcement `json:"limits,omitempty"` // those that do not hold
+			}{made.Name(), made.Limits()})
 		}
-		_, err = fmt.Fprintln(a.Stdout, name)
+		_, err = fmt.Fprintln(a.Stdout, made.Name())
 		return err
 	}
 	return cmd

@@ -224,7 +224,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 			Timeout: time.Duration(box.lifetime), TimeoutAction: sandbox.IdleAction(box.life.action), Wakes: box.life.wake,
 			Idle: time.Duration(box.idle), IdleAction: sandbox.IdleAction(box.life.idleAction),
 		},
-		Snapshot: box.snapshot,
+		Snapshot: box.snapshot, Provider: a.askedProvider(),
 	}
 	if box.snapshot != "" {
 		spec.Image = ""

@@ -42,11 +42,7 @@ func (f *getFlags) register(cmd *cobra.Command) {
 // get fetches an image by means of the store's method how, showing progress,
 // and prints its digest.
 func (a *App) get(f *getFlags, policy image.Policy, how func(*image.Store, image.GetOptions) (*image.Image, error)) error {
-	system, err := a.node()
-	if err != nil {
-		return err
-	}
-	store, err := system.Images()
+	store, err := a.imageStore()
 	if err != nil {
 		return err
 	}
@@ -54,7 +50,7 @@ func (a *App) get(f *getFlags, policy image.Policy, how func(*image.Store, image
 	defer done()
 	opts := image.GetOptions{Policy: policy, Platform: f.platform}
 	if show != nil {
-		opts.Progress = func(p image.Progress) { show(ImageProgress(p)) }
+		opts.Progress = func(p image.Progress) { show(control.Progress{Phase: p.String(), Done: p.Done, Total: p.Total}) }
 	}
 	img, err := how(store, opts)
 	if err != nil {
@@ -63,16 +59,6 @@ func (a *App) get(f *getFlags, policy image.Policy, how func(*image.Store, image
 	done()
 	_, err = fmt.Fprintln(a.Stdout, img.Digest)
 	return err
-}
-
-// ImageProgress puts a step of the image store into the words of the control
-// plane.
-func ImageProgress(p image.Progress) control.Progress {
-	text := string(p.Phase)
-	if p.Layers > 0 {
-		text += fmt.Sprintf(" layer %d/%d", p.Layer, p.Layers)
-	}
-	return control.Progress{Phase: text, Done: p.Done, Total: p.Total}
 }
 
 func (a *App) imagePullCmd() *cobra.Command {
@@ -232,7 +218,7 @@ func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
 		switch {
 		case !a.hadDaemon():
 			return nil, nil
-		case !a.mayStartDaemon():
+		case a.noDaemon():
 			return nil, &sandbox.Error{
 				Code: sandbox.CodeUnavailable, Message: "no daemon runs to say which images sandboxes at rest need", Hint: "start it with: atoll up --detach", Cause: err,
 			}
@@ -259,14 +245,26 @@ func (a *App) hadDaemon() bool {
 	return false
 }
 
+// imageStore opens the images of this machine, which a daemon elsewhere does not
+// use.
+func (a *App) imageStore() (*image.Store, error) {
+	if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" && host != "unix://"+a.socket() {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "images", Message: "they are managed where the daemon runs, and ATOLL_HOST names one elsewhere",
+			Hint: "run this where that daemon is; a sandbox's image is fetched there when it is made",
+		}
+	}
+	system, err := a.node()
+	if err != nil {
+		return nil, err
+	}
+	return system.Images()
+}
+
 // withImages adapts a verb that works on the images of the node.
 func (a *App) withImages(run func(context.Context, *image.Store, []string) error) func(*cobra.Command, []string) error {
 	return verb(func(ctx context.Context, args []string) error {
-		system, err := a.node()
-		if err != nil {
-			return err
-		}
-		store, err := system.Images()
+		store, err := a.imageStore()
 		if err != nil {
 			return err
 		}
@@ -277,11 +275,7 @@ func (a *App) withImages(run func(context.Context, *image.Store, []string) error
 func (a *App) completeImages(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
-	system, err := a.node()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	store, err := system.Images()
+	store, err := a.imageStore()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

@@ -7,8 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func (a *App) providerCmd() *cobra.Command {
@@ -20,47 +21,55 @@ func (a *App) providerCmd() *cobra.Command {
 	}, a.providerLsCmd(), a.providerCheckCmd())
 }
 
-// providerState is one line of a listing of providers.
-type providerState struct {
-	ProviderInfo
-	Default      bool                `json:"default"`
-	Version      string              `json:"version,omitempty"`
-	Available    bool                `json:"available"`
-	Isolates     bool                `json:"isolates"`
-	Capabilities driver.Capabilities `json:"capabilities"`
-	Problem      string              `json:"problem,omitempty"` // probing failed
+// describeProviders describes the providers of the daemon that is used, else of
+// this program.
+func (a *App) describeProviders(ctx context.Context) ([]sandbox.Provider, error) {
+	c, err := a.daemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if c != nil {
+		return c.Providers(ctx)
+	}
+	system, err := a.node()
+	if err != nil {
+		return nil, err
+	}
+	var all []sandbox.Provider
+	for _, info := range a.Providers {
+		p := sandbox.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.chosenProvider()}
+		facts, err := system.Probe(ctx, info.Name)
+		if err != nil {
+			p.Problem, _ = explain(err)
+		}
+		facts.Describe(&p)
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 func (a *App) providerLsCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ls",
-		Short: "List the providers and whether they work here",
+		Short: "List the providers of the daemon, or of this program if none runs",
 		Example: `  atoll provider ls
   atoll provider ls --json`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
-		system, err := a.node()
+		all, err := a.describeProviders(ctx)
 		if err != nil {
 			return err
 		}
-		var all []providerState
 		var rows [][]string
-		for _, info := range a.Providers {
-			s := providerState{ProviderInfo: info, Default: info.Name == a.chosenProvider()}
-			facts, err := system.Probe(ctx, info.Name)
-			if err != nil {
-				s.Problem, _ = explain(err)
-			}
-			s.Version, s.Available, s.Isolates, s.Capabilities = facts.Version, facts.Available, facts.Isolates, facts.Capabilities
-			all = append(all, s)
-			name := info.Name
-			if s.Default {
+		for _, p := range all {
+			name := p.Name
+			if p.Default {
 				name += " *"
 			}
-			rows = append(rows, []string{name, yesNo(s.Available), yesNo(s.Isolates), info.Summary})
+			rows = append(rows, []string{name, yesNo(p.Available), yesNo(p.Isolates), p.Summary})
 		}
 		if asJSON {
 			return a.printJSON(all)
@@ -96,6 +105,12 @@ provider says it can do with what works.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+		if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnsupported, Subject: "provider check", Message: "it works on this machine, and ATOLL_HOST names a daemon",
+				Hint: "run it where the daemon is, without ATOLL_HOST",
+			}
+		}
 		system, err := a.node()
 		if err != nil {
 			return err
@@ -104,10 +119,13 @@ provider says it can do with what works.`,
 		if len(args) > 0 {
 			name = args[0]
 		}
-		report, err := system.Check(ctx, name, a.checkProgress)
+		open, end, err := system.Trial(name)
 		if err != nil {
 			return err
 		}
+		report := drivertest.Check(ctx, drivertest.Harness{
+			New: open, Close: end, Spec: func() sandbox.Spec { return sandbox.Spec{Image: control.HostImage} }, Observe: a.checkProgress,
+		})
 		write := report.WriteText
 		if asJSON {
 			write = report.WriteJSON

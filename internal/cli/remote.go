@@ -15,13 +15,27 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// remote is a daemon. What is special about a sandbox that it makes is noted.
+// remote is a daemon.
 type remote struct {
+	app    *App
 	client *atoll.Client
-	note   func(atoll.Info)
 }
 
-func (a *App) remote(c *atoll.Client) remote { return remote{c, a.noteReason} }
+func (a *App) remote(c *atoll.Client) remote { return remote{a, c} }
+
+// warning asks the daemon. One that does not say has nothing to warn of.
+func (r remote) warning(ctx context.Context, provider string) string {
+	all, err := r.client.Providers(ctx)
+	if err != nil {
+		return ""
+	}
+	for _, p := range all {
+		if p.Name == provider || provider == "" && p.Default {
+			return p.Warning
+		}
+	}
+	return ""
+}
 
 // tidy leaves it to the daemon to look after its sandboxes.
 func (r remote) tidy(context.Context) {}
@@ -41,7 +55,7 @@ func (r remote) List(ctx context.Context) ([]control.Summary, error) {
 			return nil, err
 		}
 		out = append(out, control.Summary{
-			ID: s.ID, Name: s.Name, State: s.State, Image: s.Image, Created: s.Created, Labels: s.Labels, Exit: s.Exit, Resources: s.Resources,
+			ID: s.ID, Name: s.Name, State: s.State, Image: s.Image, Created: s.Created, Labels: s.Labels, Exit: s.Exit, Resources: s.Resources, Limits: s.Limits,
 		})
 	}
 	slices.Reverse(out)
@@ -60,7 +74,7 @@ func (r remote) create(ctx context.Context, req *control.RunRequest) (*atoll.San
 	if err != nil {
 		return nil, nil, err
 	}
-	r.note(s.Info())
+	r.app.noteReason(s.Info())
 	cmd := req.Command
 	if cmd.Shell == "" {
 		img := control.ImageConfig{Entrypoint: s.Info().Entrypoint, Cmd: s.Info().Cmd}
@@ -88,10 +102,18 @@ func absoluteImage(image string) (string, error) {
 	return image, nil
 }
 
+// orphanTime is how long a sandbox that goes away with its command may be unused
+// before the daemon removes it.
+const orphanTime = 2 * time.Minute
+
 // remoteTeardown bounds the removal of a sandbox whose caller went away.
 const remoteTeardown = 30 * time.Second
 
 func (r remote) Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (exit sandbox.Exit, err error) {
+	if !req.Keep && req.Spec.Lifetime.Idle == 0 {
+		// Should this process be killed, nobody else removes the sandbox.
+		req.Spec.Lifetime.Idle, req.Spec.Lifetime.IdleAction = orphanTime, sandbox.IdleDelete
+	}
 	s, cmd, err := r.create(ctx, &req)
 	if err != nil {
 		return exit, err
@@ -122,13 +144,13 @@ func (r remote) Run(ctx context.Context, req control.RunRequest, use func(contex
 	return p.Wait(ctx)
 }
 
-func (r remote) Start(ctx context.Context, req control.RunRequest) (string, error) {
+func (r remote) Start(ctx context.Context, req control.RunRequest) (box, error) {
 	s, cmd, err := r.create(ctx, &req)
-	if err != nil || cmd == nil {
-		if err != nil {
-			return "", err
-		}
-		return s.Name(), nil
+	if err != nil {
+		return nil, err
+	}
+	if cmd == nil {
+		return remoteBox{s}, nil
 	}
 	cmd.Background = true
 	p, err := s.Exec(ctx, *cmd)
@@ -136,9 +158,9 @@ func (r remote) Start(ctx context.Context, req control.RunRequest) (string, erro
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), remoteTeardown)
 		defer cancel()
 		_ = s.Destroy(late) // the error that matters is the one that is returned
-		return "", err
+		return nil, err
 	}
-	return s.Name(), p.Close()
+	return remoteBox{s}, p.Close()
 }
 
 // execHold is how long a command waits for us when the daemon is replaced or
@@ -147,6 +169,8 @@ const execHold = time.Minute
 
 // remoteBox is a sandbox of a daemon.
 type remoteBox struct{ *atoll.Sandbox }
+
+func (b remoteBox) Limits() map[string]sandbox.Enforcement { return b.Info().Limits }
 
 func (b remoteBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
 	info, err := b.Sandbox.Stop(ctx, grace)

@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,12 +63,12 @@ ended it, 125 that Atoll itself failed.`,
 			return err
 		}
 		if !boxed.quiet {
-			a.warn()
+			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
 		}
 		if how.detach {
-			name, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
+			made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 			if err == nil {
-				_, err = fmt.Fprintln(a.Stdout, name)
+				_, err = fmt.Fprintln(a.Stdout, made.Name())
 			}
 			return err
 		}
@@ -77,7 +79,8 @@ ended it, 125 that Atoll itself failed.`,
 			t.tidy(ctx)
 			return t.Run(ctx, req, func(ctx context.Context, made box, p driver.Process) error {
 				done()
-				res.Sandbox = made.Name()
+				res.Sandbox, res.Limits = made.Name(), made.Limits()
+				a.noteLimits(made, boxed.quiet)
 				return s.use(ctx, p)
 			})
 		})
@@ -95,8 +98,18 @@ func looksLikeImage(word string) bool {
 	return !strings.HasPrefix(word, "/") && !strings.HasPrefix(word, ".") && strings.ContainsAny(word, ":/")
 }
 
-// startDetached makes a sandbox that stays, and returns its name.
-func (a *App) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) (name string, err error) {
+// noteLimits says which limits that were asked for do not hold.
+func (a *App) noteLimits(b box, quiet bool) {
+	limits := b.Limits()
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		if !quiet {
+			a.say("note", "the limit of "+name+" is not enforced: "+limits[name].Why)
+		}
+	}
+}
+
+// startDetached makes a sandbox that stays.
+func (a *App) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) (box, error) {
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	_ = signals // no command of ours runs: every signal ends the attempt
@@ -104,14 +117,15 @@ func (a *App) startDetached(ctx context.Context, t target, req control.RunReques
 	defer done()
 	req.Progress = progress
 	t.tidy(ctx)
-	name, err = t.Start(ctx, req)
+	made, err := t.Start(ctx, req)
 	if err != nil {
 		if code, early := whyEnded(ctx, err); early {
-			return "", code
+			return nil, code
 		}
-		return "", err
+		return nil, err
 	}
-	return name, nil
+	a.noteLimits(made, quiet)
+	return made, nil
 }
 
 // sweep removes what a killed atoll left behind. Failing to is no reason not

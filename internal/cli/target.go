@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"iter"
@@ -21,12 +22,13 @@ type target interface {
 	Find(ctx context.Context, ref string) (box, error)
 	// List returns the sandboxes that exist, oldest first.
 	List(ctx context.Context) ([]control.Summary, error)
+	// warning is what everybody who makes a sandbox with the provider must know.
+	warning(ctx context.Context, provider string) string
 	// Run makes a sandbox, runs a command in it, and removes it, as
 	// control.Control.Run.
 	Run(ctx context.Context, req control.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error)
-	// Start makes a sandbox that stays, with the command in its background,
-	// and returns its name.
-	Start(ctx context.Context, req control.RunRequest) (name string, err error)
+	// Start makes a sandbox that stays, with the command in its background.
+	Start(ctx context.Context, req control.RunRequest) (box, error)
 	// tidy removes what an earlier run left behind, where that is ours to do.
 	tidy(ctx context.Context)
 }
@@ -34,6 +36,9 @@ type target interface {
 // box is a sandbox that verbs act on.
 type box interface {
 	Name() string
+	// Limits are those that its provider does not enforce, as far as that is
+	// known.
+	Limits() map[string]sandbox.Enforcement
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
@@ -55,8 +60,8 @@ type boxFiles interface {
 const pingTimeout = 2 * time.Second
 
 // daemon returns a client of the daemon to use: the one that $ATOLL_HOST names,
-// else the one that answers in the state directory. Without one it is nil. Who
-// chooses a provider means this machine itself.
+// else the one that answers in the state directory. Without one it is nil. A
+// provider is chosen within the daemon.
 func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	if a.client != nil {
 		return a.client, nil
@@ -64,9 +69,8 @@ func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	host, _ := a.LookupEnv("ATOLL_HOST")
 	named := host != ""
 	if !named {
-		provider, _ := a.LookupEnv("ATOLL_PROVIDER")
 		socket := a.socket()
-		if _, err := os.Stat(socket); err != nil || provider != "" || a.provider != "" {
+		if _, err := os.Stat(socket); err != nil {
 			return nil, nil
 		}
 		host = "unix://" + socket
@@ -108,38 +112,36 @@ func (a *App) target(ctx context.Context) (target, error) {
 	if c != nil {
 		return a.remote(c), nil
 	}
-	return a.here(false)
+	return a.here(ctx, false)
 }
 
 // here returns this machine.
-func (a *App) here(attached bool) (target, error) {
-	c, err := a.control(attached)
+func (a *App) here(ctx context.Context, attached bool) (target, error) {
+	c, err := a.control(ctx, attached)
 	if err != nil {
 		return nil, err
 	}
 	return local{a, c}, nil
 }
 
-// runner returns where to run a command. A sandbox that goes away with its
-// command is best made by this process, which the kernel ties it to.
-func (a *App) runner(ctx context.Context, stays bool) (target, error) {
-	if host, _ := a.LookupEnv("ATOLL_HOST"); stays || host != "" {
-		return a.target(ctx)
-	}
-	return a.here(true)
-}
-
-// runnerFor returns where to run what a request asks for. Snapshots, templates,
-// idle policies, stored profiles and secrets are the daemon's. What stays is
-// better looked after by one, and does without if none may be started.
+// runnerFor returns where to run what a request asks for: the daemon, if one
+// runs. Snapshots, templates, idle policies, stored profiles and secrets need
+// one. What stays is better looked after by one, and does without if none may be
+// started. Without a daemon, a sandbox that goes away with its command is tied to
+// this process by the kernel.
 func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
-	stays := req.Keep || detach
-	if !needsDaemon(&req.Spec) && (!stays || !a.mayStartDaemon()) {
-		return a.runner(ctx, stays)
-	}
-	c, err := a.mustDaemon(ctx)
+	c, err := a.daemon(ctx)
 	if err != nil {
 		return nil, err
+	}
+	stays := req.Keep || detach
+	if c == nil && (needsDaemon(&req.Spec) || stays && !a.noDaemon()) {
+		if c, err = a.mustDaemon(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if c == nil {
+		return a.here(ctx, !stays)
 	}
 	return a.remote(c), nil
 }
@@ -187,12 +189,16 @@ func (l local) Run(ctx context.Context, req control.RunRequest, use func(context
 	})
 }
 
-func (l local) Start(ctx context.Context, req control.RunRequest) (string, error) {
+func (l local) Start(ctx context.Context, req control.RunRequest) (box, error) {
 	b, _, err := l.Control.Start(ctx, req)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return b.Name(), nil
+	return localBox{b}, nil
 }
 
 func (l local) tidy(ctx context.Context) { l.app.sweep(ctx, l.Control) }
+
+func (l local) warning(_ context.Context, provider string) string {
+	return l.app.warningOf(cmp.Or(provider, l.app.chosenProvider()))
+}

@@ -25,6 +25,7 @@ const defaultE2B = "127.0.0.1:3000"
 type UpOptions struct {
 	StateDir string
 	Provider string
+	Shared   []string    // providers that callers with an API key may choose
 	Store    string      // address of the database, with its password; empty: a file in StateDir
 	Blobs    string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
 	Buckets  []string    // [TENANT/]NAME=ADDRESS of those that workspaces can be
@@ -141,6 +142,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
 	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
 	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "bytes that copies of saved snapshots may take on this machine (default 16g)")
+	flags.StringSliceVar(&opts.Shared, "share-provider", nil, "provider that callers with an API key may choose, besides the one of this daemon; may be repeated")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
@@ -233,7 +235,7 @@ func defaultPool() int { return min(runtime.NumCPU(), 8) }
 func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	a.warn()
+	a.warn(a.warningOf(opts.Provider))
 	d, err := a.Up(ctx, opts)
 	if err != nil {
 		return err

@@ -15,6 +15,8 @@ type Sandbox struct {
 	inst  driver.Instance
 	name  string
 	image ImageConfig // what Create found; zero after Find
+	// limits are those that do not hold, if Create made the handle.
+	limits map[string]sandbox.Enforcement
 }
 
 // ID returns the id, which never changes.
@@ -23,6 +25,10 @@ func (s *Sandbox) ID() sandbox.ID { return s.inst.ID() }
 // Image returns what the image wants to run, if this is the handle that Create
 // returned.
 func (s *Sandbox) Image() ImageConfig { return s.image }
+
+// Limits returns the limits that the provider does not enforce, if this is the
+// handle that Create returned.
+func (s *Sandbox) Limits() map[string]sandbox.Enforcement { return s.limits }
 
 // Name returns the name, which is the id unless another was chosen.
 func (s *Sandbox) Name() string { return s.name }

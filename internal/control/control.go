@@ -43,9 +43,9 @@ type Config struct {
 	// Defaults fill the resources a request leaves at zero. Those that are
 	// zero here too are left to the provider.
 	Defaults sandbox.Resources
-	// Network says that a sandbox can be given a network, whose other end is a
-	// gateway that asks the policy. Without it a request for one is refused.
-	Network bool
+	// Facts are what the provider can do here, as its Probe finds. Nil: Probe is
+	// called whenever that matters.
+	Facts func(context.Context) (driver.Facts, error)
 	// Workspaces says that the caller attaches workspaces. Without it a request
 	// for one is refused.
 	Workspaces bool
@@ -84,6 +84,9 @@ func New(cfg Config) *Control {
 	c := &Control{cfg: cfg}
 	if c.cfg.Now == nil {
 		c.cfg.Now = time.Now
+	}
+	if c.cfg.Facts == nil {
+		c.cfg.Facts = c.cfg.Provider.Probe
 	}
 	if c.cfg.NewID == nil {
 		c.cfg.NewID = randomID

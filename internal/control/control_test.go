@@ -361,3 +361,52 @@ func TestProcesses(t *testing.T) {
 	_, err = box.Exec(t.Context(), sandbox.Command{Args: []string{"a\x00b"}})
 	wantError(t, err, sandbox.CodeInvalid)
 }
+
+// A limit that nothing enforces is not claimed to hold: it is said, or refused
+// where the provider decides by itself. Defaults that would not hold are left
+// out.
+func TestLimitsThatDoNotHold(t *testing.T) {
+	defaults := func(cfg *control.Config) { cfg.Defaults = sandbox.Resources{Memory: 1 << 30} }
+	asked := sandbox.Spec{Resources: sandbox.Resources{Memory: 64 << 20}}
+
+	p, c := setup(t, defaults)
+	if box := create(t, c, asked); len(box.Limits()) != 0 || p.made[0].Resources.Memory != 64<<20 {
+		t.Errorf("where limits hold: %v, made with %+v", box.Limits(), p.made[0].Resources)
+	}
+	p.loose = true
+	if box := create(t, c, sandbox.Spec{}); len(box.Limits()) != 0 || p.made[1].Resources != (sandbox.Resources{}) {
+		t.Errorf("a default: %v, made with %+v", box.Limits(), p.made[1].Resources)
+	}
+	want := map[string]sandbox.Enforcement{"memory": {Why: "nothing limits it"}}
+	if box := create(t, c, asked); !maps.Equal(box.Limits(), want) {
+		t.Errorf("got %v, want %v", box.Limits(), want)
+	}
+	p.fixed = true
+	_, err := c.Create(t.Context(), control.CreateRequest{Spec: asked})
+	if e := wantError(t, err, sandbox.CodeUnsupported); e.Subject != "memory" || e.Hint == "" {
+		t.Errorf("got %+v", e)
+	}
+	if _, err := c.Create(t.Context(), control.CreateRequest{}); err != nil {
+		t.Errorf("without a limit: %v", err)
+	}
+}
+
+// An image is not fetched for a provider that runs none.
+func TestProviderWithoutImages(t *testing.T) {
+	lib := &library{err: errUnknown}
+	p, c := setup(t, func(cfg *control.Config) { cfg.Images = lib })
+	p.noImages = true
+	_, err := c.Create(t.Context(), control.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
+	if e := wantError(t, err, sandbox.CodeUnsupported); e.Subject != "debian:12" || lib.asked.Ref != "" {
+		t.Errorf("got %+v, asked for %+v", e, lib.asked)
+	}
+}
+
+// A provider without a gateway says so, where a secret needs one.
+func TestGatewaySecretWithoutGateway(t *testing.T) {
+	_, c := setup(t)
+	_, err := c.Create(t.Context(), control.CreateRequest{Tenant: "acme", Spec: sandbox.Spec{Secrets: []sandbox.SecretRef{{Name: "github"}}}})
+	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "egress gateway") {
+		t.Errorf("got %+v", e)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
@@ -39,40 +40,68 @@ type CreateRequest struct {
 	// Reserved says that the caller made sure that the name is free, where
 	// names are not those of the provider's sandboxes.
 	Reserved bool
+	// Limits are those of the sandbox's limits that its provider does not
+	// enforce, and why. Prepare fills them in.
+	Limits map[string]sandbox.Enforcement
 	// FilesOnly has Restore leave the memory of a snapshot aside.
 	FilesOnly bool
+
+	prepared bool // the Spec was validated and completed
+}
+
+// spec returns the Spec that the provider gets, complete and with what is in no
+// record.
+func (c *Control) spec(ctx context.Context, req *CreateRequest) (*sandbox.Spec, error) {
+	if !req.prepared {
+		spec, err := c.complete(ctx, req)
+		if err != nil {
+			return nil, err
+		}
+		req.Spec, req.prepared = *spec, true
+	}
+	spec := req.Spec
+	if len(req.Hidden) > 0 {
+		spec.Env = maps.Clone(spec.Env)
+		if spec.Env == nil {
+			spec.Env = map[string]string{}
+		}
+		maps.Copy(spec.Env, req.Hidden)
+		spec.Secrets = nil
+	}
+	spec.Labels, spec.Lifetime.Timeout = c.labels(&spec, req), spec.Lifetime.HardTimeout()
+	return &spec, nil
 }
 
 // Prepare validates a request and returns it with everything filled in that
 // it left open, as Create will: id, name, image and resources among it.
-func (c *Control) Prepare(req CreateRequest) (CreateRequest, error) {
-	spec, err := c.complete(&req)
+func (c *Control) Prepare(ctx context.Context, req CreateRequest) (CreateRequest, error) {
+	spec, err := c.complete(ctx, &req)
 	if err != nil {
 		return req, c.wrap(Action{Op: "sandbox.create"}, err)
 	}
-	req.Spec = *spec
+	req.Spec, req.prepared = *spec, true
 	return req, nil
 }
 
 // Create makes a sandbox. On an error, or when ctx ends first, nothing remains.
 func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, error) {
 	var box *Sandbox
-	spec, err := c.complete(&req)
+	chosen := req.Spec.Name != "" && !req.Reserved
+	spec, err := c.spec(ctx, &req)
 	if err != nil {
 		return nil, c.wrap(Action{Op: "sandbox.create"}, err)
 	}
-	spec.Labels, spec.Lifetime.Timeout = c.labels(spec, &req), spec.Lifetime.HardTimeout()
 	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		img, err := c.ensureImage(ctx, &req, spec)
 		if err != nil {
 			return err
 		}
-		inst, err := c.makeNamed(ctx, spec, req.Spec.Name != "" && !req.Reserved)
+		inst, err := c.makeNamed(ctx, spec, chosen)
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{c: c, inst: inst, name: spec.Name, image: img}
+		box = &Sandbox{c: c, inst: inst, name: spec.Name, image: img, limits: req.Limits}
 		return nil
 	})
 	return box, err
@@ -80,7 +109,7 @@ func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, erro
 
 // complete validates a request and fills in what it leaves open. It changes
 // nothing of the caller's.
-func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
+func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Spec, error) {
 	spec := req.Spec
 	if err := spec.Validate(); err != nil {
 		return nil, err
@@ -95,7 +124,7 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	default:
 		return nil, invalid("", "pull", fmt.Sprintf("%q is none of missing, always and never", req.Pull), "")
 	}
-	if err := c.checkNetwork(&spec, req); err != nil {
+	if err := c.checkNetwork(ctx, &spec, req); err != nil {
 		return nil, err
 	}
 	if len(spec.Workspaces) > 0 && !c.cfg.Workspaces {
@@ -123,25 +152,18 @@ func (c *Control) complete(req *CreateRequest) (*sandbox.Spec, error) {
 	if spec.Workdir != "" {
 		spec.Workdir = path.Clean(spec.Workdir)
 	}
-	fill(&spec.Resources.CPUs, c.cfg.Defaults.CPUs)
-	fill(&spec.Resources.Memory, c.cfg.Defaults.Memory)
-	fill(&spec.Resources.Disk, c.cfg.Defaults.Disk)
-	fill(&spec.Resources.PIDs, c.cfg.Defaults.PIDs)
-	spec.Env = maps.Clone(spec.Env)
-	if len(req.Hidden) > 0 {
-		if spec.Env == nil {
-			spec.Env = map[string]string{}
-		}
-		maps.Copy(spec.Env, req.Hidden)
-		spec.Secrets = nil
+	var err error
+	if req.Limits, err = c.limit(ctx, &spec.Resources); err != nil {
+		return nil, err
 	}
+	spec.Env = maps.Clone(spec.Env)
 	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
 	return &spec, nil
 }
 
 // checkNetwork refuses rules that nobody would enforce, and secrets that nobody
 // would bring to where they are needed.
-func (c *Control) checkNetwork(spec *sandbox.Spec, req *CreateRequest) (err error) {
+func (c *Control) checkNetwork(ctx context.Context, spec *sandbox.Spec, req *CreateRequest) (err error) {
 	if spec.Network.Plain = nil; req.Tenant == "" && (spec.Network.Profile != "" || len(spec.Secrets) > 0 || spec.Redact) {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: "network", Message: "stored profiles and secrets are kept by a daemon, and none runs",
@@ -153,40 +175,28 @@ func (c *Control) checkNetwork(spec *sandbox.Spec, req *CreateRequest) (err erro
 			return err
 		}
 	}
-	if c.cfg.Network {
+	gateway := slices.ContainsFunc(spec.Secrets, func(s sandbox.SecretRef) bool { return s.Mode != sandbox.SecretEnv })
+	if !spec.Network.Asked() && !gateway {
 		return nil
 	}
-	unsupported := func(subject, message string) error {
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: subject, Message: message, Hint: "leave it out: the sandbox then has no network"}
+	facts, err := c.cfg.Facts(ctx)
+	if err != nil || facts.Capabilities.Network {
+		return err
 	}
-	if spec.Network.Asked() {
-		if spec.Network.Plain, err = c.translate(spec.Network, req.Egress); err != nil {
-			return err
+	if gateway {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "secrets",
+			Message: "a secret in the mode gateway is inserted by Atoll's egress gateway, which sandboxes of the provider " + facts.Provider + " do not use",
+			Hint:    "use the mode env, which shows the value to the sandbox, or choose a provider with a gateway",
 		}
 	}
-	if spec.Network.Asked() && spec.Network.Plain == nil {
-		return unsupported("network", "sandboxes cannot be given a network here")
-	}
-	for _, s := range spec.Secrets {
-		if s.Mode == sandbox.SecretEnv {
-			continue
+	if spec.Network.Plain, err = c.translate(spec.Network, req.Egress); err == nil && spec.Network.Plain == nil {
+		err = &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "network", Message: "the provider " + facts.Provider + " cannot give sandboxes a network",
+			Hint: "leave it out: the sandbox then has no network",
 		}
-		if _, ok := driver.As[driver.EgressEnforcer](c.cfg.Provider); ok {
-			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Subject: "secrets",
-				Message: "a secret in the mode gateway is inserted by Atoll's gateway, which the sandboxes of this provider do not use",
-				Hint:    "use the mode env, which shows the value to the sandbox",
-			}
-		}
-		return unsupported("secrets", "a secret in the mode gateway needs a network, which sandboxes cannot be given here")
 	}
-	return nil
-}
-
-func fill[T int64 | float64](v *T, def T) {
-	if *v == 0 {
-		*v = def
-	}
+	return err
 }
 
 // labels returns a sandbox's own labels together with Atoll's, by which it is
@@ -214,9 +224,14 @@ func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *san
 	if own, ok := driver.As[driver.ImageChecker](c.cfg.Provider); ok {
 		return ImageConfig{Ref: spec.Image}, own.CheckImage(spec.Image)
 	}
-	if c.cfg.Images == nil {
+	facts, err := c.cfg.Facts(ctx)
+	if err != nil {
+		return ImageConfig{}, err
+	}
+	if c.cfg.Images == nil || !facts.Capabilities.Images {
 		return ImageConfig{}, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: spec.Image, Message: "this provider runs no images but \"host\"",
+			Code: sandbox.CodeUnsupported, Subject: spec.Image, Message: "the provider " + facts.Provider + " runs no images",
+			Hint: "leave the image out, or choose another provider; see: atoll provider ls",
 		}
 	}
 	img, err := c.cfg.Images.Ensure(ctx, ImageRequest{

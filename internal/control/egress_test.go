@@ -82,7 +82,7 @@ func TestGatewaySecretsOfProviders(t *testing.T) {
 	_, err := c.Create(t.Context(), control.CreateRequest{Tenant: "acme", Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "token", Env: "TOKEN", Mode: sandbox.SecretGateway}},
 	}})
-	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "Atoll's gateway") || !strings.Contains(e.Hint, "mode env") {
+	if e := wantError(t, err, sandbox.CodeUnsupported); !strings.Contains(e.Message, "Atoll's egress gateway") || !strings.Contains(e.Hint, "mode env") {
 		t.Errorf("it is refused with %q, hint %q; want the reason", e.Message, e.Hint)
 	}
 }

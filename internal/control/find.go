@@ -23,6 +23,8 @@ type Summary struct {
 	Labels    map[string]string `json:"labels,omitempty"`   // the caller's own
 	Exit      *sandbox.Exit     `json:"exit,omitempty"`     // why it ended
 	Resources sandbox.Resources `json:"resources,omitzero"` // its limits, as far as they are known
+	// Limits are those of Resources that the provider does not enforce.
+	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"`
 	// Bound says that it goes away with the process that made it.
 	Bound bool `json:"bound,omitempty"`
 }

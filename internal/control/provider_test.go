@@ -22,6 +22,8 @@ type boxes struct {
 	fail   map[string]error // by method name
 	before func(method string)
 	plain  bool // instances without any optional interface
+
+	noImages, loose, fixed bool // no images; limits that do not hold; ones that cannot be chosen
 }
 
 var (
@@ -42,7 +44,11 @@ func (b *boxes) enter(method string) error {
 
 func (b *boxes) Probe(context.Context) (driver.Facts, error) {
 	facts := driver.Facts{Provider: "boxes", Available: true}
-	facts.Capabilities.Reattach = !b.plain
+	facts.Capabilities.Reattach, facts.Capabilities.Images = !b.plain, !b.noImages
+	facts.Limits = map[string]driver.Limit{}
+	for _, name := range []string{"cpus", "memory", "disk", "pids", "lifetime"} {
+		facts.Limits[name] = driver.Limit{Holds: !b.loose && !b.fixed, Why: "nothing limits it", Fixed: b.fixed}
+	}
 	return facts, b.enter("probe")
 }
 

@@ -69,11 +69,10 @@ func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
 func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*Sandbox, driver.Restored, error) {
 	var box *Sandbox
 	var restored driver.Restored
-	spec, err := c.complete(&req)
+	spec, err := c.spec(ctx, &req)
 	if err != nil {
 		return nil, restored, c.wrap(Action{Op: "sandbox.create"}, err)
 	}
-	spec.Labels, spec.Lifetime.Timeout = c.labels(spec, &req), spec.Lifetime.HardTimeout()
 	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)
@@ -88,7 +87,7 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 		if err != nil {
 			return err
 		}
-		box, restored = &Sandbox{c: c, inst: inst, name: spec.Name, image: img}, how
+		box, restored = &Sandbox{c: c, inst: inst, name: spec.Name, image: img, limits: req.Limits}, how
 		return nil
 	})
 	return box, restored, err

@@ -6,6 +6,7 @@ package daemon
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,10 +22,11 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
@@ -43,9 +45,16 @@ const (
 // Options of a daemon. The zero value serves the user's own state directory on
 // its socket.
 type Options struct {
-	StateDir  string        // empty: the user's own
-	Provider  string        // empty: the first of Providers
-	Providers *all.Registry // nil: those that are built in
+	StateDir string // empty: the user's own
+	// Provider makes sandboxes that ask for no other. Empty: the first of
+	// Providers.
+	Provider  string
+	Providers []registry.Entry // nil: those that are built in
+	// SharedProviders are those that callers with an API key may choose besides
+	// Provider.
+	SharedProviders []string
+	// ProviderOptions are options of providers, as JSON objects, by name.
+	ProviderOptions map[string]json.RawMessage
 	// Store is the address of the database: "postgres://…" for several daemons
 	// that share it, each with a state directory of its own. It may hold a
 	// password, and is in no message. Empty: a file in the state directory.
@@ -135,7 +144,7 @@ type Daemon struct {
 // Start starts a daemon: when it returns, requests are answered. The context
 // bounds the start only. The caller closes the daemon.
 func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
-	if opts.Providers == nil {
+	if len(opts.Providers) == 0 {
 		opts.Providers = all.Builtin()
 	}
 	if opts.LookupEnv == nil {
@@ -152,7 +161,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 		opts.Drain = 5 * time.Second
 	}
 	if opts.Provider == "" {
-		opts.Provider = opts.Providers.Entries()[0].Name
+		opts.Provider = opts.Providers[0].Name
 	}
 	d := &Daemon{opts: opts, failed: make(chan error, 8)}
 	defer func() {
@@ -175,6 +184,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	n.SetOperator(node.Operator(d.opts.Egress))
+	n.SetOptions(d.opts.ProviderOptions)
 	d.node = n
 	d.onClose(n.Close)
 	release, err := lock(filepath.Join(n.Dir(), "daemon.lock"))

@@ -188,13 +188,17 @@ func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
 	if len(c.Missing) > 0 {
 		out = append(out, unwell(driver.Warning, "sandboxes", "these are recorded as running and do not exist: "+some(c.Missing), soon)...)
 	}
+	if len(c.Unreachable) > 0 {
+		out = append(out, unwell(driver.Warning, "sandboxes", "these belong to a provider, an account or an address that the daemon does not work on: "+some(c.Unreachable),
+			"start the daemon with what they were made with")...)
+	}
 	facts, err := doc.d.node.Probe(ctx, doc.d.opts.Provider)
 	if err != nil {
 		return cannot("sandboxes", err, seeLog)
 	}
 	var old []sandbox.ID
 	for _, f := range c.Running {
-		if f.Engine != "" && f.Engine != facts.Engine && f.State == sandbox.Running {
+		if f.Engine != "" && facts.Engine != "" && f.Engine != facts.Engine && f.State == sandbox.Running {
 			old = append(old, f.ID)
 		}
 	}

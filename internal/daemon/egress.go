@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/cli/node"
 	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/gateway/wire"

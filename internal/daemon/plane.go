@@ -28,7 +28,7 @@ import (
 // gateway.
 func (d *Daemon) openPlane(ctx context.Context) error {
 	config := plane.Config{
-		Provider: d.opts.Provider, Node: d.member.Node, Store: d.store, Scratch: d.node.Dir(),
+		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Node: d.member.Node, Store: d.store, Scratch: d.node.Dir(),
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
 		Logger: d.opts.Logger, Fault: d.opts.Fault,
@@ -95,15 +95,26 @@ func (d *Daemon) openLog(ctx context.Context, config *plane.Config) error {
 }
 
 // openProvider opens what makes sandboxes, and what builds images of them.
-func (d *Daemon) openProvider(_ context.Context, config *plane.Config) (err error) {
+func (d *Daemon) openProvider(ctx context.Context, config *plane.Config) (err error) {
 	d.node.KeepReady(d.opts.Pool)
-	if config.Control, err = d.node.Config(d.opts.Provider, false); err != nil {
+	first, err := d.backend(ctx, d.opts.Provider)
+	if err != nil {
 		return err
 	}
-	config.Control.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
-	d.provider = config.Control.Provider
+	config.Control, config.Binding, config.Open = first.Control, first.Binding, d.backend
+	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	d.provider = first.Control.Provider
 	config.Builder, err = d.openTemplates()
 	return err
+}
+
+// backend opens one of the providers for the control plane.
+func (d *Daemon) backend(ctx context.Context, name string) (plane.Backend, error) {
+	p, err := d.node.Providers().Open(ctx, name)
+	if err != nil {
+		return plane.Backend{}, err
+	}
+	return plane.Backend{Name: p.Name, Binding: p.Binding, Control: d.node.Config(p)}, nil
 }
 
 // openKeys opens what is sealed with a key of this machine's, or is one.

@@ -60,7 +60,7 @@ func (s service) List(ctx context.Context, q api.ListQuery) ([]api.Sandbox, stri
 func shownSummary(b *store.Summary) api.Sandbox {
 	out := api.Sandbox{
 		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
-		Resources: b.Resources, Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
+		Resources: b.Resources, Limits: b.Limits, Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
 	}
 	if b.Node != localNode {
 		out.Node = b.Node

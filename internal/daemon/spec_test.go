@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -42,7 +42,7 @@ func (r *recorder) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // fullSpec has a value in every field but those in unset.
 func fullSpec(source string) sandbox.Spec {
 	return sandbox.Spec{
-		Name: "full", Image: "host", Hostname: "somewhere", User: "root", Workdir: "/srv",
+		Name: "full", Provider: "recorder", Image: "host", Hostname: "somewhere", User: "root", Workdir: "/srv",
 		Resources:  sandbox.Resources{CPUs: 1.5, Memory: 256 << 20, Disk: 64 << 20, PIDs: 100},
 		Env:        map[string]string{"A": "value"},
 		Mounts:     []sandbox.Mount{{Source: source, Target: "/mnt/a", ReadOnly: true}},
@@ -95,9 +95,9 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 		}
 	}
 	m := daemontest.New(t)
-	r := &recorder{Provider: fake.New(fake.Options{World: m.World})}
+	r := &recorder{Provider: fake.New(fake.Options{World: m.World, Limited: true})}
 	d := m.Start(t, func(o *daemon.Options) {
-		o.Providers = all.NewRegistry(all.Entry{Name: "recorder", Open: func(all.Options) (driver.Provider, error) { return r, nil }})
+		o.Providers = []registry.Entry{{Name: "recorder", Open: func(registry.Host) (driver.Provider, error) { return r, nil }}}
 	})
 	c := daemontest.Client(t, d)
 	if _, err := c.CreateWorkspace(t.Context(), "notes", atoll.WorkspaceOptions{}); err != nil {

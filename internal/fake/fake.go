@@ -41,6 +41,10 @@ type Options struct {
 	// Binding is what Binding returns. Empty: "memory".
 	Binding string
 
+	// Limited has Probe say that every limit holds, for tests of what is made of
+	// that: the fake runs nothing that could exceed one.
+	Limited bool
+
 	// Bare makes instances that have no optional interface and declare no
 	// capability but reattachment.
 	Bare bool
@@ -69,6 +73,7 @@ type Provider struct {
 	world   *World
 	fault   func(op string) error
 	bare    bool
+	limited bool
 	binding string
 }
 
@@ -79,7 +84,7 @@ var (
 
 // New returns a provider.
 func New(opts Options) *Provider {
-	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, binding: cmp.Or(opts.Binding, "memory")}
+	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: cmp.Or(opts.Binding, "memory")}
 	if p.world == nil {
 		p.world = &World{}
 	}
@@ -113,6 +118,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		return driver.Facts{}, err
 	}
 	no := driver.Limit{Why: "the fake runs nothing that could be limited"}
+	if p.limited {
+		no = driver.Limit{Holds: true, By: "the test"}
+	}
 	f := driver.Facts{
 		Provider: "fake", Version: "1", Available: true,
 		Findings: []driver.Finding{{Severity: driver.Warning, Subject: "isolation", Message: "sandboxes are simulated inside this process, for tests only"}},

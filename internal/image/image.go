@@ -137,6 +137,14 @@ type Progress struct {
 	Total  int64
 }
 
+// String describes the step for a person, without its bytes.
+func (p Progress) String() string {
+	if p.Layers > 0 {
+		return fmt.Sprintf("%s layer %d/%d", p.Phase, p.Layer, p.Layers)
+	}
+	return string(p.Phase)
+}
+
 // fail makes an error of this package. Its text is shown to users.
 func fail(code sandbox.Code, op, subject, hint, format string, args ...any) error {
 	if len(subject) > 200 {

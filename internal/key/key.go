@@ -38,7 +38,7 @@ var verbs = map[string]Verb{
 	"sandbox.create": Write, "sandbox.start": Write, "sandbox.stop": Write, "sandbox.kill": Write, "sandbox.pause": Write,
 	"sandbox.resume": Write, "sandbox.update": Write, "sandbox.destroy": Write, "sandbox.fork": Write,
 	"snapshot.create": Write, "snapshot.remove": Write, "snapshot.get": Read, "snapshot.list": Read,
-	"sandbox.get": Read, "sandbox.find": Read, "sandbox.list": Read, "sandbox.wait": Read,
+	"provider.list": Read, "sandbox.get": Read, "sandbox.find": Read, "sandbox.list": Read, "sandbox.wait": Read,
 	"process.exec": Exec, "process.kill": Exec, "process.signal": Exec, "process.resize": Exec, "process.close": Exec,
 	"process.reconnect": Exec, "process.list": Read, "process.logs": Read, "process.wait": Read,
 	"port.open": Exec, "port.share": Exec, "sandbox.usage": Read,

@@ -89,6 +89,9 @@ var written = map[int64][]statement{
 	22: {
 		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspaces":[{"name":"notes","path":"/notes"}],"lifetime":{"timeoutMs":3600000,"idleAction":"stop"}}`}},
 	},
+	23: {
+		{"UPDATE sandboxes SET binding = 'https://api.example.com#1', limits_json = $1 WHERE id = 'id-web'", []any{`{"memory":{"enforced":false,"why":"the service decides"}}`}},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.

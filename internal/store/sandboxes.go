@@ -23,8 +23,13 @@ type Summary struct {
 	State    sandbox.State
 	Reason   string // why it is in that state; safe to show
 	Provider string
-	Node     string // who holds it
-	Image    string
+	// Binding names the account, address or machine that the sandbox belongs to.
+	// Empty: any that the provider works on.
+	Binding string
+	Node    string // who holds it
+	// Limits are those that the provider does not enforce.
+	Limits map[string]sandbox.Enforcement
+	Image  string
 	// Resources are what the sandbox really gets, defaults filled in: they
 	// are counted against the tenant's limits.
 	Resources sandbox.Resources
@@ -84,7 +89,7 @@ func (b *Sandbox) holds() bool {
 
 // sandboxColumns are all columns of a sandbox; listings read summaryColumns.
 const (
-	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires"
+	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, binding, limits_json"
 	sandboxColumns = summaryColumns +
 		", version, tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
@@ -93,7 +98,7 @@ const (
 type sandboxRow struct {
 	id, tenant, name, state, reason, provider, node, image string
 	labels, exit, idleAction, spec                         string
-	pause, step, kept, origin                              string
+	pause, step, kept, origin, binding, limits             string
 	cpus                                                   float64
 	memory, disk, pids, created, updated, expires, active  int64
 	idleAfter, epoch, version, wakes, left                 int64
@@ -103,7 +108,7 @@ type sandboxRow struct {
 func (r *sandboxRow) summaryDest() []any {
 	return []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
-		&r.labels, &r.created, &r.updated, &r.expires,
+		&r.labels, &r.created, &r.updated, &r.expires, &r.binding, &r.limits,
 	}
 }
 
@@ -116,12 +121,16 @@ func (r *sandboxRow) dest() []any {
 
 // summary returns what listings tell of the row.
 func (r *sandboxRow) summary() (Summary, error) {
+	var limits map[string]sandbox.Enforcement
 	labels, err := parseLabels(r.labels)
+	if err == nil && r.limits != "" {
+		err = json.Unmarshal([]byte(r.limits), &limits)
+	}
 	return Summary{
 		ID: sandbox.ID(r.id), Tenant: r.tenant, Name: r.name, State: sandbox.State(r.state), Reason: r.reason,
-		Provider: r.provider, Node: r.node, Image: r.image,
+		Provider: r.provider, Binding: r.binding, Node: r.node, Image: r.image,
 		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
-		Labels:    labels, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+		Limits:    limits, Labels: labels, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
 	}, err
 }
 
@@ -272,11 +281,11 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 	}
 	n, err := tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
-		$24, $25, $26, $27, $28, $29)
+		$24, $25, $26, $27, $28, $29, $30, $31)
 		ON CONFLICT DO NOTHING`,
 		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
-		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Version,
+		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Binding, docs.limits, b.Version,
 		tenant, docs.exit, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
 		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin)
 	if err == nil && n == 0 {
@@ -303,7 +312,7 @@ func nameTaken(name string) error {
 	}
 }
 
-type encoded struct{ labels, spec, exit string }
+type encoded struct{ labels, spec, exit, limits string }
 
 // encode makes the JSON columns. It drops the values of the environment from
 // b.Spec, which may be secrets.
@@ -315,7 +324,7 @@ func encode(b *Sandbox) (d encoded, err error) {
 		}
 		b.Spec.Env = env
 	}
-	for dst, v := range map[*string]any{&d.labels: b.Labels, &d.spec: b.Spec, &d.exit: b.Exit} {
+	for dst, v := range map[*string]any{&d.labels: b.Labels, &d.spec: b.Spec, &d.exit: b.Exit, &d.limits: b.Limits} {
 		doc, err := json.Marshal(v)
 		if err != nil {
 			return d, err
@@ -327,6 +336,9 @@ func encode(b *Sandbox) (d encoded, err error) {
 	}
 	if b.Exit == nil {
 		d.exit = ""
+	}
+	if len(b.Limits) == 0 {
+		d.limits = ""
 	}
 	return d, nil
 }
@@ -455,11 +467,11 @@ func (tx *Tx) save(ctx context.Context, old, b *Sandbox) error {
 	n, err := tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
 		cpus = $6, memory = $7, disk = $8, pids = $9, labels_json = $10, exit_json = $11, updated = $12, expires = $13, active = $14,
 		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19,
-		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24 WHERE id = $25 AND version = $26`,
+		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24, binding = $25, limits_json = $26 WHERE id = $27 AND version = $28`,
 		string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs, docs.labels, docs.exit,
 		nanos(b.Updated), nanos(b.Expires), nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, b.Version, docs.spec,
-		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), string(b.ID), old.Version)
+		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Binding, docs.limits, string(b.ID), old.Version)
 	switch {
 	case err != nil:
 		return err

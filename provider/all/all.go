@@ -1,76 +1,74 @@
-// Package all lists the providers that Atoll is built with. Nothing in it is
-// constructed before it is asked for by name.
+// Package all lists the providers that Atoll is built with. A new provider is
+// one line here. Nothing is opened before it is asked for by name.
 package all
 
 import (
-	"fmt"
-	"slices"
-	"strings"
+	"context"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/gateway"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Options are what a provider may need to know of the node it works for.
-type Options struct {
-	// StateDir is a directory for this provider alone. It may be missing.
-	StateDir string
-	// Images opens the node's images, which the node closes.
-	Images func() (*image.Store, error)
-	// Network connects sandboxes that ask for it, for providers that can use
-	// one. Nil: there is no network.
-	Network gvisor.Network
-	// Attached makes sandboxes end with this process, if the provider can.
-	Attached bool
-	// Pool is how many sandboxes the provider may make ahead, if it can.
-	Pool int
+// Builtin returns the providers that this program is built with, the default
+// first.
+func Builtin() []registry.Entry {
+	return []registry.Entry{
+		{Name: gvisor.Name, Summary: "a kernel of its own for every sandbox, from this program alone", Open: openGvisor},
+		{
+			Name: host.Name, Summary: "plain processes of this machine; isolates nothing", Open: openHost,
+			Warning: "provider host isolates nothing: commands run with your rights on this machine",
+		},
+		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
+	}
 }
 
-// Entry is a provider that can be opened.
-type Entry struct {
-	Name    string
-	Summary string // one line for a person
-	Warning string // what everybody who uses it must know; empty for most
-	Open    func(Options) (driver.Provider, error)
+func openGvisor(h registry.Host) (driver.Provider, error) {
+	if err := h.Decode(&struct{}{}); err != nil {
+		return nil, err
+	}
+	images, err := h.Images()
+	if err != nil {
+		return nil, err
+	}
+	opts := gvisor.Options{StateDir: h.Dir, Images: images, Attached: h.Attached, Pool: h.Pool}
+	if h.Network != nil {
+		opts.Network = network{h.Network}
+	}
+	return gvisor.New(opts)
 }
 
-// Registry is a list of providers, the default first. It does not change, and
-// may be used concurrently.
-type Registry struct{ entries []Entry }
+// network is a registry.Network in the types of package gvisor.
+type network struct{ registry.Network }
 
-// NewRegistry returns a registry. It panics if a name is not usable or appears
-// twice: the list is part of the program.
-func NewRegistry(entries ...Entry) *Registry {
-	seen := map[string]bool{}
-	for _, e := range entries {
-		if err := sandbox.ValidateName(e.Name); err != nil || e.Open == nil {
-			panic(fmt.Sprintf("provider %q cannot be registered", e.Name))
-		}
-		if seen[e.Name] {
-			panic(fmt.Sprintf("provider %q is registered twice", e.Name))
-		}
-		seen[e.Name] = true
-	}
-	return &Registry{slices.Clone(entries)}
+func (n network) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {
+	l, err := n.Network.Connect(ctx, spec, gateway.Known(former))
+	return (*gvisor.Link)(l), err
 }
 
-// Entries returns all providers, the default first.
-func (r *Registry) Entries() []Entry { return slices.Clone(r.entries) }
+func (n network) Known(ctx context.Context, id sandbox.ID) (gvisor.Known, error) {
+	k, err := n.Network.Known(ctx, id)
+	return gvisor.Known(k), err
+}
 
-// Lookup returns the provider of that name. A failure is CodeInvalid and names
-// those there are.
-func (r *Registry) Lookup(name string) (Entry, error) {
-	var known []string
-	for _, e := range r.entries {
-		if e.Name == name {
-			return e, nil
-		}
-		known = append(known, e.Name)
+func openHost(h registry.Host) (driver.Provider, error) {
+	if err := h.Decode(&struct{}{}); err != nil {
+		return nil, err
 	}
-	return Entry{}, &sandbox.Error{
-		Code: sandbox.CodeInvalid, Op: "provider.open", Subject: name, Message: "there is no such provider",
-		Hint: "choose one of: " + strings.Join(known, ", "),
+	return host.New(host.Options{Dir: h.Dir})
+}
+
+func openE2B(h registry.Host) (driver.Provider, error) {
+	opts := e2b.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Template *string `json:"template"`
+	}{&opts.Template}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
 	}
+	return e2b.New(opts)
 }

@@ -139,7 +139,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			Ports: true, Deadline: true, Usage: true, Rejoin: true,
 		},
 		Limits: map[string]driver.Limit{
-			"cpus": {Why: why}, "memory": {Why: why}, "disk": {Why: why}, "pids": {Why: why},
+			"cpus": {Why: why, Fixed: true}, "memory": {Why: why, Fixed: true}, "disk": {Why: why, Fixed: true}, "pids": {Why: why, Fixed: true},
 			"lifetime": {Holds: true, By: "the service"},
 		},
 	}

@@ -77,7 +77,7 @@ func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox,
 	if err := p.here(b); err != nil {
 		return nil, err
 	}
-	box, err := p.control.Attach(recorded(ctx), b.ID, b.Name)
+	box, err := p.reach(recorded(ctx), b)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		p.note(ctx, p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
 	}
@@ -186,7 +186,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 
 // end destroys what the provider has of a sandbox.
 func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
-	box, err := p.control.Attach(ctx, b.ID, b.Name)
+	box, err := p.reach(ctx, b)
 	if err == nil {
 		err = box.Destroy(ctx)
 	}

@@ -65,12 +65,17 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, named(opCreate, err)
 	}
-	p.fill(who.Tenant, &spec, req.Timeout)
-	rules, err := p.rulesFor(ctx, who.Tenant, &spec)
+	be, err := p.chosen(ctx, who, spec.Provider)
 	if err != nil {
 		return Made{}, named(opCreate, err)
 	}
-	want, err := p.control.Prepare(control.CreateRequest{
+	spec.Provider = be.Name
+	p.fill(who.Tenant, &spec, req.Timeout)
+	rules, err := p.rulesFor(ctx, be, who.Tenant, &spec)
+	if err != nil {
+		return Made{}, named(opCreate, err)
+	}
+	want, err := be.control.Prepare(ctx, control.CreateRequest{
 		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true, Bound: req.bound,
 	})
 	if err != nil {
@@ -89,7 +94,10 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err := p.permit(ctx, action, &allowed, images); err != nil {
 		return Made{}, named(opCreate, err)
 	}
-	box, intent, err := p.announce(ctx, who.Tenant, &want, images[0], origin, req, action)
+	if err := p.enforceable(ctx, be, who.Tenant, &want); err != nil {
+		return Made{}, named(opCreate, err)
+	}
+	box, intent, err := p.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
 	switch {
 	case err != nil:
 		return Made{}, named(opCreate, err)
@@ -100,7 +108,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		box, err = p.record(ctx, who.Tenant, box.ID)
 		return Made{Sandbox: box, Replayed: true}, named(opCreate, err)
 	}
-	box, image, err := p.make(ctx, who.Tenant, &want, origin, intent)
+	box, image, err := p.make(ctx, be, who.Tenant, &want, origin, intent)
 	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
 		err = named(opCreate, p.startCold(ctx, box.ID, &of))
 	}
@@ -154,7 +162,7 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 
 // announce records the sandbox and that it is about to be made, together or
 // not at all. A nil intent says that an earlier request made it.
-func (p *Plane) announce(ctx context.Context, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+func (p *Plane) announce(ctx context.Context, be *backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
 	values, err := p.reveal(ctx, tenant, spec.Secrets)
 	if err != nil {
@@ -165,8 +173,8 @@ func (p *Plane) announce(ctx context.Context, tenant string, want *control.Creat
 		intent = nil
 		b := store.Sandbox{
 			Summary: store.Summary{
-				ID: spec.ID, Name: spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: image,
-				Resources: spec.Resources, Labels: spec.Labels,
+				ID: spec.ID, Name: spec.Name, Provider: be.Name, Binding: be.Binding, Node: p.cfg.Node, Image: image,
+				Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels,
 			},
 			Spec: spec, Origin: origin,
 		}
@@ -208,11 +216,11 @@ func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
 const settleTimeout = 10 * time.Second
 
 // make has the provider make a recorded sandbox, and records what became of it.
-func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := p.cfg.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
-	made, how, makeErr := p.bringUp(recorded(ctx), want, origin)
+	made, how, makeErr := p.bringUp(recorded(ctx), be, want, origin)
 	if err := p.cfg.Fault("create.made"); err != nil {
 		return box, image, err
 	}
@@ -247,7 +255,7 @@ func (p *Plane) make(ctx context.Context, tenant string, want *control.CreateReq
 
 // bringUp has the provider make a sandbox from its image or from the snapshot
 // origin, once what must not be in the record is kept elsewhere.
-func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
+func (p *Plane) bringUp(ctx context.Context, be *backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
 	if p.cfg.Environments != nil {
 		if err := p.cfg.Environments.Put(want.Spec.ID, want.Spec.Env); err != nil {
 			return nil, driver.Restored{}, err
@@ -258,7 +266,7 @@ func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin
 		return nil, driver.Restored{}, err
 	}
 	if origin == "" {
-		made, err := p.control.Create(ctx, req)
+		made, err := be.control.Create(ctx, req)
 		return made, driver.Restored{}, err
 	}
 	dir, release, err := p.useSnapshot(ctx, origin)
@@ -266,7 +274,7 @@ func (p *Plane) bringUp(ctx context.Context, want *control.CreateRequest, origin
 		return nil, driver.Restored{}, err
 	}
 	defer release()
-	return p.control.Restore(ctx, req, dir)
+	return be.control.Restore(ctx, req, dir)
 }
 
 // settle records the outcome of an announced action together with what it

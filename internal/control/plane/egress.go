@@ -338,7 +338,10 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 		if b.Node != p.cfg.Node || b.State == sandbox.Gone || b.State == sandbox.Stopped || b.Rest.Pause == sandbox.PauseDisk || !b.Spec.Network.Asked() {
 			continue
 		}
-		if !p.cfg.Control.Network {
+		if be, err := p.of(ctx, &b); err != nil {
+			missed, cause = append(missed, b.Name), errors.Join(cause, err)
+			continue
+		} else if !be.network(ctx) {
 			missed, cause = append(missed, b.Name), errors.Join(cause, errFixedRules)
 			continue
 		}

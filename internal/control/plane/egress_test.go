@@ -68,6 +68,12 @@ func without(spec *sandbox.Spec) *sandbox.Spec {
 	return &own
 }
 
+func (l linked) Probe(ctx context.Context) (driver.Facts, error) {
+	facts, err := l.Provider.Probe(ctx)
+	facts.Capabilities.Network = true
+	return facts, err
+}
+
 func (l linked) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	return l.Provider.Create(ctx, without(spec))
 }
@@ -102,7 +108,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	r.store, err = store.Open(t.Context(), filepath.Join(r.dir, "atoll.db"), store.Options{})
 	must(err)
 	log := eventlog.New(r.store, eventlog.Options{})
-	provider := linked{fake.New(fake.Options{})}
+	provider := linked{fake.New(fake.Options{Limited: true})}
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
 	must(err)
 	snapshots, err := vault.OpenSnapshots(filepath.Join(r.dir, "snapshots"))
@@ -111,7 +117,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	must(err)
 	r.Plane = plane.New(plane.Config{
 		Snapshots: snapshots, Environments: environments,
-		Control: control.Config{Provider: provider, Network: true}, Provider: "fake", Node: "local", Store: r.store, Log: log,
+		Control: control.Config{Provider: provider}, Provider: "fake", Node: "local", Store: r.store, Log: log,
 		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
 		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Bundle, error) {
 			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})

@@ -51,7 +51,11 @@ func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.
 	if t.box.Spec.ID == "" {
 		return nil, p.cannotKeep(&t.box)
 	}
-	wanted, err := p.copies(ctx, t, req)
+	be, err := p.of(ctx, &t.box)
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := p.copies(ctx, be, t, req)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +69,7 @@ func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.
 	if err := p.cfg.Fault("fork.recorded"); err != nil {
 		return nil, err
 	}
-	made, err := p.makeForks(ctx, t, keeper, wanted)
+	made, err := p.makeForks(ctx, be, t, keeper, wanted)
 	if fault := p.cfg.Fault("fork.made"); fault != nil {
 		return nil, fault
 	}
@@ -73,7 +77,7 @@ func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.
 }
 
 // copies are the requests for the copies of a sandbox.
-func (p *Plane) copies(ctx context.Context, t *turn, req ForkRequest) ([]control.CreateRequest, error) {
+func (p *Plane) copies(ctx context.Context, be *backend, t *turn, req ForkRequest) ([]control.CreateRequest, error) {
 	b := &t.box
 	like, err := p.again(b)
 	if err != nil {
@@ -90,7 +94,7 @@ func (p *Plane) copies(ctx context.Context, t *turn, req ForkRequest) ([]control
 		}
 	}
 	like.Spec.Labels = labels
-	if like.Egress, err = p.rulesFor(ctx, b.Tenant, &like.Spec); err != nil {
+	if like.Egress, err = p.rulesFor(ctx, be, b.Tenant, &like.Spec); err != nil {
 		return nil, err
 	}
 	p.fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
@@ -100,7 +104,7 @@ func (p *Plane) copies(ctx context.Context, t *turn, req ForkRequest) ([]control
 		if req.Prefix != "" {
 			one.Spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
 		}
-		if all[i], err = p.control.Prepare(one); err != nil {
+		if all[i], err = be.control.Prepare(ctx, one); err != nil {
 			return nil, err
 		}
 		if err := p.permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
@@ -122,8 +126,8 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 			w := &wanted[i]
 			b := store.Sandbox{
 				Summary: store.Summary{
-					ID: w.Spec.ID, Name: w.Spec.Name, Provider: p.cfg.Provider, Node: p.cfg.Node, Image: t.box.Image,
-					Resources: w.Spec.Resources, Labels: w.Spec.Labels,
+					ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Binding: t.box.Binding, Node: p.cfg.Node, Image: t.box.Image,
+					Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
 				},
 				Spec: w.Spec,
 			}
@@ -155,7 +159,7 @@ type copied struct {
 
 // makeForks writes the parent down, unless that is on disk already, and makes
 // the copies of it, several at a time.
-func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]copied, error) {
+func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]copied, error) {
 	dir, done, err := p.source(ctx, t, keeper)
 	if err != nil {
 		return nil, err
@@ -178,7 +182,7 @@ func (p *Plane) makeForks(ctx context.Context, t *turn, keeper Snapshots, wanted
 			if err != nil {
 				return err
 			}
-			box, how, err := p.control.Restore(recorded(ctx), w, dir)
+			box, how, err := be.control.Restore(recorded(ctx), w, dir)
 			made[i] = copied{box, coldReason(how)}
 			return err
 		})
@@ -206,7 +210,7 @@ func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir stri
 		landed()
 	}
 	if dir, err = keeper.Draft(id); err == nil {
-		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx), Brief: true})
+		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx, &t.box), Brief: true})
 	}
 	if err != nil {
 		done()

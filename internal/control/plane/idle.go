@@ -117,7 +117,7 @@ func (p *Plane) goIdle(ctx context.Context, t *turn) error {
 		return unsupported(&t.box, "it is idle and cannot be stopped without losing its files", "let its idle action be delete")
 	case action == sandbox.IdleStop:
 		_, err = p.stopLocked(ctx, t)
-	case action == sandbox.IdleSleep && disk && p.memory(ctx):
+	case action == sandbox.IdleSleep && disk && p.memory(ctx, &t.box):
 		err = p.putToSleep(ctx, t, true)
 	case control.Can[driver.Pauser](box):
 		// Without memory in snapshots a sleep would end its processes.

@@ -20,8 +20,14 @@ type ImageUse struct {
 // images: what was made ahead of its user lets go of them.
 func (p *Plane) ImageUses(ctx context.Context) (all []ImageUse, err error) {
 	err = p.operate(ctx, "image.uses", "", func(ctx context.Context) error {
-		if d, ok := driver.As[driver.Drainer](p.cfg.Control.Provider); ok {
-			d.Drain()
+		for _, name := range p.openBackends() {
+			be, err := p.backend(ctx, name)
+			if err != nil {
+				return err
+			}
+			if d, ok := driver.As[driver.Drainer](be.Control.Provider); ok {
+				d.Drain()
+			}
 		}
 		all, err = p.NeededImages(ctx)
 		return err

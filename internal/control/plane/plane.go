@@ -38,10 +38,20 @@ const DefaultTenant = "default"
 // Config is what a Plane works with. Its owner closes what is in it, after the
 // Plane is closed.
 type Config struct {
-	// Control says what makes sandboxes. Its Guard is the Plane's own.
-	Control control.Config
-	// Provider is the name of the provider, for records.
+	// Control says what makes sandboxes with the default provider, whose name is
+	// Provider. Its Guard is the Plane's own.
+	Control  control.Config
 	Provider string
+	// Binding is that of the default provider; see Backend.
+	Binding string
+	// Open opens the others. Nil: there are none.
+	Open Open
+	// Shared are the providers besides the default one that callers with an API
+	// key may choose. The owner of the machine may choose any.
+	Shared []string
+	// Defaults fill the limits that a request leaves at zero, as far as the
+	// provider enforces them.
+	Defaults sandbox.Resources
 	// Node is the name of this daemon: it owns the sandboxes that carry it.
 	Node  string
 	Store *store.Store
@@ -94,13 +104,13 @@ type Sources interface {
 // Plane is the control plane of one daemon. Its methods may be called
 // concurrently.
 type Plane struct {
-	cfg     Config
-	control *control.Control
-	ring    *key.Ring
-	meter   *quota.Meter
-	locks   locks
-	rules   rulebook
-	telling locks // who tells the gateway about a sandbox
+	cfg      Config
+	backends backends
+	ring     *key.Ring
+	meter    *quota.Meter
+	locks    locks
+	rules    rulebook
+	telling  locks // who tells the gateway about a sandbox
 	// workspaces are locks too; a workspace's id stands where a sandbox's would.
 	workspaces locks
 	watched    sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
@@ -136,8 +146,10 @@ func New(cfg Config) *Plane {
 	}
 	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving()}
 	p.life, p.stop = context.WithCancel(context.Background())
-	cfg.Control.Guard, cfg.Control.Workspaces = p.guard, cfg.Workspaces != nil
-	p.control = control.New(cfg.Control)
+	if cfg.Defaults == (sandbox.Resources{}) {
+		p.cfg.Defaults = cfg.Control.Defaults
+	}
+	p.addBackend(Backend{Name: cfg.Provider, Binding: cfg.Binding, Control: cfg.Control})
 	return p
 }
 
@@ -188,7 +200,7 @@ var glances = map[string]bool{
 	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
 	"quota.get": true, "metrics.get": true, "daemon.diagnose": true, "image.uses": true, "tenant.list": true, "tenant.get": true,
 	"profile.get": true, "profile.list": true, "secret.list": true, "policy.get": true, "policy.explain": true,
-	"template.list": true, "template.get": true,
+	"provider.list": true, "template.list": true, "template.get": true,
 	"workspace.list": true, "workspace.get": true, "workspace.history": true, "workspace.diff": true, "workspace.verify": true,
 }
 

@@ -53,7 +53,7 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 	must(err)
 	environments, err := vault.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
 	must(err)
-	provider := driver.Provider(fake.New(fake.Options{World: m.world}))
+	provider := driver.Provider(fake.New(fake.Options{World: m.world, Limited: true}))
 	if m.provider != nil {
 		provider = m.provider(provider)
 	}

@@ -204,7 +204,7 @@ func (p *Plane) askedImage(ctx context.Context, tenant string, spec *sandbox.Spe
 // time of a sandbox that the daemon ends itself is bounded by that.
 func (p *Plane) fill(tenant string, spec *sandbox.Spec, timeout time.Duration) {
 	caps := p.policies().Caps(bundle.About{Tenant: tenant, Labels: spec.Labels})
-	caps.Fill(&spec.Resources, p.cfg.Control.Defaults)
+	caps.Fill(&spec.Resources, p.cfg.Defaults)
 	if spec.Lifetime.Timeout == 0 && timeout == 0 {
 		spec.Lifetime.Timeout = caps.Lifetime
 	}
@@ -217,7 +217,7 @@ func (p *Plane) wish(ctx context.Context, tenant string, spec *sandbox.Spec, ima
 		return bundle.Request{}, err
 	}
 	w := bundle.Of(tenant, spec, images, profile.Rules)
-	w.Complete(bundle.Caps{}, p.cfg.Control.Defaults)
+	w.Complete(bundle.Caps{}, p.cfg.Defaults)
 	for _, m := range spec.Mounts {
 		// What links lead to must be allowed as well.
 		m.Source = realPath(m.Source)
@@ -252,10 +252,10 @@ func modeOf(ref sandbox.SecretRef) sandbox.SecretMode {
 }
 
 // rulesFor completes a request for a provider without a gateway.
-func (p *Plane) rulesFor(ctx context.Context, tenant string, spec *sandbox.Spec) (control.Egress, error) {
+func (p *Plane) rulesFor(ctx context.Context, be *backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
 	about := bundle.About{Tenant: tenant, Labels: spec.Labels}
 	e := control.Egress{Ceilings: p.policies().Ceilings(about), Unenforceable: p.policies().Unenforceable(about)}
-	if p.cfg.Control.Network || spec.Network.Profile == "" {
+	if spec.Network.Profile == "" || be.network(ctx) {
 		return e, nil
 	}
 	stored, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profile(ctx, tenant, spec.Network.Profile) })

@@ -3,6 +3,8 @@ package plane
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
@@ -86,8 +88,15 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 // mirror records whether the provider's service has paused or resumed a sandbox
 // by itself. A service that cannot be asked changes nothing.
 func (p *Plane) mirror(ctx context.Context, b *store.Sandbox) error {
-	teller, ok := driver.As[driver.StateTeller](p.cfg.Control.Provider)
-	if !ok || p.here(b) != nil || !resident(b) {
+	if p.here(b) != nil || !resident(b) {
+		return nil
+	}
+	be, err := p.of(ctx, b)
+	if err != nil {
+		return nil //nolint:nilerr // the operation itself will say so
+	}
+	teller, ok := driver.As[driver.StateTeller](be.Control.Provider)
+	if !ok {
 		return nil
 	}
 	state, err := teller.State(ctx, b.ID)
@@ -122,35 +131,80 @@ func (p *Plane) observePause(ctx context.Context, b *store.Sandbox, state sandbo
 	return err
 }
 
-// Reconcile compares what is recorded with what exists. Records follow what is
-// seen; what exists without a record is given to its tenant; what was removed
-// and exists all the same is removed again. Nothing else is ended, and only
-// proof about the very sandbox makes it gone.
+// Reconcile compares what is recorded with what exists, for each provider by
+// itself. Records follow what is seen; what exists without a record is given to
+// its tenant; what was removed and exists all the same is removed again. Nothing
+// else is ended, and only proof about the very sandbox makes it gone. A record
+// whose provider, account or address is another one is not judged.
 func (p *Plane) Reconcile(ctx context.Context) error {
 	ctx = recorded(ctx)
 	known, err := p.recordedBoxes(ctx) // before looking: what is made meanwhile is seen as extra, not as missing
 	if err != nil {
 		return err
 	}
+	p.unsettled.Store(false)
+	var failed []error
+	mine := map[string][]store.Sandbox{}
+	for _, name := range p.openBackends() {
+		mine[name] = nil // its sandboxes may have no record
+	}
+	for _, b := range known {
+		be, err := p.of(ctx, &b)
+		if err != nil {
+			failed = append(failed, p.unreachable(ctx, b, err))
+			continue
+		}
+		mine[be.Name] = append(mine[be.Name], b)
+	}
+	for _, name := range slices.Sorted(maps.Keys(mine)) {
+		be, err := p.backend(ctx, name)
+		if err == nil {
+			err = p.reconcileWith(ctx, be, mine[name])
+		}
+		failed = append(failed, err)
+	}
+	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx), p.detachEnded(ctx))
+	return errors.Join(failed...)
+}
+
+// reconcileWith compares the records of a provider's sandboxes with what exists
+// there.
+func (p *Plane) reconcileWith(ctx context.Context, be *backend, known []store.Sandbox) error {
 	seen := map[sandbox.ID]driver.Found{}
-	for f, err := range p.cfg.Control.Provider.List(ctx) {
+	for f, err := range be.Control.Provider.List(ctx) {
 		if err != nil {
 			return err // nothing is proved by a list that ends early
 		}
 		seen[f.ID] = f
 	}
-	p.unsettled.Store(false)
 	var failed []error
 	for _, b := range known {
 		f, there := seen[b.ID]
 		delete(seen, b.ID)
-		failed = append(failed, p.reconcile(ctx, b, f, there))
+		failed = append(failed, p.reconcile(ctx, be, b, f, there))
 	}
 	for _, f := range seen {
-		failed = append(failed, p.extra(ctx, f))
+		failed = append(failed, p.extra(ctx, be, f))
 	}
-	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx), p.detachEnded(ctx))
 	return errors.Join(failed...)
+}
+
+// unreachable records that a sandbox belongs to what this daemon does not work
+// on. One that was put away needs nobody, and what is half-done stays so.
+func (p *Plane) unreachable(ctx context.Context, b store.Sandbox, why error) error {
+	if b.Rest.Kept != "" || b.Rest.Step != "" || b.State == sandbox.Lost || b.State == sandbox.Failed {
+		return nil
+	}
+	release, err := p.locks.take(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b, err = p.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	p.note(ctx, why)
+	return p.observe(ctx, &b, found{state: sandbox.Lost, reason: "its provider, account or address is not the one that the daemon works on"})
 }
 
 // recordedBoxes returns the records of this node's sandboxes that are not gone.
@@ -172,7 +226,7 @@ func (p *Plane) recordedBoxes(ctx context.Context) (all []store.Sandbox, err err
 }
 
 // reconcile brings the record of one sandbox up to date.
-func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, there bool) error {
+func (p *Plane) reconcile(ctx context.Context, be *backend, b store.Sandbox, f driver.Found, there bool) error {
 	if p.making.has(b.ID) {
 		return nil
 	}
@@ -192,7 +246,7 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 			return p.end(ctx, &b) // it was put away, and its end was cut off
 		}
 		return nil
-	case there && p.control.Orphaned(f):
+	case there && be.control.Orphaned(f):
 		if err := p.end(ctx, &b); err != nil {
 			return err
 		}
@@ -200,11 +254,11 @@ func (p *Plane) reconcile(ctx context.Context, b store.Sandbox, f driver.Found, 
 	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return p.reconcileEnded(ctx, &b, f)
 	}
-	box, err := p.control.Attach(ctx, b.ID, b.Name)
+	box, err := be.control.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		p.refind(b.Tenant, box)
-		if _, ok := driver.As[driver.StateTeller](p.cfg.Control.Provider); ok && there && resident(&b) {
+		if _, ok := driver.As[driver.StateTeller](be.Control.Provider); ok && there && resident(&b) {
 			return p.observePause(ctx, &b, f.State)
 		}
 		if b.State == sandbox.Paused {
@@ -251,7 +305,7 @@ func (p *Plane) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.F
 }
 
 // extra deals with a sandbox that no record of this node wants.
-func (p *Plane) extra(ctx context.Context, f driver.Found) error {
+func (p *Plane) extra(ctx context.Context, be *backend, f driver.Found) error {
 	if f.Labels[control.LabelOwner] != "" || p.making.has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
 		return nil // another process looks after it
 	}
@@ -263,8 +317,8 @@ func (p *Plane) extra(ctx context.Context, f driver.Found) error {
 	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, f.ID) })
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
-		return p.adopt(ctx, f)
-	case err != nil || b.Node != p.cfg.Node:
+		return p.adopt(ctx, be, f)
+	case err != nil || b.Node != p.cfg.Node || b.Provider != be.Name || b.Binding != "" && b.Binding != be.Binding:
 		return err
 	case b.State == sandbox.Gone && unwanted[b.Reason]:
 		return p.end(ctx, &b) // a crash came between
@@ -274,14 +328,14 @@ func (p *Plane) extra(ctx context.Context, f driver.Found) error {
 
 // adopt records a sandbox that exists without a record. One that was made
 // without a daemon belongs to the owner of the machine.
-func (p *Plane) adopt(ctx context.Context, f driver.Found) error {
+func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
 	if tenant == "" {
 		tenant = DefaultTenant
 	}
 	b := store.Sandbox{
 		Summary: store.Summary{
-			ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: p.cfg.Provider, Node: p.cfg.Node,
+			ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Binding: be.Binding, Node: p.cfg.Node,
 			Image: f.Labels[control.LabelImage], Labels: map[string]string{},
 		},
 		Exit: f.Exit,
@@ -312,7 +366,7 @@ func (p *Plane) adopt(ctx context.Context, f driver.Found) error {
 	if err != nil {
 		return err
 	}
-	if box, err := p.control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
+	if box, err := be.control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
 		p.refind(tenant, box)
 	}
 	fact := audit.Action{Tenant: tenant, Op: "sandbox.adopt", Sandbox: f.ID, Name: b.Name, Subject: b.Name}

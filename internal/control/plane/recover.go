@@ -14,7 +14,7 @@ import (
 // finishStep brings a sandbox that a daemon left between two states to one of
 // them. The caller has locked it, so nobody is at it.
 func (p *Plane) finishStep(ctx context.Context, b *store.Sandbox) error {
-	f, there, err := p.lookFor(ctx, b.ID)
+	f, there, err := p.lookFor(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -37,9 +37,13 @@ func (p *Plane) finishStep(ctx context.Context, b *store.Sandbox) error {
 }
 
 // lookFor asks the provider for one sandbox, by looking at all there are.
-func (p *Plane) lookFor(ctx context.Context, id sandbox.ID) (f driver.Found, there bool, err error) {
-	for f, err := range p.cfg.Control.Provider.List(ctx) {
-		if err != nil || f.ID == id {
+func (p *Plane) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, there bool, err error) {
+	be, err := p.of(ctx, b)
+	if err != nil {
+		return f, false, err
+	}
+	for f, err := range be.Control.Provider.List(ctx) {
+		if err != nil || f.ID == b.ID {
 			return f, err == nil, err
 		}
 	}
@@ -67,7 +71,7 @@ func (p *Plane) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, 
 // goOn makes a sandbox that still lives run, whatever was about to be done to
 // it.
 func (p *Plane) goOn(ctx context.Context, b *store.Sandbox) error {
-	box, err := p.control.Attach(ctx, b.ID, b.Name)
+	box, err := p.reach(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -132,7 +136,7 @@ func (p *Plane) finishAway(ctx context.Context, b *store.Sandbox) error {
 	}
 	id := b.Rest.Kept
 	return p.correct(ctx, b, event, func(b *store.Sandbox) { p.rests(b, how, id) }, func(tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, b.Tenant, id, how.pause != "" && p.memory(ctx), "", size)
+		return tx.FinishSnapshot(ctx, b.Tenant, id, how.pause != "" && p.memory(ctx, b), "", size)
 	})
 }
 
@@ -145,7 +149,7 @@ func (p *Plane) finishBring(ctx context.Context, b *store.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if box, err := p.control.Attach(ctx, b.ID, b.Name); err == nil {
+	if box, err := p.reach(ctx, b); err == nil {
 		p.follow(b.Tenant, box)
 	}
 	p.drop(ctx, id)

@@ -53,7 +53,7 @@ func (p *Plane) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandb
 
 func (p *Plane) pause(ctx context.Context, t *turn, toDisk, wakes bool) (store.Sandbox, error) {
 	if toDisk {
-		return p.putAway(ctx, t, away{step: stepSleep, memory: p.memory(ctx), state: sandbox.Paused, pause: sandbox.PauseDisk, wakes: wakes})
+		return p.putAway(ctx, t, away{step: stepSleep, memory: p.memory(ctx, &t.box), state: sandbox.Paused, pause: sandbox.PauseDisk, wakes: wakes})
 	}
 	return p.freeze(ctx, t, wakes)
 }
@@ -70,9 +70,13 @@ func (p *Plane) putToSleep(ctx context.Context, t *turn, wakes bool) error {
 	return err
 }
 
-// memory reports whether snapshots here hold memory.
-func (p *Plane) memory(ctx context.Context) bool {
-	facts, err := p.control.Probe(recorded(ctx))
+// memory reports whether snapshots of a sandbox hold memory.
+func (p *Plane) memory(ctx context.Context, b *store.Sandbox) bool {
+	be, err := p.of(ctx, b)
+	if err != nil {
+		return false
+	}
+	facts, err := be.facts(ctx)
 	return err == nil && facts.Capabilities.Memory
 }
 
@@ -434,9 +438,13 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err := p.permitAgain(ctx, t); err != nil {
 		return t.box, err
 	}
+	be, err := p.of(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
 	req, err := p.again(&t.box)
 	if err == nil {
-		req.Egress, err = p.rulesFor(ctx, t.box.Tenant, &req.Spec)
+		req.Egress, err = p.rulesFor(ctx, be, t.box.Tenant, &req.Spec)
 	}
 	if err == nil {
 		req.Hidden, err = p.hidden(ctx, &t.box)
@@ -463,7 +471,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err := p.cfg.Fault(step + ".recorded"); err != nil {
 		return t.box, err
 	}
-	box, how, err := p.control.Restore(recorded(ctx), req, dir)
+	box, how, err := be.control.Restore(recorded(ctx), req, dir)
 	if err := p.cfg.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}

@@ -14,6 +14,9 @@ type Census struct {
 	// Unrecorded exist and have no record, Missing are recorded as running and
 	// do not exist. What is being made or removed is neither.
 	Unrecorded, Missing []sandbox.ID
+	// Unreachable belong to a provider, account or address that this daemon
+	// does not work on.
+	Unreachable []sandbox.ID
 }
 
 // MayDiagnose allows the owner of the machine to look into the daemon.
@@ -29,15 +32,25 @@ func (p *Plane) Census(ctx context.Context) (c Census, err error) {
 		return c, err
 	}
 	seen := map[sandbox.ID]driver.Found{}
-	for f, err := range p.cfg.Control.Provider.List(ctx) {
+	for _, name := range p.openBackends() {
+		be, err := p.backend(ctx, name)
 		if err != nil {
 			return c, err
 		}
-		seen[f.ID] = f
+		for f, err := range be.Control.Provider.List(ctx) {
+			if err != nil {
+				return c, err
+			}
+			seen[f.ID] = f
+		}
 	}
 	for _, b := range known {
 		f, there := seen[b.ID]
 		delete(seen, b.ID)
+		if _, err := p.of(ctx, &b); err != nil {
+			c.Unreachable = append(c.Unreachable, b.ID)
+			continue
+		}
 		lives := b.State == sandbox.Running || b.State == sandbox.Paused && b.Rest.Kept == ""
 		switch {
 		case there:

@@ -183,6 +183,7 @@ func (p *Plane) environment(b *store.Sandbox) (map[string]string, error) {
 func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
 	env, err := p.environment(b)
 	spec := b.Spec
+	spec.Provider = b.Provider
 	spec.ID, spec.Name, spec.Labels, spec.Resources, spec.Env, spec.Snapshot = b.ID, b.Name, b.Labels, b.Resources, env, ""
 	if spec.Lifetime.Timeout > 0 { // else it is we who end it
 		spec.Lifetime.Timeout = b.Rest.Left

@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/fake"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest of provider host, too
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/host"
 )
 
@@ -38,17 +38,17 @@ func (m *Machine) Options() daemon.Options {
 	if m.Host {
 		return daemon.Options{
 			StateDir: m.Dir,
-			Providers: all.NewRegistry(all.Entry{Name: host.Name, Open: func(opts all.Options) (driver.Provider, error) {
-				return host.New(host.Options{Dir: opts.StateDir})
-			}}),
+			Providers: []registry.Entry{{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
+				return host.New(host.Options{Dir: h.Dir})
+			}}},
 			Logger: slog.New(slog.DiscardHandler),
 		}
 	}
 	return daemon.Options{
 		StateDir: m.Dir,
-		Providers: all.NewRegistry(all.Entry{Name: "fake", Open: func(all.Options) (driver.Provider, error) {
-			return fake.New(fake.Options{World: m.World, Fault: m.Fault}), nil
-		}}),
+		Providers: []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+			return fake.New(fake.Options{World: m.World, Fault: m.Fault, Limited: true}), nil
+		}}},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Finding is one thing that was looked at.
@@ -37,7 +39,20 @@ type imageUsesOutput struct {
 	}
 }
 
+type providersOutput struct {
+	Body struct {
+		Providers []sandbox.Provider `json:"providers"`
+	}
+}
+
 func (a *API) doctor() {
+	huma.Register(a.huma, operation("listProviders", http.MethodGet, "/v1/providers", "Health", "What can make sandboxes, and what they can do"),
+		func(ctx context.Context, _ *none) (*providersOutput, error) {
+			all, err := a.service.Providers(ctx)
+			out := &providersOutput{}
+			out.Body.Providers = append([]sandbox.Provider{}, all...)
+			return out, a.problem(ctx, err)
+		})
 	huma.Register(a.huma, operation("imageUses", http.MethodGet, "/v1/images/uses", "State", "Which images are needed by what does not run; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*imageUsesOutput, error) {
 			uses, err := a.service.ImageUses(ctx)

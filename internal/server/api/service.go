@@ -102,6 +102,8 @@ type Service interface {
 	Templates
 	PolicyService
 
+	// Providers describes what can make sandboxes.
+	Providers(ctx context.Context) ([]sandbox.Provider, error)
 	// ImageUses is for the owner of the machine.
 	ImageUses(ctx context.Context) ([]ImageUse, error)
 	// Diagnose is for the owner of the machine.

@@ -27,15 +27,17 @@ type Sandbox struct {
 	Provider  string            `json:"provider,omitempty"`
 	Node      string            `json:"node,omitempty" doc:"the daemon that has it, if several share a store"`
 	Resources sandbox.Resources `json:"resources"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	Created   time.Time         `json:"created"`
-	Updated   time.Time         `json:"updated"`
-	Expires   *time.Time        `json:"expires,omitempty" doc:"when its lifetime ends; left out while that stands still"`
-	Exit      *Exit             `json:"exit,omitempty" doc:"how it ended"`
-	Pause     string            `json:"pause,omitempty" enum:"memory,disk" doc:"where the state of a paused sandbox is; not in listings"`
-	Wakes     bool              `json:"wakes,omitempty" doc:"it goes on when it is used; not in listings"`
-	LeftMS    int64             `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`
-	Origin    string            `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
+	// Limits are those that do not hold.
+	Limits  map[string]sandbox.Enforcement `json:"limits,omitempty" doc:"limits in resources that the provider does not enforce, by name, and why"`
+	Labels  map[string]string              `json:"labels,omitempty"`
+	Created time.Time                      `json:"created"`
+	Updated time.Time                      `json:"updated"`
+	Expires *time.Time                     `json:"expires,omitempty" doc:"when its lifetime ends; left out while that stands still"`
+	Exit    *Exit                          `json:"exit,omitempty" doc:"how it ended"`
+	Pause   string                         `json:"pause,omitempty" enum:"memory,disk" doc:"where the state of a paused sandbox is; not in listings"`
+	Wakes   bool                           `json:"wakes,omitempty" doc:"it goes on when it is used; not in listings"`
+	LeftMS  int64                          `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`
+	Origin  string                         `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
 	// Lifetime is what was asked for; not in listings.
 	Lifetime sandbox.Lifetime `json:"lifetime,omitzero" doc:"what was asked for; not in listings"`
 

@@ -7,12 +7,8 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/gateway"
-	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// linked reports whether sandboxes of a provider can be given a network.
-func (n *Node) linked(provider string) bool { return provider == gvisor.Name }
 
 // Egress is what a daemon does about the traffic of sandboxes.
 type Egress struct {
@@ -61,41 +57,34 @@ func (n *Node) openGateway(attached bool) (*gateway.Gateway, error) {
 }
 
 // network connects sandboxes of the node with one of its gateways, which serves
-// each by its policy.
+// each by its policy. It implements registry.Network.
 type network struct {
 	n        *Node
 	attached bool
 }
 
-// Connect implements gvisor.Network.
-func (w network) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {
+func (w network) Connect(ctx context.Context, spec *sandbox.Spec, former gateway.Known) (l *gateway.Link, err error) {
 	g, err := w.n.networks[w.attached]()
 	if err != nil {
 		return nil, err
-	}
-	var l *gateway.Link
-	connect := func(p gateway.Policy) (err error) {
-		l, err = g.Connect(ctx, spec.ID, p, gateway.Known(former))
-		return err
 	}
 	with := w.n.decide.With
 	if with == nil {
 		with = alone
 	}
-	if err := with(ctx, spec, connect); err != nil {
-		return nil, err
-	}
-	return &gvisor.Link{File: l.File, MTU: l.MTU, Addresses: l.Addresses, Gateways: l.Gateways, DNS: l.DNS, CA: l.CA}, nil
+	err = with(ctx, spec, func(p gateway.Policy) (err error) {
+		l, err = g.Connect(ctx, spec.ID, p, former)
+		return err
+	})
+	return l, err
 }
 
-// Known implements gvisor.Network.
-func (w network) Known(ctx context.Context, id sandbox.ID) (gvisor.Known, error) {
+func (w network) Known(ctx context.Context, id sandbox.ID) (gateway.Known, error) {
 	g, err := w.n.networks[w.attached]()
 	if err != nil {
-		return gvisor.Known{}, err
+		return gateway.Known{}, err
 	}
-	k, err := g.Known(ctx, id)
-	return gvisor.Known(k), err
+	return g.Known(ctx, id)
 }
 
 // alone connects a sandbox that may do what its Spec says.

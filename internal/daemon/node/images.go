@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 
-	"github.com/atoll-run/atoll/internal/cli"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -22,7 +21,9 @@ func (i images) Ensure(ctx context.Context, req control.ImageRequest) (control.I
 	}
 	opts := image.GetOptions{Policy: image.Policy(req.Pull), Platform: req.Platform}
 	if req.Progress != nil {
-		opts.Progress = func(p image.Progress) { req.Progress(cli.ImageProgress(p)) }
+		opts.Progress = func(p image.Progress) {
+			req.Progress(control.Progress{Phase: p.String(), Done: p.Done, Total: p.Total})
+		}
 	}
 	img, err := store.Get(ctx, req.Ref, opts)
 	if err != nil {

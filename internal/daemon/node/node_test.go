@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/fake"
-	"github.com/atoll-run/atoll/provider/all"
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -91,21 +91,21 @@ func TestStateDir(t *testing.T) {
 	}
 }
 
-func registry(opened *int) *all.Registry {
+func providers(opened *int) []registry.Entry {
 	world := new(fake.World)
-	return all.NewRegistry(
-		all.Entry{Name: "fake", Open: func(all.Options) (driver.Provider, error) {
+	return []registry.Entry{
+		{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
 			*opened++
 			return fake.New(fake.Options{World: world}), nil
 		}},
-		all.Entry{Name: "broken", Open: func(all.Options) (driver.Provider, error) { return nil, errors.New("no engine") }},
-	)
+		{Name: "broken", Open: func(registry.Host) (driver.Provider, error) { return nil, errors.New("no engine") }},
+	}
 }
 
 func TestNodeIsLazy(t *testing.T) {
 	opened := 0
 	dir := filepath.Join(t.TempDir(), "state")
-	n, err := Open(dir, registry(&opened), env())
+	n, err := Open(dir, providers(&opened), env())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,17 +114,17 @@ func TestNodeIsLazy(t *testing.T) {
 		t.Errorf("%d providers opened, %v made", opened, entries)
 	}
 	for range 3 {
-		if _, err := n.Control("fake", false); err != nil {
+		if _, err := n.Control(t.Context(), "fake", false); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if opened != 1 {
 		t.Errorf("opened %d times", opened)
 	}
-	if _, err := n.Control("fake", true); err != nil || opened != 2 {
+	if _, err := n.Control(t.Context(), "fake", true); err != nil || opened != 2 {
 		t.Errorf("opened %d times, %v", opened, err)
 	}
-	if _, err := n.Control("nope", false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if _, err := n.Control(t.Context(), "nope", false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Error(err)
 	}
 	if _, err := n.Probe(t.Context(), "broken"); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
@@ -137,12 +137,12 @@ func TestNodeIsLazy(t *testing.T) {
 
 func TestNodeRuns(t *testing.T) {
 	opened := 0
-	n, err := Open(t.TempDir(), registry(&opened), env())
+	n, err := Open(t.TempDir(), providers(&opened), env())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer n.Close()
-	c, err := n.Control("fake", false)
+	c, err := n.Control(t.Context(), "fake", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,11 +156,11 @@ func TestNodeRuns(t *testing.T) {
 func TestNamesAreLockedAcrossNodes(t *testing.T) {
 	opened := 0
 	dir := t.TempDir()
-	one, err := Open(dir, registry(&opened), env())
+	one, err := Open(dir, providers(&opened), env())
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := Open(dir, registry(&opened), env())
+	two, err := Open(dir, providers(&opened), env())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestNamesAreLockedAcrossNodes(t *testing.T) {
 func TestLockFileIsNotALink(t *testing.T) {
 	opened := 0
 	dir := t.TempDir()
-	n, err := Open(dir, registry(&opened), env())
+	n, err := Open(dir, providers(&opened), env())
 	if err != nil {
 		t.Fatal(err)
 	}

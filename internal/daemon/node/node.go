@@ -1,0 +1,199 @@
+// Package node opens what a daemon or a command works on: a state directory,
+// its images, its egress gateway and its providers, each when it is first
+// needed.
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/gateway"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/registry"
+)
+
+// Node is this machine, seen through one state directory. Its methods may be
+// called concurrently.
+type Node struct {
+	dir      string
+	images   func() (*image.Store, error)
+	kernel   string // the executable that helper processes run; empty: this one
+	env      func(string) (string, bool)
+	decide   Egress
+	operator Operator
+	pool     int                                       // number of warm sandboxes per image
+	options  map[string]json.RawMessage                // of providers, by name
+	networks map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
+	// providers are those whose sandboxes outlive this process, attached those
+	// whose sandboxes end with it, and trial those of the conformance suite.
+	providers, attached, trial *registry.Registry
+
+	mu     sync.Mutex
+	store  *image.Store       // once it is open
+	egress []*gateway.Gateway // those that a sandbox has asked for
+}
+
+// Open opens the node whose state is in dir, making the directory if it is
+// missing. An empty dir means the user's own. The caller closes the node.
+func Open(dir string, providers []registry.Entry, env func(string) (string, bool)) (*Node, error) {
+	dir, err := stateDir(dir, env)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{dir: dir, env: env}
+	n.images = sync.OnceValues(func() (*image.Store, error) {
+		store, err := image.Open(filepath.Join(dir, "images"), image.Options{})
+		if err != nil {
+			return nil, err
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.store = store
+		return store, nil
+	})
+	n.kernel, _ = env("ATOLL_KERNEL")
+	n.networks = map[bool]func() (*gateway.Gateway, error){
+		true:  sync.OnceValues(func() (*gateway.Gateway, error) { return n.openGateway(true) }),
+		false: sync.OnceValues(func() (*gateway.Gateway, error) { return n.openGateway(false) }),
+	}
+	for _, r := range []struct {
+		registry         **registry.Registry
+		attached, bounds bool // sandboxes, or only their gateway, end with this process
+	}{{&n.providers, false, false}, {&n.attached, true, true}, {&n.trial, false, true}} {
+		*r.registry, err = registry.New(func(name string) registry.Host { return n.host(name, r.attached, r.bounds) }, providers...)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// host is what this node offers to a provider.
+func (n *Node) host(name string, attached, bounds bool) registry.Host {
+	return registry.Host{
+		Dir: filepath.Join(n.dir, name), LookupEnv: n.env, Options: n.options[name], Images: n.Images,
+		Network: network{n, bounds}, Attached: attached, Pool: n.pool,
+	}
+}
+
+// Dir returns the state directory.
+func (n *Node) Dir() string { return n.dir }
+
+// KeepReady sets the number of warm sandboxes that providers opened from now on
+// keep per image. It is for programs that live long.
+func (n *Node) KeepReady(pool int) { n.pool = pool }
+
+// SetOptions sets the options of providers, by name. It is to be called before
+// the first provider is opened.
+func (n *Node) SetOptions(options map[string]json.RawMessage) { n.options = options }
+
+// Images returns the node's images, which the node closes.
+func (n *Node) Images() (*image.Store, error) { return n.images() }
+
+// Providers returns the providers whose sandboxes outlive this process. The
+// node closes it.
+func (n *Node) Providers() *registry.Registry { return n.providers }
+
+// Config returns the configuration of a control for a provider that is open.
+func (n *Node) Config(p *registry.Provider) control.Config {
+	return control.Config{Provider: p.Provider, Facts: p.Facts, Images: images{n}, LockNames: n.lockNames}
+}
+
+// Control returns a control for the named provider. With attached, the
+// sandboxes that it makes end with this process.
+func (n *Node) Control(ctx context.Context, name string, attached bool) (*control.Control, error) {
+	from := n.providers
+	if attached {
+		from = n.attached
+	}
+	p, err := from.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return control.New(n.Config(p)), nil
+}
+
+// Probe tells what the named provider can do here.
+func (n *Node) Probe(ctx context.Context, name string) (driver.Facts, error) {
+	c, err := n.Control(ctx, name, false)
+	if err != nil {
+		return driver.Facts{}, err
+	}
+	return c.Probe(ctx)
+}
+
+// Trial returns what the conformance suite needs to test the named provider: a
+// function that opens it anew, and one to be called at the end.
+func (n *Node) Trial(name string) (open func(context.Context) (driver.Provider, error), end func() error, err error) {
+	if _, err := n.trial.Lookup(name); err != nil {
+		return nil, nil, err
+	}
+	return func(context.Context) (driver.Provider, error) { return n.trial.Fresh(name) }, n.closeGateways, nil
+}
+
+// Close closes what was opened. It ends no sandbox.
+func (n *Node) Close() error {
+	var failed []error
+	for _, r := range []*registry.Registry{n.providers, n.attached, n.trial} {
+		failed = append(failed, r.Close())
+	}
+	n.mu.Lock()
+	if n.store != nil {
+		failed = append(failed, n.store.Close())
+		n.store = nil
+	}
+	n.mu.Unlock()
+	return errors.Join(append(failed, n.closeGateways())...)
+}
+
+func (n *Node) closeGateways() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var failed []error
+	for _, g := range n.egress {
+		failed = append(failed, g.Close())
+	}
+	n.egress = nil
+	return errors.Join(failed...)
+}
+
+// lockNames keeps every other process that uses this state directory from
+// taking a name. The kernel releases the lock of a process that dies.
+func (n *Node) lockNames(ctx context.Context) (func(), error) {
+	fd, err := unix.Open(filepath.Join(n.dir, "names.lock"), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	locked := make(chan error, 1)
+	go func() {
+		for {
+			err := unix.Flock(fd, unix.LOCK_EX)
+			if !errors.Is(err, unix.EINTR) {
+				locked <- err
+				return
+			}
+		}
+	}()
+	release := func() { _ = unix.Close(fd) }
+	select {
+	case err := <-locked:
+		if err != nil {
+			release()
+			return nil, err
+		}
+		return release, nil
+	case <-ctx.Done():
+		go func() { // the wait cannot be ended early
+			<-locked //nolint:errcheck // whatever came of it, the descriptor is to be closed
+			release()
+		}()
+		return nil, ctx.Err()
+	}
+}

@@ -1,0 +1,33 @@
+package daemon
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Providers describes the providers of the daemon.
+func (s service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
+	if err := s.MayListProviders(ctx); err != nil {
+		return nil, err
+	}
+	r := s.doctor.d.node.Providers()
+	var all []sandbox.Provider
+	for _, e := range r.Entries() {
+		out := sandbox.Provider{
+			Name: e.Name, Summary: e.Summary, Warning: e.Warning, Default: e.Name == s.doctor.d.opts.Provider, Capabilities: map[string]bool{},
+		}
+		p, err := r.Open(ctx, e.Name)
+		if err == nil {
+			out.Binding = p.Binding
+			facts, probeErr := p.Probe(ctx)
+			facts.Describe(&out)
+			err = probeErr
+		}
+		if err != nil {
+			out.Problem = err.Error()
+		}
+		all = append(all, out)
+	}
+	return all, ctx.Err()
+}
