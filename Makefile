@@ -51,6 +51,7 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 .PHONY: test
 test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full
 	@$(STATIC) $(call gotest,-short,$(PKGS))
+	@CGO_ENABLED=0 $(GO) -C test/driver-module test ./...
 
 # The parts of full are targets too. The soak runs in the hundreds of rounds
 # only where somebody asks for it.

@@ -3,6 +3,7 @@ package driver_test
 import (
 	"encoding/json"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/atoll-run/atoll"
@@ -89,4 +90,32 @@ func TestProviderNeedsOneDriver(t *testing.T) {
 		t.Error("a provider without a driver was taken")
 	}
 	_ = s.Close()
+}
+
+// An embedded daemon has an egress gateway, which Main runs in a process of its
+// own: a sandbox with a network works, and reaches nothing that is not allowed.
+func TestEmbeddedNetwork(t *testing.T) {
+	c := start(t, &atolld.Server{StateDir: t.TempDir()})
+	all, err := c.Providers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if p.Name == "gvisor" && !p.Available {
+			t.Skip("gvisor cannot make sandboxes here")
+		}
+	}
+	box, err := c.Create(t.Context(), sandbox.Spec{Network: sandbox.Network{Egress: []string{"api.example.com"}}}, atoll.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer box.Destroy(t.Context())
+	res, err := box.Run(t.Context(), sandbox.Command{Shell: "cat /proc/net/dev"}, atoll.RunOptions{})
+	if err != nil || !strings.Contains(string(res.Stdout), "eth0") {
+		t.Errorf("%s%s %v, want a network card", res.Stdout, res.Stderr, err)
+	}
+	res, err = box.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "import socket; socket.create_connection(('192.0.2.1', 80), 5)"}}, atoll.RunOptions{})
+	if err != nil || res.Exit.Code == 0 {
+		t.Errorf("%+v %v, want a refusal", res, err)
+	}
 }
