@@ -91,7 +91,7 @@ func TestCheckKernel(t *testing.T) {
 	one(t, checkKernel(kernelUsers, made("internal/image", kernel+"x/pkg")), "")
 	inTest := made("internal/image")
 	inTest.XTestImports = []string{kernel + "/pkg/log"}
-	one(t, checkKernel(kernelUsers, inTest), "only provider/gvisor/..., internal/gateway/egress, internal/jail may")
+	one(t, checkKernel(kernelUsers, inTest), "only provider/gvisor/..., internal/gateway/egress, internal/confine may")
 }
 
 func TestCheckPackage(t *testing.T) {

@@ -5,7 +5,7 @@ package archtest
 var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template", "encoding/gob", "go/..."}
 
 // kernelUsers may import gVisor.
-var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/jail"}
+var kernelUsers = []string{"provider/gvisor/...", "internal/gateway/egress", "internal/confine"}
 
 // rules is docs/design/architecture.md, "Who may import whom", for the machine. The
 // first that matches a package applies.
@@ -81,7 +81,7 @@ var rules = []rule{
 		why:  "decisions are pure: what is allowed does not depend on the machine, the network or the hour",
 	},
 	{
-		pkgs: "internal/policy/bundle",
+		pkgs: "internal/policy/policyset",
 		only: []string{"sandbox", "internal/policy"},
 		deny: []string{kernel + "/...", "os/exec", "net/http", "database/sql"},
 		why:  "what a sandbox may be is decided by the text of files, wherever these are",
@@ -115,14 +115,14 @@ var rules = []rule{
 		why: "one question to the kernel, asked from a confined process too",
 	},
 	{
-		pkgs: "internal/jail",
+		pkgs: "internal/confine",
 		only: []string{},
 		deny: []string{"net/http", "os/exec", "database/sql"},
 		why:  "what confines a process knows nothing of what it does",
 	},
 	{
 		pkgs: "internal/gateway/egress",
-		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/jail", "internal/ownaddr"},
+		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/confine", "internal/ownaddr"},
 		deny: []string{"os/exec", "database/sql"},
 		why:  "what parses hostile traffic knows what is allowed, and nothing of who runs it",
 	},
@@ -164,7 +164,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/vault/archive"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/snapshotstore/archive"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -175,13 +175,13 @@ var rules = []rule{
 		why:  "decisions are pure",
 	},
 	{
-		pkgs: "internal/vault",
+		pkgs: "internal/snapshotstore",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "it keeps bytes, and knows neither whose nor what for",
 	},
 	{
-		pkgs: "internal/vault/archive",
+		pkgs: "internal/snapshotstore/archive",
 		only: []string{"sandbox", "internal/blob", "internal/workspace/..."},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "it keeps bytes in a blob store, and knows neither whose nor what for",
@@ -212,7 +212,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/bucket/...",
-		only: []string{"sandbox", "internal/blob", "internal/bucket/...", "internal/jail"},
+		only: []string{"sandbox", "internal/blob", "internal/bucket/...", "internal/confine"},
 		deny: []string{"database/sql"},
 		why:  "it mounts what it is told to, and knows neither whose nor what for",
 	},
@@ -333,9 +333,9 @@ var rules = []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/jail", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/vault/...",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...",
 		},
 		why: "main only dispatches",
 	},

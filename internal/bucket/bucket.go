@@ -213,7 +213,7 @@ func (b *Buckets) Sweep(ctx context.Context, wanted func(id string) bool) error 
 	}
 	var all []error
 	for _, e := range entries {
-		if id := e.Name(); id != jailName && !wanted(id) {
+		if id := e.Name(); id != rootName && !wanted(id) {
 			if err := b.Settle(ctx, id); err != nil {
 				all = append(all, fmt.Errorf("%s: %w", id, err)) // it stays, and is tried again
 				continue

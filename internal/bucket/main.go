@@ -17,7 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/bucket/bucketfs"
-	"github.com/atoll-run/atoll/internal/jail"
+	"github.com/atoll-run/atoll/internal/confine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -76,7 +76,7 @@ func prepare() (*bucketfs.FileSystem, error) {
 	_ = os.Stdin.Close() // all was read
 	// Read while there still is a file system; later they are remembered.
 	_, _ = x509.SystemCertPool()
-	if err := jail.Enter(os.NewFile(4, "root"), jail.Keeps{Files: true}); err != nil {
+	if err := confine.Enter(os.NewFile(4, "root"), confine.Keeps{Files: true}); err != nil {
 		return nil, fmt.Errorf("confining the process: %w", err)
 	}
 	spool, err := os.Open("/spool")

@@ -21,9 +21,9 @@ const argv0 = "atoll-bucket"
 // nobody is the user of the process.
 const nobody = 65534
 
-// jailName is the directory beside the mounts that processes take for their
+// rootName is the directory beside the mounts that processes take for their
 // root.
-const jailName = ".jail"
+const rootName = ".root"
 
 // settings are what a process is told over its standard input.
 type settings struct {
@@ -41,11 +41,11 @@ type report struct {
 // serve mounts a bucket and starts the process that serves it. On an error
 // neither is left.
 func (b *Buckets) serve(ctx context.Context, at string, where blob.S3) (err error) {
-	jail, err := b.jail()
+	root, err := b.root()
 	if err != nil {
 		return failed("mount", err)
 	}
-	defer jail.Close()
+	defer root.Close()
 	told, err := b.settings(where)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func (b *Buckets) serve(ctx context.Context, at string, where blob.S3) (err erro
 			err = errors.Join(err, detach(at, 1))
 		}
 	}()
-	in, out, proc, err := start(b.opts.Executable, dev, jail)
+	in, out, proc, err := start(b.opts.Executable, dev, root)
 	if err != nil {
 		return failed("mount", err)
 	}
@@ -97,10 +97,10 @@ func (b *Buckets) settings(where blob.S3) (settings, error) {
 	return s, nil
 }
 
-// jail makes the root directory of processes: how names are looked up, and a
+// root makes the root directory of processes: how names are looked up, and a
 // place for files without a name.
-func (b *Buckets) jail() (*os.File, error) {
-	dir := filepath.Join(b.opts.Dir, jailName)
+func (b *Buckets) root() (*os.File, error) {
+	dir := filepath.Join(b.opts.Dir, rootName)
 	spool, etc := filepath.Join(dir, "spool"), filepath.Join(dir, "etc")
 	if err := errors.Join(os.MkdirAll(spool, 0o700), os.MkdirAll(etc, 0o755)); err != nil {
 		return nil, err
@@ -124,7 +124,7 @@ func (b *Buckets) jail() (*os.File, error) {
 }
 
 // start starts a process that serves what is mounted at dev.
-func start(exe string, dev, jail *os.File) (in io.WriteCloser, out io.ReadCloser, proc *os.Process, err error) {
+func start(exe string, dev, root *os.File) (in io.WriteCloser, out io.ReadCloser, proc *os.Process, err error) {
 	childIn, in, err := os.Pipe()
 	if err != nil {
 		return nil, nil, nil, err
@@ -140,7 +140,7 @@ func start(exe string, dev, jail *os.File) (in io.WriteCloser, out io.ReadCloser
 	if err == nil {
 		defer null.Close()
 		proc, err = os.StartProcess(exe, []string{argv0}, &os.ProcAttr{
-			Dir: "/", Env: environment(), Files: []*os.File{childIn, childOut, null, dev, jail}, Sys: isolated(),
+			Dir: "/", Env: environment(), Files: []*os.File{childIn, childOut, null, dev, root}, Sys: isolated(),
 		})
 	}
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -48,7 +48,7 @@ and says in which line something is wrong. It needs no daemon.`,
 		Example: `  atoll policy validate policies.yaml`,
 	}
 	cmd.RunE = verb(func(_ context.Context, args []string) error {
-		b, err := bundle.Open(args[0])
+		b, err := policyset.Open(args[0])
 		if err != nil {
 			return err
 		}
@@ -69,12 +69,12 @@ code is 0 if there are tests and all of them pass, else 1.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = verb(func(_ context.Context, args []string) error {
-		b, err := bundle.Open(args[0])
+		b, err := policyset.Open(args[0])
 		if err != nil {
 			return err
 		}
 		results := b.Run()
-		failed := slices.ContainsFunc(results, func(r bundle.Result) bool { return !r.Passed })
+		failed := slices.ContainsFunc(results, func(r policyset.Result) bool { return !r.Passed })
 		if asJSON {
 			err = a.printJSON(results)
 		} else {
@@ -88,7 +88,7 @@ code is 0 if there are tests and all of them pass, else 1.`,
 	return cmd
 }
 
-func (a *App) showResults(results []bundle.Result) error {
+func (a *App) showResults(results []policyset.Result) error {
 	passed := 0
 	for _, r := range results {
 		word := "FAIL"
@@ -240,7 +240,7 @@ func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *con
 		}
 		return c.ExplainPolicies(ctx, req.Spec)
 	}
-	b, err := bundle.Open(file)
+	b, err := policyset.Open(file)
 	if err != nil {
 		return out, err
 	}
@@ -248,7 +248,7 @@ func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *con
 		return out, err
 	}
 	local, _ := req.Spec.Network.Local()
-	r := bundle.Of(tenant, &req.Spec, []string{req.Spec.Image}, local.Rules)
+	r := policyset.Of(tenant, &req.Spec, []string{req.Spec.Image}, local.Rules)
 	r.Unfetched = true // the daemon knows signatures
 	caps := b.Caps(r.About)
 	r.Complete(caps, sandbox.Resources{})

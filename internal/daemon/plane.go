@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
-	"github.com/atoll-run/atoll/internal/vault"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -127,13 +127,13 @@ func (d *Daemon) openKeys(_ context.Context, config *plane.Config) error {
 	if config.Sealer, err = secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key")); err != nil {
 		return err
 	}
-	config.Environments, err = vault.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
+	config.Environments, err = snapshotstore.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
 	return err
 }
 
 // openShelves opens what keeps snapshots and workspaces.
 func (d *Daemon) openShelves(ctx context.Context, config *plane.Config) (err error) {
-	if config.Snapshots, err = vault.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots")); err != nil {
+	if config.Snapshots, err = snapshotstore.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots")); err != nil {
 		return err
 	}
 	if config.Workspaces, config.Archive, err = d.openBlobs(ctx); err != nil {

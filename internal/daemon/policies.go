@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -19,7 +19,7 @@ func (d *Daemon) policies() plane.Policies {
 	if d.opts.Policies == "" {
 		return plane.Policies{}
 	}
-	return plane.Policies{Source: d.opts.Policies, Load: func() (*bundle.Bundle, error) { return bundle.Open(d.opts.Policies) }}
+	return plane.Policies{Source: d.opts.Policies, Load: func() (*policyset.Set, error) { return policyset.Open(d.opts.Policies) }}
 }
 
 // Reload reads the policies anew. What is wrong with them is an error, and

@@ -9,14 +9,14 @@ import (
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/server/api"
-	"github.com/atoll-run/atoll/internal/vault/archive"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/workspace"
-	"github.com/atoll-run/atoll/internal/workspace/shelf"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
 )
 
 // openBlobs opens the store of workspaces and snapshots: for the former also the
 // directories in which sandboxes see them.
-func (d *Daemon) openBlobs(ctx context.Context) (*shelf.Shelf, *archive.Archive, error) {
+func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archive, error) {
 	address := d.opts.Blobs
 	if address == "" {
 		address = "dir:" + filepath.Join(d.node.Dir(), "blobs")
@@ -25,11 +25,11 @@ func (d *Daemon) openBlobs(ctx context.Context) (*shelf.Shelf, *archive.Archive,
 	if err != nil {
 		return nil, nil, err
 	}
-	key, err := shelf.Key(filepath.Join(d.node.Dir(), "workspace.key"))
+	key, err := worktree.Key(filepath.Join(d.node.Dir(), "workspace.key"))
 	if err != nil {
 		return nil, nil, err
 	}
-	workspaces, err := shelf.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
+	workspaces, err := worktree.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
 	return workspaces, archive.New(blobs, key), err
 }
 

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/vault/archive"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
-	"github.com/atoll-run/atoll/internal/workspace/shelf"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -94,7 +94,7 @@ func (p *Plane) mounts(ctx context.Context, row store.Workspace, w *workspace.Wo
 	if err != nil {
 		return nil, err
 	}
-	if err := firstError(shelf.Subdirs(dir, ref.Writable, true), shelf.Subdirs(dir, ref.ReadOnly, false)); err != nil {
+	if err := firstError(worktree.Subdirs(dir, ref.Writable, true), worktree.Subdirs(dir, ref.ReadOnly, false)); err != nil {
 		return nil, err
 	}
 	return mountsOf(dir, ref), nil

@@ -6,7 +6,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
-	"github.com/atoll-run/atoll/internal/workspace/shelf"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -74,7 +74,7 @@ func (p *Plane) bucketMounts(ctx context.Context, row store.Workspace, ref *sand
 	if ref.Mode == sandbox.WorkspaceRead {
 		return []sandbox.Mount{{Source: dir, Target: ref.Target(), ReadOnly: true}}, nil
 	}
-	if err := firstError(shelf.Subdirs(dir, ref.Writable, true), shelf.Subdirs(dir, ref.ReadOnly, false)); err != nil {
+	if err := firstError(worktree.Subdirs(dir, ref.Writable, true), worktree.Subdirs(dir, ref.ReadOnly, false)); err != nil {
 		return nil, err
 	}
 	return mountsOf(dir, ref), nil

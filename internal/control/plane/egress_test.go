@@ -21,11 +21,11 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/key"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/secret/source"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -111,15 +111,15 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	provider := linked{fake.New(fake.Options{Limited: true})}
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
 	must(err)
-	snapshots, err := vault.OpenSnapshots(filepath.Join(r.dir, "snapshots"))
+	snapshots, err := snapshotstore.OpenSnapshots(filepath.Join(r.dir, "snapshots"))
 	must(err)
-	environments, err := vault.OpenEnvironments(filepath.Join(r.dir, "environments"), filepath.Join(r.dir, "seal.key"))
+	environments, err := snapshotstore.OpenEnvironments(filepath.Join(r.dir, "environments"), filepath.Join(r.dir, "seal.key"))
 	must(err)
 	r.Plane = plane.New(plane.Config{
 		Snapshots: snapshots, Environments: environments,
 		Control: control.Config{Provider: provider}, Provider: "fake", Node: "local", Store: r.store, Log: log,
 		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
-		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Bundle, error) {
+		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Set, error) {
 			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
 		}},
 		Sealer: sealer, Gateway: r.gateway, Fault: fault,

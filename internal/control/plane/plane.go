@@ -24,10 +24,10 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/vault/archive"
-	"github.com/atoll-run/atoll/internal/workspace/shelf"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -58,7 +58,7 @@ type Config struct {
 	Log   *eventlog.Log
 	Audit *audit.Recorder
 	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
-	Workspaces *shelf.Shelf
+	Workspaces *worktree.Store
 	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
 	Buckets Buckets
 	// Scratch is a directory for files that live for a moment.

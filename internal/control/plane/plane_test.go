@@ -17,8 +17,8 @@ import (
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/vault"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -49,9 +49,9 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
 	must(err)
 	log := eventlog.New(db, eventlog.Options{})
-	snapshots, err := vault.OpenSnapshots(filepath.Join(m.dir, "snapshots"))
+	snapshots, err := snapshotstore.OpenSnapshots(filepath.Join(m.dir, "snapshots"))
 	must(err)
-	environments, err := vault.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
+	environments, err := snapshotstore.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
 	must(err)
 	provider := driver.Provider(fake.New(fake.Options{World: m.world, Limited: true}))
 	if m.provider != nil {

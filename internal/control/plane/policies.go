@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/policy"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -22,7 +22,7 @@ import (
 type Policies struct {
 	Source string // a file or a directory, for people
 	// Load reads them. Nil: there are none.
-	Load func() (*bundle.Bundle, error)
+	Load func() (*bundle.Set, error)
 }
 
 // PolicyState is what is known of the policies of the machine.
@@ -40,19 +40,19 @@ type rulebook struct {
 	loading sync.Mutex // by one at a time
 
 	mu      sync.Mutex
-	bundle  *bundle.Bundle
+	bundle  *bundle.Set
 	loaded  time.Time
 	problem string
 }
 
-func (r *rulebook) now() *bundle.Bundle {
+func (r *rulebook) now() *bundle.Set {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.bundle
 }
 
 // policies are those in force.
-func (p *Plane) policies() *bundle.Bundle { return p.rules.now() }
+func (p *Plane) policies() *bundle.Set { return p.rules.now() }
 
 const opReload = "policy.reload"
 

@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"

@@ -15,7 +15,7 @@ import (
 )
 
 // Snapshots keeps the bytes of snapshots, each in a directory of its own. Its
-// methods may be called concurrently. Package vault has one.
+// methods may be called concurrently. Package snapshotstore has one.
 type Snapshots interface {
 	// Draft returns an empty directory to write a snapshot into.
 	Draft(id string) (dir string, err error)

@@ -26,7 +26,7 @@ type Workspace struct {
 	Latest   workspace.Version // not known in a list
 }
 
-// errNoWorkspaces is what all operations say on a daemon without a shelf.
+// errNoWorkspaces is what all operations say on a daemon without a store for workspaces.
 func (p *Plane) shelved() error {
 	if p.cfg.Workspaces != nil {
 		return nil

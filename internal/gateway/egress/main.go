@@ -11,8 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/atoll-run/atoll/internal/confine"
 	"github.com/atoll-run/atoll/internal/gateway/wire"
-	"github.com/atoll-run/atoll/internal/jail"
 	"github.com/atoll-run/atoll/internal/ownaddr"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -53,7 +53,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	if err := jail.Enter(os.NewFile(4, "root"), jail.Keeps{}); err != nil {
+	if err := confine.Enter(os.NewFile(4, "root"), confine.Keeps{}); err != nil {
 		return fmt.Errorf("confining the process: %w", err)
 	}
 	s, err := newServer(next, own.Own)

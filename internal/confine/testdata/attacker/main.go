@@ -1,4 +1,4 @@
-// The attacker is a process that was taken over after it had entered its jail:
+// The attacker is a process that was taken over after it had been confined:
 // it says on its standard output, a line each, what it was still able to do.
 package main
 
@@ -11,14 +11,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/jail"
+	"github.com/atoll-run/atoll/internal/confine"
 )
 
 func main() {
-	keeps := jail.Keeps{Files: len(os.Args) > 1}
+	keeps := confine.Keeps{Files: len(os.Args) > 1}
 	open, err := os.Create("open") // in the directory that becomes the root
 	if err == nil {
-		err = jail.Enter(os.NewFile(3, "root"), keeps)
+		err = confine.Enter(os.NewFile(3, "root"), keeps)
 	}
 	if err != nil {
 		fmt.Println("fails:", err)

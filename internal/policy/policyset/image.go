@@ -1,4 +1,4 @@
-package bundle
+package policyset
 
 import (
 	"slices"

@@ -1,7 +1,7 @@
-// Package jail takes from a process of this program everything that it does not
+// Package confine takes from a process of this program everything that it does not
 // need to move bytes between sockets, before it reads the first byte that a
 // stranger had a hand in.
-package jail
+package confine
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package bundle
+package policyset
 
 import (
 	"bytes"
@@ -24,17 +24,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Limits of a bundle.
+// Limits of a set.
 const (
 	MaxFiles    = 256
 	MaxFile     = 4 << 20 // bytes
 	maxPolicies = 1000
 )
 
-// Load reads the files of a bundle: one that is named, or, with ".", every file
+// Load reads the files of a set: one that is named, or, with ".", every file
 // at the top of fsys whose name ends in .yaml, .yml or .json. No file at all is
-// an error, since an empty bundle allows everything.
-func Load(fsys fs.FS, name string) (*Bundle, error) {
+// an error, since an empty set allows everything.
+func Load(fsys fs.FS, name string) (*Set, error) {
 	names := []string{name}
 	if name == "." {
 		names = nil
@@ -63,7 +63,7 @@ func Load(fsys fs.FS, name string) (*Bundle, error) {
 }
 
 // Open is Load for a file, or all files of a directory, of this machine.
-func Open(name string) (*Bundle, error) {
+func Open(name string) (*Set, error) {
 	info, err := os.Stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -94,10 +94,10 @@ func readFile(fsys fs.FS, name string) ([]byte, error) {
 
 // Parse reads the texts of files by their names. There are no keys of signers
 // beside them. An error is CodeInvalid, and says in which line what is wrong.
-func Parse(files map[string][]byte) (*Bundle, error) { return parse(files, nil) }
+func Parse(files map[string][]byte) (*Set, error) { return parse(files, nil) }
 
-func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Bundle, error) {
-	b, hash, keys := &Bundle{}, sha256.New(), map[string][]byte{}
+func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Set, error) {
+	b, hash, keys := &Set{}, sha256.New(), map[string][]byte{}
 	var names []string
 	for n := range files {
 		names = append(names, n)

@@ -1,4 +1,4 @@
-package jail_test
+package confine_test
 
 import (
 	"os"

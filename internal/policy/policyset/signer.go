@@ -1,4 +1,4 @@
-package bundle
+package policyset
 
 import (
 	"crypto"
@@ -78,7 +78,7 @@ func (s *Signed) accepts(r *Request) bool {
 
 // AsksWho reports whether who signed an image matters for a sandbox, so that its
 // signatures have to be known when it is decided about.
-func (b *Bundle) AsksWho(a About) bool {
+func (b *Set) AsksWho(a About) bool {
 	return slices.ContainsFunc(b.For(a), func(p Policy) bool { return len(p.Signed) > 0 })
 }
 

@@ -1,4 +1,4 @@
-package bundle_test
+package policyset_test
 
 import (
 	"errors"
@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/policy"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -40,9 +40,9 @@ const agents = `policies:
 
 const hex = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-func parse(t *testing.T, text string) *bundle.Bundle {
+func parse(t *testing.T, text string) *policyset.Set {
 	t.Helper()
-	b, err := bundle.Parse(map[string][]byte{"caps.yaml": []byte(text)})
+	b, err := policyset.Parse(map[string][]byte{"caps.yaml": []byte(text)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,12 +50,12 @@ func parse(t *testing.T, text string) *bundle.Bundle {
 }
 
 // fine is a request that agents allows.
-func fine() bundle.Request {
-	return bundle.Request{
-		About: bundle.About{Tenant: "acme"}, Resources: sandbox.Resources{CPUs: 2, Memory: 4 << 30, Disk: 10 << 30, PIDs: 512},
+func fine() policyset.Request {
+	return policyset.Request{
+		About: policyset.About{Tenant: "acme"}, Resources: sandbox.Resources{CPUs: 2, Memory: 4 << 30, Disk: 10 << 30, PIDs: 512},
 		Lifetime: time.Hour, Images: []string{"debian:12"}, Network: true,
 		Mounts:  []sandbox.Mount{{Source: "/srv/data/x"}, {Source: "/srv/read", ReadOnly: true}},
-		Secrets: []bundle.Grant{{Name: "github", Mode: sandbox.SecretGateway}, {Name: "ci-token"}},
+		Secrets: []policyset.Grant{{Name: "github", Mode: sandbox.SecretGateway}, {Name: "ci-token"}},
 	}
 }
 
@@ -69,39 +69,39 @@ func TestCheck(t *testing.T) {
 	for name, tt := range map[string]struct {
 		rule   string
 		line   int
-		change func(*bundle.Request)
+		change func(*policyset.Request)
 	}{
-		"cpus":                  {"agents.cpus", 5, func(r *bundle.Request) { r.Resources.CPUs = 2.01 }},
-		"no limit of cpus":      {"agents.cpus", 5, func(r *bundle.Request) { r.Resources.CPUs = 0 }},
-		"no limit at all":       {"agents.memory", 6, func(r *bundle.Request) { r.Resources.Memory = -1 }},
-		"memory":                {"agents.memory", 6, func(r *bundle.Request) { r.Resources.Memory++ }},
-		"disk":                  {"agents.disk", 7, func(r *bundle.Request) { r.Resources.Disk++ }},
-		"pids":                  {"agents.pids", 8, func(r *bundle.Request) { r.Resources.PIDs++ }},
-		"lifetime":              {"agents.lifetime", 9, func(r *bundle.Request) { r.Lifetime++ }},
-		"for ever":              {"agents.lifetime", 9, func(r *bundle.Request) { r.Lifetime = 0 }},
-		"image":                 {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"ubuntu"} }},
-		"look-alike":            {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"debian-evil:12"} }},
-		"another registry":      {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"evil.example/debian:12"} }},
-		"a user's debian":       {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"evil/debian:12"} }},
-		"a registry's debian":   {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"debian:5000/x"} }},
-		"a digest of debian":    {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"debian@sha256:" + strings.Repeat("f", 64)} }},
-		"a directory":           {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"dir:/"} }},
-		"an image called host":  {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"docker.io/library/host"} }},
-		"called template":       {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"docker.io/library/template:web"} }},
-		"called sha256":         {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"docker.io/library/sha256:" + hex} }},
-		"no image name":         {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"debian:12 "} }},
-		"another template":      {"agents.images", 10, func(r *bundle.Request) { r.Images = []string{"template:webby"} }},
-		"mount":                 {"agents.mounts", 11, func(r *bundle.Request) { r.Mounts = []sandbox.Mount{{Source: "/srv/database"}} }},
-		"mount above":           {"agents.mounts", 11, func(r *bundle.Request) { r.Mounts = []sandbox.Mount{{Source: "/srv"}} }},
-		"mount that climbs":     {"agents.mounts", 11, func(r *bundle.Request) { r.Mounts = []sandbox.Mount{{Source: "/srv/data/../../etc"}} }},
-		"mount to write to":     {"agents.mounts", 11, func(r *bundle.Request) { r.Mounts[1].ReadOnly = false }},
-		"secret":                {"agents.secrets", 12, func(r *bundle.Request) { r.Secrets[0].Name = "gitlab" }},
-		"secret that is added":  {"agents.secrets", 12, func(r *bundle.Request) { r.Secrets[1].Name = "xci-token" }},
-		"mode":                  {"agents.secretModes", 13, func(r *bundle.Request) { r.Secrets[0].Mode = sandbox.SecretEnv }},
-		"a team's":              {"agents.cpus", 5, func(r *bundle.Request) { r.Tenant, r.Resources.CPUs = "team-a", 3 }},
-		"a label that is there": {"agents.cpus", 5, func(r *bundle.Request) { r.Labels, r.Resources.CPUs = map[string]string{"tier": "free"}, 3 }},
-		"two policies":          {"nothing.mounts", 20, func(r *bundle.Request) { r.Labels, r.Network = map[string]string{"locked": "yes"}, false }},
-		"no network":            {"nothing.network", 19, func(r *bundle.Request) { r.Labels, r.Mounts = map[string]string{"locked": "yes"}, nil }},
+		"cpus":                  {"agents.cpus", 5, func(r *policyset.Request) { r.Resources.CPUs = 2.01 }},
+		"no limit of cpus":      {"agents.cpus", 5, func(r *policyset.Request) { r.Resources.CPUs = 0 }},
+		"no limit at all":       {"agents.memory", 6, func(r *policyset.Request) { r.Resources.Memory = -1 }},
+		"memory":                {"agents.memory", 6, func(r *policyset.Request) { r.Resources.Memory++ }},
+		"disk":                  {"agents.disk", 7, func(r *policyset.Request) { r.Resources.Disk++ }},
+		"pids":                  {"agents.pids", 8, func(r *policyset.Request) { r.Resources.PIDs++ }},
+		"lifetime":              {"agents.lifetime", 9, func(r *policyset.Request) { r.Lifetime++ }},
+		"for ever":              {"agents.lifetime", 9, func(r *policyset.Request) { r.Lifetime = 0 }},
+		"image":                 {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"ubuntu"} }},
+		"look-alike":            {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"debian-evil:12"} }},
+		"another registry":      {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"evil.example/debian:12"} }},
+		"a user's debian":       {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"evil/debian:12"} }},
+		"a registry's debian":   {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"debian:5000/x"} }},
+		"a digest of debian":    {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"debian@sha256:" + strings.Repeat("f", 64)} }},
+		"a directory":           {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"dir:/"} }},
+		"an image called host":  {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"docker.io/library/host"} }},
+		"called template":       {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"docker.io/library/template:web"} }},
+		"called sha256":         {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"docker.io/library/sha256:" + hex} }},
+		"no image name":         {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"debian:12 "} }},
+		"another template":      {"agents.images", 10, func(r *policyset.Request) { r.Images = []string{"template:webby"} }},
+		"mount":                 {"agents.mounts", 11, func(r *policyset.Request) { r.Mounts = []sandbox.Mount{{Source: "/srv/database"}} }},
+		"mount above":           {"agents.mounts", 11, func(r *policyset.Request) { r.Mounts = []sandbox.Mount{{Source: "/srv"}} }},
+		"mount that climbs":     {"agents.mounts", 11, func(r *policyset.Request) { r.Mounts = []sandbox.Mount{{Source: "/srv/data/../../etc"}} }},
+		"mount to write to":     {"agents.mounts", 11, func(r *policyset.Request) { r.Mounts[1].ReadOnly = false }},
+		"secret":                {"agents.secrets", 12, func(r *policyset.Request) { r.Secrets[0].Name = "gitlab" }},
+		"secret that is added":  {"agents.secrets", 12, func(r *policyset.Request) { r.Secrets[1].Name = "xci-token" }},
+		"mode":                  {"agents.secretModes", 13, func(r *policyset.Request) { r.Secrets[0].Mode = sandbox.SecretEnv }},
+		"a team's":              {"agents.cpus", 5, func(r *policyset.Request) { r.Tenant, r.Resources.CPUs = "team-a", 3 }},
+		"a label that is there": {"agents.cpus", 5, func(r *policyset.Request) { r.Labels, r.Resources.CPUs = map[string]string{"tier": "free"}, 3 }},
+		"two policies":          {"nothing.mounts", 20, func(r *policyset.Request) { r.Labels, r.Network = map[string]string{"locked": "yes"}, false }},
+		"no network":            {"nothing.network", 19, func(r *policyset.Request) { r.Labels, r.Mounts = map[string]string{"locked": "yes"}, nil }},
 	} {
 		r := fine()
 		tt.change(&r)
@@ -111,17 +111,17 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: %+v", name, err)
 		}
 	}
-	for name, change := range map[string]func(*bundle.Request){
-		"its long name":  func(r *bundle.Request) { r.Images = []string{"docker.io/library/debian:12"} },
-		"no tag":         func(r *bundle.Request) { r.Images = []string{"debian"} },
-		"a scheme":       func(r *bundle.Request) { r.Images = []string{"docker://debian:12"} },
-		"the digest":     func(r *bundle.Request) { r.Images = []string{"sha256:" + hex} },
-		"a digest below": func(r *bundle.Request) { r.Images = []string{"ghcr.io/acme/x/y@sha256:" + strings.Repeat("f", 64)} },
-		"a known digest": func(r *bundle.Request) { r.Images = []string{"ubuntu@sha256:" + hex} },
-		"a template":     func(r *bundle.Request) { r.Images = []string{"template:web"} },
-		"either name":    func(r *bundle.Request) { r.Images = []string{"debian:12", "sha256:" + strings.Repeat("f", 64)} },
-		"another tenant": func(r *bundle.Request) { r.Tenant, r.Resources.CPUs = "acme2", 9 },
-		"another tier":   func(r *bundle.Request) { r.Labels, r.Resources.CPUs = map[string]string{"tier": "paid"}, 9 },
+	for name, change := range map[string]func(*policyset.Request){
+		"its long name":  func(r *policyset.Request) { r.Images = []string{"docker.io/library/debian:12"} },
+		"no tag":         func(r *policyset.Request) { r.Images = []string{"debian"} },
+		"a scheme":       func(r *policyset.Request) { r.Images = []string{"docker://debian:12"} },
+		"the digest":     func(r *policyset.Request) { r.Images = []string{"sha256:" + hex} },
+		"a digest below": func(r *policyset.Request) { r.Images = []string{"ghcr.io/acme/x/y@sha256:" + strings.Repeat("f", 64)} },
+		"a known digest": func(r *policyset.Request) { r.Images = []string{"ubuntu@sha256:" + hex} },
+		"a template":     func(r *policyset.Request) { r.Images = []string{"template:web"} },
+		"either name":    func(r *policyset.Request) { r.Images = []string{"debian:12", "sha256:" + strings.Repeat("f", 64)} },
+		"another tenant": func(r *policyset.Request) { r.Tenant, r.Resources.CPUs = "acme2", 9 },
+		"another tier":   func(r *policyset.Request) { r.Labels, r.Resources.CPUs = map[string]string{"tier": "paid"}, 9 },
 	} {
 		r := fine()
 		change(&r)
@@ -131,10 +131,10 @@ func TestCheck(t *testing.T) {
 	}
 	r := fine()
 	r.Resources.CPUs, r.Resources.Memory = 9, 9<<30
-	if err := b.Check(r, bundle.Disk, bundle.Memory); err == nil || !strings.Contains(err.Error(), "memory") {
+	if err := b.Check(r, policyset.Disk, policyset.Memory); err == nil || !strings.Contains(err.Error(), "memory") {
 		t.Errorf("only what changes is looked at: %v", err)
 	}
-	var none *bundle.Bundle
+	var none *policyset.Set
 	if none.Check(r) != nil || none.Ceilings(r.About) != nil || none.Digest() != "" || none.Unenforceable(r.About) != policy.Refuse {
 		t.Error("no policies say something")
 	}
@@ -143,7 +143,7 @@ func TestCheck(t *testing.T) {
 // What a request leaves open it gets within the limits, and what it asks for
 // stays as it is.
 func TestFill(t *testing.T) {
-	c := parse(t, agents).Caps(bundle.About{Tenant: "acme"})
+	c := parse(t, agents).Caps(policyset.About{Tenant: "acme"})
 	for _, tt := range []struct{ have, otherwise, want sandbox.Resources }{
 		{sandbox.Resources{}, sandbox.Resources{Memory: 2 << 30, Disk: 20 << 30}, sandbox.Resources{CPUs: 2, Disk: 10 << 30, PIDs: 512}},
 		{sandbox.Resources{CPUs: 9, Memory: -1, Disk: 1, PIDs: 8}, sandbox.Resources{}, sandbox.Resources{CPUs: 9, Memory: -1, Disk: 1, PIDs: 8}},
@@ -179,12 +179,12 @@ func TestOnlyNarrower(t *testing.T) {
 		for i := range 1 + r.IntN(3) {
 			files[fmt.Sprintf("f%d.yaml", i)] = []byte(one(i))
 		}
-		few, err := bundle.Parse(files)
+		few, err := policyset.Parse(files)
 		if err != nil {
 			t.Fatal(err)
 		}
 		files[fmt.Sprintf("%d.yaml", r.IntN(5))] = []byte(one(9))
-		more, err := bundle.Parse(files)
+		more, err := policyset.Parse(files)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -247,7 +247,7 @@ func TestParse(t *testing.T) {
 		"policies:\n  - name: a\n---\npolicies: []":                                                                         "more than one document",
 		"policies:\n  - name: a\ntests:\n  - want: perhaps":                                                                 "wants allow or deny",
 	} {
-		_, err := bundle.Parse(map[string][]byte{"caps.yaml": []byte(text)})
+		_, err := policyset.Parse(map[string][]byte{"caps.yaml": []byte(text)})
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %q", text, err, want)
 		}
@@ -259,24 +259,24 @@ func TestLoad(t *testing.T) {
 		"a.yaml": {Data: []byte("policies: [{name: a}]")}, "b.json": {Data: []byte(`{"policies": [{"name": "b"}]}`)},
 		"README.md": {Data: []byte("not one")}, ".hidden.yaml": {Data: []byte("x")}, "sub/c.yaml": {Data: []byte("x")},
 	}
-	b, err := bundle.Load(dir, ".")
+	b, err := policyset.Load(dir, ".")
 	if err != nil || len(b.Policies()) != 2 || len(b.Digest()) != 64 {
 		t.Errorf("%+v %v", b, err)
 	}
-	one, err := bundle.Load(dir, "a.yaml")
+	one, err := policyset.Load(dir, "a.yaml")
 	if err != nil || len(one.Policies()) != 1 || one.Digest() == b.Digest() {
 		t.Errorf("%+v %v", one, err)
 	}
 	dir["c.yml"] = &fstest.MapFile{Data: []byte("policies: [{name: a}]")}
-	if _, err := bundle.Load(dir, "."); err == nil || !strings.Contains(err.Error(), "is in a.yaml too") {
+	if _, err := policyset.Load(dir, "."); err == nil || !strings.Contains(err.Error(), "is in a.yaml too") {
 		t.Errorf("a name in two files: %v", err)
 	}
 	for _, empty := range []fstest.MapFS{{}, {"a.txt": {}}} {
-		if _, err := bundle.Load(empty, "."); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		if _, err := policyset.Load(empty, "."); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 			t.Errorf("no policies at all: %v", err)
 		}
 	}
-	if _, err := bundle.Load(fstest.MapFS{"a.yaml": {Data: make([]byte, bundle.MaxFile+1)}}, "a.yaml"); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if _, err := policyset.Load(fstest.MapFS{"a.yaml": {Data: make([]byte, policyset.MaxFile+1)}}, "a.yaml"); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("a file that is too large: %v", err)
 	}
 }
@@ -312,7 +312,7 @@ func TestUnenforceable(t *testing.T) {
 		"policies: [{name: a, onUnenforceable: narrow}, {name: b, onUnenforceable: refuse}]":                             policy.Refuse,
 		"policies: [{name: a, onUnenforceable: allow}, {name: b, tenants: [other], onUnenforceable: refuse}, {name: c}]": policy.LetPass,
 	} {
-		if got := parse(t, text).Unenforceable(bundle.About{Tenant: "acme"}); got != want {
+		if got := parse(t, text).Unenforceable(policyset.About{Tenant: "acme"}); got != want {
 			t.Errorf("%s: %s", text, got)
 		}
 	}
@@ -324,7 +324,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte(agents))
 	f.Add([]byte("policies: [{name: a, labels: {a: *b}}]"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		b, err := bundle.Parse(map[string][]byte{"f.yaml": text})
+		b, err := policyset.Parse(map[string][]byte{"f.yaml": text})
 		if err != nil {
 			if sandbox.CodeOf(err) != sandbox.CodeInvalid {
 				t.Errorf("%v", err)

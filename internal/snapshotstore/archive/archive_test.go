@@ -12,7 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
-	"github.com/atoll-run/atoll/internal/vault/archive"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

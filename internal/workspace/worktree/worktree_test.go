@@ -1,4 +1,4 @@
-package shelf_test
+package worktree_test
 
 import (
 	"os"
@@ -8,19 +8,19 @@ import (
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/workspace"
-	"github.com/atoll-run/atoll/internal/workspace/shelf"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// machine is a shelf of a machine of its own.
-func machine(t *testing.T, blobs blob.Store, key string) (*shelf.Shelf, string) {
+// machine is the worktree store of one machine.
+func machine(t *testing.T, blobs blob.Store, key string) (*worktree.Store, string) {
 	t.Helper()
-	k, err := shelf.Key(key)
+	k, err := worktree.Key(key)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(t.TempDir(), "workspaces")
-	s, err := shelf.Open(dir, blobs, k)
+	s, err := worktree.Open(dir, blobs, k)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,15 +157,15 @@ func TestSubdirs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := shelf.Subdirs(tree, []string{"a/b", "new/deep"}, true); err != nil {
+	if err := worktree.Subdirs(tree, []string{"a/b", "new/deep"}, true); err != nil {
 		t.Error(err)
 	}
 	for _, p := range []string{"out", "out/x", "in", "in/b", "file", "file/x"} {
-		if err := shelf.Subdirs(tree, []string{p}, true); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		if err := worktree.Subdirs(tree, []string{p}, true); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 			t.Errorf("%s: %v", p, err)
 		}
 	}
-	if err := shelf.Subdirs(tree, []string{"missing"}, false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if err := worktree.Subdirs(tree, []string{"missing"}, false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("a missing one: %v", err)
 	}
 	if entries := must(os.ReadDir(outside))(t); len(entries) > 0 {
@@ -175,14 +175,14 @@ func TestSubdirs(t *testing.T) {
 
 func TestKeyFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "key")
-	first := must(shelf.Key(name))(t)
-	if again := must(shelf.Key(name))(t); string(again) != string(first) || len(first) != 32 {
+	first := must(worktree.Key(name))(t)
+	if again := must(worktree.Key(name))(t); string(again) != string(first) || len(first) != 32 {
 		t.Errorf("another key of %d bytes", len(again))
 	}
 	if err := os.Chmod(name, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := shelf.Key(name)
+	_, err := worktree.Key(name)
 	if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(err.Error(), string(first)) {
 		t.Errorf("a key that all can read: %v", err)
 	}

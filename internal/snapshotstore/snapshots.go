@@ -1,4 +1,4 @@
-// Package vault keeps on disk what a daemon needs of sandboxes that do not run:
+// Package snapshotstore keeps on disk what a daemon needs of sandboxes that do not run:
 // the directories of snapshots, and, sealed, the environments of sandboxes.
 //
 // A snapshot is written into a draft, which [Snapshots.Keep] turns into a kept
@@ -6,7 +6,7 @@
 // and only then the directory gets its name. A crash leaves a draft, never half
 // a snapshot. [Snapshots.Use] compares all of it with the manifest before
 // anything starts from it.
-package vault
+package snapshotstore
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package bundle
+package policyset
 
 import (
 	"github.com/atoll-run/atoll/sandbox"

@@ -1,4 +1,4 @@
-package vault_test
+package snapshotstore_test
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/atoll-run/atoll/internal/vault"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -19,9 +19,9 @@ func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
 	}
 }
 
-func open(t *testing.T, dir string) *vault.Snapshots {
+func open(t *testing.T, dir string) *snapshotstore.Snapshots {
 	t.Helper()
-	s, err := vault.OpenSnapshots(dir)
+	s, err := snapshotstore.OpenSnapshots(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func open(t *testing.T, dir string) *vault.Snapshots {
 }
 
 // keep makes a snapshot of two files.
-func keep(t *testing.T, s *vault.Snapshots, id string) {
+func keep(t *testing.T, s *snapshotstore.Snapshots, id string) {
 	t.Helper()
 	dir, err := s.Draft(id)
 	if err != nil {
@@ -175,7 +175,7 @@ func TestCopySharesBytes(t *testing.T) {
 func TestEnvironments(t *testing.T) {
 	const canary = "s3cr3t-canary"
 	dir, key := t.TempDir(), filepath.Join(t.TempDir(), "seal.key")
-	e, err := vault.OpenEnvironments(dir, key)
+	e, err := snapshotstore.OpenEnvironments(dir, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestEnvironments(t *testing.T) {
 	if err := e.Put("sb-2", nil); err != nil {
 		t.Fatal(err)
 	}
-	again, err := vault.OpenEnvironments(dir, key)
+	again, err := snapshotstore.OpenEnvironments(dir, key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +221,6 @@ func TestEnvironments(t *testing.T) {
 	if err := os.WriteFile(key, []byte("short"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = vault.OpenEnvironments(dir, key)
+	_, err = snapshotstore.OpenEnvironments(dir, key)
 	wantCode(t, "a damaged key", err, sandbox.CodeUnavailable)
 }

@@ -1,4 +1,4 @@
-// Package shelf keeps the directories of a machine in which sandboxes see their
+// Package worktree keeps the directories of a machine in which sandboxes see their
 // workspaces.
 //
 // Each workspace has a directory of its own:
@@ -14,7 +14,7 @@
 //
 // What is made gets its name when it is whole. Who may use a workspace is
 // decided above; no two callers touch one workspace at the same time.
-package shelf
+package worktree
 
 import (
 	"context"
@@ -31,9 +31,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Shelf is a directory with the workspaces that are used on this machine, and
+// Store is a directory with the workspaces that are used on this machine, and
 // the blob store that has all of them.
-type Shelf struct {
+type Store struct {
 	dir   string
 	blobs blob.Store
 	key   []byte
@@ -41,11 +41,11 @@ type Shelf struct {
 
 // Open opens the directory, making it if it is missing. Key is what encrypted
 // workspaces are encrypted with; see [Key].
-func Open(dir string, blobs blob.Store, key []byte) (*Shelf, error) {
+func Open(dir string, blobs blob.Store, key []byte) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, failed("open", err)
 	}
-	return &Shelf{dir: dir, blobs: blobs, key: key}, nil
+	return &Store{dir: dir, blobs: blobs, key: key}, nil
 }
 
 // Key reads a key from a file that only its owner may read, and makes both if
@@ -95,7 +95,7 @@ func syncFile(name string) error {
 }
 
 // Create makes a workspace in the blob store.
-func (s *Shelf) Create(ctx context.Context, id string, encrypted bool) error {
+func (s *Store) Create(ctx context.Context, id string, encrypted bool) error {
 	opts := workspace.CreateOptions{ID: id}
 	if encrypted {
 		opts.Key = s.key
@@ -106,7 +106,7 @@ func (s *Shelf) Create(ctx context.Context, id string, encrypted bool) error {
 
 // begin finishes a Create that somebody was killed in, before anything was
 // persisted.
-func (s *Shelf) begin(ctx context.Context, id string, encrypted bool, lost error) (*workspace.Workspace, error) {
+func (s *Store) begin(ctx context.Context, id string, encrypted bool, lost error) (*workspace.Workspace, error) {
 	for _, err := range s.part(id).List(ctx, "") {
 		if err != nil {
 			return nil, err
@@ -119,10 +119,10 @@ func (s *Shelf) begin(ctx context.Context, id string, encrypted bool, lost error
 	return s.Open(ctx, id, encrypted)
 }
 
-func (s *Shelf) part(id string) blob.Store { return blob.Below(s.blobs, "workspaces/"+id) }
+func (s *Store) part(id string) blob.Store { return blob.Below(s.blobs, "workspaces/"+id) }
 
 // Open opens a workspace.
-func (s *Shelf) Open(ctx context.Context, id string, encrypted bool) (*workspace.Workspace, error) {
+func (s *Store) Open(ctx context.Context, id string, encrypted bool) (*workspace.Workspace, error) {
 	var key []byte
 	if encrypted {
 		key = s.key
@@ -138,20 +138,20 @@ func (s *Shelf) Open(ctx context.Context, id string, encrypted bool) (*workspace
 }
 
 // Remove removes a workspace, here and in the blob store. It may be repeated.
-func (s *Shelf) Remove(ctx context.Context, id string) error {
+func (s *Store) Remove(ctx context.Context, id string) error {
 	if err := workspace.Delete(ctx, s.part(id)); err != nil {
 		return err
 	}
 	return failed("remove", os.RemoveAll(s.path(id)))
 }
 
-func (s *Shelf) path(id string, elements ...string) string {
+func (s *Store) path(id string, elements ...string) string {
 	return filepath.Join(append([]string{s.dir, id}, elements...)...)
 }
 
 // Checkout returns the directory for an exclusive sandbox, with what the last
 // one left there, or the newest version if that is newer.
-func (s *Shelf) Checkout(ctx context.Context, w *workspace.Workspace) (string, error) {
+func (s *Store) Checkout(ctx context.Context, w *workspace.Workspace) (string, error) {
 	id := w.ID()
 	if err := s.sweep(id); err != nil {
 		return "", err
@@ -180,7 +180,7 @@ func (s *Shelf) Checkout(ctx context.Context, w *workspace.Workspace) (string, e
 }
 
 // base returns what the tree was made from, and whether there is a whole one.
-func (s *Shelf) base(id string) (int, bool) {
+func (s *Store) base(id string) (int, bool) {
 	text, err := os.ReadFile(s.path(id, "base"))
 	if err != nil {
 		return 0, false
@@ -193,19 +193,19 @@ func (s *Shelf) base(id string) (int, bool) {
 	return n, err == nil
 }
 
-func (s *Shelf) setBase(id string, n int) error {
+func (s *Store) setBase(id string, n int) error {
 	tmp := s.path(id, "new-base")
 	err := os.WriteFile(tmp, []byte(strconv.Itoa(n)), 0o600)
 	return failed("checkout", errors.Join(err, os.Rename(tmp, s.path(id, "base"))))
 }
 
-func (s *Shelf) mark(id string) error {
+func (s *Store) mark(id string) error {
 	return failed("checkout", os.WriteFile(s.path(id, "dirty"), nil, 0o600))
 }
 
 // setAside makes room for a newer tree. One that may hold what no version has
 // is kept.
-func (s *Shelf) setAside(id string, base int) error {
+func (s *Store) setAside(id string, base int) error {
 	if _, err := os.Lstat(s.path(id, "dirty")); err == nil {
 		kept := s.path(id, "unsaved-"+strconv.Itoa(base)+"-"+rand.Text()[:6])
 		if err := os.Rename(s.path(id, "tree"), kept); err != nil {
@@ -218,7 +218,7 @@ func (s *Shelf) setAside(id string, base int) error {
 }
 
 // restore makes a directory with a version, whole or not at all.
-func (s *Shelf) restore(ctx context.Context, w *workspace.Workspace, number int, at string) error {
+func (s *Store) restore(ctx context.Context, w *workspace.Workspace, number int, at string) error {
 	tmp := s.path(w.ID(), "new-"+rand.Text())
 	if err := os.RemoveAll(at); err != nil {
 		return failed("checkout", err)
@@ -249,7 +249,7 @@ func (s *Shelf) restore(ctx context.Context, w *workspace.Workspace, number int,
 }
 
 // sweep removes what somebody who was killed has left.
-func (s *Shelf) sweep(id string) error {
+func (s *Store) sweep(id string) error {
 	if err := os.MkdirAll(s.path(id), 0o700); err != nil {
 		return failed("checkout", err)
 	}
@@ -296,7 +296,7 @@ func Subdirs(tree string, paths []string, mk bool) error {
 
 // Reading returns a directory with the newest version, for sandboxes that only
 // read.
-func (s *Shelf) Reading(ctx context.Context, w *workspace.Workspace) (string, error) {
+func (s *Store) Reading(ctx context.Context, w *workspace.Workspace) (string, error) {
 	if err := s.sweep(w.ID()); err != nil {
 		return "", err
 	}
@@ -312,14 +312,14 @@ func (s *Shelf) Reading(ctx context.Context, w *workspace.Workspace) (string, er
 }
 
 // Unread removes what Reading returned. Nobody may read any more.
-func (s *Shelf) Unread(id string) error {
+func (s *Store) Unread(id string) error {
 	return failed("detach", os.RemoveAll(s.path(id, "read")))
 }
 
 // Persist makes the tree the newest version. Without a tree there is nothing
 // to persist, and the newest version is returned. rest says that nobody uses
 // the tree any more.
-func (s *Shelf) Persist(ctx context.Context, w *workspace.Workspace, opts workspace.PersistOptions, rest bool) (workspace.Version, error) {
+func (s *Store) Persist(ctx context.Context, w *workspace.Workspace, opts workspace.PersistOptions, rest bool) (workspace.Version, error) {
 	id := w.ID()
 	base, there := s.base(id)
 	if !there {
@@ -354,7 +354,7 @@ func (s *Shelf) Persist(ctx context.Context, w *workspace.Workspace, opts worksp
 }
 
 // become finds out if the newest version is what the tree holds.
-func (s *Shelf) become(ctx context.Context, w *workspace.Workspace, root *os.Root, opts workspace.PersistOptions) (workspace.Version, error) {
+func (s *Store) become(ctx context.Context, w *workspace.Workspace, root *os.Root, opts workspace.PersistOptions) (workspace.Version, error) {
 	latest, err := w.Latest(ctx)
 	if err != nil {
 		return latest, err

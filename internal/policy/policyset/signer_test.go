@@ -1,4 +1,4 @@
-package bundle_test
+package policyset_test
 
 import (
 	"crypto"
@@ -17,7 +17,7 @@ import (
 	"testing/fstest"
 
 	"github.com/atoll-run/atoll/internal/policy"
-	"github.com/atoll-run/atoll/internal/policy/bundle"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -83,7 +83,7 @@ func newKeys(t testing.TB) (*ecdsa.PrivateKey, ed25519.PrivateKey) {
 func TestSigners(t *testing.T) {
 	release, other := newKeys(t)
 	stranger, _ := newKeys(t)
-	b, err := bundle.Load(fstest.MapFS{
+	b, err := policyset.Load(fstest.MapFS{
 		"caps.yaml":        {Data: []byte(signed)},
 		"keys/release.pub": {Data: publicPEM(t, release)}, "keys/other.pem": {Data: publicPEM(t, other)}, "keys/stranger.pub": {Data: publicPEM(t, stranger)},
 	}, ".")
@@ -124,7 +124,7 @@ func TestSigners(t *testing.T) {
 		"empty signature":    {false, "ghcr.io/acme/app:1", []policy.Signature{with(func(s *policy.Signature) { s.Signature = nil })}},
 		"the wrong way":      {false, "ghcr.io/acme/app:1", []policy.Signature{with(func(s *policy.Signature) { s.Signature, s.Payload = s.Payload, s.Signature })}},
 	} {
-		err := b.Check(bundle.Request{Images: []string{tt.image, subject}, Signatures: tt.signatures})
+		err := b.Check(policyset.Request{Images: []string{tt.image, subject}, Signatures: tt.signatures})
 		e, _ := errors.AsType[*sandbox.Error](err)
 		if tt.ok && err != nil || !tt.ok && (e == nil || e.Code != sandbox.CodeDenied || e.Rule != "agents.images") {
 			t.Errorf("%s: %v", name, err)
@@ -133,24 +133,24 @@ func TestSigners(t *testing.T) {
 			t.Errorf("%s: %s", name, e.Message)
 		}
 	}
-	unfetched := bundle.Request{Images: []string{"ghcr.io/acme/app:1"}, Unfetched: true}
+	unfetched := policyset.Request{Images: []string{"ghcr.io/acme/app:1"}, Unfetched: true}
 	if found := b.Explain(unfetched); len(found) != 1 || !found[0].OK || !strings.Contains(found[0].Asked, "signatures") {
 		t.Errorf("before it is fetched: %+v", found)
 	}
 	if unfetched.Images = []string{"ghcr.io/evil/app:1"}; b.Check(unfetched) == nil {
 		t.Error("one that never may is fetched")
 	}
-	if !b.AsksWho(bundle.About{}) || parse(t, agents).AsksWho(bundle.About{}) {
+	if !b.AsksWho(policyset.About{}) || parse(t, agents).AsksWho(policyset.About{}) {
 		t.Error("who signed matters, or not")
 	}
 }
 
-// Another key is another bundle, and a file that is no public key is an error
+// Another key is another set, and a file that is no public key is an error
 // with its line, and is never shown.
 func TestSignersKeys(t *testing.T) {
 	release, other := newKeys(t)
-	load := func(key []byte, change ...string) (*bundle.Bundle, error) {
-		return bundle.Load(fstest.MapFS{
+	load := func(key []byte, change ...string) (*policyset.Set, error) {
+		return policyset.Load(fstest.MapFS{
 			"caps.yaml":        {Data: []byte(strings.NewReplacer(change...).Replace(signed))},
 			"keys/release.pub": {Data: key}, "keys/other.pem": {Data: publicPEM(t, other)},
 		}, ".")
@@ -198,7 +198,7 @@ func TestSignersKeys(t *testing.T) {
 			t.Errorf("%s: it shows the key", name)
 		}
 	}
-	if _, err := bundle.Parse(map[string][]byte{"caps.yaml": []byte(signed)}); err == nil {
+	if _, err := policyset.Parse(map[string][]byte{"caps.yaml": []byte(signed)}); err == nil {
 		t.Error("a key out of nowhere")
 	}
 }

@@ -1,4 +1,4 @@
-// Package bundle says what the sandboxes of a tenant may be: policies, written
+// Package policyset says what the sandboxes of a tenant may be: policies, written
 // in files that somebody keeps under version control, with upper limits of
 // resources and lifetime, the images, mounts and secrets that are allowed, and a
 // ceiling over what may be reached.
@@ -7,7 +7,7 @@
 // together: a policy can only take something away, so that neither their order
 // nor one more of them makes anything wider. Decisions are pure, as those of
 // package policy are; only [Open] looks at the machine.
-package bundle
+package policyset
 
 import (
 	"path"
@@ -19,9 +19,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bundle is a set of policies. The zero value allows everything. A Bundle is
+// Set is a set of policies. The zero value allows everything. A Set is
 // never changed and may be used concurrently.
-type Bundle struct {
+type Set struct {
 	policies []Policy
 	tests    []Test
 	digest   string
@@ -59,15 +59,15 @@ type Policy struct {
 }
 
 // Policies returns the policies in the order of their files.
-func (b *Bundle) Policies() []Policy {
+func (b *Set) Policies() []Policy {
 	if b == nil {
 		return nil
 	}
 	return slices.Clone(b.policies)
 }
 
-// Digest tells bundles of different texts apart; empty for none.
-func (b *Bundle) Digest() string {
+// Digest tells sets of different texts apart; empty for none.
+func (b *Set) Digest() string {
 	if b == nil {
 		return ""
 	}
@@ -97,7 +97,7 @@ func (p *Policy) matches(a About) bool {
 func (p *Policy) Concerns(tenant string) bool { return p.Tenants == nil || like(p.Tenants, tenant) }
 
 // For returns the policies that are about a sandbox.
-func (b *Bundle) For(a About) []Policy {
+func (b *Set) For(a About) []Policy {
 	var out []Policy
 	if b != nil {
 		for i := range b.policies {
@@ -111,12 +111,12 @@ func (b *Bundle) For(a About) []Policy {
 
 // Redacts reports whether a policy wants values of secrets to be taken out of
 // what the commands of a sandbox write.
-func (b *Bundle) Redacts(a About) bool {
+func (b *Set) Redacts(a About) bool {
 	return slices.ContainsFunc(b.For(a), func(p Policy) bool { return p.Redact })
 }
 
 // Ceilings are those over what a sandbox may reach.
-func (b *Bundle) Ceilings(a About) []policy.Ceiling {
+func (b *Set) Ceilings(a About) []policy.Ceiling {
 	var out []policy.Ceiling
 	for _, p := range b.For(a) {
 		if p.Network != nil && !*p.Network {
@@ -132,13 +132,13 @@ func (b *Bundle) Ceilings(a About) []policy.Ceiling {
 
 // MaySecret reports whether a sandbox may have a secret in a mode, empty for
 // one that a rule adds.
-func (b *Bundle) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
+func (b *Set) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
 	return b.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets, SecretModes) == nil
 }
 
 // Unenforceable is what becomes of rules that a provider cannot enforce: what
 // the strictest of the policies says that say anything.
-func (b *Bundle) Unenforceable(a About) policy.Unenforceable {
+func (b *Set) Unenforceable(a About) policy.Unenforceable {
 	said := policy.Unenforceable("")
 	order := []policy.Unenforceable{"", policy.LetPass, policy.Narrow, policy.Refuse}
 	for _, p := range b.For(a) {
@@ -159,7 +159,7 @@ type Caps struct {
 }
 
 // Caps returns the limits that hold for a sandbox.
-func (b *Bundle) Caps(a About) (c Caps) {
+func (b *Set) Caps(a About) (c Caps) {
 	for _, p := range b.For(a) {
 		lower(&c.Resources.CPUs, p.CPUs)
 		lower(&c.Resources.Memory, p.Memory)

@@ -1,4 +1,4 @@
-package bundle
+package policyset
 
 import (
 	"fmt"
@@ -73,7 +73,7 @@ type Finding struct {
 // Check returns nil, or CodeDenied by the first rule that does not allow the
 // request. With fields, only those are looked at: a change is not refused for
 // what it leaves alone.
-func (b *Bundle) Check(r Request, fields ...Field) error {
+func (b *Set) Check(r Request, fields ...Field) error {
 	for _, f := range b.Explain(r) {
 		if !f.OK && (len(fields) == 0 || slices.Contains(fields, f.Field)) {
 			return f.refusal()
@@ -90,7 +90,7 @@ func (f *Finding) refusal() error {
 }
 
 // Explain lists what every rule that is about a request says about it.
-func (b *Bundle) Explain(r Request) []Finding {
+func (b *Set) Explain(r Request) []Finding {
 	out := []Finding{}
 	for _, p := range b.For(r.About) {
 		for _, f := range p.judge(&r) {

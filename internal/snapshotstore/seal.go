@@ -1,4 +1,4 @@
-package vault
+package snapshotstore
 
 import (
 	"crypto/aes"

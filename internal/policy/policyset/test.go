@@ -1,4 +1,4 @@
-package bundle
+package policyset
 
 import (
 	"errors"
@@ -84,7 +84,7 @@ func take[T any](to, from *T) {
 }
 
 // Run carries out the tests that stand beside the policies.
-func (b *Bundle) Run() []Result {
+func (b *Set) Run() []Result {
 	out := make([]Result, 0, len(b.tests))
 	for _, t := range b.tests {
 		out = append(out, b.run(t))
@@ -94,7 +94,7 @@ func (b *Bundle) Run() []Result {
 
 // run decides about one request as it would be decided when it is made: what it
 // leaves open it gets within the limits.
-func (b *Bundle) run(t Test) Result {
+func (b *Set) run(t Test) Result {
 	r := Result{Name: t.Name, File: t.File, Line: t.Line, Got: "allow"}
 	t.Complete(b.Caps(t.About), sandbox.Resources{})
 	err := b.Check(t.Request)
@@ -120,7 +120,7 @@ func (b *Bundle) run(t Test) Result {
 var errUnreachable = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "egress"}
 
 // reach asks what the ceilings alone say about a request.
-func (b *Bundle) reach(t Test) (allowed bool, why string, err error) {
+func (b *Set) reach(t Test) (allowed bool, why string, err error) {
 	method, target, both := strings.Cut(t.URL, " ")
 	if !both {
 		method, target = "GET", t.URL
@@ -134,7 +134,7 @@ func (b *Bundle) reach(t Test) (allowed bool, why string, err error) {
 }
 
 // ceilingOf is the rule that sets the ceiling, if there is just one.
-func (b *Bundle) ceilingOf(a About) string {
+func (b *Set) ceilingOf(a About) string {
 	c := b.Ceilings(a)
 	if len(c) != 1 {
 		return ""
