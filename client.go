@@ -13,37 +13,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Info is what is known of a sandbox.
-type Info struct {
-	ID        sandbox.ID        `json:"id"`
-	Name      string            `json:"name"`
-	State     sandbox.State     `json:"state"`
-	Reason    string            `json:"reason,omitempty"` // why it is in that state
-	Image     string            `json:"image"`
-	Provider  string            `json:"provider,omitempty"`
-	Node      string            `json:"node,omitempty"` // the daemon that has it, if several share a store
-	Resources sandbox.Resources `json:"resources"`
-	// Limits are those of Resources that the provider does not enforce.
-	Limits  map[string]sandbox.Enforcement `json:"limits,omitempty"`
-	Labels  map[string]string              `json:"labels,omitempty"`
-	Created time.Time                      `json:"created"`
-	Updated time.Time                      `json:"updated"`
-	Expires time.Time                      `json:"expires,omitzero"` // zero: never
-	Exit    *sandbox.Exit                  `json:"exit,omitempty"`   // how it ended
-
-	// The following are not known from List.
-
-	Pause    sandbox.PauseKind `json:"pause,omitempty"`   // where the state of a paused one is
-	Wakes    bool              `json:"wakes,omitempty"`   // it goes on when it is used
-	LeftMS   int64             `json:"leftMs,omitempty"`  // milliseconds of its lifetime, while that stands still
-	Origin   string            `json:"origin,omitempty"`  // id of the snapshot it was made from
-	Lifetime sandbox.Lifetime  `json:"lifetime,omitzero"` // what was asked for
-
-	// What the image wants to run, as known from Create only.
-	Entrypoint []string `json:"entrypoint,omitempty"`
-	Cmd        []string `json:"cmd,omitempty"`
-}
-
 // CreateOptions are the circumstances of a new sandbox. The zero value is
 // usable.
 type CreateOptions struct {
@@ -149,26 +118,15 @@ type NewKey struct {
 	Expires time.Duration // from now; zero: never
 }
 
-// Key is what is known of an API key.
-type Key struct {
-	ID      string    `json:"id"` // its public part
-	Name    string    `json:"name,omitempty"`
-	Verbs   []string  `json:"verbs"`
-	Created time.Time `json:"created"`
-	Expires time.Time `json:"expires,omitzero"` // zero: never
-	Revoked time.Time `json:"revoked,omitzero"` // zero: it is not
-	Token   string    `json:"token,omitempty"`  // the key itself, only from CreateKey
-}
-
 // CreateKey makes an API key. Its Token is shown only now.
-func (c *Client) CreateKey(ctx context.Context, n NewKey) (k Key, err error) {
+func (c *Client) CreateKey(ctx context.Context, n NewKey) (k sandbox.Key, err error) {
 	in := map[string]any{"name": n.Name, "tenant": n.Tenant, "verbs": n.Verbs, "expiresMs": milliseconds(n.Expires)}
 	return k, c.call(ctx, http.MethodPost, "/v1/keys", nil, in, &k)
 }
 
 // Keys lists the API keys, revoked and expired ones too, oldest first.
-func (c *Client) Keys(ctx context.Context) ([]Key, error) {
-	var out struct{ Keys []Key }
+func (c *Client) Keys(ctx context.Context) ([]sandbox.Key, error) {
+	var out struct{ Keys []sandbox.Key }
 	return out.Keys, c.call(ctx, http.MethodGet, "/v1/keys", nil, nil, &out)
 }
 

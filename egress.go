@@ -5,31 +5,20 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Profile is a stored egress profile.
-type Profile struct {
-	Name    string          `json:"name"`
-	Version int64           `json:"version"` // raised by every change
-	Profile sandbox.Profile `json:"profile"`
-	Created time.Time       `json:"created"`
-	Updated time.Time       `json:"updated"`
-	Uses    int             `json:"uses,omitempty"` // sandboxes that work by it; only from Profiles
-}
-
 // CreateProfile stores a profile under its name.
-func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out Profile, err error) {
+func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out sandbox.StoredProfile, err error) {
 	return out, c.call(ctx, http.MethodPost, "/v1/profiles", nil, p, &out)
 }
 
 // ApplyProfile stores a new version of the profile of that name, or its first,
 // and applies it to the sandboxes that work by it. ifVersion, if it is not 0,
 // is the version that it must be at.
-func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion int64) (out Profile, err error) {
+func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion int64) (out sandbox.StoredProfile, err error) {
 	query := url.Values{}
 	if ifVersion != 0 {
 		query.Set("ifVersion", strconv.FormatInt(ifVersion, 10))
@@ -39,7 +28,7 @@ func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion 
 
 // Profile returns a profile as it was at a version, or as it is now if that is
 // 0.
-func (c *Client) Profile(ctx context.Context, name string, version int64) (out Profile, err error) {
+func (c *Client) Profile(ctx context.Context, name string, version int64) (out sandbox.StoredProfile, err error) {
 	query := url.Values{}
 	if version != 0 {
 		query.Set("version", strconv.FormatInt(version, 10))
@@ -48,8 +37,8 @@ func (c *Client) Profile(ctx context.Context, name string, version int64) (out P
 }
 
 // Profiles lists the stored profiles by name.
-func (c *Client) Profiles(ctx context.Context) ([]Profile, error) {
-	var out struct{ Profiles []Profile }
+func (c *Client) Profiles(ctx context.Context) ([]sandbox.StoredProfile, error) {
+	var out struct{ Profiles []sandbox.StoredProfile }
 	return out.Profiles, c.call(ctx, http.MethodGet, "/v1/profiles", nil, nil, &out)
 }
 
@@ -108,19 +97,6 @@ type NewSecret struct {
 	AllowEnv    bool     // sandboxes may get the value itself
 }
 
-// Secret is what is known of a secret. Its value is never shown.
-type Secret struct {
-	Name        string    `json:"name"`
-	Version     int64     `json:"version"` // raised by every new value
-	Description string    `json:"description,omitempty"`
-	Source      string    `json:"source,omitempty"`
-	Hosts       []string  `json:"hosts,omitempty"`
-	AllowEnv    bool      `json:"allowEnv,omitempty"`
-	Created     time.Time `json:"created"`
-	Updated     time.Time `json:"updated"`
-	Uses        int       `json:"uses,omitempty"` // sandboxes that work with it; only from Secrets
-}
-
 // secretValue is the form in which a value travels.
 func secretValue(in map[string]any, v []byte) map[string]any {
 	switch {
@@ -134,7 +110,7 @@ func secretValue(in map[string]any, v []byte) map[string]any {
 }
 
 // CreateSecret stores a secret.
-func (c *Client) CreateSecret(ctx context.Context, s NewSecret) (out Secret, err error) {
+func (c *Client) CreateSecret(ctx context.Context, s NewSecret) (out sandbox.StoredSecret, err error) {
 	in := map[string]any{"name": s.Name}
 	if s.Description != "" {
 		in["description"] = s.Description
@@ -153,7 +129,7 @@ func (c *Client) CreateSecret(ctx context.Context, s NewSecret) (out Secret, err
 
 // RotateSecret gives a secret a new value, which is used from the next request
 // on. One that has a Source is read anew, and takes no value.
-func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (out Secret, err error) {
+func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (out sandbox.StoredSecret, err error) {
 	if err := sandbox.ValidateSecretName(name); err != nil {
 		return out, err
 	}
@@ -161,8 +137,8 @@ func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (o
 }
 
 // Secrets lists the secrets by name, without their values.
-func (c *Client) Secrets(ctx context.Context) ([]Secret, error) {
-	var out struct{ Secrets []Secret }
+func (c *Client) Secrets(ctx context.Context) ([]sandbox.StoredSecret, error) {
+	var out struct{ Secrets []sandbox.StoredSecret }
 	return out.Secrets, c.call(ctx, http.MethodGet, "/v1/secrets", nil, nil, &out)
 }
 

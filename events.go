@@ -15,36 +15,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Event is one record of what happened. It holds no value of a secret and no
-// output of a command.
-type Event struct {
-	Seq     int64             `json:"seq"` // 1, 2, 3, …: the cursor
-	Time    time.Time         `json:"time"`
-	Type    string            `json:"type"`           // e.g. "sandbox.created"
-	Op      string            `json:"op"`             // what was done, e.g. "files.read"
-	Key     string            `json:"key,omitempty"`  // public part of the API key of who did it
-	UID     *uint32           `json:"uid,omitempty"`  // of the local user who did it
-	Node    string            `json:"node,omitempty"` // the daemon that did it
-	Sandbox sandbox.ID        `json:"sandbox,omitempty"`
-	Name    string            `json:"name,omitempty"`
-	Labels  map[string]string `json:"labels,omitempty"`  // those that the sandbox had then
-	Subject string            `json:"subject,omitempty"` // what was touched
-	Policy  string            `json:"policy,omitempty"`  // the rule that decided
-	Ref     int64             `json:"ref,omitempty"`     // the attempt that this is the outcome of
-	Code    sandbox.Code      `json:"code,omitempty"`    // of a failure
-	Program string            `json:"program,omitempty"`
-	Argc    int               `json:"argc,omitempty"`
-	Args    []string          `json:"args,omitempty"`
-	Exit    *int              `json:"exit,omitempty"`
-	Reason  string            `json:"reason,omitempty"`
-	Bytes   int64             `json:"bytes,omitempty"`
-
-	DurationMS int64 `json:"durationMs,omitempty"` // how long a command ran
-
-	Request string `json:"request,omitempty"` // id of the request that it was done for
-	Trace   string `json:"trace,omitempty"`   // id of the trace that request is part of
-}
-
 // EventOptions select events. The zero value selects all there are.
 type EventOptions struct {
 	After   int64 // only those with a higher Seq
@@ -74,15 +44,15 @@ func (o *EventOptions) query() url.Values {
 
 // Events yields what happened, oldest first, and ends with the first error.
 // The Seq of the last event is where to go on.
-func (c *Client) Events(ctx context.Context, opts EventOptions) iter.Seq2[Event, error] {
+func (c *Client) Events(ctx context.Context, opts EventOptions) iter.Seq2[sandbox.Event, error] {
 	if opts.Follow {
-		return func(yield func(Event, error) bool) { c.followEvents(ctx, opts, yield) }
+		return func(yield func(sandbox.Event, error) bool) { c.followEvents(ctx, opts, yield) }
 	}
-	return func(yield func(Event, error) bool) {
+	return func(yield func(sandbox.Event, error) bool) {
 		for {
-			var page struct{ Events []Event }
+			var page struct{ Events []sandbox.Event }
 			if err := c.call(ctx, http.MethodGet, "/v1/events", opts.query(), nil, &page); err != nil {
-				yield(Event{}, err)
+				yield(sandbox.Event{}, err)
 				return
 			}
 			if len(page.Events) == 0 {
@@ -98,16 +68,16 @@ func (c *Client) Events(ctx context.Context, opts EventOptions) iter.Seq2[Event,
 	}
 }
 
-func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func(Event, error) bool) {
+func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func(sandbox.Event, error) bool) {
 	r, err := c.request(ctx, http.MethodGet, "/v1/events/stream", opts.query(), nil)
 	if err != nil {
-		yield(Event{}, err)
+		yield(sandbox.Event{}, err)
 		return
 	}
 	resp, err := c.do(r)
 	if err != nil {
 		if ctx.Err() == nil {
-			yield(Event{}, err)
+			yield(sandbox.Event{}, err)
 		}
 		return
 	}
@@ -116,7 +86,7 @@ func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func
 		if errors.Is(err, io.EOF) {
 			return // the time that it was to end at has come
 		}
-		var e Event
+		var e sandbox.Event
 		if err == nil && json.Unmarshal(data, &e) != nil {
 			continue
 		}
@@ -125,45 +95,20 @@ func (c *Client) followEvents(ctx context.Context, opts EventOptions, yield func
 		}
 	}
 	if ctx.Err() == nil {
-		yield(Event{}, transportError(ctx, io.ErrUnexpectedEOF))
+		yield(sandbox.Event{}, transportError(ctx, io.ErrUnexpectedEOF))
 	}
-}
-
-// AuditReport says whether the log is as it was written.
-type AuditReport struct {
-	Records  int64     `json:"records"`           // how many are sound, from the first that is there
-	Pruned   int64     `json:"pruned,omitempty"`  // the last record that was removed on purpose; zero: none was
-	PrunedAt time.Time `json:"prunedAt,omitzero"` // when that was
-	Anchored int64     `json:"anchored"`          // the record up to which a head kept elsewhere vouches for the log
-	Sound    bool      `json:"sound"`
-	Fault    string    `json:"fault,omitempty"`
-	FaultSeq int64     `json:"faultSeq,omitempty"`
-}
-
-// AuditPrune says which records of a log are to be removed: the oldest, up to
-// the first that is not as described. Without Before and UpTo none are.
-type AuditPrune struct {
-	Tenant string    `json:"tenant,omitempty"` // whose log; empty: your own
-	Before time.Time `json:"before,omitzero"`  // older than this; zero: whatever their age
-	UpTo   int64     `json:"upTo,omitempty"`   // with at most this number; zero: whatever their number
-}
-
-// AuditPruned says what was removed.
-type AuditPruned struct {
-	Removed int64 `json:"removed"`           // how many records
-	Through int64 `json:"through,omitempty"` // the number of the last of them
 }
 
 // PruneAudit removes the oldest records of a log. It is for the owner of the
 // machine. The newest record, actions without an outcome, and what is still to
 // be sent to a collector stay; [Client.VerifyAudit] goes on from what is kept of
 // the last record that went.
-func (c *Client) PruneAudit(ctx context.Context, what AuditPrune) (done AuditPruned, err error) {
+func (c *Client) PruneAudit(ctx context.Context, what sandbox.AuditPrune) (done sandbox.AuditPruned, err error) {
 	return done, c.call(ctx, http.MethodPost, "/v1/audit/prune", nil, what, &done)
 }
 
 // VerifyAudit checks that the log is as it was written.
-func (c *Client) VerifyAudit(ctx context.Context) (report AuditReport, err error) {
+func (c *Client) VerifyAudit(ctx context.Context) (report sandbox.AuditReport, err error) {
 	return report, c.call(ctx, http.MethodGet, "/v1/audit/verify", nil, nil, &report)
 }
 

@@ -13,55 +13,48 @@ import (
 
 // change asks for something to be done to the sandbox, and returns what it is
 // then.
-func (s *Sandbox) change(ctx context.Context, method, rest string, in any) (info Info, err error) {
+func (s *Sandbox) change(ctx context.Context, method, rest string, in any) (info sandbox.Sandbox, err error) {
 	return info, s.client.call(ctx, method, s.path(rest), nil, in, &info)
 }
 
 // Stop asks the commands to end, gives them grace, and ends the sandbox. Its
 // files are kept, to be used again after Start. A provider that cannot keep them
 // is sandbox.CodeUnsupported, and nothing changes.
-func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) (Info, error) {
+func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/stop", map[string]int64{"graceMs": milliseconds(grace)})
 }
 
 // Start brings a stopped sandbox back with the files it had. One that runs is
 // success.
-func (s *Sandbox) Start(ctx context.Context) (Info, error) {
+func (s *Sandbox) Start(ctx context.Context) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/start", nil)
 }
 
 // Pause makes the sandbox stand still: in memory, or on disk, where it holds
 // neither memory nor processes. Its lifetime stands still too. It is not in use
 // and cannot be used before Resume.
-func (s *Sandbox) Pause(ctx context.Context, kind sandbox.PauseKind) (Info, error) {
+func (s *Sandbox) Pause(ctx context.Context, kind sandbox.PauseKind) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/pause", map[string]bool{"toDisk": kind == sandbox.PauseDisk})
 }
 
 // Resume lets a paused sandbox go on. One that runs is success.
-func (s *Sandbox) Resume(ctx context.Context) (Info, error) {
+func (s *Sandbox) Resume(ctx context.Context) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPost, "/resume", nil)
 }
 
 // Update changes limits, labels, lifetime and idle policy of the sandbox, all
 // or nothing.
-func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (Info, error) {
+func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (sandbox.Sandbox, error) {
 	return s.change(ctx, http.MethodPatch, "", c)
-}
-
-// ForkOptions say what copies to make. The zero value makes one.
-type ForkOptions struct {
-	Count  int               // at most 100; zero: one
-	Prefix string            // of their names, PREFIX-1 and so on; empty: made up
-	Labels map[string]string // added to those of the parent
 }
 
 // Fork makes copies of the sandbox, each with a name and an id of its own: its
 // files, and processes with their memory where its provider can. All are made
 // or none.
-func (s *Sandbox) Fork(ctx context.Context, opts ForkOptions) ([]*Sandbox, error) {
-	in := map[string]any{"count": max(opts.Count, 1), "prefix": opts.Prefix, "labels": opts.Labels}
-	var out struct{ Sandboxes []Info }
-	if err := s.client.call(ctx, http.MethodPost, s.path("/fork"), nil, in, &out); err != nil {
+func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbox, error) {
+	opts.Count = max(opts.Count, 1)
+	var out struct{ Sandboxes []sandbox.Sandbox }
+	if err := s.client.call(ctx, http.MethodPost, s.path("/fork"), nil, opts, &out); err != nil {
 		return nil, err
 	}
 	copies := make([]*Sandbox, len(out.Sandboxes))
@@ -71,50 +64,13 @@ func (s *Sandbox) Fork(ctx context.Context, opts ForkOptions) ([]*Sandbox, error
 	return copies, nil
 }
 
-// Snapshot is the state of a sandbox at a point in time. See
-// sandbox.Spec.Snapshot for how to start from one.
-type Snapshot struct {
-	ID     string `json:"id"`
-	Name   string `json:"name"`
-	Ready  bool   `json:"ready"`  // false while it is being made
-	Memory bool   `json:"memory"` // it holds processes and their memory too
-	Size   int64  `json:"size"`   // bytes
-	// Saved says that it is in the blob store, from which any daemon that
-	// shares it makes sandboxes. Stored is how many bytes that grew by, and
-	// Problem what keeps it from being saved.
-	Saved      bool              `json:"saved"`
-	Stored     int64             `json:"stored,omitempty"`
-	Encrypted  bool              `json:"encrypted,omitempty"` // there
-	Problem    string            `json:"problem,omitempty"`
-	Engine     string            `json:"engine,omitempty"` // what can restore its memory; any build with the same engine
-	Parent     sandbox.ID        `json:"parent"`           // what it was taken of
-	ParentName string            `json:"parentName"`
-	Image      string            `json:"image"`
-	Provider   string            `json:"provider,omitempty"`
-	Resources  sandbox.Resources `json:"resources"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	Created    time.Time         `json:"created"`
-	Children   int64             `json:"children"` // sandboxes that were made from it and are not gone
-}
-
-// SnapshotOptions say what snapshot to make. The zero value is usable.
-type SnapshotOptions struct {
-	Name   string // unique among the tenant's snapshots; empty: its id
-	Memory bool   // processes and their memory too
-	Labels map[string]string
-	// Save waits until it is in the blob store too, instead of having it saved
-	// afterwards.
-	Save bool
-}
-
 // Snapshot writes the state of the sandbox down; it goes on.
-func (s *Sandbox) Snapshot(ctx context.Context, opts SnapshotOptions) (snap Snapshot, err error) {
-	in := map[string]any{"name": opts.Name, "memory": opts.Memory, "labels": opts.Labels, "save": opts.Save}
-	return snap, s.client.call(ctx, http.MethodPost, s.path("/snapshots"), nil, in, &snap)
+func (s *Sandbox) Snapshot(ctx context.Context, opts sandbox.SnapshotRequest) (snap sandbox.Snapshot, err error) {
+	return snap, s.client.call(ctx, http.MethodPost, s.path("/snapshots"), nil, opts, &snap)
 }
 
 // GetSnapshot returns the snapshot of that name or id.
-func (c *Client) GetSnapshot(ctx context.Context, ref string) (s Snapshot, err error) {
+func (c *Client) GetSnapshot(ctx context.Context, ref string) (s sandbox.Snapshot, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return s, err
 	}
@@ -123,19 +79,19 @@ func (c *Client) GetSnapshot(ctx context.Context, ref string) (s Snapshot, err e
 
 // Snapshots yields the snapshots with all of the labels, newest first, and ends
 // with the first error.
-func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.Seq2[Snapshot, error] {
-	return func(yield func(Snapshot, error) bool) {
+func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.Seq2[sandbox.Snapshot, error] {
+	return func(yield func(sandbox.Snapshot, error) bool) {
 		query := url.Values{"limit": {strconv.Itoa(snapshotPage)}}
 		for k, v := range labels {
 			query.Add("label", k+"="+v)
 		}
 		for {
 			var page struct {
-				Snapshots []Snapshot
+				Snapshots []sandbox.Snapshot
 				Next      string
 			}
 			if err := c.call(ctx, http.MethodGet, "/v1/snapshots", query, nil, &page); err != nil {
-				yield(Snapshot{}, err)
+				yield(sandbox.Snapshot{}, err)
 				return
 			}
 			for _, s := range page.Snapshots {
@@ -164,7 +120,7 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 
 // PruneSnapshots removes the snapshots with all of the labels from which no
 // living sandbox was made, and returns them.
-func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error) {
-	var out struct{ Snapshots []Snapshot }
+func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error) {
+	var out struct{ Snapshots []sandbox.Snapshot }
 	return out.Snapshots, c.call(ctx, http.MethodPost, "/v1/snapshots/prune", nil, map[string]any{"labels": labels}, &out)
 }

@@ -33,16 +33,16 @@ func (o *ListOptions) query() url.Values {
 
 // List yields the sandboxes that match, newest first, a page at a time. It ends
 // with the first error.
-func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[Info, error] {
-	return func(yield func(Info, error) bool) {
+func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[sandbox.Sandbox, error] {
+	return func(yield func(sandbox.Sandbox, error) bool) {
 		query := opts.query()
 		for {
 			var page struct {
-				Sandboxes []Info
+				Sandboxes []sandbox.Sandbox
 				Next      string
 			}
 			if err := c.call(ctx, http.MethodGet, "/v1/sandboxes", query, nil, &page); err != nil {
-				yield(Info{}, err)
+				yield(sandbox.Sandbox{}, err)
 				return
 			}
 			for _, s := range page.Sandboxes {

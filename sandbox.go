@@ -18,7 +18,7 @@ import (
 // be called concurrently.
 type Sandbox struct {
 	client *Client
-	info   Info
+	info   sandbox.Sandbox
 }
 
 // ID returns the id, which never changes.
@@ -28,7 +28,7 @@ func (s *Sandbox) ID() sandbox.ID { return s.info.ID }
 func (s *Sandbox) Name() string { return s.info.Name }
 
 // Info returns what was known when the handle was made; see [Client.Get].
-func (s *Sandbox) Info() Info { return s.info }
+func (s *Sandbox) Info() sandbox.Sandbox { return s.info }
 
 func (s *Sandbox) path(rest string) string {
 	return "/v1/sandboxes/" + url.PathEscape(string(s.info.ID)) + rest

@@ -13,21 +13,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Template is a name for an image that a build made. A sandbox is made of it
-// with the image "template:NAME[:TAG]".
-type Template struct {
-	Name    string    `json:"name"`
-	Tag     string    `json:"tag"`
-	Image   string    `json:"image"` // digest
-	Base    string    `json:"base"`  // digest of the image it was built on
-	Size    int64     `json:"size"`  // bytes of its files
-	Steps   int       `json:"steps"`
-	Created time.Time `json:"created"`
-	Start   string    `json:"start,omitempty"` // script that runs in every sandbox of it
-	// Snapshot is what its sandboxes are made from, with their memory.
-	Snapshot string `json:"snapshot,omitempty"`
-}
-
 // BuildOptions say how a template is built. Only Name is required.
 type BuildOptions struct {
 	Name    string            // NAME or NAME:TAG, which moves if it is taken
@@ -40,23 +25,13 @@ type BuildOptions struct {
 	// a snapshot with memory is taken, from which sandboxes are made then.
 	Start, Ready string
 	// Progress is told how the build goes, before Build returns. It may be nil.
-	Progress func(BuildEvent)
-}
-
-// BuildEvent is something that a build tells while it goes on.
-type BuildEvent struct {
-	Time   time.Time `json:"time"`
-	Step   int       `json:"step"`  // from 1; 0: the build as a whole
-	Steps  int       `json:"steps"` // of the build
-	Text   string    `json:"text"`  // the step, or a piece of its output
-	Output bool      `json:"output,omitempty"`
-	Cached bool      `json:"cached,omitempty"`
+	Progress func(sandbox.BuildEvent)
 }
 
 // BuildTemplate builds a template from a tar of files, a Dockerfile among them.
 // Steps that did not change are not carried out again. If ctx ends first,
 // nothing remains but the steps that were finished.
-func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildOptions) (Template, error) {
+func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildOptions) (sandbox.Template, error) {
 	query := url.Values{"name": {opts.Name}}
 	if opts.File != "" {
 		query.Set("file", opts.File)
@@ -77,34 +52,34 @@ func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildO
 	}
 	r, err := c.request(ctx, http.MethodPost, "/v1/templates", query, files)
 	if err != nil {
-		return Template{}, err
+		return sandbox.Template{}, err
 	}
 	r.Header.Set("Content-Type", "application/x-tar")
 	answer, err := c.do(r)
 	if err != nil {
-		return Template{}, err
+		return sandbox.Template{}, err
 	}
 	defer answer.Body.Close()
 	return readBuild(answer.Body, opts.Progress)
 }
 
 // readBuild reads the answer to a build to its end.
-func readBuild(r io.Reader, tell func(BuildEvent)) (Template, error) {
+func readBuild(r io.Reader, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
 	lines := json.NewDecoder(bufio.NewReader(r))
 	for {
 		var line struct {
-			Event    *BuildEvent
-			Template *Template
+			Event    *sandbox.BuildEvent
+			Template *sandbox.Template
 			Problem  json.RawMessage
 		}
 		switch err := lines.Decode(&line); {
 		case err != nil:
-			return Template{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "template.build", Message: "the daemon went away before the build ended", Cause: err}
+			return sandbox.Template{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "template.build", Message: "the daemon went away before the build ended", Cause: err}
 		case line.Problem != nil:
 			if err := parseProblem(line.Problem); err != nil {
-				return Template{}, err
+				return sandbox.Template{}, err
 			}
-			return Template{}, &sandbox.Error{Code: sandbox.CodeInternal, Op: "template.build", Message: "the build failed"}
+			return sandbox.Template{}, &sandbox.Error{Code: sandbox.CodeInternal, Op: "template.build", Message: "the build failed"}
 		case line.Template != nil:
 			return *line.Template, nil
 		case line.Event != nil && tell != nil:
@@ -114,19 +89,19 @@ func readBuild(r io.Reader, tell func(BuildEvent)) (Template, error) {
 }
 
 // Templates lists templates by name and tag.
-func (c *Client) Templates(ctx context.Context) ([]Template, error) {
-	var out struct{ Templates []Template }
+func (c *Client) Templates(ctx context.Context) ([]sandbox.Template, error) {
+	var out struct{ Templates []sandbox.Template }
 	err := c.call(ctx, http.MethodGet, "/v1/templates", nil, nil, &out)
 	return out.Templates, err
 }
 
 // Template returns the template called NAME[:TAG].
-func (c *Client) Template(ctx context.Context, ref string) (t Template, err error) {
+func (c *Client) Template(ctx context.Context, ref string) (t sandbox.Template, err error) {
 	return t, c.call(ctx, http.MethodGet, "/v1/templates/"+url.PathEscape(ref), nil, nil, &t)
 }
 
 // TagTemplate gives a template one more name, which moves if it is taken.
-func (c *Client) TagTemplate(ctx context.Context, ref, as string) (t Template, err error) {
+func (c *Client) TagTemplate(ctx context.Context, ref, as string) (t sandbox.Template, err error) {
 	return t, c.call(ctx, http.MethodPost, "/v1/templates/"+url.PathEscape(ref)+"/tag", nil, map[string]string{"as": as}, &t)
 }
 

@@ -298,7 +298,7 @@ type Exit struct {
 	// Signal that ended it, 0 if none did.
 	Signal int `json:"signal,omitempty"`
 	// Reason tells who ended it.
-	Reason Reason `json:"reason"`
+	Reason Reason `json:"reason" doc:"exited, signaled, timeout, memory, killed, lifetime, crashed or lost"`
 	// Detail is a sentence for a person, possibly empty. It is safe to show.
 	Detail string `json:"detail,omitempty"`
 }
@@ -346,7 +346,7 @@ const (
 // FileInfo describes a file inside a sandbox.
 type FileInfo struct {
 	Path     string    `json:"path"` // absolute for Stat; relative to the listed directory for List
-	Type     FileType  `json:"type"`
+	Type     FileType  `json:"type" enum:"file,dir,symlink,fifo,socket,device"`
 	Size     int64     `json:"size"` // bytes; 0 for anything but files
 	Mode     uint32    `json:"mode"` // permission, set-id and sticky bits, as in chmod: 0o7777 at most
 	UID      uint32    `json:"uid"`

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"path"
 	"strings"
+	"time"
 )
 
 // WorkspaceDir is where a sandbox sees its workspace.
@@ -135,4 +136,66 @@ func (s *Spec) checkWorkspaces() error {
 		targets = append(targets, w.Target())
 	}
 	return nil
+}
+
+// Workspace is a durable directory of a tenant. A [WorkspaceMount] in a Spec
+// attaches it to a sandbox.
+type Workspace struct {
+	Name      string            `json:"name"`
+	Encrypted bool              `json:"encrypted,omitempty"`
+	MaxBytes  int64             `json:"maxBytes,omitempty" doc:"bytes that one version may hold; no limit if it is left out"`
+	Bucket    string            `json:"bucket,omitempty" doc:"the bucket that it is, if any"`
+	Problem   string            `json:"problem,omitempty" doc:"what kept the last state from being persisted; it is kept where it was"`
+	Created   time.Time         `json:"created"`
+	Attached  []Attachment      `json:"attached" doc:"the sandboxes that have it"`
+	Latest    *WorkspaceVersion `json:"latest,omitempty" doc:"the newest version; not in lists"`
+}
+
+// NewWorkspace asks for an empty workspace.
+type NewWorkspace struct {
+	Name      string `json:"name" minLength:"1" maxLength:"63"`
+	Encrypted bool   `json:"encrypted,omitempty" doc:"encrypt what is stored with a key of the daemon"`
+	MaxBytes  int64  `json:"maxBytes,omitempty" minimum:"0" doc:"bytes that one version may hold; more cannot be persisted"`
+	// Bucket makes it a bucket of an S3 service, without versions.
+	Bucket string `json:"bucket,omitempty" maxLength:"63" doc:"the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions"`
+}
+
+// Attachment says which sandbox has a workspace.
+type Attachment struct {
+	Sandbox ID            `json:"sandbox" doc:"id of the sandbox"`
+	Mode    WorkspaceMode `json:"mode" enum:"exclusive,shared,read"`
+	Since   time.Time     `json:"since"`
+}
+
+// WorkspaceVersion is one state of a workspace.
+type WorkspaceVersion struct {
+	Number  int       `json:"number"` // ascending, with gaps
+	Created time.Time `json:"created"`
+	Note    string    `json:"note,omitempty"` // why it was made
+	Files   int64     `json:"files"`          // of every kind but directories
+	Dirs    int64     `json:"dirs"`
+	Bytes   int64     `json:"bytes" doc:"of contents, holes not counted"`
+	Added   int64     `json:"added" doc:"bytes that the store grew by"`
+	Skipped int64     `json:"skipped,omitempty" doc:"sockets and device nodes, which are not kept"`
+}
+
+// WorkspaceChange is one difference between two versions.
+type WorkspaceChange struct {
+	Path string `json:"path" doc:"below the workspace; bytes that are not UTF-8 are replaced"`
+	Kind string `json:"kind" enum:"added,removed,modified,touched"`
+	Size int64  `json:"size" doc:"bytes of what is there afterwards"`
+	Dir  bool   `json:"dir,omitempty"`
+}
+
+// WorkspacePruned says what a prune removed.
+type WorkspacePruned struct {
+	Versions []int `json:"versions"`
+	Freed    int64 `json:"freed" doc:"bytes by which the store shrank"`
+}
+
+// WorkspaceReport is the result of verifying a workspace.
+type WorkspaceReport struct {
+	Versions int   `json:"versions"`
+	Chunks   int   `json:"chunks"`
+	Bytes    int64 `json:"bytes" doc:"of everything that is stored"`
 }

@@ -88,13 +88,13 @@ func TestBucket(t *testing.T) {
 	}
 	put("in/there", "from outside")
 	s := bucketSoaker(t, address)
-	if _, err := s.client.CreateWorkspace(t.Context(), "other", atoll.WorkspaceOptions{Bucket: "nothing"}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := s.client.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "other", Bucket: "nothing"}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("a bucket that was not named: %v", err)
 	}
-	if _, err := s.client.CreateWorkspace(t.Context(), "data", atoll.WorkspaceOptions{Bucket: "data"}); err != nil {
+	if _, err := s.client.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "data", Bucket: "data"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.client.CreateWorkspace(t.Context(), "again", atoll.WorkspaceOptions{Bucket: "data"}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+	if _, err := s.client.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "again", Bucket: "data"}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
 		t.Errorf("the same bucket twice: %v", err)
 	}
 	if _, err := s.client.WorkspaceVersions(t.Context(), "data"); sandbox.CodeOf(err) != sandbox.CodeUnsupported {

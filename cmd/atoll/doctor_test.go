@@ -66,13 +66,13 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 }
 
 // finding is what the daemon finds of a subject.
-func (s *soaker) finding(t *testing.T, subject string) atoll.Finding {
+func (s *soaker) finding(t *testing.T, subject string) sandbox.Finding {
 	t.Helper()
 	d, err := s.client.Diagnose(t.Context())
 	if err != nil {
 		t.Fatalf("%s: %v", subject, err)
 	}
-	i := slices.IndexFunc(d.Findings, func(f atoll.Finding) bool { return f.Subject == subject })
+	i := slices.IndexFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject })
 	if i < 0 {
 		t.Fatalf("nothing about the %s: %+v", subject, d)
 	}

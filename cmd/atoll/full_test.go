@@ -87,7 +87,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Close()
-	good, err := b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "good"})
+	good, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "good"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestDiskFull(t *testing.T) {
 		},
 		"remove": func() error { return b.Destroy(t.Context()) },
 		"snapshot": func() error {
-			_, err := b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "none"})
+			_, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "none"})
 			return err
 		},
 	} {
@@ -148,7 +148,7 @@ func TestDiskFull(t *testing.T) {
 
 	// A snapshot that does not fit leaves the sandbox and the last good one.
 	empty = fill(t, disk, 8<<20)
-	_, err = b.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "large"})
+	_, err = b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "large"})
 	wantCode(t, "a snapshot that does not fit", err, sandbox.CodeExhausted)
 	run(t, b, "true")
 	empty()

@@ -79,7 +79,7 @@ func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) erro
 	try := 0
 	return persist(ctx, func() error {
 		try++
-		snap, err := box.Snapshot(ctx, atoll.SnapshotOptions{Name: "s-" + name + "-" + strconv.Itoa(try)})
+		snap, err := box.Snapshot(ctx, sandbox.SnapshotRequest{Name: "s-" + name + "-" + strconv.Itoa(try)})
 		if err == nil {
 			s.mu.Lock()
 			s.snaps[snap.Name] = snap.ID
@@ -94,7 +94,7 @@ func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) erro
 	try := 0
 	return persist(ctx, func() error {
 		try++
-		copies, err := box.Fork(ctx, atoll.ForkOptions{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
+		copies, err := box.Fork(ctx, sandbox.ForkRequest{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, c := range copies {

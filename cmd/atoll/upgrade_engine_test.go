@@ -112,7 +112,7 @@ func TestMemoryOutlivesUpgrade(t *testing.T) {
 	s := newSoaker(t)
 	first := s.bin
 	asleep, awake := counting(t, s, "asleep"), counting(t, s, "awake")
-	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "saved", Memory: true}); err != nil {
+	if _, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "saved", Memory: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, bin := range []string{next, first} {
@@ -129,7 +129,7 @@ func TestMemoryOutlivesUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 		counts(t, made)
-		copies, err := awake.Fork(t.Context(), atoll.ForkOptions{Count: 1})
+		copies, err := awake.Fork(t.Context(), sandbox.ForkRequest{Count: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +149,7 @@ func TestEngineChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "saved", Memory: true}); err != nil {
+	if _, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "saved", Memory: true}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := asleep.Pause(t.Context(), sandbox.PauseDisk); err != nil {
@@ -158,9 +158,9 @@ func TestEngineChanges(t *testing.T) {
 	s.replace(t, next)
 
 	for what, do := range map[string]func() error{
-		"fork": func() error { _, err := awake.Fork(t.Context(), atoll.ForkOptions{Count: 2}); return err },
+		"fork": func() error { _, err := awake.Fork(t.Context(), sandbox.ForkRequest{Count: 2}); return err },
 		"snapshot create --memory": func() error {
-			_, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "lost", Memory: true})
+			_, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "lost", Memory: true})
 			return err
 		},
 		"pause --to-disk": func() error { _, err := awake.Pause(t.Context(), sandbox.PauseDisk); return err },
@@ -180,7 +180,7 @@ func TestEngineChanges(t *testing.T) {
 	if all != 3 {
 		t.Errorf("there are %d sandboxes, want 3", all)
 	}
-	if _, err := awake.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "files"}); err != nil {
+	if _, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "files"}); err != nil {
 		t.Errorf("saving its files: %v", err)
 	}
 	doctor := exec.Command(s.bin, "doctor")
@@ -189,7 +189,7 @@ func TestEngineChanges(t *testing.T) {
 		t.Errorf("doctor says\n%s\n%v, want that the memory of both would be lost", text, err)
 	}
 	const says = "it started from its files: its memory was written by engine"
-	copies, err := asleep.Fork(t.Context(), atoll.ForkOptions{Count: 1})
+	copies, err := asleep.Fork(t.Context(), sandbox.ForkRequest{Count: 1})
 	if err != nil || !strings.Contains(copies[0].Info().Reason, says) {
 		t.Errorf("copying what is on disk: %v (%v), want that %s", copies, err, says)
 	}

@@ -163,7 +163,7 @@ func TestWithStore(t *testing.T) {
 	s, l, r := open(t, filepath.Join(t.TempDir(), "atoll.db"), audit.Options{})
 	a := audit.Action{Tenant: "acme", Op: "sandbox.create", Name: "web"}
 	record := func(tx *store.Tx) error {
-		_, _, err := tx.CreateSandbox(ctx, "acme", store.Sandbox{Summary: store.Summary{ID: "id-web", Name: "web"}}, store.Create{})
+		_, _, err := tx.CreateSandbox(ctx, "acme", store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "id-web", Name: "web"}}}, store.Create{})
 		return err
 	}
 	var intent *audit.Intent
@@ -244,7 +244,7 @@ func TestCanary(t *testing.T) {
 			spec := sandbox.Spec{Name: "web", Env: map[string]string{"TOKEN": canary}}
 			var token string
 			ok(t, s.Update(ctx, func(tx *store.Tx) (err error) {
-				_, _, err = tx.CreateSandbox(ctx, "acme", store.Sandbox{Summary: store.Summary{ID: "id-web", Name: "web"}, Spec: spec}, store.Create{
+				_, _, err = tx.CreateSandbox(ctx, "acme", store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "id-web", Name: "web"}}, Spec: spec}, store.Create{
 					IdempotencyKey: canary + "-key", Request: []byte(`{"env":{"TOKEN":"` + canary + `"}}`),
 				})
 				if err != nil {

@@ -6,11 +6,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func (a *App) auditPruneCmd() *cobra.Command {
-	var what atoll.AuditPrune
+	var what sandbox.AuditPrune
 	var before string
 	var asJSON bool
 	cmd := &cobra.Command{

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -42,7 +41,7 @@ func (a *App) diagnose(ctx context.Context, system System, info ProviderInfo) di
 
 // diagnoseDaemon asks the daemon how it is. Nil: there is none. One that says
 // nothing, because somebody else owns it or it is broken, is a finding.
-func (a *App) diagnoseDaemon(ctx context.Context) (*atoll.Diagnosis, error) {
+func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	c, err := a.daemon(ctx)
 	if err != nil || c == nil {
 		return nil, err
@@ -50,18 +49,18 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*atoll.Diagnosis, error) {
 	d, err := c.Diagnose(ctx)
 	if err != nil {
 		text, hint := explain(err)
-		f := atoll.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Mend: hint}
+		f := sandbox.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Mend: hint}
 		switch sandbox.CodeOf(err) {
 		case sandbox.CodeDenied, sandbox.CodeUnauthorized:
 			f.Severity, d.Healthy = string(driver.Note), true
 		case sandbox.CodeNotFound:
 			f.Message, f.Mend = "it is of an older version, which cannot be asked", "restart it: atoll down, then atoll up --detach"
 		}
-		d.Findings = []atoll.Finding{f}
+		d.Findings = []sandbox.Finding{f}
 		return &d, ctx.Err()
 	}
 	if d.Version != a.Version.Atoll {
-		d.Findings = append(d.Findings, atoll.Finding{
+		d.Findings = append(d.Findings, sandbox.Finding{
 			Severity: string(driver.Warning), Subject: "version", Message: "the daemon is " + cmp.Or(d.Version, "unknown") + " and this program " + cmp.Or(a.Version.Atoll, "unknown"),
 			Mend: "restart it with this program: atoll down, then atoll up --detach; sandboxes live on",
 		})
@@ -70,13 +69,13 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*atoll.Diagnosis, error) {
 }
 
 // showDiagnoses shows how the providers and the daemon are, if there is one.
-func (a *App) showDiagnoses(all []diagnosis, d *atoll.Diagnosis, asJSON bool) error {
+func (a *App) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, asJSON bool) error {
 	healthy := slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available }) && (d == nil || d.Healthy)
 	var err error
 	if asJSON {
 		err = a.printJSON(struct {
-			Providers []diagnosis      `json:"providers"`
-			Daemon    *atoll.Diagnosis `json:"daemon,omitempty"`
+			Providers []diagnosis        `json:"providers"`
+			Daemon    *sandbox.Diagnosis `json:"daemon,omitempty"`
 		}{all, d})
 	} else {
 		var b strings.Builder
@@ -95,7 +94,7 @@ func (a *App) showDiagnoses(all []diagnosis, d *atoll.Diagnosis, asJSON bool) er
 }
 
 // writeDaemon writes how a daemon is.
-func (a *App) writeDaemon(b *strings.Builder, d *atoll.Diagnosis) {
+func (a *App) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
 	state, color := "well", green
 	if !d.Healthy {
 		state, color = "not well", red

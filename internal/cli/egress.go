@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // opFlow is the operation of events about what sandboxes send.
@@ -80,7 +81,7 @@ any traffic: atoll profile test.`,
 	return cmd
 }
 
-func (a *App) showFlow(e atoll.Event, asJSON bool) error {
+func (a *App) showFlow(e sandbox.Event, asJSON bool) error {
 	if asJSON {
 		text, err := json.Marshal(e)
 		if err == nil {

@@ -77,7 +77,7 @@ a time that is still to come.`,
 	return cmd
 }
 
-func (a *App) showEvent(e atoll.Event, asJSON bool) error {
+func (a *App) showEvent(e sandbox.Event, asJSON bool) error {
 	if asJSON {
 		text, err := json.Marshal(e)
 		if err == nil {
@@ -88,7 +88,7 @@ func (a *App) showEvent(e atoll.Event, asJSON bool) error {
 	fields := []string{
 		fmt.Sprint(e.Seq), e.Time.UTC().Format(time.RFC3339), e.Type, e.Op, cmp.Or(e.Name, string(e.Sandbox), "-"),
 	}
-	for _, extra := range []string{e.Subject, e.Program, string(e.Code), e.Reason} {
+	for _, extra := range []string{e.Subject, e.Program, string(e.Code), string(e.Reason)} {
 		if extra != "" && extra != e.Name {
 			fields = append(fields, extra)
 		}

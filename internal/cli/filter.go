@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -14,12 +13,12 @@ type filters map[string][]string
 
 // filterKeys are the keys of a filter, and what tells whether a sandbox has a
 // value.
-var filterKeys = map[string]func(s *control.Summary, value string) bool{
-	"name":  func(s *control.Summary, v string) bool { return strings.Contains(s.Name, v) },
-	"id":    func(s *control.Summary, v string) bool { return strings.HasPrefix(string(s.ID), v) },
-	"state": func(s *control.Summary, v string) bool { return string(s.State) == v },
-	"image": func(s *control.Summary, v string) bool { return s.Image == v },
-	"label": func(s *control.Summary, v string) bool { return hasLabels(s.Labels, []string{v}) },
+var filterKeys = map[string]func(s *sandbox.Sandbox, value string) bool{
+	"name":  func(s *sandbox.Sandbox, v string) bool { return strings.Contains(s.Name, v) },
+	"id":    func(s *sandbox.Sandbox, v string) bool { return strings.HasPrefix(string(s.ID), v) },
+	"state": func(s *sandbox.Sandbox, v string) bool { return string(s.State) == v },
+	"image": func(s *sandbox.Sandbox, v string) bool { return s.Image == v },
+	"label": func(s *sandbox.Sandbox, v string) bool { return hasLabels(s.Labels, []string{v}) },
 }
 
 // states are what a sandbox can be in.
@@ -53,7 +52,7 @@ func parseFilters(texts []string) (filters, error) {
 	return f, nil
 }
 
-func (f filters) match(s control.Summary) bool {
+func (f filters) match(s sandbox.Sandbox) bool {
 	for key, values := range f {
 		has := func(v string) bool { return filterKeys[key](&s, v) }
 		lacks := func(v string) bool { return !has(v) }

@@ -3,12 +3,11 @@ package cli
 import (
 	"testing"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 func TestFilters(t *testing.T) {
-	s := control.Summary{ID: "sb-1a2b", Name: "web-1", State: sandbox.Running, Image: "host", Labels: map[string]string{"team": "red", "tier": "1"}}
+	s := sandbox.Sandbox{ID: "sb-1a2b", Name: "web-1", State: sandbox.Running, Image: "host", Labels: map[string]string{"team": "red", "tier": "1"}}
 	for _, tc := range []struct {
 		texts []string
 		want  bool

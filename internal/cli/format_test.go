@@ -5,12 +5,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 func TestFormat(t *testing.T) {
-	all := []control.Summary{
+	all := []sandbox.Sandbox{
 		{Name: "one", State: sandbox.Running, Labels: map[string]string{"team": "red"}},
 		{Name: "two", State: sandbox.Failed, Exit: &sandbox.Exit{Code: 137}, Labels: map[string]string{"team": "\x1b[2J"}},
 	}
@@ -28,7 +27,7 @@ func TestFormat(t *testing.T) {
 	}
 	for _, bad := range []string{"{{.Name", "{{.Nonsense}}", "{{nothing .}}"} {
 		var out bytes.Buffer
-		err := formatted(&App{Stdout: &out}, bad, []control.Summary{})
+		err := formatted(&App{Stdout: &out}, bad, []sandbox.Sandbox{})
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), "--format") || out.Len() > 0 {
 			t.Errorf("%s: %v %q", bad, err, out.String())
 		}

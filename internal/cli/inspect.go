@@ -5,8 +5,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -30,10 +28,10 @@ nor values of environment variables.`,
 		if c == nil {
 			return a.inspectHere(ctx, args, format)
 		}
-		return inspect(a, format, args, func(name string) (atoll.Info, error) {
+		return inspect(a, format, args, func(name string) (sandbox.Sandbox, error) {
 			s, err := c.Get(ctx, name)
 			if err != nil {
-				return atoll.Info{}, err
+				return sandbox.Sandbox{}, err
 			}
 			return s.Info(), nil
 		})
@@ -51,14 +49,14 @@ func (a *App) inspectHere(ctx context.Context, args []string, format string) err
 	if err != nil {
 		return err
 	}
-	known := map[string]control.Summary{}
+	known := map[string]sandbox.Sandbox{}
 	for _, s := range all {
 		known[string(s.ID)] = s
 	}
 	for _, s := range all { // a name goes before an id
 		known[s.Name] = s
 	}
-	return inspect(a, format, args, func(name string) (control.Summary, error) {
+	return inspect(a, format, args, func(name string) (sandbox.Sandbox, error) {
 		s, ok := known[name]
 		if !ok {
 			return s, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such sandbox", Hint: "see what exists with: atoll ls"}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func (a *App) keyCmd() *cobra.Command {
@@ -59,7 +60,7 @@ the daemon keeps no more than what it needs to recognise it.`,
 
 // explainKey tells a person what is about to be shown. Scripts read standard
 // output, where the key is alone.
-func (a *App) explainKey(k atoll.Key) {
+func (a *App) explainKey(k sandbox.Key) {
 	fmt.Fprintf(a.Stderr, "This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
 	if !k.Expires.IsZero() {
 		fmt.Fprintf(a.Stderr, " until %s", k.Expires.UTC().Format(time.RFC3339))
@@ -84,7 +85,7 @@ func (a *App) keyListCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]atoll.Key{}, all...))
+			return a.printJSON(append([]sandbox.Key{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, k := range all {
@@ -95,7 +96,7 @@ func (a *App) keyListCmd() *cobra.Command {
 	return cmd
 }
 
-func keyState(k atoll.Key) string {
+func keyState(k sandbox.Key) string {
 	switch {
 	case !k.Revoked.IsZero():
 		return "revoked"

@@ -23,7 +23,7 @@ var (
 )
 
 // seen reads what a sandbox sent, or tried to, from the record of a decision.
-func seen(e *atoll.Event) (s policy.Seen, ok bool) {
+func seen(e *sandbox.Event) (s policy.Seen, ok bool) {
 	var port string
 	switch {
 	case requestRE.MatchString(e.Subject):

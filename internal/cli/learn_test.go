@@ -3,8 +3,8 @@ package cli
 import (
 	"testing"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // What is read from a record is what was decided, and nothing is made up.
@@ -21,12 +21,12 @@ func TestSeen(t *testing.T) {
 		"tcp evil.example:99999":                                     {},
 		"":                                                           {},
 	} {
-		got, ok := seen(&atoll.Event{Subject: subject, Type: "egress.denied"})
+		got, ok := seen(&sandbox.Event{Subject: subject, Type: "egress.denied"})
 		if ok != (want != policy.Seen{}) || ok && got != want {
 			t.Errorf("%q: %+v %v", subject, got, ok)
 		}
 	}
-	if _, ok := seen(&atoll.Event{Subject: "dns good.example", Type: "egress.allowed"}); ok {
+	if _, ok := seen(&sandbox.Event{Subject: "dns good.example", Type: "egress.allowed"}); ok {
 		t.Error("a question is taken for a connection")
 	}
 }

@@ -62,7 +62,7 @@ func (a *App) each(names []string, do func(name string) (string, error)) error {
 
 // changeCmd makes a verb that changes the state of sandboxes, which takes a
 // daemon.
-func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (atoll.Info, error)) *cobra.Command {
+func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error)) *cobra.Command {
 	var asJSON bool
 	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = groupBox, cobra.MinimumNArgs(1), a.completeSandboxes
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -71,7 +71,7 @@ func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.
 		if err != nil {
 			return err
 		}
-		var all []atoll.Info
+		var all []sandbox.Sandbox
 		for _, name := range args {
 			s, err := c.Get(ctx, name)
 			if err != nil {
@@ -98,7 +98,7 @@ func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.
 }
 
 // noteReason says what is special about the state of a sandbox, if anything is.
-func (a *App) noteReason(info atoll.Info) {
+func (a *App) noteReason(info sandbox.Sandbox) {
 	if info.Reason != "" {
 		a.say("note", visible(info.Name+": "+info.Reason))
 	}
@@ -108,7 +108,7 @@ func (a *App) startCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
 		Use: "start [flags] SANDBOX...", Short: "Bring stopped sandboxes back with their files",
 		Example: `  atoll start demo`,
-	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Start(ctx) })
+	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) { return s.Start(ctx) })
 }
 
 func (a *App) pauseCmd() *cobra.Command {
@@ -120,7 +120,7 @@ and nothing of them uses a processor. With --to-disk they use neither memory nor
 processes either. Their lifetime stands still. They go on with: atoll resume.`,
 		Example: `  atoll pause demo
   atoll pause --to-disk demo`,
-	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) {
+	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) {
 		if toDisk {
 			return s.Pause(ctx, sandbox.PauseDisk)
 		}
@@ -134,7 +134,7 @@ func (a *App) resumeCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
 		Use: "resume [flags] SANDBOX...", Aliases: []string{"unpause"}, Short: "Let paused sandboxes go on",
 		Example: `  atoll resume demo`,
-	}, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Resume(ctx) })
+	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) { return s.Resume(ctx) })
 }
 
 // changes are the flags of update that say what to change.
@@ -155,23 +155,23 @@ is none. Limits of a sandbox that is stopped hold when it is started.`,
   atoll update --idle 10m --idle-action sleep demo
   atoll update --lifetime never --unlabel team demo`,
 	}
-	a.changeCmd(cmd, func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) {
+	a.changeCmd(cmd, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) {
 		switch {
 		case !slices.ContainsFunc(changes, cmd.Flags().Changed):
-			return atoll.Info{}, &usageError{message: "nothing to change", hint: "for example: atoll update --memory 1g " + s.Name()}
+			return sandbox.Sandbox{}, &usageError{message: "nothing to change", hint: "for example: atoll update --memory 1g " + s.Name()}
 		case cmd.Flags().Changed("cpus") && cpus <= 0:
-			return atoll.Info{}, badFlag("cpus", "%v is not a positive number", cpus)
+			return sandbox.Sandbox{}, badFlag("cpus", "%v is not a positive number", cpus)
 		case cmd.Flags().Changed("pids") && pids <= 0:
-			return atoll.Info{}, badFlag("pids", "%d is not a positive number", pids)
+			return sandbox.Sandbox{}, badFlag("pids", "%d is not a positive number", pids)
 		}
 		c := sandbox.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}}
 		var err error
 		l := &c.Lifetime
 		if l.Timeout, err = span(cmd, "lifetime", lifetime); err != nil {
-			return atoll.Info{}, err
+			return sandbox.Sandbox{}, err
 		}
 		if l.Idle, err = span(cmd, "idle", idle); err != nil {
-			return atoll.Info{}, err
+			return sandbox.Sandbox{}, err
 		}
 		if life.action != "" {
 			l.TimeoutAction = (*sandbox.IdleAction)(&life.action)
@@ -183,7 +183,7 @@ is none. Limits of a sandbox that is stopped hold when it is started.`,
 			l.IdleAction = (*sandbox.IdleAction)(&life.idleAction)
 		}
 		if c.Labels, err = labelChanges(labelList, unlabel); err != nil {
-			return atoll.Info{}, err
+			return sandbox.Sandbox{}, err
 		}
 		return s.Update(ctx, c)
 	})
@@ -233,7 +233,7 @@ func labelChanges(list, remove []string) (map[string]*string, error) {
 }
 
 func (a *App) forkCmd() *cobra.Command {
-	var opts atoll.ForkOptions
+	var opts sandbox.ForkRequest
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -273,7 +273,7 @@ itself goes on. It prints the names of the copies; all are made or none.`,
 			a.noteReason(made.Info())
 		}
 		if asJSON {
-			infos := make([]atoll.Info, len(copies))
+			infos := make([]sandbox.Sandbox, len(copies))
 			for i, made := range copies {
 				infos[i] = made.Info()
 			}

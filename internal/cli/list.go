@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -52,9 +51,9 @@ only those that run.`,
 			return err
 		}
 		t.tidy(ctx)
-		list := func(ctx context.Context) ([]control.Summary, error) {
+		list := func(ctx context.Context) ([]sandbox.Sandbox, error) {
 			all, err := t.List(ctx)
-			return slices.DeleteFunc(all, func(s control.Summary) bool { return !hasLabels(s.Labels, wanted) || !only.match(s) }), err
+			return slices.DeleteFunc(all, func(s sandbox.Sandbox) bool { return !hasLabels(s.Labels, wanted) || !only.match(s) }), err
 		}
 		if watch {
 			return a.watch(ctx, time.Second, func(ctx context.Context) (string, error) {
@@ -62,7 +61,7 @@ only those that run.`,
 				return tableText(sandboxHeader, sandboxRows(all)), err
 			})
 		}
-		if _, err := row(format, control.Summary{}); err != nil {
+		if _, err := row(format, sandbox.Sandbox{}); err != nil {
 			return err
 		}
 		all, err := list(ctx)
@@ -77,9 +76,9 @@ only those that run.`,
 	return cmd
 }
 
-func (a *App) showSandboxes(all []control.Summary, asJSON, quiet bool) error {
+func (a *App) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) error {
 	if asJSON {
-		return a.printJSON(append([]control.Summary{}, all...))
+		return a.printJSON(append([]sandbox.Sandbox{}, all...))
 	}
 	if quiet {
 		for _, s := range all {
@@ -94,7 +93,7 @@ func (a *App) showSandboxes(all []control.Summary, asJSON, quiet bool) error {
 
 const sandboxHeader = "NAME STATE IMAGE CREATED LABELS"
 
-func sandboxRows(all []control.Summary) [][]string {
+func sandboxRows(all []sandbox.Sandbox) [][]string {
 	rows := make([][]string, 0, len(all))
 	for _, s := range all {
 		state := string(s.State)

@@ -104,19 +104,19 @@ func (a *App) namedProfile(file string, args []string) (sandbox.Profile, error) 
 }
 
 func (a *App) profileCreateCmd() *cobra.Command {
-	return a.profileWriteCmd("create", "Store a profile", "", func(ctx context.Context, c *atoll.Client, p sandbox.Profile, _ int64) (atoll.Profile, error) {
+	return a.profileWriteCmd("create", "Store a profile", "", func(ctx context.Context, c *atoll.Client, p sandbox.Profile, _ int64) (sandbox.StoredProfile, error) {
 		return c.CreateProfile(ctx, p)
 	})
 }
 
 func (a *App) profileApplyCmd() *cobra.Command {
 	return a.profileWriteCmd("apply", "Store a profile or a new version of it, and apply it to running sandboxes", `
-What the new version does not allow any more is cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (atoll.Profile, error) {
+What the new version does not allow any more is cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (sandbox.StoredProfile, error) {
 		return c.ApplyProfile(ctx, p, version)
 	})
 }
 
-func (a *App) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (atoll.Profile, error)) *cobra.Command {
+func (a *App) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (sandbox.StoredProfile, error)) *cobra.Command {
 	var file string
 	var version int64
 	var asJSON bool
@@ -167,7 +167,7 @@ func (a *App) profileListCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]atoll.Profile{}, all...))
+			return a.printJSON(append([]sandbox.StoredProfile{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, p := range all {

@@ -45,7 +45,7 @@ you are told where.`,
 }
 
 // editProfile has a profile changed by whoever sits there.
-func (a *App) editProfile(ctx context.Context, c *atoll.Client, old *atoll.Profile) (err error) {
+func (a *App) editProfile(ctx context.Context, c *atoll.Client, old *sandbox.StoredProfile) (err error) {
 	text, err := yamlOf(old.Profile)
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func (a *App) editProfile(ctx context.Context, c *atoll.Client, old *atoll.Profi
 	}
 	p, err := a.namedProfile(file, []string{old.Name})
 	if err == nil {
-		var out atoll.Profile
+		var out sandbox.StoredProfile
 		if out, err = c.ApplyProfile(ctx, p, old.Version); err == nil {
 			_, err = fmt.Fprintf(a.Stdout, "%s is at version %d\n", out.Name, out.Version)
 			return err

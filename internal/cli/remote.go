@@ -48,15 +48,13 @@ func (r remote) Find(ctx context.Context, ref string) (box, error) {
 	return remoteBox{s}, nil
 }
 
-func (r remote) List(ctx context.Context) ([]control.Summary, error) {
-	var out []control.Summary
+func (r remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
+	var out []sandbox.Sandbox
 	for s, err := range r.client.List(ctx, atoll.ListOptions{}) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, control.Summary{
-			ID: s.ID, Name: s.Name, State: s.State, Image: s.Image, Created: s.Created, Labels: s.Labels, Exit: s.Exit, Resources: s.Resources, Limits: s.Limits,
-		})
+		out = append(out, s)
 	}
 	slices.Reverse(out)
 	return out, nil

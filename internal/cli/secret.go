@@ -100,7 +100,7 @@ A secret without --host is sent only by stored profiles, to whoever they name.`,
 	return cmd
 }
 
-func (a *App) wroteSecret(s atoll.Secret, err error, asJSON bool) error {
+func (a *App) wroteSecret(s sandbox.StoredSecret, err error, asJSON bool) error {
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (a *App) secretListCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]atoll.Secret{}, all...))
+			return a.printJSON(append([]sandbox.StoredSecret{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, s := range all {

@@ -7,7 +7,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func (a *App) snapshotCmd() *cobra.Command {
@@ -19,7 +19,7 @@ func (a *App) snapshotCmd() *cobra.Command {
 }
 
 func (a *App) snapshotCreateCmd() *cobra.Command {
-	var opts atoll.SnapshotOptions
+	var opts sandbox.SnapshotRequest
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -87,7 +87,7 @@ func (a *App) snapshotListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all := []atoll.Snapshot{}
+		all := []sandbox.Snapshot{}
 		for s, err := range c.Snapshots(ctx, wanted) {
 			if err != nil {
 				return err
@@ -99,7 +99,7 @@ func (a *App) snapshotListCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) showSnapshots(all []atoll.Snapshot, asJSON, quiet bool) error {
+func (a *App) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bool) error {
 	if asJSON {
 		return a.printJSON(all)
 	}
@@ -129,7 +129,7 @@ func (a *App) showSnapshots(all []atoll.Snapshot, asJSON, quiet bool) error {
 }
 
 // stored tells what a snapshot takes in the blob store.
-func stored(s *atoll.Snapshot) string {
+func stored(s *sandbox.Snapshot) string {
 	switch {
 	case s.Saved:
 		return units.BytesSize(float64(s.Stored))
@@ -150,7 +150,7 @@ func (a *App) snapshotInspectCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			all := make([]atoll.Snapshot, len(args))
+			all := make([]sandbox.Snapshot, len(args))
 			for i, name := range args {
 				if all[i], err = c.GetSnapshot(ctx, name); err != nil {
 					return err
@@ -202,7 +202,7 @@ func (a *App) snapshotPruneCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.showSnapshots(append([]atoll.Snapshot{}, removed...), asJSON, !asJSON)
+		return a.showSnapshots(append([]sandbox.Snapshot{}, removed...), asJSON, !asJSON)
 	})
 	return cmd
 }

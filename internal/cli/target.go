@@ -21,7 +21,7 @@ import (
 type target interface {
 	Find(ctx context.Context, ref string) (box, error)
 	// List returns the sandboxes that exist, oldest first.
-	List(ctx context.Context) ([]control.Summary, error)
+	List(ctx context.Context) ([]sandbox.Sandbox, error)
 	// warning is what everybody who makes a sandbox with the provider must know.
 	warning(ctx context.Context, provider string) string
 	// Run makes a sandbox, runs a command in it, and removes it, as

@@ -85,7 +85,7 @@ them; atoll inspect says so.`,
 }
 
 // build sends the files of a directory to the daemon, which builds.
-func (a *App) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t atoll.Template, err error) {
+func (a *App) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t sandbox.Template, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: dir, Message: "cannot be read as a directory", Cause: err}
@@ -107,7 +107,7 @@ func (a *App) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t
 }
 
 // showBuild writes what a build tells to standard error.
-func (a *App) showBuild(e atoll.BuildEvent) {
+func (a *App) showBuild(e sandbox.BuildEvent) {
 	switch {
 	case e.Output:
 		_, _ = io.WriteString(a.Stderr, e.Text)
@@ -132,7 +132,7 @@ func (a *App) templateListCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]atoll.Template{}, all...))
+			return a.printJSON(append([]sandbox.Template{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, t := range all {

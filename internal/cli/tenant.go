@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // limitFlag is a limit of a tenant: a number, a size if it counts bytes, or
@@ -110,8 +111,8 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 	}
 	given := limitFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
-		t, err := c.CreateTenant(ctx, name, atoll.Limits{})
+	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+		t, err := c.CreateTenant(ctx, name, sandbox.Limits{})
 		if limits := given(); err == nil && len(limits) > 0 {
 			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
 		}
@@ -121,7 +122,7 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 }
 
 // tenantVerb adapts a verb that is about one tenant and shows it.
-func (a *App) tenantVerb(asJSON *bool, do func(context.Context, *atoll.Client, string) (atoll.Tenant, error)) func(*cobra.Command, []string) error {
+func (a *App) tenantVerb(asJSON *bool, do func(context.Context, *atoll.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
 	return verb(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -138,7 +139,7 @@ func (a *App) tenantVerb(asJSON *bool, do func(context.Context, *atoll.Client, s
 	})
 }
 
-func (a *App) showTenant(t atoll.Tenant) error {
+func (a *App) showTenant(t sandbox.Tenant) error {
 	state := "enabled"
 	if !t.Disabled.IsZero() {
 		state = "disabled " + ago(t.Disabled)
@@ -176,7 +177,7 @@ func (a *App) tenantListCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]atoll.Tenant{}, all...))
+			return a.printJSON(append([]sandbox.Tenant{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, t := range all {
@@ -203,7 +204,7 @@ the machine, any.`,
 		Example: `  atoll tenant show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 		if name == "" {
 			return c.Tenant(ctx)
 		}
@@ -228,7 +229,7 @@ uses already is left alone.`,
 		if len(limits) == 0 {
 			return usage(cmd, fmt.Errorf("no limit is given"))
 		}
-		return a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+		return a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
 		})(cmd, args)
 	}
@@ -247,7 +248,7 @@ func (a *App) tenantDisableCmd(disable bool) *cobra.Command {
 		cmd.Example = "  atoll tenant disable default"
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (atoll.Tenant, error) {
+	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 		return c.UpdateTenant(ctx, name, atoll.TenantChange{Disabled: &disable})
 	})
 	return cmd

@@ -15,7 +15,6 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -187,7 +186,7 @@ func (m *meter) check(ctx context.Context) error {
 		return err
 	}
 	for _, name := range m.only {
-		if !slices.ContainsFunc(all, func(s control.Summary) bool { return s.Name == name || string(s.ID) == name }) {
+		if !slices.ContainsFunc(all, func(s sandbox.Sandbox) bool { return s.Name == name || string(s.ID) == name }) {
 			return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such sandbox", Hint: "see what exists with: atoll ls"}
 		}
 	}
@@ -200,7 +199,7 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(s control.Summary) bool {
+	all = slices.DeleteFunc(all, func(s sandbox.Sandbox) bool {
 		return s.State != sandbox.Running || len(m.only) > 0 && !slices.Contains(m.only, s.Name) && !slices.Contains(m.only, string(s.ID))
 	})
 	if err := m.open(ctx, all); err != nil {
@@ -232,7 +231,7 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 }
 
 // open finds the sandboxes that are new, and forgets those that are gone.
-func (m *meter) open(ctx context.Context, all []control.Summary) error {
+func (m *meter) open(ctx context.Context, all []sandbox.Sandbox) error {
 	old := m.boxes
 	m.boxes = make(map[sandbox.ID]usager, len(all))
 	for _, s := range all {
@@ -255,7 +254,7 @@ func (m *meter) open(ctx context.Context, all []control.Summary) error {
 }
 
 // loads makes rates of two samples.
-func (m *meter) loads(all []control.Summary, now []sandbox.Usage, failed []error) ([]load, error) {
+func (m *meter) loads(all []sandbox.Sandbox, now []sandbox.Usage, failed []error) ([]load, error) {
 	before := m.before
 	m.before = make(map[sandbox.ID]sandbox.Usage, len(all))
 	var out []load

@@ -105,7 +105,7 @@ func (a *App) tell(format string, args ...any) error {
 func bytesText(n int64) string { return units.BytesSize(float64(n)) }
 
 func (a *App) workspaceCreateCmd() *cobra.Command {
-	var opts atoll.WorkspaceOptions
+	var opts sandbox.NewWorkspace
 	var most sizeFlag
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make an empty workspace", Args: cobra.ExactArgs(1),
@@ -118,13 +118,13 @@ Atoll, so there is no history, and removing the workspace leaves it as it is.`,
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "bytes that one version may hold; what is over is not persisted")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Workspace, error) {
-		opts.MaxBytes = int64(most)
-		return c.CreateWorkspace(ctx, args[0], opts)
-	}, func(w atoll.Workspace) error { return a.tell("%s", w.Name) })
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+		opts.Name, opts.MaxBytes = args[0], int64(most)
+		return c.CreateWorkspace(ctx, opts)
+	}, func(w sandbox.Workspace) error { return a.tell("%s", w.Name) })
 }
 
-func attachedText(w atoll.Workspace) string {
+func attachedText(w sandbox.Workspace) string {
 	var all []string
 	for _, at := range w.Attached {
 		all = append(all, fmt.Sprintf("%s (%s)", at.Sandbox, at.Mode))
@@ -137,9 +137,9 @@ func attachedText(w atoll.Workspace) string {
 
 func (a *App) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]atoll.Workspace, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
 		return c.Workspaces(ctx)
-	}, func(all []atoll.Workspace) error {
+	}, func(all []sandbox.Workspace) error {
 		rows := make([][]string, 0, len(all))
 		for _, w := range all {
 			state := "ok"
@@ -154,9 +154,9 @@ func (a *App) workspaceListCmd() *cobra.Command {
 
 func (a *App) workspaceInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), Example: `  atoll workspace inspect notes`}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Workspace, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		return c.Workspace(ctx, args[0])
-	}, func(w atoll.Workspace) error {
+	}, func(w sandbox.Workspace) error {
 		rows := [][]string{
 			{"name", w.Name}, {"created", ago(w.Created)}, {"encrypted", strconv.FormatBool(w.Encrypted)}, {"attached", attachedText(w)},
 		}
@@ -180,9 +180,9 @@ func (a *App) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), Example: `  atoll workspace history notes`,
 	}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]atoll.Version, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
-	}, func(all []atoll.Version) error {
+	}, func(all []sandbox.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
 		for i, v := range all {
 			rows[len(all)-1-i] = []string{strconv.Itoa(v.Number), ago(v.Created), strconv.FormatInt(v.Files, 10), bytesText(v.Bytes), bytesText(v.Added), v.Note}
@@ -208,8 +208,8 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Example: `  atoll workspace diff notes 1`,
 	}
 	type diff struct {
-		Changes []atoll.WorkspaceChange `json:"changes"`
-		More    bool                    `json:"more,omitempty"`
+		Changes []sandbox.WorkspaceChange `json:"changes"`
+		More    bool                      `json:"more,omitempty"`
 	}
 	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
 		var numbers [2]int
@@ -243,16 +243,16 @@ was the newest is in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Version, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		n, err := versionArg(args[1])
 		if err != nil {
-			return atoll.Version{}, err
+			return sandbox.WorkspaceVersion{}, err
 		}
 		if note == "" {
 			note = fmt.Sprintf("version %d restored", n)
 		}
 		return c.RestoreWorkspace(ctx, args[0], n, note)
-	}, func(v atoll.Version) error { return a.tell("version %d", v.Number) })
+	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
 }
 
 func (a *App) workspacePersistCmd() *cobra.Command {
@@ -265,9 +265,9 @@ is removed.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Version, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
-	}, func(v atoll.Version) error { return a.tell("version %d", v.Number) })
+	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
 }
 
 func (a *App) workspacePruneCmd() *cobra.Command {
@@ -281,10 +281,10 @@ what no version needs. Without a flag it keeps all versions and removes rubbish.
 	}
 	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep so many of the newest")
 	cmd.Flags().Var(&within, "keep-within", "keep all that are younger, such as 720h")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.Pruned, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
-	}, func(p atoll.Pruned) error {
+	}, func(p sandbox.WorkspacePruned) error {
 		return a.tell("%d versions forgotten, %s freed", len(p.Versions), bytesText(max(0, p.Freed)))
 	})
 }
@@ -296,9 +296,9 @@ func (a *App) workspaceVerifyCmd() *cobra.Command {
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read every byte that is stored")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (atoll.WorkspaceReport, error) {
+	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
-	}, func(r atoll.WorkspaceReport) error {
+	}, func(r sandbox.WorkspaceReport) error {
 		return a.tell("%d versions in %d chunks, %s: all is there", r.Versions, r.Chunks, bytesText(r.Bytes))
 	})
 }

@@ -7,44 +7,27 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Summary is one line of a listing.
-type Summary struct {
-	ID        sandbox.ID        `json:"id"`
-	Name      string            `json:"name"`
-	State     sandbox.State     `json:"state"`
-	Image     string            `json:"image,omitempty"`
-	Created   time.Time         `json:"created"`
-	Labels    map[string]string `json:"labels,omitempty"`   // the caller's own
-	Exit      *sandbox.Exit     `json:"exit,omitempty"`     // why it ended
-	Resources sandbox.Resources `json:"resources,omitzero"` // its limits, as far as they are known
-	// Limits are those of Resources that the provider does not enforce.
-	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"`
-	// Bound says that it goes away with the process that made it.
-	Bound bool `json:"bound,omitempty"`
-}
-
 func nameOf(f driver.Found) string {
 	return cmp.Or(f.Labels[LabelName], string(f.ID))
 }
 
-func summarize(f driver.Found) Summary {
+func summarize(f driver.Found) sandbox.Sandbox {
 	own := maps.Clone(f.Labels)
 	maps.DeleteFunc(own, func(k, _ string) bool { return strings.HasPrefix(k, ReservedPrefix) })
-	return Summary{
+	return sandbox.Sandbox{
 		ID: f.ID, Name: nameOf(f), State: f.State, Image: f.Labels[LabelImage],
 		Created: f.Created, Labels: own, Exit: f.Exit, Bound: f.Labels[LabelOwner] != "",
 	}
 }
 
 // List returns the sandboxes that exist, oldest first.
-func (c *Control) List(ctx context.Context) ([]Summary, error) {
-	var out []Summary
+func (c *Control) List(ctx context.Context) ([]sandbox.Sandbox, error) {
+	var out []sandbox.Sandbox
 	err := c.do(ctx, Action{Op: "sandbox.list"}, func(ctx context.Context) error {
 		for found, err := range c.cfg.Provider.List(ctx) {
 			if err != nil {
@@ -54,7 +37,7 @@ func (c *Control) List(ctx context.Context) ([]Summary, error) {
 		}
 		return nil
 	})
-	slices.SortFunc(out, func(a, b Summary) int {
+	slices.SortFunc(out, func(a, b sandbox.Sandbox) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
 	return out, err

@@ -44,9 +44,9 @@ func packs(t *testing.T, blobs string) (all []string) {
 }
 
 // saved makes a snapshot and waits until it is in the blob store.
-func saved(t *testing.T, s *atoll.Sandbox, name string) atoll.Snapshot {
+func saved(t *testing.T, s *atoll.Sandbox, name string) sandbox.Snapshot {
 	t.Helper()
-	snap, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: name, Save: true})
+	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: name, Save: true})
 	if err != nil || !snap.Saved || snap.Stored == 0 || snap.Problem != "" {
 		t.Fatalf("%+v %v", snap, err)
 	}
@@ -249,7 +249,7 @@ func TestArchiveCrashPoints(t *testing.T) {
 			c := daemontest.Client(t, first)
 			s := create(t, c, sandbox.Spec{Name: "one"})
 			shell(t, s, "echo kept > /f")
-			snap, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "before", Save: true})
+			snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before", Save: true})
 			if err == nil {
 				saved(t, s, "going")
 				lose(t, m, snap.ID)

@@ -76,7 +76,7 @@ func TestSnapshotKeepsEnvironment(t *testing.T) {
 	first := m.Start(t, nil)
 	c := daemontest.Client(t, first)
 	s := create(t, c, sandbox.Spec{Name: "one", Env: map[string]string{"A": canary, "B": "b"}})
-	snap, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "snap"})
+	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "snap"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/bucket"
-	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -37,17 +36,17 @@ func newDoctor(d *Daemon) *doctor {
 func wallClock() time.Time { return time.Now().Round(0) }
 
 // Diagnose is for the owner of the machine.
-func (doc *doctor) Diagnose(ctx context.Context) (api.Diagnosis, error) {
+func (doc *doctor) Diagnose(ctx context.Context) (sandbox.Diagnosis, error) {
 	if err := doc.d.plane.MayDiagnose(ctx); err != nil {
-		return api.Diagnosis{}, err
+		return sandbox.Diagnosis{}, err
 	}
-	out := api.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
+	out := sandbox.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
 	for _, check := range []func(context.Context) []driver.Finding{
 		doc.store, doc.audit, doc.sending, doc.provider, doc.sandboxes, doc.gateway, doc.buckets, doc.disks, doc.descriptors, doc.clock,
 	} {
 		for _, f := range check(ctx) {
 			out.Healthy = out.Healthy && f.Severity != driver.Blocker
-			out.Findings = append(out.Findings, api.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Mend: f.Mend})
+			out.Findings = append(out.Findings, sandbox.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Mend: f.Mend})
 		}
 	}
 	return out, ctx.Err()

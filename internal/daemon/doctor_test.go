@@ -17,15 +17,15 @@ import (
 )
 
 // finding returns what was found of a subject that is worse than well.
-func finding(d atoll.Diagnosis, subject string) atoll.Finding {
-	i := slices.IndexFunc(d.Findings, func(f atoll.Finding) bool { return f.Subject == subject && f.Severity != "ok" })
+func finding(d sandbox.Diagnosis, subject string) sandbox.Finding {
+	i := slices.IndexFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject && f.Severity != "ok" })
 	if i < 0 {
-		return atoll.Finding{}
+		return sandbox.Finding{}
 	}
 	return d.Findings[i]
 }
 
-func diagnose(t *testing.T, c *atoll.Client) atoll.Diagnosis {
+func diagnose(t *testing.T, c *atoll.Client) sandbox.Diagnosis {
 	t.Helper()
 	d, err := c.Diagnose(t.Context())
 	if err != nil {
@@ -44,7 +44,7 @@ func TestDoctor(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	for _, subject := range []string{"store", "audit", "sandboxes", "provider", "gateway", "disk", "descriptors", "clock"} {
-		if !slices.ContainsFunc(d.Findings, func(f atoll.Finding) bool { return f.Subject == subject }) {
+		if !slices.ContainsFunc(d.Findings, func(f sandbox.Finding) bool { return f.Subject == subject }) {
 			t.Errorf("nothing about the %s", subject)
 		}
 		if f := finding(d, subject); f.Severity == "blocker" || f.Severity == "warning" && subject != "disk" {
@@ -68,7 +68,7 @@ func TestDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	d = diagnose(t, c)
-	if !slices.ContainsFunc(d.Findings, func(f atoll.Finding) bool { return strings.Contains(f.Message, "sb-nowhere") }) {
+	if !slices.ContainsFunc(d.Findings, func(f sandbox.Finding) bool { return strings.Contains(f.Message, "sb-nowhere") }) {
 		t.Errorf("%+v", d)
 	}
 	if strings.Contains(strings.Join(messages(d), " "), string(one.ID())) {
@@ -76,7 +76,7 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-func messages(d atoll.Diagnosis) (all []string) {
+func messages(d sandbox.Diagnosis) (all []string) {
 	for _, f := range d.Findings {
 		all = append(all, f.Message)
 	}

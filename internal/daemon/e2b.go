@@ -247,7 +247,7 @@ func (s e2bService) Resume(ctx context.Context, id sandbox.ID, memory bool) (e2b
 }
 
 func (s e2bService) Fork(ctx context.Context, id sandbox.ID, count int) ([]e2bapi.Sandbox, error) {
-	boxes, err := s.plane.Fork(ctx, string(id), plane.ForkRequest{Count: count})
+	boxes, err := s.plane.Fork(ctx, string(id), sandbox.ForkRequest{Count: count})
 	out := make([]e2bapi.Sandbox, len(boxes))
 	for i, b := range boxes {
 		out[i] = e2bShown(b)
@@ -256,7 +256,7 @@ func (s e2bService) Fork(ctx context.Context, id sandbox.ID, count int) ([]e2bap
 }
 
 func (s e2bService) Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string, memory bool) (e2bapi.Snapshot, error) {
-	made, err := s.plane.Snapshot(ctx, string(id), plane.SnapshotRequest{Memory: memory, Labels: labels})
+	made, err := s.plane.Snapshot(ctx, string(id), sandbox.SnapshotRequest{Memory: memory, Labels: labels})
 	return e2bapi.Snapshot{ID: made.ID, Parent: made.Parent, Labels: made.Labels}, err
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // list is the answer that is an array.
@@ -138,7 +139,7 @@ func TestE2BLogs(t *testing.T) {
 func TestE2BUploads(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
 	c, owner := e2bClient{t, d.E2B().String()}, daemontest.Client(t, d)
-	var keys []atoll.Key
+	var keys []sandbox.Key
 	for _, tenant := range []string{"", "rival"} {
 		k, err := owner.CreateKey(t.Context(), atoll.NewKey{Tenant: tenant, Verbs: []string{"write", "read"}})
 		if err != nil {

@@ -22,7 +22,7 @@ import (
 func e2bVolume(w store.Workspace) e2bapi.Volume { return e2bapi.Volume{ID: w.ID, Name: w.Name} }
 
 func (s e2bService) CreateVolume(ctx context.Context, name string) (e2bapi.Volume, error) {
-	w, err := s.plane.CreateWorkspace(ctx, plane.NewWorkspace{Name: name})
+	w, err := s.plane.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: name})
 	return e2bVolume(w.Workspace), err
 }
 

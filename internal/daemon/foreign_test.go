@@ -287,7 +287,7 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	ok(t, err)
 	_, err = box.Exec(ctx, sandbox.Command{Shell: "true", Background: true})
 	ok(t, err)
-	snap, err := box.Snapshot(ctx, atoll.SnapshotOptions{Name: "mine-a"})
+	snap, err := box.Snapshot(ctx, sandbox.SnapshotRequest{Name: "mine-a"})
 	ok(t, err)
 	k, err := c.CreateKey(ctx, atoll.NewKey{Verbs: []string{"read"}})
 	ok(t, err)
@@ -295,14 +295,14 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	ok(t, err)
 	_, err = c.CreateSecret(ctx, atoll.NewSecret{Name: "mine-a", Value: []byte("v"), Hosts: []string{"a.example"}})
 	ok(t, err)
-	_, err = c.CreateWorkspace(ctx, "mine-a", atoll.WorkspaceOptions{})
+	_, err = c.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: "mine-a"})
 	ok(t, err)
 	_, err = c.PersistWorkspace(ctx, "mine-a", "")
 	ok(t, err)
 	ok(t, m.Store(t).Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		return tx.SetTemplate(ctx, store.Template{Tenant: "default", Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()})
+		return tx.SetTemplate(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 	}))
-	_, err = c.CreateTenant(ctx, "mine-a", atoll.Limits{})
+	_, err = c.CreateTenant(ctx, "mine-a", sandbox.Limits{})
 	ok(t, err)
 	name := map[string]string{"the name": "mine-a"}
 	return things{

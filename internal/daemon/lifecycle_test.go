@@ -30,7 +30,7 @@ func shell(t *testing.T, s *atoll.Sandbox, script string) string {
 }
 
 // must fails unless a change brought the sandbox into a state.
-func must(t *testing.T, state sandbox.State, info atoll.Info, err error) atoll.Info {
+func must(t *testing.T, state sandbox.State, info sandbox.Sandbox, err error) sandbox.Sandbox {
 	t.Helper()
 	if err != nil || info.State != state {
 		t.Fatalf("%+v %v, want %s", info, err, state)
@@ -72,9 +72,9 @@ func TestPauseAndResume(t *testing.T) {
 // clear.
 func TestRestOnDisk(t *testing.T) {
 	const canary = "s3cr3t-canary-value"
-	rests := map[string]func(context.Context, *atoll.Sandbox) (atoll.Info, error){
-		"stopped": func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) { return s.Stop(ctx, time.Second) },
-		"paused": func(ctx context.Context, s *atoll.Sandbox) (atoll.Info, error) {
+	rests := map[string]func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error){
+		"stopped": func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) { return s.Stop(ctx, time.Second) },
+		"paused": func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) {
 			return s.Pause(ctx, sandbox.PauseDisk)
 		},
 	}
@@ -88,7 +88,7 @@ func TestRestOnDisk(t *testing.T) {
 			shell(t, s, "echo kept > /f")
 			info, err := rest(t.Context(), s)
 			info = must(t, sandbox.State(state), info, err)
-			if !info.Expires.IsZero() || info.LeftMS <= 0 || info.LeftMS > time.Hour.Milliseconds() {
+			if !info.Expires.IsZero() || info.Left <= 0 || info.Left > time.Hour {
 				t.Errorf("its time goes on: %+v", info)
 			}
 			if len(running(t, m)) != 0 {
@@ -110,7 +110,7 @@ func TestRestOnDisk(t *testing.T) {
 			} else {
 				info, err = s.Resume(t.Context())
 			}
-			if info = must(t, sandbox.Running, info, err); info.Expires.IsZero() || info.LeftMS != 0 {
+			if info = must(t, sandbox.Running, info, err); info.Expires.IsZero() || info.Left != 0 {
 				t.Errorf("its time stands still: %+v", info)
 			}
 			if out := shell(t, s, "cat /f; echo $TOKEN; hostname"); out != "kept\n"+canary+"\none\n" {
@@ -168,13 +168,13 @@ func TestSnapshots(t *testing.T) {
 	c, other := daemontest.Client(t, d), bearer(t, d, "other", "admin")
 	s := create(t, c, sandbox.Spec{Name: "one", Env: map[string]string{"TOKEN": "x"}, Workdir: "/work"})
 	shell(t, s, "echo 1 > f")
-	snap, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "before", Labels: map[string]string{"task": "7"}})
+	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before", Labels: map[string]string{"task": "7"}})
 	if err != nil || snap.Name != "before" || !snap.Ready || snap.Memory || snap.Size == 0 || snap.Parent != s.ID() || snap.Engine == "" {
 		t.Fatalf("%+v %v", snap, err)
 	}
-	_, err = s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "before"})
+	_, err = s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before"})
 	wantCode(t, err, sandbox.CodeAlreadyExists)
-	_, err = s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "deep", Memory: true})
+	_, err = s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "deep", Memory: true})
 	wantCode(t, err, sandbox.CodeUnsupported)
 	shell(t, s, "echo 2 > f")
 	again := create(t, c, sandbox.Spec{Name: "again", Snapshot: "before"})
@@ -226,7 +226,7 @@ func TestSnapshotOfStopped(t *testing.T) {
 	shell(t, s, "echo 1 > /f")
 	info, err := s.Stop(t.Context(), 0)
 	must(t, sandbox.Stopped, info, err)
-	if _, err := s.Snapshot(t.Context(), atoll.SnapshotOptions{Name: "later"}); err != nil {
+	if _, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "later"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Destroy(t.Context()); err != nil {
@@ -278,7 +278,7 @@ func TestFork(t *testing.T) {
 	c := daemontest.Client(t, m.Start(t, nil))
 	s := create(t, c, sandbox.Spec{Name: "one", Env: map[string]string{"TOKEN": "x"}, Labels: map[string]string{"a": "b"}})
 	shell(t, s, "echo parent > /f")
-	copies, err := s.Fork(t.Context(), atoll.ForkOptions{Count: 3, Prefix: "try", Labels: map[string]string{"c": "d"}})
+	copies, err := s.Fork(t.Context(), sandbox.ForkRequest{Count: 3, Prefix: "try", Labels: map[string]string{"c": "d"}})
 	if err != nil || len(copies) != 3 {
 		t.Fatalf("%v %v", copies, err)
 	}
@@ -294,13 +294,13 @@ func TestFork(t *testing.T) {
 	if out := shell(t, s, "cat /f"); out != "parent\n" {
 		t.Errorf("a copy reached its parent: %q", out)
 	}
-	_, err = s.Fork(t.Context(), atoll.ForkOptions{Count: 2, Prefix: "try"})
+	_, err = s.Fork(t.Context(), sandbox.ForkRequest{Count: 2, Prefix: "try"})
 	wantCode(t, err, sandbox.CodeAlreadyExists)
-	_, err = s.Fork(t.Context(), atoll.ForkOptions{Count: 101})
+	_, err = s.Fork(t.Context(), sandbox.ForkRequest{Count: 101})
 	wantCode(t, err, sandbox.CodeInvalid)
 	info, err := s.Stop(t.Context(), 0)
 	must(t, sandbox.Stopped, info, err)
-	if copies, err = s.Fork(t.Context(), atoll.ForkOptions{}); err != nil || shell(t, copies[0], "cat /f") != "parent\n" {
+	if copies, err = s.Fork(t.Context(), sandbox.ForkRequest{}); err != nil || shell(t, copies[0], "cat /f") != "parent\n" {
 		t.Errorf("a stopped one: %v %v", copies, err)
 	}
 	agree(t, m, c)
@@ -318,7 +318,7 @@ func TestForkIsWhole(t *testing.T) {
 	}
 	c := daemontest.Client(t, m.Start(t, nil))
 	s := create(t, c, sandbox.Spec{Name: "one"})
-	if _, err := s.Fork(t.Context(), atoll.ForkOptions{Count: 5}); err == nil {
+	if _, err := s.Fork(t.Context(), sandbox.ForkRequest{Count: 5}); err == nil {
 		t.Fatal("it succeeded")
 	}
 	if n := len(running(t, m)); n != 1 {
@@ -386,11 +386,11 @@ func TestLifecycleCrashPoints(t *testing.T) {
 		return err
 	}
 	snapshot := func(ctx context.Context, s *atoll.Sandbox) error {
-		_, err := s.Snapshot(ctx, atoll.SnapshotOptions{Name: "snap"})
+		_, err := s.Snapshot(ctx, sandbox.SnapshotRequest{Name: "snap"})
 		return err
 	}
 	fork := func(ctx context.Context, s *atoll.Sandbox) error {
-		_, err := s.Fork(ctx, atoll.ForkOptions{Count: 2, Prefix: "try"})
+		_, err := s.Fork(ctx, sandbox.ForkRequest{Count: 2, Prefix: "try"})
 		return err
 	}
 	update := func(ctx context.Context, s *atoll.Sandbox) error {

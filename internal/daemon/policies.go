@@ -48,7 +48,7 @@ func (d *Daemon) watchPolicies(ctx context.Context) {
 }
 
 func shownPolicies(s plane.PolicyState) api.Policies {
-	out := api.Policies{Source: s.Source, Digest: s.Digest, Loaded: orNil(s.Loaded), Problem: s.Problem, Policies: []api.Policy{}}
+	out := api.Policies{Source: s.Source, Digest: s.Digest, Loaded: s.Loaded, Problem: s.Problem, Policies: []api.Policy{}}
 	for _, p := range s.Policies {
 		one := api.Policy{
 			Name: p.Name, Description: p.Description, Tenants: p.Tenants, Labels: p.Labels, CPUs: p.CPUs, Memory: p.Memory, Disk: p.Disk,

@@ -10,33 +10,27 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (s service) CreateProfile(ctx context.Context, p sandbox.Profile) (api.StoredProfile, error) {
+func (s service) CreateProfile(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error) {
 	out, err := s.Plane.CreateProfile(ctx, p)
 	return shownProfile(out), err
 }
 
-func (s service) ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (api.StoredProfile, error) {
+func (s service) ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (sandbox.StoredProfile, error) {
 	out, err := s.Plane.ApplyProfile(ctx, ifVersion, p)
 	return shownProfile(out), err
 }
 
-func (s service) Profile(ctx context.Context, name string, version int64) (api.StoredProfile, error) {
+func (s service) Profile(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error) {
 	out, err := s.Plane.Profile(ctx, name, version)
 	return shownProfile(out), err
 }
 
-func (s service) Profiles(ctx context.Context) ([]api.StoredProfile, error) {
+func (s service) Profiles(ctx context.Context) ([]sandbox.StoredProfile, error) {
 	all, err := s.Plane.Profiles(ctx)
-	out := make([]api.StoredProfile, len(all))
-	for i, p := range all {
-		out[i] = shownProfile(p)
-	}
-	return out, err
+	return each(all, shownProfile), err
 }
 
-func shownProfile(p store.Profile) api.StoredProfile {
-	return api.StoredProfile{Name: p.Name, Version: p.Version, Profile: p.Profile, Created: p.Created, Updated: p.Updated, Uses: p.Uses}
-}
+func shownProfile(p store.Profile) sandbox.StoredProfile { return p.StoredProfile }
 
 func (s service) TestProfile(ctx context.Context, name string, t api.ProfileTest) (api.Explanation, error) {
 	method := t.Method
@@ -54,10 +48,10 @@ func (s service) TestProfile(ctx context.Context, name string, t api.ProfileTest
 	return out, err
 }
 
-func (s service) CreateSecret(ctx context.Context, n api.NewSecret) (api.StoredSecret, error) {
+func (s service) CreateSecret(ctx context.Context, n api.NewSecret) (sandbox.StoredSecret, error) {
 	source, err := secret.ParseSource(n.Source)
 	if err != nil {
-		return api.StoredSecret{}, err
+		return sandbox.StoredSecret{}, err
 	}
 	out, err := s.Plane.CreateSecret(ctx, plane.NewSecret{
 		Name: n.Name, Description: n.Description, Source: source, Hosts: n.Hosts, AllowEnv: n.AllowEnv,
@@ -65,23 +59,14 @@ func (s service) CreateSecret(ctx context.Context, n api.NewSecret) (api.StoredS
 	return shownSecret(out), err
 }
 
-func (s service) RotateSecret(ctx context.Context, name string, v api.SecretValue) (api.StoredSecret, error) {
+func (s service) RotateSecret(ctx context.Context, name string, v api.SecretValue) (sandbox.StoredSecret, error) {
 	out, err := s.Plane.RotateSecret(ctx, name, secret.NewValue(v.Bytes()))
 	return shownSecret(out), err
 }
 
-func (s service) Secrets(ctx context.Context) ([]api.StoredSecret, error) {
+func (s service) Secrets(ctx context.Context) ([]sandbox.StoredSecret, error) {
 	all, err := s.Plane.Secrets(ctx)
-	out := make([]api.StoredSecret, len(all))
-	for i, x := range all {
-		out[i] = shownSecret(x)
-	}
-	return out, err
+	return each(all, shownSecret), err
 }
 
-func shownSecret(s store.Secret) api.StoredSecret {
-	return api.StoredSecret{
-		Name: s.Name, Version: s.Version, Description: s.Description, Source: s.Source, Hosts: s.Hosts, AllowEnv: s.AllowEnv,
-		Created: s.Created, Updated: s.Updated, Uses: s.Uses,
-	}
-}
+func shownSecret(s store.Secret) sandbox.StoredSecret { return s.StoredSecret }

@@ -37,7 +37,7 @@ func with(t *testing.T, m *daemontest.Machine, entries ...registry.Entry) (*atol
 	return daemontest.Client(t, d), d
 }
 
-func wantState(t *testing.T, c *atoll.Client, name string, want sandbox.State) atoll.Info {
+func wantState(t *testing.T, c *atoll.Client, name string, want sandbox.State) sandbox.Sandbox {
 	t.Helper()
 	s, err := c.Get(t.Context(), name)
 	if err != nil || s.Info().State != want {
@@ -180,7 +180,7 @@ func TestLimitsOfProviders(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, info := range map[string]atoll.Info{"created": made.Info(), "read": wantState(t, c, "b", sandbox.Running), "listed": listed(t, c, "b")} {
+	for what, info := range map[string]sandbox.Sandbox{"created": made.Info(), "read": wantState(t, c, "b", sandbox.Running), "listed": listed(t, c, "b")} {
 		if l, ok := info.Limits["memory"]; !ok || l.Enforced || l.Why == "" || len(info.Limits) != 1 {
 			t.Errorf("%s: limits %+v", what, info.Limits)
 		}
@@ -197,7 +197,7 @@ func TestLimitsOfProviders(t *testing.T) {
 	}
 }
 
-func listed(t *testing.T, c *atoll.Client, name string) atoll.Info {
+func listed(t *testing.T, c *atoll.Client, name string) sandbox.Sandbox {
 	t.Helper()
 	for info, err := range c.List(t.Context(), atoll.ListOptions{}) {
 		if err != nil {
@@ -208,7 +208,7 @@ func listed(t *testing.T, c *atoll.Client, name string) atoll.Info {
 		}
 	}
 	t.Fatalf("%s is not listed", name)
-	return atoll.Info{}
+	return sandbox.Sandbox{}
 }
 
 func count(t *testing.T, w *fake.World) (n int) {

@@ -123,7 +123,7 @@ func TestTenantsAreTheOwners(t *testing.T) {
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
 	_, err := boss.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Limits: map[string]float64{"boxes": 99}})
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err = boss.CreateTenant(t.Context(), "mine", atoll.Limits{})
+	_, err = boss.CreateTenant(t.Context(), "mine", sandbox.Limits{})
 	wantCode(t, err, sandbox.CodeDenied)
 	_, err = boss.Tenants(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
@@ -179,7 +179,7 @@ func TestOutputIsMetered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.Bytes != burst+over || e.Exit == nil || *e.Exit != 0 || e.Reason != "exited" || e.DurationMS > 100_000 {
+		if e.Bytes != burst+over || e.Exit == nil || *e.Exit != 0 || e.Reason != "exited" || e.Duration > 100*time.Second {
 			t.Errorf("%+v", e)
 		}
 		break
@@ -215,14 +215,14 @@ func TestEndsAreRecorded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wait := func(c *atoll.Client, after int64) atoll.Event {
+	wait := func(c *atoll.Client, after int64) sandbox.Event {
 		for e, err := range c.Events(t.Context(), atoll.EventOptions{Types: []string{"exec.ended"}, Follow: true, After: after}) {
 			if err != nil {
 				t.Fatal(err)
 			}
 			return e
 		}
-		return atoll.Event{}
+		return sandbox.Event{}
 	}
 	first := wait(c, 0)
 	if *first.Exit != 7 || first.Program != "sh" || first.Bytes != 10 {

@@ -28,15 +28,15 @@ func TestPruneAudit(t *testing.T) {
 	d = m.Start(t, nil)
 	c = daemontest.Client(t, d)
 	for _, tenant := range []string{"", "default"} {
-		_, err := bearer(t, d, "acme", "admin").PruneAudit(t.Context(), atoll.AuditPrune{Tenant: tenant, UpTo: 1})
+		_, err := bearer(t, d, "acme", "admin").PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: tenant, UpTo: 1})
 		wantCode(t, err, sandbox.CodeDenied)
 	}
-	_, err := c.PruneAudit(t.Context(), atoll.AuditPrune{})
+	_, err := c.PruneAudit(t.Context(), sandbox.AuditPrune{})
 	wantCode(t, err, sandbox.CodeInvalid)
-	_, err = c.PruneAudit(t.Context(), atoll.AuditPrune{Tenant: "nobody", UpTo: 1})
+	_, err = c.PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: "nobody", UpTo: 1})
 	wantCode(t, err, sandbox.CodeNotFound)
-	done, err := c.PruneAudit(t.Context(), atoll.AuditPrune{UpTo: 4})
-	if err != nil || done != (atoll.AuditPruned{Removed: 4, Through: 4}) {
+	done, err := c.PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 4})
+	if err != nil || done != (sandbox.AuditPruned{Removed: 4, Through: 4}) {
 		t.Fatalf("%+v %v", done, err)
 	}
 	report, err := c.VerifyAudit(t.Context())
@@ -59,7 +59,7 @@ func TestPruneAudit(t *testing.T) {
 	if report, err = c.VerifyAudit(t.Context()); err != nil || report.Sound || report.FaultSeq != 5 {
 		t.Errorf("nobody notices: %+v %v", report, err)
 	}
-	_, err = c.PruneAudit(t.Context(), atoll.AuditPrune{UpTo: 100})
+	_, err = c.PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 100})
 	wantCode(t, err, sandbox.CodeConflict)
 }
 

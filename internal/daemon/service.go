@@ -29,7 +29,7 @@ type service struct {
 
 var _ api.Service = service{}
 
-func (s service) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox, bool, error) {
+func (s service) Create(ctx context.Context, req api.CreateRequest) (sandbox.Sandbox, bool, error) {
 	made, err := s.Plane.Create(ctx, plane.CreateRequest{
 		Spec: req.Spec, Pull: control.Pull(req.Pull), Platform: req.Platform,
 		Idempotency: store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw},
@@ -39,53 +39,37 @@ func (s service) Create(ctx context.Context, req api.CreateRequest) (api.Sandbox
 	return out, made.Replayed, err
 }
 
-func (s service) Get(ctx context.Context, ref string) (api.Sandbox, error) {
+func (s service) Get(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 	b, err := s.Plane.Get(ctx, ref)
 	return shown(b), err
 }
 
-func (s service) List(ctx context.Context, q api.ListQuery) ([]api.Sandbox, string, error) {
+func (s service) List(ctx context.Context, q api.ListQuery) ([]sandbox.Sandbox, string, error) {
 	f := store.Filter{Labels: q.Labels}
 	for _, state := range q.States {
 		f.States = append(f.States, sandbox.State(state))
 	}
 	page, next, err := s.Plane.List(ctx, f, store.Page{Cursor: q.Cursor, Limit: q.Limit})
-	out := make([]api.Sandbox, len(page))
-	for i := range page {
-		out[i] = shownSummary(&page[i])
-	}
-	return out, next, err
+	return each(page, func(s store.Summary) sandbox.Sandbox { return here(s.Sandbox) }), next, err
 }
 
-func shownSummary(b *store.Summary) api.Sandbox {
-	out := api.Sandbox{
-		ID: string(b.ID), Name: b.Name, State: string(b.State), Reason: b.Reason, Image: b.Image, Provider: b.Provider,
-		Resources: b.Resources, Limits: b.Limits, Labels: b.Labels, Created: b.Created, Updated: b.Updated, Expires: orNil(b.Expires),
+// shown returns what callers are told of a sandbox. A daemon alone has no name.
+func shown(b store.Sandbox) sandbox.Sandbox { return here(b.Info()) }
+
+func here(s sandbox.Sandbox) sandbox.Sandbox {
+	if s.Node == localNode {
+		s.Node = ""
 	}
-	if b.Node != localNode {
-		out.Node = b.Node
+	return s
+}
+
+// each applies f to every element.
+func each[T, U any](all []T, f func(T) U) []U {
+	out := make([]U, len(all))
+	for i, v := range all {
+		out[i] = f(v)
 	}
 	return out
-}
-
-func shown(b store.Sandbox) api.Sandbox {
-	out := shownSummary(&b.Summary)
-	out.Pause, out.Wakes, out.Origin = string(b.Rest.Pause), b.Rest.Wakes, b.Origin
-	out.LeftMS = int64((b.Rest.Left + time.Millisecond - 1) / time.Millisecond)
-	out.Lifetime = b.Spec.Lifetime
-	if b.Exit != nil {
-		e := api.ExitOf(*b.Exit)
-		out.Exit = &e
-	}
-	return out
-}
-
-func orNil(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	set := t // only what is set is allocated
-	return &set
 }
 
 // box shows a sandbox to the API.
@@ -101,7 +85,7 @@ func (s service) Open(ctx context.Context, ref string) (api.Box, error) {
 	return box{b}, nil
 }
 
-func (s service) CreateKey(ctx context.Context, n api.NewKey) (api.Key, error) {
+func (s service) CreateKey(ctx context.Context, n api.NewKey) (sandbox.Key, error) {
 	want := key.New{Name: n.Name, Expires: n.Expires()}
 	for _, v := range n.Verbs {
 		want.Verbs = append(want.Verbs, key.Verb(v))
@@ -112,18 +96,12 @@ func (s service) CreateKey(ctx context.Context, n api.NewKey) (api.Key, error) {
 	return out, err
 }
 
-func (s service) Keys(ctx context.Context) ([]api.Key, error) {
+func (s service) Keys(ctx context.Context) ([]sandbox.Key, error) {
 	all, err := s.Plane.Keys(ctx)
-	out := make([]api.Key, len(all))
-	for i, k := range all {
-		out[i] = shownKey(k)
-	}
-	return out, err
+	return each(all, shownKey), err
 }
 
-func shownKey(k store.Key) api.Key {
-	return api.Key{ID: k.ID, Name: k.Name, Verbs: k.Verbs, Created: k.Created, Expires: orNil(k.Expires), Revoked: orNil(k.Revoked)}
-}
+func shownKey(k store.Key) sandbox.Key { return k.Key }
 
 func filterOf(q api.EventQuery) eventlog.Filter {
 	f := eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Sandbox: sandbox.ID(q.Sandbox)}
@@ -133,21 +111,17 @@ func filterOf(q api.EventQuery) eventlog.Filter {
 	return f
 }
 
-func (s service) Events(ctx context.Context, q api.EventQuery) ([]api.Event, error) {
+func (s service) Events(ctx context.Context, q api.EventQuery) ([]sandbox.Event, error) {
 	all, err := s.Plane.Events(ctx, filterOf(q), q.After, q.Limit)
-	out := make([]api.Event, len(all))
-	for i, e := range all {
-		out[i] = shownEvent(e)
-	}
-	return out, err
+	return each(all, shownEvent), err
 }
 
-func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[api.Event, error], error) {
+func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[sandbox.Event, error], error) {
 	log, err := s.Plane.FollowEvents(ctx, filterOf(q), q.After)
 	if err != nil {
 		return nil, err
 	}
-	return func(yield func(api.Event, error) bool) {
+	return func(yield func(sandbox.Event, error) bool) {
 		for e, err := range log {
 			if !yield(shownEvent(e), err) {
 				return
@@ -176,19 +150,19 @@ func (s service) ExportOTLP(ctx context.Context, q api.EventQuery, w io.Writer) 
 	}
 }
 
-func shownEvent(e eventlog.Event) api.Event {
-	return api.Event{
+func shownEvent(e eventlog.Event) sandbox.Event {
+	return sandbox.Event{
 		Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
-		Sandbox: string(e.Sandbox), Name: e.Name, Labels: e.Labels, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: string(e.Code), Program: e.Program,
-		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: string(e.Reason), Bytes: e.Bytes, DurationMS: e.DurationMS,
+		Sandbox: e.Sandbox, Name: e.Name, Labels: e.Labels, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: e.Code, Program: e.Program,
+		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Duration: time.Duration(e.DurationMS) * time.Millisecond,
 		Request: e.Request, Trace: e.Trace,
 	}
 }
 
-func (s service) VerifyAudit(ctx context.Context) (api.AuditReport, error) {
+func (s service) VerifyAudit(ctx context.Context) (sandbox.AuditReport, error) {
 	r, err := s.Verify(ctx)
-	out := api.AuditReport{
-		Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil, Pruned: r.Pruned, PrunedAt: orNil(r.PrunedAt),
+	out := sandbox.AuditReport{
+		Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil, Pruned: r.Pruned, PrunedAt: r.PrunedAt,
 	}
 	if r.Fault != nil {
 		out.Fault, out.FaultSeq = string(r.Fault.Kind)+": "+r.Fault.Detail, r.Fault.Seq
@@ -196,13 +170,10 @@ func (s service) VerifyAudit(ctx context.Context) (api.AuditReport, error) {
 	return out, err
 }
 
-func (s service) PruneAudit(ctx context.Context, in api.AuditPrune) (api.AuditPruned, error) {
-	what := eventlog.Prune{UpTo: in.UpTo}
-	if in.Before != nil {
-		what.Before = *in.Before
-	}
+func (s service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error) {
+	what := eventlog.Prune{UpTo: in.UpTo, Before: in.Before}
 	done, err := s.Plane.PruneAudit(ctx, in.Tenant, what)
-	return api.AuditPruned{Removed: done.Removed, Through: done.Through}, err
+	return sandbox.AuditPruned{Removed: done.Removed, Through: done.Through}, err
 }
 
 // neededImages keeps images from being removed that somebody will start from.
@@ -215,11 +186,11 @@ func (d *Daemon) neededImages(ctx context.Context) ([]image.Pin, error) {
 	return out, err
 }
 
-func (s service) ImageUses(ctx context.Context) ([]api.ImageUse, error) {
+func (s service) ImageUses(ctx context.Context) ([]sandbox.ImageUse, error) {
 	all, err := s.Plane.ImageUses(ctx)
-	out := make([]api.ImageUse, len(all))
+	out := make([]sandbox.ImageUse, len(all))
 	for i, u := range all {
-		out[i] = api.ImageUse(u)
+		out[i] = sandbox.ImageUse(u)
 	}
 	return out, err
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -111,7 +110,7 @@ func TestSharedQuota(t *testing.T) {
 	}
 	other := daemontest.Bearer(t, d2, k.Token)
 	if err := openStore(t, address).Update(t.Context(), func(tx *store.Tx) error {
-		return tx.SetLimits(t.Context(), "acme", quota.Limits{Boxes: 3})
+		return tx.SetLimits(t.Context(), "acme", sandbox.Limits{Boxes: 3})
 	}); err != nil {
 		t.Fatal(err)
 	}

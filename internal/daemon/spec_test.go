@@ -100,7 +100,7 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 		o.Providers = []registry.Entry{{Name: "recorder", Open: func(registry.Host) (driver.Provider, error) { return r, nil }}}
 	})
 	c := daemontest.Client(t, d)
-	if _, err := c.CreateWorkspace(t.Context(), "notes", atoll.WorkspaceOptions{}); err != nil {
+	if _, err := c.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "notes"}); err != nil {
 		t.Fatal(err)
 	}
 	first := create(t, c, sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Writable: []string{"a"}}}}) // makes the directory a

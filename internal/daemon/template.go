@@ -108,32 +108,32 @@ func (t *templates) Prune(ctx context.Context, tenant string, since time.Time, k
 
 // BuildTemplate unpacks the files of a build where nobody else can see them,
 // and builds.
-func (s service) BuildTemplate(ctx context.Context, req api.BuildRequest, tell func(api.BuildEvent)) (api.Template, error) {
+func (s service) BuildTemplate(ctx context.Context, req api.BuildRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
 	dir, err := os.MkdirTemp(s.builds, "")
 	if err != nil {
-		return api.Template{}, err
+		return sandbox.Template{}, err
 	}
 	defer os.RemoveAll(dir)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return api.Template{}, err
+		return sandbox.Template{}, err
 	}
 	defer root.Close()
 	if err := template.Unpack(ctx, req.Files, root); err != nil {
-		return api.Template{}, err
+		return sandbox.Template{}, err
 	}
 	d, err := describe(root, req)
 	if err != nil {
-		return api.Template{}, err
+		return sandbox.Template{}, err
 	}
 	d.Start, d.Ready = cmp.Or(req.Start, d.Start), cmp.Or(req.Ready, d.Ready)
 	files, err := template.NewFiles(root)
 	if err != nil {
-		return api.Template{}, err
+		return sandbox.Template{}, err
 	}
 	t, err := s.Plane.BuildTemplate(ctx, plane.BuildRequest{
 		Name: req.Name, Description: d, Files: files, NoCache: req.NoCache, Network: sandbox.Network{Egress: req.Egress},
-		Log: func(e template.Event) { tell(api.BuildEvent(e)) },
+		Log: func(e template.Event) { tell(sandbox.BuildEvent(e)) },
 	})
 	return shownTemplate(t), err
 }
@@ -155,25 +155,19 @@ func describe(root *os.Root, req api.BuildRequest) (*template.Description, error
 	return template.ParseDockerfile(f, req.Args)
 }
 
-func shownTemplate(t store.Template) api.Template {
-	return api.Template{Name: t.Name, Tag: t.Tag, Image: t.Image, Base: t.Base, Size: t.Size, Steps: t.Steps, Created: t.Created, Start: t.Start, Snapshot: t.Snapshot}
-}
+func shownTemplate(t store.Template) sandbox.Template { return t.Template }
 
-func (s service) Templates(ctx context.Context) ([]api.Template, error) {
+func (s service) Templates(ctx context.Context) ([]sandbox.Template, error) {
 	all, err := s.Plane.Templates(ctx)
-	out := make([]api.Template, len(all))
-	for i, t := range all {
-		out[i] = shownTemplate(t)
-	}
-	return out, err
+	return each(all, shownTemplate), err
 }
 
-func (s service) Template(ctx context.Context, ref string) (api.Template, error) {
+func (s service) Template(ctx context.Context, ref string) (sandbox.Template, error) {
 	t, err := s.Plane.Template(ctx, ref)
 	return shownTemplate(t), err
 }
 
-func (s service) TagTemplate(ctx context.Context, ref, as string) (api.Template, error) {
+func (s service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error) {
 	t, err := s.Plane.TagTemplate(ctx, ref, as)
 	return shownTemplate(t), err
 }

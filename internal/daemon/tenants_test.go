@@ -68,8 +68,8 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 	_, out["sleep"] = s.Pause(ctx, sandbox.PauseDisk)
 	_, out["resume"] = s.Resume(ctx)
 	_, out["update"] = s.Update(ctx, sandbox.Change{Resources: sandbox.Resources{CPUs: 1}})
-	_, out["snapshot"] = s.Snapshot(ctx, atoll.SnapshotOptions{Name: "theft"})
-	_, out["fork"] = s.Fork(ctx, atoll.ForkOptions{})
+	_, out["snapshot"] = s.Snapshot(ctx, sandbox.SnapshotRequest{Name: "theft"})
+	_, out["fork"] = s.Fork(ctx, sandbox.ForkRequest{})
 	out["destroy"] = s.Destroy(ctx)
 	return out
 }
@@ -131,8 +131,8 @@ func TestKeysAllowWhatTheySay(t *testing.T) {
 	_, auditErr := reader.VerifyAudit(ctx)
 	_, stopErr := s.Stop(ctx, 1)
 	_, pauseErr := s.Pause(ctx, sandbox.PauseMemory)
-	_, snapErr := s.Snapshot(ctx, atoll.SnapshotOptions{})
-	_, forkErr := s.Fork(ctx, atoll.ForkOptions{})
+	_, snapErr := s.Snapshot(ctx, sandbox.SnapshotRequest{})
+	_, forkErr := s.Fork(ctx, sandbox.ForkRequest{})
 	for _, err := range []error{runErr, execErr, createErr, writeErr, keyErr, auditErr, stopErr, pauseErr, snapErr, forkErr, s.Destroy(ctx), s.Kill(ctx, "p1", 9), reader.RevokeKey(ctx, "x")} {
 		wantCode(t, err, sandbox.CodeDenied)
 	}

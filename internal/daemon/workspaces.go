@@ -8,10 +8,11 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // openBlobs opens the store of workspaces and snapshots: for the former also the
@@ -51,21 +52,17 @@ func (d *Daemon) openBuckets() (*bucket.Buckets, error) {
 	return b, err
 }
 
-func (s service) CreateWorkspace(ctx context.Context, n api.NewWorkspace) (api.Workspace, error) {
-	w, err := s.Plane.CreateWorkspace(ctx, plane.NewWorkspace(n))
+func (s service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error) {
+	w, err := s.Plane.CreateWorkspace(ctx, n)
 	return shownWorkspace(w), err
 }
 
-func (s service) Workspaces(ctx context.Context) ([]api.Workspace, error) {
+func (s service) Workspaces(ctx context.Context) ([]sandbox.Workspace, error) {
 	all, err := s.Plane.Workspaces(ctx)
-	out := make([]api.Workspace, len(all))
-	for i, w := range all {
-		out[i] = shownWorkspace(w)
-	}
-	return out, err
+	return each(all, shownWorkspace), err
 }
 
-func (s service) Workspace(ctx context.Context, name string) (api.Workspace, error) {
+func (s service) Workspace(ctx context.Context, name string) (sandbox.Workspace, error) {
 	w, err := s.Plane.Workspace(ctx, name)
 	out := shownWorkspace(w)
 	if w.Latest.Number > 0 {
@@ -75,56 +72,40 @@ func (s service) Workspace(ctx context.Context, name string) (api.Workspace, err
 	return out, err
 }
 
-func (s service) WorkspaceHistory(ctx context.Context, name string) ([]api.WorkspaceVersion, error) {
+func (s service) WorkspaceHistory(ctx context.Context, name string) ([]sandbox.WorkspaceVersion, error) {
 	all, err := s.Plane.WorkspaceHistory(ctx, name)
-	out := make([]api.WorkspaceVersion, len(all))
-	for i, v := range all {
-		out[i] = shownVersion(v)
-	}
-	return out, err
+	return each(all, shownVersion), err
 }
 
-func (s service) WorkspaceDiff(ctx context.Context, name string, from, to int) ([]api.WorkspaceChange, bool, error) {
+func (s service) WorkspaceDiff(ctx context.Context, name string, from, to int) ([]sandbox.WorkspaceChange, bool, error) {
 	all, more, err := s.Plane.WorkspaceDiff(ctx, name, from, to)
-	out := make([]api.WorkspaceChange, len(all))
-	for i, c := range all {
-		out[i] = api.WorkspaceChange(c)
-	}
-	return out, more, err
+	return each(all, func(c workspace.Change) sandbox.WorkspaceChange { return sandbox.WorkspaceChange(c) }), more, err
 }
 
-func (s service) PersistWorkspace(ctx context.Context, name, note string) (api.WorkspaceVersion, error) {
+func (s service) PersistWorkspace(ctx context.Context, name, note string) (sandbox.WorkspaceVersion, error) {
 	v, err := s.Plane.PersistWorkspace(ctx, name, note)
 	return shownVersion(v), err
 }
 
-func (s service) RestoreWorkspace(ctx context.Context, name string, version int, note string) (api.WorkspaceVersion, error) {
+func (s service) RestoreWorkspace(ctx context.Context, name string, version int, note string) (sandbox.WorkspaceVersion, error) {
 	v, err := s.Plane.RestoreWorkspace(ctx, name, version, note)
 	return shownVersion(v), err
 }
 
-func (s service) PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (api.Pruned, error) {
+func (s service) PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (sandbox.WorkspacePruned, error) {
 	done, err := s.Plane.PruneWorkspace(ctx, name, workspace.Keep{Last: last, Within: within})
-	return api.Pruned(done), err
+	return sandbox.WorkspacePruned(done), err
 }
 
-func (s service) VerifyWorkspace(ctx context.Context, name string, deep bool) (api.WorkspaceReport, error) {
+func (s service) VerifyWorkspace(ctx context.Context, name string, deep bool) (sandbox.WorkspaceReport, error) {
 	report, err := s.Plane.VerifyWorkspace(ctx, name, deep)
-	return api.WorkspaceReport(report), err
+	return sandbox.WorkspaceReport(report), err
 }
 
-func shownVersion(v workspace.Version) api.WorkspaceVersion {
-	return api.WorkspaceVersion{
-		Number: v.Number, Created: v.Created, Note: v.Note, Files: v.Files, Dirs: v.Dirs, Bytes: v.Bytes, Added: v.Added, Skipped: v.Skipped,
-	}
-}
+func shownVersion(v workspace.Version) sandbox.WorkspaceVersion { return v.WorkspaceVersion }
 
-func shownWorkspace(w plane.Workspace) api.Workspace {
-	out := api.Workspace{
-		Name: w.Name, Encrypted: w.Encrypted, MaxBytes: w.MaxBytes, Bucket: w.Bucket, Problem: w.Problem, Created: w.Created, Attached: []api.Attachment{},
-	}
-	for _, a := range w.Attached {
-		out.Attached = append(out.Attached, api.Attachment{Sandbox: string(a.Sandbox), Mode: string(a.Mode), Since: a.Created})
-	}
+func shownWorkspace(w plane.Workspace) sandbox.Workspace {
+	out := w.Workspace.Workspace
+	out.Attached = each(w.Attached, func(a store.Attachment) sandbox.Attachment { return a.Attachment })
 	return out
 }

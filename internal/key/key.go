@@ -178,7 +178,7 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, tenant string, n New) (
 		return "", store.Key{}, err
 	}
 	token, id := newToken()
-	k = store.Key{ID: id, Tenant: tenant, Name: n.Name, Hash: hash(token), Created: tx.Now()}
+	k = store.Key{Key: sandbox.Key{ID: id, Name: n.Name, Created: tx.Now()}, Tenant: tenant, Hash: hash(token)}
 	for _, v := range Verbs() { // in one order, each once
 		if slices.Contains(n.Verbs, v) {
 			k.Verbs = append(k.Verbs, string(v))

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Meter counts what comes back by itself: commands and output per second. It
@@ -20,7 +22,7 @@ type Meter struct {
 }
 
 type buckets struct {
-	limits       Limits
+	limits       sandbox.Limits
 	exec, output *rate.Limiter
 	used         time.Time
 }
@@ -35,7 +37,7 @@ func NewMeter(now func() time.Time) *Meter {
 
 // Exec counts one command of a tenant with the limits l, or refuses it with
 // CodeExhausted and the time after which one can start.
-func (m *Meter) Exec(tenant string, l Limits) error {
+func (m *Meter) Exec(tenant string, l sandbox.Limits) error {
 	if l.ExecRate <= 0 {
 		return nil
 	}
@@ -46,7 +48,7 @@ func (m *Meter) Exec(tenant string, l Limits) error {
 // Output counts n bytes that a command of the tenant wrote. It never refuses
 // them, because they are written; it returns how long to wait before reading
 // more, which is the back-pressure that slows the command down.
-func (m *Meter) Output(tenant string, l Limits, n int) time.Duration {
+func (m *Meter) Output(tenant string, l sandbox.Limits, n int) time.Duration {
 	if l.OutputRate <= 0 || n <= 0 {
 		return 0
 	}
@@ -77,7 +79,7 @@ func take(lim *rate.Limiter, now time.Time, n int, e Exceeded) error {
 // dropped. They are full again by then unless a rate is absurdly small.
 const forgetAfter = time.Hour
 
-func (m *Meter) get(tenant string, l Limits, now time.Time) *buckets {
+func (m *Meter) get(tenant string, l sandbox.Limits, now time.Time) *buckets {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.tenants[tenant]
@@ -112,12 +114,12 @@ func change(lim *rate.Limiter, now time.Time) func(rate.Limit, int) {
 	}
 }
 
-func execRate(l Limits) (rate.Limit, int) { return bucket(l.ExecRate, float64(l.ExecBurst)) }
+func execRate(l sandbox.Limits) (rate.Limit, int) { return bucket(l.ExecRate, float64(l.ExecBurst)) }
 
 // minOutputBurst keeps one read of output from being cut into many parts.
 const minOutputBurst = 64 << 10
 
-func outputRate(l Limits) (rate.Limit, int) {
+func outputRate(l sandbox.Limits) (rate.Limit, int) {
 	r, burst := bucket(float64(l.OutputRate), float64(l.OutputBurst))
 	return r, max(burst, minOutputBurst)
 }

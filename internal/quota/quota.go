@@ -11,7 +11,6 @@ package quota
 import (
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"time"
 
@@ -19,49 +18,6 @@ import (
 
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// Limits are what one tenant may use. A field that is zero sets no limit.
-type Limits struct {
-	Boxes  int64   `json:"boxes,omitempty"`  // sandboxes that are not gone
-	CPUs   float64 `json:"cpus,omitempty"`   // processors' worth of time of the sandboxes that may run
-	Memory int64   `json:"memory,omitempty"` // bytes of memory of the sandboxes that may run
-	Disk   int64   `json:"disk,omitempty"`   // bytes of the writable layers of all that are not gone
-
-	Snapshots     int64 `json:"snapshots,omitempty"`     // snapshots with a name
-	SnapshotBytes int64 `json:"snapshotBytes,omitempty"` // bytes of all snapshots, those of sandboxes that rest included
-
-	ExecRate    float64 `json:"execRate,omitempty"`    // commands started per second
-	ExecBurst   int     `json:"execBurst,omitempty"`   // commands that may start at once; zero: ExecRate, at least 1
-	OutputRate  int64   `json:"outputRate,omitempty"`  // bytes of command output per second
-	OutputBurst int64   `json:"outputBurst,omitempty"` // bytes at once, at least 64 KiB; zero: one second's worth
-}
-
-// Validate reports the first limit that makes no sense, as an *sandbox.Error
-// with CodeInvalid.
-func (l Limits) Validate() error {
-	for name, v := range map[string]float64{
-		"boxes": float64(l.Boxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
-		"snapshots": float64(l.Snapshots), "snapshotBytes": float64(l.SnapshotBytes),
-		"execRate": l.ExecRate, "execBurst": float64(l.ExecBurst),
-		"outputRate": float64(l.OutputRate), "outputBurst": float64(l.OutputBurst),
-	} {
-		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
-			return invalid(name, "a limit is zero, for none, or positive")
-		}
-	}
-	return nil
-}
-
-// Usage is what a tenant uses. Package store counts it.
-type Usage struct {
-	Boxes  int64   `json:"boxes"`
-	CPUs   float64 `json:"cpus"`
-	Memory int64   `json:"memory"`
-	Disk   int64   `json:"disk"`
-
-	Snapshots     int64 `json:"snapshots"`
-	SnapshotBytes int64 `json:"snapshotBytes"`
-}
 
 // Exceeded says which limit stood in the way. It is the cause of the
 // *sandbox.Error with CodeExhausted that the package returns.
@@ -99,7 +55,7 @@ const boxRetry = 5 * time.Second
 // the resources ask, which hold what the sandbox will really get. The refusal
 // is an *sandbox.Error: CodeExhausted with an [*Exceeded] as its cause, or
 // CodeInvalid when ask leaves a limited resource without a limit.
-func Check(l Limits, u Usage, ask sandbox.Resources) error {
+func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error {
 	for _, c := range []struct {
 		name              string
 		limit, used, want float64
@@ -128,7 +84,7 @@ func Check(l Limits, u Usage, ask sandbox.Resources) error {
 
 // CheckSnapshot decides whether a tenant that uses u may have one more snapshot
 // of so many bytes; zero if that is not known yet. The refusal is as Check's.
-func CheckSnapshot(l Limits, u Usage, bytes int64) error {
+func CheckSnapshot(l sandbox.Limits, u sandbox.TenantUsage, bytes int64) error {
 	switch {
 	case l.Snapshots > 0 && u.Snapshots+1 > l.Snapshots:
 		return exceeded(&Exceeded{Resource: "snapshots", Limit: float64(l.Snapshots), Used: float64(u.Snapshots), Asked: 1, RetryAfter: boxRetry})

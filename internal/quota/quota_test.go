@@ -14,28 +14,28 @@ import (
 const gib = 1 << 30
 
 func TestCheck(t *testing.T) {
-	limits := quota.Limits{Boxes: 3, CPUs: 1, Memory: 4 * gib, Disk: 10 * gib}
+	limits := sandbox.Limits{Boxes: 3, CPUs: 1, Memory: 4 * gib, Disk: 10 * gib}
 	fits := sandbox.Resources{CPUs: 0.1, Memory: gib, Disk: gib}
 	for _, tt := range []struct {
 		name     string
-		limits   quota.Limits
-		used     quota.Usage
+		limits   sandbox.Limits
+		used     sandbox.TenantUsage
 		ask      sandbox.Resources
 		code     sandbox.Code
 		resource string
 	}{
-		{"no limits", quota.Limits{}, quota.Usage{Boxes: 1e6}, sandbox.Resources{}, "", ""},
-		{"fits", limits, quota.Usage{}, fits, "", ""},
-		{"fits exactly", limits, quota.Usage{Boxes: 2, CPUs: 0.9, Memory: 3 * gib, Disk: 9 * gib}, fits, "", ""},
-		{"fractions add up", limits, quota.Usage{CPUs: 0.1 + 0.2 + 0.1 + 0.2 + 0.3}, fits, "", ""},
-		{"boxes", limits, quota.Usage{Boxes: 3}, fits, sandbox.CodeExhausted, "boxes"},
-		{"cpus", limits, quota.Usage{CPUs: 0.95}, fits, sandbox.CodeExhausted, "cpus"},
-		{"memory", limits, quota.Usage{Memory: 3*gib + 1}, fits, sandbox.CodeExhausted, "memory"},
-		{"disk", limits, quota.Usage{Disk: 10 * gib}, fits, sandbox.CodeExhausted, "disk"},
-		{"more than all", limits, quota.Usage{}, sandbox.Resources{CPUs: 1, Memory: math.MaxInt64, Disk: gib}, sandbox.CodeExhausted, "memory"},
-		{"memory left open", limits, quota.Usage{}, sandbox.Resources{CPUs: 0.1, Disk: gib}, sandbox.CodeInvalid, "memory"},
-		{"memory without end", limits, quota.Usage{}, sandbox.Resources{CPUs: 0.1, Memory: -1, Disk: gib}, sandbox.CodeInvalid, "memory"},
-		{"a limit lowered below use", quota.Limits{Boxes: 1}, quota.Usage{Boxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
+		{"no limits", sandbox.Limits{}, sandbox.TenantUsage{Boxes: 1e6}, sandbox.Resources{}, "", ""},
+		{"fits", limits, sandbox.TenantUsage{}, fits, "", ""},
+		{"fits exactly", limits, sandbox.TenantUsage{Boxes: 2, CPUs: 0.9, Memory: 3 * gib, Disk: 9 * gib}, fits, "", ""},
+		{"fractions add up", limits, sandbox.TenantUsage{CPUs: 0.1 + 0.2 + 0.1 + 0.2 + 0.3}, fits, "", ""},
+		{"boxes", limits, sandbox.TenantUsage{Boxes: 3}, fits, sandbox.CodeExhausted, "boxes"},
+		{"cpus", limits, sandbox.TenantUsage{CPUs: 0.95}, fits, sandbox.CodeExhausted, "cpus"},
+		{"memory", limits, sandbox.TenantUsage{Memory: 3*gib + 1}, fits, sandbox.CodeExhausted, "memory"},
+		{"disk", limits, sandbox.TenantUsage{Disk: 10 * gib}, fits, sandbox.CodeExhausted, "disk"},
+		{"more than all", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 1, Memory: math.MaxInt64, Disk: gib}, sandbox.CodeExhausted, "memory"},
+		{"memory left open", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Disk: gib}, sandbox.CodeInvalid, "memory"},
+		{"memory without end", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Memory: -1, Disk: gib}, sandbox.CodeInvalid, "memory"},
+		{"a limit lowered below use", sandbox.Limits{Boxes: 1}, sandbox.TenantUsage{Boxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
 	} {
 		err := quota.Check(tt.limits, tt.used, tt.ask)
 		if sandbox.CodeOf(err) != tt.code {
@@ -50,17 +50,17 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%s: retry after %v, %v", tt.name, wait, refused)
 		}
 	}
-	err := quota.Check(limits, quota.Usage{Memory: 4 * gib}, fits)
+	err := quota.Check(limits, sandbox.TenantUsage{Memory: 4 * gib}, fits)
 	if want := "quota of memory: 4GiB used, 1GiB asked for, 4GiB allowed"; !strings.Contains(err.Error(), want) {
 		t.Errorf("the refusal says %q", err)
 	}
 }
 
 func TestValidate(t *testing.T) {
-	if err := (quota.Limits{Boxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
+	if err := (sandbox.Limits{Boxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, l := range []quota.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}} {
+	for _, l := range []sandbox.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}} {
 		if sandbox.CodeOf(l.Validate()) != sandbox.CodeInvalid {
 			t.Errorf("%+v is accepted", l)
 		}
@@ -70,7 +70,7 @@ func TestValidate(t *testing.T) {
 func TestExecRate(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	m := quota.NewMeter(func() time.Time { return now })
-	l := quota.Limits{ExecRate: 2, ExecBurst: 3}
+	l := sandbox.Limits{ExecRate: 2, ExecBurst: 3}
 	start := func(tenant string, want time.Duration) {
 		t.Helper()
 		err := m.Exec(tenant, l)
@@ -94,7 +94,7 @@ func TestExecRate(t *testing.T) {
 	for range 3 {
 		start("acme", 0)
 	}
-	l = quota.Limits{}
+	l = sandbox.Limits{}
 	for range 100 {
 		start("acme", 0)
 	}
@@ -104,7 +104,7 @@ func TestOutputRate(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	m := quota.NewMeter(func() time.Time { return now })
 	const rate = 1 << 20
-	l := quota.Limits{OutputRate: rate}
+	l := sandbox.Limits{OutputRate: rate}
 	for _, tt := range []struct {
 		n    int
 		want time.Duration
@@ -117,7 +117,7 @@ func TestOutputRate(t *testing.T) {
 	if got := m.Output("acme", l, rate/4); got != 250*time.Millisecond {
 		t.Errorf("after waiting: %v", got)
 	}
-	if got := m.Output("acme", quota.Limits{}, math.MaxInt); got != 0 {
+	if got := m.Output("acme", sandbox.Limits{}, math.MaxInt); got != 0 {
 		t.Errorf("without a limit: %v", got)
 	}
 }
@@ -126,7 +126,7 @@ func TestOutputRate(t *testing.T) {
 func TestForgetsTenants(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	m := quota.NewMeter(func() time.Time { return now })
-	l := quota.Limits{ExecRate: 1}
+	l := sandbox.Limits{ExecRate: 1}
 	for i := range 100 {
 		if err := m.Exec(strings.Repeat("a", i+1), l); err != nil {
 			t.Error(err)

@@ -3,20 +3,16 @@ package store
 import (
 	"context"
 	"strings"
-	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Key is what is kept of an API key: enough to recognise it and never enough
 // to use it.
 type Key struct {
-	ID      string // public part of the key
-	Tenant  string
-	Name    string // for people
-	Hash    []byte // see package key
-	Verbs   []string
-	Created time.Time
-	Expires time.Time // zero: never
-	Revoked time.Time // zero: it is not
+	sandbox.Key
+	Tenant string
+	Hash   []byte // see package key
 	// TenantDisabled is read with the key and not stored with it.
 	TenantDisabled bool
 }

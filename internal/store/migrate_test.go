@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -152,7 +151,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	}
 	tenant, err := store.Read(ctx, s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, "acme") })
 	ok(t, err)
-	if tenant.Limits != (quota.Limits{Boxes: 3}) {
+	if tenant.Limits != (sandbox.Limits{Boxes: 3}) {
 		t.Errorf("the tenant became %+v", tenant)
 	}
 	k, err := store.Read(ctx, s, func(tx *store.Tx) (store.Key, error) { return tx.Operator().Key(ctx, "k1") })

@@ -5,20 +5,14 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Profile is a stored profile. Its document names secrets and holds none.
 type Profile struct {
-	Tenant  string
-	Name    string
-	Version int64 // 1, 2, 3, …: raised by every change
-	Profile sandbox.Profile
-	Created time.Time
-	Updated time.Time
-	Uses    int // sandboxes that work by it now; only read by Profiles
+	sandbox.StoredProfile
+	Tenant string
 }
 
 const profileColumns = "tenant, name, version, doc, created, updated"
@@ -38,7 +32,7 @@ func scanProfile(row scanner) (p Profile, err error) {
 // CreateProfile records the first version of a profile. A name that is taken is
 // CodeAlreadyExists.
 func (tx *Tx) CreateProfile(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {
-	p := Profile{Tenant: tenant, Name: doc.Name, Version: 1, Profile: doc, Created: tx.Now(), Updated: tx.Now()}
+	p := Profile{sandbox.StoredProfile{Name: doc.Name, Version: 1, Profile: doc, Created: tx.Now(), Updated: tx.Now()}, tenant}
 	text, err := json.Marshal(doc)
 	if err != nil {
 		return p, err

@@ -119,14 +119,14 @@ func TestSecrets(t *testing.T) {
 		for _, tenant := range []string{"acme", "rival"} {
 			do(func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, tenant); return err })
 			if c := do(func(tx *store.Tx) error {
-				_, err := tx.CreateSecret(ctx, store.Secret{Tenant: tenant, Name: "token", Hosts: []string{tenant + ".example"}, KeyID: "k", Sealed: []byte{0, 1, 255}})
+				_, err := tx.CreateSecret(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token", Hosts: []string{tenant + ".example"}}, Tenant: tenant, KeyID: "k", Sealed: []byte{0, 1, 255}})
 				return err
 			}); c != "" {
 				t.Fatal(c)
 			}
 		}
 		create := func(tx *store.Tx) error {
-			_, err := tx.CreateSecret(ctx, store.Secret{Tenant: "acme", Name: "token"})
+			_, err := tx.CreateSecret(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token"}, Tenant: "acme"})
 			return err
 		}
 		rotate := func(expect int64) func(tx *store.Tx) error {

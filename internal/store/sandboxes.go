@@ -17,27 +17,11 @@ import (
 
 // Summary is what listings tell of a sandbox.
 type Summary struct {
-	ID       sandbox.ID
-	Tenant   string
-	Name     string // unique among the tenant's sandboxes that are not gone
-	State    sandbox.State
-	Reason   string // why it is in that state; safe to show
-	Provider string
+	sandbox.Sandbox
+	Tenant string
 	// Binding names the account, address or machine that the sandbox belongs to.
 	// Empty: any that the provider works on.
 	Binding string
-	Node    string // who holds it
-	// Limits are those that the provider does not enforce.
-	Limits map[string]sandbox.Enforcement
-	Image  string
-	// Resources are what the sandbox really gets, defaults filled in: they
-	// are counted against the tenant's limits.
-	Resources sandbox.Resources
-	Labels    map[string]string
-
-	Created time.Time
-	Updated time.Time
-	Expires time.Time // zero: never
 }
 
 // Sandbox is what is recorded of one sandbox.
@@ -48,12 +32,17 @@ type Sandbox struct {
 	// Spec is what was asked for. The values of its Env are not kept: they
 	// are empty.
 	Spec   sandbox.Spec
-	Exit   *sandbox.Exit // how it ended, once it did
-	Active time.Time     // when it was last used
+	Active time.Time // when it was last used
 	Idle   Idle
 	Rest   Rest
-	Origin string // id of the snapshot it was made from
-	Epoch  int64  // fencing number of whoever holds it
+	Epoch  int64 // fencing number of whoever holds it
+}
+
+// Info returns what callers are told of the sandbox.
+func (b *Sandbox) Info() sandbox.Sandbox {
+	s := b.Sandbox
+	s.Pause, s.Wakes, s.Left, s.Lifetime = b.Rest.Pause, b.Rest.Wakes, b.Rest.Left, b.Spec.Lifetime
+	return s
 }
 
 // Idle says what happens to a sandbox that is not used.
@@ -127,10 +116,12 @@ func (r *sandboxRow) summary() (Summary, error) {
 		err = json.Unmarshal([]byte(r.limits), &limits)
 	}
 	return Summary{
-		ID: sandbox.ID(r.id), Tenant: r.tenant, Name: r.name, State: sandbox.State(r.state), Reason: r.reason,
-		Provider: r.provider, Binding: r.binding, Node: r.node, Image: r.image,
-		Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
-		Limits:    limits, Labels: labels, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+		Sandbox: sandbox.Sandbox{
+			ID: sandbox.ID(r.id), Name: r.name, State: sandbox.State(r.state), Reason: r.reason, Provider: r.provider, Node: r.node, Image: r.image,
+			Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
+			Limits:    limits, Labels: labels, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+		},
+		Tenant: r.tenant, Binding: r.binding,
 	}, err
 }
 
@@ -170,10 +161,11 @@ func (r *sandboxRow) sandbox() (Sandbox, error) {
 	}
 	b := Sandbox{
 		Summary: summary, Version: r.version, Active: timeOf(r.active),
-		Idle:   Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
-		Rest:   Rest{Pause: sandbox.PauseKind(r.pause), Step: r.step, Kept: r.kept, Wakes: r.wakes != 0, Left: time.Duration(r.left)},
-		Origin: r.origin, Epoch: r.epoch,
+		Idle:  Idle{After: time.Duration(r.idleAfter), Action: r.idleAction},
+		Rest:  Rest{Pause: sandbox.PauseKind(r.pause), Step: r.step, Kept: r.kept, Wakes: r.wakes != 0, Left: time.Duration(r.left)},
+		Epoch: r.epoch,
 	}
+	b.Origin = r.origin
 	if r.exit != "" {
 		if err := json.Unmarshal([]byte(r.exit), &b.Exit); err != nil {
 			return b, err
@@ -232,7 +224,7 @@ func (tx *Tx) CreateSandbox(ctx context.Context, tenant string, b Sandbox, c Cre
 // mayHave checks the limits of a locked tenant for a sandbox that is now, and
 // was old before; a nil old is a new one.
 func (tx *Tx) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
-	if t.Limits == (quota.Limits{}) {
+	if t.Limits == (sandbox.Limits{}) {
 		return nil
 	}
 	used, err := tx.Usage(ctx, t.ID)

@@ -3,26 +3,17 @@ package store
 import (
 	"context"
 	"encoding/json"
-	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Secret is what is stored of a secret: never its value, unless sealed.
 type Secret struct {
-	Tenant      string
-	Name        string
-	Version     int64 // 1, 2, 3, …: raised by every new value
-	Description string
-	Source      string   // where the value is, if it is not stored; see secret.Source
-	Hosts       []string // to whom it may be sent; none: to whoever a rule names
-	AllowEnv    bool     // sandboxes may get the value itself
-	Labels      map[string]string
-	KeyID       string // of the key that sealed it
-	Sealed      []byte
-	Created     time.Time
-	Updated     time.Time
-	Uses        int // sandboxes that work with it now; only read by Secrets
+	sandbox.StoredSecret
+	Tenant string
+	Labels map[string]string
+	KeyID  string // of the key that sealed it
+	Sealed []byte
 }
 
 const secretColumns = "tenant, name, version, description, source, hosts_json, allow_env, key_id, sealed, created, updated, labels_json"

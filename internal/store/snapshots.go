@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/sandbox"
@@ -15,29 +14,13 @@ import (
 // Snapshot is what is recorded of the state of a sandbox at a point in time.
 // Its bytes are kept elsewhere, under its ID.
 type Snapshot struct {
-	ID     string
+	sandbox.Snapshot
 	Tenant string
-	Name   string     // unique among the tenant's; empty for one with an Owner
-	Owner  sandbox.ID // the sandbox whose state this is, and with which it goes
-	Ready  bool       // its bytes are all there; else somebody writes them, or died doing so
-	Memory bool       // processes and their memory, not only files
-	Engine string     // what wrote it
-	Size   int64      // bytes
-
-	Parent     sandbox.ID // what it was taken of
-	ParentName string
-	Provider   string
-	Node       string // where its bytes are
-	Image      string
-	Labels     map[string]string
+	Owner  sandbox.ID // the sandbox whose state this is, and with which it goes; such a snapshot has no Name
+	Node   string     // where its bytes are
 	// Spec is that of the parent, without values of its Env.
-	Spec    sandbox.Spec
-	Created time.Time
-
-	Children int64 // sandboxes that were made from it and are not gone
-
+	Spec     sandbox.Spec
 	Archived Archived
-	Problem  string // what keeps its bytes from the archive; empty: nothing
 }
 
 const snapshotColumns = `id, tenant, name, owner, ready, memory, engine, size, parent, parent_name, provider, node, image,
@@ -64,7 +47,9 @@ func scanSnapshot(row scanner) (s Snapshot, err error) {
 	if s.Labels, err = parseLabels(labels); err != nil {
 		return s, err
 	}
-	return s, json.Unmarshal([]byte(spec), &s.Spec)
+	err = json.Unmarshal([]byte(spec), &s.Spec)
+	s.Resources, s.Saved, s.Stored, s.Encrypted = s.Spec.Resources, at.Archive != "", at.Stored, at.Encrypted
+	return s, err
 }
 
 // CreateSnapshot records a snapshot of a tenant that is about to be written. A
@@ -81,7 +66,7 @@ func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Sn
 		}
 	}
 	s.Tenant, s.Created = tenant, tx.Now()
-	docs, err := encode(&Sandbox{Summary: Summary{Labels: s.Labels}, Spec: s.Spec})
+	docs, err := encode(&Sandbox{Summary: Summary{Sandbox: sandbox.Sandbox{Labels: s.Labels}}, Spec: s.Spec})
 	if err != nil {
 		return s, err
 	}
@@ -122,7 +107,7 @@ func (tx *Tx) maySnapshot(ctx context.Context, t *Tenant, s *Snapshot) error {
 			Hint: "choose another name, or remove that snapshot first",
 		}
 	}
-	if t.Limits == (quota.Limits{}) {
+	if t.Limits == (sandbox.Limits{}) {
 		return nil
 	}
 	used, err := tx.Usage(ctx, t.ID)

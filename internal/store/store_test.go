@@ -63,7 +63,7 @@ func tenants(t *testing.T, s *store.Store, names ...string) {
 }
 
 func box(name string) store.Sandbox {
-	return store.Sandbox{Summary: store.Summary{ID: sandbox.ID("id-" + name), Name: name, Provider: "fake", Node: "n1"}, Spec: sandbox.Spec{Name: name, Image: "host"}}
+	return store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: sandbox.ID("id-" + name), Name: name, Provider: "fake", Node: "n1"}}, Spec: sandbox.Spec{Name: name, Image: "host"}}
 }
 
 func create(s *store.Store, tenant string, b store.Sandbox, c store.Create) (out store.Sandbox, replayed bool, err error) {

@@ -2,19 +2,14 @@ package store
 
 import (
 	"context"
-	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Template is a tenant's name for an image that a build made.
 type Template struct {
-	Tenant  string
-	Name    string
-	Tag     string
-	Image   string // digest
-	Base    string // digest of the image it was built on
-	Size    int64  // bytes of the root file system on disk
-	Steps   int    // of its description
-	Created time.Time
+	sandbox.Template
+	Tenant string
 	// Build is by what clients of E2B know the build; empty if it has no such
 	// name.
 	Build string
@@ -22,11 +17,9 @@ type Template struct {
 	// ask; 0: what all get.
 	CPUs   float64
 	Memory int64
-	// Start is a script that runs in every sandbox of it, and Ready one that
-	// succeeds when that is ready. Snapshot is the snapshot that was made then;
-	// it may have been removed since. All may be empty.
-	Start, Ready string
-	Snapshot     string
+	// Ready is a script that succeeds when Start is ready. Snapshot was made
+	// then, and may have been removed since.
+	Ready string
 }
 
 const templateColumns = "tenant, name, tag, image, base, size, steps, created, build, cpus, memory, start, ready, snapshot"

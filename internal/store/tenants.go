@@ -3,19 +3,14 @@ package store
 import (
 	"context"
 	"encoding/json"
-	"time"
 
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Tenant is one customer of the daemon. Nothing of one reaches another.
 type Tenant struct {
-	ID       string       `json:"id"`
-	Created  time.Time    `json:"created"`
-	Disabled time.Time    `json:"disabled,omitzero"` // zero: it is not
-	Limits   quota.Limits `json:"limits,omitzero"`
-	Version  int64        `json:"version"` // raised by every change
+	sandbox.Tenant       // without Usage, which [Tx.Usage] counts
+	Version        int64 // raised by every change
 }
 
 const tenantColumns = "id, created, disabled, limits_json, version"
@@ -56,7 +51,7 @@ func (tx *Tx) EnsureTenant(ctx context.Context, tenant string) (Tenant, error) {
 }
 
 // SetLimits changes what a tenant may use. What it uses already is left alone.
-func (tx *Tx) SetLimits(ctx context.Context, tenant string, l quota.Limits) error {
+func (tx *Tx) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
@@ -84,7 +79,7 @@ func (tx *Tx) DisableTenant(ctx context.Context, tenant string, disabled bool) e
 const holding = "(state IN ('creating', 'running', 'pausing', 'paused', 'resuming', 'lost') AND pause <> 'disk')"
 
 // Usage counts what a tenant uses.
-func (tx *Tx) Usage(ctx context.Context, tenant string) (u quota.Usage, err error) {
+func (tx *Tx) Usage(ctx context.Context, tenant string) (u sandbox.TenantUsage, err error) {
 	err = tx.queryRow(ctx, `SELECT COUNT(*),
 		CAST(COALESCE(SUM(CASE WHEN cpus > 0 AND `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
 		CAST(COALESCE(SUM(CASE WHEN memory > 0 AND `+holding+` THEN memory END), 0) AS BIGINT),

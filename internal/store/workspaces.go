@@ -2,33 +2,23 @@ package store
 
 import (
 	"context"
-	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Workspace is what is kept of a workspace: everything but its content.
 type Workspace struct {
-	ID        string // names it in the blob store; never reused
-	Tenant    string
-	Name      string
-	Encrypted bool
-	MaxBytes  int64  // of contents in one version; zero: no limit
-	Problem   string // what kept the last state from being persisted; empty: nothing
-	Removing  bool   // its content may be gone in part
-	Created   time.Time
-	// Bucket is the name of the bucket that it is, of which nothing is stored by
-	// Atoll; empty: it is none.
-	Bucket string
+	sandbox.Workspace        // without Attached and Latest
+	ID                string // names it in the blob store; never reused
+	Tenant            string
+	Removing          bool // its content may be gone in part
 }
 
 // Attachment says that a sandbox has a workspace.
 type Attachment struct {
-	Sandbox   sandbox.ID
+	sandbox.Attachment
 	Workspace string // its id
 	Node      string
-	Mode      sandbox.WorkspaceMode
-	Created   time.Time
 }
 
 const workspaceQuery = "SELECT id, tenant, name, encrypted, max_bytes, problem, removing, created, bucket FROM workspaces WHERE "
@@ -45,7 +35,7 @@ const attachmentColumns = "a.sandbox, a.workspace, a.node, a.mode, a.created"
 func scanAttachment(row scanner) (a Attachment, err error) {
 	var created int64
 	err = row.Scan(&a.Sandbox, &a.Workspace, &a.Node, &a.Mode, &created)
-	a.Created = timeOf(created)
+	a.Since = timeOf(created)
 	return a, err
 }
 

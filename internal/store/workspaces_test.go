@@ -21,9 +21,9 @@ func TestWorkspaces(t *testing.T) {
 		add := func(w store.Workspace) error {
 			return s.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, w) })
 		}
-		ok(t, add(store.Workspace{ID: "ws-1", Tenant: "acme", Name: "notes", Encrypted: true, MaxBytes: 5}))
-		wantCode(t, add(store.Workspace{ID: "ws-2", Tenant: "acme", Name: "notes"}), sandbox.CodeAlreadyExists)
-		ok(t, add(store.Workspace{ID: "ws-3", Tenant: "evil", Name: "notes"}))
+		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{Name: "notes", Encrypted: true, MaxBytes: 5}, ID: "ws-1", Tenant: "acme"}))
+		wantCode(t, add(store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-2", Tenant: "acme"}), sandbox.CodeAlreadyExists)
+		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-3", Tenant: "evil"}))
 
 		find := func(tenant, name string) (store.Workspace, error) {
 			return store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, tenant, name) })
@@ -57,7 +57,7 @@ func TestAttachments(t *testing.T) {
 		s := open(store.Options{Now: newClock().now})
 		tenants(t, s, "acme")
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			return tx.AddWorkspace(ctx, store.Workspace{ID: "ws-1", Tenant: "acme", Name: "notes"})
+			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-1", Tenant: "acme"})
 		}))
 		attach := func(box string, mode sandbox.WorkspaceMode) error {
 			return s.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
@@ -65,12 +65,12 @@ func TestAttachments(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return tx.Attach(ctx, w, store.Attachment{Sandbox: sandbox.ID(box), Node: "n1", Mode: mode})
+				return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"})
 			})
 		}
 		detach := func(box string) {
 			ok(t, s.Update(ctx, func(tx *store.Tx) error {
-				return tx.Detach(ctx, store.Attachment{Sandbox: sandbox.ID(box), Workspace: "ws-1"})
+				return tx.Detach(ctx, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
 			}))
 		}
 		// Of many that ask at once, one gets it.
@@ -117,11 +117,11 @@ func TestAttachments(t *testing.T) {
 		}
 		// A sandbox can have several, and lets go of one at a time.
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			second := store.Workspace{ID: "ws-2", Tenant: "acme", Name: "more"}
+			second := store.Workspace{Workspace: sandbox.Workspace{Name: "more"}, ID: "ws-2", Tenant: "acme"}
 			if err := tx.AddWorkspace(ctx, second); err != nil {
 				return err
 			}
-			return tx.Attach(ctx, second, store.Attachment{Sandbox: "id-reader1", Node: "n1", Mode: sandbox.WorkspaceExclusive})
+			return tx.Attach(ctx, second, store.Attachment{Attachment: sandbox.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"})
 		}))
 		held := func() (names []string) {
 			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, "id-reader1") })
@@ -154,7 +154,7 @@ func TestSharedAttachments(t *testing.T) {
 			if _, err := tx.EnsureTenant(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.AddWorkspace(ctx, store.Workspace{ID: "ws-1", Tenant: "acme", Name: "notes"})
+			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-1", Tenant: "acme"})
 		}))
 		attach := func(id sandbox.ID, node string, mode sandbox.WorkspaceMode) error {
 			return s.Update(ctx, func(tx *store.Tx) error {
@@ -162,7 +162,7 @@ func TestSharedAttachments(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return tx.Attach(ctx, w, store.Attachment{Sandbox: id, Node: node, Mode: mode})
+				return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: node})
 			})
 		}
 		ok(t, attach("id-1", "n1", sandbox.WorkspaceShared))

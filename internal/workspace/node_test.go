@@ -98,7 +98,7 @@ func restoreForged(t *testing.T, nodes []*node, dir string) error {
 		t.Fatal(err)
 	}
 	top := &node{name: topName, kind: 'd', mode: 0o755, modified: time.Unix(1, 0), content: []piece{{id, int64(len(encode(nodes)))}}}
-	next := &record{Number: 1, Packs: packs, Versions: []Version{{Number: 1, Created: now(), Root: encode([]*node{top})}}}
+	next := &record{Number: 1, Packs: packs, Versions: []Version{{WorkspaceVersion: sandbox.WorkspaceVersion{Number: 1, Created: now()}, Root: encode([]*node{top})}}}
 	if err := w.commit(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}

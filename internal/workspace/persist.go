@@ -96,10 +96,7 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 	if opts.Unchanged {
 		return Version{}, errStale("the directory is not what the newest version holds")
 	}
-	v := Version{
-		Number: next.Number, Created: now(), Note: opts.Note, Root: encoded,
-		Files: p.kept, Dirs: p.dirs, Bytes: p.stored.Load(), Skipped: p.skipped,
-	}
+	v := Version{WorkspaceVersion: sandbox.WorkspaceVersion{Number: next.Number, Created: now(), Note: opts.Note, Files: p.kept, Dirs: p.dirs, Bytes: p.stored.Load(), Skipped: p.skipped}, Root: encoded}
 	for _, pack := range packs {
 		v.Added += pack.Size
 	}

@@ -22,15 +22,7 @@ import (
 
 // Version is one state of a workspace.
 type Version struct {
-	Number  int       `json:"number"` // ascending, with gaps
-	Created time.Time `json:"created"`
-	Note    string    `json:"note,omitempty"` // why it was made
-	Files   int64     `json:"files"`          // of every kind but directories
-	Dirs    int64     `json:"dirs"`
-	Bytes   int64     `json:"bytes"`   // of contents, holes not counted
-	Added   int64     `json:"added"`   // bytes that the store grew by
-	Skipped int64     `json:"skipped"` // sockets and device nodes, which are not kept
-
+	sandbox.WorkspaceVersion
 	Root []byte `json:"root"` // the encoding of a directory whose only entry is the top
 }
 

@@ -47,7 +47,7 @@ func (p *Plane) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sa
 	if mode == "" {
 		mode = sandbox.WorkspaceExclusive
 	}
-	return tx.Attach(ctx, w, store.Attachment{Sandbox: id, Node: p.cfg.Node, Mode: mode})
+	return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: p.cfg.Node})
 }
 
 // mount makes the directories of claimed workspaces ready and puts them into

@@ -173,10 +173,13 @@ func (p *Plane) announce(ctx context.Context, be *backend, tenant string, want *
 		intent = nil
 		b := store.Sandbox{
 			Summary: store.Summary{
-				ID: spec.ID, Name: spec.Name, Provider: be.Name, Binding: be.Binding, Node: p.cfg.Node, Image: image,
-				Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels,
+				Sandbox: sandbox.Sandbox{
+					ID: spec.ID, Name: spec.Name, Provider: be.Name, Node: p.cfg.Node, Image: image,
+					Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels, Origin: origin,
+				},
+				Binding: be.Binding,
 			},
-			Spec: spec, Origin: origin,
+			Spec: spec,
 		}
 		setLifetime(&b, spec.Lifetime, tx.Now())
 		if req.Timeout > spec.Lifetime.Timeout {
@@ -240,7 +243,7 @@ func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *cont
 	})
 	switch {
 	case makeErr != nil:
-		p.discard(late, &store.Sandbox{Summary: store.Summary{ID: want.Spec.ID}})
+		p.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: want.Spec.ID}}})
 		p.note(ctx, errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:

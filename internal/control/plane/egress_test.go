@@ -309,7 +309,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 		}
 	}
 	sees("box", first)
-	copies, err := r.Fork(r.owner, "box", plane.ForkRequest{Count: 2, Prefix: "copy"})
+	copies, err := r.Fork(r.owner, "box", sandbox.ForkRequest{Count: 2, Prefix: "copy"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,22 +20,15 @@ const (
 	maxForks = 100 // in one request
 )
 
-// ForkRequest asks for copies of a sandbox.
-type ForkRequest struct {
-	Count  int               // 1 to 100
-	Prefix string            // of their names, PREFIX-1 and so on; empty: their names are their ids
-	Labels map[string]string // added to those of the parent
-}
-
 // Fork makes copies of a sandbox: files, and memory and processes where the
 // provider can, each with a name and an id of its own. The parent stands still
 // only while its state is written down. Either all copies are made or none.
-func (p *Plane) Fork(ctx context.Context, ref string, req ForkRequest) ([]store.Sandbox, error) {
+func (p *Plane) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
 	boxes, err := p.fork(ctx, ref, req)
 	return boxes, named(opFork, err)
 }
 
-func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.Sandbox, error) {
+func (p *Plane) fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
 	}
@@ -77,7 +70,7 @@ func (p *Plane) fork(ctx context.Context, ref string, req ForkRequest) ([]store.
 }
 
 // copies are the requests for the copies of a sandbox.
-func (p *Plane) copies(ctx context.Context, be *backend, t *turn, req ForkRequest) ([]control.CreateRequest, error) {
+func (p *Plane) copies(ctx context.Context, be *backend, t *turn, req sandbox.ForkRequest) ([]control.CreateRequest, error) {
 	b := &t.box
 	like, err := p.again(b)
 	if err != nil {
@@ -126,8 +119,11 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 			w := &wanted[i]
 			b := store.Sandbox{
 				Summary: store.Summary{
-					ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Binding: t.box.Binding, Node: p.cfg.Node, Image: t.box.Image,
-					Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
+					Sandbox: sandbox.Sandbox{
+						ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: p.cfg.Node, Image: t.box.Image,
+						Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
+					},
+					Binding: t.box.Binding,
 				},
 				Spec: w.Spec,
 			}
@@ -253,7 +249,7 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	if failed != nil {
 		p.note(ctx, err)
 		for _, w := range wanted {
-			p.discard(late, &store.Sandbox{Summary: store.Summary{ID: w.Spec.ID}})
+			p.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
 			p.detachLater(w.Spec.ID, w.Spec.Name)
 		}
 		return nil, failed

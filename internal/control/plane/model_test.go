@@ -35,12 +35,12 @@ func carryOut(p *plane.Plane, ctx context.Context, ref string, op lifecycle.Op) 
 		_, err = p.Update(ctx, ref, sandbox.Change{Labels: map[string]*string{"k": &value}})
 	case lifecycle.Snapshot:
 		var s store.Snapshot
-		if s, err = p.Snapshot(ctx, ref, plane.SnapshotRequest{}); err == nil {
+		if s, err = p.Snapshot(ctx, ref, sandbox.SnapshotRequest{}); err == nil {
 			err = p.RemoveSnapshot(ctx, s.Name)
 		}
 	case lifecycle.Fork:
 		var copies []store.Sandbox
-		if copies, err = p.Fork(ctx, ref, plane.ForkRequest{Count: 1}); err == nil {
+		if copies, err = p.Fork(ctx, ref, sandbox.ForkRequest{Count: 1}); err == nil {
 			err = p.Destroy(ctx, string(copies[0].ID))
 		}
 	}

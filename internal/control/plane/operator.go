@@ -8,7 +8,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -45,38 +44,34 @@ func (p *Plane) operate(ctx context.Context, op, subject string, act func(contex
 	}))
 }
 
-// Tenant is a tenant with what it uses.
-type Tenant struct {
-	store.Tenant
-	Usage quota.Usage
-}
-
-func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t Tenant, err error) {
-	if t.Tenant, err = tx.Tenant(ctx, id); err != nil {
+func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t sandbox.Tenant, err error) {
+	stored, err := tx.Tenant(ctx, id)
+	if err != nil {
 		return t, err
 	}
+	t = stored.Tenant
 	t.Usage, err = tx.Usage(ctx, id)
 	return t, err
 }
 
 // OwnTenant returns the caller's tenant.
-func (p *Plane) OwnTenant(ctx context.Context) (Tenant, error) {
+func (p *Plane) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
 	who, err := p.look(ctx, "quota.get", "")
 	if err != nil {
-		return Tenant{}, err
+		return sandbox.Tenant{}, err
 	}
-	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (Tenant, error) { return p.tenant(ctx, tx, who.Tenant) })
+	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, who.Tenant) })
 	return t, named("quota.get", err)
 }
 
 // Tenants lists all tenants by name.
-func (p *Plane) Tenants(ctx context.Context) (all []Tenant, err error) {
+func (p *Plane) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
 	err = p.operate(ctx, "tenant.list", "", func(ctx context.Context) error {
 		return p.cfg.Store.View(ctx, func(tx *store.Tx) error {
 			known, err := tx.Operator().Tenants(ctx)
-			all = make([]Tenant, len(known))
+			all = make([]sandbox.Tenant, len(known))
 			for i := 0; i < len(known) && err == nil; i++ {
-				all[i].Tenant = known[i]
+				all[i] = known[i].Tenant
 				all[i].Usage, err = tx.Usage(ctx, known[i].ID)
 			}
 			return err
@@ -86,16 +81,16 @@ func (p *Plane) Tenants(ctx context.Context) (all []Tenant, err error) {
 }
 
 // Tenant returns any tenant.
-func (p *Plane) Tenant(ctx context.Context, id string) (t Tenant, err error) {
+func (p *Plane) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err error) {
 	err = p.operate(ctx, "tenant.get", id, func(ctx context.Context) error {
-		t, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (Tenant, error) { return p.tenant(ctx, tx, id) })
+		t, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, id) })
 		return err
 	})
 	return t, err
 }
 
 // CreateTenant makes a tenant. One of that name is CodeAlreadyExists.
-func (p *Plane) CreateTenant(ctx context.Context, id string, l quota.Limits) (t Tenant, err error) {
+func (p *Plane) CreateTenant(ctx context.Context, id string, l sandbox.Limits) (t sandbox.Tenant, err error) {
 	err = p.operate(ctx, "tenant.create", id, func(ctx context.Context) error {
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.Tenant(ctx, id); err == nil {
@@ -116,12 +111,12 @@ func (p *Plane) CreateTenant(ctx context.Context, id string, l quota.Limits) (t 
 
 // TenantChange is what is to change of a tenant.
 type TenantChange struct {
-	Limits   func(*quota.Limits) // nil: nothing
+	Limits   func(*sandbox.Limits) // nil: nothing
 	Disabled *bool
 }
 
 // UpdateTenant changes a tenant. What it has already is left alone.
-func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t Tenant, err error) {
+func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t sandbox.Tenant, err error) {
 	op := "tenant.limits"
 	if c.Disabled != nil {
 		op = "tenant.disable"

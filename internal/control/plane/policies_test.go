@@ -159,9 +159,9 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 1 || len(e.Profile.Rules) != 1 {
 		t.Errorf("with other rules the gateway has %+v", e)
 	}
-	_, err = r.Fork(r.writer, "box", plane.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
+	_, err = r.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
 	r.by(t, "fork", "locked.network", err)
-	if _, err := r.Snapshot(r.writer, "box", plane.SnapshotRequest{Name: "snap"}); err != nil {
+	if _, err := r.Snapshot(r.writer, "box", sandbox.SnapshotRequest{Name: "snap"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Stop(r.writer, "box", 0); err != nil {
@@ -180,7 +180,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r.by(t, "start", "agents.images", err)
 	_, err = r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}})
 	r.by(t, "a snapshot", "agents.images", err)
-	_, err = r.Fork(r.writer, "box", plane.ForkRequest{Count: 1})
+	_, err = r.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1})
 	r.by(t, "a fork of what is stopped", "agents.images", err)
 	r.load(t, caps)
 	if _, err := r.Start(r.writer, "box"); err != nil {

@@ -12,7 +12,6 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
@@ -25,15 +24,15 @@ type Box struct {
 	*control.Sandbox
 	plane  *Plane
 	who    key.Principal
-	limits quota.Limits     // of the tenant when it was opened
+	limits sandbox.Limits   // of the tenant when it was opened
 	redact *secret.Redactor // of what its commands write; nil: it is shown as it is
 }
 
 type limitsKey struct{}
 
 // limits reads what a tenant may use.
-func (p *Plane) limits(ctx context.Context, tenant string) (quota.Limits, error) {
-	if l, known := ctx.Value(limitsKey{}).(quota.Limits); known {
+func (p *Plane) limits(ctx context.Context, tenant string) (sandbox.Limits, error) {
+	if l, known := ctx.Value(limitsKey{}).(sandbox.Limits); known {
 		return l, nil
 	}
 	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
@@ -74,7 +73,7 @@ type command struct {
 	driver.Process
 	plane  *Plane
 	tenant string
-	limits quota.Limits
+	limits sandbox.Limits
 	bytes  atomic.Int64 // of output that was read
 	paused atomic.Int32 // readers that wait for the quota
 	pauses atomic.Int64 // of readers, begun or over
@@ -94,7 +93,7 @@ type commandEnd struct {
 }
 
 // command wraps a process whose output begins at the cursor.
-func (b *Box) command(p driver.Process, limits quota.Limits, at driver.Cursor) *command {
+func (b *Box) command(p driver.Process, limits sandbox.Limits, at driver.Cursor) *command {
 	c := &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}
 	c.stdout = b.redacted(&meteredOutput{p.Stdout(), c}, at.Stdout > 0)
 	c.stderr = b.redacted(&meteredOutput{p.Stderr(), c}, at.Stderr > 0)

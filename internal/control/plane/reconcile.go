@@ -335,10 +335,12 @@ func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 	}
 	b := store.Sandbox{
 		Summary: store.Summary{
-			ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Binding: be.Binding, Node: p.cfg.Node,
-			Image: f.Labels[control.LabelImage], Labels: map[string]string{},
+			Sandbox: sandbox.Sandbox{
+				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Node: p.cfg.Node,
+				Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
+			},
+			Binding: be.Binding,
 		},
-		Exit: f.Exit,
 	}
 	if f.State == sandbox.Paused {
 		b.Rest.Pause = sandbox.PauseMemory

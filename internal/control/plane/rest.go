@@ -331,7 +331,7 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.wakes
 	}, func(tx *store.Tx) error {
-		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, p.snapshotOf(&t.box, store.Snapshot{ID: id, Owner: t.box.ID, Memory: how.memory}))
+		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, p.snapshotOf(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.box.ID}))
 		return err
 	})
 	if err != nil {

@@ -67,10 +67,7 @@ func (p *Plane) CreateSecret(ctx context.Context, n NewSecret, v secret.Value) (
 				return "", err
 			}
 		}
-		out = store.Secret{
-			Tenant: tenant, Name: n.Name, Description: n.Description, Source: n.Source.String(), Hosts: n.Hosts, AllowEnv: n.AllowEnv,
-			Labels: n.Labels,
-		}
+		out = store.Secret{StoredSecret: sandbox.StoredSecret{Name: n.Name, Description: n.Description, Source: n.Source.String(), Hosts: n.Hosts, AllowEnv: n.AllowEnv}, Tenant: tenant, Labels: n.Labels}
 		if n.Source.Kind == secret.Stored {
 			if out.KeyID, out.Sealed, err = p.seal(secret.Owner{Tenant: tenant, Name: n.Name, Version: 1}, v); err != nil {
 				return "", err

@@ -23,18 +23,10 @@ const (
 	opSnapshotList   = "snapshot.list"
 )
 
-// SnapshotRequest asks for a snapshot of a sandbox.
-type SnapshotRequest struct {
-	Name   string // empty: its id
-	Memory bool   // processes and their memory too
-	Labels map[string]string
-	Save   bool // return when it is in the blob store too
-}
-
 // Snapshot writes the state of a sandbox down under a name. One that runs goes
 // on; one that was put to disk is copied from there. Sandboxes can be made of it
 // at once on this node, and on others when it is in the blob store.
-func (p *Plane) Snapshot(ctx context.Context, ref string, req SnapshotRequest) (store.Snapshot, error) {
+func (p *Plane) Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
 	if req.Save && p.cfg.Archive == nil {
 		return store.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: opSnapshot, Message: "this daemon has no blob store"}
 	}
@@ -50,7 +42,7 @@ func (p *Plane) Snapshot(ctx context.Context, ref string, req SnapshotRequest) (
 	return s, named(opSnapshot, err)
 }
 
-func (p *Plane) snapshotTurn(ctx context.Context, ref string, req SnapshotRequest) (store.Snapshot, error) {
+func (p *Plane) snapshotTurn(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
 	t, err := p.turn(ctx, ref, opSnapshot, lifecycle.Snapshot)
 	if err != nil {
 		return store.Snapshot{}, err
@@ -59,7 +51,7 @@ func (p *Plane) snapshotTurn(ctx context.Context, ref string, req SnapshotReques
 	return p.snapshot(ctx, t, req)
 }
 
-func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (store.Snapshot, error) {
+func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotRequest) (store.Snapshot, error) {
 	keeper, err := p.keeper()
 	if err != nil {
 		return store.Snapshot{}, err
@@ -68,7 +60,7 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req SnapshotRequest) (sto
 		return store.Snapshot{}, p.cannotKeep(&t.box)
 	}
 	id := newSnapshotID()
-	s := p.snapshotOf(&t.box, store.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels})
+	s := p.snapshotOf(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels}})
 	t.action.Subject = s.Name
 	defer p.writing.begin(id)()
 	var intent *audit.Intent

@@ -95,11 +95,7 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 	if err != nil {
 		return t, err
 	}
-	t = store.Template{
-		Tenant: who.Tenant, Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size,
-		Steps: len(d.Steps), Created: p.cfg.Store.Now(),
-		Build: req.Build, CPUs: req.CPUs, Memory: req.Memory, Start: d.Start, Ready: d.Ready,
-	}
+	t = store.Template{Template: sandbox.Template{Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: p.cfg.Store.Now(), Start: d.Start}, Tenant: who.Tenant, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory, Ready: d.Ready}
 	if err := p.remember(ctx, &t, req); err != nil {
 		return t, err
 	}

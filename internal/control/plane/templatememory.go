@@ -92,7 +92,7 @@ func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer)
 		return "", err
 	}
 	name := "template-" + strings.ToLower(rand.Text()[:12])
-	s, err := p.Snapshot(ctx, string(opened.box.ID()), SnapshotRequest{
+	s, err := p.Snapshot(ctx, string(opened.box.ID()), sandbox.SnapshotRequest{
 		Name: name, Memory: true, Labels: map[string]string{LabelTemplate: t.Name, labelTag: t.Tag},
 	})
 	return s.ID, err

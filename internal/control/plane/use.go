@@ -7,7 +7,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -55,7 +54,7 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 
 // findToUse is find for whoever will run commands, and needs to know how much
 // the tenant may.
-func (p *Plane) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l quota.Limits, err error) {
+func (p *Plane) findToUse(ctx context.Context, tenant, ref string) (b store.Sandbox, l sandbox.Limits, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, l, err
 	}

@@ -11,14 +11,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// NewWorkspace asks for a workspace.
-type NewWorkspace struct {
-	Name      string
-	Encrypted bool
-	MaxBytes  int64  // of contents in one version; zero: no limit
-	Bucket    string // the workspace is this bucket of the tenant; empty: it is none
-}
-
 // Workspace is what is known of a workspace.
 type Workspace struct {
 	store.Workspace
@@ -81,7 +73,7 @@ func (p *Plane) withWorkspace(ctx context.Context, row store.Workspace, do func(
 }
 
 // CreateWorkspace makes an empty workspace.
-func (p *Plane) CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace, error) {
+func (p *Plane) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (Workspace, error) {
 	const op = "workspace.create"
 	who, err := principal(ctx)
 	if err != nil {
@@ -93,9 +85,7 @@ func (p *Plane) CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace,
 	if n.MaxBytes < 0 {
 		return Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: "maxBytes", Message: "negative"}
 	}
-	row := store.Workspace{
-		ID: "ws-" + strings.ToLower(rand.Text()[:16]), Tenant: who.Tenant, Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket,
-	}
+	row := store.Workspace{Workspace: sandbox.Workspace{Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket}, ID: "ws-" + strings.ToLower(rand.Text()[:16]), Tenant: who.Tenant}
 	err = p.guard(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
 		if err := p.shelved(); err != nil {
 			return err

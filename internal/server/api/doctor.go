@@ -9,33 +9,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Finding is one thing that was looked at.
-type Finding struct {
-	Severity string `json:"severity" enum:"ok,note,warning,blocker"`
-	Subject  string `json:"subject"`
-	Message  string `json:"message" doc:"what is"`
-	Mend     string `json:"mend,omitempty" doc:"what to do about it"`
-}
-
-// Diagnosis says how a daemon is.
-type Diagnosis struct {
-	Version  string    `json:"version,omitempty" doc:"of the program"`
-	Node     string    `json:"node"`
-	Healthy  bool      `json:"healthy" doc:"nothing is broken"`
-	Findings []Finding `json:"findings"`
-}
-
-type diagnosisOutput struct{ Body Diagnosis }
-
-// ImageUse is an image that somebody needs who does not run.
-type ImageUse struct {
-	Image string `json:"image" doc:"its digest, else its name"`
-	By    string `json:"by" doc:"who needs it, for people"`
-}
+type diagnosisOutput struct{ Body sandbox.Diagnosis }
 
 type imageUsesOutput struct {
 	Body struct {
-		Uses []ImageUse `json:"uses"`
+		Uses []sandbox.ImageUse `json:"uses"`
 	}
 }
 
@@ -57,13 +35,13 @@ func (a *API) doctor() {
 		func(ctx context.Context, _ *none) (*imageUsesOutput, error) {
 			uses, err := a.service.ImageUses(ctx)
 			out := &imageUsesOutput{}
-			out.Body.Uses = append([]ImageUse{}, uses...)
+			out.Body.Uses = append([]sandbox.ImageUse{}, uses...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to mend it; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*diagnosisOutput, error) {
 			d, err := a.service.Diagnose(ctx)
-			d.Findings = append([]Finding{}, d.Findings...)
+			d.Findings = append([]sandbox.Finding{}, d.Findings...)
 			return &diagnosisOutput{d}, a.problem(ctx, err)
 		})
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // heartbeat is how often a stream says that it lives when nothing happens.
@@ -103,15 +105,15 @@ type eventsInput struct {
 
 type eventsOutput struct {
 	Body struct {
-		Events []Event `json:"events" doc:"oldest first"`
+		Events []sandbox.Event `json:"events" doc:"oldest first"`
 	}
 }
 
-type reportOutput struct{ Body AuditReport }
+type reportOutput struct{ Body sandbox.AuditReport }
 
-type auditPruneInput struct{ Body AuditPrune }
+type auditPruneInput struct{ Body sandbox.AuditPrune }
 
-type auditPrunedOutput struct{ Body AuditPruned }
+type auditPrunedOutput struct{ Body sandbox.AuditPruned }
 
 func (a *API) events() {
 	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "Read what happened"),
@@ -120,7 +122,7 @@ func (a *API) events() {
 				After: in.After, Limit: in.Limit, Sandbox: in.Sandbox, Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
 			})
 			out := &eventsOutput{}
-			out.Body.Events = append([]Event{}, got...)
+			out.Body.Events = append([]sandbox.Event{}, got...)
 			return out, a.problem(ctx, err)
 		})
 	a.raw(operation("followEvents", http.MethodGet, "/v1/events/stream", "Events", "Be told what happens, as server-sent events"),
@@ -202,7 +204,7 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	type item struct {
-		event Event
+		event sandbox.Event
 		err   error
 	}
 	next := make(chan item)

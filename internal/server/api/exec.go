@@ -39,7 +39,7 @@ type ProcessRef struct {
 
 type processesOutput struct {
 	Body struct {
-		Processes []Process `json:"processes" doc:"oldest first"`
+		Processes []sandbox.ProcessInfo `json:"processes" doc:"oldest first"`
 	}
 }
 
@@ -55,14 +55,14 @@ func (a *API) processes() {
 	huma.Register(a.huma, operation("listProcesses", http.MethodGet, "/v1/sandboxes/{ref}/processes", "Commands", "List the commands that were started"),
 		func(ctx context.Context, in *SandboxRef) (*processesOutput, error) {
 			out := &processesOutput{}
-			out.Body.Processes = []Process{}
+			out.Body.Processes = []sandbox.ProcessInfo{}
 			box, err := a.service.Open(ctx, in.Ref)
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
 			all, err := box.Processes(ctx)
 			for _, p := range all {
-				out.Body.Processes = append(out.Body.Processes, processOf(p))
+				out.Body.Processes = append(out.Body.Processes, p)
 			}
 			return out, a.problem(ctx, err)
 		})
@@ -106,7 +106,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 		defer context.AfterFunc(ctx, func() { _ = p.Close() })()
 		_, _ = p.Stdin().Write(input)
 		_ = p.Stdin().Close()
-		return &execOutput{ExecResult{Process: processOf(p.Info())}}, nil
+		return &execOutput{ExecResult{Process: p.Info()}}, nil
 	}
 	limit := in.Body.OutputLimit
 	if limit == 0 {
@@ -135,9 +135,9 @@ func collect(ctx context.Context, p driver.Process, input []byte, limit int64) (
 	if err != nil {
 		return nil, err
 	}
-	info, e := p.Info(), ExitOf(exit)
+	info, e := p.Info(), exit
 	info.Running, info.Exit = false, &exit
-	return &execOutput{ExecResult{Process: processOf(info), Exit: &e, Stdout: stdout.output(), Stderr: stderr.output()}}, nil
+	return &execOutput{ExecResult{Process: info, Exit: &e, Stdout: stdout.output(), Stderr: stderr.output()}}, nil
 }
 
 // readFinished reads what a command wrote that has ended. Most commands have by

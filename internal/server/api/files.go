@@ -20,7 +20,7 @@ type FileRef struct {
 	Path string `query:"path" required:"true" maxLength:"4096" doc:"absolute path inside the sandbox"`
 }
 
-type fileOutput struct{ Body File }
+type fileOutput struct{ Body sandbox.FileInfo }
 
 type mkdirInput struct {
 	SandboxRef
@@ -76,7 +76,7 @@ func (a *API) files() {
 			out := &fileOutput{}
 			return out, a.withFiles(ctx, in.Ref, func(f Files) error {
 				info, err := f.Stat(ctx, in.Path)
-				out.Body = fileOf(info)
+				out.Body = info
 				return err
 			})
 		})
@@ -218,7 +218,7 @@ func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, fileOf(info))
+	return writeJSON(w, http.StatusOK, info)
 }
 
 func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
@@ -243,7 +243,7 @@ func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
 		if out == nil {
 			out = newLines(w)
 		}
-		if !out.write(fileOf(info)) {
+		if !out.write(info) {
 			return nil
 		}
 	}

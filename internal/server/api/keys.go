@@ -5,15 +5,17 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 type newKeyInput struct{ Body NewKey }
 
-type keyOutput struct{ Body Key }
+type keyOutput struct{ Body sandbox.Key }
 
 type keysOutput struct {
 	Body struct {
-		Keys []Key `json:"keys" doc:"oldest first"`
+		Keys []sandbox.Key `json:"keys" doc:"oldest first"`
 	}
 }
 
@@ -32,7 +34,7 @@ func (a *API) keys() {
 		func(ctx context.Context, _ *none) (*keysOutput, error) {
 			all, err := a.service.Keys(ctx)
 			out := &keysOutput{}
-			out.Body.Keys = append([]Key{}, all...)
+			out.Body.Keys = append([]sandbox.Key{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	revoke := operation("revokeKey", http.MethodDelete, "/v1/keys/{id}", "Keys", "End an API key")

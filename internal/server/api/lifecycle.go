@@ -30,18 +30,18 @@ type updateInput struct {
 
 type forkInput struct {
 	SandboxRef
-	Body ForkRequest
+	Body sandbox.ForkRequest
 }
 
 type forkOutput struct {
 	Body struct {
-		Sandboxes []Sandbox `json:"sandboxes"`
+		Sandboxes []sandbox.Sandbox `json:"sandboxes"`
 	}
 }
 
 // answer is a sandbox as it is after something was done to it.
-func (a *API) answer(ctx context.Context) func(Sandbox, error) (*sandboxOutput, error) {
-	return func(s Sandbox, err error) (*sandboxOutput, error) {
+func (a *API) answer(ctx context.Context) func(sandbox.Sandbox, error) (*sandboxOutput, error) {
+	return func(s sandbox.Sandbox, err error) (*sandboxOutput, error) {
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
@@ -96,10 +96,10 @@ type SnapshotRef struct {
 
 type snapshotInput struct {
 	SandboxRef
-	Body SnapshotRequest
+	Body sandbox.SnapshotRequest
 }
 
-type snapshotOutput struct{ Body Snapshot }
+type snapshotOutput struct{ Body sandbox.Snapshot }
 
 type snapshotListInput struct {
 	Label  []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
@@ -109,8 +109,8 @@ type snapshotListInput struct {
 
 type snapshotListOutput struct {
 	Body struct {
-		Snapshots []Snapshot `json:"snapshots"`
-		Next      string     `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
+		Snapshots []sandbox.Snapshot `json:"snapshots"`
+		Next      string             `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
 	}
 }
 
@@ -153,7 +153,7 @@ func (a *API) snapshots() {
 				return nil, a.problem(ctx, err)
 			}
 			out := &snapshotListOutput{}
-			out.Body.Snapshots = append([]Snapshot{}, removed...)
+			out.Body.Snapshots = append([]sandbox.Snapshot{}, removed...)
 			return out, nil
 		})
 }
@@ -168,6 +168,6 @@ func (a *API) listSnapshots(ctx context.Context, in *snapshotListInput) (*snapsh
 		return nil, a.problem(ctx, err)
 	}
 	out := &snapshotListOutput{}
-	out.Body.Snapshots, out.Body.Next = append([]Snapshot{}, page...), next
+	out.Body.Snapshots, out.Body.Next = append([]sandbox.Snapshot{}, page...), next
 	return out, nil
 }

@@ -20,11 +20,11 @@ type PolicyService interface {
 
 // Policies are those of the machine that hold now.
 type Policies struct {
-	Source   string     `json:"source,omitempty" doc:"the file or directory; only for the owner of the machine"`
-	Digest   string     `json:"digest,omitempty" doc:"of the texts that hold; left out if there are no policies"`
-	Loaded   *time.Time `json:"loaded,omitempty"`
-	Problem  string     `json:"problem,omitempty" doc:"why what is in the files now does not hold; only for the owner of the machine"`
-	Policies []Policy   `json:"policies"`
+	Source   string    `json:"source,omitempty" doc:"the file or directory; only for the owner of the machine"`
+	Digest   string    `json:"digest,omitempty" doc:"of the texts that hold; left out if there are no policies"`
+	Loaded   time.Time `json:"loaded,omitzero"`
+	Problem  string    `json:"problem,omitempty" doc:"why what is in the files now does not hold; only for the owner of the machine"`
+	Policies []Policy  `json:"policies"`
 }
 
 // Policy is one of them. What is left out is not bounded by it.

@@ -3,22 +3,11 @@ package api
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// StoredProfile is a profile with what is known of it.
-type StoredProfile struct {
-	Name    string          `json:"name"`
-	Version int64           `json:"version" doc:"raised by every change"`
-	Profile sandbox.Profile `json:"profile"`
-	Created time.Time       `json:"created"`
-	Updated time.Time       `json:"updated"`
-	Uses    int             `json:"uses,omitempty" doc:"how many sandboxes work by it; only in a list"`
-}
 
 // ProfileTest is a request that is not sent.
 type ProfileTest struct {
@@ -52,7 +41,7 @@ type ExplainStep struct {
 
 type profileBody struct{ Body sandbox.Profile }
 
-type profileOutput struct{ Body StoredProfile }
+type profileOutput struct{ Body sandbox.StoredProfile }
 
 type profileName struct {
 	Name string `path:"name" maxLength:"63"`
@@ -72,7 +61,7 @@ type profileApply struct {
 
 type profilesOutput struct {
 	Body struct {
-		Profiles []StoredProfile `json:"profiles" doc:"by name"`
+		Profiles []sandbox.StoredProfile `json:"profiles" doc:"by name"`
 	}
 }
 
@@ -95,7 +84,7 @@ func (a *API) profiles() {
 		func(ctx context.Context, _ *none) (*profilesOutput, error) {
 			all, err := a.service.Profiles(ctx)
 			out := &profilesOutput{}
-			out.Body.Profiles = append([]StoredProfile{}, all...)
+			out.Body.Profiles = append([]sandbox.StoredProfile{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Look at an egress profile"),

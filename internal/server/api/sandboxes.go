@@ -5,6 +5,8 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // SandboxRef names a sandbox in a path. It is exported for huma, which looks
@@ -22,7 +24,7 @@ type createInput struct {
 type sandboxOutput struct {
 	Status   int
 	Replayed string `header:"Idempotent-Replayed"`
-	Body     Sandbox
+	Body     sandbox.Sandbox
 }
 
 type listInput struct {
@@ -35,11 +37,11 @@ type listInput struct {
 type listOutput struct{ Body listOutputBody }
 
 type listOutputBody struct {
-	Sandboxes []Sandbox `json:"sandboxes" doc:"newest first"`
-	Next      string    `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
+	Sandboxes []sandbox.Sandbox `json:"sandboxes" doc:"newest first"`
+	Next      string            `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
 }
 
-type exitOutput struct{ Body Exit }
+type exitOutput struct{ Body sandbox.Exit }
 
 func (a *API) sandboxes() {
 	create := operation("createSandbox", http.MethodPost, "/v1/sandboxes", "Sandboxes", "Make a sandbox")
@@ -60,7 +62,7 @@ func (a *API) sandboxes() {
 	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended"),
 		func(ctx context.Context, in *SandboxRef) (*exitOutput, error) {
 			exit, err := a.service.Wait(ctx, in.Ref)
-			return &exitOutput{ExitOf(exit)}, a.problem(ctx, err)
+			return &exitOutput{exit}, a.problem(ctx, err)
 		})
 }
 

@@ -3,9 +3,10 @@ package api
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // SecretValue is the value of a secret on its way in. There is no way out.
@@ -32,26 +33,13 @@ type NewSecret struct {
 	AllowEnv    bool     `json:"allowEnv,omitempty" doc:"sandboxes may get the value itself"`
 }
 
-// StoredSecret is what is known of a secret. Its value is never shown.
-type StoredSecret struct {
-	Name        string    `json:"name"`
-	Version     int64     `json:"version" doc:"raised by every new value"`
-	Description string    `json:"description,omitempty"`
-	Source      string    `json:"source,omitempty"`
-	Hosts       []string  `json:"hosts,omitempty"`
-	AllowEnv    bool      `json:"allowEnv,omitempty"`
-	Created     time.Time `json:"created"`
-	Updated     time.Time `json:"updated"`
-	Uses        int       `json:"uses,omitempty" doc:"how many sandboxes work with it; only in a list"`
-}
-
 type newSecretInput struct{ Body NewSecret }
 
-type secretOutput struct{ Body StoredSecret }
+type secretOutput struct{ Body sandbox.StoredSecret }
 
 type secretsOutput struct {
 	Body struct {
-		Secrets []StoredSecret `json:"secrets" doc:"by name"`
+		Secrets []sandbox.StoredSecret `json:"secrets" doc:"by name"`
 	}
 }
 
@@ -77,7 +65,7 @@ func (a *API) secrets() {
 		func(ctx context.Context, _ *none) (*secretsOutput, error) {
 			all, err := a.service.Secrets(ctx)
 			out := &secretsOutput{}
-			out.Body.Secrets = append([]StoredSecret{}, all...)
+			out.Body.Secrets = append([]sandbox.StoredSecret{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("rotateSecret", http.MethodPut, "/v1/secrets/{name}/value", tag, "Give a secret a new value, from the next request on"),

@@ -24,78 +24,78 @@ import (
 type Service interface {
 	// Create makes a sandbox. replayed says that an earlier request with the
 	// same idempotency key made it.
-	Create(ctx context.Context, req CreateRequest) (s Sandbox, replayed bool, err error)
-	Get(ctx context.Context, ref string) (Sandbox, error)
-	List(ctx context.Context, q ListQuery) (page []Sandbox, next string, err error)
+	Create(ctx context.Context, req CreateRequest) (s sandbox.Sandbox, replayed bool, err error)
+	Get(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	List(ctx context.Context, q ListQuery) (page []sandbox.Sandbox, next string, err error)
 	// Open returns a running sandbox.
 	Open(ctx context.Context, ref string) (Box, error)
 	Destroy(ctx context.Context, ref string) error
 	// Stop asks commands to end, gives them grace, and ends the sandbox. Its
 	// files are kept if its provider can: the state that is returned says so.
-	Stop(ctx context.Context, ref string, grace time.Duration) (Sandbox, error)
-	Start(ctx context.Context, ref string) (Sandbox, error)
-	Pause(ctx context.Context, ref string, toDisk bool) (Sandbox, error)
-	Resume(ctx context.Context, ref string) (Sandbox, error)
-	Update(ctx context.Context, ref string, c sandbox.Change) (Sandbox, error)
-	Fork(ctx context.Context, ref string, req ForkRequest) ([]Sandbox, error)
+	Stop(ctx context.Context, ref string, grace time.Duration) (sandbox.Sandbox, error)
+	Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error)
+	Resume(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error)
+	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
 
-	CreateSnapshot(ctx context.Context, ref string, req SnapshotRequest) (Snapshot, error)
-	GetSnapshot(ctx context.Context, ref string) (Snapshot, error)
-	ListSnapshots(ctx context.Context, q ListQuery) (page []Snapshot, next string, err error)
+	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error)
+	ListSnapshots(ctx context.Context, q ListQuery) (page []sandbox.Snapshot, next string, err error)
 	RemoveSnapshot(ctx context.Context, ref string) error
-	PruneSnapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error)
+	PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error)
 
 	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 	Ports
 
-	CreateKey(ctx context.Context, k NewKey) (Key, error)
-	Keys(ctx context.Context) ([]Key, error)
+	CreateKey(ctx context.Context, k NewKey) (sandbox.Key, error)
+	Keys(ctx context.Context) ([]sandbox.Key, error)
 	RevokeKey(ctx context.Context, id string) error
 
-	CreateProfile(ctx context.Context, p sandbox.Profile) (StoredProfile, error)
+	CreateProfile(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error)
 	// ApplyProfile stores a version and applies it to running sandboxes; with
 	// a version, only if that is the present one.
-	ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (StoredProfile, error)
-	Profile(ctx context.Context, name string, version int64) (StoredProfile, error)
-	Profiles(ctx context.Context) ([]StoredProfile, error)
+	ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (sandbox.StoredProfile, error)
+	Profile(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
+	Profiles(ctx context.Context) ([]sandbox.StoredProfile, error)
 	RemoveProfile(ctx context.Context, name string) error
 	TestProfile(ctx context.Context, name string, t ProfileTest) (Explanation, error)
 
 	// CreateSecret and RotateSecret clear the value they are given.
-	CreateSecret(ctx context.Context, s NewSecret) (StoredSecret, error)
-	RotateSecret(ctx context.Context, name string, v SecretValue) (StoredSecret, error)
-	Secrets(ctx context.Context) ([]StoredSecret, error)
+	CreateSecret(ctx context.Context, s NewSecret) (sandbox.StoredSecret, error)
+	RotateSecret(ctx context.Context, name string, v SecretValue) (sandbox.StoredSecret, error)
+	Secrets(ctx context.Context) ([]sandbox.StoredSecret, error)
 	RemoveSecret(ctx context.Context, name string, force bool) error
 
-	Events(ctx context.Context, q EventQuery) ([]Event, error)
-	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[Event, error], error)
+	Events(ctx context.Context, q EventQuery) ([]sandbox.Event, error)
+	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[sandbox.Event, error], error)
 	// ExportEvents writes what matches as JSON lines, to the end of the log;
 	// ExportOTLP writes it as OpenTelemetry's collectors read it.
 	ExportEvents(ctx context.Context, q EventQuery, w io.Writer) error
 	ExportOTLP(ctx context.Context, q EventQuery, w io.Writer) error
-	VerifyAudit(ctx context.Context) (AuditReport, error)
-	PruneAudit(ctx context.Context, in AuditPrune) (AuditPruned, error)
+	VerifyAudit(ctx context.Context) (sandbox.AuditReport, error)
+	PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error)
 
 	// Workspaces are named within the tenant.
-	CreateWorkspace(ctx context.Context, n NewWorkspace) (Workspace, error)
-	Workspaces(ctx context.Context) ([]Workspace, error)
-	Workspace(ctx context.Context, name string) (Workspace, error)
+	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
+	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
+	Workspace(ctx context.Context, name string) (sandbox.Workspace, error)
 	RemoveWorkspace(ctx context.Context, name string) error
-	WorkspaceHistory(ctx context.Context, name string) ([]WorkspaceVersion, error)
-	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []WorkspaceChange, more bool, err error)
-	PersistWorkspace(ctx context.Context, name, note string) (WorkspaceVersion, error)
-	RestoreWorkspace(ctx context.Context, name string, version int, note string) (WorkspaceVersion, error)
-	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (Pruned, error)
-	VerifyWorkspace(ctx context.Context, name string, deep bool) (WorkspaceReport, error)
+	WorkspaceHistory(ctx context.Context, name string) ([]sandbox.WorkspaceVersion, error)
+	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []sandbox.WorkspaceChange, more bool, err error)
+	PersistWorkspace(ctx context.Context, name, note string) (sandbox.WorkspaceVersion, error)
+	RestoreWorkspace(ctx context.Context, name string, version int, note string) (sandbox.WorkspaceVersion, error)
+	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (sandbox.WorkspacePruned, error)
+	VerifyWorkspace(ctx context.Context, name string, deep bool) (sandbox.WorkspaceReport, error)
 
 	// OwnTenant returns the caller's tenant; the others are for the owner of
 	// the machine.
-	OwnTenant(ctx context.Context) (Tenant, error)
-	Tenants(ctx context.Context) ([]Tenant, error)
-	Tenant(ctx context.Context, id string) (Tenant, error)
-	CreateTenant(ctx context.Context, t NewTenant) (Tenant, error)
-	UpdateTenant(ctx context.Context, id string, c TenantChange) (Tenant, error)
+	OwnTenant(ctx context.Context) (sandbox.Tenant, error)
+	Tenants(ctx context.Context) ([]sandbox.Tenant, error)
+	Tenant(ctx context.Context, id string) (sandbox.Tenant, error)
+	CreateTenant(ctx context.Context, t NewTenant) (sandbox.Tenant, error)
+	UpdateTenant(ctx context.Context, id string, c TenantChange) (sandbox.Tenant, error)
 	// Backup returns a copy of the database, which the caller closes.
 	Backup(ctx context.Context) (io.ReadCloser, error)
 
@@ -105,9 +105,9 @@ type Service interface {
 	// Providers describes what can make sandboxes.
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
 	// ImageUses is for the owner of the machine.
-	ImageUses(ctx context.Context) ([]ImageUse, error)
+	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
 	// Diagnose is for the owner of the machine.
-	Diagnose(ctx context.Context) (Diagnosis, error)
+	Diagnose(ctx context.Context) (sandbox.Diagnosis, error)
 	// Ready says what keeps the daemon from making sandboxes, if anything.
 	Ready(ctx context.Context) error
 }

@@ -19,10 +19,10 @@ import (
 type Templates interface {
 	// BuildTemplate builds a template and tells how it goes, by one goroutine
 	// at a time.
-	BuildTemplate(ctx context.Context, req BuildRequest, tell func(BuildEvent)) (Template, error)
-	Templates(ctx context.Context) ([]Template, error)
-	Template(ctx context.Context, ref string) (Template, error)
-	TagTemplate(ctx context.Context, ref, as string) (Template, error)
+	BuildTemplate(ctx context.Context, req BuildRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error)
+	Templates(ctx context.Context) ([]sandbox.Template, error)
+	Template(ctx context.Context, ref string) (sandbox.Template, error)
+	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
 	// PruneTemplates returns how many bytes it freed.
 	PruneTemplates(ctx context.Context, unused time.Duration) (int64, error)
@@ -40,35 +40,11 @@ type BuildRequest struct {
 	Files   io.Reader // a tar of the files of the build
 }
 
-// BuildEvent is something that a build tells while it goes on.
-type BuildEvent struct {
-	Time   time.Time `json:"time"`
-	Step   int       `json:"step"`
-	Steps  int       `json:"steps"`
-	Text   string    `json:"text"`
-	Output bool      `json:"output,omitempty"`
-	Cached bool      `json:"cached,omitempty"`
-}
-
-// Template is a name for an image that a build made.
-type Template struct {
-	Name    string    `json:"name"`
-	Tag     string    `json:"tag"`
-	Image   string    `json:"image" doc:"digest of the image"`
-	Base    string    `json:"base" doc:"digest of the image it was built on"`
-	Size    int64     `json:"size" doc:"bytes of its files"`
-	Steps   int       `json:"steps"`
-	Created time.Time `json:"created"`
-	Start   string    `json:"start,omitempty" doc:"script that runs in every sandbox of it"`
-	// Snapshot is named as in /v1/snapshots.
-	Snapshot string `json:"snapshot,omitempty" doc:"snapshot that its sandboxes are made from, with their memory"`
-}
-
 // buildLine is one line of the answer to a build; exactly one field is set.
 type buildLine struct {
-	Event    *BuildEvent `json:"event,omitempty"`
-	Template *Template   `json:"template,omitempty"`
-	Problem  *Problem    `json:"problem,omitempty"`
+	Event    *sandbox.BuildEvent `json:"event,omitempty"`
+	Template *sandbox.Template   `json:"template,omitempty"`
+	Problem  *Problem            `json:"problem,omitempty"`
 }
 
 // TemplateRef names a template in a path. It is exported for huma.
@@ -83,11 +59,11 @@ type tagInput struct {
 	}
 }
 
-type templateOutput struct{ Body Template }
+type templateOutput struct{ Body sandbox.Template }
 
 type templatesOutput struct {
 	Body struct {
-		Templates []Template `json:"templates" doc:"by name and tag"`
+		Templates []sandbox.Template `json:"templates" doc:"by name and tag"`
 	}
 }
 
@@ -114,7 +90,7 @@ func (a *API) templates() {
 	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
 		all, err := a.service.Templates(ctx)
 		out := &templatesOutput{}
-		out.Body.Templates = append([]Template{}, all...)
+		out.Body.Templates = append([]sandbox.Template{}, all...)
 		return out, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Look at a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
@@ -156,7 +132,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 		}
 		out.write(line)
 	}
-	t, err := a.service.BuildTemplate(r.Context(), req, func(e BuildEvent) { write(buildLine{Event: &e}) })
+	t, err := a.service.BuildTemplate(r.Context(), req, func(e sandbox.BuildEvent) { write(buildLine{Event: &e}) })
 	switch {
 	case err == nil:
 		write(buildLine{Template: &t})

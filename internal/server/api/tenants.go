@@ -3,24 +3,11 @@ package api
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-)
 
-// Limits are what one tenant may use. Zero sets no limit.
-type Limits struct {
-	Boxes         int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
-	CPUs          float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
-	Memory        int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
-	Disk          int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all that are not gone"`
-	Snapshots     int64   `json:"snapshots,omitempty" minimum:"0" doc:"snapshots with a name"`
-	SnapshotBytes int64   `json:"snapshotBytes,omitempty" minimum:"0" doc:"bytes of all snapshots, those of sandboxes that rest included"`
-	ExecRate      float64 `json:"execRate,omitempty" minimum:"0" doc:"commands started per second"`
-	ExecBurst     int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once"`
-	OutputRate    int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; what is over is slowed down"`
-	OutputBurst   int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once"`
-}
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // LimitsChange says which limits are to change. What is left out stays.
 type LimitsChange struct {
@@ -36,30 +23,10 @@ type LimitsChange struct {
 	OutputBurst   *int64   `json:"outputBurst,omitempty" minimum:"0"`
 }
 
-// Usage is what a tenant uses.
-type Usage struct {
-	Boxes  int64   `json:"boxes"`
-	CPUs   float64 `json:"cpus"`
-	Memory int64   `json:"memory"`
-	Disk   int64   `json:"disk"`
-
-	Snapshots     int64 `json:"snapshots"`
-	SnapshotBytes int64 `json:"snapshotBytes"`
-}
-
-// Tenant is one customer of the daemon.
-type Tenant struct {
-	ID       string     `json:"id"`
-	Created  time.Time  `json:"created"`
-	Disabled *time.Time `json:"disabled,omitempty" doc:"since when its keys are refused"`
-	Limits   Limits     `json:"limits"`
-	Usage    Usage      `json:"usage"`
-}
-
 // NewTenant asks for a tenant.
 type NewTenant struct {
-	ID     string `json:"id" minLength:"1" maxLength:"63"`
-	Limits Limits `json:"limits,omitempty"`
+	ID     string         `json:"id" minLength:"1" maxLength:"63"`
+	Limits sandbox.Limits `json:"limits,omitempty"`
 }
 
 // TenantChange says what is to change of a tenant.
@@ -80,17 +47,17 @@ type changeTenantInput struct {
 	Body TenantChange
 }
 
-type tenantOutput struct{ Body Tenant }
+type tenantOutput struct{ Body sandbox.Tenant }
 
 type tenantsOutput struct {
 	Body struct {
-		Tenants []Tenant `json:"tenants" doc:"by name"`
+		Tenants []sandbox.Tenant `json:"tenants" doc:"by name"`
 	}
 }
 
 func (a *API) tenants() {
-	one := func(ctx context.Context) func(Tenant, error) (*tenantOutput, error) {
-		return func(t Tenant, err error) (*tenantOutput, error) {
+	one := func(ctx context.Context) func(sandbox.Tenant, error) (*tenantOutput, error) {
+		return func(t sandbox.Tenant, err error) (*tenantOutput, error) {
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
@@ -103,7 +70,7 @@ func (a *API) tenants() {
 		func(ctx context.Context, _ *none) (*tenantsOutput, error) {
 			all, err := a.service.Tenants(ctx)
 			out := &tenantsOutput{}
-			out.Body.Tenants = append([]Tenant{}, all...)
+			out.Body.Tenants = append([]sandbox.Tenant{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "What a tenant may use, and what it uses; only for the owner of the machine"),

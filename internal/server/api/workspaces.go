@@ -3,91 +3,32 @@ package api
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
-
-// NewWorkspace asks for a workspace.
-type NewWorkspace struct {
-	Name      string `json:"name" minLength:"1" maxLength:"63"`
-	Encrypted bool   `json:"encrypted,omitempty" doc:"encrypt what is stored with a key of the daemon"`
-	MaxBytes  int64  `json:"maxBytes,omitempty" minimum:"0" doc:"bytes that one version may hold; what is over cannot be persisted"`
-	Bucket    string `json:"bucket,omitempty" maxLength:"63" doc:"the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions"`
-}
-
-// Workspace is a durable directory.
-type Workspace struct {
-	Name      string            `json:"name"`
-	Encrypted bool              `json:"encrypted,omitempty"`
-	MaxBytes  int64             `json:"maxBytes,omitempty"`
-	Bucket    string            `json:"bucket,omitempty" doc:"the bucket that it is, if any"`
-	Problem   string            `json:"problem,omitempty" doc:"what kept the last state from being persisted; it is kept where it was"`
-	Created   time.Time         `json:"created"`
-	Attached  []Attachment      `json:"attached" doc:"the sandboxes that have it"`
-	Latest    *WorkspaceVersion `json:"latest,omitempty" doc:"the newest version; not in lists"`
-}
-
-// Attachment says which sandbox has a workspace.
-type Attachment struct {
-	Sandbox string    `json:"sandbox" doc:"id of the sandbox"`
-	Mode    string    `json:"mode" enum:"exclusive,shared,read"`
-	Since   time.Time `json:"since"`
-}
-
-// WorkspaceVersion is one state of a workspace.
-type WorkspaceVersion struct {
-	Number  int       `json:"number"`
-	Created time.Time `json:"created"`
-	Note    string    `json:"note,omitempty"`
-	Files   int64     `json:"files"`
-	Dirs    int64     `json:"dirs"`
-	Bytes   int64     `json:"bytes" doc:"of contents, holes not counted"`
-	Added   int64     `json:"added" doc:"bytes that the store grew by"`
-	Skipped int64     `json:"skipped,omitempty" doc:"sockets and device nodes, which are not kept"`
-}
-
-// WorkspaceChange is one difference between two versions.
-type WorkspaceChange struct {
-	Path string `json:"path" doc:"below the workspace; bytes that are no UTF-8 are replaced"`
-	Kind string `json:"kind" enum:"added,removed,modified,touched"`
-	Size int64  `json:"size" doc:"bytes of what is there afterwards"`
-	Dir  bool   `json:"dir,omitempty"`
-}
-
-// Pruned tells what was forgotten.
-type Pruned struct {
-	Versions []int `json:"versions"`
-	Freed    int64 `json:"freed" doc:"bytes by which the store shrank"`
-}
-
-// WorkspaceReport tells what was verified.
-type WorkspaceReport struct {
-	Versions int   `json:"versions"`
-	Chunks   int   `json:"chunks"`
-	Bytes    int64 `json:"bytes" doc:"of everything that is stored"`
-}
 
 // WorkspaceRef names a workspace.
 type WorkspaceRef struct {
 	Name string `path:"name" maxLength:"63" doc:"name of the workspace"`
 }
 
-type newWorkspaceInput struct{ Body NewWorkspace }
+type newWorkspaceInput struct{ Body sandbox.NewWorkspace }
 
-type workspaceOutput struct{ Body Workspace }
+type workspaceOutput struct{ Body sandbox.Workspace }
 
 type workspacesOutput struct {
 	Body struct {
-		Workspaces []Workspace `json:"workspaces" doc:"by name"`
+		Workspaces []sandbox.Workspace `json:"workspaces" doc:"by name"`
 	}
 }
 
-type versionOutput struct{ Body WorkspaceVersion }
+type versionOutput struct{ Body sandbox.WorkspaceVersion }
 
 type versionsOutput struct {
 	Body struct {
-		Versions []WorkspaceVersion `json:"versions" doc:"oldest first"`
+		Versions []sandbox.WorkspaceVersion `json:"versions" doc:"oldest first"`
 	}
 }
 
@@ -99,8 +40,8 @@ type diffInput struct {
 
 type diffOutput struct {
 	Body struct {
-		Changes []WorkspaceChange `json:"changes" doc:"by path"`
-		More    bool              `json:"more,omitempty" doc:"there are more than are listed"`
+		Changes []sandbox.WorkspaceChange `json:"changes" doc:"by path"`
+		More    bool                      `json:"more,omitempty" doc:"there are more than are listed"`
 	}
 }
 
@@ -127,14 +68,14 @@ type pruneWorkspaceInput struct {
 	}
 }
 
-type prunedOutput struct{ Body Pruned }
+type prunedOutput struct{ Body sandbox.WorkspacePruned }
 
 type verifyInput struct {
 	WorkspaceRef
 	Deep bool `query:"deep" doc:"read every byte"`
 }
 
-type workspaceReportOutput struct{ Body WorkspaceReport }
+type workspaceReportOutput struct{ Body sandbox.WorkspaceReport }
 
 func (a *API) workspaces() {
 	const tag = "Workspaces"
@@ -148,7 +89,7 @@ func (a *API) workspaces() {
 		func(ctx context.Context, _ *none) (*workspacesOutput, error) {
 			all, err := a.service.Workspaces(ctx)
 			out := &workspacesOutput{}
-			out.Body.Workspaces = append([]Workspace{}, all...)
+			out.Body.Workspaces = append([]sandbox.Workspace{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Look at a workspace"),
@@ -165,14 +106,14 @@ func (a *API) workspaces() {
 		func(ctx context.Context, in *WorkspaceRef) (*versionsOutput, error) {
 			all, err := a.service.WorkspaceHistory(ctx, in.Name)
 			out := &versionsOutput{}
-			out.Body.Versions = append([]WorkspaceVersion{}, all...)
+			out.Body.Versions = append([]sandbox.WorkspaceVersion{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("diffVersions", http.MethodGet, "/v1/workspaces/{name}/diff", tag, "Compare two versions"),
 		func(ctx context.Context, in *diffInput) (*diffOutput, error) {
 			all, more, err := a.service.WorkspaceDiff(ctx, in.Name, in.From, in.To)
 			out := &diffOutput{}
-			out.Body.Changes, out.Body.More = append([]WorkspaceChange{}, all...), more
+			out.Body.Changes, out.Body.More = append([]sandbox.WorkspaceChange{}, all...), more
 			return out, a.problem(ctx, err)
 		})
 	a.workspaceActions(tag)

@@ -1,0 +1,116 @@
+package sandbox
+
+import (
+	"math"
+	"time"
+)
+
+// Key describes an API key.
+type Key struct {
+	ID      string    `json:"id" doc:"its public part"`
+	Name    string    `json:"name,omitempty"`
+	Verbs   []string  `json:"verbs" doc:"what it allows: read, exec, write, admin"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires,omitzero" doc:"never if it is left out"`
+	Revoked time.Time `json:"revoked,omitzero"`
+	Token   string    `json:"token,omitempty" doc:"the key itself, only in the answer that makes it"`
+}
+
+// Tenant is one customer of a daemon. Tenants cannot reach each other's
+// objects.
+type Tenant struct {
+	ID       string      `json:"id"`
+	Created  time.Time   `json:"created"`
+	Disabled time.Time   `json:"disabled,omitzero" doc:"since when its keys are refused"`
+	Limits   Limits      `json:"limits"`
+	Usage    TenantUsage `json:"usage"`
+}
+
+// Limits are what one tenant may use. Zero sets no limit.
+type Limits struct {
+	Boxes         int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
+	CPUs          float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
+	Memory        int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
+	Disk          int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all that are not gone"`
+	Snapshots     int64   `json:"snapshots,omitempty" minimum:"0" doc:"snapshots with a name"`
+	SnapshotBytes int64   `json:"snapshotBytes,omitempty" minimum:"0" doc:"bytes of all snapshots, including those of stopped sandboxes"`
+	ExecRate      float64 `json:"execRate,omitempty" minimum:"0" doc:"commands started per second"`
+	ExecBurst     int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once; one second's worth, at least 1, if it is left out"`
+	OutputRate    int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; more is slowed down"`
+	OutputBurst   int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once, at least 64 KiB; one second's worth if it is left out"`
+}
+
+// Validate reports the first limit that makes no sense, as an *Error
+// with CodeInvalid.
+func (l Limits) Validate() error {
+	for name, v := range map[string]float64{
+		"boxes": float64(l.Boxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
+		"snapshots": float64(l.Snapshots), "snapshotBytes": float64(l.SnapshotBytes),
+		"execRate": l.ExecRate, "execBurst": float64(l.ExecBurst),
+		"outputRate": float64(l.OutputRate), "outputBurst": float64(l.OutputBurst),
+	} {
+		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+			return invalid(name, "a limit is 0 for none, or positive")
+		}
+	}
+	return nil
+}
+
+// TenantUsage is what a tenant uses.
+type TenantUsage struct {
+	Boxes  int64   `json:"boxes"`
+	CPUs   float64 `json:"cpus"`
+	Memory int64   `json:"memory" doc:"bytes"`
+	Disk   int64   `json:"disk" doc:"bytes"`
+
+	Snapshots     int64 `json:"snapshots" doc:"those with a name"`
+	SnapshotBytes int64 `json:"snapshotBytes" doc:"of all snapshots"`
+}
+
+// Finding is one result of a diagnosis.
+type Finding struct {
+	Severity string `json:"severity" enum:"ok,note,warning,blocker"` // blocker: nothing works until it is fixed
+	Subject  string `json:"subject"`
+	Message  string `json:"message"`
+	Mend     string `json:"mend,omitempty" doc:"what to do about it"`
+}
+
+// Diagnosis says how a daemon is.
+type Diagnosis struct {
+	Version  string    `json:"version,omitempty" doc:"of the program"`
+	Node     string    `json:"node"`
+	Healthy  bool      `json:"healthy" doc:"nothing is broken"`
+	Findings []Finding `json:"findings"`
+}
+
+// ImageUse is an image that something at rest needs: a stopped sandbox, a
+// snapshot or a template.
+type ImageUse struct {
+	Image string `json:"image" doc:"its digest, else its name"`
+	By    string `json:"by" doc:"what needs it, for people"`
+}
+
+// AuditReport is the result of checking a tenant's log.
+type AuditReport struct {
+	Records  int64     `json:"records" doc:"number of sound records, from the first that is there"`
+	Pruned   int64     `json:"pruned,omitempty" doc:"the last record that was removed on purpose"`
+	PrunedAt time.Time `json:"prunedAt,omitzero" doc:"when that was"`
+	Anchored int64     `json:"anchored" doc:"the record up to which a head kept elsewhere vouches for the log"`
+	Sound    bool      `json:"sound"`
+	Fault    string    `json:"fault,omitempty"`
+	FaultSeq int64     `json:"faultSeq,omitempty"`
+}
+
+// AuditPrune selects records of a log to remove: the oldest, up to the first
+// that does not match. Without Before and UpTo none are removed.
+type AuditPrune struct {
+	Tenant string    `json:"tenant,omitempty" maxLength:"63" doc:"whose log; your own if left out"`
+	Before time.Time `json:"before,omitzero" doc:"older than this"`
+	UpTo   int64     `json:"upTo,omitempty" minimum:"0" doc:"with at most this number"`
+}
+
+// AuditPruned says what was removed from a log.
+type AuditPruned struct {
+	Removed int64 `json:"removed" doc:"number of records"`
+	Through int64 `json:"through,omitempty" doc:"the number of the last of them"`
+}

@@ -1,0 +1,95 @@
+package sandbox
+
+import "time"
+
+// Snapshot is the state of a sandbox at a point in time. See [Spec.Snapshot]
+// for how to start from one.
+type Snapshot struct {
+	ID     string `json:"id"`
+	Name   string `json:"name"`
+	Ready  bool   `json:"ready" doc:"false while it is being made"`
+	Memory bool   `json:"memory" doc:"it holds processes and their memory too"`
+	Size   int64  `json:"size" doc:"bytes"`
+
+	// Saved says that it is in the blob store. Stored is how many bytes that
+	// store grew by, and Problem what keeps it from being saved.
+	Saved     bool   `json:"saved" doc:"it is in the blob store, from which any daemon that shares it makes sandboxes"`
+	Stored    int64  `json:"stored,omitempty" doc:"bytes that the blob store grew by"`
+	Encrypted bool   `json:"encrypted,omitempty" doc:"it is encrypted in the blob store"`
+	Problem   string `json:"problem,omitempty" doc:"what keeps it from being saved"`
+
+	Engine     string            `json:"engine,omitempty" doc:"the engine that wrote it; only that one restores memory"`
+	Parent     ID                `json:"parent" doc:"id of the sandbox it was taken of"`
+	ParentName string            `json:"parentName"`
+	Image      string            `json:"image"`
+	Provider   string            `json:"provider,omitempty"`
+	Resources  Resources         `json:"resources"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Created    time.Time         `json:"created"`
+	Children   int64             `json:"children" doc:"sandboxes that were made from it and are not gone"`
+}
+
+// SnapshotRequest asks for a snapshot. The zero value is usable.
+type SnapshotRequest struct {
+	Name   string            `json:"name,omitempty" maxLength:"63" doc:"unique among your snapshots; its id if it is left out"`
+	Memory bool              `json:"memory,omitempty" doc:"processes and their memory too, not only files"`
+	Labels map[string]string `json:"labels,omitempty"`
+	// Save waits until the snapshot is in the blob store too. Without it the
+	// snapshot is saved afterwards.
+	Save bool `json:"save,omitempty" doc:"answer when it is in the blob store too; otherwise it is saved after the answer"`
+}
+
+// ForkRequest asks for copies of a sandbox. The zero value asks for one.
+type ForkRequest struct {
+	Count  int               `json:"count,omitempty" minimum:"1" maximum:"100" default:"1"`
+	Prefix string            `json:"prefix,omitempty" maxLength:"59" doc:"of their names, PREFIX-1 and so on; their ids if it is left out"`
+	Labels map[string]string `json:"labels,omitempty" doc:"added to those of the parent"`
+}
+
+// Template is a name for an image that a build made. A sandbox is made of it
+// with the image "template:NAME[:TAG]".
+type Template struct {
+	Name    string    `json:"name"`
+	Tag     string    `json:"tag"`
+	Image   string    `json:"image" doc:"digest of the image"`
+	Base    string    `json:"base" doc:"digest of the image it was built on"`
+	Size    int64     `json:"size" doc:"bytes of its files"`
+	Steps   int       `json:"steps"`
+	Created time.Time `json:"created"`
+	Start   string    `json:"start,omitempty" doc:"script that runs in every sandbox of it"`
+	// Snapshot is named as in /v1/snapshots.
+	Snapshot string `json:"snapshot,omitempty" doc:"snapshot that its sandboxes are made from, with their memory"`
+}
+
+// BuildEvent reports the progress of a template's build.
+type BuildEvent struct {
+	Time   time.Time `json:"time"`
+	Step   int       `json:"step"`  // from 1; 0: the build as a whole
+	Steps  int       `json:"steps"` // of the build
+	Text   string    `json:"text"`  // the step, or a piece of its output
+	Output bool      `json:"output,omitempty"`
+	Cached bool      `json:"cached,omitempty"`
+}
+
+// StoredProfile is a stored egress profile.
+type StoredProfile struct {
+	Name    string    `json:"name"`
+	Version int64     `json:"version" doc:"raised by every change"`
+	Profile Profile   `json:"profile"`
+	Created time.Time `json:"created"`
+	Updated time.Time `json:"updated"`
+	Uses    int       `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
+}
+
+// StoredSecret describes a stored secret, without its value.
+type StoredSecret struct {
+	Name        string    `json:"name"`
+	Version     int64     `json:"version" doc:"raised by every new value"`
+	Description string    `json:"description,omitempty"`
+	Source      string    `json:"source,omitempty" doc:"where the daemon finds the value: env:NAME or file:/PATH"`
+	Hosts       []string  `json:"hosts,omitempty" doc:"hosts that it may be sent to"`
+	AllowEnv    bool      `json:"allowEnv,omitempty" doc:"sandboxes may get the value itself"`
+	Created     time.Time `json:"created"`
+	Updated     time.Time `json:"updated"`
+	Uses        int       `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
+}
