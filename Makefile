@@ -71,7 +71,7 @@ short: build ## run the tests, the long ones too, without the race detector: mak
 	@$(STATIC) $(call gotest,,$(PKGS))
 
 .PHONY: script
-script: build ## run the command line's stories: make script RUN=name
+script: build ## run the command line's scripts: make script RUN=name
 	@$(STATIC) $(call gotest,'-run=TestScript$(if $(RUN),/^$(RUN)$$)',./cmd/atoll)
 
 .PHONY: gigabyte

@@ -158,7 +158,7 @@ type Finding struct {
 	Severity Severity `json:"severity"`
 	Subject  string   `json:"subject"` // e.g. "cgroups"
 	Message  string   `json:"message"` // what is
-	Mend     string   `json:"mend,omitempty"`
+	Fix      string   `json:"fix,omitempty"`
 }
 
 // Limit says whether a kind of limit really holds here.

@@ -89,9 +89,9 @@ type Snapshotter interface {
 type SnapshotOptions struct {
 	Memory bool // processes and their memory too, not only files
 	Stop   bool // end the sandbox with it, losing nothing in between
-	// Brief says that this process restores it within moments and then removes
+	// Transient says that this process restores it within moments and then removes
 	// it, so that it need not survive a crash nor be checked for damage.
-	Brief bool
+	Transient bool
 }
 
 // Snapshot describes what a Snapshotter wrote.

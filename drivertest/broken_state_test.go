@@ -77,7 +77,7 @@ var brokenStates = []sabotage{
 	{"hides pausing", false, withFacts(func(f *driver.Facts) { f.Capabilities.Pause = false }), []string{"capabilities/pause"}},
 	{"declares snapshots", true, withFacts(func(f *driver.Facts) { f.Capabilities.Snapshot = true }), []string{"capabilities/snapshot", "snapshot/files"}},
 	{"hides snapshots", false, withFacts(func(f *driver.Facts) { f.Capabilities.Snapshot = false }), []string{"capabilities/snapshot"}},
-	{"declares memory", false, withFacts(func(f *driver.Facts) { f.Capabilities.Memory = true }), []string{"fork/processes", "fork/files-only", "fork/stopped", "fork/of-a-fork", "fork/callers", "fork/random", "fork/exact", "fork/at-once", "fork/brief", "fork/timer", "fork/clock", "fork/listener", "fork/descendants"}},
+	{"declares memory", false, withFacts(func(f *driver.Facts) { f.Capabilities.Memory = true }), []string{"fork/processes", "fork/files-only", "fork/stopped", "fork/of-a-fork", "fork/callers", "fork/random", "fork/exact", "fork/at-once", "fork/transient", "fork/timer", "fork/clock", "fork/listener", "fork/descendants"}},
 	{"pauses nothing", false, withState(stateInstance{
 		pause:  func(context.Context, driver.Pauser) error { return nil },
 		resume: func(context.Context, driver.Pauser) error { return nil },

@@ -197,12 +197,12 @@ var travelCases = []testCase{
 	}},
 	{"fork/exact", capMemory, func(t *caseT) { t.exactly(driver.SnapshotOptions{Memory: true}) }},
 	{"fork/at-once", capMemory, forkAtOnce},
-	{"fork/brief", capMemory, func(t *caseT) {
+	{"fork/transient", capMemory, func(t *caseT) {
 		b := t.fresh()
 		p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
-		twin, how := t.restore(b.snapshot(driver.SnapshotOptions{Memory: true, Brief: true}))
+		twin, how := t.restore(b.snapshot(driver.SnapshotOptions{Memory: true, Transient: true}))
 		if !how.Memory {
 			t.Fatalf("the memory is not restored: %s", how.Why)
 		}

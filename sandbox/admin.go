@@ -72,7 +72,7 @@ type Finding struct {
 	Severity string `json:"severity" enum:"ok,note,warning,blocker"` // blocker: nothing works until it is fixed
 	Subject  string `json:"subject"`
 	Message  string `json:"message"`
-	Mend     string `json:"mend,omitempty" doc:"what to do about it"`
+	Fix      string `json:"fix,omitempty" doc:"what to do about it"`
 }
 
 // Diagnosis says how a daemon is.

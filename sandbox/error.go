@@ -17,7 +17,7 @@ const (
 	CodeGone          Code = "gone"           // that very sandbox is proved not to exist any more
 	CodeAlreadyExists Code = "already_exists" // the name or path is taken
 	CodeConflict      Code = "conflict"       // not in the subject's present state
-	CodeUnavailable   Code = "unavailable"    // could not be reached or is not possible on this machine; try again or mend it
+	CodeUnavailable   Code = "unavailable"    // could not be reached or is not possible on this machine; try again or fix it
 	CodeUnauthorized  Code = "unauthorized"   // who are you?
 	CodeDenied        Code = "denied"         // known, and not allowed
 	CodeExhausted     Code = "exhausted"      // a quota, a limit or a disk is full

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What goes wrong with the machine under a real daemon is found, and how to mend
+// What goes wrong with the machine under a real daemon is found, and how to fix
 // it is said: its disk fills, its descriptors run out, its gateway is killed and
 // cannot be started again.
 func TestDoctorFindsRealFaults(t *testing.T) {
@@ -49,8 +49,8 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 		}
 		restore = limitFiles(t, pid, uint64(len(open)*6/5-1))
 	}
-	if found.Mend == "" {
-		t.Errorf("%+v does not say how to mend it", found)
+	if found.Fix == "" {
+		t.Errorf("%+v does not say how to fix it", found)
 	}
 	restore()
 	s.finds(t, "descriptors", "ok")
@@ -79,11 +79,11 @@ func (s *soaker) finding(t *testing.T, subject string) sandbox.Finding {
 	return d.Findings[i]
 }
 
-// finds fails unless the daemon finds that a subject is so, and says how to mend
+// finds fails unless the daemon finds that a subject is so, and says how to fix
 // it unless it is well.
 func (s *soaker) finds(t *testing.T, subject, severity string) {
 	t.Helper()
-	if f := s.finding(t, subject); f.Severity != severity || severity != "ok" && f.Mend == "" {
+	if f := s.finding(t, subject); f.Severity != severity || severity != "ok" && f.Fix == "" {
 		t.Errorf("%+v, want %s", f, severity)
 	}
 }

@@ -15,13 +15,13 @@ import (
 // much as was measured, in bytes.
 const gigabyteNeeds = 4 << 30
 
-// TestGigabyte is the story of timetravel.txtar in earnest: a gigabyte of memory
+// TestGigabyte is the script timetravel.txtar in earnest: a gigabyte of memory
 // and ten forks. `make gigabyte` runs it.
 func TestGigabyte(t *testing.T) {
 	if have := availableMemory(t); have < gigabyteNeeds {
 		t.Fatalf("this needs %d MiB of memory, and %d MiB are available (MemAvailable of /proc/meminfo)", gigabyteNeeds>>20, have>>20)
 	}
-	params := stories()
+	params := scriptParams()
 	params.Dir = "../../testdata/heavy"
 	testscript.RunT(quiet{t}, params)
 }

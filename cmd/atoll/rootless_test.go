@@ -60,7 +60,7 @@ func TestRootless(t *testing.T) {
 	// What holds depends on whether the user was given control groups.
 	for _, limit := range []string{"cpus", "memory"} {
 		holds := strings.Contains(doctor, "limit    "+limit+": holds, by cgroup v")
-		named := strings.Contains(doctor, "limit    "+limit+": does not hold: no ") && strings.Contains(doctor, "mend: run as root, or let systemd delegate")
+		named := strings.Contains(doctor, "limit    "+limit+": does not hold: no ") && strings.Contains(doctor, "fix: run as root, or let systemd delegate")
 		if holds == named {
 			t.Errorf("doctor leaves open whether the limit of %s holds:\n%s", limit, doctor)
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/scratch"
 )
 
-// The stories run the real program, built once and static, as users get it: a
+// The scripts run the real program, built once and static, as users get it: a
 // test binary with the race detector could not start kernels.
 var built struct{ dir, atoll, tool string }
 
@@ -49,10 +49,10 @@ func build(output, pkg string) {
 	}
 }
 
-func TestScript(t *testing.T) { testscript.RunT(quiet{t}, stories()) }
+func TestScript(t *testing.T) { testscript.RunT(quiet{t}, scriptParams()) }
 
-// stories says how stories are run.
-func stories() testscript.Params {
+// scriptParams says how scripts are run.
+func scriptParams() testscript.Params {
 	return testscript.Params{
 		Dir:                 "../../testdata/script",
 		RequireExplicitExec: true,
@@ -75,7 +75,7 @@ func stories() testscript.Params {
 	}
 }
 
-// quiet shows of a story that failed only the part that did, although -json
+// quiet shows of a script that failed only the part that did, although -json
 // makes every test verbose.
 type quiet struct{ *testing.T }
 
@@ -85,8 +85,8 @@ func (q quiet) Run(name string, f func(testscript.T)) {
 	q.T.Run(name, func(t *testing.T) { f(quiet{t}) })
 }
 
-// setup gives every story a home, a state directory and a copy of the program
-// of its own, by which its processes are told from those of other stories.
+// setup gives every script a home, a state directory and a copy of the program
+// of its own, by which its processes are told from those of other scripts.
 func setup(env *testscript.Env) error {
 	bin := filepath.Join(env.WorkDir, "bin")
 	for _, dir := range []string{bin, filepath.Join(env.WorkDir, "home")} {
@@ -105,7 +105,7 @@ func setup(env *testscript.Env) error {
 	env.Setenv("HOME", filepath.Join(env.WorkDir, "home"))
 	env.Setenv("ATOLL_STATE_DIR", filepath.Join(env.WorkDir, "state"))
 	env.Setenv("LC_ALL", "C")
-	// A story says itself when there is to be a daemon.
+	// A script says itself when there is to be a daemon.
 	env.Setenv("ATOLL_NO_DAEMON", "1")
 	env.Defer(func() {
 		cmd := exec.Command(program, "rm", "--force", "--all")
@@ -123,7 +123,7 @@ func copyFile(from, to string) error {
 	if err != nil {
 		return err
 	}
-	// A child that another story forks meanwhile would hold the file open for
+	// A child that another script forks meanwhile would hold the file open for
 	// writing, and what is written to cannot be executed.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -215,7 +215,7 @@ func killHard(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
 }
 
-// noProcess waits until the story's program has no process.
+// noProcess waits until the script's program has no process.
 func noProcess(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: noprocess")
@@ -228,7 +228,7 @@ func noProcess(ts *testscript.TestScript, neg bool, args []string) {
 	}))
 }
 
-// nothingLeft checks that the story's program has no process, mount, control
+// nothingLeft checks that the script's program has no process, mount, control
 // group or record of a sandbox left.
 func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {

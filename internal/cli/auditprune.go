@@ -32,7 +32,7 @@ audit export.`,
 	flags.StringVar(&what.Tenant, "tenant", "", "whose log (default: your own)")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.RegisterFlagCompletionFunc("tenant", cobra.NoFileCompletions)
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		if before == "" && what.UpTo == 0 {
 			return &usageError{message: "say what to remove, with --before or --up-to", hint: "for example: atoll audit prune --before 90d"}
 		}

@@ -32,14 +32,14 @@ const (
 	startPoll     = 10 * time.Millisecond
 )
 
-// noDaemon reports whether the user wants no daemon to be started for a verb.
+// noDaemon reports whether the user wants no daemon to be started for a command.
 func (a *App) noDaemon() bool {
 	text, _ := a.LookupEnv("ATOLL_NO_DAEMON")
 	wanted, err := strconv.ParseBool(text)
 	return a.direct || text != "" && (err != nil || wanted)
 }
 
-// mustDaemon is daemon for verbs that make no sense without one: if none runs,
+// mustDaemon is daemon for commands that make no sense without one: if none runs,
 // it starts one in the background and says so.
 func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 	c, err := a.daemon(ctx)
@@ -58,7 +58,7 @@ func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 	return c, err
 }
 
-// startNoted starts a daemon for a verb, unless one runs, and says so.
+// startNoted starts a daemon for a command, unless one runs, and says so.
 func (a *App) startNoted(ctx context.Context) error {
 	pid, err := a.startDaemon(ctx, "", nil)
 	if pid != 0 {
@@ -248,7 +248,7 @@ rm --all. No daemon is no error.`,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().VarP(&patience, "time", "t", "how long it may take to end")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Duration(patience))
 		defer cancel()
 		return a.endDaemon(ctx, filepath.Join(filepath.Dir(a.socket()), lockName))

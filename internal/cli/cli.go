@@ -2,7 +2,7 @@
 // control plane and what comes back into text, JSON and exit codes.
 //
 // Data goes to standard output, prose to standard error. Nothing is opened,
-// probed or built before a verb runs, so that help and completion are quick.
+// probed or built before a command runs, so that help and completion are quick.
 package cli
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-run/atoll/internal/image"
 )
 
-// System is the node that the verbs act on. It is opened when the first verb
+// System is the node that the commands act on. It is opened when the first command
 // needs it; everything in it opens as late as it can.
 type System interface {
 	// Control returns the control plane of the named provider. If attached is
@@ -80,7 +80,7 @@ type Version struct {
 	Arch   string `json:"arch"`
 }
 
-// Main runs the verb that args name and returns the exit code for it.
+// Main runs the command that args name and returns the exit code for it.
 func (a *App) Main(ctx context.Context, args []string) int {
 	// A reader of ours that goes away must be an error to handle, not the
 	// death of this process: a sandbox may depend on it.
@@ -130,7 +130,7 @@ one.`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
 	flags.StringVar(&a.provider, "provider", "", "what makes new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+a.defaultProvider()+"; see: atoll provider ls)")
-	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the verb needs one ($ATOLL_NO_DAEMON)")
+	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the command needs one ($ATOLL_NO_DAEMON)")
 	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
 	root.SetHelpCommandGroupID(groupMachine)
@@ -201,8 +201,8 @@ func (a *App) control(ctx context.Context, attached bool) (*control.Control, err
 	return system.Control(ctx, a.chosenProvider(), attached)
 }
 
-// verb adapts a verb that simply stops when somebody interrupts it.
-func verb(run func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
+// interruptible adapts a command that stops when the user interrupts it.
+func interruptible(run func(ctx context.Context, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 		defer stop()
@@ -210,17 +210,17 @@ func verb(run func(ctx context.Context, args []string) error) func(*cobra.Comman
 	}
 }
 
-// elsewhere is what docker's verbs are called that Atoll has under another name.
+// elsewhere is what docker's commands are called that Atoll has under another name.
 var elsewhere = map[string]string{
 	"images": "atoll image ls", "pull": "atoll image pull", "rmi": "atoll image rm", "load": "atoll image import",
 	"build": "atoll template build", "volume": "atoll workspace", "network": "atoll profile", "info": "atoll doctor",
-	"restart": "atoll stop, then atoll start", "commit": "atoll snapshot create", "container": "atoll ls, and its other verbs without a noun",
+	"restart": "atoll stop, then atoll start", "commit": "atoll snapshot create", "container": "atoll ls, and its other commands without a noun",
 	"system": "atoll state, and atoll doctor", "login": "an image is pulled with the credentials that docker or podman keeps",
 }
 
-// parent makes a noun: without a verb it shows its help, and an unknown verb
+// parent makes a command with subcommands: alone it shows its help, and an unknown subcommand
 // is an error that names the nearest known ones.
-func parent(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
+func parent(cmd *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return nil
@@ -235,6 +235,6 @@ func parent(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.SuggestionsMinimumDistance = 2
-	cmd.AddCommand(verbs...)
+	cmd.AddCommand(subcommands...)
 	return cmd
 }

@@ -43,7 +43,7 @@ in, they belong to root unless --owner names another user.`,
 	cmd.Flags().StringVar(&owner, "owner", "0:0", "who the files belong to inside: NAME, UID, NAME:GROUP or UID:GID")
 	cmd.Flags().BoolVar(&export.Zstd, "zstd", false, "compress the stream on standard output with zstd")
 	cmd.Flags().StringArrayVar(&export.Exclude, "exclude", nil, "copying out: leave out what matches, as * and ? do, relative to what is copied; may be repeated")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		fromBox, from := splitPlace(args[0])
 		toBox, to := splitPlace(args[1])
 		switch {

@@ -30,7 +30,7 @@ func (a *App) diagnose(ctx context.Context, system System, info ProviderInfo) di
 	facts, err := system.Probe(ctx, info.Name)
 	if err != nil {
 		text, hint := explain(err)
-		facts = driver.Facts{Findings: []driver.Finding{{Severity: driver.Blocker, Subject: "probe", Message: text, Mend: hint}}}
+		facts = driver.Facts{Findings: []driver.Finding{{Severity: driver.Blocker, Subject: "probe", Message: text, Fix: hint}}}
 	}
 	return diagnosis{
 		Provider: info.Name, Default: info.Name == a.chosenProvider(), Version: facts.Version,
@@ -49,12 +49,12 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	d, err := c.Diagnose(ctx)
 	if err != nil {
 		text, hint := explain(err)
-		f := sandbox.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Mend: hint}
+		f := sandbox.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Fix: hint}
 		switch sandbox.CodeOf(err) {
 		case sandbox.CodeDenied, sandbox.CodeUnauthorized:
 			f.Severity, d.Healthy = string(driver.Note), true
 		case sandbox.CodeNotFound:
-			f.Message, f.Mend = "it is of an older version, which cannot be asked", "restart it: atoll down, then atoll up --detach"
+			f.Message, f.Fix = "it is of an older version, which cannot be asked", "restart it: atoll down, then atoll up --detach"
 		}
 		d.Findings = []sandbox.Finding{f}
 		return &d, ctx.Err()
@@ -62,7 +62,7 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	if d.Version != a.Version.Atoll {
 		d.Findings = append(d.Findings, sandbox.Finding{
 			Severity: string(driver.Warning), Subject: "version", Message: "the daemon is " + cmp.Or(d.Version, "unknown") + " and this program " + cmp.Or(a.Version.Atoll, "unknown"),
-			Mend: "restart it with this program: atoll down, then atoll up --detach; sandboxes live on",
+			Fix: "restart it with this program: atoll down, then atoll up --detach; sandboxes live on",
 		})
 	}
 	return &d, nil
@@ -107,7 +107,7 @@ func (a *App) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
 	}
 	fmt.Fprintf(b, "%s: %s\n", visible(title), a.paint(a.Stdout, color, state))
 	for _, f := range d.Findings {
-		a.writeFinding(b, driver.Finding{Severity: driver.Severity(f.Severity), Subject: f.Subject, Message: f.Message, Mend: f.Mend})
+		a.writeFinding(b, driver.Finding{Severity: driver.Severity(f.Severity), Subject: f.Subject, Message: f.Message, Fix: f.Fix})
 	}
 	b.WriteByte('\n')
 }
@@ -115,8 +115,8 @@ func (a *App) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
 func (a *App) writeFinding(b *strings.Builder, f driver.Finding) {
 	color := map[driver.Severity]string{driver.OK: green, driver.Note: cyan, driver.Warning: yellow, driver.Blocker: red}[f.Severity]
 	fmt.Fprintf(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), visible(f.Subject), visible(f.Message))
-	if f.Mend != "" {
-		fmt.Fprintf(b, "           mend: %s\n", strings.ReplaceAll(visible(f.Mend), "\n", "\n                 "))
+	if f.Fix != "" {
+		fmt.Fprintf(b, "           fix: %s\n", strings.ReplaceAll(visible(f.Fix), "\n", "\n                 "))
 	}
 }
 

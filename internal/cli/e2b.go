@@ -38,7 +38,7 @@ tenant, secrets included.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolVar(&admin, "admin", false, "make a key that allows everything in the tenant, as programs need that make secrets")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		verbs := []string{"read", "exec", "write"}
 		if admin {
 			verbs = []string{"admin"}

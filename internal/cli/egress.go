@@ -42,7 +42,7 @@ any traffic: atoll profile test.`,
 	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed what was denied")
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
 	cmd.MarkFlagsMutuallyExclusive("suggest", "follow")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

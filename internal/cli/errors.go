@@ -19,8 +19,8 @@ import (
 
 // Exit codes of Atoll itself. A command's own code is passed on.
 const (
-	exitFailure  = 1   // a verb failed
-	exitUsage    = 2   // a verb was asked for wrongly
+	exitFailure  = 1   // a command of Atoll failed
+	exitUsage    = 2   // wrong usage
 	exitTimeout  = 124 // a command ran out of time, as timeout(1) says
 	exitAtoll    = 125 // run, exec, shell and attach: Atoll failed, not the command
 	exitNotFound = 127 // the command is not there, as shells say
@@ -32,7 +32,7 @@ type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// usageError is a fault in how a verb was called.
+// usageError is a fault in how a command was called.
 type usageError struct {
 	message string
 	hint    string
@@ -82,12 +82,12 @@ func nobodyReads(err error) bool {
 	return errors.As(err, &p) && p.Path == os.Stdout.Name() && errors.Is(p.Err, syscall.EPIPE)
 }
 
-// runsCommands reports whether a verb passes on the exit code of a command.
+// runsCommands reports whether a command passes on the exit code of a command.
 func runsCommands(cmd *cobra.Command) bool {
 	return cmd != nil && cmd.Annotations["runs"] != ""
 }
 
-// isUsage reports whether a verb was called wrongly. Cobra's own complaints
+// isUsage reports whether a command was called wrongly. Cobra's own complaints
 // about words and flags have no type.
 func isUsage(err error) bool {
 	var u *usageError
@@ -95,8 +95,8 @@ func isUsage(err error) bool {
 	return errors.As(err, &u) || strings.HasPrefix(text, "accepts ") || strings.HasPrefix(text, "requires ") || complaint(text) != text
 }
 
-// report writes an error, and what to do about it, for a person, or, of a verb
-// that was asked for JSON, for a program: an object on one line. How a verb is
+// report writes an error, and what to do about it, for a person, or, of a command
+// that was asked for JSON, for a program: an object on one line. How a command is
 // called is told to people only.
 func (a *App) report(cmd *cobra.Command, err error) {
 	if wantsJSON(cmd) && !isUsage(err) {
@@ -113,7 +113,7 @@ func (a *App) report(cmd *cobra.Command, err error) {
 	}
 }
 
-// wantsJSON reports whether a verb was asked for JSON.
+// wantsJSON reports whether a command was asked for JSON.
 func wantsJSON(cmd *cobra.Command) bool {
 	if cmd == nil || cmd.Flags().Lookup("json") == nil {
 		return false

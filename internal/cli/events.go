@@ -43,7 +43,7 @@ a time that is still to come.`,
 	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
 	span.register(flags)
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) (err error) {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) (err error) {
 		if opts.Since, opts.Until, err = span.read(); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 	cmd.Flags().StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
 	var span spanFlags
 	span.register(cmd.Flags())
-	cmd.RunE = verb(func(ctx context.Context, _ []string) (err error) {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) (err error) {
 		if opts.Since, opts.Until, err = span.read(); err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ kept outside the database.`,
 		Example: `  atoll audit verify`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

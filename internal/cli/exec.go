@@ -182,7 +182,7 @@ func (a *App) psCmd() *cobra.Command {
 		ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		box, err := a.find(ctx, args[0])
 		if err != nil {
 			return err
@@ -232,7 +232,7 @@ the background command that was started last.`,
 	}
 	cmd.Flags().IntVarP(&opts.Tail, "tail", "n", 0, "show only so many of the last lines")
 	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "go on until the command ends")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		box, err := a.find(ctx, args[0])
 		if err != nil {
 			return err
@@ -270,7 +270,7 @@ ps shows, it is the background command that was started last.`,
 		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().StringVarP(&name, "signal", "s", "KILL", "signal, by name or number")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		sig, err := parseSignal(name)
 		if err != nil {
 			return err

@@ -22,13 +22,13 @@ func (a *App) imageCmd() *cobra.Command {
 		Use:   "image",
 		Short: "What the files of sandboxes come from",
 		Long: `An image is a root file system and what it wants to run. "host" is always there;
-the others are fetched when they are first used, or with these verbs.`,
+the others are fetched when they are first used, or with these commands.`,
 		Example: `  atoll image ls`,
 		GroupID: groupMachine,
 	}, a.imagePullCmd(), a.imageImportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd())
 }
 
-// getFlags are shared by the verbs that fetch an image.
+// getFlags are shared by the commands that fetch an image.
 type getFlags struct {
 	platform string
 	quiet    bool
@@ -72,7 +72,7 @@ its digest. Credentials are those that docker login stored.`,
 		Args:    cobra.ExactArgs(1),
 	}
 	f.register(cmd)
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		return a.get(&f, image.PolicyAlways, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
 			return s.Get(ctx, args[0], opts)
 		})
@@ -92,7 +92,7 @@ such as myapp:1 and prints its digest.`,
 		Args:    cobra.ExactArgs(2),
 	}
 	f.register(cmd)
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		return a.get(&f, image.PolicyMissing, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
 			return s.Import(ctx, args[0], args[1], opts)
 		})
@@ -261,9 +261,9 @@ func (a *App) imageStore() (*image.Store, error) {
 	return system.Images()
 }
 
-// withImages adapts a verb that works on the images of the node.
+// withImages adapts a command that works on the images of the node.
 func (a *App) withImages(run func(context.Context, *image.Store, []string) error) func(*cobra.Command, []string) error {
-	return verb(func(ctx context.Context, args []string) error {
+	return interruptible(func(ctx context.Context, args []string) error {
 		store, err := a.imageStore()
 		if err != nil {
 			return err

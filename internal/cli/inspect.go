@@ -20,7 +20,7 @@ nor values of environment variables.`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().StringVar(&format, "format", "", formatHelp)
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.daemon(ctx)
 		if err != nil {
 			return err

@@ -36,7 +36,7 @@ the daemon keeps no more than what it needs to recognise it.`,
 	cmd.Flags().StringVar(&n.Tenant, "tenant", "", "whose key it is; a tenant that is new is made (default: your own)")
 	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: for ever)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -75,7 +75,7 @@ func (a *App) keyListCmd() *cobra.Command {
 		Example: `  atoll key ls`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -113,7 +113,7 @@ func (a *App) keyRevokeCmd() *cobra.Command {
 		Use: "revoke ID...", Short: "End API keys from now on", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,
 	}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

@@ -84,7 +84,7 @@ it is stored, and sandboxes that work by it are held to it at once.`,
 	cmd.Flags().StringVar(&save, "save", "", "store it under this name")
 	cmd.Flags().BoolVar(&allowed, "allowed", false, "only what was allowed")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

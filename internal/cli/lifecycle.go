@@ -30,7 +30,7 @@ sandbox is removed, and stop says so.`,
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().VarP(&grace, "time", "t", "how long commands may take to end")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		return a.each(args, func(name string) (string, error) {
 			b, err := a.find(ctx, name)
 			if err != nil {
@@ -60,13 +60,13 @@ func (a *App) each(names []string, do func(name string) (string, error)) error {
 	return nil
 }
 
-// changeCmd makes a verb that changes the state of sandboxes, which takes a
+// changeCmd makes a command that changes the state of sandboxes, which takes a
 // daemon.
 func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error)) *cobra.Command {
 	var asJSON bool
 	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = groupBox, cobra.MinimumNArgs(1), a.completeSandboxes
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -250,7 +250,7 @@ itself goes on. It prints the names of the copies; all are made or none.`,
 	flags.StringVar(&opts.Prefix, "name-prefix", "", "name them PREFIX-1, PREFIX-2 and so on (default: their ids)")
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label them, besides the labels of the sandbox: KEY=VALUE")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if opts.Count < 1 {
 			return badFlag("count", "%d is not a positive number", opts.Count)
 		}

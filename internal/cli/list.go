@@ -41,7 +41,7 @@ only those that run.`,
 	cmd.Flags().StringVar(&format, "format", "", formatHelp)
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show them again every second, until interrupted")
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		only, err := parseFilters(filter)
 		if err != nil {
 			return err
@@ -144,7 +144,7 @@ either.`,
 		}
 		return nil
 	}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		t, err := a.target(ctx)
 		if err != nil {
 			return err

@@ -47,7 +47,7 @@ func (a *App) policyValidateCmd() *cobra.Command {
 and says in which line something is wrong. It needs no daemon.`,
 		Example: `  atoll policy validate policies.yaml`,
 	}
-	cmd.RunE = verb(func(_ context.Context, args []string) error {
+	cmd.RunE = interruptible(func(_ context.Context, args []string) error {
 		b, err := policyset.Open(args[0])
 		if err != nil {
 			return err
@@ -68,7 +68,7 @@ code is 0 if there are tests and all of them pass, else 1.`,
 		Example: `  atoll policy test policies.yaml`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(_ context.Context, args []string) error {
+	cmd.RunE = interruptible(func(_ context.Context, args []string) error {
 		b, err := policyset.Open(args[0])
 		if err != nil {
 			return err
@@ -113,7 +113,7 @@ if what is in their files now could not be used.`,
 		Example: `  atoll policy show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ more is cut at once.`,
 		Example: `  atoll policy reload`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

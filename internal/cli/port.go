@@ -40,7 +40,7 @@ where every user of this machine can.`,
 	}
 	cmd.Flags().StringVar(&address, "address", "127.0.0.1", "the address of this machine to listen on")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, an object per port")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		pairs, err := parseForwards(args[1:])
 		if err != nil {
 			return err
@@ -105,7 +105,7 @@ It ends with its time, with the sandbox, and with the key that made it.`,
 	}
 	cmd.Flags().Var(&expires, "expires", "how long it is valid (default 24h)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		opts := atoll.PortTokenOptions{Expires: time.Duration(expires)}
 		for _, arg := range args[1:] {
 			port, err := parsePort(arg)
@@ -140,7 +140,7 @@ sends a token for it: see atoll port token. The daemon must be reached over TCP.
 		Example: `  ATOLL_HOST=http://127.0.0.1:7070 atoll port url demo 8000`,
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
 	}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		port, err := parsePort(args[1])
 		if err != nil {
 			return err

@@ -131,7 +131,7 @@ func (a *App) profileWriteCmd(name, short, more string, write func(context.Conte
 		cmd.Flags().Int64Var(&version, "if-version", 0, "only if the profile is at this version")
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		p, err := a.namedProfile(file, args)
 		if err != nil {
 			return err
@@ -157,7 +157,7 @@ func (a *App) profileListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -198,7 +198,7 @@ func (a *App) profileShowCmd() *cobra.Command {
 	}
 	cmd.Flags().Int64Var(&version, "version", 0, "as it was at this version")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, with its version and times")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -268,7 +268,7 @@ HTTP. The exit code is 0 if the request would be let through, else 1.`,
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "test the profile in this file, - for standard input")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		e, err := a.testProfile(ctx, file, args)
 		if err != nil {
 			return err
@@ -366,7 +366,7 @@ func (a *App) profileRemoveCmd() *cobra.Command {
 		ValidArgsFunction: a.completeProfile,
 		Example:           `  atoll profile rm docs`,
 	}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

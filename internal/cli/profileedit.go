@@ -30,7 +30,7 @@ you are told where.`,
 		Example: `  atoll profile edit docs
   EDITOR="sed -i s/GET/HEAD/" atoll profile edit docs`,
 	}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -89,7 +89,7 @@ func (a *App) editProfile(ctx context.Context, c *atoll.Client, old *sandbox.Sto
 
 // keptIn adds to an error where the text is that could not be stored.
 func keptIn(err error, file string) error {
-	hint := "your text is in " + file + "; mend it, and: atoll profile apply -f " + file
+	hint := "your text is in " + file + "; fix it, and: atoll profile apply -f " + file
 	var known *sandbox.Error
 	if !errors.As(err, &known) {
 		return &sandbox.Error{Code: sandbox.CodeOf(err), Subject: file, Message: err.Error(), Hint: hint, Cause: err}

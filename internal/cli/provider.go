@@ -58,7 +58,7 @@ func (a *App) providerLsCmd() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		all, err := a.describeProviders(ctx)
 		if err != nil {
 			return err
@@ -104,7 +104,7 @@ provider says it can do with what works.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" {
 			return &sandbox.Error{
 				Code: sandbox.CodeUnsupported, Subject: "provider check", Message: "it works on this machine, and ATOLL_HOST names a daemon",
@@ -151,7 +151,7 @@ func (a *App) doctorCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Explain what this machine and its daemon can and cannot do, and how to mend it",
+		Short: "Explain what this machine and its daemon can and cannot do, and how to fix it",
 		Long: `Doctor looks at what every provider needs and finds here. If a daemon runs, it is
 asked how it is: its store, log, disks, gateway, clock, and whether what is
 recorded is what exists; that is for the owner of the machine. The exit code is 1
@@ -163,7 +163,7 @@ broken.`,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		system, err := a.node()
 		if err != nil {
 			return err

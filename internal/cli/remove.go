@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// forceFlag is -f of the verbs that remove things by name. more says what else
+// forceFlag is -f of the commands that remove things by name. more says what else
 // it does.
 func forceFlag(flags *pflag.FlagSet, force *bool, more string) {
 	flags.BoolVarP(force, "force", "f", false, "one that does not exist is no error"+more)

@@ -82,7 +82,7 @@ A secret without --host is sent only by stored profiles, to whoever they name.`,
 	cmd.Flags().BoolVar(&s.AllowEnv, "allow-env", false, "sandboxes may ask for the value itself")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("from-file", "source")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func (a *App) secretRotateCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&reread, "reread", false, "the value is kept outside: read it anew")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("from-file", "reread")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -144,7 +144,7 @@ func (a *App) secretListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -176,7 +176,7 @@ func (a *App) secretRemoveCmd() *cobra.Command {
 		Example: `  atoll secret rm github`,
 	}
 	forceFlag(cmd.Flags(), &force, ", nor is one that sandboxes or profiles work with; they go on without it")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

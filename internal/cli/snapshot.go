@@ -43,7 +43,7 @@ Whoever may make sandboxes of the snapshot sees all that was in it.`,
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label it: KEY=VALUE")
 	flags.BoolVar(&opts.Save, "save", false, "wait until it is in the blob store")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func (a *App) snapshotListCmd() *cobra.Command {
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -145,7 +145,7 @@ func (a *App) snapshotInspectCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect SNAPSHOT...", Short: "Show all that is known of snapshots, as JSON", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll snapshot inspect before`,
-		RunE: verb(func(ctx context.Context, args []string) error {
+		RunE: interruptible(func(ctx context.Context, args []string) error {
 			c, err := a.mustDaemon(ctx)
 			if err != nil {
 				return err
@@ -170,7 +170,7 @@ them live on.`,
 		Example: `  atoll snapshot rm before`,
 	}
 	forceFlag(cmd.Flags(), &force, "")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -189,7 +189,7 @@ func (a *App) snapshotPruneCmd() *cobra.Command {
 	}
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

@@ -96,7 +96,7 @@ A PostgreSQL database is backed up with its own tools.`,
   atoll state backup --to atoll-copy.db`,
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the file to write (default: atoll-TIME.db here)")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

@@ -33,7 +33,7 @@ type target interface {
 	tidy(ctx context.Context)
 }
 
-// box is a sandbox that verbs act on.
+// box is a sandbox that commands act on.
 type box interface {
 	Name() string
 	// Limits are those that its provider does not enforce, as far as that is

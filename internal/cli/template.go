@@ -61,7 +61,7 @@ them; atoll inspect says so.`,
 	flags.BoolVar(&opts.NoCache, "no-cache", false, "carry out every step")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.MarkFlagRequired("tag")
-	cmd.RunE = verb(func(ctx context.Context, pos []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, pos []string) error {
 		opts.Args = map[string]string{}
 		for _, arg := range args {
 			name, value, ok := strings.Cut(arg, "=")
@@ -122,7 +122,7 @@ func (a *App) templateListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -151,7 +151,7 @@ func short(digest string) string {
 
 func (a *App) templateInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), Example: `  atoll template inspect tools`}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -167,7 +167,7 @@ func (a *App) templateInspectCmd() *cobra.Command {
 
 func (a *App) templateTagCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), Example: `  atoll template tag tools tools:stable`}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err == nil {
 			_, err = c.TagTemplate(ctx, args[0], args[1])
@@ -180,7 +180,7 @@ func (a *App) templateTagCmd() *cobra.Command {
 func (a *App) templateRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Forget names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -198,7 +198,7 @@ func (a *App) templatePruneCmd() *cobra.Command {
 	unused = durationFlag(7 * 24 * time.Hour)
 	cmd.Flags().Var(&unused, "unused", "only what no build has used for so long")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

@@ -111,7 +111,7 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 	}
 	given := limitFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 		t, err := c.CreateTenant(ctx, name, sandbox.Limits{})
 		if limits := given(); err == nil && len(limits) > 0 {
 			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
@@ -121,9 +121,9 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 	return cmd
 }
 
-// tenantVerb adapts a verb that is about one tenant and shows it.
-func (a *App) tenantVerb(asJSON *bool, do func(context.Context, *atoll.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
-	return verb(func(ctx context.Context, args []string) error {
+// tenantCommand adapts a command that is about one tenant and shows it.
+func (a *App) tenantCommand(asJSON *bool, do func(context.Context, *atoll.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
+	return interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -167,7 +167,7 @@ func (a *App) tenantListCmd() *cobra.Command {
 		Example: `  atoll tenant ls`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, _ []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -204,7 +204,7 @@ the machine, any.`,
 		Example: `  atoll tenant show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 		if name == "" {
 			return c.Tenant(ctx)
 		}
@@ -229,7 +229,7 @@ uses already is left alone.`,
 		if len(limits) == 0 {
 			return usage(cmd, fmt.Errorf("no limit is given"))
 		}
-		return a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+		return a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
 		})(cmd, args)
 	}
@@ -248,7 +248,7 @@ func (a *App) tenantDisableCmd(disable bool) *cobra.Command {
 		cmd.Example = "  atoll tenant disable default"
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantVerb(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
 		return c.UpdateTenant(ctx, name, atoll.TenantChange{Disabled: &disable})
 	})
 	return cmd

@@ -73,7 +73,7 @@ the same.`,
 	flags.StringVar(&sortBy, "sort", "cpu", "by name, cpu, memory, disk or pids")
 	flags.Var(&every, "interval", "time between two samples")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"name", "cpu", "memory", "disk", "pids"}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
 			return badFlag("sort", "%q is none of name, cpu, memory, disk and pids", visible(sortBy))

@@ -115,7 +115,7 @@ func (a *App) upCmd() *cobra.Command {
 		Use:   "up",
 		Short: "Run the daemon",
 		Long: `Up runs the daemon in the foreground: sandboxes that stay, found by name from
-other programs, with a record of all that is done. Other verbs use it as soon as
+other programs, with a record of all that is done. Other commands use it as soon as
 it answers on its socket in the state directory, which only its owner and root
 may use. Over TCP, every caller needs an API key; see: atoll key.
 
@@ -124,7 +124,7 @@ change. SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found
 the next daemon. With --detach it runs in the background, and up returns when it
 answers; its log is daemon.log in the state directory. End it with: atoll down.
 
-Verbs that need a daemon start one in the background themselves, and say so,
+Commands that need a daemon start one in the background themselves, and say so,
 unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		Example: `  atoll up
   atoll up --listen 127.0.0.1:7070 --plain

@@ -18,7 +18,7 @@ func (a *App) versionCmd() *cobra.Command {
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(context.Context, []string) error {
+	cmd.RunE = interruptible(func(context.Context, []string) error {
 		v := a.Version
 		if asJSON {
 			return a.printJSON(v)

@@ -80,7 +80,7 @@ write, or any number to read.`,
 func workspaceVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
 	var asJSON bool
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
@@ -309,7 +309,7 @@ func (a *App) workspaceRemoveCmd() *cobra.Command {
 		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), Example: `  atoll workspace rm notes`,
 	}
 	forceFlag(cmd.Flags(), &force, "")
-	cmd.RunE = verb(func(ctx context.Context, args []string) error {
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err

@@ -21,7 +21,7 @@ import (
 )
 
 // doctor looks at a daemon that runs. Each check tells what it found and, if
-// that is not well, how to mend it; none changes anything.
+// that is not well, how to fix it; none changes anything.
 type doctor struct {
 	d       *Daemon
 	began   time.Time // with the monotonic clock
@@ -46,7 +46,7 @@ func (doc *doctor) Diagnose(ctx context.Context) (sandbox.Diagnosis, error) {
 	} {
 		for _, f := range check(ctx) {
 			out.Healthy = out.Healthy && f.Severity != driver.Blocker
-			out.Findings = append(out.Findings, sandbox.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Mend: f.Mend})
+			out.Findings = append(out.Findings, sandbox.Finding{Severity: string(f.Severity), Subject: f.Subject, Message: f.Message, Fix: f.Fix})
 		}
 	}
 	return out, ctx.Err()
@@ -56,21 +56,21 @@ func ok(subject, format string, args ...any) driver.Finding {
 	return driver.Finding{Severity: driver.OK, Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
-func unwell(severity driver.Severity, subject, message, mend string) []driver.Finding {
-	return []driver.Finding{{Severity: severity, Subject: subject, Message: message, Mend: mend}}
+func unwell(severity driver.Severity, subject, message, fix string) []driver.Finding {
+	return []driver.Finding{{Severity: severity, Subject: subject, Message: message, Fix: fix}}
 }
 
 // cannot is a check that could not look. The text of the error may hold an
 // address and is left out.
-func cannot(subject string, err error, mend string) []driver.Finding {
-	return unwell(driver.Blocker, subject, "it could not be looked at: "+string(sandbox.CodeOf(err)), mend)
+func cannot(subject string, err error, fix string) []driver.Finding {
+	return unwell(driver.Blocker, subject, "it could not be looked at: "+string(sandbox.CodeOf(err)), fix)
 }
 
 const seeLog = "see the log of the daemon"
 
 func (doc *doctor) store(ctx context.Context) []driver.Finding {
 	if err := doc.d.store.Ping(ctx); err != nil {
-		return cannot("store", err, "start the database, or mend the way to it; the daemon goes on by itself")
+		return cannot("store", err, "start the database, or restore the connection to it; the daemon goes on by itself")
 	}
 	have, know, err := doc.d.store.Level(ctx)
 	switch {
@@ -117,11 +117,11 @@ func (doc *doctor) audit(ctx context.Context) (out []driver.Finding) {
 	if out != nil {
 		return out
 	}
-	census, err := doc.d.census(ctx)
+	stats, err := doc.d.stats(ctx)
 	if err != nil {
 		return cannot("audit", err, seeLog)
 	}
-	return []driver.Finding{ok("audit", "the ends of %d logs are as they were kept; %d actions go on", len(tenants), census.Unsettled)}
+	return []driver.Finding{ok("audit", "the ends of %d logs are as they were kept; %d actions go on", len(tenants), stats.Unsettled)}
 }
 
 // muchUnsent is how many events may wait for a collector without being worth a
@@ -282,12 +282,12 @@ func (doc *doctor) disks(context.Context) (out []driver.Finding) {
 		seen[info.Dev] = true
 		free := int64(fs.Bavail) * fs.Bsize
 		what := fmt.Sprintf("%s free where the %s is kept", units.BytesSize(float64(free)), cmp.Or(name, "state"))
-		const mend = "remove what is not needed: atoll image prune, atoll snapshot prune, atoll template prune, atoll audit prune"
+		const fix = "remove what is not needed: atoll image prune, atoll snapshot prune, atoll template prune, atoll audit prune"
 		switch {
 		case free < noSpace:
-			out = append(out, unwell(driver.Blocker, "disk", what, mend)...)
+			out = append(out, unwell(driver.Blocker, "disk", what, fix)...)
 		case free < lowSpace:
-			out = append(out, unwell(driver.Warning, "disk", what, mend)...)
+			out = append(out, unwell(driver.Warning, "disk", what, fix)...)
 		default:
 			out = append(out, ok("disk", "%s", what))
 		}

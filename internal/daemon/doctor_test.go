@@ -60,7 +60,7 @@ func TestDoctor(t *testing.T) {
 	if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-stray", Name: "stray"}); err != nil {
 		t.Fatal(err)
 	}
-	if f := finding(diagnose(t, c), "sandboxes"); f.Severity != "warning" || !strings.Contains(f.Message, "sb-stray") || f.Mend == "" {
+	if f := finding(diagnose(t, c), "sandboxes"); f.Severity != "warning" || !strings.Contains(f.Message, "sb-stray") || f.Fix == "" {
 		t.Errorf("%+v", f)
 	}
 	if _, err := openSQL(t, m.Dir+"/atoll.db").Exec(`UPDATE sandboxes SET id = 'sb-nowhere' WHERE FALSE;
@@ -98,7 +98,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := diagnose(t, daemontest.Client(t, m.Start(t, nil)))
-		if f := finding(d, "audit"); d.Healthy || f.Severity != "blocker" || !strings.Contains(f.Mend, "atoll audit verify") {
+		if f := finding(d, "audit"); d.Healthy || f.Severity != "blocker" || !strings.Contains(f.Fix, "atoll audit verify") {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -138,7 +138,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 		}
 		for _, by := range []time.Duration{time.Hour, -time.Hour} {
 			set.Store(int64(by))
-			if f := finding(diagnose(t, c), "clock"); f.Severity != "warning" || !strings.Contains(f.Message, by.Round(time.Hour).String()[:2]) || f.Mend == "" {
+			if f := finding(diagnose(t, c), "clock"); f.Severity != "warning" || !strings.Contains(f.Message, by.Round(time.Hour).String()[:2]) || f.Fix == "" {
 				t.Errorf("%v: %+v", by, f)
 			}
 		}
@@ -149,7 +149,7 @@ func TestDoctorFindsFaults(t *testing.T) {
 		restore := storetest.Refuse(t, address)
 		defer restore()
 		d := diagnose(t, c)
-		if f := finding(d, "store"); d.Healthy || f.Severity != "blocker" || f.Mend == "" {
+		if f := finding(d, "store"); d.Healthy || f.Severity != "blocker" || f.Fix == "" {
 			t.Errorf("%+v", d)
 		}
 	})

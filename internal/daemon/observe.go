@@ -12,7 +12,7 @@ import (
 
 // observed serves metrics beside a handler, whose requests they count.
 func (d *Daemon) observed(next http.Handler) http.Handler {
-	m := metrics.New(d.census)
+	m := metrics.New(d.stats)
 	counted := d.otel.Wrap(m.Wrap(next))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" {
@@ -37,9 +37,9 @@ func (d *Daemon) openTelemetry(ctx context.Context) (err error) {
 	return err
 }
 
-func (d *Daemon) census(ctx context.Context) (c metrics.Census, err error) {
+func (d *Daemon) stats(ctx context.Context) (c metrics.Stats, err error) {
 	err = d.store.View(ctx, func(tx *store.Tx) (err error) {
-		c.Sandboxes, c.Unsettled, err = tx.Operator().Census(ctx, d.member.Node)
+		c.Sandboxes, c.Unsettled, err = tx.Operator().Stats(ctx, d.member.Node)
 		return err
 	})
 	return c, err

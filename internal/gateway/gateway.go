@@ -308,7 +308,7 @@ func (g *Gateway) start() (*process, error) {
 	g.work.Go(func() { g.read(p) })
 	ctx, cancel := context.WithTimeout(g.life, startTimeout)
 	defer cancel()
-	if err := g.brief(ctx, p); err != nil {
+	if err := g.replay(ctx, p); err != nil {
 		p.close()
 		return nil, fmt.Errorf("starting the gateway: %w", errors.Join(err, p.said()))
 	}
@@ -325,8 +325,8 @@ func (g *Gateway) start() (*process, error) {
 	return p, nil
 }
 
-// brief tells a new process what there is.
-func (g *Gateway) brief(ctx context.Context, p *process) error {
+// replay sends a new process the current links and policies.
+func (g *Gateway) replay(ctx context.Context, p *process) error {
 	settings := g.opts.Settings()
 	if err := p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings}); err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 func BenchmarkExecCalls(b *testing.B) {
 	for kind, set := range kinds {
 		b.Run(kind, func(b *testing.B) {
-			c, pid := briefClient(b)
+			c, pid := fastClient(b)
 			once(b, c, set) // starts the threads that it takes
 			counters := countCalls(b, pid)
 			before := sum(b, counters)

@@ -13,7 +13,7 @@ import (
 // TestFinished expects that a command is finished at some time after it ended,
 // and not as long as something that it left behind can still write.
 func TestFinished(t *testing.T) {
-	c, _ := briefClient(t)
+	c, _ := fastClient(t)
 	start := func(script string) (driver.Process, driver.Finisher) {
 		cmd := sandbox.Command{Shell: script}
 		p, err := c.Exec(t.Context(), &cmd)
@@ -56,7 +56,7 @@ func TestFinished(t *testing.T) {
 // BenchmarkFinished counts the commands that are finished when it is known that
 // they were started.
 func BenchmarkFinished(b *testing.B) {
-	c, _ := briefClient(b)
+	c, _ := fastClient(b)
 	finished := 0
 	for b.Loop() {
 		p, err := c.Exec(b.Context(), &sandbox.Command{Args: []string{"/bin/true"}})

@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Census is what there is now.
-type Census struct {
+// Stats is what there is now.
+type Stats struct {
 	Sandboxes map[sandbox.State]int64 // of this daemon
 	// Unsettled is how many actions were announced and have no outcome yet.
 	Unsettled int64
@@ -30,9 +30,9 @@ type Metrics struct {
 	active   prometheus.Gauge
 }
 
-// New returns a Metrics that asks census for what there is each time somebody
+// New returns a Metrics that asks stats for what there is each time somebody
 // reads it.
-func New(census func(context.Context) (Census, error)) *Metrics {
+func New(stats func(context.Context) (Stats, error)) *Metrics {
 	m := &Metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "atoll_http_requests_total", Help: "Requests that were answered, by the pattern of their path.",
@@ -44,7 +44,7 @@ func New(census func(context.Context) (Census, error)) *Metrics {
 		active: prometheus.NewGauge(prometheus.GaugeOpts{Name: "atoll_http_requests_active", Help: "Requests that are being answered."}),
 	}
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(m.requests, m.seconds, m.active, &population{census}, collectors.NewGoCollector(),
+	reg.MustRegister(m.requests, m.seconds, m.active, &population{stats}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.page = promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	return m
@@ -95,12 +95,12 @@ var (
 	storeUp   = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
 )
 
-// censusTimeout bounds what a reader of metrics waits for the database.
-const censusTimeout = 5 * time.Second
+// statsTimeout bounds what a reader of metrics waits for the database.
+const statsTimeout = 5 * time.Second
 
 // population tells what there is when it is asked.
 type population struct {
-	census func(context.Context) (Census, error)
+	stats func(context.Context) (Stats, error)
 }
 
 func (p *population) Describe(to chan<- *prometheus.Desc) {
@@ -110,9 +110,9 @@ func (p *population) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (p *population) Collect(to chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), censusTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
 	defer cancel()
-	c, err := p.census(ctx)
+	c, err := p.stats(ctx)
 	if err != nil {
 		to <- prometheus.MustNewConstMetric(storeUp, prometheus.GaugeValue, 0)
 		return

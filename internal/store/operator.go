@@ -95,9 +95,9 @@ func (o *Operator) PurgeGone(ctx context.Context, before time.Time, limit int) (
 	return o.tx.exec(ctx, "DELETE FROM sandboxes WHERE id IN ("+old+")", nanos(before), limit)
 }
 
-// Census counts a node's sandboxes that are not gone, by state, and the
+// Stats counts a node's sandboxes that are not gone, by state, and the
 // actions that it announced and that have no outcome yet.
-func (o *Operator) Census(ctx context.Context, node string) (states map[sandbox.State]int64, unsettled int64, err error) {
+func (o *Operator) Stats(ctx context.Context, node string) (states map[sandbox.State]int64, unsettled int64, err error) {
 	type count struct {
 		state sandbox.State
 		n     int64

@@ -190,7 +190,7 @@ func TestWithoutKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	facts, err := p.Probe(context.Background())
-	if err != nil || facts.Available || len(facts.Findings) == 0 || facts.Findings[0].Severity != driver.Blocker || facts.Findings[0].Mend == "" {
+	if err != nil || facts.Available || len(facts.Findings) == 0 || facts.Findings[0].Severity != driver.Blocker || facts.Findings[0].Fix == "" {
 		t.Errorf("%+v, %v", facts, err)
 	}
 }

@@ -158,8 +158,8 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 
 // judge finds out whether sandboxes can be made.
 func (p *Provider) judge(ctx context.Context, facts *driver.Facts) bool {
-	add := func(severity driver.Severity, subject, message, mend string) {
-		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Mend: mend})
+	add := func(severity driver.Severity, subject, message, fix string) {
+		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
 	}
 	if p.opts.APIKey == "" {
 		add(driver.Blocker, "key", "there is no API key", "set E2B_API_KEY")

@@ -29,7 +29,7 @@ const createTimeout = 60 * time.Second
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	p.sweepOnce()
 	if f := p.static(); f.Severity == driver.Blocker {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Mend}
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Fix}
 	}
 	img, err := p.opts.Images.Get(ctx, spec.Image, image.GetOptions{})
 	if err != nil {

@@ -50,7 +50,7 @@ func TestMemoryOutlivesGuest(t *testing.T) {
 		if got := sh(t, twin, "echo new").stdout; got != "new\n" {
 			t.Errorf("%s: a new command says %q", id, got)
 		}
-		dir = snapshot(t, twin, driver.SnapshotOptions{Memory: true, Brief: true})
+		dir = snapshot(t, twin, driver.SnapshotOptions{Memory: true, Transient: true})
 	}
 }
 
@@ -90,7 +90,7 @@ func TestMemoryOfAnotherEngine(t *testing.T) {
 	create(t, p, sandbox.Spec{ID: "old", Image: "host"})
 	in := otherEngine(t, state, "old")
 	sh(t, in, "echo kept >/root/file; sleep 1000 >/dev/null 2>&1 </dev/null &")
-	for _, opts := range []driver.SnapshotOptions{{Memory: true}, {Memory: true, Stop: true}, {Memory: true, Brief: true}} {
+	for _, opts := range []driver.SnapshotOptions{{Memory: true}, {Memory: true, Stop: true}, {Memory: true, Transient: true}} {
 		dir := t.TempDir()
 		_, err := in.(driver.Snapshotter).Snapshot(t.Context(), dir, opts)
 		if code := p.ErrorCode(err); code != sandbox.CodeUnsupported {

@@ -14,7 +14,7 @@ import (
 func (p *Provider) Ready() (all, restored int) {
 	p.pool.mu.Lock()
 	defer p.pool.mu.Unlock()
-	for s, sh := range p.pool.shelves {
+	for s, sh := range p.pool.shapes {
 		all += len(sh.ready)
 		if s.from != "" {
 			restored += len(sh.ready)
@@ -23,9 +23,9 @@ func (p *Provider) Ready() (all, restored int) {
 	return all, restored
 }
 
-// SetScarce replaces what tells whether the machine has too little memory for a
+// SetLowMemory replaces what tells whether the machine has too little memory for a
 // pool. It comes before anything else is done with the provider.
-func (p *Provider) SetScarce(scarce func() bool) { p.pool.scarce = scarce }
+func (p *Provider) SetLowMemory(lowMemory func() bool) { p.pool.lowMemory = lowMemory }
 
 // MakeRoom does what is done about a sandbox that stands still.
 func (in *Instance) MakeRoom() { in.makeRoom() }

@@ -50,14 +50,14 @@ const (
 
 // manifest describes a snapshot.
 type manifest struct {
-	Format  int       `json:"format"`
-	Created time.Time `json:"created"`
-	Image   string    `json:"image"`           // as the sandbox asked for it
-	Digest  string    `json:"digest"`          // of that image
-	Brief   bool      `json:"brief,omitempty"` // without sums: it is restored at once by whoever wrote it
-	CA      []byte    `json:"ca,omitempty"`    // the certificate that its programs trust for its network
-	Parts   []part    `json:"parts"`
-	Memory  *memory   `json:"memory,omitempty"`
+	Format    int       `json:"format"`
+	Created   time.Time `json:"created"`
+	Image     string    `json:"image"`               // as the sandbox asked for it
+	Digest    string    `json:"digest"`              // of that image
+	Transient bool      `json:"transient,omitempty"` // without sums: it is restored at once by whoever wrote it
+	CA        []byte    `json:"ca,omitempty"`        // the certificate that its programs trust for its network
+	Parts     []part    `json:"parts"`
+	Memory    *memory   `json:"memory,omitempty"`
 }
 
 // memory is what restoring the memory depends on.
@@ -174,7 +174,7 @@ func openSnapshot(ctx context.Context, dir string) (_ *saved, err error) {
 		if s.parts[p.Name], err = openPart(d, p.Name); err != nil {
 			return nil, err
 		}
-		if err := p.check(ctx, s.parts[p.Name], s.Brief); err != nil {
+		if err := p.check(ctx, s.parts[p.Name], s.Transient); err != nil {
 			return nil, err
 		}
 	}
@@ -258,7 +258,7 @@ func openPart(dir int, name string) (*os.File, error) {
 }
 
 // check compares a part with what the manifest says of it.
-func (p part) check(ctx context.Context, f *os.File, brief bool) error {
+func (p part) check(ctx context.Context, f *os.File, transient bool) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -266,7 +266,7 @@ func (p part) check(ctx context.Context, f *os.File, brief bool) error {
 	if info.Size() != p.Size {
 		return damaged("%s has %d bytes and not %d", p.Name, info.Size(), p.Size)
 	}
-	if brief || verified.knows(info, p.Sum) {
+	if transient || verified.knows(info, p.Sum) {
 		return nil
 	}
 	n, got, err := sum(ctx, f)
@@ -331,7 +331,7 @@ func (m *manifest) measure(ctx context.Context, f *os.File) (n int64, crc uint32
 	if err != nil {
 		return 0, 0, err
 	}
-	if n = info.Size(); !m.Brief {
+	if n = info.Size(); !m.Transient {
 		if n, crc, err = sum(ctx, f); err != nil {
 			return 0, 0, err
 		}

@@ -110,6 +110,6 @@ func probeOrphans(boxes string) []driver.Finding {
 	return []driver.Finding{{
 		Severity: driver.Warning, Subject: "orphans",
 		Message: "the state of sandboxes that run was removed by hand: " + strings.Join(names, ", "),
-		Mend:    "atoll ls, or the next start of the daemon, ends them; or: kill -9 " + strings.Join(pids, " "),
+		Fix:     "atoll ls, or the next start of the daemon, ends them; or: kill -9 " + strings.Join(pids, " "),
 	}}
 }

@@ -56,7 +56,7 @@ func TestStateRemovedByHand(t *testing.T) {
 	}
 	for range 2 { // looking changes nothing
 		f := found()
-		if f.Severity != driver.Warning || !strings.Contains(f.Message, ": lost") || strings.Contains(f.Message, "kept") || !strings.Contains(f.Mend, "kill -9 ") {
+		if f.Severity != driver.Warning || !strings.Contains(f.Message, ": lost") || strings.Contains(f.Message, "kept") || !strings.Contains(f.Fix, "kill -9 ") {
 			t.Fatalf("%+v", f)
 		}
 	}

@@ -46,29 +46,29 @@ type shape struct {
 // pool holds sandboxes that nobody uses yet. Each is used once: what ran in one
 // sandbox is never handed to another user.
 type pool struct {
-	mu      sync.Mutex
-	shelves map[shape]*shelf
-	busy    int           // sandboxes being made for somebody
-	idle    chan struct{} // tells the keeper that none is any more
-	closed  bool
-	making  sync.Mutex // held while the keeper makes one
+	mu     sync.Mutex
+	shapes map[shape]*warmSet
+	busy   int           // sandboxes being made for somebody
+	idle   chan struct{} // tells the pool's goroutine that none is any more
+	closed bool
+	making sync.Mutex // held while the pool makes one
 
-	scarce func() bool // whether there is too little memory for a pool; fixed when it is first used
+	lowMemory func() bool // whether there is too little memory for a pool; fixed when it is first used
 
-	once sync.Once // starts the keeper, which ends with ctx
+	once sync.Once // starts the goroutine that makes them; it ends with ctx
 	ctx  context.Context
 	stop context.CancelFunc
 	work sync.WaitGroup
 }
 
 func newPool() *pool {
-	l := &pool{idle: make(chan struct{}, 1), scarce: scarce}
+	l := &pool{idle: make(chan struct{}, 1), lowMemory: lowMemory}
 	l.ctx, l.stop = context.WithCancel(context.Background())
 	return l
 }
 
-// shelf is what is ready of one shape, and how to make more.
-type shelf struct {
+// warmSet is what is ready of one shape, and how to make more.
+type warmSet struct {
 	image string
 	from  *saved // nil without a snapshot
 	ready []*maker
@@ -158,7 +158,7 @@ func bounded(r sandbox.Resources) sandbox.Resources {
 
 // closePool ends the sandboxes of the pool, for good.
 func (p *Provider) closePool() {
-	p.pool.once.Do(func() {}) // no keeper begins after this
+	p.pool.once.Do(func() {}) // no goroutine starts after this
 	p.pool.stop()
 	p.pool.work.Wait()
 	for _, m := range p.pool.empty(true) {
@@ -181,23 +181,23 @@ func (p *Provider) Drain() {
 func (l *pool) empty(closing bool) (ready []*maker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, s := range l.shelves {
+	for _, s := range l.shapes {
 		ready = append(ready, s.ready...)
 		s.from.close()
 	}
-	l.shelves, l.closed = nil, l.closed || closing
+	l.shapes, l.closed = nil, l.closed || closing
 	return ready
 }
 
-// shelf returns that of a shape, making it. The lock is held.
-func (l *pool) shelf(s shape, ref string) *shelf {
-	if l.shelves == nil {
-		l.shelves = map[shape]*shelf{}
+// warm returns the set of a shape and makes it if it is missing. The lock is held.
+func (l *pool) warm(s shape, ref string) *warmSet {
+	if l.shapes == nil {
+		l.shapes = map[shape]*warmSet{}
 	}
-	if l.shelves[s] == nil {
-		l.shelves[s] = &shelf{image: ref}
+	if l.shapes[s] == nil {
+		l.shapes[s] = &warmSet{image: ref}
 	}
-	return l.shelves[s]
+	return l.shapes[s]
 }
 
 // put keeps a sandbox, unless the pool was closed meanwhile, or emptied if it
@@ -205,10 +205,10 @@ func (l *pool) shelf(s shape, ref string) *shelf {
 func (l *pool) put(s shape, ref string, m *maker) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || ref == "" && l.shelves[s] == nil {
+	if l.closed || ref == "" && l.shapes[s] == nil {
 		return false
 	}
-	sh := l.shelf(s, ref)
+	sh := l.warm(s, ref)
 	sh.ready = append(sh.ready, m)
 	return true
 }
@@ -217,7 +217,7 @@ func (l *pool) put(s shape, ref string, m *maker) bool {
 func (l *pool) take(s shape) (m *maker, dead []*maker) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	sh := l.shelves[s]
+	sh := l.shapes[s]
 	for sh != nil && len(sh.ready) > 0 {
 		m, sh.ready = sh.ready[0], sh.ready[1:]
 		if m.alive() {
@@ -235,7 +235,7 @@ func (m *maker) alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stop
 func (l *pool) count(s shape) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if sh := l.shelves[s]; sh != nil {
+	if sh := l.shapes[s]; sh != nil {
 		return len(sh.ready)
 	}
 	return 0
@@ -287,7 +287,7 @@ func (p *Provider) shapesFor(spec *sandbox.Spec, img *image.Image, from *saved, 
 	if memory {
 		s.guest = from.Memory.Guest
 	}
-	if memory && from.Brief {
+	if memory && from.Transient {
 		return []shape{s} // nobody will restore it again
 	}
 	if !memory || !spec.Network.Asked() {

@@ -127,21 +127,21 @@ func TestPoolOfSnapshot(t *testing.T) {
 	await(func(_, restored int) bool { return restored == 0 })
 }
 
-// TestPoolUnderPressure: when memory becomes scarce, all that is ready goes and
+// TestPoolUnderPressure: when memory runs low, all that is ready goes and
 // nothing is made ahead, until there is enough again.
 func TestPoolUnderPressure(t *testing.T) {
 	p, await, from := pooled(t, 2)
-	var scarce atomic.Bool
-	p.SetScarce(scarce.Load)
+	var lowMemory atomic.Bool
+	p.SetLowMemory(lowMemory.Load)
 	create(t, p, sandbox.Spec{ID: "first", Image: "host"})
 	await(func(all, _ int) bool { return all == 1 })
-	scarce.Store(true)
+	lowMemory.Store(true)
 	await(func(all, _ int) bool { return all == 0 })
 	create(t, p, sandbox.Spec{ID: "second", Image: "host"})
 	if from("second") {
 		t.Error("a sandbox came from the pool that was let go")
 	}
-	scarce.Store(false)
+	lowMemory.Store(false)
 	await(func(all, _ int) bool { return all > 0 })
 }
 

@@ -36,7 +36,7 @@ func (l *pool) ask(s shape, ref string, from *saved) {
 	if l.closed {
 		return
 	}
-	sh := l.shelf(s, ref)
+	sh := l.warm(s, ref)
 	sh.asked = append(sh.asked, time.Now())
 	if s.from != "" && sh.from == nil {
 		sh.from = from.share()
@@ -98,7 +98,7 @@ func (p *Provider) keepPool(ctx context.Context) {
 // keepOne makes one sandbox ahead, or ends those that there are too many of,
 // and reports whether there may be more to do.
 func (p *Provider) keepOne(ctx context.Context) bool {
-	if p.pool.scarce() {
+	if p.pool.lowMemory() {
 		p.Drain()
 		return false
 	}
@@ -134,13 +134,13 @@ func (l *pool) next(now time.Time, most int) (what shape, ref string, from *save
 		return what, "", nil, nil
 	}
 	ready := 0
-	var best *shelf
+	var best *warmSet
 	var order [3]int
-	for s, sh := range l.shelves {
+	for s, sh := range l.shapes {
 		want := sh.want(now)
 		if len(sh.asked) == 0 && len(sh.ready) == 0 {
 			sh.from.close()
-			delete(l.shelves, s)
+			delete(l.shapes, s)
 			continue
 		}
 		if sh.kept {
@@ -168,10 +168,10 @@ func (l *pool) next(now time.Time, most int) (what shape, ref string, from *save
 	return what, best.image, best.from.share(), surplus
 }
 
-// lesser returns a shelf that has to give one up for another one: there are two
+// lesser returns a set that has to give one up for another one: there are two
 // more of it, or there is none of the other, which was asked for later.
-func (l *pool) lesser(than *shelf) (least *shelf) {
-	for _, sh := range l.shelves {
+func (l *pool) lesser(than *warmSet) (least *warmSet) {
+	for _, sh := range l.shapes {
 		switch {
 		case !sh.kept || len(sh.ready) == 0:
 		case len(sh.ready) >= len(than.ready)+2:
@@ -184,7 +184,7 @@ func (l *pool) lesser(than *shelf) (least *shelf) {
 }
 
 // last is when one was asked for last.
-func (sh *shelf) last() time.Time {
+func (sh *warmSet) last() time.Time {
 	if len(sh.asked) == 0 {
 		return time.Time{}
 	}
@@ -192,7 +192,7 @@ func (sh *shelf) last() time.Time {
 }
 
 // drop takes n sandboxes away, if n is positive.
-func (sh *shelf) drop(n int) (dropped []*maker) {
+func (sh *warmSet) drop(n int) (dropped []*maker) {
 	n = max(n, 0)
 	dropped, sh.ready = sh.ready[:n], sh.ready[n:]
 	return dropped
@@ -200,7 +200,7 @@ func (sh *shelf) drop(n int) (dropped []*maker) {
 
 // want is how many of a shape should be ready: as many as were asked for within
 // a moment, and one for a while after that.
-func (sh *shelf) want(now time.Time) (n int) {
+func (sh *warmSet) want(now time.Time) (n int) {
 	if sh.from.removed() {
 		sh.asked = nil
 	}
@@ -222,14 +222,14 @@ func (sh *shelf) want(now time.Time) (n int) {
 func (l *pool) forget(s shape) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if sh := l.shelves[s]; sh != nil {
+	if sh := l.shapes[s]; sh != nil {
 		sh.asked = nil
 	}
 }
 
-// scarce reports whether the machine has so little memory left that the pool
+// lowMemory reports whether the machine has so little memory left that the pool
 // should not hold any.
-func scarce() bool {
+func lowMemory() bool {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
 		return false

@@ -19,7 +19,7 @@ func TestPoolWants(t *testing.T) {
 			t.Errorf("after %v: make %q, end %d; want %q, %d", after, ref, len(surplus), want, ended)
 		}
 		if ref != "" {
-			l.shelves[s].ready = append(l.shelves[s].ready, &maker{})
+			l.shapes[s].ready = append(l.shapes[s].ready, &maker{})
 		}
 	}
 	step(0, 9, "", 0)
@@ -41,8 +41,8 @@ func TestPoolWants(t *testing.T) {
 	step(0, 9, "", 0)
 	step(poolBurst+time.Second, 9, "", 2)  // one of each is enough after a while
 	step(poolMemory+time.Second, 9, "", 2) // and then none
-	if step(poolMemory+time.Second, 9, "", 0); len(l.shelves) != 0 {
-		t.Errorf("it still remembers %d shapes", len(l.shelves))
+	if step(poolMemory+time.Second, 9, "", 0); len(l.shapes) != 0 {
+		t.Errorf("it still remembers %d shapes", len(l.shapes))
 	}
 	l.empty(true)
 	if l.put(a, "A", &maker{}) {
@@ -57,7 +57,7 @@ func TestPoolWantsSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer manifest.Close()
-	sh := &shelf{from: &saved{parts: map[string]*os.File{snapManifest: manifest}}, asked: []time.Time{time.Now()}}
+	sh := &warmSet{from: &saved{parts: map[string]*os.File{snapManifest: manifest}}, asked: []time.Time{time.Now()}}
 	if n := sh.want(time.Now()); n != 0 {
 		t.Errorf("%d of a snapshot that was restored once", n)
 	}

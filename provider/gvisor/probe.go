@@ -63,12 +63,12 @@ func probePlatform() driver.Finding {
 	release := unix.ByteSliceToString(u.Release[:])
 	f := driver.Finding{Severity: driver.OK, Subject: "host", Message: "Linux " + release + " on " + runtime.GOARCH}
 	if runtime.GOARCH != "amd64" && runtime.GOARCH != "arm64" {
-		f.Severity, f.Mend = driver.Blocker, "use a machine with an x86-64 or arm64 processor"
+		f.Severity, f.Fix = driver.Blocker, "use a machine with an x86-64 or arm64 processor"
 		return f
 	}
 	var major, minor int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 5 || major == 5 && minor < 6) {
-		f.Severity, f.Mend = driver.Blocker, "use Linux 5.6 or newer: sandboxes are followed through pidfds"
+		f.Severity, f.Fix = driver.Blocker, "use Linux 5.6 or newer: sandboxes are followed through pidfds"
 	}
 	return f
 }
@@ -89,7 +89,7 @@ func probeInternals(items []kernel.Item) []driver.Finding {
 	return []driver.Finding{{
 		Severity: driver.Warning, Subject: "internals",
 		Message: "disabled, because Atoll is made for another gVisor (" + why.Error() + "): " + strings.Join(off, ", "),
-		Mend:    "build Atoll with gVisor " + EngineVersion + "; sandboxes work without, but take more time and memory",
+		Fix:     "build Atoll with gVisor " + EngineVersion + "; sandboxes work without, but take more time and memory",
 	}}
 }
 
@@ -101,13 +101,13 @@ func probeKernelFile(path string) driver.Finding {
 	if err != nil {
 		return driver.Finding{
 			Severity: driver.Blocker, Subject: "kernel", Message: "the kernel's executable cannot be read: " + reason(err),
-			Mend: "unset ATOLL_KERNEL, or point it to a static build of atoll",
+			Fix: "unset ATOLL_KERNEL, or point it to a static build of atoll",
 		}
 	}
 	defer e.Close()
 	if e.Section(".interp") != nil {
 		f.Severity, f.Message = driver.Blocker, "this build of atoll is dynamic and cannot start in an empty root"
-		f.Mend = "build it with CGO_ENABLED=0, or set ATOLL_KERNEL to a build that is static"
+		f.Fix = "build it with CGO_ENABLED=0, or set ATOLL_KERNEL to a build that is static"
 	}
 	return f
 }
@@ -128,15 +128,15 @@ func (p *Provider) probeNamespaces() driver.Finding {
 	f.Severity, f.Message = driver.Blocker, "a process in namespaces of its own cannot be started: "+reason(err)
 	switch {
 	case errors.Is(err, fs.ErrPermission) && os.Geteuid() == 0 && p.opts.Kernel != argvSelf:
-		f.Mend = "put the kernel's executable where every user can execute it: " + p.opts.Kernel
+		f.Fix = "put the kernel's executable where every user can execute it: " + p.opts.Kernel
 	case sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
-		f.Mend = "run: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+		f.Fix = "run: sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 	case sysctl("kernel/unprivileged_userns_clone") == "0":
-		f.Mend = "run: sudo sysctl kernel.unprivileged_userns_clone=1"
+		f.Fix = "run: sudo sysctl kernel.unprivileged_userns_clone=1"
 	case sysctl("user/max_user_namespaces") == "0":
-		f.Mend = "run: sudo sysctl user.max_user_namespaces=10000"
+		f.Fix = "run: sudo sysctl user.max_user_namespaces=10000"
 	default:
-		f.Mend = "allow user namespaces; in a container, allow the unshare, clone and mount system calls"
+		f.Fix = "allow user namespaces; in a container, allow the unshare, clone and mount system calls"
 	}
 	return f
 }
@@ -155,7 +155,7 @@ func probeGroups(g cgroupRoot) driver.Finding {
 	if g.why != "" {
 		f.Severity = driver.Warning
 		f.Message += " (" + g.why + ")"
-		f.Mend = "run as root, or let systemd delegate the cpu, memory and pids controllers to your user: run atoll with systemd-run --user --scope -p Delegate=yes"
+		f.Fix = "run as root, or let systemd delegate the cpu, memory and pids controllers to your user: run atoll with systemd-run --user --scope -p Delegate=yes"
 	}
 	return f
 }
@@ -185,7 +185,7 @@ func probeState(dir string) driver.Finding {
 	free := int64(st.Bavail) * st.Bsize
 	f.Message = fmt.Sprintf("%s, %d GiB free", dir, free>>30)
 	if free < 1<<30 {
-		f.Severity, f.Mend = driver.Warning, "free some space, or set ATOLL_STATE_DIR to another file system"
+		f.Severity, f.Fix = driver.Warning, "free some space, or set ATOLL_STATE_DIR to another file system"
 	}
 	return f
 }

@@ -16,7 +16,7 @@ func TestProbeNamesWhatIsDisabled(t *testing.T) {
 		t.Errorf("findings although all items fit: %+v", got)
 	}
 	got := probeInternals([]kernel.Item{{Name: "one", Disabled: errors.New("pma is gone")}, {Name: "two"}, {Name: "three", Disabled: errors.New("pma is gone")}})
-	if len(got) != 1 || got[0].Severity != driver.Warning || got[0].Mend == "" {
+	if len(got) != 1 || got[0].Severity != driver.Warning || got[0].Fix == "" {
 		t.Fatalf("findings: %+v, want one warning with a remedy", got)
 	}
 	for _, want := range []string{"one, three", "pma is gone"} {

@@ -28,7 +28,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, dir, refused
 	none := driver.Restored{}
 	p.sweepOnce()
 	if f := p.static(); f.Severity == driver.Blocker {
-		return nil, none, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Mend}
+		return nil, none, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Fix}
 	}
 	from, err := openSnapshot(ctx, dir)
 	if err != nil {

@@ -148,13 +148,13 @@ func (in *Instance) stop() error {
 
 // saveParts makes the kernel write, and describes what it wrote.
 func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.SnapshotOptions) (*manifest, error) {
-	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Brief: opts.Brief && !opts.Stop}
+	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Transient: opts.Transient && !opts.Stop}
 	if opts.Memory {
 		m.Memory = &memory{Engine: in.rec.Engine, Guest: in.rec.Guest, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
 		if err := saveMemory(conn, dir); err != nil {
 			return nil, fmt.Errorf("saving the memory: %w", err)
 		}
-		if err := in.saveGuest(dir, opts.Brief); err != nil {
+		if err := in.saveGuest(dir, opts.Transient); err != nil {
 			return nil, fmt.Errorf("saving the guest's program: %w", err)
 		}
 	}
@@ -192,13 +192,13 @@ func saveMemory(conn *urpc.Client, dir string) error {
 
 // saveGuest adds the program that the memory needs. A snapshot that stays gets a
 // copy: whoever damages its files must not damage those of sandboxes.
-func (in *Instance) saveGuest(dir string, brief bool) error {
+func (in *Instance) saveGuest(dir string, transient bool) error {
 	image, err := os.Open(in.box.path(fileGuest))
 	if err != nil {
 		return err
 	}
 	defer image.Close()
-	if brief {
+	if transient {
 		return linkOrCopy(image, filepath.Join(dir, snapGuest))
 	}
 	files, err := createParts(dir, snapGuest)

@@ -174,7 +174,7 @@ func benchmarkFork(b *testing.B, dirty, pool int) {
 	p.Drain()
 	fork := func(i, count int, start time.Time, each func()) []driver.Instance {
 		dir := b.TempDir()
-		if _, err := in.(driver.Snapshotter).Snapshot(b.Context(), dir, driver.SnapshotOptions{Memory: true, Brief: true}); err != nil {
+		if _, err := in.(driver.Snapshotter).Snapshot(b.Context(), dir, driver.SnapshotOptions{Memory: true, Transient: true}); err != nil {
 			b.Fatal(err)
 		}
 		copies := make([]driver.Instance, count)

@@ -105,7 +105,7 @@ func (p *Provider) Probe(context.Context) (driver.Facts, error) {
 		Findings: []driver.Finding{{
 			Severity: driver.Warning, Subject: "isolation",
 			Message: "nothing is isolated: commands run with your rights on this machine and can read, change and reach whatever you can",
-			Mend:    "use the gvisor provider for code that you do not trust",
+			Fix:     "use the gvisor provider for code that you do not trust",
 		}, {
 			Severity: driver.Note, Subject: "lifetime",
 			Message: "a sandbox ends with the process that made it",

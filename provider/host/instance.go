@@ -20,11 +20,11 @@ import (
 // Instance is one sandbox: a guest that runs its commands as plain processes.
 type Instance struct {
 	*guest.Client
-	provider *Provider
-	id       sandbox.ID
-	dir      string
-	lock     *os.File
-	keeper   *exec.Cmd
+	provider   *Provider
+	id         sandbox.ID
+	dir        string
+	lock       *os.File
+	supervisor *exec.Cmd
 
 	ended chan struct{} // closed when no process is left; exit is set before
 
@@ -51,7 +51,7 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec) (in *Instance
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		if in.keeper != nil {
+		if in.supervisor != nil {
 			in.end(sandbox.Exit{Reason: sandbox.ReasonKilled})
 			<-in.ended
 		}
@@ -85,7 +85,7 @@ func (in *Instance) start(ctx context.Context, spec *sandbox.Spec) error {
 		conn.Close()
 		return fmt.Errorf("starting the guest: %w", err)
 	}
-	in.keeper = cmd
+	in.supervisor = cmd
 	go in.watch()
 	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.commandEnd, Lost: in.lost})
 	if err != nil {
@@ -171,7 +171,7 @@ func (in *Instance) end(why sandbox.Exit) {
 	if client != nil {
 		client.Close()
 	}
-	pid := in.keeper.Process
+	pid := in.supervisor.Process
 	timer := time.AfterFunc(patience, func() { _ = pid.Kill() })
 	go func() {
 		<-in.ended
@@ -181,7 +181,7 @@ func (in *Instance) end(why sandbox.Exit) {
 
 // watch waits for the end of the guest.
 func (in *Instance) watch() {
-	err := in.keeper.Wait()
+	err := in.supervisor.Wait()
 	if err != nil {
 		// It was killed, and its processes are on their own.
 		killMarked(in.id, in.dir)

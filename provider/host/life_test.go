@@ -136,11 +136,11 @@ func TestGuestKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	keeper, err := strconv.Atoi(strings.Fields(string(parent))[3])
+	supervisor, err := strconv.Atoi(strings.Fields(string(parent))[3])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(keeper, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(supervisor, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	exit, err := in.Wait(t.Context())

@@ -39,7 +39,7 @@ func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	if err := in.usable(ctx); err != nil {
 		return sandbox.Usage{}, err
 	}
-	sum, err := proctree.Measure(in.keeper.Process.Pid)
+	sum, err := proctree.Measure(in.supervisor.Process.Pid)
 	if err != nil {
 		return sandbox.Usage{}, err
 	}

@@ -206,7 +206,7 @@ func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir stri
 		landed()
 	}
 	if dir, err = keeper.Draft(id); err == nil {
-		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx, &t.box), Brief: true})
+		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx, &t.box), Transient: true})
 	}
 	if err != nil {
 		done()

@@ -66,7 +66,7 @@ func (p *Plane) redactor(ctx context.Context, b *store.Sandbox) (*secret.Redacto
 		if fresh[k], err = p.open(ctx, &s); err != nil {
 			return nil, hinted(&sandbox.Error{
 				Code: sandbox.CodeOf(err), Subject: s.Name, Message: "the value cannot be read, and output might show it", Cause: err,
-			}, "mend the source of the secret, or make the sandbox without redaction")
+			}, "fix the source of the secret, or make the sandbox without redaction")
 		}
 	}
 	return p.redactors.learn(b.ID, fresh), nil

@@ -87,7 +87,7 @@ func (a *agent) spawn(p *proc) error {
 		return err
 	}
 	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: fds.files, Close: fds.own, Credential: cred, TTY: c.TTY != nil}
-	if isBrief(c) {
+	if fastPath(c) {
 		attr.Pidfd, attr.Await = &p.pidfd, p.moment()
 	}
 	// The end must find the process's number and its timer.

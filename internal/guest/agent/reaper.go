@@ -19,7 +19,7 @@ type reaper struct {
 	calls    int          // how often somebody wanted that the ends of processes are waited for
 	begun    int          // starts so far, which are numbered by this
 	starting map[int]bool // those under way
-	brief    int          // processes that those who started them collect
+	unreaped int          // processes that those who started them collect
 	waiting  map[int]func(ending)
 	early    map[int]earlyEnding // by number of the process
 	none     bool                // the kernel said that there is no child
@@ -71,7 +71,7 @@ func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(
 			r.waiting[pid] = ended
 		}
 		if attr.Pidfd != nil && *attr.Pidfd >= 0 {
-			r.brief++
+			r.unreaped++
 		} else {
 			r.wait()
 		}
@@ -102,7 +102,7 @@ func (r *reaper) wait() {
 // call hands a process that was to be collected over to run.
 func (r *reaper) call() {
 	r.mu.Lock()
-	r.brief--
+	r.unreaped--
 	r.wait()
 	r.mu.Unlock()
 }
@@ -111,7 +111,7 @@ func (r *reaper) call() {
 // function that was given to start has been called when it returns, or will be soon.
 func (r *reaper) collect(pid int) {
 	r.mu.Lock()
-	r.brief--
+	r.unreaped--
 	r.mu.Unlock()
 	var ws syscall.WaitStatus
 	got, err := syscall.Wait4(pid, &ws, syscall.WNOHANG, nil)
@@ -177,7 +177,7 @@ func (r *reaper) reaped(pid int, ws syscall.WaitStatus, own int) {
 	}
 	r.mu.Lock()
 	r.none = err == syscall.ECHILD && r.births == births && len(r.starting) == 0
-	if err == nil && own != 0 && r.brief == 0 {
+	if err == nil && own != 0 && r.unreaped == 0 {
 		r.wait() // for what was left behind
 	}
 	tell := func() {}

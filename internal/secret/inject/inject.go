@@ -146,5 +146,5 @@ func setHeader(req *http.Request, i sandbox.Injection, name, value string) error
 }
 
 func unusable(i sandbox.Injection, message string) error {
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "secret.inject", Subject: cmp.Or(i.Secret, i.Name), Message: message, Hint: "rotate the secret, or mend the rule"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "secret.inject", Subject: cmp.Or(i.Secret, i.Name), Message: message, Hint: "rotate the secret, or fix the rule"}
 }

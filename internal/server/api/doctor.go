@@ -38,7 +38,7 @@ func (a *API) doctor() {
 			out.Body.Uses = append([]sandbox.ImageUse{}, uses...)
 			return out, a.problem(ctx, err)
 		})
-	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to mend it; only for the owner of the machine"),
+	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to fix it; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*diagnosisOutput, error) {
 			d, err := a.service.Diagnose(ctx)
 			d.Findings = append([]sandbox.Finding{}, d.Findings...)

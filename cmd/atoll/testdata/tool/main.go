@@ -1,4 +1,4 @@
-// Tool is the only program of the images that the stories make: it tells how
+// Tool is the only program of the images that the scripts make: it tells how
 // it was started.
 package main
 

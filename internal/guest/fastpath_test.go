@@ -16,10 +16,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// briefClient is a client of a guest that starts programs by itself, as it does
+// fastClient is a client of a guest that starts programs by itself, as it does
 // inside a sandbox: where Go has raised the limit of open files, package syscall
 // does, and no command is waited for by who started it.
-func briefClient(t testing.TB) (*guest.Client, int) {
+func fastClient(t testing.TB) (*guest.Client, int) {
 	t.Helper()
 	var l syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l); err != nil {
@@ -32,7 +32,7 @@ func briefClient(t testing.TB) (*guest.Client, int) {
 	return dial(t, conn, "/", guest.Options{}), cmd.Process.Pid
 }
 
-// kinds are the commands that may be brief: those of a client that awaits the
+// kinds are the commands that may take the fast path: those of a client that awaits the
 // end, those that it can rejoin, and those in the background.
 var kinds = map[string]func(*sandbox.Command){
 	"plain":      func(*sandbox.Command) {},
@@ -47,16 +47,16 @@ func ofKind(set func(*sandbox.Command), script string) *sandbox.Command {
 	return c
 }
 
-// TestBrief runs commands that end at once, that are slow to begin, and that are
+// TestFastPath runs commands that end at once, that are slow to begin, and that are
 // neither, and expects all that they write, and their end.
-func TestBrief(t *testing.T) {
+func TestFastPath(t *testing.T) {
 	for kind, set := range kinds {
-		t.Run(kind, func(t *testing.T) { testBrief(t, set) })
+		t.Run(kind, func(t *testing.T) { testFastPath(t, set) })
 	}
 }
 
-func testBrief(t *testing.T, set func(*sandbox.Command)) {
-	c, _ := briefClient(t)
+func testFastPath(t *testing.T, set func(*sandbox.Command)) {
+	c, _ := fastClient(t)
 	long := strings.Repeat("0123456789", 20_000)
 	for script, want := range map[string]result{
 		"true":                                  {},
@@ -80,10 +80,10 @@ func testBrief(t *testing.T, set func(*sandbox.Command)) {
 	}
 }
 
-// TestBriefIsKept expects of commands in the background, however long they take,
+// TestFastPathIsKept expects of commands in the background, however long they take,
 // that their output can be read again, and that they are known to have ended.
-func TestBriefIsKept(t *testing.T) {
-	c, _ := briefClient(t)
+func TestFastPathIsKept(t *testing.T) {
+	c, _ := fastClient(t)
 	ctx := testContext(t)
 	for _, script := range []string{"", "sleep 0.02; ", "sleep 0.1; "} {
 		for range 5 {
@@ -107,9 +107,9 @@ func TestBriefIsKept(t *testing.T) {
 	}
 }
 
-// TestBriefIsRejoined loses a command that can be rejoined in its first moments.
-func TestBriefIsRejoined(t *testing.T) {
-	c, _ := briefClient(t)
+// TestFastPathIsRejoined loses a command that can be rejoined in its first moments.
+func TestFastPathIsRejoined(t *testing.T) {
+	c, _ := fastClient(t)
 	ctx := testContext(t)
 	for _, script := range []string{"", "sleep 0.02; ", "sleep 0.1; "} {
 		p, err := c.Exec(ctx, &sandbox.Command{Shell: script + "echo out; echo err >&2; exit 3", Hold: time.Minute})
@@ -128,10 +128,10 @@ func TestBriefIsRejoined(t *testing.T) {
 	}
 }
 
-// TestBriefIsReached kills commands as soon as they are known, and gives input to
+// TestFastPathIsReached kills commands as soon as they are known, and gives input to
 // one that waits for it.
-func TestBriefIsReached(t *testing.T) {
-	c, _ := briefClient(t)
+func TestFastPathIsReached(t *testing.T) {
+	c, _ := fastClient(t)
 	ctx := testContext(t)
 	for kind, set := range kinds {
 		for range 3 {
@@ -155,10 +155,10 @@ func TestBriefIsReached(t *testing.T) {
 	}
 }
 
-// TestBriefBesideOthers runs commands while another one lives, so that none of
+// TestFastPathBesideOthers runs commands while another one lives, so that none of
 // them is the last, and many at a time.
-func TestBriefBesideOthers(t *testing.T) {
-	c, _ := briefClient(t)
+func TestFastPathBesideOthers(t *testing.T) {
+	c, _ := fastClient(t)
 	other, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}, Background: true})
 	if err != nil {
 		t.Fatal(err)
@@ -178,10 +178,10 @@ func TestBriefBesideOthers(t *testing.T) {
 	all.Wait()
 }
 
-// TestBriefLeavesNothing counts what is left in the guest of commands of all
+// TestFastPathLeavesNothing counts what is left in the guest of commands of all
 // kinds: no descriptor, and no process that nobody has waited for.
-func TestBriefLeavesNothing(t *testing.T) {
-	c, pid := briefClient(t)
+func TestFastPathLeavesNothing(t *testing.T) {
+	c, pid := fastClient(t)
 	round := func() {
 		for _, script := range []string{"true", "sleep 0.1", "echo x; sleep 0.01", "(sleep 0.05 &) >&- 2>&-", "nowhere"} {
 			for _, set := range kinds {
@@ -229,10 +229,10 @@ func children(t *testing.T, parent int) (pids []int) {
 	return pids
 }
 
-// TestBriefTimeout has times that are over before a command is looked at again,
+// TestFastPathTimeout has times that are over before a command is looked at again,
 // and after.
-func TestBriefTimeout(t *testing.T) {
-	c, _ := briefClient(t)
+func TestFastPathTimeout(t *testing.T) {
+	c, _ := fastClient(t)
 	for _, most := range []time.Duration{time.Nanosecond, 2 * time.Millisecond, 20 * time.Millisecond, 150 * time.Millisecond} {
 		got := run(t, c, &sandbox.Command{Args: []string{"sleep", "1000"}, Timeout: most}, "")
 		if got.exit.Reason != sandbox.ReasonTimeout {
@@ -244,7 +244,7 @@ func TestBriefTimeout(t *testing.T) {
 // TestTerminalBesideOthers expects that a terminal's second stream has ended,
 // whatever else lives.
 func TestTerminalBesideOthers(t *testing.T) {
-	c, _ := briefClient(t)
+	c, _ := fastClient(t)
 	other, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}, Background: true})
 	if err != nil {
 		t.Fatal(err)
@@ -256,9 +256,9 @@ func TestTerminalBesideOthers(t *testing.T) {
 	}
 }
 
-// TestBriefIsGivenUp lets go of commands as soon as they have begun.
-func TestBriefIsGivenUp(t *testing.T) {
-	c, pid := briefClient(t)
+// TestFastPathIsGivenUp lets go of commands as soon as they have begun.
+func TestFastPathIsGivenUp(t *testing.T) {
+	c, pid := fastClient(t)
 	for range 20 {
 		p, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}})
 		if err != nil {

@@ -29,10 +29,10 @@ const (
 	firstWords = 50 * time.Millisecond
 )
 
-// isBrief reports whether a command may be one of those. A terminal is there to
+// fastPath reports whether a command may be one of those. A terminal is there to
 // be looked at, and input could be what a command waits for: only in the
 // background nobody gives it any before he has heard of the start.
-func isBrief(c *sandbox.Command) bool {
+func fastPath(c *sandbox.Command) bool {
 	return c.TTY == nil && (!c.Stdin || c.Background)
 }
 
