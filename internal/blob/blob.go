@@ -66,7 +66,7 @@ const MaxKeyLen = 512
 const MaxIfAbsent = 16 << 20
 
 func errTooLarge() error {
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "too large to be put only if it is absent"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "blob.put", Message: "too large for a conditional upload"}
 }
 
 // ValidateKey reports whether key can name a blob: elements of [A-Za-z0-9._-]

@@ -54,7 +54,7 @@ func (d *Dir) Put(ctx context.Context, key string, r io.Reader, opts PutOptions)
 	}
 	if opts.IfAbsent { // only to spare the writing: the link below decides
 		if _, err := d.root.Lstat(key); err == nil {
-			return fail(sandbox.CodeAlreadyExists, "blob.put", key, "exists already", nil)
+			return fail(sandbox.CodeAlreadyExists, "blob.put", key, "already exists", nil)
 		}
 	}
 	f, name, err := d.create()
@@ -306,7 +306,7 @@ func dirError(op, key string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fail(sandbox.CodeNotFound, op, key, "no such blob", err)
 	case errors.Is(err, fs.ErrExist):
-		return fail(sandbox.CodeAlreadyExists, op, key, "exists already", err)
+		return fail(sandbox.CodeAlreadyExists, op, key, "already exists", err)
 	case errno == syscall.ENOSPC, errno == syscall.EDQUOT:
 		return fail(sandbox.CodeExhausted, op, key, "the disk is full", err)
 	case errno == syscall.EISDIR, errno == syscall.ENOTDIR, errno == syscall.ENOTEMPTY:

@@ -270,7 +270,7 @@ func s3Error(op, key string, err error) error {
 	case http.StatusNotFound:
 		return fail(sandbox.CodeNotFound, op, key, "no such "+strings.TrimPrefix(answer.Code, "NoSuch"), err)
 	case http.StatusPreconditionFailed, http.StatusConflict:
-		return fail(sandbox.CodeAlreadyExists, op, key, "exists already", err)
+		return fail(sandbox.CodeAlreadyExists, op, key, "already exists", err)
 	case http.StatusForbidden, http.StatusUnauthorized:
 		return &sandbox.Error{
 			Code: sandbox.CodeDenied, Op: op, Subject: key, Cause: err, Message: "the S3 service refuses (" + answer.Code + ")",

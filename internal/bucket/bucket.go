@@ -158,8 +158,8 @@ func (b *Buckets) Settle(ctx context.Context, id string) error {
 			return nil
 		}
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Op: "bucket.settle", Message: "the bucket does not take what was written (" + err.Error() + ")", Cause: err,
-			Hint: "make the bucket reachable and writable: it is tried again",
+			Code: sandbox.CodeUnavailable, Op: "bucket.settle", Message: "the bucket rejects the files that were written (" + err.Error() + ")", Cause: err,
+			Hint: "make the bucket reachable and writable; the upload is retried",
 		}
 	case <-ctx.Done():
 		return ctx.Err()

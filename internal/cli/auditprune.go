@@ -15,14 +15,14 @@ func (a *App) auditPruneCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "prune", Short: "Remove the oldest events of the log, which stays verifiable", Args: cobra.NoArgs,
-		Long: `Prune removes the oldest events of the log and keeps, sealed, the number and the
-hash of the last one that is gone, from where audit verify goes on. Somebody who
-removes events in the database has no such seal, and is found out.
+		Long: `Prune removes the oldest events of the log. It keeps the number and the hash of the
+last removed event under a seal, and audit verify continues from there. Events that
+were removed in the database directly have no such seal, so verify reports them.
 
 The newest event, actions without an outcome, and what is still to be sent to a
-collector stay. It is for the owner of the machine, is an event itself, and
-refuses a log that is not sound. Events that are gone cannot be brought back: see
-audit export.`,
+collector stay. Only the owner of the machine may prune. Pruning is logged as an
+event itself, and fails if the log is damaged. Removed events cannot be restored; to
+keep a copy, see audit export.`,
 		Example: `  atoll audit prune --before 90d
   atoll audit prune --up-to 1000 --json`,
 	}

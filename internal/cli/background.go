@@ -53,7 +53,7 @@ func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 		return nil, err
 	}
 	if c, err = a.daemon(ctx); err == nil && c == nil {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon that was started does not answer", Hint: "see " + filepath.Join(filepath.Dir(a.socket()), logName)}
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon was started but does not answer", Hint: "see " + filepath.Join(filepath.Dir(a.socket()), logName)}
 	}
 	return c, err
 }
@@ -208,7 +208,7 @@ func (a *App) detach(ctx context.Context, cmd *cobra.Command) error {
 		return err
 	case pid == 0:
 		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Message: "a daemon runs on this state directory already",
+			Code: sandbox.CodeConflict, Message: "a daemon already runs on this state directory",
 			Hint: "use that one, or end it first with: atoll down",
 		}
 	}
@@ -240,9 +240,9 @@ func (a *App) downCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "down",
 		Short: "End the daemon; sandboxes live on",
-		Long: `Down ends the daemon of the state directory in good order, and waits until it has
-ended. Sandboxes live on and are found again by the next daemon; see also: atoll
-rm --all. No daemon is no error.`,
+		Long: `Down shuts the daemon of the state directory down and waits until it has ended.
+Sandboxes keep running, and the next daemon takes them over; see also: atoll rm
+--all. It is not an error if no daemon runs.`,
 		Example: `  atoll down`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,

@@ -110,10 +110,10 @@ func (a *App) root() *cobra.Command {
 	root := parent(&cobra.Command{
 		Use:   "atoll",
 		Short: "Sandboxes for AI agents, from one program",
-		Long: `Atoll runs commands in sandboxes: small isolated machines with a kernel of
-their own, made in milliseconds, with nothing else to install.
+		Long: `Atoll runs commands in sandboxes: small isolated machines, each with its own
+kernel. They start in milliseconds, and there is nothing else to install.
 
-A sandbox sees no file, process or network of this machine unless it is given
+A sandbox sees no file, process or network of this machine unless you give it
 one.`,
 		Example: `  atoll run -- echo hello
   atoll doctor`,
@@ -129,7 +129,7 @@ one.`,
 		&cobra.Group{ID: groupMachine, Title: "This machine:"})
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
-	flags.StringVar(&a.provider, "provider", "", "what makes new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+a.defaultProvider()+"; see: atoll provider ls)")
+	flags.StringVar(&a.provider, "provider", "", "provider for new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+a.defaultProvider()+"; see: atoll provider ls)")
 	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the command needs one ($ATOLL_NO_DAEMON)")
 	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })

@@ -21,17 +21,17 @@ func (a *App) cpCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cp SANDBOX:PATH LOCAL | LOCAL SANDBOX:PATH",
 		Short: "Copy files and directories in and out of a sandbox",
-		Long: `Cp copies a file or a directory with all below it. Into a directory that exists
-it is copied under its own name, anything else is its new name. For a local path
-"-" is a tar stream on standard input, where it may be compressed with zstd, or on
-standard output. A local name with a colon is written as ./NAME.
+		Long: `Cp copies a file or a directory tree. If the destination is an existing directory,
+the copy keeps its name inside it; otherwise the destination is the new name. The
+local path "-" is a tar stream: standard input, optionally compressed with zstd, or
+standard output. Write a local name that contains a colon as ./NAME.
 
-Copying in is all or nothing: a stream that breaks off, or has a member that is
-refused, changes nothing inside. Holes of sparse files are kept.
+Copying in is all or nothing: a stream that is cut off or contains a member that is
+refused changes nothing in the sandbox. Holes of sparse files are kept.
 
-Copied out, files belong to you, and lose set-id bits; devices are left out, and
-nothing is written outside the destination, whatever the sandbox says. Copied
-in, they belong to root unless --owner names another user.`,
+Files that are copied out belong to you and lose their set-id bits. Devices are
+skipped, and nothing is written outside the destination. Files that are copied in
+belong to root unless --owner names another user.`,
 		Example: `  echo hello > hello.txt
   atoll cp hello.txt demo:/tmp/
   atoll cp demo:/tmp/hello.txt copy.txt

@@ -31,8 +31,8 @@ func (a *App) createCmd() *cobra.Command {
 		Use:   "create [flags]",
 		Short: "Make a sandbox that stays, with no command in it",
 		Long: `Create makes a sandbox and prints its name. Nothing runs in it, not even the
-image's own command, until there is an exec; see also: atoll run -d. The daemon
-looks after it: what it was made of is known when it is stopped and started.`,
+image's own command, until you run atoll exec; see also: atoll run -d. The daemon
+manages the sandbox and remembers its settings when it is stopped and started.`,
 		Example: `  atoll create --name demo --idle 10m --idle-action sleep
   atoll exec demo -- python3 --version`,
 		GroupID: groupBox,

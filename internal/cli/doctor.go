@@ -54,7 +54,7 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 		case sandbox.CodeDenied, sandbox.CodeUnauthorized:
 			f.Severity, d.Healthy = string(driver.Note), true
 		case sandbox.CodeNotFound:
-			f.Message, f.Fix = "it is of an older version, which cannot be asked", "restart it: atoll down, then atoll up --detach"
+			f.Message, f.Fix = "it runs an older version, which does not support this check", "restart it: atoll down, then atoll up --detach"
 		}
 		d.Findings = []sandbox.Finding{f}
 		return &d, ctx.Err()
@@ -62,7 +62,7 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	if d.Version != a.Version.Atoll {
 		d.Findings = append(d.Findings, sandbox.Finding{
 			Severity: string(driver.Warning), Subject: "version", Message: "the daemon is " + cmp.Or(d.Version, "unknown") + " and this program " + cmp.Or(a.Version.Atoll, "unknown"),
-			Fix: "restart it with this program: atoll down, then atoll up --detach; sandboxes live on",
+			Fix: "restart it with this program: atoll down, then atoll up --detach; sandboxes keep running",
 		})
 	}
 	return &d, nil
@@ -126,7 +126,7 @@ func (a *App) writeDiagnosis(b *strings.Builder, d diagnosis) {
 		state, color = "not available", red
 	}
 	if d.Available && !d.Isolates {
-		state, color = state+", isolates nothing", yellow
+		state, color = state+", no isolation", yellow
 	}
 	title := d.Provider
 	if d.Version != "" {

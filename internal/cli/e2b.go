@@ -28,16 +28,15 @@ func (a *App) e2bEnvCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "env",
 		Short: "Show the environment in which E2B's SDKs find this daemon",
-		Long: `Env writes the variables that make E2B's SDKs for JavaScript and Python use the
-daemon, which has to run with --e2b. It makes an API key for them, unless
-$ATOLL_KEY has one. The key allows to look, to run commands, and to make and
-change sandboxes, templates and volumes; with --admin, all there is in the
-tenant, secrets included.`,
+		Long: `Env writes the variables that make E2B's SDKs for JavaScript and Python use this
+daemon. The daemon must run with --e2b. Env makes an API key unless $ATOLL_KEY has
+one. The key may read, run commands, and manage sandboxes, templates and volumes;
+with --admin it may do everything in the tenant, including secrets.`,
 		Example: `  eval "$(atoll e2b env)"`,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.Flags().BoolVar(&admin, "admin", false, "make a key that allows everything in the tenant, as programs need that make secrets")
+	cmd.Flags().BoolVar(&admin, "admin", false, "make a key that allows everything in the tenant; programs that create secrets need it")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		verbs := []string{"read", "exec", "write"}
 		if admin {

@@ -22,24 +22,24 @@ func (a *App) egressCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "egress SANDBOX",
 		Short: "Show what a sandbox sent, and what was denied",
-		Long: `Egress shows what the gateway decided about the traffic of a sandbox: allowed,
-denied, limited or failed, the rule that decided, and what was sent to whom.
-Queries, headers and contents are never shown. Decisions of the same kind within
-half a second are one line.
+		Long: `Egress shows the gateway's decisions about the traffic of a sandbox: allowed,
+denied, limited or failed, the rule that decided, the destination and the number of
+bytes. Queries, headers and contents are never shown. Equal decisions within half a
+second are one line.
 
-With --suggest it writes rules that would have allowed what was denied; for a
-whole profile see: atoll profile learn. To see what a profile would decide, without
-any traffic: atoll profile test.`,
+With --suggest it writes rules that would have allowed the denied traffic. To write
+a whole profile, see: atoll profile learn. To try a profile without traffic, see:
+atoll profile test.`,
 		Example: `  atoll egress demo
   atoll egress demo --denied --json`,
 		GroupID: groupDaemon,
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&opts.Follow, "follow", "f", false, "go on until interrupted")
+	flags.BoolVarP(&opts.Follow, "follow", "f", false, "keep showing new ones until interrupted")
 	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
-	flags.BoolVar(&denied, "denied", false, "only what was denied")
-	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed what was denied")
+	flags.BoolVar(&denied, "denied", false, "only denied traffic")
+	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed the denied traffic")
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
 	cmd.MarkFlagsMutuallyExclusive("suggest", "follow")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {

@@ -37,7 +37,7 @@ func (a *App) environment(files, flags []string) (map[string]string, error) {
 func (a *App) setEnv(env map[string]string, pair string) error {
 	name, value, given := strings.Cut(pair, "=")
 	if name == "" || strings.ContainsAny(name, " \t\x00") {
-		return fmt.Errorf("a variable's name is empty or holds a space")
+		return fmt.Errorf("the name of a variable is empty or contains a space")
 	}
 	if !given {
 		if value, given = a.LookupEnv(name); !given {

@@ -22,9 +22,9 @@ func (a *App) eventsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened, from the daemon's log",
-		Long: `Events shows the daemon's log: who did what to which sandbox, and what became of
-it. It holds no output of commands and no value of a secret. The first column is
-the cursor for --after.
+		Long: `Events shows the daemon's log: who did what to which sandbox, and with what result.
+It never contains the output of commands or the values of secrets. The first column
+is the cursor for --after.
 
 --since and --until take an age such as 10m or 2d, a time such as
 2026-01-31T08:00:00Z, a day, or seconds since 1970. With --follow, --until may be
@@ -36,9 +36,9 @@ a time that is still to come.`,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&opts.Follow, "follow", "f", false, "go on until interrupted")
+	flags.BoolVarP(&opts.Follow, "follow", "f", false, "keep showing new ones until interrupted")
 	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
-	flags.StringVar(&box, "sandbox", "", "only about the sandbox of this name or id")
+	flags.StringVar(&box, "sandbox", "", "only events of the sandbox with this name or id")
 	flags.StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
 	span.register(flags)
@@ -108,10 +108,11 @@ func (a *App) auditExportCmd() *cobra.Command {
 	var opts atoll.EventOptions
 	cmd := &cobra.Command{
 		Use: "export", Short: "Write the log as JSON lines, each with its hash", Args: cobra.NoArgs,
-		Long: `Export writes the log to standard output, a record on a line, each as it was hashed:
-{"hash":"…","event":{…}}. The hash of a record is the SHA-256 of "atoll event v1", a
-line feed, the 32 bytes of the hash before, and the event byte for byte; the first
-follows the SHA-256 of "atoll genesis v1", a line feed and the tenant's name.
+		Long: `Export writes the log to standard output, one record per line, exactly as it was
+hashed: {"hash":"…","event":{…}}. The hash of a record is the SHA-256 of "atoll event
+v1", a line feed, the 32 bytes of the previous hash, and the bytes of the event. For the
+first record, the previous hash is the SHA-256 of "atoll genesis v1", a line feed and
+the tenant's name.
 
 With --format otlp-json it writes what atoll up --otlp sends, for OpenTelemetry's
 collectors to read from a file; that cannot be checked by its hashes.`,
@@ -141,10 +142,10 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 func (a *App) auditVerifyCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "verify", Short: "Check that the log is as it was written", Args: cobra.NoArgs,
-		Long: `Verify reads the whole log and checks its chain of hashes, so that a record that
-was edited, removed or moved is found, and compares its end with the copy that is
-kept outside the database.`,
+		Use: "verify", Short: "Check that the log was not modified", Args: cobra.NoArgs,
+		Long: `Verify reads the whole log and checks its chain of hashes, which reveals any record
+that was edited, removed or moved. It also compares the end of the log with the copy
+that is kept outside the database.`,
 		Example: `  atoll audit verify`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -160,9 +161,9 @@ kept outside the database.`,
 		if asJSON {
 			err = a.printJSON(report)
 		} else if report.Sound {
-			_, err = fmt.Fprintf(a.Stdout, "%d records, sound\n", report.Records)
+			_, err = fmt.Fprintf(a.Stdout, "%d records, all valid\n", report.Records)
 			if report.Pruned > 0 && err == nil {
-				_, err = fmt.Fprintf(a.Stdout, "those up to %d were pruned, last at %s\n", report.Pruned, report.PrunedAt.UTC().Format(time.RFC3339))
+				_, err = fmt.Fprintf(a.Stdout, "records up to %d were pruned, last at %s\n", report.Pruned, report.PrunedAt.UTC().Format(time.RFC3339))
 			}
 		}
 		if err != nil || report.Sound {
@@ -170,7 +171,7 @@ kept outside the database.`,
 		}
 		return &sandbox.Error{
 			Code: sandbox.CodeConflict, Subject: fmt.Sprintf("record %d", report.FaultSeq),
-			Message: "the log is not as it was written: " + report.Fault, Hint: "somebody changed the database; restore it from a copy",
+			Message: "the log was modified: " + report.Fault, Hint: "the database was modified; restore it from a backup",
 		}
 	})
 	return cmd

@@ -16,11 +16,11 @@ func (a *App) execCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [flags] SANDBOX [--] COMMAND [ARG...]",
 		Short: "Run another command in a sandbox",
-		Long: `Exec runs a command in a sandbox that exists, which lives on afterwards.
+		Long: `Exec runs a command in an existing sandbox. The sandbox keeps running afterwards.
 
-Flags stand before the sandbox's name; all that follows it is the command. With
---detach the command runs in the background and its id is printed; see also:
-atoll ps, logs, attach, kill. Exit codes are those of atoll run.`,
+Put flags before the sandbox's name; everything after it is the command. With
+--detach the command runs in the background and exec prints its id; see also:
+atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.`,
 		Example: `  atoll exec demo -- uname -a
   echo hello | atoll exec -i demo -- cat
   atoll exec -e NAME=value -w /tmp demo -- sh -c 'echo $NAME; pwd'
@@ -103,9 +103,8 @@ func (a *App) shellCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shell SANDBOX",
 		Short: "Open a shell in a sandbox",
-		Long: `Shell opens bash, or sh where there is none, in a sandbox that exists. It runs
-on a terminal if Atoll itself does; otherwise it reads a script from standard
-input.`,
+		Long: `Shell opens bash, or sh if there is no bash, in an existing sandbox. If Atoll runs on
+a terminal, so does the shell; otherwise the shell reads a script from standard input.`,
 		Example: `  echo 'echo hello from $(hostname)' | atoll shell demo`,
 		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
@@ -123,10 +122,10 @@ func (a *App) attachCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attach SANDBOX [ID]",
 		Short: "Follow a background command and pass signals to it",
-		Long: `Attach shows what a background command wrote so far and what it writes from now
-on, until it ends; its exit code is passed on. Ctrl-C reaches the command; a
-second one only ends the view. Without an ID, which atoll ps shows, it follows
-the background command that was started last.`,
+		Long: `Attach shows the output of a background command, past and future, until the
+command ends, and returns its exit code. The first Ctrl-C goes to the command; the
+second one only detaches. Without an ID (see atoll ps) it follows the background
+command that was started last.`,
 		Example: `  atoll exec -d demo -- sh -c 'sleep 1; echo done'
   atoll attach demo`,
 		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
@@ -160,7 +159,7 @@ func pickCommand(ctx context.Context, box box, given []string) (string, error) {
 		}
 	}
 	return "", &sandbox.Error{
-		Code: sandbox.CodeNotFound, Subject: box.Name(), Message: "no command was started in its background",
+		Code: sandbox.CodeNotFound, Subject: box.Name(), Message: "no background command was started",
 		Hint: "start one with: atoll exec -d " + box.Name() + " -- COMMAND",
 	}
 }
@@ -175,7 +174,7 @@ func (a *App) psCmd() *cobra.Command {
 		GroupID: groupBox,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &usageError{message: "name one sandbox, whose commands are listed", hint: "sandboxes themselves are listed by: atoll ls"}
+				return &usageError{message: "name the sandbox whose commands to list", hint: "to list sandboxes: atoll ls"}
 			}
 			return nil
 		},
@@ -222,16 +221,16 @@ func (a *App) logsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs SANDBOX [ID]",
 		Short: "Show what a background command wrote",
-		Long: `Logs shows what a background command wrote, as far as it is kept: the oldest
-output makes room for the newest. Without an ID, which atoll ps shows, it is
-the background command that was started last.`,
+		Long: `Logs shows the output of a background command. The log has a limited size, and the
+oldest output is dropped first. Without an ID (see atoll ps) it is the background
+command that was started last.`,
 		Example: `  atoll logs demo
   atoll logs --tail 10 demo`,
 		GroupID: groupBox,
 		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
 	}
-	cmd.Flags().IntVarP(&opts.Tail, "tail", "n", 0, "show only so many of the last lines")
-	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "go on until the command ends")
+	cmd.Flags().IntVarP(&opts.Tail, "tail", "n", 0, "show only this many of the last lines")
+	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "follow the output until the command ends")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		box, err := a.find(ctx, args[0])
 		if err != nil {
@@ -262,8 +261,8 @@ func (a *App) killCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kill SANDBOX [ID]",
 		Short: "Signal a background command",
-		Long: `Kill sends a signal to a command and all it started. Without an ID, which atoll
-ps shows, it is the background command that was started last.`,
+		Long: `Kill sends a signal to a command and all its children. Without an ID (see atoll ps)
+it is the background command that was started last.`,
 		Example: `  atoll exec -d demo -- sleep 600
   atoll kill --signal TERM demo`,
 		GroupID: groupBox,

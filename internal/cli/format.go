@@ -9,7 +9,7 @@ import (
 )
 
 // formatHelp explains --format.
-const formatHelp = "write each as this Go template says, such as '{{.Name}} {{.State}}'; {{json .}} shows what there is"
+const formatHelp = "format each with this Go template, such as '{{.Name}} {{.State}}'; {{json .}} shows all fields"
 
 // row compiles a template for the rows of a list, which are of the type of
 // sample, so that a mistake is found before anything is asked for. \t and \n may

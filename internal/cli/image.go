@@ -21,8 +21,8 @@ func (a *App) imageCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use:   "image",
 		Short: "What the files of sandboxes come from",
-		Long: `An image is a root file system and what it wants to run. "host" is always there;
-the others are fetched when they are first used, or with these commands.`,
+		Long: `An image is a root file system with a default command. "host" is always there.
+Other images are fetched when they are first used, or with these commands.`,
 		Example: `  atoll image ls`,
 		GroupID: groupMachine,
 	}, a.imagePullCmd(), a.imageImportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd())
@@ -66,8 +66,8 @@ func (a *App) imagePullCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE",
 		Short: "Fetch an image, or its newest version",
-		Long: `Pull fetches an image from its registry, also if it is here already, and prints
-its digest. Credentials are those that docker login stored.`,
+		Long: `Pull fetches an image from its registry, even if it is already here, and prints
+its digest. It uses the credentials that docker login stored.`,
 		Example: `  atoll image pull debian:12`,
 		Args:    cobra.ExactArgs(1),
 	}
@@ -171,7 +171,7 @@ func shortDigest(digest string) string {
 func (a *App) imageInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "inspect IMAGE",
-		Short:             "Show all that is known about an image, as JSON",
+		Short:             "Show an image in detail, as JSON",
 		Example:           `  atoll image inspect debian:12`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeImages,
@@ -191,8 +191,8 @@ func (a *App) imageRmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Remove images, or names of images",
-		Long: `Rm removes a name and, when it was the last one, the image. One that a sandbox,
-one at rest too, a snapshot or a template needs stays until that is gone.`,
+		Long: `Rm removes a name and, if it was the last one, the image. An image that a sandbox
+(running or at rest), a snapshot or a template needs stays until that is gone.`,
 		Example:           `  atoll image rm debian:12`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeImages,
@@ -220,7 +220,7 @@ func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
 			return nil, nil
 		case a.noDaemon():
 			return nil, &sandbox.Error{
-				Code: sandbox.CodeUnavailable, Message: "no daemon runs to say which images sandboxes at rest need", Hint: "start it with: atoll up --detach", Cause: err,
+				Code: sandbox.CodeUnavailable, Message: "no daemon runs, so the images that sandboxes at rest need are unknown", Hint: "start it with: atoll up --detach", Cause: err,
 			}
 		}
 		if err := a.startNoted(ctx); err != nil {
@@ -250,7 +250,7 @@ func (a *App) hadDaemon() bool {
 func (a *App) imageStore() (*image.Store, error) {
 	if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" && host != "unix://"+a.socket() {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "images", Message: "they are managed where the daemon runs, and ATOLL_HOST names one elsewhere",
+			Code: sandbox.CodeUnsupported, Subject: "images", Message: "images are managed on the daemon's machine, and ATOLL_HOST names a remote daemon",
 			Hint: "run this where that daemon is; a sandbox's image is fetched there when it is made",
 		}
 	}

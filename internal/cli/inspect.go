@@ -11,10 +11,10 @@ import (
 func (a *App) inspectCmd() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
-		Use: "inspect [flags] SANDBOX...", Short: "Show all that is known of sandboxes, as JSON", GroupID: groupBox,
-		Long: `Inspect writes what is known of sandboxes as a JSON array: state and why, image,
-limits, labels, lifetime, and how they ended. Of what they hold it shows nothing,
-nor values of environment variables.`,
+		Use: "inspect [flags] SANDBOX...", Short: "Show sandboxes in detail, as JSON", GroupID: groupBox,
+		Long: `Inspect writes sandboxes as a JSON array: state and its reason, image, limits,
+labels, lifetime, and how they ended. It shows neither their content nor the values
+of environment variables.`,
 		Example: `  atoll inspect demo
   atoll inspect --format '{{.State}}' demo`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,

@@ -26,15 +26,15 @@ func (a *App) keyCreateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
 		Short: "Make an API key, and show it this once",
-		Long: `Create makes an API key and writes it to standard output. It is shown only now;
-the daemon keeps no more than what it needs to recognise it.`,
+		Long: `Create makes an API key and writes it to standard output. It is shown only once;
+the daemon keeps only its hash.`,
 		Example: `  atoll key create --allow read,exec ci
   atoll key create --allow admin --expires 24h`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().StringSliceVar(&n.Verbs, "allow", []string{"read", "exec", "write"}, "what it allows: read, exec, write, admin")
-	cmd.Flags().StringVar(&n.Tenant, "tenant", "", "whose key it is; a tenant that is new is made (default: your own)")
-	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: for ever)")
+	cmd.Flags().StringSliceVar(&n.Verbs, "allow", []string{"read", "exec", "write"}, "permissions: read, exec, write, admin")
+	cmd.Flags().StringVar(&n.Tenant, "tenant", "", "tenant of the key, which is created if it does not exist (default: your own)")
+	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: no limit)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
@@ -110,7 +110,7 @@ func keyState(k sandbox.Key) string {
 
 func (a *App) keyRevokeCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "revoke ID...", Short: "End API keys from now on", Args: cobra.MinimumNArgs(1),
+		Use: "revoke ID...", Short: "Revoke API keys, effective at once", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {

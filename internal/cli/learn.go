@@ -58,10 +58,10 @@ func (a *App) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name s
 	}
 	profile, left := policy.Learn(name, all)
 	for _, s := range left {
-		a.say("note", "left out, since no rule can allow it: "+oneLine(strings.TrimSpace(s.Method+" "+s.Host+s.Path), 100))
+		a.say("note", "skipped, because no rule can allow it: "+oneLine(strings.TrimSpace(s.Method+" "+s.Host+s.Path), 100))
 	}
 	if len(profile.Rules) > 0 {
-		a.say("note", "read it before you use it: what a sandbox should not have tried is in it, too")
+		a.say("note", "review it before you use it: it also allows what the sandbox should not have tried")
 	}
 	return profile, nil
 }
@@ -72,17 +72,17 @@ func (a *App) profileLearnCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "learn SANDBOX", Short: "Write a profile that allows what a sandbox did and tried", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeSandbox,
-		Long: `Learn writes the smallest profile that allows what a sandbox sent, and what it was
-refused: exact hosts and ports, and where the gateway saw requests, exactly their
-methods and paths. Of a name that was not resolved, port 443 is taken.
+		Long: `Learn writes the smallest profile that allows everything a sandbox sent or tried to
+send: exact hosts and ports and, where the gateway saw requests, exact methods and
+paths. For a name that was not resolved it assumes port 443.
 
-It is a draft: what a sandbox should not have tried is in it as well. With --save
-it is stored, and sandboxes that work by it are held to it at once.`,
+The result is a draft: it also allows things that the sandbox should not have tried.
+With --save it is stored and applied at once to the sandboxes that use it.`,
 		Example: `  atoll profile learn demo
   atoll profile learn demo --save learned`,
 	}
 	cmd.Flags().StringVar(&save, "save", "", "store it under this name")
-	cmd.Flags().BoolVar(&allowed, "allowed", false, "only what was allowed")
+	cmd.Flags().BoolVar(&allowed, "allowed", false, "only allowed traffic")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)

@@ -17,13 +17,13 @@ func (a *App) stopCmd() *cobra.Command {
 	grace := durationFlag(10 * time.Second)
 	cmd := &cobra.Command{
 		Use:   "stop [flags] SANDBOX...",
-		Short: "End sandboxes, and keep their files where that is possible",
-		Long: `Stop sends SIGTERM to the commands that run, waits until they have ended or the
-grace is over, and ends the sandbox. It prints the name of each.
+		Short: "Stop sandboxes and keep their files if possible",
+		Long: `Stop sends SIGTERM to the running commands, waits until they have ended or the grace
+period is over, and ends the sandbox. It prints the names of the stopped sandboxes.
 
-The daemon keeps the files of a sandbox whose provider can write them down, until
-it is started again with: atoll start. Otherwise, and without a daemon, the
-sandbox is removed, and stop says so.`,
+If the provider can save files, the daemon keeps those of the sandbox until it is
+started again with atoll start. Otherwise, and without a daemon, the sandbox is
+removed, and stop says so.`,
 		Example: `  atoll stop demo
   atoll start demo`,
 		GroupID: groupBox,
@@ -106,7 +106,7 @@ func (a *App) noteReason(info sandbox.Sandbox) {
 
 func (a *App) startCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
-		Use: "start [flags] SANDBOX...", Short: "Bring stopped sandboxes back with their files",
+		Use: "start [flags] SANDBOX...", Short: "Start stopped sandboxes again, with their files",
 		Example: `  atoll start demo`,
 	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) { return s.Start(ctx) })
 }
@@ -114,10 +114,10 @@ func (a *App) startCmd() *cobra.Command {
 func (a *App) pauseCmd() *cobra.Command {
 	var toDisk bool
 	cmd := a.changeCmd(&cobra.Command{
-		Use: "pause [flags] SANDBOX...", Short: "Make sandboxes stand still",
-		Long: `Pause freezes sandboxes where they stand: processes, memory and connections stay,
-and nothing of them uses a processor. With --to-disk they use neither memory nor
-processes either. Their lifetime stands still. They go on with: atoll resume.`,
+		Use: "pause [flags] SANDBOX...", Short: "Freeze sandboxes",
+		Long: `Pause freezes sandboxes. Processes, memory and connections stay, and nothing uses a
+processor. With --to-disk the state is written to disk, and memory is freed too. The
+lifetime of a paused sandbox stands still. To continue: atoll resume.`,
 		Example: `  atoll pause demo
   atoll pause --to-disk demo`,
 	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) {
@@ -126,13 +126,13 @@ processes either. Their lifetime stands still. They go on with: atoll resume.`,
 		}
 		return s.Pause(ctx, sandbox.PauseMemory)
 	})
-	cmd.Flags().BoolVar(&toDisk, "to-disk", false, "leave neither memory nor processes")
+	cmd.Flags().BoolVar(&toDisk, "to-disk", false, "write the state to disk and free the memory")
 	return cmd
 }
 
 func (a *App) resumeCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
-		Use: "resume [flags] SANDBOX...", Aliases: []string{"unpause"}, Short: "Let paused sandboxes go on",
+		Use: "resume [flags] SANDBOX...", Aliases: []string{"unpause"}, Short: "Resume paused sandboxes",
 		Example: `  atoll resume demo`,
 	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) { return s.Resume(ctx) })
 }
@@ -149,8 +149,8 @@ func (a *App) updateCmd() *cobra.Command {
 	var life lifetimeFlags
 	cmd := &cobra.Command{
 		Use: "update [flags] SANDBOX...", Short: "Change limits, labels, lifetime or idle policy of sandboxes",
-		Long: `Update changes what is named and leaves the rest. A lifetime begins anew; "never"
-is none. Limits of a sandbox that is stopped hold when it is started.`,
+		Long: `Update changes the given settings and leaves the rest. A new lifetime starts now;
+"never" removes it. New limits of a stopped sandbox apply when it is started.`,
 		Example: `  atoll update --memory 1g --label team=red demo
   atoll update --idle 10m --idle-action sleep demo
   atoll update --lifetime never --unlabel team demo`,
@@ -188,14 +188,14 @@ is none. Limits of a sandbox that is stopped hold when it is started.`,
 		return s.Update(ctx, c)
 	})
 	flags := cmd.Flags()
-	flags.Float64Var(&cpus, "cpus", 0, "processors' worth of time, such as 0.5")
+	flags.Float64Var(&cpus, "cpus", 0, "number of processors, such as 0.5")
 	flags.VarP(&memory, "memory", "m", "memory, such as 512m")
-	flags.Var(&disk, "disk", "bytes that can be written to its own file system, such as 2g")
+	flags.Var(&disk, "disk", "size of its writable file system, such as 2g")
 	flags.Int64Var(&pids, "pids", 0, "processes and threads alive at once")
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "set a label: KEY=VALUE")
 	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label: KEY")
-	flags.StringVar(&lifetime, "lifetime", "", "do what --lifetime-action says after this time from now, such as 1h, or never")
-	flags.StringVar(&idle, "idle", "", "do what --idle-action says when nobody used it for so long, or never")
+	flags.StringVar(&lifetime, "lifetime", "", "time from now after which to carry out --lifetime-action, such as 1h, or never")
+	flags.StringVar(&idle, "idle", "", "time without use after which the daemon carries out --idle-action, or never")
 	life.register(cmd)
 	return cmd
 }
@@ -238,9 +238,9 @@ func (a *App) forkCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "fork [flags] SANDBOX", Short: "Make copies of a sandbox",
-		Long: `Fork copies a sandbox as it is now: its files, and its processes with their memory
-where its provider can. Each copy has a name and an id of its own; the sandbox
-itself goes on. It prints the names of the copies; all are made or none.`,
+		Long: `Fork copies a sandbox in its current state: its files, and its processes with their
+memory if the provider supports that. Each copy has its own name and id, and the
+original keeps running. Fork prints the names of the copies. It makes all or none.`,
 		Example: `  atoll fork demo
   atoll fork demo --count 3 --name-prefix try`,
 		GroupID: groupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,

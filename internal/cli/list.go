@@ -22,9 +22,9 @@ func (a *App) lsCmd() *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List the sandboxes that exist",
-		Long: `Ls lists the sandboxes that exist, those that are stopped, paused or have failed
-too: they keep a name, files and a part of the quota. --filter state=running shows
-only those that run.`,
+		Long: `Ls lists all sandboxes, including stopped, paused and failed ones: they still have
+a name and files and count against the quota. --filter state=running shows only
+running ones.`,
 		Example: `  atoll ls
   atoll ls --label team=red
   atoll ls --filter state=running
@@ -37,9 +37,9 @@ only those that run.`,
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
 	cmd.Flags().StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
 	cmd.Flags().StringArrayVarP(&filter, "filter", "f", nil, "only those with this KEY=VALUE: name (a part of it), id (how it begins), state, image, label")
-	cmd.Flags().BoolP("all", "a", false, "show stopped ones too, which is done anyway")
+	cmd.Flags().BoolP("all", "a", false, "no effect: ls always shows stopped ones too")
 	cmd.Flags().StringVar(&format, "format", "", formatHelp)
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show them again every second, until interrupted")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh the list every second, until interrupted")
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		only, err := parseFilters(filter)
@@ -128,9 +128,8 @@ func (a *App) rmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rm [flags] SANDBOX...",
 		Short: "Remove sandboxes with everything in them",
-		Long: `Rm removes sandboxes, and prints the name of each. One in which a command still
-runs is only removed with --force; with it, one that does not exist is no error
-either.`,
+		Long: `Rm removes sandboxes and prints their names. A sandbox in which a command still runs
+is only removed with --force. With --force, missing sandboxes are ignored.`,
 		Example: `  atoll rm --force demo
   atoll rm --force --all`,
 		GroupID:           groupBox,
@@ -219,7 +218,7 @@ func idle(ctx context.Context, box box) error {
 		if p.Running {
 			return &sandbox.Error{
 				Code: sandbox.CodeConflict, Subject: box.Name(), Message: "a command runs in it: " + oneLine(commandText(p.Args), 60),
-				Hint: "remove it all the same with: atoll rm --force " + box.Name(),
+				Hint: "to remove it anyway: atoll rm --force " + box.Name(),
 			}
 		}
 	}

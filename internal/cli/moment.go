@@ -12,8 +12,8 @@ import (
 type spanFlags struct{ since, until string }
 
 func (f *spanFlags) register(flags *pflag.FlagSet) {
-	flags.StringVar(&f.since, "since", "", "only what happened since then: an age such as 10m, or a time")
-	flags.StringVar(&f.until, "until", "", "only what happened before then: an age such as 10m, or a time")
+	flags.StringVar(&f.since, "since", "", "only events since this time: an age such as 10m, or a time")
+	flags.StringVar(&f.until, "until", "", "only events before this time: an age such as 10m, or a time")
 }
 
 // read returns the two ends of the span; zero is no end.

@@ -23,9 +23,9 @@ import (
 func (a *App) policyCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "policy", Short: "Say what sandboxes may be", GroupID: groupDaemon,
-		Long: `Policies bound what the sandboxes of a tenant may be: resources, lifetime, images,
-mounts, secrets, and what they reach at most. They are written in files that are
-kept under version control; the daemon is told where with: atoll up --policy DIR.
+		Long: `Policies limit the sandboxes of a tenant: resources, lifetime, images, mounts,
+secrets, and the hosts they may reach. Policies are files that you keep under
+version control; tell the daemon where they are with: atoll up --policy DIR.
 See docs/operate/policies.md for every field:
 
   policies:
@@ -62,9 +62,9 @@ func (a *App) policyTestCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "test PATH", Short: "Run the tests that stand beside policies", Args: cobra.ExactArgs(1),
-		Long: `Test asks the policies of a file, or of a directory, about the requests under
-"tests" and compares the answers with what is wanted. It needs no daemon. The exit
-code is 0 if there are tests and all of them pass, else 1.`,
+		Long: `Test runs the requests under "tests" against the policies of a file or directory
+and compares the results with the expected ones. It needs no daemon. The exit code is
+0 if there are tests and all of them pass, else 1.`,
 		Example: `  atoll policy test policies.yaml`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -107,9 +107,9 @@ func (a *App) showResults(results []policyset.Result) error {
 func (a *App) policyShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "show", Short: "List the policies that hold", Args: cobra.NoArgs,
-		Long: `Show lists the policies of the daemon that are about your sandboxes, and says
-if what is in their files now could not be used.`,
+		Use: "show", Short: "List the policies in force", Args: cobra.NoArgs,
+		Long: `Show lists the policies that apply to your sandboxes, and reports if the current
+files could not be used.`,
 		Example: `  atoll policy show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -128,10 +128,9 @@ func (a *App) policyReloadCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "reload", Short: "Have the daemon read its policies anew", Args: cobra.NoArgs,
-		Long: `Reload has the daemon read its policies anew, which it does by itself when their
-files change, too. All of them hold from then on; if anything is wrong with one of
-them, those that held before hold on. What running sandboxes may not reach any
-more is cut at once.`,
+		Long: `Reload makes the daemon read its policies again. It also does so by itself when the
+files change. The new policies apply at once. If one of them is invalid, the old ones
+stay in force. Connections that are no longer allowed are cut immediately.`,
 		Example: `  atoll policy reload`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -189,11 +188,10 @@ func (a *App) policyExplainCmd() *cobra.Command {
 	var file, tenant string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "explain [flags of create]", Short: "Tell what the policies say about a sandbox, without making it", Args: cobra.NoArgs,
-		Long: `Explain takes the flags of atoll create, and tells what every rule of the policies
-says about that sandbox. Nothing is made. With --policy the policies are read from
-there, and no daemon is needed. The exit code is 0 if the sandbox would be made,
-else 1.`,
+		Use: "explain [flags of create]", Short: "Show what the policies say about a sandbox, without making it", Args: cobra.NoArgs,
+		Long: `Explain takes the flags of atoll create and shows what each rule of the policies
+says about that sandbox, without creating it. With --policy it reads the policies
+from there and needs no daemon. The exit code is 0 if the sandbox is allowed, else 1.`,
 		Example: `  atoll policy explain --memory 8g --image debian:12
   atoll policy explain --policy policies.yaml --tenant acme --cpus 1`,
 	}

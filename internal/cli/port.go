@@ -26,14 +26,13 @@ func (a *App) portForwardCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forward SANDBOX [LOCAL:]REMOTE...",
 		Short: "Listen here, and connect to ports inside",
-		Long: `Forward listens on ports of this machine, and connects whoever comes there to a
-port inside the sandbox, as a program there would at localhost: what listens on
-the sandbox's loopback only is reached too. It says where it listens, and goes
-on until it is interrupted.
+		Long: `Forward listens on ports of this machine and forwards connections to ports inside
+the sandbox, including servers that listen only on the sandbox's loopback. It prints
+the addresses and runs until it is interrupted.
 
-The local port is the same as the remote one unless it is given; 0 takes any
-that is free. Who can connect to it needs no key: it listens on 127.0.0.1,
-where every user of this machine can.`,
+The local port is the same as the remote one unless you give one; 0 takes any free
+port. Connecting needs no key: forward listens on 127.0.0.1, which every user of this
+machine can reach.`,
 		Example: `  atoll port forward demo 8000
   atoll port forward demo 0:8000 5433:5432`,
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeSandboxes,
@@ -97,9 +96,9 @@ func (a *App) portTokenCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "token SANDBOX [PORT...]",
 		Short: "Make a token with which others reach ports over HTTP",
-		Long: `Token writes a token to standard output. Who sends it to the daemon in the header
-Atoll-Token reaches the ports that are named, or all of them, and nothing else.
-It ends with its time, with the sandbox, and with the key that made it.`,
+		Long: `Token writes a token to standard output. A client that sends it to the daemon in the
+header Atoll-Token reaches the named ports, or all ports, and nothing else. The token
+ends when it expires, when the sandbox is removed, or when the key that made it ends.`,
 		Example: `  atoll port token --expires 1h demo 8000`,
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
@@ -135,8 +134,8 @@ func (a *App) portURLCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "url SANDBOX PORT",
 		Short: "Say where a port is shown over HTTP",
-		Long: `Url writes the address at which the daemon shows an HTTP server inside to whoever
-sends a token for it: see atoll port token. The daemon must be reached over TCP.`,
+		Long: `Url writes the address at which the daemon serves an HTTP server of the sandbox to
+clients that send a token (see atoll port token). You must use the daemon over TCP.`,
 		Example: `  ATOLL_HOST=http://127.0.0.1:7070 atoll port url demo 8000`,
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
 	}

@@ -22,8 +22,8 @@ import (
 func (a *App) profileCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "profile", Short: "Say what sandboxes may reach on the network", GroupID: groupDaemon,
-		Long: `A profile is a list of rules about hosts, paths and methods, of which the first
-that matches decides, and a default, which is to deny. It is written as YAML or
+		Long: `A profile is a list of rules about hosts, paths and methods. The first rule that
+matches decides; if none matches, the default (deny) applies. Profiles are YAML or
 JSON; see docs/reference/profiles.md for every field:
 
   name: docs
@@ -73,7 +73,7 @@ func parseProfile(text []byte, p *sandbox.Profile, bad func(string) error) error
 		return bad("it is not YAML or JSON: " + err.Error())
 	}
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
-		return bad("it holds more than one document")
+		return bad("it contains more than one document")
 	}
 	plain, err := json.Marshal(doc)
 	if err != nil {
@@ -111,7 +111,7 @@ func (a *App) profileCreateCmd() *cobra.Command {
 
 func (a *App) profileApplyCmd() *cobra.Command {
 	return a.profileWriteCmd("apply", "Store a profile or a new version of it, and apply it to running sandboxes", `
-What the new version does not allow any more is cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (sandbox.StoredProfile, error) {
+Connections that the new version does not allow are cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (sandbox.StoredProfile, error) {
 		return c.ApplyProfile(ctx, p, version)
 	})
 }
@@ -257,9 +257,9 @@ func (a *App) profileTestCmd() *cobra.Command {
 	var file string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "test [NAME] [METHOD] URL", Short: "Tell what would become of a request, without sending it", Args: cobra.RangeArgs(1, 3),
-		Long: `Test tells which rule of a profile would decide about a request, and how. Nothing
-is sent. With --file the profile is read from a file, and no daemon is needed.
+		Use: "test [NAME] [METHOD] URL", Short: "Show how a profile decides about a request, without sending it", Args: cobra.RangeArgs(1, 3),
+		Long: `Test shows which rule of a profile decides about a request, and how. Nothing is
+sent. With --file it reads the profile from a file and needs no daemon.
 
 The URL has the scheme https, http, wss, ws, or tcp for a connection that is not
 HTTP. The exit code is 0 if the request would be let through, else 1.`,
@@ -362,7 +362,7 @@ func (a *App) showExplanation(e atoll.Explanation) error {
 func (a *App) profileRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: "rm NAME...", Short: "Remove profiles that no sandbox works by", Args: cobra.MinimumNArgs(1),
+		Use: "rm NAME...", Short: "Remove profiles that no sandbox uses", Args: cobra.MinimumNArgs(1),
 		ValidArgsFunction: a.completeProfile,
 		Example:           `  atoll profile rm docs`,
 	}

@@ -23,10 +23,9 @@ func (a *App) profileEditCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "edit NAME", Short: "Change a profile in your editor, and apply it to running sandboxes", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeProfile,
-		Long: `Edit opens a profile in $VISUAL, $EDITOR or vi. What you save becomes its next
-version, as with apply; nothing happens if you change nothing. If somebody else
-changed the profile meanwhile, or yours cannot be stored, your text is kept and
-you are told where.`,
+		Long: `Edit opens a profile in $VISUAL, $EDITOR or vi. The text that you save becomes its
+next version, as with apply. If somebody else changed the profile in the meantime, or
+your text cannot be stored, edit keeps it in a file and prints its name.`,
 		Example: `  atoll profile edit docs
   EDITOR="sed -i s/GET/HEAD/" atoll profile edit docs`,
 	}

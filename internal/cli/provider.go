@@ -15,7 +15,7 @@ import (
 func (a *App) providerCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use:     "provider",
-		Short:   "What can make sandboxes here",
+		Short:   "List and check providers",
 		Example: `  atoll provider ls`,
 		GroupID: groupMachine,
 	}, a.providerLsCmd(), a.providerCheckCmd())
@@ -90,10 +90,10 @@ func (a *App) providerCheckCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [PROVIDER]",
-		Short: "Find out whether a provider keeps its promises here",
-		Long: `Check runs the conformance suite, by which Atoll itself is tested, against a
-provider on this machine: it makes and removes sandboxes, and compares what the
-provider says it can do with what works.`,
+		Short: "Run the conformance suite against a provider",
+		Long: `Check runs Atoll's conformance suite against a provider on this machine. It makes and
+removes sandboxes, and compares the capabilities that the provider declares with
+what works.`,
 		Example: `  atoll provider check host`,
 		Args:    cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
@@ -107,7 +107,7 @@ provider says it can do with what works.`,
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Subject: "provider check", Message: "it works on this machine, and ATOLL_HOST names a daemon",
+				Code: sandbox.CodeUnsupported, Subject: "provider check", Message: "this command works on this machine only, but ATOLL_HOST names a daemon",
 				Hint: "run it where the daemon is, without ATOLL_HOST",
 			}
 		}
@@ -151,12 +151,12 @@ func (a *App) doctorCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Explain what this machine and its daemon can and cannot do, and how to fix it",
-		Long: `Doctor looks at what every provider needs and finds here. If a daemon runs, it is
-asked how it is: its store, log, disks, gateway, clock, and whether what is
-recorded is what exists; that is for the owner of the machine. The exit code is 1
-if the default provider cannot make sandboxes, or something of the daemon is
-broken.`,
+		Short: "Check this machine and its daemon, and explain how to fix problems",
+		Long: `Doctor checks what each provider needs and whether this machine has it. If a daemon
+runs, doctor also checks its store, log, disks, gateway and clock, and compares its
+records with the sandboxes that exist; only the owner of the machine may ask for
+that. The exit code is 1 if the default provider cannot make sandboxes, or if a check
+of the daemon failed.`,
 		Example: `  atoll doctor
   atoll doctor --json`,
 		GroupID: groupMachine,

@@ -15,8 +15,8 @@ func (a *App) imagePruneCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "Free the space of images that nobody needs",
-		Long: `Prune removes images without a name and what was kept of interrupted downloads;
-with --all also every image that no sandbox, snapshot or template needs.`,
+		Long: `Prune removes images without a name and the rest of interrupted downloads. With
+--all it also removes every image that no sandbox, snapshot or template needs.`,
 		Example: `  atoll image prune
   atoll image prune --all`,
 		Args: cobra.NoArgs,

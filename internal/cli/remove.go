@@ -10,7 +10,7 @@ import (
 // forceFlag is -f of the commands that remove things by name. more says what else
 // it does.
 func forceFlag(flags *pflag.FlagSet, force *bool, more string) {
-	flags.BoolVarP(force, "force", "f", false, "one that does not exist is no error"+more)
+	flags.BoolVarP(force, "force", "f", false, "ignore those that do not exist"+more)
 }
 
 // removeEach removes things by name, prints the names of those that are gone

@@ -24,20 +24,20 @@ func (a *App) runCmd() *cobra.Command {
 		Short: "Run a command in a new sandbox",
 		Long: `Run makes a sandbox, runs a command in it and removes it again.
 
-All words after the flags are the command; the image is named with --image.
-Without --image the sandbox shows this machine's own programs, read-only, so
-that no download is needed. Without a command the image's own is run.
+All words after the flags are the command; choose the image with --image. Without
+--image the sandbox shows this machine's own programs, read-only, so nothing has to
+be downloaded. Without a command, the image's default command runs.
 
-The sandbox goes away with the command, and with this program, unless --keep or
---detach is given. With --detach the command runs on in the background and the
-name of the sandbox is printed; see also: atoll exec, logs, cp, rm. What stays is
-looked after by a daemon, which is started if none runs (see: atoll up).
+The sandbox is removed when the command or this program ends, unless you give --keep
+or --detach. With --detach the command runs in the background and run prints the
+name of the sandbox; see also: atoll exec, logs, cp, rm. Sandboxes that stay are
+managed by a daemon, which is started if none runs (see: atoll up).
 
-Ctrl-C reaches the command; a second one ends it and removes the sandbox.
+The first Ctrl-C goes to the command; the second one ends it and removes the sandbox.
 
-The exit code is the command's own: 126 if it cannot be executed, 127 if it is
-not found, 128+n if signal n ended it. 124 means that --timeout or --lifetime
-ended it, 125 that Atoll itself failed.`,
+The exit code is that of the command: 126 if it cannot be executed, 127 if it is not
+found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended it,
+125 that Atoll itself failed.`,
 		Example: `  atoll run -- python3 -c 'print(6*7)'
   echo hello | atoll run -i -- tr a-z A-Z
   atoll run --memory 256m --cpus 0.5 --timeout 10s -- sh -c 'echo $((6*7))'

@@ -18,13 +18,13 @@ import (
 
 func (a *App) secretCmd() *cobra.Command {
 	return parent(&cobra.Command{
-		Use: "secret", Short: "Keep secrets that sandboxes may use and never see", GroupID: groupDaemon,
-		Long: `A secret is stored sealed and never shown again. A sandbox gets a placeholder,
-which the gateway replaces on the way to the hosts that the secret names; or a
+		Use: "secret", Short: "Manage secrets that sandboxes can use but not see", GroupID: groupDaemon,
+		Long: `Secrets are stored encrypted and never shown again. A sandbox gets a placeholder,
+and the gateway replaces it in requests to the hosts that the secret names. Or a
 profile adds the secret to requests, and the sandbox gets nothing at all.
 
-Values are read from standard input, from a file, or typed; never from the
-command line, which everybody on the machine can read.`,
+Values are read from standard input, from a file or from the terminal, never from the
+command line, which every user of the machine can read.`,
 		Example: `  atoll secret ls`,
 	}, a.secretCreateCmd(), a.secretRotateCmd(), a.secretListCmd(), a.secretRemoveCmd())
 }
@@ -69,13 +69,13 @@ func (a *App) secretCreateCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "create NAME", Short: "Store a secret, whose value is read from standard input", Args: cobra.ExactArgs(1),
-		Long: `Create stores a secret. Its value is read from standard input or a file, or is
-typed without an echo, and cannot be shown again.
+		Long: `Create stores a secret. It reads the value from standard input, from a file, or from
+the terminal without echo. The value cannot be shown again.
 
-A secret without --host is sent only by stored profiles, to whoever they name.`,
+A secret without --host is sent only by stored profiles, to the hosts they name.`,
 		Example: `  printf %s "$GITHUB_TOKEN" | atoll secret create github --host api.github.com`,
 	}
-	cmd.Flags().StringSliceVar(&s.Hosts, "host", nil, "to whom it may be sent, such as api.example.com or *.example.com:8443")
+	cmd.Flags().StringSliceVar(&s.Hosts, "host", nil, "hosts that it may be sent to, such as api.example.com or *.example.com:8443")
 	cmd.Flags().StringVar(&file, "from-file", "", "read the value from a file, - for standard input")
 	cmd.Flags().StringVar(&s.Source, "source", "", "store no value: the daemon finds it in env:NAME, file:/PATH, 'command:/PATH ARGUMENT…' or vault:PATH#FIELD")
 	cmd.Flags().StringVar(&s.Description, "description", "", "for people")

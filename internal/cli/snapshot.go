@@ -23,16 +23,16 @@ func (a *App) snapshotCreateCmd() *cobra.Command {
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "create [flags] SANDBOX", Short: "Write the state of a sandbox down; it goes on", Args: cobra.ExactArgs(1),
-		Long: `Create writes down the files of a sandbox, and with --memory its processes and
-their memory too, and prints the name of the snapshot. The sandbox goes on, and
-stood still only for as long as that took.
+		Use: "create [flags] SANDBOX", Short: "Save the state of a sandbox, which keeps running", Args: cobra.ExactArgs(1),
+		Long: `Create saves the files of a sandbox, and with --memory its processes and their memory
+too, and prints the name of the snapshot. The sandbox is paused while its state is
+written, and then continues.
 
-The daemon then saves it in its blob store, compressed, encrypted, and without
-what an earlier snapshot holds already; from there every daemon that shares the
-store makes sandboxes. With --save, create waits for that.
+The daemon then uploads the snapshot to its blob store, compressed, encrypted and
+deduplicated. Every daemon that shares the store can make sandboxes from it. With
+--save, create waits for the upload.
 
-Whoever may make sandboxes of the snapshot sees all that was in it.`,
+Everyone who may make sandboxes from the snapshot can see everything in it.`,
 		Example: `  atoll snapshot create demo --name before -l task=7
   atoll snapshot create demo --memory --save`,
 		ValidArgsFunction: a.completeSandbox,
@@ -143,7 +143,7 @@ func stored(s *sandbox.Snapshot) string {
 
 func (a *App) snapshotInspectCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "inspect SNAPSHOT...", Short: "Show all that is known of snapshots, as JSON", Args: cobra.MinimumNArgs(1),
+		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll snapshot inspect before`,
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			c, err := a.mustDaemon(ctx)
@@ -165,8 +165,8 @@ func (a *App) snapshotRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
-		Long: `Rm removes snapshots, and prints the name of each. Sandboxes that were made from
-them live on.`,
+		Long: `Rm removes snapshots and prints their names. Sandboxes that were made from them keep
+running.`,
 		Example: `  atoll snapshot rm before`,
 	}
 	forceFlag(cmd.Flags(), &force, "")
@@ -184,7 +184,7 @@ func (a *App) snapshotPruneCmd() *cobra.Command {
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "prune", Short: "Remove the snapshots from which no living sandbox was made", Args: cobra.NoArgs,
+		Use: "prune", Short: "Remove the snapshots that no sandbox was made from", Args: cobra.NoArgs,
 		Example: `  atoll snapshot prune --label task=7`,
 	}
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")

@@ -72,7 +72,7 @@ func addressFile(flag, path string) (string, error) {
 
 func (a *App) stateCmd() *cobra.Command {
 	return parent(&cobra.Command{
-		Use: "state", Short: "Look after what the daemon remembers", GroupID: groupDaemon,
+		Use: "state", Short: "Back up the state of the daemon", GroupID: groupDaemon,
 		Example: `  atoll state backup`,
 	}, a.stateBackupCmd())
 }
@@ -81,15 +81,16 @@ func (a *App) stateBackupCmd() *cobra.Command {
 	var to string
 	cmd := &cobra.Command{
 		Use: "backup", Short: "Write a consistent copy of the daemon's database to a file", Args: cobra.NoArgs,
-		Long: `Backup writes a copy of the daemon's database while everything goes on, and prints
-the name of the file. The file appears whole or not at all, and none is replaced.
-It holds no sandbox, no image and no secret, but hashes of API keys and the log.
+		Long: `Backup writes a copy of the daemon's database while the daemon runs, and prints the
+name of the file. It never overwrites a file and never leaves an incomplete one. The
+copy contains records, hashes of API keys and the log, but no sandboxes, no images
+and no secrets.
 
 To go back to a copy: stop the daemon, remove atoll.db-wal and atoll.db-shm from
 the state directory, put the copy in the place of atoll.db, and start the daemon.
-It compares what the copy says with what runs. The log then ends where the copy
-was taken, and "atoll audit verify" says so, until the directory "anchors", which
-holds the later ends, is put aside too.
+The daemon compares the copy with the sandboxes that run. The log now ends where the
+copy was taken, and "atoll audit verify" reports that until you also move the
+directory "anchors", which remembers the later end, out of the way.
 
 A PostgreSQL database is backed up with its own tools.`,
 		Example: `  atoll state backup

@@ -33,21 +33,20 @@ func (a *App) templateBuildCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build -t NAME[:TAG] DIR",
 		Short: "Build a template from a directory with a Dockerfile",
-		Long: `Build carries out the steps of a Dockerfile in sandboxes, and gives the result a
-name. Steps that did not change since an earlier build are not carried out
-again. Of a Dockerfile it knows FROM (one), RUN, COPY, ADD (of files), ENV, ARG,
-WORKDIR, USER, LABEL, CMD, ENTRYPOINT, EXPOSE and STOPSIGNAL, and refuses
-everything else. FROM may name a template: FROM template:NAME. What .dockerignore
-names is left out.
+		Long: `Build runs the steps of a Dockerfile in sandboxes and gives the result a name. Steps
+that have not changed since an earlier build are taken from the cache. It supports
+FROM (one), RUN, COPY, ADD (of files), ENV, ARG, WORKDIR, USER, LABEL, CMD,
+ENTRYPOINT, EXPOSE and STOPSIGNAL, and refuses everything else. FROM may name a
+template: FROM template:NAME. Files that .dockerignore names are left out.
 
-Steps have no network unless --egress names hosts. A step that is cached is not
-carried out again because of other hosts; --no-cache does that.
+Steps have no network unless --egress names hosts. Changing the hosts does not
+invalidate cached steps; use --no-cache for that.
 
-With --start, a script is started in the background at the end of the build; when
---ready succeeds, the memory of the sandbox is kept, and sandboxes of the template
-go on from there, each with its own name, environment and network. Where that
-memory cannot be restored, they are made of the files and the script is started in
-them; atoll inspect says so.`,
+With --start, build starts a script in the background at the end. When --ready
+succeeds, the memory of the sandbox is saved with the template. Sandboxes of the
+template continue from there, each with its own name, environment and network. If the
+memory cannot be restored, sandboxes are made from the files and the script is started
+in them; atoll inspect tells which.`,
 		Example: `  atoll template build -t tools .`,
 		Args:    cobra.ExactArgs(1),
 	}
@@ -58,7 +57,7 @@ them; atoll inspect says so.`,
 	flags.StringSliceVar(&opts.Egress, "egress", nil, "hosts that RUN steps may reach, such as mirror.example.com or *.example.com:8443 (default: no network)")
 	flags.StringVar(&opts.Start, "start", "", "a script that runs in every sandbox of the template, such as a server; its memory is kept with the template")
 	flags.StringVar(&opts.Ready, "ready", "", "a script that succeeds when --start is ready")
-	flags.BoolVar(&opts.NoCache, "no-cache", false, "carry out every step")
+	flags.BoolVar(&opts.NoCache, "no-cache", false, "run every step, ignoring the cache")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.MarkFlagRequired("tag")
 	cmd.RunE = interruptible(func(ctx context.Context, pos []string) error {
@@ -179,7 +178,7 @@ func (a *App) templateTagCmd() *cobra.Command {
 
 func (a *App) templateRemoveCmd() *cobra.Command {
 	var force bool
-	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Forget names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
+	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -194,9 +193,9 @@ func (a *App) templateRemoveCmd() *cobra.Command {
 func (a *App) templatePruneCmd() *cobra.Command {
 	var unused durationFlag
 	var asJSON bool
-	cmd := &cobra.Command{Use: "prune", Short: "Free what builds left behind; templates stay", Args: cobra.NoArgs, Example: `  atoll template prune --unused 24h`}
+	cmd := &cobra.Command{Use: "prune", Short: "Remove the build cache; templates stay", Args: cobra.NoArgs, Example: `  atoll template prune --unused 24h`}
 	unused = durationFlag(7 * 24 * time.Hour)
-	cmd.Flags().Var(&unused, "unused", "only what no build has used for so long")
+	cmd.Flags().Var(&unused, "unused", "only entries that no build has used for this long")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		c, err := a.mustDaemon(ctx)

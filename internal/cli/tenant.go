@@ -77,7 +77,7 @@ func limitFlags(flags *pflag.FlagSet) func() map[string]float64 {
 		"boxes": "sandboxes at once", "cpus": "processors' worth of time, over all sandboxes", "memory": "memory, over all sandboxes, such as 16g",
 		"disk": "writable disk, over all sandboxes, such as 100g", "exec-rate": "commands started per second",
 		"snapshots": "snapshots with a name", "snapshot-bytes": "bytes of all snapshots, such as 100g",
-		"exec-burst": "commands that may start at once", "output-rate": "bytes of output per second, such as 10m; what is over is slowed down",
+		"exec-burst": "commands that may start at once", "output-rate": "bytes of output per second, such as 10m; faster output is slowed down",
 		"output-burst": "bytes of output at once",
 	} {
 		flags.Var(all[name], name, what+`; "none" lifts the limit`)
@@ -96,9 +96,9 @@ func limitFlags(flags *pflag.FlagSet) func() map[string]float64 {
 func (a *App) tenantCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "tenant", Short: "Make, show and limit tenants of the daemon", GroupID: groupDaemon,
-		Long: `A tenant is one customer of the daemon: nothing of one reaches another. Only the
-owner of the machine, on the daemon's socket, may make and change tenants; see:
-atoll key create --tenant.`,
+		Long: `A tenant is one customer of the daemon. Tenants are isolated from each other. Only
+the owner of the machine, through the daemon's socket, may create and change tenants;
+see also: atoll key create --tenant.`,
 		Example: `  atoll tenant show`,
 	}, a.tenantCreateCmd(), a.tenantListCmd(), a.tenantShowCmd(), a.tenantQuotaCmd(), a.tenantDisableCmd(true), a.tenantDisableCmd(false))
 }
@@ -198,9 +198,9 @@ func (a *App) tenantListCmd() *cobra.Command {
 func (a *App) tenantShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "show [NAME]", Short: "Show what a tenant may use and what it uses", Args: cobra.MaximumNArgs(1),
-		Long: `Show tells what a tenant may use and what it uses: your own, or, to the owner of
-the machine, any.`,
+		Use: "show [NAME]", Short: "Show the quota and usage of a tenant", Args: cobra.MaximumNArgs(1),
+		Long: `Show lists the quota and the usage of a tenant: your own or, for the owner of the
+machine, any.`,
 		Example: `  atoll tenant show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -216,9 +216,9 @@ the machine, any.`,
 func (a *App) tenantQuotaCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "set-quota [flags] NAME", Short: "Change what a tenant may use", Args: cobra.ExactArgs(1),
-		Long: `Set-quota changes the limits that are given and leaves the others. What the tenant
-uses already is left alone.`,
+		Use: "set-quota [flags] NAME", Short: "Change the quota of a tenant", Args: cobra.ExactArgs(1),
+		Long: `Set-quota changes the limits that you give and leaves the others. It does not affect
+sandboxes that already exist.`,
 		Example: `  atoll tenant set-quota --boxes 20 --exec-rate 50 default
   atoll tenant set-quota --boxes none --exec-rate none default`,
 	}
@@ -239,12 +239,12 @@ uses already is left alone.`,
 func (a *App) tenantDisableCmd(disable bool) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "enable NAME", Short: "Let the keys of a tenant be used again", Args: cobra.ExactArgs(1),
+		Use: "enable NAME", Short: "Enable a disabled tenant", Args: cobra.ExactArgs(1),
 		Example: `  atoll tenant enable default`,
 	}
 	if disable {
-		cmd.Use, cmd.Short = "disable NAME", "Refuse the keys of a tenant from now on"
-		cmd.Long = "Disable refuses the keys of a tenant and new sandboxes from now on. Its sandboxes\nare left alone."
+		cmd.Use, cmd.Short = "disable NAME", "Disable a tenant and its keys"
+		cmd.Long = "Disable rejects the keys of a tenant and stops it from creating sandboxes. Its\nrunning sandboxes are not touched."
 		cmd.Example = "  atoll tenant disable default"
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")

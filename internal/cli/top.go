@@ -58,10 +58,9 @@ func (a *App) topCmd() *cobra.Command {
 		Use:     "top [SANDBOX...]",
 		Aliases: []string{"stats"},
 		Short:   "Show what sandboxes consume, live",
-		Long: `Top shows the processor time, memory, processes and disk of sandboxes that run,
-until it is interrupted. 100% is one processor; a figure that is not known is "-".
-To look at a sandbox is not to use it: one with an idle policy goes to rest all
-the same.`,
+		Long: `Top shows the processor time, memory, processes and disk usage of running sandboxes
+until it is interrupted. 100% is one processor; "-" stands for an unknown value.
+Watching a sandbox does not count as use: idle policies apply all the same.`,
 		Example: `  atoll top --no-stream
   atoll top --no-stream --sort memory --json`,
 		GroupID:           groupBox,

@@ -69,11 +69,11 @@ type EgressOptions struct {
 
 // egressFlags are those of EgressOptions.
 func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
-	flags.StringSliceVar(&o.Allow, "egress-allow", nil, "addresses or CIDRs that are not public and that rules may allow all the same, such as those of a company mirror (default: $ATOLL_EGRESS_ALLOW)")
-	flags.StringVar(&o.Proxy, "egress-proxy", "", "http:// or socks5:// proxy, without a password, for all that leaves sandboxes (default: $ATOLL_EGRESS_PROXY)")
-	flags.StringVar(proxyFile, "egress-proxy-file", "", "file that holds the address of the proxy, password included, readable for its owner only")
-	flags.StringVar(&o.Roots, "egress-roots", "", "PEM file of authorities that the gateway trusts besides the machine's (default: $ATOLL_EGRESS_ROOTS)")
-	flags.StringVar(&o.Hosts, "egress-hosts", "", "file of names with addresses, as /etc/hosts, that the gateway looks names up in first (default: $ATOLL_EGRESS_HOSTS)")
+	flags.StringSliceVar(&o.Allow, "egress-allow", nil, "non-public addresses or CIDRs that rules may allow, such as that of a company mirror (default: $ATOLL_EGRESS_ALLOW)")
+	flags.StringVar(&o.Proxy, "egress-proxy", "", "http:// or socks5:// proxy, without a password, for all traffic of sandboxes (default: $ATOLL_EGRESS_PROXY)")
+	flags.StringVar(proxyFile, "egress-proxy-file", "", "file with the address of the proxy, including the password; only its owner may be able to read it")
+	flags.StringVar(&o.Roots, "egress-roots", "", "PEM file of certificate authorities that the gateway trusts in addition to the machine's (default: $ATOLL_EGRESS_ROOTS)")
+	flags.StringVar(&o.Hosts, "egress-hosts", "", "file like /etc/hosts that the gateway uses to resolve names first (default: $ATOLL_EGRESS_HOSTS)")
 }
 
 // proxyAddress refuses a password on the command line.
@@ -114,15 +114,15 @@ func (a *App) upCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run the daemon",
-		Long: `Up runs the daemon in the foreground: sandboxes that stay, found by name from
-other programs, with a record of all that is done. Other commands use it as soon as
-it answers on its socket in the state directory, which only its owner and root
-may use. Over TCP, every caller needs an API key; see: atoll key.
+		Long: `Up runs the daemon in the foreground. The daemon manages sandboxes that outlive a
+command, lets other programs find them by name, and logs every action. Other commands
+use it as soon as it answers on its socket in the state directory, which only its
+owner and root can use. Over TCP, every caller needs an API key; see: atoll key.
 
-SIGHUP has it read the policies anew, which it does by itself when their files
-change. SIGTERM and Ctrl-C end it in good order. Sandboxes live on and are found again by
-the next daemon. With --detach it runs in the background, and up returns when it
-answers; its log is daemon.log in the state directory. End it with: atoll down.
+SIGHUP makes it reload the policies, which also happens when their files change.
+SIGTERM and Ctrl-C shut it down. Sandboxes keep running, and the next daemon takes
+them over. With --detach the daemon runs in the background, and up returns when it
+answers; its log is daemon.log in the state directory. Shut it down with: atoll down.
 
 Commands that need a daemon start one in the background themselves, and say so,
 unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
@@ -137,24 +137,24 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags := cmd.Flags()
 	flags.StringVar(&config, "config", "", "YAML file with settings, each named as a flag of this command; flags on the command line win")
 	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
-	flags.StringVar(&addressIn, "store-file", "", "file that holds the address, password included, readable for its owner only")
+	flags.StringVar(&addressIn, "store-file", "", "file with the address, including the password; only its owner may be able to read it")
 	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces and snapshots are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
 	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
 	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
-	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "bytes that copies of saved snapshots may take on this machine (default 16g)")
+	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "disk space for copies of saved snapshots on this machine, in bytes (default 16g)")
 	flags.StringSliceVar(&opts.Shared, "share-provider", nil, "provider that callers with an API key may choose, besides the one of this daemon; may be repeated")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
-	flags.BoolVar(&opts.Plain, "plain", false, "let a loopback address do without TLS")
+	flags.BoolVar(&opts.Plain, "plain", false, "serve a loopback address without TLS")
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
-	flags.StringVar(&opts.Policies, "policy", "", "file, or directory of files, that says what sandboxes may be; see: atoll policy (default: $ATOLL_POLICY)")
+	flags.StringVar(&opts.Policies, "policy", "", "policy file, or directory of policy files; see: atoll policy (default: $ATOLL_POLICY)")
 	egressFlags(flags, &opts.Egress, &proxyIn)
-	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B's clients reach what the clients do not deny, as at E2B; without it, only what they allow")
-	flags.Var(&keep, "audit-keep", "remove events that are older than this, such as 90d; see: atoll audit prune (default: keep all)")
+	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B clients reach everything that the clients do not deny, as E2B does; otherwise only what they allow")
+	flags.Var(&keep, "audit-keep", "remove events older than this, such as 90d; see: atoll audit prune (default: keep all)")
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
 	flags.IntVar(&opts.Pool, "pool", defaultPool(), "number of warm sandboxes to keep per image (0 disables the pool)")
 	flags.Var(&drain, "drain", "how long requests may go on when the daemon ends (default 5s)")
@@ -221,7 +221,7 @@ func (a *App) attend(ctx context.Context, d Daemon, again <-chan os.Signal) erro
 		case <-again:
 			if err := d.Reload(ctx); err != nil {
 				text, _ := explain(err)
-				a.say("error", "the policies cannot be used; those that held before hold on: "+text)
+				a.say("error", "the policies cannot be used; the previous ones stay in force: "+text)
 			}
 		}
 	}

@@ -12,7 +12,7 @@ func (a *App) versionCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "version",
-		Short:   "Tell what this program is made of",
+		Short:   "Show the version",
 		Example: `  atoll version --json`,
 		GroupID: groupMachine,
 		Args:    cobra.NoArgs,

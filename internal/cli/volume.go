@@ -30,7 +30,7 @@ func volume(text string) (sandbox.Mount, error) {
 		return sandbox.Mount{}, volumeError(text, "names a place inside that is not an absolute path")
 	}
 	if strings.IndexByte(m.Source, 0) >= 0 {
-		return sandbox.Mount{}, volumeError(text, "holds a NUL byte")
+		return sandbox.Mount{}, volumeError(text, "contains a NUL byte")
 	}
 	source, err := filepath.Abs(m.Source)
 	if err != nil {

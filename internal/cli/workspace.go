@@ -63,11 +63,11 @@ func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 
 func (a *App) workspaceCmd() *cobra.Command {
 	return parent(&cobra.Command{
-		Use: "workspace", Short: "Keep directories that outlive sandboxes, with their history", GroupID: groupDaemon,
-		Long: `A workspace is a directory that outlives sandboxes, the daemon and the machine: a
-sandbox that was given it (atoll run --workspace NAME) sees it at ` + sandbox.WorkspaceDir + `, and when
-the sandbox is removed a new version of it is kept. One sandbox can have it to
-write, or any number to read.`,
+		Use: "workspace", Short: "Manage versioned directories that outlive sandboxes", GroupID: groupDaemon,
+		Long: `A workspace is a directory that outlives sandboxes, the daemon and the machine. A
+sandbox (atoll run --workspace NAME) sees it at ` + sandbox.WorkspaceDir + `. When the sandbox is
+removed, a new version of the workspace is saved. One sandbox at a time can write to
+it, or any number can read it.`,
 		Example: `  atoll workspace create notes
   atoll run --workspace notes -- sh -c 'date >>/workspace/log'
   atoll workspace history notes`,
@@ -109,15 +109,15 @@ func (a *App) workspaceCreateCmd() *cobra.Command {
 	var most sizeFlag
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make an empty workspace", Args: cobra.ExactArgs(1),
-		Long: `Create makes an empty workspace. With --bucket it is a bucket instead, with what is
-there already: an object is a file, which becomes an object as a whole when it is
-closed or synced, or a second after the last write. Nothing of a bucket is kept by
-Atoll, so there is no history, and removing the workspace leaves it as it is.`,
+		Long: `Create makes an empty workspace. With --bucket the workspace is an existing bucket:
+each object is a file, and a file is uploaded as a whole when it is closed or synced,
+or a second after the last write. Atoll keeps no copy of a bucket, so there is no
+history, and removing the workspace does not change the bucket.`,
 		Example: `  atoll workspace create --encrypt --max-size 10g notes`,
 	}
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
-	cmd.Flags().Var(&most, "max-size", "bytes that one version may hold; what is over is not persisted")
+	cmd.Flags().Var(&most, "max-size", "size limit of one version, in bytes; larger versions are not saved")
 	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
@@ -238,8 +238,8 @@ func (a *App) workspaceRestoreCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
 		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2),
-		Long: `Restore makes a new version with the content of an older one. Nothing is lost: what
-was the newest is in the history.`,
+		Long: `Restore makes a new version with the content of an older one. The versions in between
+stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
@@ -258,10 +258,10 @@ was the newest is in the history.`,
 func (a *App) workspacePersistCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
-		Use: "persist [flags] NAME", Short: "Make a version of what a workspace holds by now", Args: cobra.ExactArgs(1),
-		Long: `Persist makes a version while a sandbox may be changing the workspace: each file as
-it is at one moment, but not all at the same. It happens by itself when the sandbox
-is removed.`,
+		Use: "persist [flags] NAME", Short: "Save a version of a workspace now", Args: cobra.ExactArgs(1),
+		Long: `Persist saves a version, even while a sandbox changes the workspace: each file is
+consistent in itself, but not with other files. Removing the sandbox saves a version
+anyway.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
@@ -274,13 +274,14 @@ func (a *App) workspacePruneCmd() *cobra.Command {
 	var keep atoll.Keep
 	var within durationFlag
 	cmd := &cobra.Command{
-		Use: "prune [flags] NAME", Short: "Forget versions and free what they took", Args: cobra.ExactArgs(1),
-		Long: `Prune forgets the versions that neither flag keeps, never the newest, and removes
-what no version needs. Without a flag it keeps all versions and removes rubbish.`,
+		Use: "prune [flags] NAME", Short: "Remove old versions and free their space", Args: cobra.ExactArgs(1),
+		Long: `Prune removes the versions that neither flag keeps, except the newest, and the data
+that no version needs. Without a flag it keeps all versions and only removes unused
+data.`,
 		Example: `  atoll workspace prune --keep-last 10 notes`,
 	}
-	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep so many of the newest")
-	cmd.Flags().Var(&within, "keep-within", "keep all that are younger, such as 720h")
+	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep this many of the newest")
+	cmd.Flags().Var(&within, "keep-within", "keep all that are newer than this, such as 720h")
 	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
@@ -292,10 +293,10 @@ what no version needs. Without a flag it keeps all versions and removes rubbish.
 func (a *App) workspaceVerifyCmd() *cobra.Command {
 	var deep bool
 	cmd := &cobra.Command{
-		Use: "verify [flags] NAME", Short: "Make sure that every version can be restored", Args: cobra.ExactArgs(1),
+		Use: "verify [flags] NAME", Short: "Check that every version can be restored", Args: cobra.ExactArgs(1),
 		Example: `  atoll workspace verify --deep notes`,
 	}
-	cmd.Flags().BoolVar(&deep, "deep", false, "read every byte that is stored")
+	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
 	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r sandbox.WorkspaceReport) error {

@@ -202,7 +202,7 @@ func (l *Log) keepHead(tenant string, h Head) error {
 	}
 	if kept.Seq > 0 {
 		if kept.Seq >= h.Seq && kept != h {
-			return errors.New("the one kept before does not lie on the log: it was cut or rewritten")
+			return errors.New("the anchor does not match the log: the log was cut or rewritten")
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), appendTimeout)
 		defer cancel()
@@ -211,7 +211,7 @@ func (l *Log) keepHead(tenant string, h Head) error {
 			return err
 		}
 		if !on {
-			return errors.New("the one kept before does not lie on the log: it was cut or rewritten")
+			return errors.New("the anchor does not match the log: the log was cut or rewritten")
 		}
 	}
 	return l.opts.Anchor.Keep(tenant, h)
@@ -240,7 +240,7 @@ func (l *Log) CheckHead(ctx context.Context, tenant string) error {
 			return err
 		}
 		if !on {
-			return &sandbox.Error{Code: sandbox.CodeConflict, Op: "audit.verify", Subject: tenant, Message: "the end of the log is not what was kept of it"}
+			return &sandbox.Error{Code: sandbox.CodeConflict, Op: "audit.verify", Subject: tenant, Message: "the end of the log differs from the copy that was kept of it"}
 		}
 	}
 	return nil

@@ -39,7 +39,7 @@ const pruneBatch = 5000
 // node that Options.Sends names has not sent.
 func (l *Log) Prune(ctx context.Context, tenant string, what Prune, note Event) (done Pruned, err error) {
 	if len(l.opts.CutKey) == 0 {
-		return done, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "audit.prune", Message: "this daemon has no key to seal a cut with"}
+		return done, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "audit.prune", Message: "this daemon has no audit key, which pruning needs"}
 	}
 	report, err := l.Verify(ctx, tenant)
 	if err != nil {

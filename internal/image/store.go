@@ -305,7 +305,7 @@ func (s *Store) image(rec *imageRecord, ref string, names []string) *Image {
 func (s *Store) byDigest(digest string) (*Image, error) {
 	img, err := s.ready(digest, digest)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fail(sandbox.CodeNotFound, "image.get", digest, "list what there is with: atoll image ls", "no such image in the store")
+		return nil, fail(sandbox.CodeNotFound, "image.get", digest, "list the images with: atoll image ls", "no such image in the store")
 	}
 	if err != nil {
 		return nil, internal("image.get", digest, err)
@@ -382,7 +382,7 @@ func (x *index) find(op, ref string) (*imageRecord, string, error) {
 	}
 	switch len(found) {
 	case 0:
-		return nil, "", fail(sandbox.CodeNotFound, op, ref, "list what there is with: atoll image ls", "no such image in the store")
+		return nil, "", fail(sandbox.CodeNotFound, op, ref, "list the images with: atoll image ls", "no such image in the store")
 	case 1:
 		return found[0], "", nil
 	}

@@ -94,10 +94,10 @@ func Peer(tenant string, uid uint32) Principal {
 // missing.
 func (p Principal) Allow(op string) error {
 	if p.Sandbox != "" && !inside(op) {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is for the inside of one sandbox only"}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is valid inside one sandbox only"}
 	}
 	if p.Workspace != "" && op != "workspace.read" && op != "workspace.write" {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is for the files of one workspace only"}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is valid for the files of one workspace only"}
 	}
 	v := VerbFor(op)
 	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {
@@ -105,7 +105,7 @@ func (p Principal) Allow(op string) error {
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeDenied, Op: op, Message: fmt.Sprintf("the key does not allow %q", v),
-		Hint: "use a key that was made with this verb",
+		Hint: "use a key with this permission",
 	}
 }
 

@@ -46,7 +46,7 @@ func (t *Table) Own(a netip.Addr) bool {
 	return own || err != nil
 }
 
-var errAnswer = errors.New("the answer about a route cannot be understood")
+var errAnswer = errors.New("the kernel's answer about a route is invalid")
 
 // ask sends one RTM_GETROUTE and reads its answer.
 func (t *Table) ask(a netip.Addr) (bool, error) {

@@ -31,7 +31,7 @@ func CheckCeiling(c Ceiling) error {
 			what = "tls"
 		}
 		if what != "" {
-			return invalid(field(i+1, what), "a ceiling only says what may be reached: leave it to the profiles below")
+			return invalid(field(i+1, what), "a policy's egress limit may only allow or deny; put this into a profile")
 		}
 	}
 	return Check(c.Profile)

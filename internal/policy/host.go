@@ -23,7 +23,7 @@ const (
 var (
 	errEmptyHost = errors.New("it is empty")
 	errLongHost  = errors.New("a label or the whole is too long")
-	errBadHost   = errors.New("it holds a character that no host name has")
+	errBadHost   = errors.New("it contains a character that is not allowed in a host name")
 	errOddNumber = errors.New("it is an address in an unusual notation")
 )
 

@@ -13,8 +13,8 @@ const maxPath = 32 << 10
 var (
 	errLongPath  = errors.New("the path is too long")
 	errRelative  = errors.New("the path does not begin with a slash")
-	errBadEscape = errors.New("the path holds a percent sign that escapes nothing")
-	errBadByte   = errors.New("the path holds a control character, a backslash or a byte that must be escaped")
+	errBadEscape = errors.New("the path contains an invalid percent escape")
+	errBadByte   = errors.New("the path contains a control character, a backslash or a byte that must be escaped")
 	errDotDot    = errors.New("the path climbs with \"..\" behind an escape")
 )
 

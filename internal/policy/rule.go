@@ -171,7 +171,7 @@ var (
 	errNoHeader   = errors.New("the name is not that of a header that may be set")
 	errNoQuery    = errors.New("a query parameter needs a name")
 	errFormat     = errors.New("the format has no {} for the value, or holds a control character")
-	errUsername   = errors.New("the user name holds a colon or a control character")
+	errUsername   = errors.New("the user name contains a colon or a control character")
 	errSigV4      = errors.New("sigv4 needs accessKey, region and service")
 	errParts      = errors.New("each of at most 32 parts is either a text without control characters or a secret")
 	errOnlyParts  = errors.New("only the mode parts has parts, and it has nothing else")

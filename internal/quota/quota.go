@@ -97,7 +97,7 @@ func CheckSnapshot(l sandbox.Limits, u sandbox.TenantUsage, bytes int64) error {
 func exceeded(e *Exceeded) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeExhausted, Subject: e.Resource, Message: e.Error(), Cause: e,
-		Hint: "remove what is not needed, or ask the operator for a larger quota",
+		Hint: "remove something, or ask the operator for a larger quota",
 	}
 }
 

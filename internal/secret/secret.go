@@ -111,7 +111,7 @@ func (s Source) Validate() error {
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeInvalid, Subject: "source",
-		Message: "is none of env:NAME, file:/PATH, command:/PATH ARGUMENT… and vault:PATH#FIELD",
+		Message: "must be env:NAME, file:/PATH, command:/PATH ARGUMENT… or vault:PATH#FIELD",
 	}
 }
 

@@ -266,7 +266,7 @@ func (s *Server) recover(next http.Handler) http.Handler {
 				panic(v)
 			default:
 				s.cfg.Logger.ErrorContext(r.Context(), "request panicked", "panic", v, "stack", string(debug.Stack()))
-				refuse(w, &sandbox.Error{Code: sandbox.CodeInternal, Message: "a fault of Atoll itself"})
+				refuse(w, &sandbox.Error{Code: sandbox.CodeInternal, Message: "internal error"})
 			}
 		}()
 		next.ServeHTTP(w, r)
@@ -286,7 +286,7 @@ func (s *Server) defend(next http.Handler) http.Handler {
 			refuse(w, &sandbox.Error{Code: sandbox.CodeDenied, Subject: "origin", Message: "web pages of other origins may not call this API"})
 		case peerOf(r.Context()) == nil && !s.knownHost(r.Host):
 			refuse(w, &sandbox.Error{
-				Code: sandbox.CodeDenied, Subject: "host", Message: "the daemon is not known by that name",
+				Code: sandbox.CodeDenied, Subject: "host", Message: "the daemon does not serve this host name",
 				Hint: "start it with this name, or use its address",
 			})
 		default:

@@ -96,7 +96,7 @@ func (s *Snapshots) Keep(ctx context.Context, id string) (size int64, err error)
 	}
 	m, err := describe(ctx, filepath.Join(s.draft(id), filesDir), true)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(m.Files) == 0 {
-		return 0, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "nothing was written of the snapshot"}
+		return 0, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "the snapshot is empty"}
 	}
 	if err != nil {
 		return 0, err
@@ -134,7 +134,7 @@ func (s *Snapshots) verify(ctx context.Context, id string) error {
 	damaged := func(what string) error {
 		return &sandbox.Error{
 			Code: sandbox.CodeInvalid, Subject: id, Message: "the snapshot is damaged: " + what,
-			Hint: "nothing was started from it; use another one",
+			Hint: "use another snapshot; nothing was started from this one",
 		}
 	}
 	if _, err := os.Stat(s.kept(id)); errors.Is(err, fs.ErrNotExist) {
@@ -148,7 +148,7 @@ func (s *Snapshots) verify(ctx context.Context, id string) error {
 	for _, e := range want.Files { // before reading gigabytes
 		info, err := os.Lstat(filepath.Join(dir, filepath.FromSlash(e.Path)))
 		if err != nil || !info.Mode().IsRegular() || info.Size() != e.Size {
-			return damaged(fmt.Sprintf("%q is not what it was", e.Path))
+			return damaged(fmt.Sprintf("%q has changed", e.Path))
 		}
 	}
 	got, err := describe(ctx, dir, false)
@@ -158,11 +158,11 @@ func (s *Snapshots) verify(ctx context.Context, id string) error {
 	case err != nil:
 		return damaged("it cannot be read")
 	case len(got.Files) != len(want.Files):
-		return damaged("it has other files than were written")
+		return damaged("files were added or removed")
 	}
 	for i, e := range want.Files {
 		if got.Files[i] != e {
-			return damaged(fmt.Sprintf("%q is not what it was", e.Path))
+			return damaged(fmt.Sprintf("%q has changed", e.Path))
 		}
 	}
 	return nil

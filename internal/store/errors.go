@@ -27,7 +27,7 @@ func (s *Store) shown(err error) error {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "store", Cause: err,
 			Message: "the connection to the database broke during a commit: its outcome is unknown",
-			Hint:    "look before you repeat it, or repeat it with the same idempotency key",
+			Hint:    "check whether it was done before you repeat it, or repeat it with the same idempotency key",
 		}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: "store", Cause: err}

@@ -79,7 +79,7 @@ func (o *Operator) Claim(ctx context.Context, id sandbox.ID, from, to string, st
 		AND NOT EXISTS (SELECT 1 FROM nodes WHERE id = $4 AND heartbeat > $5)`,
 		to, nanos(now), string(id), from, nanos(now.Add(-stale)))
 	if err == nil && n == 0 {
-		return fail(sandbox.CodeConflict, string(id), "cannot be claimed: it is not that node's, or that node lives")
+		return fail(sandbox.CodeConflict, string(id), "cannot be claimed: it belongs to another node, or that node is alive")
 	}
 	return err
 }

@@ -97,7 +97,7 @@ func (postgresDialect) classify(err error) *sandbox.Error {
 	case e.Code == "23505":
 		return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "store", Cause: err}
 	case e.Code == "23503":
-		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Cause: err, Message: "what this belongs to does not exist"}
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Cause: err, Message: "the parent object does not exist"}
 	case e.Code == "53100":
 		return exhausted(err)
 	}

@@ -281,7 +281,7 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 		tenant, docs.exit, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
 		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin)
 	if err == nil && n == 0 {
-		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id exists")
+		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id already exists")
 	}
 	if err != nil {
 		return b, err

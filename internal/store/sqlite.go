@@ -115,7 +115,7 @@ func (*sqliteDialect) classify(err error) *sandbox.Error {
 	case lib.SQLITE_CONSTRAINT_UNIQUE, lib.SQLITE_CONSTRAINT_PRIMARYKEY:
 		return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "store", Cause: err}
 	case lib.SQLITE_CONSTRAINT_FOREIGNKEY:
-		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Cause: err, Message: "what this belongs to does not exist"}
+		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Cause: err, Message: "the parent object does not exist"}
 	}
 	switch e.Code() & 0xff {
 	case lib.SQLITE_FULL:

@@ -76,7 +76,7 @@ func (t *Tunnel) Read(p []byte) (int, error) {
 			}
 			if kind != websocket.MessageBinary {
 				t.Abort()
-				return 0, errors.New("the other side of the tunnel speaks another language")
+				return 0, errors.New("the other side of the tunnel uses another protocol")
 			}
 			t.message, t.bytes = r, 0
 		}

@@ -405,7 +405,7 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 		return &sandbox.Error{
 			Code: sandbox.CodeConflict, Op: "template.build", Subject: fmt.Sprintf("step %d", w.step),
 			Message: fmt.Sprintf("%q ended with code %d (%s)", clip(s.String()), exit.Code, exit.Reason),
-			Hint:    "what it wrote is in the log of the build",
+			Hint:    "its output is in the log of the build",
 		}
 	}
 	return w.b.Cache.put(w.req.Tenant, as, func(out io.Writer) error { return box.Diff(ctx, out) })

@@ -50,7 +50,7 @@ func broken(err error) error {
 	if errors.As(err, &known) {
 		return err
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Message: "the build's files are not a usable tar", Cause: err}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Message: "the build's files are not a valid tar stream", Cause: err}
 }
 
 func unpackOne(r io.Reader, h *tar.Header, root *os.Root) error {

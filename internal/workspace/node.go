@@ -165,7 +165,7 @@ func (p *parser) pieces() (pieces []piece) {
 			copy(next.id[:], p.bytes(uint64(len(next.id))))
 		}
 		if total += next.length; total < 0 || p.bad == nil && !next.hole() && next.length > chunk.MaxSize {
-			p.fail("a file in a directory has an impossible size")
+			p.fail("a file in a directory has an invalid size")
 		}
 		if p.bad != nil {
 			return nil
@@ -190,7 +190,7 @@ func (p *parser) node() *node {
 			break
 		}
 		if !keptXattr(x.name) {
-			p.fail("an extended attribute that is never kept: %.40q", x.name)
+			p.fail("an unsupported extended attribute: %.40q", x.name)
 		}
 		n.xattrs = append(n.xattrs, x)
 	}

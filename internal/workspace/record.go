@@ -63,7 +63,7 @@ func (r *record) find(number int) (Version, error) {
 	if !ok {
 		return Version{}, &sandbox.Error{
 			Code: sandbox.CodeNotFound, Op: "workspace", Message: fmt.Sprintf("there is no version %d", number),
-			Hint: "the history lists those that there are",
+			Hint: "see the history for the versions that exist",
 		}
 	}
 	return r.Versions[i], nil
@@ -139,7 +139,7 @@ func (w *Workspace) record(ctx context.Context, number int) (*record, error) {
 func errStale(message string) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeConflict, Op: "workspace", Message: message,
-		Hint: "look at the newer version, then decide which is to stay",
+		Hint: "compare it with the newer version, then decide which one to keep",
 	}
 }
 

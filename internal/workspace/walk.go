@@ -30,7 +30,7 @@ func (v Version) top() (*node, error) {
 func listing(ctx context.Context, from source, d *node) ([]*node, error) {
 	size := d.size()
 	if size > maxListing {
-		return nil, damaged("the listing of a directory is impossibly long")
+		return nil, damaged("the listing of a directory is too long")
 	}
 	var encoded []byte
 	for _, p := range d.content {
@@ -53,7 +53,7 @@ func listing(ctx context.Context, from source, d *node) ([]*node, error) {
 func piecesContent(ctx context.Context, from source, p piece) ([]byte, error) {
 	content, err := from.Get(ctx, p.id)
 	if err == nil && int64(len(content)) != p.length {
-		err = damaged("a piece of a file has another length than it should")
+		err = damaged("a piece of a file has the wrong length")
 	}
 	return content, err
 }

@@ -111,7 +111,7 @@ func Open(ctx context.Context, blobs blob.Store, key []byte) (*Workspace, error)
 	}
 	w := &Workspace{blobs: blobs}
 	if json.Unmarshal(encoded, &w.config) != nil || w.config.Format != format {
-		return nil, damaged("its description is not one that this Atoll knows")
+		return nil, damaged("its description has an unknown format")
 	}
 	own, err := w.config.open(key)
 	if err != nil {

@@ -20,8 +20,8 @@ func Builtin() []registry.Entry {
 	return []registry.Entry{
 		{Name: gvisor.Name, Summary: "a kernel of its own for every sandbox, from this program alone", Open: openGvisor},
 		{
-			Name: host.Name, Summary: "plain processes of this machine; isolates nothing", Open: openHost,
-			Warning: "provider host isolates nothing: commands run with your rights on this machine",
+			Name: host.Name, Summary: "plain processes of this machine, without isolation", Open: openHost,
+			Warning: "provider host does not isolate: commands run with your rights on this machine",
 		},
 		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
 	}

@@ -138,7 +138,7 @@ func (a *api) attempt(ctx context.Context, method, path string, body []byte, out
 	}
 	if out != nil {
 		if err := json.Unmarshal(text, out); err != nil {
-			return nil, 0, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service's answer makes no sense", Cause: err}
+			return nil, 0, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service's response is invalid", Cause: err}
 		}
 	}
 	return res.Header, 0, nil

@@ -151,7 +151,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Severity: driver.Note, Subject: "lifetime",
 		Message: "a sandbox that asks for no lifetime gets " + p.opts.Lifetime.String() + ": the service knows none without",
 	}, driver.Finding{
-		Severity: driver.Note, Subject: "service", Message: "tried with Atoll's own face for E2B's clients, not with the hosted service",
+		Severity: driver.Note, Subject: "service", Message: "tested against Atoll's own E2B API, not against the hosted service",
 	})
 	return facts, nil
 }

@@ -171,7 +171,7 @@ func (in *inside) metrics(ctx context.Context) (m measures, err error) {
 	}
 	defer res.Body.Close()
 	if err := json.NewDecoder(io.LimitReader(res.Body, 64<<10)).Decode(&m); err != nil {
-		return m, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: in.id, Message: "the sandbox's metrics make no sense", Cause: err}
+		return m, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: in.id, Message: "the sandbox's metrics are invalid", Cause: err}
 	}
 	return m, nil
 }

@@ -212,7 +212,7 @@ func (m *maker) prepare() error {
 	}
 	b, upper, err := createBox(m.p.boxes, m.rec)
 	if errors.Is(err, fs.ErrExist) {
-		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s exists already", m.spec.ID), nil}
+		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s already exists", m.spec.ID), nil}
 	} else if err != nil {
 		return fmt.Errorf("making the state directory: %w", err)
 	}

@@ -194,7 +194,7 @@ func (b box) lock(ctx context.Context) (unlock func(), err error) {
 			return func() { d.Close() }, nil
 		case !errors.Is(err, unix.EWOULDBLOCK), time.Now().After(deadline):
 			d.Close()
-			return nil, fmt.Errorf("waiting for another process to let go of the sandbox: %w", err)
+			return nil, fmt.Errorf("waiting for another process to release the sandbox: %w", err)
 		}
 		select {
 		case <-ctx.Done():

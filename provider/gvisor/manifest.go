@@ -205,7 +205,7 @@ func (s *saved) parse(js []byte) error {
 		body, end = js[:n], string(js[n:])
 	}
 	if end != lineOf(body) {
-		return damaged("its manifest is not what was written")
+		return damaged("its manifest was changed")
 	}
 	if err := json.Unmarshal(body, &s.manifest); err != nil {
 		return damaged("its manifest makes no sense")
@@ -229,7 +229,7 @@ func (s *saved) parse(js []byte) error {
 		return nil
 	}
 	if p := s.Memory.Image; p == nil || p.Name != snapGuest || p.Size < 0 || s.Memory.Guest == "" {
-		return damaged("it has memory, and not the program that this needs")
+		return damaged("it has memory but not the guest program that the memory needs")
 	}
 	return nil
 }

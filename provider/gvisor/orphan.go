@@ -109,7 +109,7 @@ func probeOrphans(boxes string) []driver.Finding {
 	}
 	return []driver.Finding{{
 		Severity: driver.Warning, Subject: "orphans",
-		Message: "the state of sandboxes that run was removed by hand: " + strings.Join(names, ", "),
+		Message: "the state files of running sandboxes were removed by hand: " + strings.Join(names, ", "),
 		Fix:     "atoll ls, or the next start of the daemon, ends them; or: kill -9 " + strings.Join(pids, " "),
 	}}
 }

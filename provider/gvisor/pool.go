@@ -319,7 +319,7 @@ func (m *maker) become(spec *sandbox.Spec) error {
 	named := box{filepath.Join(m.p.boxes, string(spec.ID))}
 	err := unix.Renameat2(unix.AT_FDCWD, m.box.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
-		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s exists already", spec.ID), nil}
+		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s already exists", spec.ID), nil}
 	} else if err != nil {
 		return err
 	}

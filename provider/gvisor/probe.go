@@ -88,7 +88,7 @@ func probeInternals(items []kernel.Item) []driver.Finding {
 	}
 	return []driver.Finding{{
 		Severity: driver.Warning, Subject: "internals",
-		Message: "disabled, because Atoll is made for another gVisor (" + why.Error() + "): " + strings.Join(off, ", "),
+		Message: "disabled, because Atoll was built for another version of gVisor (" + why.Error() + "): " + strings.Join(off, ", "),
 		Fix:     "build Atoll with gVisor " + EngineVersion + "; sandboxes work without, but take more time and memory",
 	}}
 }

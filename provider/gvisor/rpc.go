@@ -85,7 +85,7 @@ func connectControl(name string) (*unet.Socket, error) {
 	event := reflect.ValueOf(conn).Elem().FieldByName("efd").FieldByName("fd")
 	if !event.CanInt() {
 		conn.Close()
-		return nil, errors.New("gVisor's sockets are not what they were")
+		return nil, errors.New("gVisor's sockets have changed")
 	}
 	unix.CloseOnExec(int(event.Int()))
 	return conn, nil

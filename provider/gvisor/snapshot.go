@@ -84,7 +84,7 @@ func (in *Instance) saveKnown(ctx context.Context, m *manifest) error {
 	}
 	known, err := in.p.opts.Network.Known(ctx, in.rec.ID)
 	if err != nil {
-		return fmt.Errorf("asking what it knows about its network: %w", err)
+		return fmt.Errorf("asking the kernel about its network: %w", err)
 	}
 	m.CA = known.CA
 	if m.Memory != nil {
@@ -183,7 +183,7 @@ func saveMemory(conn *urpc.Client, dir string) error {
 	}, nil)
 	if err != nil && strings.Contains(err.Error(), kernel.StillShared) {
 		return &sandbox.Error{
-			Code: sandbox.CodeExhausted, Message: "what it shares of the memory of its snapshot does not fit in its own",
+			Code: sandbox.CodeExhausted, Message: "the memory that it shares with its snapshot does not fit into its own memory limit",
 			Hint: "end some of its programs, or take a snapshot of its files only",
 		}
 	}

@@ -104,7 +104,7 @@ func (p *Provider) Probe(context.Context) (driver.Facts, error) {
 		Provider: Name, Version: "1", Available: true, Isolates: false,
 		Findings: []driver.Finding{{
 			Severity: driver.Warning, Subject: "isolation",
-			Message: "nothing is isolated: commands run with your rights on this machine and can read, change and reach whatever you can",
+			Message: "no isolation: commands run with your rights on this machine and can read, change and reach everything that you can",
 			Fix:     "use the gvisor provider for code that you do not trust",
 		}, {
 			Severity: driver.Note, Subject: "lifetime",
@@ -121,7 +121,7 @@ func (p *Provider) Probe(context.Context) (driver.Facts, error) {
 	}
 	if root {
 		facts.Findings = append(facts.Findings, driver.Finding{
-			Severity: driver.Warning, Subject: "root", Message: "you are root, and so are the commands",
+			Severity: driver.Warning, Subject: "root", Message: "you are root, so commands run as root",
 		})
 	}
 	return facts, nil

@@ -52,7 +52,7 @@ func newWorld(s wire.Settings, own func(netip.Addr) bool) (*world, error) {
 			w.roots = x509.NewCertPool()
 		}
 		if !w.roots.AppendCertsFromPEM(s.Roots) {
-			return nil, errors.New("the additional roots hold no certificate")
+			return nil, errors.New("the additional roots contain no certificate")
 		}
 	}
 	return w, nil

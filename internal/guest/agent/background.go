@@ -65,7 +65,7 @@ func (a *agent) follow(op *wire.Op, p *proc, who *caller, from view) error {
 	lanes.Wait()
 	switch {
 	case who.replaced():
-		return fail(sandbox.CodeConflict, p.snapshot().ID, "another connection took the command over")
+		return fail(sandbox.CodeConflict, p.snapshot().ID, "another connection has taken over the command")
 	case lost.Load():
 		return fail(sandbox.CodeExhausted, p.snapshot().ID, "output was overwritten before it was read")
 	}
@@ -152,7 +152,7 @@ func (a *agent) logs(op *wire.Op, d *wire.Decoder) error {
 		return err
 	}
 	if p.log == nil {
-		return fail(sandbox.CodeConflict, id, "no log is kept of a process that does not run in the background")
+		return fail(sandbox.CodeConflict, id, "only background processes have a log")
 	}
 	if err := op.Message([]byte{wire.MsgReady}); err != nil {
 		return err

@@ -241,16 +241,16 @@ func (a *agent) rejoin(op *wire.Op, d *wire.Decoder) error {
 	case err != nil:
 		return err
 	case p.seat == nil:
-		return fail(sandbox.CodeConflict, id, "the process can not be rejoined: it was started without that")
+		return fail(sandbox.CodeConflict, id, "the process cannot be reattached: it was started without Hold")
 	}
 	from, begins := view{exact: true}, [3]int64{}
 	for stream := byte(1); stream <= 2; stream++ {
 		from.at[stream], begins[stream] = p.seat.log(stream).from(stream, want[stream])
 		switch {
 		case begins[stream] < want[stream]:
-			return fail(sandbox.CodeInvalid, id, "the process has not written so much")
+			return fail(sandbox.CodeInvalid, id, "the offset is beyond the end of the output")
 		case begins[stream] > max(0, want[stream]) && !skip:
-			return fail(sandbox.CodeExhausted, id, "output after that point is not kept any more")
+			return fail(sandbox.CodeExhausted, id, "output after that point is no longer kept")
 		}
 	}
 	var who *caller // of a background command there may be any number

@@ -230,7 +230,7 @@ func memberName(name string) (string, error) {
 		}
 	}
 	if strings.IndexByte(name, 0) >= 0 {
-		return "", fail(sandbox.CodeInvalid, "", "the name holds a NUL byte")
+		return "", fail(sandbox.CodeInvalid, "", "the name contains a NUL byte")
 	}
 	return path.Clean(name), nil
 }

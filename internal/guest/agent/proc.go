@@ -222,7 +222,7 @@ func (t *procTable) get(id string) (*proc, error) {
 		return p, nil
 	}
 	if isOrphanID(id) {
-		return nil, fail(sandbox.CodeConflict, id, "the process was left behind by a command: it can be listed and killed, and not connected to")
+		return nil, fail(sandbox.CodeConflict, id, "the process was left behind by a command: it can be listed and killed, but not attached to")
 	}
 	return nil, fail(sandbox.CodeNotFound, id, "no such process")
 }

@@ -185,7 +185,7 @@ func (p *parser) whiteout(hdr *tar.Header, parts []string) error {
 // mark records that what lower layers call dir/name is gone.
 func (p *parser) mark(hdr *tar.Header, dir []string, name string) error {
 	if name == "" || name == "." || name == ".." {
-		return p.fail(sandbox.CodeInvalid, hdr.Name, "a whiteout of nothing, of its own directory or of its parent")
+		return p.fail(sandbox.CodeInvalid, hdr.Name, "an invalid whiteout: it names nothing, its own directory or its parent")
 	}
 	d, err := p.mkdirs(dir, hdr.ModTime, false)
 	if err != nil {
@@ -216,7 +216,7 @@ func (p *parser) newEntry(hdr *tar.Header, content io.Reader) (*entry, error) {
 	case tar.TypeSymlink:
 		n, err := p.node(hdr, unix.S_IFLNK)
 		if err == nil && (hdr.Linkname == "" || len(hdr.Linkname) > mkfs.MaxTarget || strings.IndexByte(hdr.Linkname, 0) >= 0) {
-			err = p.fail(sandbox.CodeInvalid, hdr.Name, "a symbolic link with an unusable target")
+			err = p.fail(sandbox.CodeInvalid, hdr.Name, "a symbolic link with an invalid target")
 		}
 		if err == nil {
 			n.Target, n.Mode = hdr.Linkname, unix.S_IFLNK|0o777
@@ -231,7 +231,7 @@ func (p *parser) newEntry(hdr *tar.Header, content io.Reader) (*entry, error) {
 // node takes the attributes of a member.
 func (p *parser) node(hdr *tar.Header, typ uint16) (*mkfs.Node, error) {
 	if !isID(hdr.Uid) || !isID(hdr.Gid) {
-		return nil, p.fail(sandbox.CodeInvalid, hdr.Name, "owner %d:%d is not possible", hdr.Uid, hdr.Gid)
+		return nil, p.fail(sandbox.CodeInvalid, hdr.Name, "invalid owner %d:%d", hdr.Uid, hdr.Gid)
 	}
 	n := &mkfs.Node{Mode: typ | uint16(hdr.Mode&0o7777), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)}
 	setTime(n, hdr.ModTime)
@@ -268,7 +268,7 @@ func (p *parser) store(n *mkfs.Node, hdr *tar.Header, content io.Reader) error {
 func (p *parser) hardLink(hdr *tar.Header) (*entry, error) {
 	parts, err := p.split(hdr.Linkname)
 	if err != nil || len(parts) == 0 {
-		return nil, p.fail(sandbox.CodeInvalid, hdr.Name, "a hard link to an unusable name")
+		return nil, p.fail(sandbox.CodeInvalid, hdr.Name, "a hard link to an invalid name")
 	}
 	target := p.find(parts)
 	if target != nil && target.node != nil {
@@ -331,7 +331,7 @@ func (p *parser) split(name string) ([]string, error) {
 		return nil, fmt.Errorf("a name of %d bytes, at most %d", len(name), p.limits.PathLen)
 	}
 	if strings.IndexByte(name, 0) >= 0 {
-		return nil, errors.New("the name holds a NUL byte")
+		return nil, errors.New("the name contains a NUL byte")
 	}
 	var parts []string
 	for part := range strings.SplitSeq(name, "/") {

@@ -162,7 +162,7 @@ func (d *document) parse(text []byte) error {
 		return invalid(d.file, 0, "it is not YAML or JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return invalid(d.file, 0, "it holds more than one document")
+		return invalid(d.file, 0, "it contains more than one document")
 	}
 	return d.fields(root.Content[0], nil, map[string]func(*yaml.Node) error{
 		"policies": func(n *yaml.Node) error { return d.each(n, d.policy) },
@@ -351,7 +351,7 @@ func (d *document) labels(to *map[string][]string) func(*yaml.Node) error {
 				return err
 			}
 			if len(values) == 0 {
-				return d.fail(value, "no value is given that the label may have")
+				return d.fail(value, "no allowed values are given for the label")
 			}
 			(*to)[key] = values
 		}

@@ -122,7 +122,7 @@ func (s *builds) get(tenant, template, id string) (*build, error) {
 	defer s.mu.Unlock()
 	b := s.known[id]
 	if b == nil || b.tenant != tenant || b.want.Name != template {
-		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(id), Message: "there is no such build, or it is forgotten"}
+		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(id), Message: "no such build, or it has expired"}
 	}
 	return b, nil
 }
@@ -452,7 +452,7 @@ func (h *Handler) buildLogs(w http.ResponseWriter, r *http.Request) error {
 }
 
 // errNoTicket is what an upload gets that nobody announced.
-var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is not one that this daemon gave, or is too old"}
+var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is invalid or has expired"}
 
 // tickets are addresses at which files may be put. Whoever has one needs no
 // key, because clients send none; it ends with the key that asked for it.
@@ -485,7 +485,7 @@ func (t *tickets) add(key, hash string, now time.Time) (string, error) {
 		}
 	}
 	if len(t.known) >= maxTickets {
-		return "", &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "uploads", Message: "too many were announced and not made"}
+		return "", &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "uploads", Message: "too many builds were announced but not started"}
 	}
 	name := strings.ToLower(rand.Text() + rand.Text())
 	t.known[name] = ticket{key, hash, now.Add(ticketLife)}

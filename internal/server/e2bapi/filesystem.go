@@ -45,7 +45,7 @@ func (h *Handler) makeDir(ctx context.Context, c *call, req *envd.PathRequest) (
 	}
 	switch info, err := c.resolve(ctx, p); {
 	case err == nil && info.Type == sandbox.TypeDir:
-		return nil, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: p, Message: "the directory exists already"}
+		return nil, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: p, Message: "the directory already exists"}
 	case err == nil:
 		return nil, invalid("path", "%.200q is a file", p)
 	case sandbox.CodeOf(err) != sandbox.CodeNotFound:

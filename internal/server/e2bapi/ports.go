@@ -53,7 +53,7 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 	bearer := ""
 	if s.Labels[labelPrivate] != "" {
 		if bearer = r.Header.Get(headerTraffic); !same(bearer, h.tokens.traffic(s.ID)) {
-			h.fail(w, r, &sandbox.Error{Code: sandbox.CodeDenied, Message: "the ports of this sandbox want its traffic access token"})
+			h.fail(w, r, &sandbox.Error{Code: sandbox.CodeDenied, Message: "the ports of this sandbox require its traffic access token"})
 			return
 		}
 	}

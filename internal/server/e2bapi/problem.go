@@ -39,7 +39,7 @@ var statuses = map[sandbox.Code]int{
 // *sandbox.Error is not shown to the caller.
 func newProblem(err error) *problem {
 	code := sandbox.CodeOf(err)
-	p := &problem{Code: http.StatusInternalServerError, Message: "a fault of Atoll itself"}
+	p := &problem{Code: http.StatusInternalServerError, Message: "internal error"}
 	if status, ok := statuses[code]; ok {
 		p.Code, p.Message, p.ErrorCode = status, string(code), "atoll_"+string(code)
 	}

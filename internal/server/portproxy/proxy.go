@@ -320,7 +320,7 @@ func confine(resp *http.Response) error {
 func failed(w http.ResponseWriter, r *http.Request, err error) {
 	var known *sandbox.Error
 	if !errors.As(context.Cause(r.Context()), &known) && !errors.As(err, &known) {
-		known = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "what listens on the port gives no answer that makes sense", Cause: err}
+		known = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the server on this port did not send a valid response", Cause: err}
 	}
 	problem := api.NewProblem(known, nil)
 	if problem.Code == sandbox.CodeUnavailable {

@@ -188,7 +188,7 @@ func (a *Archive) keyOf(set Set) []byte {
 func damaged(what string) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeInvalid, Op: "snapshot", Message: "the snapshot is damaged: " + what,
-		Hint: "nothing was started from it; use another one",
+		Hint: "use another snapshot; nothing was started from this one",
 	}
 }
 
@@ -206,7 +206,7 @@ func named(err error) error {
 		own.Hint = "daemons that share snapshots need the same workspace.key in their state directories"
 	case sandbox.CodeInvalid:
 		own.Message = "the snapshot is damaged: " + strings.TrimPrefix(own.Message, "the store is damaged: ")
-		own.Hint = "nothing was started from it; use another one"
+		own.Hint = "use another snapshot; nothing was started from this one"
 	}
 	return &own
 }

@@ -158,7 +158,7 @@ func (c *Codec) OpenID(sealed []byte, id ID) ([]byte, error) {
 		return nil, err
 	}
 	if c.ID(content) != id {
-		return nil, damaged("its content is not what its name says")
+		return nil, damaged("its content does not match its name")
 	}
 	return content, nil
 }

@@ -86,7 +86,7 @@ func (b *builder) finish(c *Codec, target int) (Pack, error) {
 // readIndex fetches the index of a pack.
 func readIndex(ctx context.Context, blobs blob.Store, c *Codec, p Pack) ([]slot, error) {
 	if !p.valid() {
-		return nil, damaged("a pack is described in a way that none can be")
+		return nil, damaged("the description of a pack is invalid")
 	}
 	tail, err := read(ctx, blobs, p.Key(), p.Size-footerSize-p.Index, p.Index+footerSize)
 	if err != nil {
@@ -114,7 +114,7 @@ func parseIndex(c *Codec, p Pack, tail []byte) ([]slot, error) {
 		index = index[copy(s.id[:], index):]
 		length, n := binary.Uvarint(index)
 		if n <= 0 || length == 0 || length > maxPack || offset+int64(length) > p.Size-footerSize-p.Index {
-			return nil, damaged("the index of the pack %s leads out of it", p.Name)
+			return nil, damaged("the index of the pack %s points outside the pack", p.Name)
 		}
 		s.offset, s.length = offset, int64(length)
 		slots, index, offset = append(slots, s), index[n:], offset+s.length

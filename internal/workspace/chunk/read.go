@@ -90,7 +90,7 @@ func (r *Reader) pack(ctx context.Context, p Pack) ([]byte, error) {
 // readPack fetches a whole pack. Its chunks are checked when they are opened.
 func readPack(ctx context.Context, blobs blob.Store, p Pack) ([]byte, error) {
 	if !p.valid() {
-		return nil, damaged("a pack is described in a way that none can be")
+		return nil, damaged("the description of a pack is invalid")
 	}
 	content, err := read(ctx, blobs, p.Key(), 0, p.Size)
 	return content, gone(err, p)

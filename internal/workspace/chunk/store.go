@@ -169,7 +169,7 @@ func (s *Store) checkPack(ctx context.Context, p Pack) error {
 		return err
 	}
 	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != p.Name {
-		return damaged("the content of the pack %s is not what its name says", p.Name)
+		return damaged("the content of the pack %s does not match its name", p.Name)
 	}
 	slots, err := parseIndex(s.codec, p, content[p.Size-footerSize-p.Index:])
 	if err != nil {

@@ -65,8 +65,8 @@ func Key(name string) ([]byte, error) {
 	}
 	if info.Mode().Perm()&0o077 != 0 || len(key) != 32 {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "workspace.key", Subject: name, Message: "is not 32 bytes that only its owner may read",
-			Hint: "put the right file back; without it encrypted workspaces are lost",
+			Code: sandbox.CodeInvalid, Op: "workspace.key", Subject: name, Message: "must be a file of 32 bytes that only its owner can read",
+			Hint: "restore the original file; without it encrypted workspaces are lost",
 		}
 	}
 	return key, nil
