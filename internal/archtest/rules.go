@@ -152,19 +152,29 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/audit",
-		only: []string{"sandbox", "internal/span", "internal/quota", "internal/store", "internal/eventlog"},
+		only: []string{"sandbox", "internal/span", "internal/quota", "internal/store", "internal/eventlog", "internal/ops"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the choke point knows the log, and not what passes it",
 	},
 	{
 		pkgs: "internal/key",
-		only: []string{"sandbox", "internal/quota", "internal/store"},
+		only: []string{"sandbox", "internal/quota", "internal/store", "internal/ops"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "keys are found in the store",
 	},
 	{
+		pkgs: "internal/ops", std: true, only: []string{}, deny: []string{"os", "os/exec", "net", "net/http"},
+		why: "a list of names and permissions",
+	},
+	{
+		pkgs: "internal/control/guard",
+		only: []string{"sandbox", "internal/span", "internal/ops", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		deny: []string{kernel + "/..."},
+		why:  "what every request passes knows who asks and what is recorded, and nothing of what is done",
+	},
+	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/snapshotstore/archive"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/control/guard", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/snapshotstore/archive"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -188,7 +198,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control/...", "internal/policy"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control/...", "internal/policy", "internal/ops"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
 		why:  "control sees providers only through the driver contract",
 	},
@@ -301,7 +311,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/telemetry",
-		only: []string{"sandbox", "internal/span", "internal/eventlog", "internal/store", "internal/quota"},
+		only: []string{"sandbox", "internal/span", "internal/eventlog", "internal/store", "internal/quota", "internal/ops"},
 		deny: []string{kernel + "/..."},
 		why:  "it sends what it is told, and is the only one that knows OpenTelemetry",
 	},
@@ -326,7 +336,7 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/..."},
+		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
@@ -335,7 +345,7 @@ var rules = []rule{
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
-			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...",
+			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},
 		why: "main only dispatches",
 	},

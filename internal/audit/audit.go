@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,7 +27,7 @@ import (
 type Action struct {
 	Tenant  string
 	Actor   eventlog.Actor
-	Op      string     // as in control.Action
+	Op      ops.Op
 	Sandbox sandbox.ID // to which sandbox; empty: to none
 	Name    string     // of that sandbox
 	Subject string     // what is touched: a path, a process, a key; never a secret
@@ -154,13 +155,13 @@ type Intent struct {
 // must not be done.
 func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 	a = a.of(ctx)
-	ctx, end := span.Start(ctx, "record", a.Op, a.Sandbox)
+	ctx, end := span.Start(ctx, "record", string(a.Op), a.Sandbox)
 	e, err := r.log.Announce(ctx, r.opts.Node, r.event(a, eventlog.Attempted))
 	end(err)
 	i, err := r.begun(a, e, err)
 	if err == nil && ctx.Err() != nil {
 		// The caller has gone meanwhile: nothing will be done.
-		err = &sandbox.Error{Code: sandbox.CodeOf(ctx.Err()), Op: a.Op, Subject: a.Name, Cause: ctx.Err()}
+		err = &sandbox.Error{Code: sandbox.CodeOf(ctx.Err()), Op: string(a.Op), Subject: a.Name, Cause: ctx.Err()}
 		r.report(ctx, i.End(Outcome{Err: err}))
 		return nil, err
 	}
@@ -172,7 +173,7 @@ func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 // all. The action must not be done before the transaction is committed.
 func (r *Recorder) BeginTx(ctx context.Context, tx *store.Tx, a Action) (*Intent, error) {
 	a = a.of(ctx)
-	ctx, end := span.Start(ctx, "record", a.Op, a.Sandbox)
+	ctx, end := span.Start(ctx, "record", string(a.Op), a.Sandbox)
 	e, err := r.log.AnnounceTx(ctx, tx, r.opts.Node, r.event(a, eventlog.Attempted))
 	end(err)
 	return r.begun(a, e, err)
@@ -196,7 +197,7 @@ func notRecorded(a Action, err error) error {
 	if errors.As(err, &known) && known.Hint != "" {
 		hint = known.Hint
 	}
-	return &sandbox.Error{Code: code, Op: a.Op, Subject: a.Name, Cause: err, Message: "not done, because it could not be recorded", Hint: hint}
+	return &sandbox.Error{Code: code, Op: string(a.Op), Subject: a.Name, Cause: err, Message: "not done, because it could not be recorded", Hint: hint}
 }
 
 // End records what became of the action. It does not wait for the disk, so
@@ -231,7 +232,7 @@ func (i *Intent) over() bool {
 
 func (i *Intent) outcome(out Outcome) eventlog.Event {
 	a := i.action
-	e := i.r.event(a, eventlog.SuccessOf(a.Op))
+	e := i.r.event(a, eventlog.SuccessOf(string(a.Op)))
 	e.Ref = i.ref
 	if out.Err != nil {
 		e.Type, e.Code = eventlog.Failed, sandbox.CodeOf(out.Err)
@@ -254,7 +255,7 @@ func (i *Intent) outcome(out Outcome) eventlog.Event {
 // event makes the record of an action.
 func (r *Recorder) event(a Action, t eventlog.Type) eventlog.Event {
 	e := eventlog.Event{
-		Tenant: a.Tenant, Type: t, Op: a.Op, Actor: a.Actor, Sandbox: a.Sandbox, Name: a.Name,
+		Tenant: a.Tenant, Type: t, Op: string(a.Op), Actor: a.Actor, Sandbox: a.Sandbox, Name: a.Name,
 		Subject: a.Subject, Policy: a.Policy, Bytes: a.Bytes, Request: a.Request, Trace: a.Trace,
 	}
 	e.Actor.Node = r.opts.Node

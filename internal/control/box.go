@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -33,7 +34,7 @@ func (s *Sandbox) Limits() map[string]sandbox.Enforcement { return s.limits }
 // Name returns the name, which is the id unless another was chosen.
 func (s *Sandbox) Name() string { return s.name }
 
-func (s *Sandbox) action(op, subject string) Action {
+func (s *Sandbox) action(op ops.Op, subject string) Action {
 	if subject == "" {
 		subject = s.name
 	}
@@ -44,7 +45,7 @@ func (s *Sandbox) action(op, subject string) Action {
 // the process.
 func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	var p driver.Process
-	a := s.action("process.exec", "")
+	a := s.action(ops.ProcessExec, "")
 	a.Command = &cmd
 	err := s.c.do(ctx, a, func(ctx context.Context) (err error) {
 		if err := cmd.Validate(); err != nil {
@@ -64,13 +65,13 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process
 // Wait blocks until the sandbox itself has ended, and says why.
 func (s *Sandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := s.inst.Wait(ctx)
-	return exit, s.c.wrap(s.action("sandbox.wait", ""), err)
+	return exit, s.c.wrap(s.action(ops.SandboxWait, ""), err)
 }
 
 // Destroy ends the sandbox with everything in it. Destroying what is gone is
 // success.
 func (s *Sandbox) Destroy(ctx context.Context) error {
-	return s.c.do(ctx, s.action("sandbox.destroy", ""), func(ctx context.Context) error {
+	return s.c.do(ctx, s.action(ops.SandboxDestroy, ""), func(ctx context.Context) error {
 		err := s.inst.Destroy(ctx)
 		if err != nil && s.c.codeOf(err) == sandbox.CodeGone {
 			return nil
@@ -99,7 +100,7 @@ func (s *Sandbox) manager() (driver.ProcessManager, error) {
 // Processes lists the commands started through the API, oldest first.
 func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 	var out []sandbox.ProcessInfo
-	err := s.c.do(ctx, s.action("process.list", ""), func(ctx context.Context) error {
+	err := s.c.do(ctx, s.action(ops.ProcessList, ""), func(ctx context.Context) error {
 		m, err := s.manager()
 		if err != nil {
 			return err
@@ -114,7 +115,7 @@ func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) 
 // which leaves the command alone.
 func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	var p driver.Process
-	err := s.c.do(ctx, s.action("process.reconnect", id), func(ctx context.Context) error {
+	err := s.c.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) error {
 		m, err := s.manager()
 		if err != nil {
 			return err
@@ -132,7 +133,7 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, err
 // driver.Rejoiner. The caller closes or detaches the process.
 func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	var p driver.Process
-	err := s.c.do(ctx, s.action("process.reconnect", id), func(ctx context.Context) (err error) {
+	err := s.c.do(ctx, s.action(ops.ProcessReconnect, id), func(ctx context.Context) (err error) {
 		r, ok := driver.As[driver.Rejoiner](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot rejoin commands"}
@@ -149,7 +150,7 @@ func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, ski
 // Logs reads what a command wrote. The caller closes the reader.
 func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	var r driver.LogReader
-	err := s.c.do(ctx, s.action("process.logs", id), func(ctx context.Context) error {
+	err := s.c.do(ctx, s.action(ops.ProcessLogs, id), func(ctx context.Context) error {
 		if opts.Tail < 0 {
 			return invalid("", "tail", "a negative number of lines", "")
 		}
@@ -168,7 +169,7 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (
 
 // Kill signals a command by its id.
 func (s *Sandbox) Kill(ctx context.Context, id string, sig int) error {
-	return s.c.do(ctx, s.action("process.kill", id), func(ctx context.Context) error {
+	return s.c.do(ctx, s.action(ops.ProcessKill, id), func(ctx context.Context) error {
 		if err := validateSignal(sig); err != nil {
 			return err
 		}

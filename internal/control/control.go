@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -25,7 +26,7 @@ const defaultTeardown = 30 * time.Second
 
 // Action is what the guard is asked about: one thing to be done to one subject.
 type Action struct {
-	Op      string     // what, e.g. "sandbox.create" or "files.read"
+	Op      ops.Op
 	Sandbox sandbox.ID // to which sandbox; empty when it is about none
 	Name    string     // the name of that sandbox, if it is known
 	Subject string     // what is touched: a name, a path, a process; never a secret
@@ -110,17 +111,26 @@ func New(cfg Config) *Control {
 // anything happens (who may, who holds the lease, is it written down) belongs
 // here and nowhere else.
 func (c *Control) do(ctx context.Context, a Action, act func(context.Context) error) error {
-	drive := func(ctx context.Context) error { return span.In(ctx, "driver", a.Op, a.Sandbox, act) }
+	drive := func(ctx context.Context) error { return span.In(ctx, "driver", string(a.Op), a.Sandbox, act) }
 	if c.cfg.Guard != nil {
 		return c.wrap(a, c.cfg.Guard(ctx, a, drive))
 	}
 	return c.wrap(a, drive(ctx))
 }
 
+// Guarded returns a handle on the same sandbox whose every action passes a
+// guard; see Config.Guard.
+func (s *Sandbox) Guarded(guard func(ctx context.Context, a Action, act func(context.Context) error) error) *Sandbox {
+	own := *s
+	own.c = &Control{cfg: s.c.cfg}
+	own.c.cfg.Guard = guard
+	return &own
+}
+
 // Probe tells what the provider can do here.
 func (c *Control) Probe(ctx context.Context) (driver.Facts, error) {
 	var facts driver.Facts
-	err := c.do(ctx, Action{Op: "provider.probe"}, func(ctx context.Context) (err error) {
+	err := c.do(ctx, Action{Op: ops.ProviderProbe}, func(ctx context.Context) (err error) {
 		facts, err = c.cfg.Provider.Probe(ctx)
 		return err
 	})

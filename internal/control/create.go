@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -77,7 +78,7 @@ func (c *Control) spec(ctx context.Context, req *CreateRequest) (*sandbox.Spec, 
 func (c *Control) Prepare(ctx context.Context, req CreateRequest) (CreateRequest, error) {
 	spec, err := c.complete(ctx, &req)
 	if err != nil {
-		return req, c.wrap(Action{Op: "sandbox.create"}, err)
+		return req, c.wrap(Action{Op: ops.SandboxCreate}, err)
 	}
 	req.Spec, req.prepared = *spec, true
 	return req, nil
@@ -89,9 +90,9 @@ func (c *Control) Create(ctx context.Context, req CreateRequest) (*Sandbox, erro
 	chosen := req.Spec.Name != "" && !req.Reserved
 	spec, err := c.spec(ctx, &req)
 	if err != nil {
-		return nil, c.wrap(Action{Op: "sandbox.create"}, err)
+		return nil, c.wrap(Action{Op: ops.SandboxCreate}, err)
 	}
-	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
+	a := Action{Op: ops.SandboxCreate, Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		img, err := c.ensureImage(ctx, &req, spec)
 		if err != nil {
@@ -238,7 +239,7 @@ func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *san
 		Ref: spec.Image, Platform: req.Platform, Pull: req.Pull, Progress: req.Progress,
 	})
 	if err != nil {
-		return ImageConfig{}, c.wrap(Action{Op: "image.get", Subject: spec.Image}, err)
+		return ImageConfig{}, c.wrap(Action{Op: ops.ImageGet, Subject: spec.Image}, err)
 	}
 	if img.Ref != "" {
 		spec.Image = img.Ref

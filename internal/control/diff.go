@@ -5,12 +5,13 @@ import (
 	"io"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Diff writes what the sandbox changed of its image, as an image layer.
 func (s *Sandbox) Diff(ctx context.Context, w io.Writer) error {
-	return s.c.do(ctx, s.action("sandbox.diff", ""), func(ctx context.Context) error {
+	return s.c.do(ctx, s.action(ops.SandboxDiff, ""), func(ctx context.Context) error {
 		d, ok := driver.As[driver.Differ](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot tell what changed of an image"}

@@ -43,7 +43,7 @@ func (c *Control) wrap(a Action, err error) error {
 		out.Message = "took too long"
 	}
 	if out.Op == "" {
-		out.Op = a.Op
+		out.Op = string(a.Op)
 	}
 	if out.Subject == "" {
 		out.Subject = a.Subject

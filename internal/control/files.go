@@ -7,6 +7,7 @@ import (
 	"path"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -20,7 +21,7 @@ type Files struct{ box *Sandbox }
 func (s *Sandbox) Files() Files { return Files{s} }
 
 // with carries out one operation of the optional interface T on a clean path.
-func with[T any](ctx context.Context, f Files, op string, p *string, act func(context.Context, T) error) error {
+func with[T any](ctx context.Context, f Files, op ops.Op, p *string, act func(context.Context, T) error) error {
 	return f.box.c.do(ctx, f.box.action(op, *p), func(ctx context.Context) error {
 		if err := sandbox.ValidatePath("path", *p); err != nil {
 			return err
@@ -36,7 +37,7 @@ func with[T any](ctx context.Context, f Files, op string, p *string, act func(co
 
 // Stat describes a file, not following a link in the last element.
 func (f Files) Stat(ctx context.Context, p string) (info sandbox.FileInfo, err error) {
-	err = with(ctx, f, "files.stat", &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
+	err = with(ctx, f, ops.FilesStat, &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
 		info, err = fs.Stat(ctx, p)
 		return err
 	})
@@ -47,7 +48,7 @@ func (f Files) Stat(ctx context.Context, p string) (info sandbox.FileInfo, err e
 func (f Files) List(ctx context.Context, p string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
 	return func(yield func(sandbox.FileInfo, error) bool) {
 		more := true
-		err := with(ctx, f, "files.list", &p, func(ctx context.Context, fs driver.FileSystem) error {
+		err := with(ctx, f, ops.FilesList, &p, func(ctx context.Context, fs driver.FileSystem) error {
 			for info, err := range fs.List(ctx, p, opts) {
 				if err != nil {
 					return err
@@ -66,7 +67,7 @@ func (f Files) List(ctx context.Context, p string, opts driver.ListOptions) iter
 
 // Read opens a regular file. The caller closes the reader.
 func (f Files) Read(ctx context.Context, p string, opts driver.ReadOptions) (r io.ReadCloser, info sandbox.FileInfo, err error) {
-	err = with(ctx, f, "files.read", &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
+	err = with(ctx, f, ops.FilesRead, &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
 		if opts.Offset < 0 || opts.Length < 0 {
 			return invalid("", "range", "negative offset or length", "")
 		}
@@ -78,7 +79,7 @@ func (f Files) Read(ctx context.Context, p string, opts driver.ReadOptions) (r i
 
 // Write makes or replaces a regular file with all of r, whole or not at all.
 func (f Files) Write(ctx context.Context, p string, r io.Reader, opts driver.WriteOptions) (info sandbox.FileInfo, err error) {
-	err = with(ctx, f, "files.write", &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
+	err = with(ctx, f, ops.FilesWrite, &p, func(ctx context.Context, fs driver.FileSystem) (err error) {
 		if err := validateAttributes(opts.Mode, opts.Owner); err != nil {
 			return err
 		}
@@ -90,7 +91,7 @@ func (f Files) Write(ctx context.Context, p string, r io.Reader, opts driver.Wri
 
 // Mkdir makes a directory.
 func (f Files) Mkdir(ctx context.Context, p string, opts driver.MkdirOptions) error {
-	return with(ctx, f, "files.mkdir", &p, func(ctx context.Context, fs driver.FileSystem) error {
+	return with(ctx, f, ops.FilesMkdir, &p, func(ctx context.Context, fs driver.FileSystem) error {
 		if err := validateAttributes(opts.Mode, opts.Owner); err != nil {
 			return err
 		}
@@ -100,14 +101,14 @@ func (f Files) Mkdir(ctx context.Context, p string, opts driver.MkdirOptions) er
 
 // Remove removes a file or, if recursive, a tree.
 func (f Files) Remove(ctx context.Context, p string, recursive bool) error {
-	return with(ctx, f, "files.remove", &p, func(ctx context.Context, fs driver.FileSystem) error {
+	return with(ctx, f, ops.FilesRemove, &p, func(ctx context.Context, fs driver.FileSystem) error {
 		return fs.Remove(ctx, p, recursive)
 	})
 }
 
 // Move renames a file or directory.
 func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error {
-	return with(ctx, f, "files.move", &from, func(ctx context.Context, fs driver.FileSystem) error {
+	return with(ctx, f, ops.FilesMove, &from, func(ctx context.Context, fs driver.FileSystem) error {
 		if err := sandbox.ValidatePath("path", to); err != nil {
 			return err
 		}
@@ -118,7 +119,7 @@ func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error 
 // Export writes the file or tree at p as a tar stream. The stream comes from
 // inside the sandbox: whoever unpacks it must trust nothing in it.
 func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.ExportOptions) error {
-	return with(ctx, f, "files.export", &p, func(ctx context.Context, fs driver.Archiver) error {
+	return with(ctx, f, ops.FilesExport, &p, func(ctx context.Context, fs driver.Archiver) error {
 		for _, pattern := range opts.Exclude {
 			if _, err := path.Match(pattern, ""); err != nil {
 				return invalid("", "exclude", "malformed pattern", "")
@@ -135,7 +136,7 @@ func (f Files) Export(ctx context.Context, p string, w io.Writer, opts driver.Ex
 // Import unpacks a tar stream, which may be compressed with zstd, into the
 // directory at p, making it.
 func (f Files) Import(ctx context.Context, p string, r io.Reader, opts driver.ImportOptions) error {
-	return with(ctx, f, "files.import", &p, func(ctx context.Context, fs driver.Archiver) error {
+	return with(ctx, f, ops.FilesImport, &p, func(ctx context.Context, fs driver.Archiver) error {
 		if err := validateAttributes(0, opts.Owner); err != nil {
 			return err
 		}
@@ -149,7 +150,7 @@ func (f Files) Import(ctx context.Context, p string, r io.Reader, opts driver.Im
 
 // Watch reports changes below p until ctx ends, then closes the channel.
 func (f Files) Watch(ctx context.Context, p string, recursive bool) (events <-chan sandbox.FileEvent, err error) {
-	err = with(ctx, f, "files.watch", &p, func(ctx context.Context, fs driver.Watcher) (err error) {
+	err = with(ctx, f, ops.FilesWatch, &p, func(ctx context.Context, fs driver.Watcher) (err error) {
 		events, err = fs.Watch(ctx, p, recursive)
 		return err
 	})

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -28,7 +29,7 @@ func summarize(f driver.Found) sandbox.Sandbox {
 // List returns the sandboxes that exist, oldest first.
 func (c *Control) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var out []sandbox.Sandbox
-	err := c.do(ctx, Action{Op: "sandbox.list"}, func(ctx context.Context) error {
+	err := c.do(ctx, Action{Op: ops.SandboxList}, func(ctx context.Context) error {
 		for found, err := range c.cfg.Provider.List(ctx) {
 			if err != nil {
 				return err
@@ -47,7 +48,7 @@ func (c *Control) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 // looking at everything there is.
 func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
 	var box *Sandbox
-	err := c.do(ctx, Action{Op: "sandbox.find", Name: ref, Subject: ref}, func(ctx context.Context) error {
+	err := c.do(ctx, Action{Op: ops.SandboxFind, Name: ref, Subject: ref}, func(ctx context.Context) error {
 		if err := sandbox.ValidateName(ref); err != nil {
 			return err
 		}
@@ -69,7 +70,7 @@ func (c *Control) Find(ctx context.Context, ref string) (*Sandbox, error) {
 // knows. It asks only for that sandbox: CodeGone is proof that it is gone.
 func (c *Control) Attach(ctx context.Context, id sandbox.ID, name string) (*Sandbox, error) {
 	var box *Sandbox
-	err := c.do(ctx, Action{Op: "sandbox.find", Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
+	err := c.do(ctx, Action{Op: ops.SandboxFind, Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
 		inst, err := c.cfg.Provider.Attach(ctx, id)
 		if err != nil {
 			return err
@@ -108,7 +109,7 @@ func (c *Control) look(ctx context.Context, ref string) (driver.Found, error) {
 // it cannot prove unwanted.
 func (c *Control) Sweep(ctx context.Context) ([]string, error) {
 	var swept []string
-	err := c.do(ctx, Action{Op: "sandbox.sweep"}, func(ctx context.Context) error {
+	err := c.do(ctx, Action{Op: ops.SandboxSweep}, func(ctx context.Context) error {
 		var failed []error
 		for found, err := range c.cfg.Provider.List(ctx) {
 			if err != nil {

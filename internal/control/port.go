@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -14,7 +15,7 @@ import (
 // has a CloseWrite.
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	var conn net.Conn
-	err := s.c.do(ctx, s.action("port.open", strconv.Itoa(int(port))), func(ctx context.Context) (err error) {
+	err := s.c.do(ctx, s.action(ops.PortOpen, strconv.Itoa(int(port))), func(ctx context.Context) (err error) {
 		if port == 0 {
 			return invalid("", "port", "is not a number from 1 to 65535", "")
 		}
@@ -31,7 +32,7 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 // Usage tells what the sandbox consumes.
 func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
 	var u sandbox.Usage
-	err := s.c.do(ctx, s.action("sandbox.usage", ""), func(ctx context.Context) (err error) {
+	err := s.c.do(ctx, s.action(ops.SandboxUsage, ""), func(ctx context.Context) (err error) {
 		m, ok := driver.As[driver.Meter](s.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not know what its sandboxes consume"}

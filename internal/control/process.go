@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -26,10 +27,10 @@ type process struct {
 	box *Sandbox
 }
 
-func (p *process) action(op string) Action { return p.box.action(op, p.Info().ID) }
+func (p *process) action(op ops.Op) Action { return p.box.action(op, p.Info().ID) }
 
 func (p *process) Signal(ctx context.Context, sig int) error {
-	return p.box.c.do(ctx, p.action("process.signal"), func(ctx context.Context) error {
+	return p.box.c.do(ctx, p.action(ops.ProcessSignal), func(ctx context.Context) error {
 		if err := validateSignal(sig); err != nil {
 			return err
 		}
@@ -40,18 +41,18 @@ func (p *process) Signal(ctx context.Context, sig int) error {
 func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	cmd := sandbox.Command{Args: []string{"-"}, TTY: &size}
 	if err := cmd.Validate(); err != nil {
-		return p.box.c.wrap(p.action("process.resize"), err)
+		return p.box.c.wrap(p.action(ops.ProcessResize), err)
 	}
-	return p.box.c.wrap(p.action("process.resize"), p.Process.Resize(ctx, size))
+	return p.box.c.wrap(p.action(ops.ProcessResize), p.Process.Resize(ctx, size))
 }
 
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.Process.Wait(ctx)
-	return exit, p.box.c.wrap(p.action("process.wait"), err)
+	return exit, p.box.c.wrap(p.action(ops.ProcessWait), err)
 }
 
 func (p *process) Close() error {
-	return p.box.c.wrap(p.action("process.close"), p.Process.Close())
+	return p.box.c.wrap(p.action(ops.ProcessClose), p.Process.Close())
 }
 
 // Unwrap returns the driver's process.
@@ -68,5 +69,5 @@ func (r *logReader) Next() (driver.LogChunk, error) {
 	if err == io.EOF {
 		return chunk, err
 	}
-	return chunk, r.box.c.wrap(r.box.action("process.logs", r.id), err)
+	return chunk, r.box.c.wrap(r.box.action(ops.ProcessLogs, r.id), err)
 }

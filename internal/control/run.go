@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -87,7 +88,7 @@ func (c *Control) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox
 func (c *Control) outlives(ctx context.Context) error {
 	facts, err := c.Probe(ctx)
 	if err == nil && facts.Available && !facts.Capabilities.Reattach {
-		err = c.wrap(Action{Op: "sandbox.create"}, &sandbox.Error{
+		err = c.wrap(Action{Op: ops.SandboxCreate}, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Message: "sandboxes of this provider end with the process that makes them",
 		})
 	}

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // optional carries out one operation of the optional interface T of the
 // sandbox's provider.
-func optional[T any](ctx context.Context, s *Sandbox, op, lacks string, act func(context.Context, T) error) error {
+func optional[T any](ctx context.Context, s *Sandbox, op ops.Op, lacks string, act func(context.Context, T) error) error {
 	return s.c.do(ctx, s.action(op, ""), func(ctx context.Context) error {
 		t, ok := driver.As[T](s.inst)
 		if !ok {
@@ -28,17 +29,17 @@ func Can[T any](s *Sandbox) bool {
 
 // Pause freezes the sandbox where it stands; its memory stays.
 func (s *Sandbox) Pause(ctx context.Context) error {
-	return optional(ctx, s, "sandbox.pause", "this provider cannot pause", func(ctx context.Context, p driver.Pauser) error { return p.Pause(ctx) })
+	return optional(ctx, s, ops.SandboxPause, "this provider cannot pause", func(ctx context.Context, p driver.Pauser) error { return p.Pause(ctx) })
 }
 
 // Resume lets a paused sandbox go on.
 func (s *Sandbox) Resume(ctx context.Context) error {
-	return optional(ctx, s, "sandbox.resume", "this provider cannot pause", func(ctx context.Context, p driver.Resumer) error { return p.Resume(ctx) })
+	return optional(ctx, s, ops.SandboxResume, "this provider cannot pause", func(ctx context.Context, p driver.Resumer) error { return p.Resume(ctx) })
 }
 
 // Snapshot writes the state of the sandbox into an empty directory.
 func (s *Sandbox) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
-	err = optional(ctx, s, "sandbox.snapshot", "this provider makes no snapshots", func(ctx context.Context, p driver.Snapshotter) (err error) {
+	err = optional(ctx, s, ops.SandboxSnapshot, "this provider makes no snapshots", func(ctx context.Context, p driver.Snapshotter) (err error) {
 		snap, err = p.Snapshot(ctx, dir, opts)
 		return err
 	})
@@ -47,7 +48,7 @@ func (s *Sandbox) Snapshot(ctx context.Context, dir string, opts driver.Snapshot
 
 // Resize changes the limits that are not zero.
 func (s *Sandbox) Resize(ctx context.Context, limits sandbox.Resources) error {
-	return optional(ctx, s, "sandbox.update", "this provider cannot change the limits of a sandbox that runs", func(ctx context.Context, p driver.Resizer) error {
+	return optional(ctx, s, ops.SandboxUpdate, "this provider cannot change the limits of a sandbox that runs", func(ctx context.Context, p driver.Resizer) error {
 		if err := limits.Validate(); err != nil {
 			return err
 		}
@@ -58,7 +59,7 @@ func (s *Sandbox) Resize(ctx context.Context, limits sandbox.Resources) error {
 // SetDeadline replaces the time at which the provider ends the sandbox by
 // force; the zero time means never.
 func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
-	return optional(ctx, s, "sandbox.update", "this provider cannot change the lifetime of a sandbox that runs", func(ctx context.Context, p driver.DeadlineSetter) error {
+	return optional(ctx, s, ops.SandboxUpdate, "this provider cannot change the lifetime of a sandbox that runs", func(ctx context.Context, p driver.DeadlineSetter) error {
 		return p.SetDeadline(ctx, at)
 	})
 }
@@ -71,9 +72,9 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 	var restored driver.Restored
 	spec, err := c.spec(ctx, &req)
 	if err != nil {
-		return nil, restored, c.wrap(Action{Op: "sandbox.create"}, err)
+		return nil, restored, c.wrap(Action{Op: ops.SandboxCreate}, err)
 	}
-	a := Action{Op: "sandbox.create", Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
+	a := Action{Op: ops.SandboxCreate, Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err = c.do(ctx, a, func(ctx context.Context) error {
 		restorer, ok := driver.As[driver.Restorer](c.cfg.Provider)
 		if !ok {

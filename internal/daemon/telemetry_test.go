@@ -227,11 +227,11 @@ func TestTraces(t *testing.T) {
 	}
 	for _, want := range []string{
 		"caller > POST /v1/sandboxes",
-		"caller > POST /v1/sandboxes > plane sandbox.create > record sandbox.create",
-		"caller > POST /v1/sandboxes > plane sandbox.create > driver sandbox.create",
-		"caller > POST /v1/sandboxes/{ref}/exec > plane process.exec > record process.exec",
-		"caller > POST /v1/sandboxes/{ref}/exec > plane process.exec > driver process.exec",
-		"caller > GET /v1/sandboxes/{ref}/files/stat > plane files.stat > driver files.stat",
+		"caller > POST /v1/sandboxes > control sandbox.create > record sandbox.create",
+		"caller > POST /v1/sandboxes > control sandbox.create > driver sandbox.create",
+		"caller > POST /v1/sandboxes/{ref}/exec > control process.exec > record process.exec",
+		"caller > POST /v1/sandboxes/{ref}/exec > control process.exec > driver process.exec",
+		"caller > GET /v1/sandboxes/{ref}/files/stat > control files.stat > driver files.stat",
 		"GET", // of what there is not
 	} {
 		if paths[want] == nil {
@@ -248,11 +248,11 @@ func TestTraces(t *testing.T) {
 		}))
 		return
 	}
-	run := paths["caller > POST /v1/sandboxes/{ref}/exec > plane process.exec > driver process.exec"]
+	run := paths["caller > POST /v1/sandboxes/{ref}/exec > control process.exec > driver process.exec"]
 	if hex.EncodeToString(run.TraceId) != callersTrace || value(run.Attributes, "atoll.sandbox.id") != string(s.ID()) {
 		t.Errorf("%v", run)
 	}
-	missing := paths["caller > GET /v1/sandboxes/{ref}/files/stat > plane files.stat > driver files.stat"]
+	missing := paths["caller > GET /v1/sandboxes/{ref}/files/stat > control files.stat > driver files.stat"]
 	if value(missing.Attributes, "error.type") != "not_found" || missing.Status.Message != "not_found" {
 		t.Errorf("%v", missing)
 	}

@@ -10,56 +10,27 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Verb is something that a key allows. The list is append-only.
-type Verb string
+// Verb is something that a key allows.
+type Verb = ops.Verb
 
 // The verbs. None but Admin includes another.
 const (
-	Read  Verb = "read"  // look: sandboxes, files, logs, events
-	Exec  Verb = "exec"  // run and signal commands, open terminals and ports
-	Write Verb = "write" // make, change, and remove sandboxes and files
-	Admin Verb = "admin" // everything in the tenant, its keys included
+	Read  = ops.Read  // look: sandboxes, files, logs, events
+	Exec  = ops.Exec  // run and signal commands, open terminals and ports
+	Write = ops.Write // make, change, and remove sandboxes and files
+	Admin = ops.Admin // everything in the tenant, its keys included
 )
 
 // Verbs lists all verbs.
-func Verbs() []Verb { return []Verb{Read, Exec, Write, Admin} }
-
-// verbs maps the operations of control to the verb that allows them. What is
-// not listed takes Admin.
-var verbs = map[string]Verb{
-	"sandbox.create": Write, "sandbox.start": Write, "sandbox.stop": Write, "sandbox.kill": Write, "sandbox.pause": Write,
-	"sandbox.resume": Write, "sandbox.update": Write, "sandbox.destroy": Write, "sandbox.fork": Write,
-	"snapshot.create": Write, "snapshot.remove": Write, "snapshot.get": Read, "snapshot.list": Read,
-	"provider.list": Read, "sandbox.get": Read, "sandbox.find": Read, "sandbox.list": Read, "sandbox.wait": Read,
-	"process.exec": Exec, "process.kill": Exec, "process.signal": Exec, "process.resize": Exec, "process.close": Exec,
-	"process.reconnect": Exec, "process.list": Read, "process.logs": Read, "process.wait": Read,
-	"port.open": Exec, "port.share": Exec, "sandbox.usage": Read,
-	"files.read": Read, "files.stat": Read, "files.list": Read, "files.watch": Read, "files.export": Read,
-	"files.write": Write, "files.import": Write, "files.mkdir": Write, "files.move": Write, "files.remove": Write,
-	"profile.get": Read, "profile.list": Read, "secret.list": Read, "policy.get": Read, "policy.explain": Read,
-	"workspace.create": Write, "workspace.persist": Write, "workspace.restore": Write, "workspace.prune": Write, "workspace.remove": Write,
-	"workspace.list": Read, "workspace.get": Read, "workspace.history": Read, "workspace.diff": Read, "workspace.verify": Read,
-	"workspace.read": Read, "workspace.write": Write,
-	"image.get": Read, "event.list": Read, "event.follow": Read, "quota.get": Read, "metrics.get": Read,
-	"template.build": Write, "template.tag": Write, "template.remove": Write, "template.prune": Write, "template.list": Read, "template.get": Read,
-	"sandbox.diff": Read,
-}
-
-// VerbFor returns the verb that allows an operation.
-func VerbFor(op string) Verb {
-	if v, ok := verbs[op]; ok {
-		return v
-	}
-	return Admin
-}
+func Verbs() []Verb { return ops.Verbs() }
 
 // Principal is who is asking, once that is known.
 type Principal struct {
@@ -92,38 +63,29 @@ func Peer(tenant string, uid uint32) Principal {
 
 // Allow reports whether p may do op: nil, or CodeDenied with the verb that is
 // missing.
-func (p Principal) Allow(op string) error {
-	if p.Sandbox != "" && !inside(op) {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is valid inside one sandbox only"}
+func (p Principal) Allow(op ops.Op) error {
+	if p.Sandbox != "" && !op.Inside() {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token is valid inside one sandbox only"}
 	}
-	if p.Workspace != "" && op != "workspace.read" && op != "workspace.write" {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is valid for the files of one workspace only"}
+	if p.Workspace != "" && op != ops.WorkspaceRead && op != ops.WorkspaceWrite {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token is valid for the files of one workspace only"}
 	}
-	v := VerbFor(op)
+	v := op.Verb()
 	if slices.Contains(p.Verbs, v) || slices.Contains(p.Verbs, Admin) {
 		return nil
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeDenied, Op: op, Message: fmt.Sprintf("the key does not allow %q", v),
+		Code: sandbox.CodeDenied, Op: string(op), Message: fmt.Sprintf("the key does not allow %q", v),
 		Hint: "use a key with this permission",
 	}
 }
 
 // AllowIn is Allow for an operation on a certain sandbox.
-func (p Principal) AllowIn(id sandbox.ID, op string) error {
+func (p Principal) AllowIn(id sandbox.ID, op ops.Op) error {
 	if p.Sandbox != "" && id != "" && id != p.Sandbox {
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the token is of another sandbox"}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "the token is of another sandbox"}
 	}
 	return p.Allow(op)
-}
-
-// inside reports whether an operation takes place in a sandbox.
-func inside(op string) bool {
-	if op == "sandbox.find" || op == "sandbox.usage" {
-		return true
-	}
-	area, _, _ := strings.Cut(op, ".")
-	return area == "process" || area == "files" || area == "port"
 }
 
 // Ring makes, finds and ends keys. It may be used concurrently.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -132,7 +133,7 @@ func TestCreateRefuses(t *testing.T) {
 func TestAllow(t *testing.T) {
 	for _, tt := range []struct {
 		verbs []key.Verb
-		op    string
+		op    ops.Op
 		ok    bool
 	}{
 		{[]key.Verb{key.Read}, "files.read", true},

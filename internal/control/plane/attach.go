@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
@@ -151,7 +152,7 @@ func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
 	}
 	var failed []error
 	for _, h := range held {
-		fact := audit.Action{Tenant: h.Workspace.Tenant, Op: "workspace.detach", Sandbox: id, Name: name, Subject: h.Workspace.Name}
+		fact := audit.Action{Tenant: h.Workspace.Tenant, Op: ops.WorkspaceDetach, Sandbox: id, Name: name, Subject: h.Workspace.Name}
 		allowed := func() error { return nil }
 		failed = append(failed, p.cfg.Audit.Do(ctx, fact, allowed, func(ctx context.Context) (audit.Outcome, error) {
 			return audit.Outcome{}, p.withWorkspace(ctx, h.Workspace, func(w *workspace.Workspace) error { return p.letGo(ctx, h.Attachment, h.Workspace, w) })

@@ -7,14 +7,16 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // look authorises an operation that only looks at the store.
-func (p *Plane) look(ctx context.Context, op, subject string) (who key.Principal, err error) {
+func (p *Plane) look(ctx context.Context, op ops.Op, subject string) (who key.Principal, err error) {
 	if who, err = principal(ctx); err != nil {
 		return who, err
 	}
@@ -38,12 +40,12 @@ func (p *Plane) find(ctx context.Context, tenant, ref string) (store.Sandbox, er
 
 // Get returns what is recorded of a sandbox, by name or id.
 func (p *Plane) Get(ctx context.Context, ref string) (store.Sandbox, error) {
-	who, err := p.look(ctx, "sandbox.get", ref)
+	who, err := p.look(ctx, ops.SandboxGet, ref)
 	if err != nil {
 		return store.Sandbox{}, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
-	return b, named("sandbox.get", err)
+	return b, named(ops.SandboxGet, err)
 }
 
 // List returns a page of the tenant's sandboxes, newest first.
@@ -60,7 +62,7 @@ func list[T any](
 	ctx context.Context, p *Plane, f store.Filter, page store.Page,
 	read func(*store.Tx, context.Context, string, store.Filter, store.Page) ([]T, string, error),
 ) (boxes []T, next string, err error) {
-	who, err := p.look(ctx, "sandbox.list", "")
+	who, err := p.look(ctx, ops.SandboxList, "")
 	if err != nil {
 		return nil, "", err
 	}
@@ -68,7 +70,7 @@ func list[T any](
 		boxes, next, err = read(tx, ctx, who.Tenant, f, page)
 		return err
 	})
-	return boxes, next, named("sandbox.list", err)
+	return boxes, next, named(ops.SandboxList, err)
 }
 
 // attach asks the provider for a recorded sandbox. Proof that it is gone goes
@@ -77,7 +79,7 @@ func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox,
 	if err := p.here(b); err != nil {
 		return nil, err
 	}
-	box, err := p.reach(recorded(ctx), b)
+	box, err := p.reach(ctx, b)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		p.note(ctx, p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
 	}
@@ -96,7 +98,7 @@ func (p *Plane) here(b *store.Sandbox) error {
 	}
 }
 
-const opDestroy = "sandbox.destroy"
+const opDestroy = ops.SandboxDestroy
 
 // Destroy ends a sandbox with everything in it. What is gone already is
 // success.
@@ -104,16 +106,11 @@ func (p *Plane) Destroy(ctx context.Context, ref string) error {
 	return named(opDestroy, p.destroy(ctx, ref, opDestroy, reasonRemoved))
 }
 
-func (p *Plane) destroy(ctx context.Context, ref, op, reason string) (err error) {
-	ctx, end := span.Start(ctx, "plane", op, "")
+func (p *Plane) destroy(ctx context.Context, ref string, op ops.Op, reason string) (err error) {
+	ctx, end := span.Start(ctx, "control", string(op), "")
 	defer func() { end(err) }()
-	who, err := principal(ctx)
+	who, action, err := p.gate.Admit(ctx, op, guard.Subject{Subject: ref})
 	if err != nil {
-		return err
-	}
-	action := auditAction(who, control.Action{Op: op, Subject: ref})
-	if err := who.Allow(op); err != nil {
-		p.note(ctx, p.cfg.Audit.Denied(ctx, action, err))
 		return err
 	}
 	b, err := p.findToRemove(ctx, who.Tenant, ref)
@@ -158,7 +155,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	if err := p.cfg.Fault("destroy.recorded"); err != nil {
 		return err
 	}
-	err = p.end(recorded(ctx), b)
+	err = p.end(ctx, b)
 	if fault := p.cfg.Fault("destroy.done"); fault != nil {
 		return fault
 	}
@@ -199,11 +196,8 @@ func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
 // calmDown signals the commands of a sandbox and waits for them. A sandbox
 // without any, or that does not answer, is calm.
 func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) error {
-	who, err := principal(ctx)
+	who, _, err := p.gate.Admit(ctx, opStop, guard.Subject{Subject: ref})
 	if err != nil {
-		return err
-	}
-	if err := who.Allow(opStop); err != nil {
 		return err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
@@ -217,25 +211,25 @@ func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) e
 	if !p.keeps(&b, box) {
 		return p.cannotStop(&b)
 	}
-	box.Calm(recorded(ctx), grace)
+	box.Calm(ctx, grace)
 	return nil
 }
 
 // Wait blocks until a sandbox has ended, and says why.
 func (p *Plane) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
-	who, err := p.look(ctx, "sandbox.wait", ref)
+	who, err := p.look(ctx, ops.SandboxWait, ref)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
 	if err != nil {
-		return sandbox.Exit{}, named("sandbox.wait", err)
+		return sandbox.Exit{}, named(ops.SandboxWait, err)
 	}
 	if err := p.making.wait(ctx, b.ID); err != nil {
-		return sandbox.Exit{}, named("sandbox.wait", err)
+		return sandbox.Exit{}, named(ops.SandboxWait, err)
 	}
 	if b, err = p.record(ctx, who.Tenant, b.ID); err != nil {
-		return sandbox.Exit{}, named("sandbox.wait", err)
+		return sandbox.Exit{}, named(ops.SandboxWait, err)
 	}
 	switch {
 	case b.Exit != nil:
@@ -324,7 +318,7 @@ func (p *Plane) followAnew(tenant string, box *control.Sandbox) {
 func (p *Plane) await(tenant string, w *watcher) {
 	p.background.Go(func() {
 		defer p.watched.CompareAndDelete(w.box.ID(), w)
-		exit, err := w.box.Wait(recorded(p.life))
+		exit, err := w.box.Wait(p.life)
 		if err != nil {
 			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
 		}
@@ -351,7 +345,7 @@ func (p *Plane) ended(tenant string, w *watcher, exit sandbox.Exit) error {
 		return nil // it lives again
 	}
 	if exit.Reason == sandbox.ReasonLifetime {
-		if err := p.end(recorded(ctx), &b); err != nil {
+		if err := p.end(ctx, &b); err != nil {
 			return err
 		}
 		return p.observe(ctx, &b, found{state: sandbox.Gone, reason: reasonLifetime, exit: &exit})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
@@ -52,8 +53,8 @@ func bucketName(row store.Workspace) string { return row.Tenant + "/" + row.Buck
 
 // onBucket is onWorkspace for a bucket, which can be looked at and has no
 // versions to do anything with.
-func (p *Plane) onBucket(ctx context.Context, op string, row store.Workspace, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
-	if op != "workspace.get" {
+func (p *Plane) onBucket(ctx context.Context, op ops.Op, row store.Workspace, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
+	if op != ops.WorkspaceGet {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: row.Name, Message: "the workspace is a bucket, of which Atoll keeps no versions",
 			Hint: "use it in a sandbox, or what its service has for that",

@@ -10,7 +10,9 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -35,19 +37,15 @@ type CreateRequest struct {
 	bound bool
 }
 
-const opCreate = "sandbox.create"
+const opCreate = ops.SandboxCreate
 
 // Create makes a sandbox.
 func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err error) {
-	ctx, end := span.Start(ctx, "plane", opCreate, "")
+	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { end(err) }()
-	who, err := principal(ctx)
+	who, action, err := p.gate.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
+		func(who key.Principal) error { return mayAsk(who, &req.Spec) })
 	if err != nil {
-		return Made{}, err
-	}
-	action := auditAction(who, control.Action{Op: opCreate, Name: req.Spec.Name, Subject: req.Spec.Name})
-	if err := firstError(who.Allow(opCreate), mayAsk(who, &req.Spec)); err != nil {
-		p.note(ctx, p.cfg.Audit.Denied(ctx, action, err))
 		return Made{}, named(opCreate, err)
 	}
 	images, err := p.askedImage(ctx, who.Tenant, &req.Spec)
@@ -223,7 +221,7 @@ func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *cont
 	if err := p.cfg.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
-	made, how, makeErr := p.bringUp(recorded(ctx), be, want, origin)
+	made, how, makeErr := p.bringUp(ctx, be, want, origin)
 	if err := p.cfg.Fault("create.made"); err != nil {
 		return box, image, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -60,7 +61,7 @@ func (p *Plane) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 		return err
 	})
 	if err != nil {
-		return Egress{}, named("egress.get", err)
+		return Egress{}, named(ops.EgressGet, err)
 	}
 	for _, w := range wanted {
 		// A secret that cannot be read is left out: what needs it is then
@@ -176,7 +177,7 @@ func injected(profile sandbox.Profile) []string {
 // may store a profile could do so with one.
 func trusted(ctx context.Context, n sandbox.Network) bool {
 	who, err := principal(ctx)
-	return n.Profile != "" || err == nil && who.Allow("profile.create") == nil
+	return n.Profile != "" || err == nil && who.Allow(ops.ProfileCreate) == nil
 }
 
 // compiles reports whether a profile can be enforced with the secrets that the
@@ -422,6 +423,6 @@ func (p *Plane) SecretUsed(ctx context.Context, id sandbox.ID, u SecretUse) erro
 	if err != nil {
 		return err
 	}
-	fact := audit.Action{Tenant: b.Tenant, Op: "secret.use", Sandbox: b.ID, Name: b.Name, Subject: useSubject(u), Policy: u.Rule}
+	fact := audit.Action{Tenant: b.Tenant, Op: ops.SecretUse, Sandbox: b.ID, Name: b.Name, Subject: useSubject(u), Policy: u.Rule}
 	return p.cfg.Audit.Fact(ctx, fact, eventlog.SecretUsed, nil)
 }

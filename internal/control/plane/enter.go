@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -26,7 +27,7 @@ func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, stor
 	})
 	switch {
 	case err != nil:
-		return ctx, b, named("sandbox.enter", err)
+		return ctx, b, named(ops.SandboxEnter, err)
 	case !tenant.Disabled.IsZero():
 		return ctx, b, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
 	}
@@ -111,7 +112,7 @@ func (p *Plane) WatchExpiry(ctx context.Context) {
 // retryExpiry is when it is tried again what failed.
 const retryExpiry = time.Second
 
-const opExpire = "sandbox.expire"
+const opExpire = ops.SandboxExpire
 
 // atTimeout does what is to be done with a sandbox whose time is over.
 func (p *Plane) atTimeout(ctx context.Context, b *store.Sandbox) error {

@@ -5,12 +5,13 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // opFlow is the operation of events about what sandboxes send.
-const opFlow = "egress.flow"
+const opFlow = ops.EgressFlow
 
 // Decision is what the gateway decided about a flow or request of a sandbox,
 // or about several of the same kind.

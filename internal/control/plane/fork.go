@@ -11,12 +11,13 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
-	opFork   = "sandbox.fork"
+	opFork   = ops.SandboxFork
 	maxForks = 100 // in one request
 )
 
@@ -178,7 +179,7 @@ func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper Snap
 			if err != nil {
 				return err
 			}
-			box, how, err := be.control.Restore(recorded(ctx), w, dir)
+			box, how, err := be.control.Restore(ctx, w, dir)
 			made[i] = copied{box, coldReason(how)}
 			return err
 		})
@@ -206,7 +207,7 @@ func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir stri
 		landed()
 	}
 	if dir, err = keeper.Draft(id); err == nil {
-		_, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: p.memory(ctx, &t.box), Transient: true})
+		_, err = box.Snapshot(ctx, dir, driver.SnapshotOptions{Memory: p.memory(ctx, &t.box), Transient: true})
 	}
 	if err != nil {
 		done()
@@ -223,7 +224,7 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	if failed != nil {
 		for _, m := range made {
 			if m.box != nil {
-				p.note(ctx, m.box.Destroy(recorded(late)))
+				p.note(ctx, m.box.Destroy(late))
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -17,7 +18,7 @@ const (
 	// reapPeriod is how often it is looked which sandboxes nobody uses.
 	reapPeriod = time.Second
 	reapBatch  = 100
-	opIdle     = "sandbox.idle"
+	opIdle     = ops.SandboxIdle
 )
 
 // WatchIdle applies idle policies until ctx ends.
@@ -91,7 +92,7 @@ func (p *Plane) busy(ctx context.Context, t *turn) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	all, err := box.Processes(recorded(ctx))
+	all, err := box.Processes(ctx)
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
 		return false, nil
 	}

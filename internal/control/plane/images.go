@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -19,7 +20,7 @@ type ImageUse struct {
 // of all tenants. It is for the owner of the machine, who is about to remove
 // images: what was made ahead of its user lets go of them.
 func (p *Plane) ImageUses(ctx context.Context) (all []ImageUse, err error) {
-	err = p.operate(ctx, "image.uses", "", func(ctx context.Context) error {
+	err = p.operate(ctx, ops.ImageUses, "", func(ctx context.Context) error {
 		for _, name := range p.openBackends() {
 			be, err := p.backend(ctx, name)
 			if err != nil {

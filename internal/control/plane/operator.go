@@ -6,42 +6,16 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // operate does what only the owner of the machine may do, whichever tenant it
-// is about, and records it in the log of the owner's own tenant.
-func (p *Plane) operate(ctx context.Context, op, subject string, act func(context.Context) error) (err error) {
-	ctx, end := span.Start(ctx, "plane", op, "")
-	defer func() { end(err) }()
-	who, err := principal(ctx)
-	if err != nil {
-		return err
-	}
-	authorise := func() error {
-		if who.UID == nil {
-			return &sandbox.Error{
-				Code: sandbox.CodeDenied, Op: op, Message: "only the owner of the machine may do that",
-				Hint: "ask on the daemon's socket, without a key",
-			}
-		}
-		return who.Allow(op)
-	}
-	a := auditAction(who, control.Action{Op: op, Subject: subject})
-	if glances[op] {
-		if err := authorise(); err != nil {
-			p.note(ctx, p.cfg.Audit.Denied(ctx, a, err))
-			return named(op, err)
-		}
-		return named(op, act(ctx))
-	}
-	return named(op, p.cfg.Audit.Do(ctx, a, authorise, func(ctx context.Context) (audit.Outcome, error) {
-		return audit.Outcome{}, act(ctx)
-	}))
+// is about.
+func (p *Plane) operate(ctx context.Context, op ops.Op, subject string, act func(context.Context) error) error {
+	return named(op, p.gate.Operate(ctx, op, guard.Subject{Subject: subject}, act))
 }
 
 func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t sandbox.Tenant, err error) {
@@ -56,17 +30,17 @@ func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t sandbox.
 
 // OwnTenant returns the caller's tenant.
 func (p *Plane) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
-	who, err := p.look(ctx, "quota.get", "")
+	who, err := p.look(ctx, ops.QuotaGet, "")
 	if err != nil {
 		return sandbox.Tenant{}, err
 	}
 	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, who.Tenant) })
-	return t, named("quota.get", err)
+	return t, named(ops.QuotaGet, err)
 }
 
 // Tenants lists all tenants by name.
 func (p *Plane) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
-	err = p.operate(ctx, "tenant.list", "", func(ctx context.Context) error {
+	err = p.operate(ctx, ops.TenantList, "", func(ctx context.Context) error {
 		return p.cfg.Store.View(ctx, func(tx *store.Tx) error {
 			known, err := tx.Operator().Tenants(ctx)
 			all = make([]sandbox.Tenant, len(known))
@@ -82,7 +56,7 @@ func (p *Plane) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
 
 // Tenant returns any tenant.
 func (p *Plane) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err error) {
-	err = p.operate(ctx, "tenant.get", id, func(ctx context.Context) error {
+	err = p.operate(ctx, ops.TenantGet, id, func(ctx context.Context) error {
 		t, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, id) })
 		return err
 	})
@@ -91,7 +65,7 @@ func (p *Plane) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err er
 
 // CreateTenant makes a tenant. One of that name is CodeAlreadyExists.
 func (p *Plane) CreateTenant(ctx context.Context, id string, l sandbox.Limits) (t sandbox.Tenant, err error) {
-	err = p.operate(ctx, "tenant.create", id, func(ctx context.Context) error {
+	err = p.operate(ctx, ops.TenantCreate, id, func(ctx context.Context) error {
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.Tenant(ctx, id); err == nil {
 				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: id, Message: "there is a tenant of that name"}
@@ -117,9 +91,9 @@ type TenantChange struct {
 
 // UpdateTenant changes a tenant. What it has already is left alone.
 func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t sandbox.Tenant, err error) {
-	op := "tenant.limits"
+	op := ops.TenantLimits
 	if c.Disabled != nil {
-		op = "tenant.disable"
+		op = ops.TenantDisable
 	}
 	err = p.operate(ctx, op, id, func(ctx context.Context) error {
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
@@ -145,7 +119,7 @@ func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t 
 
 // Backup returns a consistent copy of the database, which the caller closes.
 func (p *Plane) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
-	err = p.operate(ctx, "state.backup", "", func(ctx context.Context) error {
+	err = p.operate(ctx, ops.StateBackup, "", func(ctx context.Context) error {
 		dir, err := os.MkdirTemp(p.cfg.Scratch, ".backup-")
 		if err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
@@ -165,10 +139,10 @@ func (p *Plane) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
 // MayObserve allows the owner of the machine, and keys of its own tenant that
 // may look, to see what concerns all tenants together.
 func (p *Plane) MayObserve(ctx context.Context) error {
-	const op = "metrics.get"
+	const op = ops.MetricsGet
 	who, err := p.look(ctx, op, "")
 	if err == nil && who.UID == nil && who.Tenant != DefaultTenant {
-		err = &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "only the owner of the machine may do that"}
+		err = &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that"}
 	}
 	return named(op, err)
 }

@@ -19,13 +19,14 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
-	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
@@ -39,7 +40,7 @@ const DefaultTenant = "default"
 // Plane is closed.
 type Config struct {
 	// Control says what makes sandboxes with the default provider, whose name is
-	// Provider. Its Guard is the Plane's own.
+	// Provider.
 	Control  control.Config
 	Provider string
 	// Binding is that of the default provider; see Backend.
@@ -105,6 +106,7 @@ type Sources interface {
 // concurrently.
 type Plane struct {
 	cfg      Config
+	gate     *guard.Guard
 	backends backends
 	ring     *key.Ring
 	meter    *quota.Meter
@@ -145,6 +147,7 @@ func New(cfg Config) *Plane {
 		cfg.Passes = key.NewPasses(key.NewPassKey())
 	}
 	p := &Plane{cfg: cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving()}
+	p.gate = &guard.Guard{Audit: cfg.Audit, Meter: p.meterExec, Note: p.note}
 	p.life, p.stop = context.WithCancel(context.Background())
 	if cfg.Defaults == (sandbox.Resources{}) {
 		p.cfg.Defaults = cfg.Control.Defaults
@@ -160,78 +163,25 @@ func (p *Plane) Close() error {
 	return nil
 }
 
-type principalKey struct{}
-
 // WithPrincipal returns a context for requests of who.
 func WithPrincipal(ctx context.Context, who key.Principal) context.Context {
-	return context.WithValue(ctx, principalKey{}, who)
+	return guard.WithPrincipal(ctx, who)
 }
 
 // ForTenant reports whether a context is that of a request of somebody other
 // than the owner of the machine.
-func ForTenant(ctx context.Context) bool {
-	who, ok := ctx.Value(principalKey{}).(key.Principal)
-	return ok && who.UID == nil
+func ForTenant(ctx context.Context) bool { return guard.ForTenant(ctx) }
+
+// principal returns who makes a request.
+func principal(ctx context.Context) (key.Principal, error) { return guard.Principal(ctx) }
+
+// guard carries out an action of a handle.
+func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Context) error) error {
+	return p.gate.Do(ctx, a.Op, subjectOf(a), act)
 }
 
-// principal returns who is asking. Nobody is CodeUnauthorized.
-func principal(ctx context.Context) (key.Principal, error) {
-	who, ok := ctx.Value(principalKey{}).(key.Principal)
-	if !ok || who.Tenant == "" {
-		return who, &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "nobody is asking"}
-	}
-	return who, nil
-}
-
-// recordedKey marks the context of an action whose record is written already,
-// as a part of a transaction.
-type recordedKey struct{}
-
-func recorded(ctx context.Context) context.Context {
-	return context.WithValue(ctx, recordedKey{}, true)
-}
-
-// glances are the operations that only look at what the daemon knows, or are a
-// part of another that was recorded. They are authorised, and leave a record
-// only when they are refused.
-var glances = map[string]bool{
-	"sandbox.get": true, "sandbox.find": true, "sandbox.list": true, "sandbox.wait": true, "sandbox.usage": true,
-	"process.list": true, "process.wait": true, "process.resize": true, "process.close": true,
-	"files.stat": true, "files.list": true, "event.list": true, "event.follow": true, "key.list": true,
-	"quota.get": true, "metrics.get": true, "daemon.diagnose": true, "image.uses": true, "tenant.list": true, "tenant.get": true,
-	"profile.get": true, "profile.list": true, "secret.list": true, "policy.get": true, "policy.explain": true,
-	"provider.list": true, "template.list": true, "template.get": true,
-	"workspace.list": true, "workspace.get": true, "workspace.history": true, "workspace.diff": true, "workspace.verify": true,
-}
-
-// guard is the one place where a request becomes an action.
-func (p *Plane) guard(ctx context.Context, a control.Action, act func(context.Context) error) (err error) {
-	if ctx.Value(recordedKey{}) != nil {
-		return act(ctx)
-	}
-	who, err := principal(ctx)
-	if err != nil {
-		return err
-	}
-	authorise := func() error {
-		if err := who.AllowIn(a.Sandbox, a.Op); err != nil || a.Op != "process.exec" {
-			return err
-		}
-		return p.meterExec(ctx, who.Tenant)
-	}
-	ctx, end := span.Start(ctx, "plane", a.Op, a.Sandbox)
-	defer func() { end(err) }()
-	record := auditAction(who, a)
-	if glances[a.Op] {
-		if err := authorise(); err != nil {
-			p.note(ctx, p.cfg.Audit.Denied(ctx, record, err))
-			return err
-		}
-		return act(ctx)
-	}
-	return p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
-		return audit.Outcome{}, act(ctx)
-	})
+func subjectOf(a control.Action) guard.Subject {
+	return guard.Subject{Sandbox: a.Sandbox, Name: a.Name, Subject: a.Subject, Command: a.Command}
 }
 
 func (p *Plane) meterExec(ctx context.Context, tenant string) error {
@@ -243,10 +193,7 @@ func (p *Plane) meterExec(ctx context.Context, tenant string) error {
 }
 
 func auditAction(who key.Principal, a control.Action) audit.Action {
-	return audit.Action{
-		Tenant: who.Tenant, Actor: eventlog.Actor{Key: who.Key, UID: who.UID}, Op: a.Op,
-		Sandbox: a.Sandbox, Name: a.Name, Subject: a.Subject, Command: a.Command,
-	}
+	return guard.Action(who, a.Op, subjectOf(a))
 }
 
 // note reports what no caller can be told.
@@ -257,22 +204,22 @@ func (p *Plane) note(ctx context.Context, err error) {
 }
 
 // named returns err with the operation it happened in, if it does not say.
-func named(op string, err error) error {
+func named(op ops.Op, err error) error {
 	known, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {
 		if err == nil {
 			return nil
 		}
 		if control.DiskFull(err) {
-			return control.Full(op, err)
+			return control.Full(string(op), err)
 		}
-		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: op, Message: "the request failed", Cause: err}
+		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: string(op), Message: "the request failed", Cause: err}
 	}
 	if known.Op != "" {
 		return err
 	}
 	own := *known
-	own.Op, own.Cause = op, err
+	own.Op, own.Cause = string(op), err
 	return &own
 }
 

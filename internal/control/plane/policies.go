@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
@@ -54,7 +55,7 @@ func (r *rulebook) now() *bundle.Set {
 // policies are those in force.
 func (p *Plane) policies() *bundle.Set { return p.rules.now() }
 
-const opReload = "policy.reload"
+const opReload = ops.PolicyReload
 
 // LoadPolicies reads the policies of the machine anew. All of them hold from
 // then on, or, if anything is wrong with any of them, all that held before. It is
@@ -112,7 +113,7 @@ func (p *Plane) ReloadPolicies(ctx context.Context) (PolicyState, error) {
 // GetPolicies returns the policies about the caller's tenant. The owner of the
 // machine sees all.
 func (p *Plane) GetPolicies(ctx context.Context) (PolicyState, error) {
-	who, err := p.look(ctx, "policy.get", "")
+	who, err := p.look(ctx, ops.PolicyGet, "")
 	if err != nil {
 		return PolicyState{}, err
 	}
@@ -145,7 +146,7 @@ type PolicyAnswer struct {
 // ExplainPolicies tells what the policies would say about a sandbox, which is
 // not made.
 func (p *Plane) ExplainPolicies(ctx context.Context, spec sandbox.Spec) (PolicyAnswer, error) {
-	const op = "policy.explain"
+	const op = ops.PolicyExplain
 	who, err := p.look(ctx, op, "")
 	if err != nil {
 		return PolicyAnswer{}, err

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -97,7 +98,7 @@ const (
 // SharePorts makes a token with which anybody reaches ports of a running
 // sandbox, all of them if none is named, for a time, a day if none is said.
 func (p *Plane) SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error) {
-	const op = "port.share"
+	const op = ops.PortShare
 	box, err := p.Open(ctx, ref)
 	if err != nil {
 		return "", expires, err
@@ -182,7 +183,7 @@ func (p *Plane) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) e
 // Usage tells what a running sandbox consumes. To look at it is not to use it:
 // it goes to rest all the same, and one that rests is not woken.
 func (p *Plane) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
-	const op = "sandbox.usage"
+	const op = ops.SandboxUsage
 	who, err := p.look(ctx, op, ref)
 	if err != nil {
 		return sandbox.Usage{}, err
@@ -202,5 +203,5 @@ func (p *Plane) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
 	if err != nil {
 		return sandbox.Usage{}, err
 	}
-	return box.Usage(ctx)
+	return p.handle(box).Usage(ctx)
 }

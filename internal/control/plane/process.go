@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
@@ -22,6 +23,7 @@ import (
 // against the tenant's quota, and their ends are recorded.
 type Box struct {
 	*control.Sandbox
+	inner  *control.Sandbox // for what the daemon does by itself
 	plane  *Plane
 	who    key.Principal
 	limits sandbox.Limits   // of the tenant when it was opened
@@ -188,14 +190,14 @@ func (c *command) pause(d time.Duration) {
 // background, when it is over.
 func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, cmd *sandbox.Command) *command {
 	c := b.command(inner, b.limits, driver.Cursor{})
-	fact := auditAction(b.who, control.Action{Op: "process.exec", Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
+	fact := auditAction(b.who, control.Action{Op: ops.ProcessExec, Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
 	if cmd.Background {
-		p.background.Go(func() { p.awaitBackground(b.Sandbox, c, fact) })
+		p.background.Go(func() { p.awaitBackground(b.inner, c, fact) })
 		return c
 	}
 	began := time.Now()
-	c.letGo = func() { p.recordLetGo(b.Sandbox, c, fact, began, cmd.Hold > 0) }
+	c.letGo = func() { p.recordLetGo(b.inner, c, fact, began, cmd.Hold > 0) }
 	return c
 }
 
@@ -211,7 +213,7 @@ func (p *Plane) recordLetGo(box *control.Sandbox, c *command, fact audit.Action,
 		return
 	}
 	p.background.Go(func() {
-		exit, err := c.Process.Wait(recorded(p.life))
+		exit, err := c.Process.Wait(p.life)
 		took := time.Since(began)
 		switch {
 		case err == nil:
@@ -228,7 +230,7 @@ func (p *Plane) recordLetGo(box *control.Sandbox, c *command, fact audit.Action,
 // awaitBackground waits for the end of a command in the background beside whoever
 // started it, who may let go of it meanwhile.
 func (p *Plane) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
-	exit, err := c.Process.Wait(recorded(p.life))
+	exit, err := c.Process.Wait(p.life)
 	if err == nil {
 		p.recordEnd(fact, time.Since(c.Info().Started), 0, &exit.Code, exit.Reason)
 		return
@@ -243,7 +245,7 @@ func (p *Plane) awaitBackground(box *control.Sandbox, c *command, fact audit.Act
 // awaitAgain waits for the end of a command on a connection of its own. What
 // cannot be waited for may run on, and is found again.
 func (p *Plane) awaitAgain(box *control.Sandbox, fact audit.Action) {
-	ctx := recorded(p.life)
+	ctx := p.life
 	c, err := box.Reconnect(ctx, fact.Subject)
 	if err != nil {
 		return
@@ -265,14 +267,14 @@ func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, ex
 // watchBackground records the ends of the commands that an earlier daemon
 // started in a sandbox and that outlived it.
 func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
-	all, err := box.Processes(recorded(p.life))
+	all, err := box.Processes(p.life)
 	if err != nil {
 		return // what cannot list its commands has none to be found again
 	}
 	for _, info := range all {
 		if info.Running { // and runs on without who started it, or cannot be connected to
 			fact := audit.Action{
-				Tenant: tenant, Op: "process.exec", Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
+				Tenant: tenant, Op: ops.ProcessExec, Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
 			}
 			p.background.Go(func() { p.awaitAgain(box, fact) })

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
@@ -30,7 +30,7 @@ func (p *Plane) checkProfile(ctx context.Context, tx *store.Tx, tenant string, d
 
 // CreateProfile stores a profile of the caller's tenant.
 func (p *Plane) CreateProfile(ctx context.Context, doc sandbox.Profile) (out store.Profile, err error) {
-	err = p.changeTx(ctx, control.Action{Op: "profile.create", Subject: doc.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+	err = p.changeTx(ctx, control.Action{Op: ops.ProfileCreate, Subject: doc.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		if err := p.checkProfile(ctx, tx, tenant, doc); err != nil {
 			return "", err
 		}
@@ -45,7 +45,7 @@ func (p *Plane) CreateProfile(ctx context.Context, doc sandbox.Profile) (out sto
 // stands for any. That it could not be applied everywhere is CodeUnavailable.
 func (p *Plane) ApplyProfile(ctx context.Context, expect int64, doc sandbox.Profile) (out store.Profile, err error) {
 	var users []store.Sandbox
-	const op = "profile.apply"
+	const op = ops.ProfileApply
 	err = p.changeTx(ctx, control.Action{Op: op, Subject: doc.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		if err := p.checkProfile(ctx, tx, tenant, doc); err != nil {
 			return "", err
@@ -68,7 +68,7 @@ func (p *Plane) ApplyProfile(ctx context.Context, expect int64, doc sandbox.Prof
 
 // RemoveProfile removes a profile that no sandbox works by.
 func (p *Plane) RemoveProfile(ctx context.Context, name string) error {
-	return p.changeTx(ctx, control.Action{Op: "profile.remove", Subject: name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+	return p.changeTx(ctx, control.Action{Op: ops.ProfileRemove, Subject: name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		return name, tx.RemoveProfile(ctx, tenant, name)
 	})
 }
@@ -76,7 +76,7 @@ func (p *Plane) RemoveProfile(ctx context.Context, name string) error {
 // Profile returns a profile of the caller's tenant, at a version or, with 0, as
 // it is now.
 func (p *Plane) Profile(ctx context.Context, name string, version int64) (store.Profile, error) {
-	const op = "profile.get"
+	const op = ops.ProfileGet
 	who, err := p.look(ctx, op, name)
 	if err != nil {
 		return store.Profile{}, err
@@ -92,7 +92,7 @@ func (p *Plane) Profile(ctx context.Context, name string, version int64) (store.
 
 // Profiles lists the profiles of the caller's tenant.
 func (p *Plane) Profiles(ctx context.Context) ([]store.Profile, error) {
-	const op = "profile.list"
+	const op = ops.ProfileList
 	who, err := p.look(ctx, op, "")
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (p *Plane) Profiles(ctx context.Context) ([]store.Profile, error) {
 // TestProfile tells what would become of a request under a profile. Nothing is
 // sent.
 func (p *Plane) TestProfile(ctx context.Context, name, method, target string) (policy.Explanation, error) {
-	const op = "profile.test"
+	const op = ops.ProfileTest
 	stored, err := p.Profile(ctx, name, 0)
 	if err != nil {
 		return policy.Explanation{}, err
@@ -127,13 +127,12 @@ func (p *Plane) changeTx(ctx context.Context, a control.Action, change func(ctx 
 	if err != nil {
 		return err
 	}
-	err = p.cfg.Audit.Do(ctx, auditAction(who, a), func() error { return who.Allow(a.Op) }, func(ctx context.Context) (audit.Outcome, error) {
-		var subject string
-		err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err = p.gate.Change(ctx, a.Op, subjectOf(a), func(ctx context.Context) (subject string, err error) {
+		err = p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			subject, err = change(ctx, tx, who.Tenant)
 			return err
 		})
-		return audit.Outcome{Subject: subject}, err
+		return subject, err
 	})
 	return named(a.Op, err)
 }

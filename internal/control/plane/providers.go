@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -21,7 +22,7 @@ type Backend struct {
 	// Binding names what its sandboxes belong to, such as an account of a
 	// service. Empty: this machine.
 	Binding string
-	// Control says what makes the sandboxes. Its Guard is the Plane's own.
+	// Control says what makes the sandboxes.
 	Control control.Config
 }
 
@@ -29,7 +30,9 @@ type Backend struct {
 // the same provider whenever it is called, and is called concurrently.
 type Open func(ctx context.Context, name string) (Backend, error)
 
-// backend is a provider that is open.
+// backend is a provider that is open. What is done by its control passes no
+// guard: it is a part of an operation that did, or the daemon's own housekeeping.
+// Callers get handles that do, from Plane.handle.
 type backend struct {
 	Backend
 	control *control.Control
@@ -79,7 +82,7 @@ func (p *Plane) backend(ctx context.Context, name string) (*backend, error) {
 }
 
 func (p *Plane) addBackend(b Backend) *backend {
-	b.Control.Guard, b.Control.Workspaces = p.guard, p.cfg.Workspaces != nil
+	b.Control.Workspaces = p.cfg.Workspaces != nil
 	b.Control.Defaults = p.cfg.Defaults
 	p.backends.mu.Lock()
 	defer p.backends.mu.Unlock()
@@ -130,9 +133,13 @@ func (p *Plane) reach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, 
 	return be.control.Attach(ctx, b.ID, b.Name)
 }
 
+// handle returns a handle for callers: everything that is done with it passes
+// the guard.
+func (p *Plane) handle(box *control.Sandbox) *control.Sandbox { return box.Guarded(p.guard) }
+
 // MayListProviders allows the caller to see the providers of the daemon.
 func (p *Plane) MayListProviders(ctx context.Context) error {
-	_, err := p.look(ctx, "provider.list", "")
+	_, err := p.look(ctx, ops.ProviderList, "")
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -57,7 +58,7 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 	if b.State == now.state {
 		return nil
 	}
-	fact := audit.Action{Tenant: b.Tenant, Op: "sandbox.observe", Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
 	_, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
 			b.State, b.Reason = now.state, now.reason
@@ -137,7 +138,6 @@ func (p *Plane) observePause(ctx context.Context, b *store.Sandbox, state sandbo
 // else is ended, and only proof about the very sandbox makes it gone. A record
 // whose provider, account or address is another one is not judged.
 func (p *Plane) Reconcile(ctx context.Context) error {
-	ctx = recorded(ctx)
 	known, err := p.recordedBoxes(ctx) // before looking: what is made meanwhile is seen as extra, not as missing
 	if err != nil {
 		return err
@@ -371,6 +371,6 @@ func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 	if box, err := be.control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
 		p.refind(tenant, box)
 	}
-	fact := audit.Action{Tenant: tenant, Op: "sandbox.adopt", Sandbox: f.ID, Name: b.Name, Subject: b.Name}
+	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}
 	return p.cfg.Audit.Fact(ctx, fact, eventlog.Found, nil)
 }

@@ -5,10 +5,11 @@ import (
 	"io"
 	"iter"
 
-	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -26,17 +27,16 @@ func (p *Plane) CreateKey(ctx context.Context, tenant string, n key.New) (token 
 	if err != nil {
 		return "", k, err
 	}
-	record := auditAction(who, control.Action{Op: "key.create", Subject: n.Name})
 	if tenant == "" {
 		tenant = who.Tenant
 	}
-	authorise := func() error {
+	others := func(who key.Principal) error {
 		if tenant != who.Tenant && who.UID == nil {
 			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine makes keys of other tenants"}
 		}
-		return who.Allow("key.create")
+		return nil
 	}
-	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
+	err = p.gate.Change(ctx, ops.KeyCreate, guard.Subject{Subject: n.Name}, func(ctx context.Context) (string, error) {
 		err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			if who.UID != nil {
 				if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
@@ -46,22 +46,22 @@ func (p *Plane) CreateKey(ctx context.Context, tenant string, n key.New) (token 
 			token, k, err = p.ring.Create(ctx, tx, tenant, n)
 			return err
 		})
-		return audit.Outcome{Subject: k.ID}, err
-	})
+		return k.ID, err
+	}, others)
 	if err != nil {
-		return "", store.Key{}, named("key.create", err)
+		return "", store.Key{}, named(ops.KeyCreate, err)
 	}
 	return token, k, nil
 }
 
 // Keys lists the keys of the caller's tenant.
 func (p *Plane) Keys(ctx context.Context) ([]store.Key, error) {
-	who, err := p.look(ctx, "key.list", "")
+	who, err := p.look(ctx, ops.KeyList, "")
 	if err != nil {
 		return nil, err
 	}
 	keys, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(ctx, who.Tenant) })
-	return keys, named("key.list", err)
+	return keys, named(ops.KeyList, err)
 }
 
 // RevokeKey ends a key of the caller's tenant, and what is done with it.
@@ -70,15 +70,15 @@ func (p *Plane) RevokeKey(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	err = p.guard(ctx, control.Action{Op: "key.revoke", Subject: id}, func(ctx context.Context) error {
+	err = p.guard(ctx, control.Action{Op: ops.KeyRevoke, Subject: id}, func(ctx context.Context) error {
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
 	})
 	p.review(context.WithoutCancel(ctx), p.holds.all(func(need standing) bool { return need.key == id }))
-	return named("key.revoke", err)
+	return named(ops.KeyRevoke, err)
 }
 
 // mayRead authorises reading what a filter selects.
-func (p *Plane) mayRead(ctx context.Context, op string, f *eventlog.Filter) (who key.Principal, err error) {
+func (p *Plane) mayRead(ctx context.Context, op ops.Op, f *eventlog.Filter) (who key.Principal, err error) {
 	if who, err = p.look(ctx, op, ""); err == nil {
 		err = named(op, f.Validate())
 	}
@@ -87,18 +87,18 @@ func (p *Plane) mayRead(ctx context.Context, op string, f *eventlog.Filter) (who
 
 // Events returns a part of the log of the caller's tenant.
 func (p *Plane) Events(ctx context.Context, f eventlog.Filter, after int64, limit int) ([]eventlog.Event, error) {
-	who, err := p.mayRead(ctx, "event.list", &f)
+	who, err := p.mayRead(ctx, ops.EventList, &f)
 	if err != nil {
 		return nil, err
 	}
 	events, err := p.cfg.Log.Read(ctx, who.Tenant, f, after, limit)
-	return events, named("event.list", err)
+	return events, named(ops.EventList, err)
 }
 
 // FollowEvents yields the log of the caller's tenant after a record, and what
 // is added to it until ctx ends.
 func (p *Plane) FollowEvents(ctx context.Context, f eventlog.Filter, after int64) (iter.Seq2[eventlog.Event, error], error) {
-	who, err := p.mayRead(ctx, "event.follow", &f)
+	who, err := p.mayRead(ctx, ops.EventFollow, &f)
 	if err != nil {
 		return nil, err
 	}
@@ -108,30 +108,30 @@ func (p *Plane) FollowEvents(ctx context.Context, f eventlog.Filter, after int64
 // ExportEvents writes the log of the caller's tenant as JSON lines, each with
 // the hash of its record.
 func (p *Plane) ExportEvents(ctx context.Context, f eventlog.Filter, w io.Writer) error {
-	who, err := p.mayRead(ctx, "event.list", &f)
+	who, err := p.mayRead(ctx, ops.EventList, &f)
 	if err != nil {
 		return err
 	}
-	return named("event.list", p.cfg.Log.Export(ctx, who.Tenant, f, w))
+	return named(ops.EventList, p.cfg.Log.Export(ctx, who.Tenant, f, w))
 }
 
 // Records reads a part of the log of the caller's tenant after a record, each
 // with the hash of its record. It is empty at the end of the log.
 func (p *Plane) Records(ctx context.Context, f eventlog.Filter, after int64, limit int) ([]eventlog.Record, error) {
-	who, err := p.mayRead(ctx, "event.list", &f)
+	who, err := p.mayRead(ctx, ops.EventList, &f)
 	if err != nil {
 		return nil, err
 	}
 	page, err := p.cfg.Log.Records(ctx, who.Tenant, f, after, limit)
-	return page, named("event.list", err)
+	return page, named(ops.EventList, err)
 }
 
 // Verify checks the chain of the log of the caller's tenant.
 func (p *Plane) Verify(ctx context.Context) (eventlog.Report, error) {
-	who, err := p.look(ctx, "audit.verify", "")
+	who, err := p.look(ctx, ops.AuditVerify, "")
 	if err != nil {
 		return eventlog.Report{}, err
 	}
 	report, err := p.cfg.Log.Verify(ctx, who.Tenant)
-	return report, named("audit.verify", err)
+	return report, named(ops.AuditVerify, err)
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -64,7 +65,7 @@ func (p *Plane) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, 
 	if err != nil {
 		return ignoreChanged(err)
 	}
-	fact := audit.Action{Tenant: b.Tenant, Op: "sandbox.observe", Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
 	return p.cfg.Audit.Fact(ctx, fact, t, nil)
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -24,11 +25,11 @@ const (
 )
 
 const (
-	opPause  = "sandbox.pause"
-	opResume = "sandbox.resume"
-	opStop   = "sandbox.stop"
-	opStart  = "sandbox.start"
-	opWake   = "sandbox.wake"
+	opPause  = ops.SandboxPause
+	opResume = ops.SandboxResume
+	opStop   = ops.SandboxStop
+	opStart  = ops.SandboxStart
+	opWake   = ops.SandboxWake
 )
 
 // Pause makes a sandbox stand still: in memory, or to disk, where it holds
@@ -227,8 +228,8 @@ func (p *Plane) freeze(ctx context.Context, t *turn, wakes bool) (store.Sandbox,
 		return t.box, err
 	}
 	stopped := p.stopClock(ctx, box, &t.box)
-	if err = box.Pause(recorded(ctx)); err != nil && stopped && t.box.Spec.Lifetime.HardTimeout() > 0 {
-		p.note(ctx, box.SetDeadline(recorded(context.WithoutCancel(ctx)), t.box.Expires))
+	if err = box.Pause(ctx); err != nil && stopped && t.box.Spec.Lifetime.HardTimeout() > 0 {
+		p.note(ctx, box.SetDeadline(context.WithoutCancel(ctx), t.box.Expires))
 	}
 	if err := p.cfg.Fault("pause.done"); err != nil {
 		return t.box, err
@@ -252,7 +253,7 @@ func (p *Plane) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sa
 	case !control.Can[driver.DeadlineSetter](box):
 		return false
 	}
-	return box.SetDeadline(recorded(ctx), time.Time{}) == nil
+	return box.SetDeadline(ctx, time.Time{}) == nil
 }
 
 // holdClock makes the time of a sandbox stand still.
@@ -293,10 +294,10 @@ func (p *Plane) thaw(ctx context.Context, t *turn) (store.Sandbox, error) {
 		return t.box, err
 	}
 	if left := t.box.Rest.Left; left > 0 && t.box.Spec.Lifetime.HardTimeout() > 0 {
-		err = box.SetDeadline(recorded(ctx), p.cfg.Store.Now().Add(left))
+		err = box.SetDeadline(ctx, p.cfg.Store.Now().Add(left))
 	}
 	if err == nil {
-		err = box.Resume(recorded(ctx))
+		err = box.Resume(ctx)
 	}
 	if err := p.cfg.Fault("resume.done"); err != nil {
 		return t.box, err
@@ -359,7 +360,7 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 	if err := p.cfg.Fault(how.step + ".kept"); err != nil {
 		return t.box, err
 	}
-	p.note(ctx, p.end(recorded(late), &t.box))
+	p.note(ctx, p.end(late, &t.box))
 	return p.leave(late, t, intent, nil, func(b *store.Sandbox) {
 		p.rests(b, how, id)
 		if how.pause != "" && !snap.Memory {
@@ -389,11 +390,11 @@ func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, ke
 		return snap, err
 	}
 	if t.box.State == sandbox.Paused {
-		if err := box.Resume(recorded(ctx)); err != nil {
+		if err := box.Resume(ctx); err != nil {
 			return snap, err
 		}
 	}
-	return box.Snapshot(recorded(ctx), dir, opts)
+	return box.Snapshot(ctx, dir, opts)
 }
 
 // undoAway records that a sandbox could not be put away and runs on, or stands
@@ -401,7 +402,7 @@ func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, ke
 func (p *Plane) undoAway(ctx context.Context, t *turn, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
 	if t.box.State == sandbox.Paused {
 		if box, err := p.attach(ctx, &t.box); err == nil {
-			p.note(ctx, box.Pause(recorded(context.WithoutCancel(ctx))))
+			p.note(ctx, box.Pause(context.WithoutCancel(ctx)))
 		}
 	}
 	b, err := p.leave(ctx, t, intent, failed, nil, nil)
@@ -471,7 +472,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err := p.cfg.Fault(step + ".recorded"); err != nil {
 		return t.box, err
 	}
-	box, how, err := be.control.Restore(recorded(ctx), req, dir)
+	box, how, err := be.control.Restore(ctx, req, dir)
 	if err := p.cfg.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}

@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-const opPrune = "audit.prune"
+const opPrune = ops.AuditPrune
 
 // PruneAudit removes the oldest records of the log of any tenant; an empty one
 // is the caller's own. It is recorded in that log, too.
@@ -38,7 +39,7 @@ func (p *Plane) PruneAudit(ctx context.Context, tenant string, what eventlog.Pru
 // pruning is how a log says that it was pruned.
 func (p *Plane) pruning(ctx context.Context, by eventlog.Actor) eventlog.Event {
 	by.Node = p.cfg.Node
-	e := eventlog.Event{Op: opPrune, Actor: by}
+	e := eventlog.Event{Op: string(opPrune), Actor: by}
 	e.Request, e.Trace = span.IDs(ctx)
 	return e
 }

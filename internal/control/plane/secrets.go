@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -57,7 +58,7 @@ func (p *Plane) CreateSecret(ctx context.Context, n NewSecret, v secret.Value) (
 	if err != nil {
 		return out, err
 	}
-	err = p.changeTx(ctx, control.Action{Op: "secret.create", Subject: n.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+	err = p.changeTx(ctx, control.Action{Op: ops.SecretCreate, Subject: n.Name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		if err := n.validate(who, v); err != nil {
 			return "", err
 		}
@@ -89,7 +90,7 @@ func (p *Plane) RotateSecret(ctx context.Context, name string, v secret.Value) (
 // UpdateSecret is RotateSecret with new labels; nil leaves them.
 func (p *Plane) UpdateSecret(ctx context.Context, name string, v secret.Value, labels map[string]string) (out store.Secret, err error) {
 	defer v.Clear()
-	const op = "secret.rotate"
+	const op = ops.SecretRotate
 	var boxes []store.Sandbox
 	err = p.changeTx(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		s, err := tx.Secret(ctx, tenant, name)
@@ -142,7 +143,7 @@ func rotatable(s *store.Secret, v secret.Value) error {
 // RemoveSecret removes a secret. One that a sandbox or a profile works with is
 // CodeConflict, unless force is set: they then go on without it, at once.
 func (p *Plane) RemoveSecret(ctx context.Context, name string, force bool) error {
-	const op = "secret.remove"
+	const op = ops.SecretRemove
 	var boxes []store.Sandbox
 	err := p.changeTx(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
 		profiles, err := tx.Profiles(ctx, tenant)
@@ -176,7 +177,7 @@ func (p *Plane) RemoveSecret(ctx context.Context, name string, force bool) error
 
 // Secrets lists the secrets of the caller's tenant, without their values.
 func (p *Plane) Secrets(ctx context.Context) ([]store.Secret, error) {
-	const op = "secret.list"
+	const op = ops.SecretList
 	who, err := p.look(ctx, op, "")
 	if err != nil {
 		return nil, err

@@ -12,15 +12,16 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
-	opSnapshot       = "snapshot.create"
-	opSnapshotRemove = "snapshot.remove"
-	opSnapshotGet    = "snapshot.get"
-	opSnapshotList   = "snapshot.list"
+	opSnapshot       = ops.SnapshotCreate
+	opSnapshotRemove = ops.SnapshotRemove
+	opSnapshotGet    = ops.SnapshotGet
+	opSnapshotList   = ops.SnapshotList
 )
 
 // Snapshot writes the state of a sandbox down under a name. One that runs goes
@@ -28,7 +29,7 @@ const (
 // at once on this node, and on others when it is in the blob store.
 func (p *Plane) Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
 	if req.Save && p.cfg.Archive == nil {
-		return store.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: opSnapshot, Message: "this daemon has no blob store"}
+		return store.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: string(opSnapshot), Message: "this daemon has no blob store"}
 	}
 	s, err := p.snapshotTurn(ctx, ref, req)
 	defer p.archive.soon()
@@ -160,7 +161,7 @@ func (p *Plane) take(ctx context.Context, t *turn, keeper Snapshots, id string, 
 	if err != nil {
 		return snap, err
 	}
-	if snap, err = box.Snapshot(recorded(ctx), dir, driver.SnapshotOptions{Memory: memory}); err != nil {
+	if snap, err = box.Snapshot(ctx, dir, driver.SnapshotOptions{Memory: memory}); err != nil {
 		return snap, err
 	}
 	snap.Size, err = keeper.Keep(ctx, id)

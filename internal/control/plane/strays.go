@@ -5,6 +5,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -21,7 +22,7 @@ type Census struct {
 
 // MayDiagnose allows the owner of the machine to look into the daemon.
 func (p *Plane) MayDiagnose(ctx context.Context) error {
-	return p.operate(ctx, "daemon.diagnose", "", func(context.Context) error { return nil })
+	return p.operate(ctx, ops.DaemonDiagnose, "", func(context.Context) error { return nil })
 }
 
 // Census looks at the sandboxes of this node. It is for the owner of the

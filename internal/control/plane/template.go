@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
@@ -52,16 +53,16 @@ type BuildRequest struct {
 // BuildTemplate builds a template and gives it its name. Whoever has the name
 // of an older one keeps what it was made of.
 func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Template, err error) {
-	const op = "template.build"
+	const op = ops.TemplateBuild
 	who, err := principal(ctx)
 	if err != nil {
 		return t, err
 	}
 	record := auditAction(who, control.Action{Op: op, Subject: req.Name})
 	spec := sandbox.Spec{Image: req.Description.From, Network: req.Network}
-	authorise := func() error { return firstError(who.Allow(op), mayAsk(who, &spec)) }
+	allowed := func(who key.Principal) error { return mayAsk(who, &spec) }
 	base := []string{spec.Image}
-	if authorise() == nil {
+	if firstError(who.Allow(op), allowed(who)) == nil {
 		if base, err = p.fetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
 			return t, named(op, err)
 		}
@@ -69,10 +70,10 @@ func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Te
 			return t, named(op, err)
 		}
 	}
-	err = p.cfg.Audit.Do(ctx, record, authorise, func(ctx context.Context) (audit.Outcome, error) {
+	err = p.gate.Change(ctx, op, guard.Subject{Subject: req.Name}, func(ctx context.Context) (string, error) {
 		t, err = p.buildTemplate(ctx, who, req, spec.Image, base)
-		return audit.Outcome{}, err
-	})
+		return "", err
+	}, allowed)
 	return t, named(op, err)
 }
 
@@ -142,7 +143,7 @@ func (p *Plane) template(ctx context.Context, tenant, ref string) (t store.Templ
 
 // Templates lists the templates of the caller's tenant.
 func (p *Plane) Templates(ctx context.Context) ([]store.Template, error) {
-	const op = "template.list"
+	const op = ops.TemplateList
 	who, err := p.look(ctx, op, "")
 	if err != nil {
 		return nil, err
@@ -153,7 +154,7 @@ func (p *Plane) Templates(ctx context.Context) ([]store.Template, error) {
 
 // Template returns a template of the caller's tenant, by NAME[:TAG].
 func (p *Plane) Template(ctx context.Context, ref string) (t store.Template, err error) {
-	const op = "template.get"
+	const op = ops.TemplateGet
 	who, err := p.look(ctx, op, ref)
 	if err != nil {
 		return t, err
@@ -164,7 +165,7 @@ func (p *Plane) Template(ctx context.Context, ref string) (t store.Template, err
 
 // TagTemplate gives a template one more name, which moves if it is taken.
 func (p *Plane) TagTemplate(ctx context.Context, ref, as string) (t store.Template, err error) {
-	const op = "template.tag"
+	const op = ops.TemplateTag
 	who, err := principal(ctx)
 	if err != nil {
 		return t, err
@@ -185,7 +186,7 @@ func (p *Plane) TagTemplate(ctx context.Context, ref, as string) (t store.Templa
 
 // RemoveTemplate forgets the name of a template. Sandboxes made of it live on.
 func (p *Plane) RemoveTemplate(ctx context.Context, ref string) error {
-	const op = "template.remove"
+	const op = ops.TemplateRemove
 	who, err := principal(ctx)
 	if err != nil {
 		return err
@@ -202,7 +203,7 @@ func (p *Plane) RemoveTemplate(ctx context.Context, ref string) error {
 // PruneTemplates removes what builds of the caller's tenant have left behind
 // and have not used for some time. Templates stay.
 func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
-	const op = "template.prune"
+	const op = ops.TemplatePrune
 	who, err := principal(ctx)
 	if err != nil {
 		return 0, err

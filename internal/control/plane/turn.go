@@ -8,7 +8,9 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -54,16 +56,11 @@ type turn struct {
 
 // turn authorises an operation on a sandbox, waits until nobody else changes
 // it, and decides whether the operation can be done. The caller releases it.
-func (p *Plane) turn(ctx context.Context, ref, action string, op lifecycle.Op) (_ *turn, err error) {
-	ctx, end := span.Start(ctx, "turn", action, "")
+func (p *Plane) turn(ctx context.Context, ref string, action ops.Op, op lifecycle.Op) (_ *turn, err error) {
+	ctx, end := span.Start(ctx, "turn", string(action), "")
 	defer func() { end(err) }()
-	who, err := principal(ctx)
+	who, a, err := p.gate.Admit(ctx, action, guard.Subject{Subject: ref})
 	if err != nil {
-		return nil, err
-	}
-	a := auditAction(who, control.Action{Op: action, Subject: ref})
-	if err := who.Allow(action); err != nil {
-		p.note(ctx, p.cfg.Audit.Denied(ctx, a, err))
 		return nil, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)

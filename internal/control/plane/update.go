@@ -10,11 +10,12 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-const opUpdate = "sandbox.update"
+const opUpdate = ops.SandboxUpdate
 
 func validate(c *sandbox.Change) error {
 	if err := c.Lifetime.Apply(sandbox.Lifetime{}).Validate(); err != nil {
@@ -148,7 +149,6 @@ func set[T int64 | float64](v *T, to T) {
 // tell makes a change to a living sandbox. If the second half fails, the first
 // is undone.
 func (p *Plane) tell(ctx context.Context, t *turn, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
-	ctx = recorded(ctx)
 	if c.Resources != (sandbox.Resources{}) {
 		if err := box.Resize(ctx, c.Resources); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -19,7 +20,7 @@ import (
 // The handle is in use until ctx ends, and good for as long: until then the
 // sandbox is not idle.
 func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
-	const op = "sandbox.find"
+	const op = ops.SandboxFind
 	who, err := p.look(ctx, op, ref)
 	if err != nil {
 		return nil, err
@@ -49,7 +50,7 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	if err != nil {
 		return nil, named(op, err)
 	}
-	return &Box{Sandbox: box, plane: p, who: who, limits: limits, redact: redact}, nil
+	return &Box{Sandbox: p.handle(box), inner: box, plane: p, who: who, limits: limits, redact: redact}, nil
 }
 
 // findToUse is find for whoever will run commands, and needs to know how much

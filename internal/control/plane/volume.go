@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/sandbox"
@@ -17,7 +18,7 @@ import (
 // context in which whoever bears its own token touches its files, and nothing
 // else. The caller checks the token.
 func (p *Plane) EnterWorkspace(ctx context.Context, id string) (context.Context, store.Workspace, error) {
-	const op = "workspace.enter"
+	const op = ops.WorkspaceEnter
 	var tenant store.Tenant
 	w, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) {
 		w, err := tx.Operator().WorkspaceByID(ctx, id)
@@ -30,7 +31,7 @@ func (p *Plane) EnterWorkspace(ctx context.Context, id string) (context.Context,
 	case err != nil:
 		return ctx, w, named(op, err)
 	case !tenant.Disabled.IsZero():
-		return ctx, w, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: op, Subject: id, Message: "the tenant is disabled"}
+		return ctx, w, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: string(op), Subject: id, Message: "the tenant is disabled"}
 	}
 	return p.actAs(ctx, key.Holder(w.Tenant, w.ID), standing{tenant: w.Tenant}), w, nil
 }
@@ -38,16 +39,16 @@ func (p *Plane) EnterWorkspace(ctx context.Context, id string) (context.Context,
 // ReadWorkspace calls do with the directory of a workspace, as its sandboxes
 // see it now.
 func (p *Plane) ReadWorkspace(ctx context.Context, name string, do func(*os.Root) error) error {
-	return p.inWorkspace(ctx, "workspace.read", name, do)
+	return p.inWorkspace(ctx, ops.WorkspaceRead, name, do)
 }
 
 // WriteWorkspace is ReadWorkspace for whoever changes files. They become a
 // version soon after.
 func (p *Plane) WriteWorkspace(ctx context.Context, name string, do func(*os.Root) error) error {
-	return p.inWorkspace(ctx, "workspace.write", name, do)
+	return p.inWorkspace(ctx, ops.WorkspaceWrite, name, do)
 }
 
-func (p *Plane) inWorkspace(ctx context.Context, op, name string, do func(*os.Root) error) error {
+func (p *Plane) inWorkspace(ctx context.Context, op ops.Op, name string, do func(*os.Root) error) error {
 	who, err := principal(ctx)
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func (p *Plane) inWorkspace(ctx context.Context, op, name string, do func(*os.Ro
 			return err
 		}
 		err = errors.Join(do(root), root.Close())
-		if op == "workspace.write" {
+		if op == ops.WorkspaceWrite {
 			p.persistSoon(row)
 		}
 		return err

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/sandbox"
@@ -28,7 +29,7 @@ func (p *Plane) shelved() error {
 
 // onWorkspace does something to a workspace of the caller's tenant, while
 // nobody else does.
-func (p *Plane) onWorkspace(ctx context.Context, op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
+func (p *Plane) onWorkspace(ctx context.Context, op ops.Op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
 	if err := sandbox.ValidateName(name); err != nil {
 		return named(op, err)
 	}
@@ -74,7 +75,7 @@ func (p *Plane) withWorkspace(ctx context.Context, row store.Workspace, do func(
 
 // CreateWorkspace makes an empty workspace.
 func (p *Plane) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (Workspace, error) {
-	const op = "workspace.create"
+	const op = ops.WorkspaceCreate
 	who, err := principal(ctx)
 	if err != nil {
 		return Workspace{}, err
@@ -83,7 +84,7 @@ func (p *Plane) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (Wo
 		return Workspace{}, named(op, err)
 	}
 	if n.MaxBytes < 0 {
-		return Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: "maxBytes", Message: "negative"}
+		return Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: string(op), Subject: "maxBytes", Message: "negative"}
 	}
 	row := store.Workspace{Workspace: sandbox.Workspace{Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket}, ID: "ws-" + strings.ToLower(rand.Text()[:16]), Tenant: who.Tenant}
 	err = p.guard(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
@@ -112,7 +113,7 @@ func (p *Plane) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (Wo
 
 // Workspaces lists the workspaces of the caller's tenant by name.
 func (p *Plane) Workspaces(ctx context.Context) (all []Workspace, err error) {
-	who, err := p.look(ctx, "workspace.list", "")
+	who, err := p.look(ctx, ops.WorkspaceList, "")
 	if err != nil {
 		return nil, err
 	}
@@ -131,12 +132,12 @@ func (p *Plane) Workspaces(ctx context.Context) (all []Workspace, err error) {
 		}
 		return nil
 	})
-	return all, named("workspace.list", err)
+	return all, named(ops.WorkspaceList, err)
 }
 
 // Workspace returns what is known of a workspace of the caller's tenant.
 func (p *Plane) Workspace(ctx context.Context, name string) (out Workspace, err error) {
-	err = p.onWorkspace(ctx, "workspace.get", name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspaceGet, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		out.Workspace = row
 		if out.Attached, err = p.attachments(ctx, row); err != nil {
 			return err
@@ -155,7 +156,7 @@ func (p *Plane) attachments(ctx context.Context, row store.Workspace) ([]store.A
 
 // WorkspaceHistory returns the versions of a workspace, oldest first.
 func (p *Plane) WorkspaceHistory(ctx context.Context, name string) (all []workspace.Version, err error) {
-	err = p.onWorkspace(ctx, "workspace.history", name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspaceHistory, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		all, err = w.History(ctx)
 		return err
 	})
@@ -165,7 +166,7 @@ func (p *Plane) WorkspaceHistory(ctx context.Context, name string) (all []worksp
 // WorkspaceDiff returns what changed between two versions; see
 // workspace.Workspace.Diff.
 func (p *Plane) WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []workspace.Change, more bool, err error) {
-	err = p.onWorkspace(ctx, "workspace.diff", name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspaceDiff, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		changes, more, err = w.Diff(ctx, from, to)
 		return err
 	})
@@ -175,7 +176,7 @@ func (p *Plane) WorkspaceDiff(ctx context.Context, name string, from, to int) (c
 // PersistWorkspace makes a version of what the exclusive sandbox has in its
 // workspace by now.
 func (p *Plane) PersistWorkspace(ctx context.Context, name, note string) (v workspace.Version, err error) {
-	err = p.onWorkspace(ctx, "workspace.persist", name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspacePersist, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		attached, err := p.attachments(ctx, row)
 		if err != nil {
 			return err
@@ -218,7 +219,7 @@ func (p *Plane) persist(ctx context.Context, row store.Workspace, w *workspace.W
 // RestoreWorkspace makes an older version the newest. No sandbox may be
 // changing the workspace.
 func (p *Plane) RestoreWorkspace(ctx context.Context, name string, version int, note string) (v workspace.Version, err error) {
-	err = p.onWorkspace(ctx, "workspace.restore", name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspaceRestore, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		attached, err := p.attachments(ctx, row)
 		if err != nil {
 			return err
@@ -239,7 +240,7 @@ func (p *Plane) RestoreWorkspace(ctx context.Context, name string, version int, 
 
 // PruneWorkspace forgets versions of a workspace and frees what they took.
 func (p *Plane) PruneWorkspace(ctx context.Context, name string, keep workspace.Keep) (done workspace.Pruned, err error) {
-	err = p.onWorkspace(ctx, "workspace.prune", name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspacePrune, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		done, err = w.Prune(ctx, keep)
 		return err
 	})
@@ -248,7 +249,7 @@ func (p *Plane) PruneWorkspace(ctx context.Context, name string, keep workspace.
 
 // VerifyWorkspace makes sure that every version can be restored.
 func (p *Plane) VerifyWorkspace(ctx context.Context, name string, deep bool) (report workspace.Report, err error) {
-	err = p.onWorkspace(ctx, "workspace.verify", name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
+	err = p.onWorkspace(ctx, ops.WorkspaceVerify, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		report, err = w.Verify(ctx, deep)
 		return err
 	})
@@ -258,7 +259,7 @@ func (p *Plane) VerifyWorkspace(ctx context.Context, name string, deep bool) (re
 // RemoveWorkspace removes a workspace with all its versions. It must not be
 // attached. What is in a bucket stays there.
 func (p *Plane) RemoveWorkspace(ctx context.Context, name string) error {
-	const op = "workspace.remove"
+	const op = ops.WorkspaceRemove
 	who, err := principal(ctx)
 	if err != nil {
 		return err

@@ -1,0 +1,336 @@
+// Package ops names the operations of the control plane. An operation carries
+// what allows it and how it is recorded.
+package ops
+
+import (
+	"slices"
+	"strings"
+)
+
+// Verb is a permission of an API key. Admin includes the others.
+type Verb string
+
+// The verbs.
+const (
+	Read  Verb = "read"
+	Exec  Verb = "exec"
+	Write Verb = "write"
+	Admin Verb = "admin"
+)
+
+// Verbs lists all verbs.
+func Verbs() []Verb { return []Verb{Read, Exec, Write, Admin} }
+
+// Class says how an operation is recorded.
+type Class uint8
+
+const (
+	// Recorded operations are written down before they happen, with their
+	// outcome.
+	Recorded Class = iota
+	// Glance operations only look at what the daemon knows, or are a part of
+	// another one that was recorded. They leave a record only when they are
+	// refused.
+	Glance
+)
+
+// Op is an operation. One that is not listed here takes Admin and is recorded.
+type Op string
+
+// The operations, by what they are about.
+const (
+	AuditPrune  Op = "audit.prune"
+	AuditVerify Op = "audit.verify"
+
+	DaemonDiagnose Op = "daemon.diagnose"
+
+	EgressFlow Op = "egress.flow"
+	EgressGet  Op = "egress.get"
+
+	EventFollow Op = "event.follow"
+	EventList   Op = "event.list"
+
+	FilesExport Op = "files.export"
+	FilesImport Op = "files.import"
+	FilesList   Op = "files.list"
+	FilesMkdir  Op = "files.mkdir"
+	FilesMove   Op = "files.move"
+	FilesRead   Op = "files.read"
+	FilesRemove Op = "files.remove"
+	FilesStat   Op = "files.stat"
+	FilesWatch  Op = "files.watch"
+	FilesWrite  Op = "files.write"
+
+	ImageGet  Op = "image.get"
+	ImageUses Op = "image.uses"
+
+	KeyCreate Op = "key.create"
+	KeyList   Op = "key.list"
+	KeyRevoke Op = "key.revoke"
+
+	MetricsGet Op = "metrics.get"
+
+	PolicyExplain Op = "policy.explain"
+	PolicyGet     Op = "policy.get"
+	PolicyReload  Op = "policy.reload"
+
+	PortOpen  Op = "port.open"
+	PortShare Op = "port.share"
+
+	ProcessClose     Op = "process.close"
+	ProcessExec      Op = "process.exec"
+	ProcessKill      Op = "process.kill"
+	ProcessList      Op = "process.list"
+	ProcessLogs      Op = "process.logs"
+	ProcessReconnect Op = "process.reconnect"
+	ProcessResize    Op = "process.resize"
+	ProcessSignal    Op = "process.signal"
+	ProcessWait      Op = "process.wait"
+
+	ProfileApply  Op = "profile.apply"
+	ProfileCreate Op = "profile.create"
+	ProfileGet    Op = "profile.get"
+	ProfileList   Op = "profile.list"
+	ProfileRemove Op = "profile.remove"
+	ProfileTest   Op = "profile.test"
+
+	ProviderList  Op = "provider.list"
+	ProviderProbe Op = "provider.probe"
+
+	QuotaGet Op = "quota.get"
+
+	SandboxAdopt    Op = "sandbox.adopt"
+	SandboxCreate   Op = "sandbox.create"
+	SandboxDestroy  Op = "sandbox.destroy"
+	SandboxDiff     Op = "sandbox.diff"
+	SandboxEnter    Op = "sandbox.enter"
+	SandboxExpire   Op = "sandbox.expire"
+	SandboxFind     Op = "sandbox.find"
+	SandboxFork     Op = "sandbox.fork"
+	SandboxGet      Op = "sandbox.get"
+	SandboxIdle     Op = "sandbox.idle"
+	SandboxKill     Op = "sandbox.kill"
+	SandboxList     Op = "sandbox.list"
+	SandboxObserve  Op = "sandbox.observe"
+	SandboxPause    Op = "sandbox.pause"
+	SandboxResume   Op = "sandbox.resume"
+	SandboxSnapshot Op = "sandbox.snapshot"
+	SandboxStart    Op = "sandbox.start"
+	SandboxStop     Op = "sandbox.stop"
+	SandboxSweep    Op = "sandbox.sweep"
+	SandboxUpdate   Op = "sandbox.update"
+	SandboxUsage    Op = "sandbox.usage"
+	SandboxWait     Op = "sandbox.wait"
+	SandboxWake     Op = "sandbox.wake"
+
+	SecretCreate Op = "secret.create"
+	SecretList   Op = "secret.list"
+	SecretRemove Op = "secret.remove"
+	SecretRotate Op = "secret.rotate"
+	SecretUse    Op = "secret.use"
+
+	SnapshotCreate    Op = "snapshot.create"
+	SnapshotForgotten Op = "snapshot.forgotten"
+	SnapshotGet       Op = "snapshot.get"
+	SnapshotKept      Op = "snapshot.kept"
+	SnapshotList      Op = "snapshot.list"
+	SnapshotRecorded  Op = "snapshot.recorded"
+	SnapshotRemove    Op = "snapshot.remove"
+
+	StateBackup Op = "state.backup"
+
+	TemplateBuild  Op = "template.build"
+	TemplateGet    Op = "template.get"
+	TemplateList   Op = "template.list"
+	TemplatePrune  Op = "template.prune"
+	TemplateRemove Op = "template.remove"
+	TemplateTag    Op = "template.tag"
+
+	TenantCreate  Op = "tenant.create"
+	TenantDisable Op = "tenant.disable"
+	TenantGet     Op = "tenant.get"
+	TenantLimits  Op = "tenant.limits"
+	TenantList    Op = "tenant.list"
+
+	WorkspaceCreate  Op = "workspace.create"
+	WorkspaceDetach  Op = "workspace.detach"
+	WorkspaceDiff    Op = "workspace.diff"
+	WorkspaceEnter   Op = "workspace.enter"
+	WorkspaceGet     Op = "workspace.get"
+	WorkspaceHistory Op = "workspace.history"
+	WorkspaceList    Op = "workspace.list"
+	WorkspacePersist Op = "workspace.persist"
+	WorkspacePrune   Op = "workspace.prune"
+	WorkspaceRead    Op = "workspace.read"
+	WorkspaceRemove  Op = "workspace.remove"
+	WorkspaceRestore Op = "workspace.restore"
+	WorkspaceVerify  Op = "workspace.verify"
+	WorkspaceWrite   Op = "workspace.write"
+)
+
+// about says what allows an operation and how it is recorded.
+type about struct {
+	verb  Verb
+	class Class
+}
+
+var table = map[Op]about{
+	AuditPrune:  {Admin, Recorded},
+	AuditVerify: {Admin, Recorded},
+
+	DaemonDiagnose: {Admin, Glance},
+
+	EgressFlow: {Admin, Recorded},
+	EgressGet:  {Admin, Recorded},
+
+	EventFollow: {Read, Glance},
+	EventList:   {Read, Glance},
+
+	FilesExport: {Read, Recorded},
+	FilesImport: {Write, Recorded},
+	FilesList:   {Read, Glance},
+	FilesMkdir:  {Write, Recorded},
+	FilesMove:   {Write, Recorded},
+	FilesRead:   {Read, Recorded},
+	FilesRemove: {Write, Recorded},
+	FilesStat:   {Read, Glance},
+	FilesWatch:  {Read, Recorded},
+	FilesWrite:  {Write, Recorded},
+
+	ImageGet:  {Read, Recorded},
+	ImageUses: {Admin, Glance},
+
+	KeyCreate: {Admin, Recorded},
+	KeyList:   {Admin, Glance},
+	KeyRevoke: {Admin, Recorded},
+
+	MetricsGet: {Read, Glance},
+
+	PolicyExplain: {Read, Glance},
+	PolicyGet:     {Read, Glance},
+	PolicyReload:  {Admin, Recorded},
+
+	PortOpen:  {Exec, Recorded},
+	PortShare: {Exec, Recorded},
+
+	ProcessClose:     {Exec, Glance},
+	ProcessExec:      {Exec, Recorded},
+	ProcessKill:      {Exec, Recorded},
+	ProcessList:      {Read, Glance},
+	ProcessLogs:      {Read, Recorded},
+	ProcessReconnect: {Exec, Recorded},
+	ProcessResize:    {Exec, Glance},
+	ProcessSignal:    {Exec, Recorded},
+	ProcessWait:      {Read, Glance},
+
+	ProfileApply:  {Admin, Recorded},
+	ProfileCreate: {Admin, Recorded},
+	ProfileGet:    {Read, Glance},
+	ProfileList:   {Read, Glance},
+	ProfileRemove: {Admin, Recorded},
+	ProfileTest:   {Admin, Recorded},
+
+	ProviderList:  {Read, Glance},
+	ProviderProbe: {Admin, Recorded},
+
+	QuotaGet: {Read, Glance},
+
+	SandboxAdopt:    {Admin, Recorded},
+	SandboxCreate:   {Write, Recorded},
+	SandboxDestroy:  {Write, Recorded},
+	SandboxDiff:     {Read, Recorded},
+	SandboxEnter:    {Admin, Recorded},
+	SandboxExpire:   {Admin, Recorded},
+	SandboxFind:     {Read, Glance},
+	SandboxFork:     {Write, Recorded},
+	SandboxGet:      {Read, Glance},
+	SandboxIdle:     {Admin, Recorded},
+	SandboxKill:     {Write, Recorded},
+	SandboxList:     {Read, Glance},
+	SandboxObserve:  {Admin, Recorded},
+	SandboxPause:    {Write, Recorded},
+	SandboxResume:   {Write, Recorded},
+	SandboxSnapshot: {Admin, Recorded},
+	SandboxStart:    {Write, Recorded},
+	SandboxStop:     {Write, Recorded},
+	SandboxSweep:    {Admin, Recorded},
+	SandboxUpdate:   {Write, Recorded},
+	SandboxUsage:    {Read, Glance},
+	SandboxWait:     {Read, Glance},
+	SandboxWake:     {Admin, Recorded},
+
+	SecretCreate: {Admin, Recorded},
+	SecretList:   {Read, Glance},
+	SecretRemove: {Admin, Recorded},
+	SecretRotate: {Admin, Recorded},
+	SecretUse:    {Admin, Recorded},
+
+	SnapshotCreate:    {Write, Recorded},
+	SnapshotForgotten: {Admin, Recorded},
+	SnapshotGet:       {Read, Recorded},
+	SnapshotKept:      {Admin, Recorded},
+	SnapshotList:      {Read, Recorded},
+	SnapshotRecorded:  {Admin, Recorded},
+	SnapshotRemove:    {Write, Recorded},
+
+	StateBackup: {Admin, Recorded},
+
+	TemplateBuild:  {Write, Recorded},
+	TemplateGet:    {Read, Glance},
+	TemplateList:   {Read, Glance},
+	TemplatePrune:  {Write, Recorded},
+	TemplateRemove: {Write, Recorded},
+	TemplateTag:    {Write, Recorded},
+
+	TenantCreate:  {Admin, Recorded},
+	TenantDisable: {Admin, Recorded},
+	TenantGet:     {Admin, Glance},
+	TenantLimits:  {Admin, Recorded},
+	TenantList:    {Admin, Glance},
+
+	WorkspaceCreate:  {Write, Recorded},
+	WorkspaceDetach:  {Admin, Recorded},
+	WorkspaceDiff:    {Read, Glance},
+	WorkspaceEnter:   {Admin, Recorded},
+	WorkspaceGet:     {Read, Glance},
+	WorkspaceHistory: {Read, Glance},
+	WorkspaceList:    {Read, Glance},
+	WorkspacePersist: {Write, Recorded},
+	WorkspacePrune:   {Write, Recorded},
+	WorkspaceRead:    {Read, Recorded},
+	WorkspaceRemove:  {Write, Recorded},
+	WorkspaceRestore: {Write, Recorded},
+	WorkspaceVerify:  {Read, Glance},
+	WorkspaceWrite:   {Write, Recorded},
+}
+
+// All lists the operations by name.
+func All() []Op {
+	all := make([]Op, 0, len(table))
+	for o := range table {
+		all = append(all, o)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Verb returns the verb that allows the operation.
+func (o Op) Verb() Verb {
+	if a, ok := table[o]; ok {
+		return a.verb
+	}
+	return Admin
+}
+
+// Class returns how the operation is recorded.
+func (o Op) Class() Class { return table[o].class }
+
+// Inside reports whether the operation takes place in one sandbox, whose own
+// token then allows it.
+func (o Op) Inside() bool {
+	if o == SandboxFind || o == SandboxUsage {
+		return true
+	}
+	area, _, _ := strings.Cut(string(o), ".")
+	return area == "process" || area == "files" || area == "port"
+}
