@@ -1,0 +1,226 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Leases keeps leases. Apply loads the lease of a group, carries out op and
+// saves the result in one transaction; operations on a lease never overlap.
+type Leases interface {
+	Load(ctx context.Context, group string) (lease.Lease, error)
+	Apply(ctx context.Context, group string, op lease.Op) (lease.Lease, lease.Effect, error)
+	// Groups returns all groups that have a lease.
+	Groups(ctx context.Context) ([]string, error)
+}
+
+// Config is what a Manager works with.
+type Config struct {
+	Leases Leases
+	Boxes  Boxes
+	// Key makes the identity of one attempt to make a sandbox.
+	Key func(group string, attempt int64) string
+	// Poll is how often somebody who waits for a spawner looks. Zero: 250 ms.
+	Poll time.Duration
+	// Patience bounds the wait for a spawner. Zero: lease.Default().Warming.
+	Patience time.Duration
+	// Sleep waits, for tests; nil: a timer.
+	Sleep func(ctx context.Context, d time.Duration) error
+	// PauseOnExit keeps a drained sandbox paused instead of ending it, where the
+	// provider can. What it has is captured either way.
+	PauseOnExit bool
+	// Progress is told what a waiting Acquire waits for. Nil: nobody.
+	Progress func(group, what string)
+}
+
+// Manager acquires and drains the sandboxes of groups. Its methods may be called
+// concurrently, by many daemons on the same Leases.
+type Manager struct{ cfg Config }
+
+// NewManager returns a Manager.
+func NewManager(cfg Config) *Manager {
+	if cfg.Poll == 0 {
+		cfg.Poll = 250 * time.Millisecond
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = lease.Default().Warming
+	}
+	if cfg.Sleep == nil {
+		cfg.Sleep = sleep
+	}
+	if cfg.Key == nil {
+		cfg.Key = func(group string, attempt int64) string { return fmt.Sprintf("%s.%d", group, attempt) }
+	}
+	if cfg.Progress == nil {
+		cfg.Progress = func(string, string) {}
+	}
+	return &Manager{cfg}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Held is what a holder has.
+type Held struct {
+	Box     Box
+	Epoch   int64
+	Role    lease.Role
+	Receipt sandbox.Receipt
+}
+
+// Acquire makes the caller a holder of the group's sandbox, and waits until
+// there is one. prior is the envelope of a session that comes from elsewhere,
+// used if the lease knows nothing itself. On an error the caller holds nothing.
+func (m *Manager) Acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
+	held, err := m.acquire(ctx, p, op, prior)
+	if err != nil {
+		release := lease.Release{Kind: op.Kind, ID: op.ID}
+		if _, _, relErr := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, release); relErr != nil {
+			err = errors.Join(err, relErr)
+		}
+	}
+	return held, err
+}
+
+func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
+	var gone error // why the sandbox that the lease named is no more
+	for waited := time.Duration(0); ; waited += m.cfg.Poll {
+		l, effect, err := m.cfg.Leases.Apply(ctx, p.Group, op)
+		if err != nil {
+			return Held{}, err
+		}
+		switch {
+		case effect.Role == lease.Spawner:
+			return m.spawn(ctx, p, l, prior, gone)
+		case l.State == lease.Warm:
+			held, err := m.attach(ctx, l, effect.Role)
+			if sandbox.CodeOf(err) != sandbox.CodeGone {
+				return held, err
+			}
+			gone = err // and is replaced, by this caller or another
+		}
+		if waited >= m.cfg.Patience {
+			return Held{}, &sandbox.Error{Code: sandbox.CodeTimeout, Op: "session.acquire", Subject: p.Group, Message: "the sandbox is still " + string(l.State)}
+		}
+		m.cfg.Progress(p.Group, string(l.State))
+		if err := m.cfg.Sleep(ctx, m.cfg.Poll); err != nil {
+			return Held{}, err
+		}
+	}
+}
+
+// spawn makes or resumes the sandbox, and commits it.
+func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandbox.Envelope, gone error) (Held, error) {
+	e, err := known(l, prior)
+	if err != nil {
+		return Held{}, m.fail(ctx, l, err)
+	}
+	p.Key = m.cfg.Key(p.Group, l.Attempt)
+	b, receipt, err := Establish(ctx, m.cfg.Boxes, p, e)
+	if err != nil {
+		return Held{}, m.fail(ctx, l, err)
+	}
+	envelope := sandbox.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}
+	if envelope, err = envelope.Sealed(); err != nil {
+		return Held{}, m.abandon(ctx, l, b, receipt, err)
+	}
+	box, err := json.Marshal(envelope)
+	if err != nil {
+		return Held{}, m.abandon(ctx, l, b, receipt, err)
+	}
+	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: b.Image, Box: box}
+	now, effect, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, commit)
+	switch {
+	case err != nil:
+		// Whether it was committed is not known. Removing a sandbox that was would
+		// end a wanted one; the reaper removes one that was not, by its key.
+		return Held{}, err
+	case !effect.Done:
+		return Held{}, m.abandon(ctx, l, b, receipt, &sandbox.Error{
+			Code: sandbox.CodeStale, Op: "session.acquire", Subject: p.Group, Message: "another caller took over while the sandbox was being made",
+		})
+	}
+	receipt.Epoch = now.Epoch
+	if gone != nil && receipt.Why == "" {
+		receipt.Why = gone.Error()
+	}
+	if receipt.Outcome == sandbox.OutcomeCreated && now.Epoch > 1 {
+		receipt.Lost = []string{sandbox.LostWorkspace} // an empty sandbox is not the old one
+	}
+	return Held{Box: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil
+}
+
+// known returns what a spawner starts from: what the lease names, else its
+// archive, else the envelope that the session brought.
+func known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
+	data := l.Box
+	if data == nil {
+		data = l.Archive
+	}
+	if data == nil {
+		return prior, nil
+	}
+	e, err := sandbox.ParseEnvelope(data)
+	if err != nil {
+		return nil, err
+	}
+	if l.Box != nil && l.Archive != nil { // what it is rebuilt from if it is gone
+		a, err := sandbox.ParseEnvelope(l.Archive)
+		if err != nil {
+			return nil, err
+		}
+		e.Archive, e.Workspaces = a.Archive, a.Workspaces
+	}
+	return &e, nil
+}
+
+// fail gives the lease back after an attempt that made no sandbox.
+func (m *Manager) fail(ctx context.Context, l lease.Lease, cause error) error {
+	_, _, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), l.Group, lease.Fail{Epoch: l.Epoch, Attempt: l.Attempt})
+	return errors.Join(cause, err)
+}
+
+// abandon lets go of a sandbox that could not be committed. One that this
+// attempt made is removed; one that it found belongs to others.
+func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt sandbox.Receipt, cause error) error {
+	if receipt.Outcome == sandbox.OutcomeCreated || receipt.Outcome == sandbox.OutcomeRebuilt {
+		cause = errors.Join(cause, m.cfg.Boxes.Delete(context.WithoutCancel(ctx), b))
+	}
+	return m.fail(ctx, l, cause)
+}
+
+// attach leads to the sandbox that a warm lease names. A warm lease is no proof
+// of life: the sandbox is asked. One that is gone is CodeGone, and the lease
+// knows it.
+func (m *Manager) attach(ctx context.Context, l lease.Lease, role lease.Role) (Held, error) {
+	e, err := known(l, nil)
+	if err != nil {
+		return Held{}, err
+	}
+	b, how, err := resume(ctx, m.cfg.Boxes, *e)
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		lost := lease.Lost{Epoch: l.Epoch, Sandbox: l.Sandbox}
+		if _, _, storeErr := m.cfg.Leases.Apply(context.WithoutCancel(ctx), l.Group, lost); storeErr != nil {
+			return Held{}, storeErr
+		}
+	}
+	if err != nil {
+		return Held{}, err
+	}
+	receipt := sandbox.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID, Epoch: l.Epoch}
+	return Held{Box: b, Epoch: l.Epoch, Role: role, Receipt: receipt}, nil
+}

@@ -1,0 +1,237 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// boxes is the provider of the model. It fails before it acts, loses its answer
+// after it acted, and lies: its errors say "not found" about sandboxes that live.
+type boxes struct {
+	w *world
+	a *actor
+}
+
+// call is one request: it may fail before act, or lose the answer after it.
+func (p *boxes) call(what string, act func() error) error {
+	w := p.w
+	w.wait(p.a)
+	lie := &sandbox.Error{Code: sandbox.CodeUnavailable, Message: what + ": 503: sandbox not found (getaddrinfo ENOTFOUND)"}
+	if w.rng.Float64() < w.opts.Faults {
+		return mutateError(w, lie)
+	}
+	err := act()
+	w.note(p.a, "%s: %v", what, err)
+	w.wait(p.a)
+	if w.rng.Float64() < w.opts.Faults {
+		return mutateError(w, lie)
+	}
+	return err
+}
+
+func (p *boxes) Create(_ context.Context, plan session.Plan) (session.Box, error) {
+	w := p.w
+	var b *box
+	err := p.call("create "+plan.Key, func() error {
+		w.rivals(p.a, plan.Key)
+		b = w.make(plan.Key)
+		return nil
+	})
+	if err != nil {
+		return session.Box{}, err
+	}
+	return handle(b), nil
+}
+
+func (w *world) make(key string) *box {
+	w.made++
+	b := &box{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: key, alive: true}
+	w.boxes[b.id] = b
+	return b
+}
+
+// rivals checks that an attempt that can still commit makes no sandbox next to
+// one that served the group. One that was given up may, and removes it.
+func (w *world) rivals(a *actor, key string) {
+	if _, attempt, _ := session.SplitKey(key); attempt != w.lease.Attempt {
+		return
+	}
+	for _, id := range w.ids() {
+		if old := w.boxes[id]; old.alive && old.served {
+			w.violated("%s made a rival for %s", a.name, old.id)
+		}
+	}
+}
+
+func handle(b *box) session.Box { return session.Box{ID: b.id, Provider: "p", Binding: "acct"} }
+
+func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, err error) {
+	err = p.call("find "+plan.Key, func() error {
+		for _, id := range p.w.ids() {
+			if b := p.w.boxes[id]; b.alive && b.key == plan.Key {
+				found = handle(b)
+				return nil
+			}
+		}
+		return &sandbox.Error{Code: sandbox.CodeNotFound}
+	})
+	return found, err
+}
+
+func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, how sandbox.Outcome, made bool, err error) {
+	err = p.call("resume "+e.Box, func() error {
+		found := p.w.boxes[sandbox.ID(e.Box)]
+		if found != nil && found.lost && p.w.opts.Losses > 0 && p.w.rng.IntN(2) == 0 {
+			// A provider that creates what it does not find.
+			b, how, made = handle(p.w.make(found.key)), sandbox.OutcomeAttached, true
+			if p.w.opts.Mutant == "identity is not checked" {
+				b.ID = found.id // whoever does not look takes it for the old one
+				p.w.boxes[b.ID] = &box{id: b.ID, key: found.key, alive: true}
+			}
+			return nil
+		}
+		if found == nil || !found.alive {
+			return &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Box, Message: "the provider says that it was deleted"}
+		}
+		b, how = handle(found), sandbox.OutcomeAttached
+		if found.paused {
+			found.paused, how = false, sandbox.OutcomeWoken
+		}
+		if p.w.opts.Mutant == "found sandboxes are removed" {
+			how = sandbox.OutcomeCreated
+		}
+		return nil
+	})
+	return b, how, made, err
+}
+
+func (p *boxes) Probe(_ context.Context, b session.Box) error {
+	return p.call("probe "+string(b.ID), func() error { return p.alive(b) })
+}
+
+func (p *boxes) alive(b session.Box) error {
+	if found := p.w.boxes[b.ID]; found == nil || !found.alive {
+		return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.ID)}
+	}
+	return nil
+}
+
+func (p *boxes) Hydrate(_ context.Context, b session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
+	from := sandbox.ReceiptFrom{Archive: e.Archive}
+	err := p.call("hydrate "+string(b.ID), func() error {
+		if e.Archive != nil {
+			p.w.boxes[b.ID].data = int(e.Archive.Size)
+		}
+		return p.alive(b)
+	})
+	return b, from, []string{sandbox.LostProcesses}, err
+}
+
+func (p *boxes) Capture(_ context.Context, b session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
+	err := p.call("capture "+string(b.ID), func() error {
+		if err := p.alive(b); err != nil {
+			return err
+		}
+		e.Archive = &sandbox.Archive{Kind: "tar", Ref: "blob", Size: int64(p.w.boxes[b.ID].data)}
+		return nil
+	})
+	return e, err
+}
+
+func (p *boxes) Discard(context.Context, sandbox.Envelope) error {
+	return p.call("discard", func() error { return nil })
+}
+
+func (p *boxes) Pause(_ context.Context, b session.Box) error {
+	return p.call("pause "+string(b.ID), func() error {
+		if err := p.alive(b); err != nil {
+			return err
+		}
+		p.w.boxes[b.ID].paused = true
+		return nil
+	})
+}
+
+func (p *boxes) Delete(_ context.Context, b session.Box) error {
+	return p.call("delete "+string(b.ID), func() error {
+		if found := p.w.boxes[b.ID]; found != nil {
+			p.w.end(p.a, found)
+		}
+		return nil
+	})
+}
+
+// Mutants are rules that a run can break, each of which the invariants must
+// notice. The key is given as Options.Mutant.
+var Mutants = map[string]string{
+	"any failure is gone":         "only typed evidence about a sandbox licenses a new one",
+	"late spawners commit":        "a spawner that was given up cannot publish its sandbox",
+	"endings can be undone":       "a sandbox that is being ended serves nobody",
+	"old captures count":          "what was captured before the sandbox was used again is not its archive",
+	"nothing is captured":         "a sandbox is captured before it ends",
+	"found sandboxes are removed": "a sandbox that an attempt found and did not make is not removed by it",
+	"failures forget the archive": "a failed attempt keeps what the sandbox can be rebuilt from",
+	"failures forget the sandbox": "a failed attempt keeps what the sandbox can be found by",
+	"orphan of a running attempt": "a sandbox that is being made is nobody's orphan",
+	"identity is not checked":     "a sandbox with another id is not the one that was asked for",
+}
+
+// mutateOp breaks rules that are checks of an operation.
+func mutateOp(w *world, op lease.Op) lease.Op {
+	switch o := op.(type) {
+	case lease.Commit:
+		if w.opts.Mutant == "late spawners commit" {
+			o.Attempt = w.lease.Attempt
+			return o
+		}
+	case lease.Persist:
+		if w.opts.Mutant == "old captures count" {
+			o.Drain = w.lease.Drains
+			return o
+		}
+	case lease.Begin:
+		if w.opts.Mutant == "old captures count" {
+			o.Drain = w.lease.Drains
+			return o
+		}
+	case lease.Confirm:
+		if w.opts.Mutant == "old captures count" {
+			o.Drain = w.lease.Drains
+			return o
+		}
+	}
+	return op
+}
+
+// mutateLease breaks rules that are what an operation does.
+func mutateLease(w *world, op lease.Op, before, after lease.Lease) lease.Lease {
+	switch op.(type) {
+	case lease.Acquire:
+		if w.opts.Mutant == "endings can be undone" && before.Ending {
+			after.State, after.Ending = lease.Warm, false
+		}
+	case lease.Persist:
+		if w.opts.Mutant == "nothing is captured" {
+			after.Archive = before.Archive
+		}
+	case lease.Fail, lease.Tick:
+		if w.opts.Mutant == "failures forget the archive" && before.State == lease.Warming && after.State == lease.Cold {
+			after.Archive = nil
+		}
+		if w.opts.Mutant == "failures forget the sandbox" && before.State == lease.Warming && after.State == lease.Cold {
+			after.Sandbox, after.Box = "", nil
+		}
+	}
+	return after
+}
+
+func mutateError(w *world, err error) error {
+	if w.opts.Mutant == "any failure is gone" {
+		return &sandbox.Error{Code: sandbox.CodeGone, Message: err.Error()}
+	}
+	return err
+}

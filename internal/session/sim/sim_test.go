@@ -1,0 +1,62 @@
+package sim
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// schedules is how many schedules a test explores. ATOLL_SIM_SCHEDULES sets
+// another number: a million takes minutes.
+func schedules(t *testing.T) uint64 {
+	n := uint64(3000)
+	if s := os.Getenv("ATOLL_SIM_SCHEDULES"); s != "" {
+		var err error
+		if n, err = strconv.ParseUint(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return n
+}
+
+func options(seed uint64) Options {
+	return Options{Seed: seed, Clients: 1 + int(seed%3), Reapers: 1 + int(seed/3%2), Faults: float64(seed%4) * 0.05, Crashes: float64(seed/4%3) * 0.004, Losses: float64(seed/12%3) * 0.01}
+}
+
+func TestRB53Schedules(t *testing.T) {
+	steps := 0
+	for seed := range schedules(t) {
+		r := Run(options(seed))
+		if steps += r.Steps; r.Violation != "" {
+			t.Fatalf("seed %d: %s\n%s", seed, r.Violation, strings.Join(r.Log, "\n"))
+		}
+	}
+	t.Logf("%d steps", steps)
+}
+
+// Every rule is needed: without it, some schedule violates an invariant.
+func TestRB56Mutants(t *testing.T) {
+	for name, rule := range Mutants {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(5000) {
+				o := options(seed)
+				o.Mutant = name
+				if Run(o).Violation != "" {
+					return
+				}
+			}
+			t.Errorf("no schedule notices that this rule is broken: %s", rule)
+		})
+	}
+}
+
+func TestRunIsAFunctionOfItsSeed(t *testing.T) {
+	for seed := range uint64(50) {
+		a, b := Run(options(seed)), Run(options(seed))
+		if a.Steps != b.Steps || strings.Join(a.Log, "\n") != strings.Join(b.Log, "\n") {
+			t.Fatalf("seed %d: two runs differ", seed)
+		}
+	}
+}

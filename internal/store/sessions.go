@@ -1,0 +1,202 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Session is what is stored of a session, for one tenant.
+type Session struct {
+	sandbox.Session
+	Tenant string
+	Prior  *sandbox.Envelope // what a session that came from elsewhere starts from
+}
+
+const sessionColumns = "tenant, id, name, grp, session_json, prior_json, created, updated"
+
+func scanSession(row scanner) (s Session, err error) {
+	var id, name, group, text, prior string
+	var created, updated int64
+	if err := row.Scan(&s.Tenant, &id, &name, &group, &text, &prior, &created, &updated); err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal([]byte(text), &s.Session); err != nil {
+		return s, err
+	}
+	if prior != "" {
+		if err := json.Unmarshal([]byte(prior), &s.Prior); err != nil {
+			return s, err
+		}
+	}
+	s.ID, s.Name, s.Group, s.Created, s.Updated = id, name, group, timeOf(created), timeOf(updated)
+	return s, nil
+}
+
+func (s *Session) columns() (text, prior string, err error) {
+	plain := s.Session
+	plain.Lease = nil // is in its own table
+	data, err := json.Marshal(plain)
+	if err != nil {
+		return "", "", err
+	}
+	if s.Prior == nil {
+		return string(data), "", nil
+	}
+	p, err := json.Marshal(s.Prior)
+	return string(data), string(p), err
+}
+
+// CreateSession records a session. A name that a living session of the tenant
+// has is CodeAlreadyExists.
+func (tx *Tx) CreateSession(ctx context.Context, s Session) (Session, error) {
+	s.Created, s.Updated = tx.Now(), tx.Now()
+	text, prior, err := s.columns()
+	if err != nil {
+		return s, err
+	}
+	n, err := tx.exec(ctx, "INSERT INTO sessions ("+sessionColumns+") VALUES ($1, $2, $3, $4, $5, $6, $7, $7) ON CONFLICT DO NOTHING",
+		s.Tenant, s.ID, s.Name, s.Group, text, prior, nanos(s.Created))
+	if err == nil && n == 0 {
+		return s, &sandbox.Error{
+			Code: sandbox.CodeAlreadyExists, Subject: s.Name, Message: "a session of that name exists",
+			Hint: "attach to it, or remove it with: atoll session rm " + s.Name,
+		}
+	}
+	return s, err
+}
+
+// UpdateSession replaces what is recorded of a session, but for its id, name
+// and group.
+func (tx *Tx) UpdateSession(ctx context.Context, s Session) error {
+	text, prior, err := s.columns()
+	if err != nil {
+		return err
+	}
+	n, err := tx.exec(ctx, "UPDATE sessions SET session_json = $1, prior_json = $2, updated = $3 WHERE tenant = $4 AND id = $5",
+		text, prior, nanos(tx.Now()), s.Tenant, s.ID)
+	return oneRow(n, err, "session", s.Name)
+}
+
+// Session returns a session of a tenant by its id or name.
+func (tx *Tx) Session(ctx context.Context, tenant, ref string) (Session, error) {
+	s, err := scanSession(tx.queryRow(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND (id = $2 OR name = $2) ORDER BY id = $2 DESC LIMIT 1", tenant, ref))
+	return s, missing(err, "session", ref)
+}
+
+// Sessions lists the sessions of a tenant by name.
+func (tx *Tx) Sessions(ctx context.Context, tenant string) ([]Session, error) {
+	rows, err := tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 ORDER BY name", tenant)
+	return collect(rows, err, scanSession)
+}
+
+// GroupSessions lists the sessions of a group.
+func (tx *Tx) GroupSessions(ctx context.Context, tenant, group string) ([]Session, error) {
+	rows, err := tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND grp = $2 ORDER BY name", tenant, group)
+	return collect(rows, err, scanSession)
+}
+
+// RemoveSession forgets a session. Its lease stays until its sandbox is ended.
+func (tx *Tx) RemoveSession(ctx context.Context, tenant, id string) error {
+	n, err := tx.exec(ctx, "DELETE FROM sessions WHERE tenant = $1 AND id = $2", tenant, id)
+	return oneRow(n, err, "session", id)
+}
+
+// Lease returns the lease of a group: a cold one if nobody used it yet.
+func (tx *Tx) Lease(ctx context.Context, tenant, group string) (lease.Lease, error) {
+	return tx.lease(ctx, tenant, group, "")
+}
+
+func (tx *Tx) lease(ctx context.Context, tenant, group, lock string) (l lease.Lease, err error) {
+	var text string
+	err = tx.queryRow(ctx, "SELECT lease_json FROM leases WHERE tenant = $1 AND grp = $2"+lock, tenant, group).Scan(&text)
+	if sandbox.CodeOf(missing(err, "lease", group)) == sandbox.CodeNotFound {
+		return lease.Lease{Group: group, State: lease.Cold}, nil
+	}
+	if err != nil {
+		return l, err
+	}
+	return l, json.Unmarshal([]byte(text), &l)
+}
+
+// ApplyLease carries out an operation on the lease of a group and stores the
+// result. What it metered is added to the usage of the labels given.
+func (tx *Tx) ApplyLease(ctx context.Context, tenant, group string, op lease.Op, cfg lease.Config, labels map[string]string) (lease.Lease, lease.Effect, error) {
+	// The row is made first, so that two callers wait for each other.
+	empty, err := json.Marshal(lease.Lease{Group: group, State: lease.Cold})
+	if err != nil {
+		return lease.Lease{}, lease.Effect{}, err
+	}
+	if _, err := tx.exec(ctx, "INSERT INTO leases (tenant, grp, state, lease_json, updated) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
+		tenant, group, string(lease.Cold), string(empty), nanos(tx.Now())); err != nil {
+		return lease.Lease{}, lease.Effect{}, err
+	}
+	before, err := tx.lease(ctx, tenant, group, tx.s.dialect.forUpdate())
+	if err != nil {
+		return before, lease.Effect{}, err
+	}
+	after, effect, err := lease.Apply(before, op, cfg, tx.Now())
+	if err != nil || !effect.Done {
+		return before, effect, err
+	}
+	data, err := json.Marshal(after)
+	if err != nil {
+		return before, effect, err
+	}
+	if _, err := tx.exec(ctx, "UPDATE leases SET state = $1, lease_json = $2, updated = $3 WHERE tenant = $4 AND grp = $5",
+		string(after.State), string(data), nanos(tx.Now()), tenant, group); err != nil {
+		return before, effect, err
+	}
+	if effect.Warm > 0 {
+		err = tx.addWarmTime(ctx, WarmTime{Tenant: tenant, Group: group, Provider: before.Provider, Labels: labels, Hour: tx.Now().Truncate(time.Hour), Warm: effect.Warm})
+	}
+	return after, effect, err
+}
+
+// WarmTime is how long a group had a sandbox within an hour.
+type WarmTime struct {
+	Tenant, Group, Provider string
+	Labels                  map[string]string
+	Hour                    time.Time
+	Warm                    time.Duration
+}
+
+func (tx *Tx) addWarmTime(ctx context.Context, u WarmTime) error {
+	labels, err := marshalLabels(u.Labels)
+	if err != nil {
+		return err
+	}
+	_, err = tx.exec(ctx, `INSERT INTO warm_time (tenant, grp, provider, labels_json, hour, warm) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT (tenant, grp, provider, labels_json, hour) DO UPDATE SET warm = warm_time.warm + excluded.warm`,
+		u.Tenant, u.Group, u.Provider, labels, nanos(u.Hour), int64(u.Warm))
+	return err
+}
+
+// WarmTimes lists how long groups of a tenant had a sandbox in the hours from (included) to (excluded).
+func (tx *Tx) WarmTimes(ctx context.Context, tenant string, from, to time.Time) ([]WarmTime, error) {
+	rows, err := tx.query(ctx, "SELECT tenant, grp, provider, labels_json, hour, warm FROM warm_time WHERE tenant = $1 AND hour >= $2 AND hour < $3 ORDER BY hour, grp",
+		tenant, nanos(from), nanos(to))
+	return collect(rows, err, func(row scanner) (u WarmTime, err error) {
+		var labels string
+		var hour, warm int64
+		if err := row.Scan(&u.Tenant, &u.Group, &u.Provider, &labels, &hour, &warm); err != nil {
+			return u, err
+		}
+		u.Hour, u.Warm = timeOf(hour), time.Duration(warm)
+		return u, json.Unmarshal([]byte(labels), &u.Labels)
+	})
+}
+
+// LeaseKey names a lease among those of all tenants.
+type LeaseKey struct{ Tenant, Group string }
+
+// Leases lists the leases of all tenants that are not cold.
+func (o *Operator) Leases(ctx context.Context) ([]LeaseKey, error) {
+	rows, err := o.tx.query(ctx, "SELECT tenant, grp FROM leases WHERE state <> 'cold' ORDER BY tenant, grp")
+	return collect(rows, err, func(row scanner) (k LeaseKey, err error) {
+		return k, row.Scan(&k.Tenant, &k.Group)
+	})
+}

@@ -1,0 +1,172 @@
+package sandbox
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"time"
+)
+
+// EnvelopeVersion is the version of envelopes that this package writes.
+const EnvelopeVersion = 1
+
+// Envelope is JSON without secrets from which any Atoll finds the sandbox of a
+// session again or rebuilds it.
+type Envelope struct {
+	Version int    `json:"version"`
+	Backend string `json:"backend"` // provider
+	// Binding is the account, endpoint or machine that the sandbox belongs to. A
+	// sandbox that is missing under another binding is not proved to be gone.
+	Binding string `json:"binding,omitempty"`
+	// Box is the id of the sandbox. Empty: there is only an archive.
+	Box   string          `json:"box,omitempty"`
+	State json.RawMessage `json:"state,omitempty"` // the driver's own, without secrets
+
+	// Spec has no environment and no secret values. The environment belongs to
+	// the session.
+	Spec       Spec           `json:"spec"`
+	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
+	Archive    *Archive       `json:"archive,omitempty"`
+
+	// Fingerprint is "sha256:" and the hash of the envelope without it. It finds
+	// damage; it proves nothing about who wrote the envelope.
+	Fingerprint string `json:"fingerprint,omitempty"`
+}
+
+// WorkspaceRef names one version of a workspace.
+type WorkspaceRef struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+}
+
+// Archive is what a sandbox without a workspace service can be rebuilt from: a
+// tar stream in the blob store, or a snapshot that the provider keeps.
+type Archive struct {
+	Kind     string `json:"kind"` // "tar" or "snapshot"
+	Ref      string `json:"ref"`
+	Size     int64  `json:"size,omitempty"` // bytes
+	Hash     string `json:"hash,omitempty"` // "sha256:" and hex, of a tar
+	Provider string `json:"provider,omitempty"`
+	Binding  string `json:"binding,omitempty"`
+}
+
+// Sealed returns the envelope with its version and fingerprint set and its
+// environment left out.
+func (e Envelope) Sealed() (Envelope, error) {
+	e.Version, e.Spec.Env, e.Fingerprint = EnvelopeVersion, nil, ""
+	sum, err := e.sum()
+	e.Fingerprint = sum
+	return e, err
+}
+
+func (e Envelope) sum() (string, error) {
+	e.Fingerprint = ""
+	data, err := json.Marshal(e)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(data)
+	return "sha256:" + hex.EncodeToString(sum[:]), nil
+}
+
+// ParseEnvelope reads an envelope. One that cannot be used is CodeInvalid:
+// nothing is created from it.
+func ParseEnvelope(data []byte) (Envelope, error) {
+	var e Envelope
+	refuse := func(message string) (Envelope, error) {
+		return Envelope{}, &Error{Code: CodeInvalid, Op: "session.resume", Subject: "envelope", Message: message}
+	}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return refuse("is not JSON of an envelope: " + err.Error())
+	}
+	switch sum, err := e.sum(); {
+	case e.Version != EnvelopeVersion:
+		return refuse("has a version that this Atoll does not know")
+	case e.Backend == "":
+		return refuse("names no provider")
+	case err != nil || e.Fingerprint != "" && e.Fingerprint != sum:
+		return refuse("was changed: its fingerprint does not match")
+	}
+	return e, nil
+}
+
+// Outcome says how a session got its sandbox.
+type Outcome string
+
+// The outcomes.
+const (
+	OutcomeAttached Outcome = "attached" // it was running
+	OutcomeWoken    Outcome = "woken"    // it was paused
+	OutcomeResumed  Outcome = "resumed"  // it was stopped
+	OutcomeRebuilt  Outcome = "rebuilt"  // it is new, from a workspace or archive
+	OutcomeCreated  Outcome = "created"  // it is new and empty
+)
+
+// Receipt answers what a session got.
+type Receipt struct {
+	Outcome  Outcome `json:"outcome"`
+	Provider string  `json:"provider"`
+	Sandbox  ID      `json:"sandbox"`
+	Epoch    int64   `json:"epoch"`
+	// From is what a rebuilt sandbox was made from.
+	From ReceiptFrom `json:"from,omitzero"`
+	// Lost names what the previous sandbox had and this one does not.
+	Lost []string `json:"lost,omitempty"`
+	// Why says why a sandbox was rebuilt: the evidence that the old one is gone.
+	Why  string    `json:"why,omitempty"`
+	Time time.Time `json:"time,omitzero"`
+}
+
+// ReceiptFrom is what a sandbox was rebuilt from.
+type ReceiptFrom struct {
+	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
+	Archive    *Archive       `json:"archive,omitempty"`
+}
+
+// What a rebuilt sandbox may have lost.
+const (
+	LostProcesses = "processes"
+	LostMemory    = "memory"
+	LostFiles     = "files outside /workspace"
+	LostWorkspace = "everything"
+)
+
+// Session is what an agent holds: a name that always leads to the sandbox that
+// serves it now. It outlives sandboxes, daemons and providers.
+type Session struct {
+	ID   string `json:"id"`
+	Name string `json:"name"`
+	// Group names the sessions that share one sandbox. By default a session is a
+	// group of its own.
+	Group string `json:"group"`
+	// Provider that was asked for. Empty: the daemon chooses.
+	Provider string            `json:"provider,omitempty"`
+	Spec     Spec              `json:"spec"` // without its environment
+	Labels   map[string]string `json:"labels,omitempty"`
+	// PauseOnExit keeps the sandbox paused instead of ending it when nobody needs
+	// it, where the provider can.
+	PauseOnExit bool `json:"pauseOnExit,omitempty"`
+
+	Receipt *Receipt   `json:"receipt,omitempty"` // of the last acquisition
+	Lease   *LeaseInfo `json:"lease,omitempty"`
+	Created time.Time  `json:"created"`
+	Updated time.Time  `json:"updated"`
+}
+
+// LeaseInfo is what can be known of the lease of a session.
+type LeaseInfo struct {
+	State    string    `json:"state"` // cold, warming, warm or draining
+	Epoch    int64     `json:"epoch"`
+	Provider string    `json:"provider,omitempty"`
+	Sandbox  ID        `json:"sandbox,omitempty"`
+	Holders  []Holder  `json:"holders"`
+	Expires  time.Time `json:"expires,omitzero"`
+}
+
+// Holder is somebody who needs the sandbox of a session now.
+type Holder struct {
+	Kind    string    `json:"kind"` // turn, viewer or operator
+	ID      string    `json:"id"`
+	Subject string    `json:"subject,omitempty"`
+	Beat    time.Time `json:"beat"`
+}
