@@ -20,6 +20,11 @@ func (c *Client) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 	return out.Providers, c.call(ctx, http.MethodGet, "/v1/providers", nil, nil, &out)
 }
 
+// ChooseProvider asks which provider fits what a sandbox needs. It makes nothing.
+func (c *Client) ChooseProvider(ctx context.Context, n sandbox.Needs) (choice sandbox.Choice, err error) {
+	return choice, c.call(ctx, http.MethodPost, "/v1/providers/choose", nil, n, &choice)
+}
+
 // Diagnose asks the daemon how it is. It is for the owner of the machine.
 func (c *Client) Diagnose(ctx context.Context) (d sandbox.Diagnosis, err error) {
 	return d, c.call(ctx, http.MethodGet, "/v1/doctor", nil, nil, &d)

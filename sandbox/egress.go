@@ -1,6 +1,9 @@
 package sandbox
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // EgressKind is what a provider looks at when it decides what may leave a
 // sandbox. The list is append-only.
@@ -16,6 +19,12 @@ const (
 	EgressHostPort EgressKind = "host_port" // at names, addresses and ports
 	EgressFull     EgressKind = "full"      // at requests: Spec.Network as it is
 )
+
+// Rank orders the kinds: one of a higher rank enforces more. It is negative for
+// a kind that is not known.
+func (k EgressKind) Rank() int {
+	return slices.Index([]EgressKind{EgressNone, EgressSwitch, EgressCIDR, EgressCIDRPort, EgressHost, EgressHostPort, EgressFull}, k)
+}
 
 // EgressAbility says what of a profile a provider enforces by itself. The zero
 // value enforces nothing.

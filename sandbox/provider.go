@@ -18,6 +18,8 @@ type Provider struct {
 	Capabilities map[string]bool `json:"capabilities"`
 	// Limits say which limits of a sandbox hold, by name.
 	Limits map[string]Enforcement `json:"limits,omitempty"`
-	// Problem says why nothing more is known.
+	// Descriptor is what is known about the provider without asking it.
+	Descriptor Descriptor `json:"descriptor"`
+	// Problem says why it cannot be used, or why nothing more is known.
 	Problem string `json:"problem,omitempty"`
 }

@@ -133,6 +133,28 @@ var rules = []rule{
 		why:  "who keeps the gateway running parses none of its traffic",
 	},
 	{
+		pkgs: "internal/lease", std: true,
+		only: []string{"sandbox"},
+		deny: []string{"net", "net/http", "os/exec", "database/sql"},
+		why:  "the state machine of leases is pure: a store runs it in its transactions, and a simulation in its own",
+	},
+	{
+		pkgs: "internal/catalog", std: true,
+		only: []string{"sandbox"},
+		deny: []string{"net", "net/http", "os/exec", "database/sql"},
+		why:  "what is known about providers is known without asking anybody",
+	},
+	{
+		pkgs: "internal/session/...",
+		only: []string{"sandbox", "internal/lease", "internal/session"},
+		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
+		why:  "sessions see sandboxes and leases through interfaces, so that a simulation can run them",
+	},
+	{
+		pkgs: "faults", std: true, only: []string{"sandbox", "driver"},
+		why: "a package for tests of programs that use Atoll inherits none of its libraries",
+	},
+	{
 		pkgs: "internal/quota",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "database/sql"},
@@ -140,25 +162,25 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/store/...",
-		only: []string{"sandbox", "internal/quota", "internal/store"},
+		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store"},
 		deny: []string{kernel + "/..."},
 		why:  "the store records, and knows neither who asks nor what runs",
 	},
 	{
 		pkgs: "internal/eventlog",
-		only: []string{"sandbox", "internal/quota", "internal/store"},
+		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the log knows the store and nothing else",
 	},
 	{
 		pkgs: "internal/audit",
-		only: []string{"sandbox", "internal/span", "internal/quota", "internal/store", "internal/eventlog", "internal/ops"},
+		only: []string{"sandbox", "internal/span", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/ops"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "the choke point knows the log, and not what passes it",
 	},
 	{
 		pkgs: "internal/key",
-		only: []string{"sandbox", "internal/quota", "internal/store", "internal/ops"},
+		only: []string{"sandbox", "internal/quota", "internal/lease", "internal/store", "internal/ops"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "keys are found in the store",
 	},
@@ -168,13 +190,13 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/guard",
-		only: []string{"sandbox", "internal/span", "internal/ops", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
+		only: []string{"sandbox", "internal/span", "internal/ops", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key"},
 		deny: []string{kernel + "/..."},
 		why:  "what every request passes knows who asks and what is recorded, and nothing of what is done",
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/control/guard", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/snapshotstore/archive"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/control/guard", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/snapshotstore/archive"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -311,7 +333,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/telemetry",
-		only: []string{"sandbox", "internal/span", "internal/eventlog", "internal/store", "internal/quota", "internal/ops"},
+		only: []string{"sandbox", "internal/span", "internal/eventlog", "internal/lease", "internal/store", "internal/quota", "internal/ops"},
 		deny: []string{kernel + "/..."},
 		why:  "it sends what it is told, and is the only one that knows OpenTelemetry",
 	},
@@ -336,7 +358,7 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
@@ -344,7 +366,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},
 		why: "main only dispatches",

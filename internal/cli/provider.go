@@ -3,11 +3,13 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -18,7 +20,7 @@ func (a *App) providerCmd() *cobra.Command {
 		Short:   "List and check providers",
 		Example: `  atoll provider ls`,
 		GroupID: groupMachine,
-	}, a.providerLsCmd(), a.providerCheckCmd())
+	}, a.providerLsCmd(), a.providerShowCmd(), a.providerChooseCmd(), a.providerCheckCmd())
 }
 
 // describeProviders describes the providers of the daemon that is used, else of
@@ -45,11 +47,11 @@ func (a *App) describeProviders(ctx context.Context) ([]sandbox.Provider, error)
 		facts.Describe(&p)
 		all = append(all, p)
 	}
-	return all, nil
+	return catalog.Describe(all), nil
 }
 
 func (a *App) providerLsCmd() *cobra.Command {
-	var asJSON bool
+	var asJSON, known bool
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the providers of the daemon, or of this program if none runs",
@@ -62,6 +64,9 @@ func (a *App) providerLsCmd() *cobra.Command {
 		all, err := a.describeProviders(ctx)
 		if err != nil {
 			return err
+		}
+		if !known {
+			all = slices.DeleteFunc(all, func(p sandbox.Provider) bool { return !p.Descriptor.Driver.Available })
 		}
 		var rows [][]string
 		for _, p := range all {

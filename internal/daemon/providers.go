@@ -3,8 +3,19 @@ package daemon
 import (
 	"context"
 
+	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// ChooseProvider selects a provider for what a sandbox needs, and explains the
+// choice. It makes nothing.
+func (s service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error) {
+	all, err := s.Providers(ctx)
+	if err != nil {
+		return sandbox.Choice{}, err
+	}
+	return catalog.ChooseFrom(n, all), nil
+}
 
 // Providers describes the providers of the daemon.
 func (s service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
@@ -29,5 +40,5 @@ func (s service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
 		}
 		all = append(all, out)
 	}
-	return all, ctx.Err()
+	return catalog.Describe(all), ctx.Err()
 }

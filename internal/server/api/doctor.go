@@ -23,6 +23,16 @@ type providersOutput struct {
 	}
 }
 
+type providerInput struct {
+	Name string `path:"name" maxLength:"63"`
+}
+
+type providerOutput struct{ Body sandbox.Provider }
+
+type needsInput struct{ Body sandbox.Needs }
+
+type choiceOutput struct{ Body sandbox.Choice }
+
 func (a *API) doctor() {
 	huma.Register(a.huma, operation("listProviders", http.MethodGet, "/v1/providers", "Health", "What can make sandboxes, and what they can do"),
 		func(ctx context.Context, _ *none) (*providersOutput, error) {
@@ -30,6 +40,24 @@ func (a *API) doctor() {
 			out := &providersOutput{}
 			out.Body.Providers = append([]sandbox.Provider{}, all...)
 			return out, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("getProvider", http.MethodGet, "/v1/providers/{name}", "Health", "Everything about one provider"),
+		func(ctx context.Context, in *providerInput) (*providerOutput, error) {
+			all, err := a.service.Providers(ctx)
+			if err != nil {
+				return nil, a.problem(ctx, err)
+			}
+			for _, p := range all {
+				if p.Name == in.Name {
+					return &providerOutput{p}, nil
+				}
+			}
+			return nil, a.problem(ctx, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "provider.get", Subject: in.Name, Message: "there is no such provider"})
+		})
+	huma.Register(a.huma, operation("chooseProvider", http.MethodPost, "/v1/providers/choose", "Health", "Which provider fits what a sandbox needs, and why"),
+		func(ctx context.Context, in *needsInput) (*choiceOutput, error) {
+			c, err := a.service.ChooseProvider(ctx, in.Body)
+			return &choiceOutput{c}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("imageUses", http.MethodGet, "/v1/images/uses", "State", "Which images are needed by what does not run; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*imageUsesOutput, error) {

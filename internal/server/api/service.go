@@ -104,6 +104,8 @@ type Service interface {
 
 	// Providers describes what can make sandboxes.
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	// ChooseProvider selects a provider for what a sandbox needs.
+	ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error)
 	// ImageUses is for the owner of the machine.
 	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
 	// Diagnose is for the owner of the machine.

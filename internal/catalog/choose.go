@@ -1,0 +1,123 @@
+package catalog
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// NeedsOf returns what a Spec asks for. A caller adds what a Spec cannot say.
+func NeedsOf(s *sandbox.Spec) sandbox.Needs {
+	n := sandbox.Needs{
+		Images: s.Image != "" && s.Image != "host", Mounts: len(s.Mounts) > 0, User: s.User != "",
+	}
+	switch {
+	case s.Network.Inline != nil, s.Network.Profile != "":
+		n.Egress = sandbox.EgressHost
+	case len(s.Network.Egress) > 0:
+		n.Egress = sandbox.EgressHost
+	}
+	for _, ref := range s.Secrets {
+		if ref.Mode != sandbox.SecretEnv {
+			n.Egress = sandbox.EgressFull
+		}
+	}
+	return n
+}
+
+// Facts are what was found out about a provider of this daemon.
+type Facts struct {
+	Descriptor sandbox.Descriptor
+	Available  bool
+	Why        string          // why it is not available
+	Isolates   bool            // code inside cannot harm the machine
+	Images     bool            // takes OCI images
+	Mounts     bool            // shows directories of this machine
+	Holds      map[string]bool // limits that are really enforced
+	Denied     string          // why a policy forbids it; empty: it does not
+	Default    bool            // the daemon's default
+}
+
+// Choose orders providers for what a sandbox needs, best first, and explains
+// each one. It is pure. The choice is the first that fits: the default
+// provider before others, then the cheaper class, then the name.
+func Choose(n sandbox.Needs, facts []Facts) sandbox.Choice {
+	list := slices.Clone(facts)
+	slices.SortFunc(list, func(a, b Facts) int {
+		return cmp.Or(
+			cmp.Compare(order(len(refusals(n, a)) > 0), order(len(refusals(n, b)) > 0)),
+			cmp.Compare(order(!a.Default), order(!b.Default)),
+			cmp.Compare(priceRank(a.Descriptor.Price), priceRank(b.Descriptor.Price)),
+			cmp.Compare(a.Descriptor.Name, b.Descriptor.Name),
+		)
+	})
+	choice := sandbox.Choice{Candidates: []sandbox.Candidate{}}
+	for _, f := range list {
+		c := sandbox.Candidate{Provider: f.Descriptor.Name, Reasons: refusals(n, f)}
+		if c.Fits = len(c.Reasons) == 0; c.Fits {
+			c.Reasons = merits(f)
+			if choice.Provider == "" {
+				choice.Provider = c.Provider
+			}
+		}
+		choice.Candidates = append(choice.Candidates, c)
+	}
+	return choice
+}
+
+func order(later bool) int {
+	if later {
+		return 1
+	}
+	return 0
+}
+
+func priceRank(p sandbox.PriceClass) int {
+	return slices.Index([]sandbox.PriceClass{sandbox.PriceFree, sandbox.PriceUse, sandbox.PricePlan}, p)
+}
+
+// refusals are the reasons why a provider does not fit.
+func refusals(n sandbox.Needs, f Facts) []string {
+	d := f.Descriptor
+	var why []string
+	refuse := func(when bool, format string, args ...any) {
+		if when {
+			why = append(why, fmt.Sprintf(format, args...))
+		}
+	}
+	refuse(n.Provider != "" && n.Provider != d.Name, "the spec names %s", n.Provider)
+	refuse(!f.Available, "not available: %s", cmp.Or(f.Why, d.Driver.Reason, "unknown reason"))
+	refuse(f.Denied != "", "policy: %s", f.Denied)
+	refuse(d.Tier == sandbox.TierNone, "makes no sandboxes")
+	refuse(n.Images && !f.Images, "takes no OCI images")
+	refuse(n.Mounts && !f.Mounts, "cannot mount directories of this machine")
+	refuse(n.User && !d.RunAs, "cannot run commands as another user")
+	refuse(n.Egress != "" && d.Egress.Rank() < n.Egress.Rank(), "enforces egress at level %s, and %s is needed", d.Egress, n.Egress)
+	refuse(n.Pause == sandbox.PauseMemory && d.Pause != sandbox.PauseMemory, "does not keep memory while paused")
+	refuse(n.Pause == sandbox.PauseDisk && d.Pause == "", "cannot pause")
+	refuse(n.Snapshot == sandbox.SnapshotMemory && d.Snapshot.Kind != sandbox.SnapshotMemory, "takes no snapshots of memory")
+	refuse(n.Snapshot != "" && d.Snapshot.Kind == sandbox.SnapshotNone, "takes no snapshots")
+	refuse(n.Fork && !d.Fork, "cannot fork")
+	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
+	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
+	refuse(n.Isolated && !f.Isolates, "does not isolate")
+	refuse(n.Price != "" && priceRank(d.Price) > priceRank(n.Price), "price class %s is above %s", d.Price, n.Price)
+	for _, limit := range n.Limits {
+		refuse(!f.Holds[limit], "does not enforce the %s limit", limit)
+	}
+	return why
+}
+
+// merits are what speaks for a provider that fits.
+func merits(f Facts) []string {
+	good := []string{}
+	if f.Default {
+		good = append(good, "the default")
+	}
+	if f.Isolates {
+		good = append(good, "isolates")
+	}
+	return append(good, "price class "+string(f.Descriptor.Price))
+}

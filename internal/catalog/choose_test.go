@@ -1,0 +1,75 @@
+package catalog
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func facts(t *testing.T) []Facts {
+	return []Facts{
+		{Descriptor: known(t, "gvisor"), Available: true, Isolates: true, Images: true, Mounts: true, Default: true, Holds: map[string]bool{"memory": true}},
+		{Descriptor: known(t, "host"), Available: true, Mounts: true},
+		{Descriptor: known(t, "docker"), Why: "no daemon answers", Images: true},
+		{Descriptor: known(t, "e2b"), Available: true, Isolates: true},
+		{Descriptor: known(t, "none"), Available: true},
+	}
+}
+
+func TestChoose(t *testing.T) {
+	tests := []struct {
+		name string
+		n    sandbox.Needs
+		want string
+		why  map[string]string // part of the reason per provider
+	}{
+		{"anything", sandbox.Needs{}, "gvisor", map[string]string{"docker": "no daemon answers", "none": "makes no sandboxes"}},
+		{"named", sandbox.Needs{Provider: "e2b"}, "e2b", map[string]string{"gvisor": "the spec names e2b"}},
+		{"named and not there", sandbox.Needs{Provider: "docker"}, "", map[string]string{"docker": "no daemon answers"}},
+		{"a desktop", sandbox.Needs{Desktop: true}, "e2b", map[string]string{"gvisor": "has no desktop"}},
+		{"a desktop for free", sandbox.Needs{Desktop: true, Price: sandbox.PriceFree}, "", map[string]string{"e2b": "price class use is above free"}},
+		{"memory", sandbox.Needs{Limits: []string{"memory"}, Snapshot: sandbox.SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "takes no snapshots of memory"}},
+		{"rules for requests", sandbox.Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
+	}
+	for _, tt := range tests {
+		got := Choose(tt.n, facts(t))
+		if got.Provider != tt.want || len(got.Candidates) != len(facts(t)) {
+			t.Errorf("%s: %+v, want %q", tt.name, got, tt.want)
+		}
+		for _, c := range got.Candidates {
+			if c.Fits && tt.want != "" && got.Candidates[0].Provider != tt.want || len(c.Reasons) == 0 {
+				t.Errorf("%s: %+v", tt.name, c)
+			}
+			if why := tt.why[c.Provider]; why != "" && (c.Fits || !strings.Contains(strings.Join(c.Reasons, "; "), why)) {
+				t.Errorf("%s: %s because %q, want %q", tt.name, c.Provider, c.Reasons, why)
+			}
+		}
+	}
+	denied := facts(t)
+	denied[0].Denied = "provider gvisor is not in the list"
+	if got := Choose(sandbox.Needs{}, denied); got.Provider != "host" {
+		t.Errorf("a denied provider: %+v", got)
+	}
+}
+
+func TestNeedsOf(t *testing.T) {
+	n := NeedsOf(&sandbox.Spec{Image: "debian:12", User: "1000", Network: sandbox.Network{Egress: []string{"example.com"}}})
+	if !n.Images || !n.User || n.Egress != sandbox.EgressHost {
+		t.Errorf("%+v", n)
+	}
+	if n := NeedsOf(&sandbox.Spec{Image: "host"}); n.Images || n.Egress != "" {
+		t.Errorf("%+v", n)
+	}
+}
+
+func BenchmarkNegotiateAll(b *testing.B) {
+	list := Known()
+	for b.Loop() {
+		for _, d := range list {
+			if _, err := Negotiate(d, Query{Liveness: "warm"}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}

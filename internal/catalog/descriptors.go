@@ -1,0 +1,280 @@
+// Package catalog is what Atoll knows about providers without asking them: the
+// descriptors of all systems, what can be done with a sandbox of one, and which
+// one fits what a sandbox needs. It is pure.
+package catalog
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// noDriver is why a known provider cannot be used.
+const noDriver = "this build of Atoll has no driver for it"
+
+var linux = sandbox.OSList{Supported: []string{"linux"}, Default: "linux"}
+
+// base returns the descriptor that most providers share: Linux, files, git, no
+// screen, and a terminal that shows output.
+func base(name, summary string, tier sandbox.Tier) sandbox.Descriptor {
+	return sandbox.Descriptor{
+		Name: name, BackendID: name, Summary: summary, Tier: tier, OS: linux,
+		FileSystem: sandbox.FileSystemSupport{Available: true}, Git: true,
+		Terminal:      sandbox.TerminalSupport{Available: true, Transport: sandbox.TransportSSE},
+		WorkspaceRoot: "/workspace", Persistable: true, Price: sandbox.PriceFree,
+		Egress: sandbox.EgressNone, Verified: sandbox.VerifiedNot,
+		Snapshot: sandbox.SnapshotSupport{Kind: sandbox.SnapshotNone},
+		Ports:    sandbox.PortSupport{Kind: sandbox.PortNone},
+		Driver:   sandbox.DriverSupport{Reason: noDriver},
+	}
+}
+
+func hosted(name, summary string, tier sandbox.Tier) sandbox.Descriptor {
+	d := base(name, summary, tier)
+	d.Price, d.Find = sandbox.PriceUse, sandbox.FindByLabel
+	d.Lifetime.IdleKiller = true
+	if tier == sandbox.TierDesktop {
+		screen(&d)
+	}
+	return d
+}
+
+func screen(d *sandbox.Descriptor) {
+	d.Desktop, d.Recording = sandbox.DesktopSupport{Available: true, Transport: sandbox.TransportVNC}, true
+}
+
+func pty(d *sandbox.Descriptor) {
+	d.Terminal = sandbox.TerminalSupport{Available: true, Transport: sandbox.TransportPTY, PTY: true}
+}
+
+func secret(name, env string) sandbox.Credential {
+	return sandbox.Credential{Name: name, Env: env, Required: true, Secret: true}
+}
+
+func setting(name, env string, required bool) sandbox.Credential {
+	return sandbox.Credential{Name: name, Env: env, Required: required}
+}
+
+// Known returns the descriptors of all systems that Atoll knows, by name. None
+// has a driver: [Describe] sets Driver for the providers of this build.
+func Known() []sandbox.Descriptor {
+	list := slices.Concat(localProviders(), hostedDesktops(), hostedHeadless())
+	slices.SortFunc(list, func(a, b sandbox.Descriptor) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+func localProviders() []sandbox.Descriptor {
+	gvisor := base("gvisor", "an embedded gVisor kernel per sandbox (the default)", sandbox.TierDev)
+	pty(&gvisor)
+	gvisor.RunAs, gvisor.Fork, gvisor.Pause, gvisor.Egress = true, true, sandbox.PauseMemory, sandbox.EgressFull
+	gvisor.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotMemory, TarFallback: true}
+	gvisor.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
+	gvisor.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
+	gvisor.Find, gvisor.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
+
+	host := base("host", "a process tree of this machine, without isolation", sandbox.TierDev)
+	pty(&host)
+	host.BackendID, host.Persistable = "unix_local", false
+	host.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotDir, TarFallback: true}
+	host.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
+	host.Lifetime.LockFreeResume = true
+	host.Find, host.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
+
+	docker := base("docker", "a container of a Docker daemon", sandbox.TierDev)
+	pty(&docker)
+	docker.RunAs, docker.Pause, docker.Egress = true, sandbox.PauseMemory, sandbox.EgressSwitch
+	docker.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
+	docker.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
+	docker.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
+	docker.Find, docker.Credentials = sandbox.FindByLabel, []sandbox.Credential{setting("host", "DOCKER_HOST", false)}
+
+	remote := base("remote", "another Atoll daemon", sandbox.TierDev)
+	pty(&remote)
+	remote.RunAs, remote.Fork, remote.Pause, remote.Egress = true, true, sandbox.PauseMemory, sandbox.EgressFull
+	remote.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	remote.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	remote.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
+	remote.Find = sandbox.FindByKey
+	remote.Credentials = []sandbox.Credential{setting("host", "ATOLL_REMOTE_HOST", true), secret("key", "ATOLL_REMOTE_KEY")}
+
+	fake := base("fake", "sandboxes in memory, for tests", sandbox.TierDev)
+	fake.Driver.Reason = "it is a part of Atoll's tests and not of the program"
+	fake.Persistable = false
+	fake.Lifetime.LockFreeResume = true
+
+	none := base("none", "makes no sandboxes", sandbox.TierNone)
+	none.FileSystem, none.Terminal, none.Git, none.Persistable = sandbox.FileSystemSupport{}, sandbox.TerminalSupport{}, false, false
+	none.Lifetime.LockFreeResume = true
+
+	self := base("selfhosted", "a person's own machine that runs Atoll's agent", sandbox.TierDesktop)
+	pty(&self)
+	screen(&self)
+	self.Desktop.Transport = sandbox.TransportRelay
+	self.OS = sandbox.OSList{Supported: []string{"linux", "macos", "windows"}, Default: "linux"}
+	self.WorkspaceRoot, self.Persistable = "/", false
+	self.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	self.Lifetime.LockFreeResume = true
+	return []sandbox.Descriptor{gvisor, host, docker, remote, fake, none, self}
+}
+
+func hostedDesktops() []sandbox.Descriptor {
+	modal := hosted("modal", "Modal", sandbox.TierDesktop)
+	pty(&modal)
+	modal.RunAs, modal.NativeBucketMount, modal.Egress = true, true, sandbox.EgressHost
+	modal.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
+	modal.Ports.Kind = sandbox.PortTunnel
+	modal.Lifetime = sandbox.LifetimeSupport{Hard: 24 * time.Hour, Rollover: true, IdleKiller: true, Suspend: true, LockFreeResume: true}
+	modal.Units = []sandbox.Unit{{Of: "timeout", Unit: "milliseconds"}}
+	modal.Credentials = []sandbox.Credential{
+		setting("app", "MODAL_APP_NAME", true),
+		{Name: "token id", Env: "MODAL_TOKEN_ID", Secret: true, With: "token secret"},
+		{Name: "token secret", Env: "MODAL_TOKEN_SECRET", Secret: true, With: "token id"},
+	}
+
+	daytona := hosted("daytona", "Daytona", sandbox.TierDesktop)
+	pty(&daytona)
+	daytona.RunAs, daytona.Fork, daytona.Pause, daytona.Egress = true, true, sandbox.PauseDisk, sandbox.EgressHost
+	daytona.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	daytona.Ports.Kind, daytona.Lifetime.Suspend = sandbox.PortPreview, true
+	daytona.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}, {Of: "preview URL", Unit: "seconds"}}
+	daytona.Credentials = []sandbox.Credential{secret("API key", "DAYTONA_API_KEY")}
+
+	runloop := hosted("runloop", "Runloop", sandbox.TierDesktop)
+	runloop.Pause, runloop.Egress = sandbox.PauseDisk, sandbox.EgressHost
+	runloop.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	runloop.Ports.Kind, runloop.Lifetime.Suspend = sandbox.PortTunnel, true
+	runloop.Units = []sandbox.Unit{{Of: "keep-alive", Unit: "milliseconds"}}
+	runloop.Credentials = []sandbox.Credential{secret("API key", "RUNLOOP_API_KEY")}
+
+	e2b := hosted("e2b", "E2B, or a service that speaks its API", sandbox.TierDesktop)
+	e2b.Fork, e2b.Pause, e2b.Egress = true, sandbox.PauseMemory, sandbox.EgressHost
+	e2b.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	e2b.Ports.Kind, e2b.Lifetime.Suspend, e2b.WorkspaceRoot = sandbox.PortPreview, true, "/home/user"
+	e2b.Units, e2b.Verified = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}, sandbox.VerifiedFake
+	e2b.Credentials = []sandbox.Credential{secret("API key", "E2B_API_KEY"), setting("domain", "E2B_DOMAIN", false)}
+
+	blaxel := hosted("blaxel", "Blaxel", sandbox.TierDesktop)
+	blaxel.Egress = sandbox.EgressHost
+	blaxel.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
+	blaxel.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	blaxel.Units = []sandbox.Unit{{Of: "preview URL", Unit: "seconds"}}
+	blaxel.Credentials = []sandbox.Credential{secret("API key", "BL_API_KEY"), setting("workspace", "BL_WORKSPACE", false)}
+	return []sandbox.Descriptor{modal, daytona, runloop, e2b, blaxel}
+}
+
+func hostedHeadless() []sandbox.Descriptor {
+	cloudflare := hosted("cloudflare", "Cloudflare Sandbox, through its bridge", sandbox.TierHeadless)
+	pty(&cloudflare)
+	cloudflare.RunAs = true
+	cloudflare.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
+	cloudflare.Ports.Kind, cloudflare.Find = sandbox.PortTunnel, sandbox.FindByName
+	cloudflare.Credentials = []sandbox.Credential{setting("worker URL", "CLOUDFLARE_SANDBOX_WORKER_URL", true), {Name: "API key", Env: "CLOUDFLARE_SANDBOX_API_KEY", Secret: true}}
+
+	vercel := hosted("vercel", "Vercel Sandbox", sandbox.TierHeadless)
+	vercel.Egress, vercel.Fork, vercel.Pause = sandbox.EgressFull, true, sandbox.PauseDisk
+	vercel.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
+	vercel.Ports.Kind, vercel.WorkspaceRoot, vercel.Find = sandbox.PortPreview, "/vercel/sandbox", sandbox.FindByName
+	vercel.Lifetime = sandbox.LifetimeSupport{Hard: 5 * time.Hour, Rollover: true, IdleKiller: true, Suspend: true}
+	vercel.Credentials = []sandbox.Credential{secret("token", "VERCEL_TOKEN"), setting("project", "VERCEL_PROJECT_ID", true), setting("team", "VERCEL_TEAM_ID", false)}
+
+	superserve := hosted("superserve", "Superserve", sandbox.TierHeadless)
+	superserve.Pause, superserve.Egress, superserve.Fork = sandbox.PauseMemory, sandbox.EgressHost, true
+	superserve.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
+	superserve.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
+	superserve.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
+	superserve.Credentials = []sandbox.Credential{secret("API key", "SUPERSERVE_API_KEY"), setting("control URL", "SUPERSERVE_BASE_URL", false), setting("data URL", "SUPERSERVE_DATA_URL", false)}
+
+	boxlite := base("boxlite", "a BoxLite server", sandbox.TierHeadless)
+	pty(&boxlite)
+	boxlite.RunAs, boxlite.Egress, boxlite.Find = true, sandbox.EgressHost, sandbox.FindByName
+	boxlite.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	boxlite.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	boxlite.Lifetime.LockFreeResume = true
+	boxlite.Credentials = []sandbox.Credential{setting("URL", "BOXLITE_REST_URL", true), secret("API key", "BOXLITE_API_KEY")}
+
+	islo := hosted("islo", "islo", sandbox.TierHeadless)
+	pty(&islo)
+	islo.Pause, islo.Egress, islo.Find = sandbox.PauseDisk, sandbox.EgressFull, sandbox.FindByName
+	islo.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	islo.Ports, islo.Lifetime.Suspend = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}, true
+	islo.Credentials = []sandbox.Credential{secret("API key", "ISLO_API_KEY"), setting("control URL", "ISLO_BASE_URL", false), setting("compute URL", "ISLO_COMPUTE_URL", false)}
+
+	kubernetes := base("kubernetes", "a pod of a Kubernetes cluster (agent-sandbox)", sandbox.TierHeadless)
+	pty(&kubernetes)
+	kubernetes.Egress, kubernetes.Find = sandbox.EgressCIDR, sandbox.FindByLabel
+	kubernetes.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotTar, TarFallback: true}
+	kubernetes.Ports, kubernetes.Pause = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.PauseDisk
+	kubernetes.Lifetime.Suspend = true
+	kubernetes.Credentials = []sandbox.Credential{setting("kubeconfig", "KUBECONFIG", false)}
+
+	microsandbox := base("microsandbox", "a micro-VM of microsandbox", sandbox.TierHeadless)
+	pty(&microsandbox)
+	microsandbox.Egress, microsandbox.Find, microsandbox.Fork, microsandbox.Pause = sandbox.EgressHost, sandbox.FindByName, true, sandbox.PauseMemory
+	microsandbox.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
+	microsandbox.Ports.Kind, microsandbox.Lifetime.Suspend = sandbox.PortLocal, true
+
+	opensandbox := base("opensandbox", "an OpenSandbox server", sandbox.TierHeadless)
+	pty(&opensandbox)
+	opensandbox.Egress, opensandbox.Find, opensandbox.Pause = sandbox.EgressHost, sandbox.FindByLabel, sandbox.PauseDisk
+	opensandbox.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
+	opensandbox.Ports, opensandbox.Lifetime.Suspend = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}, true
+	opensandbox.Credentials = []sandbox.Credential{setting("domain", "OPEN_SANDBOX_DOMAIN", true), secret("API key", "OPEN_SANDBOX_API_KEY")}
+	return []sandbox.Descriptor{cloudflare, vercel, superserve, boxlite, islo, kubernetes, microsandbox, opensandbox}
+}
+
+// CheckDescriptor reports a descriptor that contradicts itself, with the name
+// of the provider: the invariants of start-up.
+func CheckDescriptor(key string, d sandbox.Descriptor) error {
+	refuse := func(message string) error {
+		return &sandbox.Error{Code: sandbox.CodeInternal, Op: "provider.register", Subject: key, Message: message}
+	}
+	switch {
+	case d.Name != key:
+		return refuse(fmt.Sprintf("its descriptor is that of %q", d.Name))
+	case d.BackendID == "":
+		return refuse("its descriptor has no backend id")
+	case d.Desktop.Available && d.Ports.Kind == sandbox.PortNone:
+		return refuse("it has a desktop and exposes no port")
+	case d.Desktop.Available && d.Desktop.Transport == "":
+		return refuse("it has a desktop without a transport")
+	case d.Desktop.Available != d.Recording:
+		return refuse("it must record exactly if it has a desktop")
+	case d.Persistable && d.Snapshot.Kind == sandbox.SnapshotNone:
+		return refuse("it is persistable and takes no snapshot")
+	case d.NativeBucketMount && (d.Tier == sandbox.TierDev || d.Tier == sandbox.TierNone):
+		return refuse("it mounts buckets and is not hosted")
+	case d.Egress.Rank() < 0:
+		return refuse(fmt.Sprintf("its kind of egress %q is not known", d.Egress))
+	}
+	return nil
+}
+
+// CheckCredentials reports what is missing of what a provider needs. It looks
+// at settings only, and touches no network. Values appear in no error.
+func CheckCredentials(d sandbox.Descriptor, lookup func(env string) (string, bool)) error {
+	given := map[string]bool{}
+	for _, c := range d.Credentials {
+		v, _ := lookup(c.Env)
+		given[c.Name] = strings.TrimSpace(v) != ""
+	}
+	for _, c := range d.Credentials {
+		switch {
+		case c.Required && !given[c.Name]:
+			return missing(d, c, "is missing")
+		case c.With != "" && given[c.With] && !given[c.Name]:
+			return missing(d, c, "is missing: "+c.With+" is given, and neither works without the other")
+		}
+	}
+	return nil
+}
+
+func missing(d sandbox.Descriptor, c sandbox.Credential, message string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "provider.open", Subject: d.Name,
+		Message: fmt.Sprintf("[sandbox:%s] %s %s", d.Name, c.Name, message), Hint: "set " + c.Env,
+	}
+}

@@ -1,0 +1,76 @@
+package catalog
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+var update = flag.Bool("update", false, "write docs/reference/providers.md anew")
+
+// The matrix of providers is made of their descriptors. After a change:
+// go test ./internal/catalog -run TestMatrix -update
+func TestMatrix(t *testing.T) {
+	const file = "../../docs/reference/providers.md"
+	text := matrix(Known())
+	if *update {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(have) != text {
+		t.Errorf("%s is not what the descriptors say; write it anew with: go test ./internal/catalog -run TestMatrix -update", file)
+	}
+}
+
+func matrix(list []sandbox.Descriptor) string {
+	mark := func(b bool) string {
+		if b {
+			return "yes"
+		}
+		return "–"
+	}
+	var b strings.Builder
+	b.WriteString(`# Providers
+
+What each system can do, as far as Atoll knows. Generated from the descriptors in ` + "`internal/catalog`" + `. ` + "`atoll provider ls`" + ` shows which ones this build has a driver for,
+and ` + "`atoll provider show NAME`" + ` everything about one. *Verified* says what the driver was tested with: the technology itself (live), a fake that the official client
+accepts too (fake), or nothing yet (none).
+
+| provider | tier | pause | snapshot | fork | egress | ports | terminal | desktop | lifetime | verified |
+|---|---|---|---|---|---|---|---|---|---|---|
+`)
+	for _, d := range list {
+		pause, life := string(d.Pause), "–"
+		if pause == "" {
+			pause = "–"
+		}
+		if d.Lifetime.Hard > 0 {
+			life = d.Lifetime.Hard.String()
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", d.Name, d.Tier, pause, d.Snapshot.Kind, mark(d.Fork), d.Egress, d.Ports.Kind,
+			mark(d.Terminal.PTY), mark(d.Desktop.Available), life, d.Verified)
+	}
+	b.WriteString("\n## Credentials\n\n| provider | setting | variable | |\n|---|---|---|---|\n")
+	for _, d := range list {
+		for _, c := range d.Credentials {
+			need := "optional"
+			switch {
+			case c.Required:
+				need = "required"
+			case c.With != "":
+				need = "together with the " + c.With
+			}
+			fmt.Fprintf(&b, "| %s | %s | `%s` | %s |\n", d.Name, c.Name, c.Env, need)
+		}
+	}
+	return b.String()
+}

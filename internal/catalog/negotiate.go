@@ -1,0 +1,292 @@
+package catalog
+
+import (
+	"slices"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Screen is the size of a desktop whose stream does not say.
+var Screen = sandbox.Resolution{Width: 1280, Height: 800}
+
+// viewerHeartbeat is how often a viewer says that it is there.
+const viewerHeartbeat = 30 * time.Second
+
+// Query is what [Negotiate] decides from. Switches default to on: set the
+// fields that end in Off, and the ones that name a lack.
+type Query struct {
+	SessionID string
+	OS        string // empty: the provider's default
+	Liveness  string // cold, warming, warm or draining; empty: cold
+	Epoch     int64
+
+	DesktopOff     bool // by policy
+	DesktopView    bool // no input
+	ComputerOff    bool // by policy
+	ComputerView   bool // screenshots only
+	TerminalOff    bool // by policy
+	NoStreamSecret bool // stream tokens cannot be signed
+
+	Acknowledged bool     // this viewer has acknowledged this group's desktop
+	Shared       bool     // other sessions use the sandbox
+	SharedWith   []string // their ids
+
+	Desktop  *Stream // minted
+	Terminal *Stream // minted
+	Machine  *Machine
+	Now      time.Time
+}
+
+// Stream is an endpoint that was made for a viewer. That it could be made proves
+// that the sandbox lives.
+type Stream struct {
+	URL, Token string
+	Expires    time.Time
+	Resolution sandbox.Resolution
+}
+
+// Liveness of a machine that somebody brought.
+type Liveness string
+
+// The states of a machine.
+const (
+	MachineOnline       Liveness = "online"
+	MachineReconnecting Liveness = "reconnecting"
+	MachineOffline      Liveness = "offline"
+)
+
+// Machine is what is known about a self-hosted machine.
+type Machine struct {
+	Liveness  Liveness
+	Display   bool // it has a screen
+	Consented bool // its owner allows the screen to be controlled
+}
+
+// machineWindow is how long a machine that does not answer counts as
+// reconnecting.
+const machineWindow = 30 * time.Second
+
+// MachineLiveness decides whether a machine is there from its enrolment, one
+// probe, and when it was last heard of.
+func MachineLiveness(active, answered bool, seen, now time.Time) Liveness {
+	switch {
+	case !active:
+		return MachineOffline
+	case answered:
+		return MachineOnline
+	case now.Sub(seen) <= machineWindow:
+		return MachineReconnecting
+	}
+	return MachineOffline
+}
+
+// Negotiate says what can be done with a sandbox of a provider now. It is pure:
+// it asks nobody.
+func Negotiate(d sandbox.Descriptor, q Query) (sandbox.CapabilityDocument, error) {
+	if d.Name == "" {
+		return sandbox.CapabilityDocument{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.negotiate", Message: "the provider is not known"}
+	}
+	if q.OS == "" {
+		q.OS = d.OS.Default
+	}
+	if q.Liveness == "" {
+		q.Liveness = "cold"
+	}
+	doc := sandbox.CapabilityDocument{
+		SessionID: q.SessionID, Backend: d.Name, OS: q.OS, Liveness: q.Liveness, LeaseEpoch: q.Epoch,
+		HeartbeatMs: viewerHeartbeat.Milliseconds(), Negotiated: q.Now,
+		FileSystem: fileCell(d), Terminal: terminalCell(d, q), Git: gitCell(d),
+		Desktop: desktopCell(d, q), Recording: recordingCell(d, q), ComputerUse: computerCell(d, q),
+	}
+	if q.Machine != nil {
+		overlay(&doc, d, *q.Machine)
+	}
+	if !slices.Contains(d.OS.Supported, q.OS) {
+		refuseAll(&doc, sandbox.OSUnsupported)
+	}
+	reveal(&doc.Desktop, q)
+	return doc, nil
+}
+
+func fileCell(d sandbox.Descriptor) sandbox.FileSystemCell {
+	c := sandbox.FileSystemCell{Available: d.FileSystem.Available, ReadOnly: d.FileSystem.ReadOnly, Root: d.WorkspaceRoot, PathSep: "/", TreeMode: "lazy"}
+	if !c.Available {
+		c.Reason = sandbox.BackendUnsupported
+	}
+	return c
+}
+
+func gitCell(d sandbox.Descriptor) sandbox.GitCell {
+	c := sandbox.GitCell{Available: d.Git, Repos: []string{}}
+	if !c.Available {
+		c.Reason = sandbox.BackendUnsupported
+	}
+	return c
+}
+
+func terminalCell(d sandbox.Descriptor, q Query) sandbox.TerminalCell {
+	c := sandbox.TerminalCell{PTYCapable: d.Terminal.PTY, Shell: "/bin/bash", Transport: sandbox.TransportSSE}
+	switch {
+	case !d.Terminal.Available:
+		c.Transport, c.Reason = "", sandbox.BackendUnsupported
+	case !d.Terminal.PTY:
+	case q.TerminalOff:
+		c.Reason = sandbox.DisabledByPolicy
+	case q.Liveness == "cold" && q.Terminal == nil:
+		c.Reason = sandbox.LeaseCold
+	default:
+		c.Transport = sandbox.TransportPTY
+		if q.Terminal != nil {
+			c.URL, c.Token, c.ExpiresAt = q.Terminal.URL, q.Terminal.Token, q.Terminal.Expires
+		}
+	}
+	return c
+}
+
+// noScreen is why a provider can have no desktop at all. Empty: it can.
+func noScreen(d sandbox.Descriptor) sandbox.UnavailableReason {
+	switch {
+	case d.Desktop.Available:
+		return ""
+	case d.Tier == sandbox.TierHeadless:
+		return sandbox.TierIsHeadless
+	}
+	return sandbox.BackendUnsupported
+}
+
+func desktopCell(d sandbox.Descriptor, q Query) sandbox.DesktopCell {
+	c := sandbox.DesktopCell{Mode: "read-only", Resolution: Screen, Unredacted: true, Shared: q.Shared, SharedSessionIDs: []string{}}
+	switch {
+	case noScreen(d) != "":
+		c.Reason = noScreen(d)
+	case q.DesktopOff, q.NoStreamSecret:
+		c.Reason = sandbox.DisabledByPolicy
+	case q.Liveness == "cold" && q.Desktop == nil:
+		c.Reason = sandbox.LeaseCold
+	}
+	if c.Reason != "" {
+		return c
+	}
+	relay := d.Desktop.Transport == sandbox.TransportRelay
+	c.Transport, c.Client = d.Desktop.Transport, "novnc"
+	if relay {
+		c.Client = "frames"
+	}
+	if !relay && !q.DesktopView {
+		c.Mode = "interactive"
+	}
+	if q.Desktop != nil && q.Desktop.Resolution != (sandbox.Resolution{}) {
+		c.Resolution = q.Desktop.Resolution
+	}
+	return c
+}
+
+// reveal completes what a viewer may know of a desktop that is available.
+func reveal(c *sandbox.DesktopCell, q Query) {
+	c.RequiresAcknowledgment = c.Reason == ""
+	c.Acknowledged = q.Acknowledged
+	if c.Reason != "" {
+		return
+	}
+	if q.Shared {
+		c.SharedSessionIDs = append(c.SharedSessionIDs, q.SharedWith...)
+	}
+	if q.Desktop != nil && q.Acknowledged {
+		c.URL, c.Token, c.ExpiresAt = q.Desktop.URL, q.Desktop.Token, q.Desktop.Expires
+	}
+}
+
+func recordingCell(d sandbox.Descriptor, q Query) sandbox.RecordingCell {
+	c := sandbox.RecordingCell{Modes: []string{}, Codecs: []string{}}
+	switch {
+	case noScreen(d) != "":
+		c.Reason = noScreen(d)
+	case q.DesktopOff:
+		c.Reason = sandbox.DisabledByPolicy
+	default:
+		c.Available = true
+		c.Modes = []string{"manual", "on-turn", "on-verify"}
+		c.Codecs = []string{"h264-mp4", "vp9-webm"}
+	}
+	return c
+}
+
+func computerCell(d sandbox.Descriptor, q Query) sandbox.ComputerUseCell {
+	c := sandbox.ComputerUseCell{ReadOnly: q.ComputerView}
+	switch {
+	case noScreen(d) != "":
+		c.Reason = noScreen(d)
+	case q.DesktopOff, q.ComputerOff:
+		c.Reason = sandbox.DisabledByPolicy
+	default:
+		c.Available = true
+	}
+	return c
+}
+
+// overlay takes away what a machine that somebody brought cannot do now.
+func overlay(doc *sandbox.CapabilityDocument, d sandbox.Descriptor, m Machine) {
+	switch {
+	case m.Liveness == MachineReconnecting:
+		refuseAll(doc, sandbox.AgentReconnecting)
+	case m.Liveness != MachineOnline:
+		refuseAll(doc, sandbox.AgentOffline)
+	case !m.Display:
+		refuseScreen(doc, sandbox.DisplayUnavailable, false)
+	case !m.Consented:
+		doc.Desktop.Mode = "read-only"
+		if doc.ComputerUse.Available {
+			doc.ComputerUse.Available, doc.ComputerUse.Reason = false, sandbox.ConsentRequired
+		}
+	}
+}
+
+// refuseAll makes every cell unavailable for one reason.
+func refuseAll(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason) {
+	doc.FileSystem.Available, doc.FileSystem.Reason = false, why
+	doc.Git.Available, doc.Git.Reason = false, why
+	doc.Terminal = sandbox.TerminalCell{PTYCapable: doc.Terminal.PTYCapable, Shell: doc.Terminal.Shell, Reason: why}
+	refuseScreen(doc, why, true)
+}
+
+// refuseScreen makes what needs a screen unavailable; what is so already keeps
+// its reason unless force is set.
+func refuseScreen(doc *sandbox.CapabilityDocument, why sandbox.UnavailableReason, force bool) {
+	if force || doc.Desktop.Reason == "" {
+		c := &doc.Desktop
+		c.Transport, c.Client, c.Mode, c.Reason = "", "", "read-only", why
+	}
+	if force || doc.Recording.Available {
+		doc.Recording = sandbox.RecordingCell{Modes: []string{}, Codecs: []string{}, Reason: why}
+	}
+	if force || doc.ComputerUse.Available {
+		doc.ComputerUse.Available, doc.ComputerUse.Reason = false, why
+	}
+}
+
+// HasDesktop reports whether the provider of that name or backend id can show a
+// screen.
+func HasDesktop(list []sandbox.Descriptor, name string) bool {
+	i := slices.IndexFunc(list, func(d sandbox.Descriptor) bool { return d.Name == name || d.BackendID == name })
+	return i >= 0 && list[i].Desktop.Available
+}
+
+// StreamPorts are the ports of the desktop and of the terminal inside a sandbox.
+var StreamPorts = []int{6080, 7681}
+
+// MergePorts returns the ports to declare at creation: the caller's in their
+// order, and those of the streams if the provider can show a screen, policy
+// allows it, and ports cannot be exposed later.
+func MergePorts(d sandbox.Descriptor, declared []int, desktop bool) []int {
+	ports := slices.Clone(declared)
+	if !desktop || !d.Desktop.Available || d.Ports.OnDemand {
+		return ports
+	}
+	for _, p := range StreamPorts {
+		if !slices.Contains(ports, p) {
+			ports = append(ports, p)
+		}
+	}
+	return ports
+}

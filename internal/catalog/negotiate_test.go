@@ -1,0 +1,373 @@
+package catalog
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+var now = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func known(t *testing.T, name string) sandbox.Descriptor {
+	t.Helper()
+	for _, d := range Known() {
+		if d.Name == name {
+			return d
+		}
+	}
+	t.Fatalf("%s is not known", name)
+	return sandbox.Descriptor{}
+}
+
+func negotiate(t *testing.T, provider string, q Query) sandbox.CapabilityDocument {
+	t.Helper()
+	q.Now = now
+	doc, err := Negotiate(known(t, provider), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+func warm() Query { return Query{Liveness: "warm"} }
+
+func TestRB7KnownProviders(t *testing.T) {
+	want := "blaxel boxlite cloudflare daytona docker e2b fake gvisor host islo kubernetes microsandbox modal none opensandbox remote runloop selfhosted superserve vercel"
+	var got []string
+	for _, d := range Known() {
+		got = append(got, d.Name)
+		if d.Driver.Available || d.Driver.Reason == "" {
+			t.Errorf("%s: a driver that nobody has registered is %+v", d.Name, d.Driver)
+		}
+	}
+	if strings.Join(got, " ") != want {
+		t.Errorf("known:\n%s\nwant:\n%s", strings.Join(got, " "), want)
+	}
+}
+
+func TestRB11Credentials(t *testing.T) {
+	tests := []struct {
+		provider string
+		env      map[string]string
+		missing  string // variable named in the hint; empty: complete
+	}{
+		{"docker", nil, ""},
+		{"none", nil, ""},
+		{"host", nil, ""},
+		{"e2b", nil, "E2B_API_KEY"},
+		{"e2b", map[string]string{"E2B_API_KEY": " "}, "E2B_API_KEY"},
+		{"e2b", map[string]string{"E2B_API_KEY": "k"}, ""},
+		{"modal", nil, "MODAL_APP_NAME"},
+		{"modal", map[string]string{"MODAL_APP_NAME": "a"}, ""},
+		{"modal", map[string]string{"MODAL_APP_NAME": "a", "MODAL_TOKEN_ID": "i"}, "MODAL_TOKEN_SECRET"},
+		{"modal", map[string]string{"MODAL_APP_NAME": "a", "MODAL_TOKEN_SECRET": "s"}, "MODAL_TOKEN_ID"},
+		{"modal", map[string]string{"MODAL_APP_NAME": "a", "MODAL_TOKEN_ID": "i", "MODAL_TOKEN_SECRET": "s"}, ""},
+		{"vercel", map[string]string{"VERCEL_TOKEN": "t"}, "VERCEL_PROJECT_ID"},
+		{"cloudflare", nil, "CLOUDFLARE_SANDBOX_WORKER_URL"},
+		{"daytona", nil, "DAYTONA_API_KEY"},
+		{"runloop", nil, "RUNLOOP_API_KEY"},
+		{"blaxel", nil, "BL_API_KEY"},
+	}
+	for _, tt := range tests {
+		err := CheckCredentials(known(t, tt.provider), func(name string) (string, bool) { v, ok := tt.env[name]; return v, ok })
+		if tt.missing == "" {
+			if err != nil {
+				t.Errorf("%s with %v: %v", tt.provider, slices.Collect(maps.Keys(tt.env)), err)
+			}
+			continue
+		}
+		known, ok := err.(*sandbox.Error)
+		if !ok || known.Hint != "set "+tt.missing || !strings.HasPrefix(known.Message, "[sandbox:"+tt.provider+"] ") {
+			t.Errorf("%s with %v: %+v, want %s to be missing", tt.provider, slices.Collect(maps.Keys(tt.env)), err, tt.missing)
+		}
+	}
+}
+
+func TestRB12MergePorts(t *testing.T) {
+	tests := []struct {
+		provider string
+		desktop  bool
+		in, want []int
+	}{
+		{"modal", true, []int{8080, 22}, []int{8080, 22, 6080, 7681}},
+		{"modal", true, []int{7681}, []int{7681, 6080}},
+		{"modal", false, []int{8080}, []int{8080}},
+		{"blaxel", true, []int{8080}, []int{8080}},
+		{"vercel", true, nil, nil},
+		{"docker", true, nil, nil},
+		{"selfhosted", true, nil, nil},
+	}
+	for _, tt := range tests {
+		if got := MergePorts(known(t, tt.provider), tt.in, tt.desktop); !slices.Equal(got, tt.want) {
+			t.Errorf("%s, desktop %v: %v becomes %v, want %v", tt.provider, tt.desktop, tt.in, got, tt.want)
+		}
+	}
+}
+
+func TestRB15Invariants(t *testing.T) {
+	for _, d := range Known() {
+		if err := CheckDescriptor(d.Name, d); err != nil {
+			t.Errorf("%s: %v", d.Name, err)
+		}
+	}
+	breaks := map[string]func(*sandbox.Descriptor){
+		"is that of":                func(d *sandbox.Descriptor) { d.Name = "other" },
+		"no backend id":             func(d *sandbox.Descriptor) { d.BackendID = "" },
+		"exposes no port":           func(d *sandbox.Descriptor) { d.Ports.Kind = sandbox.PortNone },
+		"without a transport":       func(d *sandbox.Descriptor) { d.Desktop.Transport = "" },
+		"must record":               func(d *sandbox.Descriptor) { d.Recording = false },
+		"takes no snapshot":         func(d *sandbox.Descriptor) { d.Snapshot.Kind = sandbox.SnapshotNone },
+		"is not hosted":             func(d *sandbox.Descriptor) { d.Tier = sandbox.TierDev },
+		"egress \"x\" is not known": func(d *sandbox.Descriptor) { d.Egress = "x" },
+	}
+	for want, change := range breaks {
+		d := known(t, "modal")
+		change(&d)
+		err := CheckDescriptor("modal", d)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "modal") {
+			t.Errorf("%q: got %v", want, err)
+		}
+	}
+}
+
+// The values of RB-16 that a descriptor states.
+func TestRB16KnownValues(t *testing.T) {
+	row := func(name string) string {
+		d := known(t, name)
+		flag := func(b bool) string {
+			if b {
+				return "y"
+			}
+			return "n"
+		}
+		return strings.Join([]string{
+			string(d.Tier), flag(d.Terminal.PTY), flag(d.Desktop.Available), d.Lifetime.Hard.String(), flag(d.Lifetime.IdleKiller), string(d.Snapshot.Kind),
+			string(d.Ports.Kind), flag(d.Ports.OnDemand), d.WorkspaceRoot, flag(d.Persistable), flag(d.RunAs), flag(d.Lifetime.LockFreeResume),
+		}, " ")
+	}
+	for name, want := range map[string]string{
+		"modal":      "desktop y y 24h0m0s y native-fs provider-tunnel n /workspace y y y",
+		"daytona":    "desktop y y 0s y native-snapshot-id preview-url n /workspace y y n",
+		"runloop":    "desktop n y 0s y native-snapshot-id provider-tunnel n /workspace y n n",
+		"e2b":        "desktop n y 0s y native-snapshot-id preview-url n /home/user y n n",
+		"blaxel":     "desktop n y 0s y tar-only provider-tunnel y /workspace y n n",
+		"cloudflare": "headless y n 0s y tar-only provider-tunnel n /workspace y y n",
+		"vercel":     "headless n n 5h0m0s y tar-only preview-url n /vercel/sandbox y n n",
+		"none":       "none n n 0s n none none n /workspace n n y",
+		"selfhosted": "desktop y y 0s n none provider-tunnel y / n n y",
+	} {
+		if got := row(name); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+func TestRB18Negotiate(t *testing.T) {
+	if _, err := Negotiate(sandbox.Descriptor{}, warm()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Errorf("an unknown provider: %v", err)
+	}
+	doc := negotiate(t, "modal", Query{SessionID: "s", Liveness: "warm", Epoch: 4})
+	if doc.SessionID != "s" || doc.Backend != "modal" || doc.OS != "linux" || doc.LeaseEpoch != 4 || doc.HeartbeatMs != 30000 || !doc.Negotiated.Equal(now) {
+		t.Errorf("%+v", doc)
+	}
+}
+
+func TestRB19EveryCellIsThere(t *testing.T) {
+	for _, d := range Known() {
+		data, err := json.Marshal(negotiate(t, d.Name, Query{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cells map[string]any
+		if err := json.Unmarshal(data, &cells); err != nil {
+			t.Fatal(err)
+		}
+		for _, cell := range []string{"FileSystem", "Terminal", "Git", "DesktopStream", "Recording", "ComputerUse"} {
+			if _, ok := cells[cell].(map[string]any); !ok {
+				t.Errorf("%s has no cell %s", d.Name, cell)
+			}
+		}
+	}
+}
+
+func TestRB21Desktop(t *testing.T) {
+	minted := &Stream{URL: "wss://x", Token: "t", Expires: now}
+	tests := []struct {
+		name, provider string
+		q              Query
+		want           sandbox.UnavailableReason
+	}{
+		{"headless", "vercel", warm(), sandbox.TierIsHeadless},
+		{"dev", "docker", warm(), sandbox.BackendUnsupported},
+		{"headless beats policy", "vercel", Query{DesktopOff: true}, sandbox.TierIsHeadless},
+		{"policy", "modal", Query{Liveness: "warm", DesktopOff: true}, sandbox.DisabledByPolicy},
+		{"no secret", "modal", Query{Liveness: "warm", NoStreamSecret: true}, sandbox.DisabledByPolicy},
+		{"policy beats cold", "modal", Query{DesktopOff: true}, sandbox.DisabledByPolicy},
+		{"cold", "modal", Query{}, sandbox.LeaseCold},
+		{"warming", "modal", Query{Liveness: "warming"}, ""},
+		{"warm", "modal", warm(), ""},
+		{"the operating system beats all", "modal", Query{OS: "macos", DesktopOff: true}, sandbox.OSUnsupported},
+		{"RB-22: minted beats cold", "modal", Query{Desktop: minted}, ""},
+		{"RB-22: minted does not beat policy", "modal", Query{Desktop: minted, DesktopOff: true}, sandbox.DisabledByPolicy},
+	}
+	for _, tt := range tests {
+		c := negotiate(t, tt.provider, tt.q).Desktop
+		if c.Reason != tt.want || (c.Transport != "") != (tt.want == "") || c.RequiresAcknowledgment != (tt.want == "") || !c.Unredacted {
+			t.Errorf("%s: %+v, want reason %q", tt.name, c, tt.want)
+		}
+	}
+}
+
+func TestRB21Terminal(t *testing.T) {
+	minted := &Stream{URL: "wss://x", Token: "t", Expires: now}
+	tests := []struct {
+		name, provider string
+		q              Query
+		transport      sandbox.Transport
+		reason         sandbox.UnavailableReason
+	}{
+		{"none", "none", warm(), "", sandbox.BackendUnsupported},
+		{"no pty", "vercel", Query{TerminalOff: true}, sandbox.TransportSSE, ""},
+		{"policy", "modal", Query{Liveness: "warm", TerminalOff: true, Terminal: minted}, sandbox.TransportSSE, sandbox.DisabledByPolicy},
+		{"cold", "modal", Query{}, sandbox.TransportSSE, sandbox.LeaseCold},
+		{"minted", "modal", Query{Terminal: minted}, sandbox.TransportPTY, ""},
+		{"warm", "modal", warm(), sandbox.TransportPTY, ""},
+		{"os", "modal", Query{OS: "plan9", Liveness: "warm", Terminal: minted}, "", sandbox.OSUnsupported},
+	}
+	for _, tt := range tests {
+		c := negotiate(t, tt.provider, tt.q).Terminal
+		if c.Transport != tt.transport || c.Reason != tt.reason || (c.URL != "") != (c.Transport == sandbox.TransportPTY && tt.q.Terminal != nil) {
+			t.Errorf("%s: %+v, want %q and reason %q", tt.name, c, tt.transport, tt.reason)
+		}
+	}
+}
+
+func TestRB21RecordingAndComputerUse(t *testing.T) {
+	tests := []struct {
+		name, provider      string
+		q                   Query
+		recording, computer sandbox.UnavailableReason
+	}{
+		{"headless", "vercel", warm(), sandbox.TierIsHeadless, sandbox.TierIsHeadless},
+		{"cold", "modal", Query{}, "", ""},
+		{"desktop off", "modal", Query{Liveness: "warm", DesktopOff: true}, sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
+		{"computer off", "modal", Query{Liveness: "warm", ComputerOff: true}, "", sandbox.DisabledByPolicy},
+		{"os", "modal", Query{OS: "windows"}, sandbox.OSUnsupported, sandbox.OSUnsupported},
+	}
+	for _, tt := range tests {
+		doc := negotiate(t, tt.provider, tt.q)
+		if r, c := doc.Recording, doc.ComputerUse; r.Reason != tt.recording || r.Available != (r.Reason == "") || (len(r.Modes) == 3) != r.Available || (len(r.Codecs) == 2) != r.Available ||
+			c.Reason != tt.computer || c.Available != (c.Reason == "") {
+			t.Errorf("%s: %+v, %+v", tt.name, r, c)
+		}
+	}
+}
+
+func TestRB23Acknowledgment(t *testing.T) {
+	q := Query{Liveness: "warm", Desktop: &Stream{URL: "wss://x", Token: "secret", Expires: now}}
+	if c := negotiate(t, "modal", q).Desktop; c.URL != "" || c.Token != "" || !c.ExpiresAt.IsZero() || c.Acknowledged {
+		t.Errorf("without an acknowledgment: %+v", c)
+	}
+	q.Acknowledged = true
+	if c := negotiate(t, "modal", q).Desktop; c.URL == "" || c.Token == "" || c.ExpiresAt.IsZero() {
+		t.Errorf("with one: %+v", c)
+	}
+	q.DesktopOff = true
+	if c := negotiate(t, "modal", q).Desktop; c.URL != "" || c.Token != "" {
+		t.Errorf("refused by policy: %+v", c)
+	}
+}
+
+func TestRB24SharedSessions(t *testing.T) {
+	q := Query{Liveness: "warm", Shared: true, SharedWith: []string{"a", "b"}}
+	if c := negotiate(t, "modal", q).Desktop; !slices.Equal(c.SharedSessionIDs, q.SharedWith) {
+		t.Errorf("%+v", c)
+	}
+	if c := negotiate(t, "docker", q).Desktop; c.SharedSessionIDs == nil || len(c.SharedSessionIDs) != 0 {
+		t.Errorf("not available: %+v", c)
+	}
+	q.Shared = false
+	if c := negotiate(t, "modal", q).Desktop; len(c.SharedSessionIDs) != 0 {
+		t.Errorf("not shared: %+v", c)
+	}
+}
+
+func TestRB25Mode(t *testing.T) {
+	online := &Machine{Liveness: MachineOnline, Display: true, Consented: true}
+	if c := negotiate(t, "modal", warm()).Desktop; c.Mode != "interactive" || c.Transport != sandbox.TransportVNC || c.Client != "novnc" || c.Resolution != Screen {
+		t.Errorf("%+v", c)
+	}
+	q := warm()
+	q.DesktopView, q.Desktop = true, &Stream{Resolution: sandbox.Resolution{Width: 640, Height: 480}}
+	if c := negotiate(t, "modal", q).Desktop; c.Mode != "read-only" || c.Resolution.Width != 640 {
+		t.Errorf("%+v", c)
+	}
+	if c := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: online}).Desktop; c.Mode != "read-only" || c.Transport != sandbox.TransportRelay || c.Client != "frames" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestRB26HasDesktop(t *testing.T) {
+	for name, want := range map[string]bool{"modal": true, "docker": false, "unix_local": false, "host": false, "nope": false, "": false} {
+		if got := HasDesktop(Known(), name); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
+}
+
+func TestRB27MachineLiveness(t *testing.T) {
+	tests := []struct {
+		active, answered bool
+		ago              time.Duration
+		want             Liveness
+	}{
+		{false, true, 0, MachineOffline},
+		{true, true, time.Hour, MachineOnline},
+		{true, false, 30 * time.Second, MachineReconnecting},
+		{true, false, 30*time.Second + time.Millisecond, MachineOffline},
+	}
+	for _, tt := range tests {
+		if got := MachineLiveness(tt.active, tt.answered, now.Add(-tt.ago), now); got != tt.want {
+			t.Errorf("%+v: %s", tt, got)
+		}
+	}
+}
+
+func TestRB28MachineOverlay(t *testing.T) {
+	tests := []struct {
+		name                     string
+		m                        Machine
+		off                      bool
+		files, desktop, computer sandbox.UnavailableReason
+	}{
+		{"offline", Machine{}, false, sandbox.AgentOffline, sandbox.AgentOffline, sandbox.AgentOffline},
+		{"reconnecting", Machine{Liveness: MachineReconnecting}, false, sandbox.AgentReconnecting, sandbox.AgentReconnecting, sandbox.AgentReconnecting},
+		{"no display", Machine{Liveness: MachineOnline}, false, "", sandbox.DisplayUnavailable, sandbox.DisplayUnavailable},
+		{"a policy wins over no display", Machine{Liveness: MachineOnline}, true, "", sandbox.DisabledByPolicy, sandbox.DisabledByPolicy},
+		{"no consent", Machine{Liveness: MachineOnline, Display: true}, false, "", "", sandbox.ConsentRequired},
+		{"all", Machine{Liveness: MachineOnline, Display: true, Consented: true}, false, "", "", ""},
+	}
+	for _, tt := range tests {
+		doc := negotiate(t, "selfhosted", Query{Liveness: "warm", Machine: &tt.m, DesktopOff: tt.off})
+		if doc.FileSystem.Reason != tt.files || doc.Git.Reason != tt.files || doc.Terminal.Reason != tt.files || doc.Desktop.Reason != tt.desktop || doc.ComputerUse.Reason != tt.computer {
+			t.Errorf("%s: %+v", tt.name, doc)
+		}
+		if (tt.files != "") != (doc.Terminal.Transport == "") {
+			t.Errorf("%s: terminal %+v", tt.name, doc.Terminal)
+		}
+	}
+}
+
+func TestNegotiateSharesNothing(t *testing.T) {
+	shared := []string{"a"}
+	doc := negotiate(t, "modal", Query{Liveness: "warm", Shared: true, SharedWith: shared})
+	doc.Desktop.SharedSessionIDs[0] = "changed"
+	if shared[0] != "a" {
+		t.Error("the document shares the caller's list")
+	}
+}
