@@ -408,7 +408,7 @@ func lock(path string) (release func() error, err error) {
 		}
 		text := make([]byte, 32)
 		n, _ := f.ReadAt(text, 0)
-		message := "a daemon runs on this state directory already"
+		message := "a daemon already runs on this state directory"
 		if pid := strings.TrimSpace(string(text[:n])); pid != "" {
 			message += ", as process " + pid
 		}
