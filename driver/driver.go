@@ -1,7 +1,8 @@
-// Package driver is what a provider of sandboxes implements: two small
-// mandatory interfaces, [Provider] and [Instance], and optional ones for what
-// not every provider can do. Package drivertest is the executable form of the
-// promises written here; a provider is finished when it passes.
+// Package driver is the contract of a sandbox provider: two small mandatory
+// interfaces, [Provider] and [Instance], and optional interfaces for
+// capabilities that not every provider has. Package drivertest is the
+// executable form of the promises written here; a provider is finished when it
+// passes.
 //
 // Promises to the implementer: every Spec, Command and path handed to a driver
 // has been validated and completed by the control plane; option structs may be
@@ -59,15 +60,15 @@ type Instance interface {
 	ID() sandbox.ID
 
 	// Exec starts a command. The context bounds the start only: a command
-	// outlives it. What a command leaves behind when it ends by itself, such
-	// as a server started with "&", runs on until the sandbox ends, and what
-	// it then writes to the command's output is read, by the caller or by
-	// nobody. A command that is ended (by its Timeout, SIGKILL or
+	// outlives it. Processes that a command leaves behind when it exits by
+	// itself, such as a server started with "&", keep running until the sandbox
+	// ends. Their output on the command's streams is read, even if the caller
+	// does not. A command that is ended (by its Timeout, SIGKILL or
 	// Process.Close, or because its caller was lost and did not rejoin) takes
-	// along everything it started. A program that cannot be started (not found, not
-	// executable, no such user or directory) is not an error of Exec: the
-	// command ends with code 127 or 126 and the reason on standard error, as
-	// in a shell.
+	// along everything it started. A program that cannot be started (not found,
+	// not executable, no such user or directory) is not an error of Exec: the
+	// command ends with code 127 or 126 and the reason on standard error, as in
+	// a shell.
 	Exec(ctx context.Context, cmd *sandbox.Command) (Process, error)
 
 	// Wait blocks until the sandbox itself has ended, and says why.
@@ -112,8 +113,8 @@ type Process interface {
 	Wait(ctx context.Context) (sandbox.Exit, error)
 
 	// Close lets go of the command: a background one runs on, any other that
-	// still runs is killed with all its processes. What a command that has
-	// ended has left behind runs on. Close is idempotent.
+	// still runs is killed with all its processes. Processes left behind by a
+	// command that has exited keep running. Close is idempotent.
 	Close() error
 }
 
@@ -145,7 +146,7 @@ type Facts struct {
 // Severity orders findings.
 type Severity string
 
-// What a finding means for the user.
+// Severities of findings.
 const (
 	OK      Severity = "ok"
 	Note    Severity = "note"    // works, and worth knowing
@@ -172,8 +173,8 @@ type Limit struct {
 }
 
 // Capabilities announce the optional interfaces of a provider's instances.
-// What is announced, what is implemented and what works must be the same three
-// sets; drivertest demands it.
+// Announced, implemented and working capabilities must be the same set;
+// drivertest checks that.
 type Capabilities struct {
 	Files     bool `json:"files"`     // Instance is a FileSystem
 	Watch     bool `json:"watch"`     // … and a Watcher

@@ -20,9 +20,9 @@ type EgressEnforcer interface {
 
 // Binder is implemented by providers whose sandboxes belong to something that
 // the provider can be pointed away from: an account of a service, an address, a
-// directory of this machine. Whoever keeps records of sandboxes keeps the
-// binding with them, and concludes nothing from the absence of a sandbox unless
-// the provider's binding is still the one it was made with.
+// directory of this machine. Callers store the binding with their record of a
+// sandbox. They must not conclude anything from the absence of a sandbox unless
+// the provider still has the same binding.
 type Binder interface {
 	// Binding names what sandboxes belong to. It is stable across processes,
 	// differs whenever an Attach could miss a sandbox that exists elsewhere,
@@ -132,8 +132,9 @@ type Restored struct {
 type Dialer interface {
 	// Dial connects to a TCP port of the sandbox as a process inside would at
 	// 127.0.0.1, so that services that listen on the loopback only are reached
-	// too. Nobody listening is CodeUnavailable. The caller closes the
-	// connection; CloseWrite works if it is a `CloseWrite() error`.
+	// too. If nothing listens on the port, the error is CodeUnavailable. The
+	// caller closes the connection; CloseWrite works if it is a `CloseWrite()
+	// error`.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 }
 
@@ -161,7 +162,7 @@ type Meter interface {
 // image.
 type Differ interface {
 	// Diff writes the difference as a layer of an OCI image: a tar of what was
-	// made or changed, with whiteouts for what was removed. What is mounted
-	// over the image is no part of it. The sandbox stands still meanwhile.
+	// made or changed, with whiteouts for what was removed. Mounts are not
+	// included. The sandbox stands still meanwhile.
 	Diff(ctx context.Context, w io.Writer) error
 }

@@ -74,7 +74,7 @@ func (t *caseT) box() *box {
 // path names a file in the case's directory.
 func (b *box) path(name string) string { return b.dir + "/" + name }
 
-// result is what a finished command left.
+// result is the result of a finished command.
 type result struct {
 	stdout, stderr string
 	exit           sandbox.Exit

@@ -457,7 +457,7 @@ var forkCases = []testCase{
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
 		twin, _ := t.restore(b.snapshot(driver.SnapshotOptions{Memory: true}))
-		// Whoever started it is not connected to the copy.
+		// The process that started it is not connected to the copy.
 		t.eventually("the copy of a command in the foreground ends", func() bool {
 			return !twin.alive(strconv.Itoa(p.Info().PID))
 		})

@@ -46,14 +46,14 @@ func allCases() []testCase {
 // inside a sandbox means that the provider leaks its own environment.
 const canaryEnv = "ATOLL_DRIVERTEST_CANARY"
 
-// state is what cases change. A case that hangs keeps the one it has, and
+// state is the state that cases change. A case that hangs keeps the one it has, and
 // those after it get another, so that it cannot disturb them.
 type state struct {
 	provider driver.Provider
 	shared   driver.Instance // reused by cases that do not harm it; nil until needed
 }
 
-// suite is what the cases of one run share.
+// suite is the state that the cases of one run share.
 type suite struct {
 	*state
 	h        Harness

@@ -5,8 +5,8 @@
 // second follows within a moment, and if it cannot, the first stays open, and
 // the next start of the daemon closes it as unknown ([Recorder.Settle]).
 //
-// What is written holds no value of a secret and no output: of a command, the
-// program's name and the number of its arguments, unless the operator asks for
+// Records never contain values of secrets or output. For a command they contain
+// the name of the program and the number of arguments; the operator can ask for
 // the arguments.
 package audit
 
@@ -47,7 +47,7 @@ func (a Action) of(ctx context.Context) Action {
 	return a
 }
 
-// Outcome is what became of an action.
+// Outcome is the result of an action.
 type Outcome struct {
 	Err     error // nil: it was done
 	Bytes   int64 // that were moved

@@ -22,9 +22,9 @@ import (
 const pending = ".pending"
 
 // Dir is a Store in a directory. A blob is a file with the blob's key as its
-// path. What is being written has a name below .pending and a lock on it for
-// as long as its writer lives; what a killed writer left is removed when the
-// directory is opened the next time.
+// path. A blob that is being written has a name below .pending, and its writer
+// holds a lock on it. Files of killed writers are removed when the directory is
+// opened again.
 type Dir struct {
 	root *os.Root
 }

@@ -139,8 +139,8 @@ func (b *bucket) Put(ctx context.Context, key string, r io.Reader, opts PutOptio
 }
 
 // measure finds out how much there is to write, -1 if it is more than one part.
-// What fits into one part is sent as one request, which is the only kind that
-// the client library makes conditional.
+// A blob that fits into one part is sent as one request. The client library
+// supports conditions only for these.
 func measure(source io.Reader, opts PutOptions) (int64, io.Reader, error) {
 	if opts.Size > 0 && !opts.IfAbsent {
 		return opts.Size, source, nil
@@ -256,8 +256,8 @@ func (b *bucket) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// s3Error classifies an error of the client. What the service says is for
-// logs: it may repeat parts of the request.
+// s3Error classifies an error of the client. The message of the service goes to
+// the log only, because it may repeat parts of the request.
 func s3Error(op, key string, err error) error {
 	if err == nil {
 		return nil

@@ -2,11 +2,11 @@
 // see as workspaces. See package bucketfs for what they see.
 //
 // Each mount is served by a process of its own, which outlives this one as
-// sandboxes do: it is nobody, in namespaces of its own but for the network, with
-// a root directory that holds nothing but how names are looked up, and without
-// capabilities. It gets the credentials over a pipe, and ends when it is
-// unmounted. What is mounted is found by looking at the kernel's list: there is
-// no record that could be wrong.
+// sandboxes do: it is nobody, in namespaces of its own but for the network,
+// with a root directory that holds nothing but how names are looked up, and
+// without capabilities. It gets the credentials over a pipe, and ends when it
+// is unmounted. The kernel's list of mounts is the only record, so it is always
+// right.
 package bucket
 
 import (
@@ -43,7 +43,7 @@ type Options struct {
 	// Spool bounds what a mount keeps on this machine, in bytes; zero:
 	// DefaultSpool.
 	Spool int64
-	// Executable is what processes are started from. Empty: this program.
+	// Executable is the program file of the processes. Empty: this program.
 	Executable string
 }
 
@@ -183,8 +183,8 @@ func plain(err error) error {
 	return err
 }
 
-// Unmount ends the mount of id, whether or not its process is there. What the
-// bucket does not have by then is lost; see Settle.
+// Unmount ends the mount of id, whether or not its process is there. Changes
+// that were not uploaded by then are lost; see Settle.
 func (b *Buckets) Unmount(id string) error {
 	at := b.path(id)
 	mounted, err := mounts(at)
@@ -201,8 +201,8 @@ func (b *Buckets) Unmount(id string) error {
 }
 
 // Sweep unmounts what an earlier process has mounted and nobody wants: all but
-// the ids that wanted returns true for. What was written there is settled first,
-// if that is possible before ctx ends.
+// the ids that wanted returns true for. Pending writes are uploaded first, if
+// that is possible before ctx ends.
 func (b *Buckets) Sweep(ctx context.Context, wanted func(id string) bool) error {
 	entries, err := os.ReadDir(b.opts.Dir)
 	if errors.Is(err, os.ErrNotExist) {

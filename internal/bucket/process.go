@@ -115,8 +115,8 @@ func (b *Buckets) root() (*os.File, error) {
 			return nil, err
 		}
 	}
-	// Nobody must be able to enter it whatever the umask is, and to write only
-	// into the spool.
+	// Regardless of the umask, no other user may enter it, and only the spool
+	// is writable.
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chmod(etc, 0o755), os.Chown(spool, nobody, nobody)); err != nil {
 		return nil, err
 	}

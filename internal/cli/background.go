@@ -273,7 +273,7 @@ func (a *App) endDaemon(ctx context.Context, lock string) error {
 	}
 	text := make([]byte, 32)
 	n, _ := f.ReadAt(text, 0)
-	// Whoever holds the lock lives, and wrote this.
+	// The process that holds the lock is alive and wrote this.
 	pid, err := strconv.Atoi(strings.TrimSpace(string(text[:n])))
 	if err != nil || pid <= 1 {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Op: "daemon.stop", Message: "the daemon is only just starting", Hint: "try again"}

@@ -57,7 +57,7 @@ type App struct {
 	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
-	// Version is what `atoll version` tells.
+	// Version is the output of `atoll version`.
 	Version Version
 
 	Stdin          io.Reader
@@ -161,8 +161,7 @@ func (a *App) askedProvider() string {
 	return name
 }
 
-// warningOf is what everybody who runs something on a provider of this program
-// must know.
+// warningOf returns the warning to show before something runs on a provider.
 func (a *App) warningOf(provider string) string {
 	for _, p := range a.Providers {
 		if p.Name == provider {
@@ -210,7 +209,7 @@ func interruptible(run func(ctx context.Context, args []string) error) func(*cob
 	}
 }
 
-// elsewhere is what docker's commands are called that Atoll has under another name.
+// elsewhere maps docker's commands to Atoll's names for them.
 var elsewhere = map[string]string{
 	"images": "atoll image ls", "pull": "atoll image pull", "rmi": "atoll image rm", "load": "atoll image import",
 	"build": "atoll template build", "volume": "atoll workspace", "network": "atoll profile", "info": "atoll doctor",

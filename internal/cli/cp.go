@@ -69,8 +69,8 @@ belong to root unless --owner names another user.`,
 	return cmd
 }
 
-// splitPlace takes SANDBOX:PATH apart. What has a slash before its first colon
-// is a local path, as with Docker.
+// splitPlace takes SANDBOX:PATH apart. An argument with a slash before its
+// first colon is a local path, as with Docker.
 func splitPlace(text string) (box, p string) {
 	name, p, ok := strings.Cut(text, ":")
 	if !ok || sandbox.ValidateName(name) != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// diagnosis is what doctor tells about one provider.
+// diagnosis is doctor's report about one provider.
 type diagnosis struct {
 	Provider     string                  `json:"provider"`
 	Default      bool                    `json:"default"`

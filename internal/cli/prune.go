@@ -46,7 +46,7 @@ func (a *App) imagePruneCmd() *cobra.Command {
 	return cmd
 }
 
-// pruned is what --json tells about what was removed.
+// pruned is the --json output about removed objects.
 type pruned struct {
 	Images []string `json:"images"` // digests
 	Files  int      `json:"files"`

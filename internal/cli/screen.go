@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// What a terminal is told: another screen, so that what was there before comes
-// back, without a cursor.
+// Escape sequences: switch to the alternate screen, so that the old content
+// comes back, and hide the cursor.
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l"
 	leaveScreen = "\x1b[?25h\x1b[?1049l"

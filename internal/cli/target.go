@@ -22,7 +22,7 @@ type target interface {
 	Find(ctx context.Context, ref string) (box, error)
 	// List returns the sandboxes that exist, oldest first.
 	List(ctx context.Context) ([]sandbox.Sandbox, error)
-	// warning is what everybody who makes a sandbox with the provider must know.
+	// warning is shown to everyone who makes a sandbox with the provider.
 	warning(ctx context.Context, provider string) string
 	// Run makes a sandbox, runs a command in it, and removes it, as
 	// control.Control.Run.
@@ -126,9 +126,9 @@ func (a *App) here(ctx context.Context, attached bool) (target, error) {
 
 // runnerFor returns where to run what a request asks for: the daemon, if one
 // runs. Snapshots, templates, idle policies, stored profiles and secrets need
-// one. What stays is better looked after by one, and does without if none may be
-// started. Without a daemon, a sandbox that goes away with its command is tied to
-// this process by the kernel.
+// one. Sandboxes that stay should have a daemon, but work without if none may
+// be started. Without a daemon, a sandbox that goes away with its command is
+// tied to this process by the kernel.
 func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach bool) (target, error) {
 	c, err := a.daemon(ctx)
 	if err != nil {

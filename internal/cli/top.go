@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// load is what one sandbox consumes. A figure that is not known is nil.
+// load is the resource usage of one sandbox. A figure that is not known is nil.
 type load struct {
 	ID          sandbox.ID `json:"id"`
 	Name        string     `json:"name"`

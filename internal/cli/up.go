@@ -36,7 +36,7 @@ type UpOptions struct {
 	E2B      E2BOptions
 	Egress   EgressOptions
 	Policies string // file or directory; empty: there are none
-	// AuditKeep is how long events are kept; zero: for ever.
+	// AuditKeep is how long events are kept; zero means without limit.
 	AuditKeep time.Duration
 	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
 	Pool      int    // sandboxes that are made ahead
@@ -59,7 +59,7 @@ type E2BOptions struct {
 }
 
 // EgressOptions say what the owner of the machine decides about all networks.
-// What is empty is looked for in the environment.
+// Empty settings are taken from the environment.
 type EgressOptions struct {
 	Allow []string // addresses and CIDRs that rules may allow although they are not public
 	Proxy string   // for all that leaves; it may hold a password

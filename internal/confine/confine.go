@@ -12,7 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/seccomp"
 )
 
-// Keeps is what a process is left beside its memory and sockets.
+// Keeps says what a process may use in addition to its memory and sockets.
 type Keeps struct {
 	// Files lets it open what its root directory holds for reading, and files
 	// without a name for both; and read and write what is open at any place.
@@ -31,7 +31,8 @@ func Enter(root *os.File, keeps Keeps) error {
 		return fmt.Errorf("chroot: %w", err)
 	}
 	root.Close()
-	// What another process of the same user could read or trace is nothing.
+	// Other processes of the same user must not be able to read or trace this
+	// one.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("dumpable: %w", err)
 	}

@@ -115,7 +115,7 @@ func (t *FileType) UnmarshalJSON(b []byte) (err error) {
 // EventType is what happened to a file.
 type EventType int32
 
-// What can happen to a file.
+// Kinds of changes to a file.
 const (
 	EventCreate EventType = 1
 	EventWrite  EventType = 2

@@ -18,7 +18,7 @@ func Key(token string) string {
 	return keyPrefix + hex.EncodeToString([]byte(token))
 }
 
-// Token is the reverse of Key. What is not such a key stays as it is.
+// Token is the reverse of Key. Other text is returned unchanged.
 func Token(key string) string {
 	digits, ok := strings.CutPrefix(key, keyPrefix)
 	token, err := hex.DecodeString(digits)

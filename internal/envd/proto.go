@@ -71,8 +71,8 @@ func appendBytes(b []byte, n protowire.Number, v []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
 }
 
-// appendField encodes one field. What has its zero value is left out, unless
-// it is present: behind a pointer, or an element of a list.
+// appendField encodes one field. Zero values are left out, unless they are
+// behind a pointer or are elements of a list.
 func appendField(b []byte, f field, v reflect.Value, present bool) []byte {
 	switch v.Kind() {
 	case reflect.Pointer:

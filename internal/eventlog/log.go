@@ -17,15 +17,15 @@
 //
 // # What can be detected
 //
-// [Log.Verify] finds a record that was edited, removed, inserted, or moved,
-// and columns that do not say what the body says. Whoever can write to the
-// database can also recompute every hash after an edit, or remove the newest
-// records: that is found by comparing with a head kept elsewhere. An [Anchor]
-// keeps one outside the database, and [Log.Head] returns one for those who
-// want to send it further away. Not detected are records removed or rewritten
-// after the last head that was kept (with [FileAnchor], at most a second's
-// worth and those of a crash), and anything done by somebody who can change the
-// anchor too.
+// [Log.Verify] finds a record that was edited, removed, inserted, or moved, and
+// columns that do not say what the body says. Someone who can write to the
+// database can also recompute all hashes after an edit, or remove the newest
+// records. Comparing with a head that is kept elsewhere reveals that. An
+// [Anchor] keeps one outside the database, and [Log.Head] returns one for those
+// who want to send it further away. Not detected are records removed or
+// rewritten after the last head that was kept (with [FileAnchor], at most a
+// second's worth and those of a crash), and anything done by somebody who can
+// change the anchor too.
 package eventlog
 
 import (
@@ -127,8 +127,8 @@ func (l *Log) Announce(ctx context.Context, node string, e Event) (Event, error)
 }
 
 // AppendTx writes e as a part of a transaction, which fails as a whole if the
-// event cannot be written. Nobody else can append to the tenant's log until
-// the transaction ends, so it should be the last thing that it does.
+// event cannot be written. The tenant's log is locked until the transaction
+// ends, so this should be the last step of it.
 func (l *Log) AppendTx(ctx context.Context, tx *store.Tx, e Event) (Event, error) {
 	return l.appendTx(ctx, tx, e, "")
 }

@@ -29,10 +29,9 @@ type Pruned struct {
 const pruneBatch = 5000
 
 // Prune removes the oldest records of a tenant's log, durably when it returns.
-// What it leaves is a cut: the number and the hash of the last record that is
-// gone, sealed with the key of the options, from where [Log.Verify] starts. The
-// log says what happened to it in note, whose Type, Subject and Bytes are
-// filled in.
+// It leaves a cut: the number and the hash of the last removed record, sealed
+// with the key of the options. [Log.Verify] starts from there. The log says
+// what happened to it in note, whose Type, Subject and Bytes are filled in.
 //
 // It refuses to prune a log that is not sound, because that would hide it, and
 // never removes the newest record, an action without an outcome, or what the

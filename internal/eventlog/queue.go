@@ -35,10 +35,10 @@ const (
 )
 
 // AppendLater queues e, which is written with the next event that somebody
-// waits for, or some 50 ms later. Whoever reads the log through this Log sees
-// it all the same. It is lost when the process is killed before; if the
-// database fails, it is tried again until Close. An event that does not fit
-// the queue is refused.
+// waits for, or some 50 ms later. Readers of the log through this Log see it
+// anyway. It is lost when the process is killed before; if the database fails,
+// it is tried again until Close. An event that does not fit the queue is
+// refused.
 func (l *Log) AppendLater(e Event) error {
 	_, err := l.enqueue(&entry{event: e})
 	return err
@@ -151,8 +151,9 @@ func (l *Log) take() []*entry {
 	return batch
 }
 
-// stepDown ends the leadership, unless somebody waits for what is queued. What
-// nobody waits for is written after a pause, or at once by Close.
+// stepDown ends the leadership, unless somebody waits for what is queued.
+// Entries that no caller waits for are written after a pause, or at once by
+// Close.
 func (l *Log) stepDown(pause time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

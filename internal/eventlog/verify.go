@@ -31,7 +31,7 @@ type Fault struct {
 	Detail string    `json:"detail"`
 }
 
-// Report is what Verify found.
+// Report is the result of Verify.
 type Report struct {
 	Tenant string `json:"tenant"`
 	// Records is how many are sound, from the first one that is there.

@@ -27,7 +27,7 @@ import (
 // Event is one decision about the traffic of a sandbox.
 type Event = wire.Event
 
-// Policy is what one sandbox may do. It holds secrets.
+// Policy says what one sandbox may do. It holds secrets.
 type Policy = wire.Policy
 
 // Settings say how the gateway reaches the world.
@@ -81,8 +81,8 @@ type Gateway struct {
 	stop      context.CancelFunc
 }
 
-// link is what is remembered of a sandbox, enough for another gateway process
-// to go on.
+// link is the state of a sandbox that another gateway process needs to
+// continue.
 type link struct {
 	file *os.File // the gateway's end
 	add  wire.Add
@@ -109,7 +109,7 @@ func New(opts Options) (*Gateway, error) {
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		return nil, err
 	}
-	// Nobody must be able to enter it, and nobody to write into it.
+	// No other user may enter it or write to it.
 	if err := os.Chmod(root, 0o555); err != nil {
 		return nil, err
 	}
@@ -225,7 +225,7 @@ func (g *Gateway) SetPolicy(ctx context.Context, id sandbox.ID, policy Policy) e
 			return err
 		}
 	}
-	// Whoever starts the next process hands it over.
+	// The code that starts the next process passes it on.
 	g.mu.Lock()
 	l.add.Policy = policy
 	g.mu.Unlock()
@@ -261,7 +261,7 @@ func (g *Gateway) Known(ctx context.Context, id sandbox.ID) (Known, error) {
 		return Known{}, nil
 	}
 	if p != nil {
-		// What it tells by itself may still be on its way.
+		// Its notifications may still be in transit.
 		names, err := p.ask(ctx, &wire.Message{Op: wire.OpNames, Sandbox: id})
 		if err == nil || !errors.Is(err, errGatewayEnded) {
 			return Known{names, l.add.CACert}, err

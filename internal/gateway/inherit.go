@@ -17,8 +17,8 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 )
 
-// socketName is where a gateway process that lingers waits for the next
-// control plane. Nobody but the owner of the directory can reach it.
+// socketName is where a gateway process that lingers waits for the next control
+// plane. Only the owner of the directory can reach it.
 const socketName = "control"
 
 // handOverTimeout bounds how long a predecessor may take to give its links.

@@ -28,7 +28,7 @@ func (c *Client) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 }
 
 // portConn is a connection to a port inside: lane 0 of an operation, both ways.
-// What nobody reads stops its writer, as on any connection.
+// An unread stream blocks its writer, as on any connection.
 type portConn struct {
 	client *Client
 	op     *wire.Op
@@ -101,7 +101,7 @@ func (c *portConn) CloseWrite() error {
 	return c.failed("close", c.op.CloseWrite(0))
 }
 
-// Close ends the connection. What was written before still gets there.
+// Close ends the connection. Data that was written before still arrives.
 func (c *portConn) Close() error {
 	c.close.Do(func() {
 		_ = c.SetDeadline(time.Time{})

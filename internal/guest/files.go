@@ -204,8 +204,8 @@ func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, path
 	if err != nil {
 		return nil, err
 	}
-	// In a goroutine, because a reader may block for ever and the guest may
-	// have refused long ago.
+	// In a goroutine, because the reader may block without end although the
+	// guest has already refused.
 	source := make(chan error, 1)
 	go func() { source <- feed(op, r) }()
 	select {

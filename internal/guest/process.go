@@ -236,7 +236,7 @@ func (p *process) detach() {
 	p.op.Drop(1, io.ErrClosedPipe)
 }
 
-// output is what a command writes on one stream.
+// output is the output of a command on one stream.
 type output struct {
 	p    *process
 	lane int

@@ -3,8 +3,8 @@
 // inside the sandbox. So commands, files, archives, ports and watching keep the
 // promises of package driver, whatever the service's own calls for them do.
 //
-// A driver supplies a [Machine]. What remains its own are Create, Attach, List,
-// Destroy and what it knows of lifetimes.
+// A driver supplies a [Machine]. The driver itself implements Create, Attach,
+// List, Destroy and lifetimes.
 package guestkit
 
 import (
@@ -24,8 +24,8 @@ type Runner interface {
 	// Start starts a program and connects with its input and output. The
 	// context bounds the start only.
 	Start(ctx context.Context, argv, env []string) (Program, error)
-	// Upload writes a guest to a file, making the directories above it. Nobody
-	// executes the file before Upload has returned.
+	// Upload writes a guest to a file, making the directories above it. The
+	// file is not executed before Upload has returned.
 	Upload(ctx context.Context, path string, guest *program.Program) error
 }
 
@@ -52,7 +52,7 @@ type Exit struct {
 
 func (e *Exit) Error() string { return "the program has ended: " + e.Status }
 
-// Status is what a service says about a sandbox.
+// Status is the state of a sandbox according to its service.
 type Status struct {
 	State sandbox.State // Running or Paused
 	Ends  time.Time     // the end of its lifetime; zero: not known

@@ -206,7 +206,8 @@ func (l *link) Close() error {
 	l.cancel()
 	err := l.program.Close()
 	if sendable {
-		// Nobody waits for it: what cannot be told is found out by silence.
+		// No caller waits for it; if it fails, the other side notices the
+		// silence.
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), parting)
 			defer cancel()

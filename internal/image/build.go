@@ -36,7 +36,7 @@ type source interface {
 	load(ctx context.Context, j *job) (*content, error)
 }
 
-// content is what an image is made of.
+// content is the parts of an image.
 type content struct {
 	digest   string // of the manifest; "" is the digest of the layers
 	platform string
@@ -336,7 +336,7 @@ func (s *Store) applyLayer(ctx context.Context, tree *layer.Applier, blob layerB
 	if err != nil {
 		return "", err
 	}
-	// What follows the compressed stream counts for the digest as well.
+	// Data after the compressed stream counts for the digest, too.
 	if _, err := io.Copy(io.Discard, in); err != nil {
 		return "", err
 	}

@@ -67,7 +67,7 @@ var hostLinks = map[string]string{
 }
 
 // hostTop are directories of the root that hold programs, or links to where
-// they are. What is a directory on the host is shown by a bind.
+// they are. Directories of the host are shown as bind mounts.
 var hostTop = []string{"bin", "sbin", "lib", "lib32", "lib64", "libx32", "libexec"}
 
 // hostFiles are generated.
@@ -227,8 +227,8 @@ func (v etcView) each(ctx context.Context, f func(name string, fi fs.FileInfo) e
 	return nil
 }
 
-// walk calls f for name and what is below it. What cannot be read by
-// everybody, or at all, is not there.
+// walk calls f for name and what is below it. Files that are not world-readable
+// are left out.
 func (v etcView) walk(name string, typ fs.FileMode, f func(string, fs.FileInfo) error) error {
 	if typ == fs.ModeSymlink {
 		return f(name, nil) // only a name: what it leads to is not copied

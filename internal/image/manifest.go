@@ -202,7 +202,7 @@ func (r *resolver) image(ctx context.Context, d v1.Descriptor, data []byte) (*re
 	return &resolved{digest: d.Digest.String(), manifest: m, config: cfg, platform: r.platform.String()}, nil
 }
 
-// fits reports whether a config is for the platform. What it does not say fits.
+// fits reports whether a config is for the platform. A missing field matches.
 func (r *resolver) fits(p v1.Platform) bool {
 	return (p.OS == "" || p.OS == r.platform.OS) && (p.Architecture == "" || p.Architecture == r.platform.Architecture) &&
 		(p.Variant == "" || r.platform.Variant == "" || p.Variant == r.platform.Variant)
@@ -246,8 +246,8 @@ func (r *resolver) content(res *resolved) (*content, error) {
 
 var stopSignalRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,16}$`) })
 
-// runConfig takes what a config says about running. What cannot be used is
-// refused where it would change what runs, and dropped otherwise.
+// runConfig takes what a config says about running. Unsupported settings are
+// refused if they would change what runs, and dropped otherwise.
 func (r *resolver) runConfig(cfg *v1.ConfigFile) (Config, error) {
 	in := cfg.Config
 	out := Config{Entrypoint: in.Entrypoint, Cmd: in.Cmd, User: in.User, Labels: in.Labels}

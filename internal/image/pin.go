@@ -7,7 +7,7 @@ import (
 )
 
 // Pin is an image that somebody needs who does not run: a sandbox that is
-// stopped, a snapshot, a template. What runs holds a lock instead.
+// stopped, a snapshot, a template. Running sandboxes hold a lock instead.
 type Pin struct {
 	Image string // a name, or the digest
 	By    string // who needs it, for the error of whoever wants to remove it

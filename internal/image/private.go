@@ -21,10 +21,10 @@ import (
 type Login func() (username, password string)
 
 // Private returns the image of a registry that only whoever has the login may
-// have, under a name that is no reference. Nobody else gets it: neither by its
-// reference, nor by what registries call it and its layers, since it is known
-// here by what its files are, and its layers are not kept. The registry is
-// asked every time; what has not changed is not transferred again.
+// have, under a name that is no reference. No other tenant gets it, neither by
+// its reference nor by the registry's digests, because it is stored under a
+// digest of its files and its layers are not kept. The registry is asked every
+// time; what has not changed is not transferred again.
 func (s *Store) Private(ctx context.Context, name, ref string, login Login) (*Image, error) {
 	const op = "image.get"
 	r, err := parseReference(ref)
@@ -59,7 +59,8 @@ func (j *job) private(ctx context.Context, src *registrySource) (*Image, error) 
 	if err != nil {
 		return nil, err
 	}
-	// Whoever was given the manifest may have the image that was made of it.
+	// A caller that the registry gave the manifest may use the image that was
+	// made from it.
 	if rec, err := s.readRef(j.as, j.platform); err == nil && rec.Stamp == c.digest {
 		if img, err := s.ready(rec.Digest, j.as); !errors.Is(err, fs.ErrNotExist) {
 			return img, err

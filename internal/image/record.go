@@ -22,7 +22,7 @@ import (
 // built. Records of another version do not exist for this program.
 const recordVersion = 1
 
-// imageRecord is what images/HEX.json holds.
+// imageRecord is the content of images/HEX.json.
 type imageRecord struct {
 	Version  int       `json:"version"`
 	Digest   string    `json:"digest"`
@@ -38,7 +38,7 @@ type imageRecord struct {
 	Signatures []Signature `json:"signatures,omitempty"`
 }
 
-// refRecord is what refs/HEX.json holds.
+// refRecord is the content of refs/HEX.json.
 type refRecord struct {
 	Version  int    `json:"version"`
 	Name     string `json:"name"`

@@ -42,8 +42,8 @@ var foreignRE = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(docker-daemon|containers-storage|oci-archive|sif|ostree|atomic|docker-tarfile|file|https?|containerd):`)
 })
 
-// What registries and repositories are called, as Docker has it. The library
-// lets through more, "a/../b" for example, which would end up in a URL.
+// Names of registries and repositories, as in Docker. The library lets through
+// more, "a/../b" for example, which would end up in a URL.
 var (
 	registryRE = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$`)

@@ -92,7 +92,7 @@ func checksum(s string) string {
 	return string(out[:])
 }
 
-// hash is what is stored of a key. A single round of SHA-256 is enough, where
+// hash is the stored record of a key. A single round of SHA-256 is enough, where
 // a password would need a slow hash: a secret of 256 random bits cannot be
 // guessed however fast the guesses are.
 func hash(token string) []byte {

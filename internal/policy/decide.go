@@ -246,7 +246,7 @@ func (p *Policy) swapped(f Flow) bool {
 	return false
 }
 
-// Hello is what the first message of TLS says.
+// Hello is the first message of TLS.
 type Hello struct {
 	ServerName string
 	Encrypted  bool // it hides another one (ECH)
@@ -351,7 +351,7 @@ func (r *rule) matches(method string, path *requestPath) bool {
 	return false
 }
 
-// answer is what a rule that matches a request says.
+// answer is the result of a rule that matches a request.
 func (p *Policy) answer(f Flow, r *rule, req Request, path string) Decision {
 	var d Decision
 	d.by(r)

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Explanation is what would become of a request, and why.
+// Explanation is the decision about a request, and the reason.
 type Explanation struct {
 	Allow    bool               `json:"allow"`
 	Reason   Reason             `json:"reason"`

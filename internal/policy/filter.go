@@ -111,7 +111,7 @@ func (f *Filters) set(d sandbox.Direction) *filterSet {
 	return &f.request
 }
 
-// Body is what is known of a body before it is read.
+// Body describes a body before it is read.
 type Body struct {
 	Type     string // the Content-Type header
 	Encoding string // the Content-Encoding header
@@ -168,8 +168,8 @@ func (f *Filters) Limit(d sandbox.Direction) int64 { return f.set(d).size }
 // searched.
 func (f *Filters) Hold(d sandbox.Direction) int64 { return f.set(d).scan }
 
-// Search decides about a whole body. A nil error lets it pass. What was found
-// is not part of the error: it may be a secret.
+// Search decides about a whole body. A nil error lets it pass. The match is not
+// part of the error, because it may be a secret.
 func (f *Filters) Search(d sandbox.Direction, body []byte) error {
 	for i, re := range f.set(d).patterns {
 		if re.Match(body) {

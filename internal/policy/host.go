@@ -43,8 +43,9 @@ func (h Host) String() string {
 
 // ParseHost reads a host without a port, as it stands in a Host header, a
 // server name or a DNS question: case, one trailing dot, and the Unicode form
-// of a name make no difference. What only looks like an address, such as
-// "127.1" or "0x7f.0.0.1", is refused: programs disagree on what it means.
+// of a name make no difference. Text that only looks like an address, such as
+// "127.1" or "0x7f.0.0.1", is refused, because programs interpret it
+// differently.
 func ParseHost(s string) (Host, error) {
 	if inner, ok := strings.CutPrefix(s, "["); ok {
 		inner, ok = strings.CutSuffix(inner, "]")
@@ -76,8 +77,8 @@ func canonicalName(s string) (string, error) {
 			return "", errBadHost
 		}
 		name = strings.ToLower(mapped)
-		// What maps to something that maps to something else, or to nothing,
-		// would be one host here and another one later.
+		// If a mapped name maps to yet another name, or to nothing, it could
+		// mean one host here and another one later.
 		if again, err := hosts.ToASCII(name); err != nil || again != name {
 			return "", errBadHost
 		}

@@ -20,8 +20,8 @@ type Seen struct {
 
 // Learn writes the smallest profile that allows everything that was seen: exact
 // hosts and ports, and where requests were seen, exactly their methods and
-// paths. What can never be allowed, such as a host that is none, is left out
-// and returned.
+// paths. Requests that can never be allowed, such as those to an invalid host,
+// are left out and returned.
 func Learn(name string, seen []Seen) (profile sandbox.Profile, left []Seen) {
 	profile = sandbox.Profile{Name: name, Default: sandbox.Deny}
 	whole := map[string]bool{}                           // hosts that were only connected to

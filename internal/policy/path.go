@@ -8,8 +8,8 @@ import (
 // maxPath bounds the path of a request, far above what servers accept.
 const maxPath = 32 << 10
 
-// The ways in which a path can be wrong. What is refused here is what two
-// programs could read differently.
+// The ways in which a path can be wrong. Paths that two programs could
+// interpret differently are refused.
 var (
 	errLongPath  = errors.New("the path is too long")
 	errRelative  = errors.New("the path does not begin with a slash")

@@ -19,7 +19,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Operator is what the owner of the machine decides for all profiles.
+// Operator holds the machine owner's settings for all profiles.
 type Operator struct {
 	// Allow are private, reserved or other addresses that are not public and
 	// that rules may reach all the same, such as those of a company mirror. A
@@ -86,7 +86,7 @@ func (r *rule) conditional() bool { return len(r.paths) > 0 || r.methods != nil 
 
 func (r *rule) allows() bool { return r.rule.Action == sandbox.Allow }
 
-// label is what the rule is called in decisions and events.
+// label is the rule's name in decisions and events.
 func (r *rule) label() string {
 	if r.rule.Name != "" {
 		return r.rule.Name

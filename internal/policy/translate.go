@@ -8,10 +8,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Unenforceable is what is done about rules that a provider cannot enforce.
+// Unenforceable says how to treat rules that a provider cannot enforce.
 type Unenforceable string
 
-// What can be done about them.
+// Ways to treat them.
 const (
 	Refuse  Unenforceable = "refuse" // nothing is made; what is meant by an empty value
 	Narrow  Unenforceable = "narrow" // what the provider would let through wrongly is not reached at all
@@ -25,8 +25,8 @@ type Lost struct {
 }
 
 // Translate says what a provider without our gateway has to enforce for a
-// profile under ceilings. What cannot be enforced is refused by the name of the
-// rule, with CodeUnsupported; or, if the policies say so, left out or let pass.
+// profile under ceilings. A rule that cannot be enforced is refused by name
+// with CodeUnsupported, or, if the policies say so, left out or let pass.
 // Unless it is let pass, nothing is allowed that the profile denies, as far as
 // connections go: what travels in one that is allowed, nobody looks at.
 func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {

@@ -4,8 +4,8 @@
 // transaction that creates a sandbox, while it holds the tenant's row, so that
 // several daemons on one database cannot exceed a limit together.
 //
-// What is used up and comes back by itself, commands per second and bytes of
-// output per second, is counted by [Meter] in the memory of one daemon.
+// [Meter] counts rates, such as commands and bytes of output per second, in the
+// memory of one daemon.
 package quota
 
 import (

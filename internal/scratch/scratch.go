@@ -44,8 +44,8 @@ func Dir(prefix string) (dir string, remove func() error, err error) {
 	}, nil
 }
 
-// sweep removes what nobody holds any more. What cannot be removed is left for
-// the next one: it is somebody else's, perhaps.
+// sweep removes what nobody holds any more. Directories that cannot be removed
+// are left for the next sweep; they may belong to another user.
 func sweep(prefix string, now time.Time) {
 	entries, err := os.ReadDir(os.TempDir())
 	if err != nil {

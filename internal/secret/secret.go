@@ -19,7 +19,7 @@ import (
 // MaxValue bounds a value, in bytes. Private keys and service accounts fit.
 const MaxValue = 64 << 10
 
-// hidden is what a Value shows of itself.
+// hidden is the printed form of a Value.
 const hidden = "[secret]"
 
 // Value is the value of a secret. However it is printed, logged or encoded, it
@@ -56,7 +56,7 @@ func (v Value) String() string { return hidden }
 // GoString implements fmt.GoStringer.
 func (v Value) GoString() string { return hidden }
 
-// Format implements fmt.Formatter, for every verb.
+// Format implements fmt.Formatter for all verbs.
 func (v Value) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, hidden) }
 
 // LogValue implements slog.LogValuer.

@@ -27,7 +27,7 @@ const (
 	idleTimeout   = 2 * time.Minute
 )
 
-// Caller is what is known of who is calling before anything is checked.
+// Caller describes the caller before anything is checked.
 type Caller struct {
 	// UID is that of the process at the other end of a Unix socket, as the
 	// kernel tells it; nil on any other connection.
@@ -36,7 +36,7 @@ type Caller struct {
 	Token string
 }
 
-// Config is what a Server works with.
+// Config configures a Server.
 type Config struct {
 	// Handler answers authenticated requests.
 	Handler http.Handler
@@ -347,7 +347,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 const cutTime = 5 * time.Second
 
 // unblock ends reads and writes of a request that was cut off by who let it in,
-// and not by its own end. What carries WebSockets sees to that itself.
+// and not by its own end. Handlers of WebSockets do that themselves.
 func unblock(w http.ResponseWriter, r *http.Request) {
 	if r.Context().Err() != nil || r.Header.Get("Upgrade") != "" {
 		return

@@ -56,8 +56,8 @@ func OpenSnapshots(dir string) (*Snapshots, error) {
 func (s *Snapshots) kept(id string) string  { return filepath.Join(s.dir, id) }
 func (s *Snapshots) draft(id string) string { return filepath.Join(s.dir, draftPrefix+id) }
 
-// Draft returns an empty directory in which to write a snapshot. What an
-// earlier attempt left there is removed.
+// Draft returns an empty directory in which to write a snapshot. Leftovers of
+// an earlier attempt are removed.
 func (s *Snapshots) Draft(id string) (dir string, err error) {
 	if err := sandbox.ValidateName(id); err != nil {
 		return "", err

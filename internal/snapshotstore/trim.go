@@ -17,9 +17,9 @@ func (s *Snapshots) Has(id string) bool {
 	return err == nil
 }
 
-// Trim removes copies until all together have at most so many bytes, those first that
-// were not used for longest. Only what spare returns true of counts, and may
-// go: it is kept elsewhere too. What is in use stays.
+// Trim removes copies until all together have at most so many bytes, those
+// first that were not used for longest. Only what spare returns true of counts,
+// and may go: it is kept elsewhere too. Snapshots in use stay.
 func (s *Snapshots) Trim(ctx context.Context, most int64, spare func(id string) bool) error {
 	copies, err := s.copies(spare)
 	if err != nil {

@@ -3,8 +3,8 @@
 //
 // A span here has a name, a sandbox and an outcome. There is no field for
 // anything else, so that no command, path, variable or secret can become part
-// of a trace. Who makes spans knows nothing of who collects them: a [Tracer]
-// in the context does, and without one a span costs a look into the context.
+// of a trace. Code that makes spans does not know the collector: a [Tracer] in
+// the context does. Without one, a span costs one context lookup.
 package span
 
 import (
@@ -56,7 +56,7 @@ func In(ctx context.Context, layer, op string, box sandbox.ID, f func(context.Co
 
 type requestKey struct{}
 
-// request is what things are done for.
+// request identifies the request that work is done for.
 type request struct {
 	id    string
 	trace atomic.Pointer[string]
@@ -94,7 +94,7 @@ func (r *request) add(f func()) bool {
 	return !r.over
 }
 
-// Over says that the request of ctx was answered. Whoever made the context
+// Over says that the request of ctx was answered. The creator of the context
 // calls it.
 func Over(ctx context.Context) {
 	r, ok := ctx.Value(requestKey{}).(*request)

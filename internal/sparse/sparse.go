@@ -247,7 +247,7 @@ const tarBlock = 512
 
 func padded(b []byte) []byte { return append(b, make([]byte, -len(b)&(tarBlock-1))...) }
 
-// header is one block. What does not fit in is in the records.
+// header is one block. The rest is in the records.
 func header(name string, kind byte, size, mode int64, uid, gid int, at time.Time) []byte {
 	b := make([]byte, tarBlock)
 	copy(b, name)

@@ -196,9 +196,9 @@ func (tx *Tx) EventCut(ctx context.Context, tenant string) (c EventCut, err erro
 	return c, err
 }
 
-// CutEvents removes the records of a tenant's log up to that of a cut, and keeps
-// the cut in their place. The caller has locked the head. What was announced and
-// has no outcome yet is never removed: that is CodeConflict.
+// CutEvents removes the records of a tenant's log up to that of a cut, and
+// keeps the cut in their place. The caller has locked the head. Actions without
+// an outcome are never removed; trying that is CodeConflict.
 func (tx *Tx) CutEvents(ctx context.Context, tenant string, c EventCut) (removed int64, err error) {
 	open, err := tx.OldestIntent(ctx, tenant)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 const maxIdempotencyKey = 255
 
-// keyHash is what is stored of an idempotency key. The key itself is not:
+// keyHash is the stored record of an idempotency key. The key itself is not:
 // it is the key of the fingerprint.
 func (c *Create) keyHash(tenant string) []byte {
 	h := sha256.Sum256([]byte("atoll idempotency key\x00" + tenant + "\x00" + c.IdempotencyKey))

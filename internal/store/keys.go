@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Key is what is kept of an API key: enough to recognise it and never enough
+// Key is the stored record of an API key: enough to recognise it and never enough
 // to use it.
 type Key struct {
 	sandbox.Key

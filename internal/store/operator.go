@@ -7,9 +7,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Operator is what crosses tenants: the daemon's own housekeeping, the reaper,
-// and the authentication that finds out which tenant is asking. No request of
-// a tenant is ever answered with it.
+// Operator has the operations that cross tenants: the daemon's housekeeping,
+// the reaper, and authentication, which finds the tenant of a caller. No
+// request of a tenant is ever answered with it.
 type Operator struct{ tx *Tx }
 
 // Operator returns the methods that cross tenants.

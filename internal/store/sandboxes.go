@@ -24,13 +24,12 @@ type Summary struct {
 	Binding string
 }
 
-// Sandbox is what is recorded of one sandbox.
+// Sandbox is the stored record of one sandbox.
 type Sandbox struct {
 	Summary
 	Version int64 // raised by every change but that of Active
 
-	// Spec is what was asked for. The values of its Env are not kept: they
-	// are empty.
+	// Spec is the request. The values of its Env are not kept: they are empty.
 	Spec   sandbox.Spec
 	Active time.Time // when it was last used
 	Idle   Idle
@@ -55,14 +54,14 @@ type Idle struct {
 // being done about that. It is zero for one that runs and is left alone.
 type Rest struct {
 	Pause sandbox.PauseKind // of a paused sandbox
-	// Step is what is under way: a daemon that finds it did not end in good
-	// order, and finishes or undoes it.
+	// Step is the operation in progress. A daemon that finds one after a crash
+	// finishes or undoes it.
 	Step string
 	// Kept is the id of the snapshot that holds its state.
 	Kept string
 	// Wakes says that it goes on when it is used.
 	Wakes bool
-	// Left is what is left of its lifetime, which stands still.
+	// Left is the remaining lifetime while it stands still.
 	Left time.Duration
 }
 
@@ -389,8 +388,7 @@ func (tx *Tx) SandboxLabels(ctx context.Context, tenant string, id sandbox.ID) (
 	return parseLabels(doc)
 }
 
-// Expect is what must hold for a change to be made. The zero value expects
-// nothing.
+// Expect is the precondition of a change. The zero value expects nothing.
 type Expect struct {
 	States  []sandbox.State // it is in one of them, else CodeConflict
 	Version int64           // it was not changed since, else CodeConflict

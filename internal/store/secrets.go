@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Secret is what is stored of a secret: never its value, unless sealed.
+// Secret is the stored record of a secret: never its value, unless sealed.
 type Secret struct {
 	sandbox.StoredSecret
 	Tenant string

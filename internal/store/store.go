@@ -8,9 +8,9 @@
 // its own sandboxes. The differences are in the files sqlite.go and
 // postgres.go, and one suite of tests runs against both.
 //
-// All work is done in transactions, by [Store.View] and [Store.Update]. What
-// belongs to a tenant is reached only with that tenant's name, which is part
-// of every query; what crosses tenants is on [Operator] and named so.
+// All work is done in transactions, by [Store.View] and [Store.Update]. Every
+// query about a tenant's objects contains the tenant's name. Operations that
+// cross tenants are methods of [Operator].
 //
 // No secret is stored: values of environment variables are dropped, keys of
 // callers and idempotency keys are stored as hashes. Errors are
@@ -49,7 +49,7 @@ type Store struct {
 	trace   func(ctx context.Context, statement string) // never nil
 }
 
-// dialect is what differs between the databases.
+// dialect has the differences between the databases.
 type dialect interface {
 	// classify turns an error of the driver into one that may be shown.
 	classify(err error) *sandbox.Error
@@ -145,9 +145,8 @@ func (tx *Tx) Now() time.Time { return tx.s.Now() }
 // maxTries bounds how often a transaction that lost against another is run.
 const maxTries = 8
 
-// Update runs f in a transaction and commits it if f returns nil. What f does
-// to the database is done whole or not at all, and is durable when Update
-// returns nil.
+// Update runs f in a transaction and commits it if f returns nil. The changes
+// of f are atomic, and durable when Update returns nil.
 //
 // f may be run several times, when the transaction lost against another or the
 // connection broke before it was committed; so it must have no effects but

@@ -50,7 +50,7 @@ func (tx *Tx) EnsureTenant(ctx context.Context, tenant string) (Tenant, error) {
 	return tx.Tenant(ctx, tenant)
 }
 
-// SetLimits changes what a tenant may use. What it uses already is left alone.
+// SetLimits changes what a tenant may use. Existing usage is not affected.
 func (tx *Tx) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) error {
 	if err := l.Validate(); err != nil {
 		return err

@@ -6,7 +6,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Workspace is what is kept of a workspace: everything but its content.
+// Workspace is the stored record of a workspace: everything but its content.
 type Workspace struct {
 	sandbox.Workspace        // without Attached and Latest
 	ID                string // names it in the blob store; never reused

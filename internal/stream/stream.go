@@ -70,7 +70,7 @@ type Position struct {
 	Stderr int64 `json:"stderr"`
 }
 
-// ErrClosed is what reads and writes return after the link was closed.
+// ErrClosed is returned by reads and writes after the link was closed.
 var ErrClosed = errors.New("the stream is closed")
 
 // errProtocol says that the other side does not follow the protocol.

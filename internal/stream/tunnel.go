@@ -17,8 +17,9 @@ import (
 const closeTime = time.Second
 
 // Tunnel is a byte stream over a WebSocket, with half-close: a binary message
-// is some of the bytes, and an empty one says that no more come this way. What
-// nobody reads stops its writer, by the flow control of the connection below.
+// is some of the bytes, and an empty one says that no more come this way. An
+// unread stream blocks its writer, by the flow control of the underlying
+// connection.
 //
 // It is a net.Conn with one difference: a deadline that passes ends it.
 type Tunnel struct {

@@ -107,8 +107,8 @@ func (s *shipper) round(ctx context.Context) error {
 	return nil
 }
 
-// batch sends the next events of a tenant and returns how far that came. What
-// other daemons wrote into a log that they share is theirs to send.
+// batch sends the next events of a tenant and returns how far that came. Each
+// daemon sends only the events that it wrote itself to a shared log.
 func (s *shipper) batch(ctx context.Context, tenant string, after int64) (int64, error) {
 	page, err := s.log.Records(ctx, tenant, eventlog.Filter{}, after, shipBatch)
 	if err != nil || len(page) == 0 {
@@ -129,7 +129,7 @@ func (s *shipper) batch(ctx context.Context, tenant string, after int64) (int64,
 		}
 	}
 	after = page[len(page)-1].Seq
-	// What was sent is written down even if this is the end.
+	// Progress is stored even during shutdown.
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
 	defer cancel()
 	return after, s.log.Sent(late, s.t.opts.Node, tenant, after)

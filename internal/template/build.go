@@ -99,8 +99,9 @@ type Request struct {
 	Files       *Files // nil: none
 	NoCache     bool
 	Login       Login // for the registry of Description.From; nil: what everybody has
-	// Network is what run steps may reach. It is no part of the key of a step:
-	// it says where files may come from, not which ones a step makes.
+	// Network lists the hosts that run steps may reach. It is no part of the
+	// key of a step: it says where files may come from, not which ones a step
+	// makes.
 	Network sandbox.Network
 	// Log is told what goes on, by one goroutine at a time. It may be nil.
 	Log func(Event)

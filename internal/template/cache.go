@@ -44,8 +44,8 @@ func (c *Cache) Close() error { return c.root.Close() }
 
 const layerExt = ".tar.zst"
 
-// pending begins the names of layers that are being written. Whoever writes one
-// has locked it.
+// pending begins the names of layers that are being written. The writer holds a
+// lock on it.
 const pending = ".pending-"
 
 // dir is where the layers of a tenant are. It is a hash, so that no name of a

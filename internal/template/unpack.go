@@ -20,8 +20,8 @@ const (
 
 // Unpack writes the files of a build, which come as a tar, into a directory.
 // Only files, directories and symbolic links are taken; a name that leads out
-// of the directory, by itself or through a link, is CodeInvalid. What was
-// written is left for the caller to remove.
+// of the directory, by itself or through a link, is CodeInvalid. The caller
+// removes the files that were written.
 func Unpack(ctx context.Context, r io.Reader, root *os.Root) error {
 	tr := tar.NewReader(r)
 	var bytes int64

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 )
 
-// What can be different about a path.
+// Kinds of differences of a path.
 const (
 	Added    = "added"
 	Removed  = "removed"
@@ -29,8 +29,8 @@ const MaxChanges = 100_000
 
 // Diff returns what changed from one version to another, ordered by path, and
 // whether there was more than MaxChanges. Version 0 is empty as from, and the
-// newest as to. Of what was added or removed with its directory, all is named.
-// What did not change is not read.
+// newest as to. If a directory was added or removed, everything in it is
+// listed. Unchanged files are not read.
 func (w *Workspace) Diff(ctx context.Context, from, to int) ([]Change, bool, error) {
 	head, err := w.head(ctx)
 	if err != nil {

@@ -55,8 +55,7 @@ type xattr struct {
 	value []byte
 }
 
-// What one node, and one tree, may hold. A store that says otherwise is
-// damaged.
+// Limits of one node and one tree. A store that says otherwise is damaged.
 const (
 	maxName    = 255
 	maxTarget  = 64 << 10 // the path of a hard link may be longer than any system call takes

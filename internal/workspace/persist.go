@@ -70,7 +70,8 @@ func (w *Workspace) Append(ctx context.Context, root *os.Root, note string) (Ver
 		if sandbox.CodeOf(err) != sandbox.CodeConflict {
 			return v, err
 		}
-		// Somebody was faster, which is progress, so that this ends.
+		// Another writer was faster. Each retry means progress, so this loop
+		// ends.
 	}
 }
 

@@ -30,9 +30,9 @@ const (
 )
 
 // Prune forgets versions, and removes from the blob store what no version
-// needs, what killed writers left included. What runs at the same time is not
-// disturbed: a Persist that began before starts anew. A Prune that was killed
-// is finished by the next one.
+// needs, what killed writers left included. Concurrent operations are safe: a
+// Persist that began earlier starts again. A Prune that was killed is finished
+// by the next one.
 func (w *Workspace) Prune(ctx context.Context, keep Keep) (Pruned, error) {
 	return w.prune(ctx, keep.split)
 }

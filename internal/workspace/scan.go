@@ -165,8 +165,8 @@ func (s *scanner) regular(e *entry, stat *syscall.Stat_t) error {
 	return nil
 }
 
-// enter walks a directory. What replaced it meanwhile is not followed, and
-// neither is another file system mounted there.
+// enter walks a directory. If it was replaced meanwhile, or another file system
+// is mounted there, it is not followed.
 func (s *scanner) enter(root *os.Root, e *entry, depth int) (*entry, error) {
 	if e.state.dev != s.dev {
 		s.skipped++

@@ -53,8 +53,8 @@ const configKey = "config"
 
 // CreateOptions say what a new workspace is like.
 type CreateOptions struct {
-	// ID names it. Whoever puts the blobs of another in their place is found
-	// out, if they are encrypted.
+	// ID names it. If blobs are encrypted, swapping them with those of another
+	// workspace is detected.
 	ID string
 	// Key of 32 bytes encrypts the workspace's own key, which is made up. Nil:
 	// nothing is encrypted.
@@ -97,8 +97,8 @@ func Create(ctx context.Context, blobs blob.Store, opts CreateOptions) (*Workspa
 	return Open(ctx, blobs, opts.Key)
 }
 
-// Open opens a workspace. Key is what it was created with. A wrong or missing
-// one is CodeDenied.
+// Open opens a workspace. Key is the key that it was created with. A wrong or
+// missing one is CodeDenied.
 func Open(ctx context.Context, blobs blob.Store, key []byte) (*Workspace, error) {
 	body, err := blobs.Get(ctx, configKey, 0, 64<<10)
 	if err != nil {
@@ -128,7 +128,7 @@ func Open(ctx context.Context, blobs blob.Store, key []byte) (*Workspace, error)
 func (c config) open(key []byte) ([]byte, error) {
 	if len(c.Key) == 0 {
 		if key != nil {
-			// Somebody may have put a workspace without encryption in its place.
+			// It may have been replaced by a workspace without encryption.
 			return nil, denied("the workspace is not encrypted, and was opened with a key")
 		}
 		return nil, nil
@@ -162,7 +162,7 @@ func sealer(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// ID is what the workspace was created with.
+// ID is the id that the workspace was created with.
 func (w *Workspace) ID() string { return w.config.ID }
 
 // Encrypted reports whether its contents are.

@@ -230,8 +230,8 @@ type newBox struct {
 	Network  *boxNetwork       `json:"network,omitempty"`
 }
 
-// boxNetwork is what a sandbox may reach. What is allowed goes before what is
-// denied.
+// boxNetwork says what a sandbox may reach. Allow rules take precedence over
+// deny rules.
 type boxNetwork struct {
 	AllowOut []string `json:"allowOut"`
 	DenyOut  []string `json:"denyOut"`

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What a sandbox is found again by is metadata of it; labels are, too.
+// Sandboxes are found again by their metadata; labels are metadata, too.
 const (
 	metaScope = "atoll-scope"
 	metaID    = "atoll-id"

@@ -1,12 +1,12 @@
 // Package e2b makes sandboxes with a service that speaks E2B's API: another
 // Atoll, or what E2B itself or somebody else hosts.
 //
-// The service makes, lists and ends sandboxes over REST. What happens inside is
-// done by Atoll's own guest, as everywhere: it is uploaded into a new sandbox,
-// unless its template has it already, run as a process over the service's
-// Connect API, and spoken to over that process's input and output. So commands,
-// files, ports and watching keep the promises of package driver to the letter,
-// which E2B's own calls for them cannot.
+// The service makes, lists and ends sandboxes over REST. Inside, Atoll's own
+// guest does the work. The provider uploads it into a new sandbox, unless the
+// template already has it, starts it as a process over the service's Connect
+// API, and talks to it over the standard input and output of that process. So
+// commands, files, ports and watching keep the promises of package driver to
+// the letter, which E2B's own calls for them cannot.
 //
 // It was tried against Atoll's own face for E2B's clients, by the conformance
 // suite, and not against the hosted service.
@@ -44,8 +44,8 @@ type Options struct {
 	// SandboxURL is where all sandboxes are reached. Empty: what E2B's clients
 	// make of the domain.
 	SandboxURL string
-	// Template is what sandboxes are made from whose image is "host". Empty:
-	// base.
+	// Template is the service's template for sandboxes with the image "host".
+	// Empty: base.
 	Template string
 	// Lifetime is that of sandboxes which ask for none: the service knows no
 	// sandbox without. Zero: an hour, which every account may have.

@@ -9,7 +9,7 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
 }
 
-// everything is what is denied where something is allowed.
+// everything is the deny rule that goes with allow rules.
 const everything = "0.0.0.0/0"
 
 // egress says in the service's words what a sandbox may reach. Whatever is not

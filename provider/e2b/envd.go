@@ -157,7 +157,7 @@ func (in *inside) Upload(ctx context.Context, path string, guest *program.Progra
 	return res.Body.Close()
 }
 
-// measures is what the data plane says that its sandbox consumes.
+// measures is the resource usage that the data plane reports.
 type measures struct {
 	At       int64   `json:"ts"`
 	MemUsed  float64 `json:"mem_used"`

@@ -20,7 +20,7 @@ import (
 // ours, and keeps what the service does not tell of one that has ended.
 type state struct{ dir string }
 
-// record is what is kept of a sandbox. It holds no secret.
+// record is the stored record of a sandbox. It holds no secret.
 type record struct {
 	Box  string    `json:"box"`  // the service's id
 	Ends time.Time `json:"ends"` // as far as this directory knows
@@ -130,8 +130,8 @@ func (s state) recordOf(id sandbox.ID, boxID string) (r record, ok bool) {
 // whoever used it may still ask why.
 const kept = 24 * time.Hour
 
-// sweep removes records that nobody will ask for. What became of the sandboxes
-// of another key is not known.
+// sweep removes records that nobody will ask for. The state of another key's
+// sandboxes is unknown.
 func (s state) sweep(now time.Time, a *api) {
 	entries, _ := os.ReadDir(filepath.Join(s.dir, boxesDir)) // there may be none
 	if len(entries) == 0 {

@@ -231,9 +231,9 @@ func (m *maker) prepare() error {
 	return err
 }
 
-// groupName is what a sandbox's control group is called. All state directories
-// of the machine have their groups side by side, and the names of sandboxes in
-// two of them may be the same.
+// groupName returns the name of a sandbox's control group. All state
+// directories of the machine have their groups side by side, and the names of
+// sandboxes in two of them may be the same.
 func (p *Provider) groupName(id sandbox.ID) string {
 	boxes, err := filepath.Abs(p.boxes)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 
 var _ driver.Differ = (*Instance)(nil)
 
-// Diff writes what the sandbox changed of its image. See driver.Differ. What
-// its link to a network put there is no part of that.
+// Diff writes what the sandbox changed of its image. See driver.Differ. Files
+// that its network link added are not included.
 func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 	return in.explain(withCause(ctx, in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest != awake && rest != paused {

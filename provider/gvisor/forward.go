@@ -33,7 +33,7 @@ func (in *Instance) explain(err error) error {
 	}
 }
 
-// endedError is what every call gets on a sandbox that has ended.
+// endedError is the error of every call on a sandbox that has ended.
 func (in *Instance) endedError() error {
 	if in.gone() {
 		return goneError(in.rec.ID)

@@ -89,7 +89,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 }
 
 // settle wakes a sandbox that somebody left while he paused, saved or stopped
-// it. What he was writing is not whole.
+// it. Its output is incomplete.
 func (in *Instance) settle(ctx context.Context) error {
 	return in.locked(ctx, func(ctx context.Context, rest string) error {
 		if rest == awake || rest == paused {
@@ -134,7 +134,7 @@ func (in *Instance) answers(ctx context.Context) bool {
 	return err == nil
 }
 
-// rest is what the sandbox was last asked to do.
+// rest is the last requested rest state of the sandbox.
 func (b box) rest() (string, error) {
 	state, err := os.ReadFile(b.path(fileRest))
 	if errors.Is(err, fs.ErrNotExist) {

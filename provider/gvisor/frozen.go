@@ -21,7 +21,7 @@ const (
 
 var errSilent = errors.New("the sandbox does not answer")
 
-// frozen is what calls get on a sandbox that does not answer.
+// frozen is the error of calls on a sandbox that does not answer.
 func (in *Instance) frozen() error {
 	how := "its kernel hangs"
 	if in.rec.Kernel.stopped() {

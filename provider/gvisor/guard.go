@@ -41,8 +41,8 @@ func runGuard(args []string) int {
 			_, _ = unix.Poll(p, -1)
 		}
 	}
-	// What it had just begun has no name yet, and may be somebody else's until
-	// it is old enough.
+	// A sandbox that it had just begun has no name yet, and may belong to
+	// another process until it is old enough.
 	for deadline := time.Now().Add(2 * halfMadeAge); ; time.Sleep(halfMadeAge / 10) {
 		failed := sweep(args[2], time.Now())
 		left, _ := filepath.Glob(filepath.Join(args[2], halfMade+"*"))

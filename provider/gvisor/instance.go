@@ -315,7 +315,7 @@ func (in *Instance) update(change func(*record) error) error {
 	return err
 }
 
-// current is what the record says now. What never changes may be read from
+// current returns the current record. Fields that never change may be read from
 // in.rec instead.
 func (in *Instance) current() *record {
 	if r, err := in.box.load(); err == nil {

@@ -47,7 +47,8 @@ func (in *Instance) trustInJava(ctx context.Context, home string, ca []byte) err
 			stores = append(stores, path.Join(h, name))
 		}
 	}
-	// The distribution's come first. What others link to has the authority then.
+	// The distribution's come first. Stores that others link to then have the
+	// authority.
 	for _, group := range [][]string{stores[:len(javaStores)], stores[len(javaStores):]} {
 		if err := together(group, func(name string) error { return in.trustInStore(ctx, name, block.Bytes) }); err != nil {
 			return err

@@ -129,8 +129,8 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	defer started.Close()
 	defer syncEnd.Close()
 
-	// What the guest says when it fails is of use to us only: a program inside
-	// could write there without end.
+	// Only use the guest's error output for our own diagnosis, and bound it: a
+	// program inside could write there without end.
 	guestErr := null
 	if a.debugLog != nil {
 		guestErr = a.debugLog
@@ -186,8 +186,8 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 		c.kill()
 		return nil, err
 	}
-	// What stands for the programs inside has inherited the score, and the kernel
-	// itself is exempted again: when memory runs out the host is to kill a
+	// The processes of the programs inside have inherited the score; the kernel
+	// itself is exempted again. When memory runs out, the host should kill a
 	// program and not the sandbox.
 	setOOMScore(c.pid, scoreSpared)
 	return c, nil
@@ -210,8 +210,8 @@ func launchGofer(a *launchArgs) (*child, []*os.File, *os.File, error) {
 		return nil, nil, nil, err
 	}
 	defer mountsWrite.Close()
-	// Nobody answers on the other end: sources that the file server itself
-	// cannot open are refused before it is started.
+	// The other end is closed: sources that the file server cannot open are
+	// refused before it is started.
 	rpc, rpcPeer, err := socketpair(unix.SOCK_STREAM)
 	if err != nil {
 		mountsRead.Close()

@@ -74,8 +74,8 @@ func layerOf(conn *urpc.Client, b box, w io.Writer, regular func(*tar.Writer, *t
 	return errors.Join(l.write(bufio.NewReaderSize(tree, 1<<16)), out.Flush())
 }
 
-// saveTree makes the kernel write the tree of its writable layer. What else it
-// would write, the data and where it is in there, goes nowhere.
+// saveTree makes the kernel write the tree of its writable layer. The other
+// output, the data and its offsets, is discarded.
 func saveTree(conn *urpc.Client, tree *os.File) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

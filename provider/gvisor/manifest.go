@@ -30,9 +30,9 @@ import (
 // The files are the truth, and any version of Atoll restores them. The memory
 // is bound to the engine that wrote it and to the processor's features.
 //
-// Whoever keeps snapshots has to keep them from being altered on purpose: the
-// checksums only find damage. The state of a kernel is therefore read by a
-// kernel only, in the same jail as the one that wrote it.
+// The checksums only detect damage. The owner of the snapshots must prevent
+// deliberate changes. The state of a kernel is therefore read by a kernel only,
+// in the same jail as the one that wrote it.
 const (
 	snapManifest = "manifest.json"
 	snapFiles    = "files.tar"
@@ -60,7 +60,7 @@ type manifest struct {
 	Memory    *memory   `json:"memory,omitempty"`
 }
 
-// memory is what restoring the memory depends on.
+// memory lists what restoring the memory depends on.
 type memory struct {
 	Engine string            `json:"engine"`
 	Guest  string            `json:"guest,omitempty"`   // digest of the guest's program
@@ -105,8 +105,8 @@ func damaged(format string, args ...any) error {
 	return &providerError{sandbox.CodeInvalid, "the snapshot is damaged: " + fmt.Sprintf(format, args...), nil}
 }
 
-// saved is a snapshot that is being restored, with its parts open: what was
-// checked is what is used, whatever becomes of the directory meanwhile.
+// saved is a snapshot that is being restored, with its parts open, so that
+// exactly the checked files are used even if the directory changes.
 type saved struct {
 	manifest
 	id    string // this very directory; no other one has it
@@ -281,8 +281,8 @@ func (p part) check(ctx context.Context, f *os.File, transient bool) error {
 }
 
 // write writes the manifest of the parts that are in dir, and waits for the
-// disk if nothing else will hold what is in there. What is remembered of them
-// spares a fork to read them again.
+// disk if nothing else will hold what is in there. Remembering them saves a
+// fork from reading them again.
 func (m *manifest) write(ctx context.Context, dir string, durable bool) (size int64, err error) {
 	names := []string{snapFiles}
 	if m.Memory != nil {

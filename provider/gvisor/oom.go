@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What the host kills first when a sandbox reaches its memory limit: programs.
+// Makes the host kill programs first when a sandbox reaches its memory limit.
 // The end of the kernel or of the guest would be that of the sandbox. See
 // oom_score_adj in proc(5).
 const (
@@ -88,7 +88,7 @@ const (
 	page         = 4 << 10 // bytes
 )
 
-// sight is what was seen of one sandbox.
+// sight is the observed state of one sandbox.
 type sight struct {
 	read  int64 // pages of files that were read again, since ever
 	times int   // looks at which it stood still

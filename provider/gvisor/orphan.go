@@ -23,8 +23,8 @@ type orphan struct {
 
 // orphans finds the kernels whose sandbox was in a directory of sandboxes and
 // is not there any more. The proof is a descriptor: a kernel holds the file of
-// its sandbox's upper layer, of which the system knows where it was and that
-// it was removed. What the arguments of a process say proves nothing.
+// its sandbox's upper layer, of which the system knows where it was and that it
+// was removed. The arguments of a process prove nothing.
 func orphans(boxes string) (found []orphan) {
 	boxes, err := filepath.Abs(boxes)
 	if err == nil {

@@ -33,8 +33,8 @@ const (
 	atGuest
 )
 
-// shape is what sandboxes must have in common to stand in for one another
-// until the moment they are given a name, an environment and a user.
+// shape lists the properties that must be equal for a prewarmed sandbox to
+// serve a request. Name, environment and user are assigned later.
 type shape struct {
 	digest    string
 	resources sandbox.Resources
@@ -67,7 +67,7 @@ func newPool() *pool {
 	return l
 }
 
-// warmSet is what is ready of one shape, and how to make more.
+// warmSet holds the ready sandboxes of one shape, and how to make more.
 type warmSet struct {
 	image string
 	from  *saved // nil without a snapshot
@@ -257,8 +257,8 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why 
 	return m, nil
 }
 
-// taken is what was made in advance and serves a request, the furthest first,
-// or nil.
+// taken returns the most advanced prewarmed sandbox that fits a request, or
+// nil.
 func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *saved, why string) *maker {
 	for _, s := range p.shapesFor(spec, img, from, why) {
 		// With another guest, only the snapshot that has it can be made ahead.

@@ -28,7 +28,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Name is what the provider is registered as.
+// Name is the registered name of the provider.
 const Name = "gvisor"
 
 // kernelEnv names a static build of this program to run kernels from. Tests

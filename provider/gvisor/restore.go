@@ -97,8 +97,8 @@ func (m *maker) decideMemory() {
 	}
 }
 
-// known is what the files of the snapshot know about the network, and its
-// memory if that is restored.
+// known is the network state in the snapshot's files, and in its memory if that
+// is restored.
 func (m *maker) known() (k Known) {
 	if m.from != nil {
 		k.CA = m.from.CA

@@ -84,7 +84,7 @@ func newBundle(spec *sandbox.Spec, mounts []sandbox.Mount, img *image.Image, dis
 	for i, b := range img.Binds {
 		bind(b.Source, b.Target, true)
 		if !slices.ContainsFunc(mounts, func(m sandbox.Mount) bool { return m.Source == b.Source }) {
-			// What the kernel has looked up in the image it need not ask again.
+			// The kernel may cache lookups in the image.
 			hint := "dev.gvisor.spec.mount.image" + strconv.Itoa(i) + "."
 			s.Annotations[hint+"source"] = b.Source
 			s.Annotations[hint+"type"] = "bind"

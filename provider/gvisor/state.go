@@ -42,7 +42,7 @@ const (
 	halfMade = ".new-" // prefix of directories of sandboxes being made
 )
 
-// record is what is remembered of a sandbox on disk.
+// record is the stored record of a sandbox on disk.
 type record struct {
 	ID       sandbox.ID         `json:"id"`
 	Created  time.Time          `json:"created"`
@@ -293,7 +293,7 @@ func (b box) remove(r *record) error {
 			return err
 		}
 	}
-	// Somebody who destroys the sandbox as well may put his record there
+	// Another process that destroys the sandbox, too, may put its record there
 	// meanwhile, once.
 	var err error
 	for range 10 {

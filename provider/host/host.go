@@ -5,11 +5,11 @@
 // machines where nothing else works; Probe says so, and nobody should ever
 // choose it silently.
 //
-// What it does give is order: every sandbox has a directory of its own, to
-// which file operations are confined; commands get a clean environment and not
-// the caller's; and Destroy ends every process that the sandbox started and
-// removes the directory. A sandbox also ends with the process that made it,
-// however that ends.
+// It still keeps sandboxes apart: every sandbox has its own directory, to which
+// file operations are confined; commands get a clean environment and not the
+// caller's; and Destroy ends every process that the sandbox started and removes
+// the directory. A sandbox also ends with the process that made it, however
+// that ends.
 package host
 
 import (

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What is in a sandbox's directory.
+// Files in a sandbox's directory.
 const (
 	filesDir   = "files"  // what file operations are confined to, and commands start in
 	tempDir    = "tmp"    // for temporary files

@@ -1,16 +1,17 @@
 // Package bucketfs shows a bucket of an S3 service as a file system, by FUSE.
 //
 // An object is a file, and what keys have in common up to a slash a directory.
-// What is written is collected in a file without a name, and becomes the object
-// as a whole: when it is closed or synced, and otherwise a second after the last
-// write, because the kernels of sandboxes keep files open long after programs
-// have closed them. Until then the object is what it was, for everybody. Syncing
-// a directory waits for everything.
+// Writes are collected in an unnamed file and uploaded as a whole: when it is
+// closed or synced, and otherwise a second after the last write, because the
+// kernels of sandboxes keep files open long after programs have closed them.
+// Until then everyone sees the old object. Syncing a directory waits for
+// everything.
 //
 // A bucket has no owners, modes, times to set, attributes, links or locks.
-// Whoever gets here may do everything; changing an owner, a mode or a time
-// succeeds and changes nothing, as programs that unpack archives want it; links
-// are ENOTSUP. A directory cannot be renamed, which is EXDEV, so that mv copies.
+// There are no permission checks. Changing an owner, a mode or a time succeeds
+// without effect, because programs that unpack archives expect that. Links fail
+// with ENOTSUP. A directory cannot be renamed, which is EXDEV, so that mv
+// copies.
 package bucketfs
 
 import (
@@ -55,7 +56,7 @@ type FileSystem struct {
 	seen   map[string]sighting
 }
 
-// sighting is what a listing told.
+// sighting is the result of a listing.
 type sighting struct {
 	object
 	until time.Time
@@ -288,8 +289,7 @@ func (sys *FileSystem) rmdir(ctx context.Context, key string) error {
 	return sys.bucket.remove(ctx, key+"/")
 }
 
-// rename moves a file: what the bucket has is copied there. Who writes to it
-// waits.
+// rename moves a file: what the bucket has is copied there. Writers wait.
 func (sys *FileSystem) rename(ctx context.Context, from, to string) error {
 	if f := sys.writing(from); f != nil {
 		f.mu.Lock()

@@ -265,8 +265,8 @@ const (
 	renameNoReplace = 1
 )
 
-// Rename moves a file. What it replaces is replaced at once; for a moment both
-// names are there.
+// Rename moves a file. The target is replaced atomically; for a moment both
+// names exist.
 func (n *node) Rename(ctx context.Context, name string, newParent fs.InodeEmbedder, newName string, flags uint32) syscall.Errno {
 	parent, ok := newParent.(*node)
 	if !ok || flags&^renameNoReplace != 0 {

@@ -26,7 +26,7 @@ type Bucket struct {
 	Prefix string // keys begin with it and a slash; empty: none
 }
 
-// object is what is known of an object. A key that ends with a slash is what
+// object describes an object. A key that ends with a slash is what
 // objects have in common: a directory.
 type object struct {
 	key      string
@@ -120,7 +120,7 @@ func (b *Bucket) put(ctx context.Context, key string, f *os.File, size int64) er
 	return errno(err)
 }
 
-// What an upload holds in memory is a part for each thread.
+// An upload holds one part per thread in memory.
 const (
 	partSize     = 16 << 20
 	partsAtATime = 2

@@ -27,8 +27,8 @@ const (
 	maxFlows   = 8192 // connections
 )
 
-// What the connections of all sandboxes may hold back, in bytes: as long as they
-// are few, each as much as its window, and the later the less.
+// Limits in bytes for data that the connections of all sandboxes buffer: a full
+// window for each while they are few, and less the more there are.
 const (
 	heldBack  = 64 << 20
 	leastRoom = 16 << 10
@@ -115,8 +115,8 @@ func (p *Plane) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	return b, nil
 }
 
-// windowFor says how much a sandbox may send ahead: as much as surely fits into
-// the socket, whose size is what the machine permits.
+// windowFor returns how much a sandbox may send before it is acknowledged: as
+// much as certainly fits into the socket, whose size the machine limits.
 func windowFor(link *os.File) int {
 	if n, err := unix.GetsockoptInt(int(link.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil && n >= wire.SocketBuffer {
 		return largeWindow
@@ -165,7 +165,7 @@ func (b *box) setPolicy(p wire.Policy) error {
 	return nil
 }
 
-// held is what another gateway needs to go on.
+// held is the state that the next gateway process needs to continue.
 func (b *box) held() wire.Add {
 	b.mu.Lock()
 	defer b.mu.Unlock()

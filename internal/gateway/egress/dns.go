@@ -24,7 +24,7 @@ const (
 	reverseTop = ".in-addr.arpa"
 )
 
-// errNotAQuery is what does not deserve an answer.
+// errNotAQuery marks packets that get no answer.
 var errNotAQuery = errors.New("not a query")
 
 // serveDNS answers datagrams until the stack is closed. All come to one
@@ -37,8 +37,8 @@ func (b *box) serveDNS(conn net.PacketConn) {
 			if b.life.Err() != nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) {
 				return
 			}
-			// Somebody inside did not wait for an earlier answer, and its
-			// kernel said so: that is no reason not to answer others.
+			// A program inside closed its socket before an earlier answer
+			// arrived. Other programs still get theirs.
 			continue
 		}
 		if answer, err := b.answerDNS(buf[:n]); err == nil {

@@ -59,7 +59,8 @@ func (b *box) makeRoom(pkt []byte) {
 	if !ok {
 		return
 	}
-	// What is acknowledged is not yet done: whoever is at it holds the lock.
+	// An acknowledged change may still be in progress: the goroutine that
+	// applies it holds the lock.
 	ep.LockUser()
 	ended := ep.EndpointState() == tcp.StateTimeWait
 	ep.UnlockUser()
@@ -109,7 +110,7 @@ func destination(pkt []byte) (dst netip.Addr, proto uint8, ok bool) {
 			switch header.IPv6ExtensionHeaderIdentifier(proto) {
 			case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier,
 				header.IPv6FragmentExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier:
-				// Nobody needs them here, and they would hide what follows.
+				// They are not needed here and would hide the rest.
 				return netip.Addr{}, 0, false
 			}
 			return addrFrom(ip.DestinationAddress()), proto, true

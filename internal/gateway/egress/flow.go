@@ -165,7 +165,7 @@ func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
 		return nil
 	}
 	if b.policy.Load() != f.ruling {
-		// It changed meanwhile. Whoever changes it now finds the flow.
+		// It changed meanwhile. Any later change finds the flow.
 		f.end()
 		return b.newFlow(dst, port)
 	}
@@ -250,8 +250,8 @@ func (f *flow) unreachable(err error) {
 	f.b.tell(e)
 }
 
-// dialReason is what a sandbox's owner may know of a failure: nothing about the
-// machine's own network.
+// dialReason describes a failure to the sandbox's owner without revealing
+// anything about the machine's network.
 func dialReason(err error) string {
 	var dns *net.DNSError
 	switch {

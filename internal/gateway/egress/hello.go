@@ -17,7 +17,7 @@ const maxHello = 64 << 10
 // encryptedHello is the number of the extension that hides the real name.
 const encryptedHello = 0xfe0d
 
-// hello is what a TLS client says first.
+// hello is the first message of a TLS client.
 type hello struct {
 	name      string // server name, as sent
 	encrypted bool   // the real name may be another one

@@ -21,7 +21,7 @@ import (
 // the garbage collector work harder before that, and is no hard limit.
 const memoryLimit = 1 << 30
 
-// Main runs this process as the gateway if that is what it was started for, and
+// Main runs this process as the gateway if it was started as one, and
 // does not return then. In any other process it returns at once.
 func Main() {
 	if len(os.Args) == 0 || os.Args[0] != wire.Argv0 {

@@ -1,8 +1,7 @@
 // Package egress is the data plane of the gateway: a network stack for every
-// sandbox, which knows names only through its own DNS, and connections that
-// are decided, dialled and only then accepted. What it parses is hostile; it is
-// meant to run in a process of its own ([Main]), which can do nothing but talk
-// to the network.
+// sandbox. The stack resolves names with its own DNS. A connection is checked
+// against the policy, dialled, and only then accepted. Its input is hostile, so
+// it runs in a process of its own ([Main]) that can only use the network.
 package egress
 
 import (

@@ -91,8 +91,8 @@ func (q *request) done() {
 
 const bytesReached = "the rule's limit of bytes is reached"
 
-// overrides are headers by which a client asks a server to take the request
-// for another one. What they ask for is decided about, too.
+// overrides are headers by which a client asks a server to take the request for
+// another one. Their requests are checked, too.
 var (
 	methodOverrides = []string{"X-Http-Method", "X-Http-Method-Override", "X-Method-Override"}
 	pathOverrides   = []string{"X-Original-Url", "X-Rewrite-Url"}
@@ -130,8 +130,8 @@ func (q *request) also(flow policy.Flow, other policy.Request) {
 // either side.
 var forwarded = []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"}
 
-// rewrite addresses a request to its host. What is forwarded is the path that
-// was decided about, byte for byte.
+// rewrite addresses a request to its host. The forwarded path is byte for byte
+// the one that was checked.
 func rewrite(p *httputil.ProxyRequest) {
 	q := requestOf(p.In.Context())
 	out := p.Out
@@ -225,7 +225,7 @@ func (t credentialed) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if len(q.used) > 0 || len(q.d.Swaps) > 0 {
-		// What comes back is searched for what was added.
+		// The response is searched for the secrets that were added.
 		r.Header.Set("Accept-Encoding", "identity")
 	}
 	resp, err := t.Transport.RoundTrip(r)
@@ -385,7 +385,7 @@ func (q *request) limited(w http.ResponseWriter, u *usage) {
 	q.tell(wire.Limited, q.d, why)
 }
 
-// problem is what a client is told in place of an answer.
+// problem is the error response for a client.
 type problem struct {
 	Code    string `json:"code"`
 	Reason  string `json:"reason,omitempty"`

@@ -29,7 +29,7 @@ type stored struct {
 	version int
 }
 
-// usage is what one sandbox has used of one rule.
+// usage counts the use of one rule by one sandbox.
 type usage struct {
 	limits sandbox.RuleLimits
 	rate   *rate.Limiter // nil: no limit

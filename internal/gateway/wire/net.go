@@ -2,9 +2,9 @@ package wire
 
 import "net/netip"
 
-// What the network looks like from inside a sandbox. It is the same in all,
-// since each has a network stack of its own on the other end of its link; a
-// sandbox that is restored or forked finds everything where it was.
+// The network as seen from inside a sandbox. It is the same in all, since each
+// has a network stack of its own on the other end of its link; a sandbox that
+// is restored or forked finds everything where it was.
 var (
 	Address  = netip.MustParseAddr("198.18.0.2")
 	Gateway  = netip.MustParseAddr("198.18.0.1") // answers DNS

@@ -35,7 +35,7 @@ const MaxFrame = 64 << 20
 // maxFiles is how many descriptors may come with one message.
 const maxFiles = 4
 
-// Op is what a message is about.
+// Op is the kind of a message.
 type Op string
 
 // The operations. Events go to the control plane and have no answer.
@@ -93,7 +93,7 @@ type Add struct {
 	CAKey  []byte            `json:"caKey"`           // PKCS #8
 }
 
-// Policy is what one sandbox may do.
+// Policy says what one sandbox may do.
 type Policy struct {
 	Profile sandbox.Profile `json:"profile"`
 	Secrets []Secret        `json:"secrets,omitempty"`
@@ -121,7 +121,7 @@ type Secret struct {
 	In        []string `json:"in,omitempty"`    // where the placeholder is replaced
 }
 
-// Verdict is what became of a flow or request.
+// Verdict is the decision about a flow or request.
 type Verdict string
 
 // The verdicts.

@@ -48,7 +48,8 @@ func (b *bounds) establish() error {
 		return err
 	}
 	defer top.Close()
-	// What this is opened in stays writable when it is mounted no more.
+	// The directory that this is opened in stays writable after it is
+	// unmounted.
 	if b.own, err = os.Open(groupsDir + path); err != nil {
 		return err
 	}
@@ -65,7 +66,8 @@ func (b *bounds) establish() error {
 	if _, err := top.WriteString("0"); err != nil {
 		return err
 	}
-	// What programs look for in their group is to be in that of the commands.
+	// Programs look for these files in their own group, so they must be in the
+	// group of the commands.
 	if err := writeIn(b.own, "cgroup.subtree_control", "+cpu +memory +pids +cpuset"); err != nil {
 		return err
 	}

@@ -8,13 +8,14 @@ import (
 )
 
 // meetingPoint is where process 1 takes new connections: an abstract name, so
-// that it needs no file system. Who may is told by the kernel.
+// that it needs no file system. The kernel decides who may connect.
 const meetingPoint = "@atoll-guest"
 
 // handOverTime bounds a hand-over on both sides.
 const handOverTime = 5 * time.Second
 
-// listen takes connections that root hands over at a meeting point, for ever.
+// listen accepts connections that root passes at a rendezvous socket. It never
+// returns.
 func (a *agent) listen(point string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -111,7 +112,7 @@ func setTimeout(fd int) error {
 // handOver is the guest as "connect": it gives its connection to process 1.
 func handOver() int { return offer(meetingPoint, linkFDs()) }
 
-// refused is what offer returns when nobody is at the meeting point.
+// refused is the error of offer when nothing listens on the rendezvous socket.
 const refused = 2
 
 // offer gives a connection to the guest that listens at a meeting point. It
@@ -128,7 +129,7 @@ func offer(point string, fds []int) int {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: point}); err != nil {
 		return refused
 	}
-	// Whoever listens must be the guest itself, which is root's.
+	// The listener must be the guest itself, which runs as root.
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil || cred.Uid != 0 {
 		return 3

@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// openRegular opens a file for reading if it is a regular one. What it is is
-// looked at first, for to open a device can have effects, and again when it is
-// open, for it may be another by then; meanwhile nothing can block.
+// openRegular opens a file for reading if it is a regular one. It checks the
+// type before opening, because opening a device can have side effects, and
+// again afterwards, because the file may have been replaced. It never blocks.
 func openRegular(at place) (int, *unix.Stat_t, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(at.dir, at.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -184,7 +184,7 @@ func (f fdFile) ReadAt(p []byte, at int64) (done int, err error) {
 	return done, nil
 }
 
-// writeOptions is what a client asks of a written file.
+// writeOptions are a client's options for writing a file.
 type writeOptions struct {
 	mode                 uint32
 	owner                string
@@ -289,8 +289,8 @@ func replaces(at place, o *writeOptions, own *owner) (mode uint32, err error) {
 
 const tempPrefix = ".atoll-tmp-"
 
-// tempName makes up a name that nobody is shown. Whoever uses it removes it from
-// temps when that is over.
+// tempName makes up a name that nobody is shown. The caller removes it from
+// temps when it is done.
 func (s *fileServer) tempName() (string, error) {
 	var b [12]byte
 	if _, err := unix.Getrandom(b[:], 0); err != nil {

@@ -161,8 +161,8 @@ func isDir(dir int, name string) bool {
 	return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// removeTree removes a directory and everything in it. What is put there
-// meanwhile is removed, too, unless that goes on and on.
+// removeTree removes a directory and everything in it. Entries that are added
+// meanwhile are removed, too, up to a limit.
 func removeTree(dir int, name string) error {
 	var err error
 	for range 5 {

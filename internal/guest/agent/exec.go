@@ -117,8 +117,8 @@ func (a *agent) spawn(p *proc) error {
 	return nil
 }
 
-// environment is what the command finds: what a login would set, then the
-// sandbox's environment, then its own.
+// environment returns the command's environment: the variables of a login, then
+// those of the sandbox, then its own.
 func environment(def map[string]string, c *sandbox.Command, acc account) map[string]string {
 	env := make(map[string]string, len(def)+len(c.Env)+6)
 	env["PATH"] = defaultPath
@@ -281,7 +281,8 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 		case <-op.Over():
 			<-p.done
 			if err != nil && p.endedItself() {
-				// What it left behind may go on writing, to nobody.
+				// Processes that it left behind may continue to write; the
+				// output is discarded.
 				_ = pump(f, func(frame []byte) error { wire.PutFrame(frame); return nil })
 			}
 		default:

@@ -226,8 +226,8 @@ func xattrs(fd int) map[string]string {
 	return records
 }
 
-// setXattrs puts the attributes of a member on a file. What the file system, or
-// this process, has no way to keep is left out.
+// setXattrs puts the attributes of a member on a file. Attributes that the file
+// system or this process cannot store are left out.
 func setXattrs(fd int, records map[string]string) error {
 	for key, value := range records {
 		name, ok := strings.CutPrefix(key, xattrRecord)

@@ -11,10 +11,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Most commands end within milliseconds and write little. What such a command
-// costs is, next to itself, system calls and wake-ups of this process. So the
-// thread that started it waits for its end, reads what it wrote from its
-// pipes, and says all of it at once. Only of a command that takes longer are the
+// Most commands end within milliseconds and write little. Apart from the
+// command itself, the cost is system calls and wake-ups of this process. So the
+// thread that started it waits for its end, reads what it wrote from its pipes,
+// and says all of it at once. Only of a command that takes longer are the
 // streams looked after while it runs.
 const (
 	// firstMoment is how long a command may take until the client hears that it
@@ -62,7 +62,7 @@ func (a *agent) begin(op *wire.Op, p *proc, who *caller, say func() error) (over
 }
 
 // endsSilent reports whether a command whose start was told ends before it says
-// something. Nobody else would notice that a client lets go of it.
+// something. Nothing else would notice that a client disconnects.
 func (a *agent) endsSilent(op *wire.Op, p *proc) bool {
 	if p.cmd.Stdin {
 		return false // it may come now

@@ -69,8 +69,8 @@ func (s *fileServer) stat(d *wire.Decoder) ([]byte, error) {
 	}
 	find := s.root.find
 	if _, err := s.root.relative(path.Clean(p)); err != nil {
-		// What is outside the root may be looked at, but neither read nor
-		// changed: commands see it, too.
+		// Paths outside the root may be listed but neither read nor changed;
+		// commands see them, too.
 		m, err := machine()
 		if err != nil {
 			return nil, err

@@ -8,10 +8,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A command that is held for its caller keeps more of its output than may be
-// on the way: two windows of connections and what is copied between them. What
-// it keeps in all is twice that, so that there is always something to send
-// when it has to wait.
+// A command that is held for its caller keeps more of its output than may be on
+// the way: two windows of connections and what is copied between them. In total
+// it buffers twice that, so that there is always something to send when it has
+// to wait.
 const (
 	heldBehind = wire.Window + wire.Window/2
 	heldCap    = 2 * heldBehind
@@ -129,7 +129,8 @@ func (c *caller) fed() {
 	}
 }
 
-// take gives the seat to a new caller. Whoever had it writes no more input.
+// take gives the seat to a new caller. The previous caller can no longer write
+// input.
 func (s *seat) take(p *proc) *caller {
 	s.turn.Lock()
 	defer s.turn.Unlock()

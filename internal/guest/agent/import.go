@@ -90,8 +90,8 @@ func (x *importer) everything() error {
 	if err := x.all(tar.NewReader(x.op.In(0)), x.member); err != nil {
 		return err
 	}
-	// What follows the archive, usually padding, is of no interest, unless it
-	// is the news that there is more that we will not get.
+	// Data after the archive, usually padding, is ignored, unless it shows that
+	// the stream was cut off.
 	if _, err := x.op.In(0).WriteTo(io.Discard); err != nil {
 		return err
 	}
@@ -104,8 +104,8 @@ func (x *importer) everything() error {
 	return x.finishDirs(false)
 }
 
-// open makes and opens the destination. What undo removes is what was made, as
-// long as it is empty.
+// open makes and opens the destination. undo removes the directories that were
+// made if they are empty.
 func (x *importer) open(p string, own owner) (undo func(), err error) {
 	var made []string
 	undo = func() {
@@ -338,7 +338,7 @@ func onlyXattrs(records map[string]string) map[string]string {
 }
 
 // finishDirs gives directories their looks: those that were made, or the
-// others. What is deep comes first, because it is reached through the rest.
+// others. Deeper paths come first, because they are reached through the others.
 func (x *importer) finishDirs(isNew bool) error {
 	for i := len(x.dirs) - 1; i >= 0; i-- {
 		if d := &x.dirs[i]; d.isNew == isNew {
@@ -389,7 +389,7 @@ func (x *importer) make(at place, make func(name string) error) (string, error) 
 	return at.name, err
 }
 
-// umasked is what the umask of the guest lets through of a mode.
+// umasked is the part of a mode that the umask of the guest lets through.
 const umasked = 0o755
 
 // file unpacks a regular file.

@@ -75,7 +75,7 @@ func (p *proc) finish(x sandbox.Exit) {
 	close(p.done)
 }
 
-// snapshot is what is known of the command now.
+// snapshot returns the current state of the command.
 func (p *proc) snapshot() sandbox.ProcessInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -193,8 +193,8 @@ func keptArgs(c *sandbox.Command) []string {
 	return kept
 }
 
-// retire remembers that p ended, and forgets who ended long ago. What was never
-// added is no command.
+// retire remembers that p ended, and forgets who ended long ago. Processes that
+// were never added are not commands.
 func (t *procTable) retire(p *proc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -119,7 +119,7 @@ func (r *reaper) collect(pid int) {
 		r.reaped(pid, ws, pid)
 		return
 	}
-	// Somebody else took it. What that one left behind is for run.
+	// Another goroutine reaped it. Processes that it left behind are for run.
 	r.mu.Lock()
 	r.wait()
 	r.mu.Unlock()
@@ -132,7 +132,7 @@ func (r *reaper) childless() bool {
 	return r.none && len(r.starting) == 0
 }
 
-// run reaps for ever.
+// run reaps until the guest ends.
 func (r *reaper) run() {
 	for {
 		r.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// procStat is what /proc says about one process.
+// procStat is the content of /proc/PID/stat.
 type procStat struct {
 	pid, ppid, session int
 	dead               bool
@@ -63,8 +63,8 @@ func parseStat(b []byte) (procStat, bool) {
 }
 
 // killTree ends every process of the command's session and every descendant,
-// those in sessions of their own included. Nobody is killed before all are
-// found and stopped, because who has lost his parent is a child of process 1.
+// those in sessions of their own included. All are found and stopped before any
+// is killed, because orphans become children of process 1.
 func (p *proc) killTree() {
 	if p.pid <= 1 {
 		return

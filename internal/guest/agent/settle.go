@@ -10,11 +10,12 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// moveIn finishes what the kernel began, and then gives up, for ever and for
-// everything that will run here, the capability that this takes: no command has
-// run yet, and none is to be able to mount or to lift the sandbox's limits. It
-// comes before all else that this process does, because to give up something
-// for all threads costs several system calls and two switches for each.
+// moveIn finishes the setup that the kernel began, and then drops the
+// capability for it permanently, for all processes that will run here. No
+// command has run yet, and none may mount anything or lift the sandbox's
+// limits. It comes before all else that this process does, because to give up
+// something for all threads costs several system calls and two switches for
+// each.
 func (a *agent) moveIn() error {
 	uncoverTmp()
 	hideProgram()

@@ -9,10 +9,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stage is what an import has made and nobody sees yet. What is new beside
-// existing files has a temporary name; below a new directory everything has its
-// own. When the stream has ended and all of it was good, the temporary names
-// are exchanged for the right ones, and otherwise removed.
+// stage is the part of an import that is not visible yet. New entries next to
+// existing files have temporary names; entries below a new directory have their
+// final names. When the stream has ended and all of it was good, the temporary
+// names are exchanged for the right ones, and otherwise removed.
 //
 // It is made where it will be, and not in one place, because it may be on
 // several file systems and because links that are there already decide where.

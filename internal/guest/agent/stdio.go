@@ -189,9 +189,9 @@ func (s *stdio) endInput() {
 	}
 }
 
-// feed passes the client's input on until its end, or until it goes away,
-// which is not an end of input, or until another takes its seat. What a command
-// does not want is dropped.
+// feed passes the client's input on until its end, or until it goes away, which
+// is not an end of input, or until another takes its seat. Input that a command
+// does not read is dropped.
 func (s *stdio) feed(op *wire.Op, who *caller) {
 	defer who.fed()
 	s.mu.Lock()

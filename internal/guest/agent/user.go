@@ -40,7 +40,7 @@ func whoAmI() self {
 }
 
 // credential is what a command has to switch to in order to be of the account,
-// nil for nothing. Who is not root can only be himself.
+// nil for nothing. Without root, a command can only run as the same user.
 func (s *self) credential(acc account) (*syscall.Credential, error) {
 	switch {
 	case !s.root && acc.uid != s.uid && acc.uid != 0:

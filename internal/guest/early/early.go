@@ -1,5 +1,5 @@
-// Package early makes a guest of the process, if that is what it was started
-// as, while the program is still being initialised.
+// Package early turns a process that was started as a guest into one, while the
+// program is still being initialised.
 //
 // An atoll binary that was built without `make build` embeds no guest and is its
 // own; see package program. Such a binary carries a whole sandbox kernel, and

@@ -152,7 +152,8 @@ func (p *Program) Install(dir string) (_ string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	// What is open for writing in a child that was just forked cannot be executed.
+	// A file that a freshly forked child still has open for writing cannot be
+	// executed.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	out, err := os.CreateTemp(dir, temporary)

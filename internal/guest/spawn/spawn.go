@@ -1,6 +1,6 @@
-// Package spawn starts programs like syscall.ForkExec, for half of the system
-// calls, which is what counts inside a sandbox: each is a switch between
-// processes of the host.
+// Package spawn starts programs like syscall.ForkExec, with half the system
+// calls. Inside a sandbox each system call is a switch between processes of the
+// host.
 //
 // The kernel resets the signal handlers of the new process in the call that
 // makes it (CLONE_CLEAR_SIGHAND), where syscall.ForkExec needs a call for each

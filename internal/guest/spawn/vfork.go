@@ -48,7 +48,7 @@ func vforkExec(c *child) (uintptr, syscall.Errno) {
 	return pid, errno
 }
 
-// attend is what this process does while the program begins.
+// attend runs in this process while the program starts.
 //
 //go:noinline
 //go:norace

@@ -46,8 +46,8 @@ const (
 )
 
 // On its standard input a process that joins takes frames: the length of what
-// follows in four bytes, big-endian, and that. An empty one says only that the
-// caller still lives, which is what must be heard within JoinSilence.
+// follows in four bytes, big-endian, and that. An empty one is a keepalive; one
+// must arrive within JoinSilence.
 const (
 	JoinHeader  = 4
 	MaxJoin     = 1 << 20
@@ -184,7 +184,7 @@ const (
 	prefaceMagic = "atollgst"
 )
 
-// Peer is what the other side has said of itself.
+// Peer describes the other side.
 type Peer struct{ bulk bool }
 
 // WritePreface says which version the writer speaks, and how much data it takes

@@ -2,7 +2,7 @@
 // ever making a file on this machine: names, links and whiteouts are resolved
 // in memory, and the content of files is streamed into an EROFS image.
 //
-// A layer is hostile input. What is done with its odd members:
+// A layer is hostile input. Unusual members are handled as follows:
 //
 //   - A leading "/" is dropped, as Docker does; "." and empty elements too. A
 //     name with ".." is refused, and so is one that is too long or holds NUL.
@@ -91,7 +91,7 @@ func (a *Applier) Apply(ctx context.Context, r io.Reader, opts Options) error {
 			return err
 		}
 	}
-	// What follows the end mark counts for the digest.
+	// Data after the end mark counts for the digest.
 	if _, err := io.Copy(io.Discard, r); err != nil {
 		return p.broken(err)
 	}

@@ -23,11 +23,10 @@ const maxAttempts = 100
 // errRestart says that what is there of a blob is no use.
 var errRestart = errors.New("the blob must be read from its beginning")
 
-// Blob reads the blob of that digest and size into f and verifies it. What f
-// holds already is taken as the beginning of the blob, so a transfer that was
-// cut short goes on where it ended. Progress is called with the bytes that f
-// holds. After an error f holds what was read, to go on with later, unless that
-// was wrong.
+// Blob reads the blob of that digest and size into f and verifies it. The
+// content of f is taken as the beginning of the blob, so an interrupted
+// transfer is resumed. Progress is called with the bytes that f holds. After an
+// error f holds what was read, to go on with later, unless that was wrong.
 func (c *Client) Blob(ctx context.Context, digest string, size int64, f *os.File, progress func(done int64)) error {
 	d := &download{c: c, digest: digest, size: size, f: f, progress: progress}
 	if err := d.begin(); err != nil {

@@ -31,8 +31,8 @@ const (
 	SecretModes Field = "secretModes"
 )
 
-// Request is what somebody wants a sandbox to be, completed with what it would
-// get by default. Of a limit, zero and less mean that there is none.
+// Request describes a requested sandbox, with defaults filled in. Of a limit,
+// zero and less mean that there is none.
 type Request struct {
 	About
 	Resources sandbox.Resources
@@ -57,7 +57,7 @@ type Grant struct {
 	Mode sandbox.SecretMode // empty: a rule adds it to requests
 }
 
-// Finding is what one field of one policy says about a request.
+// Finding is the result of one field of one policy for a request.
 type Finding struct {
 	Policy string `json:"policy"`
 	Rule   string `json:"rule"` // POLICY.FIELD
@@ -204,7 +204,7 @@ func (p *Policy) judgeSecrets(r *Request) (out []Finding) {
 		if p.Secrets != nil {
 			out = append(out, Finding{Field: Secrets, OK: like(p.Secrets, g.Name), Asked: "the secret " + g.Name, Limit: list(p.Secrets)})
 		}
-		// What a rule adds never comes into the sandbox.
+		// A secret that a rule adds never enters the sandbox.
 		if p.SecretModes != nil && g.Mode != "" {
 			modes := make([]string, len(p.SecretModes))
 			for i, m := range p.SecretModes {

@@ -27,7 +27,7 @@ type Set struct {
 	digest   string
 }
 
-// Policy is what one policy says. A field that is nil says nothing.
+// Policy is one policy. A field that is nil says nothing.
 type Policy struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
@@ -51,7 +51,7 @@ type Policy struct {
 	SecretModes []sandbox.SecretMode `json:"secretModes,omitzero"`
 	// Redact takes the values of secrets out of what commands write.
 	Redact bool `json:"redact,omitempty"`
-	// OnUnenforceable is what becomes of rules that a provider cannot enforce.
+	// OnUnenforceable says how to treat rules that a provider cannot enforce.
 	OnUnenforceable policy.Unenforceable `json:"onUnenforceable,omitempty"`
 
 	File  string         `json:"file"`
@@ -136,8 +136,8 @@ func (b *Set) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
 	return b.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets, SecretModes) == nil
 }
 
-// Unenforceable is what becomes of rules that a provider cannot enforce: what
-// the strictest of the policies says that say anything.
+// Unenforceable returns how to treat rules that a provider cannot enforce,
+// according to the strictest policy that says anything about it.
 func (b *Set) Unenforceable(a About) policy.Unenforceable {
 	said := policy.Unenforceable("")
 	order := []policy.Unenforceable{"", policy.LetPass, policy.Narrow, policy.Refuse}

@@ -36,8 +36,8 @@ const (
 // cosignType is what a payload says of itself.
 const cosignType = "cosign container image signature"
 
-// payload is what is signed: which digest is meant. What else it says, such as a
-// name, whoever signed did not have to know.
+// payload is what is signed: which digest is meant. Other fields, such as a
+// name, are not verified.
 type payload struct {
 	Critical struct {
 		Type  string `json:"type"`

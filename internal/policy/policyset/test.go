@@ -25,7 +25,7 @@ type Test struct {
 	Line int
 }
 
-// Result is what became of a test.
+// Result is the outcome of a test.
 type Result struct {
 	Name   string `json:"name"`
 	File   string `json:"file"`

@@ -32,8 +32,8 @@ func (r *Reader) command(ctx context.Context, line string) ([]byte, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = time.Second
-	// Whoever starts a program that is to die with it must not end meanwhile,
-	// and that is a thread.
+	// The parent-death signal is bound to the starting thread, so that thread
+	// must not end meanwhile.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out := &bounded{max: secret.MaxValue + 3}

@@ -1,7 +1,7 @@
 // Package source reads the values of secrets that are kept outside the store:
-// in a variable of the daemon, in a file, behind a program, or in a Vault. What
-// goes wrong is said without a word of what was read, and without what a program
-// or a server answered, since either may be the secret.
+// in a variable of the daemon, in a file, behind a program, or in a Vault.
+// Errors contain neither the text that was read nor the answer of a program or
+// server, because either may be the secret.
 package source
 
 import (

@@ -32,8 +32,8 @@ const (
 	maxBuildsAtOnce = 2
 )
 
-// build is one that a client asked for. What is known of it is lost with the
-// daemon; the template that it made is not.
+// build is one that a client asked for. Its state is lost when the daemon ends;
+// the template is not.
 type build struct {
 	tenant  string
 	want    Build
@@ -451,11 +451,11 @@ func (h *Handler) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// errNoTicket is what an upload gets that nobody announced.
+// errNoTicket is the error of an upload that was not announced.
 var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is invalid or has expired"}
 
-// tickets are addresses at which files may be put. Whoever has one needs no
-// key, because clients send none; it ends with the key that asked for it.
+// tickets are addresses at which files may be put. They need no key, because
+// clients send none; they end with the key that requested them.
 type tickets struct {
 	mu    sync.Mutex
 	known map[string]ticket

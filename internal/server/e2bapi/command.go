@@ -88,8 +88,8 @@ func (c *command) run() {
 	<-drained
 }
 
-// drain is how long output is awaited of a command that was killed: those that
-// it left behind may hold its streams open for ever.
+// drain is how long to wait for the output of a killed command: processes that
+// it left behind may hold its streams open without end.
 const drain = 100 * time.Millisecond
 
 func (c *command) drainBriefly(drained <-chan struct{}) {

@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// EnvdVersion is what sandboxes say the version of their data plane is. The
-// SDKs switch features on by it, so it is the newest all of whose features work.
+// EnvdVersion is the version of the data plane that sandboxes report. The SDKs
+// switch features on by it, so it is the newest all of whose features work.
 const EnvdVersion = "0.5.7"
 
 // envdPort is the port at which the SDKs expect the data plane.

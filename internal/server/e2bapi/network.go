@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// network is what a sandbox may reach and who may reach it.
+// network says what a sandbox may reach and who may reach it.
 type network struct {
 	AllowPublicTraffic *bool            `json:"allowPublicTraffic,omitempty"`
 	AllowOut           []string         `json:"allowOut,omitempty"`
@@ -26,7 +26,7 @@ type network struct {
 	Rules              map[string][]act `json:"rules,omitempty"`
 }
 
-// act is what is done to requests to a domain.
+// act says how requests to a domain are changed.
 type act struct {
 	Transform struct {
 		Headers map[string]string `json:"headers"`
@@ -91,7 +91,8 @@ func securedPorts(s *Sandbox) (ports []int) {
 }
 
 // spec is the network in the vocabulary. internet says that whatever is not
-// denied is allowed. Who asks for nothing, and gets nothing, has no network.
+// denied is allowed. A sandbox that asks for nothing and gets nothing has no
+// network.
 func (n *network) spec(internet bool) (sandbox.Network, error) {
 	if n == nil {
 		n = &network{}
@@ -335,7 +336,8 @@ func plainTargets(patterns []string) []string {
 	return out
 }
 
-// setNetwork replaces what a sandbox may reach. What is left out is cleared.
+// setNetwork replaces what a sandbox may reach. Settings that are left out are
+// cleared.
 func (h *Handler) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		network

@@ -47,8 +47,9 @@ type port struct {
 	number uint16
 }
 
-// showPort passes a request to what listens inside. Whoever knows the id of a
-// sandbox reaches its ports, as at E2B, unless its maker wants a token for that.
+// showPort passes a request to what listens inside. Anyone who knows the id of
+// a sandbox can reach its ports, as at E2B, unless its creator requires a
+// token.
 func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, number uint16) {
 	bearer := ""
 	if s.Labels[labelPrivate] != "" {

@@ -35,8 +35,8 @@ var statuses = map[sandbox.Code]int{
 	sandbox.CodeStale:         http.StatusConflict,
 }
 
-// newProblem returns the form in which err travels. What is not an
-// *sandbox.Error is not shown to the caller.
+// newProblem returns the form in which err travels. Errors that are not
+// *sandbox.Error are not shown to the caller.
 func newProblem(err error) *problem {
 	code := sandbox.CodeOf(err)
 	p := &problem{Code: http.StatusInternalServerError, Message: "internal error"}

@@ -54,7 +54,7 @@ func (h *Handler) start(ctx context.Context, c *call, req *envd.StartRequest, ou
 	return run.follow(ctx, c.header, f, out)
 }
 
-// command is what a request asks to run.
+// command is the command of a request.
 func (h *Handler) command(ctx context.Context, c *call, req *envd.StartRequest) (*sandbox.Command, error) {
 	config := req.Process
 	if config == nil || config.Cmd == "" {

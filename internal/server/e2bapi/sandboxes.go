@@ -13,8 +13,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What a sandbox remembers of how it was asked for, as labels. Metadata are
-// labels too, and may not begin so.
+// Labels that record how a sandbox was requested. Metadata are labels too, and
+// may not begin so.
 const (
 	labelPrefix   = "e2b."
 	labelTemplate = labelPrefix + "template"
@@ -27,7 +27,7 @@ const (
 	labelTag      = labelPrefix + "tag"     // of a snapshot; default if there is none
 )
 
-// newSandbox asks for a sandbox. What is absent is nil or zero.
+// newSandbox asks for a sandbox. Absent fields are nil or zero.
 type newSandbox struct {
 	TemplateID          string            `json:"templateID"`
 	Timeout             *int64            `json:"timeout"`
@@ -143,7 +143,7 @@ func (req *newSandbox) refuse() error {
 	return nil
 }
 
-// spec is what is asked for, in the vocabulary.
+// spec converts the request to a sandbox.Spec.
 func (req *newSandbox) spec(timeout time.Duration, internet bool) (sandbox.Spec, error) {
 	spec := sandbox.Spec{Env: req.EnvVars, Labels: map[string]string{}}
 	for k, v := range req.Metadata {
@@ -170,7 +170,7 @@ func (req *newSandbox) spec(timeout time.Duration, internet bool) (sandbox.Spec,
 // imageScheme begins the template that is an image, which E2B does not have.
 const imageScheme = "image:"
 
-// lifetime is what happens to the sandbox in the end.
+// lifetime says what happens at the end of the sandbox's timeout.
 func (req *newSandbox) lifetime() sandbox.Lifetime {
 	l := sandbox.Lifetime{TimeoutAction: sandbox.IdleDelete, Wakes: req.AutoResume != nil && req.AutoResume.Enabled}
 	if req.AutoPause {
@@ -252,8 +252,8 @@ func template(s *Sandbox) string {
 	return imageScheme + s.Image
 }
 
-// stateOf returns how E2B calls the state of a sandbox. What has none there
-// does not exist for its clients.
+// stateOf returns how E2B calls the state of a sandbox. Sandboxes in a state
+// that E2B does not have do not exist for its clients.
 func stateOf(s *Sandbox) (state string, exists bool) {
 	switch s.State {
 	case sandbox.Running, sandbox.Resuming:

@@ -4,7 +4,8 @@
 //
 // It translates and decides nothing: [Service] is what it needs of the control
 // plane, where policy, quotas and the audit log apply as for every other face.
-// What E2B has and Atoll lacks is refused with error_code "atoll_unsupported".
+// Features of E2B that Atoll lacks are refused with error_code
+// "atoll_unsupported".
 package e2bapi
 
 import (
@@ -64,7 +65,7 @@ type Service interface {
 	Open(ctx context.Context, id sandbox.ID) (Box, error)
 }
 
-// Sandbox is what is known of a sandbox.
+// Sandbox describes a sandbox.
 type Sandbox struct {
 	ID         sandbox.ID
 	Name       string
@@ -83,7 +84,7 @@ type Sandbox struct {
 	Kept, Wakes bool
 }
 
-// Snapshot is what is known of a snapshot.
+// Snapshot describes a snapshot.
 type Snapshot struct {
 	ID     string
 	Parent sandbox.ID

@@ -218,7 +218,7 @@ func noTemplate(ref string) error {
 	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such template"}
 }
 
-// metric is what a sandbox consumed at a time.
+// metric is the resource usage of a sandbox at one time.
 type metric struct {
 	Timestamp     time.Time `json:"timestamp"`
 	TimestampUnix int64     `json:"timestampUnix"`

@@ -31,7 +31,7 @@ type Templates interface {
 	PutUpload(ctx context.Context, hash string, r io.Reader) error
 }
 
-// Build is what a template is made of.
+// Build is the description that a template is built from.
 type Build struct {
 	ID      string   // a UUID
 	Name    string   // of the template
@@ -76,8 +76,7 @@ type Template struct {
 	Created   time.Time
 }
 
-// The tag of what is named without one is default for clients, and latest for
-// everybody else.
+// The default tag is "default" for E2B clients and "latest" elsewhere.
 const latestTag = "latest"
 
 func ownTag(tag string) string {

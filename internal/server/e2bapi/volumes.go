@@ -27,7 +27,7 @@ type Volumes interface {
 	VolumeFiles(v Volume) VolumeFiles
 }
 
-// Volume is what is known of a volume.
+// Volume describes a volume.
 type Volume struct{ ID, Name string }
 
 // VolumeFiles are the files of a volume. Paths are relative to it.
@@ -42,8 +42,8 @@ type VolumeFiles interface {
 	Remove(ctx context.Context, path string) error
 }
 
-// VolumeWrite says how files are made or changed. What is nil is left to the
-// volume, or as it was.
+// VolumeWrite says how files are made or changed. Nil fields use the volume's
+// default or stay unchanged.
 type VolumeWrite struct {
 	UID, GID *int
 	Mode     *uint32 // permission bits

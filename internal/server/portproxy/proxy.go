@@ -2,8 +2,8 @@
 // reverse proxy to a port that the host name or two headers name, for whoever
 // bears a token for it. WebSockets and streams pass as they are.
 //
-// What is behind a port is hostile, and so may be who calls. The two are kept
-// apart from everything else: a token opens ports of one sandbox only,
+// The server behind a port is hostile, and the caller may be, too. The two are
+// kept apart from everything else: a token opens ports of one sandbox only,
 // connections are never shared between tokens, no credential of Atoll's is
 // passed on, and a page from inside a sandbox has an origin of its own.
 package portproxy
@@ -229,7 +229,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 type Port struct {
 	Sandbox sandbox.ID
 	Number  uint16
-	// Bearer is who may share connections: a secret, or "" for everybody.
+	// Bearer identifies callers that may share connections: a secret, or "" for
+	// all.
 	Bearer string
 	// TLS says that what listens there serves HTTPS. Its certificate is not
 	// looked at: the connection does not leave the machine, and ends in the

@@ -7,8 +7,8 @@
 // Its name is the digest of its bytes, and names the version of the workspace
 // it was written for. Which packs count is decided above.
 //
-// Nothing that comes back from a blob store is believed: a chunk is what was
-// asked for, by its own digest, or an error.
+// Data from a blob store is not trusted: reading returns the requested chunk,
+// verified by its digest, or an error.
 package chunk
 
 import (
@@ -102,8 +102,7 @@ var decoder = sync.OnceValues(func() (*zstd.Decoder, error) {
 // index or a record.
 const MaxState = 64 << 20
 
-// Seal compresses and encrypts content. What it is bound to must be told to
-// Open again.
+// Seal compresses and encrypts content. Open needs the same binding again.
 func (c *Codec) Seal(content, boundTo []byte) ([]byte, error) {
 	enc, err := encoder()
 	if err != nil {
@@ -120,9 +119,9 @@ func (c *Codec) Seal(content, boundTo []byte) ([]byte, error) {
 	return sealed, nil
 }
 
-// Open is the reverse of Seal. What was changed, or is bound to something
-// else, is CodeInvalid. Without a key it notices that only if what is inside
-// cannot be read.
+// Open is the reverse of Seal. Modified content, or another binding, is
+// CodeInvalid. Without a key it notices that only if what is inside cannot be
+// read.
 func (c *Codec) Open(sealed, boundTo []byte) ([]byte, error) {
 	if c.aead != nil {
 		opened, err := c.aead.Open(nil, nil, sealed, boundTo)

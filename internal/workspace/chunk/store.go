@@ -145,8 +145,7 @@ func (s *Store) find(id ID) (Pack, location, error) {
 	return s.packs[l.pack], l, nil
 }
 
-// Check reads whole packs and makes sure that every byte and every chunk is
-// what its name says.
+// Check reads whole packs and verifies every byte and every chunk.
 func (s *Store) Check(ctx context.Context) error {
 	s.mu.RLock()
 	packs := make([]Pack, 0, len(s.packs))

@@ -12,8 +12,8 @@ import (
 )
 
 // Writer adds chunks to a Store. Its methods may be called concurrently, but
-// Close only after the others. What it wrote counts for nobody before its packs
-// are recorded somewhere; if it is dropped, its packs are rubbish.
+// Close only after the others. Its data is invisible until its packs are
+// recorded somewhere. If the writer is dropped, its packs are garbage.
 type Writer struct {
 	store  *Store
 	target int

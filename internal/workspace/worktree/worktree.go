@@ -12,8 +12,9 @@
 //	unsaved-N  a tree made from version N that nobody persisted and that another
 //	           machine has overtaken; kept for a person to look at
 //
-// What is made gets its name when it is whole. Who may use a workspace is
-// decided above; no two callers touch one workspace at the same time.
+// New directories get their name when they are complete. The caller decides who
+// may use a workspace, and never uses one workspace from two goroutines at the
+// same time.
 package worktree
 
 import (
@@ -39,8 +40,8 @@ type Store struct {
 	key   []byte
 }
 
-// Open opens the directory, making it if it is missing. Key is what encrypted
-// workspaces are encrypted with; see [Key].
+// Open opens the directory, making it if it is missing. Key encrypts the
+// encrypted workspaces; see [Key].
 func Open(dir string, blobs blob.Store, key []byte) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, failed("open", err)
@@ -49,8 +50,8 @@ func Open(dir string, blobs blob.Store, key []byte) (*Store, error) {
 }
 
 // Key reads a key from a file that only its owner may read, and makes both if
-// the file is missing. Whoever has it reads all encrypted workspaces; without
-// it nobody does.
+// the file is missing. The key decrypts all encrypted workspaces; without it
+// they are lost.
 func Key(name string) ([]byte, error) {
 	key, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -223,8 +224,7 @@ func (s *Store) restore(ctx context.Context, w *workspace.Workspace, number int,
 	if err := os.RemoveAll(at); err != nil {
 		return failed("checkout", err)
 	}
-	// Whoever the sandbox's user is may write there; nobody but sandboxes can
-	// reach it.
+	// Any user of the sandbox may write there; only sandboxes can reach it.
 	if err := errors.Join(os.MkdirAll(tmp, 0o700), os.MkdirAll(filepath.Dir(at), 0o700)); err != nil {
 		return failed("checkout", err)
 	}
@@ -311,7 +311,7 @@ func (s *Store) Reading(ctx context.Context, w *workspace.Workspace) (string, er
 	return at, s.restore(ctx, w, latest.Number, at)
 }
 
-// Unread removes what Reading returned. Nobody may read any more.
+// Unread removes what Reading returned. There must be no readers left.
 func (s *Store) Unread(id string) error {
 	return failed("detach", os.RemoveAll(s.path(id, "read")))
 }
@@ -353,7 +353,7 @@ func (s *Store) Persist(ctx context.Context, w *workspace.Workspace, opts worksp
 	return v, failed("persist", err)
 }
 
-// become finds out if the newest version is what the tree holds.
+// become reports whether the tree equals the newest version.
 func (s *Store) become(ctx context.Context, w *workspace.Workspace, root *os.Root, opts workspace.PersistOptions) (workspace.Version, error) {
 	latest, err := w.Latest(ctx)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package kernel turns this process into the kernel of a sandbox, if that is
-// what it was started as, while the program is still being initialised. It is
-// also the only package that depends on unexported parts of the linked version
-// of gVisor: see [Items].
+// Package kernel turns a process that was started as the kernel of a sandbox
+// into one, while the program is still being initialised. It is also the only
+// package that depends on unexported parts of the linked version of gVisor: see
+// [Items].
 //
 // The program is also a daemon, whose packages cost a starting kernel
 // milliseconds and memory. Go initialises packages in the order of their import

@@ -59,7 +59,7 @@ func appendText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint16(b, uint16(len(s))), s...)
 }
 
-// jksDigest is what a store ends with. It finds damage and no intent.
+// jksDigest is the digest at the end of a store. It finds damage and no intent.
 func jksDigest(store []byte) []byte {
 	h := sha1.New()
 	for _, c := range utf16.Encode([]rune(jksPassword)) {
@@ -70,8 +70,8 @@ func jksDigest(store []byte) []byte {
 	return h.Sum(nil)
 }
 
-// reader walks over the entries of a store. What does not fit makes it short
-// for good.
+// reader walks over the entries of a store. After data that does not fit, it
+// stays in the error state.
 type reader struct {
 	rest  []byte
 	short bool

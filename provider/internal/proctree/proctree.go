@@ -12,7 +12,7 @@ import (
 // tick is the unit of times in /proc: Linux promises it to programs.
 const tick = 10 * time.Millisecond
 
-// Sum is what some processes consume together.
+// Sum is the total resource usage of several processes.
 type Sum struct {
 	CPU     time.Duration // of those that live and of the ended ones they waited for
 	Memory  int64         // bytes; shared memory is counted in parts

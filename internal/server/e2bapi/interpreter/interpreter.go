@@ -14,7 +14,7 @@ const Port = 49999
 // Dir is where the programs belong in a sandbox.
 const Dir = "/var/lib/atoll/interpreter"
 
-// Ready is what the server says, on a line of its own, when it listens.
+// Ready is the line that the server prints when it listens.
 const Ready = "ready"
 
 //go:embed *.py *.js *.sh

@@ -1,5 +1,5 @@
-// Package early unmounts /proc for a starting kernel, if that is what this
-// process was started for, while the program is still being initialised.
+// Package early unmounts /proc for a starting kernel, in a process that was
+// started for this, while the program is still being initialised.
 //
 // gVisor gives up the capability to unmount before it is done with /proc, so it
 // starts this program again to unmount it later. Without this package the helper
