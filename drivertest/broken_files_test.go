@@ -81,7 +81,7 @@ var brokenManagers = []sabotage{
 		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return !i.Running })
 	}}), []string{"background/survives-close", "background/foreground-listed"}},
 	{"hides what commands left behind", false, withManager(managerInstance{change: func(l []sandbox.ProcessInfo) []sandbox.ProcessInfo {
-		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return strings.HasPrefix(i.ID, "o") })
+		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return len(i.Args) > 0 && i.Args[0] == "sleep" })
 	}}), []string{"left/listed"}},
 	{"mixes the streams of a log", false, withLogs(func(c *driver.LogChunk) { c.Stream = 1 }), []string{"logs/streams"}},
 	{"does not count what it lost", false, withLogs(func(c *driver.LogChunk) { c.Dropped = 0 }), []string{"logs/bounded"}},

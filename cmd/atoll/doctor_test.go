@@ -21,7 +21,7 @@ import (
 // it is said: its disk fills, its descriptors run out, its gateway is killed and
 // cannot be started again.
 func TestDoctorFindsRealFaults(t *testing.T) {
-	disk := smallDisk(t)
+	disk := smallDisk(t, "256m")
 	s := soakerIn(t, filepath.Join(disk, "state"))
 	spec := sandbox.Spec{Name: "net", Resources: sandbox.Resources{Memory: 256 << 20}, Network: sandbox.Network{Egress: []string{}}}
 	if _, err := s.client.Create(t.Context(), spec, atoll.CreateOptions{}); err != nil {

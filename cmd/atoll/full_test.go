@@ -17,8 +17,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// smallDisk is a file system of its own with little room.
-func smallDisk(t *testing.T) string {
+// smallDisk is a file system of its own of a small size.
+func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("only root can mount a file system of a size of its own")
@@ -27,7 +27,7 @@ func smallDisk(t *testing.T) string {
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Mount("atoll-test", dir, "tmpfs", unix.MS_NOSUID, "size=288m,mode=711"); err != nil {
+	if err := unix.Mount("atoll-test", dir, "tmpfs", unix.MS_NOSUID, "mode=711,size="+size); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -73,7 +73,7 @@ func fill(t *testing.T, disk string, leave int64) (empty func()) {
 // told why. What runs goes on, nothing that was acknowledged is lost, and once
 // there is room all is as before.
 func TestDiskFull(t *testing.T) {
-	disk := smallDisk(t)
+	disk := smallDisk(t, "288m")
 	s := soakerIn(t, filepath.Join(disk, "state"))
 	b := s.box(t, "runs")
 	sum := sha256.Sum256(seeded(16 << 20))

@@ -37,8 +37,8 @@ func testMain(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	program = filepath.Join(dir, "server")
-	build := exec.Command("go", "build", "-o", program, "./testdata/server")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", program, "./testdata/server")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		panic(fmt.Sprintf("building the server: %v\n%s", err, out))
 	}

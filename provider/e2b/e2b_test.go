@@ -37,8 +37,8 @@ func testMain(m *testing.M) int {
 	}
 	defer func() { _ = remove() }()
 	bin := filepath.Join(dir, "atoll")
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/atoll")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building the daemon: %v\n%s", err, out)
 		return 1

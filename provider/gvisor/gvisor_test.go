@@ -42,8 +42,8 @@ func testMain(m *testing.M) int {
 	os.Setenv("TMPDIR", dir)
 	if os.Getenv("ATOLL_KERNEL") == "" {
 		kernel := filepath.Join(dir, "atoll")
-		build := exec.Command("go", "build", "-o", kernel, "../../cmd/atoll")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", kernel, "../../cmd/atoll")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)
 			return 1

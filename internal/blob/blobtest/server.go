@@ -19,8 +19,8 @@ import (
 )
 
 // gateway is a real S3 server whose bucket is a directory. It is built from
-// the module proxy when the first test wants it, unless $ATOLL_S3_SERVER names
-// one.
+// the module proxy when the first test wants it and kept in the user's cache,
+// unless $ATOLL_S3_SERVER names one.
 const gateway = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 // What the server believes. It listens on the loopback address only.
@@ -77,12 +77,8 @@ func (s *s3) start() (err error) {
 	}
 	binary := os.Getenv("ATOLL_S3_SERVER")
 	if binary == "" {
-		binary = filepath.Join(s.dir, "versitygw")
-		build := exec.CommandContext(context.Background(), "go", "install", gateway)
-		build.Dir = s.dir // not in a module
-		build.Env = append(os.Environ(), "GOBIN="+s.dir, "CGO_ENABLED=0", "GOFLAGS=-mod=mod")
-		if out, err := build.CombinedOutput(); err != nil {
-			return fmt.Errorf("build the S3 server: %w\n%s", err, out)
+		if binary, err = install(s.dir); err != nil {
+			return err
 		}
 	}
 	for range 5 { // somebody may be faster to take the port
@@ -91,6 +87,45 @@ func (s *s3) start() (err error) {
 		}
 	}
 	return err
+}
+
+// install returns the server's program, which it builds the first time. dir is
+// not in a module.
+func install(dir string) (string, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", err
+	}
+	cache = filepath.Join(cache, "atoll-test", gateway[strings.LastIndex(gateway, "/")+1:])
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.Create(filepath.Join(cache, "lock")) // the tests of several packages may ask at once
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", err
+	}
+	binary := filepath.Join(cache, "versitygw")
+	if _, err := os.Stat(binary); err == nil {
+		return binary, nil
+	}
+	build := exec.CommandContext(context.Background(), "go", "install", gateway)
+	build.Dir = dir
+	build.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0", "GOFLAGS=-mod=mod -trimpath -ldflags=-s")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the S3 server: %w\n%s", err, out)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "versitygw"))
+	if err == nil {
+		err = os.WriteFile(binary+".new", data, 0o755)
+	}
+	if err == nil {
+		err = os.Rename(binary+".new", binary) // whole, or not at all
+	}
+	return binary, err
 }
 
 // serve starts the server and waits until it answers.
