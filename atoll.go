@@ -10,12 +10,7 @@
 package atoll
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -25,6 +20,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/atoll-run/atoll/admin"
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -50,12 +47,7 @@ type Options struct {
 }
 
 // Client is a connection to a daemon. Its methods may be called concurrently.
-type Client struct {
-	http      *http.Client
-	base      string
-	key       string
-	propagate func(context.Context, http.Header)
-}
+type Client struct{ conn *client.Conn }
 
 // New returns a Client. It connects when it is first used; see [Client.Ping].
 // The caller closes it.
@@ -83,14 +75,14 @@ func New(opts Options) (*Client, error) {
 	if opts.Propagate == nil {
 		opts.Propagate = propagator(os.Getenv("TRACEPARENT"), os.Getenv("TRACESTATE"))
 	}
-	return &Client{
-		http: &http.Client{
+	return &Client{&client.Conn{
+		HTTP: &http.Client{
 			Transport: transport,
 			// A redirect could carry the key elsewhere; the daemon sends none.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		base: base, key: opts.Key, propagate: opts.Propagate,
-	}, nil
+		Base: base, Key: opts.Key, Propagate: opts.Propagate,
+	}}, nil
 }
 
 // localHost stands for a daemon that is reached without a network.
@@ -155,37 +147,18 @@ func DefaultSocket() (string, error) {
 	return filepath.Join(dir, SocketName), err
 }
 
+// Admin administers the daemon: keys, tenants, policies, the audit log.
+func (c *Client) Admin() *admin.Client { return admin.New(c.conn) }
+
 // Close closes idle connections. It ends no sandbox.
 func (c *Client) Close() error {
-	c.http.CloseIdleConnections()
+	c.conn.HTTP.CloseIdleConnections()
 	return nil
 }
 
 // Ping reports whether a daemon answers. None is CodeUnavailable.
 func (c *Client) Ping(ctx context.Context) error {
-	return c.call(ctx, http.MethodGet, "/healthz", nil, nil, nil)
-}
-
-// request makes a request. Its body may be nil.
-func (c *Client) request(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Request, error) {
-	target := c.base + path
-	if len(query) > 0 {
-		target += "?" + query.Encode()
-	}
-	r, err := http.NewRequestWithContext(ctx, method, target, body)
-	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "client.request", Message: "cannot be sent", Cause: err}
-	}
-	c.sign(ctx, r.Header)
-	return r, nil
-}
-
-// sign says in a header who is asking and in which trace.
-func (c *Client) sign(ctx context.Context, h http.Header) {
-	if c.key != "" {
-		h.Set("Authorization", "Bearer "+c.key)
-	}
-	c.propagate(ctx, h)
+	return c.conn.Call(ctx, http.MethodGet, "/healthz", nil, nil, nil)
 }
 
 // propagator names one trace in every request. One that is not as it should be
@@ -204,107 +177,6 @@ func propagator(parent, state string) func(context.Context, http.Header) {
 
 // maxTraceState is what every daemon must be able to take (W3C Trace Context).
 const maxTraceState = 512
-
-// do sends a request. Any answer but success is returned as the error that it
-// describes. The caller closes the body.
-func (c *Client) do(r *http.Request) (*http.Response, error) {
-	resp, err := c.http.Do(r)
-	if err != nil {
-		return nil, transportError(r.Context(), err)
-	}
-	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
-		return resp, nil
-	}
-	defer resp.Body.Close()
-	return nil, problemOf(resp)
-}
-
-// transportError classifies what went wrong on the way. It never says anything
-// about a sandbox.
-func transportError(ctx context.Context, err error) error {
-	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "client.request", Message: "the daemon does not answer", Cause: err}
-	switch {
-	case errors.Is(ctx.Err(), context.Canceled):
-		e.Code, e.Message = sandbox.CodeCanceled, "canceled"
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		e.Code, e.Message = sandbox.CodeTimeout, "took too long"
-	default:
-		e.Hint = "start one with: atoll up"
-	}
-	return e
-}
-
-const maxProblem = 64 << 10
-
-// problemOf reads the error that an answer describes.
-func problemOf(resp *http.Response) error {
-	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
-	if err := parseProblem(text); err != nil {
-		return err
-	}
-	return &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "client.request", Message: fmt.Sprintf("something that is not Atoll answered with status %d", resp.StatusCode),
-	}
-}
-
-func parseProblem(text []byte) error {
-	var p struct {
-		Code                      sandbox.Code
-		Op, Subject, Detail, Hint string
-		Request                   string
-		Rule                      string
-		Faults                    []struct{ Field, Message string }
-	}
-	if json.Unmarshal(text, &p) != nil || p.Code == "" {
-		return nil
-	}
-	e := &sandbox.Error{Code: p.Code, Op: p.Op, Subject: p.Subject, Message: p.Detail, Hint: p.Hint, Rule: p.Rule}
-	if p.Request != "" && e.Hint == "" {
-		e.Hint = "the daemon's log tells more, under the request " + p.Request
-	}
-	if len(p.Faults) > 0 {
-		e.Subject, e.Message = p.Faults[0].Field, p.Faults[0].Message
-	}
-	return e
-}
-
-// call makes a request whose body and answer are JSON. in and out may be nil.
-func (c *Client) call(ctx context.Context, method, path string, query url.Values, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		text, err := json.Marshal(in)
-		if err != nil {
-			return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "client.request", Message: "cannot be sent", Cause: err}
-		}
-		body = bytes.NewReader(text)
-	}
-	r, err := c.request(ctx, method, path, query, body)
-	if err != nil {
-		return err
-	}
-	if in != nil {
-		r.Header.Set("Content-Type", "application/json")
-	}
-	return c.receive(r, out)
-}
-
-// receive sends a request and reads its answer into out, if there is one.
-func (c *Client) receive(r *http.Request, out any) error {
-	resp, err := c.do(r)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if out == nil {
-		_, err = io.Copy(io.Discard, resp.Body)
-	} else {
-		err = json.NewDecoder(resp.Body).Decode(out)
-	}
-	if err != nil {
-		return transportError(r.Context(), err)
-	}
-	return nil
-}
 
 // utf8Map refuses what JSON would change without a word.
 func utf8Map(subject string, m map[string]string) error {

@@ -445,7 +445,7 @@ func TestEvents(t *testing.T) {
 	}
 	var types []string
 	var last int64
-	for e, err := range c.Events(ctx, atoll.EventOptions{}) {
+	for e, err := range c.Events(ctx, sandbox.EventQuery{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -462,7 +462,7 @@ func TestEvents(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	go func() { _ = s.Destroy(ctx) }()
-	for e, err := range c.Events(ctx, atoll.EventOptions{After: last, Follow: true}) {
+	for e, err := range c.FollowEvents(ctx, sandbox.EventQuery{After: last}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -470,7 +470,7 @@ func TestEvents(t *testing.T) {
 			break
 		}
 	}
-	report, err := c.VerifyAudit(ctx)
+	report, err := c.Admin().VerifyAudit(ctx)
 	if err != nil || !report.Sound || report.Records == 0 {
 		t.Errorf("%+v %v", report, err)
 	}

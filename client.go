@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"net/url"
-	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -65,14 +63,14 @@ func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 
 // create sends a request for a sandbox.
 func (c *Client) create(ctx context.Context, text []byte, key string) (*Sandbox, error) {
-	r, err := c.request(ctx, http.MethodPost, "/v1/sandboxes", nil, bytes.NewReader(text))
+	r, err := c.conn.Request(ctx, http.MethodPost, "/v1/sandboxes", nil, bytes.NewReader(text))
 	if err != nil {
 		return nil, err
 	}
 	r.Header.Set("Content-Type", "application/json")
 	r.Header.Set("Idempotency-Key", key)
 	s := &Sandbox{client: c}
-	return s, c.receive(r, &s.info)
+	return s, c.conn.Receive(r, &s.info)
 }
 
 // uncreate removes what a request made whose answer nobody waited for. The same
@@ -87,18 +85,13 @@ func (c *Client) uncreate(ctx context.Context, text []byte, key string) error {
 	return s.Destroy(late)
 }
 
-// milliseconds rounds up, so that a short time does not become none.
-func milliseconds(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
-}
-
 // Get returns the sandbox of that name or id, whatever its state.
 func (c *Client) Get(ctx context.Context, ref string) (*Sandbox, error) {
 	s := &Sandbox{client: c}
 	if err := sandbox.ValidateName(ref); err != nil {
 		return nil, err
 	}
-	return s, c.call(ctx, http.MethodGet, "/v1/sandboxes/"+ref, nil, nil, &s.info)
+	return s, c.conn.Call(ctx, http.MethodGet, "/v1/sandboxes/"+ref, nil, nil, &s.info)
 }
 
 // Remove destroys the sandbox of that name or id. One that is gone already is
@@ -107,30 +100,5 @@ func (c *Client) Remove(ctx context.Context, ref string) error {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return err
 	}
-	return c.call(ctx, http.MethodDelete, "/v1/sandboxes/"+ref, nil, nil, nil)
-}
-
-// NewKey says what a new API key is to be.
-type NewKey struct {
-	Name    string        // for people
-	Verbs   []string      // what it allows: read, exec, write, admin
-	Tenant  string        // whose it is; empty: your own, others only for the owner of the machine
-	Expires time.Duration // from now; zero: never
-}
-
-// CreateKey makes an API key. Its Token is shown only now.
-func (c *Client) CreateKey(ctx context.Context, n NewKey) (k sandbox.Key, err error) {
-	in := map[string]any{"name": n.Name, "tenant": n.Tenant, "verbs": n.Verbs, "expiresMs": milliseconds(n.Expires)}
-	return k, c.call(ctx, http.MethodPost, "/v1/keys", nil, in, &k)
-}
-
-// Keys lists the API keys, revoked and expired ones too, oldest first.
-func (c *Client) Keys(ctx context.Context) ([]sandbox.Key, error) {
-	var out struct{ Keys []sandbox.Key }
-	return out.Keys, c.call(ctx, http.MethodGet, "/v1/keys", nil, nil, &out)
-}
-
-// RevokeKey ends an API key.
-func (c *Client) RevokeKey(ctx context.Context, id string) error {
-	return c.call(ctx, http.MethodDelete, "/v1/keys/"+url.PathEscape(id), nil, nil, nil)
+	return c.conn.Call(ctx, http.MethodDelete, "/v1/sandboxes/"+ref, nil, nil, nil)
 }

@@ -12,7 +12,7 @@ import (
 
 // CreateProfile stores a profile under its name.
 func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out sandbox.StoredProfile, err error) {
-	return out, c.call(ctx, http.MethodPost, "/v1/profiles", nil, p, &out)
+	return out, c.conn.Call(ctx, http.MethodPost, "/v1/profiles", nil, p, &out)
 }
 
 // ApplyProfile stores a new version of the profile of that name, or its first,
@@ -39,7 +39,7 @@ func (c *Client) Profile(ctx context.Context, name string, version int64) (out s
 // Profiles lists the stored profiles by name.
 func (c *Client) Profiles(ctx context.Context) ([]sandbox.StoredProfile, error) {
 	var out struct{ Profiles []sandbox.StoredProfile }
-	return out.Profiles, c.call(ctx, http.MethodGet, "/v1/profiles", nil, nil, &out)
+	return out.Profiles, c.conn.Call(ctx, http.MethodGet, "/v1/profiles", nil, nil, &out)
 }
 
 // RemoveProfile removes a profile. One that a sandbox works by is CodeConflict.
@@ -53,36 +53,12 @@ func (c *Client) profile(ctx context.Context, method, name, rest string, query u
 	if err := sandbox.ValidateName(name); err != nil {
 		return err
 	}
-	return c.call(ctx, method, "/v1/profiles/"+name+rest, query, in, out)
-}
-
-// Explanation is what would become of a request under a profile, and why.
-type Explanation struct {
-	Allow    bool               `json:"allow"`
-	Reason   string             `json:"reason"`
-	Rule     string             `json:"rule,omitempty"` // that decides
-	Message  string             `json:"message"`
-	Resolves bool               `json:"resolves"`       // the name has an address in the sandbox
-	Inspect  bool               `json:"inspect"`        // TLS is terminated, and every request decided
-	HostOnly bool               `json:"hostOnly"`       // the host alone decides
-	Path     string             `json:"path,omitempty"` // that is forwarded
-	Limits   sandbox.RuleLimits `json:"limits,omitzero"`
-	Inject   []string           `json:"inject,omitempty"`   // names of the secrets that are added
-	Operator []string           `json:"operator,omitempty"` // what the owner of the machine decides about it
-	Steps    []ExplainStep      `json:"steps"`              // the rules about the host, up to the one that decides
-}
-
-// ExplainStep is one rule that was looked at.
-type ExplainStep struct {
-	Rule    string         `json:"rule"`
-	Action  sandbox.Action `json:"action"`
-	Matches bool           `json:"matches"`
-	Why     string         `json:"why,omitempty"` // it does not match
+	return c.conn.Call(ctx, method, "/v1/profiles/"+name+rest, query, in, out)
 }
 
 // TestProfile tells what would become of a request under a stored profile.
 // Nothing is sent. target is a URL; the scheme tcp stands for a bare connection.
-func (c *Client) TestProfile(ctx context.Context, name, method, target string) (out Explanation, err error) {
+func (c *Client) TestProfile(ctx context.Context, name, method, target string) (out sandbox.Explanation, err error) {
 	in := map[string]string{"method": method, "url": target}
 	return out, c.profile(ctx, http.MethodPost, name, "/test", nil, in, &out)
 }
@@ -124,7 +100,7 @@ func (c *Client) CreateSecret(ctx context.Context, s NewSecret) (out sandbox.Sto
 	if s.AllowEnv {
 		in["allowEnv"] = true
 	}
-	return out, c.call(ctx, http.MethodPost, "/v1/secrets", nil, secretValue(in, s.Value), &out)
+	return out, c.conn.Call(ctx, http.MethodPost, "/v1/secrets", nil, secretValue(in, s.Value), &out)
 }
 
 // RotateSecret gives a secret a new value, which is used from the next request
@@ -133,13 +109,13 @@ func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (o
 	if err := sandbox.ValidateSecretName(name); err != nil {
 		return out, err
 	}
-	return out, c.call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, secretValue(map[string]any{}, value), &out)
+	return out, c.conn.Call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, secretValue(map[string]any{}, value), &out)
 }
 
 // Secrets lists the secrets by name, without their values.
 func (c *Client) Secrets(ctx context.Context) ([]sandbox.StoredSecret, error) {
 	var out struct{ Secrets []sandbox.StoredSecret }
-	return out.Secrets, c.call(ctx, http.MethodGet, "/v1/secrets", nil, nil, &out)
+	return out.Secrets, c.conn.Call(ctx, http.MethodGet, "/v1/secrets", nil, nil, &out)
 }
 
 // RemoveSecret removes a secret. One that a sandbox or a profile works with is
@@ -152,5 +128,5 @@ func (c *Client) RemoveSecret(ctx context.Context, name string, force bool) erro
 	if force {
 		query.Set("force", "true")
 	}
-	return c.call(ctx, http.MethodDelete, "/v1/secrets/"+name, query, nil, nil)
+	return c.conn.Call(ctx, http.MethodDelete, "/v1/secrets/"+name, query, nil, nil)
 }

@@ -1,8 +1,6 @@
 package atoll
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,7 +9,9 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -44,7 +44,7 @@ type MkdirOptions struct {
 }
 
 func (f Files) call(ctx context.Context, method, rest string, query url.Values, in, out any) error {
-	return f.s.client.call(ctx, method, f.s.path("/files"+rest), query, in, out)
+	return f.s.client.conn.Call(ctx, method, f.s.path("/files"+rest), query, in, out)
 }
 
 func at(path string) url.Values { return url.Values{"path": {path}} }
@@ -77,7 +77,7 @@ func (f Files) List(ctx context.Context, path string, depth int) iter.Seq2[sandb
 				err = json.Unmarshal(line, &info)
 			}
 			if err != nil {
-				err = transportError(ctx, err)
+				err = client.TransportError(ctx, err)
 			} else {
 				err = lineError(line)
 			}
@@ -90,14 +90,14 @@ func (f Files) List(ctx context.Context, path string, depth int) iter.Seq2[sandb
 
 // stream asks for something that is read little by little.
 func (f Files) stream(ctx context.Context, rest string, query url.Values, header http.Header) (io.ReadCloser, error) {
-	r, err := f.s.client.request(ctx, http.MethodGet, f.s.path("/files"+rest), query, nil)
+	r, err := f.s.client.conn.Request(ctx, http.MethodGet, f.s.path("/files"+rest), query, nil)
 	if err != nil {
 		return nil, err
 	}
 	for k, v := range header {
 		r.Header[k] = v
 	}
-	resp, err := f.s.client.do(r)
+	resp, err := f.s.client.conn.Do(r)
 	if err != nil {
 		return nil, err
 	}
@@ -139,12 +139,12 @@ func (f Files) Write(ctx context.Context, path string, r io.Reader, opts WriteOp
 // send sends bytes. An error of r is returned as it is.
 func (f Files) send(ctx context.Context, rest string, query url.Values, r io.Reader, kind string, out any) error {
 	source := &watched{r: r}
-	req, err := f.s.client.request(ctx, http.MethodPut, f.s.path("/files"+rest), query, source)
+	req, err := f.s.client.conn.Request(ctx, http.MethodPut, f.s.path("/files"+rest), query, source)
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", kind)
-	err = f.s.client.receive(req, out)
+	err = f.s.client.conn.Receive(req, out)
 	if failed := source.failure(); err != nil && failed != nil {
 		return failed
 	}
@@ -195,7 +195,7 @@ func (f Files) export(ctx context.Context, query url.Values, w io.Writer) error 
 	source := &watched{r: body}
 	if _, err := io.Copy(w, source); err != nil {
 		if source.failure() != nil {
-			return transportError(ctx, err)
+			return client.TransportError(ctx, err)
 		}
 		return err
 	}
@@ -222,7 +222,7 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq
 	}
 	return func(yield func(sandbox.FileEvent, error) bool) {
 		defer body.Close()
-		for data, err := range serverSent(ctx, body) {
+		for data, err := range client.ServerSent(ctx, body) {
 			var e sandbox.FileEvent
 			if err == nil && json.Unmarshal(data, &e) != nil {
 				continue
@@ -234,39 +234,25 @@ func (f Files) Watch(ctx context.Context, path string, recursive bool) (iter.Seq
 	}, nil
 }
 
-const maxEvent = 1 << 20
+// watched remembers the error of a reader, to tell it from one of the way.
+type watched struct {
+	r   io.Reader
+	mu  sync.Mutex
+	err error
+}
 
-// serverSent yields the data of server-sent events, and io.EOF if the server
-// says that no more come.
-func serverSent(ctx context.Context, body io.Reader) iter.Seq2[[]byte, error] {
-	return func(yield func([]byte, error) bool) {
-		lines := bufio.NewScanner(body)
-		lines.Buffer(nil, maxEvent)
-		kind := ""
-		for lines.Scan() {
-			line := lines.Bytes()
-			if k, ok := bytes.CutPrefix(line, []byte("event: ")); ok {
-				kind = string(k)
-				continue
-			}
-			data, ok := bytes.CutPrefix(line, []byte("data: "))
-			if !ok {
-				continue
-			}
-			switch kind {
-			case "error":
-				yield(nil, parseProblem(data))
-				return
-			case "end":
-				yield(nil, io.EOF)
-				return
-			}
-			if !yield(data, nil) {
-				return
-			}
-		}
-		if err := lines.Err(); err != nil && ctx.Err() == nil {
-			yield(nil, transportError(ctx, err))
-		}
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.r.Read(p)
+	if err != nil && err != io.EOF {
+		w.mu.Lock()
+		w.err = err
+		w.mu.Unlock()
 	}
+	return n, err
+}
+
+func (w *watched) failure() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
 }

@@ -8,20 +8,21 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // change asks for something to be done to the sandbox, and returns what it is
 // then.
 func (s *Sandbox) change(ctx context.Context, method, rest string, in any) (info sandbox.Sandbox, err error) {
-	return info, s.client.call(ctx, method, s.path(rest), nil, in, &info)
+	return info, s.client.conn.Call(ctx, method, s.path(rest), nil, in, &info)
 }
 
 // Stop asks the commands to end, gives them grace, and ends the sandbox. Its
 // files are kept, to be used again after Start. A provider that cannot keep them
 // is sandbox.CodeUnsupported, and nothing changes.
 func (s *Sandbox) Stop(ctx context.Context, grace time.Duration) (sandbox.Sandbox, error) {
-	return s.change(ctx, http.MethodPost, "/stop", map[string]int64{"graceMs": milliseconds(grace)})
+	return s.change(ctx, http.MethodPost, "/stop", map[string]int64{"graceMs": client.Milliseconds(grace)})
 }
 
 // Start brings a stopped sandbox back with the files it had. One that runs is
@@ -54,7 +55,7 @@ func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (sandbox.Sandbox
 func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbox, error) {
 	opts.Count = max(opts.Count, 1)
 	var out struct{ Sandboxes []sandbox.Sandbox }
-	if err := s.client.call(ctx, http.MethodPost, s.path("/fork"), nil, opts, &out); err != nil {
+	if err := s.client.conn.Call(ctx, http.MethodPost, s.path("/fork"), nil, opts, &out); err != nil {
 		return nil, err
 	}
 	copies := make([]*Sandbox, len(out.Sandboxes))
@@ -66,7 +67,7 @@ func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbo
 
 // Snapshot writes the state of the sandbox down; it goes on.
 func (s *Sandbox) Snapshot(ctx context.Context, opts sandbox.SnapshotRequest) (snap sandbox.Snapshot, err error) {
-	return snap, s.client.call(ctx, http.MethodPost, s.path("/snapshots"), nil, opts, &snap)
+	return snap, s.client.conn.Call(ctx, http.MethodPost, s.path("/snapshots"), nil, opts, &snap)
 }
 
 // GetSnapshot returns the snapshot of that name or id.
@@ -74,7 +75,7 @@ func (c *Client) GetSnapshot(ctx context.Context, ref string) (s sandbox.Snapsho
 	if err := sandbox.ValidateName(ref); err != nil {
 		return s, err
 	}
-	return s, c.call(ctx, http.MethodGet, "/v1/snapshots/"+ref, nil, nil, &s)
+	return s, c.conn.Call(ctx, http.MethodGet, "/v1/snapshots/"+ref, nil, nil, &s)
 }
 
 // Snapshots yields the snapshots with all of the labels, newest first, and ends
@@ -90,7 +91,7 @@ func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.S
 				Snapshots []sandbox.Snapshot
 				Next      string
 			}
-			if err := c.call(ctx, http.MethodGet, "/v1/snapshots", query, nil, &page); err != nil {
+			if err := c.conn.Call(ctx, http.MethodGet, "/v1/snapshots", query, nil, &page); err != nil {
 				yield(sandbox.Snapshot{}, err)
 				return
 			}
@@ -115,12 +116,12 @@ func (c *Client) RemoveSnapshot(ctx context.Context, ref string) error {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return err
 	}
-	return c.call(ctx, http.MethodDelete, "/v1/snapshots/"+ref, nil, nil, nil)
+	return c.conn.Call(ctx, http.MethodDelete, "/v1/snapshots/"+ref, nil, nil, nil)
 }
 
 // PruneSnapshots removes the snapshots with all of the labels from which no
 // living sandbox was made, and returns them.
 func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error) {
 	var out struct{ Snapshots []sandbox.Snapshot }
-	return out.Snapshots, c.call(ctx, http.MethodPost, "/v1/snapshots/prune", nil, map[string]any{"labels": labels}, &out)
+	return out.Snapshots, c.conn.Call(ctx, http.MethodPost, "/v1/snapshots/prune", nil, map[string]any{"labels": labels}, &out)
 }

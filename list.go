@@ -41,7 +41,7 @@ func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[sandbox.S
 				Sandboxes []sandbox.Sandbox
 				Next      string
 			}
-			if err := c.call(ctx, http.MethodGet, "/v1/sandboxes", query, nil, &page); err != nil {
+			if err := c.conn.Call(ctx, http.MethodGet, "/v1/sandboxes", query, nil, &page); err != nil {
 				yield(sandbox.Sandbox{}, err)
 				return
 			}

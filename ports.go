@@ -6,11 +6,9 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/coder/websocket"
-
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -23,28 +21,11 @@ import (
 // deadline that passes ends it.
 func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	name := strconv.Itoa(int(port))
-	ws, err := s.client.webSocket(ctx, s.path("/ports/"+name))
+	ws, err := s.client.conn.WebSocket(ctx, s.path("/ports/"+name))
 	if err != nil {
 		return nil, err
 	}
 	return stream.NewTunnel(ws, s.Name()+":"+name), nil
-}
-
-// webSocket opens a WebSocket of the API.
-func (c *Client) webSocket(ctx context.Context, path string) (*websocket.Conn, error) {
-	header := http.Header{}
-	c.sign(ctx, header)
-	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.base, "http")+path, &websocket.DialOptions{
-		HTTPClient: c.http, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
-	})
-	if err == nil {
-		return ws, nil
-	}
-	if resp != nil && resp.Body != nil && resp.StatusCode >= 300 {
-		defer resp.Body.Close()
-		return nil, problemOf(resp)
-	}
-	return nil, transportError(ctx, err)
 }
 
 // PortTokenOptions say what a token is for. The zero value is usable.
@@ -53,30 +34,23 @@ type PortTokenOptions struct {
 	Expires time.Duration // from now; zero: a day
 }
 
-// PortToken lets its bearer reach ports of one sandbox over HTTP, and nothing
-// else.
-type PortToken struct {
-	Token   string    `json:"token"`
-	Expires time.Time `json:"expires"`
-}
-
 // TokenHeader is the header in which requests to a PortURL carry a token.
 const TokenHeader = "Atoll-Token"
 
 // PortToken makes a token for ports of the sandbox. It cannot be shown again.
-func (s *Sandbox) PortToken(ctx context.Context, opts PortTokenOptions) (t PortToken, err error) {
-	in := map[string]any{"expiresMs": milliseconds(opts.Expires)}
+func (s *Sandbox) PortToken(ctx context.Context, opts PortTokenOptions) (t sandbox.PortToken, err error) {
+	in := map[string]any{"expiresMs": client.Milliseconds(opts.Expires)}
 	if len(opts.Ports) > 0 {
 		in["ports"] = opts.Ports
 	}
-	return t, s.client.call(ctx, http.MethodPost, s.path("/port-tokens"), nil, in, &t)
+	return t, s.client.conn.Call(ctx, http.MethodPost, s.path("/port-tokens"), nil, in, &t)
 }
 
 // PortURL is where an HTTP server on a port inside is shown to whoever sends a
 // token for it in [TokenHeader]. The daemon must be known by a name, or listen
 // on a loopback address of TCP; otherwise this is CodeUnsupported.
 func (s *Sandbox) PortURL(port uint16) (string, error) {
-	u, err := url.Parse(s.client.base)
+	u, err := url.Parse(s.client.conn.Base)
 	host := ""
 	if err == nil && u.Host != localHost {
 		host = u.Hostname()
@@ -107,7 +81,7 @@ func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
 		Memory, Disk, PIDs int64
 		Sampled            time.Time
 	}
-	err := s.client.call(ctx, http.MethodGet, s.path("/usage"), nil, nil, &out)
+	err := s.client.conn.Call(ctx, http.MethodGet, s.path("/usage"), nil, nil, &out)
 	u := sandbox.Usage{CPU: time.Duration(out.CPUMS) * time.Millisecond, Memory: out.Memory, Disk: out.Disk, PIDs: out.PIDs, Sampled: out.Sampled}
 	if out.CPUMS < 0 {
 		u.CPU = -1

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -115,21 +116,21 @@ func (p *Process) start(ctx context.Context, path string, first *stream.Message)
 func greet(ctx context.Context, link *stream.Link, start *stream.Message) (m stream.Message, err error) {
 	if start != nil {
 		if err := link.Send(ctx, *start); err != nil {
-			return m, transportError(ctx, err)
+			return m, client.TransportError(ctx, err)
 		}
 	}
 	m, err = link.Receive(ctx)
 	switch {
 	case err != nil:
-		return m, transportError(ctx, err)
+		return m, client.TransportError(ctx, err)
 	case m.Type == "error":
-		if err := parseProblem(m.Error); err != nil {
+		if err := client.ParseProblem(m.Error); err != nil {
 			return m, err
 		}
 	case m.Type == "started" && m.Process != nil:
 		return m, nil
 	}
-	return m, transportError(ctx, errors.New("the answer makes no sense"))
+	return m, client.TransportError(ctx, errors.New("the answer makes no sense"))
 }
 
 func (p *Process) finish(exit sandbox.Exit, err error) {
@@ -185,7 +186,7 @@ func (p *Process) send(ctx context.Context, m stream.Message) error {
 			return nil
 		}
 		if c = c.successor(ctx); c == nil {
-			return transportError(ctx, err)
+			return client.TransportError(ctx, err)
 		}
 	}
 }
@@ -197,7 +198,7 @@ func (p *Process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	case <-p.ended:
 		return p.exit, p.err
 	case <-ctx.Done():
-		return sandbox.Exit{}, transportError(ctx, ctx.Err())
+		return sandbox.Exit{}, client.TransportError(ctx, ctx.Err())
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -22,7 +23,7 @@ type connection struct {
 
 // connect opens a connection, says what to run, and waits until it runs.
 func (s *Sandbox) connect(ctx context.Context, path string, start *stream.Message) (*connection, sandbox.ProcessInfo, error) {
-	ws, err := s.client.webSocket(ctx, path)
+	ws, err := s.client.conn.WebSocket(ctx, path)
 	if err != nil {
 		return nil, sandbox.ProcessInfo{}, err
 	}
@@ -70,7 +71,7 @@ func (p *Process) run(c *connection) {
 			case m.Type == "exit" && m.Exit != nil:
 				p.finish(*m.Exit, nil)
 			case m.Type == "error":
-				err := parseProblem(m.Error)
+				err := client.ParseProblem(m.Error)
 				if overwritten = p.skip && sandbox.CodeOf(err) == sandbox.CodeExhausted; !overwritten {
 					p.finish(sandbox.Exit{}, err)
 				}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -40,23 +41,23 @@ func (s *Sandbox) processPath(id, rest string) string {
 
 // Destroy ends the sandbox with everything in it. What is gone is success.
 func (s *Sandbox) Destroy(ctx context.Context) error {
-	return s.client.call(ctx, http.MethodDelete, s.path(""), nil, nil, nil)
+	return s.client.conn.Call(ctx, http.MethodDelete, s.path(""), nil, nil, nil)
 }
 
 // Wait blocks until the sandbox has ended, and says why.
 func (s *Sandbox) Wait(ctx context.Context) (exit sandbox.Exit, err error) {
-	return exit, s.client.call(ctx, http.MethodGet, s.path("/wait"), nil, nil, &exit)
+	return exit, s.client.conn.Call(ctx, http.MethodGet, s.path("/wait"), nil, nil, &exit)
 }
 
 // Processes lists the commands that were started, oldest first.
 func (s *Sandbox) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 	var out struct{ Processes []sandbox.ProcessInfo }
-	return out.Processes, s.client.call(ctx, http.MethodGet, s.path("/processes"), nil, nil, &out)
+	return out.Processes, s.client.conn.Call(ctx, http.MethodGet, s.path("/processes"), nil, nil, &out)
 }
 
 // Kill signals a command by its id.
 func (s *Sandbox) Kill(ctx context.Context, id string, sig int) error {
-	return s.client.call(ctx, http.MethodPost, s.processPath(id, "/signal"), nil, map[string]int{"signal": sig}, nil)
+	return s.client.conn.Call(ctx, http.MethodPost, s.processPath(id, "/signal"), nil, map[string]int{"signal": sig}, nil)
 }
 
 // command is the form in which a command travels.
@@ -86,7 +87,7 @@ func commandOf(c *sandbox.Command) (out command, err error) {
 	}
 	out = command{
 		Args: c.Args, Shell: c.Shell, Env: c.Env, Dir: c.Dir, User: c.User, TTY: c.TTY, Stdin: c.Stdin,
-		TimeoutMS: milliseconds(c.Timeout), Background: c.Background, HoldMS: milliseconds(c.Hold),
+		TimeoutMS: client.Milliseconds(c.Timeout), Background: c.Background, HoldMS: client.Milliseconds(c.Hold),
 	}
 	for _, a := range c.Args {
 		if utf8.ValidString(a) {
@@ -134,7 +135,7 @@ func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, opts RunOptions)
 		Exit           sandbox.Exit
 		Stdout, Stderr output
 	}
-	if err := s.client.call(ctx, http.MethodPost, s.path("/exec"), nil, in, &out); err != nil {
+	if err := s.client.conn.Call(ctx, http.MethodPost, s.path("/exec"), nil, in, &out); err != nil {
 		return Result{}, err
 	}
 	res := Result{Exit: out.Exit, Truncated: out.Stdout.Truncated || out.Stderr.Truncated}
@@ -168,13 +169,6 @@ type LogOptions struct {
 	Follow bool // go on until the command ends
 }
 
-// LogChunk is a piece of one stream of a log.
-type LogChunk struct {
-	Stream  int    `json:"stream"` // 1 standard output or terminal, 2 standard error
-	Data    []byte `json:"data"`
-	Dropped int64  `json:"dropped,omitempty"` // bytes lost before this piece because the log was full
-}
-
 // Logs yields what a background command wrote, in order, and ends with the
 // first error or with ctx.
 func (s *Sandbox) Logs(ctx context.Context, id string, opts LogOptions) (*LogReader, error) {
@@ -185,11 +179,11 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts LogOptions) (*LogRea
 	if opts.Follow {
 		query.Set("follow", "true")
 	}
-	r, err := s.client.request(ctx, http.MethodGet, s.processPath(id, "/logs"), query, nil)
+	r, err := s.client.conn.Request(ctx, http.MethodGet, s.processPath(id, "/logs"), query, nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := s.client.do(r) //nolint:bodyclose // the reader closes it
+	resp, err := s.client.conn.Do(r) //nolint:bodyclose // the reader closes it
 	if err != nil {
 		return nil, err
 	}
@@ -205,20 +199,20 @@ type LogReader struct {
 }
 
 // Next returns the next piece, io.EOF after the last.
-func (r *LogReader) Next() (LogChunk, error) {
+func (r *LogReader) Next() (sandbox.LogChunk, error) {
 	var line json.RawMessage
 	if err := r.dec.Decode(&line); err != nil {
 		if err == io.EOF {
-			return LogChunk{}, err
+			return sandbox.LogChunk{}, err
 		}
-		return LogChunk{}, transportError(r.ctx, err)
+		return sandbox.LogChunk{}, client.TransportError(r.ctx, err)
 	}
 	if err := lineError(line); err != nil {
-		return LogChunk{}, err
+		return sandbox.LogChunk{}, err
 	}
-	var c LogChunk
+	var c sandbox.LogChunk
 	if err := json.Unmarshal(line, &c); err != nil {
-		return LogChunk{}, transportError(r.ctx, err)
+		return sandbox.LogChunk{}, client.TransportError(r.ctx, err)
 	}
 	return c, nil
 }
@@ -235,5 +229,5 @@ func lineError(line []byte) error {
 	if json.Unmarshal(line, &last) != nil {
 		return nil
 	}
-	return parseProblem(last.Error)
+	return client.ParseProblem(last.Error)
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -50,12 +51,12 @@ func (c *Client) BuildTemplate(ctx context.Context, files io.Reader, opts BuildO
 	for name, value := range opts.Args {
 		query.Add("arg", name+"="+value)
 	}
-	r, err := c.request(ctx, http.MethodPost, "/v1/templates", query, files)
+	r, err := c.conn.Request(ctx, http.MethodPost, "/v1/templates", query, files)
 	if err != nil {
 		return sandbox.Template{}, err
 	}
 	r.Header.Set("Content-Type", "application/x-tar")
-	answer, err := c.do(r)
+	answer, err := c.conn.Do(r)
 	if err != nil {
 		return sandbox.Template{}, err
 	}
@@ -76,7 +77,7 @@ func readBuild(r io.Reader, tell func(sandbox.BuildEvent)) (sandbox.Template, er
 		case err != nil:
 			return sandbox.Template{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "template.build", Message: "the daemon went away before the build ended", Cause: err}
 		case line.Problem != nil:
-			if err := parseProblem(line.Problem); err != nil {
+			if err := client.ParseProblem(line.Problem); err != nil {
 				return sandbox.Template{}, err
 			}
 			return sandbox.Template{}, &sandbox.Error{Code: sandbox.CodeInternal, Op: "template.build", Message: "the build failed"}
@@ -91,29 +92,29 @@ func readBuild(r io.Reader, tell func(sandbox.BuildEvent)) (sandbox.Template, er
 // Templates lists templates by name and tag.
 func (c *Client) Templates(ctx context.Context) ([]sandbox.Template, error) {
 	var out struct{ Templates []sandbox.Template }
-	err := c.call(ctx, http.MethodGet, "/v1/templates", nil, nil, &out)
+	err := c.conn.Call(ctx, http.MethodGet, "/v1/templates", nil, nil, &out)
 	return out.Templates, err
 }
 
 // Template returns the template called NAME[:TAG].
 func (c *Client) Template(ctx context.Context, ref string) (t sandbox.Template, err error) {
-	return t, c.call(ctx, http.MethodGet, "/v1/templates/"+url.PathEscape(ref), nil, nil, &t)
+	return t, c.conn.Call(ctx, http.MethodGet, "/v1/templates/"+url.PathEscape(ref), nil, nil, &t)
 }
 
 // TagTemplate gives a template one more name, which moves if it is taken.
 func (c *Client) TagTemplate(ctx context.Context, ref, as string) (t sandbox.Template, err error) {
-	return t, c.call(ctx, http.MethodPost, "/v1/templates/"+url.PathEscape(ref)+"/tag", nil, map[string]string{"as": as}, &t)
+	return t, c.conn.Call(ctx, http.MethodPost, "/v1/templates/"+url.PathEscape(ref)+"/tag", nil, map[string]string{"as": as}, &t)
 }
 
 // RemoveTemplate forgets a name; sandboxes made of it live on.
 func (c *Client) RemoveTemplate(ctx context.Context, ref string) error {
-	return c.call(ctx, http.MethodDelete, "/v1/templates/"+url.PathEscape(ref), nil, nil, nil)
+	return c.conn.Call(ctx, http.MethodDelete, "/v1/templates/"+url.PathEscape(ref), nil, nil, nil)
 }
 
 // PruneTemplates removes what builds left behind and have not used for so
 // long. Templates stay. It returns how many bytes that freed.
 func (c *Client) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
 	var out struct{ Freed int64 }
-	err = c.call(ctx, http.MethodPost, "/v1/templates:prune", nil, map[string]int64{"unusedMs": milliseconds(unused)}, &out)
+	err = c.conn.Call(ctx, http.MethodPost, "/v1/templates:prune", nil, map[string]int64{"unusedMs": client.Milliseconds(unused)}, &out)
 	return out.Freed, err
 }

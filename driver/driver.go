@@ -228,15 +228,8 @@ type LogOptions struct {
 type LogReader interface {
 	// Next returns the next piece, io.EOF after the last. The bytes are the
 	// caller's.
-	Next() (LogChunk, error)
+	Next() (sandbox.LogChunk, error)
 	Close() error
-}
-
-// LogChunk is a piece of one stream of a log.
-type LogChunk struct {
-	Stream  int // 1 standard output or terminal, 2 standard error
-	Data    []byte
-	Dropped int64 // bytes lost before this piece because the log was full
 }
 
 // FileSystem is implemented by instances whose files can be reached without

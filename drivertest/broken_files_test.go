@@ -57,10 +57,10 @@ func withManager(m managerInstance) func(driver.Provider) driver.Provider {
 // hookedLog changes the pieces of a log.
 type hookedLog struct {
 	driver.LogReader
-	change func(*driver.LogChunk)
+	change func(*sandbox.LogChunk)
 }
 
-func (l hookedLog) Next() (driver.LogChunk, error) {
+func (l hookedLog) Next() (sandbox.LogChunk, error) {
 	c, err := l.LogReader.Next()
 	if err == nil {
 		l.change(&c)
@@ -68,7 +68,7 @@ func (l hookedLog) Next() (driver.LogChunk, error) {
 	return c, err
 }
 
-func withLogs(change func(*driver.LogChunk)) func(driver.Provider) driver.Provider {
+func withLogs(change func(*sandbox.LogChunk)) func(driver.Provider) driver.Provider {
 	return withManager(managerInstance{logs: func(r driver.LogReader) driver.LogReader { return hookedLog{r, change} }})
 }
 
@@ -83,13 +83,13 @@ var brokenManagers = []sabotage{
 	{"hides what commands left behind", false, withManager(managerInstance{change: func(l []sandbox.ProcessInfo) []sandbox.ProcessInfo {
 		return slices.DeleteFunc(l, func(i sandbox.ProcessInfo) bool { return len(i.Args) > 0 && i.Args[0] == "sleep" })
 	}}), []string{"left/listed"}},
-	{"mixes the streams of a log", false, withLogs(func(c *driver.LogChunk) { c.Stream = 1 }), []string{"logs/streams"}},
-	{"does not count what it lost", false, withLogs(func(c *driver.LogChunk) { c.Dropped = 0 }), []string{"logs/bounded"}},
+	{"mixes the streams of a log", false, withLogs(func(c *sandbox.LogChunk) { c.Stream = 1 }), []string{"logs/streams"}},
+	{"does not count what it lost", false, withLogs(func(c *sandbox.LogChunk) { c.Dropped = 0 }), []string{"logs/bounded"}},
 	{"has no tail", false, withManager(managerInstance{opts: func(o driver.LogOptions) driver.LogOptions { o.Tail = 0; return o }}), []string{"logs/tail"}},
 	{"does not follow", false, withManager(managerInstance{opts: func(o driver.LogOptions) driver.LogOptions { o.Follow = false; return o }}), []string{"logs/follow"}},
 	{"shares its log", false, func(p driver.Provider) driver.Provider {
 		var kept []byte
-		return withLogs(func(c *driver.LogChunk) {
+		return withLogs(func(c *sandbox.LogChunk) {
 			if kept == nil {
 				kept = c.Data
 			}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"encoding/json"
 	"math"
 	"time"
 )
@@ -14,6 +15,30 @@ type Key struct {
 	Expires time.Time `json:"expires,omitzero" doc:"never if it is left out"`
 	Revoked time.Time `json:"revoked,omitzero"`
 	Token   string    `json:"token,omitempty" doc:"the key itself, only in the answer that makes it"`
+}
+
+// NewKey asks for an API key.
+type NewKey struct {
+	Name    string        `json:"name,omitempty" maxLength:"100" doc:"for people"`
+	Verbs   []string      `json:"verbs" minItems:"1" maxItems:"8" doc:"what it allows: read, exec, write, admin"`
+	Tenant  string        `json:"tenant,omitempty" maxLength:"63" doc:"whose key it is; others than your own only for the owner of the machine"`
+	Expires time.Duration `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; never if it is left out"`
+}
+
+// MarshalJSON writes the duration in milliseconds.
+func (k NewKey) MarshalJSON() ([]byte, error) {
+	type plain NewKey
+	toMS(&k.Expires)
+	return json.Marshal(plain(k))
+}
+
+// UnmarshalJSON reads the duration in milliseconds.
+func (k *NewKey) UnmarshalJSON(text []byte) error {
+	type plain NewKey
+	toMS(&k.Expires)
+	err := json.Unmarshal(text, (*plain)(k))
+	fromMS(&k.Expires)
+	return err
 }
 
 // Tenant is one customer of a daemon. Tenants cannot reach each other's
@@ -54,6 +79,42 @@ func (l Limits) Validate() error {
 		}
 	}
 	return nil
+}
+
+// TenantChange says what is to change of a tenant; what is nil stays.
+type TenantChange struct {
+	Limits   *LimitsChange `json:"limits,omitempty"`
+	Disabled *bool         `json:"disabled,omitempty" doc:"refuse its keys from now on, or allow them again"`
+}
+
+// LimitsChange says which limits are to change; what is nil stays. Zero lifts a
+// limit.
+type LimitsChange struct {
+	Boxes         *int64   `json:"boxes,omitempty" minimum:"0"`
+	CPUs          *float64 `json:"cpus,omitempty" minimum:"0"`
+	Memory        *int64   `json:"memory,omitempty" minimum:"0"`
+	Disk          *int64   `json:"disk,omitempty" minimum:"0"`
+	Snapshots     *int64   `json:"snapshots,omitempty" minimum:"0"`
+	SnapshotBytes *int64   `json:"snapshotBytes,omitempty" minimum:"0"`
+	ExecRate      *float64 `json:"execRate,omitempty" minimum:"0"`
+	ExecBurst     *int     `json:"execBurst,omitempty" minimum:"0"`
+	OutputRate    *int64   `json:"outputRate,omitempty" minimum:"0"`
+	OutputBurst   *int64   `json:"outputBurst,omitempty" minimum:"0"`
+}
+
+// Apply returns l with the changes made.
+func (c LimitsChange) Apply(l Limits) Limits {
+	change(&l.Boxes, c.Boxes)
+	change(&l.CPUs, c.CPUs)
+	change(&l.Memory, c.Memory)
+	change(&l.Disk, c.Disk)
+	change(&l.Snapshots, c.Snapshots)
+	change(&l.SnapshotBytes, c.SnapshotBytes)
+	change(&l.ExecRate, c.ExecRate)
+	change(&l.ExecBurst, c.ExecBurst)
+	change(&l.OutputRate, c.OutputRate)
+	change(&l.OutputBurst, c.OutputBurst)
+	return l
 }
 
 // TenantUsage is what a tenant uses.

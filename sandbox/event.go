@@ -50,3 +50,14 @@ func (e *Event) UnmarshalJSON(text []byte) error {
 	fromMS(&e.Duration)
 	return err
 }
+
+// EventQuery selects events. The zero value selects all there are.
+type EventQuery struct {
+	After   int64 // only those with a higher Seq
+	Page    int   // how many to ask for at a time; zero leaves it to the daemon
+	Sandbox ID
+	Types   []string
+	Ops     []string
+	Since   time.Time // not before; zero: from the first
+	Until   time.Time // before; zero: to the last
+}

@@ -377,3 +377,17 @@ type FileEvent struct {
 	Path string `json:"path"` // relative to the watched path; "." for itself
 	Dir  bool   `json:"dir,omitempty"`
 }
+
+// LogChunk is a piece of one stream of a command's log.
+type LogChunk struct {
+	Stream  int    `json:"stream" enum:"1,2" doc:"1 standard output or terminal, 2 standard error"`
+	Data    []byte `json:"data"`
+	Dropped int64  `json:"dropped,omitempty" doc:"bytes lost before this piece because the log was full"`
+}
+
+// PortToken lets its bearer reach ports of one sandbox over HTTP, and nothing
+// else.
+type PortToken struct {
+	Token   string    `json:"token" doc:"for the header Atoll-Token; shown only now"`
+	Expires time.Time `json:"expires"`
+}

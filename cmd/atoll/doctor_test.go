@@ -68,7 +68,7 @@ func TestDoctorFindsRealFaults(t *testing.T) {
 // finding is what the daemon finds of a subject.
 func (s *soaker) finding(t *testing.T, subject string) sandbox.Finding {
 	t.Helper()
-	d, err := s.client.Diagnose(t.Context())
+	d, err := s.client.Admin().Diagnose(t.Context())
 	if err != nil {
 		t.Fatalf("%s: %v", subject, err)
 	}

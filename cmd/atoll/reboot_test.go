@@ -145,7 +145,7 @@ func TestReboot(t *testing.T) {
 	if !alive() {
 		t.Error("a process was killed that had nothing to do with it")
 	}
-	if r, err := s.client.VerifyAudit(t.Context()); err != nil || !r.Sound {
+	if r, err := s.client.Admin().VerifyAudit(t.Context()); err != nil || !r.Sound {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

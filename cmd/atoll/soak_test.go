@@ -257,7 +257,7 @@ func (s *soaker) compare(t *testing.T) {
 		}
 	}
 	s.compareKept(ctx, t)
-	report, err := s.client.VerifyAudit(ctx)
+	report, err := s.client.Admin().VerifyAudit(ctx)
 	if err != nil || !report.Sound {
 		t.Errorf("%+v %v", report, err)
 	}

@@ -261,7 +261,7 @@ func TestExecOutlivesTheDaemon(t *testing.T) {
 	ends := 0
 	deadline, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	for e, err := range s.client.Events(deadline, atoll.EventOptions{Types: []string{"exec.ended"}, Follow: true}) {
+	for e, err := range s.client.FollowEvents(deadline, sandbox.EventQuery{Types: []string{"exec.ended"}}) {
 		if err != nil {
 			t.Fatalf("%d commands are recorded to have ended with 5: %v", ends, err)
 		}

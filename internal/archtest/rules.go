@@ -323,7 +323,19 @@ var rules = []rule{
 	},
 	{
 		pkgs: module, // the Go library
-		only: []string{"sandbox", "internal/stream", "internal/span"},
+		only: []string{"sandbox", "admin", "internal/client", "internal/stream", "internal/span"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "clients are light: no engine, no store, no daemon",
+	},
+	{
+		pkgs: "admin",
+		only: []string{"sandbox", "internal/client"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "clients are light: no engine, no store, no daemon",
+	},
+	{
+		pkgs: "internal/client",
+		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "clients are light: no engine, no store, no daemon",
 	},
@@ -345,27 +357,27 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/daemon/...",
-		only: []string{module, "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
+		only: []string{module, "admin", "sandbox", "driver", "drivertest", "provider/...", "internal/..."},
 		deny: []string{"internal/archtest"},
 		why:  "the only package that knows everything",
 	},
 	{
 		pkgs: "atolld",
-		only: []string{module, "sandbox", "driver", "provider/...", "internal/..."},
+		only: []string{module, "admin", "sandbox", "driver", "provider/...", "internal/..."},
 		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "testing", "github.com/spf13/..."},
 		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},

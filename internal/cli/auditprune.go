@@ -44,7 +44,7 @@ keep a copy, see audit export.`,
 		if err != nil {
 			return err
 		}
-		done, err := c.PruneAudit(ctx, what)
+		done, err := c.Admin().PruneAudit(ctx, what)
 		if err != nil {
 			return err
 		}

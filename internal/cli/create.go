@@ -74,13 +74,32 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(struct {
-				Name   string                         `json:"name"`
-				Limits map[string]sandbox.Enforcement `json:"limits,omitempty"` // those that do not hold
-			}{made.Name(), made.Limits()})
+			info, err := infoOf(cmd.Context(), t, made)
+			if err != nil {
+				return err
+			}
+			return a.printJSON(info)
 		}
 		_, err = fmt.Fprintln(a.Stdout, made.Name())
 		return err
 	}
 	return cmd
+}
+
+// infoOf describes a sandbox that was just made.
+func infoOf(ctx context.Context, t target, made box) (sandbox.Sandbox, error) {
+	if r, ok := made.(remoteBox); ok {
+		return r.Info(), nil
+	}
+	all, err := t.List(ctx)
+	if err != nil {
+		return sandbox.Sandbox{}, err
+	}
+	for _, s := range all {
+		if s.Name == made.Name() {
+			s.Limits = made.Limits()
+			return s, nil
+		}
+	}
+	return sandbox.Sandbox{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: made.Name(), Message: "the sandbox is gone already"}
 }

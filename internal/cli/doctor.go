@@ -46,7 +46,7 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	if err != nil || c == nil {
 		return nil, err
 	}
-	d, err := c.Diagnose(ctx)
+	d, err := c.Admin().Diagnose(ctx)
 	if err != nil {
 		text, hint := explain(err)
 		f := sandbox.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Fix: hint}

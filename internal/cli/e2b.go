@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -76,7 +75,7 @@ func (a *App) e2bEnv(ctx context.Context, verbs []string) ([][2]string, error) {
 	}
 	token, _ := a.LookupEnv("ATOLL_KEY")
 	if token == "" {
-		k, err := c.CreateKey(ctx, atoll.NewKey{Name: "e2b", Verbs: verbs})
+		k, err := c.Admin().CreateKey(ctx, sandbox.NewKey{Name: "e2b", Verbs: verbs})
 		if err != nil {
 			return nil, err
 		}

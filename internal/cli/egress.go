@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -17,8 +16,8 @@ import (
 const opFlow = "egress.flow"
 
 func (a *App) egressCmd() *cobra.Command {
-	opts := atoll.EventOptions{Ops: []string{opFlow}}
-	var asJSON, denied, suggest bool
+	opts := sandbox.EventQuery{Ops: []string{opFlow}}
+	var follow, asJSON, denied, suggest bool
 	cmd := &cobra.Command{
 		Use:   "egress SANDBOX",
 		Short: "Show what a sandbox sent, and what was denied",
@@ -36,7 +35,7 @@ atoll profile test.`,
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&opts.Follow, "follow", "f", false, "keep showing new ones until interrupted")
+	flags.BoolVarP(&follow, "follow", "f", false, "keep showing new ones until interrupted")
 	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
 	flags.BoolVar(&denied, "denied", false, "only denied traffic")
 	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed the denied traffic")
@@ -65,7 +64,11 @@ atoll profile test.`,
 		if denied {
 			opts.Types = []string{"egress.denied"}
 		}
-		for e, err := range c.Events(ctx, opts) {
+		read := c.Events
+		if follow {
+			read = c.FollowEvents
+		}
+		for e, err := range read(ctx, opts) {
 			if err != nil {
 				if ctx.Err() != nil {
 					break

@@ -10,14 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/admin"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 func (a *App) eventsCmd() *cobra.Command {
-	var opts atoll.EventOptions
+	var opts sandbox.EventQuery
 	var box string
-	var asJSON bool
+	var follow, asJSON bool
 	var span spanFlags
 	cmd := &cobra.Command{
 		Use:   "events",
@@ -36,7 +36,7 @@ a time that is still to come.`,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.BoolVarP(&opts.Follow, "follow", "f", false, "keep showing new ones until interrupted")
+	flags.BoolVarP(&follow, "follow", "f", false, "keep showing new ones until interrupted")
 	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
 	flags.StringVar(&box, "sandbox", "", "only events of the sandbox with this name or id")
 	flags.StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
@@ -58,7 +58,11 @@ a time that is still to come.`,
 			}
 			opts.Sandbox = s.ID()
 		}
-		for e, err := range c.Events(ctx, opts) {
+		read := c.Events
+		if follow {
+			read = c.FollowEvents
+		}
+		for e, err := range read(ctx, opts) {
 			if err != nil {
 				if ctx.Err() != nil {
 					break
@@ -105,7 +109,7 @@ func (a *App) auditCmd() *cobra.Command {
 }
 
 func (a *App) auditExportCmd() *cobra.Command {
-	var opts atoll.EventOptions
+	var opts sandbox.EventQuery
 	cmd := &cobra.Command{
 		Use: "export", Short: "Write the log as JSON lines, each with its hash", Args: cobra.NoArgs,
 		Long: `Export writes the log to standard output, one record per line, exactly as it was
@@ -120,7 +124,7 @@ collectors to read from a file; that cannot be checked by its hashes.`,
   atoll audit export --op process.exec --since 7d
   atoll audit export --format otlp-json`,
 	}
-	format := string(atoll.AuditChained)
+	format := string(admin.AuditChained)
 	cmd.Flags().StringVar(&format, "format", format, "json, or otlp-json for OpenTelemetry")
 	cmd.Flags().StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	cmd.Flags().StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
@@ -134,7 +138,7 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 		if err != nil {
 			return err
 		}
-		return c.ExportAuditAs(ctx, atoll.AuditFormat(format), opts, a.Stdout)
+		return c.Admin().ExportAudit(ctx, admin.AuditFormat(format), opts, a.Stdout)
 	})
 	return cmd
 }
@@ -154,7 +158,7 @@ that is kept outside the database.`,
 		if err != nil {
 			return err
 		}
-		report, err := c.VerifyAudit(ctx)
+		report, err := c.Admin().VerifyAudit(ctx)
 		if err != nil {
 			return err
 		}

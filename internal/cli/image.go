@@ -213,7 +213,7 @@ func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
 		return nil, err
 	}
 	defer c.Close()
-	uses, err := c.ImageUses(ctx)
+	uses, err := c.Admin().ImageUses(ctx)
 	if sandbox.CodeOf(err) == sandbox.CodeUnavailable {
 		switch {
 		case !a.hadDaemon():
@@ -226,7 +226,7 @@ func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
 		if err := a.startNoted(ctx); err != nil {
 			return nil, err
 		}
-		uses, err = c.ImageUses(ctx)
+		uses, err = c.Admin().ImageUses(ctx)
 	}
 	pins := make([]image.Pin, len(uses))
 	for i, u := range uses {

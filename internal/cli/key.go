@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -20,7 +19,7 @@ func (a *App) keyCmd() *cobra.Command {
 }
 
 func (a *App) keyCreateCmd() *cobra.Command {
-	var n atoll.NewKey
+	var n sandbox.NewKey
 	var expires durationFlag
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -42,7 +41,7 @@ the daemon keeps only its hash.`,
 			return err
 		}
 		n.Name, n.Expires = strings.Join(args, ""), time.Duration(expires)
-		k, err := c.CreateKey(ctx, n)
+		k, err := c.Admin().CreateKey(ctx, n)
 		if err != nil {
 			return err
 		}
@@ -80,7 +79,7 @@ func (a *App) keyListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all, err := c.Keys(ctx)
+		all, err := c.Admin().Keys(ctx)
 		if err != nil {
 			return err
 		}
@@ -119,7 +118,7 @@ func (a *App) keyRevokeCmd() *cobra.Command {
 			return err
 		}
 		for _, id := range args {
-			if err := c.RevokeKey(ctx, id); err != nil {
+			if err := c.Admin().RevokeKey(ctx, id); err != nil {
 				return err
 			}
 		}

@@ -47,7 +47,7 @@ func seen(e *sandbox.Event) (s policy.Seen, ok bool) {
 func (a *App) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name string, types []string) (sandbox.Profile, error) {
 	var all []policy.Seen
 	known := map[policy.Seen]bool{}
-	for e, err := range c.Events(ctx, atoll.EventOptions{Ops: []string{opFlow}, Sandbox: box, Types: types}) {
+	for e, err := range c.Events(ctx, sandbox.EventQuery{Ops: []string{opFlow}, Sandbox: box, Types: types}) {
 		if err != nil {
 			return sandbox.Profile{}, err
 		}

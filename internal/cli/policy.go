@@ -3,18 +3,15 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
@@ -118,7 +115,7 @@ files could not be used.`,
 		if err != nil {
 			return err
 		}
-		p, err := c.Policies(ctx)
+		p, err := c.Admin().Policies(ctx)
 		return a.wrotePolicies(p, err, asJSON)
 	})
 	return cmd
@@ -139,13 +136,13 @@ stay in force. Connections that are no longer allowed are cut immediately.`,
 		if err != nil {
 			return err
 		}
-		p, err := c.ReloadPolicies(ctx)
+		p, err := c.Admin().ReloadPolicies(ctx)
 		return a.wrotePolicies(p, err, asJSON)
 	})
 	return cmd
 }
 
-func (a *App) wrotePolicies(p atoll.Policies, err error, asJSON bool) error {
+func (a *App) wrotePolicies(p sandbox.Policies, err error, asJSON bool) error {
 	if err != nil {
 		return err
 	}
@@ -163,7 +160,7 @@ func (a *App) wrotePolicies(p atoll.Policies, err error, asJSON bool) error {
 }
 
 // aboutWhom says about which sandboxes a policy is.
-func aboutWhom(p *atoll.Policy) string {
+func aboutWhom(p *sandbox.Policy) string {
 	about := cmp.Or(strings.Join(p.Tenants, ","), "*")
 	for _, label := range slices.Sorted(maps.Keys(p.Labels)) {
 		about += fmt.Sprintf(" %s=%s", label, strings.Join(p.Labels[label], "|"))
@@ -172,7 +169,7 @@ func aboutWhom(p *atoll.Policy) string {
 }
 
 // said lists what a policy bounds.
-func said(p *atoll.Policy) string {
+func said(p *sandbox.Policy) string {
 	var out []string
 	for _, field := range slices.Sorted(maps.Keys(p.Lines)) {
 		if !slices.Contains([]string{"name", "description", "tenants", "labels"}, field) {
@@ -230,13 +227,13 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 }
 
 // explainPolicies asks the daemon, or policies in files.
-func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out atoll.PolicyAnswer, err error) {
+func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out sandbox.PolicyAnswer, err error) {
 	if file == "" {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return out, err
 		}
-		return c.ExplainPolicies(ctx, req.Spec)
+		return c.Admin().ExplainPolicies(ctx, req.Spec)
 	}
 	b, err := policyset.Open(file)
 	if err != nil {
@@ -248,22 +245,11 @@ func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *con
 	local, _ := req.Spec.Network.Local()
 	r := policyset.Of(tenant, &req.Spec, []string{req.Spec.Image}, local.Rules)
 	r.Unfetched = true // the daemon knows signatures
-	caps := b.Caps(r.About)
-	r.Complete(caps, sandbox.Resources{})
-	out = atoll.PolicyAnswer{Allow: true, Limits: caps.Resources, LifetimeMS: caps.Lifetime.Milliseconds(), Findings: []atoll.PolicyFinding{}, Ceilings: []atoll.PolicyCeiling{}}
-	if denied := new(sandbox.Error); errors.As(b.Check(r), &denied) {
-		out.Allow, out.Message, out.Rule = false, denied.Error(), denied.Rule
-	}
-	for _, f := range b.Explain(r) {
-		out.Findings = append(out.Findings, atoll.PolicyFinding{Rule: f.Rule, File: f.File, Line: f.Line, OK: f.OK, Asked: f.Asked, Limit: f.Limit})
-	}
-	for _, c := range b.Ceilings(r.About) {
-		out.Ceilings = append(out.Ceilings, atoll.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
-	}
-	return out, nil
+	r.Complete(b.Caps(r.About), sandbox.Resources{})
+	return b.Answer(r), nil
 }
 
-func (a *App) showAnswer(p atoll.PolicyAnswer) error {
+func (a *App) showAnswer(p sandbox.PolicyAnswer) error {
 	rows := make([][]string, 0, len(p.Findings))
 	for _, f := range p.Findings {
 		word := "ok"
@@ -281,8 +267,8 @@ func (a *App) showAnswer(p atoll.PolicyAnswer) error {
 	for _, c := range p.Ceilings {
 		notes = append(notes, fmt.Sprintf("note: what it reaches is bounded by %d rules of the policy %s", len(c.Profile.Rules), c.Policy))
 	}
-	if p.LifetimeMS > 0 {
-		notes = append(notes, "note: it lives at most "+(time.Duration(p.LifetimeMS)*time.Millisecond).String())
+	if p.Lifetime > 0 {
+		notes = append(notes, "note: it lives at most "+p.Lifetime.String())
 	}
 	if p.Limits.Memory > 0 {
 		notes = append(notes, "note: it gets at most "+units.BytesSize(float64(p.Limits.Memory))+" of memory")

@@ -286,7 +286,7 @@ HTTP. The exit code is 0 if the request would be let through, else 1.`,
 	return cmd
 }
 
-func (a *App) testProfile(ctx context.Context, file string, args []string) (e atoll.Explanation, err error) {
+func (a *App) testProfile(ctx context.Context, file string, args []string) (e sandbox.Explanation, err error) {
 	name, rest := "", args
 	if file == "" {
 		if len(args) < 2 {
@@ -316,20 +316,12 @@ func (a *App) testProfile(ctx context.Context, file string, args []string) (e at
 	if err != nil {
 		return e, err
 	}
-	out, err := compiled.Explain(method, target)
-	e = atoll.Explanation{
-		Allow: out.Allow, Reason: string(out.Reason), Rule: out.Rule, Message: out.Message, Resolves: out.Resolves, Inspect: out.Inspect,
-		HostOnly: out.HostOnly, Path: out.Path, Limits: out.Limits, Inject: out.Inject, Operator: out.Operator, Steps: []atoll.ExplainStep{},
-	}
-	for _, s := range out.Steps {
-		e.Steps = append(e.Steps, atoll.ExplainStep(s))
-	}
-	return e, err
+	return compiled.Explain(method, target)
 }
 
 // showExplanation writes one line for each rule that was looked at, and one
 // with the outcome.
-func (a *App) showExplanation(e atoll.Explanation) error {
+func (a *App) showExplanation(e sandbox.Explanation) error {
 	var b strings.Builder
 	for _, s := range e.Steps {
 		why := "decides"

@@ -199,18 +199,10 @@ func (b remoteBox) Logs(ctx context.Context, id string, opts driver.LogOptions) 
 	if err != nil {
 		return nil, err
 	}
-	return remoteLog{r}, nil
+	return r, nil
 }
 
 func (b remoteBox) Files() boxFiles { return remoteFiles{b.Sandbox.Files()} }
-
-// remoteLog shows a log as drivers do.
-type remoteLog struct{ *atoll.LogReader }
-
-func (r remoteLog) Next() (driver.LogChunk, error) {
-	c, err := r.LogReader.Next()
-	return driver.LogChunk(c), err
-}
 
 // remoteFiles shows files as drivers do.
 type remoteFiles struct{ files atoll.Files }

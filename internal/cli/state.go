@@ -106,7 +106,7 @@ A PostgreSQL database is backed up with its own tools.`,
 		if path == "" {
 			path = "atoll-" + time.Now().UTC().Format("20060102T150405Z") + ".db"
 		}
-		copied, err := c.Backup(ctx)
+		copied, err := c.Admin().Backup(ctx)
 		if err != nil {
 			return err
 		}

@@ -11,15 +11,16 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/admin"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // limitFlag is a limit of a tenant: a number, a size if it counts bytes, or
 // "none". It satisfies pflag.Value.
 type limitFlag struct {
-	key    string // as in JSON
 	bytes  bool
+	whole  bool // no fractions
+	set    func(float64)
 	value  float64
 	lifted bool
 }
@@ -35,6 +36,9 @@ func (f *limitFlag) Set(text string) (err error) {
 		f.value = float64(n)
 	} else {
 		f.value, err = strconv.ParseFloat(text, 64)
+	}
+	if err == nil && f.whole && f.value != math.Trunc(f.value) {
+		return fmt.Errorf("%q is not a whole number", text)
 	}
 	if err != nil || !(f.value > 0) || math.IsInf(f.value, 0) || n == math.MaxInt64 {
 		return fmt.Errorf("%q is neither an amount above zero nor none", text)
@@ -64,33 +68,55 @@ func limitText(v float64, bytes bool) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// limitFlags registers a flag for each limit, and returns what was given, by
-// the names in JSON.
-func limitFlags(flags *pflag.FlagSet) func() map[string]float64 {
-	all := map[string]*limitFlag{
-		"boxes": {key: "boxes"}, "cpus": {key: "cpus"}, "memory": {key: "memory", bytes: true}, "disk": {key: "disk", bytes: true},
-		"snapshots": {key: "snapshots"}, "snapshot-bytes": {key: "snapshotBytes", bytes: true},
-		"exec-rate": {key: "execRate"}, "exec-burst": {key: "execBurst"}, "output-rate": {key: "outputRate", bytes: true},
-		"output-burst": {key: "outputBurst", bytes: true},
+// limitFlags registers a flag for each limit. What it returns tells which were
+// given, nil if none was.
+func limitFlags(flags *pflag.FlagSet) func() *sandbox.LimitsChange {
+	var c sandbox.LimitsChange
+	all := map[string]*limitFlag{}
+	add := func(name, what string, f limitFlag) {
+		all[name] = &f
+		flags.Var(&f, name, what+`; "none" lifts the limit`)
 	}
-	for name, what := range map[string]string{
-		"boxes": "sandboxes at once", "cpus": "processors' worth of time, over all sandboxes", "memory": "memory, over all sandboxes, such as 16g",
-		"disk": "writable disk, over all sandboxes, such as 100g", "exec-rate": "commands started per second",
-		"snapshots": "snapshots with a name", "snapshot-bytes": "bytes of all snapshots, such as 100g",
-		"exec-burst": "commands that may start at once", "output-rate": "bytes of output per second, such as 10m; faster output is slowed down",
-		"output-burst": "bytes of output at once",
-	} {
-		flags.Var(all[name], name, what+`; "none" lifts the limit`)
-	}
-	return func() map[string]float64 {
-		given := map[string]float64{}
+	add("boxes", "sandboxes at once", whole(&c.Boxes))
+	add("cpus", "processors' worth of time, over all sandboxes", number(&c.CPUs))
+	add("memory", "memory, over all sandboxes, such as 16g", size(&c.Memory))
+	add("disk", "writable disk, over all sandboxes, such as 100g", size(&c.Disk))
+	add("snapshots", "snapshots with a name", whole(&c.Snapshots))
+	add("snapshot-bytes", "bytes of all snapshots, such as 100g", size(&c.SnapshotBytes))
+	add("exec-rate", "commands started per second", number(&c.ExecRate))
+	add("exec-burst", "commands that may start at once", whole(&c.ExecBurst))
+	add("output-rate", "bytes of output per second, such as 10m; what is over is slowed down", size(&c.OutputRate))
+	add("output-burst", "bytes of output at once", size(&c.OutputBurst))
+	return func() *sandbox.LimitsChange {
+		given := false
 		for name, f := range all {
 			if flags.Changed(name) {
-				given[f.key] = f.value
+				given = true
+				f.set(f.value)
 			}
 		}
-		return given
+		if !given {
+			return nil
+		}
+		return &c
 	}
+}
+
+// whole is a limit that is a whole number.
+func whole[T int | int64](to **T) limitFlag {
+	return limitFlag{whole: true, set: func(v float64) { *to = new(T(v)) }}
+}
+
+// size is a limit in bytes.
+func size(to **int64) limitFlag {
+	f := whole(to)
+	f.bytes = true
+	return f
+}
+
+// number is a limit that may be a fraction.
+func number(to **float64) limitFlag {
+	return limitFlag{set: func(v float64) { *to = &v }}
 }
 
 func (a *App) tenantCmd() *cobra.Command {
@@ -111,10 +137,10 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 	}
 	given := limitFlags(cmd.Flags())
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
 		t, err := c.CreateTenant(ctx, name, sandbox.Limits{})
-		if limits := given(); err == nil && len(limits) > 0 {
-			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
+		if limits := given(); err == nil && limits != nil {
+			return c.UpdateTenant(ctx, name, sandbox.TenantChange{Limits: limits})
 		}
 		return t, err
 	})
@@ -122,13 +148,13 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 }
 
 // tenantCommand adapts a command that is about one tenant and shows it.
-func (a *App) tenantCommand(asJSON *bool, do func(context.Context, *atoll.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
+func (a *App) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
 	return interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
 			return err
 		}
-		t, err := do(ctx, c, strings.Join(args, ""))
+		t, err := do(ctx, c.Admin(), strings.Join(args, ""))
 		if err != nil {
 			return err
 		}
@@ -172,7 +198,7 @@ func (a *App) tenantListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all, err := c.Tenants(ctx)
+		all, err := c.Admin().Tenants(ctx)
 		if err != nil {
 			return err
 		}
@@ -204,7 +230,7 @@ machine, any.`,
 		Example: `  atoll tenant show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
 		if name == "" {
 			return c.Tenant(ctx)
 		}
@@ -226,11 +252,11 @@ sandboxes that already exist.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		limits := given()
-		if len(limits) == 0 {
+		if limits == nil {
 			return usage(cmd, fmt.Errorf("no limit is given"))
 		}
-		return a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
-			return c.UpdateTenant(ctx, name, atoll.TenantChange{Limits: limits})
+		return a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
+			return c.UpdateTenant(ctx, name, sandbox.TenantChange{Limits: limits})
 		})(cmd, args)
 	}
 	return cmd
@@ -248,8 +274,8 @@ func (a *App) tenantDisableCmd(disable bool) *cobra.Command {
 		cmd.Example = "  atoll tenant disable default"
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *atoll.Client, name string) (sandbox.Tenant, error) {
-		return c.UpdateTenant(ctx, name, atoll.TenantChange{Disabled: &disable})
+	cmd.RunE = a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (sandbox.Tenant, error) {
+		return c.UpdateTenant(ctx, name, sandbox.TenantChange{Disabled: &disable})
 	})
 	return cmd
 }

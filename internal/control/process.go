@@ -64,7 +64,7 @@ type logReader struct {
 	id  string
 }
 
-func (r *logReader) Next() (driver.LogChunk, error) {
+func (r *logReader) Next() (sandbox.LogChunk, error) {
 	chunk, err := r.LogReader.Next()
 	if err == io.EOF {
 		return chunk, err

@@ -225,15 +225,15 @@ func (x *box) Kill(_ context.Context, id string, sig int) error { return x.p.ent
 
 type logs struct{ n int }
 
-func (l *logs) Next() (driver.LogChunk, error) {
+func (l *logs) Next() (sandbox.LogChunk, error) {
 	l.n++
 	switch l.n {
 	case 1:
-		return driver.LogChunk{Stream: 1, Data: []byte("x")}, nil
+		return sandbox.LogChunk{Stream: 1, Data: []byte("x")}, nil
 	case 2:
-		return driver.LogChunk{}, errKnown
+		return sandbox.LogChunk{}, errKnown
 	}
-	return driver.LogChunk{}, io.EOF
+	return sandbox.LogChunk{}, io.EOF
 }
 
 func (l *logs) Close() error { return nil }

@@ -116,12 +116,12 @@ func agree(t *testing.T, m *daemontest.Machine, c *atoll.Client) {
 	for id, f := range real {
 		t.Errorf("%s (%s) runs without a record", id, f.State)
 	}
-	report, err := c.VerifyAudit(context.Background())
+	report, err := c.Admin().VerifyAudit(context.Background())
 	if err != nil || !report.Sound {
 		t.Errorf("%+v %v", report, err)
 	}
 	open := map[int64]bool{}
-	for e, err := range c.Events(context.Background(), atoll.EventOptions{}) {
+	for e, err := range c.Events(context.Background(), sandbox.EventQuery{}) {
 		switch {
 		case err != nil:
 			t.Fatal(err)

@@ -58,7 +58,7 @@ func certificate(t *testing.T) (*tls.Config, *x509.CertPool) {
 func TestTLS(t *testing.T) {
 	config, pool := certificate(t)
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.TLS = "127.0.0.1:0", config })
-	k, err := daemontest.Client(t, d).CreateKey(t.Context(), atoll.NewKey{Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestSecretsStayOut(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	_, _ = s.Files().Write(t.Context(), "/file", strings.NewReader(canary), atoll.WriteOptions{})
-	k, err := c.CreateKey(t.Context(), atoll.NewKey{Verbs: []string{"read"}})
+	k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func TestEventsHaveLabels(t *testing.T) {
 		t.Fatal(err)
 	}
 	teams := map[string]string{} // of the first event of each operation
-	for e, err := range c.Events(t.Context(), atoll.EventOptions{Sandbox: s.ID()}) {
+	for e, err := range c.Events(t.Context(), sandbox.EventQuery{Sandbox: s.ID()}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestEventsHaveLabels(t *testing.T) {
 			t.Errorf("%s has team=%q, want %q", op, teams[op], team)
 		}
 	}
-	if report, err := c.VerifyAudit(t.Context()); err != nil || !report.Sound {
+	if report, err := c.Admin().VerifyAudit(t.Context()); err != nil || !report.Sound {
 		t.Errorf("the log is not sound: %+v %v", report, err)
 	}
 }

@@ -27,7 +27,7 @@ func finding(d sandbox.Diagnosis, subject string) sandbox.Finding {
 
 func diagnose(t *testing.T, c *atoll.Client) sandbox.Diagnosis {
 	t.Helper()
-	d, err := c.Diagnose(t.Context())
+	d, err := c.Admin().Diagnose(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
-	_, err := bearer(t, first, "default", "admin").Diagnose(t.Context())
+	_, err := bearer(t, first, "default", "admin").Admin().Diagnose(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
 
 	// Somebody makes a sandbox beside the daemon, and removes one of its own.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
@@ -27,7 +26,7 @@ func (a answer) list(t *testing.T) (all []map[string]any) {
 // adminKey makes a key that allows everything in a tenant.
 func adminKey(t *testing.T, d *daemon.Daemon, tenant string) string {
 	t.Helper()
-	k, err := daemontest.Client(t, d).CreateKey(t.Context(), atoll.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +140,7 @@ func TestE2BUploads(t *testing.T) {
 	c, owner := e2bClient{t, d.E2B().String()}, daemontest.Client(t, d)
 	var keys []sandbox.Key
 	for _, tenant := range []string{"", "rival"} {
-		k, err := owner.CreateKey(t.Context(), atoll.NewKey{Tenant: tenant, Verbs: []string{"write", "read"}})
+		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"write", "read"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +174,7 @@ func TestE2BUploads(t *testing.T) {
 		}
 	}
 	// The link ends with the key that asked for it.
-	if err := owner.RevokeKey(t.Context(), keys[0].ID); err != nil {
+	if err := owner.Admin().RevokeKey(t.Context(), keys[0].ID); err != nil {
 		t.Fatal(err)
 	}
 	c.want(401, c.call("PUT", path, "late"))

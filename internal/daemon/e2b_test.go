@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // e2bClient calls the face for clients of E2B.
@@ -80,7 +81,7 @@ func startE2B(t *testing.T) (m *daemontest.Machine, c e2bClient, mine, other str
 	owner := daemontest.Client(t, d)
 	keys := []string{}
 	for _, tenant := range []string{"", "rival"} {
-		k, err := owner.CreateKey(t.Context(), atoll.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
+		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/admin"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -26,7 +27,7 @@ func TestExportAudit(t *testing.T) {
 	c := bearer(t, d, "acme", "read", "write")
 	create(t, c, sandbox.Spec{Name: "one"})
 	var out bytes.Buffer
-	if err := c.ExportAudit(t.Context(), atoll.EventOptions{}, &out); err != nil {
+	if err := c.Admin().ExportAudit(t.Context(), admin.AuditChained, sandbox.EventQuery{}, &out); err != nil {
 		t.Fatal(err)
 	}
 	if strings.Contains(out.String(), "canary") {
@@ -47,7 +48,7 @@ func TestExportAudit(t *testing.T) {
 	if len(lines) < 2 {
 		t.Errorf("only %d records", len(lines))
 	}
-	wantCode(t, bearer(t, d, "acme", "exec").ExportAudit(t.Context(), atoll.EventOptions{}, &out), sandbox.CodeDenied)
+	wantCode(t, bearer(t, d, "acme", "exec").Admin().ExportAudit(t.Context(), admin.AuditChained, sandbox.EventQuery{}, &out), sandbox.CodeDenied)
 }
 
 // A file for OpenTelemetry holds the very records that a collector is sent, as
@@ -62,7 +63,7 @@ func TestExportAuditOTLP(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if err := c.ExportAuditAs(t.Context(), atoll.AuditOTLP, atoll.EventOptions{}, &out); err != nil {
+	if err := c.Admin().ExportAudit(t.Context(), admin.AuditOTLP, sandbox.EventQuery{}, &out); err != nil {
 		t.Fatal(err)
 	}
 	written := decodeOTLP(t, out.Bytes())
@@ -85,7 +86,7 @@ func TestExportAuditOTLP(t *testing.T) {
 			t.Errorf("written: %v\nsent:    %v", w, sent()[i])
 		}
 	}
-	wantCode(t, c.ExportAuditAs(t.Context(), "xml", atoll.EventOptions{}, &out), sandbox.CodeInvalid)
+	wantCode(t, c.Admin().ExportAudit(t.Context(), "xml", sandbox.EventQuery{}, &out), sandbox.CodeInvalid)
 }
 
 // decodeOTLP reads lines of OTLP's JSON form, in which identifiers are

@@ -167,7 +167,7 @@ func TestForeignNamesCostWhatNoNamesCost(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.Trace = work.add })
 	ids := foreignThings(t, m, d)
-	mine, err := daemontest.Client(t, d).CreateKey(t.Context(), atoll.NewKey{Tenant: "other", Verbs: []string{"admin"}})
+	mine, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "other", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +289,7 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	ok(t, err)
 	snap, err := box.Snapshot(ctx, sandbox.SnapshotRequest{Name: "mine-a"})
 	ok(t, err)
-	k, err := c.CreateKey(ctx, atoll.NewKey{Verbs: []string{"read"}})
+	k, err := c.Admin().CreateKey(ctx, sandbox.NewKey{Verbs: []string{"read"}})
 	ok(t, err)
 	_, err = c.CreateProfile(ctx, sandbox.Profile{Name: "mine-a"})
 	ok(t, err)
@@ -302,7 +302,7 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	ok(t, m.Store(t).Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		return tx.SetTemplate(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 	}))
-	_, err = c.CreateTenant(ctx, "mine-a", sandbox.Limits{})
+	_, err = c.Admin().CreateTenant(ctx, "mine-a", sandbox.Limits{})
 	ok(t, err)
 	name := map[string]string{"the name": "mine-a"}
 	return things{

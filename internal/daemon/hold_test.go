@@ -59,7 +59,7 @@ func openAll(t *testing.T, c *atoll.Client, id sandbox.ID, port uint16) open {
 		}),
 		"upload": begun(t, func() error { return stalledUpload(ctx, s) }),
 		"events": begun(t, func() error {
-			for _, err := range c.Events(ctx, atoll.EventOptions{Follow: true}) {
+			for _, err := range c.FollowEvents(ctx, sandbox.EventQuery{}) {
 				if err != nil {
 					return err
 				}
@@ -99,14 +99,14 @@ func stalledUpload(ctx context.Context, s *atoll.Sandbox) error {
 func TestKeysEndWhatTheyOpened(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, m *daemontest.Machine, d *daemon.Daemon, id string){
 		"revoked": func(t *testing.T, _ *daemontest.Machine, d *daemon.Daemon, id string) {
-			ok(t, bearer(t, d, "acme", "admin").RevokeKey(t.Context(), id))
+			ok(t, bearer(t, d, "acme", "admin").Admin().RevokeKey(t.Context(), id))
 		},
 		"revoked by another daemon": func(t *testing.T, m *daemontest.Machine, _ *daemon.Daemon, id string) {
 			ok(t, m.Store(t).Update(t.Context(), func(tx *store.Tx) error { return tx.RevokeKey(context.Background(), "acme", id) }))
 		},
 		"tenant disabled": func(t *testing.T, _ *daemontest.Machine, d *daemon.Daemon, _ string) {
 			yes := true
-			_, err := daemontest.Client(t, d).UpdateTenant(t.Context(), "acme", atoll.TenantChange{Disabled: &yes})
+			_, err := daemontest.Client(t, d).Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Disabled: &yes})
 			ok(t, err)
 		},
 		"expired": func(t *testing.T, m *daemontest.Machine, _ *daemon.Daemon, id string) {
@@ -124,13 +124,13 @@ func TestKeysEndWhatTheyOpened(t *testing.T) {
 			box := create(t, bearer(t, d, "acme", "admin"), sandbox.Spec{Name: "one"})
 			t.Cleanup(func() { // its background command too
 				no := false
-				_, err := owner.UpdateTenant(context.Background(), "acme", atoll.TenantChange{Disabled: &no})
+				_, err := owner.Admin().UpdateTenant(context.Background(), "acme", sandbox.TenantChange{Disabled: &no})
 				if err = errors.Join(err, box.Destroy(context.Background())); err != nil {
 					t.Error(err)
 				}
 			})
 			port := echo(t, box)
-			k, err := owner.CreateKey(t.Context(), atoll.NewKey{Tenant: "acme", Verbs: []string{"admin"}, Expires: time.Hour})
+			k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}, Expires: time.Hour})
 			ok(t, err)
 			all := openAll(t, daemontest.Bearer(t, d, k.Token), box.ID(), port)
 			other := create(t, owner, sandbox.Spec{Name: "other"})

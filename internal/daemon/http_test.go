@@ -31,7 +31,7 @@ func TestBrokenRequests(t *testing.T) {
 	box := create(t, owner, sandbox.Spec{Name: "one"})
 	_, err := box.Files().Write(t.Context(), "/f", strings.NewReader("as it was"), atoll.WriteOptions{})
 	ok(t, err)
-	k, err := owner.CreateKey(t.Context(), atoll.NewKey{Verbs: []string{"admin"}})
+	k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"admin"}})
 	ok(t, err)
 	send := func(head, body string) (*http.Response, string) {
 		t.Helper()

@@ -68,7 +68,7 @@ func TestMetrics(t *testing.T) {
 		t.Error("a name is part of a metric")
 	}
 	for tenant, want := range map[string]int{"default": http.StatusOK, "acme": http.StatusForbidden} {
-		k, err := c.CreateKey(t.Context(), atoll.NewKey{Tenant: tenant, Verbs: []string{"read"}})
+		k, err := c.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"read"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/plane"
@@ -47,56 +46,32 @@ func (d *Daemon) watchPolicies(ctx context.Context) {
 	}
 }
 
-func shownPolicies(s plane.PolicyState) api.Policies {
-	out := api.Policies{Source: s.Source, Digest: s.Digest, Loaded: s.Loaded, Problem: s.Problem, Policies: []api.Policy{}}
+func shownPolicies(s plane.PolicyState) sandbox.Policies {
+	out := sandbox.Policies{Source: s.Source, Digest: s.Digest, Loaded: s.Loaded, Problem: s.Problem, Policies: []sandbox.Policy{}}
 	for _, p := range s.Policies {
-		one := api.Policy{
+		one := sandbox.Policy{
 			Name: p.Name, Description: p.Description, Tenants: p.Tenants, Labels: p.Labels, CPUs: p.CPUs, Memory: p.Memory, Disk: p.Disk,
-			PIDs: p.PIDs, Images: p.Images, Mounts: p.Mounts, Network: p.Network, Egress: p.Egress, Secrets: p.Secrets,
-			OnUnenforceable: string(p.OnUnenforceable), Redact: p.Redact, File: p.File, Lines: p.Lines,
-		}
-		if p.Lifetime != nil {
-			ms := p.Lifetime.Milliseconds()
-			one.LifetimeMS = &ms
+			PIDs: p.PIDs, Lifetime: p.Lifetime, Images: p.Images, Mounts: p.Mounts, Network: p.Network, Egress: p.Egress, Secrets: p.Secrets,
+			SecretModes: p.SecretModes, OnUnenforceable: string(p.OnUnenforceable), Redact: p.Redact, File: p.File, Lines: p.Lines,
 		}
 		for _, s := range p.Signed {
-			one.SignedImages = append(one.SignedImages, api.SignedImage{Image: s.Image, SignedBy: s.By})
-		}
-		if p.SecretModes != nil {
-			one.SecretModes = []string{}
-		}
-		for _, m := range p.SecretModes {
-			one.SecretModes = append(one.SecretModes, string(m))
+			one.SignedImages = append(one.SignedImages, sandbox.SignedImage{Image: s.Image, SignedBy: s.By})
 		}
 		out.Policies = append(out.Policies, one)
 	}
 	return out
 }
 
-func (s service) Policies(ctx context.Context) (api.Policies, error) {
+func (s service) Policies(ctx context.Context) (sandbox.Policies, error) {
 	p, err := s.Plane.GetPolicies(ctx)
 	return shownPolicies(p), err
 }
 
-func (s service) ReloadPolicies(ctx context.Context) (api.Policies, error) {
+func (s service) ReloadPolicies(ctx context.Context) (sandbox.Policies, error) {
 	p, err := s.Plane.ReloadPolicies(ctx)
 	return shownPolicies(p), err
 }
 
-func (s service) ExplainPolicies(ctx context.Context, req api.CreateRequest) (api.PolicyAnswer, error) {
-	a, err := s.Plane.ExplainPolicies(ctx, req.Spec)
-	out := api.PolicyAnswer{
-		Allow: a.Denied == nil, Limits: a.Caps.Resources, LifetimeMS: a.Caps.Lifetime.Milliseconds(),
-		Findings: []api.PolicyFinding{}, Ceilings: []api.PolicyCeiling{},
-	}
-	if denied := new(sandbox.Error); errors.As(a.Denied, &denied) {
-		out.Message, out.Rule = denied.Error(), denied.Rule
-	}
-	for _, f := range a.Findings {
-		out.Findings = append(out.Findings, api.PolicyFinding{Rule: f.Rule, File: f.File, Line: f.Line, OK: f.OK, Asked: f.Asked, Limit: f.Limit})
-	}
-	for _, c := range a.Ceilings {
-		out.Ceilings = append(out.Ceilings, api.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
-	}
-	return out, err
+func (s service) ExplainPolicies(ctx context.Context, req api.CreateRequest) (sandbox.PolicyAnswer, error) {
+	return s.Plane.ExplainPolicies(ctx, req.Spec)
 }

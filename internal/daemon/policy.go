@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/atoll-run/atoll/internal/control/plane"
@@ -32,20 +33,8 @@ func (s service) Profiles(ctx context.Context) ([]sandbox.StoredProfile, error) 
 
 func shownProfile(p store.Profile) sandbox.StoredProfile { return p.StoredProfile }
 
-func (s service) TestProfile(ctx context.Context, name string, t api.ProfileTest) (api.Explanation, error) {
-	method := t.Method
-	if method == "" {
-		method = "GET"
-	}
-	e, err := s.Plane.TestProfile(ctx, name, method, t.URL)
-	out := api.Explanation{
-		Allow: e.Allow, Reason: string(e.Reason), Rule: e.Rule, Message: e.Message, Resolves: e.Resolves, Inspect: e.Inspect,
-		HostOnly: e.HostOnly, Path: e.Path, Limits: e.Limits, Inject: e.Inject, Operator: e.Operator, Steps: []api.ExplainStep{},
-	}
-	for _, step := range e.Steps {
-		out.Steps = append(out.Steps, api.ExplainStep{Rule: step.Rule, Action: string(step.Action), Matches: step.Matches, Why: step.Why})
-	}
-	return out, err
+func (s service) TestProfile(ctx context.Context, name string, t api.ProfileTest) (sandbox.Explanation, error) {
+	return s.Plane.TestProfile(ctx, name, cmp.Or(t.Method, "GET"), t.URL)
 }
 
 func (s service) CreateSecret(ctx context.Context, n api.NewSecret) (sandbox.StoredSecret, error) {

@@ -61,7 +61,7 @@ func TestDial(t *testing.T) {
 	wantCode(t, err, sandbox.CodeDenied)
 	// One record of the connection, however much went over it.
 	opened := 0
-	for e, err := range c.Events(t.Context(), atoll.EventOptions{Types: []string{"port.opened"}}) {
+	for e, err := range c.Events(t.Context(), sandbox.EventQuery{Types: []string{"port.opened"}}) {
 		if err != nil || e.Subject != fmt.Sprint(port) || e.Sandbox != s.ID() {
 			t.Errorf("%+v, %v", e, err)
 		}
@@ -168,7 +168,7 @@ func TestPortTokens(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, plainTCP)
 	owner := daemontest.Client(t, d)
-	key, err := owner.CreateKey(t.Context(), atoll.NewKey{Verbs: []string{"read", "exec"}})
+	key, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read", "exec"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestPortTokens(t *testing.T) {
 	if got := visit(t, d, "localhost", "Authorization", "Bearer "+all); got != refused {
 		t.Errorf("the API takes a token for ports: %d", got)
 	}
-	if err := owner.RevokeKey(t.Context(), key.ID); err != nil {
+	if err := owner.Admin().RevokeKey(t.Context(), key.ID); err != nil {
 		t.Fatal(err)
 	}
 	if got := visit(t, d, host("mine", port), "Atoll-Token", keyed); got != refused {

@@ -145,7 +145,7 @@ func TestProvidersOfOthers(t *testing.T) {
 		o.SharedProviders = []string{"two"}
 	})
 	owner := daemontest.Client(t, d)
-	key, err := owner.CreateKey(t.Context(), atoll.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"write"}})
+	key, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"write"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestLimitsOfProviders(t *testing.T) {
 	if err != nil || unasked.Info().Resources.Memory != 0 || len(unasked.Info().Limits) != 0 {
 		t.Errorf("without a limit it shows %+v, %v", unasked.Info(), err)
 	}
-	if _, err := c.UpdateTenant(t.Context(), "default", atoll.TenantChange{Limits: map[string]float64{"memory": 1 << 30}}); err != nil {
+	if _, err := c.Admin().UpdateTenant(t.Context(), "default", sandbox.TenantChange{Limits: &sandbox.LimitsChange{Memory: new(int64(1 << 30))}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Create(t.Context(), sandbox.Spec{Provider: "loose", Resources: asked}, atoll.CreateOptions{}); sandbox.CodeOf(err) != sandbox.CodeUnsupported {

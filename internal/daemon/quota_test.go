@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -19,10 +20,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// limit changes what a tenant may use, as its operator does.
+// limit changes what a tenant may use, as its operator does. Limits go by their
+// names in JSON.
 func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]float64) {
 	t.Helper()
-	if _, err := owner.UpdateTenant(t.Context(), tenant, atoll.TenantChange{Limits: limits}); err != nil {
+	var change sandbox.LimitsChange
+	text, err := json.Marshal(limits)
+	if err == nil {
+		err = json.Unmarshal(text, &change)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Admin().UpdateTenant(t.Context(), tenant, sandbox.TenantChange{Limits: &change}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -31,7 +41,7 @@ func limit(t *testing.T, owner *atoll.Client, tenant string, limits map[string]f
 func TestTooMuch(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner := daemontest.Client(t, d)
-	k, err := owner.CreateKey(t.Context(), atoll.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +76,7 @@ func TestTooMuch(t *testing.T) {
 			t.Errorf("%s: %d, Retry-After %q", path, resp.StatusCode, resp.Header.Get("Retry-After"))
 		}
 	}
-	own, err := daemontest.Bearer(t, d, k.Token).Tenant(t.Context())
+	own, err := daemontest.Bearer(t, d, k.Token).Admin().Tenant(t.Context())
 	if err != nil || own.Usage.Boxes != 1 || own.Limits.Boxes != 1 || own.ID != "acme" {
 		t.Errorf("%+v %v", own, err)
 	}
@@ -78,7 +88,7 @@ func TestQuotaHoldsForUpdates(t *testing.T) {
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
 	limit(t, owner, "acme", map[string]float64{"cpus": 2, "memory": 2 << 30, "disk": 20 << 30})
 	s := create(t, boss, sandbox.Spec{Name: "one", Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 30, Disk: 4 << 30}})
-	before, err := boss.Tenant(t.Context())
+	before, err := boss.Admin().Tenant(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +98,7 @@ func TestQuotaHoldsForUpdates(t *testing.T) {
 			t.Errorf("%+v: %v", more, err)
 		}
 	}
-	if after, err := boss.Tenant(t.Context()); err != nil || after.Usage != before.Usage {
+	if after, err := boss.Admin().Tenant(t.Context()); err != nil || after.Usage != before.Usage {
 		t.Errorf("%+v became %+v, %v", before.Usage, after.Usage, err)
 	}
 }
@@ -105,7 +115,7 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 		_, err = s.Update(t.Context(), sandbox.Change{Resources: huge})
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
-	all, err := owner.Tenants(t.Context())
+	all, err := owner.Admin().Tenants(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,35 +131,35 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 func TestTenantsAreTheOwners(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
-	_, err := boss.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Limits: map[string]float64{"boxes": 99}})
+	_, err := boss.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Limits: &sandbox.LimitsChange{Boxes: new(int64(99))}})
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err = boss.CreateTenant(t.Context(), "mine", sandbox.Limits{})
+	_, err = boss.Admin().CreateTenant(t.Context(), "mine", sandbox.Limits{})
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err = boss.Tenants(t.Context())
+	_, err = boss.Admin().Tenants(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
-	_, err1 := boss.TenantByID(t.Context(), "default")
-	_, err2 := boss.TenantByID(t.Context(), "nobody")
+	_, err1 := boss.Admin().TenantByID(t.Context(), "default")
+	_, err2 := boss.Admin().TenantByID(t.Context(), "nobody")
 	wantCode(t, err1, sandbox.CodeDenied)
 	wantCode(t, err2, sandbox.CodeDenied)
-	_, err = boss.Backup(t.Context())
+	_, err = boss.Admin().Backup(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
-	for _, bad := range []map[string]float64{{"boxes": -1}, {"boxes": 1.5}, {"cows": 3}} {
-		_, err = owner.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Limits: bad})
+	for _, bad := range []sandbox.LimitsChange{{Boxes: new(int64(-1))}, {CPUs: new(-0.5)}} {
+		_, err = owner.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Limits: &bad})
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
 	off, on := true, false
-	if _, err := owner.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Disabled: &off}); err != nil {
+	if _, err := owner.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Disabled: &off}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = boss.Tenant(t.Context())
+	_, err = boss.Admin().Tenant(t.Context())
 	wantCode(t, err, sandbox.CodeUnauthorized)
-	if _, err := owner.UpdateTenant(t.Context(), "acme", atoll.TenantChange{Disabled: &on}); err != nil {
+	if _, err := owner.Admin().UpdateTenant(t.Context(), "acme", sandbox.TenantChange{Disabled: &on}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := boss.Tenant(t.Context()); err != nil {
+	if _, err := boss.Admin().Tenant(t.Context()); err != nil {
 		t.Error(err)
 	}
-	copied, err := owner.Backup(t.Context())
+	copied, err := owner.Admin().Backup(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +185,7 @@ func TestOutputIsMetered(t *testing.T) {
 	if took := time.Since(began); took < time.Second {
 		t.Errorf("it took %s", took)
 	}
-	for e, err := range owner.Events(t.Context(), atoll.EventOptions{Types: []string{"exec.ended"}, Follow: true}) {
+	for e, err := range owner.FollowEvents(t.Context(), sandbox.EventQuery{Types: []string{"exec.ended"}}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,7 +226,7 @@ func TestEndsAreRecorded(t *testing.T) {
 		}
 	}
 	wait := func(c *atoll.Client, after int64) sandbox.Event {
-		for e, err := range c.Events(t.Context(), atoll.EventOptions{Types: []string{"exec.ended"}, Follow: true, After: after}) {
+		for e, err := range c.FollowEvents(t.Context(), sandbox.EventQuery{Types: []string{"exec.ended"}, After: after}) {
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -245,7 +255,7 @@ func TestEndsAreRecorded(t *testing.T) {
 	if e := wait(c, background.Seq); *e.Exit != 3 || e.Subject == background.Subject {
 		t.Errorf("%+v", e)
 	}
-	for e, err := range c.Events(t.Context(), atoll.EventOptions{}) {
+	for e, err := range c.Events(t.Context(), sandbox.EventQuery{}) {
 		if err != nil || strings.Contains(e.Subject+e.Name+strings.Join(e.Args, " "), "canary") {
 			t.Errorf("%+v %v", e, err)
 		}

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -28,23 +27,23 @@ func TestPruneAudit(t *testing.T) {
 	d = m.Start(t, nil)
 	c = daemontest.Client(t, d)
 	for _, tenant := range []string{"", "default"} {
-		_, err := bearer(t, d, "acme", "admin").PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: tenant, UpTo: 1})
+		_, err := bearer(t, d, "acme", "admin").Admin().PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: tenant, UpTo: 1})
 		wantCode(t, err, sandbox.CodeDenied)
 	}
-	_, err := c.PruneAudit(t.Context(), sandbox.AuditPrune{})
+	_, err := c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{})
 	wantCode(t, err, sandbox.CodeInvalid)
-	_, err = c.PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: "nobody", UpTo: 1})
+	_, err = c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{Tenant: "nobody", UpTo: 1})
 	wantCode(t, err, sandbox.CodeNotFound)
-	done, err := c.PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 4})
+	done, err := c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 4})
 	if err != nil || done != (sandbox.AuditPruned{Removed: 4, Through: 4}) {
 		t.Fatalf("%+v %v", done, err)
 	}
-	report, err := c.VerifyAudit(t.Context())
+	report, err := c.Admin().VerifyAudit(t.Context())
 	if err != nil || !report.Sound || report.Pruned != 4 || report.PrunedAt.IsZero() {
 		t.Errorf("%+v %v", report, err)
 	}
 	told := 0
-	for e, err := range c.Events(t.Context(), atoll.EventOptions{Types: []string{"audit.pruned"}}) {
+	for e, err := range c.Events(t.Context(), sandbox.EventQuery{Types: []string{"audit.pruned"}}) {
 		if err != nil || e.Subject != "1-4" || e.UID == nil || e.Request == "" {
 			t.Errorf("%+v %v", e, err)
 		}
@@ -56,10 +55,10 @@ func TestPruneAudit(t *testing.T) {
 	if _, err := openSQL(t, m.Dir+"/atoll.db").Exec("DROP TRIGGER events_append_only_delete; DELETE FROM events WHERE tenant = 'default' AND seq <= 6"); err != nil {
 		t.Fatal(err)
 	}
-	if report, err = c.VerifyAudit(t.Context()); err != nil || report.Sound || report.FaultSeq != 5 {
+	if report, err = c.Admin().VerifyAudit(t.Context()); err != nil || report.Sound || report.FaultSeq != 5 {
 		t.Errorf("nobody notices: %+v %v", report, err)
 	}
-	_, err = c.PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 100})
+	_, err = c.Admin().PruneAudit(t.Context(), sandbox.AuditPrune{UpTo: 100})
 	wantCode(t, err, sandbox.CodeConflict)
 }
 
@@ -73,7 +72,7 @@ func TestRetention(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.AuditKeep = time.Nanosecond }))
-	for e, err := range c.Events(t.Context(), atoll.EventOptions{Follow: true}) {
+	for e, err := range c.FollowEvents(t.Context(), sandbox.EventQuery{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +83,7 @@ func TestRetention(t *testing.T) {
 			break
 		}
 	}
-	if report, err := c.VerifyAudit(t.Context()); err != nil || !report.Sound || report.Pruned != 3 {
+	if report, err := c.Admin().VerifyAudit(t.Context()); err != nil || !report.Sound || report.Pruned != 3 {
 		t.Errorf("%+v %v", report, err)
 	}
 }

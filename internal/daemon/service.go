@@ -85,8 +85,8 @@ func (s service) Open(ctx context.Context, ref string) (api.Box, error) {
 	return box{b}, nil
 }
 
-func (s service) CreateKey(ctx context.Context, n api.NewKey) (sandbox.Key, error) {
-	want := key.New{Name: n.Name, Expires: n.Expires()}
+func (s service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
+	want := key.New{Name: n.Name, Expires: n.Expires}
 	for _, v := range n.Verbs {
 		want.Verbs = append(want.Verbs, key.Verb(v))
 	}
@@ -103,20 +103,20 @@ func (s service) Keys(ctx context.Context) ([]sandbox.Key, error) {
 
 func shownKey(k store.Key) sandbox.Key { return k.Key }
 
-func filterOf(q api.EventQuery) eventlog.Filter {
-	f := eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Sandbox: sandbox.ID(q.Sandbox)}
+func filterOf(q sandbox.EventQuery) eventlog.Filter {
+	f := eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Sandbox: q.Sandbox}
 	for _, t := range q.Types {
 		f.Types = append(f.Types, eventlog.Type(t))
 	}
 	return f
 }
 
-func (s service) Events(ctx context.Context, q api.EventQuery) ([]sandbox.Event, error) {
-	all, err := s.Plane.Events(ctx, filterOf(q), q.After, q.Limit)
+func (s service) Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error) {
+	all, err := s.Plane.Events(ctx, filterOf(q), q.After, q.Page)
 	return each(all, shownEvent), err
 }
 
-func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[sandbox.Event, error], error) {
+func (s service) FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error) {
 	log, err := s.Plane.FollowEvents(ctx, filterOf(q), q.After)
 	if err != nil {
 		return nil, err
@@ -130,14 +130,14 @@ func (s service) FollowEvents(ctx context.Context, q api.EventQuery) (iter.Seq2[
 	}, nil
 }
 
-func (s service) ExportEvents(ctx context.Context, q api.EventQuery, w io.Writer) error {
+func (s service) ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
 	return s.Plane.ExportEvents(ctx, filterOf(q), w)
 }
 
 // otlpBatch is how many events an exported line of OTLP holds at most.
 const otlpBatch = 500
 
-func (s service) ExportOTLP(ctx context.Context, q api.EventQuery, w io.Writer) error {
+func (s service) ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
 	for after := q.After; ; {
 		page, err := s.Plane.Records(ctx, filterOf(q), after, otlpBatch)
 		if err != nil || len(page) == 0 {

@@ -39,7 +39,7 @@ func TestSharedStore(t *testing.T) {
 	address := storetest.Postgres(t)
 	m1, m2 := daemontest.New(t), daemontest.New(t)
 	d1, d2 := m1.Start(t, on(address)), m2.Start(t, on(address))
-	k, err := daemontest.Client(t, d1).CreateKey(t.Context(), atoll.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	k, err := daemontest.Client(t, d1).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func TestSharedStore(t *testing.T) {
 	if one.Info().Node == two.Info().Node || one.Info().Node == "" {
 		t.Errorf("on %q and %q", one.Info().Node, two.Info().Node)
 	}
-	for e, err := range c2.Events(t.Context(), atoll.EventOptions{Follow: true}) {
+	for e, err := range c2.FollowEvents(t.Context(), sandbox.EventQuery{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func TestSharedStore(t *testing.T) {
 	if _, err := one.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
 		t.Errorf("the one that was meddled with: %v", err)
 	}
-	if r, err := c1.VerifyAudit(t.Context()); err != nil || !r.Sound {
+	if r, err := c1.Admin().VerifyAudit(t.Context()); err != nil || !r.Sound {
 		t.Errorf("%+v %v", r, err)
 	}
 	if len(running(t, m1)) != 1 || len(running(t, m2)) != 1 {
@@ -104,7 +104,7 @@ func TestSharedQuota(t *testing.T) {
 	m1, m2 := daemontest.New(t), daemontest.New(t)
 	d1, d2 := m1.Start(t, on(address)), m2.Start(t, on(address))
 	acme := bearer(t, d1, "acme", "write")
-	k, err := daemontest.Client(t, d2).CreateKey(t.Context(), atoll.NewKey{Tenant: "acme", Verbs: []string{"write"}})
+	k, err := daemontest.Client(t, d2).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"write"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -269,7 +269,7 @@ func TestEventsNameRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	ids := map[string]string{}
-	for e, err := range daemontest.Client(t, d).Events(t.Context(), atoll.EventOptions{}) {
+	for e, err := range daemontest.Client(t, d).Events(t.Context(), sandbox.EventQuery{}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -358,7 +358,7 @@ func TestEventsReachCollector(t *testing.T) {
 
 func lastSeq(t *testing.T, c *atoll.Client) (seq int64) {
 	t.Helper()
-	for e, err := range c.Events(t.Context(), atoll.EventOptions{}) {
+	for e, err := range c.Events(t.Context(), sandbox.EventQuery{}) {
 		if err != nil {
 			t.Fatal(err)
 		}

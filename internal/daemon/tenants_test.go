@@ -35,7 +35,7 @@ func create(t *testing.T, c *atoll.Client, spec sandbox.Spec) *atoll.Sandbox {
 // bearer makes a key of a tenant and returns a client with it.
 func bearer(t *testing.T, d *daemon.Daemon, tenant string, verbs ...string) *atoll.Client {
 	t.Helper()
-	k, err := daemontest.Client(t, d).CreateKey(t.Context(), atoll.NewKey{Tenant: tenant, Verbs: verbs})
+	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: verbs})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,12 +103,12 @@ func TestTenantsDoNotMeet(t *testing.T) {
 			t.Errorf("%+v %v", s, err)
 		}
 	}
-	for e, err := range other.Events(t.Context(), atoll.EventOptions{}) {
+	for e, err := range other.Events(t.Context(), sandbox.EventQuery{}) {
 		if err != nil || e.Sandbox == box.ID() {
 			t.Errorf("an event of another tenant: %+v %v", e, err)
 		}
 	}
-	keys, err := other.Keys(t.Context())
+	keys, err := other.Admin().Keys(t.Context())
 	if err != nil || len(keys) != 1 {
 		t.Errorf("%+v %v", keys, err)
 	}
@@ -127,17 +127,17 @@ func TestKeysAllowWhatTheySay(t *testing.T) {
 	_, execErr := s.Exec(ctx, sandbox.Command{Shell: "true"})
 	_, createErr := reader.Create(ctx, sandbox.Spec{}, atoll.CreateOptions{})
 	_, writeErr := s.Files().Write(ctx, "/x", strings.NewReader(""), atoll.WriteOptions{})
-	_, keyErr := reader.CreateKey(ctx, atoll.NewKey{Verbs: []string{"read"}})
-	_, auditErr := reader.VerifyAudit(ctx)
+	_, keyErr := reader.Admin().CreateKey(ctx, sandbox.NewKey{Verbs: []string{"read"}})
+	_, auditErr := reader.Admin().VerifyAudit(ctx)
 	_, stopErr := s.Stop(ctx, 1)
 	_, pauseErr := s.Pause(ctx, sandbox.PauseMemory)
 	_, snapErr := s.Snapshot(ctx, sandbox.SnapshotRequest{})
 	_, forkErr := s.Fork(ctx, sandbox.ForkRequest{})
-	for _, err := range []error{runErr, execErr, createErr, writeErr, keyErr, auditErr, stopErr, pauseErr, snapErr, forkErr, s.Destroy(ctx), s.Kill(ctx, "p1", 9), reader.RevokeKey(ctx, "x")} {
+	for _, err := range []error{runErr, execErr, createErr, writeErr, keyErr, auditErr, stopErr, pauseErr, snapErr, forkErr, s.Destroy(ctx), s.Kill(ctx, "p1", 9), reader.Admin().RevokeKey(ctx, "x")} {
 		wantCode(t, err, sandbox.CodeDenied)
 	}
 	denied := 0
-	for e := range owner.Events(ctx, atoll.EventOptions{Types: []string{"denied"}}) {
+	for e := range owner.Events(ctx, sandbox.EventQuery{Types: []string{"denied"}}) {
 		if e.Key == "" || e.Code != sandbox.CodeDenied {
 			t.Errorf("%+v", e)
 		}
@@ -162,7 +162,7 @@ func TestKeysDoNotReachTheMachine(t *testing.T) {
 		_, err := admin.Create(ctx, spec, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeDenied)
 	}
-	_, err := admin.CreateKey(ctx, atoll.NewKey{Tenant: "other", Verbs: []string{"admin"}})
+	_, err := admin.Admin().CreateKey(ctx, sandbox.NewKey{Tenant: "other", Verbs: []string{"admin"}})
 	wantCode(t, err, sandbox.CodeDenied)
 	_, err = admin.Create(ctx, sandbox.Spec{ID: "sb-chosen"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeInvalid)
@@ -173,18 +173,18 @@ func TestKeysDoNotReachTheMachine(t *testing.T) {
 func TestBadKeys(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, ctx := daemontest.Client(t, d), t.Context()
-	k, err := owner.CreateKey(ctx, atoll.NewKey{Name: "x", Verbs: []string{"read"}})
+	k, err := owner.Admin().CreateKey(ctx, sandbox.NewKey{Name: "x", Verbs: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	good := daemontest.Bearer(t, d, k.Token)
-	if _, err := good.Keys(ctx); sandbox.CodeOf(err) != sandbox.CodeDenied {
+	if _, err := good.Admin().Keys(ctx); sandbox.CodeOf(err) != sandbox.CodeDenied {
 		t.Errorf("got %v", err) // known, and may not
 	}
-	if err := owner.RevokeKey(ctx, k.ID); err != nil {
+	if err := owner.Admin().RevokeKey(ctx, k.ID); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, owner.RevokeKey(ctx, "nope"), sandbox.CodeNotFound)
+	wantCode(t, owner.Admin().RevokeKey(ctx, "nope"), sandbox.CodeNotFound)
 	var texts []string
 	for _, token := range []string{k.Token, "nonsense", strings.Repeat("x", 1000), k.Token[:len(k.Token)-1] + "x"} {
 		for _, err := range daemontest.Bearer(t, d, token).List(ctx, atoll.ListOptions{}) {

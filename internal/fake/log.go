@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // The end of a background command's output that is kept: at most so many bytes,
@@ -243,7 +244,7 @@ func newLogReader(c *command, opts driver.LogOptions) *logReader {
 	return r
 }
 
-func (r *logReader) Next() (driver.LogChunk, error) {
+func (r *logReader) Next() (sandbox.LogChunk, error) {
 	for {
 		r.log.mu.Lock()
 		p, ok := r.log.after(r.off)
@@ -251,16 +252,16 @@ func (r *logReader) Next() (driver.LogChunk, error) {
 		r.log.mu.Unlock()
 		switch {
 		case r.ctx.Err() != nil:
-			return driver.LogChunk{}, io.EOF
+			return sandbox.LogChunk{}, io.EOF
 		case ok && (r.follow || p.off < r.until):
-			c := driver.LogChunk{Stream: p.stream, Data: p.data, Dropped: p.off - r.off}
+			c := sandbox.LogChunk{Stream: p.stream, Data: p.data, Dropped: p.off - r.off}
 			if over := p.off + int64(len(p.data)) - r.until; !r.follow && over > 0 {
 				c.Data = c.Data[:int64(len(c.Data))-over]
 			}
 			r.off = p.off + int64(len(p.data))
 			return c, nil
 		case !r.follow || ended:
-			return driver.LogChunk{}, io.EOF
+			return sandbox.LogChunk{}, io.EOF
 		}
 		select {
 		case <-wake:

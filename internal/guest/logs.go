@@ -124,26 +124,26 @@ type logReader struct {
 	mu     sync.Mutex
 }
 
-func (l *logReader) Next() (driver.LogChunk, error) {
+func (l *logReader) Next() (sandbox.LogChunk, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var h [wire.LogHeaderLen]byte
 	if _, err := io.ReadFull(l.op.In(0), h[:]); err != nil {
-		return driver.LogChunk{}, l.failed(err)
+		return sandbox.LogChunk{}, l.failed(err)
 	}
 	stream, dropped, n, err := wire.ParseLogHeader(h[:])
 	if err != nil {
 		l.op.Abandon()
-		return driver.LogChunk{}, l.failed(err)
+		return sandbox.LogChunk{}, l.failed(err)
 	}
 	data := make([]byte, n)
 	if _, err := io.ReadFull(l.op.In(0), data); err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		return driver.LogChunk{}, l.failed(err)
+		return sandbox.LogChunk{}, l.failed(err)
 	}
-	return driver.LogChunk{Stream: stream, Data: data, Dropped: dropped}, nil
+	return sandbox.LogChunk{Stream: stream, Data: data, Dropped: dropped}, nil
 }
 
 func (l *logReader) failed(err error) error {

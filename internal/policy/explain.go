@@ -9,58 +9,34 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Explanation is the decision about a request, and the reason.
-type Explanation struct {
-	Allow    bool               `json:"allow"`
-	Reason   Reason             `json:"reason"`
-	Rule     string             `json:"rule,omitempty" doc:"the rule that decides"`
-	Message  string             `json:"message"`
-	Resolves bool               `json:"resolves" doc:"whether the name has an address in the sandbox"`
-	Inspect  bool               `json:"inspect" doc:"whether TLS is terminated and every request decided"`
-	HostOnly bool               `json:"hostOnly" doc:"whether the host alone decides, so that anything behind its name can be reached"`
-	Path     string             `json:"path,omitempty" doc:"that is forwarded"`
-	Limits   sandbox.RuleLimits `json:"limits,omitzero"`
-	Inject   []string           `json:"inject,omitempty" doc:"names of the secrets that are added"`
-	Operator []string           `json:"operator,omitempty" doc:"what the owner of the machine decides about it"`
-	Steps    []Step             `json:"steps" doc:"the rules about the host, in order, up to the one that decides"`
-}
-
-// Step is one rule that was looked at.
-type Step struct {
-	Rule    string         `json:"rule"`
-	Action  sandbox.Action `json:"action"`
-	Matches bool           `json:"matches"`
-	Why     string         `json:"why,omitempty" doc:"it does not match"`
-}
-
 var schemePorts = map[string]uint16{"https": 443, "wss": 443, "http": 80, "ws": 80, "tcp": 0}
 
 // Explain tells what would become of a request, as far as that can be known
 // without the network: the address of a name is checked only when it is dialled.
 // target is a URL with the scheme https, http, wss, ws, or tcp for a bare
 // connection; without a scheme it is https.
-func (p *Policy) Explain(method, target string) (Explanation, error) {
+func (p *Policy) Explain(method, target string) (sandbox.Explanation, error) {
 	if !strings.Contains(target, "://") {
 		target = "https://" + target
 	}
 	u, err := url.Parse(target)
 	if err != nil || u.Host == "" || u.User != nil {
-		return Explanation{}, invalid("url", "%q is not a URL such as https://api.example.com/v1", clip(target))
+		return sandbox.Explanation{}, invalid("url", "%q is not a URL such as https://api.example.com/v1", clip(target))
 	}
 	port, known := schemePorts[u.Scheme]
 	if !known {
-		return Explanation{}, invalid("url", "the scheme is none of https, http, wss, ws and tcp")
+		return sandbox.Explanation{}, invalid("url", "the scheme is none of https, http, wss, ws and tcp")
 	}
 	host, named, err := SplitHostPort(u.Host)
 	if err != nil {
-		return Explanation{}, invalid("url", "%q: %v", clip(u.Host), err)
+		return sandbox.Explanation{}, invalid("url", "%q: %v", clip(u.Host), err)
 	}
 	if named != 0 {
 		port = named
 	}
 	f := Flow{Name: host.Name, Addr: host.Addr, Port: port}
 	d := p.Connect(f)
-	e := Explanation{Resolves: f.Name != "" && p.CanResolve(f.Name), Inspect: d.Inspect, HostOnly: d.HostOnly}
+	e := sandbox.Explanation{Resolves: f.Name != "" && p.CanResolve(f.Name), Inspect: d.Inspect, HostOnly: d.HostOnly}
 	req := Request{
 		Method: strings.ToUpper(method), TLS: u.Scheme == "https" || u.Scheme == "wss", Host: u.Host,
 		Path: rawPath(u), WebSocket: strings.HasPrefix(u.Scheme, "ws"),
@@ -82,8 +58,8 @@ func rawPath(u *url.URL) string {
 	return "/"
 }
 
-func (p *Policy) explained(e Explanation, f Flow, d Decision, req *Request) Explanation {
-	e.Allow, e.Reason, e.Rule, e.Message, e.Path, e.Limits = d.Allow, d.Reason, d.Rule, d.Message(), d.Path, d.Limits
+func (p *Policy) explained(e sandbox.Explanation, f Flow, d Decision, req *Request) sandbox.Explanation {
+	e.Allow, e.Reason, e.Rule, e.Message, e.Path, e.Limits = d.Allow, string(d.Reason), d.Rule, d.Message(), d.Path, d.Limits
 	for _, i := range d.Inject {
 		e.Inject = append(e.Inject, i.Secrets()...)
 	}
@@ -122,8 +98,8 @@ func prefixes(all []netip.Prefix) string {
 const maxSteps = 100
 
 // steps lists the rules about a host up to the one that decided.
-func (p *Policy) steps(f Flow, req *Request, d Decision) []Step {
-	steps := []Step{}
+func (p *Policy) steps(f Flow, req *Request, d Decision) []sandbox.ExplainStep {
+	steps := []sandbox.ExplainStep{}
 	var path *requestPath
 	if req != nil {
 		if parsed, err := parseRequestPath(req.Path); err == nil {
@@ -134,7 +110,7 @@ func (p *Policy) steps(f Flow, req *Request, d Decision) []Step {
 		return steps
 	}
 	for r := range p.candidates(f) {
-		s := Step{Rule: r.label(), Action: r.rule.Action, Matches: r.number == d.Number}
+		s := sandbox.ExplainStep{Rule: r.label(), Action: r.rule.Action, Matches: r.number == d.Number}
 		if !s.Matches && req != nil && path != nil {
 			s.Why = r.mismatch(req.Method, path)
 		}

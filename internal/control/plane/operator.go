@@ -83,14 +83,8 @@ func (p *Plane) CreateTenant(ctx context.Context, id string, l sandbox.Limits) (
 	return t, err
 }
 
-// TenantChange is what is to change of a tenant.
-type TenantChange struct {
-	Limits   func(*sandbox.Limits) // nil: nothing
-	Disabled *bool
-}
-
 // UpdateTenant changes a tenant. What it has already is left alone.
-func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t sandbox.Tenant, err error) {
+func (p *Plane) UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (t sandbox.Tenant, err error) {
 	op := ops.TenantLimits
 	if c.Disabled != nil {
 		op = ops.TenantDisable
@@ -99,8 +93,7 @@ func (p *Plane) UpdateTenant(ctx context.Context, id string, c TenantChange) (t 
 		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
 			t, err := tx.LockTenant(ctx, id)
 			if err == nil && c.Limits != nil {
-				c.Limits(&t.Limits)
-				err = tx.SetLimits(ctx, id, t.Limits)
+				err = tx.SetLimits(ctx, id, c.Limits.Apply(t.Limits))
 			}
 			if err == nil && c.Disabled != nil {
 				err = tx.DisableTenant(ctx, id, *c.Disabled)

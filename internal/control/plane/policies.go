@@ -135,39 +135,31 @@ func (p *Plane) policyState(tenant string) PolicyState {
 	return s
 }
 
-// PolicyAnswer is what the policies say about a sandbox that somebody asks for.
-type PolicyAnswer struct {
-	Findings []bundle.Finding
-	Caps     bundle.Caps
-	Ceilings []policy.Ceiling
-	Denied   error // nil: it may be made
-}
-
 // ExplainPolicies tells what the policies would say about a sandbox, which is
 // not made.
-func (p *Plane) ExplainPolicies(ctx context.Context, spec sandbox.Spec) (PolicyAnswer, error) {
+func (p *Plane) ExplainPolicies(ctx context.Context, spec sandbox.Spec) (sandbox.PolicyAnswer, error) {
 	const op = ops.PolicyExplain
 	who, err := p.look(ctx, op, "")
 	if err != nil {
-		return PolicyAnswer{}, err
+		return sandbox.PolicyAnswer{}, err
 	}
 	if err := spec.Validate(); err != nil {
-		return PolicyAnswer{}, named(op, err)
+		return sandbox.PolicyAnswer{}, named(op, err)
 	}
 	asked, err := p.askedImage(ctx, who.Tenant, &spec)
 	if err != nil {
-		return PolicyAnswer{}, named(op, err)
+		return sandbox.PolicyAnswer{}, named(op, err)
 	}
 	p.fill(who.Tenant, &spec, 0)
 	w, err := p.wish(ctx, who.Tenant, &spec, asked)
 	if err != nil {
-		return PolicyAnswer{}, named(op, err)
+		return sandbox.PolicyAnswer{}, named(op, err)
 	}
 	b := p.policies()
 	if b.AsksWho(w.About) {
 		w.Signatures, w.Unfetched = p.signaturesHere(ctx, &spec, asked)
 	}
-	return PolicyAnswer{b.Explain(w), b.Caps(w.About), b.Ceilings(w.About), b.Check(w)}, nil
+	return b.Answer(w), nil
 }
 
 // signaturesHere are the signatures of an image that somebody asks about, if it

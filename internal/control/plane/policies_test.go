@@ -105,7 +105,7 @@ func TestPoliciesAtCreation(t *testing.T) {
 			}
 			_, err := r.Create(r.owner, plane.CreateRequest{Spec: spec})
 			r.by(t, rule, rule, err)
-			if a, err := r.ExplainPolicies(r.owner, spec); err != nil || a.Denied == nil || !strings.Contains(a.Denied.Error(), "caps.yaml") {
+			if a, err := r.ExplainPolicies(r.owner, spec); err != nil || a.Allow || !strings.Contains(a.Message, "caps.yaml") {
 				t.Errorf("%s is not explained: %+v %v", rule, a, err)
 			}
 		}

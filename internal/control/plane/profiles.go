@@ -103,17 +103,17 @@ func (p *Plane) Profiles(ctx context.Context) ([]store.Profile, error) {
 
 // TestProfile tells what would become of a request under a profile. Nothing is
 // sent.
-func (p *Plane) TestProfile(ctx context.Context, name, method, target string) (policy.Explanation, error) {
+func (p *Plane) TestProfile(ctx context.Context, name, method, target string) (sandbox.Explanation, error) {
 	const op = ops.ProfileTest
 	stored, err := p.Profile(ctx, name, 0)
 	if err != nil {
-		return policy.Explanation{}, err
+		return sandbox.Explanation{}, err
 	}
 	compiled, err := policy.Compile(stored.Profile, policy.Options{
 		Operator: p.cfg.Operator, Ceilings: p.policies().Ceilings(bundle.About{Tenant: stored.Tenant}),
 	})
 	if err != nil {
-		return policy.Explanation{}, named(op, err)
+		return sandbox.Explanation{}, named(op, err)
 	}
 	e, err := compiled.Explain(method, target)
 	return e, named(op, err)

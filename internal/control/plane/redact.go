@@ -127,17 +127,17 @@ type redactedLog struct {
 	r       *secret.Redactor
 	torn    bool // it does not begin where the output does
 	streams map[int]*secret.Redaction
-	ready   []driver.LogChunk
+	ready   []sandbox.LogChunk
 	err     error
 }
 
 // Next implements driver.LogReader.
-func (l *redactedLog) Next() (driver.LogChunk, error) {
+func (l *redactedLog) Next() (sandbox.LogChunk, error) {
 	for len(l.ready) == 0 {
 		if l.err != nil {
-			return driver.LogChunk{}, l.err
+			return sandbox.LogChunk{}, l.err
 		}
-		var c driver.LogChunk
+		var c sandbox.LogChunk
 		if c, l.err = l.LogReader.Next(); l.err != nil {
 			l.flush()
 			continue
@@ -149,27 +149,27 @@ func (l *redactedLog) Next() (driver.LogChunk, error) {
 	return c, nil
 }
 
-func (l *redactedLog) push(c driver.LogChunk) {
+func (l *redactedLog) push(c sandbox.LogChunk) {
 	s := l.streams[c.Stream]
 	if s == nil {
 		s = l.r.Stream(l.torn || c.Dropped > 0)
 		l.streams[c.Stream] = s
 	} else if c.Dropped > 0 {
-		l.add(driver.LogChunk{Stream: c.Stream, Data: s.End()})
+		l.add(sandbox.LogChunk{Stream: c.Stream, Data: s.End()})
 	}
-	l.add(driver.LogChunk{Stream: c.Stream, Data: s.Push(c.Data), Dropped: c.Dropped})
+	l.add(sandbox.LogChunk{Stream: c.Stream, Data: s.Push(c.Data), Dropped: c.Dropped})
 }
 
 // flush gives out what is held back.
 func (l *redactedLog) flush() {
 	for _, stream := range []int{1, 2} {
 		if s := l.streams[stream]; s != nil {
-			l.add(driver.LogChunk{Stream: stream, Data: s.End()})
+			l.add(sandbox.LogChunk{Stream: stream, Data: s.End()})
 		}
 	}
 }
 
-func (l *redactedLog) add(c driver.LogChunk) {
+func (l *redactedLog) add(c sandbox.LogChunk) {
 	if len(c.Data) > 0 || c.Dropped > 0 {
 		l.ready = append(l.ready, c)
 	}

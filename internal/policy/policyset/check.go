@@ -1,6 +1,7 @@
 package policyset
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -99,6 +100,28 @@ func (b *Set) Explain(r Request) []Finding {
 		}
 	}
 	return out
+}
+
+// Answer is what the policies say about a request.
+func (b *Set) Answer(r Request) sandbox.PolicyAnswer {
+	caps := b.Caps(r.About)
+	a := sandbox.PolicyAnswer{
+		Allow: true, Limits: caps.Resources, Lifetime: caps.Lifetime,
+		Findings: []sandbox.PolicyFinding{}, Ceilings: []sandbox.PolicyCeiling{},
+	}
+	if err := b.Check(r); err != nil {
+		a.Allow, a.Message = false, err.Error()
+		if denied := new(sandbox.Error); errors.As(err, &denied) {
+			a.Rule = denied.Rule
+		}
+	}
+	for _, f := range b.Explain(r) {
+		a.Findings = append(a.Findings, sandbox.PolicyFinding{Rule: f.Rule, File: f.File, Line: f.Line, OK: f.OK, Asked: f.Asked, Limit: f.Limit})
+	}
+	for _, c := range b.Ceilings(r.About) {
+		a.Ceilings = append(a.Ceilings, sandbox.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
+	}
+	return a
 }
 
 // judge looks at every field that a policy says something about.

@@ -118,8 +118,8 @@ type auditPrunedOutput struct{ Body sandbox.AuditPruned }
 func (a *API) events() {
 	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "Read what happened"),
 		func(ctx context.Context, in *eventsInput) (*eventsOutput, error) {
-			got, err := a.service.Events(ctx, EventQuery{
-				After: in.After, Limit: in.Limit, Sandbox: in.Sandbox, Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
+			got, err := a.service.Events(ctx, sandbox.EventQuery{
+				After: in.After, Page: in.Limit, Sandbox: sandbox.ID(in.Sandbox), Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
 			})
 			out := &eventsOutput{}
 			out.Body.Events = append([]sandbox.Event{}, got...)
@@ -153,8 +153,8 @@ func (a *API) events() {
 // is cut, so that a part is not taken for the whole.
 func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
-	in := EventQuery{
-		Sandbox: q.get("sandbox"), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"], Since: q.time("since"), Until: q.time("until"),
+	in := sandbox.EventQuery{
+		Sandbox: sandbox.ID(q.get("sandbox")), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"], Since: q.time("since"), Until: q.time("until"),
 	}
 	if q.err != nil {
 		return q.err
@@ -180,8 +180,8 @@ func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 // reader that was cut off goes on where it was.
 func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 	q := query{r: r}
-	in := EventQuery{
-		After: q.int("after", 10, 64), Sandbox: q.get("sandbox"), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"],
+	in := sandbox.EventQuery{
+		After: q.int("after", 10, 64), Sandbox: sandbox.ID(q.get("sandbox")), Types: r.URL.Query()["type"], Ops: r.URL.Query()["op"],
 		Since: q.time("since"), Until: q.time("until"),
 	}
 	if last := r.Header.Get("Last-Event-ID"); last != "" {

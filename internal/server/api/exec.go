@@ -302,7 +302,7 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 			}
 			return nil
 		}
-		if !out.write(LogChunk{Stream: chunk.Stream, Data: chunk.Data, Dropped: chunk.Dropped}) {
+		if !out.write(sandbox.LogChunk(chunk)) {
 			return nil
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-type newKeyInput struct{ Body NewKey }
+type newKeyInput struct{ Body sandbox.NewKey }
 
 type keyOutput struct{ Body sandbox.Key }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/stream"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Ports reach what listens inside a sandbox. Its methods are part of Service.
@@ -27,12 +28,6 @@ type NewPortToken struct {
 	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; a day if it is left out"`
 }
 
-// PortToken lets its bearer reach ports of one sandbox.
-type PortToken struct {
-	Token   string    `json:"token" doc:"for the header Atoll-Token; shown only now"`
-	Expires time.Time `json:"expires"`
-}
-
 // SandboxUsage is what a sandbox consumes. A figure that is not known is negative.
 type SandboxUsage struct {
 	CPUMS   int64     `json:"cpuMs" doc:"processor time since it was made, in milliseconds"`
@@ -47,7 +42,7 @@ type portTokenInput struct {
 	Body NewPortToken
 }
 
-type portTokenOutput struct{ Body PortToken }
+type portTokenOutput struct{ Body sandbox.PortToken }
 
 type usageOutput struct{ Body SandboxUsage }
 
@@ -56,7 +51,7 @@ func (a *API) ports() {
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {
 		token, expires, err := a.service.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
-		return &portTokenOutput{PortToken{Token: token, Expires: expires}}, a.problem(ctx, err)
+		return &portTokenOutput{sandbox.PortToken{Token: token, Expires: expires}}, a.problem(ctx, err)
 	})
 	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket"), nil, "", "websocket", a.openPort)
 	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "What it consumes"),

@@ -15,30 +15,6 @@ type ProfileTest struct {
 	URL    string `json:"url" maxLength:"8192" doc:"with the scheme https, http, wss, ws, or tcp for a bare connection" example:"https://api.example.com/v1"`
 }
 
-// Explanation is what would become of a request, and why.
-type Explanation struct {
-	Allow    bool               `json:"allow"`
-	Reason   string             `json:"reason"`
-	Rule     string             `json:"rule,omitempty" doc:"the rule that decides"`
-	Message  string             `json:"message"`
-	Resolves bool               `json:"resolves" doc:"whether the name has an address in the sandbox"`
-	Inspect  bool               `json:"inspect" doc:"whether TLS is terminated and every request decided"`
-	HostOnly bool               `json:"hostOnly" doc:"whether the host alone decides, so that anything behind its name can be reached"`
-	Path     string             `json:"path,omitempty" doc:"that is forwarded"`
-	Limits   sandbox.RuleLimits `json:"limits,omitempty"`
-	Inject   []string           `json:"inject,omitempty" doc:"names of the secrets that are added"`
-	Operator []string           `json:"operator,omitempty" doc:"what the owner of the machine decides about it"`
-	Steps    []ExplainStep      `json:"steps" doc:"the rules about the host, in order, up to the one that decides"`
-}
-
-// ExplainStep is one rule that was looked at.
-type ExplainStep struct {
-	Rule    string `json:"rule"`
-	Action  string `json:"action"`
-	Matches bool   `json:"matches"`
-	Why     string `json:"why,omitempty" doc:"it does not match"`
-}
-
 type profileBody struct{ Body sandbox.Profile }
 
 type profileOutput struct{ Body sandbox.StoredProfile }
@@ -70,7 +46,7 @@ type profileTestInput struct {
 	Body ProfileTest
 }
 
-type explanationOutput struct{ Body Explanation }
+type explanationOutput struct{ Body sandbox.Explanation }
 
 func (a *API) profiles() {
 	const tag = "Profiles"

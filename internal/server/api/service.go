@@ -49,7 +49,7 @@ type Service interface {
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 	Ports
 
-	CreateKey(ctx context.Context, k NewKey) (sandbox.Key, error)
+	CreateKey(ctx context.Context, k sandbox.NewKey) (sandbox.Key, error)
 	Keys(ctx context.Context) ([]sandbox.Key, error)
 	RevokeKey(ctx context.Context, id string) error
 
@@ -60,7 +60,7 @@ type Service interface {
 	Profile(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
 	Profiles(ctx context.Context) ([]sandbox.StoredProfile, error)
 	RemoveProfile(ctx context.Context, name string) error
-	TestProfile(ctx context.Context, name string, t ProfileTest) (Explanation, error)
+	TestProfile(ctx context.Context, name string, t ProfileTest) (sandbox.Explanation, error)
 
 	// CreateSecret and RotateSecret clear the value they are given.
 	CreateSecret(ctx context.Context, s NewSecret) (sandbox.StoredSecret, error)
@@ -68,12 +68,12 @@ type Service interface {
 	Secrets(ctx context.Context) ([]sandbox.StoredSecret, error)
 	RemoveSecret(ctx context.Context, name string, force bool) error
 
-	Events(ctx context.Context, q EventQuery) ([]sandbox.Event, error)
-	FollowEvents(ctx context.Context, q EventQuery) (iter.Seq2[sandbox.Event, error], error)
+	Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error)
+	FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error)
 	// ExportEvents writes what matches as JSON lines, to the end of the log;
 	// ExportOTLP writes it as OpenTelemetry's collectors read it.
-	ExportEvents(ctx context.Context, q EventQuery, w io.Writer) error
-	ExportOTLP(ctx context.Context, q EventQuery, w io.Writer) error
+	ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
+	ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
 	VerifyAudit(ctx context.Context) (sandbox.AuditReport, error)
 	PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error)
 
@@ -95,7 +95,7 @@ type Service interface {
 	Tenants(ctx context.Context) ([]sandbox.Tenant, error)
 	Tenant(ctx context.Context, id string) (sandbox.Tenant, error)
 	CreateTenant(ctx context.Context, t NewTenant) (sandbox.Tenant, error)
-	UpdateTenant(ctx context.Context, id string, c TenantChange) (sandbox.Tenant, error)
+	UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (sandbox.Tenant, error)
 	// Backup returns a copy of the database, which the caller closes.
 	Backup(ctx context.Context) (io.ReadCloser, error)
 

@@ -9,30 +9,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// LimitsChange says which limits are to change. What is left out stays.
-type LimitsChange struct {
-	Boxes         *int64   `json:"boxes,omitempty" minimum:"0"`
-	CPUs          *float64 `json:"cpus,omitempty" minimum:"0"`
-	Memory        *int64   `json:"memory,omitempty" minimum:"0"`
-	Disk          *int64   `json:"disk,omitempty" minimum:"0"`
-	Snapshots     *int64   `json:"snapshots,omitempty" minimum:"0"`
-	SnapshotBytes *int64   `json:"snapshotBytes,omitempty" minimum:"0"`
-	ExecRate      *float64 `json:"execRate,omitempty" minimum:"0"`
-	ExecBurst     *int     `json:"execBurst,omitempty" minimum:"0"`
-	OutputRate    *int64   `json:"outputRate,omitempty" minimum:"0"`
-	OutputBurst   *int64   `json:"outputBurst,omitempty" minimum:"0"`
-}
-
 // NewTenant asks for a tenant.
 type NewTenant struct {
 	ID     string         `json:"id" minLength:"1" maxLength:"63"`
 	Limits sandbox.Limits `json:"limits,omitempty"`
-}
-
-// TenantChange says what is to change of a tenant.
-type TenantChange struct {
-	Limits   *LimitsChange `json:"limits,omitempty"`
-	Disabled *bool         `json:"disabled,omitempty" doc:"refuse its keys from now on, or allow them again"`
 }
 
 // TenantRef names a tenant.
@@ -44,7 +24,7 @@ type newTenantInput struct{ Body NewTenant }
 
 type changeTenantInput struct {
 	TenantRef
-	Body TenantChange
+	Body sandbox.TenantChange
 }
 
 type tenantOutput struct{ Body sandbox.Tenant }

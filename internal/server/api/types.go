@@ -88,32 +88,3 @@ type Output struct {
 	Truncated bool   `json:"truncated"`
 	Dropped   int64  `json:"dropped,omitempty" doc:"bytes that are missing at the end"`
 }
-
-// LogChunk is a piece of a command's log.
-type LogChunk struct {
-	Stream  int    `json:"stream" enum:"1,2"`
-	Data    []byte `json:"data"`
-	Dropped int64  `json:"dropped,omitempty" doc:"bytes lost before this piece"`
-}
-
-// NewKey asks for an API key.
-type NewKey struct {
-	Name      string   `json:"name,omitempty" maxLength:"100" doc:"for people"`
-	Verbs     []string `json:"verbs" minItems:"1" maxItems:"8" doc:"what it allows: read, exec, write, admin"`
-	Tenant    string   `json:"tenant,omitempty" maxLength:"63" doc:"whose key it is; others than your own only for the owner of the machine"`
-	ExpiresMS int64    `json:"expiresMs,omitempty" minimum:"0" doc:"from now, in milliseconds; never if it is left out"`
-}
-
-// Expires is how long the key is valid, zero for ever.
-func (k *NewKey) Expires() time.Duration { return milliseconds(k.ExpiresMS) }
-
-// EventQuery selects events.
-type EventQuery struct {
-	After   int64
-	Limit   int
-	Sandbox string
-	Types   []string
-	Ops     []string
-	Since   time.Time
-	Until   time.Time
-}

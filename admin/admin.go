@@ -1,0 +1,50 @@
+// Package admin administers a daemon: keys, tenants, policies, its audit log, copies
+// of its database, and its health.
+//
+// atoll.Client.Admin returns its [Client]. Most of it is for the owner of the
+// machine, on the daemon's socket: others get CodeDenied. Errors are of type
+// *sandbox.Error.
+package admin
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	"github.com/atoll-run/atoll/internal/client"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Client administers a daemon. Its methods may be called concurrently. It needs
+// no closing; closing the atoll.Client that it came from closes its connections.
+type Client struct{ conn *client.Conn }
+
+// New returns a Client that uses a connection. Programs call atoll.Client.Admin
+// instead.
+func New(conn *client.Conn) *Client { return &Client{conn} }
+
+// ImageUses lists the images of what does not run. It is for the owner of the
+// machine.
+func (c *Client) ImageUses(ctx context.Context) ([]sandbox.ImageUse, error) {
+	var out struct{ Uses []sandbox.ImageUse }
+	return out.Uses, c.conn.Call(ctx, http.MethodGet, "/v1/images/uses", nil, nil, &out)
+}
+
+// Diagnose asks the daemon how it is. It is for the owner of the machine.
+func (c *Client) Diagnose(ctx context.Context) (d sandbox.Diagnosis, err error) {
+	return d, c.conn.Call(ctx, http.MethodGet, "/v1/doctor", nil, nil, &d)
+}
+
+// Backup returns a consistent copy of the daemon's database as a stream, which
+// the caller closes. An error while reading means that it is not whole.
+func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
+	r, err := c.conn.Request(ctx, http.MethodGet, "/v1/state/backup", nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.conn.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}

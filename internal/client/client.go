@@ -1,0 +1,233 @@
+// Package client carries requests of the Go library to a daemon, over HTTP.
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Conn is a connection to a daemon. Its methods may be called concurrently.
+type Conn struct {
+	HTTP *http.Client
+	Base string // where requests go: scheme and host
+	Key  string // an API key, which the local socket does not need
+	// Propagate adds to the header of each request which trace it is part of.
+	Propagate func(ctx context.Context, h http.Header)
+}
+
+// Request makes a request. Its body may be nil.
+func (c *Conn) Request(ctx context.Context, method, path string, query url.Values, body io.Reader) (*http.Request, error) {
+	target := c.Base + path
+	if len(query) > 0 {
+		target += "?" + query.Encode()
+	}
+	r, err := http.NewRequestWithContext(ctx, method, target, body)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "client.request", Message: "cannot be sent", Cause: err}
+	}
+	c.sign(ctx, r.Header)
+	return r, nil
+}
+
+// sign says in a header who is asking and in which trace.
+func (c *Conn) sign(ctx context.Context, h http.Header) {
+	if c.Key != "" {
+		h.Set("Authorization", "Bearer "+c.Key)
+	}
+	c.Propagate(ctx, h)
+}
+
+// Do sends a request. Any answer but success is returned as the error that it
+// describes. The caller closes the body.
+func (c *Conn) Do(r *http.Request) (*http.Response, error) {
+	resp, err := c.HTTP.Do(r)
+	if err != nil {
+		return nil, TransportError(r.Context(), err)
+	}
+	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	return nil, problemOf(resp)
+}
+
+// TransportError classifies what went wrong on the way. It never says anything
+// about a sandbox.
+func TransportError(ctx context.Context, err error) error {
+	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "client.request", Message: "the daemon does not answer", Cause: err}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		e.Code, e.Message = sandbox.CodeCanceled, "canceled"
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		e.Code, e.Message = sandbox.CodeTimeout, "took too long"
+	default:
+		e.Hint = "start one with: atoll up"
+	}
+	return e
+}
+
+const maxProblem = 64 << 10
+
+// problemOf reads the error that an answer describes.
+func problemOf(resp *http.Response) error {
+	text, _ := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+	if err := ParseProblem(text); err != nil {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "client.request", Message: fmt.Sprintf("something that is not Atoll answered with status %d", resp.StatusCode),
+	}
+}
+
+func ParseProblem(text []byte) error {
+	var p struct {
+		Code                      sandbox.Code
+		Op, Subject, Detail, Hint string
+		Request                   string
+		Rule                      string
+		Faults                    []struct{ Field, Message string }
+	}
+	if json.Unmarshal(text, &p) != nil || p.Code == "" {
+		return nil
+	}
+	e := &sandbox.Error{Code: p.Code, Op: p.Op, Subject: p.Subject, Message: p.Detail, Hint: p.Hint, Rule: p.Rule}
+	if p.Request != "" && e.Hint == "" {
+		e.Hint = "the daemon's log tells more, under the request " + p.Request
+	}
+	if len(p.Faults) > 0 {
+		e.Subject, e.Message = p.Faults[0].Field, p.Faults[0].Message
+	}
+	return e
+}
+
+// Call makes a request whose body and answer are JSON. in and out may be nil.
+func (c *Conn) Call(ctx context.Context, method, path string, query url.Values, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "client.request", Message: "cannot be sent", Cause: err}
+		}
+		body = bytes.NewReader(text)
+	}
+	r, err := c.Request(ctx, method, path, query, body)
+	if err != nil {
+		return err
+	}
+	if in != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	return c.Receive(r, out)
+}
+
+// Receive sends a request and reads its answer into out, if there is one.
+func (c *Conn) Receive(r *http.Request, out any) error {
+	resp, err := c.Do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		_, err = io.Copy(io.Discard, resp.Body)
+	} else {
+		err = json.NewDecoder(resp.Body).Decode(out)
+	}
+	if err != nil {
+		return TransportError(r.Context(), err)
+	}
+	return nil
+}
+
+// WebSocket opens a WebSocket of the API.
+func (c *Conn) WebSocket(ctx context.Context, path string) (*websocket.Conn, error) {
+	header := http.Header{}
+	c.sign(ctx, header)
+	ws, resp, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(c.Base, "http")+path, &websocket.DialOptions{
+		HTTPClient: c.HTTP, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
+	})
+	if err == nil {
+		return ws, nil
+	}
+	if resp != nil && resp.Body != nil && resp.StatusCode >= 300 {
+		defer resp.Body.Close()
+		return nil, problemOf(resp)
+	}
+	return nil, TransportError(ctx, err)
+}
+
+const maxEvent = 1 << 20
+
+// ServerSent yields the data of server-sent events, and io.EOF if the server
+// says that no more come.
+func ServerSent(ctx context.Context, body io.Reader) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
+		lines := bufio.NewScanner(body)
+		lines.Buffer(nil, maxEvent)
+		kind := ""
+		for lines.Scan() {
+			line := lines.Bytes()
+			if k, ok := bytes.CutPrefix(line, []byte("event: ")); ok {
+				kind = string(k)
+				continue
+			}
+			data, ok := bytes.CutPrefix(line, []byte("data: "))
+			if !ok {
+				continue
+			}
+			switch kind {
+			case "error":
+				yield(nil, ParseProblem(data))
+				return
+			case "end":
+				yield(nil, io.EOF)
+				return
+			}
+			if !yield(data, nil) {
+				return
+			}
+		}
+		if err := lines.Err(); err != nil && ctx.Err() == nil {
+			yield(nil, TransportError(ctx, err))
+		}
+	}
+}
+
+// Milliseconds rounds up, so that a short time does not become none.
+func Milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
+
+// EventQuery returns the parameters that select events.
+func EventQuery(q sandbox.EventQuery) url.Values {
+	out := url.Values{"type": q.Types, "op": q.Ops}
+	if q.After > 0 {
+		out.Set("after", strconv.FormatInt(q.After, 10))
+	}
+	if q.Page > 0 {
+		out.Set("limit", strconv.Itoa(q.Page))
+	}
+	if q.Sandbox != "" {
+		out.Set("sandbox", string(q.Sandbox))
+	}
+	for name, t := range map[string]time.Time{"since": q.Since, "until": q.Until} {
+		if !t.IsZero() {
+			out.Set(name, t.UTC().Format(time.RFC3339Nano))
+		}
+	}
+	return out
+}
