@@ -1,6 +1,6 @@
 // Package atolld runs Atoll's daemon inside another Go program. Its client
 // speaks the same API as any other, through memory, so that the daemon
-// authorizes and records what it does.
+// authorises and records what it does.
 //
 // A program that uses it is executed again for the kernel of every sandbox and
 // for the helper processes of the daemon, so its main function begins with

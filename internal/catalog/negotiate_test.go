@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -81,7 +82,7 @@ func TestRB11Credentials(t *testing.T) {
 			}
 			continue
 		}
-		known, ok := err.(*sandbox.Error)
+		known, ok := errors.AsType[*sandbox.Error](err)
 		if !ok || known.Hint != "set "+tt.missing || !strings.HasPrefix(known.Message, "[sandbox:"+tt.provider+"] ") {
 			t.Errorf("%s with %v: %+v, want %s to be missing", tt.provider, slices.Collect(maps.Keys(tt.env)), err, tt.missing)
 		}

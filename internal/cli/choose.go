@@ -93,7 +93,7 @@ func (a *App) providerChooseCmd() *cobra.Command {
 one. It makes nothing. A limit that is named must really be enforced.`,
 		Example: `  atoll provider choose
   atoll provider choose --memory 4g --snapshot memory
-  atoll provider choose --desktop --price use`,
+  atoll provider choose --fork --isolated`,
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()

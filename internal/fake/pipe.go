@@ -39,7 +39,7 @@ func (p *pipe) discard()    { p.change(func() { p.discards, p.buf = true, nil })
 func (p *pipe) closeWrite() { p.change(func() { p.ended = true }) }
 
 // try moves what it can, without waiting.
-func (p *pipe) try(move func() (n int, err error)) (n int, err error, wake <-chan struct{}) { //nolint:revive // the error is not last because it is not the call's
+func (p *pipe) try(move func() (n int, err error)) (n int, err error, wake <-chan struct{}) { //nolint:staticcheck // the error is not last because it is not the call's
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n, err = move()

@@ -224,7 +224,7 @@ func (p *program) script(script, name string, args []string) int {
 	}
 	r.Dir = p.dir
 	err = r.Run(p.ctx, file)
-	if code, ok := interp.IsExitStatus(err); ok {
+	if code, ok := errors.AsType[interp.ExitStatus](err); ok {
 		return int(code)
 	}
 	if err != nil && p.ctx.Err() == nil {

@@ -57,7 +57,7 @@ func (t *Table) ask(a netip.Addr) (bool, error) {
 	buf := make([]byte, 4096)
 	for {
 		n, _, err := unix.Recvfrom(t.fd, buf, 0)
-		if err == unix.EINTR { //nolint:errorlint // a bare errno
+		if err == unix.EINTR {
 			continue
 		}
 		if err != nil {

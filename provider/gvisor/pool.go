@@ -231,16 +231,6 @@ func (l *pool) take(s shape) (m *maker, dead []*maker) {
 // alive reports whether the kernel of a sandbox that waits does so.
 func (m *maker) alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
 
-// count is how many are ready of a shape.
-func (l *pool) count(s shape) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if sh := l.shapes[s]; sh != nil {
-		return len(sh.ready)
-	}
-	return 0
-}
-
 // maker begins the making of a sandbox, with what was made of it in advance.
 func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *saved, why string) (*maker, error) {
 	m := p.taken(spec, img, from, why)

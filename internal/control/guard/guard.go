@@ -23,7 +23,7 @@ type Subject struct {
 	Command *sandbox.Command
 }
 
-// Guard authorizes and records operations. Its fields do not change once it is
+// Guard authorises and records operations. Its fields do not change once it is
 // used; its methods may be called concurrently.
 type Guard struct {
 	Audit *audit.Recorder
@@ -111,7 +111,7 @@ func (g *Guard) allowAll(ctx context.Context, who key.Principal, op ops.Op, s Su
 	return err
 }
 
-// Admit authorizes an operation that its caller records together with what it
+// Admit authorises an operation that its caller records together with what it
 // changes, by the action that is returned. A refusal is on record. More checks
 // may refuse it too.
 func (g *Guard) Admit(ctx context.Context, op ops.Op, s Subject, more ...func(key.Principal) error) (key.Principal, audit.Action, error) {

@@ -61,9 +61,7 @@ func (a *API) processes() {
 				return nil, a.problem(ctx, err)
 			}
 			all, err := box.Processes(ctx)
-			for _, p := range all {
-				out.Body.Processes = append(out.Body.Processes, p)
-			}
+			out.Body.Processes = append(out.Body.Processes, all...)
 			return out, a.problem(ctx, err)
 		})
 	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Signal a command and all it started")

@@ -39,7 +39,7 @@ func TestItemsFit(t *testing.T) {
 // TestCheckerFindsChanges checks that a missing field, a field of another type
 // and a missing method are errors, and that none of them panics.
 func TestCheckerFindsChanges(t *testing.T) {
-	type set struct{ off int }
+	type set struct{ off int } //nolint:unused // the checker finds it by reflection
 	of := reflect.TypeFor[set]()
 	for name, check := range map[string]func(*checker){
 		"has no field end":        func(c *checker) { offset[int](c, of, "end") },

@@ -72,8 +72,6 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
-
 func TestRename(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
