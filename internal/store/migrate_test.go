@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -88,6 +89,11 @@ var written = map[int64][]statement{
 	22: {
 		{"UPDATE sandboxes SET spec_json = $1 WHERE id = 'id-web'", []any{`{"name":"web","image":"host","env":{"A":""},"workspaces":[{"name":"notes","path":"/notes"}],"lifetime":{"timeoutMs":3600000,"idleAction":"stop"}}`}},
 	},
+	30: {
+		{"INSERT INTO sessions (tenant, id, name, grp, session_json, prior_json, created, updated) VALUES ('acme', 'se-1', 'agent', 'g', $1, '', 9, 9)", []any{`{"provider":"gvisor"}`}},
+		{"INSERT INTO leases (tenant, grp, state, lease_json, updated) VALUES ('acme', 'g', 'warm', $1, 9)", []any{`{"group":"g","state":"warm","epoch":3}`}},
+		{"INSERT INTO warm_time (tenant, grp, provider, labels_json, hour, warm) VALUES ('acme', 'g', 'gvisor', '{}', 0, 9)", nil},
+	},
 	23: {
 		{"UPDATE sandboxes SET binding = 'https://api.example.com#1', limits_json = $1 WHERE id = 'id-web'", []any{`{"memory":{"enforced":false,"why":"the service decides"}}`}},
 	},
@@ -137,6 +143,15 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	ok(t, err)
 	if b.State != sandbox.Running || b.Labels["team"] != "red" || b.Resources.CPUs != 0.5 || b.Idle.Action != "pause" || b.Created.UnixNano() != 5 || b.Version != 1 {
 		t.Errorf("the sandbox became %+v", b)
+	}
+	if from >= 30 {
+		session, err := store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Session(ctx, "acme", "agent") })
+		ok(t, err)
+		l, err := store.Read(ctx, s, func(tx *store.Tx) (lease.Lease, error) { return tx.Lease(ctx, "acme", "g") })
+		ok(t, err)
+		if session.Provider != "gvisor" || l.State != lease.Warm || l.Epoch != 3 {
+			t.Errorf("the session became %+v, its lease %+v", session, l)
+		}
 	}
 	held, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, "id-web") })
 	ok(t, err)
