@@ -52,7 +52,7 @@ func TestPoolWants(t *testing.T) {
 
 // TestPoolWantsSnapshots: most snapshots are restored once.
 func TestPoolWantsSnapshots(t *testing.T) {
-	manifest, err := os.Open("keeper_test.go")
+	manifest, err := os.Open("prewarm_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
