@@ -51,6 +51,12 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "provider/docker/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/docker/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
 		pkgs: "provider/e2b/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},

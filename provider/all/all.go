@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/docker"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/host"
@@ -23,6 +24,7 @@ func Builtin() []registry.Entry {
 			Name: host.Name, Summary: "plain processes of this machine, without isolation", Open: openHost,
 			Warning: "provider host does not isolate: commands run with your rights on this machine",
 		},
+		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
 	}
 }
@@ -71,4 +73,16 @@ func openE2B(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return e2b.New(opts)
+}
+
+func openDocker(h registry.Host) (driver.Provider, error) {
+	opts := docker.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image   *string `json:"image"`
+		Network *string `json:"network"`
+	}{&opts.Image, &opts.Network}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return docker.New(opts)
 }

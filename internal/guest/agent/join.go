@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"os"
 	"syscall"
@@ -97,7 +98,7 @@ func deframe(to io.Writer, from *os.File) error {
 		if err := from.SetReadDeadline(time.Now().Add(wire.JoinSilence)); err != nil {
 			return err
 		}
-		if _, err := io.ReadFull(from, buf[:wire.JoinHeader]); err != nil {
+		if err := readHeader(from, buf[:wire.JoinHeader]); err != nil {
 			return err
 		}
 		n := binary.BigEndian.Uint32(buf)
@@ -111,4 +112,21 @@ func deframe(to io.Writer, from *os.File) error {
 			return err
 		}
 	}
+}
+
+// thawed is how long a caller may take to be heard whose time is over.
+const thawed = 5 * time.Second
+
+// readHeader reads the header of a frame. When the time is over, the machine may
+// have been frozen meanwhile: then what the caller sent is there to be read.
+func readHeader(from *os.File, header []byte) error {
+	n, err := io.ReadFull(from, header)
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		return err
+	}
+	if err := from.SetReadDeadline(time.Now().Add(thawed)); err != nil {
+		return err
+	}
+	_, err = io.ReadFull(from, header[n:])
+	return err
 }

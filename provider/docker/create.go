@@ -1,0 +1,436 @@
+package docker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io/fs"
+	"iter"
+	"maps"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The labels of a container.
+const (
+	labelScope = "run.atoll.scope" // the state directory it belongs to
+	labelID    = "run.atoll.id"
+	labelLife  = "run.atoll.life"  // its lifetime in seconds
+	labelTry   = "run.atoll.try"   // the call of Create that made it
+	labelUser  = "run.atoll.user." // begins the user's own labels
+)
+
+// entry is the first process of a container: it stays, reaps what is left
+// behind, and ends after the given number of seconds, or a little later. 0 is
+// never.
+const entry = `if [ "$1" -gt 0 ]; then
+	now=$(date +%s) || exit 70
+	end=$((now + $1 + 1))
+fi
+while :; do
+s=86400
+if [ "$1" -gt 0 ]; then
+	now=$(date +%s) || exit 70
+	s=$((end - now))
+	[ "$s" -gt 0 ] || exit 0
+	[ "$s" -le 86400 ] || s=86400
+fi
+sleep "$s" &
+wait $!
+case $? in 126|127) exit 70 ;; esac
+done`
+
+// The exit statuses of the entry.
+const (
+	exitLifetime = 0
+	exitTools    = 70 // the image lacks date or sleep
+)
+
+// guestPIDs is how many processes and threads the entry and the guest may have
+// in addition to the limit of the sandbox.
+const guestPIDs = 24
+
+// Create implements driver.Provider.
+func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	image, err := p.image(spec.Image)
+	if err != nil {
+		return nil, err
+	}
+	host, err := p.hostConfig(spec)
+	if err != nil {
+		return nil, err
+	}
+	scope, err := p.scope()
+	if err != nil {
+		return nil, err
+	}
+	_, err = p.find(ctx, spec.ID)
+	if err == nil {
+		return nil, taken(spec.ID)
+	}
+	if sandbox.CodeOf(err) != sandbox.CodeGone {
+		return nil, err
+	}
+	own, err := p.fetch(ctx, image)
+	if err != nil {
+		return nil, err
+	}
+	labels := map[string]string{labelScope: scope, labelID: string(spec.ID), labelTry: rand.Text()}
+	for k, v := range spec.Labels {
+		labels[labelUser+k] = v
+	}
+	life := "0"
+	if d := spec.Lifetime.Timeout; d > 0 {
+		life = strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
+		labels[labelLife] = life
+	}
+	create := client.ContainerCreateOptions{
+		Name: "atoll-" + scope + "-" + string(spec.ID),
+		Config: &container.Config{
+			Image: image, User: "0:0", WorkingDir: "/", Hostname: spec.Hostname, Labels: labels, StopSignal: "SIGKILL",
+			Entrypoint: []string{"/bin/sh", "-c", entry, "atoll", life}, Cmd: []string{},
+			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
+		},
+		HostConfig: host,
+	}
+	return p.make(ctx, create, defaults(spec, own), spec.ID)
+}
+
+func taken(id sandbox.ID) error {
+	return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "docker.create", Subject: string(id), Message: "there is a sandbox with this ID"}
+}
+
+// image returns the reference of an image for the daemon.
+func (p *Provider) image(name string) (string, error) {
+	if err := p.CheckImage(name); err != nil {
+		return "", err
+	}
+	if name == "" || name == "host" {
+		return p.opts.Image, nil
+	}
+	return name, nil
+}
+
+// CheckImage implements driver.ImageChecker.
+func (p *Provider) CheckImage(image string) error {
+	e := &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "docker.create", Subject: image}
+	if image == "" || image == "host" {
+		if p.opts.Image != "" {
+			return nil
+		}
+		e.Message, e.Hint = "there is no default image", "name an image, or set ATOLL_DOCKER_IMAGE"
+		return e
+	}
+	for _, scheme := range []string{"dir:", "tar:", "oci:", "template:"} {
+		if strings.HasPrefix(image, scheme) {
+			e.Message, e.Hint = "the daemon takes images of registries and its own", "import it with docker import or docker load, and use its name"
+			return e
+		}
+	}
+	return nil
+}
+
+// hostConfig says what a container gets of the machine.
+func (p *Provider) hostConfig(spec *sandbox.Spec) (*container.HostConfig, error) {
+	network, err := p.network(spec.Network)
+	if err != nil {
+		return nil, err
+	}
+	r := resources(spec.Resources)
+	if r.PidsLimit == nil {
+		r.PidsLimit = new(int64) // no limit
+	}
+	host := &container.HostConfig{
+		NetworkMode: container.NetworkMode(network), Resources: r,
+		LogConfig: container.LogConfig{Type: "none"}, // the entry writes nothing
+	}
+	for _, m := range spec.Mounts {
+		if !p.local() {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeUnsupported, Op: "docker.create", Subject: "mounts", Message: "the daemon is not on this machine and cannot mount its directories",
+			}
+		}
+		if _, err := os.Stat(m.Source); err != nil {
+			code := sandbox.CodeInvalid
+			if errors.Is(err, fs.ErrNotExist) {
+				code = sandbox.CodeNotFound
+			}
+			return nil, &sandbox.Error{Code: code, Op: "docker.create", Subject: m.Source, Message: "cannot be mounted", Cause: err}
+		}
+		host.Mounts = append(host.Mounts, mount.Mount{Type: mount.TypeBind, Source: m.Source, Target: m.Target, ReadOnly: m.ReadOnly})
+	}
+	return host, nil
+}
+
+// period is that of the CPU quota, in microseconds.
+const period = 100_000
+
+// resources are limits in Docker's words. Zero leaves one as it is, a negative
+// one lifts it.
+func resources(r sandbox.Resources) (out container.Resources) {
+	if r.Memory != 0 {
+		out.Memory, out.MemorySwap = max(r.Memory, -1), max(r.Memory, -1) // no swap
+	}
+	if r.CPUs != 0 {
+		out.CPUPeriod, out.CPUQuota = period, max(int64(r.CPUs*period), 1000)
+		if r.CPUs < 0 {
+			out.CPUQuota = -1
+		}
+	}
+	if r.PIDs != 0 {
+		limit := int64(-1)
+		if r.PIDs > 0 {
+			limit = r.PIDs + guestPIDs
+		}
+		out.PidsLimit = &limit
+	}
+	return out
+}
+
+// fetch pulls an image if the daemon does not have it, and returns what the
+// image says about commands.
+func (p *Provider) fetch(ctx context.Context, image string) (own guest.Defaults, err error) {
+	res, err := p.api.ImageInspect(ctx, image)
+	if err = p.explain(ctx, err); sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		err = p.pull(ctx, image)
+		if err == nil {
+			res, err = p.api.ImageInspect(ctx, image)
+			err = p.explain(ctx, err)
+		}
+	}
+	if err != nil || res.Config == nil {
+		return own, err
+	}
+	own = guest.Defaults{Env: map[string]string{}, User: res.Config.User, Workdir: res.Config.WorkingDir}
+	for _, v := range res.Config.Env {
+		name, value, _ := strings.Cut(v, "=")
+		own.Env[name] = value
+	}
+	return own, nil
+}
+
+func (p *Provider) pull(ctx context.Context, image string) error {
+	res, err := p.api.ImagePull(ctx, image, client.ImagePullOptions{})
+	if err == nil {
+		err = res.Wait(ctx)
+	}
+	if err = p.explain(ctx, err); err == nil || ctx.Err() != nil {
+		return err
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeOf(err), Op: "docker.create", Subject: image, Message: "the image cannot be pulled: " + err.Error(),
+		Hint: "pull it with: docker pull " + image, Cause: err,
+	}
+}
+
+// defaults are what commands get that the spec says nothing about.
+func defaults(spec *sandbox.Spec, own guest.Defaults) guest.Defaults {
+	def := guest.Defaults{Env: own.Env, User: spec.User, Workdir: spec.Workdir}
+	if def.Env == nil {
+		def.Env = map[string]string{}
+	}
+	maps.Copy(def.Env, spec.Env)
+	if def.User == "" {
+		def.User = own.User
+	}
+	if def.Workdir == "" {
+		def.Workdir = own.Workdir
+	}
+	return def
+}
+
+const (
+	// making bounds how long a request may go on whose caller gave up.
+	making = 2 * time.Minute
+	// grace is how long Create waits, when its caller has given up, until what
+	// it had asked for is gone.
+	grace = 10 * time.Second
+)
+
+// make makes the sandbox. Its requests may go on after ctx has ended, until it
+// is whole or gone: what the daemon was asked for cannot be taken back.
+func (p *Provider) make(ctx context.Context, create client.ContainerCreateOptions, def guest.Defaults, id sandbox.ID) (driver.Instance, error) {
+	type result struct {
+		in  *Instance
+		err error
+	}
+	done := make(chan result, 1)
+	p.work.Go(func() {
+		in, err := p.finish(ctx, create, def, id)
+		done <- result{in, err}
+	})
+	late := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { close(late) }) })
+	defer stop()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, r.err
+		}
+		return r.in, nil
+	case <-late:
+		return nil, ctx.Err() // finish sees that, too
+	}
+}
+
+// finish makes a sandbox that is ready for commands, or nothing.
+func (p *Provider) finish(ctx context.Context, create client.ContainerCreateOptions, def guest.Defaults, id sandbox.ID) (*Instance, error) {
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
+	defer cancel()
+	name, err := p.create(asking, create, id)
+	if err != nil {
+		return nil, err
+	}
+	in := p.instance(id, name, create.Config.Labels, time.Now())
+	if err = ctx.Err(); err == nil {
+		_, err = p.api.ContainerStart(asking, name, client.ContainerStartOptions{})
+		err = p.explain(asking, err)
+		if e, ok := errors.AsType[*sandbox.Error](err); ok {
+			e.Op, e.Subject, e.Hint = "docker.create", create.Config.Image, "the image needs /bin/sh"
+		}
+	}
+	if err == nil {
+		err = in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
+	}
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	if err == nil {
+		return in, nil
+	}
+	if exit, ended := in.Ended(); ended {
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Op: "docker.create", Subject: create.Config.Image, Message: "the container ended at once: " + exit.Detail, Cause: err}
+	}
+	in.Finish(guestkit.Killed)
+	if left := p.remove(asking, id, name); left != nil {
+		err = errors.Join(err, left)
+	}
+	return nil, err
+}
+
+// create makes a container that does not run yet and returns its name. If the
+// answer is lost, it looks for the container.
+func (p *Provider) create(ctx context.Context, create client.ContainerCreateOptions, id sandbox.ID) (string, error) {
+	res, err := p.api.ContainerCreate(ctx, create)
+	err = p.explain(ctx, err)
+	switch code := sandbox.CodeOf(err); {
+	case err == nil:
+		return res.ID, nil
+	case code == sandbox.CodeConflict:
+		return "", taken(id)
+	case code != sandbox.CodeUnavailable && code != sandbox.CodeTimeout:
+		return "", err
+	}
+	c, lost := p.find(context.WithoutCancel(ctx), id)
+	if lost != nil || c.Labels[labelTry] != create.Config.Labels[labelTry] {
+		return "", err
+	}
+	return c.ID, nil
+}
+
+// find asks the daemon for the container of a sandbox. That there is none is
+// evidence: the daemon that had it has listed what there is.
+func (p *Provider) find(ctx context.Context, id sandbox.ID) (container.Summary, error) {
+	all, err := p.list(ctx, labelID+"="+string(id))
+	if err != nil {
+		return container.Summary{}, err
+	}
+	for _, c := range all {
+		if c.Labels[labelID] == string(id) {
+			return c, nil
+		}
+	}
+	return container.Summary{}, p.gone(ctx, id)
+}
+
+// list returns the containers of this directory, running or not.
+func (p *Provider) list(ctx context.Context, labels ...string) (ours []container.Summary, err error) {
+	scope, err := p.scope()
+	if err != nil {
+		return nil, err
+	}
+	filters := client.Filters{}.Add("label", append(labels, labelScope+"="+scope)...)
+	res, err := p.api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: filters})
+	if err != nil {
+		return nil, p.unanswered(ctx, err)
+	}
+	for _, c := range res.Items {
+		if c.Labels[labelScope] == scope && sandbox.ValidateName(c.Labels[labelID]) == nil {
+			ours = append(ours, c)
+		}
+	}
+	return ours, nil
+}
+
+// Attach implements driver.Provider.
+func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
+	c, err := p.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return p.instance(id, c.ID, c.Labels, time.Unix(c.Created, 0)), nil
+}
+
+// List implements driver.Provider.
+func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
+	return func(yield func(driver.Found, error) bool) {
+		all, err := p.list(ctx)
+		if err == nil {
+			_, err = p.info(ctx) // is it the same daemon?
+		}
+		if err != nil {
+			yield(driver.Found{}, err)
+			return
+		}
+		for _, c := range all {
+			f, err := p.found(ctx, c)
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				continue // removed since
+			}
+			if !yield(f, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// found describes a container. Why one ended, only an inspection tells.
+func (p *Provider) found(ctx context.Context, c container.Summary) (driver.Found, error) {
+	f := driver.Found{ID: sandbox.ID(c.Labels[labelID]), State: sandbox.Running, Created: time.Unix(c.Created, 0), Labels: map[string]string{}}
+	for k, v := range c.Labels {
+		if name, ok := strings.CutPrefix(k, labelUser); ok {
+			f.Labels[name] = v
+		}
+	}
+	switch c.State {
+	case container.StateRunning, container.StateRestarting:
+		return f, nil
+	case container.StatePaused:
+		f.State = sandbox.Paused
+		return f, nil
+	case container.StateCreated:
+		f.State = sandbox.Creating
+		return f, nil
+	}
+	res, err := p.api.ContainerInspect(ctx, c.ID, client.ContainerInspectOptions{})
+	if err != nil {
+		return f, p.explain(ctx, err)
+	}
+	exit := exitOf(res.Container.State, c.Labels)
+	f.Exit, f.State = &exit, sandbox.Stopped
+	if exit.Reason != sandbox.ReasonLifetime {
+		f.State = sandbox.Failed
+	}
+	return f, nil
+}

@@ -1,0 +1,191 @@
+// Package docker makes sandboxes that are containers of a Docker daemon.
+//
+// The daemon makes, lists, pauses and removes containers. What happens inside
+// is done by Atoll's guest, which is copied into a new container and run with
+// docker exec. Labels of the containers are the only record: which state
+// directory a container belongs to, its ID and its labels.
+package docker
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/api/types/system"
+	"github.com/moby/moby/client"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "docker"
+
+// Options say which daemon to use, and how.
+type Options struct {
+	// Dir is a directory for this provider alone, made when it is first needed.
+	// Containers belong to it: another directory does not see them.
+	Dir string
+	// Host is the daemon's address, such as unix:///var/run/docker.sock or
+	// tcp://host:2376. Empty: the usual socket.
+	Host string
+	// CertPath is a directory with ca.pem, cert.pem and key.pem, for TLS. The
+	// daemon's certificate is always verified. Empty: no TLS.
+	CertPath string
+	// APIVersion fixes the version of the API. Empty: it is negotiated.
+	APIVersion string
+	// Image is what sandboxes are made from whose image is "host". Empty: such
+	// sandboxes are refused.
+	Image string
+	// Network is the daemon's network for sandboxes that may reach everything.
+	// Empty: bridge.
+	Network string
+	// Executable is a static program that imports internal/guest/early, to be
+	// the guest where none is embedded. Empty: the running one.
+	Executable string
+}
+
+// FromEnvironment returns the options that Docker's own clients would take from
+// the environment, and those in ATOLL_DOCKER_IMAGE and ATOLL_DOCKER_NETWORK.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, Host: lookup(client.EnvOverrideHost), CertPath: lookup(client.EnvOverrideCertPath), APIVersion: lookup(client.EnvOverrideAPIVersion),
+		Image: lookup("ATOLL_DOCKER_IMAGE"), Network: lookup("ATOLL_DOCKER_NETWORK"),
+	}
+}
+
+// Provider makes sandboxes with a Docker daemon.
+type Provider struct {
+	opts Options
+	api  *client.Client
+	kit  guestkit.Kit
+	work sync.WaitGroup // requests that go on after their callers gave up
+
+	mu     sync.Mutex
+	daemon string // the daemon that this provider is bound to; empty until it was asked
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.StateTeller    = (*Provider)(nil)
+	_ driver.Instance       = (*Instance)(nil)
+	_ driver.Pauser         = (*Instance)(nil)
+	_ driver.Resizer        = (*Instance)(nil)
+	_ driver.Meter          = (*Instance)(nil)
+)
+
+// idle is how long a connection to the daemon is kept for the next request.
+const idle = time.Second
+
+// New opens the provider. It asks nobody and makes nothing.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "docker.open", Message: "no directory given"}
+	}
+	opts.Host, opts.Network = cmp.Or(opts.Host, client.DefaultDockerHost), cmp.Or(opts.Network, "bridge")
+	if strings.HasPrefix(opts.Host, "ssh:") {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Op: "docker.open", Subject: opts.Host, Message: "the daemon cannot be reached over SSH",
+			Hint: "forward its socket with: ssh -L /tmp/docker.sock:/var/run/docker.sock HOST, and set DOCKER_HOST=unix:///tmp/docker.sock",
+		}
+	}
+	transport := &http.Transport{
+		MaxIdleConns: 16, IdleConnTimeout: idle,
+		// Without HTTP/2, for which a transport sets itself up for TLS. The client
+		// takes that for a wish.
+		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
+	}
+	options := []client.Opt{client.WithHTTPClient(&http.Client{Transport: transport, CheckRedirect: client.CheckRedirect})}
+	if opts.CertPath != "" {
+		file := func(name string) string { return filepath.Join(opts.CertPath, name) }
+		options = append(options, client.WithTLSClientConfig(file("ca.pem"), file("cert.pem"), file("key.pem")))
+	}
+	api, err := client.New(append(options, client.WithHost(opts.Host), client.WithAPIVersion(opts.APIVersion))...)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "docker.open", Subject: opts.Host, Message: "the daemon cannot be used: " + clip(err.Error()), Cause: err}
+	}
+	p := &Provider{opts: opts, api: api}
+	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
+	return p, nil
+}
+
+// local reports whether the daemon sees the files of this machine.
+func (p *Provider) local() bool { return strings.HasPrefix(p.opts.Host, "unix:") }
+
+// Probe implements driver.Provider.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	facts := driver.Facts{
+		Provider: Name, Isolates: true,
+		Capabilities: driver.Capabilities{
+			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Mounts: p.local(), Reattach: true,
+			Pause: true, Ports: true, Resize: true, Usage: true, Rejoin: true,
+		},
+		Limits: map[string]driver.Limit{
+			"disk": {Why: "the daemon has no limit for the files of a container"}, "lifetime": {Holds: true, By: "the first process of the container"},
+		},
+	}
+	info, err := p.info(ctx)
+	if ctx.Err() != nil {
+		return driver.Facts{}, ctx.Err()
+	}
+	facts.Version = info.ServerVersion
+	for name, holds := range enforced(info) {
+		facts.Limits[name] = driver.Limit{Holds: holds, By: "cgroup v" + info.CgroupVersion}
+		if !holds {
+			facts.Limits[name] = driver.Limit{Why: "the daemon does not enforce it"}
+		}
+	}
+	facts.Available, facts.Findings = p.judge(info, err)
+	return facts, nil
+}
+
+// enforced says which limits the daemon enforces.
+func enforced(info system.Info) map[string]bool {
+	return map[string]bool{"memory": info.MemoryLimit, "cpus": info.CPUCfsQuota, "pids": info.PidsLimit}
+}
+
+// judge says whether sandboxes can be made.
+func (p *Provider) judge(info system.Info, err error) (available bool, findings []driver.Finding) {
+	add := func(severity driver.Severity, subject, message, fix string) {
+		findings = append(findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
+	}
+	switch {
+	case err != nil:
+		add(driver.Blocker, "daemon", err.Error(), "start Docker, or set DOCKER_HOST")
+		return false, findings
+	case info.OSType != "linux":
+		add(driver.Blocker, "daemon", "the daemon runs containers of "+info.OSType, "switch it to Linux containers")
+		return false, findings
+	}
+	add(driver.OK, "daemon", fmt.Sprintf("Docker %s answers at %s", info.ServerVersion, p.opts.Host), "")
+	add(driver.Warning, "isolation", "containers share the kernel of the daemon's machine", "use provider gvisor for code that you do not trust")
+	if p.opts.Image == "" {
+		add(driver.Note, "image", "a sandbox must name an image: there is no default", "set ATOLL_DOCKER_IMAGE")
+	}
+	if strings.HasPrefix(p.opts.Host, "tcp:") && p.opts.CertPath == "" {
+		add(driver.Warning, "daemon", "the connection to the daemon is neither encrypted nor authenticated", "set DOCKER_CERT_PATH")
+	}
+	return true, findings
+}
+
+// ErrorCode implements driver.Provider.
+func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
+
+// Close implements driver.Provider. It waits for requests that went on after
+// their callers gave up.
+func (p *Provider) Close() error {
+	p.work.Wait()
+	return p.api.Close()
+}
