@@ -89,7 +89,8 @@ func localProviders() []sandbox.Descriptor {
 	docker.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotFS, TarFallback: true}
 	docker.Ports = sandbox.PortSupport{Kind: sandbox.PortLocal, OnDemand: true}
 	docker.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
-	docker.Find, docker.Credentials = sandbox.FindByLabel, []sandbox.Credential{setting("host", "DOCKER_HOST", false)}
+	docker.Find, docker.Verified = sandbox.FindByLabel, sandbox.VerifiedLive
+	docker.Credentials = []sandbox.Credential{setting("host", "DOCKER_HOST", false)}
 
 	remote := base("remote", "another Atoll daemon", sandbox.TierDev)
 	pty(&remote)
