@@ -74,60 +74,6 @@ type Pauser interface {
 	Resumer
 }
 
-// Snapshotter is implemented by instances whose state can be written down.
-type Snapshotter interface {
-	// Snapshot writes the state of the sandbox into dir, an existing empty
-	// directory of the caller's on this machine, as files that only this
-	// provider understands, and describes it. With opts.Stop the sandbox has
-	// ended when Snapshot returns; otherwise it goes on, and stood still only
-	// as long as it took. On an error what is in dir is rubbish and the
-	// sandbox runs as before.
-	Snapshot(ctx context.Context, dir string, opts SnapshotOptions) (Snapshot, error)
-}
-
-// SnapshotOptions say what to write down.
-type SnapshotOptions struct {
-	Memory bool // processes and their memory too, not only files
-	Stop   bool // end the sandbox with it, losing nothing in between
-	// Transient says that this process restores it within moments and then removes
-	// it, so that it need not survive a crash nor be checked for damage.
-	Transient bool
-}
-
-// Snapshot describes what a Snapshotter wrote.
-type Snapshot struct {
-	Memory bool   // memory was written
-	Engine string // what can restore its memory; any build with the same engine
-	Size   int64  // bytes of all files
-}
-
-// Restorer is implemented by providers that make sandboxes from snapshots.
-type Restorer interface {
-	// Restore is Create from a directory that Snapshot wrote, with spec's own
-	// identity (id, name, host name), environment, limits and mounts. It only
-	// reads dir, which the caller may remove when it has returned, but may not
-	// write to: a sandbox may go on to read its memory from there.
-	//
-	// Memory is a cache and files are the truth: if the memory cannot be
-	// restored here (it was written by another engine, or wants a processor
-	// with more features), the sandbox starts from its files, and Restored
-	// says so. A directory that is damaged is CodeInvalid, and nothing starts.
-	Restore(ctx context.Context, spec *sandbox.Spec, dir string) (Instance, Restored, error)
-}
-
-// FileRestorer is implemented by the Restorers whose snapshots hold memory.
-type FileRestorer interface {
-	// RestoreFiles is Restore that leaves the memory of the snapshot aside: the
-	// sandbox starts from its files, as if there had been nothing else.
-	RestoreFiles(ctx context.Context, spec *sandbox.Spec, dir string) (Instance, error)
-}
-
-// Restored says what a Restorer could bring back.
-type Restored struct {
-	Memory bool   // processes go on where they were
-	Why    string // why not, if the snapshot had memory
-}
-
 // Dialer is implemented by instances whose ports can be reached.
 type Dialer interface {
 	// Dial connects to a TCP port of the sandbox as a process inside would at

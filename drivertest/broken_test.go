@@ -72,7 +72,7 @@ func (s sabotage) harness(t *testing.T, wrap func(driver.Provider) driver.Provid
 		return slices.ContainsFunc(realOnly, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 	if s.bare || !processes {
-		return fakeHarness(fake.Options{Bare: s.bare}, wrap)
+		return fakeHarness(t, fake.Options{Bare: s.bare}, wrap)
 	}
 	if os.Geteuid() != 0 && strings.Contains(s.name, "user") {
 		t.Skip("only root has users to run commands as")

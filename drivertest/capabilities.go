@@ -89,7 +89,7 @@ func (t *caseT) assertAbsent(capability string) {
 	}
 	if capability == capMemory {
 		if snap, ok := driver.As[driver.Snapshotter](b.inst); ok {
-			_, err := snap.Snapshot(t.ctx, t.TempDir(), driver.SnapshotOptions{Memory: true})
+			_, err := snap.Snapshot(t.ctx, driver.SnapshotOptions{ID: newSnapshotID(), Memory: true})
 			t.wantCode("Snapshot with memory, which is not declared", err, sandbox.CodeUnsupported)
 		}
 		return
@@ -152,6 +152,9 @@ func capabilityCase(capability string) testCase {
 		}
 		if _, restores := driver.As[driver.Restorer](t.provider); capability == capSnapshot && !restores {
 			t.Errorf("snapshot is declared, but the provider restores none")
+		}
+		if _, keeps := driver.As[driver.SnapshotKeeper](t.provider); capability == capSnapshot && !keeps {
+			t.Errorf("snapshot is declared, but the provider is no driver.SnapshotKeeper")
 		}
 	}}
 }

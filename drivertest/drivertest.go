@@ -51,6 +51,11 @@ type Harness struct {
 	// writable, and has the same path for commands and files. Nil means /tmp.
 	Dir func(driver.Instance) string
 
+	// SnapshotFiles returns the directory with the files of a snapshot, for cases
+	// that damage them. Nil: the provider has no such files, or they cannot be
+	// reached.
+	SnapshotFiles func(driver.SnapshotRef) string
+
 	// Echo is a program inside the sandbox that listens on any TCP port of
 	// 127.0.0.1, prints the port's number and a newline, and sends back what
 	// comes on any number of connections, ending each when its other side has.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,9 +17,10 @@ import (
 )
 
 // fakeHarness returns a harness for a fake that wrap may change.
-func fakeHarness(opts fake.Options, wrap func(driver.Provider) driver.Provider) Harness {
-	opts.World = &fake.World{}
+func fakeHarness(t *testing.T, opts fake.Options, wrap func(driver.Provider) driver.Provider) Harness {
+	opts.World, opts.SnapshotDir = &fake.World{}, t.TempDir()
 	return Harness{
+		SnapshotFiles: func(ref driver.SnapshotRef) string { return filepath.Join(opts.SnapshotDir, ref.Data, "files") },
 		New: func(context.Context) (driver.Provider, error) {
 			p := driver.Provider(fake.New(opts))
 			if wrap != nil {
@@ -58,7 +60,7 @@ type passInstance struct{ driver.Instance }
 func (p passInstance) Unwrap() any { return p.Instance }
 
 func TestThroughWrapper(t *testing.T) {
-	h := fakeHarness(fake.Options{}, func(p driver.Provider) driver.Provider { return passProvider{p} })
+	h := fakeHarness(t, fake.Options{}, func(p driver.Provider) driver.Provider { return passProvider{p} })
 	h.Only = []string{"capabilities/", "probe/", "lifecycle/", "files/", "ports/", "pause/", "snapshot/", "restore/", "watch/", "leaks/"}
 	Run(t, h)
 }
@@ -111,7 +113,7 @@ func TestDeclaredKnowsAll(t *testing.T) {
 }
 
 func TestCheckReport(t *testing.T) {
-	h := fakeHarness(fake.Options{Bare: true}, nil)
+	h := fakeHarness(t, fake.Options{Bare: true}, nil)
 	h.Only = []string{"lifecycle/destroy-twice", "files/stat", "exec/env-does-not-leak"}
 	var observed []string
 	h.Observe = func(r Result) { observed = append(observed, r.Name) }
@@ -144,8 +146,8 @@ func TestCheckUnusable(t *testing.T) {
 	for name, h := range map[string]Harness{
 		"incomplete":  {},
 		"New fails":   {New: func(context.Context) (driver.Provider, error) { return nil, broken }, Spec: func() sandbox.Spec { return sandbox.Spec{} }},
-		"Probe fails": fakeHarness(fake.Options{Fault: func(string) error { return broken }}, nil),
-		"unavailable": fakeHarness(fake.Options{}, func(p driver.Provider) driver.Provider {
+		"Probe fails": fakeHarness(t, fake.Options{Fault: func(string) error { return broken }}, nil),
+		"unavailable": fakeHarness(t, fake.Options{}, func(p driver.Provider) driver.Provider {
 			return factsProvider{passProvider{p}, func(f *driver.Facts) {
 				f.Available = false
 				f.Findings = append(f.Findings, driver.Finding{Severity: driver.Blocker, Subject: "kernel", Message: "too old"})
@@ -164,7 +166,7 @@ func TestCheckUnusable(t *testing.T) {
 
 func TestCheckStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	h := fakeHarness(fake.Options{}, nil)
+	h := fakeHarness(t, fake.Options{}, nil)
 	h.Observe = func(Result) { cancel() }
 	if r := Check(ctx, h); len(r.Results) != 1 {
 		t.Errorf("%d cases after the context had ended", len(r.Results))
@@ -176,7 +178,7 @@ func TestCheckStops(t *testing.T) {
 func TestHang(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
-	h := fakeHarness(fake.Options{}, func(p driver.Provider) driver.Provider {
+	h := fakeHarness(t, fake.Options{}, func(p driver.Provider) driver.Provider {
 		return instanceProvider{passProvider{p}, func(inst driver.Instance) driver.Instance {
 			return execInstance{inst, func(_ context.Context, _ *sandbox.Command, _ driver.Instance) (driver.Process, error) {
 				<-release

@@ -25,28 +25,45 @@ func (b *box) resume() error {
 	return p.Resume(b.ctx)
 }
 
-// snapshot takes one that has to succeed, and returns its directory.
-func (b *box) snapshot(opts driver.SnapshotOptions) string {
-	dir := b.TempDir()
-	s, err := b.trySnapshot(dir, opts)
-	b.ok("Snapshot", err)
-	if s.Memory != opts.Memory || s.Engine == "" || s.Size <= 0 {
-		b.Errorf("Snapshot describes what it wrote as %+v", s)
-	}
-	return dir
+// snapshot takes one that has to succeed and goes with the case.
+func (b *box) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
+	return b.fullSnapshot(opts).Ref
 }
 
-func (b *box) trySnapshot(dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+func (b *box) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
+	if opts.ID == "" {
+		opts.ID = newSnapshotID()
+	}
+	s, err := b.trySnapshot(opts)
+	b.ok("Snapshot", err)
+	if kind := kindOf(opts); s.Ref.Kind != kind || s.Engine == "" || s.Size <= 0 {
+		b.Errorf("Snapshot describes a snapshot of kind %s as %+v", kind, s)
+	}
+	b.removeLater(s.Ref)
+	return s
+}
+
+func kindOf(opts driver.SnapshotOptions) driver.SnapshotKind {
+	if opts.Memory {
+		return driver.SnapshotMemory
+	}
+	return driver.SnapshotFilesystem
+}
+
+func (b *box) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	if opts.ID == "" {
+		opts.ID = newSnapshotID()
+	}
 	s, ok := driver.As[driver.Snapshotter](b.inst)
 	if !ok {
 		b.Fatalf("snapshot is declared, but the instance is no Snapshotter")
 	}
-	return s.Snapshot(b.ctx, dir, opts)
+	return s.Snapshot(b.ctx, opts)
 }
 
 // restore makes a sandbox of a snapshot, and destroys it afterwards.
-func (t *caseT) restore(dir string, change ...func(*sandbox.Spec)) (*box, driver.Restored) {
-	inst, how, err := t.tryRestore(t.spec(change...), dir)
+func (t *caseT) restore(ref driver.SnapshotRef, change ...func(*sandbox.Spec)) (*box, driver.Restored) {
+	inst, how, err := t.tryRestore(t.spec(change...), ref)
 	if err != nil {
 		t.Fatalf("Restore: %v", t.vet(err))
 	}
@@ -58,22 +75,22 @@ func (t *caseT) restore(dir string, change ...func(*sandbox.Spec)) (*box, driver
 	return t.attach(inst), how
 }
 
-func (t *caseT) tryRestore(spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+func (t *caseT) tryRestore(spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
 	r, ok := driver.As[driver.Restorer](t.provider)
 	if !ok {
 		t.Fatalf("snapshot is declared, but the provider is no Restorer")
 	}
-	return r.Restore(t.ctx, spec, dir)
+	return r.Restore(t.ctx, spec, ref)
 }
 
-// refusesRestore checks that nothing is made of a directory.
-func (t *caseT) refusesRestore(what, dir string) {
+// refusesRestore checks that nothing is made of what is no whole snapshot.
+func (t *caseT) refusesRestore(what string, ref driver.SnapshotRef, codes ...sandbox.Code) {
 	spec := t.spec()
-	inst, _, err := t.tryRestore(spec, dir)
+	inst, _, err := t.tryRestore(spec, ref)
 	if err == nil {
 		_ = inst.Destroy(t.ctx)
 	}
-	t.wantCode("Restore from "+what, err, sandbox.CodeInvalid)
+	t.wantCode("Restore from "+what, err, codes...)
 	t.notListed(t.provider, spec.ID)
 }
 
@@ -195,9 +212,9 @@ var snapshotCases = []testCase{
 		b := t.fresh()
 		b.mustSh(treeScript)
 		want := b.mustSh(lookScript)
-		dir := b.snapshot(driver.SnapshotOptions{})
+		ref := b.snapshot(driver.SnapshotOptions{})
 		b.mustSh("echo later >d/later")
-		twin, how := t.restore(dir)
+		twin, how := t.restore(ref)
 		if how.Memory || how.Why != "" {
 			t.Errorf("files only are restored as %+v", how)
 		}
@@ -219,13 +236,13 @@ var snapshotCases = []testCase{
 	{"snapshot/stop", capSnapshot, func(t *caseT) {
 		b := t.fresh()
 		b.mustSh("echo kept >kept")
-		dir := b.snapshot(driver.SnapshotOptions{Stop: true})
+		ref := b.snapshot(driver.SnapshotOptions{Stop: true})
 		exit, err := b.inst.Wait(t.ctx)
 		t.ok("Wait after a snapshot that stops", err)
 		if exit.Reason != sandbox.ReasonKilled {
 			t.Errorf("a sandbox that a snapshot stopped ended as %+v", exit)
 		}
-		twin, _ := t.restore(dir)
+		twin, _ := t.restore(ref)
 		twin.dir = b.dir
 		t.want(twin.sh("cat kept"), "kept\n")
 	}},
@@ -236,11 +253,11 @@ var snapshotCases = []testCase{
 		b := t.fresh()
 		b.mustSh("echo kept >kept")
 		t.ok("Pause", b.pause())
-		dir := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
+		ref := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
 		if f, ok := t.find(t.provider, b.inst.ID()); !ok || f.State != sandbox.Paused {
 			t.Errorf("after its snapshot, a paused sandbox is listed as %+v, %v", f, ok)
 		}
-		twin, _ := t.restore(dir)
+		twin, _ := t.restore(ref)
 		twin.dir = b.dir
 		t.want(twin.sh("cat kept"), "kept\n")
 		t.ok("Resume", b.resume())
@@ -249,7 +266,7 @@ var snapshotCases = []testCase{
 	{"snapshot/destroyed", capSnapshot, func(t *caseT) {
 		b := t.fresh()
 		t.ok("Destroy", b.inst.Destroy(t.ctx))
-		_, err := b.trySnapshot(t.TempDir(), driver.SnapshotOptions{})
+		_, err := b.trySnapshot(driver.SnapshotOptions{})
 		t.wantCode("Snapshot of a destroyed sandbox", err, sandbox.CodeGone)
 	}},
 }
@@ -258,9 +275,9 @@ var restoreCases = []testCase{
 	{"restore/independent", capSnapshot, func(t *caseT) {
 		b := t.fresh()
 		b.mustSh("echo source >who")
-		dir := b.snapshot(driver.SnapshotOptions{})
-		one, _ := t.restore(dir)
-		two, _ := t.restore(dir)
+		ref := b.snapshot(driver.SnapshotOptions{})
+		one, _ := t.restore(ref)
+		two, _ := t.restore(ref)
 		one.dir, two.dir = b.dir, b.dir
 		one.mustSh("echo one >who")
 		two.mustSh("echo two >who")
@@ -270,50 +287,39 @@ var restoreCases = []testCase{
 	}},
 	{"restore/identity", capSnapshot, func(t *caseT) {
 		b := t.fresh(func(s *sandbox.Spec) { s.Env = map[string]string{"WHO": "source", "OLD": "old"} })
-		dir := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
-		twin, _ := t.restore(dir, func(s *sandbox.Spec) { s.Env = map[string]string{"WHO": "twin"} })
+		ref := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
+		twin, _ := t.restore(ref, func(s *sandbox.Spec) { s.Env = map[string]string{"WHO": "twin"} })
 		t.want(twin.argv("sh", "-c", "echo $WHO $OLD"), "twin\n")
 		t.want(b.argv("sh", "-c", "echo $WHO $OLD"), "source old\n")
 	}},
-	{"restore/directory-removed", capSnapshot, func(t *caseT) {
-		b := t.fresh()
-		b.mustSh("echo kept >kept")
-		dir := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
-		twin, _ := t.restore(dir)
-		twin.dir = b.dir
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatalf("%v", err)
-		}
-		t.want(twin.sh("cat kept"), "kept\n")
-	}},
 	{"restore/taken-name", capSnapshot, func(t *caseT) {
 		b := t.fresh()
-		dir := b.snapshot(driver.SnapshotOptions{})
+		ref := b.snapshot(driver.SnapshotOptions{})
 		spec := t.spec()
 		spec.ID = b.inst.ID()
-		_, _, err := t.tryRestore(spec, dir)
+		_, _, err := t.tryRestore(spec, ref)
 		t.wantCode("Restore with the ID of a living sandbox", err, sandbox.CodeAlreadyExists)
 		t.want(b.argv("echo", "alive"), "alive\n")
 	}},
 	{"restore/canceled", capSnapshot, func(t *caseT) {
 		b := t.fresh()
-		dir := b.snapshot(driver.SnapshotOptions{})
+		ref := b.snapshot(driver.SnapshotOptions{})
 		spec := t.spec()
 		ctx, cancel := context.WithCancel(t.ctx)
 		cancel()
 		r, _ := driver.As[driver.Restorer](t.provider)
-		_, _, err := r.Restore(ctx, spec, dir)
+		_, _, err := r.Restore(ctx, spec, ref)
 		t.wantCode("Restore with a canceled context", err, sandbox.CodeCanceled)
 		t.notListed(t.provider, spec.ID)
 	}},
-	{"restore/no-snapshot", capSnapshot, func(t *caseT) {
-		t.refusesRestore("an empty directory", t.TempDir())
-		t.refusesRestore("a directory that is not there", filepath.Join(t.TempDir(), "missing"))
-	}},
 	{"restore/damaged", capSnapshot, func(t *caseT) {
+		if t.h.SnapshotFiles == nil {
+			return
+		}
 		b := t.fresh()
 		b.mustSh("echo content >file")
-		dir := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
+		ref := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
+		dir := t.h.SnapshotFiles(ref)
 		for _, name := range t.partsOf(dir) {
 			for what, damage := range damages {
 				path := filepath.Join(dir, name)
@@ -325,12 +331,12 @@ var restoreCases = []testCase{
 					continue
 				}
 				t.ok("damaging the snapshot", damage(path, whole))
-				t.refusesRestore("a snapshot with "+name+" "+what, dir)
+				t.refusesRestore("a snapshot with "+name+" "+what, ref, sandbox.CodeInvalid)
 				_ = os.RemoveAll(path)
 				t.ok("mending the snapshot", os.WriteFile(path, whole, 0o600))
 			}
 		}
-		twin, _ := t.restore(dir)
+		twin, _ := t.restore(ref)
 		twin.dir = b.dir
 		t.want(twin.sh("cat file"), "content\n")
 	}},
@@ -382,9 +388,9 @@ var forkCases = []testCase{
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
 		b.count(p, out, "b", 2)
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 		for i := range 3 {
-			twin, how := t.restore(dir)
+			twin, how := t.restore(ref)
 			if !how.Memory {
 				t.Fatalf("the memory is not restored: %s", how.Why)
 			}
@@ -410,8 +416,8 @@ var forkCases = []testCase{
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
 		b.mustSh("echo kept >kept")
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
-		inst, err := r.RestoreFiles(t.ctx, t.spec(), dir)
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
+		inst, err := r.RestoreFiles(t.ctx, t.spec(), ref)
 		if err != nil {
 			t.Fatalf("RestoreFiles: %v", t.vet(err))
 		}
@@ -430,9 +436,9 @@ var forkCases = []testCase{
 		p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true, Stop: true})
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true, Stop: true})
 		t.ok("Destroy", b.inst.Destroy(t.ctx))
-		twin, _ := t.restore(dir)
+		twin, _ := t.restore(ref)
 		again := twin.reconnect(p.Info().ID)
 		answers := twin.readLines(again.Stdout())
 		answers.await("a 1")
@@ -465,10 +471,10 @@ var forkCases = []testCase{
 	}},
 	{"fork/random", capMemory, func(t *caseT) {
 		b := t.fresh()
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 		seen := map[string]bool{}
 		for range 3 {
-			twin, _ := t.restore(dir)
+			twin, _ := t.restore(ref)
 			seen[strings.TrimSpace(twin.mustSh("head -c 16 /dev/urandom | od -An -tx1"))] = true
 		}
 		if len(seen) != 3 {

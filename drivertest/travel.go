@@ -149,10 +149,11 @@ var travelCases = []testCase{
 	{"snapshot/size", capSnapshot, func(t *caseT) {
 		b := t.fresh()
 		b.mustSh("dd if=/dev/zero of=big bs=65536 count=4 2>/dev/null")
-		dir := t.TempDir()
-		s, err := b.trySnapshot(dir, driver.SnapshotOptions{Memory: t.declared(capMemory)})
-		t.ok("Snapshot", err)
-		var size int64
+		s := b.fullSnapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
+		if t.h.SnapshotFiles == nil {
+			return
+		}
+		dir, size := t.h.SnapshotFiles(s.Ref), int64(0)
 		for _, name := range t.partsOf(dir) {
 			info, err := os.Stat(filepath.Join(dir, name))
 			t.ok("Stat", err)
@@ -170,13 +171,15 @@ var travelCases = []testCase{
 		canceled, cancel := context.WithCancel(t.ctx)
 		cancel()
 		for _, stop := range []bool{false, true} {
-			opts := driver.SnapshotOptions{Memory: t.declared(capMemory), Stop: stop}
-			if _, err := b.trySnapshot(filepath.Join(t.TempDir(), "missing"), opts); err == nil {
-				t.Errorf("a snapshot is written where there is no directory")
-			}
+			opts := driver.SnapshotOptions{ID: "not/an/id", Memory: t.declared(capMemory), Stop: stop}
+			_, err := b.trySnapshot(opts)
+			t.wantCode("Snapshot with an unusable ID", err, sandbox.CodeInvalid)
+			opts.ID = newSnapshotID()
 			s, _ := driver.As[driver.Snapshotter](b.inst)
-			_, err := s.Snapshot(canceled, t.TempDir(), opts)
+			_, err = s.Snapshot(canceled, opts)
 			t.wantCode("Snapshot with a canceled context", err, sandbox.CodeCanceled)
+			_, err = t.keeper().FindSnapshot(t.ctx, opts.ID)
+			t.wantCode("FindSnapshot of one that failed", err, sandbox.CodeNotFound)
 		}
 		b.count(p, out, "b", 2)
 		if f, ok := t.find(t.provider, b.inst.ID()); !ok || f.State != sandbox.Running {
@@ -190,8 +193,8 @@ var travelCases = []testCase{
 			t.Logf("the provider gives sandboxes no names of their own: %v", source)
 			return
 		}
-		dir := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
-		twin, _ := t.restore(dir, func(s *sandbox.Spec) { s.Hostname = "twin" })
+		ref := b.snapshot(driver.SnapshotOptions{Memory: t.declared(capMemory)})
+		twin, _ := t.restore(ref, func(s *sandbox.Spec) { s.Hostname = "twin" })
 		t.want(twin.argv("hostname"), "twin\n")
 		t.want(b.argv("hostname"), "source\n")
 	}},
@@ -215,8 +218,8 @@ var travelCases = []testCase{
 		b := t.fresh()
 		p := b.start(sandbox.Command{Args: []string{"sh", "-c", "echo set; sleep 2; echo rang"}, Background: true})
 		b.readLines(p.Stdout()).await("set")
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
-		twin, _ := t.restore(dir)
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
+		twin, _ := t.restore(ref)
 		again := twin.reconnect(p.Info().ID)
 		twin.readLines(again.Stdout()).await("rang")
 		t.wantExit(twin.wait(again), 0, 0, sandbox.ReasonExited)
@@ -235,10 +238,10 @@ var travelCases = []testCase{
 			t.Logf("the sandbox's clock is another one than ours")
 			return
 		}
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 		for range 2 {
 			b.mustSh("sleep 1") // time goes by in which the copies are not
-			twin, _ := t.restore(dir)
+			twin, _ := t.restore(ref)
 			if early, late := shows(twin); early || late {
 				t.Errorf("the clock of a copy is slow (%v) or fast (%v)", early, late)
 			}
@@ -256,9 +259,9 @@ var travelCases = []testCase{
 		p := b.start(sandbox.Command{Args: args, Background: true})
 		port, err := strconv.ParseUint(b.readLines(p.Stdout()).next(), 10, 16)
 		t.ok("reading the server's port", err)
-		dir := b.snapshot(driver.SnapshotOptions{Memory: true})
-		one, _ := t.restore(dir)
-		two, _ := t.restore(dir)
+		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
+		one, _ := t.restore(ref)
+		two, _ := t.restore(ref)
 		for _, who := range []*box{b, one, two} {
 			got, err := roundTrip(t.ctx, who.dial(uint16(port)), []byte("hello"))
 			t.ok("talking to a server that listened before", err)
@@ -291,12 +294,12 @@ func forkAtOnce(t *caseT) {
 	p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true, Background: true})
 	out := b.readLines(p.Stdout())
 	b.count(p, out, "a", 1)
-	dir := b.snapshot(driver.SnapshotOptions{Memory: true})
+	ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 	specs := []*sandbox.Spec{t.spec(), t.spec(), t.spec()}
 	copies, errs := make([]driver.Instance, len(specs)), make([]error, len(specs))
 	var all sync.WaitGroup
 	for i, spec := range specs {
-		all.Go(func() { copies[i], _, errs[i] = t.tryRestore(spec, dir) })
+		all.Go(func() { copies[i], _, errs[i] = t.tryRestore(spec, ref) })
 	}
 	all.Wait()
 	for i, inst := range copies {

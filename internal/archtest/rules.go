@@ -41,7 +41,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/gvisor/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "internal/image/...", "provider/internal/proctree"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/gvisor/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "provider/internal/identity", "internal/image/...", "provider/internal/proctree"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
@@ -64,7 +64,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/fake/...",
-		only: []string{"sandbox", "driver", "internal/fake/...", "internal/sparse"},
+		only: []string{"sandbox", "driver", "internal/fake/...", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -76,7 +76,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
+		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the one place that knows them all",
 	},
 
@@ -202,7 +202,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/control/guard", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/snapshotstore/archive"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/control/guard", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
 		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
 	},
@@ -213,14 +213,20 @@ var rules = []rule{
 		why:  "decisions are pure",
 	},
 	{
+		pkgs: "internal/snapshotstore/tarball",
+		only: []string{"sandbox", "internal/sparse"},
+		deny: []string{kernel + "/...", "net/http"},
+		why:  "it packs files, and knows neither whose nor what for",
+	},
+	{
 		pkgs: "internal/snapshotstore",
-		only: []string{"sandbox"},
+		only: []string{"sandbox", "driver", "internal/sparse", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/...", "net/http"},
 		why:  "it keeps bytes, and knows neither whose nor what for",
 	},
 	{
 		pkgs: "internal/snapshotstore/archive",
-		only: []string{"sandbox", "internal/blob", "internal/workspace/..."},
+		only: []string{"sandbox", "internal/blob", "internal/sparse", "internal/workspace/...", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "it keeps bytes in a blob store, and knows neither whose nor what for",
 	},

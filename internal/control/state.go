@@ -37,10 +37,10 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 	return optional(ctx, s, ops.SandboxResume, "this provider cannot pause", func(ctx context.Context, p driver.Resumer) error { return p.Resume(ctx) })
 }
 
-// Snapshot writes the state of the sandbox into an empty directory.
-func (s *Sandbox) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+// Snapshot saves the state of the sandbox where its provider keeps snapshots.
+func (s *Sandbox) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	err = optional(ctx, s, ops.SandboxSnapshot, "this provider makes no snapshots", func(ctx context.Context, p driver.Snapshotter) (err error) {
-		snap, err = p.Snapshot(ctx, dir, opts)
+		snap, err = p.Snapshot(ctx, opts)
 		return err
 	})
 	return snap, err
@@ -64,10 +64,10 @@ func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
 	})
 }
 
-// Restore makes a sandbox from a directory that Snapshot wrote. It is Create in
+// Restore makes a sandbox from a snapshot of the same provider. It is Create in
 // every other respect, except that the image is not fetched anew: the request
 // names the very one that the first sandbox was made from.
-func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*Sandbox, driver.Restored, error) {
+func (c *Control) Restore(ctx context.Context, req CreateRequest, ref driver.SnapshotRef) (*Sandbox, driver.Restored, error) {
 	var box *Sandbox
 	var restored driver.Restored
 	spec, err := c.spec(ctx, &req)
@@ -84,7 +84,7 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 		if err != nil {
 			return err
 		}
-		inst, how, err := restore(ctx, restorer, req.FilesOnly, spec, dir)
+		inst, how, err := restore(ctx, restorer, req.FilesOnly, spec, ref)
 		if err != nil {
 			return err
 		}
@@ -96,10 +96,10 @@ func (c *Control) Restore(ctx context.Context, req CreateRequest, dir string) (*
 
 // restore has a provider restore a snapshot. One whose snapshots hold no memory
 // brings nothing back but files.
-func restore(ctx context.Context, r driver.Restorer, filesOnly bool, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+func restore(ctx context.Context, r driver.Restorer, filesOnly bool, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
 	if files, ok := driver.As[driver.FileRestorer](r); ok && filesOnly {
-		inst, err := files.RestoreFiles(ctx, spec, dir)
+		inst, err := files.RestoreFiles(ctx, spec, ref)
 		return inst, driver.Restored{}, err
 	}
-	return r.Restore(ctx, spec, dir)
+	return r.Restore(ctx, spec, ref)
 }

@@ -133,9 +133,6 @@ func (d *Daemon) openKeys(_ context.Context, config *plane.Config) error {
 
 // openShelves opens what keeps snapshots and workspaces.
 func (d *Daemon) openShelves(ctx context.Context, config *plane.Config) (err error) {
-	if config.Snapshots, err = snapshotstore.OpenSnapshots(filepath.Join(d.node.Dir(), "snapshots")); err != nil {
-		return err
-	}
 	if config.Workspaces, config.Archive, err = d.openBlobs(ctx); err != nil {
 		return err
 	}

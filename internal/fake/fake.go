@@ -1,8 +1,8 @@
 // Package fake is a provider in memory, for fast tests of everything above
 // providers. Its sandboxes have a file system in memory, and commands that are
 // goroutines: mvdan.cc/sh interprets the shell, and a few programs are
-// functions. It starts no process and opens no file of the machine, so it also
-// works in the bubbles of testing/synctest.
+// functions. It starts no process and opens no file of the machine but those of
+// snapshots, so it also works in the bubbles of testing/synctest.
 //
 // It passes package drivertest for every capability it declares, but for what
 // its shell cannot do: programs do not handle signals, and fifos cannot be
@@ -20,6 +20,7 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -30,6 +31,9 @@ type Options struct {
 	// another one made over its World are a daemon that restarts. Nil means a
 	// world of its own.
 	World *World
+
+	// SnapshotDir holds snapshots. Without one there are none.
+	SnapshotDir string
 
 	// Fault, if not nil, is asked before every operation, with its name, and
 	// fails it by returning an error; the error is passed on as it is. Fault
@@ -75,6 +79,8 @@ type Provider struct {
 	bare    bool
 	limited bool
 	binding string
+
+	snapshots *snapshotstore.Snapshots // nil: none
 }
 
 var (
@@ -87,6 +93,9 @@ func New(opts Options) *Provider {
 	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: cmp.Or(opts.Binding, "memory")}
 	if p.world == nil {
 		p.world = &World{}
+	}
+	if opts.SnapshotDir != "" {
+		p.snapshots = snapshotstore.NewSnapshots(opts.SnapshotDir, "fake", describeTree)
 	}
 	return p
 }
@@ -133,7 +142,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}
 	if !p.bare {
 		f.Capabilities = driver.Capabilities{
-			Files: true, Watch: true, Archive: true, Processes: true, Reattach: true, Pause: true, Snapshot: true,
+			Files: true, Watch: true, Archive: true, Processes: true, Reattach: true, Pause: true, Snapshot: p.snapshots != nil,
 			Ports: true, Resize: true, Deadline: true, Usage: true,
 		}
 	}

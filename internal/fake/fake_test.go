@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,12 +20,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func harness(opts fake.Options) drivertest.Harness {
-	opts.World = &fake.World{}
+func harness(t *testing.T, opts fake.Options) drivertest.Harness {
+	opts.World, opts.SnapshotDir = &fake.World{}, t.TempDir()
 	return drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return fake.New(opts), nil },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Echo: []string{"echod"},
+
+		SnapshotFiles: func(ref driver.SnapshotRef) string { return filepath.Join(opts.SnapshotDir, ref.Data, "files") },
 	}
 }
 
@@ -36,7 +39,7 @@ func TestConformance(t *testing.T) {
 	for _, bare := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bare=%v", bare), func(t *testing.T) {
 			var failed []string
-			h := harness(fake.Options{Bare: bare})
+			h := harness(t, fake.Options{Bare: bare})
 			h.Observe = func(r drivertest.Result) {
 				if r.Status != drivertest.Fail {
 					return
@@ -54,7 +57,7 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceWithFault: a fault that never strikes changes nothing.
 func TestConformanceWithFault(t *testing.T) {
-	h := harness(fake.Options{Fault: func(string) error { return nil }})
+	h := harness(t, fake.Options{Fault: func(string) error { return nil }})
 	h.Only = []string{"lifecycle/", "exec/", "errors/", "leaks/"}
 	drivertest.Run(t, h)
 }
@@ -129,8 +132,8 @@ func operations(ctx context.Context, p driver.Provider, inst driver.Instance, pr
 	re, _ := driver.As[driver.Restorer](p)
 	e["pause"] = pa.Pause(ctx)
 	e["resume"] = pa.Resume(ctx)
-	_, e["snapshot"] = sn.Snapshot(ctx, "", driver.SnapshotOptions{})
-	_, _, e["restore"] = re.Restore(ctx, &sandbox.Spec{ID: "other"}, "")
+	_, e["snapshot"] = sn.Snapshot(ctx, driver.SnapshotOptions{ID: "one"})
+	_, _, e["restore"] = re.Restore(ctx, &sandbox.Spec{ID: "other"}, driver.SnapshotRef{})
 	return e
 }
 

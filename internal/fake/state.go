@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"os"
 	"path"
 	"path/filepath"
@@ -20,6 +21,10 @@ var (
 	_ driver.Pauser      = (*instance)(nil)
 	_ driver.Snapshotter = (*instance)(nil)
 	_ driver.Restorer    = (*Provider)(nil)
+
+	_ driver.SnapshotKeeper   = (*Provider)(nil)
+	_ driver.SnapshotCopier   = (*Provider)(nil)
+	_ driver.SnapshotExporter = (*Provider)(nil)
 )
 
 // Pause freezes the sandbox.
@@ -54,11 +59,16 @@ type manifest struct {
 	SHA256 string `json:"sha256"`
 }
 
-// Snapshot writes the files of the sandbox. What processes hold in goroutines
-// cannot be written.
-func (i *instance) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+var errNoSnapshots = fail(sandbox.CodeUnsupported, "snapshot", "snapshot", "this fake keeps no snapshots")
+
+// Snapshot saves the files of the sandbox. What processes hold in goroutines
+// cannot be saved.
+func (i *instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if err := errors.Join(i.provider.begin(ctx, "snapshot"), i.gone("snapshot")); err != nil {
 		return driver.Snapshot{}, err
+	}
+	if i.provider.snapshots == nil {
+		return driver.Snapshot{}, errNoSnapshots
 	}
 	if opts.Memory {
 		return driver.Snapshot{}, fail(sandbox.CodeUnsupported, "snapshot", string(i.spec.ID), "the fake keeps no memory")
@@ -66,20 +76,27 @@ func (i *instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsho
 	if i.freeze() {
 		defer i.thaw()
 	}
-	size, err := i.writeTree(ctx, dir)
+	dir, err := i.provider.snapshots.Draft(opts.ID)
 	if err != nil {
 		return driver.Snapshot{}, err
+	}
+	var snap driver.Snapshot
+	if err = i.writeTree(ctx, dir); err == nil {
+		snap, err = i.provider.snapshots.Finish(ctx, opts)
+	}
+	if err != nil {
+		return driver.Snapshot{}, errors.Join(err, i.provider.snapshots.Discard(opts.ID))
 	}
 	if opts.Stop {
 		i.end(killedExit("its state was written down and it was ended"))
 	}
-	return driver.Snapshot{Engine: engine, Size: size}, nil
+	return snap, nil
 }
 
-func (i *instance) writeTree(ctx context.Context, dir string) (size int64, err error) {
+func (i *instance) writeTree(ctx context.Context, dir string) (err error) {
 	f, err := os.OpenFile(filepath.Join(dir, treeFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	sum := sha256.New()
@@ -89,31 +106,36 @@ func (i *instance) writeTree(ctx context.Context, dir string) (size int64, err e
 		exclude: []string{"dev"}, seen: map[uint64]string{},
 	}
 	if err := errors.Join(e.add(""), e.tar.Close()); err != nil {
-		return 0, i.fileError("snapshot", "/", err)
+		return i.fileError("snapshot", "/", err)
 	}
 	info, err := f.Stat()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	text, err := json.Marshal(manifest{Engine: engine, Size: info.Size(), SHA256: hex.EncodeToString(sum.Sum(nil))})
 	if err != nil {
-		return 0, err
+		return err
 	}
-	return info.Size() + int64(len(text)), os.WriteFile(filepath.Join(dir, manifestFile), text, 0o600)
+	return os.WriteFile(filepath.Join(dir, manifestFile), text, 0o600)
 }
 
 // Restore makes a sandbox with the files of a snapshot.
-func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
 	none := driver.Restored{}
 	if err := p.begin(ctx, "restore"); err != nil {
 		return nil, none, err
 	}
-	if p.bare {
-		return nil, none, fail(sandbox.CodeUnsupported, "restore", "snapshot", "the fake is bare")
+	if p.bare || p.snapshots == nil {
+		return nil, none, errNoSnapshots
 	}
 	if err := p.supports(spec); err != nil {
 		return nil, none, err
 	}
+	dir, release, err := p.snapshots.Use(ctx, ref)
+	if err != nil {
+		return nil, none, err
+	}
+	defer release()
 	if err := verifyTree(dir); err != nil {
 		return nil, none, err
 	}
@@ -133,6 +155,67 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) 
 
 func damaged(what string) error {
 	return fail(sandbox.CodeInvalid, "restore", "snapshot", "the snapshot is damaged: "+what)
+}
+
+// describeTree finds out whether a snapshot is complete.
+func describeTree(dir string) (driver.SnapshotKind, string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, manifestFile))
+	var m manifest
+	if err == nil {
+		err = json.Unmarshal(text, &m)
+	}
+	if err == nil && m.Engine != engine {
+		err = damaged("it has no manifest")
+	}
+	return driver.SnapshotFilesystem, m.Engine, err
+}
+
+// FindSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot, error) {
+	if p.snapshots == nil {
+		return driver.Snapshot{}, errNoSnapshots
+	}
+	return p.snapshots.Find(ctx, id)
+}
+
+// RemoveSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) error {
+	if p.snapshots == nil {
+		return errNoSnapshots
+	}
+	return p.snapshots.Remove(ctx, ref)
+}
+
+// Snapshots implements driver.SnapshotKeeper.
+func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
+	if p.snapshots == nil {
+		return func(func(driver.FoundSnapshot, error) bool) {}
+	}
+	return p.snapshots.List(ctx)
+}
+
+// CopySnapshot implements driver.SnapshotCopier.
+func (p *Provider) CopySnapshot(ctx context.Context, ref driver.SnapshotRef, id string) (driver.Snapshot, error) {
+	if p.snapshots == nil {
+		return driver.Snapshot{}, errNoSnapshots
+	}
+	return p.snapshots.Copy(ctx, ref, id)
+}
+
+// ExportSnapshot implements driver.SnapshotExporter.
+func (p *Provider) ExportSnapshot(ctx context.Context, ref driver.SnapshotRef, w io.Writer) error {
+	if p.snapshots == nil {
+		return errNoSnapshots
+	}
+	return p.snapshots.Export(ctx, ref, w)
+}
+
+// ImportSnapshot implements driver.SnapshotExporter.
+func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
+	if p.snapshots == nil {
+		return driver.Snapshot{}, errNoSnapshots
+	}
+	return p.snapshots.Import(ctx, id, r)
 }
 
 // verifyTree checks that a snapshot is as it was written.

@@ -59,21 +59,22 @@ func TestPauseStandsStill(t *testing.T) {
 }
 
 func TestSnapshotRestore(t *testing.T) {
-	p := fake.New(fake.Options{})
+	root := t.TempDir()
+	p := fake.New(fake.Options{SnapshotDir: root})
 	inst := instance(t, p)
 	if _, exit := run(t, inst, "echo kept > /tmp/f; chmod 600 /tmp/f; mkdir /new; rm /bin/wc; ln -s /tmp/f /link"); exit.Code != 0 {
 		t.Fatalf("%+v", exit)
 	}
-	dir := t.TempDir()
-	snap, err := as[driver.Snapshotter](t, inst).Snapshot(t.Context(), dir, driver.SnapshotOptions{})
-	if err != nil || snap.Memory || snap.Size == 0 {
+	dir := filepath.Join(root, "snap", "files")
+	snap, err := as[driver.Snapshotter](t, inst).Snapshot(t.Context(), driver.SnapshotOptions{ID: "snap"})
+	if err != nil || snap.Ref.Kind != driver.SnapshotFilesystem || snap.Size == 0 {
 		t.Fatalf("%+v %v", snap, err)
 	}
 	if out, _ := run(t, inst, "echo on"); out != "on\n" {
 		t.Errorf("the sandbox does not go on: %q", out)
 	}
 	restorer := as[driver.Restorer](t, p)
-	again, restored, err := restorer.Restore(t.Context(), &sandbox.Spec{ID: "two", Name: "two"}, dir)
+	again, restored, err := restorer.Restore(t.Context(), &sandbox.Spec{ID: "two", Name: "two"}, snap.Ref)
 	if err != nil || restored.Memory {
 		t.Fatalf("%+v %v", restored, err)
 	}
@@ -92,16 +93,16 @@ func TestSnapshotRestore(t *testing.T) {
 		if err := os.WriteFile(tree, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := restorer.Restore(t.Context(), &sandbox.Spec{ID: "three"}, dir); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		if _, _, err := restorer.Restore(t.Context(), &sandbox.Spec{ID: "three"}, snap.Ref); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 }
 
 func TestSnapshotAndStop(t *testing.T) {
-	p := fake.New(fake.Options{})
+	p := fake.New(fake.Options{SnapshotDir: t.TempDir()})
 	inst := instance(t, p)
-	if _, err := as[driver.Snapshotter](t, inst).Snapshot(t.Context(), t.TempDir(), driver.SnapshotOptions{Stop: true}); err != nil {
+	if _, err := as[driver.Snapshotter](t, inst).Snapshot(t.Context(), driver.SnapshotOptions{ID: "snap", Stop: true}); err != nil {
 		t.Fatal(err)
 	}
 	if exit, err := inst.Wait(t.Context()); err != nil || exit.Reason != sandbox.ReasonKilled {

@@ -46,19 +46,13 @@ func TestNamesGoAlong(t *testing.T) {
 	if out, code := b.sh("while ! [ -s /tmp/known ]; do sleep 0.05; done"); code != 0 {
 		t.Fatal(out)
 	}
-	dir := t.TempDir()
-	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), dir, driver.SnapshotOptions{Memory: true}); err != nil {
-		t.Fatal(err)
-	}
-	again := t.TempDir()
-	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), again, driver.SnapshotOptions{Memory: true, Stop: true}); err != nil {
-		t.Fatal(err)
-	}
+	ref := b.snapshot(driver.SnapshotOptions{Memory: true})
+	again := b.snapshot(driver.SnapshotOptions{Memory: true, Stop: true})
 	for _, tt := range []struct {
 		id  sandbox.ID
-		dir string
-	}{{"copy", dir}, {"restored", again}} {
-		in, how, err := r.provider.Restore(t.Context(), r.spec(tt.id, policy), tt.dir)
+		ref driver.SnapshotRef
+	}{{"copy", ref}, {"restored", again}} {
+		in, how, err := r.provider.Restore(t.Context(), r.spec(tt.id, policy), tt.ref)
 		if err != nil || !how.Memory {
 			t.Fatalf("%s: %+v, %v", tt.id, how, err)
 		}
@@ -97,11 +91,8 @@ func TestWarm(t *testing.T) {
 		}
 	}
 	check(b)
-	dir := t.TempDir()
-	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), dir, driver.SnapshotOptions{Memory: true}); err != nil {
-		t.Fatal(err)
-	}
-	in, how, err := r.provider.Restore(t.Context(), r.spec("copied", policy), dir)
+	ref := b.snapshot(driver.SnapshotOptions{Memory: true})
+	in, how, err := r.provider.Restore(t.Context(), r.spec("copied", policy), ref)
 	if err != nil || !how.Memory {
 		t.Fatalf("%+v, %v", how, err)
 	}

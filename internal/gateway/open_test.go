@@ -95,12 +95,9 @@ func TestOpenConnections(t *testing.T) {
 	}
 	holds(2, "a pause")
 
-	dir := t.TempDir()
-	if _, err := b.in.(driver.Snapshotter).Snapshot(t.Context(), dir, driver.SnapshotOptions{Memory: true}); err != nil {
-		t.Fatal(err)
-	}
+	ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 	holds(3, "a snapshot")
-	in, how, err := r.provider.Restore(t.Context(), r.spec("talker-copy", policy), dir)
+	in, how, err := r.provider.Restore(t.Context(), r.spec("talker-copy", policy), ref)
 	if err != nil || !how.Memory {
 		t.Fatalf("%+v, %v", how, err)
 	}

@@ -21,7 +21,9 @@ import (
 // uses what it needs.
 type Host struct {
 	// Dir is a directory for this provider alone. It may be missing.
-	Dir       string
+	Dir string
+	// Snapshots is the directory for its snapshots. It may be missing.
+	Snapshots string
 	LookupEnv func(string) (string, bool)
 	// Options are the provider's own options, as a JSON object. See Decode.
 	Options json.RawMessage

@@ -1,7 +1,8 @@
-// Package snapshotstore keeps on disk what a daemon needs of sandboxes that do not run:
-// the directories of snapshots, and, sealed, the environments of sandboxes.
+// Package snapshotstore keeps on disk what is needed of sandboxes that do not run: for
+// providers the directories of snapshots, and for the control plane, sealed, the
+// environments of sandboxes.
 //
-// A snapshot is written into a draft, which [Snapshots.Keep] turns into a kept
+// A snapshot is written into a draft, which [Snapshots.Finish] turns into a kept
 // one: every file is synced and its size and SHA-256 are put into a manifest,
 // and only then the directory gets its name. A crash leaves a draft, never half
 // a snapshot. [Snapshots.Use] compares all of it with the manifest before
@@ -17,14 +18,18 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/snapshotstore/tarball"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -35,39 +40,57 @@ const (
 	maxManifest  = 16 << 20
 )
 
-// Snapshots is a directory of snapshots. It may be used concurrently; two
-// processes must not use one.
+// Describe tells what the provider wrote into a directory, by the name of the
+// engine that restores it. An incomplete snapshot is an error.
+type Describe func(dir string) (kind driver.SnapshotKind, engine string, err error)
+
+// Snapshots is a directory of snapshots of one provider. It may be used
+// concurrently. Several processes may use one directory if only one of them
+// removes snapshots. The directory is made when it is needed.
 type Snapshots struct {
-	dir string
+	dir      string
+	provider string
+	describe Describe
 
 	mu    sync.Mutex
 	users map[string]int
 	idle  map[string]chan struct{} // closed when the last user lets go
 }
 
-// OpenSnapshots opens a directory of snapshots, making it if it is missing.
-func OpenSnapshots(dir string) (*Snapshots, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return &Snapshots{dir: dir, users: map[string]int{}, idle: map[string]chan struct{}{}}, nil
+// NewSnapshots returns the snapshots in dir of the provider with that name in
+// its Facts.
+func NewSnapshots(dir, provider string, describe Describe) *Snapshots {
+	return &Snapshots{dir: dir, provider: provider, describe: describe, users: map[string]int{}, idle: map[string]chan struct{}{}}
 }
 
 func (s *Snapshots) kept(id string) string  { return filepath.Join(s.dir, id) }
 func (s *Snapshots) draft(id string) string { return filepath.Join(s.dir, draftPrefix+id) }
 
-// Draft returns an empty directory in which to write a snapshot. Leftovers of
-// an earlier attempt are removed.
+// Draft returns an empty directory in which to write a snapshot. What an
+// earlier attempt left there is removed; a complete snapshot with the ID is
+// CodeAlreadyExists.
 func (s *Snapshots) Draft(id string) (dir string, err error) {
 	if err := sandbox.ValidateName(id); err != nil {
 		return "", err
 	}
+	if s.has(id) {
+		return "", &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: id, Message: "a snapshot with this ID exists"}
+	}
 	if err := os.RemoveAll(s.draft(id)); err != nil {
 		return "", err
 	}
-	dir = filepath.Join(s.draft(id), filesDir)
+	dir = s.filesOf(s.draft(id))
 	return dir, os.MkdirAll(dir, 0o700)
 }
+
+// has reports whether a snapshot is here, whole or damaged, and not only a draft
+// of it.
+func (s *Snapshots) has(id string) bool {
+	_, err := os.Lstat(s.kept(id))
+	return err == nil
+}
+
+func (s *Snapshots) filesOf(snapshot string) string { return filepath.Join(snapshot, filesDir) }
 
 // manifest says what belongs to a snapshot.
 type manifest struct {
@@ -87,17 +110,46 @@ func (m *manifest) size() (n int64) {
 	return n
 }
 
-// Keep makes a draft a snapshot and returns its size in bytes. A draft that
-// does not exist, or holds no file, is CodeNotFound; one that was kept before
-// is success.
-func (s *Snapshots) Keep(ctx context.Context, id string) (size int64, err error) {
-	if m, err := readManifest(s.kept(id)); err == nil {
-		return m.size(), nil
+// Finish makes a draft a snapshot. One that is transient stays a draft, which only
+// this process restores.
+func (s *Snapshots) Finish(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	files := s.filesOf(s.draft(opts.ID))
+	kind, engine, err := s.describe(files)
+	if err != nil {
+		return driver.Snapshot{}, err
 	}
-	m, err := describe(ctx, filepath.Join(s.draft(id), filesDir), true)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(m.Files) == 0 {
-		return 0, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "the snapshot is empty"}
+	data, size := opts.ID, int64(0)
+	if opts.Transient {
+		data = transientMark + opts.ID
+		size, err = sizeOf(files)
+	} else {
+		size, err = s.keep(ctx, opts.ID)
 	}
+	return driver.Snapshot{Ref: s.ref(kind, data), Engine: engine, Size: size}, err
+}
+
+// transientMark begins the Data of what is restored without looking for damage.
+const transientMark = "transient:" // no ID has a colon
+
+func (s *Snapshots) ref(kind driver.SnapshotKind, data string) driver.SnapshotRef {
+	return driver.SnapshotRef{Provider: s.provider, Kind: kind, Data: data}
+}
+
+// idOf reads a reference. One that this provider did not write is CodeInvalid.
+func (s *Snapshots) idOf(ref driver.SnapshotRef) (id string, transient bool, err error) {
+	if ref.Provider != s.provider {
+		return "", false, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Subject: "snapshot", Message: fmt.Sprintf("the snapshot was made by provider %q, and this is %s", ref.Provider, s.provider),
+			Hint: "choose the provider that made it",
+		}
+	}
+	id, transient = strings.CutPrefix(ref.Data, transientMark)
+	return id, transient, sandbox.ValidateName(id)
+}
+
+// keep returns the size of a snapshot in bytes.
+func (s *Snapshots) keep(ctx context.Context, id string) (size int64, err error) {
+	m, err := describe(ctx, s.filesOf(s.draft(id)), true)
 	if err != nil {
 		return 0, err
 	}
@@ -117,28 +169,78 @@ func (s *Snapshots) Keep(ctx context.Context, id string) (size int64, err error)
 	return m.size(), syncDir(s.dir)
 }
 
+// Find implements driver.SnapshotKeeper. A draft that has everything, because
+// its writer was killed before it could finish, is finished.
+func (s *Snapshots) Find(ctx context.Context, id string) (snap driver.Snapshot, err error) {
+	if err := sandbox.ValidateName(id); err != nil {
+		return snap, err
+	}
+	if m, err := readManifest(s.kept(id)); err == nil {
+		kind, engine, err := s.describe(s.filesOf(s.kept(id)))
+		if err != nil { // damaged: whoever restores it will say so
+			kind = driver.SnapshotFilesystem
+		}
+		return driver.Snapshot{Ref: s.ref(kind, id), Engine: engine, Size: m.size()}, nil
+	}
+	if s.has(id) {
+		return driver.Snapshot{Ref: s.ref(driver.SnapshotFilesystem, id)}, nil
+	}
+	if _, _, err := s.describe(s.filesOf(s.draft(id))); err != nil {
+		return snap, missing(id)
+	}
+	return s.Finish(ctx, driver.SnapshotOptions{ID: id})
+}
+
+func missing(id string) error {
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "the snapshot is not on this machine", Cause: driver.ErrSnapshotLost}
+}
+
 // Use returns the directory of a snapshot, as it was written, for reading. It
 // is compared with its manifest first: what is damaged is CodeInvalid, what is
-// missing CodeNotFound. The snapshot stays until release is called.
-func (s *Snapshots) Use(ctx context.Context, id string) (dir string, release func(), err error) {
+// missing CodeNotFound, and both are driver.ErrSnapshotLost. The snapshot stays
+// until release is called.
+func (s *Snapshots) Use(ctx context.Context, ref driver.SnapshotRef) (dir string, release func(), err error) {
+	id, transient, err := s.idOf(ref)
+	if err != nil {
+		return "", nil, err
+	}
 	release = s.hold(id)
+	if transient {
+		if dir = s.filesOf(s.draft(id)); !isDir(dir) {
+			release()
+			return "", nil, missing(id)
+		}
+		return dir, release, nil
+	}
 	if err := s.verify(ctx, id); err != nil {
 		release()
 		return "", nil, err
 	}
 	s.touch(id)
-	return filepath.Join(s.kept(id), filesDir), release, nil
+	return s.filesOf(s.kept(id)), release, nil
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// touch remembers that a snapshot was used just now. One whose time cannot be
+// set looks older than it is, which is no harm.
+func (s *Snapshots) touch(id string) {
+	now := time.Now()
+	_ = os.Chtimes(s.kept(id), now, now)
 }
 
 func (s *Snapshots) verify(ctx context.Context, id string) error {
 	damaged := func(what string) error {
 		return &sandbox.Error{
 			Code: sandbox.CodeInvalid, Subject: id, Message: "the snapshot is damaged: " + what,
-			Hint: "use another snapshot; nothing was started from this one",
+			Hint: "use another snapshot; nothing was started from this one", Cause: driver.ErrSnapshotLost,
 		}
 	}
 	if _, err := os.Stat(s.kept(id)); errors.Is(err, fs.ErrNotExist) {
-		return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: "the snapshot is not on this machine"}
+		return missing(id)
 	}
 	want, err := readManifest(s.kept(id))
 	if err != nil {
@@ -170,54 +272,70 @@ func (s *Snapshots) verify(ctx context.Context, id string) error {
 
 // Copy makes another snapshot of the same bytes, which are stored once: kept
 // files are never written to.
-func (s *Snapshots) Copy(ctx context.Context, from, to string) (size int64, err error) {
-	source, release, err := s.Use(ctx, from)
+func (s *Snapshots) Copy(ctx context.Context, ref driver.SnapshotRef, to string) (driver.Snapshot, error) {
+	source, release, err := s.Use(ctx, ref)
 	if err != nil {
-		return 0, err
+		return driver.Snapshot{}, err
 	}
 	defer release()
-	draft, err := s.Draft(to)
-	if err != nil {
-		return 0, err
-	}
-	err = filepath.WalkDir(source, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(source, path)
-		if err != nil || rel == "." {
-			return err
-		}
-		if d.IsDir() {
-			return os.Mkdir(filepath.Join(draft, rel), 0o700)
-		}
-		return os.Link(path, filepath.Join(draft, rel))
+	return s.add(ctx, to, func(draft string) error {
+		return filepath.WalkDir(source, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			rel, err := filepath.Rel(source, path)
+			if err != nil || rel == "." {
+				return err
+			}
+			if d.IsDir() {
+				return os.Mkdir(filepath.Join(draft, rel), 0o700)
+			}
+			return os.Link(path, filepath.Join(draft, rel))
+		})
 	})
-	if err != nil {
-		return 0, errors.Join(err, s.Remove(ctx, to))
-	}
-	return s.Keep(ctx, to)
 }
 
-// Remove removes a snapshot, or the draft of one, once nobody uses it any more.
-// One that is not there is success.
-func (s *Snapshots) Remove(ctx context.Context, id string) error {
-	if err := sandbox.ValidateName(id); err != nil {
+// add makes a snapshot of what fill writes.
+func (s *Snapshots) add(ctx context.Context, id string, fill func(draft string) error) (snap driver.Snapshot, err error) {
+	draft, err := s.Draft(id)
+	if err != nil {
+		return snap, err
+	}
+	if err = fill(draft); err == nil {
+		snap, err = s.Finish(ctx, driver.SnapshotOptions{ID: id})
+	}
+	if err != nil {
+		return snap, errors.Join(err, s.Discard(id))
+	}
+	return snap, nil
+}
+
+// Export writes the files of a snapshot as a tar archive.
+func (s *Snapshots) Export(ctx context.Context, ref driver.SnapshotRef, w io.Writer) error {
+	dir, release, err := s.Use(ctx, ref)
+	if err != nil {
 		return err
 	}
-	for {
-		s.mu.Lock()
-		busy := s.idle[id]
-		s.mu.Unlock()
-		if busy == nil {
-			break
+	defer release()
+	return tarball.Write(ctx, w, dir)
+}
+
+// Import keeps what Export wrote under another ID. What is no snapshot is
+// CodeInvalid.
+func (s *Snapshots) Import(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
+	return s.add(ctx, id, func(draft string) error {
+		if err := tarball.Read(ctx, r, draft); err != nil {
+			return err
 		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return ctx.Err()
+		if _, _, err := s.describe(draft); err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: id, Message: "this is not a snapshot of provider " + s.provider, Cause: err}
 		}
-	}
+		return nil
+	})
+}
+
+// Discard removes a draft, or the snapshot it became, at once.
+func (s *Snapshots) Discard(id string) error {
 	// A name that says it is a draft is never taken for a snapshot, should the
 	// removal break off.
 	if err := os.RemoveAll(s.draft(id)); err != nil {
@@ -229,13 +347,82 @@ func (s *Snapshots) Remove(ctx context.Context, id string) error {
 	return os.RemoveAll(s.draft(id))
 }
 
-// List returns the ids of all snapshots and drafts.
-func (s *Snapshots) List() (ids []string, err error) {
-	entries, err := os.ReadDir(s.dir)
-	for _, e := range entries {
-		ids = append(ids, strings.TrimPrefix(e.Name(), draftPrefix))
+// Remove removes a snapshot, or the draft of one, once nobody uses it any more.
+// One that is not there is success.
+func (s *Snapshots) Remove(ctx context.Context, ref driver.SnapshotRef) error {
+	id, _, err := s.idOf(ref)
+	if err != nil {
+		return err
 	}
-	return ids, err
+	for {
+		s.mu.Lock()
+		busy := s.idle[id]
+		s.mu.Unlock()
+		if busy == nil {
+			return s.Discard(id)
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// List returns all snapshots and drafts.
+func (s *Snapshots) List(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
+	return func(yield func(driver.FoundSnapshot, error) bool) {
+		entries, err := os.ReadDir(s.dir)
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			yield(driver.FoundSnapshot{}, err)
+			return
+		}
+		for _, e := range entries {
+			id, draft := strings.CutPrefix(e.Name(), draftPrefix)
+			if sandbox.ValidateName(id) != nil {
+				continue // not ours
+			}
+			f := driver.FoundSnapshot{ID: id, Ref: s.ref(driver.SnapshotFilesystem, id)}
+			if info, err := e.Info(); err == nil {
+				f.Used = info.ModTime()
+			}
+			if !draft {
+				f = s.measured(f)
+			}
+			if !yield(f, nil) {
+				return
+			}
+		}
+	}
+}
+
+// measured completes what List says of a snapshot that is not a draft.
+func (s *Snapshots) measured(f driver.FoundSnapshot) driver.FoundSnapshot {
+	if m, err := readManifest(s.kept(f.ID)); err == nil {
+		f.Size = m.size()
+	}
+	if kind, _, err := s.describe(s.filesOf(s.kept(f.ID))); err == nil {
+		f.Ref.Kind = kind
+	}
+	return f
+}
+
+// sizeOf adds up the files below a directory.
+func sizeOf(dir string) (size int64, err error) {
+	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	return size, err
 }
 
 // hold keeps a snapshot from being removed.

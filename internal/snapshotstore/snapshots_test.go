@@ -3,11 +3,13 @@ package snapshotstore_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -21,15 +23,29 @@ func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
 
 func open(t *testing.T, dir string) *snapshotstore.Snapshots {
 	t.Helper()
-	s, err := snapshotstore.OpenSnapshots(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return snapshotstore.NewSnapshots(dir, "test", func(dir string) (driver.SnapshotKind, string, error) {
+		if _, err := os.Stat(filepath.Join(dir, "sub", "tree")); err != nil {
+			return "", "", err
+		}
+		return driver.SnapshotMemory, "engine", nil
+	})
+}
+
+func refTo(id string) driver.SnapshotRef {
+	return driver.SnapshotRef{Provider: "test", Kind: driver.SnapshotMemory, Data: id}
 }
 
 // keep makes a snapshot of two files.
 func keep(t *testing.T, s *snapshotstore.Snapshots, id string) {
+	t.Helper()
+	draft(t, s, id)
+	snap, err := s.Finish(t.Context(), driver.SnapshotOptions{ID: id})
+	if err != nil || snap.Size != 10 || snap.Engine != "engine" || snap.Ref != refTo(id) {
+		t.Fatalf("%+v %v", snap, err)
+	}
+}
+
+func draft(t *testing.T, s *snapshotstore.Snapshots, id string) {
 	t.Helper()
 	dir, err := s.Draft(id)
 	if err != nil {
@@ -43,19 +59,19 @@ func keep(t *testing.T, s *snapshotstore.Snapshots, id string) {
 			t.Fatal(err)
 		}
 	}
-	if size, err := s.Keep(t.Context(), id); err != nil || size != 10 {
-		t.Fatalf("%d %v", size, err)
-	}
 }
 
 func TestKeepAndUse(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
 	keep(t, s, "one")
-	if size, err := s.Keep(t.Context(), "one"); err != nil || size != 10 {
-		t.Errorf("keeping again: %d %v", size, err)
+	if _, err := s.Draft("one"); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+		t.Errorf("a draft of what is kept: %v", err)
 	}
-	dir, release, err := open(t, root).Use(t.Context(), "one")
+	if found, err := s.Find(t.Context(), "one"); err != nil || found.Size != 10 || found.Ref != refTo("one") {
+		t.Errorf("%+v %v", found, err)
+	}
+	dir, release, err := open(t, root).Use(t.Context(), refTo("one"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,19 +79,27 @@ func TestKeepAndUse(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(dir, "sub", "tree")); err != nil || string(text) != "files" {
 		t.Errorf("%q %v", text, err)
 	}
-	_, _, err = s.Use(t.Context(), "none")
+	_, _, err = s.Use(t.Context(), refTo("none"))
 	wantCode(t, "what is not there", err, sandbox.CodeNotFound)
-	_, err = s.Keep(t.Context(), "none")
-	wantCode(t, "keeping what was not written", err, sandbox.CodeNotFound)
+	if !errors.Is(err, driver.ErrSnapshotLost) {
+		t.Errorf("%v is no ErrSnapshotLost", err)
+	}
+	_, err = s.Find(t.Context(), "none")
+	wantCode(t, "finding what was not written", err, sandbox.CodeNotFound)
 	if _, err := s.Draft("empty"); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Keep(t.Context(), "empty")
-	wantCode(t, "keeping nothing", err, sandbox.CodeNotFound)
+	_, err = s.Find(t.Context(), "empty")
+	wantCode(t, "finding what is incomplete", err, sandbox.CodeNotFound)
+	foreign := refTo("one")
+	foreign.Provider = "other"
+	_, _, err = s.Use(t.Context(), foreign)
+	wantCode(t, "a snapshot of another provider", err, sandbox.CodeInvalid)
+	wantCode(t, "removing that", s.Remove(t.Context(), foreign), sandbox.CodeInvalid)
 	for _, hostile := range []string{"../x", "", "a/b", ".new-x"} {
 		_, err := s.Draft(hostile)
 		wantCode(t, hostile, err, sandbox.CodeInvalid)
-		wantCode(t, hostile, s.Remove(t.Context(), hostile), sandbox.CodeInvalid)
+		wantCode(t, hostile, s.Remove(t.Context(), refTo(hostile)), sandbox.CodeInvalid)
 	}
 }
 
@@ -107,11 +131,11 @@ func TestDamageIsFound(t *testing.T) {
 			if err := damage(filepath.Join(root, "one")); err != nil {
 				t.Fatal(err)
 			}
-			_, _, err := s.Use(t.Context(), "one")
+			_, _, err := s.Use(t.Context(), refTo("one"))
 			wantCode(t, what, err, sandbox.CodeInvalid)
-			_, err = s.Copy(t.Context(), "one", "two")
+			_, err = s.Copy(t.Context(), refTo("one"), "two")
 			wantCode(t, "copying it", err, sandbox.CodeInvalid)
-			if err := s.Remove(t.Context(), "one"); err != nil {
+			if err := s.Remove(t.Context(), refTo("one")); err != nil {
 				t.Errorf("it cannot be removed: %v", err)
 			}
 		})
@@ -128,25 +152,25 @@ func relink(path string) error {
 func TestRemoveWaitsForUsers(t *testing.T) {
 	s := open(t, t.TempDir())
 	keep(t, s, "one")
-	_, release, err := s.Use(t.Context(), "one")
+	_, release, err := s.Use(t.Context(), refTo("one"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantCode(t, "removing what is used", s.Remove(ended, "one"), sandbox.CodeCanceled)
+	wantCode(t, "removing what is used", s.Remove(ended, refTo("one")), sandbox.CodeCanceled)
 	removed := make(chan error)
-	go func() { removed <- s.Remove(context.Background(), "one") }()
+	go func() { removed <- s.Remove(context.Background(), refTo("one")) }()
 	release()
 	release() // a second call does nothing
 	if err := <-removed; err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Remove(t.Context(), "one"); err != nil {
+	if err := s.Remove(t.Context(), refTo("one")); err != nil {
 		t.Errorf("removing it again: %v", err)
 	}
-	if ids, err := s.List(); err != nil || len(ids) != 0 {
-		t.Errorf("%v is left, %v", ids, err)
+	for f, err := range s.List(t.Context()) {
+		t.Errorf("%+v is left, %v", f, err)
 	}
 }
 
@@ -154,22 +178,79 @@ func TestCopySharesBytes(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
 	keep(t, s, "one")
-	if size, err := s.Copy(t.Context(), "one", "two"); err != nil || size != 10 {
-		t.Fatalf("%d %v", size, err)
+	if snap, err := s.Copy(t.Context(), refTo("one"), "two"); err != nil || snap.Size != 10 {
+		t.Fatalf("%+v %v", snap, err)
 	}
 	a, errA := os.Stat(filepath.Join(root, "one", "files", "memory"))
 	b, errB := os.Stat(filepath.Join(root, "two", "files", "memory"))
 	if errA != nil || errB != nil || !os.SameFile(a, b) {
 		t.Errorf("they are stored twice: %v %v", errA, errB)
 	}
-	if err := s.Remove(t.Context(), "one"); err != nil {
+	if err := s.Remove(t.Context(), refTo("one")); err != nil {
 		t.Fatal(err)
 	}
-	if _, release, err := s.Use(t.Context(), "two"); err != nil {
+	if _, release, err := s.Use(t.Context(), refTo("two")); err != nil {
 		t.Errorf("the copy went with the first: %v", err)
 	} else {
 		release()
 	}
+}
+
+// A writer that was killed before it could finish left all there is.
+func TestFindFinishes(t *testing.T) {
+	root := t.TempDir()
+	draft(t, open(t, root), "one")
+	found, err := open(t, root).Find(t.Context(), "one")
+	if err != nil || found.Ref != refTo("one") || found.Size != 10 {
+		t.Fatalf("%+v %v", found, err)
+	}
+	_, release, err := open(t, root).Use(t.Context(), found.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+}
+
+// What is transient is used as it is, and stays a draft.
+func TestTransient(t *testing.T) {
+	s := open(t, t.TempDir())
+	draft(t, s, "one")
+	snap, err := s.Finish(t.Context(), driver.SnapshotOptions{ID: "one", Transient: true})
+	if err != nil || snap.Size != 10 {
+		t.Fatalf("%+v %v", snap, err)
+	}
+	_, release, err := s.Use(t.Context(), snap.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	for range 2 {
+		if err := s.Remove(t.Context(), snap.Ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, _, err = s.Use(t.Context(), snap.Ref)
+	wantCode(t, "a transient snapshot that is gone", err, sandbox.CodeNotFound)
+}
+
+func TestExportImport(t *testing.T) {
+	s, other := open(t, t.TempDir()), open(t, t.TempDir())
+	keep(t, s, "one")
+	var packed bytes.Buffer
+	if err := s.Export(t.Context(), refTo("one"), &packed); err != nil {
+		t.Fatal(err)
+	}
+	_, err := other.Import(t.Context(), "two", bytes.NewReader(packed.Bytes()[:packed.Len()-1024]))
+	wantCode(t, "half a snapshot", err, sandbox.CodeInvalid)
+	snap, err := other.Import(t.Context(), "two", &packed)
+	if err != nil || snap.Size != 10 || snap.Ref != refTo("two") {
+		t.Fatalf("%+v %v", snap, err)
+	}
+	_, release, err := other.Use(t.Context(), snap.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
 }
 
 func TestEnvironments(t *testing.T) {

@@ -97,6 +97,9 @@ var written = map[int64][]statement{
 	23: {
 		{"UPDATE sandboxes SET binding = 'https://api.example.com#1', limits_json = $1 WHERE id = 'id-web'", []any{`{"memory":{"enforced":false,"why":"the service decides"}}`}},
 	},
+	31: {
+		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
+	},
 }
 
 // addresses returns a function that makes an address of an empty database.
@@ -182,6 +185,13 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	ok(t, err)
 	if want := int(min(from-1, 1)); len(rows) != want || len(open) != want {
 		t.Errorf("%d events and %d intents, want %d", len(rows), len(open), want)
+	}
+	if from >= 3 {
+		snap, err := store.Read(ctx, s, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, "acme", "before") })
+		ok(t, err)
+		if snap.Size != 10 || (snap.Ref != "") != (from >= 31) || (snap.Binding != "") != (from >= 31) {
+			t.Errorf("the snapshot became %+v", snap)
+		}
 	}
 	checkPolicy(t, s, from)
 	// The database can be worked with as any other.

@@ -12,19 +12,31 @@ import (
 )
 
 // Snapshot is what is recorded of the state of a sandbox at a point in time.
-// Its bytes are kept elsewhere, under its ID.
+// Its provider keeps its bytes.
 type Snapshot struct {
 	sandbox.Snapshot
 	Tenant string
 	Owner  sandbox.ID // the sandbox whose state this is, and with which it goes; such a snapshot has no Name
-	Node   string     // where its bytes are
+	// Ref is the reference that its provider gave it, as JSON. Empty: it was made
+	// by an earlier version, and its provider finds it by its ID.
+	Ref     string
+	Binding string // the account or machine that it belongs to; see Sandbox
+	Node    string // where its bytes are
 	// Spec is that of the parent, without values of its Env.
 	Spec     sandbox.Spec
 	Archived Archived
 }
 
+// Taken is what a snapshot turned out to be when it was complete.
+type Taken struct {
+	Memory bool   // processes and their memory, not only files
+	Engine string // what wrote it
+	Size   int64  // bytes
+	Ref    string // of its provider, as JSON
+}
+
 const snapshotColumns = `id, tenant, name, owner, ready, memory, engine, size, parent, parent_name, provider, node, image,
-	labels_json, spec_json, created`
+	labels_json, spec_json, created, ref_json, binding`
 
 // snapshotQuery also counts the children, and finds out about the archive.
 const snapshotQuery = "SELECT " + snapshotColumns + `, (SELECT COUNT(*) FROM sandboxes b
@@ -37,7 +49,7 @@ func scanSnapshot(row scanner) (s Snapshot, err error) {
 	var ready, memory, created, encrypted int64
 	at := &s.Archived
 	err = row.Scan(&s.ID, &s.Tenant, &s.Name, &owner, &ready, &memory, &s.Engine, &s.Size, &parent, &s.ParentName,
-		&s.Provider, &s.Node, &s.Image, &labels, &spec, &created, &s.Children,
+		&s.Provider, &s.Node, &s.Image, &labels, &spec, &created, &s.Ref, &s.Binding, &s.Children,
 		&at.Archive, &at.Version, &at.Digest, &at.Stored, &s.Problem, &encrypted)
 	if err != nil {
 		return s, err
@@ -71,9 +83,9 @@ func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Sn
 		return s, err
 	}
 	_, err = tx.exec(ctx, "INSERT INTO snapshots ("+snapshotColumns+`)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`,
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)`,
 		s.ID, tenant, s.Name, string(s.Owner), flag(s.Ready), flag(s.Memory), s.Engine, s.Size, string(s.Parent), s.ParentName,
-		s.Provider, s.Node, s.Image, docs.labels, docs.spec, nanos(s.Created))
+		s.Provider, s.Node, s.Image, docs.labels, docs.spec, nanos(s.Created), s.Ref, s.Binding)
 	if err != nil {
 		return s, err
 	}
@@ -119,7 +131,7 @@ func (tx *Tx) maySnapshot(ctx context.Context, t *Tenant, s *Snapshot) error {
 
 // FinishSnapshot records that the bytes of a snapshot are there. It is
 // CodeExhausted if a named one does not fit into the tenant's quota.
-func (tx *Tx) FinishSnapshot(ctx context.Context, tenant, id string, memory bool, engine string, size int64) error {
+func (tx *Tx) FinishSnapshot(ctx context.Context, tenant, id string, got Taken) error {
 	t, err := tx.LockTenant(ctx, tenant)
 	if err != nil {
 		return err
@@ -135,12 +147,19 @@ func (tx *Tx) FinishSnapshot(ctx context.Context, tenant, id string, memory bool
 		}
 		used.Snapshots--
 		used.SnapshotBytes -= s.Size
-		if err := quota.CheckSnapshot(t.Limits, used, size); err != nil {
+		if err := quota.CheckSnapshot(t.Limits, used, got.Size); err != nil {
 			return err
 		}
 	}
-	n, err := tx.exec(ctx, "UPDATE snapshots SET ready = 1, memory = $1, engine = $2, size = $3 WHERE tenant = $4 AND id = $5",
-		flag(memory), engine, size, tenant, id)
+	n, err := tx.exec(ctx, "UPDATE snapshots SET ready = 1, memory = $1, engine = $2, size = $3, ref_json = $4 WHERE tenant = $5 AND id = $6",
+		flag(got.Memory), got.Engine, got.Size, got.Ref, tenant, id)
+	return oneRow(n, err, "snapshot", id)
+}
+
+// MoveSnapshot records that the bytes of a snapshot are under another reference
+// of another binding of its provider.
+func (tx *Tx) MoveSnapshot(ctx context.Context, tenant, id, binding, ref string) error {
+	n, err := tx.exec(ctx, "UPDATE snapshots SET binding = $1, ref_json = $2 WHERE tenant = $3 AND id = $4", binding, ref, tenant, id)
 	return oneRow(n, err, "snapshot", id)
 }
 

@@ -37,7 +37,7 @@ func openGvisor(h registry.Host) (driver.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := gvisor.Options{StateDir: h.Dir, Images: images, Attached: h.Attached, Pool: h.Pool}
+	opts := gvisor.Options{StateDir: h.Dir, SnapshotDir: h.Snapshots, Images: images, Attached: h.Attached, Pool: h.Pool}
 	if h.Network != nil {
 		opts.Network = network{h.Network}
 	}

@@ -53,6 +53,11 @@ func testMain(m *testing.M) int {
 	if imagesDir = os.Getenv("ATOLL_TEST_IMAGES"); imagesDir == "" {
 		imagesDir = filepath.Join(dir, "images")
 	}
+	snapshotDir = filepath.Join(dir, "snapshots")
+	if err := os.Mkdir(snapshotDir, 0o700); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	return m.Run()
 }
 
@@ -65,7 +70,7 @@ var images = sync.OnceValues(func() (*image.Store, error) { return image.Open(im
 // newProvider returns a provider with a state directory of its own.
 func newProvider(tb testing.TB, change func(*gvisor.Options)) *gvisor.Provider {
 	tb.Helper()
-	opts := gvisor.Options{StateDir: tb.TempDir(), Attached: true}
+	opts := gvisor.Options{StateDir: tb.TempDir(), SnapshotDir: snapshotDir, Attached: true}
 	store, err := images()
 	if err != nil {
 		tb.Fatal(err)
@@ -107,6 +112,7 @@ func TestConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	drivertest.Run(t, drivertest.Harness{
+		SnapshotFiles: func(ref driver.SnapshotRef) string { return filepath.Join(state, "snapshots", ref.Data, "files") },
 		New: func(context.Context) (driver.Provider, error) {
 			return gvisor.New(gvisor.Options{StateDir: state, Images: store})
 		},

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,8 +38,8 @@ func TestKilledWhileSaving(t *testing.T) {
 	out := bufio.NewReader(proc.Stdout())
 	said := len(ask(t, proc, out, "n = 0")) + 1
 	for i, point := range []string{"snapshot.held", "snapshot.memory", "snapshot.saved", "snapshot.written", "snapshot.stopping"} {
-		dir := t.TempDir()
-		mustDie(t, victimPlan{State: state, Images: imagesDir, Point: point, ID: "saved", Save: dir, Stop: i >= 3})
+		id := newSnapshotID()
+		mustDie(t, victimPlan{State: state, Images: imagesDir, Point: point, ID: "saved", Save: id, Stop: i >= 3})
 		other, err := newProvider(t, lasting).Attach(t.Context(), "saved")
 		if err != nil {
 			t.Fatalf("%s: %v", point, err)
@@ -50,8 +51,22 @@ func TestKilledWhileSaving(t *testing.T) {
 			t.Errorf("%s: it answers %q", point, got)
 		}
 		if i < 3 {
-			if _, _, err := first.Restore(t.Context(), &sandbox.Spec{ID: "half", Image: "host"}, dir); first.ErrorCode(err) != sandbox.CodeInvalid {
+			if _, err := first.FindSnapshot(t.Context(), id); first.ErrorCode(err) != sandbox.CodeNotFound {
+				t.Errorf("%s: what was half written is found: %v", point, err)
+			}
+			half := filepath.Join(snapshotDir, ".new-"+id, "files")
+			if _, _, err := first.Restore(t.Context(), &sandbox.Spec{ID: "half", Image: "host"}, refTo(t, half)); first.ErrorCode(err) != sandbox.CodeInvalid {
 				t.Errorf("%s: what was half written is restored: %v", point, err)
+			}
+		} else if _, err := first.FindSnapshot(t.Context(), id); err != nil {
+			t.Errorf("%s: the snapshot is complete, and is not found: %v", point, err)
+		}
+		for f, err := range first.Snapshots(t.Context()) {
+			if err == nil && f.ID == id {
+				err = first.RemoveSnapshot(t.Context(), f.Ref)
+			}
+			if err != nil {
+				t.Errorf("%s: %v", point, err)
 			}
 		}
 	}

@@ -39,9 +39,11 @@ type victimPlan struct {
 	Attached             bool
 	ID                   sandbox.ID
 
+	Snapshots string
+
 	Pool    int    // make another one first, and wait until so many are ready
 	Pause   bool   // attach to ID and pause it
-	Save    string // attach to ID and write a snapshot to this directory
+	Save    string // attach to ID and take a snapshot with this ID
 	Stop    bool   // … that stops it
 	Restore string // make ID of the snapshot in this directory
 	Import  string // attach to ID and bring an archive that does not end into this directory inside
@@ -60,7 +62,7 @@ func victim() int {
 		return 2
 	}
 	p, err := gvisor.New(gvisor.Options{
-		StateDir: plan.State, Images: store, Attached: plan.Attached, Pool: plan.Pool,
+		StateDir: plan.State, SnapshotDir: plan.Snapshots, Images: store, Attached: plan.Attached, Pool: plan.Pool,
 		Fault: func(point string) error {
 			if point == plan.Point {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -101,7 +103,7 @@ func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 	case plan.Save != "":
 		in, err := p.Attach(ctx, plan.ID)
 		if err == nil {
-			_, err = in.(driver.Snapshotter).Snapshot(ctx, plan.Save, driver.SnapshotOptions{Memory: true, Stop: plan.Stop})
+			_, err = in.(driver.Snapshotter).Snapshot(ctx, driver.SnapshotOptions{ID: plan.Save, Memory: true, Stop: plan.Stop})
 		}
 		return in, err
 	case plan.Import != "":
@@ -112,7 +114,13 @@ func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 		}
 		return in, err
 	case plan.Restore != "":
-		in, _, err := p.Restore(ctx, spec, plan.Restore)
+		snapshotDir = plan.Snapshots
+		ref, remove, err := linkTo(plan.Restore)
+		if err != nil {
+			return nil, err
+		}
+		defer remove()
+		in, _, err := p.Restore(ctx, spec, ref)
 		return in, err
 	case plan.Pool > 0:
 		in, err := p.Create(ctx, &sandbox.Spec{ID: "first", Image: "host"})
@@ -132,6 +140,7 @@ func (plan victimPlan) carryOut(p *gvisor.Provider) (driver.Instance, error) {
 
 func startVictim(t *testing.T, plan victimPlan) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
+	plan.Snapshots = snapshotDir
 	js, err := json.Marshal(plan)
 	if err != nil {
 		t.Fatal(err)

@@ -280,48 +280,41 @@ func (p part) check(ctx context.Context, f *os.File, transient bool) error {
 	return nil
 }
 
-// write writes the manifest of the parts that are in dir, and waits for the
-// disk if nothing else will hold what is in there. Remembering them saves a
-// fork from reading them again.
-func (m *manifest) write(ctx context.Context, dir string, durable bool) (size int64, err error) {
+// write writes the manifest of the parts that are in dir. What is remembered of
+// them spares a fork to read them again. It does not wait for the disk.
+func (m *manifest) write(ctx context.Context, dir string) error {
 	names := []string{snapFiles}
 	if m.Memory != nil {
 		names = append(names, snapKernel, snapIndex, snapPages)
 	}
 	for _, name := range names {
-		p, err := m.writePart(ctx, dir, name, durable)
+		p, err := m.writePart(ctx, dir, name)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		m.Parts = append(m.Parts, p)
-		size += p.Size
 	}
 	if m.Memory != nil {
-		p, err := m.writePart(ctx, dir, snapGuest, durable)
+		p, err := m.writePart(ctx, dir, snapGuest)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		m.Memory.Image = &p
-		size += p.Size
 	}
 	js, err := json.MarshalIndent(m, "", "\t")
 	if err != nil {
-		return 0, err
+		return err
 	}
-	js = append(js, lineOf(js)...)
-	return size + int64(len(js)), writeManifest(filepath.Join(dir, snapManifest), js, durable)
+	return writeManifest(filepath.Join(dir, snapManifest), append(js, lineOf(js)...))
 }
 
 // writePart describes a part that is in dir.
-func (m *manifest) writePart(ctx context.Context, dir, name string, durable bool) (part, error) {
+func (m *manifest) writePart(ctx context.Context, dir, name string) (part, error) {
 	f, err := os.Open(filepath.Join(dir, name))
 	if err != nil {
 		return part{}, err
 	}
 	n, sum, err := m.measure(ctx, f)
-	if err == nil && durable {
-		err = f.Sync()
-	}
 	return part{name, n, sum}, errors.Join(err, f.Close())
 }
 
@@ -340,15 +333,12 @@ func (m *manifest) measure(ctx context.Context, f *os.File) (n int64, crc uint32
 	return n, crc, nil
 }
 
-func writeManifest(path string, js []byte, durable bool) error {
+func writeManifest(path string, js []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(js)
-	if err == nil && durable {
-		err = f.Sync()
-	}
 	return errors.Join(err, f.Close())
 }
 

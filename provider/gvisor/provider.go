@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -48,6 +49,8 @@ type Options struct {
 	// StateDir holds what is remembered of sandboxes. It is made if missing,
 	// must be on a local file system, and may be shared by several processes.
 	StateDir string
+	// SnapshotDir holds snapshots. Empty: "snapshots" in StateDir.
+	SnapshotDir string
 	// Images is where root file systems come from.
 	Images Images
 	// Attached makes sandboxes die with this process, whatever ends it.
@@ -88,6 +91,8 @@ type Provider struct {
 	swept   sync.Once
 	pool    *pool
 
+	snapshots *snapshotstore.Snapshots
+
 	mu        sync.Mutex
 	instances map[sandbox.ID]*Instance
 	closed    bool
@@ -109,7 +114,12 @@ var (
 	_ driver.Pauser         = (*Instance)(nil)
 	_ driver.Snapshotter    = (*Instance)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
-	_ driver.Binder         = (*Provider)(nil)
+	_ driver.FileRestorer   = (*Provider)(nil)
+
+	_ driver.SnapshotKeeper   = (*Provider)(nil)
+	_ driver.SnapshotCopier   = (*Provider)(nil)
+	_ driver.SnapshotExporter = (*Provider)(nil)
+	_ driver.Binder           = (*Provider)(nil)
 )
 
 // Binding implements driver.Binder: sandboxes belong to their state directory.
@@ -135,6 +145,9 @@ func New(opts Options) (*Provider, error) {
 	if opts.Fault == nil {
 		opts.Fault = func(string) error { return nil }
 	}
+	if opts.SnapshotDir == "" {
+		opts.SnapshotDir = filepath.Join(opts.StateDir, "snapshots")
+	}
 	boxes := filepath.Join(opts.StateDir, "boxes")
 	if err := os.MkdirAll(boxes, 0o700); err != nil {
 		return nil, err
@@ -142,6 +155,7 @@ func New(opts Options) (*Provider, error) {
 	p := &Provider{
 		opts:      opts,
 		pool:      newPool(),
+		snapshots: snapshotstore.NewSnapshots(opts.SnapshotDir, Name, describeSnapshot),
 		boxes:     boxes,
 		groups:    sync.OnceValue(findMachineCgroups),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),

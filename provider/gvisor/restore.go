@@ -13,23 +13,28 @@ import (
 )
 
 // Restore makes a sandbox of a snapshot. See driver.Restorer.
-func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
-	return p.restore(ctx, spec, dir, "")
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
+	return p.restore(ctx, spec, ref, "")
 }
 
 // RestoreFiles implements driver.FileRestorer.
-func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, error) {
-	in, _, err := p.restore(ctx, spec, dir, "only its files were asked for")
+func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
+	in, _, err := p.restore(ctx, spec, ref, "only its files were asked for")
 	return in, err
 }
 
 // restore restores the memory, too, unless it is refused for some reason.
-func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, dir, refused string) (driver.Instance, driver.Restored, error) {
+func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef, refused string) (driver.Instance, driver.Restored, error) {
 	none := driver.Restored{}
 	p.sweepOnce()
 	if f := p.static(); f.Severity == driver.Blocker {
 		return nil, none, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: f.Message, Hint: f.Fix}
 	}
+	dir, release, err := p.snapshots.Use(ctx, ref)
+	if err != nil {
+		return nil, none, withCause(ctx, err)
+	}
+	defer release()
 	from, err := openSnapshot(ctx, dir)
 	if err != nil {
 		return nil, none, withCause(ctx, err)

@@ -147,7 +147,7 @@ func TestSharedMemoryHasALimit(t *testing.T) {
 			t.Errorf("a child that does not fit: %s, and not %s", got, want)
 		}
 	}
-	_, err := twin.(driver.Snapshotter).Snapshot(t.Context(), t.TempDir(), driver.SnapshotOptions{Memory: true})
+	_, err := twin.(driver.Snapshotter).Snapshot(t.Context(), driver.SnapshotOptions{ID: newSnapshotID(), Memory: true})
 	if sandbox.CodeOf(err) != sandbox.CodeExhausted {
 		t.Errorf("a snapshot that does not fit: %v", err)
 	}

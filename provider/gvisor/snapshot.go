@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,19 +23,40 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Snapshot writes the state of the sandbox into dir. See driver.Snapshotter.
+// Snapshot saves the state of the sandbox. See driver.Snapshotter.
 //
 // The sandbox stands still while its kernel writes. The checksums are made when
 // it runs again.
-func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if opts.Memory {
 		if err := in.memoryLost(); err != nil {
 			return driver.Snapshot{}, err
 		}
 	}
-	var size int64
+	dir, err := in.p.snapshots.Draft(opts.ID)
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	snap, err := in.snapshotInto(ctx, dir, opts)
+	if err != nil {
+		return driver.Snapshot{}, in.explain(withCause(ctx, errors.Join(err, in.p.snapshots.Discard(opts.ID))))
+	}
+	snap.Engine = in.rec.Engine
+	return snap, nil
+}
+
+// snapshotInto writes a draft and finishes it, before the sandbox ends if it is
+// to.
+func (in *Instance) snapshotInto(ctx context.Context, dir string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	var m *manifest
-	err := in.locked(ctx, func(ctx context.Context, rest string) (err error) {
+	finish := func() error {
+		if err := m.write(ctx, dir); err != nil {
+			return err
+		}
+		snap, err = in.p.snapshots.Finish(ctx, opts)
+		return err
+	}
+	err = in.locked(ctx, func(ctx context.Context, rest string) (err error) {
 		if rest != awake && rest != paused {
 			if err := in.settleRest(ctx); err != nil {
 				return err
@@ -43,7 +65,7 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 		}
 		m, err = in.save(ctx, dir, opts, rest)
 		if err == nil && opts.Stop {
-			if size, err = m.write(ctx, dir, true); err == nil {
+			if err = finish(); err == nil {
 				err = in.stop()
 			}
 			if err != nil {
@@ -53,12 +75,60 @@ func (in *Instance) Snapshot(ctx context.Context, dir string, opts driver.Snapsh
 		return err
 	})
 	if err == nil && !opts.Stop {
-		size, err = m.write(ctx, dir, false)
+		err = finish()
 	}
+	return snap, err
+}
+
+// describeSnapshot reads what a manifest says, and does not look for damage.
+func describeSnapshot(dir string) (driver.SnapshotKind, string, error) {
+	f, err := os.Open(filepath.Join(dir, snapManifest))
 	if err != nil {
-		return driver.Snapshot{}, in.explain(withCause(ctx, err))
+		return "", "", err
 	}
-	return driver.Snapshot{Engine: in.rec.Engine, Memory: opts.Memory, Size: size}, nil
+	defer f.Close()
+	js, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
+	if err != nil {
+		return "", "", err
+	}
+	var s saved
+	if err := s.parse(js); err != nil {
+		return "", "", err
+	}
+	if s.Memory == nil {
+		return driver.SnapshotFilesystem, "", nil
+	}
+	return driver.SnapshotMemory, s.Memory.Engine, nil
+}
+
+// FindSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot, error) {
+	return p.snapshots.Find(ctx, id)
+}
+
+// RemoveSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) error {
+	return p.snapshots.Remove(ctx, ref)
+}
+
+// Snapshots implements driver.SnapshotKeeper.
+func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
+	return p.snapshots.List(ctx)
+}
+
+// CopySnapshot implements driver.SnapshotCopier.
+func (p *Provider) CopySnapshot(ctx context.Context, ref driver.SnapshotRef, id string) (driver.Snapshot, error) {
+	return p.snapshots.Copy(ctx, ref, id)
+}
+
+// ExportSnapshot implements driver.SnapshotExporter.
+func (p *Provider) ExportSnapshot(ctx context.Context, ref driver.SnapshotRef, w io.Writer) error {
+	return p.snapshots.Export(ctx, ref, w)
+}
+
+// ImportSnapshot implements driver.SnapshotExporter.
+func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (driver.Snapshot, error) {
+	return p.snapshots.Import(ctx, id, r)
 }
 
 // save writes all of a snapshot but its manifest, with the sandbox paused. It

@@ -102,15 +102,15 @@ func TestForkBombIsSaved(t *testing.T) {
 	in := create(t, p, sandbox.Spec{ID: "bomb", Image: "host", Resources: sandbox.Resources{PIDs: 60}})
 	background(t, in, `bomb() { bomb | bomb & }; bomb`)
 	for i := range 2 {
-		dir := t.TempDir()
-		if _, err := in.(driver.Snapshotter).Snapshot(t.Context(), dir, driver.SnapshotOptions{Memory: true}); err != nil {
+		snap, err := in.(driver.Snapshotter).Snapshot(t.Context(), driver.SnapshotOptions{ID: newSnapshotID(), Memory: true})
+		if err != nil {
 			t.Logf("the bomb is not saved: %v", err)
 			if p.ErrorCode(err) == "" {
 				t.Errorf("an error of no code: %v", err)
 			}
 			continue
 		}
-		twin, _, err := p.Restore(t.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("bomb-", i)), Image: "host", Resources: sandbox.Resources{PIDs: 60}}, dir)
+		twin, _, err := p.Restore(t.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("bomb-", i)), Image: "host", Resources: sandbox.Resources{PIDs: 60}}, snap.Ref)
 		if err != nil {
 			t.Errorf("the bomb is not restored: %v", err)
 			continue
@@ -232,7 +232,7 @@ func TestForgedSnapshot(t *testing.T) {
 	for _, what := range slices.Sorted(maps.Keys(refused)) {
 		dir := copied()
 		refused[what](dir)
-		in, _, err := p.Restore(t.Context(), &sandbox.Spec{ID: "forged", Image: "host"}, dir)
+		in, _, err := p.Restore(t.Context(), &sandbox.Spec{ID: "forged", Image: "host"}, refTo(t, dir))
 		if err == nil {
 			_ = in.Destroy(t.Context())
 		}
@@ -262,7 +262,7 @@ func TestForgedSnapshot(t *testing.T) {
 	for _, what := range slices.Sorted(maps.Keys(fallen)) {
 		dir := copied()
 		fallen[what](dir)
-		in, how, err := p.Restore(t.Context(), &sandbox.Spec{ID: "fallen", Image: "host"}, dir)
+		in, how, err := p.Restore(t.Context(), &sandbox.Spec{ID: "fallen", Image: "host"}, refTo(t, dir))
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 			continue

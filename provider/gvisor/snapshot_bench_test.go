@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -70,13 +71,13 @@ func BenchmarkSnapshot(b *testing.B) {
 				in := source(b, newProvider(b, nil), s.dirty)
 				var all laps
 				for b.Loop() {
-					dir := b.TempDir()
 					start := time.Now()
-					if _, err := in.(driver.Snapshotter).Snapshot(b.Context(), dir, driver.SnapshotOptions{Memory: memory}); err != nil {
+					snap, err := in.(driver.Snapshotter).Snapshot(b.Context(), driver.SnapshotOptions{ID: newSnapshotID(), Memory: memory})
+					if err != nil {
 						b.Fatal(err)
 					}
 					all.add(start)
-					os.RemoveAll(dir)
+					os.RemoveAll(filepath.Dir(filesOf(b, snap.Ref)))
 				}
 				all.report(b, "snapshot")
 			})
@@ -95,7 +96,7 @@ func BenchmarkRestore(b *testing.B) {
 				i := 0
 				for b.Loop() {
 					start := time.Now()
-					in, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("copy-", i)), Image: "host"}, dir)
+					in, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("copy-", i)), Image: "host"}, refTo(b, dir))
 					if err != nil {
 						b.Fatal(err)
 					}
@@ -121,7 +122,7 @@ func BenchmarkRestorePooled(b *testing.B) {
 			dir := snapshot(b, source(b, p, s.dirty), driver.SnapshotOptions{Memory: true})
 			restored := func(i int, all *laps) {
 				start := time.Now()
-				in, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("copy-", i)), Image: "host", Hostname: "copy"}, dir)
+				in, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: sandbox.ID(fmt.Sprint("copy-", i)), Image: "host", Hostname: "copy"}, refTo(b, dir))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -173,8 +174,8 @@ func benchmarkFork(b *testing.B, dirty, pool int) {
 	in := source(b, p, dirty)
 	p.Drain()
 	fork := func(i, count int, start time.Time, each func()) []driver.Instance {
-		dir := b.TempDir()
-		if _, err := in.(driver.Snapshotter).Snapshot(b.Context(), dir, driver.SnapshotOptions{Memory: true, Transient: true}); err != nil {
+		snap, err := in.(driver.Snapshotter).Snapshot(b.Context(), driver.SnapshotOptions{ID: newSnapshotID(), Memory: true, Transient: true})
+		if err != nil {
 			b.Fatal(err)
 		}
 		copies := make([]driver.Instance, count)
@@ -182,7 +183,7 @@ func benchmarkFork(b *testing.B, dirty, pool int) {
 		for n := range copies {
 			wg.Go(func() {
 				id := sandbox.ID(fmt.Sprintf("fork-%d-%d", i, n))
-				twin, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: id, Image: "host", Hostname: string(id)}, dir)
+				twin, _, err := p.Restore(b.Context(), &sandbox.Spec{ID: id, Image: "host", Hostname: string(id)}, snap.Ref)
 				if err == nil {
 					err = runIn(b.Context(), twin, "/bin/echo", "ok")
 				}
@@ -195,7 +196,9 @@ func benchmarkFork(b *testing.B, dirty, pool int) {
 			})
 		}
 		wg.Wait()
-		os.RemoveAll(dir)
+		if err := p.RemoveSnapshot(b.Context(), snap.Ref); err != nil {
+			b.Error(err)
+		}
 		return copies
 	}
 	end := func(copies []driver.Instance) {

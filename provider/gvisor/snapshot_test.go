@@ -3,6 +3,7 @@ package gvisor_test
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
@@ -15,24 +16,65 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// snapshot takes one that must succeed.
+// snapshotDir is where all providers of the tests keep snapshots.
+var snapshotDir string
+
+// snapshot takes one that must succeed, and returns the directory of its files,
+// which tests may damage.
 func snapshot(tb testing.TB, in driver.Instance, opts driver.SnapshotOptions) string {
 	tb.Helper()
-	dir := tb.TempDir()
-	s, err := in.(driver.Snapshotter).Snapshot(context.Background(), dir, opts)
+	opts.ID = newSnapshotID()
+	s, err := in.(driver.Snapshotter).Snapshot(context.Background(), opts)
 	if err != nil {
 		tb.Fatalf("taking a snapshot: %v", err)
 	}
-	if s.Memory != opts.Memory || s.Size == 0 || s.Engine == "" {
+	if s.Ref.Kind == driver.SnapshotMemory != opts.Memory || s.Size == 0 || s.Engine == "" {
 		tb.Errorf("the snapshot is described as %+v", s)
 	}
-	return dir
+	return filesOf(tb, s.Ref)
+}
+
+func newSnapshotID() string { return "sn-" + strings.ToLower(rand.Text()) }
+
+// filesOf returns the directory of the files of a snapshot, which goes with the
+// test.
+func filesOf(tb testing.TB, ref driver.SnapshotRef) string {
+	tb.Helper()
+	id, transient := strings.CutPrefix(ref.Data, "transient:")
+	if transient {
+		id = ".new-" + id
+	}
+	dir := filepath.Join(snapshotDir, id)
+	tb.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "files")
+}
+
+// refTo refers to a directory that somebody else wrote as if it were a transient
+// snapshot, so that nothing but the provider itself looks for damage.
+func refTo(tb testing.TB, dir string) driver.SnapshotRef {
+	tb.Helper()
+	ref, remove, err := linkTo(dir)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(remove)
+	return ref
+}
+
+func linkTo(dir string) (driver.SnapshotRef, func(), error) {
+	id := newSnapshotID()
+	draft := filepath.Join(snapshotDir, ".new-"+id)
+	err := os.Mkdir(draft, 0o700)
+	if err == nil {
+		err = os.Symlink(dir, filepath.Join(draft, "files"))
+	}
+	return driver.SnapshotRef{Provider: gvisor.Name, Data: "transient:" + id}, func() { os.RemoveAll(draft) }, err
 }
 
 // restore makes a sandbox of a snapshot that is destroyed when the test ends.
 func restore(tb testing.TB, p *gvisor.Provider, dir string, spec sandbox.Spec) (driver.Instance, driver.Restored) {
 	tb.Helper()
-	in, how, err := p.Restore(context.Background(), &spec, dir)
+	in, how, err := p.Restore(context.Background(), &spec, refTo(tb, dir))
 	if err != nil {
 		tb.Fatalf("restoring: %v", err)
 	}

@@ -4,10 +4,15 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -99,10 +104,11 @@ func (a *archiving) takeDirty() map[string]bool {
 // removes there what no record wants, and keeps the copies on this machine
 // within their bound, until ctx ends.
 func (p *Plane) WatchArchive(ctx context.Context) {
-	if p.cfg.Archive == nil || p.cfg.Snapshots == nil {
+	if p.cfg.Archive == nil {
 		return
 	}
-	var swept time.Time // never: an earlier daemon may have left something
+	p.note(ctx, os.RemoveAll(p.transfers())) // what a killed daemon left
+	var swept time.Time                      // never: an earlier daemon may have left something
 	for ctx.Err() == nil {
 		all := time.Since(swept) > sweepPeriod
 		if all {
@@ -147,10 +153,6 @@ func (p *Plane) saveAll(ctx context.Context) error {
 // save copies a snapshot into its tenant's archive, and records that. One that
 // is there, or is removed meanwhile, is success.
 func (p *Plane) save(ctx context.Context, id string) error {
-	keeper, err := p.keeper()
-	if err != nil {
-		return err
-	}
 	release, err := p.archive.locks.take(ctx, sandbox.ID(id))
 	if err != nil {
 		return err
@@ -158,9 +160,9 @@ func (p *Plane) save(ctx context.Context, id string) error {
 	defer release()
 	saving, end := p.archive.begin(ctx, id)
 	defer end()
-	s, err := store.Read(saving, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(saving, id) })
+	s, err := p.snapshotRecord(saving, id)
 	if err == nil && s.Archived.Archive == "" {
-		err = p.saveLocked(saving, keeper, &s)
+		err = p.saveLocked(saving, &s)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -173,12 +175,19 @@ func (p *Plane) save(ctx context.Context, id string) error {
 	return err
 }
 
-func (p *Plane) saveLocked(ctx context.Context, keeper Snapshots, s *store.Snapshot) error {
-	dir, done, err := keeper.Use(ctx, s.ID)
+func (p *Plane) saveLocked(ctx context.Context, s *store.Snapshot) error {
+	be, keeper, err := p.providerOf(ctx, s)
 	if err != nil {
 		return err
 	}
-	defer done()
+	from, err := exporter(keeper)
+	if err != nil {
+		return err
+	}
+	ref, err := p.locate(ctx, be, s)
+	if err != nil {
+		return err
+	}
 	set, err := p.archiveOf(ctx, s.Tenant)
 	if err != nil {
 		return err
@@ -186,7 +195,7 @@ func (p *Plane) saveLocked(ctx context.Context, keeper Snapshots, s *store.Snaps
 	if err := p.cfg.Fault("save.begun"); err != nil {
 		return err
 	}
-	at, err := p.cfg.Archive.Save(ctx, set, s.ID, dir)
+	at, err := p.cfg.Archive.SaveFrom(ctx, set, s.ID, p.transfers(), func(w io.Writer) error { return from.ExportSnapshot(ctx, ref, w) })
 	if err != nil {
 		return err
 	}
@@ -285,78 +294,79 @@ func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool)
 	return firstError(p.cfg.Archive.Sweep(ctx, set, unwanted), p.cfg.Fault("sweep.done"))
 }
 
-// trimCopies keeps what could be fetched again within its bound.
-func (p *Plane) trimCopies(ctx context.Context) error {
-	err := p.cfg.Snapshots.Trim(ctx, p.cfg.SnapshotCache, func(id string) bool {
-		if p.writing.has(id) {
-			return false // it was fetched for somebody who does not use it yet
-		}
-		cached, err := p.isArchived(ctx, id)
-		return err == nil && cached
-	})
-	return firstError(err, p.cfg.Fault("trim.done"))
-}
-
 // isArchived reports whether a snapshot is in an archive.
 func (p *Plane) isArchived(ctx context.Context, id string) (bool, error) {
-	s, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
+	s, err := p.snapshotRecord(ctx, id)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return false, nil
 	}
 	return err == nil && s.Archived.Archive != "", err
 }
 
-// useSnapshot returns the directory of a named snapshot, until release is
-// called. If it is not here, or damaged, it is fetched.
-func (p *Plane) useSnapshot(ctx context.Context, id string) (dir string, release func(), err error) {
-	keeper, err := p.keeper()
+// restoreNamed makes a sandbox from a named snapshot. If that is not here, or
+// damaged, it is fetched.
+func (p *Plane) restoreNamed(ctx context.Context, be *backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
+	s, err := p.snapshotRecord(ctx, id)
 	if err != nil {
-		return "", nil, err
+		return nil, how, err
 	}
-	dir, release, err = keeper.Use(ctx, id)
-	code := sandbox.CodeOf(err)
-	if err == nil || p.cfg.Archive == nil || code != sandbox.CodeNotFound && code != sandbox.CodeInvalid {
-		return dir, release, err
+	restore := func() error {
+		ref, err := p.locate(ctx, be, &s)
+		if err == nil {
+			made, how, err = be.control.Restore(ctx, req, ref)
+		}
+		return err
 	}
-	s, readErr := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
-	if readErr != nil || s.Archived.Archive == "" {
-		return "", nil, err
+	err = restore()
+	if !errors.Is(err, driver.ErrSnapshotLost) || p.cfg.Archive == nil || s.Archived.Archive == "" {
+		return made, how, err
 	}
 	unlock, err := p.archive.locks.take(ctx, sandbox.ID(id))
 	if err != nil {
-		return "", nil, err
+		return nil, how, err
 	}
 	defer unlock()
-	if dir, release, err = keeper.Use(ctx, id); err == nil {
-		return dir, release, nil // somebody else fetched it
+	if err = restore(); !errors.Is(err, driver.ErrSnapshotLost) {
+		return made, how, err // somebody else fetched it
 	}
 	defer p.archive.soon() // others may have to make room
 	defer p.writing.begin(id)()
-	if err := p.fetch(ctx, keeper, &s); err != nil {
-		return "", nil, err
+	ref, err := p.fetch(ctx, be, &s)
+	if err != nil {
+		return nil, how, err
 	}
-	return keeper.Use(ctx, id)
+	return be.control.Restore(ctx, req, ref)
 }
 
 // fetch replaces the copy of a snapshot by what is in the archive.
-func (p *Plane) fetch(ctx context.Context, keeper Snapshots, s *store.Snapshot) error {
-	if err := keeper.Remove(ctx, s.ID); err != nil { // what is damaged
-		return err
-	}
-	dir, err := keeper.Draft(s.ID)
+func (p *Plane) fetch(ctx context.Context, be *backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
+	keeper, err := be.keeper()
 	if err != nil {
-		return err
+		return ref, err
+	}
+	into, err := exporter(keeper)
+	if err != nil {
+		return ref, err
+	}
+	if err := p.dropNow(ctx, be.Name, s.ID); err != nil { // what is damaged
+		return ref, err
 	}
 	at := s.Archived
-	err = p.cfg.Archive.Load(ctx, archive.Set{ID: at.Archive, Encrypted: at.Encrypted}, archive.Place{Version: at.Version, Digest: at.Digest}, dir)
+	var snap driver.Snapshot
+	err = p.cfg.Archive.LoadTo(ctx, archive.Set{ID: at.Archive, Encrypted: at.Encrypted}, archive.Place{Version: at.Version, Digest: at.Digest}, p.transfers(), func(r io.Reader) (err error) {
+		snap, err = into.ImportSnapshot(ctx, s.ID, r)
+		return err
+	})
 	if fault := p.cfg.Fault("fetch.loaded"); fault != nil {
-		return fault
+		return ref, fault
 	}
-	if err == nil {
-		_, err = keeper.Keep(ctx, s.ID)
+	if err != nil || s.Node != p.cfg.Node {
+		return snap.Ref, err
 	}
-	if err != nil {
-		p.drop(ctx, s.ID)
-	}
-	return err
+	return snap.Ref, p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+		return tx.MoveSnapshot(ctx, s.Tenant, s.ID, be.Binding, taken(snap).Ref)
+	})
 }
+
+// transfers is the directory of snapshots on their way to or from the archive.
+func (p *Plane) transfers() string { return filepath.Join(p.cfg.Scratch, ".transfers") }

@@ -270,12 +270,7 @@ func (p *Plane) bringUp(ctx context.Context, be *backend, want *control.CreateRe
 		made, err := be.control.Create(ctx, req)
 		return made, driver.Restored{}, err
 	}
-	dir, release, err := p.useSnapshot(ctx, origin)
-	if err != nil {
-		return nil, driver.Restored{}, err
-	}
-	defer release()
-	return be.control.Restore(ctx, req, dir)
+	return p.restoreNamed(ctx, be, req, origin)
 }
 
 // settle records the outcome of an announced action together with what it

@@ -78,8 +78,8 @@ func (l linked) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance
 	return l.Provider.Create(ctx, without(spec))
 }
 
-func (l linked) Restore(ctx context.Context, spec *sandbox.Spec, dir string) (driver.Instance, driver.Restored, error) {
-	return l.Provider.Restore(ctx, without(spec), dir)
+func (l linked) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
+	return l.Provider.Restore(ctx, without(spec), ref)
 }
 
 type rig struct {
@@ -108,16 +108,14 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	r.store, err = store.Open(t.Context(), filepath.Join(r.dir, "atoll.db"), store.Options{})
 	must(err)
 	log := eventlog.New(r.store, eventlog.Options{})
-	provider := linked{fake.New(fake.Options{Limited: true})}
+	provider := linked{fake.New(fake.Options{Limited: true, SnapshotDir: filepath.Join(r.dir, "snapshots")})}
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
-	must(err)
-	snapshots, err := snapshotstore.OpenSnapshots(filepath.Join(r.dir, "snapshots"))
 	must(err)
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(r.dir, "environments"), filepath.Join(r.dir, "seal.key"))
 	must(err)
 	r.Plane = plane.New(plane.Config{
-		Snapshots: snapshots, Environments: environments,
-		Control: control.Config{Provider: provider}, Provider: "fake", Node: "local", Store: r.store, Log: log,
+		Environments: environments,
+		Control:      control.Config{Provider: provider}, Provider: "fake", Node: "local", Store: r.store, Log: log,
 		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
 		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Set, error) {
 			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})

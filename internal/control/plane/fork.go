@@ -38,14 +38,10 @@ func (p *Plane) fork(ctx context.Context, ref string, req sandbox.ForkRequest) (
 		return nil, err
 	}
 	defer t.release()
-	keeper, err := p.keeper()
-	if err != nil {
-		return nil, err
-	}
 	if t.box.Spec.ID == "" {
 		return nil, p.cannotKeep(&t.box)
 	}
-	be, err := p.of(ctx, &t.box)
+	be, keeper, err := p.keeperOf(ctx, &t.box)
 	if err != nil {
 		return nil, err
 	}
@@ -156,8 +152,8 @@ type copied struct {
 
 // makeForks writes the parent down, unless that is on disk already, and makes
 // the copies of it, several at a time.
-func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper Snapshots, wanted []control.CreateRequest) ([]copied, error) {
-	dir, done, err := p.source(ctx, t, keeper)
+func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper driver.SnapshotKeeper, wanted []control.CreateRequest) ([]copied, error) {
+	ref, done, err := p.source(ctx, be, t, keeper)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +175,7 @@ func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper Snap
 			if err != nil {
 				return err
 			}
-			box, how, err := be.control.Restore(ctx, w, dir)
+			box, how, err := be.control.Restore(ctx, w, ref)
 			made[i] = copied{box, coldReason(how)}
 			return err
 		})
@@ -187,33 +183,41 @@ func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper Snap
 	return made, g.Wait()
 }
 
-// source returns a directory with the state of the parent. It is read at once
-// and by us alone, so it is neither checked nor synced.
-func (p *Plane) source(ctx context.Context, t *turn, keeper Snapshots) (dir string, done func(), err error) {
+// source returns a snapshot of the parent, to be removed by done. It is restored
+// at once and by us alone, so it is neither checked nor synced.
+func (p *Plane) source(ctx context.Context, be *backend, t *turn, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
 	if t.box.Rest.Kept != "" {
-		return keeper.Use(ctx, t.box.Rest.Kept)
+		ref, err = p.keptRef(ctx, be, &t.box)
+		return ref, func() {}, err
 	}
 	box, err := p.attach(ctx, &t.box)
 	if err != nil {
-		return "", nil, err
+		return ref, nil, err
 	}
 	if !control.Can[driver.Snapshotter](box) {
-		return "", nil, unsupported(&t.box, "this provider makes no snapshots", "")
+		return ref, nil, unsupported(&t.box, "this provider makes no snapshots", "")
 	}
 	id := newSnapshotID()
 	landed := p.writing.begin(id)
-	done = func() {
-		p.drop(ctx, id)
-		landed()
-	}
-	if dir, err = keeper.Draft(id); err == nil {
-		_, err = box.Snapshot(ctx, dir, driver.SnapshotOptions{Memory: p.memory(ctx, &t.box), Transient: true})
-	}
+	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: p.memory(ctx, &t.box), Transient: true})
 	if err != nil {
-		done()
-		return "", nil, err
+		landed()
+		return ref, nil, err
 	}
-	return dir, done, nil
+	return snap.Ref, func() {
+		p.note(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
+		landed()
+	}, nil
+}
+
+// keptRef returns the snapshot that holds the state of a sandbox that was put
+// away.
+func (p *Plane) keptRef(ctx context.Context, be *backend, b *store.Sandbox) (ref driver.SnapshotRef, err error) {
+	s, err := p.snapshotRecord(ctx, b.Rest.Kept)
+	if err != nil {
+		return ref, err
+	}
+	return p.locate(ctx, be, &s)
 }
 
 // settleForks records what became of the copies. If one could not be made, the

@@ -66,9 +66,7 @@ type Config struct {
 	Scratch string
 	// Passes seal the tokens for ports. Nil: tokens end with the Plane.
 	Passes *key.Passes
-	// Snapshots and Environments keep what is needed of sandboxes that do not
-	// run. Without Snapshots nothing can be kept or copied.
-	Snapshots    Snapshots
+	// Environments keep what sandboxes that do not run were made with.
 	Environments Environments
 	// Archive keeps named snapshots in the blob store, encrypted unless
 	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on

@@ -49,18 +49,16 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
 	must(err)
 	log := eventlog.New(db, eventlog.Options{})
-	snapshots, err := snapshotstore.OpenSnapshots(filepath.Join(m.dir, "snapshots"))
-	must(err)
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
 	must(err)
-	provider := driver.Provider(fake.New(fake.Options{World: m.world, Limited: true}))
+	provider := driver.Provider(fake.New(fake.Options{World: m.world, Limited: true, SnapshotDir: filepath.Join(m.dir, "snapshots")}))
 	if m.provider != nil {
 		provider = m.provider(provider)
 	}
 	p = plane.New(plane.Config{
 		Control:  control.Config{Provider: provider},
 		Provider: "fake", Node: "local", Store: db, Log: log, Audit: audit.New(log, audit.Options{}),
-		Snapshots: snapshots, Environments: environments, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Environments: environments, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	ctx = plane.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, 0))
 	must(p.Reconcile(ctx))

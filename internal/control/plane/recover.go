@@ -101,18 +101,18 @@ func (p *Plane) goOn(ctx context.Context, b *store.Sandbox) error {
 		return err
 	}
 	p.follow(b.Tenant, box)
-	p.drop(ctx, kept)
+	p.drop(ctx, b.Provider, kept)
 	return nil
 }
 
 // finishAway completes what was written of a sandbox that has ended since. If
 // nothing was, it ended for another reason.
 func (p *Plane) finishAway(ctx context.Context, b *store.Sandbox) error {
-	keeper, err := p.keeper()
+	_, keeper, err := p.keeperOf(ctx, b)
 	if err != nil {
 		return err
 	}
-	size, err := keeper.Keep(ctx, b.Rest.Kept)
+	snap, err := keeper.FindSnapshot(ctx, b.Rest.Kept)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		kept := b.Rest.Kept
 		err := p.correct(ctx, b, eventlog.Ended, func(b *store.Sandbox) {
@@ -137,7 +137,7 @@ func (p *Plane) finishAway(ctx context.Context, b *store.Sandbox) error {
 	}
 	id := b.Rest.Kept
 	return p.correct(ctx, b, event, func(b *store.Sandbox) { p.rests(b, how, id) }, func(tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, b.Tenant, id, how.pause != "" && p.memory(ctx, b), "", size)
+		return tx.FinishSnapshot(ctx, b.Tenant, id, taken(snap))
 	})
 }
 
@@ -153,7 +153,7 @@ func (p *Plane) finishBring(ctx context.Context, b *store.Sandbox) error {
 	if box, err := p.reach(ctx, b); err == nil {
 		p.follow(b.Tenant, box)
 	}
-	p.drop(ctx, id)
+	p.drop(ctx, b.Provider, id)
 	return nil
 }
 
@@ -172,10 +172,9 @@ func (p *Plane) undoBring(ctx context.Context, b *store.Sandbox) error {
 // sweepSnapshots removes snapshots that nobody finished, and bytes that no
 // record wants.
 func (p *Plane) sweepSnapshots(ctx context.Context) error {
-	if p.cfg.Snapshots == nil {
-		return nil
-	}
-	there, err := p.cfg.Snapshots.List() // before the records: what is made meanwhile is not seen
+	var there []keptSnapshot
+	// Before the records: what is made meanwhile is not seen.
+	err := p.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) { there = append(there, keptSnapshot{f, k}) })
 	if err != nil {
 		return err
 	}
@@ -203,13 +202,13 @@ func (p *Plane) sweepSnapshots(ctx context.Context) error {
 		after = part[len(part)-1].ID
 	}
 	var failed []error
-	for _, id := range there {
-		if wanted[id] || p.writing.has(id) {
+	for _, f := range there {
+		if wanted[f.ID] || p.writing.has(f.ID) {
 			continue
 		}
-		cached, err := p.isArchived(ctx, id) // of another node
+		cached, err := p.isArchived(ctx, f.ID) // of another node
 		if err == nil && !cached {
-			err = p.cfg.Snapshots.Remove(ctx, id)
+			err = f.keeper.RemoveSnapshot(ctx, f.Ref)
 		}
 		failed = append(failed, err)
 	}

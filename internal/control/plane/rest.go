@@ -208,7 +208,7 @@ func (p *Plane) cannotStop(b *store.Sandbox) error {
 // keeps reports whether the files of a sandbox can be kept when it ends. Of one
 // that was made without a daemon it is not known what to start again.
 func (p *Plane) keeps(b *store.Sandbox, box *control.Sandbox) bool {
-	return p.cfg.Snapshots != nil && b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
+	return b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
 }
 
 // freeze pauses in memory.
@@ -314,13 +314,9 @@ type away struct {
 	wakes  bool
 }
 
-// putAway writes the state of a sandbox down and ends it. Until all of it is
-// safely on the disk, either the sandbox or the draft is whole.
+// putAway writes the state of a sandbox down and ends it: its provider ends it
+// when the snapshot is complete.
 func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, error) {
-	keeper, err := p.keeper()
-	if err != nil {
-		return t.box, err
-	}
 	box, err := p.attach(ctx, &t.box)
 	if err != nil {
 		return t.box, err
@@ -341,33 +337,23 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 	if err := p.cfg.Fault(how.step + ".recorded"); err != nil {
 		return t.box, err
 	}
-	snap, err := p.writeDown(ctx, t, box, keeper, id, driver.SnapshotOptions{Memory: how.memory, Stop: true})
+	snap, err := p.writeDown(ctx, t, box, driver.SnapshotOptions{ID: id, Memory: how.memory, Stop: true})
 	if err != nil {
-		p.drop(ctx, id)
 		return p.undoAway(ctx, t, intent, id, err)
-	}
-	if err := p.cfg.Fault(how.step + ".written"); err != nil {
-		return t.box, err
 	}
 	// The sandbox has ended: there is no way back.
 	late := context.WithoutCancel(ctx)
-	size, err := keeper.Keep(late, id)
-	if err != nil {
-		p.unsettled.Store(true) // reconciliation tries again
-		p.note(ctx, intent.End(audit.Outcome{Err: err}))
-		return t.box, err
-	}
 	if err := p.cfg.Fault(how.step + ".kept"); err != nil {
 		return t.box, err
 	}
 	p.note(ctx, p.end(late, &t.box))
 	return p.leave(late, t, intent, nil, func(b *store.Sandbox) {
 		p.rests(b, how, id)
-		if how.pause != "" && !snap.Memory {
+		if how.pause != "" && snap.Ref.Kind != driver.SnapshotMemory {
 			b.Reason = reasonFilesOnly
 		}
 	}, func(ctx context.Context, tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, t.box.Tenant, id, snap.Memory, snap.Engine, size)
+		return tx.FinishSnapshot(ctx, t.box.Tenant, id, taken(snap))
 	})
 }
 
@@ -382,19 +368,15 @@ func unsupported(b *store.Sandbox, message, hint string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: message, Hint: hint}
 }
 
-// writeDown writes the state of a sandbox into a draft. One that is paused in
+// writeDown writes the state of a sandbox into a snapshot. One that is paused in
 // memory goes on for that.
-func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, keeper Snapshots, id string, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
-	dir, err := keeper.Draft(id)
-	if err != nil {
-		return snap, err
-	}
+func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	if t.box.State == sandbox.Paused {
 		if err := box.Resume(ctx); err != nil {
 			return snap, err
 		}
 	}
-	return box.Snapshot(ctx, dir, opts)
+	return box.Snapshot(ctx, opts)
 }
 
 // undoAway records that a sandbox could not be put away and runs on, or stands
@@ -424,7 +406,7 @@ func (p *Plane) rests(b *store.Sandbox, how away, id string) {
 
 // snapshotOf completes a snapshot of a sandbox.
 func (p *Plane) snapshotOf(b *store.Sandbox, s store.Snapshot) store.Snapshot {
-	s.Parent, s.ParentName, s.Provider, s.Node, s.Image, s.Spec = b.ID, b.Name, b.Provider, b.Node, b.Image, b.Spec
+	s.Parent, s.ParentName, s.Provider, s.Binding, s.Node, s.Image, s.Spec = b.ID, b.Name, b.Provider, b.Binding, b.Node, b.Image, b.Spec
 	s.Spec.Resources = b.Resources
 	return s
 }
@@ -432,10 +414,6 @@ func (p *Plane) snapshotOf(b *store.Sandbox, s store.Snapshot) store.Snapshot {
 // bring makes a sandbox that was put away run again, with the memory that was
 // kept unless only its files are wanted. What was kept goes only when it runs.
 func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool) (store.Sandbox, error) {
-	keeper, err := p.keeper()
-	if err != nil {
-		return t.box, err
-	}
 	if err := p.permitAgain(ctx, t); err != nil {
 		return t.box, err
 	}
@@ -458,11 +436,10 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	}
 	req.FilesOnly = filesOnly
 	id := t.box.Rest.Kept
-	dir, release, err := keeper.Use(ctx, id)
+	ref, err := p.keptRef(ctx, be, &t.box)
 	if err != nil {
 		return t.box, err
 	}
-	defer release()
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Pause = sandbox.Resuming, step, ""
 	}, nil)
@@ -472,11 +449,10 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err := p.cfg.Fault(step + ".recorded"); err != nil {
 		return t.box, err
 	}
-	box, how, err := be.control.Restore(ctx, req, dir)
+	box, how, err := be.control.Restore(ctx, req, ref)
 	if err := p.cfg.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}
-	release()
 	b, err := p.leave(ctx, t, intent, err, func(b *store.Sandbox) { p.runs(b, coldReason(how)) }, func(ctx context.Context, tx *store.Tx) error {
 		return tx.DeleteSnapshot(ctx, t.box.Tenant, id)
 	})
@@ -484,7 +460,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 		return b, err
 	}
 	p.followAnew(b.Tenant, box)
-	p.drop(ctx, id)
+	p.drop(ctx, b.Provider, id)
 	return b, nil
 }
 

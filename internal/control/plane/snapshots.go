@@ -53,10 +53,6 @@ func (p *Plane) snapshotTurn(ctx context.Context, ref string, req sandbox.Snapsh
 }
 
 func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotRequest) (store.Snapshot, error) {
-	keeper, err := p.keeper()
-	if err != nil {
-		return store.Snapshot{}, err
-	}
 	if t.box.Spec.ID == "" {
 		return store.Snapshot{}, p.cannotKeep(&t.box)
 	}
@@ -65,7 +61,7 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotReque
 	t.action.Subject = s.Name
 	defer p.writing.begin(id)()
 	var intent *audit.Intent
-	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		if s, err = tx.CreateSnapshot(ctx, t.box.Tenant, s); err != nil {
 			return err
 		}
@@ -78,7 +74,7 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotReque
 	if err := p.cfg.Fault("snapshot.recorded"); err != nil {
 		return s, err
 	}
-	snap, err := p.take(ctx, t, keeper, id, req.Memory)
+	snap, err := p.take(ctx, t, id, req.Memory)
 	if err == nil {
 		err = p.keepEnvironment(&t.box, id)
 	}
@@ -89,7 +85,7 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotReque
 	defer cancel()
 	if err == nil {
 		err = p.cfg.Store.Update(late, func(tx *store.Tx) error {
-			if err := tx.FinishSnapshot(late, t.box.Tenant, id, snap.Memory, snap.Engine, snap.Size); err != nil {
+			if err := tx.FinishSnapshot(late, t.box.Tenant, id, taken(snap)); err != nil {
 				return err
 			}
 			return intent.EndTx(late, tx, audit.Outcome{})
@@ -98,10 +94,11 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotReque
 	if err != nil {
 		p.note(ctx, intent.End(audit.Outcome{Err: err}))
 		p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, t.box.Tenant, id) }))
-		p.drop(late, id)
+		p.drop(late, t.box.Provider, id)
 		return s, err
 	}
-	s.Ready, s.Memory, s.Engine, s.Size = true, snap.Memory, snap.Engine, snap.Size
+	got := taken(snap)
+	s.Ready, s.Memory, s.Engine, s.Size, s.Ref = true, got.Memory, got.Engine, got.Size, got.Ref
 	return s, nil
 }
 
@@ -149,30 +146,20 @@ func (p *Plane) handOn(s *store.Snapshot, env map[string]string) (map[string]str
 }
 
 // take writes the bytes of a snapshot.
-func (p *Plane) take(ctx context.Context, t *turn, keeper Snapshots, id string, memory bool) (snap driver.Snapshot, err error) {
+func (p *Plane) take(ctx context.Context, t *turn, id string, memory bool) (snap driver.Snapshot, err error) {
 	if kept := t.box.Rest.Kept; kept != "" {
-		return p.copyKept(ctx, t, keeper, id, memory)
+		return p.copyKept(ctx, t, id, memory)
 	}
 	box, err := p.attach(ctx, &t.box)
 	if err != nil {
 		return snap, err
 	}
-	dir, err := keeper.Draft(id)
-	if err != nil {
-		return snap, err
-	}
-	if snap, err = box.Snapshot(ctx, dir, driver.SnapshotOptions{Memory: memory}); err != nil {
-		return snap, err
-	}
-	snap.Size, err = keeper.Keep(ctx, id)
-	return snap, err
+	return box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: memory})
 }
 
 // copyKept makes a snapshot of a sandbox that is on disk already.
-func (p *Plane) copyKept(ctx context.Context, t *turn, keeper Snapshots, id string, memory bool) (snap driver.Snapshot, err error) {
-	kept, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) {
-		return tx.Operator().Snapshot(ctx, t.box.Rest.Kept)
-	})
+func (p *Plane) copyKept(ctx context.Context, t *turn, id string, memory bool) (snap driver.Snapshot, err error) {
+	kept, err := p.snapshotRecord(ctx, t.box.Rest.Kept)
 	if err != nil {
 		return snap, err
 	}
@@ -183,9 +170,19 @@ func (p *Plane) copyKept(ctx context.Context, t *turn, keeper Snapshots, id stri
 			Hint: "bring it back first, or ask for what there is",
 		}
 	}
-	snap = driver.Snapshot{Memory: kept.Memory, Engine: kept.Engine}
-	snap.Size, err = keeper.Copy(ctx, t.box.Rest.Kept, id)
-	return snap, err
+	be, keeper, err := p.keeperOf(ctx, &t.box)
+	if err != nil {
+		return snap, err
+	}
+	ref, err := p.locate(ctx, be, &kept)
+	if err != nil {
+		return snap, err
+	}
+	if snap, err = copySnapshot(ctx, keeper, ref, id); err != nil {
+		return snap, err
+	}
+	snap.Engine = cmp.Or(snap.Engine, kept.Engine)
+	return snap, nil
 }
 
 // GetSnapshot returns what is recorded of a snapshot, by name or id.
@@ -251,12 +248,11 @@ func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
 	if err := p.cfg.Fault("snapshot.forgotten"); err != nil {
 		return err
 	}
-	keeper, err := p.keeper()
-	if err != nil {
-		return err
-	}
 	p.forgetEnvironment(ctx, sandbox.ID(s.ID))
-	return keeper.Remove(ctx, s.ID)
+	if _, err := p.backend(ctx, s.Provider); err != nil {
+		return nil //nolint:nilerr // what is left is swept when that provider is here again
+	}
+	return p.dropNow(ctx, s.Provider, s.ID)
 }
 
 // PruneSnapshots removes the tenant's snapshots with all of the labels from
@@ -312,6 +308,9 @@ func (p *Plane) origin(ctx context.Context, tenant string, spec sandbox.Spec) (_
 			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
 			Hint: "try again when it is saved; see: atoll snapshot inspect " + s.Name,
 		}
+	}
+	if spec.Provider = cmp.Or(spec.Provider, s.Provider); s.Provider != "" && spec.Provider != s.Provider {
+		return spec, "", otherProvider(&s, spec.Provider)
 	}
 	if spec.Env, err = p.handOn(&s, spec.Env); err != nil {
 		return spec, "", err

@@ -36,7 +36,7 @@ const (
 // remember gives a built template its snapshot: that of a template of the same
 // image and commands if there is one, else a new one.
 func (p *Plane) remember(ctx context.Context, t *store.Template, req BuildRequest) error {
-	if t.Start == "" || p.cfg.Snapshots == nil || !p.memory(ctx, &store.Sandbox{}) {
+	if t.Start == "" || !p.memory(ctx, &store.Sandbox{}) {
 		return nil
 	}
 	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })

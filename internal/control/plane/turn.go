@@ -16,28 +16,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Snapshots keeps the bytes of snapshots, each in a directory of its own. Its
-// methods may be called concurrently. Package snapshotstore has one.
-type Snapshots interface {
-	// Draft returns an empty directory to write a snapshot into.
-	Draft(id string) (dir string, err error)
-	// Keep makes a draft a snapshot that survives a crash. Nothing written is
-	// CodeNotFound; keeping what is kept is success.
-	Keep(ctx context.Context, id string) (size int64, err error)
-	// Use returns the directory of a snapshot that is as it was written, else
-	// CodeInvalid, and keeps it from being removed until release is called.
-	Use(ctx context.Context, id string) (dir string, release func(), err error)
-	// Copy makes another snapshot of the same bytes.
-	Copy(ctx context.Context, from, to string) (size int64, err error)
-	// Remove removes a snapshot or a draft; none is success.
-	Remove(ctx context.Context, id string) error
-	// List returns the ids of what is there, drafts too.
-	List() ([]string, error)
-	// Trim removes what was not used for longest of that which spare returns
-	// true of and nobody uses, until the rest of it has at most so many bytes.
-	Trim(ctx context.Context, most int64, spare func(id string) bool) error
-}
-
 // Environments keeps what sandboxes were made with that may be secret.
 type Environments interface {
 	Put(id sandbox.ID, env map[string]string) error
@@ -156,14 +134,6 @@ func newSnapshotID() string {
 	return "sn-" + strings.ToLower(snapshotEncoding.EncodeToString(b[:]))[:13]
 }
 
-// keeper returns where snapshots are kept.
-func (p *Plane) keeper() (Snapshots, error) {
-	if p.cfg.Snapshots == nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon keeps no snapshots"}
-	}
-	return p.cfg.Snapshots, nil
-}
-
 // environment returns what a sandbox was made with.
 func (p *Plane) environment(b *store.Sandbox) (map[string]string, error) {
 	if len(b.Spec.Env) == 0 || p.cfg.Environments == nil {
@@ -191,7 +161,7 @@ func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
 // discard forgets what was kept of a sandbox that is gone.
 func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 	p.forgetEnvironment(ctx, b.ID)
-	p.drop(ctx, b.Rest.Kept)
+	p.drop(ctx, b.Provider, b.Rest.Kept)
 	p.uses.forget(b.ID)
 	p.redactors.forget(b.ID)
 }
@@ -201,14 +171,5 @@ func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 func (p *Plane) forgetEnvironment(ctx context.Context, id sandbox.ID) {
 	if p.cfg.Environments != nil {
 		p.note(ctx, p.cfg.Environments.Remove(id))
-	}
-}
-
-// drop removes the bytes of a snapshot that nobody wants any more. If that
-// fails, reconciliation finds them.
-func (p *Plane) drop(ctx context.Context, id string) {
-	if id != "" && p.cfg.Snapshots != nil {
-		p.note(ctx, p.cfg.Snapshots.Remove(context.WithoutCancel(ctx), id))
-		p.forgetEnvironment(ctx, sandbox.ID(id))
 	}
 }

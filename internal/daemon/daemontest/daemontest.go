@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"path/filepath"
 	"testing"
 
 	"github.com/atoll-run/atoll"
@@ -47,7 +48,7 @@ func (m *Machine) Options() daemon.Options {
 	return daemon.Options{
 		StateDir: m.Dir,
 		Providers: []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
-			return fake.New(fake.Options{World: m.World, Fault: m.Fault, Limited: true}), nil
+			return fake.New(fake.Options{World: m.World, Fault: m.Fault, Limited: true, SnapshotDir: filepath.Join(m.Dir, "snapshots")}), nil
 		}}},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
@@ -55,7 +56,9 @@ func (m *Machine) Options() daemon.Options {
 
 // Provider reaches the sandboxes of the machine past any daemon. The caller
 // closes it.
-func (m *Machine) Provider() driver.Provider { return fake.New(fake.Options{World: m.World}) }
+func (m *Machine) Provider() driver.Provider {
+	return fake.New(fake.Options{World: m.World, SnapshotDir: filepath.Join(m.Dir, "snapshots")})
+}
 
 // Start starts a daemon, which ends with the test if nobody closes it before.
 func (m *Machine) Start(t testing.TB, change func(*daemon.Options)) *daemon.Daemon {

@@ -78,9 +78,18 @@ func Open(dir string, providers []registry.Entry, env func(string) (string, bool
 // host is what this node offers to a provider.
 func (n *Node) host(name string, attached, bounds bool) registry.Host {
 	return registry.Host{
-		Dir: filepath.Join(n.dir, name), LookupEnv: n.env, Options: n.options[name], Images: n.Images,
+		Dir: filepath.Join(n.dir, name), Snapshots: n.snapshots(name), LookupEnv: n.env, Options: n.options[name], Images: n.Images,
 		Network: network{n, bounds}, Attached: attached, Pool: n.pool,
 	}
+}
+
+// snapshots is where a provider keeps snapshots. Those of gVisor are where all of
+// them were when it was the only provider.
+func (n *Node) snapshots(name string) string {
+	if name == "gvisor" {
+		return filepath.Join(n.dir, "snapshots")
+	}
+	return filepath.Join(n.dir, name, "snapshots")
 }
 
 // Dir returns the state directory.

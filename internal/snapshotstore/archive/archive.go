@@ -16,11 +16,13 @@ package archive
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"strings"
 	"sync"
 
 	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/snapshotstore/tarball"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -95,6 +97,62 @@ func (a *Archive) Load(ctx context.Context, set Set, at Place, dir string) error
 		return damaged("another one is in its place in the blob store")
 	}
 	return nil
+}
+
+// SaveFrom is Save of the files in a tar archive that export writes. They are
+// unpacked below the directory scratch, which is made if it is missing.
+func (a *Archive) SaveFrom(ctx context.Context, set Set, note, scratch string, export func(io.Writer) error) (at Place, err error) {
+	dir, remove, err := scratchDir(scratch)
+	if err != nil {
+		return at, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	r, w := io.Pipe()
+	written := make(chan error, 1)
+	go func() {
+		err := export(w)
+		w.CloseWithError(err)
+		written <- err
+	}()
+	err = tarball.Read(ctx, r, dir)
+	r.Close()
+	if failed := <-written; failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
+		return at, failed
+	}
+	if err != nil {
+		return at, err
+	}
+	return a.Save(ctx, set, note, dir)
+}
+
+// LoadTo is Load that gives the files to read, as a tar archive.
+func (a *Archive) LoadTo(ctx context.Context, set Set, at Place, scratch string, read func(io.Reader) error) (err error) {
+	dir, remove, err := scratchDir(scratch)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if err := a.Load(ctx, set, at, dir); err != nil {
+		return err
+	}
+	r, w := io.Pipe()
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		w.CloseWithError(tarball.Write(ctx, w, dir))
+	}()
+	err = read(r)
+	r.Close()
+	<-written
+	return err
+}
+
+func scratchDir(parent string) (dir string, remove func() error, err error) {
+	if err := os.MkdirAll(parent, 0o700); err != nil {
+		return "", nil, err
+	}
+	dir, err = os.MkdirTemp(parent, "")
+	return dir, func() error { return os.RemoveAll(dir) }, err
 }
 
 // Kept is what a set has.
