@@ -185,7 +185,9 @@ func TestRulesAreSound(t *testing.T) {
 		if r.why == "" {
 			t.Errorf("%s: no reason", r.pkgs)
 		}
-		if j := slices.IndexFunc(rules[:i], func(e rule) bool { return match(e.pkgs, strings.TrimSuffix(r.pkgs, "/...")) }); j >= 0 {
+		dir, tree := strings.CutSuffix(r.pkgs, "/...")
+		hides := func(e rule) bool { return match(e.pkgs, dir) && (!tree || strings.HasSuffix(e.pkgs, "/...")) }
+		if j := slices.IndexFunc(rules[:i], hides); j >= 0 {
 			t.Errorf("%s: hidden by the rule for %s", r.pkgs, rules[j].pkgs)
 		}
 	}

@@ -201,12 +201,6 @@ var rules = []rule{
 		why:  "what every request passes knows who asks and what is recorded, and nothing of what is done",
 	},
 	{
-		pkgs: "internal/control/plane",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control", "internal/control/lifecycle", "internal/control/guard", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
-		deny: []string{kernel + "/..."},
-		why:  "the control plane of a daemon sees providers only through the driver contract, and no face",
-	},
-	{
 		pkgs: "internal/control/lifecycle",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "os/exec", "net", "net/http"},
@@ -231,10 +225,16 @@ var rules = []rule{
 		why:  "it keeps bytes in a blob store, and knows neither whose nor what for",
 	},
 	{
-		pkgs: "internal/control/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/control/...", "internal/policy", "internal/ops"},
+		pkgs: "internal/control",
+		only: []string{"sandbox", "internal/span", "driver", "internal/policy", "internal/ops"},
 		deny: []string{kernel + "/...", "os/exec", "net/http"},
 		why:  "control sees providers only through the driver contract",
+	},
+	{
+		pkgs: "internal/control/...",
+		only: []string{"sandbox", "internal/span", "driver", "internal/control/...", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
+		deny: []string{kernel + "/..."},
+		why:  "the control services of a daemon see providers only through the driver contract, and no face",
 	},
 	{
 		pkgs: "internal/image/...",

@@ -22,6 +22,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -319,7 +320,7 @@ func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Con
 		return d.plane.As(ctx, who), nil
 	}
 	if c.UID != nil && (*c.UID == uint32(os.Geteuid()) || *c.UID == 0) {
-		return plane.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, *c.UID)), nil
+		return guard.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, *c.UID)), nil
 	}
 	return nil, &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Message: "an API key is needed",

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/image"
@@ -28,10 +30,10 @@ import (
 // gateway.
 func (d *Daemon) openPlane(ctx context.Context) error {
 	config := plane.Config{
-		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Node: d.member.Node, Store: d.store, Scratch: d.node.Dir(),
+		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(),
+		Config:   core.Config{Node: d.member.Node, Store: d.store, Logger: d.opts.Logger, Fault: d.opts.Fault},
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
-		Logger: d.opts.Logger, Fault: d.opts.Fault,
 	}
 	for _, open := range []func(context.Context, *plane.Config) error{d.openLog, d.openProvider, d.openKeys, d.openShelves} {
 		if err := open(ctx, &config); err != nil {
@@ -59,7 +61,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		return err
 	}
 	images.Protect(d.neededImages)
-	images.Restrict(image.Restriction{Applies: plane.ForTenant, Permit: config.Operator.Permits})
+	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
 	if err := d.plane.LoadPolicies(ctx); err != nil {
 		return err // to go on without them would be to allow everything
 	}
@@ -86,8 +88,8 @@ func (d *Daemon) openLog(ctx context.Context, config *plane.Config) error {
 	}
 	d.log = eventlog.New(d.store, options)
 	d.onClose(d.log.Close)
-	config.Log, config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
-	n, err := config.Audit.Settle(ctx)
+	config.Log, config.Config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
+	n, err := config.Config.Audit.Settle(ctx)
 	if n > 0 && err == nil {
 		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -31,7 +32,7 @@ const (
 
 // archiving is what the plane knows of the saving of snapshots.
 type archiving struct {
-	locks   locks // by snapshot: saving and fetching
+	locks   core.Locks[string] // by snapshot: saving and fetching
 	wake    chan struct{}
 	mu      sync.Mutex
 	running map[string]context.CancelFunc // savings under way, by snapshot
@@ -107,8 +108,8 @@ func (p *Plane) WatchArchive(ctx context.Context) {
 	if p.cfg.Archive == nil {
 		return
 	}
-	p.note(ctx, os.RemoveAll(p.transfers())) // what a killed daemon left
-	var swept time.Time                      // never: an earlier daemon may have left something
+	p.Report(ctx, os.RemoveAll(p.transfers())) // what a killed daemon left
+	var swept time.Time                        // never: an earlier daemon may have left something
 	for ctx.Err() == nil {
 		all := time.Since(swept) > sweepPeriod
 		if all {
@@ -116,7 +117,7 @@ func (p *Plane) WatchArchive(ctx context.Context) {
 		}
 		for _, err := range []error{p.saveAll(ctx), p.sweepArchives(ctx, all), p.trimCopies(ctx)} {
 			if ctx.Err() == nil {
-				p.note(ctx, err)
+				p.Report(ctx, err)
 			}
 		}
 		select {
@@ -132,8 +133,8 @@ func (p *Plane) saveAll(ctx context.Context) error {
 	const batch = 100
 	var failed []error
 	for after := ""; ; {
-		part, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
-			return tx.Operator().Unsaved(ctx, p.cfg.Node, after, batch)
+		part, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			return tx.Operator().Unsaved(ctx, p.Node, after, batch)
 		})
 		if err != nil {
 			return errors.Join(append(failed, err)...)
@@ -153,7 +154,7 @@ func (p *Plane) saveAll(ctx context.Context) error {
 // save copies a snapshot into its tenant's archive, and records that. One that
 // is there, or is removed meanwhile, is success.
 func (p *Plane) save(ctx context.Context, id string) error {
-	release, err := p.archive.locks.take(ctx, sandbox.ID(id))
+	release, err := p.archive.locks.Take(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -192,22 +193,22 @@ func (p *Plane) saveLocked(ctx context.Context, s *store.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	if err := p.cfg.Fault("save.begun"); err != nil {
+	if err := p.Fault("save.begun"); err != nil {
 		return err
 	}
 	at, err := p.cfg.Archive.SaveFrom(ctx, set, s.ID, p.transfers(), func(w io.Writer) error { return from.ExportSnapshot(ctx, ref, w) })
 	if err != nil {
 		return err
 	}
-	if err := p.cfg.Fault("save.stored"); err != nil {
+	if err := p.Fault("save.stored"); err != nil {
 		return err
 	}
-	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		return tx.ArchiveSnapshot(ctx, s.Tenant, s.ID, store.Archived{
 			Archive: set.ID, Encrypted: set.Encrypted, Version: at.Version, Digest: at.Digest, Stored: at.Stored,
 		})
 	})
-	return firstError(err, p.cfg.Fault("save.recorded"))
+	return core.FirstError(err, p.Fault("save.recorded"))
 }
 
 // blame records what keeps a snapshot from being saved. Damage is found once; it
@@ -222,12 +223,12 @@ func (p *Plane) blame(ctx context.Context, s *store.Snapshot, why error) {
 	if s.Problem == problem {
 		return
 	}
-	p.note(ctx, p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
+	p.Report(ctx, p.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
 }
 
 // archiveOf returns what a tenant's new snapshots are saved in.
 func (p *Plane) archiveOf(ctx context.Context, tenant string) (archive.Set, error) {
-	a, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Archive, error) {
+	a, err := store.Write(ctx, p.Store, func(tx *store.Tx) (store.Archive, error) {
 		return tx.EnsureArchive(ctx, store.Archive{
 			ID: "ar-" + strings.ToLower(rand.Text()[:16]), Tenant: tenant, Encrypted: !p.cfg.PlainSnapshots,
 		})
@@ -242,7 +243,7 @@ func (p *Plane) sweepArchives(ctx context.Context, all bool) error {
 	if !all && len(dirty) == 0 {
 		return nil
 	}
-	archives, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Archive, error) { return tx.Operator().Archives(ctx) })
+	archives, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Archive, error) { return tx.Operator().Archives(ctx) })
 	if err != nil {
 		return err
 	}
@@ -270,7 +271,7 @@ func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool)
 		return err
 	}
 	var unwanted []int
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err = p.Store.View(ctx, func(tx *store.Tx) error {
 		unwanted = nil
 		for _, k := range there {
 			s, err := tx.Operator().Snapshot(ctx, k.Note)
@@ -288,10 +289,10 @@ func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool)
 	if err != nil || len(unwanted) == 0 && !rubbish {
 		return err
 	}
-	if err := p.cfg.Fault("sweep.begun"); err != nil {
+	if err := p.Fault("sweep.begun"); err != nil {
 		return err
 	}
-	return firstError(p.cfg.Archive.Sweep(ctx, set, unwanted), p.cfg.Fault("sweep.done"))
+	return core.FirstError(p.cfg.Archive.Sweep(ctx, set, unwanted), p.Fault("sweep.done"))
 }
 
 // isArchived reports whether a snapshot is in an archive.
@@ -321,7 +322,7 @@ func (p *Plane) restoreNamed(ctx context.Context, be *backend, req control.Creat
 	if !errors.Is(err, driver.ErrSnapshotLost) || p.cfg.Archive == nil || s.Archived.Archive == "" {
 		return made, how, err
 	}
-	unlock, err := p.archive.locks.take(ctx, sandbox.ID(id))
+	unlock, err := p.archive.locks.Take(ctx, id)
 	if err != nil {
 		return nil, how, err
 	}
@@ -330,7 +331,7 @@ func (p *Plane) restoreNamed(ctx context.Context, be *backend, req control.Creat
 		return made, how, err // somebody else fetched it
 	}
 	defer p.archive.soon() // others may have to make room
-	defer p.writing.begin(id)()
+	defer p.writing.Begin(id)()
 	ref, err := p.fetch(ctx, be, &s)
 	if err != nil {
 		return nil, how, err
@@ -357,13 +358,13 @@ func (p *Plane) fetch(ctx context.Context, be *backend, s *store.Snapshot) (ref 
 		snap, err = into.ImportSnapshot(ctx, s.ID, r)
 		return err
 	})
-	if fault := p.cfg.Fault("fetch.loaded"); fault != nil {
+	if fault := p.Fault("fetch.loaded"); fault != nil {
 		return ref, fault
 	}
-	if err != nil || s.Node != p.cfg.Node {
+	if err != nil || s.Node != p.Node {
 		return snap.Ref, err
 	}
-	return snap.Ref, p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	return snap.Ref, p.Store.Update(ctx, func(tx *store.Tx) error {
 		return tx.MoveSnapshot(ctx, s.Tenant, s.ID, be.Binding, taken(snap).Ref)
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
@@ -48,7 +49,7 @@ func (p *Plane) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sa
 	if mode == "" {
 		mode = sandbox.WorkspaceExclusive
 	}
-	return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: p.cfg.Node})
+	return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: p.Node})
 }
 
 // mount makes the directories of claimed workspaces ready and puts them into
@@ -60,14 +61,14 @@ func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.
 		return want, nil
 	}
 	want.Spec.Workspaces = nil
-	held, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, want.Spec.ID) })
+	held, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, want.Spec.ID) })
 	if err != nil {
 		return want, err
 	}
 	for i := range refs {
 		at := slices.IndexFunc(held, func(h store.Held) bool { return h.Workspace.Name == refs[i].Name })
 		if at < 0 {
-			return want, named(opCreate, &sandbox.Error{Code: sandbox.CodeConflict, Subject: refs[i].Name, Message: "the workspace is not attached any more"})
+			return want, core.Named(opCreate, &sandbox.Error{Code: sandbox.CodeConflict, Subject: refs[i].Name, Message: "the workspace is not attached any more"})
 		}
 		err := p.withWorkspace(ctx, held[at].Workspace, func(w *workspace.Workspace) error {
 			mounts, err := p.mounts(ctx, held[at].Workspace, w, &refs[i])
@@ -75,7 +76,7 @@ func (p *Plane) mount(ctx context.Context, want control.CreateRequest) (control.
 			return err
 		})
 		if err != nil {
-			return want, named(opCreate, err)
+			return want, core.Named(opCreate, err)
 		}
 	}
 	return want, nil
@@ -95,7 +96,7 @@ func (p *Plane) mounts(ctx context.Context, row store.Workspace, w *workspace.Wo
 	if err != nil {
 		return nil, err
 	}
-	if err := firstError(worktree.Subdirs(dir, ref.Writable, true), worktree.Subdirs(dir, ref.ReadOnly, false)); err != nil {
+	if err := core.FirstError(worktree.Subdirs(dir, ref.Writable, true), worktree.Subdirs(dir, ref.ReadOnly, false)); err != nil {
 		return nil, err
 	}
 	return mountsOf(dir, ref), nil
@@ -146,7 +147,7 @@ func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
 	if p.cfg.Workspaces == nil {
 		return nil
 	}
-	held, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, id) })
+	held, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, id) })
 	if err != nil {
 		return err
 	}
@@ -154,7 +155,7 @@ func (p *Plane) detach(ctx context.Context, id sandbox.ID, name string) error {
 	for _, h := range held {
 		fact := audit.Action{Tenant: h.Workspace.Tenant, Op: ops.WorkspaceDetach, Sandbox: id, Name: name, Subject: h.Workspace.Name}
 		allowed := func() error { return nil }
-		failed = append(failed, p.cfg.Audit.Do(ctx, fact, allowed, func(ctx context.Context) (audit.Outcome, error) {
+		failed = append(failed, p.Audit.Do(ctx, fact, allowed, func(ctx context.Context) (audit.Outcome, error) {
 			return audit.Outcome{}, p.withWorkspace(ctx, h.Workspace, func(w *workspace.Workspace) error { return p.letGo(ctx, h.Attachment, h.Workspace, w) })
 		}))
 	}
@@ -175,14 +176,14 @@ func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspa
 		switch sandbox.CodeOf(err) {
 		case "":
 		case sandbox.CodeExhausted, sandbox.CodeInvalid, sandbox.CodeConflict, sandbox.CodeDenied, sandbox.CodeUnsupported:
-			p.note(ctx, err) // the problem is written down, and the files stay
+			p.Report(ctx, err) // the problem is written down, and the files stay
 		default:
 			p.unsettled.Store(true)
 			return err
 		}
 	}
 	var left []store.Attachment
-	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err := p.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		if err = tx.Detach(ctx, a); err == nil {
 			left, err = tx.Attachments(ctx, row.ID)
 		}
@@ -192,7 +193,7 @@ func (p *Plane) letGo(ctx context.Context, a store.Attachment, row store.Workspa
 		return err
 	}
 	for _, other := range left {
-		if other.Node == p.cfg.Node {
+		if other.Node == p.Node {
 			return nil
 		}
 	}
@@ -207,15 +208,15 @@ func (p *Plane) detachEnded(ctx context.Context) error {
 	if p.cfg.Workspaces == nil {
 		return nil
 	}
-	ended, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Attachment, error) {
-		return tx.Operator().Ended(ctx, p.cfg.Node)
+	ended, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Attachment, error) {
+		return tx.Operator().Ended(ctx, p.Node)
 	})
 	if err != nil {
 		return err
 	}
 	var failed []error
 	for _, a := range ended {
-		if !p.making.has(a.Sandbox) {
+		if !p.making.Has(a.Sandbox) {
 			failed = append(failed, p.detach(ctx, a.Sandbox, ""))
 		}
 	}
@@ -224,14 +225,14 @@ func (p *Plane) detachEnded(ctx context.Context) error {
 
 // detachLater is detach for whoever does not wait.
 func (p *Plane) detachLater(id sandbox.ID, name string) {
-	p.background.Go(func() { p.note(p.life, p.detach(p.life, id, name)) })
+	p.Go(func() { p.Report(p.Life, p.detach(p.Life, id, name)) })
 }
 
 // detachNow is detach for whoever removed the sandbox and may be gone himself.
 func (p *Plane) detachNow(ctx context.Context, id sandbox.ID, name string) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistTimeout)
 	defer cancel()
-	stop := context.AfterFunc(p.life, cancel)
+	stop := context.AfterFunc(p.Life, cancel)
 	defer stop()
 	return p.detach(late, id, name)
 }

@@ -7,26 +7,17 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// look authorises an operation that only looks at the store.
-func (p *Plane) look(ctx context.Context, op ops.Op, subject string) (who key.Principal, err error) {
-	if who, err = principal(ctx); err != nil {
-		return who, err
-	}
-	err = p.guard(ctx, control.Action{Op: op, Subject: subject}, func(context.Context) error { return nil })
-	return who, named(op, err)
-}
-
 // record reads a sandbox of a tenant by its id.
 func (p *Plane) record(ctx context.Context, tenant string, id sandbox.ID) (store.Sandbox, error) {
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, tenant, id) })
+	return store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, tenant, id) })
 }
 
 // find reads the sandbox of a tenant that ref names: the one that has that
@@ -35,17 +26,17 @@ func (p *Plane) find(ctx context.Context, tenant, ref string) (store.Sandbox, er
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Sandbox{}, err
 	}
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Lookup(ctx, tenant, ref) })
+	return store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Lookup(ctx, tenant, ref) })
 }
 
 // Get returns what is recorded of a sandbox, by name or id.
 func (p *Plane) Get(ctx context.Context, ref string) (store.Sandbox, error) {
-	who, err := p.look(ctx, ops.SandboxGet, ref)
+	who, err := p.Look(ctx, ops.SandboxGet, ref)
 	if err != nil {
 		return store.Sandbox{}, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
-	return b, named(ops.SandboxGet, err)
+	return b, core.Named(ops.SandboxGet, err)
 }
 
 // List returns a page of the tenant's sandboxes, newest first.
@@ -62,15 +53,15 @@ func list[T any](
 	ctx context.Context, p *Plane, f store.Filter, page store.Page,
 	read func(*store.Tx, context.Context, string, store.Filter, store.Page) ([]T, string, error),
 ) (boxes []T, next string, err error) {
-	who, err := p.look(ctx, ops.SandboxList, "")
+	who, err := p.Look(ctx, ops.SandboxList, "")
 	if err != nil {
 		return nil, "", err
 	}
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+	err = p.Store.View(ctx, func(tx *store.Tx) (err error) {
 		boxes, next, err = read(tx, ctx, who.Tenant, f, page)
 		return err
 	})
-	return boxes, next, named(ops.SandboxList, err)
+	return boxes, next, core.Named(ops.SandboxList, err)
 }
 
 // attach asks the provider for a recorded sandbox. Proof that it is gone goes
@@ -81,7 +72,7 @@ func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox,
 	}
 	box, err := p.reach(ctx, b)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
-		p.note(ctx, p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
+		p.Report(ctx, p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
 	}
 	return box, err
 }
@@ -89,7 +80,7 @@ func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox,
 // here refuses a sandbox of another daemon that shares the store: that it is
 // not on this machine says nothing about it.
 func (p *Plane) here(b *store.Sandbox) error {
-	if b.Node == p.cfg.Node {
+	if b.Node == p.Node {
 		return nil
 	}
 	return &sandbox.Error{
@@ -103,13 +94,13 @@ const opDestroy = ops.SandboxDestroy
 // Destroy ends a sandbox with everything in it. What is gone already is
 // success.
 func (p *Plane) Destroy(ctx context.Context, ref string) error {
-	return named(opDestroy, p.destroy(ctx, ref, opDestroy, reasonRemoved))
+	return core.Named(opDestroy, p.destroy(ctx, ref, opDestroy, reasonRemoved))
 }
 
 func (p *Plane) destroy(ctx context.Context, ref string, op ops.Op, reason string) (err error) {
 	ctx, end := span.Start(ctx, "control", string(op), "")
 	defer func() { end(err) }()
-	who, action, err := p.gate.Admit(ctx, op, guard.Subject{Subject: ref})
+	who, action, err := p.Admit(ctx, op, guard.Subject{Subject: ref})
 	if err != nil {
 		return err
 	}
@@ -117,10 +108,10 @@ func (p *Plane) destroy(ctx context.Context, ref string, op ops.Op, reason strin
 	if err != nil || b.State == sandbox.Gone {
 		return err
 	}
-	if err := firstError(p.here(&b), p.making.wait(ctx, b.ID)); err != nil {
+	if err := core.FirstError(p.here(&b), p.making.Wait(ctx, b.ID)); err != nil {
 		return err
 	}
-	release, err := p.locks.take(ctx, b.ID)
+	release, err := p.locks.Take(ctx, b.ID)
 	if err != nil {
 		return err
 	}
@@ -137,7 +128,7 @@ func (p *Plane) findToRemove(ctx context.Context, tenant, ref string) (b store.S
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, err
 	}
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+	return store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		b, err := tx.Lookup(ctx, tenant, ref)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			return tx.Removed(ctx, tenant, ref)
@@ -148,21 +139,21 @@ func (p *Plane) findToRemove(ctx context.Context, tenant, ref string) (b store.S
 
 // remove destroys a recorded sandbox, which the caller has locked.
 func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Action, reason string) error {
-	intent, err := p.cfg.Audit.Begin(ctx, action)
+	intent, err := p.Audit.Begin(ctx, action)
 	if err != nil {
 		return err
 	}
-	if err := p.cfg.Fault("destroy.recorded"); err != nil {
+	if err := p.Fault("destroy.recorded"); err != nil {
 		return err
 	}
 	err = p.end(ctx, b)
-	if fault := p.cfg.Fault("destroy.done"); fault != nil {
+	if fault := p.Fault("destroy.done"); fault != nil {
 		return fault
 	}
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if err != nil {
-		p.note(ctx, intent.End(audit.Outcome{Err: err}))
+		p.Report(ctx, intent.End(audit.Outcome{Err: err}))
 		return err
 	}
 	kept := b.Rest.Kept
@@ -177,7 +168,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	if err == nil {
 		p.discard(late, b)
 	}
-	p.note(ctx, p.detachNow(ctx, b.ID, b.Name))
+	p.Report(ctx, p.detachNow(ctx, b.ID, b.Name))
 	return err
 }
 
@@ -196,7 +187,7 @@ func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
 // calmDown signals the commands of a sandbox and waits for them. A sandbox
 // without any, or that does not answer, is calm.
 func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) error {
-	who, _, err := p.gate.Admit(ctx, opStop, guard.Subject{Subject: ref})
+	who, _, err := p.Admit(ctx, opStop, guard.Subject{Subject: ref})
 	if err != nil {
 		return err
 	}
@@ -217,19 +208,19 @@ func (p *Plane) calmDown(ctx context.Context, ref string, grace time.Duration) e
 
 // Wait blocks until a sandbox has ended, and says why.
 func (p *Plane) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
-	who, err := p.look(ctx, ops.SandboxWait, ref)
+	who, err := p.Look(ctx, ops.SandboxWait, ref)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
 	if err != nil {
-		return sandbox.Exit{}, named(ops.SandboxWait, err)
+		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
 	}
-	if err := p.making.wait(ctx, b.ID); err != nil {
-		return sandbox.Exit{}, named(ops.SandboxWait, err)
+	if err := p.making.Wait(ctx, b.ID); err != nil {
+		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
 	}
 	if b, err = p.record(ctx, who.Tenant, b.ID); err != nil {
-		return sandbox.Exit{}, named(ops.SandboxWait, err)
+		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
 	}
 	switch {
 	case b.Exit != nil:
@@ -280,7 +271,7 @@ const waitPoll = time.Second
 
 // quiet returns the record of a sandbox once nobody changes it.
 func (p *Plane) quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
-	release, err := p.locks.take(ctx, b.ID)
+	release, err := p.locks.Take(ctx, b.ID)
 	if err != nil {
 		return *b, err
 	}
@@ -294,7 +285,7 @@ type watcher struct{ box *control.Sandbox }
 // refind follows a sandbox that this daemon did not make, or had lost.
 func (p *Plane) refind(tenant string, box *control.Sandbox) {
 	if _, known := p.watched.Load(box.ID()); !known {
-		p.background.Go(func() { p.watchBackground(tenant, box) })
+		p.Go(func() { p.watchBackground(tenant, box) })
 	}
 	p.follow(tenant, box)
 }
@@ -316,13 +307,13 @@ func (p *Plane) followAnew(tenant string, box *control.Sandbox) {
 }
 
 func (p *Plane) await(tenant string, w *watcher) {
-	p.background.Go(func() {
+	p.Go(func() {
 		defer p.watched.CompareAndDelete(w.box.ID(), w)
-		exit, err := w.box.Wait(p.life)
+		exit, err := w.box.Wait(p.Life)
 		if err != nil {
 			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
 		}
-		p.note(p.life, p.ended(tenant, w, exit))
+		p.Report(p.Life, p.ended(tenant, w, exit))
 	})
 }
 
@@ -330,9 +321,9 @@ func (p *Plane) await(tenant string, w *watcher) {
 // removed; any other stays for its owner to see why.
 func (p *Plane) ended(tenant string, w *watcher, exit sandbox.Exit) error {
 	id := w.box.ID()
-	ctx, cancel := context.WithTimeout(p.life, settleTimeout)
+	ctx, cancel := context.WithTimeout(p.Life, settleTimeout)
 	defer cancel()
-	release, err := p.locks.take(ctx, id)
+	release, err := p.locks.Take(ctx, id)
 	if err != nil {
 		return err
 	}

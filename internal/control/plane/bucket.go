@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
@@ -75,7 +76,7 @@ func (p *Plane) bucketMounts(ctx context.Context, row store.Workspace, ref *sand
 	if ref.Mode == sandbox.WorkspaceRead {
 		return []sandbox.Mount{{Source: dir, Target: ref.Target(), ReadOnly: true}}, nil
 	}
-	if err := firstError(worktree.Subdirs(dir, ref.Writable, true), worktree.Subdirs(dir, ref.ReadOnly, false)); err != nil {
+	if err := core.FirstError(worktree.Subdirs(dir, ref.Writable, true), worktree.Subdirs(dir, ref.ReadOnly, false)); err != nil {
 		return nil, err
 	}
 	return mountsOf(dir, ref), nil
@@ -98,7 +99,7 @@ func (p *Plane) settleBucket(ctx context.Context, a store.Attachment, row store.
 		row.Problem = problem
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 		defer cancel()
-		p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
+		p.Report(ctx, p.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
 	}
 	return err
 }
@@ -124,17 +125,17 @@ func (p *Plane) SweepBuckets(ctx context.Context) error {
 	defer cancel()
 	var failed error
 	wanted := func(id string) bool {
-		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, id) })
+		all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, id) })
 		if err != nil {
 			failed = err
 			return true
 		}
 		for _, a := range all {
-			if a.Node == p.cfg.Node {
+			if a.Node == p.Node {
 				return true
 			}
 		}
 		return false
 	}
-	return firstError(p.cfg.Buckets.Sweep(ctx, wanted), failed)
+	return core.FirstError(p.cfg.Buckets.Sweep(ctx, wanted), failed)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -43,35 +44,35 @@ const opCreate = ops.SandboxCreate
 func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err error) {
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { end(err) }()
-	who, action, err := p.gate.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
+	who, action, err := p.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
 		func(who key.Principal) error { return mayAsk(who, &req.Spec) })
 	if err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	images, err := p.askedImage(ctx, who.Tenant, &req.Spec)
 	if err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	if req.base != nil {
 		images = req.base
 	}
 	of, err := p.ofTemplate(ctx, who.Tenant, &req.Spec)
 	if err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	spec, origin, err := p.origin(ctx, who.Tenant, req.Spec)
 	if err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	be, err := p.chosen(ctx, who, spec.Provider)
 	if err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	spec.Provider = be.Name
 	p.fill(who.Tenant, &spec, req.Timeout)
 	rules, err := p.rulesFor(ctx, be, who.Tenant, &spec)
 	if err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	want, err := be.control.Prepare(ctx, control.CreateRequest{
 		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true, Bound: req.bound,
@@ -79,36 +80,36 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, err
 	}
-	landed := p.making.begin(want.Spec.ID)
+	landed := p.making.Begin(want.Spec.ID)
 	defer landed()
 	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
 	if origin == "" && req.base == nil {
 		if images, err = p.fetchSigned(ctx, action, &want.Spec, images, control.ImageRequest{Pull: req.Pull, Platform: req.Platform}); err != nil {
-			return Made{}, named(opCreate, err)
+			return Made{}, core.Named(opCreate, err)
 		}
 	}
 	allowed := want.Spec
 	allowed.Lifetime.Timeout = max(allowed.Lifetime.Timeout, req.Timeout)
 	if err := p.permit(ctx, action, &allowed, images); err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	if err := p.enforceable(ctx, be, who.Tenant, &want); err != nil {
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	}
 	box, intent, err := p.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
 	switch {
 	case err != nil:
-		return Made{}, named(opCreate, err)
+		return Made{}, core.Named(opCreate, err)
 	case intent == nil: // it was asked for before
-		if err := p.making.wait(ctx, box.ID); err != nil {
-			return Made{}, named(opCreate, err)
+		if err := p.making.Wait(ctx, box.ID); err != nil {
+			return Made{}, core.Named(opCreate, err)
 		}
 		box, err = p.record(ctx, who.Tenant, box.ID)
-		return Made{Sandbox: box, Replayed: true}, named(opCreate, err)
+		return Made{Sandbox: box, Replayed: true}, core.Named(opCreate, err)
 	}
 	box, image, err := p.make(ctx, be, who.Tenant, &want, origin, intent)
 	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
-		err = named(opCreate, p.startCold(ctx, box.ID, &of))
+		err = core.Named(opCreate, p.startCold(ctx, box.ID, &of))
 	}
 	return Made{Sandbox: box, Image: image}, err
 }
@@ -121,15 +122,6 @@ type Made struct {
 	// Replayed says that an earlier request with the same idempotency key
 	// made it.
 	Replayed bool
-}
-
-func firstError(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // mayAsk refuses what reaches into the machine itself, unless the machine's
@@ -167,12 +159,12 @@ func (p *Plane) announce(ctx context.Context, be *backend, tenant string, want *
 		return box, nil, err
 	}
 	defer values.clear()
-	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
 		b := store.Sandbox{
 			Summary: store.Summary{
 				Sandbox: sandbox.Sandbox{
-					ID: spec.ID, Name: spec.Name, Provider: be.Name, Node: p.cfg.Node, Image: image,
+					ID: spec.ID, Name: spec.Name, Provider: be.Name, Node: p.Node, Image: image,
 					Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels, Origin: origin,
 				},
 				Binding: be.Binding,
@@ -195,7 +187,7 @@ func (p *Plane) announce(ctx context.Context, be *backend, tenant string, want *
 		if err := p.claim(ctx, tx, tenant, &spec); err != nil {
 			return err
 		}
-		intent, err = p.cfg.Audit.BeginTx(ctx, tx, a)
+		intent, err = p.Audit.BeginTx(ctx, tx, a)
 		return err
 	})
 	return box, intent, err
@@ -218,11 +210,11 @@ const settleTimeout = 10 * time.Second
 
 // make has the provider make a recorded sandbox, and records what became of it.
 func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
-	if err := p.cfg.Fault("create.recorded"); err != nil {
+	if err := p.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
 	made, how, makeErr := p.bringUp(ctx, be, want, origin)
-	if err := p.cfg.Fault("create.made"); err != nil {
+	if err := p.Fault("create.made"); err != nil {
 		return box, image, err
 	}
 	// The caller may be gone; what happened must be written down all the same.
@@ -242,16 +234,16 @@ func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *cont
 	switch {
 	case makeErr != nil:
 		p.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: want.Spec.ID}}})
-		p.note(ctx, errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
+		p.Report(ctx, errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:
 		// It runs, and the store says "creating": the next reconciliation
 		// finishes that.
-		return box, image, named(opCreate, err)
+		return box, image, core.Named(opCreate, err)
 	}
 	p.follow(tenant, made)
 	p.due.soon()
-	return box, made.Image(), p.cfg.Fault("create.done")
+	return box, made.Image(), p.Fault("create.done")
 }
 
 // bringUp has the provider make a sandbox from its image or from the snapshot
@@ -282,7 +274,7 @@ func (p *Plane) settle(ctx context.Context, tenant string, id sandbox.ID, intent
 // settleWith is settle with more in the same transaction, if the action was
 // done.
 func (p *Plane) settleWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
-	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error
 		box, err = tx.UpdateSandbox(ctx, tenant, id, store.Expect{Observed: true}, change)
 		if err != nil {
@@ -296,7 +288,7 @@ func (p *Plane) settleWith(ctx context.Context, tenant string, id sandbox.ID, in
 		return intent.EndTx(ctx, tx, out)
 	})
 	if err != nil {
-		p.note(ctx, intent.End(out))
+		p.Report(ctx, intent.End(out))
 		p.doubt()
 	}
 	return box, err

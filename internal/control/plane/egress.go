@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -52,7 +54,7 @@ type EgressSecret struct {
 func (p *Plane) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 	var e Egress
 	var wanted []wantedSecret
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err := p.Store.View(ctx, func(tx *store.Tx) error {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err != nil {
 			return err
@@ -61,13 +63,13 @@ func (p *Plane) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 		return err
 	})
 	if err != nil {
-		return Egress{}, named(ops.EgressGet, err)
+		return Egress{}, core.Named(ops.EgressGet, err)
 	}
 	for _, w := range wanted {
 		// A secret that cannot be read is left out: what needs it is then
 		// refused by the gateway, and the rest goes on.
 		if w.Value, err = p.open(ctx, &w.stored); err != nil {
-			p.note(ctx, err)
+			p.Report(ctx, err)
 			continue
 		}
 		e.Secrets = append(e.Secrets, w.EgressSecret)
@@ -79,7 +81,7 @@ func (p *Plane) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 // the gateway, nobody else tells it about that sandbox, so that what was read
 // last is told last.
 func (p *Plane) WithEgress(ctx context.Context, id sandbox.ID, apply func(Egress) error) error {
-	release, err := p.telling.take(ctx, id)
+	release, err := p.telling.Take(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -176,7 +178,7 @@ func injected(profile sandbox.Profile) []string {
 // trusted reports whether a network may send secrets where it likes: whoever
 // may store a profile could do so with one.
 func trusted(ctx context.Context, n sandbox.Network) bool {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	return n.Profile != "" || err == nil && who.Allow(ops.ProfileCreate) == nil
 }
 
@@ -283,7 +285,7 @@ func (p *Plane) hidden(ctx context.Context, b *store.Sandbox) (map[string]string
 		return nil, nil
 	}
 	env, plain := map[string]string{}, map[string]store.Secret{}
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err := p.Store.View(ctx, func(tx *store.Tx) error {
 		uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
 		if err != nil {
 			return err
@@ -336,7 +338,7 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 	for _, b := range boxes {
 		// One that is paused in memory has its link, and goes on with what the
 		// gateway knows; one that is just being made asks for what holds now.
-		if b.Node != p.cfg.Node || b.State == sandbox.Gone || b.State == sandbox.Stopped || b.Rest.Pause == sandbox.PauseDisk || !b.Spec.Network.Asked() {
+		if b.Node != p.Node || b.State == sandbox.Gone || b.State == sandbox.Stopped || b.Rest.Pause == sandbox.PauseDisk || !b.Spec.Network.Asked() {
 			continue
 		}
 		if be, err := p.of(ctx, &b); err != nil {
@@ -354,7 +356,7 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 	if len(missed) == 0 {
 		return nil
 	}
-	p.note(ctx, cause)
+	p.Report(ctx, cause)
 	return &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Subject: missed[0], Cause: cause,
 		Message: "it was saved, and could not be applied to " + clipList(missed), Hint: "apply it again, or remove the sandboxes",
@@ -419,10 +421,10 @@ type SecretUse struct {
 // SecretUsed records that the gateway sent a secret for a sandbox: which, by
 // which rule and to whom, and never the value.
 func (p *Plane) SecretUsed(ctx context.Context, id sandbox.ID, u SecretUse) error {
-	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
+	b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	if err != nil {
 		return err
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SecretUse, Sandbox: b.ID, Name: b.Name, Subject: useSubject(u), Policy: u.Rule}
-	return p.cfg.Audit.Fact(ctx, fact, eventlog.SecretUsed, nil)
+	return p.Audit.Fact(ctx, fact, eventlog.SecretUsed, nil)
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
@@ -115,12 +117,15 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	must(err)
 	r.Plane = plane.New(plane.Config{
 		Environments: environments,
-		Control:      control.Config{Provider: provider}, Provider: "fake", Node: "local", Store: r.store, Log: log,
-		Audit: audit.New(log, audit.Options{RecordArgs: true}), Logger: slog.New(slog.NewTextHandler(r.logged, nil)),
+		Control:      control.Config{Provider: provider}, Provider: "fake", Log: log,
+		Config: core.Config{
+			Node: "local", Store: r.store, Audit: audit.New(log, audit.Options{RecordArgs: true}),
+			Logger: slog.New(slog.NewTextHandler(r.logged, nil)), Fault: fault,
+		},
 		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Set, error) {
 			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
 		}},
-		Sealer: sealer, Gateway: r.gateway, Fault: fault,
+		Sealer: sealer, Gateway: r.gateway,
 		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" && !r.lost }},
 	})
 	t.Cleanup(func() {
@@ -132,9 +137,9 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	for _, tenant := range []string{"acme", "rival", plane.DefaultTenant} {
 		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), tenant); return err }))
 	}
-	r.owner = plane.WithPrincipal(t.Context(), key.Peer("acme", 0))
-	r.writer = plane.WithPrincipal(t.Context(), key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write, key.Read, key.Exec}})
-	r.rival = plane.WithPrincipal(t.Context(), key.Principal{Tenant: "rival", Key: "r", Verbs: []key.Verb{key.Admin}})
+	r.owner = guard.WithPrincipal(t.Context(), key.Peer("acme", 0))
+	r.writer = guard.WithPrincipal(t.Context(), key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write, key.Read, key.Exec}})
+	r.rival = guard.WithPrincipal(t.Context(), key.Principal{Tenant: "rival", Key: "r", Verbs: []key.Verb{key.Admin}})
 	return r
 }
 

@@ -6,6 +6,8 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -18,7 +20,7 @@ import (
 // else. The caller checks the token.
 func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, store.Sandbox, error) {
 	var tenant store.Tenant
-	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+	b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err == nil {
 			tenant, err = tx.Tenant(ctx, b.Tenant)
@@ -27,7 +29,7 @@ func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, stor
 	})
 	switch {
 	case err != nil:
-		return ctx, b, named(ops.SandboxEnter, err)
+		return ctx, b, core.Named(ops.SandboxEnter, err)
 	case !tenant.Disabled.IsZero():
 		return ctx, b, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
 	}
@@ -50,7 +52,7 @@ func (p *Plane) Live(ctx context.Context) ([]sandbox.ID, error) {
 // Expire sets the time at which a sandbox ends. With extend, an earlier time
 // than the present one changes nothing.
 func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return b, err
 	}
@@ -64,7 +66,7 @@ func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend boo
 			return err
 		}
 		want := store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}
-		b, err = store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err = store.Write(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 			return tx.UpdateSandbox(ctx, who.Tenant, found.ID, want, func(b *store.Sandbox) {
 				if !extend || b.Expires.IsZero() || at.After(b.Expires) {
 					b.Expires = at
@@ -73,9 +75,9 @@ func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend boo
 		})
 		return err
 	}
-	err = p.guard(ctx, control.Action{Op: opUpdate, Subject: ref}, act)
+	err = p.Act(ctx, control.Action{Op: opUpdate, Subject: ref}, act)
 	p.due.soon()
-	return b, named(opUpdate, err)
+	return b, core.Named(opUpdate, err)
 }
 
 // due wakes who waits for the next sandbox to expire.
@@ -96,7 +98,7 @@ func (p *Plane) WatchExpiry(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait, err := p.expire(ctx)
 		if err != nil && ctx.Err() == nil {
-			p.note(ctx, err)
+			p.Report(ctx, err)
 			wait = time.Second
 		}
 		t := time.NewTimer(min(max(wait, 0), maxWait))
@@ -121,7 +123,7 @@ func (p *Plane) atTimeout(ctx context.Context, b *store.Sandbox) error {
 	case sandbox.IdleStop:
 		op = lifecycle.Stop
 	case "", sandbox.IdleDelete:
-		owner := WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
+		owner := guard.WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
 		return p.destroy(owner, string(b.ID), opExpire, reasonLifetime)
 	}
 	a := audit.Action{Tenant: b.Tenant, Op: opExpire, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
@@ -130,7 +132,7 @@ func (p *Plane) atTimeout(ctx context.Context, b *store.Sandbox) error {
 		return ignoreGone(err)
 	}
 	defer t.release()
-	if t.verdict == lifecycle.Done || t.box.Expires.IsZero() || t.box.Expires.After(p.cfg.Store.Now()) {
+	if t.verdict == lifecycle.Done || t.box.Expires.IsZero() || t.box.Expires.After(p.Store.Now()) {
 		return nil // somebody changed it since
 	}
 	if op == lifecycle.Stop {
@@ -151,9 +153,9 @@ const expireBatch = 100
 func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 	var over []store.Sandbox
 	var next time.Time
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
-		if over, err = tx.Operator().Expired(ctx, p.cfg.Node, expireBatch); err == nil {
-			next, err = tx.Operator().NextExpiry(ctx, p.cfg.Node)
+	err := p.Store.View(ctx, func(tx *store.Tx) (err error) {
+		if over, err = tx.Operator().Expired(ctx, p.Node, expireBatch); err == nil {
+			next, err = tx.Operator().NextExpiry(ctx, p.Node)
 		}
 		return err
 	})
@@ -161,14 +163,14 @@ func (p *Plane) expire(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	wait := maxWait
-	now := p.cfg.Store.Now()
+	now := p.Store.Now()
 	for _, b := range over {
 		if b.Spec.Lifetime.HardTimeout() > 0 && now.Before(b.Expires.Add(expireGrace)) {
 			wait = expireGrace // its provider sees to that, and knows better why it ended
 			continue
 		}
 		if err := p.atTimeout(ctx, &b); err != nil {
-			p.note(ctx, err)
+			p.Report(ctx, err)
 			wait = retryExpiry // others are not to wait for it
 		}
 	}

@@ -25,10 +25,10 @@ type Decision struct {
 // Decided records a decision of the gateway. It does not wait for the disk:
 // traffic is many, and must not be held up.
 func (p *Plane) Decided(ctx context.Context, id sandbox.ID, d Decision) error {
-	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
+	b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
 	if err != nil {
 		return err
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: opFlow, Sandbox: b.ID, Name: b.Name, Subject: d.Subject, Policy: d.Rule, Bytes: d.Bytes}
-	return p.cfg.Audit.FactLater(fact, d.Type, nil)
+	return p.Audit.FactLater(fact, d.Type, nil)
 }

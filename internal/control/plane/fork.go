@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -26,7 +27,7 @@ const (
 // only while its state is written down. Either all copies are made or none.
 func (p *Plane) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
 	boxes, err := p.fork(ctx, ref, req)
-	return boxes, named(opFork, err)
+	return boxes, core.Named(opFork, err)
 }
 
 func (p *Plane) fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
@@ -50,17 +51,17 @@ func (p *Plane) fork(ctx context.Context, ref string, req sandbox.ForkRequest) (
 		return nil, err
 	}
 	for i := range wanted {
-		defer p.making.begin(wanted[i].Spec.ID)()
+		defer p.making.Begin(wanted[i].Spec.ID)()
 	}
 	intent, err := p.announceForks(ctx, t, wanted)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.cfg.Fault("fork.recorded"); err != nil {
+	if err := p.Fault("fork.recorded"); err != nil {
 		return nil, err
 	}
 	made, err := p.makeForks(ctx, be, t, keeper, wanted)
-	if fault := p.cfg.Fault("fork.made"); fault != nil {
+	if fault := p.Fault("fork.made"); fault != nil {
 		return nil, fault
 	}
 	return p.settleForks(ctx, t, wanted, made, intent, err)
@@ -111,13 +112,13 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 		return nil, err
 	}
 	defer values.clear()
-	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range wanted {
 			w := &wanted[i]
 			b := store.Sandbox{
 				Summary: store.Summary{
 					Sandbox: sandbox.Sandbox{
-						ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: p.cfg.Node, Image: t.box.Image,
+						ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: p.Node, Image: t.box.Image,
 						Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
 					},
 					Binding: t.box.Binding,
@@ -137,7 +138,7 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 			}
 		}
 		var err error
-		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
+		intent, err = p.Audit.BeginTx(ctx, tx, t.action)
 		return err
 	})
 	return intent, err
@@ -158,7 +159,7 @@ func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper driv
 		return nil, err
 	}
 	defer done()
-	if err := p.cfg.Fault("fork.written"); err != nil {
+	if err := p.Fault("fork.written"); err != nil {
 		return nil, err
 	}
 	made := make([]copied, len(wanted))
@@ -198,14 +199,14 @@ func (p *Plane) source(ctx context.Context, be *backend, t *turn, keeper driver.
 		return ref, nil, unsupported(&t.box, "this provider makes no snapshots", "")
 	}
 	id := newSnapshotID()
-	landed := p.writing.begin(id)
+	landed := p.writing.Begin(id)
 	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: p.memory(ctx, &t.box), Transient: true})
 	if err != nil {
 		landed()
 		return ref, nil, err
 	}
 	return snap.Ref, func() {
-		p.note(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
+		p.Report(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
 		landed()
 	}, nil
 }
@@ -228,12 +229,12 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	if failed != nil {
 		for _, m := range made {
 			if m.box != nil {
-				p.note(ctx, m.box.Destroy(late))
+				p.Report(ctx, m.box.Destroy(late))
 			}
 		}
 	}
 	boxes := make([]store.Sandbox, len(wanted))
-	err := p.cfg.Store.Update(late, func(tx *store.Tx) error {
+	err := p.Store.Update(late, func(tx *store.Tx) error {
 		for i, w := range wanted {
 			b, err := tx.UpdateSandbox(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
 				if b.State, b.Reason = sandbox.Gone, reasonUnmade; failed == nil {
@@ -249,10 +250,10 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 	})
 	if err != nil {
 		p.unsettled.Store(true)
-		p.note(ctx, intent.End(audit.Outcome{Err: failed}))
+		p.Report(ctx, intent.End(audit.Outcome{Err: failed}))
 	}
 	if failed != nil {
-		p.note(ctx, err)
+		p.Report(ctx, err)
 		for _, w := range wanted {
 			p.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
 			p.detachLater(w.Spec.ID, w.Spec.Name)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -98,7 +99,7 @@ func (p *Plane) As(ctx context.Context, who key.Principal) context.Context {
 }
 
 func (p *Plane) actAs(ctx context.Context, who key.Principal, need standing) context.Context {
-	return WithPrincipal(p.holds.add(ctx, need), who)
+	return guard.WithPrincipal(p.holds.add(ctx, need), who)
 }
 
 // holdPoll is how often requests that last are looked at: the time may have
@@ -124,7 +125,7 @@ func (p *Plane) WatchKeys(ctx context.Context) {
 // can find out, for want of the store, goes on.
 func (p *Plane) review(ctx context.Context, needs []standing) {
 	for _, need := range needs {
-		err := p.cfg.Store.View(ctx, func(tx *store.Tx) error { return p.stands(ctx, tx, need) })
+		err := p.Store.View(ctx, func(tx *store.Tx) error { return p.stands(ctx, tx, need) })
 		if sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
 			p.holds.end(need, err)
 		}

@@ -29,7 +29,7 @@ func (p *Plane) WatchIdle(ctx context.Context) {
 			return
 		case <-time.After(reapPeriod):
 			if err := p.reap(ctx); err != nil && ctx.Err() == nil {
-				p.note(ctx, err)
+				p.Report(ctx, err)
 			}
 		}
 	}
@@ -37,8 +37,8 @@ func (p *Plane) WatchIdle(ctx context.Context) {
 
 // reap looks once.
 func (p *Plane) reap(ctx context.Context) error {
-	idle, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
-		return tx.Operator().Idle(ctx, p.cfg.Node, reapBatch)
+	idle, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+		return tx.Operator().Idle(ctx, p.Node, reapBatch)
 	})
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func (p *Plane) reap(ctx context.Context) error {
 // rest applies the idle policy of a sandbox that was not used for long, as far
 // as the store knows.
 func (p *Plane) rest(ctx context.Context, b store.Sandbox) error {
-	now := p.cfg.Store.Now()
+	now := p.Store.Now()
 	reopen, last, ok := p.uses.close(b.ID, now.Add(-b.Idle.After), now)
 	if !ok {
 		return p.touch(ctx, &b, last)
@@ -83,7 +83,7 @@ func (p *Plane) rest(ctx context.Context, b store.Sandbox) error {
 }
 
 func (p *Plane) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
-	return ignoreGone(p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, b.Tenant, b.ID, at) }))
+	return ignoreGone(p.Store.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, b.Tenant, b.ID, at) }))
 }
 
 // busy reports whether a command that was started through the API still runs.

@@ -20,7 +20,7 @@ type ImageUse struct {
 // of all tenants. It is for the owner of the machine, who is about to remove
 // images: what was made ahead of its user lets go of them.
 func (p *Plane) ImageUses(ctx context.Context) (all []ImageUse, err error) {
-	err = p.operate(ctx, ops.ImageUses, "", func(ctx context.Context) error {
+	err = p.AsOwner(ctx, ops.ImageUses, "", func(ctx context.Context) error {
 		for _, name := range p.openBackends() {
 			be, err := p.backend(ctx, name)
 			if err != nil {
@@ -57,10 +57,10 @@ func (p *Plane) NeededImages(ctx context.Context) ([]ImageUse, error) {
 			need(b.Spec.Image, b.Tenant, "the sandbox %s, which is %s", b.Name, b.State)
 		}
 	}
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err = p.Store.View(ctx, func(tx *store.Tx) error {
 		const batch = 500
 		for after := ""; ; {
-			some, err := tx.Operator().Snapshots(ctx, p.cfg.Node, after, batch)
+			some, err := tx.Operator().Snapshots(ctx, p.Node, after, batch)
 			if err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -51,7 +52,7 @@ func (p *Plane) providerOf(ctx context.Context, s *store.Snapshot) (*backend, dr
 
 // snapshotRecord returns what is recorded of a snapshot of any tenant.
 func (p *Plane) snapshotRecord(ctx context.Context, id string) (store.Snapshot, error) {
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
+	return store.Read(ctx, p.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
 }
 
 // locate returns the reference of a snapshot that a provider of this node keeps.
@@ -60,7 +61,7 @@ func (p *Plane) locate(ctx context.Context, be *backend, s *store.Snapshot) (ref
 	if s.Provider != "" && s.Provider != be.Name {
 		return ref, otherProvider(s, be.Name)
 	}
-	here := s.Node == p.cfg.Node
+	here := s.Node == p.Node
 	if here && s.Binding != "" && s.Binding != be.Binding {
 		return ref, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: driver.ErrSnapshotLost,
@@ -122,7 +123,7 @@ func (p *Plane) drop(ctx context.Context, provider, id string) {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
-	p.note(ctx, p.dropNow(ctx, provider, id))
+	p.Report(ctx, p.dropNow(ctx, provider, id))
 	p.forgetEnvironment(ctx, sandbox.ID(id))
 }
 
@@ -180,7 +181,7 @@ func (p *Plane) trimCopies(ctx context.Context) error {
 	var copies []keptSnapshot
 	var total int64
 	err := p.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) {
-		if p.writing.has(f.ID) {
+		if p.writing.Has(f.ID) {
 			return // it was fetched for somebody who does not use it yet
 		}
 		if cached, err := p.isArchived(ctx, f.ID); err == nil && cached {
@@ -196,5 +197,5 @@ func (p *Plane) trimCopies(ctx context.Context) error {
 		err = c.keeper.RemoveSnapshot(ctx, c.Ref)
 		total -= c.Size
 	}
-	return firstError(err, p.cfg.Fault("trim.done"))
+	return core.FirstError(err, p.Fault("trim.done"))
 }

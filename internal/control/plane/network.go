@@ -3,6 +3,7 @@ package plane
 import (
 	"context"
 
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/policy"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
@@ -15,20 +16,20 @@ import (
 // who work by it. What is not allowed any more is cut.
 func (p *Plane) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (store.Sandbox, error) {
 	if err := n.Validate(); err != nil {
-		return store.Sandbox{}, named(opUpdate, err)
+		return store.Sandbox{}, core.Named(opUpdate, err)
 	}
 	t, err := p.turn(ctx, ref, opUpdate, lifecycle.Update)
 	if err != nil {
-		return store.Sandbox{}, named(opUpdate, err)
+		return store.Sandbox{}, core.Named(opUpdate, err)
 	}
 	defer t.release()
 	if err := ownNetwork(&t.box, n); err != nil {
-		return t.box, named(opUpdate, err)
+		return t.box, core.Named(opUpdate, err)
 	}
 	spec := t.box.Spec
 	spec.Labels, spec.Network = t.box.Labels, n
 	if err := p.permit(ctx, t.action, &spec, nil, bundle.Network, bundle.Secrets); err != nil {
-		return t.box, named(opUpdate, err)
+		return t.box, core.Named(opUpdate, err)
 	}
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Network = n }, func(tx *store.Tx) error {
 		swaps, err := p.swaps(ctx, tx, &t.box)
@@ -39,13 +40,13 @@ func (p *Plane) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (
 		return p.compiles(ctx, tx, t.box.Tenant, local, trusted(ctx, n), swaps)
 	})
 	if err != nil {
-		return t.box, named(opUpdate, err)
+		return t.box, core.Named(opUpdate, err)
 	}
 	b, err := p.leave(ctx, t, intent, nil, func(*store.Sandbox) {}, nil)
 	if err != nil {
-		return b, named(opUpdate, err)
+		return b, core.Named(opUpdate, err)
 	}
-	return b, named(opUpdate, p.enforce(ctx, []store.Sandbox{b}))
+	return b, core.Named(opUpdate, p.enforce(ctx, []store.Sandbox{b}))
 }
 
 // ownNetwork refuses what cannot be changed.

@@ -6,17 +6,11 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// operate does what only the owner of the machine may do, whichever tenant it
-// is about.
-func (p *Plane) operate(ctx context.Context, op ops.Op, subject string, act func(context.Context) error) error {
-	return named(op, p.gate.Operate(ctx, op, guard.Subject{Subject: subject}, act))
-}
 
 func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t sandbox.Tenant, err error) {
 	stored, err := tx.Tenant(ctx, id)
@@ -30,18 +24,18 @@ func (p *Plane) tenant(ctx context.Context, tx *store.Tx, id string) (t sandbox.
 
 // OwnTenant returns the caller's tenant.
 func (p *Plane) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
-	who, err := p.look(ctx, ops.QuotaGet, "")
+	who, err := p.Look(ctx, ops.QuotaGet, "")
 	if err != nil {
 		return sandbox.Tenant{}, err
 	}
-	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, who.Tenant) })
-	return t, named(ops.QuotaGet, err)
+	t, err := store.Read(ctx, p.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, who.Tenant) })
+	return t, core.Named(ops.QuotaGet, err)
 }
 
 // Tenants lists all tenants by name.
 func (p *Plane) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
-	err = p.operate(ctx, ops.TenantList, "", func(ctx context.Context) error {
-		return p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err = p.AsOwner(ctx, ops.TenantList, "", func(ctx context.Context) error {
+		return p.Store.View(ctx, func(tx *store.Tx) error {
 			known, err := tx.Operator().Tenants(ctx)
 			all = make([]sandbox.Tenant, len(known))
 			for i := 0; i < len(known) && err == nil; i++ {
@@ -56,8 +50,8 @@ func (p *Plane) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
 
 // Tenant returns any tenant.
 func (p *Plane) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err error) {
-	err = p.operate(ctx, ops.TenantGet, id, func(ctx context.Context) error {
-		t, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, id) })
+	err = p.AsOwner(ctx, ops.TenantGet, id, func(ctx context.Context) error {
+		t, err = store.Read(ctx, p.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return p.tenant(ctx, tx, id) })
 		return err
 	})
 	return t, err
@@ -65,8 +59,8 @@ func (p *Plane) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err er
 
 // CreateTenant makes a tenant. One of that name is CodeAlreadyExists.
 func (p *Plane) CreateTenant(ctx context.Context, id string, l sandbox.Limits) (t sandbox.Tenant, err error) {
-	err = p.operate(ctx, ops.TenantCreate, id, func(ctx context.Context) error {
-		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.AsOwner(ctx, ops.TenantCreate, id, func(ctx context.Context) error {
+		return p.Store.Update(ctx, func(tx *store.Tx) error {
 			if _, err := tx.Tenant(ctx, id); err == nil {
 				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: id, Message: "there is a tenant of that name"}
 			}
@@ -89,8 +83,8 @@ func (p *Plane) UpdateTenant(ctx context.Context, id string, c sandbox.TenantCha
 	if c.Disabled != nil {
 		op = ops.TenantDisable
 	}
-	err = p.operate(ctx, op, id, func(ctx context.Context) error {
-		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.AsOwner(ctx, op, id, func(ctx context.Context) error {
+		return p.Store.Update(ctx, func(tx *store.Tx) error {
 			t, err := tx.LockTenant(ctx, id)
 			if err == nil && c.Limits != nil {
 				err = tx.SetLimits(ctx, id, c.Limits.Apply(t.Limits))
@@ -112,14 +106,14 @@ func (p *Plane) UpdateTenant(ctx context.Context, id string, c sandbox.TenantCha
 
 // Backup returns a consistent copy of the database, which the caller closes.
 func (p *Plane) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
-	err = p.operate(ctx, ops.StateBackup, "", func(ctx context.Context) error {
+	err = p.AsOwner(ctx, ops.StateBackup, "", func(ctx context.Context) error {
 		dir, err := os.MkdirTemp(p.cfg.Scratch, ".backup-")
 		if err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
 		}
 		defer func() { _ = os.RemoveAll(dir) }() // what is open can still be read
 		path := filepath.Join(dir, "atoll.db")
-		if err := p.cfg.Store.Backup(ctx, path); err != nil {
+		if err := p.Store.Backup(ctx, path); err != nil {
 			return err
 		}
 		f, err := os.Open(path)
@@ -133,9 +127,9 @@ func (p *Plane) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
 // may look, to see what concerns all tenants together.
 func (p *Plane) MayObserve(ctx context.Context) error {
 	const op = ops.MetricsGet
-	who, err := p.look(ctx, op, "")
+	who, err := p.Look(ctx, op, "")
 	if err == nil && who.UID == nil && who.Tenant != DefaultTenant {
 		err = &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that"}
 	}
-	return named(op, err)
+	return core.Named(op, err)
 }

@@ -13,6 +13,8 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
@@ -57,10 +59,10 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 	}
 	p = plane.New(plane.Config{
 		Control:  control.Config{Provider: provider},
-		Provider: "fake", Node: "local", Store: db, Log: log, Audit: audit.New(log, audit.Options{}),
-		Environments: environments, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Provider: "fake", Log: log, Environments: environments,
+		Config: core.Config{Node: "local", Store: db, Audit: audit.New(log, audit.Options{}), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))},
 	})
-	ctx = plane.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, 0))
+	ctx = guard.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, 0))
 	must(p.Reconcile(ctx))
 	var loops sync.WaitGroup
 	for _, loop := range []func(context.Context){p.Watch, p.WatchIdle, p.WatchExpiry} {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -75,14 +76,14 @@ func (p *Plane) LoadPolicies(ctx context.Context) error {
 	r.mu.Lock()
 	same := r.bundle.Digest() == b.Digest() && r.problem == ""
 	if !same {
-		r.bundle, r.loaded, r.problem = b, p.cfg.Store.Now(), ""
+		r.bundle, r.loaded, r.problem = b, p.Store.Now(), ""
 	}
 	r.mu.Unlock()
 	if same {
 		return nil
 	}
 	fact := audit.Action{Tenant: DefaultTenant, Op: opReload, Subject: p.cfg.Policies.Source, Policy: b.Digest()[:12]}
-	return errors.Join(p.cfg.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, nil), p.EnforceAll(ctx))
+	return errors.Join(p.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, nil), p.EnforceAll(ctx))
 }
 
 // keepPolicies goes on with those that hold, and says why, once for each reason.
@@ -95,13 +96,13 @@ func (p *Plane) keepPolicies(ctx context.Context, why error) error {
 		return why
 	}
 	fact := audit.Action{Tenant: DefaultTenant, Op: opReload, Subject: why.Error()}
-	p.note(ctx, p.cfg.Audit.Fact(ctx, fact, eventlog.PoliciesKept, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(why) }))
+	p.Report(ctx, p.Audit.Fact(ctx, fact, eventlog.PoliciesKept, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(why) }))
 	return why
 }
 
 // ReloadPolicies is LoadPolicies for the owner of the machine.
 func (p *Plane) ReloadPolicies(ctx context.Context) (PolicyState, error) {
-	err := p.operate(ctx, opReload, p.cfg.Policies.Source, func(ctx context.Context) error {
+	err := p.AsOwner(ctx, opReload, p.cfg.Policies.Source, func(ctx context.Context) error {
 		if p.cfg.Policies.Load == nil {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "policies", Message: "this daemon has none", Hint: "start it with: atoll up --policy DIR"}
 		}
@@ -113,7 +114,7 @@ func (p *Plane) ReloadPolicies(ctx context.Context) (PolicyState, error) {
 // GetPolicies returns the policies about the caller's tenant. The owner of the
 // machine sees all.
 func (p *Plane) GetPolicies(ctx context.Context) (PolicyState, error) {
-	who, err := p.look(ctx, ops.PolicyGet, "")
+	who, err := p.Look(ctx, ops.PolicyGet, "")
 	if err != nil {
 		return PolicyState{}, err
 	}
@@ -139,21 +140,21 @@ func (p *Plane) policyState(tenant string) PolicyState {
 // not made.
 func (p *Plane) ExplainPolicies(ctx context.Context, spec sandbox.Spec) (sandbox.PolicyAnswer, error) {
 	const op = ops.PolicyExplain
-	who, err := p.look(ctx, op, "")
+	who, err := p.Look(ctx, op, "")
 	if err != nil {
 		return sandbox.PolicyAnswer{}, err
 	}
 	if err := spec.Validate(); err != nil {
-		return sandbox.PolicyAnswer{}, named(op, err)
+		return sandbox.PolicyAnswer{}, core.Named(op, err)
 	}
 	asked, err := p.askedImage(ctx, who.Tenant, &spec)
 	if err != nil {
-		return sandbox.PolicyAnswer{}, named(op, err)
+		return sandbox.PolicyAnswer{}, core.Named(op, err)
 	}
 	p.fill(who.Tenant, &spec, 0)
 	w, err := p.wish(ctx, who.Tenant, &spec, asked)
 	if err != nil {
-		return sandbox.PolicyAnswer{}, named(op, err)
+		return sandbox.PolicyAnswer{}, core.Named(op, err)
 	}
 	b := p.policies()
 	if b.AsksWho(w.About) {
@@ -205,7 +206,7 @@ func (p *Plane) fill(tenant string, spec *sandbox.Spec, timeout time.Duration) {
 
 // wish is a request for a sandbox as the policies see it.
 func (p *Plane) wish(ctx context.Context, tenant string, spec *sandbox.Spec, images []string) (bundle.Request, error) {
-	profile, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (sandbox.Profile, error) { return p.profileOf(ctx, tx, tenant, spec.Network) })
+	profile, err := store.Read(ctx, p.Store, func(tx *store.Tx) (sandbox.Profile, error) { return p.profileOf(ctx, tx, tenant, spec.Network) })
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound { // that is found out where it counts
 		return bundle.Request{}, err
 	}
@@ -251,7 +252,7 @@ func (p *Plane) rulesFor(ctx context.Context, be *backend, tenant string, spec *
 	if spec.Network.Profile == "" || be.network(ctx) {
 		return e, nil
 	}
-	stored, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profile(ctx, tenant, spec.Network.Profile) })
+	stored, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profile(ctx, tenant, spec.Network.Profile) })
 	e.Profile = stored.Profile
 	return e, err
 }
@@ -318,7 +319,7 @@ func (p *Plane) refused(ctx context.Context, a audit.Action, err error) error {
 	var e *sandbox.Error
 	if errors.As(err, &e) && e.Code == sandbox.CodeDenied {
 		a.Policy = e.Rule
-		p.note(ctx, p.cfg.Audit.Denied(ctx, a, err))
+		p.Report(ctx, p.Audit.Denied(ctx, a, err))
 	}
 	return err
 }

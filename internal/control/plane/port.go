@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -103,7 +105,7 @@ func (p *Plane) SharePorts(ctx context.Context, ref string, ports []uint16, life
 	if err != nil {
 		return "", expires, err
 	}
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return "", expires, err
 	}
@@ -111,20 +113,20 @@ func (p *Plane) SharePorts(ctx context.Context, ref string, ports []uint16, life
 		life = defaultPassLife
 	}
 	action := control.Action{Op: op, Sandbox: box.ID(), Name: box.Name(), Subject: portNames(ports)}
-	err = p.guard(ctx, action, func(context.Context) (err error) {
+	err = p.Act(ctx, action, func(context.Context) (err error) {
 		if life < 0 || life > maxPassLife {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "expires", Message: "is not within a year from now"}
 		}
 		if len(ports) > maxPassPorts {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "ports", Message: fmt.Sprintf("are more than %d; name none for all", maxPassPorts)}
 		}
-		expires = p.cfg.Store.Now().Add(life)
+		expires = p.Store.Now().Add(life)
 		token, err = p.cfg.Passes.Seal(key.Pass{
 			Tenant: who.Tenant, Sandbox: box.ID(), Ports: ports, Expires: expires, Key: who.Key, UID: who.UID,
 		})
 		return err
 	})
-	return token, expires, named(op, err)
+	return token, expires, core.Named(op, err)
 }
 
 func portNames(ports []uint16) string {
@@ -142,11 +144,11 @@ func (p *Plane) EnterPort(ctx context.Context, token, ref string, port uint16) (
 	if err != nil {
 		return nil, "", err
 	}
-	if sandbox.ValidateName(ref) != nil || !pass.Opens(port, p.cfg.Store.Now()) {
+	if sandbox.ValidateName(ref) != nil || !pass.Opens(port, p.Store.Now()) {
 		return nil, "", key.NotAPass()
 	}
 	var b store.Sandbox
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+	err = p.Store.View(ctx, func(tx *store.Tx) (err error) {
 		if err := p.makerStands(ctx, tx, &pass); err != nil {
 			return err
 		}
@@ -163,7 +165,7 @@ func (p *Plane) EnterPort(ctx context.Context, token, ref string, port uint16) (
 		return nil, "", err
 	}
 	if pass.Key == "" {
-		return WithPrincipal(ctx, pass.Bearer()), b.ID, nil
+		return guard.WithPrincipal(ctx, pass.Bearer()), b.ID, nil
 	}
 	return p.actAs(ctx, pass.Bearer(), standing{tenant: pass.Tenant, key: pass.Key}), b.ID, nil
 }
@@ -184,20 +186,20 @@ func (p *Plane) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) e
 // it goes to rest all the same, and one that rests is not woken.
 func (p *Plane) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
 	const op = ops.SandboxUsage
-	who, err := p.look(ctx, op, ref)
+	who, err := p.Look(ctx, op, ref)
 	if err != nil {
 		return sandbox.Usage{}, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
 	if err != nil {
-		return sandbox.Usage{}, named(op, err)
+		return sandbox.Usage{}, core.Named(op, err)
 	}
 	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
 	if err == nil && verdict == lifecycle.Wake {
 		err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox rests and consumes nothing"}
 	}
 	if err != nil {
-		return sandbox.Usage{}, named(op, err)
+		return sandbox.Usage{}, core.Named(op, err)
 	}
 	box, err := p.attach(ctx, &b)
 	if err != nil {

@@ -37,7 +37,7 @@ func (p *Plane) limits(ctx context.Context, tenant string) (sandbox.Limits, erro
 	if l, known := ctx.Value(limitsKey{}).(sandbox.Limits); known {
 		return l, nil
 	}
-	t, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
+	t, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
 	return t.Limits, err
 }
 
@@ -181,7 +181,7 @@ func (c *command) pause(d time.Duration) {
 	select {
 	case <-t.C:
 	case <-c.quit:
-	case <-c.plane.life.Done():
+	case <-c.plane.Life.Done():
 	}
 }
 
@@ -193,7 +193,7 @@ func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, cmd *sa
 	fact := auditAction(b.who, control.Action{Op: ops.ProcessExec, Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
 	if cmd.Background {
-		p.background.Go(func() { p.awaitBackground(b.inner, c, fact) })
+		p.Go(func() { p.awaitBackground(b.inner, c, fact) })
 		return c
 	}
 	began := time.Now()
@@ -209,16 +209,16 @@ func (p *Plane) recordLetGo(box *control.Sandbox, c *command, fact audit.Action,
 		p.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
 		return
 	}
-	if p.life.Err() != nil {
+	if p.Life.Err() != nil {
 		return
 	}
-	p.background.Go(func() {
-		exit, err := c.Process.Wait(p.life)
+	p.Go(func() {
+		exit, err := c.Process.Wait(p.Life)
 		took := time.Since(began)
 		switch {
 		case err == nil:
 			p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
-		case p.life.Err() != nil:
+		case p.Life.Err() != nil:
 		case held && c.cut.Load(): // it waits for its caller, and ends later
 			p.awaitAgain(box, fact)
 		default: // its caller let go of it
@@ -230,7 +230,7 @@ func (p *Plane) recordLetGo(box *control.Sandbox, c *command, fact audit.Action,
 // awaitBackground waits for the end of a command in the background beside whoever
 // started it, who may let go of it meanwhile.
 func (p *Plane) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
-	exit, err := c.Process.Wait(p.life)
+	exit, err := c.Process.Wait(p.Life)
 	if err == nil {
 		p.recordEnd(fact, time.Since(c.Info().Started), 0, &exit.Code, exit.Reason)
 		return
@@ -245,7 +245,7 @@ func (p *Plane) awaitBackground(box *control.Sandbox, c *command, fact audit.Act
 // awaitAgain waits for the end of a command on a connection of its own. What
 // cannot be waited for may run on, and is found again.
 func (p *Plane) awaitAgain(box *control.Sandbox, fact audit.Action) {
-	ctx := p.life
+	ctx := p.Life
 	c, err := box.Reconnect(ctx, fact.Subject)
 	if err != nil {
 		return
@@ -259,7 +259,7 @@ func (p *Plane) awaitAgain(box *control.Sandbox, fact audit.Action) {
 }
 
 func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
-	p.note(p.life, p.cfg.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
+	p.Report(p.Life, p.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
 		e.Bytes, e.DurationMS, e.Exit, e.Reason = bytes, took.Milliseconds(), exit, reason
 	}))
 }
@@ -267,7 +267,7 @@ func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, ex
 // watchBackground records the ends of the commands that an earlier daemon
 // started in a sandbox and that outlived it.
 func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
-	all, err := box.Processes(p.life)
+	all, err := box.Processes(p.Life)
 	if err != nil {
 		return // what cannot list its commands has none to be found again
 	}
@@ -277,7 +277,7 @@ func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
 				Tenant: tenant, Op: ops.ProcessExec, Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
 			}
-			p.background.Go(func() { p.awaitAgain(box, fact) })
+			p.Go(func() { p.awaitAgain(box, fact) })
 		}
 	}
 }

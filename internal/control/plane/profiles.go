@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
@@ -63,7 +65,7 @@ func (p *Plane) ApplyProfile(ctx context.Context, expect int64, doc sandbox.Prof
 	if err != nil {
 		return out, err
 	}
-	return out, named(op, p.enforce(ctx, users))
+	return out, core.Named(op, p.enforce(ctx, users))
 }
 
 // RemoveProfile removes a profile that no sandbox works by.
@@ -77,28 +79,28 @@ func (p *Plane) RemoveProfile(ctx context.Context, name string) error {
 // it is now.
 func (p *Plane) Profile(ctx context.Context, name string, version int64) (store.Profile, error) {
 	const op = ops.ProfileGet
-	who, err := p.look(ctx, op, name)
+	who, err := p.Look(ctx, op, name)
 	if err != nil {
 		return store.Profile{}, err
 	}
-	out, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Profile, error) {
+	out, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Profile, error) {
 		if version != 0 {
 			return tx.ProfileVersion(ctx, who.Tenant, name, version)
 		}
 		return tx.Profile(ctx, who.Tenant, name)
 	})
-	return out, named(op, err)
+	return out, core.Named(op, err)
 }
 
 // Profiles lists the profiles of the caller's tenant.
 func (p *Plane) Profiles(ctx context.Context) ([]store.Profile, error) {
 	const op = ops.ProfileList
-	who, err := p.look(ctx, op, "")
+	who, err := p.Look(ctx, op, "")
 	if err != nil {
 		return nil, err
 	}
-	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, who.Tenant) })
-	return all, named(op, err)
+	all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, who.Tenant) })
+	return all, core.Named(op, err)
 }
 
 // TestProfile tells what would become of a request under a profile. Nothing is
@@ -113,28 +115,28 @@ func (p *Plane) TestProfile(ctx context.Context, name, method, target string) (s
 		Operator: p.cfg.Operator, Ceilings: p.policies().Ceilings(bundle.About{Tenant: stored.Tenant}),
 	})
 	if err != nil {
-		return sandbox.Explanation{}, named(op, err)
+		return sandbox.Explanation{}, core.Named(op, err)
 	}
 	e, err := compiled.Explain(method, target)
-	return e, named(op, err)
+	return e, core.Named(op, err)
 }
 
 // changeTx carries out a change of the store that takes one transaction:
 // authorised, announced, done, and its outcome recorded. change returns what
 // the record is to name.
 func (p *Plane) changeTx(ctx context.Context, a control.Action, change func(ctx context.Context, tx *store.Tx, tenant string) (subject string, err error)) error {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	err = p.gate.Change(ctx, a.Op, subjectOf(a), func(ctx context.Context) (subject string, err error) {
-		err = p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err = p.Change(ctx, a.Op, core.SubjectOf(a), func(ctx context.Context) (subject string, err error) {
+		err = p.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			subject, err = change(ctx, tx, who.Tenant)
 			return err
 		})
 		return subject, err
 	})
-	return named(a.Op, err)
+	return core.Named(a.Op, err)
 }
 
 func clipNames(boxes []store.Sandbox) string {

@@ -135,11 +135,11 @@ func (p *Plane) reach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, 
 
 // handle returns a handle for callers: everything that is done with it passes
 // the guard.
-func (p *Plane) handle(box *control.Sandbox) *control.Sandbox { return box.Guarded(p.guard) }
+func (p *Plane) handle(box *control.Sandbox) *control.Sandbox { return box.Guarded(p.Act) }
 
 // MayListProviders allows the caller to see the providers of the daemon.
 func (p *Plane) MayListProviders(ctx context.Context) error {
-	_, err := p.look(ctx, ops.ProviderList, "")
+	_, err := p.Look(ctx, ops.ProviderList, "")
 	return err
 }
 

@@ -59,7 +59,7 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 		return nil
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
-	_, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+	_, err := store.Write(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
 			b.State, b.Reason = now.state, now.reason
 			if now.state == sandbox.Paused {
@@ -79,7 +79,7 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 		p.discard(ctx, b)
 		p.detachLater(b.ID, b.Name)
 	}
-	return p.cfg.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
+	return p.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
 		if now.exit != nil {
 			e.Reason, e.Exit = now.exit.Reason, &now.exit.Code
 		}
@@ -195,7 +195,7 @@ func (p *Plane) unreachable(ctx context.Context, b store.Sandbox, why error) err
 	if b.Rest.Kept != "" || b.Rest.Step != "" || b.State == sandbox.Lost || b.State == sandbox.Failed {
 		return nil
 	}
-	release, err := p.locks.take(ctx, b.ID)
+	release, err := p.locks.Take(ctx, b.ID)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (p *Plane) unreachable(ctx context.Context, b store.Sandbox, why error) err
 	if b, err = p.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
 		return err
 	}
-	p.note(ctx, why)
+	p.Report(ctx, why)
 	return p.observe(ctx, &b, found{state: sandbox.Lost, reason: "its provider, account or address is not the one that the daemon works on"})
 }
 
@@ -211,8 +211,8 @@ func (p *Plane) unreachable(ctx context.Context, b store.Sandbox, why error) err
 func (p *Plane) recordedBoxes(ctx context.Context) (all []store.Sandbox, err error) {
 	const batch = 500
 	for after := sandbox.ID(""); ; {
-		part, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
-			return tx.Operator().Sandboxes(ctx, p.cfg.Node, after, batch)
+		part, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+			return tx.Operator().Sandboxes(ctx, p.Node, after, batch)
 		})
 		if err != nil {
 			return nil, err
@@ -227,10 +227,10 @@ func (p *Plane) recordedBoxes(ctx context.Context) (all []store.Sandbox, err err
 
 // reconcile brings the record of one sandbox up to date.
 func (p *Plane) reconcile(ctx context.Context, be *backend, b store.Sandbox, f driver.Found, there bool) error {
-	if p.making.has(b.ID) {
+	if p.making.Has(b.ID) {
 		return nil
 	}
-	release, err := p.locks.take(ctx, b.ID)
+	release, err := p.locks.Take(ctx, b.ID)
 	if err != nil {
 		return err
 	}
@@ -273,7 +273,7 @@ func (p *Plane) reconcile(ctx context.Context, be *backend, b store.Sandbox, f d
 		p.unsettled.Store(true)
 		return nil
 	}
-	p.note(ctx, err)
+	p.Report(ctx, err)
 	return p.observe(ctx, &b, found{state: sandbox.Lost, reason: "it could not be reached"})
 }
 
@@ -306,19 +306,19 @@ func (p *Plane) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.F
 
 // extra deals with a sandbox that no record of this node wants.
 func (p *Plane) extra(ctx context.Context, be *backend, f driver.Found) error {
-	if f.Labels[control.LabelOwner] != "" || p.making.has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
+	if f.Labels[control.LabelOwner] != "" || p.making.Has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
 		return nil // another process looks after it
 	}
-	release, err := p.locks.take(ctx, f.ID)
+	release, err := p.locks.Take(ctx, f.ID)
 	if err != nil {
 		return err
 	}
 	defer release()
-	b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, f.ID) })
+	b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, f.ID) })
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 		return p.adopt(ctx, be, f)
-	case err != nil || b.Node != p.cfg.Node || b.Provider != be.Name || b.Binding != "" && b.Binding != be.Binding:
+	case err != nil || b.Node != p.Node || b.Provider != be.Name || b.Binding != "" && b.Binding != be.Binding:
 		return err
 	case b.State == sandbox.Gone && unwanted[b.Reason]:
 		return p.end(ctx, &b) // a crash came between
@@ -336,7 +336,7 @@ func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 	b := store.Sandbox{
 		Summary: store.Summary{
 			Sandbox: sandbox.Sandbox{
-				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Node: p.cfg.Node,
+				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Node: p.Node,
 				Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
 			},
 			Binding: be.Binding,
@@ -351,7 +351,7 @@ func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 		}
 	}
 	make := func(name string) error {
-		_, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		_, err := store.Write(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 			if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
 				return b, err
 			}
@@ -372,5 +372,5 @@ func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 		p.refind(tenant, box)
 	}
 	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}
-	return p.cfg.Audit.Fact(ctx, fact, eventlog.Found, nil)
+	return p.Audit.Fact(ctx, fact, eventlog.Found, nil)
 }

@@ -6,6 +6,7 @@ import (
 	"iter"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
@@ -23,7 +24,7 @@ func (p *Plane) Authenticate(ctx context.Context, token string) (key.Principal, 
 // the machine makes keys of others, and with them tenants. token is the key
 // itself, which cannot be found again.
 func (p *Plane) CreateKey(ctx context.Context, tenant string, n key.New) (token string, k store.Key, err error) {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return "", k, err
 	}
@@ -36,8 +37,8 @@ func (p *Plane) CreateKey(ctx context.Context, tenant string, n key.New) (token 
 		}
 		return nil
 	}
-	err = p.gate.Change(ctx, ops.KeyCreate, guard.Subject{Subject: n.Name}, func(ctx context.Context) (string, error) {
-		err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err = p.Change(ctx, ops.KeyCreate, guard.Subject{Subject: n.Name}, func(ctx context.Context) (string, error) {
+		err := p.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			if who.UID != nil {
 				if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
 					return err
@@ -49,38 +50,38 @@ func (p *Plane) CreateKey(ctx context.Context, tenant string, n key.New) (token 
 		return k.ID, err
 	}, others)
 	if err != nil {
-		return "", store.Key{}, named(ops.KeyCreate, err)
+		return "", store.Key{}, core.Named(ops.KeyCreate, err)
 	}
 	return token, k, nil
 }
 
 // Keys lists the keys of the caller's tenant.
 func (p *Plane) Keys(ctx context.Context) ([]store.Key, error) {
-	who, err := p.look(ctx, ops.KeyList, "")
+	who, err := p.Look(ctx, ops.KeyList, "")
 	if err != nil {
 		return nil, err
 	}
-	keys, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(ctx, who.Tenant) })
-	return keys, named(ops.KeyList, err)
+	keys, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(ctx, who.Tenant) })
+	return keys, core.Named(ops.KeyList, err)
 }
 
 // RevokeKey ends a key of the caller's tenant, and what is done with it.
 func (p *Plane) RevokeKey(ctx context.Context, id string) error {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	err = p.guard(ctx, control.Action{Op: ops.KeyRevoke, Subject: id}, func(ctx context.Context) error {
-		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
+	err = p.Act(ctx, control.Action{Op: ops.KeyRevoke, Subject: id}, func(ctx context.Context) error {
+		return p.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
 	})
 	p.review(context.WithoutCancel(ctx), p.holds.all(func(need standing) bool { return need.key == id }))
-	return named(ops.KeyRevoke, err)
+	return core.Named(ops.KeyRevoke, err)
 }
 
 // mayRead authorises reading what a filter selects.
 func (p *Plane) mayRead(ctx context.Context, op ops.Op, f *eventlog.Filter) (who key.Principal, err error) {
-	if who, err = p.look(ctx, op, ""); err == nil {
-		err = named(op, f.Validate())
+	if who, err = p.Look(ctx, op, ""); err == nil {
+		err = core.Named(op, f.Validate())
 	}
 	return who, err
 }
@@ -92,7 +93,7 @@ func (p *Plane) Events(ctx context.Context, f eventlog.Filter, after int64, limi
 		return nil, err
 	}
 	events, err := p.cfg.Log.Read(ctx, who.Tenant, f, after, limit)
-	return events, named(ops.EventList, err)
+	return events, core.Named(ops.EventList, err)
 }
 
 // FollowEvents yields the log of the caller's tenant after a record, and what
@@ -112,7 +113,7 @@ func (p *Plane) ExportEvents(ctx context.Context, f eventlog.Filter, w io.Writer
 	if err != nil {
 		return err
 	}
-	return named(ops.EventList, p.cfg.Log.Export(ctx, who.Tenant, f, w))
+	return core.Named(ops.EventList, p.cfg.Log.Export(ctx, who.Tenant, f, w))
 }
 
 // Records reads a part of the log of the caller's tenant after a record, each
@@ -123,15 +124,15 @@ func (p *Plane) Records(ctx context.Context, f eventlog.Filter, after int64, lim
 		return nil, err
 	}
 	page, err := p.cfg.Log.Records(ctx, who.Tenant, f, after, limit)
-	return page, named(ops.EventList, err)
+	return page, core.Named(ops.EventList, err)
 }
 
 // Verify checks the chain of the log of the caller's tenant.
 func (p *Plane) Verify(ctx context.Context) (eventlog.Report, error) {
-	who, err := p.look(ctx, ops.AuditVerify, "")
+	who, err := p.Look(ctx, ops.AuditVerify, "")
 	if err != nil {
 		return eventlog.Report{}, err
 	}
 	report, err := p.cfg.Log.Verify(ctx, who.Tenant)
-	return report, named(ops.AuditVerify, err)
+	return report, core.Named(ops.AuditVerify, err)
 }

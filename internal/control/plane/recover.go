@@ -53,7 +53,7 @@ func (p *Plane) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, 
 
 // correct records what a sandbox was brought to.
 func (p *Plane) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
-	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err := p.Store.Update(ctx, func(tx *store.Tx) error {
 		if _, err := tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (p *Plane) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, 
 		return ignoreChanged(err)
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
-	return p.cfg.Audit.Fact(ctx, fact, t, nil)
+	return p.Audit.Fact(ctx, fact, t, nil)
 }
 
 // goOn makes a sandbox that still lives run, whatever was about to be done to
@@ -82,7 +82,7 @@ func (p *Plane) goOn(ctx context.Context, b *store.Sandbox) error {
 	if b.Spec.Lifetime.HardTimeout() > 0 && (!b.Expires.IsZero() || b.Rest.Left > 0) {
 		at := b.Expires
 		if b.Rest.Left > 0 {
-			at = p.cfg.Store.Now().Add(b.Rest.Left)
+			at = p.Store.Now().Add(b.Rest.Left)
 		}
 		if err := box.SetDeadline(ctx, at); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 			return err
@@ -181,18 +181,18 @@ func (p *Plane) sweepSnapshots(ctx context.Context) error {
 	wanted := map[string]bool{}
 	for after := ""; ; {
 		const batch = 500
-		part, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
-			return tx.Operator().Snapshots(ctx, p.cfg.Node, after, batch)
+		part, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			return tx.Operator().Snapshots(ctx, p.Node, after, batch)
 		})
 		if err != nil {
 			return err
 		}
 		for _, s := range part {
-			if s.Ready || s.Owner != "" || p.writing.has(s.ID) {
+			if s.Ready || s.Owner != "" || p.writing.Has(s.ID) {
 				wanted[s.ID] = true
 				continue
 			}
-			if err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+			if err := p.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
 				return err
 			}
 		}
@@ -203,7 +203,7 @@ func (p *Plane) sweepSnapshots(ctx context.Context) error {
 	}
 	var failed []error
 	for _, f := range there {
-		if wanted[f.ID] || p.writing.has(f.ID) {
+		if wanted[f.ID] || p.writing.Has(f.ID) {
 			continue
 		}
 		cached, err := p.isArchived(ctx, f.ID) // of another node
@@ -227,7 +227,7 @@ func (p *Plane) sweepEnvironments(ctx context.Context) error {
 	}
 	var failed []error
 	for _, id := range there {
-		b, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 			b, err := tx.Operator().Sandbox(ctx, id)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				_, err = tx.Operator().Snapshot(ctx, string(id))

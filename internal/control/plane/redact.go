@@ -38,7 +38,7 @@ func (p *Plane) redactor(ctx context.Context, b *store.Sandbox) (*secret.Redacto
 		return nil, nil
 	}
 	var wanted []store.Secret
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err := p.Store.View(ctx, func(tx *store.Tx) error {
 		wanted = nil
 		for _, ref := range b.Spec.Secrets {
 			if ref.Mode != sandbox.SecretEnv {

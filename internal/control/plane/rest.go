@@ -7,6 +7,8 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -42,14 +44,14 @@ func (p *Plane) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandb
 	}
 	t, err := p.turn(ctx, ref, opPause, op)
 	if err != nil {
-		return store.Sandbox{}, named(opPause, err)
+		return store.Sandbox{}, core.Named(opPause, err)
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	b, err := p.pause(ctx, t, toDisk, t.box.Spec.Lifetime.Wakes)
-	return b, named(opPause, err)
+	return b, core.Named(opPause, err)
 }
 
 func (p *Plane) pause(ctx context.Context, t *turn, toDisk, wakes bool) (store.Sandbox, error) {
@@ -85,14 +87,14 @@ func (p *Plane) memory(ctx context.Context, b *store.Sandbox) bool {
 func (p *Plane) Resume(ctx context.Context, ref string) (store.Sandbox, error) {
 	t, err := p.turn(ctx, ref, opResume, lifecycle.Resume)
 	if err != nil {
-		return store.Sandbox{}, named(opResume, err)
+		return store.Sandbox{}, core.Named(opResume, err)
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	b, err := p.resume(ctx, t)
-	return b, named(opResume, err)
+	return b, core.Named(opResume, err)
 }
 
 func (p *Plane) resume(ctx context.Context, t *turn) (store.Sandbox, error) {
@@ -119,17 +121,17 @@ func (p *Plane) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
 	}
 	t, err := p.turn(ctx, ref, opResume, lifecycle.Resume)
 	if err != nil {
-		return store.Sandbox{}, named(opResume, err)
+		return store.Sandbox{}, core.Named(opResume, err)
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	if t.box.Rest.Pause != sandbox.PauseDisk { // somebody was faster
-		return t.box, named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox is paused in another way by now", Hint: "try again"})
+		return t.box, core.Named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox is paused in another way by now", Hint: "try again"})
 	}
 	b, err = p.bring(ctx, t, stepResume, true)
-	return b, named(opResume, err)
+	return b, core.Named(opResume, err)
 }
 
 // Start brings a stopped sandbox back with the files it had. One that runs is
@@ -137,14 +139,14 @@ func (p *Plane) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
 func (p *Plane) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 	t, err := p.turn(ctx, ref, opStart, lifecycle.Start)
 	if err != nil {
-		return store.Sandbox{}, named(opStart, err)
+		return store.Sandbox{}, core.Named(opStart, err)
 	}
 	defer t.release()
 	if t.verdict == lifecycle.Done {
 		return t.box, nil
 	}
 	b, err := p.bring(ctx, t, stepStart, false)
-	return b, named(opStart, err)
+	return b, core.Named(opStart, err)
 }
 
 // Stop asks the commands of a sandbox to end, gives them grace, and ends it. Its
@@ -153,7 +155,7 @@ func (p *Plane) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
 	if grace > 0 {
 		if err := p.calmDown(ctx, ref, grace); err != nil {
-			return store.Sandbox{}, named(opStop, err)
+			return store.Sandbox{}, core.Named(opStop, err)
 		}
 	}
 	t, err := p.turn(ctx, ref, opStop, lifecycle.Stop)
@@ -165,24 +167,24 @@ func (p *Plane) Stop(ctx context.Context, ref string, grace time.Duration) (stor
 		return t.box, nil
 	}
 	b, err := p.stopLocked(ctx, t)
-	return b, named(opStop, err)
+	return b, core.Named(opStop, err)
 }
 
 // stopUnusable ends what cannot be stopped in good order because it failed.
 func (p *Plane) stopUnusable(ctx context.Context, ref string, why error) (store.Sandbox, error) {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return store.Sandbox{}, err
 	}
 	b, err := p.find(ctx, who.Tenant, ref)
 	if err != nil || b.State != sandbox.Gone && b.State != sandbox.Failed {
-		return store.Sandbox{}, named(opStop, why)
+		return store.Sandbox{}, core.Named(opStop, why)
 	}
 	if err := p.destroy(ctx, ref, opStop, reasonStopped); err != nil {
-		return b, named(opStop, err)
+		return b, core.Named(opStop, err)
 	}
 	b, err = p.record(ctx, who.Tenant, b.ID)
-	return b, named(opStop, err)
+	return b, core.Named(opStop, err)
 }
 
 func (p *Plane) stopLocked(ctx context.Context, t *turn) (store.Sandbox, error) {
@@ -224,14 +226,14 @@ func (p *Plane) freeze(ctx context.Context, t *turn, wakes bool) (store.Sandbox,
 	if err != nil {
 		return t.box, err
 	}
-	if err := p.cfg.Fault("pause.recorded"); err != nil {
+	if err := p.Fault("pause.recorded"); err != nil {
 		return t.box, err
 	}
 	stopped := p.stopClock(ctx, box, &t.box)
 	if err = box.Pause(ctx); err != nil && stopped && t.box.Spec.Lifetime.HardTimeout() > 0 {
-		p.note(ctx, box.SetDeadline(context.WithoutCancel(ctx), t.box.Expires))
+		p.Report(ctx, box.SetDeadline(context.WithoutCancel(ctx), t.box.Expires))
 	}
-	if err := p.cfg.Fault("pause.done"); err != nil {
+	if err := p.Fault("pause.done"); err != nil {
 		return t.box, err
 	}
 	return p.leave(ctx, t, intent, err, func(b *store.Sandbox) {
@@ -261,7 +263,7 @@ func (p *Plane) holdClock(b *store.Sandbox) {
 	if b.Expires.IsZero() {
 		return
 	}
-	left := b.Expires.Sub(p.cfg.Store.Now())
+	left := b.Expires.Sub(p.Store.Now())
 	if left <= 0 && b.Spec.Lifetime.TimeoutAction != "" {
 		left = anotherLife
 	}
@@ -275,9 +277,9 @@ const anotherLife = 5 * time.Minute
 // runs makes the record of a sandbox that of one that runs: its time goes on.
 func (p *Plane) runs(b *store.Sandbox, reason string) {
 	if b.Rest.Left > 0 {
-		b.Expires = p.cfg.Store.Now().Add(b.Rest.Left)
+		b.Expires = p.Store.Now().Add(b.Rest.Left)
 	}
-	b.State, b.Reason, b.Rest, b.Exit, b.Active = sandbox.Running, reason, store.Rest{}, nil, p.cfg.Store.Now()
+	b.State, b.Reason, b.Rest, b.Exit, b.Active = sandbox.Running, reason, store.Rest{}, nil, p.Store.Now()
 }
 
 // thaw resumes from memory.
@@ -290,16 +292,16 @@ func (p *Plane) thaw(ctx context.Context, t *turn) (store.Sandbox, error) {
 	if err != nil {
 		return t.box, err
 	}
-	if err := p.cfg.Fault("resume.recorded"); err != nil {
+	if err := p.Fault("resume.recorded"); err != nil {
 		return t.box, err
 	}
 	if left := t.box.Rest.Left; left > 0 && t.box.Spec.Lifetime.HardTimeout() > 0 {
-		err = box.SetDeadline(ctx, p.cfg.Store.Now().Add(left))
+		err = box.SetDeadline(ctx, p.Store.Now().Add(left))
 	}
 	if err == nil {
 		err = box.Resume(ctx)
 	}
-	if err := p.cfg.Fault("resume.done"); err != nil {
+	if err := p.Fault("resume.done"); err != nil {
 		return t.box, err
 	}
 	return p.leave(ctx, t, intent, err, func(b *store.Sandbox) { p.runs(b, "") }, nil)
@@ -334,7 +336,7 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 	if err != nil {
 		return t.box, err
 	}
-	if err := p.cfg.Fault(how.step + ".recorded"); err != nil {
+	if err := p.Fault(how.step + ".recorded"); err != nil {
 		return t.box, err
 	}
 	snap, err := p.writeDown(ctx, t, box, driver.SnapshotOptions{ID: id, Memory: how.memory, Stop: true})
@@ -343,10 +345,10 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 	}
 	// The sandbox has ended: there is no way back.
 	late := context.WithoutCancel(ctx)
-	if err := p.cfg.Fault(how.step + ".kept"); err != nil {
+	if err := p.Fault(how.step + ".kept"); err != nil {
 		return t.box, err
 	}
-	p.note(ctx, p.end(late, &t.box))
+	p.Report(ctx, p.end(late, &t.box))
 	return p.leave(late, t, intent, nil, func(b *store.Sandbox) {
 		p.rests(b, how, id)
 		if how.pause != "" && snap.Ref.Kind != driver.SnapshotMemory {
@@ -384,11 +386,11 @@ func (p *Plane) writeDown(ctx context.Context, t *turn, box *control.Sandbox, op
 func (p *Plane) undoAway(ctx context.Context, t *turn, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
 	if t.box.State == sandbox.Paused {
 		if box, err := p.attach(ctx, &t.box); err == nil {
-			p.note(ctx, box.Pause(context.WithoutCancel(ctx)))
+			p.Report(ctx, box.Pause(context.WithoutCancel(ctx)))
 		}
 	}
 	b, err := p.leave(ctx, t, intent, failed, nil, nil)
-	p.note(ctx, p.cfg.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+	p.Report(ctx, p.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		return tx.DeleteSnapshot(context.WithoutCancel(ctx), t.box.Tenant, id)
 	}))
 	return b, err
@@ -446,11 +448,11 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err != nil {
 		return t.box, err
 	}
-	if err := p.cfg.Fault(step + ".recorded"); err != nil {
+	if err := p.Fault(step + ".recorded"); err != nil {
 		return t.box, err
 	}
 	box, how, err := be.control.Restore(ctx, req, ref)
-	if err := p.cfg.Fault(step + ".made"); err != nil {
+	if err := p.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}
 	b, err := p.leave(ctx, t, intent, err, func(b *store.Sandbox) { p.runs(b, coldReason(how)) }, func(ctx context.Context, tx *store.Tx) error {

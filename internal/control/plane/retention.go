@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
@@ -16,18 +17,18 @@ const opPrune = ops.AuditPrune
 // PruneAudit removes the oldest records of the log of any tenant; an empty one
 // is the caller's own. It is recorded in that log, too.
 func (p *Plane) PruneAudit(ctx context.Context, tenant string, what eventlog.Prune) (done eventlog.Pruned, err error) {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return done, err
 	}
 	if tenant == "" {
 		tenant = who.Tenant
 	}
-	err = p.operate(ctx, opPrune, tenant, func(ctx context.Context) error {
+	err = p.AsOwner(ctx, opPrune, tenant, func(ctx context.Context) error {
 		if what.Before.IsZero() && what.UpTo <= 0 {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "before", Message: "neither a time nor a number is given, up to which to remove records"}
 		}
-		if _, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) }); err != nil {
+		if _, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) }); err != nil {
 			return err
 		}
 		done, err = p.cfg.Log.Prune(ctx, tenant, what, p.pruning(ctx, eventlog.Actor{Key: who.Key, UID: who.UID}))
@@ -38,7 +39,7 @@ func (p *Plane) PruneAudit(ctx context.Context, tenant string, what eventlog.Pru
 
 // pruning is how a log says that it was pruned.
 func (p *Plane) pruning(ctx context.Context, by eventlog.Actor) eventlog.Event {
-	by.Node = p.cfg.Node
+	by.Node = p.Node
 	e := eventlog.Event{Op: string(opPrune), Actor: by}
 	e.Request, e.Trace = span.IDs(ctx)
 	return e
@@ -52,7 +53,7 @@ const retentionPeriod = time.Hour
 func (p *Plane) WatchRetention(ctx context.Context, keep time.Duration) {
 	for {
 		if err := p.retain(ctx, keep); err != nil && ctx.Err() == nil {
-			p.note(ctx, err)
+			p.Report(ctx, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -64,14 +65,14 @@ func (p *Plane) WatchRetention(ctx context.Context, keep time.Duration) {
 
 // retain prunes the logs of all tenants. One that is not sound stays as it is.
 func (p *Plane) retain(ctx context.Context, keep time.Duration) error {
-	tenants, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
+	tenants, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
 	if err != nil {
 		return err
 	}
-	before := p.cfg.Store.Now().Add(-keep)
+	before := p.Store.Now().Add(-keep)
 	for _, t := range tenants {
 		if _, err := p.cfg.Log.Prune(ctx, t.ID, eventlog.Prune{Before: before}, p.pruning(ctx, eventlog.Actor{})); err != nil {
-			p.note(ctx, err)
+			p.Report(ctx, err)
 		}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -54,7 +56,7 @@ func (n *NewSecret) validate(who key.Principal, v secret.Value) error {
 // CreateSecret stores a secret of the caller's tenant. The value is cleared.
 func (p *Plane) CreateSecret(ctx context.Context, n NewSecret, v secret.Value) (out store.Secret, err error) {
 	defer v.Clear()
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -124,7 +126,7 @@ func (p *Plane) UpdateSecret(ctx context.Context, name string, v secret.Value, l
 	if err != nil {
 		return store.Secret{}, err
 	}
-	return hushed(out), named(op, p.enforce(ctx, boxes))
+	return hushed(out), core.Named(op, p.enforce(ctx, boxes))
 }
 
 func rotatable(s *store.Secret, v secret.Value) error {
@@ -172,21 +174,21 @@ func (p *Plane) RemoveSecret(ctx context.Context, name string, force bool) error
 	if err != nil {
 		return err
 	}
-	return named(op, p.enforce(ctx, boxes))
+	return core.Named(op, p.enforce(ctx, boxes))
 }
 
 // Secrets lists the secrets of the caller's tenant, without their values.
 func (p *Plane) Secrets(ctx context.Context) ([]store.Secret, error) {
 	const op = ops.SecretList
-	who, err := p.look(ctx, op, "")
+	who, err := p.Look(ctx, op, "")
 	if err != nil {
 		return nil, err
 	}
-	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets(ctx, who.Tenant) })
+	all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets(ctx, who.Tenant) })
 	for i := range all {
 		all[i] = hushed(all[i])
 	}
-	return all, named(op, err)
+	return all, core.Named(op, err)
 }
 
 // hushed is a secret without its value, not even sealed.
@@ -241,7 +243,7 @@ func (p *Plane) reveal(ctx context.Context, tenant string, refs []sandbox.Secret
 		return nil, nil
 	}
 	stored := map[string]store.Secret{}
-	err := p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err := p.Store.View(ctx, func(tx *store.Tx) error {
 		for _, ref := range refs {
 			s, err := tx.Secret(ctx, tenant, ref.Name)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {

@@ -11,6 +11,8 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -34,13 +36,13 @@ func (p *Plane) Snapshot(ctx context.Context, ref string, req sandbox.SnapshotRe
 	s, err := p.snapshotTurn(ctx, ref, req)
 	defer p.archive.soon()
 	if err != nil || !req.Save {
-		return s, named(opSnapshot, err)
+		return s, core.Named(opSnapshot, err)
 	}
 	if err := p.save(ctx, s.ID); err != nil {
-		return s, named(opSnapshot, err)
+		return s, core.Named(opSnapshot, err)
 	}
 	s, err = p.findSnapshot(ctx, s.Tenant, s.ID)
-	return s, named(opSnapshot, err)
+	return s, core.Named(opSnapshot, err)
 }
 
 func (p *Plane) snapshotTurn(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
@@ -59,32 +61,32 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotReque
 	id := newSnapshotID()
 	s := p.snapshotOf(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels}})
 	t.action.Subject = s.Name
-	defer p.writing.begin(id)()
+	defer p.writing.Begin(id)()
 	var intent *audit.Intent
-	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) (err error) {
+	err := p.Store.Update(ctx, func(tx *store.Tx) (err error) {
 		if s, err = tx.CreateSnapshot(ctx, t.box.Tenant, s); err != nil {
 			return err
 		}
-		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
+		intent, err = p.Audit.BeginTx(ctx, tx, t.action)
 		return err
 	})
 	if err != nil {
 		return s, err
 	}
-	if err := p.cfg.Fault("snapshot.recorded"); err != nil {
+	if err := p.Fault("snapshot.recorded"); err != nil {
 		return s, err
 	}
 	snap, err := p.take(ctx, t, id, req.Memory)
 	if err == nil {
 		err = p.keepEnvironment(&t.box, id)
 	}
-	if fault := p.cfg.Fault("snapshot.kept"); fault != nil {
+	if fault := p.Fault("snapshot.kept"); fault != nil {
 		return s, fault
 	}
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if err == nil {
-		err = p.cfg.Store.Update(late, func(tx *store.Tx) error {
+		err = p.Store.Update(late, func(tx *store.Tx) error {
 			if err := tx.FinishSnapshot(late, t.box.Tenant, id, taken(snap)); err != nil {
 				return err
 			}
@@ -92,8 +94,8 @@ func (p *Plane) snapshot(ctx context.Context, t *turn, req sandbox.SnapshotReque
 		})
 	}
 	if err != nil {
-		p.note(ctx, intent.End(audit.Outcome{Err: err}))
-		p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, t.box.Tenant, id) }))
+		p.Report(ctx, intent.End(audit.Outcome{Err: err}))
+		p.Report(ctx, p.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, t.box.Tenant, id) }))
 		p.drop(late, t.box.Provider, id)
 		return s, err
 	}
@@ -187,19 +189,19 @@ func (p *Plane) copyKept(ctx context.Context, t *turn, id string, memory bool) (
 
 // GetSnapshot returns what is recorded of a snapshot, by name or id.
 func (p *Plane) GetSnapshot(ctx context.Context, ref string) (store.Snapshot, error) {
-	who, err := p.look(ctx, opSnapshotGet, ref)
+	who, err := p.Look(ctx, opSnapshotGet, ref)
 	if err != nil {
 		return store.Snapshot{}, err
 	}
 	s, err := p.findSnapshot(ctx, who.Tenant, ref)
-	return s, named(opSnapshotGet, err)
+	return s, core.Named(opSnapshotGet, err)
 }
 
 func (p *Plane) findSnapshot(ctx context.Context, tenant, ref string) (store.Snapshot, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Snapshot{}, err
 	}
-	s, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, tenant, ref) })
+	s, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, tenant, ref) })
 	if e := new(sandbox.Error); errors.As(err, &e) && e.Code == sandbox.CodeNotFound {
 		e.Hint = "see what there is with: atoll snapshot ls"
 	}
@@ -208,25 +210,25 @@ func (p *Plane) findSnapshot(ctx context.Context, tenant, ref string) (store.Sna
 
 // Snapshots returns a page of the tenant's snapshots, newest first.
 func (p *Plane) Snapshots(ctx context.Context, labels map[string]string, page store.Page) (all []store.Snapshot, next string, err error) {
-	who, err := p.look(ctx, opSnapshotList, "")
+	who, err := p.Look(ctx, opSnapshotList, "")
 	if err != nil {
 		return nil, "", err
 	}
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) (err error) {
+	err = p.Store.View(ctx, func(tx *store.Tx) (err error) {
 		all, next, err = tx.Snapshots(ctx, who.Tenant, labels, page)
 		return err
 	})
-	return all, next, named(opSnapshotList, err)
+	return all, next, core.Named(opSnapshotList, err)
 }
 
 // RemoveSnapshot removes a snapshot. Sandboxes that were made from it do not
 // need it. One that is not there is CodeNotFound.
 func (p *Plane) RemoveSnapshot(ctx context.Context, ref string) error {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	return named(opSnapshotRemove, p.guard(ctx, control.Action{Op: opSnapshotRemove, Subject: ref}, func(ctx context.Context) error {
+	return core.Named(opSnapshotRemove, p.Act(ctx, control.Action{Op: opSnapshotRemove, Subject: ref}, func(ctx context.Context) error {
 		s, err := p.findSnapshot(ctx, who.Tenant, ref)
 		if err != nil {
 			return err
@@ -238,14 +240,14 @@ func (p *Plane) RemoveSnapshot(ctx context.Context, ref string) error {
 // removeSnapshot forgets a snapshot, then removes its bytes: what is cut off in
 // between is swept.
 func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
-	if p.writing.has(s.ID) {
+	if p.writing.Has(s.ID) {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being written", Hint: "try again"}
 	}
-	if err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+	if err := p.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
 		return err
 	}
 	p.archive.forget(s.ID, s.Tenant)
-	if err := p.cfg.Fault("snapshot.forgotten"); err != nil {
+	if err := p.Fault("snapshot.forgotten"); err != nil {
 		return err
 	}
 	p.forgetEnvironment(ctx, sandbox.ID(s.ID))
@@ -258,13 +260,13 @@ func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
 // PruneSnapshots removes the tenant's snapshots with all of the labels from
 // which no living sandbox was made, and returns them.
 func (p *Plane) PruneSnapshots(ctx context.Context, labels map[string]string) (removed []store.Snapshot, err error) {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return nil, err
 	}
-	err = p.guard(ctx, control.Action{Op: opSnapshotRemove, Subject: "*"}, func(ctx context.Context) error {
+	err = p.Act(ctx, control.Action{Op: opSnapshotRemove, Subject: "*"}, func(ctx context.Context) error {
 		var used map[string]bool
-		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
+		all, err := store.Read(ctx, p.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
 			if used, err = usedByTemplates(ctx, tx, who.Tenant); err != nil {
 				return nil, err
 			}
@@ -285,7 +287,7 @@ func (p *Plane) PruneSnapshots(ctx context.Context, labels map[string]string) (r
 		}
 		return nil
 	})
-	return removed, named(opSnapshotRemove, err)
+	return removed, core.Named(opSnapshotRemove, err)
 }
 
 // origin finds the snapshot that a sandbox is to be made from, and fills in
@@ -303,7 +305,7 @@ func (p *Plane) origin(ctx context.Context, tenant string, spec sandbox.Spec) (_
 		return spec, "", err
 	case !s.Ready:
 		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
-	case s.Node != p.cfg.Node && s.Archived.Archive == "":
+	case s.Node != p.Node && s.Archived.Archive == "":
 		return spec, "", &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
 			Hint: "try again when it is saved; see: atoll snapshot inspect " + s.Name,

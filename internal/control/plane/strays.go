@@ -22,7 +22,7 @@ type Census struct {
 
 // MayDiagnose allows the owner of the machine to look into the daemon.
 func (p *Plane) MayDiagnose(ctx context.Context) error {
-	return p.operate(ctx, ops.DaemonDiagnose, "", func(context.Context) error { return nil })
+	return p.AsOwner(ctx, ops.DaemonDiagnose, "", func(context.Context) error { return nil })
 }
 
 // Census looks at the sandboxes of this node. It is for the owner of the
@@ -56,12 +56,12 @@ func (p *Plane) Census(ctx context.Context) (c Census, err error) {
 		switch {
 		case there:
 			c.Running = append(c.Running, f)
-		case lives && b.Rest.Step == "" && !p.making.has(b.ID):
+		case lives && b.Rest.Step == "" && !p.making.Has(b.ID):
 			c.Missing = append(c.Missing, b.ID)
 		}
 	}
 	for id, f := range seen {
-		if f.Labels[control.LabelOwner] == "" && f.State != sandbox.Creating && f.State != sandbox.Gone && !p.making.has(id) {
+		if f.Labels[control.LabelOwner] == "" && f.State != sandbox.Creating && f.State != sandbox.Gone && !p.making.Has(id) {
 			c.Unrecorded = append(c.Unrecorded, id)
 		}
 	}

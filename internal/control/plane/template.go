@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -54,7 +55,7 @@ type BuildRequest struct {
 // of an older one keeps what it was made of.
 func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Template, err error) {
 	const op = ops.TemplateBuild
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return t, err
 	}
@@ -62,19 +63,19 @@ func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Te
 	spec := sandbox.Spec{Image: req.Description.From, Network: req.Network}
 	allowed := func(who key.Principal) error { return mayAsk(who, &spec) }
 	base := []string{spec.Image}
-	if firstError(who.Allow(op), allowed(who)) == nil {
+	if core.FirstError(who.Allow(op), allowed(who)) == nil {
 		if base, err = p.fetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
-			return t, named(op, err)
+			return t, core.Named(op, err)
 		}
 		if err := p.permit(ctx, record, &spec, base, bundle.Images, bundle.Network, bundle.Secrets); err != nil {
-			return t, named(op, err)
+			return t, core.Named(op, err)
 		}
 	}
-	err = p.gate.Change(ctx, op, guard.Subject{Subject: req.Name}, func(ctx context.Context) (string, error) {
+	err = p.Change(ctx, op, guard.Subject{Subject: req.Name}, func(ctx context.Context) (string, error) {
 		t, err = p.buildTemplate(ctx, who, req, spec.Image, base)
 		return "", err
 	}, allowed)
-	return t, named(op, err)
+	return t, core.Named(op, err)
 }
 
 // buildTemplate builds from an image whose names are base.
@@ -96,7 +97,7 @@ func (p *Plane) buildTemplate(ctx context.Context, who key.Principal, req BuildR
 	if err != nil {
 		return t, err
 	}
-	t = store.Template{Template: sandbox.Template{Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: p.cfg.Store.Now(), Start: d.Start}, Tenant: who.Tenant, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory, Ready: d.Ready}
+	t = store.Template{Template: sandbox.Template{Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: p.Store.Now(), Start: d.Start}, Tenant: who.Tenant, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory, Ready: d.Ready}
 	if err := p.remember(ctx, &t, req); err != nil {
 		return t, err
 	}
@@ -138,39 +139,39 @@ func (p *Plane) template(ctx context.Context, tenant, ref string) (t store.Templ
 	if err != nil {
 		return t, err
 	}
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Template, error) { return tx.Template(ctx, tenant, name, tag) })
+	return store.Read(ctx, p.Store, func(tx *store.Tx) (store.Template, error) { return tx.Template(ctx, tenant, name, tag) })
 }
 
 // Templates lists the templates of the caller's tenant.
 func (p *Plane) Templates(ctx context.Context) ([]store.Template, error) {
 	const op = ops.TemplateList
-	who, err := p.look(ctx, op, "")
+	who, err := p.Look(ctx, op, "")
 	if err != nil {
 		return nil, err
 	}
-	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
-	return all, named(op, err)
+	all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+	return all, core.Named(op, err)
 }
 
 // Template returns a template of the caller's tenant, by NAME[:TAG].
 func (p *Plane) Template(ctx context.Context, ref string) (t store.Template, err error) {
 	const op = ops.TemplateGet
-	who, err := p.look(ctx, op, ref)
+	who, err := p.Look(ctx, op, ref)
 	if err != nil {
 		return t, err
 	}
 	t, err = p.template(ctx, who.Tenant, ref)
-	return t, named(op, err)
+	return t, core.Named(op, err)
 }
 
 // TagTemplate gives a template one more name, which moves if it is taken.
 func (p *Plane) TagTemplate(ctx context.Context, ref, as string) (t store.Template, err error) {
 	const op = ops.TemplateTag
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return t, err
 	}
-	err = p.guard(ctx, control.Action{Op: op, Subject: as}, func(ctx context.Context) error {
+	err = p.Act(ctx, control.Action{Op: op, Subject: as}, func(ctx context.Context) error {
 		name, tag, err := template.ParseName(as)
 		if err != nil {
 			return err
@@ -181,17 +182,17 @@ func (p *Plane) TagTemplate(ctx context.Context, ref, as string) (t store.Templa
 		t.Name, t.Tag = name, tag
 		return p.setTemplate(ctx, t)
 	})
-	return t, named(op, err)
+	return t, core.Named(op, err)
 }
 
 // RemoveTemplate forgets the name of a template. Sandboxes made of it live on.
 func (p *Plane) RemoveTemplate(ctx context.Context, ref string) error {
 	const op = ops.TemplateRemove
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	return named(op, p.guard(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
+	return core.Named(op, p.Act(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
 		name, tag, err := template.ParseName(ref)
 		if err != nil {
 			return err
@@ -204,15 +205,15 @@ func (p *Plane) RemoveTemplate(ctx context.Context, ref string) error {
 // and have not used for some time. Templates stay.
 func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
 	const op = ops.TemplatePrune
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return 0, err
 	}
-	err = p.guard(ctx, control.Action{Op: op}, func(ctx context.Context) error {
+	err = p.Act(ctx, control.Action{Op: op}, func(ctx context.Context) error {
 		if p.cfg.Builder == nil {
 			return nil
 		}
-		all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+		all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
 		if err != nil {
 			return err
 		}
@@ -220,10 +221,10 @@ func (p *Plane) PruneTemplates(ctx context.Context, unused time.Duration) (freed
 		for i, t := range all {
 			keep[i] = t.Image
 		}
-		freed, err = p.cfg.Builder.Prune(ctx, who.Tenant, p.cfg.Store.Now().Add(-unused), keep)
+		freed, err = p.cfg.Builder.Prune(ctx, who.Tenant, p.Store.Now().Add(-unused), keep)
 		return err
 	})
-	return freed, named(op, err)
+	return freed, core.Named(op, err)
 }
 
 // builders makes the sandboxes of builds as whoever asked for the build.

@@ -39,7 +39,7 @@ func (p *Plane) remember(ctx context.Context, t *store.Template, req BuildReques
 	if t.Start == "" || !p.memory(ctx, &store.Sandbox{}) {
 		return nil
 	}
-	all, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })
+	all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (p *Plane) remembers(ctx context.Context, t *store.Template) bool {
 		return false
 	}
 	s, err := p.findSnapshot(ctx, t.Tenant, t.Snapshot)
-	return err == nil && s.Ready && (s.Node == p.cfg.Node || s.Archived.Archive != "")
+	return err == nil && s.Ready && (s.Node == p.Node || s.Archived.Archive != "")
 }
 
 // startOnce starts a template in a sandbox of its own, waits until it is ready
@@ -176,7 +176,7 @@ func (p *Plane) startCold(ctx context.Context, id sandbox.ID, t *store.Template)
 	if err != nil {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 		defer cancel()
-		p.note(ctx, p.Destroy(late, string(id)))
+		p.Report(ctx, p.Destroy(late, string(id)))
 	}
 	return err
 }
@@ -190,7 +190,7 @@ func (p *Plane) setTemplate(ctx context.Context, t store.Template) error {
 // snapshot that it had if no other name has it now.
 func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, change func(*store.Tx) error) error {
 	var unused string
-	err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err := p.Store.Update(ctx, func(tx *store.Tx) error {
 		unused = ""
 		if old, err := tx.Template(ctx, tenant, name, tag); err == nil {
 			unused = old.Snapshot
@@ -208,7 +208,7 @@ func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, c
 		return err
 	}
 	if s, err := p.findSnapshot(ctx, tenant, unused); err == nil {
-		p.note(ctx, p.removeSnapshot(ctx, &s))
+		p.Report(ctx, p.removeSnapshot(ctx, &s))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -37,7 +38,7 @@ type turn struct {
 func (p *Plane) turn(ctx context.Context, ref string, action ops.Op, op lifecycle.Op) (_ *turn, err error) {
 	ctx, end := span.Start(ctx, "turn", string(action), "")
 	defer func() { end(err) }()
-	who, a, err := p.gate.Admit(ctx, action, guard.Subject{Subject: ref})
+	who, a, err := p.Admit(ctx, action, guard.Subject{Subject: ref})
 	if err != nil {
 		return nil, err
 	}
@@ -45,7 +46,7 @@ func (p *Plane) turn(ctx context.Context, ref string, action ops.Op, op lifecycl
 	if err != nil {
 		return nil, err
 	}
-	if err := firstError(p.here(&b), p.making.wait(ctx, b.ID)); err != nil {
+	if err := core.FirstError(p.here(&b), p.making.Wait(ctx, b.ID)); err != nil {
 		return nil, err
 	}
 	a.Sandbox, a.Name, a.Subject = b.ID, b.Name, b.Name
@@ -54,7 +55,7 @@ func (p *Plane) turn(ctx context.Context, ref string, action ops.Op, op lifecycl
 
 // lockedTurn waits for a sandbox and decides about it.
 func (p *Plane) lockedTurn(ctx context.Context, tenant string, id sandbox.ID, a audit.Action, op lifecycle.Op) (*turn, error) {
-	release, err := p.locks.take(ctx, id)
+	release, err := p.locks.Take(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,7 @@ func view(b *store.Sandbox) lifecycle.Box {
 // enter records that a change is about to happen, together with the state on
 // the way there. also may add to the transaction.
 func (p *Plane) enter(ctx context.Context, t *turn, change func(*store.Sandbox), also func(*store.Tx) error) (intent *audit.Intent, err error) {
-	err = p.cfg.Store.Update(ctx, func(tx *store.Tx) error {
+	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		if _, err := tx.UpdateSandbox(ctx, t.box.Tenant, t.box.ID, store.Expect{Version: t.box.Version}, change); err != nil {
 			return err
 		}
@@ -92,7 +93,7 @@ func (p *Plane) enter(ctx context.Context, t *turn, change func(*store.Sandbox),
 			}
 		}
 		var err error
-		intent, err = p.cfg.Audit.BeginTx(ctx, tx, t.action)
+		intent, err = p.Audit.BeginTx(ctx, tx, t.action)
 		return err
 	})
 	return intent, err
@@ -119,7 +120,7 @@ func (p *Plane) leave(ctx context.Context, t *turn, intent *audit.Intent, failed
 	}
 	p.due.soon() // its lifetime may be another
 	if failed != nil {
-		p.note(ctx, err)
+		p.Report(ctx, err)
 		return b, failed
 	}
 	return b, err
@@ -170,6 +171,6 @@ func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 // fails, reconciliation finds it.
 func (p *Plane) forgetEnvironment(ctx context.Context, id sandbox.ID) {
 	if p.cfg.Environments != nil {
-		p.note(ctx, p.cfg.Environments.Remove(id))
+		p.Report(ctx, p.cfg.Environments.Remove(id))
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -34,21 +35,21 @@ func validate(c *sandbox.Change) error {
 // if a part of it cannot be.
 func (p *Plane) Update(ctx context.Context, ref string, c sandbox.Change) (store.Sandbox, error) {
 	if err := validate(&c); err != nil {
-		return store.Sandbox{}, named(opUpdate, err)
+		return store.Sandbox{}, core.Named(opUpdate, err)
 	}
 	t, err := p.turn(ctx, ref, opUpdate, lifecycle.Update)
 	if err != nil {
-		return store.Sandbox{}, named(opUpdate, err)
+		return store.Sandbox{}, core.Named(opUpdate, err)
 	}
 	defer t.release()
-	if err := p.permitChange(ctx, t, &c, p.cfg.Store.Now()); err != nil {
-		return t.box, named(opUpdate, err)
+	if err := p.permitChange(ctx, t, &c, p.Store.Now()); err != nil {
+		return t.box, core.Named(opUpdate, err)
 	}
 	b, err := p.update(ctx, t, &c)
 	if err == nil && len(c.Labels) > 0 {
 		err = p.enforce(ctx, []store.Sandbox{b}) // other policies may hold for it
 	}
-	return b, named(opUpdate, err)
+	return b, core.Named(opUpdate, err)
 }
 
 func (p *Plane) update(ctx context.Context, t *turn, c *sandbox.Change) (store.Sandbox, error) {
@@ -63,7 +64,7 @@ func (p *Plane) update(ctx context.Context, t *turn, c *sandbox.Change) (store.S
 			return t.box, err
 		}
 	}
-	before, now := t.box, p.cfg.Store.Now()
+	before, now := t.box, p.Store.Now()
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
 		p.apply(b, c, now)
 		if box != nil {
@@ -73,13 +74,13 @@ func (p *Plane) update(ctx context.Context, t *turn, c *sandbox.Change) (store.S
 	if err != nil {
 		return t.box, err
 	}
-	if err := p.cfg.Fault("update.recorded"); err != nil {
+	if err := p.Fault("update.recorded"); err != nil {
 		return t.box, err
 	}
 	if box != nil {
 		err = p.tell(ctx, t, box, c, &before, now)
 	}
-	if err := p.cfg.Fault("update.done"); err != nil {
+	if err := p.Fault("update.done"); err != nil {
 		return t.box, err
 	}
 	return p.leave(ctx, t, intent, err, func(b *store.Sandbox) { b.Rest.Step = "" }, nil)
@@ -93,7 +94,7 @@ func (p *Plane) canChange(t *turn, box *control.Sandbox, c *sandbox.Change) erro
 	// A shorter life can be ended by us; a longer one is in the provider's hands.
 	was := t.box.Spec.Lifetime
 	longer := was.HardTimeout() > 0 && !t.box.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
-		c.Lifetime.Timeout != nil && p.cfg.Store.Now().Add(*c.Lifetime.Timeout).After(t.box.Expires))
+		c.Lifetime.Timeout != nil && p.Store.Now().Add(*c.Lifetime.Timeout).After(t.box.Expires))
 	if longer && !control.Can[driver.DeadlineSetter](box) {
 		return unsupported(&t.box, "this provider cannot let a sandbox that runs live longer", "")
 	}
@@ -166,7 +167,7 @@ func (p *Plane) tell(ctx context.Context, t *turn, box *control.Sandbox, c *sand
 	}
 	err := box.SetDeadline(ctx, at)
 	if err != nil && c.Resources != (sandbox.Resources{}) {
-		p.note(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
+		p.Report(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
 	}
 	return err
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
@@ -21,7 +23,7 @@ import (
 // sandbox is not idle.
 func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	const op = ops.SandboxFind
-	who, err := p.look(ctx, op, ref)
+	who, err := p.Look(ctx, op, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -33,14 +35,14 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 		b, err = p.occupy(ctx, b)
 	}
 	if err != nil {
-		return nil, named(op, err)
+		return nil, core.Named(op, err)
 	}
 	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
 	if err == nil && verdict == lifecycle.Wake {
 		b, err = p.wake(ctx, &b)
 	}
 	if err != nil {
-		return nil, named(op, err)
+		return nil, core.Named(op, err)
 	}
 	box, err := p.attach(ctx, &b)
 	if err != nil {
@@ -48,7 +50,7 @@ func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
 	}
 	redact, err := p.redactor(ctx, &b)
 	if err != nil {
-		return nil, named(op, err)
+		return nil, core.Named(op, err)
 	}
 	return &Box{Sandbox: p.handle(box), inner: box, plane: p, who: who, limits: limits, redact: redact}, nil
 }
@@ -59,7 +61,7 @@ func (p *Plane) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 	if err := sandbox.ValidateName(ref); err != nil {
 		return b, l, err
 	}
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err = p.Store.View(ctx, func(tx *store.Tx) error {
 		if b, err = tx.Lookup(ctx, tenant, ref); err != nil {
 			return err
 		}
@@ -73,7 +75,7 @@ func (p *Plane) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 // occupy marks a sandbox as in use until ctx ends, waits until nobody changes
 // its state, and returns what it is then.
 func (p *Plane) occupy(ctx context.Context, b store.Sandbox) (store.Sandbox, error) {
-	closing, leave := p.uses.begin(b.ID, p.cfg.Store.Now)
+	closing, leave := p.uses.begin(b.ID, p.Store.Now)
 	span.AtEnd(ctx, leave)
 	if closing != nil {
 		select {
@@ -103,7 +105,7 @@ func between(s sandbox.State) bool { return s == sandbox.Pausing || s == sandbox
 
 // wake resumes a sandbox that went to sleep by itself.
 func (p *Plane) wake(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return *b, err
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -20,7 +22,7 @@ import (
 func (p *Plane) EnterWorkspace(ctx context.Context, id string) (context.Context, store.Workspace, error) {
 	const op = ops.WorkspaceEnter
 	var tenant store.Tenant
-	w, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) {
+	w, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Workspace, error) {
 		w, err := tx.Operator().WorkspaceByID(ctx, id)
 		if err == nil {
 			tenant, err = tx.Tenant(ctx, w.Tenant)
@@ -29,7 +31,7 @@ func (p *Plane) EnterWorkspace(ctx context.Context, id string) (context.Context,
 	})
 	switch {
 	case err != nil:
-		return ctx, w, named(op, err)
+		return ctx, w, core.Named(op, err)
 	case !tenant.Disabled.IsZero():
 		return ctx, w, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: string(op), Subject: id, Message: "the tenant is disabled"}
 	}
@@ -49,7 +51,7 @@ func (p *Plane) WriteWorkspace(ctx context.Context, name string, do func(*os.Roo
 }
 
 func (p *Plane) inWorkspace(ctx context.Context, op ops.Op, name string, do func(*os.Root) error) error {
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
@@ -62,7 +64,7 @@ func (p *Plane) inWorkspace(ctx context.Context, op ops.Op, name string, do func
 			return err
 		}
 		for _, a := range attached {
-			if a.Mode != sandbox.WorkspaceRead && a.Node != p.cfg.Node {
+			if a.Mode != sandbox.WorkspaceRead && a.Node != p.Node {
 				return &sandbox.Error{
 					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "ask the daemon of that node",
 				}
@@ -117,32 +119,32 @@ func (p *Plane) persistSoon(row store.Workspace) {
 	if !p.soon.begin(row.ID) {
 		return
 	}
-	p.background.Go(func() {
+	p.Go(func() {
 		pause := time.NewTimer(persistPause)
 		defer pause.Stop()
 		select {
 		case <-pause.C:
-		case <-p.life.Done():
+		case <-p.Life.Done():
 		}
 		p.soon.end(row.ID) // what is written from now on is another version's
-		ctx, cancel := context.WithTimeout(p.life, persistTimeout)
+		ctx, cancel := context.WithTimeout(p.Life, persistTimeout)
 		defer cancel()
 		if ctx.Err() != nil {
 			return
 		}
-		p.note(ctx, p.persistNow(ctx, row.ID))
+		p.Report(ctx, p.persistNow(ctx, row.ID))
 	})
 }
 
 // persistNow makes a version of a workspace that no sandbox changes. It may have
 // been removed meanwhile.
 func (p *Plane) persistNow(ctx context.Context, id string) error {
-	release, err := p.workspaces.take(ctx, sandbox.ID(id))
+	release, err := p.workspaces.Take(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer release()
-	row, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Operator().WorkspaceByID(ctx, id) })
+	row, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Operator().WorkspaceByID(ctx, id) })
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound || row.Removing {
 		return nil
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
@@ -31,17 +33,17 @@ func (p *Plane) shelved() error {
 // nobody else does.
 func (p *Plane) onWorkspace(ctx context.Context, op ops.Op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
 	if err := sandbox.ValidateName(name); err != nil {
-		return named(op, err)
+		return core.Named(op, err)
 	}
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	return named(op, p.guard(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+	return core.Named(op, p.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
 		if err := p.shelved(); err != nil {
 			return err
 		}
-		row, err := store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, name) })
+		row, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, name) })
 		if err != nil {
 			return err
 		}
@@ -58,7 +60,7 @@ func (p *Plane) onWorkspace(ctx context.Context, op ops.Op, name string, do func
 // withWorkspace opens a workspace and keeps others of this daemon from it. One
 // that is a bucket has no versions, and is nil.
 func (p *Plane) withWorkspace(ctx context.Context, row store.Workspace, do func(*workspace.Workspace) error) error {
-	release, err := p.workspaces.take(ctx, sandbox.ID(row.ID))
+	release, err := p.workspaces.Take(ctx, row.ID)
 	if err != nil {
 		return err
 	}
@@ -76,25 +78,25 @@ func (p *Plane) withWorkspace(ctx context.Context, row store.Workspace, do func(
 // CreateWorkspace makes an empty workspace.
 func (p *Plane) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (Workspace, error) {
 	const op = ops.WorkspaceCreate
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return Workspace{}, err
 	}
 	if err := sandbox.ValidateName(n.Name); err != nil {
-		return Workspace{}, named(op, err)
+		return Workspace{}, core.Named(op, err)
 	}
 	if n.MaxBytes < 0 {
 		return Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: string(op), Subject: "maxBytes", Message: "negative"}
 	}
 	row := store.Workspace{Workspace: sandbox.Workspace{Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket}, ID: "ws-" + strings.ToLower(rand.Text()[:16]), Tenant: who.Tenant}
-	err = p.guard(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
+	err = p.Act(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
 		if err := p.shelved(); err != nil {
 			return err
 		}
 		if err := p.checkBucket(row); err != nil {
 			return err
 		}
-		if err := p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, row) }); err != nil {
+		if err := p.Store.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, row) }); err != nil {
 			return err
 		}
 		if row.Bucket != "" {
@@ -102,22 +104,22 @@ func (p *Plane) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (Wo
 		} else if err := p.cfg.Workspaces.Create(ctx, row.ID, row.Encrypted); err != nil {
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 			defer cancel()
-			p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
+			p.Report(ctx, p.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
 			return err
 		}
-		row, err = store.Read(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, n.Name) })
+		row, err = store.Read(ctx, p.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, n.Name) })
 		return err
 	})
-	return Workspace{Workspace: row}, named(op, err)
+	return Workspace{Workspace: row}, core.Named(op, err)
 }
 
 // Workspaces lists the workspaces of the caller's tenant by name.
 func (p *Plane) Workspaces(ctx context.Context) (all []Workspace, err error) {
-	who, err := p.look(ctx, ops.WorkspaceList, "")
+	who, err := p.Look(ctx, ops.WorkspaceList, "")
 	if err != nil {
 		return nil, err
 	}
-	err = p.cfg.Store.View(ctx, func(tx *store.Tx) error {
+	err = p.Store.View(ctx, func(tx *store.Tx) error {
 		all = nil
 		rows, err := tx.Workspaces(ctx, who.Tenant)
 		if err != nil {
@@ -132,7 +134,7 @@ func (p *Plane) Workspaces(ctx context.Context) (all []Workspace, err error) {
 		}
 		return nil
 	})
-	return all, named(ops.WorkspaceList, err)
+	return all, core.Named(ops.WorkspaceList, err)
 }
 
 // Workspace returns what is known of a workspace of the caller's tenant.
@@ -151,7 +153,7 @@ func (p *Plane) Workspace(ctx context.Context, name string) (out Workspace, err 
 }
 
 func (p *Plane) attachments(ctx context.Context, row store.Workspace) ([]store.Attachment, error) {
-	return store.Read(ctx, p.cfg.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, row.ID) })
+	return store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, row.ID) })
 }
 
 // WorkspaceHistory returns the versions of a workspace, oldest first.
@@ -186,7 +188,7 @@ func (p *Plane) PersistWorkspace(ctx context.Context, name, note string) (v work
 			if a.Mode == sandbox.WorkspaceRead {
 				continue
 			}
-			if inUse = true; a.Node != p.cfg.Node {
+			if inUse = true; a.Node != p.Node {
 				return &sandbox.Error{
 					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "ask the daemon of that node",
 				}
@@ -211,7 +213,7 @@ func (p *Plane) persist(ctx context.Context, row store.Workspace, w *workspace.W
 		row.Problem = problem
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 		defer cancel()
-		p.note(ctx, p.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
+		p.Report(ctx, p.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
 	}
 	return v, err
 }
@@ -260,15 +262,15 @@ func (p *Plane) VerifyWorkspace(ctx context.Context, name string, deep bool) (re
 // attached. What is in a bucket stays there.
 func (p *Plane) RemoveWorkspace(ctx context.Context, name string) error {
 	const op = ops.WorkspaceRemove
-	who, err := principal(ctx)
+	who, err := guard.Principal(ctx)
 	if err != nil {
 		return err
 	}
-	return named(op, p.guard(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+	return core.Named(op, p.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
 		if err := p.shelved(); err != nil {
 			return err
 		}
-		row, err := store.Write(ctx, p.cfg.Store, func(tx *store.Tx) (store.Workspace, error) {
+		row, err := store.Write(ctx, p.Store, func(tx *store.Tx) (store.Workspace, error) {
 			row, err := tx.LockWorkspace(ctx, who.Tenant, name)
 			if err != nil {
 				return row, err
@@ -289,7 +291,7 @@ func (p *Plane) RemoveWorkspace(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		release, err := p.workspaces.take(ctx, sandbox.ID(row.ID))
+		release, err := p.workspaces.Take(ctx, row.ID)
 		if err != nil {
 			return err
 		}
@@ -302,6 +304,6 @@ func (p *Plane) RemoveWorkspace(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		return p.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, row.ID) })
+		return p.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, row.ID) })
 	}))
 }

@@ -1,0 +1,88 @@
+package core
+
+import (
+	"context"
+	"sync"
+)
+
+// Locks serialise what must not happen twice at once to one thing, by its id.
+// The zero value is ready.
+type Locks[ID ~string] struct {
+	mu   sync.Mutex
+	held map[ID]chan struct{}
+}
+
+// Take waits for the lock of an id; the caller calls release.
+func (l *Locks[ID]) Take(ctx context.Context, id ID) (release func(), err error) {
+	for {
+		l.mu.Lock()
+		other := l.held[id]
+		if other == nil {
+			mine := make(chan struct{})
+			if l.held == nil {
+				l.held = map[ID]chan struct{}{}
+			}
+			l.held[id] = mine
+			l.mu.Unlock()
+			return func() {
+				l.mu.Lock()
+				delete(l.held, id)
+				l.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// Inflight are the things that this process is making now, by their ids. The zero
+// value is ready.
+type Inflight[ID ~string] struct {
+	mu   sync.Mutex
+	made map[ID]chan struct{}
+}
+
+// Begin says that the thing with that id is being made, until end is called.
+func (f *Inflight[ID]) Begin(id ID) (end func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.made == nil {
+		f.made = map[ID]chan struct{}{}
+	}
+	done := make(chan struct{})
+	f.made[id] = done
+	return func() {
+		f.mu.Lock()
+		delete(f.made, id)
+		f.mu.Unlock()
+		close(done)
+	}
+}
+
+// Wait waits until the thing with that id is not being made any more.
+func (f *Inflight[ID]) Wait(ctx context.Context, id ID) error {
+	f.mu.Lock()
+	done := f.made[id]
+	f.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Has reports whether the thing with that id is being made.
+func (f *Inflight[ID]) Has(id ID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.made[id] != nil
+}
