@@ -148,7 +148,7 @@ func (d *Daemon) openServer(context.Context) error {
 	served := service{d.plane, d.buildDir(), d.ready(d.provider), d.opts.Version, newDoctor(d)}
 	d.server = server.New(server.Config{
 		Ports:        proxy,
-		Handler:      d.observed(api.New(served, api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
+		Handler:      d.observed(api.New(servicesOf(served), api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {

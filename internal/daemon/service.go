@@ -27,7 +27,24 @@ type service struct {
 	*doctor
 }
 
-var _ api.Service = service{}
+func servicesOf(s service) api.Services {
+	return api.Services{
+		Sandboxes:  s,
+		Processes:  s,
+		Snapshots:  s,
+		Keys:       s,
+		Profiles:   s,
+		Secrets:    s,
+		Events:     s,
+		Workspaces: s,
+		Tenants:    s,
+		Providers:  s,
+		Machine:    s,
+		Ports:      s,
+		Templates:  s,
+		Policies:   s,
+	}
+}
 
 func (s service) Create(ctx context.Context, req api.CreateRequest) (sandbox.Sandbox, bool, error) {
 	made, err := s.Plane.Create(ctx, plane.CreateRequest{

@@ -33,20 +33,20 @@ type Options struct {
 
 // API is the handler of the native API.
 type API struct {
-	service Service
-	opts    Options
-	mux     *http.ServeMux
-	huma    huma.API
+	services Services
+	opts     Options
+	mux      *http.ServeMux
+	huma     huma.API
 }
 
-// New returns the handler for what service does.
-func New(service Service, opts Options) *API {
+// New returns the handler for what services do.
+func New(services Services, opts Options) *API {
 	ownErrors()
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
 	opts.Logger = slog.New(span.Logs(opts.Logger.Handler()))
-	a := &API{service: service, opts: opts, mux: http.NewServeMux()}
+	a := &API{services: services, opts: opts, mux: http.NewServeMux()}
 	config := huma.DefaultConfig("Atoll", Version)
 	config.Info.Description = "Sandboxes for AI agents. Errors are application/problem+json with a stable code. " +
 		"A sandbox is named by its id or its name."
@@ -195,7 +195,7 @@ func (a *API) health() {
 	ready := operation("readyz", http.MethodGet, "/readyz", "Health", "Can it make sandboxes now?")
 	ready.Security = []map[string][]string{}
 	huma.Register(a.huma, ready, func(ctx context.Context, _ *none) (*readyOutput, error) {
-		if err := a.service.Ready(ctx); err != nil {
+		if err := a.services.Machine.Ready(ctx); err != nil {
 			return nil, a.problem(ctx, err)
 		}
 		out := &readyOutput{}

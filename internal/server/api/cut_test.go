@@ -14,7 +14,7 @@ import (
 // A request that was cut off is never answered as if it had succeeded, which no
 // answer would be: its caller could take nothing for an empty file.
 func TestCutOffRequestsAreAnswered(t *testing.T) {
-	a := New(nil, Options{})
+	a := New(Services{}, Options{})
 	for _, tt := range []struct {
 		name   string
 		cause  error

@@ -14,7 +14,7 @@ import (
 // The time that a body may take must not bound what is done with it: a command
 // runs far longer than its request takes to arrive.
 func TestBodyTimeoutIsForTheBody(t *testing.T) {
-	a := New(nil, Options{})
+	a := New(Services{}, Options{})
 	op := operation("slow", http.MethodPost, "/slow/{ref}", "Test", "Take longer than the body may")
 	op.BodyReadTimeout = 10 * time.Millisecond
 	huma.Register(a.huma, op, func(ctx context.Context, _ *stopInput) (*struct{}, error) {

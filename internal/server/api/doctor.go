@@ -36,14 +36,14 @@ type choiceOutput struct{ Body sandbox.Choice }
 func (a *API) doctor() {
 	huma.Register(a.huma, operation("listProviders", http.MethodGet, "/v1/providers", "Health", "What can make sandboxes, and what they can do"),
 		func(ctx context.Context, _ *none) (*providersOutput, error) {
-			all, err := a.service.Providers(ctx)
+			all, err := a.services.Providers.Providers(ctx)
 			out := &providersOutput{}
 			out.Body.Providers = append([]sandbox.Provider{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getProvider", http.MethodGet, "/v1/providers/{name}", "Health", "Everything about one provider"),
 		func(ctx context.Context, in *providerInput) (*providerOutput, error) {
-			all, err := a.service.Providers(ctx)
+			all, err := a.services.Providers.Providers(ctx)
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
@@ -56,19 +56,19 @@ func (a *API) doctor() {
 		})
 	huma.Register(a.huma, operation("chooseProvider", http.MethodPost, "/v1/providers/choose", "Health", "Which provider fits what a sandbox needs, and why"),
 		func(ctx context.Context, in *needsInput) (*choiceOutput, error) {
-			c, err := a.service.ChooseProvider(ctx, in.Body)
+			c, err := a.services.Providers.ChooseProvider(ctx, in.Body)
 			return &choiceOutput{c}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("imageUses", http.MethodGet, "/v1/images/uses", "State", "Which images are needed by what does not run; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*imageUsesOutput, error) {
-			uses, err := a.service.ImageUses(ctx)
+			uses, err := a.services.Machine.ImageUses(ctx)
 			out := &imageUsesOutput{}
 			out.Body.Uses = append([]sandbox.ImageUse{}, uses...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to fix it; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*diagnosisOutput, error) {
-			d, err := a.service.Diagnose(ctx)
+			d, err := a.services.Machine.Diagnose(ctx)
 			d.Findings = append([]sandbox.Finding{}, d.Findings...)
 			return &diagnosisOutput{d}, a.problem(ctx, err)
 		})

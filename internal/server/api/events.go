@@ -118,7 +118,7 @@ type auditPrunedOutput struct{ Body sandbox.AuditPruned }
 func (a *API) events() {
 	huma.Register(a.huma, operation("listEvents", http.MethodGet, "/v1/events", "Events", "Read what happened"),
 		func(ctx context.Context, in *eventsInput) (*eventsOutput, error) {
-			got, err := a.service.Events(ctx, sandbox.EventQuery{
+			got, err := a.services.Events.Events(ctx, sandbox.EventQuery{
 				After: in.After, Page: in.Limit, Sandbox: sandbox.ID(in.Sandbox), Types: in.Type, Ops: in.Op, Since: in.Since, Until: in.Until,
 			})
 			out := &eventsOutput{}
@@ -139,12 +139,12 @@ func (a *API) events() {
 		}, "", "application/x-ndjson", a.exportEvents)
 	huma.Register(a.huma, operation("verifyAudit", http.MethodGet, "/v1/audit/verify", "Events", "Check that the log is as it was written"),
 		func(ctx context.Context, _ *none) (*reportOutput, error) {
-			report, err := a.service.VerifyAudit(ctx)
+			report, err := a.services.Events.VerifyAudit(ctx)
 			return &reportOutput{report}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("pruneAudit", http.MethodPost, "/v1/audit/prune", "Events", "Remove the oldest records of a log, which stays verifiable; only for the owner of the machine"),
 		func(ctx context.Context, in *auditPruneInput) (*auditPrunedOutput, error) {
-			done, err := a.service.PruneAudit(ctx, in.Body)
+			done, err := a.services.Events.PruneAudit(ctx, in.Body)
 			return &auditPrunedOutput{done}, a.problem(ctx, err)
 		})
 }
@@ -159,11 +159,11 @@ func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	export := a.service.ExportEvents
+	export := a.services.Events.ExportEvents
 	switch q.get("format") {
 	case "", "json":
 	case "otlp-json":
-		export = a.service.ExportOTLP
+		export = a.services.Events.ExportOTLP
 	default:
 		return invalid("format", "is not json or otlp-json")
 	}
@@ -199,7 +199,7 @@ func (a *API) followEvents(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	log, err := a.service.FollowEvents(ctx, in)
+	log, err := a.services.Events.FollowEvents(ctx, in)
 	if err != nil {
 		return err
 	}

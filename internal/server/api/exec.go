@@ -56,7 +56,7 @@ func (a *API) processes() {
 		func(ctx context.Context, in *SandboxRef) (*processesOutput, error) {
 			out := &processesOutput{}
 			out.Body.Processes = []sandbox.ProcessInfo{}
-			box, err := a.service.Open(ctx, in.Ref)
+			box, err := a.services.Processes.Open(ctx, in.Ref)
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
@@ -67,7 +67,7 @@ func (a *API) processes() {
 	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Signal a command and all it started")
 	kill.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, kill, func(ctx context.Context, in *killInput) (*struct{}, error) {
-		box, err := a.service.Open(ctx, in.Ref)
+		box, err := a.services.Processes.Open(ctx, in.Ref)
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
@@ -84,7 +84,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	if in.Body.TTY != nil || in.Body.Stdin || in.Body.HoldMS != 0 {
 		return nil, a.problem(ctx, invalid("command", "a terminal, a stream of input or a hold needs a WebSocket"))
 	}
-	box, err := a.service.Open(ctx, in.Ref)
+	box, err := a.services.Processes.Open(ctx, in.Ref)
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
@@ -277,7 +277,7 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,7 @@ func (a *API) files() {
 
 // withFiles does something with the files of a sandbox.
 func (a *API) withFiles(ctx context.Context, ref string, do func(Files) error) error {
-	box, err := a.service.Open(ctx, ref)
+	box, err := a.services.Processes.Open(ctx, ref)
 	if err == nil {
 		err = do(box.Files())
 	}
@@ -136,7 +136,7 @@ func parseRange(header string) (s part, ok bool) {
 }
 
 func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -289,7 +289,7 @@ func (b *begun) Write(p []byte) (int, error) {
 }
 
 func (a *API) importFiles(w http.ResponseWriter, r *http.Request) error {
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -308,7 +308,7 @@ func (a *API) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}

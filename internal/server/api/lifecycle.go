@@ -54,32 +54,32 @@ func (a *API) lifecycle() {
 	const base = "/v1/sandboxes/{ref}"
 	huma.Register(a.huma, operation("pauseSandbox", http.MethodPost, base+"/pause", "Sandboxes", "Make it stand still, in memory or on disk"),
 		func(ctx context.Context, in *pauseInput) (*sandboxOutput, error) {
-			return a.answer(ctx)(a.service.Pause(ctx, in.Ref, in.Body.ToDisk))
+			return a.answer(ctx)(a.services.Sandboxes.Pause(ctx, in.Ref, in.Body.ToDisk))
 		})
 	resume := operation("resumeSandbox", http.MethodPost, base+"/resume", "Sandboxes", "Let a paused one go on")
 	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, resume, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
-		return a.answer(ctx)(a.service.Resume(ctx, in.Ref))
+		return a.answer(ctx)(a.services.Sandboxes.Resume(ctx, in.Ref))
 	})
 	huma.Register(a.huma, operation("stopSandbox", http.MethodPost, base+"/stop", "Sandboxes", "Ask its commands to end, give them grace, and end it; its files are kept if its provider can, as the state in the answer says"),
 		func(ctx context.Context, in *stopInput) (*sandboxOutput, error) {
-			return a.answer(ctx)(a.service.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
+			return a.answer(ctx)(a.services.Sandboxes.Stop(ctx, in.Ref, milliseconds(in.Body.GraceMS)))
 		})
 	start := operation("startSandbox", http.MethodPost, base+"/start", "Sandboxes", "Bring a stopped one back with its files")
 	start.Errors = append(start.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, start, func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
-		return a.answer(ctx)(a.service.Start(ctx, in.Ref))
+		return a.answer(ctx)(a.services.Sandboxes.Start(ctx, in.Ref))
 	})
 	update := operation("updateSandbox", http.MethodPatch, base, "Sandboxes", "Change its limits, labels, lifetime or idle policy")
 	update.Errors = append(update.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, update, func(ctx context.Context, in *updateInput) (*sandboxOutput, error) {
-		return a.answer(ctx)(a.service.Update(ctx, in.Ref, in.Body))
+		return a.answer(ctx)(a.services.Sandboxes.Update(ctx, in.Ref, in.Body))
 	})
 	fork := operation("forkSandbox", http.MethodPost, base+"/fork", "Sandboxes", "Make copies of it, all or none")
 	fork.DefaultStatus = http.StatusCreated
 	fork.Errors = append(fork.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, fork, func(ctx context.Context, in *forkInput) (*forkOutput, error) {
-		boxes, err := a.service.Fork(ctx, in.Ref, in.Body)
+		boxes, err := a.services.Sandboxes.Fork(ctx, in.Ref, in.Body)
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
@@ -126,7 +126,7 @@ func (a *API) snapshots() {
 	create.DefaultStatus = http.StatusCreated
 	create.Errors = append(create.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, create, func(ctx context.Context, in *snapshotInput) (*snapshotOutput, error) {
-		s, err := a.service.CreateSnapshot(ctx, in.Ref, in.Body)
+		s, err := a.services.Snapshots.CreateSnapshot(ctx, in.Ref, in.Body)
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
@@ -135,7 +135,7 @@ func (a *API) snapshots() {
 	huma.Register(a.huma, operation("listSnapshots", http.MethodGet, "/v1/snapshots", "Snapshots", "List snapshots, newest first"), a.listSnapshots)
 	huma.Register(a.huma, operation("getSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}", "Snapshots", "Look at a snapshot"),
 		func(ctx context.Context, in *SnapshotRef) (*snapshotOutput, error) {
-			s, err := a.service.GetSnapshot(ctx, in.Snapshot)
+			s, err := a.services.Snapshots.GetSnapshot(ctx, in.Snapshot)
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
@@ -144,11 +144,11 @@ func (a *API) snapshots() {
 	remove := operation("removeSnapshot", http.MethodDelete, "/v1/snapshots/{snapshot}", "Snapshots", "Remove a snapshot; sandboxes made from it live on")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SnapshotRef) (*struct{}, error) {
-		return nil, a.problem(ctx, a.service.RemoveSnapshot(ctx, in.Snapshot))
+		return nil, a.problem(ctx, a.services.Snapshots.RemoveSnapshot(ctx, in.Snapshot))
 	})
 	huma.Register(a.huma, operation("pruneSnapshots", http.MethodPost, "/v1/snapshots/prune", "Snapshots", "Remove the snapshots from which no living sandbox was made"),
 		func(ctx context.Context, in *pruneInput) (*snapshotListOutput, error) {
-			removed, err := a.service.PruneSnapshots(ctx, in.Body.Labels)
+			removed, err := a.services.Snapshots.PruneSnapshots(ctx, in.Body.Labels)
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
@@ -163,7 +163,7 @@ func (a *API) listSnapshots(ctx context.Context, in *snapshotListInput) (*snapsh
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
-	page, next, err := a.service.ListSnapshots(ctx, ListQuery{Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
+	page, next, err := a.services.Snapshots.ListSnapshots(ctx, ListQuery{Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}

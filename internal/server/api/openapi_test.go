@@ -16,7 +16,7 @@ const document = "../../../docs/openapi.json"
 
 // The committed document is what the daemon serves.
 func TestOpenAPIIsCurrent(t *testing.T) {
-	text, err := New(nil, Options{}).OpenAPI()
+	text, err := New(Services{}, Options{}).OpenAPI()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestOpenAPIIsCurrent(t *testing.T) {
 // Every operation has a name of its own and a summary, every reference leads
 // somewhere, and every path parameter is described.
 func TestOpenAPIIsSound(t *testing.T) {
-	text, err := New(nil, Options{}).OpenAPI()
+	text, err := New(Services{}, Options{}).OpenAPI()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// PolicyService tells what sandboxes of the caller's tenant may be.
-type PolicyService interface {
+// Policies tells what sandboxes of the caller's tenant may be.
+type Policies interface {
 	Policies(ctx context.Context) (sandbox.Policies, error)
 	// ReloadPolicies is for the owner of the machine.
 	ReloadPolicies(ctx context.Context) (sandbox.Policies, error)
@@ -27,17 +27,17 @@ func (a *API) policies() {
 	const tag = "Policies"
 	huma.Register(a.huma, operation("listPolicies", http.MethodGet, "/v1/policies", tag, "List the policies of the machine that are about your sandboxes"),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
-			p, err := a.service.Policies(ctx)
+			p, err := a.services.Policies.Policies(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("reloadPolicies", http.MethodPost, "/v1/policies/reload", tag, "Read the policies of the machine anew"),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
-			p, err := a.service.ReloadPolicies(ctx)
+			p, err := a.services.Policies.ReloadPolicies(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("explainPolicies", http.MethodPost, "/v1/policies/explain", tag, "Ask what the policies say about a sandbox, without making it"),
 		func(ctx context.Context, in *explainInput) (*answerOutput, error) {
-			p, err := a.service.ExplainPolicies(ctx, in.Body)
+			p, err := a.services.Policies.ExplainPolicies(ctx, in.Body)
 			return &answerOutput{p}, a.problem(ctx, err)
 		})
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Ports reach what listens inside a sandbox. Its methods are part of Service.
+// Ports reach what listens inside a sandbox.
 type Ports interface {
 	// DialPort connects to a port of a running sandbox. The caller closes the
 	// connection, which has a CloseWrite.
@@ -50,13 +50,13 @@ func (a *API) ports() {
 	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Make a token with which anybody reaches ports of a sandbox; it is shown only now")
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {
-		token, expires, err := a.service.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
+		token, expires, err := a.services.Ports.SharePorts(ctx, in.Ref, in.Body.Ports, milliseconds(in.Body.ExpiresMS))
 		return &portTokenOutput{sandbox.PortToken{Token: token, Expires: expires}}, a.problem(ctx, err)
 	})
 	a.raw(operation("openPort", http.MethodGet, "/v1/sandboxes/{ref}/ports/{port}", "Ports", "Connect to a port over a WebSocket"), nil, "", "websocket", a.openPort)
 	huma.Register(a.huma, operation("usage", http.MethodGet, "/v1/sandboxes/{ref}/usage", "Sandboxes", "What it consumes"),
 		func(ctx context.Context, in *SandboxRef) (*usageOutput, error) {
-			u, err := a.service.Usage(ctx, in.Ref)
+			u, err := a.services.Sandboxes.Usage(ctx, in.Ref)
 			out := &usageOutput{SandboxUsage{CPUMS: u.CPU.Milliseconds(), Memory: u.Memory, Disk: u.Disk, PIDs: u.PIDs, Sampled: u.Sampled}}
 			if u.CPU < 0 {
 				out.Body.CPUMS = -1
@@ -75,7 +75,7 @@ func (a *API) openPort(w http.ResponseWriter, r *http.Request) error {
 	if err != nil || port == 0 {
 		return invalid("port", "is not a number from 1 to 65535")
 	}
-	conn, err := a.service.DialPort(r.Context(), r.PathValue("ref"), uint16(port))
+	conn, err := a.services.Ports.DialPort(r.Context(), r.PathValue("ref"), uint16(port))
 	if err != nil {
 		return err
 	}

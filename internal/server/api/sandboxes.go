@@ -51,17 +51,17 @@ func (a *API) sandboxes() {
 	huma.Register(a.huma, operation("listSandboxes", http.MethodGet, "/v1/sandboxes", "Sandboxes", "List sandboxes"), a.list)
 	huma.Register(a.huma, operation("getSandbox", http.MethodGet, "/v1/sandboxes/{ref}", "Sandboxes", "Look at a sandbox"),
 		func(ctx context.Context, in *SandboxRef) (*sandboxOutput, error) {
-			s, err := a.service.Get(ctx, in.Ref)
+			s, err := a.services.Sandboxes.Get(ctx, in.Ref)
 			return &sandboxOutput{Status: http.StatusOK, Body: s}, a.problem(ctx, err)
 		})
 	remove := operation("removeSandbox", http.MethodDelete, "/v1/sandboxes/{ref}", "Sandboxes", "Remove a sandbox with everything in it; removing it again is success")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *SandboxRef) (*struct{}, error) {
-		return nil, a.problem(ctx, a.service.Destroy(ctx, in.Ref))
+		return nil, a.problem(ctx, a.services.Sandboxes.Destroy(ctx, in.Ref))
 	})
 	huma.Register(a.huma, operation("waitSandbox", http.MethodGet, "/v1/sandboxes/{ref}/wait", "Sandboxes", "Wait until it has ended"),
 		func(ctx context.Context, in *SandboxRef) (*exitOutput, error) {
-			exit, err := a.service.Wait(ctx, in.Ref)
+			exit, err := a.services.Sandboxes.Wait(ctx, in.Ref)
 			return &exitOutput{exit}, a.problem(ctx, err)
 		})
 }
@@ -69,7 +69,7 @@ func (a *API) sandboxes() {
 func (a *API) create(ctx context.Context, in *createInput) (*sandboxOutput, error) {
 	req := in.Body
 	req.IdempotencyKey, req.Raw = in.IdempotencyKey, in.RawBody
-	s, replayed, err := a.service.Create(ctx, req)
+	s, replayed, err := a.services.Sandboxes.Create(ctx, req)
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
@@ -85,7 +85,7 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
-	page, next, err := a.service.List(ctx, ListQuery{States: in.State, Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
+	page, next, err := a.services.Sandboxes.List(ctx, ListQuery{States: in.State, Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}

@@ -58,24 +58,24 @@ func (a *API) secrets() {
 	create := operation("createSecret", http.MethodPost, "/v1/secrets", tag, "Store a secret; its value is never shown again")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newSecretInput) (*secretOutput, error) {
-		s, err := a.service.CreateSecret(ctx, in.Body)
+		s, err := a.services.Secrets.CreateSecret(ctx, in.Body)
 		return &secretOutput{s}, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("listSecrets", http.MethodGet, "/v1/secrets", tag, "List secrets, without their values"),
 		func(ctx context.Context, _ *none) (*secretsOutput, error) {
-			all, err := a.service.Secrets(ctx)
+			all, err := a.services.Secrets.Secrets(ctx)
 			out := &secretsOutput{}
 			out.Body.Secrets = append([]sandbox.StoredSecret{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("rotateSecret", http.MethodPut, "/v1/secrets/{name}/value", tag, "Give a secret a new value, from the next request on"),
 		func(ctx context.Context, in *rotateInput) (*secretOutput, error) {
-			s, err := a.service.RotateSecret(ctx, in.Name, in.Body)
+			s, err := a.services.Secrets.RotateSecret(ctx, in.Name, in.Body)
 			return &secretOutput{s}, a.problem(ctx, err)
 		})
 	remove := operation("removeSecret", http.MethodDelete, "/v1/secrets/{name}", tag, "Remove a secret")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *removeSecretInput) (*struct{}, error) {
-		return nil, a.problem(ctx, a.service.RemoveSecret(ctx, in.Name, in.Force))
+		return nil, a.problem(ctx, a.services.Secrets.RemoveSecret(ctx, in.Name, in.Force))
 	})
 }

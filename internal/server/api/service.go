@@ -3,7 +3,7 @@
 // streams for files and archives, WebSockets for commands and server-sent
 // events for what happens.
 //
-// It knows nothing of how things are done: [Service] is what it needs of the
+// It knows nothing of how things are done: [Services] is what it needs of the
 // control plane. Who is asking is part of the context of a request, and is the
 // business of who serves the handler.
 package api
@@ -18,17 +18,33 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Service does what requests ask for. Its methods may be called concurrently;
-// their errors are *sandbox.Error or are classified by sandbox.CodeOf. A ref is
-// the name or the id of a sandbox.
-type Service interface {
+// Services is what requests are carried out by. The methods of all of them may be
+// called concurrently; their errors are *sandbox.Error or are classified by
+// sandbox.CodeOf. A ref is the name or the id of a sandbox.
+type Services struct {
+	Sandboxes  Sandboxes
+	Processes  Processes
+	Snapshots  Snapshots
+	Keys       Keys
+	Profiles   Profiles
+	Secrets    Secrets
+	Events     Events
+	Workspaces Workspaces
+	Tenants    Tenants
+	Providers  Providers
+	Machine    Machine
+	Ports      Ports
+	Templates  Templates
+	Policies   Policies
+}
+
+// Sandboxes makes sandboxes and changes what becomes of them.
+type Sandboxes interface {
 	// Create makes a sandbox. replayed says that an earlier request with the
 	// same idempotency key made it.
 	Create(ctx context.Context, req CreateRequest) (s sandbox.Sandbox, replayed bool, err error)
 	Get(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	List(ctx context.Context, q ListQuery) (page []sandbox.Sandbox, next string, err error)
-	// Open returns a running sandbox.
-	Open(ctx context.Context, ref string) (Box, error)
 	Destroy(ctx context.Context, ref string) error
 	// Stop asks commands to end, gives them grace, and ends the sandbox. Its
 	// files are kept if its provider can: the state that is returned says so.
@@ -38,21 +54,34 @@ type Service interface {
 	Resume(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error)
 	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
+	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
+	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+}
 
+// Processes reach into running sandboxes.
+type Processes interface {
+	// Open returns a running sandbox.
+	Open(ctx context.Context, ref string) (Box, error)
+}
+
+// Snapshots keeps the state of sandboxes under names.
+type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error)
 	ListSnapshots(ctx context.Context, q ListQuery) (page []sandbox.Snapshot, next string, err error)
 	RemoveSnapshot(ctx context.Context, ref string) error
 	PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error)
+}
 
-	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
-	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
-	Ports
-
+// Keys keeps the API keys of a tenant.
+type Keys interface {
 	CreateKey(ctx context.Context, k sandbox.NewKey) (sandbox.Key, error)
 	Keys(ctx context.Context) ([]sandbox.Key, error)
 	RevokeKey(ctx context.Context, id string) error
+}
 
+// Profiles keeps egress profiles.
+type Profiles interface {
 	CreateProfile(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error)
 	// ApplyProfile stores a version and applies it to running sandboxes; with
 	// a version, only if that is the present one.
@@ -61,13 +90,19 @@ type Service interface {
 	Profiles(ctx context.Context) ([]sandbox.StoredProfile, error)
 	RemoveProfile(ctx context.Context, name string) error
 	TestProfile(ctx context.Context, name string, t ProfileTest) (sandbox.Explanation, error)
+}
 
+// Secrets keeps secrets. No method returns a value.
+type Secrets interface {
 	// CreateSecret and RotateSecret clear the value they are given.
 	CreateSecret(ctx context.Context, s NewSecret) (sandbox.StoredSecret, error)
 	RotateSecret(ctx context.Context, name string, v SecretValue) (sandbox.StoredSecret, error)
 	Secrets(ctx context.Context) ([]sandbox.StoredSecret, error)
 	RemoveSecret(ctx context.Context, name string, force bool) error
+}
 
+// Events reads the log of what was done.
+type Events interface {
 	Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error)
 	FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error)
 	// ExportEvents writes what matches as JSON lines, to the end of the log;
@@ -76,8 +111,10 @@ type Service interface {
 	ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error
 	VerifyAudit(ctx context.Context) (sandbox.AuditReport, error)
 	PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error)
+}
 
-	// Workspaces are named within the tenant.
+// Workspaces keeps durable directories, which are named within the tenant.
+type Workspaces interface {
 	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
 	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
 	Workspace(ctx context.Context, name string) (sandbox.Workspace, error)
@@ -88,24 +125,31 @@ type Service interface {
 	RestoreWorkspace(ctx context.Context, name string, version int, note string) (sandbox.WorkspaceVersion, error)
 	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (sandbox.WorkspacePruned, error)
 	VerifyWorkspace(ctx context.Context, name string, deep bool) (sandbox.WorkspaceReport, error)
+}
 
-	// OwnTenant returns the caller's tenant; the others are for the owner of
+// Tenants keeps tenants and what they may use.
+type Tenants interface {
+	// OwnTenant returns the caller's tenant. The other methods are for the owner of
 	// the machine.
 	OwnTenant(ctx context.Context) (sandbox.Tenant, error)
 	Tenants(ctx context.Context) ([]sandbox.Tenant, error)
 	Tenant(ctx context.Context, id string) (sandbox.Tenant, error)
 	CreateTenant(ctx context.Context, t NewTenant) (sandbox.Tenant, error)
 	UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (sandbox.Tenant, error)
-	// Backup returns a copy of the database, which the caller closes.
-	Backup(ctx context.Context) (io.ReadCloser, error)
+}
 
-	Templates
-	PolicyService
-
+// Providers describes what can make sandboxes, and selects one.
+type Providers interface {
 	// Providers describes what can make sandboxes.
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
 	// ChooseProvider selects a provider for what a sandbox needs.
 	ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error)
+}
+
+// Machine answers questions of the owner of the machine.
+type Machine interface {
+	// Backup returns a copy of the database, which the caller closes.
+	Backup(ctx context.Context) (io.ReadCloser, error)
 	// ImageUses is for the owner of the machine.
 	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
 	// Diagnose is for the owner of the machine.

@@ -29,7 +29,7 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 	if err := isWebSocket(r); err != nil {
 		return err
 	}
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 	if from.Stdout < 0 || from.Stderr < 0 {
 		return invalid("stdout", "is negative")
 	}
-	box, err := a.service.Open(r.Context(), r.PathValue("ref"))
+	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Templates builds templates and keeps their names. It is a part of [Service].
+// Templates builds templates and keeps their names.
 type Templates interface {
 	// BuildTemplate builds a template and tells how it goes, by one goroutine
 	// at a time.
@@ -88,26 +88,26 @@ func (a *API) templates() {
 		"start":  "a script that runs in every sandbox of it, whose memory is kept", "ready": "a script that succeeds when that is ready",
 	}, "application/x-tar", "application/x-ndjson", a.buildTemplate)
 	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates"), func(ctx context.Context, _ *none) (*templatesOutput, error) {
-		all, err := a.service.Templates(ctx)
+		all, err := a.services.Templates.Templates(ctx)
 		out := &templatesOutput{}
 		out.Body.Templates = append([]sandbox.Template{}, all...)
 		return out, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Look at a template"), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
-		t, err := a.service.Template(ctx, in.Name)
+		t, err := a.services.Templates.Template(ctx, in.Name)
 		return &templateOutput{t}, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("tagTemplate", http.MethodPost, base+"/{name}/tag", "Templates", "Give a template one more name"), func(ctx context.Context, in *tagInput) (*templateOutput, error) {
-		t, err := a.service.TagTemplate(ctx, in.Name, in.Body.As)
+		t, err := a.services.Templates.TagTemplate(ctx, in.Name, in.Body.As)
 		return &templateOutput{t}, a.problem(ctx, err)
 	})
 	remove := operation("removeTemplate", http.MethodDelete, base+"/{name}", "Templates", "Forget a name; sandboxes made of it live on")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *TemplateRef) (*struct{}, error) {
-		return nil, a.problem(ctx, a.service.RemoveTemplate(ctx, in.Name))
+		return nil, a.problem(ctx, a.services.Templates.RemoveTemplate(ctx, in.Name))
 	})
 	huma.Register(a.huma, operation("pruneTemplates", http.MethodPost, "/v1/templates:prune", "Templates", "Remove what builds left behind"), func(ctx context.Context, in *pruneBuildsInput) (*pruneBuildsOutput, error) {
-		freed, err := a.service.PruneTemplates(ctx, milliseconds(in.Body.UnusedMS))
+		freed, err := a.services.Templates.PruneTemplates(ctx, milliseconds(in.Body.UnusedMS))
 		out := &pruneBuildsOutput{}
 		out.Body.Freed = freed
 		return out, a.problem(ctx, err)
@@ -132,7 +132,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 		}
 		out.write(line)
 	}
-	t, err := a.service.BuildTemplate(r.Context(), req, func(e sandbox.BuildEvent) { write(buildLine{Event: &e}) })
+	t, err := a.services.Templates.BuildTemplate(r.Context(), req, func(e sandbox.BuildEvent) { write(buildLine{Event: &e}) })
 	switch {
 	case err == nil:
 		write(buildLine{Template: &t})

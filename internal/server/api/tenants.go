@@ -45,33 +45,35 @@ func (a *API) tenants() {
 		}
 	}
 	huma.Register(a.huma, operation("ownTenant", http.MethodGet, "/v1/tenant", "Tenants", "What you may use, and what you use"),
-		func(ctx context.Context, _ *none) (*tenantOutput, error) { return one(ctx)(a.service.OwnTenant(ctx)) })
+		func(ctx context.Context, _ *none) (*tenantOutput, error) {
+			return one(ctx)(a.services.Tenants.OwnTenant(ctx))
+		})
 	huma.Register(a.huma, operation("listTenants", http.MethodGet, "/v1/tenants", "Tenants", "List tenants; only for the owner of the machine"),
 		func(ctx context.Context, _ *none) (*tenantsOutput, error) {
-			all, err := a.service.Tenants(ctx)
+			all, err := a.services.Tenants.Tenants(ctx)
 			out := &tenantsOutput{}
 			out.Body.Tenants = append([]sandbox.Tenant{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getTenant", http.MethodGet, "/v1/tenants/{id}", "Tenants", "What a tenant may use, and what it uses; only for the owner of the machine"),
 		func(ctx context.Context, in *TenantRef) (*tenantOutput, error) {
-			return one(ctx)(a.service.Tenant(ctx, in.ID))
+			return one(ctx)(a.services.Tenants.Tenant(ctx, in.ID))
 		})
 	create := operation("createTenant", http.MethodPost, "/v1/tenants", "Tenants", "Make a tenant; only for the owner of the machine")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newTenantInput) (*tenantOutput, error) {
-		return one(ctx)(a.service.CreateTenant(ctx, in.Body))
+		return one(ctx)(a.services.Tenants.CreateTenant(ctx, in.Body))
 	})
 	huma.Register(a.huma, operation("updateTenant", http.MethodPatch, "/v1/tenants/{id}", "Tenants", "Change limits, disable or enable; only for the owner of the machine"),
 		func(ctx context.Context, in *changeTenantInput) (*tenantOutput, error) {
-			return one(ctx)(a.service.UpdateTenant(ctx, in.ID, in.Body))
+			return one(ctx)(a.services.Tenants.UpdateTenant(ctx, in.ID, in.Body))
 		})
 	a.raw(operation("backupState", http.MethodGet, "/v1/state/backup", "State", "A consistent copy of the database; only for the owner of the machine"),
 		nil, "", "application/vnd.sqlite3", a.backup)
 }
 
 func (a *API) backup(w http.ResponseWriter, r *http.Request) error {
-	content, err := a.service.Backup(r.Context())
+	content, err := a.services.Machine.Backup(r.Context())
 	if err != nil {
 		return err
 	}

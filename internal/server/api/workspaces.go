@@ -82,36 +82,36 @@ func (a *API) workspaces() {
 	create := operation("createWorkspace", http.MethodPost, "/v1/workspaces", tag, "Make an empty workspace")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *newWorkspaceInput) (*workspaceOutput, error) {
-		w, err := a.service.CreateWorkspace(ctx, in.Body)
+		w, err := a.services.Workspaces.CreateWorkspace(ctx, in.Body)
 		return &workspaceOutput{w}, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("listWorkspaces", http.MethodGet, "/v1/workspaces", tag, "List workspaces"),
 		func(ctx context.Context, _ *none) (*workspacesOutput, error) {
-			all, err := a.service.Workspaces(ctx)
+			all, err := a.services.Workspaces.Workspaces(ctx)
 			out := &workspacesOutput{}
 			out.Body.Workspaces = append([]sandbox.Workspace{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Look at a workspace"),
 		func(ctx context.Context, in *WorkspaceRef) (*workspaceOutput, error) {
-			w, err := a.service.Workspace(ctx, in.Name)
+			w, err := a.services.Workspaces.Workspace(ctx, in.Name)
 			return &workspaceOutput{w}, a.problem(ctx, err)
 		})
 	remove := operation("removeWorkspace", http.MethodDelete, "/v1/workspaces/{name}", tag, "Remove a workspace with all its versions")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *WorkspaceRef) (*struct{}, error) {
-		return nil, a.problem(ctx, a.service.RemoveWorkspace(ctx, in.Name))
+		return nil, a.problem(ctx, a.services.Workspaces.RemoveWorkspace(ctx, in.Name))
 	})
 	huma.Register(a.huma, operation("listVersions", http.MethodGet, "/v1/workspaces/{name}/versions", tag, "List its versions"),
 		func(ctx context.Context, in *WorkspaceRef) (*versionsOutput, error) {
-			all, err := a.service.WorkspaceHistory(ctx, in.Name)
+			all, err := a.services.Workspaces.WorkspaceHistory(ctx, in.Name)
 			out := &versionsOutput{}
 			out.Body.Versions = append([]sandbox.WorkspaceVersion{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("diffVersions", http.MethodGet, "/v1/workspaces/{name}/diff", tag, "Compare two versions"),
 		func(ctx context.Context, in *diffInput) (*diffOutput, error) {
-			all, more, err := a.service.WorkspaceDiff(ctx, in.Name, in.From, in.To)
+			all, more, err := a.services.Workspaces.WorkspaceDiff(ctx, in.Name, in.From, in.To)
 			out := &diffOutput{}
 			out.Body.Changes, out.Body.More = append([]sandbox.WorkspaceChange{}, all...), more
 			return out, a.problem(ctx, err)
@@ -122,23 +122,23 @@ func (a *API) workspaces() {
 func (a *API) workspaceActions(tag string) {
 	huma.Register(a.huma, operation("persistWorkspace", http.MethodPost, "/v1/workspaces/{name}/persist", tag, "Make a version of what it holds by now"),
 		func(ctx context.Context, in *noteInput) (*versionOutput, error) {
-			v, err := a.service.PersistWorkspace(ctx, in.Name, in.Body.Note)
+			v, err := a.services.Workspaces.PersistWorkspace(ctx, in.Name, in.Body.Note)
 			return &versionOutput{v}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("restoreVersion", http.MethodPost, "/v1/workspaces/{name}/restore", tag, "Make an older version the newest"),
 		func(ctx context.Context, in *restoreInput) (*versionOutput, error) {
-			v, err := a.service.RestoreWorkspace(ctx, in.Name, in.Body.Version, in.Body.Note)
+			v, err := a.services.Workspaces.RestoreWorkspace(ctx, in.Name, in.Body.Version, in.Body.Note)
 			return &versionOutput{v}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("pruneWorkspace", http.MethodPost, "/v1/workspaces/{name}/prune", tag, "Forget versions and free what they took"),
 		func(ctx context.Context, in *pruneWorkspaceInput) (*prunedOutput, error) {
-			done, err := a.service.PruneWorkspace(ctx, in.Name, in.Body.KeepLast, milliseconds(in.Body.KeepWithinMS))
+			done, err := a.services.Workspaces.PruneWorkspace(ctx, in.Name, in.Body.KeepLast, milliseconds(in.Body.KeepWithinMS))
 			done.Versions = append([]int{}, done.Versions...)
 			return &prunedOutput{done}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("verifyWorkspace", http.MethodGet, "/v1/workspaces/{name}/verify", tag, "Make sure that every version can be restored"),
 		func(ctx context.Context, in *verifyInput) (*workspaceReportOutput, error) {
-			report, err := a.service.VerifyWorkspace(ctx, in.Name, in.Deep)
+			report, err := a.services.Workspaces.VerifyWorkspace(ctx, in.Name, in.Deep)
 			return &workspaceReportOutput{report}, a.problem(ctx, err)
 		})
 }
