@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) auditPruneCmd() *cobra.Command {
+func (a eventCommands) auditPruneCmd() *cobra.Command {
 	var what sandbox.AuditPrune
 	var before string
 	var asJSON bool

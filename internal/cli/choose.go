@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) providerShowCmd() *cobra.Command {
+func (a providerCommands) providerShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "show PROVIDER",
@@ -44,7 +44,7 @@ func (a *App) providerShowCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) showProvider(p sandbox.Provider) error {
+func (a providerCommands) showProvider(p sandbox.Provider) error {
 	d := p.Descriptor
 	life := "none of its own"
 	if d.Lifetime.Hard > 0 {
@@ -79,7 +79,7 @@ func (a *App) showProvider(p sandbox.Provider) error {
 	return a.table("FIELD VALUE", rows)
 }
 
-func (a *App) providerChooseCmd() *cobra.Command {
+func (a providerCommands) providerChooseCmd() *cobra.Command {
 	var asJSON bool
 	var n sandbox.Needs
 	var memory, disk sizeFlag

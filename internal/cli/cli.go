@@ -119,10 +119,10 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, a.runCmd(), a.createCmd(), a.execCmd(), a.shellCmd(), a.attachCmd(), a.lsCmd(), a.inspectCmd(), a.topCmd(), a.psCmd(), a.logsCmd(), a.killCmd(), a.cpCmd(), a.portCmd(), a.rmCmd(),
-		a.pauseCmd(), a.resumeCmd(), a.stopCmd(), a.startCmd(), a.updateCmd(), a.forkCmd(), a.snapshotCmd(),
-		a.upCmd(), a.downCmd(), a.e2bCmd(), a.keyCmd(), a.tenantCmd(), a.workspaceCmd(), a.profileCmd(), a.policyCmd(), a.secretCmd(), a.egressCmd(), a.eventsCmd(), a.auditCmd(), a.stateCmd(),
-		a.imageCmd(), a.templateCmd(), a.providerCmd(), a.doctorCmd(), a.versionCmd())
+	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), listCommands{a}.rmCmd(),
+		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(),
+		upCommands{a}.upCmd(), a.downCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), a.stateCmd(),
+		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(), a.versionCmd())
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
 		&cobra.Group{ID: groupDaemon, Title: "The daemon:"},

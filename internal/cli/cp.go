@@ -15,7 +15,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) cpCmd() *cobra.Command {
+// copyCommands are atoll cp.
+type copyCommands struct{ *App }
+
+func (a copyCommands) cpCmd() *cobra.Command {
 	var owner string
 	var export driver.ExportOptions
 	cmd := &cobra.Command{
@@ -85,7 +88,7 @@ func inside(p string) string { return path.Clean("/" + p) }
 
 // copyOut copies the file or tree at from to a local place. Nothing in the
 // stream is trusted.
-func (a *App) copyOut(ctx context.Context, box box, from, to string, opts driver.ExportOptions) error {
+func (a copyCommands) copyOut(ctx context.Context, box box, from, to string, opts driver.ExportOptions) error {
 	if to == "-" {
 		return box.Files().Export(ctx, inside(from), a.Stdout, opts)
 	}
@@ -126,7 +129,7 @@ func localPlace(to, base string) (dir, name string, err error) {
 }
 
 // copyIn copies a local file or tree into a sandbox.
-func (a *App) copyIn(ctx context.Context, box box, from, to, owner string) error {
+func (a copyCommands) copyIn(ctx context.Context, box box, from, to, owner string) error {
 	files := box.Files()
 	opts := driver.ImportOptions{Owner: owner}
 	if from == "-" {

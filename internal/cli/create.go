@@ -12,7 +12,7 @@ import (
 
 // creator returns where a sandbox is made that is to be looked after: by the
 // daemon, unless the user wants none.
-func (a *App) creator(ctx context.Context, req *control.RunRequest) (target, error) {
+func (a runCommands) creator(ctx context.Context, req *control.RunRequest) (target, error) {
 	if a.noDaemon() {
 		return a.runnerFor(ctx, req, true)
 	}
@@ -23,7 +23,7 @@ func (a *App) creator(ctx context.Context, req *control.RunRequest) (target, err
 	return a.remote(c), nil
 }
 
-func (a *App) createCmd() *cobra.Command {
+func (a runCommands) createCmd() *cobra.Command {
 	var boxed boxFlags
 	var how commandFlags
 	var asJSON bool

@@ -26,7 +26,7 @@ type diagnosis struct {
 
 // diagnose probes one provider. A provider that cannot even be probed is a
 // finding like any other.
-func (a *App) diagnose(ctx context.Context, system System, info ProviderInfo) diagnosis {
+func (a providerCommands) diagnose(ctx context.Context, system System, info ProviderInfo) diagnosis {
 	facts, err := system.Probe(ctx, info.Name)
 	if err != nil {
 		text, hint := explain(err)
@@ -41,7 +41,7 @@ func (a *App) diagnose(ctx context.Context, system System, info ProviderInfo) di
 
 // diagnoseDaemon asks the daemon how it is. Nil: there is none. One that says
 // nothing, because somebody else owns it or it is broken, is a finding.
-func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
+func (a providerCommands) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 	c, err := a.daemon(ctx)
 	if err != nil || c == nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (a *App) diagnoseDaemon(ctx context.Context) (*sandbox.Diagnosis, error) {
 }
 
 // showDiagnoses shows how the providers and the daemon are, if there is one.
-func (a *App) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, asJSON bool) error {
+func (a providerCommands) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, asJSON bool) error {
 	healthy := slices.ContainsFunc(all, func(d diagnosis) bool { return d.Default && d.Available }) && (d == nil || d.Healthy)
 	var err error
 	if asJSON {
@@ -94,7 +94,7 @@ func (a *App) showDiagnoses(all []diagnosis, d *sandbox.Diagnosis, asJSON bool) 
 }
 
 // writeDaemon writes how a daemon is.
-func (a *App) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
+func (a providerCommands) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
 	state, color := "well", green
 	if !d.Healthy {
 		state, color = "not well", red
@@ -112,7 +112,7 @@ func (a *App) writeDaemon(b *strings.Builder, d *sandbox.Diagnosis) {
 	b.WriteByte('\n')
 }
 
-func (a *App) writeFinding(b *strings.Builder, f driver.Finding) {
+func (a providerCommands) writeFinding(b *strings.Builder, f driver.Finding) {
 	color := map[driver.Severity]string{driver.OK: green, driver.Note: cyan, driver.Warning: yellow, driver.Blocker: red}[f.Severity]
 	fmt.Fprintf(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), visible(f.Subject), visible(f.Message))
 	if f.Fix != "" {
@@ -120,7 +120,7 @@ func (a *App) writeFinding(b *strings.Builder, f driver.Finding) {
 	}
 }
 
-func (a *App) writeDiagnosis(b *strings.Builder, d diagnosis) {
+func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
 	state, color := "available", green
 	if !d.Available {
 		state, color = "not available", red

@@ -15,14 +15,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) e2bCmd() *cobra.Command {
+// e2bCommands are the commands of this file.
+type e2bCommands struct{ *App }
+
+func (a e2bCommands) e2bCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "e2b", Short: "Use Atoll from programs that were written for E2B", GroupID: groupDaemon,
 		Example: `  eval "$(atoll e2b env)"`,
 	}, a.e2bEnvCmd())
 }
 
-func (a *App) e2bEnvCmd() *cobra.Command {
+func (a e2bCommands) e2bEnvCmd() *cobra.Command {
 	var asJSON, admin bool
 	cmd := &cobra.Command{
 		Use:   "env",
@@ -64,7 +67,7 @@ with --admin it may do everything in the tenant, including secrets.`,
 
 // e2bEnv returns names and values in the order in which they are shown. No
 // value needs quotes.
-func (a *App) e2bEnv(ctx context.Context, verbs []string) ([][2]string, error) {
+func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err
@@ -101,7 +104,7 @@ type e2bPlace struct {
 	CA     string `json:"ca,omitempty"` // file with the certificate to trust
 }
 
-func (a *App) e2bPlace() (p e2bPlace, err error) {
+func (a e2bCommands) e2bPlace() (p e2bPlace, err error) {
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(a.socket()), "e2b.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, &sandbox.Error{

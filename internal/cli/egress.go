@@ -15,7 +15,7 @@ import (
 // opFlow is the operation of events about what sandboxes send.
 const opFlow = "egress.flow"
 
-func (a *App) egressCmd() *cobra.Command {
+func (a profileCommands) egressCmd() *cobra.Command {
 	opts := sandbox.EventQuery{Ops: []string{opFlow}}
 	var follow, asJSON, denied, suggest bool
 	cmd := &cobra.Command{
@@ -84,7 +84,7 @@ atoll profile test.`,
 	return cmd
 }
 
-func (a *App) showFlow(e sandbox.Event, asJSON bool) error {
+func (a profileCommands) showFlow(e sandbox.Event, asJSON bool) error {
 	if asJSON {
 		text, err := json.Marshal(e)
 		if err == nil {

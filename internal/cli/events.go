@@ -14,7 +14,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) eventsCmd() *cobra.Command {
+// eventCommands are atoll events and atoll audit.
+type eventCommands struct{ *App }
+
+func (a eventCommands) eventsCmd() *cobra.Command {
 	var opts sandbox.EventQuery
 	var box string
 	var follow, asJSON bool
@@ -81,7 +84,7 @@ a time that is still to come.`,
 	return cmd
 }
 
-func (a *App) showEvent(e sandbox.Event, asJSON bool) error {
+func (a eventCommands) showEvent(e sandbox.Event, asJSON bool) error {
 	if asJSON {
 		text, err := json.Marshal(e)
 		if err == nil {
@@ -101,14 +104,14 @@ func (a *App) showEvent(e sandbox.Event, asJSON bool) error {
 	return err
 }
 
-func (a *App) auditCmd() *cobra.Command {
+func (a eventCommands) auditCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "audit", Short: "Check the daemon's log", GroupID: groupDaemon,
 		Example: `  atoll audit verify`,
 	}, a.auditVerifyCmd(), a.auditExportCmd(), a.auditPruneCmd())
 }
 
-func (a *App) auditExportCmd() *cobra.Command {
+func (a eventCommands) auditExportCmd() *cobra.Command {
 	var opts sandbox.EventQuery
 	cmd := &cobra.Command{
 		Use: "export", Short: "Write the log as JSON lines, each with its hash", Args: cobra.NoArgs,
@@ -143,7 +146,7 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 	return cmd
 }
 
-func (a *App) auditVerifyCmd() *cobra.Command {
+func (a eventCommands) auditVerifyCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "verify", Short: "Check that the log was not modified", Args: cobra.NoArgs,

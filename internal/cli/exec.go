@@ -11,7 +11,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) execCmd() *cobra.Command {
+// processCommands are atoll exec, shell, attach, ps, logs and kill.
+type processCommands struct{ *App }
+
+func (a processCommands) execCmd() *cobra.Command {
 	var how commandFlags
 	cmd := &cobra.Command{
 		Use:   "exec [flags] SANDBOX [--] COMMAND [ARG...]",
@@ -61,7 +64,7 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
 }
 
 // execIn runs a command in an existing sandbox, as the flags say.
-func (a *App) execIn(ctx context.Context, name string, c sandbox.Command, how *commandFlags) error {
+func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Command, how *commandFlags) error {
 	if how.detach {
 		box, err := a.find(ctx, name)
 		if err != nil {
@@ -80,7 +83,7 @@ func (a *App) execIn(ctx context.Context, name string, c sandbox.Command, how *c
 }
 
 // connect runs a session with a process of an existing sandbox.
-func (a *App) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, box) (driver.Process, error)) error {
+func (a processCommands) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, box) (driver.Process, error)) error {
 	return a.foreground(ctx, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
 		box, err := a.find(ctx, name)
 		if err != nil {
@@ -99,7 +102,7 @@ func (a *App) connect(ctx context.Context, name string, how *commandFlags, open 
 	})
 }
 
-func (a *App) shellCmd() *cobra.Command {
+func (a processCommands) shellCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shell SANDBOX",
 		Short: "Open a shell in a sandbox",
@@ -118,7 +121,7 @@ a terminal, so does the shell; otherwise the shell reads a script from standard 
 	return cmd
 }
 
-func (a *App) attachCmd() *cobra.Command {
+func (a processCommands) attachCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "attach SANDBOX [ID]",
 		Short: "Follow a background command and pass signals to it",
@@ -164,7 +167,7 @@ func pickCommand(ctx context.Context, box box, given []string) (string, error) {
 	}
 }
 
-func (a *App) psCmd() *cobra.Command {
+func (a processCommands) psCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ps SANDBOX",
@@ -216,7 +219,7 @@ func processState(p sandbox.ProcessInfo) string {
 	return fmt.Sprintf("exited %d", p.Exit.Code)
 }
 
-func (a *App) logsCmd() *cobra.Command {
+func (a processCommands) logsCmd() *cobra.Command {
 	var opts driver.LogOptions
 	cmd := &cobra.Command{
 		Use:   "logs SANDBOX [ID]",
@@ -256,7 +259,7 @@ command that was started last.`,
 	return cmd
 }
 
-func (a *App) killCmd() *cobra.Command {
+func (a processCommands) killCmd() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
 		Use:   "kill SANDBOX [ID]",

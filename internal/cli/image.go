@@ -17,7 +17,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) imageCmd() *cobra.Command {
+// imageCommands are atoll image.
+type imageCommands struct{ *App }
+
+func (a imageCommands) imageCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use:   "image",
 		Short: "What the files of sandboxes come from",
@@ -41,7 +44,7 @@ func (f *getFlags) register(cmd *cobra.Command) {
 
 // get fetches an image by means of the store's method how, showing progress,
 // and prints its digest.
-func (a *App) get(f *getFlags, policy image.Policy, how func(*image.Store, image.GetOptions) (*image.Image, error)) error {
+func (a imageCommands) get(f *getFlags, policy image.Policy, how func(*image.Store, image.GetOptions) (*image.Image, error)) error {
 	store, err := a.imageStore()
 	if err != nil {
 		return err
@@ -61,7 +64,7 @@ func (a *App) get(f *getFlags, policy image.Policy, how func(*image.Store, image
 	return err
 }
 
-func (a *App) imagePullCmd() *cobra.Command {
+func (a imageCommands) imagePullCmd() *cobra.Command {
 	var f getFlags
 	cmd := &cobra.Command{
 		Use:   "pull IMAGE",
@@ -80,7 +83,7 @@ its digest. It uses the credentials that docker login stored.`,
 	return cmd
 }
 
-func (a *App) imageImportCmd() *cobra.Command {
+func (a imageCommands) imageImportCmd() *cobra.Command {
 	var f getFlags
 	cmd := &cobra.Command{
 		Use:   "import SOURCE NAME",
@@ -100,7 +103,7 @@ such as myapp:1 and prints its digest.`,
 	return cmd
 }
 
-func (a *App) imageLsCmd() *cobra.Command {
+func (a imageCommands) imageLsCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "ls",
@@ -168,7 +171,7 @@ func shortDigest(digest string) string {
 	return algorithm + ":" + hex[:12]
 }
 
-func (a *App) imageInspectCmd() *cobra.Command {
+func (a imageCommands) imageInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:               "inspect IMAGE",
 		Short:             "Show an image in detail, as JSON",
@@ -186,7 +189,7 @@ func (a *App) imageInspectCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) imageRmCmd() *cobra.Command {
+func (a imageCommands) imageRmCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "rm IMAGE...",
@@ -207,7 +210,7 @@ func (a *App) imageRmCmd() *cobra.Command {
 
 // imagePins asks the daemon of the state directory which images what rests
 // needs. Where none has ever run there is nothing that rests.
-func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
+func (a imageCommands) imagePins(ctx context.Context) ([]image.Pin, error) {
 	c, err := atoll.New(atoll.Options{Host: "unix://" + a.socket()})
 	if err != nil {
 		return nil, err
@@ -236,7 +239,7 @@ func (a *App) imagePins(ctx context.Context) ([]image.Pin, error) {
 }
 
 // hadDaemon reports whether a daemon has ever run in the state directory.
-func (a *App) hadDaemon() bool {
+func (a imageCommands) hadDaemon() bool {
 	for _, file := range []string{"atoll.db", "node.json"} { // its store, or its place in a shared one
 		if _, err := os.Stat(filepath.Join(filepath.Dir(a.socket()), file)); err == nil {
 			return true
@@ -247,7 +250,7 @@ func (a *App) hadDaemon() bool {
 
 // imageStore opens the images of this machine, which a daemon elsewhere does not
 // use.
-func (a *App) imageStore() (*image.Store, error) {
+func (a imageCommands) imageStore() (*image.Store, error) {
 	if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" && host != "unix://"+a.socket() {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "images", Message: "images are managed on the daemon's machine, and ATOLL_HOST names a remote daemon",
@@ -262,7 +265,7 @@ func (a *App) imageStore() (*image.Store, error) {
 }
 
 // withImages adapts a command that works on the images of the node.
-func (a *App) withImages(run func(context.Context, *image.Store, []string) error) func(*cobra.Command, []string) error {
+func (a imageCommands) withImages(run func(context.Context, *image.Store, []string) error) func(*cobra.Command, []string) error {
 	return interruptible(func(ctx context.Context, args []string) error {
 		store, err := a.imageStore()
 		if err != nil {
@@ -272,7 +275,7 @@ func (a *App) withImages(run func(context.Context, *image.Store, []string) error
 	})
 }
 
-func (a *App) completeImages(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a imageCommands) completeImages(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
 	store, err := a.imageStore()

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) inspectCmd() *cobra.Command {
+func (a listCommands) inspectCmd() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use: "inspect [flags] SANDBOX...", Short: "Show sandboxes in detail, as JSON", GroupID: groupBox,
@@ -28,7 +28,7 @@ of environment variables.`,
 		if c == nil {
 			return a.inspectHere(ctx, args, format)
 		}
-		return inspect(a, format, args, func(name string) (sandbox.Sandbox, error) {
+		return inspect(a.App, format, args, func(name string) (sandbox.Sandbox, error) {
 			s, err := c.Get(ctx, name)
 			if err != nil {
 				return sandbox.Sandbox{}, err
@@ -40,7 +40,7 @@ of environment variables.`,
 }
 
 // inspectHere shows what this machine knows of sandboxes without a daemon.
-func (a *App) inspectHere(ctx context.Context, args []string, format string) error {
+func (a listCommands) inspectHere(ctx context.Context, args []string, format string) error {
 	t, err := a.target(ctx)
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (a *App) inspectHere(ctx context.Context, args []string, format string) err
 	for _, s := range all { // a name goes before an id
 		known[s.Name] = s
 	}
-	return inspect(a, format, args, func(name string) (sandbox.Sandbox, error) {
+	return inspect(a.App, format, args, func(name string) (sandbox.Sandbox, error) {
 		s, ok := known[name]
 		if !ok {
 			return s, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such sandbox", Hint: "see what exists with: atoll ls"}

@@ -11,14 +11,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) keyCmd() *cobra.Command {
+// keyCommands are atoll key.
+type keyCommands struct{ *App }
+
+func (a keyCommands) keyCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "key", Short: "Make, list and revoke API keys of the daemon", GroupID: groupDaemon,
 		Example: `  atoll key ls`,
 	}, a.keyCreateCmd(), a.keyListCmd(), a.keyRevokeCmd())
 }
 
-func (a *App) keyCreateCmd() *cobra.Command {
+func (a keyCommands) keyCreateCmd() *cobra.Command {
 	var n sandbox.NewKey
 	var expires durationFlag
 	var asJSON bool
@@ -59,7 +62,7 @@ the daemon keeps only its hash.`,
 
 // explainKey tells a person what is about to be shown. Scripts read standard
 // output, where the key is alone.
-func (a *App) explainKey(k sandbox.Key) {
+func (a keyCommands) explainKey(k sandbox.Key) {
 	fmt.Fprintf(a.Stderr, "This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
 	if !k.Expires.IsZero() {
 		fmt.Fprintf(a.Stderr, " until %s", k.Expires.UTC().Format(time.RFC3339))
@@ -67,7 +70,7 @@ func (a *App) explainKey(k sandbox.Key) {
 	fmt.Fprintln(a.Stderr, ".\nKeep it now: it is not shown again. Use it as ATOLL_KEY, or end it with: atoll key revoke "+k.ID)
 }
 
-func (a *App) keyListCmd() *cobra.Command {
+func (a keyCommands) keyListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List API keys", Args: cobra.NoArgs,
@@ -107,7 +110,7 @@ func keyState(k sandbox.Key) string {
 	return "until " + k.Expires.UTC().Format(time.RFC3339)
 }
 
-func (a *App) keyRevokeCmd() *cobra.Command {
+func (a keyCommands) keyRevokeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "revoke ID...", Short: "Revoke API keys, effective at once", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,

@@ -44,7 +44,7 @@ func seen(e *sandbox.Event) (s policy.Seen, ok bool) {
 
 // learn writes the smallest profile that allows what a sandbox did, and tried
 // to, as far as types of events say.
-func (a *App) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name string, types []string) (sandbox.Profile, error) {
+func (a profileCommands) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name string, types []string) (sandbox.Profile, error) {
 	var all []policy.Seen
 	known := map[policy.Seen]bool{}
 	for e, err := range c.Events(ctx, sandbox.EventQuery{Ops: []string{opFlow}, Sandbox: box, Types: types}) {
@@ -66,7 +66,7 @@ func (a *App) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name s
 	return profile, nil
 }
 
-func (a *App) profileLearnCmd() *cobra.Command {
+func (a profileCommands) profileLearnCmd() *cobra.Command {
 	var save string
 	var allowed, asJSON bool
 	cmd := &cobra.Command{

@@ -13,7 +13,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) stopCmd() *cobra.Command {
+// lifecycleCommands are atoll stop, start, pause, resume, update and fork.
+type lifecycleCommands struct{ *App }
+
+func (a lifecycleCommands) stopCmd() *cobra.Command {
 	grace := durationFlag(10 * time.Second)
 	cmd := &cobra.Command{
 		Use:   "stop [flags] SANDBOX...",
@@ -47,7 +50,7 @@ removed, and stop says so.`,
 }
 
 // each does something with every name and prints what it was done to.
-func (a *App) each(names []string, do func(name string) (string, error)) error {
+func (a lifecycleCommands) each(names []string, do func(name string) (string, error)) error {
 	for _, name := range names {
 		done, err := do(name)
 		if err != nil {
@@ -62,7 +65,7 @@ func (a *App) each(names []string, do func(name string) (string, error)) error {
 
 // changeCmd makes a command that changes the state of sandboxes, which takes a
 // daemon.
-func (a *App) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error)) *cobra.Command {
+func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error)) *cobra.Command {
 	var asJSON bool
 	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = groupBox, cobra.MinimumNArgs(1), a.completeSandboxes
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -104,14 +107,14 @@ func (a *App) noteReason(info sandbox.Sandbox) {
 	}
 }
 
-func (a *App) startCmd() *cobra.Command {
+func (a lifecycleCommands) startCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
 		Use: "start [flags] SANDBOX...", Short: "Start stopped sandboxes again, with their files",
 		Example: `  atoll start demo`,
 	}, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) { return s.Start(ctx) })
 }
 
-func (a *App) pauseCmd() *cobra.Command {
+func (a lifecycleCommands) pauseCmd() *cobra.Command {
 	var toDisk bool
 	cmd := a.changeCmd(&cobra.Command{
 		Use: "pause [flags] SANDBOX...", Short: "Freeze sandboxes",
@@ -130,7 +133,7 @@ lifetime of a paused sandbox stands still. To continue: atoll resume.`,
 	return cmd
 }
 
-func (a *App) resumeCmd() *cobra.Command {
+func (a lifecycleCommands) resumeCmd() *cobra.Command {
 	return a.changeCmd(&cobra.Command{
 		Use: "resume [flags] SANDBOX...", Aliases: []string{"unpause"}, Short: "Resume paused sandboxes",
 		Example: `  atoll resume demo`,
@@ -140,7 +143,7 @@ func (a *App) resumeCmd() *cobra.Command {
 // changes are the flags of update that say what to change.
 var changes = []string{"cpus", "memory", "disk", "pids", "label", "unlabel", "lifetime", "lifetime-action", "wake", "idle", "idle-action"}
 
-func (a *App) updateCmd() *cobra.Command {
+func (a lifecycleCommands) updateCmd() *cobra.Command {
 	var cpus float64
 	var memory, disk sizeFlag
 	var pids int64
@@ -232,7 +235,7 @@ func labelChanges(list, remove []string) (map[string]*string, error) {
 	return out, nil
 }
 
-func (a *App) forkCmd() *cobra.Command {
+func (a lifecycleCommands) forkCmd() *cobra.Command {
 	var opts sandbox.ForkRequest
 	var labelList []string
 	var asJSON bool

@@ -14,7 +14,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) lsCmd() *cobra.Command {
+// listCommands are atoll ls, inspect, top and rm.
+type listCommands struct{ *App }
+
+func (a listCommands) lsCmd() *cobra.Command {
 	var asJSON, quiet, watch bool
 	var wanted, filter []string
 	var format string
@@ -69,14 +72,14 @@ running ones.`,
 			return err
 		}
 		if format != "" {
-			return formatted(a, format, all)
+			return formatted(a.App, format, all)
 		}
 		return a.showSandboxes(all, asJSON, quiet)
 	})
 	return cmd
 }
 
-func (a *App) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) error {
+func (a listCommands) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) error {
 	if asJSON {
 		return a.printJSON(append([]sandbox.Sandbox{}, all...))
 	}
@@ -123,7 +126,7 @@ func labelText(labels map[string]string) string {
 	return strings.Join(pairs, ",")
 }
 
-func (a *App) rmCmd() *cobra.Command {
+func (a listCommands) rmCmd() *cobra.Command {
 	var force, all bool
 	cmd := &cobra.Command{
 		Use:   "rm [flags] SANDBOX...",
@@ -163,7 +166,7 @@ is only removed with --force. With --force, missing sandboxes are ignored.`,
 }
 
 // removeAll removes what it can, and says of each rest why it could not.
-func (a *App) removeAll(ctx context.Context, t target, names []string, force bool) error {
+func (a listCommands) removeAll(ctx context.Context, t target, names []string, force bool) error {
 	failed := false
 	for _, name := range names {
 		shown, err := remove(ctx, t, name, force)

@@ -12,7 +12,7 @@ import (
 )
 
 // copyLogs writes a log to our two streams as they were written.
-func (a *App) copyLogs(logs driver.LogReader) error {
+func (a processCommands) copyLogs(logs driver.LogReader) error {
 	for {
 		chunk, err := logs.Next()
 		if err == io.EOF {

@@ -17,7 +17,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) policyCmd() *cobra.Command {
+// policyCommands are atoll policy.
+type policyCommands struct{ *App }
+
+func (a policyCommands) policyCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "policy", Short: "Say what sandboxes may be", GroupID: groupDaemon,
 		Long: `Policies limit the sandboxes of a tenant: resources, lifetime, images, mounts,
@@ -37,7 +40,7 @@ See docs/operate/policies.md for every field:
 	}, a.policyValidateCmd(), a.policyTestCmd(), a.policyShowCmd(), a.policyExplainCmd(), a.policyReloadCmd())
 }
 
-func (a *App) policyValidateCmd() *cobra.Command {
+func (a policyCommands) policyValidateCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "validate PATH", Short: "Check a file of policies, or a directory of them", Args: cobra.ExactArgs(1),
 		Long: `Validate reads a file of policies, or every .yaml, .yml and .json of a directory,
@@ -55,7 +58,7 @@ and says in which line something is wrong. It needs no daemon.`,
 	return cmd
 }
 
-func (a *App) policyTestCmd() *cobra.Command {
+func (a policyCommands) policyTestCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "test PATH", Short: "Run the tests that stand beside policies", Args: cobra.ExactArgs(1),
@@ -85,7 +88,7 @@ and compares the results with the expected ones. It needs no daemon. The exit co
 	return cmd
 }
 
-func (a *App) showResults(results []policyset.Result) error {
+func (a policyCommands) showResults(results []policyset.Result) error {
 	passed := 0
 	for _, r := range results {
 		word := "FAIL"
@@ -101,7 +104,7 @@ func (a *App) showResults(results []policyset.Result) error {
 	return err
 }
 
-func (a *App) policyShowCmd() *cobra.Command {
+func (a policyCommands) policyShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "show", Short: "List the policies in force", Args: cobra.NoArgs,
@@ -121,7 +124,7 @@ files could not be used.`,
 	return cmd
 }
 
-func (a *App) policyReloadCmd() *cobra.Command {
+func (a policyCommands) policyReloadCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "reload", Short: "Have the daemon read its policies anew", Args: cobra.NoArgs,
@@ -142,7 +145,7 @@ stay in force. Connections that are no longer allowed are cut immediately.`,
 	return cmd
 }
 
-func (a *App) wrotePolicies(p sandbox.Policies, err error, asJSON bool) error {
+func (a policyCommands) wrotePolicies(p sandbox.Policies, err error, asJSON bool) error {
 	if err != nil {
 		return err
 	}
@@ -179,7 +182,7 @@ func said(p *sandbox.Policy) string {
 	return strings.Join(out, ",")
 }
 
-func (a *App) policyExplainCmd() *cobra.Command {
+func (a policyCommands) policyExplainCmd() *cobra.Command {
 	var boxed boxFlags
 	var how commandFlags
 	var file, tenant string
@@ -227,7 +230,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 }
 
 // explainPolicies asks the daemon, or policies in files.
-func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out sandbox.PolicyAnswer, err error) {
+func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string, req *control.RunRequest) (out sandbox.PolicyAnswer, err error) {
 	if file == "" {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -249,7 +252,7 @@ func (a *App) explainPolicies(ctx context.Context, file, tenant string, req *con
 	return b.Answer(r), nil
 }
 
-func (a *App) showAnswer(p sandbox.PolicyAnswer) error {
+func (a policyCommands) showAnswer(p sandbox.PolicyAnswer) error {
 	rows := make([][]string, 0, len(p.Findings))
 	for _, f := range p.Findings {
 		word := "ok"

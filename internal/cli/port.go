@@ -13,14 +13,17 @@ import (
 	"github.com/atoll-run/atoll"
 )
 
-func (a *App) portCmd() *cobra.Command {
+// portCommands are atoll port.
+type portCommands struct{ *App }
+
+func (a portCommands) portCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "port", Short: "Reach ports inside sandboxes", GroupID: groupBox,
 		Example: `  atoll port forward demo 8000`,
 	}, a.portForwardCmd(), a.portTokenCmd(), a.portURLCmd())
 }
 
-func (a *App) portForwardCmd() *cobra.Command {
+func (a portCommands) portForwardCmd() *cobra.Command {
 	var address string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -48,7 +51,7 @@ machine can reach.`,
 		if err != nil {
 			return err
 		}
-		f := &forwarder{app: a, box: b, asJSON: asJSON}
+		f := &forwarder{app: a.App, box: b, asJSON: asJSON}
 		if ip := net.ParseIP(address); ip == nil || !ip.IsLoopback() {
 			a.say("warning", "whoever reaches "+address+" reaches the sandbox")
 		}
@@ -90,7 +93,7 @@ func parsePort(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-func (a *App) portTokenCmd() *cobra.Command {
+func (a portCommands) portTokenCmd() *cobra.Command {
 	var expires durationFlag
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -130,7 +133,7 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 	return cmd
 }
 
-func (a *App) portURLCmd() *cobra.Command {
+func (a portCommands) portURLCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "url SANDBOX PORT",
 		Short: "Say where a port is shown over HTTP",
@@ -159,7 +162,7 @@ clients that send a token (see atoll port token). You must use the daemon over T
 }
 
 // daemonSandbox returns a sandbox of the daemon.
-func (a *App) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
+func (a portCommands) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err

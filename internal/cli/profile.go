@@ -19,7 +19,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) profileCmd() *cobra.Command {
+// profileCommands are atoll profile and atoll egress.
+type profileCommands struct{ *App }
+
+func (a profileCommands) profileCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "profile", Short: "Say what sandboxes may reach on the network", GroupID: groupDaemon,
 		Long: `A profile is a list of rules about hosts, paths and methods. The first rule that
@@ -41,7 +44,7 @@ const maxProfileFile = 16 << 20
 
 // readProfile reads a profile from a file, "-" for standard input. Fields that
 // nobody knows are errors: a misspelt one would make a rule wider than meant.
-func (a *App) readProfile(path string) (p sandbox.Profile, err error) {
+func (a profileCommands) readProfile(path string) (p sandbox.Profile, err error) {
 	bad := func(message string) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: path, Message: message, Hint: "see docs/reference/profiles.md"}
 	}
@@ -89,7 +92,7 @@ func parseProfile(text []byte, p *sandbox.Profile, bad func(string) error) error
 
 // namedProfile reads a profile and gives it the name that the command line says, if it
 // says one.
-func (a *App) namedProfile(file string, args []string) (sandbox.Profile, error) {
+func (a profileCommands) namedProfile(file string, args []string) (sandbox.Profile, error) {
 	p, err := a.readProfile(file)
 	if len(args) > 0 {
 		if p.Name != "" && p.Name != args[0] {
@@ -103,20 +106,20 @@ func (a *App) namedProfile(file string, args []string) (sandbox.Profile, error) 
 	return p, err
 }
 
-func (a *App) profileCreateCmd() *cobra.Command {
+func (a profileCommands) profileCreateCmd() *cobra.Command {
 	return a.profileWriteCmd("create", "Store a profile", "", func(ctx context.Context, c *atoll.Client, p sandbox.Profile, _ int64) (sandbox.StoredProfile, error) {
 		return c.CreateProfile(ctx, p)
 	})
 }
 
-func (a *App) profileApplyCmd() *cobra.Command {
+func (a profileCommands) profileApplyCmd() *cobra.Command {
 	return a.profileWriteCmd("apply", "Store a profile or a new version of it, and apply it to running sandboxes", `
 Connections that the new version does not allow are cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (sandbox.StoredProfile, error) {
 		return c.ApplyProfile(ctx, p, version)
 	})
 }
 
-func (a *App) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (sandbox.StoredProfile, error)) *cobra.Command {
+func (a profileCommands) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (sandbox.StoredProfile, error)) *cobra.Command {
 	var file string
 	var version int64
 	var asJSON bool
@@ -153,7 +156,7 @@ func (a *App) profileWriteCmd(name, short, more string, write func(context.Conte
 	return cmd
 }
 
-func (a *App) profileListCmd() *cobra.Command {
+func (a profileCommands) profileListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -188,7 +191,7 @@ func defaultOf(p sandbox.Profile) string {
 	return string(p.Default)
 }
 
-func (a *App) profileShowCmd() *cobra.Command {
+func (a profileCommands) profileShowCmd() *cobra.Command {
 	var version int64
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -216,7 +219,7 @@ func (a *App) profileShowCmd() *cobra.Command {
 }
 
 // printYAML writes a value by the names that its JSON has.
-func (a *App) printYAML(v any) error {
+func (a profileCommands) printYAML(v any) error {
 	text, err := yamlOf(v)
 	if err != nil {
 		return err
@@ -253,7 +256,7 @@ func block(n *yaml.Node) {
 	}
 }
 
-func (a *App) profileTestCmd() *cobra.Command {
+func (a profileCommands) profileTestCmd() *cobra.Command {
 	var file string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -286,7 +289,7 @@ HTTP. The exit code is 0 if the request would be let through, else 1.`,
 	return cmd
 }
 
-func (a *App) testProfile(ctx context.Context, file string, args []string) (e sandbox.Explanation, err error) {
+func (a profileCommands) testProfile(ctx context.Context, file string, args []string) (e sandbox.Explanation, err error) {
 	name, rest := "", args
 	if file == "" {
 		if len(args) < 2 {
@@ -321,7 +324,7 @@ func (a *App) testProfile(ctx context.Context, file string, args []string) (e sa
 
 // showExplanation writes one line for each rule that was looked at, and one
 // with the outcome.
-func (a *App) showExplanation(e sandbox.Explanation) error {
+func (a profileCommands) showExplanation(e sandbox.Explanation) error {
 	var b strings.Builder
 	for _, s := range e.Steps {
 		why := "decides"
@@ -351,7 +354,7 @@ func (a *App) showExplanation(e sandbox.Explanation) error {
 	return err
 }
 
-func (a *App) profileRemoveCmd() *cobra.Command {
+func (a profileCommands) profileRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove profiles that no sandbox uses", Args: cobra.MinimumNArgs(1),

@@ -19,7 +19,7 @@ import (
 // fallbackEditor is there on every system that has an editor.
 const fallbackEditor = "vi"
 
-func (a *App) profileEditCmd() *cobra.Command {
+func (a profileCommands) profileEditCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "edit NAME", Short: "Change a profile in your editor, and apply it to running sandboxes", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeProfile,
@@ -44,7 +44,7 @@ your text cannot be stored, edit keeps it in a file and prints its name.`,
 }
 
 // editProfile has a profile changed by whoever sits there.
-func (a *App) editProfile(ctx context.Context, c *atoll.Client, old *sandbox.StoredProfile) (err error) {
+func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *sandbox.StoredProfile) (err error) {
 	text, err := yamlOf(old.Profile)
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func keptIn(err error, file string) error {
 
 // openEditor opens a file in the editor of the user, with words of its own as
 // other programs take them, and waits until it is closed.
-func (a *App) openEditor(ctx context.Context, file string) error {
+func (a profileCommands) openEditor(ctx context.Context, file string) error {
 	visual, _ := a.LookupEnv("VISUAL")
 	editor, _ := a.LookupEnv("EDITOR")
 	editor = cmp.Or(visual, editor, fallbackEditor)
@@ -116,7 +116,7 @@ func (a *App) openEditor(ctx context.Context, file string) error {
 }
 
 // completeProfile offers the names of profiles.
-func (a *App) completeProfile(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a profileCommands) completeProfile(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -14,7 +14,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) providerCmd() *cobra.Command {
+// providerCommands are atoll provider and atoll doctor.
+type providerCommands struct{ *App }
+
+func (a providerCommands) providerCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use:     "provider",
 		Short:   "List and check providers",
@@ -25,7 +28,7 @@ func (a *App) providerCmd() *cobra.Command {
 
 // describeProviders describes the providers of the daemon that is used, else of
 // this program.
-func (a *App) describeProviders(ctx context.Context) ([]sandbox.Provider, error) {
+func (a providerCommands) describeProviders(ctx context.Context) ([]sandbox.Provider, error) {
 	c, err := a.daemon(ctx)
 	if err != nil {
 		return nil, err
@@ -50,7 +53,7 @@ func (a *App) describeProviders(ctx context.Context) ([]sandbox.Provider, error)
 	return catalog.Describe(all), nil
 }
 
-func (a *App) providerLsCmd() *cobra.Command {
+func (a providerCommands) providerLsCmd() *cobra.Command {
 	var asJSON, known bool
 	cmd := &cobra.Command{
 		Use:   "ls",
@@ -91,7 +94,7 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-func (a *App) providerCheckCmd() *cobra.Command {
+func (a providerCommands) providerCheckCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "check [PROVIDER]",
@@ -144,7 +147,7 @@ what works.`,
 }
 
 // checkProgress shows on a terminal that the suite goes on.
-func (a *App) checkProgress(res drivertest.Result) {
+func (a providerCommands) checkProgress(res drivertest.Result) {
 	if isTerminal(a.Stderr) {
 		status := strings.ReplaceAll(string(res.Status), "_", " ")
 		color := map[drivertest.Status]string{drivertest.Pass: green, drivertest.Fail: red}[res.Status]
@@ -152,7 +155,7 @@ func (a *App) checkProgress(res drivertest.Result) {
 	}
 }
 
-func (a *App) doctorCmd() *cobra.Command {
+func (a providerCommands) doctorCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor",

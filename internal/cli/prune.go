@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/image"
 )
 
-func (a *App) imagePruneCmd() *cobra.Command {
+func (a imageCommands) imagePruneCmd() *cobra.Command {
 	var asJSON, all bool
 	cmd := &cobra.Command{
 		Use:   "prune",

@@ -16,7 +16,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) runCmd() *cobra.Command {
+// runCommands are atoll run and atoll create.
+type runCommands struct{ *App }
+
+func (a runCommands) runCmd() *cobra.Command {
 	var boxed boxFlags
 	var how commandFlags
 	cmd := &cobra.Command{
@@ -99,7 +102,7 @@ func looksLikeImage(word string) bool {
 }
 
 // noteLimits says which limits that were asked for do not hold.
-func (a *App) noteLimits(b box, quiet bool) {
+func (a runCommands) noteLimits(b box, quiet bool) {
 	limits := b.Limits()
 	for _, name := range slices.Sorted(maps.Keys(limits)) {
 		if !quiet {
@@ -109,7 +112,7 @@ func (a *App) noteLimits(b box, quiet bool) {
 }
 
 // startDetached makes a sandbox that stays.
-func (a *App) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) (box, error) {
+func (a runCommands) startDetached(ctx context.Context, t target, req control.RunRequest, quiet bool) (box, error) {
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	_ = signals // no command of ours runs: every signal ends the attempt

@@ -16,7 +16,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) secretCmd() *cobra.Command {
+// secretCommands are atoll secret.
+type secretCommands struct{ *App }
+
+func (a secretCommands) secretCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "secret", Short: "Manage secrets that sandboxes can use but not see", GroupID: groupDaemon,
 		Long: `Secrets are stored encrypted and never shown again. A sandbox gets a placeholder,
@@ -33,7 +36,7 @@ const maxSecret = 64 << 10
 
 // readSecret reads a value from a file, from standard input, or from whoever
 // sits at the terminal. One end of a line is left out.
-func (a *App) readSecret(file string) ([]byte, error) {
+func (a secretCommands) readSecret(file string) ([]byte, error) {
 	in := a.Stdin
 	switch {
 	case file != "" && file != "-":
@@ -63,7 +66,7 @@ func (a *App) readSecret(file string) ([]byte, error) {
 	return v, nil
 }
 
-func (a *App) secretCreateCmd() *cobra.Command {
+func (a secretCommands) secretCreateCmd() *cobra.Command {
 	var s atoll.NewSecret
 	var file string
 	var asJSON bool
@@ -100,7 +103,7 @@ A secret without --host is sent only by stored profiles, to the hosts they name.
 	return cmd
 }
 
-func (a *App) wroteSecret(s sandbox.StoredSecret, err error, asJSON bool) error {
+func (a secretCommands) wroteSecret(s sandbox.StoredSecret, err error, asJSON bool) error {
 	if err != nil {
 		return err
 	}
@@ -111,7 +114,7 @@ func (a *App) wroteSecret(s sandbox.StoredSecret, err error, asJSON bool) error 
 	return err
 }
 
-func (a *App) secretRotateCmd() *cobra.Command {
+func (a secretCommands) secretRotateCmd() *cobra.Command {
 	var file string
 	var reread, asJSON bool
 	cmd := &cobra.Command{
@@ -140,7 +143,7 @@ func (a *App) secretRotateCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) secretListCmd() *cobra.Command {
+func (a secretCommands) secretListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -169,7 +172,7 @@ func (a *App) secretListCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) secretRemoveCmd() *cobra.Command {
+func (a secretCommands) secretRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove secrets", Args: cobra.MinimumNArgs(1),

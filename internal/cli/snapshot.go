@@ -10,7 +10,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) snapshotCmd() *cobra.Command {
+// snapshotCommands are atoll snapshot.
+type snapshotCommands struct{ *App }
+
+func (a snapshotCommands) snapshotCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "snapshot", Short: "Make, list and remove snapshots of sandboxes", GroupID: groupBox,
 		Example: `  atoll snapshot create demo --name before
@@ -18,7 +21,7 @@ func (a *App) snapshotCmd() *cobra.Command {
 	}, a.snapshotCreateCmd(), a.snapshotListCmd(), a.snapshotInspectCmd(), a.snapshotRemoveCmd(), a.snapshotPruneCmd())
 }
 
-func (a *App) snapshotCreateCmd() *cobra.Command {
+func (a snapshotCommands) snapshotCreateCmd() *cobra.Command {
 	var opts sandbox.SnapshotRequest
 	var labelList []string
 	var asJSON bool
@@ -68,7 +71,7 @@ Everyone who may make sandboxes from the snapshot can see everything in it.`,
 	return cmd
 }
 
-func (a *App) snapshotListCmd() *cobra.Command {
+func (a snapshotCommands) snapshotListCmd() *cobra.Command {
 	var labelList []string
 	var asJSON, quiet bool
 	cmd := &cobra.Command{
@@ -99,7 +102,7 @@ func (a *App) snapshotListCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bool) error {
+func (a snapshotCommands) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bool) error {
 	if asJSON {
 		return a.printJSON(all)
 	}
@@ -141,7 +144,7 @@ func stored(s *sandbox.Snapshot) string {
 	return ""
 }
 
-func (a *App) snapshotInspectCmd() *cobra.Command {
+func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll snapshot inspect before`,
@@ -161,7 +164,7 @@ func (a *App) snapshotInspectCmd() *cobra.Command {
 	}
 }
 
-func (a *App) snapshotRemoveCmd() *cobra.Command {
+func (a snapshotCommands) snapshotRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
@@ -180,7 +183,7 @@ running.`,
 	return cmd
 }
 
-func (a *App) snapshotPruneCmd() *cobra.Command {
+func (a snapshotCommands) snapshotPruneCmd() *cobra.Command {
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{

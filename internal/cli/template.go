@@ -17,7 +17,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (a *App) templateCmd() *cobra.Command {
+// templateCommands are atoll template.
+type templateCommands struct{ *App }
+
+func (a templateCommands) templateCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "template", Short: "Build templates, and keep their names", GroupID: groupMachine,
 		Long: `A template is an image that is built from a Dockerfile, step by step, in sandboxes.
@@ -26,7 +29,7 @@ Use one with --image template:NAME.`,
 	}, a.templateBuildCmd(), a.templateListCmd(), a.templateInspectCmd(), a.templateTagCmd(), a.templateRemoveCmd(), a.templatePruneCmd())
 }
 
-func (a *App) templateBuildCmd() *cobra.Command {
+func (a templateCommands) templateBuildCmd() *cobra.Command {
 	var opts atoll.BuildOptions
 	var args []string
 	var asJSON bool
@@ -84,7 +87,7 @@ in them; atoll inspect tells which.`,
 }
 
 // build sends the files of a directory to the daemon, which builds.
-func (a *App) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t sandbox.Template, err error) {
+func (a templateCommands) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t sandbox.Template, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: dir, Message: "cannot be read as a directory", Cause: err}
@@ -106,7 +109,7 @@ func (a *App) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t
 }
 
 // showBuild writes what a build tells to standard error.
-func (a *App) showBuild(e sandbox.BuildEvent) {
+func (a templateCommands) showBuild(e sandbox.BuildEvent) {
 	switch {
 	case e.Output:
 		_, _ = io.WriteString(a.Stderr, e.Text)
@@ -117,7 +120,7 @@ func (a *App) showBuild(e sandbox.BuildEvent) {
 	}
 }
 
-func (a *App) templateListCmd() *cobra.Command {
+func (a templateCommands) templateListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -148,7 +151,7 @@ func short(digest string) string {
 	return hex[:min(12, len(hex))]
 }
 
-func (a *App) templateInspectCmd() *cobra.Command {
+func (a templateCommands) templateInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), Example: `  atoll template inspect tools`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
@@ -164,7 +167,7 @@ func (a *App) templateInspectCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) templateTagCmd() *cobra.Command {
+func (a templateCommands) templateTagCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), Example: `  atoll template tag tools tools:stable`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
@@ -176,7 +179,7 @@ func (a *App) templateTagCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) templateRemoveCmd() *cobra.Command {
+func (a templateCommands) templateRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
@@ -190,7 +193,7 @@ func (a *App) templateRemoveCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) templatePruneCmd() *cobra.Command {
+func (a templateCommands) templatePruneCmd() *cobra.Command {
 	var unused durationFlag
 	var asJSON bool
 	cmd := &cobra.Command{Use: "prune", Short: "Remove the build cache; templates stay", Args: cobra.NoArgs, Example: `  atoll template prune --unused 24h`}

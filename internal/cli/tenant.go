@@ -25,6 +25,9 @@ type limitFlag struct {
 	lifted bool
 }
 
+// tenantCommands are atoll tenant.
+type tenantCommands struct{ *App }
+
 func (f *limitFlag) Set(text string) (err error) {
 	if f.lifted = text == "none"; f.lifted {
 		f.value = 0
@@ -119,7 +122,7 @@ func number(to **float64) limitFlag {
 	return limitFlag{set: func(v float64) { *to = &v }}
 }
 
-func (a *App) tenantCmd() *cobra.Command {
+func (a tenantCommands) tenantCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "tenant", Short: "Make, show and limit tenants of the daemon", GroupID: groupDaemon,
 		Long: `A tenant is one customer of the daemon. Tenants are isolated from each other. Only
@@ -129,7 +132,7 @@ see also: atoll key create --tenant.`,
 	}, a.tenantCreateCmd(), a.tenantListCmd(), a.tenantShowCmd(), a.tenantQuotaCmd(), a.tenantDisableCmd(true), a.tenantDisableCmd(false))
 }
 
-func (a *App) tenantCreateCmd() *cobra.Command {
+func (a tenantCommands) tenantCreateCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make a tenant", Args: cobra.ExactArgs(1),
@@ -148,7 +151,7 @@ func (a *App) tenantCreateCmd() *cobra.Command {
 }
 
 // tenantCommand adapts a command that is about one tenant and shows it.
-func (a *App) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
+func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (sandbox.Tenant, error)) func(*cobra.Command, []string) error {
 	return interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -165,7 +168,7 @@ func (a *App) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client
 	})
 }
 
-func (a *App) showTenant(t sandbox.Tenant) error {
+func (a tenantCommands) showTenant(t sandbox.Tenant) error {
 	state := "enabled"
 	if !t.Disabled.IsZero() {
 		state = "disabled " + ago(t.Disabled)
@@ -186,7 +189,7 @@ func (a *App) showTenant(t sandbox.Tenant) error {
 	})
 }
 
-func (a *App) tenantListCmd() *cobra.Command {
+func (a tenantCommands) tenantListCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List tenants", Args: cobra.NoArgs,
@@ -221,7 +224,7 @@ func (a *App) tenantListCmd() *cobra.Command {
 	return cmd
 }
 
-func (a *App) tenantShowCmd() *cobra.Command {
+func (a tenantCommands) tenantShowCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "show [NAME]", Short: "Show the quota and usage of a tenant", Args: cobra.MaximumNArgs(1),
@@ -239,7 +242,7 @@ machine, any.`,
 	return cmd
 }
 
-func (a *App) tenantQuotaCmd() *cobra.Command {
+func (a tenantCommands) tenantQuotaCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "set-quota [flags] NAME", Short: "Change the quota of a tenant", Args: cobra.ExactArgs(1),
@@ -262,7 +265,7 @@ sandboxes that already exist.`,
 	return cmd
 }
 
-func (a *App) tenantDisableCmd(disable bool) *cobra.Command {
+func (a tenantCommands) tenantDisableCmd(disable bool) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "enable NAME", Short: "Enable a disabled tenant", Args: cobra.ExactArgs(1),

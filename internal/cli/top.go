@@ -50,7 +50,7 @@ func descending[T int64 | float64](a, b *T) int {
 	return cmp.Compare(*b, *a)
 }
 
-func (a *App) topCmd() *cobra.Command {
+func (a listCommands) topCmd() *cobra.Command {
 	var once, asJSON bool
 	var sortBy string
 	every := durationFlag(2 * time.Second)
@@ -90,7 +90,7 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 // firstSample is how long processor time is measured before something is shown.
 const firstSample = 500 * time.Millisecond
 
-func (a *App) top(ctx context.Context, m *meter, order func(a, b load) int, every time.Duration, once, asJSON bool) error {
+func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) int, every time.Duration, once, asJSON bool) error {
 	if err := m.check(ctx); err != nil {
 		return err
 	}

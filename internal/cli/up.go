@@ -67,6 +67,9 @@ type EgressOptions struct {
 	Hosts string   // file of names with addresses
 }
 
+// upCommands are atoll up.
+type upCommands struct{ *App }
+
 // egressFlags are those of EgressOptions.
 func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
 	flags.StringSliceVar(&o.Allow, "egress-allow", nil, "non-public addresses or CIDRs that rules may allow, such as that of a company mirror (default: $ATOLL_EGRESS_ALLOW)")
@@ -105,7 +108,7 @@ type Daemon interface {
 	Close() error
 }
 
-func (a *App) upCmd() *cobra.Command {
+func (a upCommands) upCmd() *cobra.Command {
 	var opts UpOptions
 	var cert, key, address, addressIn, proxyIn, config string
 	var drain durationFlag
@@ -211,7 +214,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 
 // attend waits for the end of a daemon, and has it read its policies anew on
 // every signal.
-func (a *App) attend(ctx context.Context, d Daemon, again <-chan os.Signal) error {
+func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -232,7 +235,7 @@ func (a *App) attend(ctx context.Context, d Daemon, again <-chan os.Signal) erro
 func defaultPool() int { return min(runtime.NumCPU(), 8) }
 
 // runDaemon runs a daemon until somebody ends it.
-func (a *App) runDaemon(ctx context.Context, opts UpOptions) error {
+func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	a.warn(a.warningOf(opts.Provider))

@@ -21,6 +21,9 @@ type workspaceFlags struct {
 	readOnly, writable []string
 }
 
+// workspaceCommands are atoll workspace.
+type workspaceCommands struct{ *App }
+
 func (f *workspaceFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.names, "workspace", nil, "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; may be repeated with a place for each, NAME[:ro|:shared]:/PATH; see: atoll workspace")
 	flags.StringArrayVar(&f.readOnly, "workspace-read-only", nil, "a directory below the workspace that cannot be written to; may be repeated")
@@ -61,7 +64,7 @@ func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 	return w, nil
 }
 
-func (a *App) workspaceCmd() *cobra.Command {
+func (a workspaceCommands) workspaceCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "workspace", Short: "Manage versioned directories that outlive sandboxes", GroupID: groupDaemon,
 		Long: `A workspace is a directory that outlives sandboxes, the daemon and the machine. A
@@ -97,14 +100,14 @@ func workspaceVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *
 	return cmd
 }
 
-func (a *App) tell(format string, args ...any) error {
+func (a workspaceCommands) tell(format string, args ...any) error {
 	_, err := fmt.Fprintf(a.Stdout, format+"\n", args...)
 	return err
 }
 
 func bytesText(n int64) string { return units.BytesSize(float64(n)) }
 
-func (a *App) workspaceCreateCmd() *cobra.Command {
+func (a workspaceCommands) workspaceCreateCmd() *cobra.Command {
 	var opts sandbox.NewWorkspace
 	var most sizeFlag
 	cmd := &cobra.Command{
@@ -118,7 +121,7 @@ history, and removing the workspace does not change the bucket.`,
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "size limit of one version, in bytes; larger versions are not saved")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
 	}, func(w sandbox.Workspace) error { return a.tell("%s", w.Name) })
@@ -135,9 +138,9 @@ func attachedText(w sandbox.Workspace) string {
 	return strings.Join(all, ", ")
 }
 
-func (a *App) workspaceListCmd() *cobra.Command {
+func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
 		return c.Workspaces(ctx)
 	}, func(all []sandbox.Workspace) error {
 		rows := make([][]string, 0, len(all))
@@ -152,9 +155,9 @@ func (a *App) workspaceListCmd() *cobra.Command {
 	})
 }
 
-func (a *App) workspaceInspectCmd() *cobra.Command {
+func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), Example: `  atoll workspace inspect notes`}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		return c.Workspace(ctx, args[0])
 	}, func(w sandbox.Workspace) error {
 		rows := [][]string{
@@ -176,11 +179,11 @@ func (a *App) workspaceInspectCmd() *cobra.Command {
 	})
 }
 
-func (a *App) workspaceHistoryCmd() *cobra.Command {
+func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), Example: `  atoll workspace history notes`,
 	}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
 	}, func(all []sandbox.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
@@ -200,7 +203,7 @@ func versionArg(text string) (int, error) {
 	return n, nil
 }
 
-func (a *App) workspaceDiffCmd() *cobra.Command {
+func (a workspaceCommands) workspaceDiffCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "diff NAME FROM [TO]", Short: "Show what changed between two versions", Args: cobra.RangeArgs(2, 3),
 		Long: `Diff lists what changed from one version to another, or to the newest: A is added,
@@ -211,7 +214,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Changes []sandbox.WorkspaceChange `json:"changes"`
 		More    bool                      `json:"more,omitempty"`
 	}
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
 		var numbers [2]int
 		for i, text := range args[1:] {
 			if numbers[i], err = versionArg(text); err != nil {
@@ -234,7 +237,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 	})
 }
 
-func (a *App) workspaceRestoreCmd() *cobra.Command {
+func (a workspaceCommands) workspaceRestoreCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
 		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2),
@@ -243,7 +246,7 @@ stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		n, err := versionArg(args[1])
 		if err != nil {
 			return sandbox.WorkspaceVersion{}, err
@@ -255,7 +258,7 @@ stay in the history.`,
 	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
 }
 
-func (a *App) workspacePersistCmd() *cobra.Command {
+func (a workspaceCommands) workspacePersistCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
 		Use: "persist [flags] NAME", Short: "Save a version of a workspace now", Args: cobra.ExactArgs(1),
@@ -265,12 +268,12 @@ anyway.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
 	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
 }
 
-func (a *App) workspacePruneCmd() *cobra.Command {
+func (a workspaceCommands) workspacePruneCmd() *cobra.Command {
 	var keep atoll.Keep
 	var within durationFlag
 	cmd := &cobra.Command{
@@ -282,7 +285,7 @@ data.`,
 	}
 	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep this many of the newest")
 	cmd.Flags().Var(&within, "keep-within", "keep all that are newer than this, such as 720h")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
 	}, func(p sandbox.WorkspacePruned) error {
@@ -290,21 +293,21 @@ data.`,
 	})
 }
 
-func (a *App) workspaceVerifyCmd() *cobra.Command {
+func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 	var deep bool
 	cmd := &cobra.Command{
 		Use: "verify [flags] NAME", Short: "Check that every version can be restored", Args: cobra.ExactArgs(1),
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
-	return workspaceVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
+	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r sandbox.WorkspaceReport) error {
 		return a.tell("%d versions in %d chunks, %s: all is there", r.Versions, r.Chunks, bytesText(r.Bytes))
 	})
 }
 
-func (a *App) workspaceRemoveCmd() *cobra.Command {
+func (a workspaceCommands) workspaceRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), Example: `  atoll workspace rm notes`,
