@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
@@ -104,6 +105,9 @@ func (d *Daemon) openProvider(ctx context.Context, config *plane.Config) (err er
 		return err
 	}
 	config.Control, config.Binding, config.Open = first.Control, first.Binding, d.backend
+	for _, e := range d.node.Providers().Entries() {
+		config.Known = append(config.Known, sandbox.Provider{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
+	}
 	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
 	d.provider = first.Control.Provider
 	config.Builder, err = d.openTemplates()
@@ -111,12 +115,12 @@ func (d *Daemon) openProvider(ctx context.Context, config *plane.Config) (err er
 }
 
 // backend opens one of the providers for the control plane.
-func (d *Daemon) backend(ctx context.Context, name string) (plane.Backend, error) {
+func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, error) {
 	p, err := d.node.Providers().Open(ctx, name)
 	if err != nil {
-		return plane.Backend{}, err
+		return providers.Opened{}, err
 	}
-	return plane.Backend{Name: p.Name, Binding: p.Binding, Control: d.node.Config(p)}, nil
+	return providers.Opened{Name: p.Name, Binding: p.Binding, Control: d.node.Config(p)}, nil
 }
 
 // openKeys opens what is sealed with a key of this machine's, or is one.

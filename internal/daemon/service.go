@@ -38,7 +38,7 @@ func servicesOf(s service) api.Services {
 		Events:     s,
 		Workspaces: s,
 		Tenants:    s,
-		Providers:  s,
+		Providers:  s.Providers,
 		Machine:    s,
 		Ports:      s,
 		Templates:  s,

@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -306,7 +307,7 @@ func (p *Plane) isArchived(ctx context.Context, id string) (bool, error) {
 
 // restoreNamed makes a sandbox from a named snapshot. If that is not here, or
 // damaged, it is fetched.
-func (p *Plane) restoreNamed(ctx context.Context, be *backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
+func (p *Plane) restoreNamed(ctx context.Context, be *providers.Backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
 	s, err := p.snapshotRecord(ctx, id)
 	if err != nil {
 		return nil, how, err
@@ -314,7 +315,7 @@ func (p *Plane) restoreNamed(ctx context.Context, be *backend, req control.Creat
 	restore := func() error {
 		ref, err := p.locate(ctx, be, &s)
 		if err == nil {
-			made, how, err = be.control.Restore(ctx, req, ref)
+			made, how, err = be.Control.Restore(ctx, req, ref)
 		}
 		return err
 	}
@@ -336,12 +337,12 @@ func (p *Plane) restoreNamed(ctx context.Context, be *backend, req control.Creat
 	if err != nil {
 		return nil, how, err
 	}
-	return be.control.Restore(ctx, req, ref)
+	return be.Control.Restore(ctx, req, ref)
 }
 
 // fetch replaces the copy of a snapshot by what is in the archive.
-func (p *Plane) fetch(ctx context.Context, be *backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
-	keeper, err := be.keeper()
+func (p *Plane) fetch(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
+	keeper, err := keeper(be)
 	if err != nil {
 		return ref, err
 	}

@@ -70,7 +70,7 @@ func (p *Plane) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox,
 	if err := p.here(b); err != nil {
 		return nil, err
 	}
-	box, err := p.reach(ctx, b)
+	box, err := p.Providers.Attach(ctx, b)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		p.Report(ctx, p.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
 	}
@@ -174,7 +174,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 
 // end destroys what the provider has of a sandbox.
 func (p *Plane) end(ctx context.Context, b *store.Sandbox) error {
-	box, err := p.reach(ctx, b)
+	box, err := p.Providers.Attach(ctx, b)
 	if err == nil {
 		err = box.Destroy(ctx)
 	}

@@ -12,8 +12,10 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
+	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -64,7 +66,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	be, err := p.chosen(ctx, who, spec.Provider)
+	be, err := p.Providers.Select(ctx, who, spec.Provider)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
@@ -74,7 +76,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	want, err := be.control.Prepare(ctx, control.CreateRequest{
+	want, err := be.Control.Prepare(ctx, control.CreateRequest{
 		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true, Bound: req.bound,
 	})
 	if err != nil {
@@ -150,9 +152,22 @@ func mayAsk(who key.Principal, spec *sandbox.Spec) error {
 	return nil
 }
 
+// enforceable refuses limits that a policy or a quota demands and the provider
+// does not enforce.
+func (p *Plane) enforceable(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest) error {
+	if len(want.Limits) == 0 {
+		return nil
+	}
+	quotas, err := p.limits(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	return be.Enforceable(want.Limits, p.policies().Caps(bundle.About{Tenant: tenant, Labels: want.Spec.Labels}).Resources, quotas)
+}
+
 // announce records the sandbox and that it is about to be made, together or
 // not at all. A nil intent says that an earlier request made it.
-func (p *Plane) announce(ctx context.Context, be *backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+func (p *Plane) announce(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
 	values, err := p.reveal(ctx, tenant, spec.Secrets)
 	if err != nil {
@@ -209,7 +224,7 @@ func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
 const settleTimeout = 10 * time.Second
 
 // make has the provider make a recorded sandbox, and records what became of it.
-func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+func (p *Plane) make(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
 	if err := p.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
@@ -248,7 +263,7 @@ func (p *Plane) make(ctx context.Context, be *backend, tenant string, want *cont
 
 // bringUp has the provider make a sandbox from its image or from the snapshot
 // origin, once what must not be in the record is kept elsewhere.
-func (p *Plane) bringUp(ctx context.Context, be *backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
+func (p *Plane) bringUp(ctx context.Context, be *providers.Backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
 	if p.cfg.Environments != nil {
 		if err := p.cfg.Environments.Put(want.Spec.ID, want.Spec.Env); err != nil {
 			return nil, driver.Restored{}, err
@@ -259,7 +274,7 @@ func (p *Plane) bringUp(ctx context.Context, be *backend, want *control.CreateRe
 		return nil, driver.Restored{}, err
 	}
 	if origin == "" {
-		made, err := be.control.Create(ctx, req)
+		made, err := be.Control.Create(ctx, req)
 		return made, driver.Restored{}, err
 	}
 	return p.restoreNamed(ctx, be, req, origin)

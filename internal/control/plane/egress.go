@@ -341,10 +341,10 @@ func (p *Plane) enforce(ctx context.Context, boxes []store.Sandbox) error {
 		if b.Node != p.Node || b.State == sandbox.Gone || b.State == sandbox.Stopped || b.Rest.Pause == sandbox.PauseDisk || !b.Spec.Network.Asked() {
 			continue
 		}
-		if be, err := p.of(ctx, &b); err != nil {
+		if be, err := p.Providers.Of(ctx, &b); err != nil {
 			missed, cause = append(missed, b.Name), errors.Join(cause, err)
 			continue
-		} else if !be.network(ctx) {
+		} else if !be.HasNetwork(ctx) {
 			missed, cause = append(missed, b.Name), errors.Join(cause, errFixedRules)
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -68,7 +69,7 @@ func (p *Plane) fork(ctx context.Context, ref string, req sandbox.ForkRequest) (
 }
 
 // copies are the requests for the copies of a sandbox.
-func (p *Plane) copies(ctx context.Context, be *backend, t *turn, req sandbox.ForkRequest) ([]control.CreateRequest, error) {
+func (p *Plane) copies(ctx context.Context, be *providers.Backend, t *turn, req sandbox.ForkRequest) ([]control.CreateRequest, error) {
 	b := &t.box
 	like, err := p.again(b)
 	if err != nil {
@@ -95,7 +96,7 @@ func (p *Plane) copies(ctx context.Context, be *backend, t *turn, req sandbox.Fo
 		if req.Prefix != "" {
 			one.Spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
 		}
-		if all[i], err = be.control.Prepare(ctx, one); err != nil {
+		if all[i], err = be.Control.Prepare(ctx, one); err != nil {
 			return nil, err
 		}
 		if err := p.permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
@@ -153,7 +154,7 @@ type copied struct {
 
 // makeForks writes the parent down, unless that is on disk already, and makes
 // the copies of it, several at a time.
-func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper driver.SnapshotKeeper, wanted []control.CreateRequest) ([]copied, error) {
+func (p *Plane) makeForks(ctx context.Context, be *providers.Backend, t *turn, keeper driver.SnapshotKeeper, wanted []control.CreateRequest) ([]copied, error) {
 	ref, done, err := p.source(ctx, be, t, keeper)
 	if err != nil {
 		return nil, err
@@ -176,7 +177,7 @@ func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper driv
 			if err != nil {
 				return err
 			}
-			box, how, err := be.control.Restore(ctx, w, ref)
+			box, how, err := be.Control.Restore(ctx, w, ref)
 			made[i] = copied{box, coldReason(how)}
 			return err
 		})
@@ -186,7 +187,7 @@ func (p *Plane) makeForks(ctx context.Context, be *backend, t *turn, keeper driv
 
 // source returns a snapshot of the parent, to be removed by done. It is restored
 // at once and by us alone, so it is neither checked nor synced.
-func (p *Plane) source(ctx context.Context, be *backend, t *turn, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
+func (p *Plane) source(ctx context.Context, be *providers.Backend, t *turn, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
 	if t.box.Rest.Kept != "" {
 		ref, err = p.keptRef(ctx, be, &t.box)
 		return ref, func() {}, err
@@ -213,7 +214,7 @@ func (p *Plane) source(ctx context.Context, be *backend, t *turn, keeper driver.
 
 // keptRef returns the snapshot that holds the state of a sandbox that was put
 // away.
-func (p *Plane) keptRef(ctx context.Context, be *backend, b *store.Sandbox) (ref driver.SnapshotRef, err error) {
+func (p *Plane) keptRef(ctx context.Context, be *providers.Backend, b *store.Sandbox) (ref driver.SnapshotRef, err error) {
 	s, err := p.snapshotRecord(ctx, b.Rest.Kept)
 	if err != nil {
 		return ref, err

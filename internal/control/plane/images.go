@@ -21,12 +21,8 @@ type ImageUse struct {
 // images: what was made ahead of its user lets go of them.
 func (p *Plane) ImageUses(ctx context.Context) (all []ImageUse, err error) {
 	err = p.AsOwner(ctx, ops.ImageUses, "", func(ctx context.Context) error {
-		for _, name := range p.openBackends() {
-			be, err := p.backend(ctx, name)
-			if err != nil {
-				return err
-			}
-			if d, ok := driver.As[driver.Drainer](be.Control.Provider); ok {
+		for _, be := range p.Providers.Opened() {
+			if d, ok := driver.As[driver.Drainer](be.Driver); ok {
 				d.Drain()
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -19,26 +20,26 @@ import (
 // references, gives every provider only its own, and decides what is removed.
 
 // keeper returns what keeps the snapshots of a provider.
-func (b *backend) keeper() (driver.SnapshotKeeper, error) {
-	if k, ok := driver.As[driver.SnapshotKeeper](b.Control.Provider); ok {
+func keeper(b *providers.Backend) (driver.SnapshotKeeper, error) {
+	if k, ok := driver.As[driver.SnapshotKeeper](b.Driver); ok {
 		return k, nil
 	}
 	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: "this provider keeps no snapshots"}
 }
 
 // keeperOf returns the provider of a sandbox and what keeps its snapshots.
-func (p *Plane) keeperOf(ctx context.Context, b *store.Sandbox) (*backend, driver.SnapshotKeeper, error) {
-	be, err := p.of(ctx, b)
+func (p *Plane) keeperOf(ctx context.Context, b *store.Sandbox) (*providers.Backend, driver.SnapshotKeeper, error) {
+	be, err := p.Providers.Of(ctx, b)
 	if err != nil {
 		return nil, nil, err
 	}
-	keeper, err := be.keeper()
+	keeper, err := keeper(be)
 	return be, keeper, err
 }
 
 // providerOf returns the provider that keeps a snapshot.
-func (p *Plane) providerOf(ctx context.Context, s *store.Snapshot) (*backend, driver.SnapshotKeeper, error) {
-	be, err := p.backend(ctx, s.Provider)
+func (p *Plane) providerOf(ctx context.Context, s *store.Snapshot) (*providers.Backend, driver.SnapshotKeeper, error) {
+	be, err := p.Providers.Backend(ctx, s.Provider)
 	if err != nil {
 		return nil, nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: err,
@@ -46,7 +47,7 @@ func (p *Plane) providerOf(ctx context.Context, s *store.Snapshot) (*backend, dr
 			Hint:    "start the daemon with that provider",
 		}
 	}
-	keeper, err := be.keeper()
+	keeper, err := keeper(be)
 	return be, keeper, err
 }
 
@@ -57,7 +58,7 @@ func (p *Plane) snapshotRecord(ctx context.Context, id string) (store.Snapshot, 
 
 // locate returns the reference of a snapshot that a provider of this node keeps.
 // One that is not here is driver.ErrSnapshotLost.
-func (p *Plane) locate(ctx context.Context, be *backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
+func (p *Plane) locate(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
 	if s.Provider != "" && s.Provider != be.Name {
 		return ref, otherProvider(s, be.Name)
 	}
@@ -73,7 +74,7 @@ func (p *Plane) locate(ctx context.Context, be *backend, s *store.Snapshot) (ref
 		return ref, json.Unmarshal([]byte(s.Ref), &ref)
 	}
 	// It was fetched from another node, or recorded by an earlier version.
-	keeper, err := be.keeper()
+	keeper, err := keeper(be)
 	if err != nil {
 		return ref, err
 	}
@@ -128,11 +129,11 @@ func (p *Plane) drop(ctx context.Context, provider, id string) {
 }
 
 func (p *Plane) dropNow(ctx context.Context, provider, id string) error {
-	be, err := p.backend(ctx, provider)
+	be, err := p.Providers.Backend(ctx, provider)
 	if err != nil {
 		return err
 	}
-	keeper, err := be.keeper()
+	keeper, err := keeper(be)
 	if err != nil {
 		return err
 	}
@@ -149,12 +150,8 @@ func (p *Plane) dropNow(ctx context.Context, provider, id string) error {
 // keptSnapshots lists what the open providers keep.
 func (p *Plane) keptSnapshots(ctx context.Context, each func(driver.SnapshotKeeper, driver.FoundSnapshot)) error {
 	var failed []error
-	for _, name := range p.openBackends() {
-		be, err := p.backend(ctx, name)
-		if err != nil {
-			return err
-		}
-		keeper, err := be.keeper()
+	for _, be := range p.Providers.Opened() {
+		keeper, err := keeper(be)
 		if err != nil {
 			continue // it keeps none
 		}

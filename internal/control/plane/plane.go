@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -40,10 +41,11 @@ type Config struct {
 	// Provider.
 	Control  control.Config
 	Provider string
-	// Binding is that of the default provider; see Backend.
+	// Binding is that of the default provider; see providers.Opened.
 	Binding string
-	// Open opens the others. Nil: there are none.
-	Open Open
+	// Open opens the others, and Known lists them; see providers.Config.
+	Open  func(ctx context.Context, name string) (providers.Opened, error)
+	Known []sandbox.Provider
 	// Shared are the providers besides the default one that callers with an API
 	// key may choose. The owner of the machine may choose any.
 	Shared []string
@@ -93,8 +95,8 @@ type Sources interface {
 // concurrently.
 type Plane struct {
 	*core.Core
+	Providers  *providers.Service
 	cfg        Config
-	backends   backends
 	ring       *key.Ring
 	meter      *quota.Meter
 	locks      core.Locks[sandbox.ID]
@@ -130,7 +132,10 @@ func New(cfg Config) *Plane {
 	if cfg.Defaults == (sandbox.Resources{}) {
 		p.cfg.Defaults = cfg.Control.Defaults
 	}
-	p.addBackend(Backend{Name: cfg.Provider, Binding: cfg.Binding, Control: cfg.Control})
+	p.Providers = providers.New(p.Core, providers.Config{
+		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared,
+		Workspaces: cfg.Workspaces != nil, Defaults: p.cfg.Defaults,
+	})
 	return p
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -246,10 +247,10 @@ func modeOf(ref sandbox.SecretRef) sandbox.SecretMode {
 }
 
 // rulesFor completes a request for a provider without a gateway.
-func (p *Plane) rulesFor(ctx context.Context, be *backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
+func (p *Plane) rulesFor(ctx context.Context, be *providers.Backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
 	about := bundle.About{Tenant: tenant, Labels: spec.Labels}
 	e := control.Egress{Ceilings: p.policies().Ceilings(about), Unenforceable: p.policies().Unenforceable(about)}
-	if spec.Network.Profile == "" || be.network(ctx) {
+	if spec.Network.Profile == "" || be.HasNetwork(ctx) {
 		return e, nil
 	}
 	stored, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profile(ctx, tenant, spec.Network.Profile) })

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -92,11 +93,11 @@ func (p *Plane) mirror(ctx context.Context, b *store.Sandbox) error {
 	if p.here(b) != nil || !resident(b) {
 		return nil
 	}
-	be, err := p.of(ctx, b)
+	be, err := p.Providers.Of(ctx, b)
 	if err != nil {
 		return nil //nolint:nilerr // the operation itself will say so
 	}
-	teller, ok := driver.As[driver.StateTeller](be.Control.Provider)
+	teller, ok := driver.As[driver.StateTeller](be.Driver)
 	if !ok {
 		return nil
 	}
@@ -145,11 +146,11 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 	p.unsettled.Store(false)
 	var failed []error
 	mine := map[string][]store.Sandbox{}
-	for _, name := range p.openBackends() {
-		mine[name] = nil // its sandboxes may have no record
+	for _, be := range p.Providers.Opened() {
+		mine[be.Name] = nil // its sandboxes may have no record
 	}
 	for _, b := range known {
-		be, err := p.of(ctx, &b)
+		be, err := p.Providers.Of(ctx, &b)
 		if err != nil {
 			failed = append(failed, p.unreachable(ctx, b, err))
 			continue
@@ -157,7 +158,7 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 		mine[be.Name] = append(mine[be.Name], b)
 	}
 	for _, name := range slices.Sorted(maps.Keys(mine)) {
-		be, err := p.backend(ctx, name)
+		be, err := p.Providers.Backend(ctx, name)
 		if err == nil {
 			err = p.reconcileWith(ctx, be, mine[name])
 		}
@@ -169,9 +170,9 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 
 // reconcileWith compares the records of a provider's sandboxes with what exists
 // there.
-func (p *Plane) reconcileWith(ctx context.Context, be *backend, known []store.Sandbox) error {
+func (p *Plane) reconcileWith(ctx context.Context, be *providers.Backend, known []store.Sandbox) error {
 	seen := map[sandbox.ID]driver.Found{}
-	for f, err := range be.Control.Provider.List(ctx) {
+	for f, err := range be.Driver.List(ctx) {
 		if err != nil {
 			return err // nothing is proved by a list that ends early
 		}
@@ -226,7 +227,7 @@ func (p *Plane) recordedBoxes(ctx context.Context) (all []store.Sandbox, err err
 }
 
 // reconcile brings the record of one sandbox up to date.
-func (p *Plane) reconcile(ctx context.Context, be *backend, b store.Sandbox, f driver.Found, there bool) error {
+func (p *Plane) reconcile(ctx context.Context, be *providers.Backend, b store.Sandbox, f driver.Found, there bool) error {
 	if p.making.Has(b.ID) {
 		return nil
 	}
@@ -246,7 +247,7 @@ func (p *Plane) reconcile(ctx context.Context, be *backend, b store.Sandbox, f d
 			return p.end(ctx, &b) // it was put away, and its end was cut off
 		}
 		return nil
-	case there && be.control.Orphaned(f):
+	case there && be.Control.Orphaned(f):
 		if err := p.end(ctx, &b); err != nil {
 			return err
 		}
@@ -254,11 +255,11 @@ func (p *Plane) reconcile(ctx context.Context, be *backend, b store.Sandbox, f d
 	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return p.reconcileEnded(ctx, &b, f)
 	}
-	box, err := be.control.Attach(ctx, b.ID, b.Name)
+	box, err := be.Control.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		p.refind(b.Tenant, box)
-		if _, ok := driver.As[driver.StateTeller](be.Control.Provider); ok && there && resident(&b) {
+		if _, ok := driver.As[driver.StateTeller](be.Driver); ok && there && resident(&b) {
 			return p.observePause(ctx, &b, f.State)
 		}
 		if b.State == sandbox.Paused {
@@ -305,7 +306,7 @@ func (p *Plane) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.F
 }
 
 // extra deals with a sandbox that no record of this node wants.
-func (p *Plane) extra(ctx context.Context, be *backend, f driver.Found) error {
+func (p *Plane) extra(ctx context.Context, be *providers.Backend, f driver.Found) error {
 	if f.Labels[control.LabelOwner] != "" || p.making.Has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
 		return nil // another process looks after it
 	}
@@ -328,7 +329,7 @@ func (p *Plane) extra(ctx context.Context, be *backend, f driver.Found) error {
 
 // adopt records a sandbox that exists without a record. One that was made
 // without a daemon belongs to the owner of the machine.
-func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
+func (p *Plane) adopt(ctx context.Context, be *providers.Backend, f driver.Found) error {
 	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
 	if tenant == "" {
 		tenant = DefaultTenant
@@ -368,7 +369,7 @@ func (p *Plane) adopt(ctx context.Context, be *backend, f driver.Found) error {
 	if err != nil {
 		return err
 	}
-	if box, err := be.control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
+	if box, err := be.Control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
 		p.refind(tenant, box)
 	}
 	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}

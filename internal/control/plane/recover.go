@@ -39,11 +39,11 @@ func (p *Plane) finishStep(ctx context.Context, b *store.Sandbox) error {
 
 // lookFor asks the provider for one sandbox, by looking at all there are.
 func (p *Plane) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, there bool, err error) {
-	be, err := p.of(ctx, b)
+	be, err := p.Providers.Of(ctx, b)
 	if err != nil {
 		return f, false, err
 	}
-	for f, err := range be.Control.Provider.List(ctx) {
+	for f, err := range be.Driver.List(ctx) {
 		if err != nil || f.ID == b.ID {
 			return f, err == nil, err
 		}
@@ -72,7 +72,7 @@ func (p *Plane) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, 
 // goOn makes a sandbox that still lives run, whatever was about to be done to
 // it.
 func (p *Plane) goOn(ctx context.Context, b *store.Sandbox) error {
-	box, err := p.reach(ctx, b)
+	box, err := p.Providers.Attach(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (p *Plane) finishBring(ctx context.Context, b *store.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if box, err := p.reach(ctx, b); err == nil {
+	if box, err := p.Providers.Attach(ctx, b); err == nil {
 		p.follow(b.Tenant, box)
 	}
 	p.drop(ctx, b.Provider, id)

@@ -75,12 +75,8 @@ func (p *Plane) putToSleep(ctx context.Context, t *turn, wakes bool) error {
 
 // memory reports whether snapshots of a sandbox hold memory.
 func (p *Plane) memory(ctx context.Context, b *store.Sandbox) bool {
-	be, err := p.of(ctx, b)
-	if err != nil {
-		return false
-	}
-	facts, err := be.facts(ctx)
-	return err == nil && facts.Capabilities.Memory
+	be, err := p.Providers.Of(ctx, b)
+	return err == nil && be.HasMemory(ctx)
 }
 
 // Resume lets a paused sandbox go on. One that runs is success.
@@ -419,7 +415,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err := p.permitAgain(ctx, t); err != nil {
 		return t.box, err
 	}
-	be, err := p.of(ctx, &t.box)
+	be, err := p.Providers.Of(ctx, &t.box)
 	if err != nil {
 		return t.box, err
 	}
@@ -451,7 +447,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err := p.Fault(step + ".recorded"); err != nil {
 		return t.box, err
 	}
-	box, how, err := be.control.Restore(ctx, req, ref)
+	box, how, err := be.Control.Restore(ctx, req, ref)
 	if err := p.Fault(step + ".made"); err != nil {
 		return t.box, err
 	}

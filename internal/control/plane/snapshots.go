@@ -251,7 +251,7 @@ func (p *Plane) removeSnapshot(ctx context.Context, s *store.Snapshot) error {
 		return err
 	}
 	p.forgetEnvironment(ctx, sandbox.ID(s.ID))
-	if _, err := p.backend(ctx, s.Provider); err != nil {
+	if _, err := p.Providers.Backend(ctx, s.Provider); err != nil {
 		return nil //nolint:nilerr // what is left is swept when that provider is here again
 	}
 	return p.dropNow(ctx, s.Provider, s.ID)

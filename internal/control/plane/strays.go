@@ -33,12 +33,8 @@ func (p *Plane) Census(ctx context.Context) (c Census, err error) {
 		return c, err
 	}
 	seen := map[sandbox.ID]driver.Found{}
-	for _, name := range p.openBackends() {
-		be, err := p.backend(ctx, name)
-		if err != nil {
-			return c, err
-		}
-		for f, err := range be.Control.Provider.List(ctx) {
+	for _, be := range p.Providers.Opened() {
+		for f, err := range be.Driver.List(ctx) {
 			if err != nil {
 				return c, err
 			}
@@ -48,7 +44,7 @@ func (p *Plane) Census(ctx context.Context) (c Census, err error) {
 	for _, b := range known {
 		f, there := seen[b.ID]
 		delete(seen, b.ID)
-		if _, err := p.of(ctx, &b); err != nil {
+		if _, err := p.Providers.Of(ctx, &b); err != nil {
 			c.Unreachable = append(c.Unreachable, b.ID)
 			continue
 		}

@@ -195,3 +195,7 @@ func (u *uses) forget(id sandbox.ID) {
 		delete(u.boxes, id)
 	}
 }
+
+// handle returns a handle for callers: everything that is done with it passes
+// the guard.
+func (p *Plane) handle(box *control.Sandbox) *control.Sandbox { return box.Guarded(p.Act) }

@@ -1,0 +1,56 @@
+package providers
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// ChooseProvider selects a provider for what a sandbox needs, and explains the
+// choice. It creates nothing.
+func (s *Service) ChooseProvider(ctx context.Context, n sandbox.Needs) (sandbox.Choice, error) {
+	all, err := s.Providers(ctx)
+	if err != nil {
+		return sandbox.Choice{}, err
+	}
+	return catalog.ChooseFrom(n, all), nil
+}
+
+// Providers describes the providers of the daemon.
+func (s *Service) Providers(ctx context.Context) ([]sandbox.Provider, error) {
+	if _, err := s.Look(ctx, ops.ProviderList, ""); err != nil {
+		return nil, err
+	}
+	all := make([]sandbox.Provider, len(s.cfg.Known))
+	for i, known := range s.cfg.Known {
+		all[i] = s.describe(ctx, known)
+	}
+	return catalog.Describe(all), ctx.Err()
+}
+
+// describe completes what is known of a provider by what it says itself.
+func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Provider {
+	p.Default, p.Capabilities = p.Name == s.cfg.Default.Name, map[string]bool{}
+	found, err := s.peek(ctx, p.Name)
+	if err == nil {
+		p.Binding = found.Binding
+		facts, probeErr := found.Control.Provider.Probe(ctx)
+		facts.Describe(&p)
+		err = probeErr
+	}
+	if err != nil {
+		p.Problem = err.Error()
+	}
+	return p
+}
+
+// peek opens a provider without adding it to those whose sandboxes this daemon
+// looks after.
+func (s *Service) peek(ctx context.Context, name string) (Opened, error) {
+	if name == s.cfg.Default.Name {
+		return s.cfg.Default, nil
+	}
+	return s.cfg.Open(ctx, name)
+}

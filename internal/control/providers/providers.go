@@ -1,0 +1,201 @@
+// Package providers opens the providers of a daemon, and finds the one that a
+// sandbox belongs to.
+package providers
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Opened is a provider that was opened for a daemon.
+type Opened struct {
+	Name string
+	// Binding names what its sandboxes belong to, such as an account of a
+	// service. Empty: this machine.
+	Binding string
+	// Control configures how its sandboxes are made. Workspaces and Defaults are
+	// filled in by the Service.
+	Control control.Config
+}
+
+// Config configures a Service.
+type Config struct {
+	// Default makes sandboxes that ask for no provider.
+	Default Opened
+	// Open opens another provider by its name. An unknown name is CodeInvalid. It
+	// returns the same provider whenever it is called, and is called concurrently.
+	// Nil: there is only the default one.
+	Open func(ctx context.Context, name string) (Opened, error)
+	// Known lists the providers that Open knows, with what is known of them without
+	// opening them.
+	Known []sandbox.Provider
+	// Shared are the providers besides the default one that callers with an API
+	// key may choose. The owner of the machine may choose any.
+	Shared []string
+	// Workspaces and Defaults are those of control.Config, for all providers.
+	Workspaces bool
+	Defaults   sandbox.Resources
+}
+
+// Service holds the providers of a daemon. Its methods may be called
+// concurrently.
+type Service struct {
+	*core.Core
+	cfg  Config
+	mu   sync.Mutex
+	open map[string]*Backend
+}
+
+// New returns a Service.
+func New(c *core.Core, cfg Config) *Service {
+	s := &Service{Core: c, cfg: cfg, open: map[string]*Backend{}}
+	s.add(cfg.Default)
+	return s
+}
+
+// Backend is an open provider. Calls to its Control pass no guard: they are part
+// of an operation that did, or the daemon's own housekeeping.
+type Backend struct {
+	Name    string
+	Binding string // see Opened
+	Driver  driver.Provider
+	Control *control.Control
+
+	facts func(context.Context) (driver.Facts, error)
+}
+
+// Facts returns what the provider can do, as far as that is known.
+func (b *Backend) Facts(ctx context.Context) (driver.Facts, error) {
+	if b.facts == nil {
+		return b.Driver.Probe(ctx)
+	}
+	return b.facts(ctx)
+}
+
+// HasNetwork reports whether sandboxes of the provider are connected to the
+// gateway.
+func (b *Backend) HasNetwork(ctx context.Context) bool {
+	facts, err := b.Facts(ctx)
+	return err == nil && facts.Capabilities.Network
+}
+
+// HasMemory reports whether snapshots of the provider's sandboxes hold memory.
+func (b *Backend) HasMemory(ctx context.Context) bool {
+	facts, err := b.Facts(ctx)
+	return err == nil && facts.Capabilities.Memory
+}
+
+// Enforceable returns an error for a limit that a policy or a quota demands and
+// that the provider does not enforce. Loose are the limits that it does not.
+func (b *Backend) Enforceable(loose map[string]sandbox.Enforcement, policy sandbox.Resources, quota sandbox.Limits) error {
+	for name, demanded := range map[string]bool{
+		"cpus": policy.CPUs != 0 || quota.CPUs != 0, "memory": policy.Memory != 0 || quota.Memory != 0,
+		"disk": policy.Disk != 0 || quota.Disk != 0, "pids": policy.PIDs != 0,
+	} {
+		if limit, ok := loose[name]; ok && demanded {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnsupported, Subject: name, Message: "a policy or quota limits it, and the provider " + b.Name + " does not enforce that: " + limit.Why,
+				Hint: "choose another provider",
+			}
+		}
+	}
+	return nil
+}
+
+// Backend returns the provider with that name, and opens it if necessary. An
+// empty name means the default provider.
+func (s *Service) Backend(ctx context.Context, name string) (*Backend, error) {
+	name = cmp.Or(name, s.cfg.Default.Name)
+	s.mu.Lock()
+	be := s.open[name]
+	s.mu.Unlock()
+	if be != nil {
+		return be, nil
+	}
+	if s.cfg.Open == nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "provider.open", Subject: name, Message: "there is no such provider"}
+	}
+	opened, err := s.cfg.Open(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return s.add(opened), nil
+}
+
+func (s *Service) add(o Opened) *Backend {
+	o.Control.Workspaces, o.Control.Defaults = s.cfg.Workspaces, s.cfg.Defaults
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[o.Name] == nil {
+		s.open[o.Name] = &Backend{
+			Name: o.Name, Binding: o.Binding, Driver: o.Control.Provider, Control: control.New(o.Control), facts: o.Control.Facts,
+		}
+	}
+	return s.open[o.Name]
+}
+
+// Opened returns the providers that are open, by name.
+func (s *Service) Opened() []*Backend {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*Backend, 0, len(s.open))
+	for _, name := range slices.Sorted(maps.Keys(s.open)) {
+		all = append(all, s.open[name])
+	}
+	return all
+}
+
+// Of returns the provider of a recorded sandbox. It is CodeUnavailable if this
+// daemon cannot reach what the sandbox belongs to: that says nothing about the
+// sandbox.
+func (s *Service) Of(ctx context.Context, b *store.Sandbox) (*Backend, error) {
+	be, err := s.Backend(ctx, b.Provider)
+	if err != nil {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Cause: err,
+			Message: fmt.Sprintf("its provider %s cannot be used: %v", b.Provider, err),
+			Hint:    "start the daemon with that provider",
+		}
+	}
+	if b.Binding != "" && b.Binding != be.Binding {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name,
+			Message: fmt.Sprintf("it belongs to %s, and the provider %s works on %s", b.Binding, b.Provider, be.Binding),
+			Hint:    "start the daemon with the account and the address that the sandbox was made with",
+		}
+	}
+	return be, nil
+}
+
+// Attach returns a handle on a recorded sandbox that passes no guard.
+func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	be, err := s.Of(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	return be.Control.Attach(ctx, b.ID, b.Name)
+}
+
+// Select returns the provider that a request for a sandbox names. Callers who do
+// not own the machine may only choose shared ones: some isolate nothing, and
+// others cost money.
+func (s *Service) Select(ctx context.Context, who key.Principal, name string) (*Backend, error) {
+	if who.UID == nil && name != "" && name != s.cfg.Default.Name && !slices.Contains(s.cfg.Shared, name) {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeDenied, Subject: "provider", Message: "the provider " + name + " is for the owner of the machine only",
+			Hint: "leave it out, or have the owner share it with: atoll up --share-provider " + name,
+		}
+	}
+	return s.Backend(ctx, name)
+}
