@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// e2bCommands are the commands of this file.
+// e2bCommands are atoll e2b.
 type e2bCommands struct{ *App }
 
 func (a e2bCommands) e2bCmd() *cobra.Command {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/image"
@@ -215,7 +216,7 @@ func (s e2bService) Enter(ctx context.Context, id sandbox.ID) (context.Context, 
 func (s e2bService) Live(ctx context.Context) ([]sandbox.ID, error) { return s.plane.Live(ctx) }
 
 func (s e2bService) Open(ctx context.Context, id sandbox.ID) (e2bapi.Box, error) {
-	b, err := s.plane.Open(ctx, string(id))
+	b, err := s.plane.Exec.Open(ctx, string(id))
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +288,7 @@ func (s e2bService) Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, er
 }
 
 func (s e2bService) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	return s.plane.DialPort(ctx, ref, port)
+	return s.plane.Exec.DialPort(ctx, ref, port)
 }
 
 func e2bShown(b store.Sandbox) e2bapi.Sandbox {
@@ -298,6 +299,6 @@ func e2bShown(b store.Sandbox) e2bapi.Sandbox {
 }
 
 // e2bBox shows a sandbox to that face.
-type e2bBox struct{ *plane.Box }
+type e2bBox struct{ *exec.Handle }
 
 func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/image"
@@ -40,7 +41,7 @@ func servicesOf(s service) api.Services {
 		Tenants:    s,
 		Providers:  s.Providers,
 		Machine:    s,
-		Ports:      s,
+		Ports:      s.Exec,
 		Templates:  s,
 		Policies:   s,
 	}
@@ -90,12 +91,12 @@ func each[T, U any](all []T, f func(T) U) []U {
 }
 
 // box shows a sandbox to the API.
-type box struct{ *plane.Box }
+type box struct{ *exec.Handle }
 
 func (b box) Files() api.Files { return b.Sandbox.Files() }
 
 func (s service) Open(ctx context.Context, ref string) (api.Box, error) {
-	b, err := s.Plane.Open(ctx, ref)
+	b, err := s.Exec.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}

@@ -285,7 +285,7 @@ type watcher struct{ box *control.Sandbox }
 // refind follows a sandbox that this daemon did not make, or had lost.
 func (p *Plane) refind(tenant string, box *control.Sandbox) {
 	if _, known := p.watched.Load(box.ID()); !known {
-		p.Go(func() { p.watchBackground(tenant, box) })
+		p.Go(func() { p.Exec.WatchBackground(tenant, box) })
 	}
 	p.follow(tenant, box)
 }

@@ -161,7 +161,7 @@ func (r *rig) secret(t *testing.T, name string, change func(*plane.NewSecret)) {
 // env returns the environment of the sandbox as a command in it sees it.
 func (r *rig) env(t *testing.T, name string) string {
 	t.Helper()
-	box, err := r.Open(r.owner, name)
+	box, err := r.Exec.Open(r.owner, name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -143,3 +143,14 @@ func (p *Plane) stands(ctx context.Context, tx *store.Tx, need standing) error {
 	}
 	return err
 }
+
+// ActAs is As for a request that needs another key than the one of who, and Stands
+// reports CodeUnauthorized if a key is not good any more. They serve package exec.
+func (p *Plane) ActAs(ctx context.Context, who key.Principal, tenant, keyID string) context.Context {
+	return p.actAs(ctx, who, standing{tenant: tenant, key: keyID})
+}
+
+// Stands implements exec.Access.
+func (p *Plane) Stands(ctx context.Context, tx *store.Tx, tenant, keyID string) error {
+	return p.ring.Stands(ctx, tx, tenant, keyID)
+}

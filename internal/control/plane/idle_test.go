@@ -66,7 +66,7 @@ func TestWakeOnUse(t *testing.T) {
 			return err
 		},
 		"a file": func(p *plane.Plane, ctx context.Context) error {
-			box, err := p.Open(ctx, "one")
+			box, err := p.Exec.Open(ctx, "one")
 			if err == nil {
 				_, err = box.Files().Stat(ctx, "/f")
 			}
@@ -127,7 +127,7 @@ func TestUseKeepsAwake(t *testing.T) {
 			}
 		}
 		request, done := context.WithCancel(ctx)
-		box, err := p.Open(request, "one")
+		box, err := p.Exec.Open(request, "one")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func TestUseKeepsAwake(t *testing.T) {
 		is(15*time.Minute, sandbox.Running, "a command in the background")
 		is(10*time.Minute, sandbox.Paused, "its end")
 		request, done = context.WithCancel(ctx)
-		if box, err = p.Open(request, "one"); err != nil {
+		if box, err = p.Exec.Open(request, "one"); err != nil {
 			t.Fatal(err)
 		}
 		r, w := io.Pipe()

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -26,6 +27,7 @@ import (
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -96,6 +98,7 @@ type Sources interface {
 type Plane struct {
 	*core.Core
 	Providers  *providers.Service
+	Exec       *exec.Service
 	cfg        Config
 	ring       *key.Ring
 	meter      *quota.Meter
@@ -110,7 +113,6 @@ type Plane struct {
 	uses       uses
 	redactors  redactors
 	due        due
-	conns      connCount
 	holds      holds
 	soon       soon
 	// unsettled says that something is known to be half-made.
@@ -129,6 +131,7 @@ func New(cfg Config) *Plane {
 		cfg:  cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving(),
 	}
 	p.Meter = p.meterExec
+	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p, Access: p, Meter: p.meter, Passes: cfg.Passes})
 	if cfg.Defaults == (sandbox.Resources{}) {
 		p.cfg.Defaults = cfg.Control.Defaults
 	}
@@ -137,6 +140,15 @@ func New(cfg Config) *Plane {
 		Workspaces: cfg.Workspaces != nil, Defaults: p.cfg.Defaults,
 	})
 	return p
+}
+
+// limits reads what a tenant may use.
+func (p *Plane) limits(ctx context.Context, tenant string) (sandbox.Limits, error) {
+	if l, known := exec.LimitsIn(ctx); known {
+		return l, nil
+	}
+	t, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
+	return t.Limits, err
 }
 
 func (p *Plane) meterExec(ctx context.Context, tenant string) error {

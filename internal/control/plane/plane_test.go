@@ -117,7 +117,7 @@ func get(t *testing.T, p *plane.Plane, ctx context.Context, ref string) store.Sa
 func shell(p *plane.Plane, ctx context.Context, ref, script string) (string, error) {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
-	box, err := p.Open(ctx, ref)
+	box, err := p.Exec.Open(ctx, ref)
 	if err != nil {
 		return "", err
 	}

@@ -18,7 +18,7 @@ func TestEndsInTheBackground(t *testing.T) {
 		create(t, p, ctx, sandbox.Spec{Name: "one"})
 		request, done := context.WithCancel(ctx)
 		defer done()
-		box, err := p.Open(request, "one")
+		box, err := p.Exec.Open(request, "one")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,10 +2,8 @@ package plane
 
 import (
 	"context"
-	"io"
 	"sync"
 
-	"github.com/atoll-run/atoll/driver"
 	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
@@ -30,10 +28,10 @@ type redactedKey struct {
 	version int64
 }
 
-// redactor returns what takes the values of secrets out of a sandbox's output,
+// Redactor returns what takes the values of secrets out of a sandbox's output,
 // nil if nobody asked for that or it has none. A value that cannot be read is
 // an error: its output would show it.
-func (p *Plane) redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error) {
+func (p *Plane) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error) {
 	if !b.Spec.Redact && !p.policies().Redacts(bundle.About{Tenant: b.Tenant, Labels: b.Labels}) {
 		return nil, nil
 	}
@@ -118,79 +116,4 @@ func (r *redactors) forget(id sandbox.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.boxes, id)
-}
-
-// redactedLog is a log without values. Its streams are redacted each for
-// itself, and what one holds back comes at the end or before a gap.
-type redactedLog struct {
-	driver.LogReader
-	r       *secret.Redactor
-	torn    bool // it does not begin where the output does
-	streams map[int]*secret.Redaction
-	ready   []sandbox.LogChunk
-	err     error
-}
-
-// Next implements driver.LogReader.
-func (l *redactedLog) Next() (sandbox.LogChunk, error) {
-	for len(l.ready) == 0 {
-		if l.err != nil {
-			return sandbox.LogChunk{}, l.err
-		}
-		var c sandbox.LogChunk
-		if c, l.err = l.LogReader.Next(); l.err != nil {
-			l.flush()
-			continue
-		}
-		l.push(c)
-	}
-	c := l.ready[0]
-	l.ready = l.ready[1:]
-	return c, nil
-}
-
-func (l *redactedLog) push(c sandbox.LogChunk) {
-	s := l.streams[c.Stream]
-	if s == nil {
-		s = l.r.Stream(l.torn || c.Dropped > 0)
-		l.streams[c.Stream] = s
-	} else if c.Dropped > 0 {
-		l.add(sandbox.LogChunk{Stream: c.Stream, Data: s.End()})
-	}
-	l.add(sandbox.LogChunk{Stream: c.Stream, Data: s.Push(c.Data), Dropped: c.Dropped})
-}
-
-// flush gives out what is held back.
-func (l *redactedLog) flush() {
-	for _, stream := range []int{1, 2} {
-		if s := l.streams[stream]; s != nil {
-			l.add(sandbox.LogChunk{Stream: stream, Data: s.End()})
-		}
-	}
-}
-
-func (l *redactedLog) add(c sandbox.LogChunk) {
-	if len(c.Data) > 0 || c.Dropped > 0 {
-		l.ready = append(l.ready, c)
-	}
-}
-
-// Unwrap returns the log of control.
-func (l *redactedLog) Unwrap() any { return l.LogReader }
-
-// Logs reads what a command wrote, as control.Sandbox.Logs.
-func (b *Box) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
-	l, err := b.Sandbox.Logs(ctx, id, opts)
-	if err != nil || b.redact == nil {
-		return l, err
-	}
-	return &redactedLog{LogReader: l, r: b.redact, torn: opts.Tail > 0, streams: map[int]*secret.Redaction{}}, nil
-}
-
-// redacted returns a stream of a command as its caller may see it.
-func (b *Box) redacted(from io.Reader, torn bool) io.Reader {
-	if b.redact == nil {
-		return from
-	}
-	return b.redact.Reader(from, torn)
 }

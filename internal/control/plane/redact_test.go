@@ -17,7 +17,7 @@ import (
 // all that its caller sees of it: live, connected again, and from its log.
 func (r *rig) printed(t *testing.T, name, script string) map[string]string {
 	t.Helper()
-	box, err := r.Open(r.owner, name)
+	box, err := r.Exec.Open(r.owner, name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +129,6 @@ func TestRedactFailsClosed(t *testing.T) {
 	if _, err := r.RotateSecret(r.owner, "outside", secret.Value{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.Open(r.owner, "box")
+	_, err = r.Exec.Open(r.owner, "box")
 	wants(t, "a source that is gone", err, sandbox.CodeUnavailable)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -249,7 +250,7 @@ func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildBox, er
 	if err != nil {
 		return box, err
 	}
-	opened, err := b.p.Open(ctx, string(made.ID))
+	opened, err := b.p.Exec.Open(ctx, string(made.ID))
 	if err != nil {
 		return box, errors.Join(err, b.p.Destroy(context.WithoutCancel(ctx), string(made.ID)))
 	}
@@ -259,7 +260,7 @@ func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildBox, er
 // buildBox is a sandbox of a build.
 type buildBox struct {
 	p   *Plane
-	box *Box
+	box *exec.Handle
 }
 
 // Close destroys the sandbox; whoever asked for the build may be gone.

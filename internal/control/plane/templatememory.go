@@ -169,7 +169,7 @@ func (l *startLog) Write(b []byte) (int, error) {
 func (p *Plane) startCold(ctx context.Context, id sandbox.ID, t *store.Template) error {
 	within, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
-	box, err := p.Open(within, string(id))
+	box, err := p.Exec.Open(within, string(id))
 	if err == nil {
 		err = awaitReady(within, buildBox{p, box}, t, io.Discard)
 	}

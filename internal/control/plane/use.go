@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -15,44 +16,35 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Open returns a handle on a running sandbox, by name or id. Every state in
-// which it cannot be used has an answer of its own. One that was put to sleep
-// because nobody used it is woken first.
-//
-// The handle is in use until ctx ends, and good for as long: until then the
-// sandbox is not idle.
-func (p *Plane) Open(ctx context.Context, ref string) (*Box, error) {
+// Use returns a running sandbox for package exec.
+func (p *Plane) Use(ctx context.Context, ref string) (u exec.Use, err error) {
 	const op = ops.SandboxFind
-	who, err := p.Look(ctx, op, ref)
-	if err != nil {
-		return nil, err
+	if u.Who, err = p.Look(ctx, op, ref); err != nil {
+		return u, err
 	}
-	b, limits, err := p.findToUse(ctx, who.Tenant, ref)
+	b, limits, err := p.findToUse(ctx, u.Who.Tenant, ref)
 	if err == nil {
-		err = who.AllowIn(b.ID, op)
+		err = u.Who.AllowIn(b.ID, op)
 	}
 	if err == nil {
 		b, err = p.occupy(ctx, b)
 	}
 	if err != nil {
-		return nil, core.Named(op, err)
+		return u, core.Named(op, err)
 	}
 	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
 	if err == nil && verdict == lifecycle.Wake {
 		b, err = p.wake(ctx, &b)
 	}
 	if err != nil {
-		return nil, core.Named(op, err)
+		return u, core.Named(op, err)
 	}
-	box, err := p.attach(ctx, &b)
-	if err != nil {
-		return nil, err
+	u.Record, u.Limits = b, limits
+	if u.Inner, err = p.attach(ctx, &b); err != nil {
+		return u, err
 	}
-	redact, err := p.redactor(ctx, &b)
-	if err != nil {
-		return nil, core.Named(op, err)
-	}
-	return &Box{Sandbox: p.handle(box), inner: box, plane: p, who: who, limits: limits, redact: redact}, nil
+	u.Sandbox = p.handle(u.Inner)
+	return u, nil
 }
 
 // findToUse is find for whoever will run commands, and needs to know how much

@@ -1,4 +1,4 @@
-package plane
+package exec
 
 import (
 	"context"
@@ -10,70 +10,46 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/span"
-	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Box is a running sandbox of a tenant. The output of its commands counts
-// against the tenant's quota, and their ends are recorded.
-type Box struct {
-	*control.Sandbox
-	inner  *control.Sandbox // for what the daemon does by itself
-	plane  *Plane
-	who    key.Principal
-	limits sandbox.Limits   // of the tenant when it was opened
-	redact *secret.Redactor // of what its commands write; nil: it is shown as it is
-}
-
-type limitsKey struct{}
-
-// limits reads what a tenant may use.
-func (p *Plane) limits(ctx context.Context, tenant string) (sandbox.Limits, error) {
-	if l, known := ctx.Value(limitsKey{}).(sandbox.Limits); known {
-		return l, nil
-	}
-	t, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
-	return t.Limits, err
-}
-
 // Exec starts a command, as control.Sandbox.Exec.
-func (b *Box) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
-	p, err := b.Sandbox.Exec(context.WithValue(ctx, limitsKey{}, b.limits), cmd)
+func (h *Handle) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
+	p, err := h.Sandbox.Exec(WithLimits(ctx, h.limits), cmd)
 	if err != nil {
 		return nil, err
 	}
-	return b.plane.watch(ctx, b, p, &cmd), nil
+	return h.exec.watch(ctx, h, p, &cmd), nil
 }
 
 // Reconnect connects to a background command, as control.Sandbox.Reconnect.
 // Its end is recorded by who started it.
-func (b *Box) Reconnect(ctx context.Context, id string) (driver.Process, error) {
-	p, err := b.Sandbox.Reconnect(ctx, id)
+func (h *Handle) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+	p, err := h.Sandbox.Reconnect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return b.command(p, b.limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest may be dropped
+	return h.command(p, h.limits, driver.Cursor{Stdout: 1, Stderr: 1}), nil // the oldest may be dropped
 }
 
 // Rejoin connects to a command where an earlier connection to it was cut, as
 // control.Sandbox.Rejoin. Its end is recorded by who started it.
-func (b *Box) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
-	p, at, err := b.Sandbox.Rejoin(ctx, id, from, skip)
+func (h *Handle) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	p, at, err := h.Sandbox.Rejoin(ctx, id, from, skip)
 	if err != nil {
 		return nil, at, err
 	}
-	return b.command(p, b.limits, at), at, nil
+	return h.command(p, h.limits, at), at, nil
 }
 
 // command is a process whose output is metered.
 type command struct {
 	driver.Process
-	plane  *Plane
+	exec   *Service
 	tenant string
 	limits sandbox.Limits
 	bytes  atomic.Int64 // of output that was read
@@ -95,10 +71,10 @@ type commandEnd struct {
 }
 
 // command wraps a process whose output begins at the cursor.
-func (b *Box) command(p driver.Process, limits sandbox.Limits, at driver.Cursor) *command {
-	c := &command{Process: p, plane: b.plane, tenant: b.who.Tenant, limits: limits, quit: make(chan struct{})}
-	c.stdout = b.redacted(&meteredOutput{p.Stdout(), c}, at.Stdout > 0)
-	c.stderr = b.redacted(&meteredOutput{p.Stderr(), c}, at.Stderr > 0)
+func (h *Handle) command(p driver.Process, limits sandbox.Limits, at driver.Cursor) *command {
+	c := &command{Process: p, exec: h.exec, tenant: h.who.Tenant, limits: limits, quit: make(chan struct{})}
+	c.stdout = h.redacted(&meteredOutput{p.Stdout(), c}, at.Stdout > 0)
+	c.stderr = h.redacted(&meteredOutput{p.Stderr(), c}, at.Stderr > 0)
 	return c
 }
 
@@ -163,7 +139,7 @@ type meteredOutput struct {
 func (m *meteredOutput) Read(b []byte) (int, error) {
 	n, err := m.from.Read(b)
 	m.c.bytes.Add(int64(n))
-	if wait := m.c.plane.meter.Output(m.c.tenant, m.c.limits, n); wait > 0 {
+	if wait := m.c.exec.cfg.Meter.Output(m.c.tenant, m.c.limits, n); wait > 0 {
 		m.c.pause(wait)
 	}
 	return n, err
@@ -181,71 +157,71 @@ func (c *command) pause(d time.Duration) {
 	select {
 	case <-t.C:
 	case <-c.quit:
-	case <-c.plane.Life.Done():
+	case <-c.exec.Life.Done():
 	}
 }
 
 // watch returns a started process as its caller sees it, and records its end:
 // when it is over and its caller has read what there was, or, in the
 // background, when it is over.
-func (p *Plane) watch(ctx context.Context, b *Box, inner driver.Process, cmd *sandbox.Command) *command {
-	c := b.command(inner, b.limits, driver.Cursor{})
-	fact := auditAction(b.who, control.Action{Op: ops.ProcessExec, Sandbox: b.ID(), Name: b.Name(), Subject: inner.Info().ID, Command: cmd})
+func (s *Service) watch(ctx context.Context, h *Handle, inner driver.Process, cmd *sandbox.Command) *command {
+	c := h.command(inner, h.limits, driver.Cursor{})
+	fact := guard.Action(h.who, ops.ProcessExec, guard.Subject{Sandbox: h.ID(), Name: h.Name(), Subject: inner.Info().ID, Command: cmd})
 	fact.Request, fact.Trace = span.IDs(ctx)
 	if cmd.Background {
-		p.Go(func() { p.awaitBackground(b.inner, c, fact) })
+		s.Go(func() { s.awaitBackground(h.inner, c, fact) })
 		return c
 	}
 	began := time.Now()
-	c.letGo = func() { p.recordLetGo(b.inner, c, fact, began, cmd.Hold > 0) }
+	c.letGo = func() { s.recordLetGo(h.inner, c, fact, began, cmd.Hold > 0) }
 	return c
 }
 
 // recordLetGo records the end of a command that its caller has let go of. Most
 // callers have waited for that end: only for the others there must be somebody
 // who still does.
-func (p *Plane) recordLetGo(box *control.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
+func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
 	if end := c.end.Load(); end != nil {
-		p.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
+		s.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
 		return
 	}
-	if p.Life.Err() != nil {
+	if s.Life.Err() != nil {
 		return
 	}
-	p.Go(func() {
-		exit, err := c.Process.Wait(p.Life)
+	s.Go(func() {
+		exit, err := c.Process.Wait(s.Life)
 		took := time.Since(began)
 		switch {
 		case err == nil:
-			p.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
-		case p.Life.Err() != nil:
+			s.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
+		case s.Life.Err() != nil:
 		case held && c.cut.Load(): // it waits for its caller, and ends later
-			p.awaitAgain(box, fact)
+			s.awaitAgain(box, fact)
 		default: // its caller let go of it
-			p.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
+			s.recordEnd(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled)
 		}
 	})
 }
 
 // awaitBackground waits for the end of a command in the background beside whoever
 // started it, who may let go of it meanwhile.
-func (p *Plane) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
-	exit, err := c.Process.Wait(p.Life)
+func (s *Service) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
+	exit, err := c.Process.Wait(s.Life)
 	if err == nil {
-		p.recordEnd(fact, time.Since(c.Info().Started), 0, &exit.Code, exit.Reason)
+		s.recordEnd(fact, time.Since(c.Info().Started), 0, &exit.Code, exit.Reason)
 		return
 	}
 	select {
 	case <-c.quit:
-		p.awaitAgain(box, fact)
+		s.awaitAgain(box, fact)
 	default: // its sandbox is gone, or cannot be reached
 	}
 }
 
 // awaitAgain waits for the end of a command on a connection of its own. What
 // cannot be waited for may run on, and is found again.
-func (p *Plane) awaitAgain(box *control.Sandbox, fact audit.Action) {
-	ctx := p.Life
+func (s *Service) awaitAgain(box *control.Sandbox, fact audit.Action) {
+	ctx := s.Life
 	c, err := box.Reconnect(ctx, fact.Subject)
 	if err != nil {
 		return
@@ -254,20 +230,20 @@ func (p *Plane) awaitAgain(box *control.Sandbox, fact audit.Action) {
 	began := c.Info().Started
 	exit, err := c.Wait(ctx)
 	if err == nil {
-		p.recordEnd(fact, time.Since(began), 0, &exit.Code, exit.Reason)
+		s.recordEnd(fact, time.Since(began), 0, &exit.Code, exit.Reason)
 	}
 }
 
-func (p *Plane) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
-	p.Report(p.Life, p.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
+func (s *Service) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
+	s.Report(s.Life, s.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
 		e.Bytes, e.DurationMS, e.Exit, e.Reason = bytes, took.Milliseconds(), exit, reason
 	}))
 }
 
-// watchBackground records the ends of the commands that an earlier daemon
+// WatchBackground records the ends of the commands that an earlier daemon
 // started in a sandbox and that outlived it.
-func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
-	all, err := box.Processes(p.Life)
+func (s *Service) WatchBackground(tenant string, box *control.Sandbox) {
+	all, err := box.Processes(s.Life)
 	if err != nil {
 		return // what cannot list its commands has none to be found again
 	}
@@ -277,7 +253,7 @@ func (p *Plane) watchBackground(tenant string, box *control.Sandbox) {
 				Tenant: tenant, Op: ops.ProcessExec, Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
 			}
-			p.Go(func() { p.awaitAgain(box, fact) })
+			s.Go(func() { s.awaitAgain(box, fact) })
 		}
 	}
 }

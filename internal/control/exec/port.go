@@ -1,4 +1,4 @@
-package plane
+package exec
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -24,23 +23,23 @@ const maxConns = 256
 
 // DialPort connects to a port of a sandbox, by name or id. Every connection is
 // authorised and recorded, once. The caller closes it.
-func (p *Plane) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	box, err := p.Open(ctx, ref)
+func (s *Service) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	h, err := s.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	if !p.conns.take(box.ID()) {
+	if !s.conns.take(h.ID()) {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeExhausted, Op: "port.open", Subject: box.Name(),
+			Code: sandbox.CodeExhausted, Op: "port.open", Subject: h.Name(),
 			Message: fmt.Sprintf("there are %d connections to its ports already", maxConns), Hint: "close some first",
 		}
 	}
-	conn, err := box.Dial(ctx, port)
+	conn, err := h.Dial(ctx, port)
 	if err != nil {
-		p.conns.release(box.ID())
+		s.conns.release(h.ID())
 		return nil, err
 	}
-	return &portConn{Conn: conn, done: sync.OnceFunc(func() { p.conns.release(box.ID()) })}, nil
+	return &portConn{Conn: conn, done: sync.OnceFunc(func() { s.conns.release(h.ID()) })}, nil
 }
 
 // portConn is a connection that is counted.
@@ -99,9 +98,9 @@ const (
 
 // SharePorts makes a token with which anybody reaches ports of a running
 // sandbox, all of them if none is named, for a time, a day if none is said.
-func (p *Plane) SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error) {
+func (s *Service) SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error) {
 	const op = ops.PortShare
-	box, err := p.Open(ctx, ref)
+	h, err := s.Open(ctx, ref)
 	if err != nil {
 		return "", expires, err
 	}
@@ -112,17 +111,17 @@ func (p *Plane) SharePorts(ctx context.Context, ref string, ports []uint16, life
 	if life == 0 {
 		life = defaultPassLife
 	}
-	action := control.Action{Op: op, Sandbox: box.ID(), Name: box.Name(), Subject: portNames(ports)}
-	err = p.Act(ctx, action, func(context.Context) (err error) {
+	action := control.Action{Op: op, Sandbox: h.ID(), Name: h.Name(), Subject: portNames(ports)}
+	err = s.Act(ctx, action, func(context.Context) (err error) {
 		if life < 0 || life > maxPassLife {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "expires", Message: "is not within a year from now"}
 		}
 		if len(ports) > maxPassPorts {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "ports", Message: fmt.Sprintf("are more than %d; name none for all", maxPassPorts)}
 		}
-		expires = p.Store.Now().Add(life)
-		token, err = p.cfg.Passes.Seal(key.Pass{
-			Tenant: who.Tenant, Sandbox: box.ID(), Ports: ports, Expires: expires, Key: who.Key, UID: who.UID,
+		expires = s.Store.Now().Add(life)
+		token, err = s.cfg.Passes.Seal(key.Pass{
+			Tenant: who.Tenant, Sandbox: h.ID(), Ports: ports, Expires: expires, Key: who.Key, UID: who.UID,
 		})
 		return err
 	})
@@ -139,17 +138,17 @@ func portNames(ports []uint16) string {
 // EnterPort finds out which sandbox the bearer of a token may reach a port of,
 // and returns the context to do that with. ref is what the bearer calls it;
 // whatever is wrong, the answer is the same.
-func (p *Plane) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
-	pass, err := p.cfg.Passes.Open(token)
+func (s *Service) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
+	pass, err := s.cfg.Passes.Open(token)
 	if err != nil {
 		return nil, "", err
 	}
-	if sandbox.ValidateName(ref) != nil || !pass.Opens(port, p.Store.Now()) {
+	if sandbox.ValidateName(ref) != nil || !pass.Opens(port, s.Store.Now()) {
 		return nil, "", key.NotAPass()
 	}
 	var b store.Sandbox
-	err = p.Store.View(ctx, func(tx *store.Tx) (err error) {
-		if err := p.makerStands(ctx, tx, &pass); err != nil {
+	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
+		if err := s.makerStands(ctx, tx, &pass); err != nil {
 			return err
 		}
 		b, err = tx.Find(ctx, pass.Tenant, ref)
@@ -167,43 +166,17 @@ func (p *Plane) EnterPort(ctx context.Context, token, ref string, port uint16) (
 	if pass.Key == "" {
 		return guard.WithPrincipal(ctx, pass.Bearer()), b.ID, nil
 	}
-	return p.actAs(ctx, pass.Bearer(), standing{tenant: pass.Tenant, key: pass.Key}), b.ID, nil
+	return s.cfg.Access.ActAs(ctx, pass.Bearer(), pass.Tenant, pass.Key), b.ID, nil
 }
 
 // makerStands checks that who made a pass could still make it.
-func (p *Plane) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) error {
+func (s *Service) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass) error {
 	if pass.Key == "" {
 		return nil
 	}
-	err := p.ring.Stands(ctx, tx, pass.Tenant, pass.Key)
+	err := s.cfg.Access.Stands(ctx, tx, pass.Tenant, pass.Key)
 	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
 		return key.NotAPass()
 	}
 	return err
-}
-
-// Usage tells what a running sandbox consumes. To look at it is not to use it:
-// it goes to rest all the same, and one that rests is not woken.
-func (p *Plane) Usage(ctx context.Context, ref string) (sandbox.Usage, error) {
-	const op = ops.SandboxUsage
-	who, err := p.Look(ctx, op, ref)
-	if err != nil {
-		return sandbox.Usage{}, err
-	}
-	b, err := p.find(ctx, who.Tenant, ref)
-	if err != nil {
-		return sandbox.Usage{}, core.Named(op, err)
-	}
-	verdict, err := lifecycle.Decide(view(&b), lifecycle.Use)
-	if err == nil && verdict == lifecycle.Wake {
-		err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox rests and consumes nothing"}
-	}
-	if err != nil {
-		return sandbox.Usage{}, core.Named(op, err)
-	}
-	box, err := p.attach(ctx, &b)
-	if err != nil {
-		return sandbox.Usage{}, err
-	}
-	return p.handle(box).Usage(ctx)
 }
