@@ -23,6 +23,9 @@ FUZZTIME     ?= 10s
 BENCHTIME    ?= 1s
 ROUNDS       ?= 200
 
+# Tests mostly wait, so more of them run at once than there are processors.
+PARALLEL     ?= 6
+
 # The race detector makes test binaries dynamic, and a kernel that re-executes
 # itself in its empty root must be static. So tests start their kernels, and the
 # command under test, from a copy of bin/atoll. Kernels run as nobody, who may not
@@ -54,7 +57,7 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 
 .PHONY: test
 test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full
-	@$(STATIC) $(call gotest,-short -vet=off,$(PKGS))
+	@$(STATIC) $(call gotest,-short -vet=off -parallel=$(PARALLEL),$(PKGS))
 	@CGO_ENABLED=0 $(GO) -C test/driver-module test ./...
 
 # The parts of full are targets too. The soak runs in the hundreds of rounds
@@ -68,11 +71,11 @@ full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, ki
 .PHONY: race
 race: RACE = -race
 race: check-race build ## run the tests, the long ones too, under the race detector: make race PKGS=./driver
-	@$(STATIC) $(call gotest,$(RACE),$(PKGS))
+	@$(STATIC) $(call gotest,$(RACE) -parallel=$(PARALLEL),$(PKGS))
 
 .PHONY: short
 short: build ## run the tests, the long ones too, without the race detector: make short PKGS=./driver
-	@$(STATIC) $(call gotest,,$(PKGS))
+	@$(STATIC) $(call gotest,-parallel=$(PARALLEL),$(PKGS))
 
 .PHONY: script
 script: build ## run the command line's scripts: make script RUN=name

@@ -33,18 +33,26 @@ type sabotage struct {
 	cases []string
 }
 
+// wholeProcess are the cases that look at all of this process: what it holds, its
+// environment, and its loggers. They need it for themselves.
+var wholeProcess = []string{"leaks/", "secrets/", "exec/env-does-not-leak"}
+
 // TestSabotage shows for every way to break a provider that the right cases
 // fail, and that they pass without the sabotage.
 func TestSabotage(t *testing.T) {
 	for _, s := range slices.Concat(brokenFacts, brokenLifecycles, brokenExecs, brokenStreams, brokenManagers, brokenFiles, brokenPorts, brokenLimits, brokenStates, leaky) {
 		t.Run(s.name, func(t *testing.T) {
+			beside := !s.has(wholeProcess)
+			if beside {
+				t.Parallel()
+			}
 			for _, broken := range []bool{true, false} {
 				h := s.harness(t, nil)
 				if broken {
 					h = s.harness(t, s.wrap)
 					h.patience = 3 * time.Second // Some sabotage makes a case hang.
 				}
-				h.Only = s.cases
+				h.Only, h.beside = s.cases, beside
 				found := map[string]bool{}
 				for _, r := range Check(t.Context(), h).Results {
 					found[r.Name] = true
@@ -66,12 +74,16 @@ func TestSabotage(t *testing.T) {
 // shown with real processes.
 var realOnly = []string{"terminal/", "capabilities/terminal", "capabilities/users", "exec/user", "exec/spec-user", "signal/trap", "signal/ignored"}
 
+// has reports whether the name of a case begins with one of the prefixes.
+func (s sabotage) has(prefixes []string) bool {
+	return slices.ContainsFunc(s.cases, func(name string) bool {
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+}
+
 // harness returns a harness for a sound provider that wrap may change.
 func (s sabotage) harness(t *testing.T, wrap func(driver.Provider) driver.Provider) Harness {
-	processes := slices.ContainsFunc(s.cases, func(name string) bool {
-		return slices.ContainsFunc(realOnly, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
-	})
-	if s.bare || !processes {
+	if s.bare || !s.has(realOnly) {
 		return fakeHarness(t, fake.Options{Bare: s.bare}, wrap)
 	}
 	if os.Geteuid() != 0 && strings.Contains(s.name, "user") {

@@ -90,6 +90,7 @@ type Harness struct {
 	Observe func(Result)
 
 	patience time.Duration // of the suite's own tests; 0 means the usual
+	beside   bool          // another suite runs in this process: leave its loggers and environment alone
 }
 
 // Status is the outcome of one case.

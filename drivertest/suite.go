@@ -92,7 +92,9 @@ func newSuite(ctx context.Context, h Harness) (*suite, error) {
 	if err != nil {
 		return nil, errors.Join(err, s.provider.Close())
 	}
-	s.capture()
+	if !h.beside {
+		s.capture()
+	}
 	return s, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -63,24 +64,30 @@ func examples(t *testing.T, path []string) []string {
 	return lines
 }
 
-// TestExamples runs the examples of every verb, one after the other, against
-// real sandboxes. There is a sandbox called demo, and an image debian:12 whose
-// registry is in this process.
+// TestExamples runs the examples of every command against real sandboxes, each
+// command with a state directory of its own. There is a sandbox called demo, and
+// an image debian:12 whose registry is in this process.
 func TestExamples(t *testing.T) {
 	all := verbs(t)
 	if len(all) < 15 {
 		t.Fatalf("found only %q", all)
 	}
 	reg := serveImage(t)
-	state := filepath.Join(t.TempDir(), "state")
+	bin := filepath.Dir(link(t))
 	sampleConfig, err := filepath.Abs("../../docs/reference/atoll.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	var ports sync.Mutex
 	for _, path := range all {
 		t.Run(strings.Join(path, "-"), func(t *testing.T) {
-			dir := t.TempDir()
-			e := &exampleRunner{dir: dir, env: append(os.Environ(), "ATOLL_STATE_DIR="+state, "ATOLL_NO_DAEMON=1", "PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
+			t.Parallel()
+			if path[0] == "port" { // these listen on the same port of this machine
+				ports.Lock()
+				defer ports.Unlock()
+			}
+			e := &exampleRunner{dir: t.TempDir(), env: append(os.Environ(),
+				"ATOLL_STATE_DIR="+filepath.Join(t.TempDir(), "state"), "ATOLL_NO_DAEMON=1", "PATH="+bin+":"+os.Getenv("PATH"))}
 			e.prepare(t, path, reg)
 			for _, line := range examples(t, path) {
 				if testing.Short() && strings.HasPrefix(line, "atoll provider check") {
@@ -103,14 +110,6 @@ func TestExamples(t *testing.T) {
 				e.must(t, line)
 			}
 			e.try(t, "atoll rm --force --all")
-			for _, kept := range []string{"profile rm docs", "secret rm github", "workspace rm notes"} {
-				if path[0] == strings.Fields(kept)[0] {
-					_, _ = e.shell(t, "atoll "+kept)
-				}
-			}
-			if path[0] == "snapshot" {
-				e.try(t, "atoll snapshot prune")
-			}
 		})
 	}
 }
@@ -124,7 +123,6 @@ type exampleRunner struct {
 
 // prepare brings about what the examples take for granted.
 func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
-	e.try(t, "atoll rm --force --all")
 	switch {
 	case path[0] == "run" || path[0] == "up":
 	case path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state":
@@ -158,7 +156,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 			e.must(t, "atoll snapshot create demo --name before")
 		}
 	case path[0] == "image":
-		e.up(t) // one ran before, and knows what sandboxes at rest need
+		e.up(t)
 		if path[len(path)-1] != "pull" {
 			e.must(t, "atoll image pull --quiet "+reg+"/debian:12")
 		}

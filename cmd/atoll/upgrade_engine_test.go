@@ -18,13 +18,23 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// goBuild builds a package with flags besides the usual ones.
-func goBuild(t *testing.T, out, pkg string, flags ...string) {
+// goBuild builds a package with other link flags, and flags besides. It takes
+// long: a test that needs it is not run in short mode.
+func goBuild(t *testing.T, out, pkg, link string, flags ...string) {
 	t.Helper()
-	build := exec.Command("go", append(append([]string{"build", "-trimpath", "-buildvcs=false", "-o", out}, flags...), pkg)...)
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w " + link, "-o", out}, flags...)
+	build := exec.Command("go", append(args, pkg)...)
 	build.Env = append(build.Environ(), "CGO_ENABLED=0")
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, text)
+	}
+}
+
+// fullOnly skips in short mode a test that builds the program another time.
+func fullOnly(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it builds the program anew, which takes long: make full runs it")
 	}
 }
 
@@ -40,7 +50,7 @@ func otherGuest(t *testing.T) string {
 		}
 		return path
 	}
-	goBuild(t, filepath.Join(dir, "guest"), "../atoll-guest", "-ldflags=-s -w -buildid=next")
+	goBuild(t, filepath.Join(dir, "guest"), "../atoll-guest", "-buildid=next")
 	content, err := os.ReadFile(filepath.Join(dir, "guest"))
 	if err != nil {
 		t.Fatal(err)
@@ -107,8 +117,9 @@ func counting(t *testing.T, s *soaker, name string) *atoll.Sandbox {
 // TestMemoryOutlivesUpgrade: memory that one build saved goes on under another
 // one with another guest, whose sandboxes' memory goes on under the first.
 func TestMemoryOutlivesUpgrade(t *testing.T) {
+	fullOnly(t)
 	next := filepath.Join(built.dir, "atoll-next-guest")
-	goBuild(t, next, ".", "-tags=next", otherGuest(t))
+	goBuild(t, next, ".", "", "-tags=next", otherGuest(t))
 	s := newSoaker(t)
 	first := s.bin
 	asleep, awake := counting(t, s, "asleep"), counting(t, s, "awake")
@@ -141,8 +152,9 @@ func TestMemoryOutlivesUpgrade(t *testing.T) {
 // TestEngineChanges: where the memory of a sandbox cannot be restored, whatever
 // would lose it is refused, and what has lost it says so.
 func TestEngineChanges(t *testing.T) {
+	fullOnly(t)
 	next := filepath.Join(built.dir, "atoll-next-engine")
-	goBuild(t, next, ".", "-ldflags=-X github.com/atoll-run/atoll/provider/gvisor/kernel.StateFormat=next")
+	goBuild(t, next, ".", "-X github.com/atoll-run/atoll/provider/gvisor/kernel.StateFormat=next")
 	s := newSoaker(t)
 	asleep, awake := counting(t, s, "asleep"), counting(t, s, "awake")
 	expiring, err := s.client.Create(t.Context(), sandbox.Spec{Name: "expiring", Lifetime: sandbox.Lifetime{Timeout: time.Hour, TimeoutAction: sandbox.IdleSleep}}, atoll.CreateOptions{})

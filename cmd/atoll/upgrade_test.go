@@ -2,7 +2,6 @@ package main
 
 import (
 	"io"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,12 +14,9 @@ import (
 // A daemon of another build takes over from one that was killed, with kernels
 // and guests of the old build under it, and then the other way round.
 func TestUpgrade(t *testing.T) {
+	fullOnly(t)
 	next := filepath.Join(built.dir, "atoll-next")
-	build := exec.Command("go", "build", "-tags", "next", "-o", next, ".")
-	build.Env = append(build.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	goBuild(t, next, ".", "", "-tags=next")
 	s := newSoaker(t)
 	old := s.box(t, "old")
 	p, err := old.Exec(t.Context(), sandbox.Command{Shell: "while read x; do echo got $x; done; exit 4", Stdin: true, Hold: time.Hour})
