@@ -141,6 +141,7 @@ func (s *Spec) checkWorkspaces() error {
 // Workspace is a durable directory of a tenant. A [WorkspaceMount] in a Spec
 // attaches it to a sandbox.
 type Workspace struct {
+	ID        string            `json:"id" doc:"assigned by the server; never reused"`
 	Name      string            `json:"name"`
 	Encrypted bool              `json:"encrypted,omitempty"`
 	MaxBytes  int64             `json:"maxBytes,omitempty" doc:"bytes that one version may hold; no limit if it is left out"`

@@ -216,7 +216,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 		// helped by a daemon that does not start.
 		d.opts.Logger.Error("reconciliation", "error", err)
 	}
-	if err := d.plane.SweepBuckets(ctx); err != nil {
+	if err := d.plane.Workspaces.SweepBuckets(ctx); err != nil {
 		d.opts.Logger.Error("unmounting buckets", "error", err)
 	}
 	ctx, d.stop = context.WithCancel(context.Background())

@@ -15,32 +15,31 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
-	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func e2bVolume(w store.Workspace) e2bapi.Volume { return e2bapi.Volume{ID: w.ID, Name: w.Name} }
+func e2bVolume(w sandbox.Workspace) e2bapi.Volume { return e2bapi.Volume{ID: w.ID, Name: w.Name} }
 
 func (s e2bService) CreateVolume(ctx context.Context, name string) (e2bapi.Volume, error) {
-	w, err := s.plane.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: name})
-	return e2bVolume(w.Workspace), err
+	w, err := s.plane.Workspaces.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: name})
+	return e2bVolume(w), err
 }
 
 func (s e2bService) Volumes(ctx context.Context) ([]e2bapi.Volume, error) {
-	all, err := s.plane.Workspaces(ctx)
+	all, err := s.plane.Workspaces.Workspaces(ctx)
 	out := make([]e2bapi.Volume, len(all))
 	for i, w := range all {
-		out[i] = e2bVolume(w.Workspace)
+		out[i] = e2bVolume(w)
 	}
 	return out, err
 }
 
 func (s e2bService) RemoveVolume(ctx context.Context, name string) error {
-	return s.plane.RemoveWorkspace(ctx, name)
+	return s.plane.Workspaces.RemoveWorkspace(ctx, name)
 }
 
 func (s e2bService) EnterVolume(ctx context.Context, id string) (context.Context, e2bapi.Volume, error) {
-	ctx, w, err := s.plane.EnterWorkspace(ctx, id)
+	ctx, w, err := s.plane.Workspaces.EnterWorkspace(ctx, id)
 	return ctx, e2bVolume(w), err
 }
 
@@ -115,11 +114,11 @@ func entry(root *os.Root, name string) (e e2bapi.VolumeEntry, err error) {
 }
 
 func (v volumeFiles) read(ctx context.Context, given string, do func(root *os.Root, name string) error) error {
-	return v.plane.ReadWorkspace(ctx, v.name, func(root *os.Root) error { return fileError(do(root, local(given)), given) })
+	return v.plane.Workspaces.ReadWorkspace(ctx, v.name, func(root *os.Root) error { return fileError(do(root, local(given)), given) })
 }
 
 func (v volumeFiles) write(ctx context.Context, given string, do func(root *os.Root, name string) error) (e e2bapi.VolumeEntry, err error) {
-	err = v.plane.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
+	err = v.plane.Workspaces.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
 		name := local(given)
 		err := do(root, name)
 		if err == nil {
@@ -327,7 +326,7 @@ func (v volumeFiles) Change(ctx context.Context, given string, how e2bapi.Volume
 }
 
 func (v volumeFiles) Remove(ctx context.Context, given string) error {
-	return v.plane.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
+	return v.plane.Workspaces.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
 		name := local(given)
 		if name == "." {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "volume", Subject: given, Message: "a volume is removed as a whole"}

@@ -37,7 +37,7 @@ func servicesOf(s service) api.Services {
 		Profiles:   s,
 		Secrets:    s,
 		Events:     s,
-		Workspaces: s,
+		Workspaces: s.Plane.Workspaces,
 		Tenants:    s,
 		Providers:  s.Providers,
 		Machine:    s,

@@ -9,7 +9,6 @@ import (
 // Workspace is the stored record of a workspace: everything but its content.
 type Workspace struct {
 	sandbox.Workspace        // without Attached and Latest
-	ID                string // names it in the blob store; never reused
 	Tenant            string
 	Removing          bool // its content may be gone in part
 }

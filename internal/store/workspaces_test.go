@@ -21,9 +21,9 @@ func TestWorkspaces(t *testing.T) {
 		add := func(w store.Workspace) error {
 			return s.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, w) })
 		}
-		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{Name: "notes", Encrypted: true, MaxBytes: 5}, ID: "ws-1", Tenant: "acme"}))
-		wantCode(t, add(store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-2", Tenant: "acme"}), sandbox.CodeAlreadyExists)
-		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-3", Tenant: "evil"}))
+		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes", Encrypted: true, MaxBytes: 5}, Tenant: "acme"}))
+		wantCode(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "notes"}, Tenant: "acme"}), sandbox.CodeAlreadyExists)
+		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-3", Name: "notes"}, Tenant: "evil"}))
 
 		find := func(tenant, name string) (store.Workspace, error) {
 			return store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, tenant, name) })
@@ -57,7 +57,7 @@ func TestAttachments(t *testing.T) {
 		s := open(store.Options{Now: newClock().now})
 		tenants(t, s, "acme")
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-1", Tenant: "acme"})
+			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
 		attach := func(box string, mode sandbox.WorkspaceMode) error {
 			return s.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
@@ -117,7 +117,7 @@ func TestAttachments(t *testing.T) {
 		}
 		// A sandbox can have several, and lets go of one at a time.
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			second := store.Workspace{Workspace: sandbox.Workspace{Name: "more"}, ID: "ws-2", Tenant: "acme"}
+			second := store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "more"}, Tenant: "acme"}
 			if err := tx.AddWorkspace(ctx, second); err != nil {
 				return err
 			}
@@ -154,7 +154,7 @@ func TestSharedAttachments(t *testing.T) {
 			if _, err := tx.EnsureTenant(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{Name: "notes"}, ID: "ws-1", Tenant: "acme"})
+			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
 		attach := func(id sandbox.ID, node string, mode sandbox.WorkspaceMode) error {
 			return s.Update(ctx, func(tx *store.Tx) error {

@@ -168,7 +168,7 @@ func (p *Plane) remove(ctx context.Context, b *store.Sandbox, action audit.Actio
 	if err == nil {
 		p.discard(late, b)
 	}
-	p.Report(ctx, p.detachNow(ctx, b.ID, b.Name))
+	p.Report(ctx, p.Workspaces.DetachNow(ctx, b.ID, b.Name))
 	return err
 }
 

@@ -199,7 +199,7 @@ func (p *Plane) announce(ctx context.Context, be *providers.Backend, tenant stri
 		if want.Hidden, err = p.bind(ctx, tx, tenant, &spec, values); err != nil {
 			return err
 		}
-		if err := p.claim(ctx, tx, tenant, &spec); err != nil {
+		if err := p.Workspaces.Claim(ctx, tx, tenant, &spec); err != nil {
 			return err
 		}
 		intent, err = p.Audit.BeginTx(ctx, tx, a)
@@ -249,7 +249,7 @@ func (p *Plane) make(ctx context.Context, be *providers.Backend, tenant string, 
 	switch {
 	case makeErr != nil:
 		p.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: want.Spec.ID}}})
-		p.Report(ctx, errors.Join(err, p.detachNow(ctx, want.Spec.ID, want.Spec.Name)))
+		p.Report(ctx, errors.Join(err, p.Workspaces.DetachNow(ctx, want.Spec.ID, want.Spec.Name)))
 		return box, image, makeErr
 	case err != nil:
 		// It runs, and the store says "creating": the next reconciliation
@@ -269,7 +269,7 @@ func (p *Plane) bringUp(ctx context.Context, be *providers.Backend, want *contro
 			return nil, driver.Restored{}, err
 		}
 	}
-	req, err := p.mount(ctx, *want)
+	req, err := p.Workspaces.Mount(ctx, *want)
 	if err != nil {
 		return nil, driver.Restored{}, err
 	}

@@ -130,7 +130,7 @@ func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.Cre
 			if _, _, err := tx.CreateSandbox(ctx, t.box.Tenant, b, store.Create{}); err != nil {
 				return err
 			}
-			if err := p.claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
+			if err := p.Workspaces.Claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
 				return err
 			}
 			var err error
@@ -173,7 +173,7 @@ func (p *Plane) makeForks(ctx context.Context, be *providers.Backend, t *turn, k
 					return err
 				}
 			}
-			w, err := p.mount(ctx, w)
+			w, err := p.Workspaces.Mount(ctx, w)
 			if err != nil {
 				return err
 			}
@@ -257,7 +257,7 @@ func (p *Plane) settleForks(ctx context.Context, t *turn, wanted []control.Creat
 		p.Report(ctx, err)
 		for _, w := range wanted {
 			p.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
-			p.detachLater(w.Spec.ID, w.Spec.Name)
+			p.Workspaces.DetachLater(w.Spec.ID, w.Spec.Name)
 		}
 		return nil, failed
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/workspaces"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy"
@@ -59,7 +60,7 @@ type Config struct {
 	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
 	Workspaces *worktree.Store
 	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
-	Buckets Buckets
+	Buckets workspaces.Buckets
 	// Scratch is a directory for files that live for a moment.
 	Scratch string
 	// Passes seal the tokens for ports. Nil: tokens end with the Plane.
@@ -99,13 +100,13 @@ type Plane struct {
 	*core.Core
 	Providers  *providers.Service
 	Exec       *exec.Service
+	Workspaces *workspaces.Service
 	cfg        Config
 	ring       *key.Ring
 	meter      *quota.Meter
 	locks      core.Locks[sandbox.ID]
 	rules      rulebook
 	telling    core.Locks[sandbox.ID] // who tells the gateway about a sandbox
-	workspaces core.Locks[string]     // by the ids of workspaces
 	watched    sync.Map               // sandbox.ID → *watcher: those that a goroutine waits for
 	making     core.Inflight[sandbox.ID]
 	writing    core.Inflight[string] // snapshots without a sandbox that answers for them
@@ -114,7 +115,6 @@ type Plane struct {
 	redactors  redactors
 	due        due
 	holds      holds
-	soon       soon
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so
@@ -130,6 +130,7 @@ func New(cfg Config) *Plane {
 		Core: core.New(cfg.Config),
 		cfg:  cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving(),
 	}
+	p.Workspaces = workspaces.New(p.Core, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: p, Access: p})
 	p.Meter = p.meterExec
 	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p, Access: p, Meter: p.meter, Passes: cfg.Passes})
 	if cfg.Defaults == (sandbox.Resources{}) {
@@ -189,6 +190,12 @@ func (p *Plane) Watch(ctx context.Context) {
 		}
 	}
 }
+
+// Creating reports whether this process is creating a sandbox.
+func (p *Plane) Creating(id sandbox.ID) bool { return p.making.Has(id) }
+
+// Unsettled makes the next reconciliation come soon.
+func (p *Plane) Unsettled() { p.unsettled.Store(true) }
 
 // doubt has the store compared with what really runs soon, because something
 // could not be written down.

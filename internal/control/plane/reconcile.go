@@ -78,7 +78,7 @@ func (p *Plane) observe(ctx context.Context, b *store.Sandbox, now found) error 
 	}
 	if now.state == sandbox.Gone {
 		p.discard(ctx, b)
-		p.detachLater(b.ID, b.Name)
+		p.Workspaces.DetachLater(b.ID, b.Name)
 	}
 	return p.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
 		if now.exit != nil {
@@ -164,7 +164,7 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 		}
 		failed = append(failed, err)
 	}
-	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx), p.detachEnded(ctx))
+	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx), p.Workspaces.DetachEnded(ctx))
 	return errors.Join(failed...)
 }
 

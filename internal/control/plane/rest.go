@@ -429,7 +429,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	if err != nil {
 		return t.box, err
 	}
-	if req, err = p.mount(ctx, req); err != nil {
+	if req, err = p.Workspaces.Mount(ctx, req); err != nil {
 		return t.box, err
 	}
 	req.FilesOnly = filesOnly

@@ -1,4 +1,4 @@
-package plane
+package workspaces
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 // Buckets mounts buckets on this machine, each for the id of one workspace; see
 // package bucket.
 type Buckets interface {
-	// Known says why a bucket, TENANT/NAME, cannot be mounted here, if so.
+	// Known returns an error if a bucket, TENANT/NAME, cannot be mounted here.
 	Known(name string) error
 	// Mount returns where it is mounted for id.
 	Mount(ctx context.Context, id, name string) (dir string, err error)
@@ -27,9 +27,9 @@ type Buckets interface {
 	Sweep(ctx context.Context, wanted func(id string) bool) error
 }
 
-// checkBucket refuses a workspace of a bucket that its tenant does not have here,
-// or with properties that a bucket cannot have.
-func (p *Plane) checkBucket(row store.Workspace) error {
+// checkBucket refuses a bucket that the tenant does not have on this machine, and
+// properties that a bucket cannot have.
+func (s *Service) checkBucket(row store.Workspace) error {
 	if row.Bucket == "" {
 		return nil
 	}
@@ -42,19 +42,17 @@ func (p *Plane) checkBucket(row store.Workspace) error {
 	if err := sandbox.ValidateName(row.Bucket); err != nil {
 		return err
 	}
-	if p.cfg.Buckets == nil {
+	if s.buckets == nil {
 		return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "bucket", Message: "this daemon mounts no buckets"}
 	}
-	return p.cfg.Buckets.Known(bucketName(row))
+	return s.buckets.Known(bucketName(row))
 }
 
-// bucketName is what the daemon calls the bucket of a workspace: tenants do not
-// share names.
+// bucketName returns the daemon's name of a bucket: every tenant has its own names.
 func bucketName(row store.Workspace) string { return row.Tenant + "/" + row.Bucket }
 
-// onBucket is onWorkspace for a bucket, which can be looked at and has no
-// versions to do anything with.
-func (p *Plane) onBucket(ctx context.Context, op ops.Op, row store.Workspace, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
+// onBucket is onWorkspace for a bucket: it can be described, but has no versions.
+func (s *Service) onBucket(ctx context.Context, op ops.Op, row store.Workspace, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
 	if op != ops.WorkspaceGet {
 		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: row.Name, Message: "the workspace is a bucket, of which Atoll keeps no versions",
@@ -64,12 +62,12 @@ func (p *Plane) onBucket(ctx context.Context, op ops.Op, row store.Workspace, do
 	return do(ctx, row, nil)
 }
 
-// bucketMounts mounts a bucket and returns what to show of it.
-func (p *Plane) bucketMounts(ctx context.Context, row store.Workspace, ref *sandbox.WorkspaceMount) ([]sandbox.Mount, error) {
-	if err := p.checkBucket(row); err != nil {
+// bucketMounts mounts a bucket and returns its mounts in the sandbox.
+func (s *Service) bucketMounts(ctx context.Context, row store.Workspace, ref *sandbox.WorkspaceMount) ([]sandbox.Mount, error) {
+	if err := s.checkBucket(row); err != nil {
 		return nil, err
 	}
-	dir, err := p.cfg.Buckets.Mount(ctx, row.ID, bucketName(row))
+	dir, err := s.buckets.Mount(ctx, row.ID, bucketName(row))
 	if err != nil {
 		return nil, err
 	}
@@ -82,60 +80,59 @@ func (p *Plane) bucketMounts(ctx context.Context, row store.Workspace, ref *sand
 	return mountsOf(dir, ref), nil
 }
 
-// settleBucket waits until the bucket has what a sandbox that ended wrote. If it
-// does not take that, the workspace stays attached, and the next reconciliation
-// tries again.
-func (p *Plane) settleBucket(ctx context.Context, a store.Attachment, row store.Workspace) error {
-	if p.cfg.Buckets == nil || a.Mode == sandbox.WorkspaceRead {
+// flushBucket waits until the bucket has all writes of a sandbox that ended. If that
+// fails, the workspace stays attached until the next reconciliation.
+func (s *Service) flushBucket(ctx context.Context, a store.Attachment, row store.Workspace) error {
+	if s.buckets == nil || a.Mode == sandbox.WorkspaceRead {
 		return nil
 	}
-	err := p.cfg.Buckets.Settle(ctx, row.ID)
+	err := s.buckets.Settle(ctx, row.ID)
 	problem := ""
 	if err != nil {
-		p.unsettled.Store(true)
+		s.sandboxes.Unsettled()
 		problem = err.Error()
 	}
 	if problem != row.Problem {
 		row.Problem = problem
-		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 		defer cancel()
-		p.Report(ctx, p.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
+		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
 	}
 	return err
 }
 
-func (p *Plane) unmountBucket(row store.Workspace) error {
-	if p.cfg.Buckets == nil {
+func (s *Service) unmountBucket(row store.Workspace) error {
+	if s.buckets == nil {
 		return nil
 	}
-	return p.cfg.Buckets.Unmount(row.ID)
+	return s.buckets.Unmount(row.ID)
 }
 
-// sweepTimeout bounds what a daemon that starts waits for buckets that somebody
-// who was killed has left mounted.
+// sweepTimeout bounds how long a daemon waits at its start for buckets that a killed
+// daemon left mounted.
 const sweepTimeout = 30 * time.Second
 
-// SweepBuckets unmounts the buckets that no sandbox of this node has. It is
-// called once, before anybody is served.
-func (p *Plane) SweepBuckets(ctx context.Context) error {
-	if p.cfg.Buckets == nil {
+// SweepBuckets unmounts the buckets that no sandbox of this node has. It is called
+// once, before the first request.
+func (s *Service) SweepBuckets(ctx context.Context) error {
+	if s.buckets == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, sweepTimeout)
 	defer cancel()
 	var failed error
 	wanted := func(id string) bool {
-		all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, id) })
+		all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, id) })
 		if err != nil {
 			failed = err
 			return true
 		}
 		for _, a := range all {
-			if a.Node == p.Node {
+			if a.Node == s.Node {
 				return true
 			}
 		}
 		return false
 	}
-	return core.FirstError(p.cfg.Buckets.Sweep(ctx, wanted), failed)
+	return core.FirstError(s.buckets.Sweep(ctx, wanted), failed)
 }

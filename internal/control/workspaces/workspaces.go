@@ -1,0 +1,281 @@
+// Package workspaces keeps durable directories and attaches them to sandboxes. A
+// workspace has versions in the blob store, or is a bucket of an S3 service.
+package workspaces
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/workspace"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Config is what a Service works with. Its owner closes what is in it.
+type Config struct {
+	// Trees keeps versions and working directories. Nil: there are no workspaces.
+	Trees *worktree.Store
+	// Buckets mounts buckets. Nil: there are none.
+	Buckets Buckets
+	// Sandboxes and Access must be set.
+	Sandboxes Sandboxes
+	Access    Access
+}
+
+// Sandboxes is what the service needs to know of sandboxes.
+type Sandboxes interface {
+	// Creating reports whether this process is creating a sandbox.
+	Creating(id sandbox.ID) bool
+	// Unsettled asks for a reconciliation soon.
+	Unsettled()
+}
+
+// Access says who may still act.
+type Access interface {
+	// ActAs returns a context for requests of who. It ends when the key with that
+	// ID is revoked, or the tenant is disabled. Without a key, keyID is empty.
+	ActAs(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+}
+
+// Service manages the workspaces of all tenants. Its methods may be called
+// concurrently.
+type Service struct {
+	*core.Core
+	trees     *worktree.Store
+	buckets   Buckets
+	sandboxes Sandboxes
+	access    Access
+	locks     core.Locks[string] // by the ids of workspaces
+	pending   pending
+}
+
+// New returns a Service, which ends with the Core.
+func New(c *core.Core, cfg Config) *Service {
+	return &Service{Core: c, trees: cfg.Trees, buckets: cfg.Buckets, sandboxes: cfg.Sandboxes, access: cfg.Access}
+}
+
+// finalizeTimeout bounds a write to the store that goes on after the caller has
+// left.
+const finalizeTimeout = 10 * time.Second
+
+// enabled returns the error of a daemon without a store for workspaces.
+func (s *Service) enabled() error {
+	if s.trees != nil {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: "workspace", Message: "this daemon keeps no workspaces"}
+}
+
+// onWorkspace calls do with a workspace of the caller's tenant, which is locked
+// meanwhile.
+func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do func(context.Context, store.Workspace, *workspace.Workspace) error) error {
+	if err := sandbox.ValidateName(name); err != nil {
+		return core.Named(op, err)
+	}
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return core.Named(op, s.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+		if err := s.enabled(); err != nil {
+			return err
+		}
+		row, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, name) })
+		if err != nil {
+			return err
+		}
+		if row.Removing {
+			return &sandbox.Error{Code: sandbox.CodeConflict, Subject: name, Message: "the workspace is being removed", Hint: "remove it again to finish that"}
+		}
+		if row.Bucket != "" {
+			return s.onBucket(ctx, op, row, do)
+		}
+		return s.withWorkspace(ctx, row, func(w *workspace.Workspace) error { return do(ctx, row, w) })
+	}))
+}
+
+// withWorkspace opens and locks a workspace. A bucket has no versions: do gets nil.
+func (s *Service) withWorkspace(ctx context.Context, row store.Workspace, do func(*workspace.Workspace) error) error {
+	release, err := s.locks.Take(ctx, row.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if row.Bucket != "" {
+		return do(nil)
+	}
+	w, err := s.trees.Open(ctx, row.ID, row.Encrypted)
+	if err != nil {
+		return err
+	}
+	return do(w)
+}
+
+// CreateWorkspace creates an empty workspace.
+func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error) {
+	const op = ops.WorkspaceCreate
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.Workspace{}, err
+	}
+	if err := sandbox.ValidateName(n.Name); err != nil {
+		return sandbox.Workspace{}, core.Named(op, err)
+	}
+	if n.MaxBytes < 0 {
+		return sandbox.Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: string(op), Subject: "maxBytes", Message: "negative"}
+	}
+	row := store.Workspace{
+		Tenant: who.Tenant,
+		Workspace: sandbox.Workspace{
+			ID: "ws-" + strings.ToLower(rand.Text()[:16]), Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket,
+		},
+	}
+	err = s.Act(ctx, control.Action{Op: op, Subject: n.Name}, func(ctx context.Context) error {
+		if err := s.enabled(); err != nil {
+			return err
+		}
+		if err := s.checkBucket(row); err != nil {
+			return err
+		}
+		if err := s.Store.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, row) }); err != nil {
+			return err
+		}
+		if err := s.createTree(ctx, row); err != nil {
+			return err
+		}
+		row, err = store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, n.Name) })
+		return err
+	})
+	return withAttached(row, nil), core.Named(op, err)
+}
+
+// createTree creates the store of versions of a workspace that was recorded. If
+// that fails, the record is removed.
+func (s *Service) createTree(ctx context.Context, row store.Workspace) error {
+	if row.Bucket != "" {
+		return nil
+	}
+	err := s.trees.Create(ctx, row.ID, row.Encrypted)
+	if err != nil {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+		defer cancel()
+		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
+	}
+	return err
+}
+
+// Workspaces lists the workspaces of the caller's tenant by name.
+func (s *Service) Workspaces(ctx context.Context) (all []sandbox.Workspace, err error) {
+	who, err := s.Look(ctx, ops.WorkspaceList, "")
+	if err != nil {
+		return nil, err
+	}
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		all = nil
+		rows, err := tx.Workspaces(ctx, who.Tenant)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			attached, err := tx.Attachments(ctx, row.ID)
+			if err != nil {
+				return err
+			}
+			all = append(all, withAttached(row, attached))
+		}
+		return nil
+	})
+	return all, core.Named(ops.WorkspaceList, err)
+}
+
+// withAttached returns what callers are told of a workspace.
+func withAttached(row store.Workspace, attached []store.Attachment) sandbox.Workspace {
+	out := row.Workspace
+	out.Attached = make([]sandbox.Attachment, len(attached))
+	for i, a := range attached {
+		out.Attached[i] = a.Attachment
+	}
+	return out
+}
+
+// Workspace describes a workspace of the caller's tenant.
+func (s *Service) Workspace(ctx context.Context, name string) (out sandbox.Workspace, err error) {
+	err = s.onWorkspace(ctx, ops.WorkspaceGet, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
+		attached, err := s.attachments(ctx, row)
+		if err != nil {
+			return err
+		}
+		out = withAttached(row, attached)
+		if w == nil {
+			return nil
+		}
+		latest, err := w.Latest(ctx)
+		if err == nil && latest.Number > 0 {
+			out.Latest = &latest.WorkspaceVersion
+		}
+		return err
+	})
+	return out, err
+}
+
+func (s *Service) attachments(ctx context.Context, row store.Workspace) ([]store.Attachment, error) {
+	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, row.ID) })
+}
+
+// RemoveWorkspace removes a workspace with all its versions. It must not be
+// attached. The content of a bucket stays.
+func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
+	const op = ops.WorkspaceRemove
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return core.Named(op, s.Act(ctx, control.Action{Op: op, Subject: name}, func(ctx context.Context) error {
+		if err := s.enabled(); err != nil {
+			return err
+		}
+		row, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) {
+			row, err := tx.LockWorkspace(ctx, who.Tenant, name)
+			if err != nil {
+				return row, err
+			}
+			attached, err := tx.Attachments(ctx, row.ID)
+			if err == nil && len(attached) > 0 {
+				err = &sandbox.Error{
+					Code: sandbox.CodeConflict, Subject: name, Message: "the workspace is attached to the sandbox " + string(attached[0].Sandbox),
+					Hint: "remove that sandbox first",
+				}
+			}
+			if err != nil {
+				return row, err
+			}
+			row.Removing = true
+			return row, tx.SetWorkspace(ctx, row)
+		})
+		if err != nil {
+			return err
+		}
+		release, err := s.locks.Take(ctx, row.ID)
+		if err != nil {
+			return err
+		}
+		defer release()
+		if row.Bucket != "" {
+			err = s.unmountBucket(row)
+		} else {
+			err = s.trees.Remove(ctx, row.ID)
+		}
+		if err != nil {
+			return err
+		}
+		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, row.ID) })
+	}))
+}

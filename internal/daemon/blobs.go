@@ -1,0 +1,49 @@
+package daemon
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/bucket"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
+)
+
+// openBlobs opens the store of workspaces and snapshots: for the former also the
+// directories in which sandboxes see them.
+func (d *Daemon) openBlobs(ctx context.Context) (*worktree.Store, *archive.Archive, error) {
+	address := d.opts.Blobs
+	if address == "" {
+		address = "dir:" + filepath.Join(d.node.Dir(), "blobs")
+	}
+	blobs, err := blob.Open(ctx, address)
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := worktree.Key(filepath.Join(d.node.Dir(), "workspace.key"))
+	if err != nil {
+		return nil, nil, err
+	}
+	workspaces, err := worktree.Open(filepath.Join(d.node.Dir(), "workspaces"), blobs, key)
+	return workspaces, archive.New(blobs, key), err
+}
+
+// openBuckets opens what can be mounted.
+func (d *Daemon) openBuckets() (*bucket.Buckets, error) {
+	named := map[string]string{}
+	for _, text := range d.opts.Buckets {
+		name, address, err := bucket.ParseNamed(text, plane.DefaultTenant)
+		if err != nil {
+			return nil, err
+		}
+		named[name] = address
+	}
+	kernel, _ := d.opts.LookupEnv("ATOLL_KERNEL")
+	b, err := bucket.Open(bucket.Options{Dir: filepath.Join(d.node.Dir(), "buckets"), Named: named, Executable: kernel})
+	if err == nil {
+		d.onClose(func() error { b.Close(); return nil })
+	}
+	return b, err
+}
