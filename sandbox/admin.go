@@ -51,6 +51,12 @@ type Tenant struct {
 	Usage    TenantUsage `json:"usage"`
 }
 
+// NewTenant asks for a tenant.
+type NewTenant struct {
+	ID     string `json:"id" minLength:"1" maxLength:"63"`
+	Limits Limits `json:"limits,omitempty"`
+}
+
 // Limits are what one tenant may use. Zero sets no limit.
 type Limits struct {
 	Boxes         int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`

@@ -250,7 +250,8 @@ func TestCanary(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				token, _, err = key.NewRing(s).Create(ctx, tx, "acme", key.New{Verbs: []key.Verb{key.Exec}})
+				k, err := key.NewRing(s).Create(ctx, tx, sandbox.NewKey{Tenant: "acme", Verbs: []string{"exec"}})
+				token = k.Token
 				return err
 			}))
 			_, err := store.Write(ctx, s, func(tx *store.Tx) (store.Sandbox, error) {

@@ -22,7 +22,9 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -127,6 +129,7 @@ type Daemon struct {
 	member   membership
 	log      *eventlog.Log
 	plane    *plane.Plane
+	machine  *machine.Service
 	provider driver.Provider
 	server   *server.Server
 	memory   *server.Memory
@@ -205,7 +208,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	if err := d.join(ctx); err != nil {
 		return err
 	}
-	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
+	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, core.DefaultTenant) })
 	return err
 }
 
@@ -222,7 +225,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
 	d.work.Go(func() { d.plane.WatchIdle(ctx) })
-	d.work.Go(func() { d.plane.WatchKeys(ctx) })
+	d.work.Go(func() { d.plane.Tenants.WatchKeys(ctx) })
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}
@@ -313,14 +316,14 @@ func (d *Daemon) serveWith(s *server.Server, l net.Listener) {
 // default tenant, and whoever bears a key.
 func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Context, error) {
 	if c.Token != "" {
-		who, err := d.plane.Authenticate(ctx, c.Token)
+		who, err := d.plane.Tenants.Authenticate(ctx, c.Token)
 		if err != nil {
 			return nil, err
 		}
-		return d.plane.As(ctx, who), nil
+		return d.plane.Tenants.As(ctx, who), nil
 	}
 	if c.UID != nil && (*c.UID == uint32(os.Geteuid()) || *c.UID == 0) {
-		return guard.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, *c.UID)), nil
+		return guard.WithPrincipal(ctx, key.Peer(core.DefaultTenant, *c.UID)), nil
 	}
 	return nil, &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Message: "an API key is needed",

@@ -37,7 +37,7 @@ func wallClock() time.Time { return time.Now().Round(0) }
 
 // Diagnose is for the owner of the machine.
 func (doc *doctor) Diagnose(ctx context.Context) (sandbox.Diagnosis, error) {
-	if err := doc.d.plane.MayDiagnose(ctx); err != nil {
+	if err := doc.d.machine.MayDiagnose(ctx); err != nil {
 		return sandbox.Diagnosis{}, err
 	}
 	out := sandbox.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}

@@ -160,11 +160,11 @@ type e2bTenantKey struct{}
 var _ e2bapi.Service = e2bService{}
 
 func (s e2bService) Authenticate(ctx context.Context, spelled string) (context.Context, error) {
-	who, err := s.plane.Authenticate(ctx, envd.Token(spelled))
+	who, err := s.plane.Tenants.Authenticate(ctx, envd.Token(spelled))
 	if err != nil {
 		return nil, err
 	}
-	return s.plane.As(context.WithValue(ctx, e2bTenantKey{}, who.Tenant), who), nil
+	return s.plane.Tenants.As(context.WithValue(ctx, e2bTenantKey{}, who.Tenant), who), nil
 }
 
 func (s e2bService) Tenant(ctx context.Context) string {

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -57,6 +58,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	config.Gateway = out
 	d.plane = plane.New(config)
 	d.onClose(d.plane.Close)
+	d.machine = machine.New(d.plane.Core, d.node.Dir())
 	images, err := d.node.Images()
 	if err != nil {
 		return err
@@ -149,7 +151,7 @@ func (d *Daemon) openShelves(ctx context.Context, config *plane.Config) (err err
 // openServer makes the API and the proxy for ports ready for listeners.
 func (d *Daemon) openServer(context.Context) error {
 	proxy := portproxy.New(d.plane.Exec, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
-	served := service{d.plane, d.buildDir(), d.ready(d.provider), d.opts.Version, newDoctor(d)}
+	served := service{d.plane, d.machine, d.buildDir(), d.ready(d.provider), d.opts.Version, newDoctor(d)}
 	d.server = server.New(server.Config{
 		Ports:        proxy,
 		Handler:      d.observed(api.New(servicesOf(served), api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),

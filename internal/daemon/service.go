@@ -8,10 +8,10 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/image"
-	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/telemetry"
@@ -21,6 +21,7 @@ import (
 // service shows the control plane to the API.
 type service struct {
 	*plane.Plane
+	*machine.Service
 	builds string // where the files of builds are put
 	ready  func(context.Context) error
 	// version is that of the program.
@@ -33,12 +34,12 @@ func servicesOf(s service) api.Services {
 		Sandboxes:  s,
 		Processes:  s,
 		Snapshots:  s,
-		Keys:       s,
+		Keys:       s.Tenants,
 		Profiles:   s,
 		Secrets:    s,
 		Events:     s,
 		Workspaces: s.Plane.Workspaces,
-		Tenants:    s,
+		Tenants:    s.Tenants,
 		Providers:  s.Providers,
 		Machine:    s,
 		Ports:      s.Exec,
@@ -102,24 +103,6 @@ func (s service) Open(ctx context.Context, ref string) (api.Box, error) {
 	}
 	return box{b}, nil
 }
-
-func (s service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
-	want := key.New{Name: n.Name, Expires: n.Expires}
-	for _, v := range n.Verbs {
-		want.Verbs = append(want.Verbs, key.Verb(v))
-	}
-	token, k, err := s.Plane.CreateKey(ctx, n.Tenant, want)
-	out := shownKey(k)
-	out.Token = token
-	return out, err
-}
-
-func (s service) Keys(ctx context.Context) ([]sandbox.Key, error) {
-	all, err := s.Plane.Keys(ctx)
-	return each(all, shownKey), err
-}
-
-func shownKey(k store.Key) sandbox.Key { return k.Key }
 
 func filterOf(q sandbox.EventQuery) eventlog.Filter {
 	f := eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Sandbox: q.Sandbox}

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/internal/ops"
@@ -94,16 +93,9 @@ type Ring struct{ store *store.Store }
 // NewRing makes a Ring over a store.
 func NewRing(s *store.Store) *Ring { return &Ring{s} }
 
-// New says what a new key is to be.
-type New struct {
-	Name    string        // for people, at most 100 characters
-	Verbs   []Verb        // at least one
-	Expires time.Duration // from now; zero: never
-}
-
 const maxName = 100
 
-func (n *New) validate() error {
+func validate(n *sandbox.NewKey) error {
 	switch {
 	case len(n.Verbs) == 0:
 		return invalid("verbs", "none given")
@@ -118,7 +110,7 @@ func (n *New) validate() error {
 		}
 	}
 	for _, v := range n.Verbs {
-		if !slices.Contains(Verbs(), v) {
+		if !slices.Contains(Verbs(), Verb(v)) {
 			return invalid("verbs", "%.20q is none of %v", v, Verbs())
 		}
 	}
@@ -129,27 +121,31 @@ func invalid(subject, format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "key.create", Subject: subject, Message: fmt.Sprintf(format, args...)}
 }
 
-// Create makes a key of a tenant within a transaction. token is the key itself:
-// it must be shown to its owner now, and only if the transaction is committed,
-// because it cannot be found again.
-func (r *Ring) Create(ctx context.Context, tx *store.Tx, tenant string, n New) (token string, k store.Key, err error) {
-	if err := n.validate(); err != nil {
-		return "", store.Key{}, err
+// Create makes a key of the tenant that n names within a transaction. The result
+// holds the token. Its owner must be shown it now, and only if the transaction is
+// committed: it is not stored, and cannot be read again.
+func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sandbox.Key, error) {
+	if err := validate(&n); err != nil {
+		return sandbox.Key{}, err
 	}
-	if _, err := tx.Tenant(ctx, tenant); err != nil {
-		return "", store.Key{}, err
+	if _, err := tx.Tenant(ctx, n.Tenant); err != nil {
+		return sandbox.Key{}, err
 	}
 	token, id := newToken()
-	k = store.Key{Key: sandbox.Key{ID: id, Name: n.Name, Created: tx.Now()}, Tenant: tenant, Hash: hash(token)}
+	k := sandbox.Key{ID: id, Name: n.Name, Created: tx.Now()}
 	for _, v := range Verbs() { // in one order, each once
-		if slices.Contains(n.Verbs, v) {
+		if slices.Contains(n.Verbs, string(v)) {
 			k.Verbs = append(k.Verbs, string(v))
 		}
 	}
 	if n.Expires > 0 {
 		k.Expires = k.Created.Add(n.Expires)
 	}
-	return token, k, tx.AddKey(ctx, k)
+	if err := tx.AddKey(ctx, store.Key{Key: k, Tenant: n.Tenant, Hash: hash(token)}); err != nil {
+		return sandbox.Key{}, err
+	}
+	k.Token = token
+	return k, nil
 }
 
 // unusable is the one answer to every key that does not let its bearer in.

@@ -25,15 +25,16 @@ func ok(t *testing.T, err error) {
 	}
 }
 
-func newKey(t *testing.T, s *store.Store, tenant string, n key.New) (token string, k store.Key) {
+func newKey(t *testing.T, s *store.Store, tenant string, n sandbox.NewKey) (token string, k sandbox.Key) {
 	t.Helper()
+	n.Tenant = tenant
 	ok(t, s.Update(t.Context(), func(tx *store.Tx) (err error) {
 		if _, err = tx.EnsureTenant(t.Context(), tenant); err == nil {
-			token, k, err = key.NewRing(s).Create(t.Context(), tx, tenant, n)
+			k, err = key.NewRing(s).Create(t.Context(), tx, n)
 		}
 		return err
 	}))
-	return token, k
+	return k.Token, k
 }
 
 func TestAuthenticate(t *testing.T) {
@@ -41,14 +42,14 @@ func TestAuthenticate(t *testing.T) {
 		now := time.Unix(1_800_000_000, 0)
 		s := open(store.Options{Now: func() time.Time { return now }})
 		ring := key.NewRing(s)
-		token, k := newKey(t, s, "acme", key.New{Name: "ci", Verbs: []key.Verb{key.Exec, key.Read, key.Exec}, Expires: time.Hour})
+		token, k := newKey(t, s, "acme", sandbox.NewKey{Name: "ci", Verbs: []string{"exec", "read", "exec"}, Expires: time.Hour})
 		p, err := ring.Authenticate(t.Context(), token)
 		ok(t, err)
 		if p.Tenant != "acme" || p.Key != k.ID || len(p.Verbs) != 2 || p.Verbs[0] != key.Read {
 			t.Errorf("the bearer is %+v", p)
 		}
-		other, _ := newKey(t, s, "rival", key.New{Verbs: []key.Verb{key.Admin}})
-		revoked, rk := newKey(t, s, "acme", key.New{Verbs: []key.Verb{key.Read}})
+		other, _ := newKey(t, s, "rival", sandbox.NewKey{Verbs: []string{"admin"}})
+		revoked, rk := newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
 		update := func(f func(tx *store.Tx) error) { t.Helper(); ok(t, s.Update(t.Context(), f)) }
 		err = s.Update(t.Context(), func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "rival", rk.ID) })
 		if sandbox.CodeOf(err) != sandbox.CodeNotFound {
@@ -76,7 +77,7 @@ func TestAuthenticate(t *testing.T) {
 		} {
 			refused("malformed", bad, key.ErrUnknown)
 		}
-		mine, _ := newKey(t, s, "elsewhere", key.New{Verbs: []key.Verb{key.Read}})
+		mine, _ := newKey(t, s, "elsewhere", sandbox.NewKey{Verbs: []string{"read"}})
 		stranger := storetest.SQLite(t, store.Options{})
 		ok(t, stranger.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), "acme"); return err }))
 		_, err = key.NewRing(stranger).Authenticate(t.Context(), mine)
@@ -105,16 +106,17 @@ func TestAuthenticate(t *testing.T) {
 
 func TestCreateRefuses(t *testing.T) {
 	s := storetest.SQLite(t, store.Options{})
-	newKey(t, s, "acme", key.New{Verbs: []key.Verb{key.Read}})
-	for name, n := range map[string]key.New{
+	newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
+	for name, n := range map[string]sandbox.NewKey{
 		"no verbs":  {},
-		"odd verb":  {Verbs: []key.Verb{"read write"}},
-		"past":      {Verbs: []key.Verb{key.Read}, Expires: -1},
-		"long name": {Verbs: []key.Verb{key.Read}, Name: strings.Repeat("é", 101)},
-		"control":   {Verbs: []key.Verb{key.Read}, Name: "a\x1b[2J"},
+		"odd verb":  {Verbs: []string{"read write"}},
+		"past":      {Verbs: []string{"read"}, Expires: -1},
+		"long name": {Verbs: []string{"read"}, Name: strings.Repeat("é", 101)},
+		"control":   {Verbs: []string{"read"}, Name: "a\x1b[2J"},
 	} {
 		err := s.Update(t.Context(), func(tx *store.Tx) error {
-			_, _, err := key.NewRing(s).Create(t.Context(), tx, "acme", n)
+			n.Tenant = "acme"
+			_, err := key.NewRing(s).Create(t.Context(), tx, n)
 			return err
 		})
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid {
@@ -122,7 +124,7 @@ func TestCreateRefuses(t *testing.T) {
 		}
 	}
 	err := s.Update(t.Context(), func(tx *store.Tx) error {
-		_, _, err := key.NewRing(s).Create(t.Context(), tx, "nobody", key.New{Verbs: []key.Verb{key.Read}})
+		_, err := key.NewRing(s).Create(t.Context(), tx, sandbox.NewKey{Tenant: "nobody", Verbs: []string{"read"}})
 		return err
 	})
 	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
@@ -165,7 +167,7 @@ func TestTokens(t *testing.T) {
 	var count [256]float64
 	const n = 200
 	for range n {
-		token, k := newKey(t, s, "acme", key.New{Verbs: []key.Verb{key.Read}})
+		token, k := newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
 		if seen[token] || !key.Looks(token) || !strings.HasPrefix(token, "atoll_"+k.ID+"_") {
 			t.Fatalf("a bad key: %q", token)
 		}
@@ -202,17 +204,17 @@ func FuzzLooks(f *testing.F) {
 func BenchmarkAuthenticate(b *testing.B) {
 	s := storetest.SQLite(b, store.Options{})
 	ring := key.NewRing(s)
-	var token string
+	var k sandbox.Key
 	if err := s.Update(b.Context(), func(tx *store.Tx) (err error) {
 		if _, err = tx.EnsureTenant(b.Context(), "acme"); err == nil {
-			token, _, err = ring.Create(b.Context(), tx, "acme", key.New{Verbs: []key.Verb{key.Read}})
+			k, err = ring.Create(b.Context(), tx, sandbox.NewKey{Tenant: "acme", Verbs: []string{"read"}})
 		}
 		return err
 	}); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		if _, err := ring.Authenticate(context.Background(), token); err != nil {
+		if _, err := ring.Authenticate(context.Background(), k.Token); err != nil {
 			b.Fatal(err)
 		}
 	}

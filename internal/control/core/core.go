@@ -18,6 +18,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// DefaultTenant owns what was made without a daemon. The owner of the machine acts
+// for it.
+const DefaultTenant = "default"
+
 // Config is what a Core works with. Its owner closes what is in it, after the Core
 // is closed.
 type Config struct {

@@ -39,27 +39,27 @@ type Redactors interface {
 	Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error)
 }
 
-// Access says who may still act.
-type Access interface {
-	// ActAs returns a context for requests of who, which ends when the key with
-	// that ID, or the tenant, is not good any more.
-	ActAs(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
-	// Stands reports CodeUnauthorized if a key is not good any more.
-	Stands(ctx context.Context, tx *store.Tx, tenant, keyID string) error
-}
-
-// Meter says how long to hold back output, so that a tenant stays within its
-// limits.
-type Meter interface {
-	Output(tenant string, l sandbox.Limits, bytes int) time.Duration
+// Tenants says which credentials are valid, and what a tenant may use. Package
+// tenants implements it.
+type Tenants interface {
+	// KeepAlive returns a context for requests of who. It ends when the key with
+	// that ID is no longer valid, or the tenant is disabled.
+	KeepAlive(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+	// Valid reports CodeUnauthorized if a key is no longer valid.
+	Valid(ctx context.Context, tx *store.Tx, tenant, keyID string) error
+	// WithLimits returns a context that holds the limits of the tenant, so that
+	// the meter of commands does not read them again.
+	WithLimits(ctx context.Context, l sandbox.Limits) context.Context
+	// MeterOutput counts bytes of output. It returns how long to wait before more
+	// is read.
+	MeterOutput(tenant string, l sandbox.Limits, bytes int) time.Duration
 }
 
 // Config is what a Service works with.
 type Config struct {
 	Sandboxes Sandboxes
 	Redactors Redactors
-	Access    Access
-	Meter     Meter
+	Tenants   Tenants
 	// Passes seal the tokens for ports.
 	Passes *key.Passes
 }
@@ -100,18 +100,4 @@ func (s *Service) Open(ctx context.Context, ref string) (*Handle, error) {
 		return nil, core.Named(ops.SandboxFind, err)
 	}
 	return &Handle{Sandbox: u.Sandbox, inner: u.Inner, exec: s, who: u.Who, limits: u.Limits, redact: redact}, nil
-}
-
-type limitsKey struct{}
-
-// WithLimits returns a context that carries what a tenant may use, for the meter of
-// commands.
-func WithLimits(ctx context.Context, l sandbox.Limits) context.Context {
-	return context.WithValue(ctx, limitsKey{}, l)
-}
-
-// LimitsIn returns what WithLimits put into a context.
-func LimitsIn(ctx context.Context) (sandbox.Limits, bool) {
-	l, ok := ctx.Value(limitsKey{}).(sandbox.Limits)
-	return l, ok
 }

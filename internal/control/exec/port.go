@@ -166,7 +166,7 @@ func (s *Service) EnterPort(ctx context.Context, token, ref string, port uint16)
 	if pass.Key == "" {
 		return guard.WithPrincipal(ctx, pass.Bearer()), b.ID, nil
 	}
-	return s.cfg.Access.ActAs(ctx, pass.Bearer(), pass.Tenant, pass.Key), b.ID, nil
+	return s.cfg.Tenants.KeepAlive(ctx, pass.Bearer(), pass.Tenant, pass.Key), b.ID, nil
 }
 
 // makerStands checks that who made a pass could still make it.
@@ -174,7 +174,7 @@ func (s *Service) makerStands(ctx context.Context, tx *store.Tx, pass *key.Pass)
 	if pass.Key == "" {
 		return nil
 	}
-	err := s.cfg.Access.Stands(ctx, tx, pass.Tenant, pass.Key)
+	err := s.cfg.Tenants.Valid(ctx, tx, pass.Tenant, pass.Key)
 	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
 		return key.NotAPass()
 	}

@@ -19,7 +19,7 @@ import (
 
 // Exec starts a command, as control.Sandbox.Exec.
 func (h *Handle) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
-	p, err := h.Sandbox.Exec(WithLimits(ctx, h.limits), cmd)
+	p, err := h.Sandbox.Exec(h.exec.cfg.Tenants.WithLimits(ctx, h.limits), cmd)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ type meteredOutput struct {
 func (m *meteredOutput) Read(b []byte) (int, error) {
 	n, err := m.from.Read(b)
 	m.c.bytes.Add(int64(n))
-	if wait := m.c.exec.cfg.Meter.Output(m.c.tenant, m.c.limits, n); wait > 0 {
+	if wait := m.c.exec.cfg.Tenants.MeterOutput(m.c.tenant, m.c.limits, n); wait > 0 {
 		m.c.pause(wait)
 	}
 	return n, err

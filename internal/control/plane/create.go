@@ -158,7 +158,7 @@ func (p *Plane) enforceable(ctx context.Context, be *providers.Backend, tenant s
 	if len(want.Limits) == 0 {
 		return nil
 	}
-	quotas, err := p.limits(ctx, tenant)
+	quotas, err := p.Tenants.Limits(ctx, tenant)
 	if err != nil {
 		return err
 	}

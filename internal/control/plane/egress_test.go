@@ -134,7 +134,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		must(r.store.Close())
 		must(provider.Close())
 	})
-	for _, tenant := range []string{"acme", "rival", plane.DefaultTenant} {
+	for _, tenant := range []string{"acme", "rival", core.DefaultTenant} {
 		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), tenant); return err }))
 	}
 	r.owner = guard.WithPrincipal(t.Context(), key.Peer("acme", 0))

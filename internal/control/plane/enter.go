@@ -33,7 +33,7 @@ func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, stor
 	case !tenant.Disabled.IsZero():
 		return ctx, b, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
 	}
-	return p.actAs(ctx, key.Bearer(b.Tenant, id), standing{tenant: b.Tenant}), b, nil
+	return p.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b, nil
 }
 
 // Live returns the sandboxes of all tenants that run here. It is for finding

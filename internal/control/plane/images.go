@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -41,7 +42,7 @@ func (p *Plane) NeededImages(ctx context.Context) ([]ImageUse, error) {
 	var all []ImageUse
 	need := func(image, tenant, format string, args ...any) {
 		by := fmt.Sprintf(format, args...)
-		if tenant != DefaultTenant {
+		if tenant != core.DefaultTenant {
 			by += " of the tenant " + tenant
 		}
 		if image != "" && image != "host" {

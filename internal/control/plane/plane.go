@@ -21,21 +21,16 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy"
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
-	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// DefaultTenant owns what was made without a daemon, and is whom the owner of
-// the machine acts for.
-const DefaultTenant = "default"
 
 // Config is what a Plane works with. Its owner closes what is in it, after the
 // Plane is closed.
@@ -101,9 +96,8 @@ type Plane struct {
 	Providers  *providers.Service
 	Exec       *exec.Service
 	Workspaces *workspaces.Service
+	Tenants    *tenants.Service
 	cfg        Config
-	ring       *key.Ring
-	meter      *quota.Meter
 	locks      core.Locks[sandbox.ID]
 	rules      rulebook
 	telling    core.Locks[sandbox.ID] // who tells the gateway about a sandbox
@@ -114,7 +108,6 @@ type Plane struct {
 	uses       uses
 	redactors  redactors
 	due        due
-	holds      holds
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so
@@ -128,11 +121,12 @@ func New(cfg Config) *Plane {
 	}
 	p := &Plane{
 		Core: core.New(cfg.Config),
-		cfg:  cfg, ring: key.NewRing(cfg.Store), meter: quota.NewMeter(cfg.Store.Now), hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving(),
+		cfg:  cfg, hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving(),
 	}
-	p.Workspaces = workspaces.New(p.Core, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: p, Access: p})
-	p.Meter = p.meterExec
-	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p, Access: p, Meter: p.meter, Passes: cfg.Passes})
+	p.Tenants = tenants.New(p.Core)
+	p.Meter = p.Tenants.MeterExec
+	p.Workspaces = workspaces.New(p.Core, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: p, Access: p.Tenants})
+	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p, Tenants: p.Tenants, Passes: cfg.Passes})
 	if cfg.Defaults == (sandbox.Resources{}) {
 		p.cfg.Defaults = cfg.Control.Defaults
 	}
@@ -141,23 +135,6 @@ func New(cfg Config) *Plane {
 		Workspaces: cfg.Workspaces != nil, Defaults: p.cfg.Defaults,
 	})
 	return p
-}
-
-// limits reads what a tenant may use.
-func (p *Plane) limits(ctx context.Context, tenant string) (sandbox.Limits, error) {
-	if l, known := exec.LimitsIn(ctx); known {
-		return l, nil
-	}
-	t, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
-	return t.Limits, err
-}
-
-func (p *Plane) meterExec(ctx context.Context, tenant string) error {
-	l, err := p.limits(ctx, tenant)
-	if err != nil || l.ExecRate == 0 {
-		return err
-	}
-	return p.meter.Exec(tenant, l)
 }
 
 func auditAction(who key.Principal, a control.Action) audit.Action {

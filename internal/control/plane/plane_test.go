@@ -48,7 +48,7 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 	}
 	db, err := store.Open(ctx, filepath.Join(m.dir, "atoll.db"), store.Options{Now: m.now})
 	must(err)
-	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, plane.DefaultTenant) })
+	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, core.DefaultTenant) })
 	must(err)
 	log := eventlog.New(db, eventlog.Options{})
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))
@@ -62,7 +62,7 @@ func (m *machine) start(t *testing.T) (p *plane.Plane, ctx context.Context, stop
 		Provider: "fake", Log: log, Environments: environments,
 		Config: core.Config{Node: "local", Store: db, Audit: audit.New(log, audit.Options{}), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))},
 	})
-	ctx = guard.WithPrincipal(ctx, key.Peer(plane.DefaultTenant, 0))
+	ctx = guard.WithPrincipal(ctx, key.Peer(core.DefaultTenant, 0))
 	must(p.Reconcile(ctx))
 	var loops sync.WaitGroup
 	for _, loop := range []func(context.Context){p.Watch, p.WatchIdle, p.WatchExpiry} {

@@ -83,7 +83,7 @@ func (p *Plane) LoadPolicies(ctx context.Context) error {
 	if same {
 		return nil
 	}
-	fact := audit.Action{Tenant: DefaultTenant, Op: opReload, Subject: p.cfg.Policies.Source, Policy: b.Digest()[:12]}
+	fact := audit.Action{Tenant: core.DefaultTenant, Op: opReload, Subject: p.cfg.Policies.Source, Policy: b.Digest()[:12]}
 	return errors.Join(p.Audit.Fact(ctx, fact, eventlog.PoliciesLoaded, nil), p.EnforceAll(ctx))
 }
 
@@ -96,7 +96,7 @@ func (p *Plane) keepPolicies(ctx context.Context, why error) error {
 	if known {
 		return why
 	}
-	fact := audit.Action{Tenant: DefaultTenant, Op: opReload, Subject: why.Error()}
+	fact := audit.Action{Tenant: core.DefaultTenant, Op: opReload, Subject: why.Error()}
 	p.Report(ctx, p.Audit.Fact(ctx, fact, eventlog.PoliciesKept, func(e *eventlog.Event) { e.Code = sandbox.CodeOf(why) }))
 	return why
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -264,7 +265,7 @@ func TestBrokenPolicies(t *testing.T) {
 	if s, err := r.ReloadPolicies(r.owner); err != nil || s.Problem != "" {
 		t.Errorf("%+v %v", s, err)
 	}
-	operator := guard.WithPrincipal(t.Context(), key.Peer(plane.DefaultTenant, 0))
+	operator := guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
 	kept, loaded := count(t, r, operator, eventlog.PoliciesKept), count(t, r, operator, eventlog.PoliciesLoaded)
 	if kept != 3 || loaded != 2 {
 		t.Errorf("%d times kept and %d times loaded on record", kept, loaded)

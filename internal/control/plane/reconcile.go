@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -332,7 +333,7 @@ func (p *Plane) extra(ctx context.Context, be *providers.Backend, f driver.Found
 func (p *Plane) adopt(ctx context.Context, be *providers.Backend, f driver.Found) error {
 	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
 	if tenant == "" {
-		tenant = DefaultTenant
+		tenant = core.DefaultTenant
 	}
 	b := store.Sandbox{
 		Summary: store.Summary{

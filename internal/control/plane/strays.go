@@ -5,7 +5,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -18,11 +17,6 @@ type Census struct {
 	// Unreachable belong to a provider, account or address that this daemon
 	// does not work on.
 	Unreachable []sandbox.ID
-}
-
-// MayDiagnose allows the owner of the machine to look into the daemon.
-func (p *Plane) MayDiagnose(ctx context.Context) error {
-	return p.AsOwner(ctx, ops.DaemonDiagnose, "", func(context.Context) error { return nil })
 }
 
 // Census looks at the sandboxes of this node. It is for the owner of the

@@ -35,7 +35,7 @@ func (s *Service) EnterWorkspace(ctx context.Context, id string) (context.Contex
 	case !tenant.Disabled.IsZero():
 		return ctx, w.Workspace, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: string(op), Subject: id, Message: "the tenant is disabled"}
 	}
-	return s.access.ActAs(ctx, key.Holder(w.Tenant, w.ID), w.Tenant, ""), w.Workspace, nil
+	return s.access.KeepAlive(ctx, key.Holder(w.Tenant, w.ID), w.Tenant, ""), w.Workspace, nil
 }
 
 // ReadWorkspace calls do with the working directory of a workspace: what its

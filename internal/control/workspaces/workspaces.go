@@ -40,9 +40,9 @@ type Sandboxes interface {
 
 // Access says who may still act.
 type Access interface {
-	// ActAs returns a context for requests of who. It ends when the key with that
+	// KeepAlive returns a context for requests of who. It ends when the key with that
 	// ID is revoked, or the tenant is disabled. Without a key, keyID is empty.
-	ActAs(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
+	KeepAlive(ctx context.Context, who key.Principal, tenant, keyID string) context.Context
 }
 
 // Service manages the workspaces of all tenants. Its methods may be called

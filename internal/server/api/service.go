@@ -134,7 +134,7 @@ type Tenants interface {
 	OwnTenant(ctx context.Context) (sandbox.Tenant, error)
 	Tenants(ctx context.Context) ([]sandbox.Tenant, error)
 	Tenant(ctx context.Context, id string) (sandbox.Tenant, error)
-	CreateTenant(ctx context.Context, t NewTenant) (sandbox.Tenant, error)
+	CreateTenant(ctx context.Context, t sandbox.NewTenant) (sandbox.Tenant, error)
 	UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (sandbox.Tenant, error)
 }
 

@@ -9,18 +9,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// NewTenant asks for a tenant.
-type NewTenant struct {
-	ID     string         `json:"id" minLength:"1" maxLength:"63"`
-	Limits sandbox.Limits `json:"limits,omitempty"`
-}
-
 // TenantRef names a tenant.
 type TenantRef struct {
 	ID string `path:"id" maxLength:"63" doc:"name of the tenant"`
 }
 
-type newTenantInput struct{ Body NewTenant }
+type newTenantInput struct{ Body sandbox.NewTenant }
 
 type changeTenantInput struct {
 	TenantRef

@@ -1,0 +1,61 @@
+// Package machine is the service for what concerns the machine as a whole.
+package machine
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Service answers the owner of the machine. Its methods may be called
+// concurrently.
+type Service struct {
+	*core.Core
+	scratch string
+}
+
+// New returns the service. It makes temporary files in the directory scratch.
+func New(c *core.Core, scratch string) *Service { return &Service{c, scratch} }
+
+// Backup returns a consistent copy of the database. The caller closes it.
+func (s *Service) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
+	err = s.AsOwner(ctx, ops.StateBackup, "", func(ctx context.Context) error {
+		dir, err := os.MkdirTemp(s.scratch, ".backup-")
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
+		}
+		defer func() { _ = os.RemoveAll(dir) }() // an open file can still be read
+		path := filepath.Join(dir, "atoll.db")
+		if err := s.Store.Backup(ctx, path); err != nil {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		copied = f
+		return nil
+	})
+	return copied, err
+}
+
+// MayObserve allows the owner of the machine, and keys of its own tenant that may
+// read, to see what concerns all tenants together.
+func (s *Service) MayObserve(ctx context.Context) error {
+	const op = ops.MetricsGet
+	who, err := s.Look(ctx, op, "")
+	if err == nil && who.UID == nil && who.Tenant != core.DefaultTenant {
+		err = &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that"}
+	}
+	return core.Named(op, err)
+}
+
+// MayDiagnose allows the owner of the machine to examine the daemon.
+func (s *Service) MayDiagnose(ctx context.Context) error {
+	return s.AsOwner(ctx, ops.DaemonDiagnose, "", func(context.Context) error { return nil })
+}

@@ -1,0 +1,84 @@
+package tenants
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Authenticate returns who bears a key; see key.Ring.Authenticate.
+func (s *Service) Authenticate(ctx context.Context, token string) (key.Principal, error) {
+	return s.ring.Authenticate(ctx, token)
+}
+
+// CreateKey makes a key of a tenant, by default the caller's. Only the owner of
+// the machine makes keys of other tenants, and creates a tenant that does not
+// exist yet. The result holds the token, which cannot be read again.
+func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key, error) {
+	const op = ops.KeyCreate
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.Key{}, err
+	}
+	if n.Tenant == "" {
+		n.Tenant = who.Tenant
+	}
+	others := func(who key.Principal) error {
+		if n.Tenant != who.Tenant && who.UID == nil {
+			return &sandbox.Error{Code: sandbox.CodeDenied, Subject: "tenant", Message: "only the owner of the machine makes keys of other tenants"}
+		}
+		return nil
+	}
+	var made sandbox.Key
+	err = s.Change(ctx, op, guard.Subject{Subject: n.Name}, func(ctx context.Context) (string, error) {
+		err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
+			if who.UID != nil {
+				if _, err := tx.EnsureTenant(ctx, n.Tenant); err != nil {
+					return err
+				}
+			}
+			made, err = s.ring.Create(ctx, tx, n)
+			return err
+		})
+		return made.ID, err
+	}, others)
+	if err != nil {
+		return sandbox.Key{}, core.Named(op, err)
+	}
+	return made, nil
+}
+
+// Keys lists the keys of the caller's tenant, oldest first.
+func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
+	const op = ops.KeyList
+	who, err := s.Look(ctx, op, "")
+	if err != nil {
+		return nil, err
+	}
+	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(ctx, who.Tenant) })
+	keys := make([]sandbox.Key, len(stored))
+	for i := range stored {
+		keys[i] = stored[i].Key
+	}
+	return keys, core.Named(op, err)
+}
+
+// RevokeKey ends a key of the caller's tenant, and the requests in progress that
+// bear it.
+func (s *Service) RevokeKey(ctx context.Context, id string) error {
+	const op = ops.KeyRevoke
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	err = s.Do(ctx, op, guard.Subject{Subject: id}, func(ctx context.Context) error {
+		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
+	})
+	s.review(context.WithoutCancel(ctx), s.requests.matching(func(c credential) bool { return c.key == id }))
+	return core.Named(op, err)
+}

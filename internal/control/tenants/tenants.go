@@ -1,0 +1,129 @@
+// Package tenants is the service for tenants, their API keys, and what they may
+// use. It also ends requests in progress whose key is no longer valid.
+package tenants
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Service keeps tenants and keys. Its methods may be called concurrently.
+type Service struct {
+	*core.Core
+	ring     *key.Ring
+	meter    *quota.Meter
+	requests requests
+}
+
+// New returns the service.
+func New(c *core.Core) *Service {
+	return &Service{Core: c, ring: key.NewRing(c.Store), meter: quota.NewMeter(c.Store.Now)}
+}
+
+func withUsage(ctx context.Context, tx *store.Tx, stored store.Tenant) (t sandbox.Tenant, err error) {
+	t = stored.Tenant
+	t.Usage, err = tx.Usage(ctx, t.ID)
+	return t, err
+}
+
+func read(ctx context.Context, tx *store.Tx, id string) (sandbox.Tenant, error) {
+	stored, err := tx.Tenant(ctx, id)
+	if err != nil {
+		return sandbox.Tenant{}, err
+	}
+	return withUsage(ctx, tx, stored)
+}
+
+func (s *Service) read(ctx context.Context, id string) (sandbox.Tenant, error) {
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Tenant, error) { return read(ctx, tx, id) })
+}
+
+// OwnTenant returns the caller's tenant.
+func (s *Service) OwnTenant(ctx context.Context) (sandbox.Tenant, error) {
+	who, err := s.Look(ctx, ops.QuotaGet, "")
+	if err != nil {
+		return sandbox.Tenant{}, err
+	}
+	t, err := s.read(ctx, who.Tenant)
+	return t, core.Named(ops.QuotaGet, err)
+}
+
+// Tenants lists all tenants by name. It is for the owner of the machine.
+func (s *Service) Tenants(ctx context.Context) (all []sandbox.Tenant, err error) {
+	err = s.AsOwner(ctx, ops.TenantList, "", func(ctx context.Context) error {
+		return s.Store.View(ctx, func(tx *store.Tx) error {
+			known, err := tx.Operator().Tenants(ctx)
+			all = make([]sandbox.Tenant, len(known))
+			for i := 0; i < len(known) && err == nil; i++ {
+				all[i], err = withUsage(ctx, tx, known[i])
+			}
+			return err
+		})
+	})
+	return all, err
+}
+
+// Tenant returns any tenant. It is for the owner of the machine.
+func (s *Service) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err error) {
+	err = s.AsOwner(ctx, ops.TenantGet, id, func(ctx context.Context) error {
+		t, err = s.read(ctx, id)
+		return err
+	})
+	return t, err
+}
+
+// CreateTenant makes a tenant. If there is one of that name, the error is
+// CodeAlreadyExists. It is for the owner of the machine.
+func (s *Service) CreateTenant(ctx context.Context, n sandbox.NewTenant) (t sandbox.Tenant, err error) {
+	err = s.AsOwner(ctx, ops.TenantCreate, n.ID, func(ctx context.Context) error {
+		return s.Store.Update(ctx, func(tx *store.Tx) error {
+			if _, err := tx.Tenant(ctx, n.ID); err == nil {
+				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: n.ID, Message: "there is a tenant of that name"}
+			}
+			if _, err := tx.EnsureTenant(ctx, n.ID); err != nil {
+				return err
+			}
+			if err := tx.SetLimits(ctx, n.ID, n.Limits); err != nil {
+				return err
+			}
+			t, err = read(ctx, tx, n.ID)
+			return err
+		})
+	})
+	return t, err
+}
+
+// UpdateTenant changes the limits of a tenant, or disables or enables it. New
+// limits do not affect what the tenant already has. Disabling ends the requests of
+// the tenant that are in progress. It is for the owner of the machine.
+func (s *Service) UpdateTenant(ctx context.Context, id string, c sandbox.TenantChange) (t sandbox.Tenant, err error) {
+	op := ops.TenantLimits
+	if c.Disabled != nil {
+		op = ops.TenantDisable
+	}
+	err = s.AsOwner(ctx, op, id, func(ctx context.Context) error {
+		return s.Store.Update(ctx, func(tx *store.Tx) error {
+			t, err := tx.LockTenant(ctx, id)
+			if err == nil && c.Limits != nil {
+				err = tx.SetLimits(ctx, id, c.Limits.Apply(t.Limits))
+			}
+			if err == nil && c.Disabled != nil {
+				err = tx.DisableTenant(ctx, id, *c.Disabled)
+			}
+			return err
+		})
+	})
+	if err != nil {
+		return t, err
+	}
+	if c.Disabled != nil {
+		s.review(context.WithoutCancel(ctx), s.requests.matching(func(c credential) bool { return c.tenant == id }))
+	}
+	return s.Tenant(ctx, id)
+}

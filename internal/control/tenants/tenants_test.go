@@ -1,0 +1,161 @@
+package tenants_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/tenants"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
+
+// open returns the service on an empty store, and the context of the owner of the
+// machine.
+func open(t *testing.T, opts store.Options) (*tenants.Service, context.Context) {
+	t.Helper()
+	db := storetest.SQLite(t, opts)
+	_, err := store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) {
+		return tx.EnsureTenant(t.Context(), core.DefaultTenant)
+	})
+	ok(t, err)
+	log := eventlog.New(db, eventlog.Options{})
+	t.Cleanup(func() { ok(t, log.Close()) })
+	c := core.New(core.Config{Store: db, Audit: audit.New(log, audit.Options{})})
+	t.Cleanup(func() { ok(t, c.Close()) })
+	return tenants.New(c), guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantCode(t *testing.T, err error, want sandbox.Code) {
+	t.Helper()
+	if got := sandbox.CodeOf(err); err == nil || got != want {
+		t.Errorf("error %v has code %q, want %q", err, got, want)
+	}
+}
+
+// login returns a key of a tenant, and the context of a request that bears it.
+func login(t *testing.T, s *tenants.Service, owner context.Context, n sandbox.NewKey) (sandbox.Key, context.Context) {
+	t.Helper()
+	k, err := s.CreateKey(owner, n)
+	ok(t, err)
+	who, err := s.Authenticate(t.Context(), k.Token)
+	ok(t, err)
+	return k, s.As(t.Context(), who)
+}
+
+func TestKeys(t *testing.T) {
+	s, owner := open(t, store.Options{})
+	k, admin := login(t, s, owner, sandbox.NewKey{Name: "ci", Tenant: "acme", Verbs: []string{"admin"}})
+	_, reader := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"read"}})
+	_, rival := login(t, s, owner, sandbox.NewKey{Tenant: "rival", Verbs: []string{"admin"}})
+
+	all, err := s.Keys(admin)
+	ok(t, err)
+	if len(all) != 2 || all[0].ID != k.ID || all[0].Name != "ci" || all[0].Token != "" {
+		t.Errorf("Keys() = %+v, want two, the first %s without its token", all, k.ID)
+	}
+	_, err = s.Keys(reader)
+	wantCode(t, err, sandbox.CodeDenied)
+	_, err = s.CreateKey(admin, sandbox.NewKey{Tenant: "rival", Verbs: []string{"read"}})
+	wantCode(t, err, sandbox.CodeDenied)
+	_, err = s.CreateKey(t.Context(), sandbox.NewKey{Verbs: []string{"read"}})
+	wantCode(t, err, sandbox.CodeUnauthorized)
+	wantCode(t, s.RevokeKey(rival, k.ID), sandbox.CodeNotFound)
+	if err := context.Cause(admin); err != nil {
+		t.Errorf("a failed attempt to revoke the key ended a request: %v", err)
+	}
+}
+
+// A request ends when its credential does, and no other request ends with it.
+func TestRequestsEnd(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	s, owner := open(t, store.Options{Now: func() time.Time { return now }})
+	revoked, one := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	_, two := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	_, other := login(t, s, owner, sandbox.NewKey{Tenant: "rival", Verbs: []string{"admin"}})
+	inside := s.KeepAlive(t.Context(), key.Bearer("acme", "id"), "acme", "")
+
+	wantEnded := func(what string, want map[string]bool) {
+		t.Helper()
+		for name, ctx := range map[string]context.Context{"one": one, "two": two, "inside": inside, "other": other} {
+			if ended := ctx.Err() != nil; ended != want[name] {
+				t.Errorf("%s: request %q ended: %t, want %t", what, name, ended, want[name])
+			} else if ended && sandbox.CodeOf(context.Cause(ctx)) != sandbox.CodeUnauthorized {
+				t.Errorf("%s: request %q ended with %v, want %s", what, name, context.Cause(ctx), sandbox.CodeUnauthorized)
+			}
+		}
+	}
+	ok(t, s.RevokeKey(two, revoked.ID))
+	wantEnded("one key was revoked", map[string]bool{"one": true})
+	off := true
+	changed, err := s.UpdateTenant(owner, "acme", sandbox.TenantChange{Disabled: &off})
+	ok(t, err)
+	if changed.Disabled.IsZero() {
+		t.Error("the tenant is not disabled")
+	}
+	wantEnded("the tenant was disabled", map[string]bool{"one": true, "two": true, "inside": true})
+}
+
+func TestTenants(t *testing.T) {
+	s, owner := open(t, store.Options{})
+	want := sandbox.Limits{Boxes: 3, ExecRate: 1, ExecBurst: 2}
+	made, err := s.CreateTenant(owner, sandbox.NewTenant{ID: "acme", Limits: want})
+	ok(t, err)
+	if made.ID != "acme" || made.Limits != want {
+		t.Errorf("CreateTenant() = %+v, want acme with %+v", made, want)
+	}
+	_, err = s.CreateTenant(owner, sandbox.NewTenant{ID: "acme"})
+	wantCode(t, err, sandbox.CodeAlreadyExists)
+	_, admin := login(t, s, owner, sandbox.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
+	if own, err := s.OwnTenant(admin); err != nil || own.Limits != want {
+		t.Errorf("OwnTenant() = %+v, %v, want %+v", own, err, want)
+	}
+	for what, call := range map[string]func() error{
+		"list":   func() error { _, err := s.Tenants(admin); return err },
+		"get":    func() error { _, err := s.Tenant(admin, "acme"); return err },
+		"create": func() error { _, err := s.CreateTenant(admin, sandbox.NewTenant{ID: "mine"}); return err },
+		"update": func() error {
+			_, err := s.UpdateTenant(admin, "acme", sandbox.TenantChange{Limits: &sandbox.LimitsChange{Boxes: new(int64(9))}})
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) { wantCode(t, call(), sandbox.CodeDenied) })
+	}
+	all, err := s.Tenants(owner)
+	ok(t, err)
+	if len(all) != 2 || all[0].ID != "acme" || all[1].ID != core.DefaultTenant {
+		t.Errorf("Tenants() = %+v, want acme and %s", all, core.DefaultTenant)
+	}
+}
+
+func TestMeterExec(t *testing.T) {
+	s, owner := open(t, store.Options{Now: func() time.Time { return time.Unix(1_800_000_000, 0) }})
+	_, err := s.CreateTenant(owner, sandbox.NewTenant{ID: "acme", Limits: sandbox.Limits{ExecRate: 1, ExecBurst: 2}})
+	ok(t, err)
+	ok(t, s.MeterExec(t.Context(), "acme"))
+	ok(t, s.MeterExec(t.Context(), "acme"))
+	err = s.MeterExec(t.Context(), "acme")
+	wantCode(t, err, sandbox.CodeExhausted)
+	if after, known := quota.RetryAfter(err); !known || after != time.Second {
+		t.Errorf("try again after %v (%t), want 1s", after, known)
+	}
+	ok(t, s.MeterExec(s.WithLimits(t.Context(), sandbox.Limits{}), "acme"))
+	ok(t, s.MeterExec(t.Context(), core.DefaultTenant))
+}
