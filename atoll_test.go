@@ -500,28 +500,13 @@ func TestStop(t *testing.T) {
 	}
 }
 
-func TestOneShots(t *testing.T) {
-	c, ctx := client(t), t.Context()
-	res, err := c.RunShell(ctx, "echo hi; exit 4", atoll.OneShot{})
-	if err != nil || string(res.Stdout) != "hi\n" || res.Exit.Code != 4 {
-		t.Errorf("%+v %v", res, err)
-	}
-	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
-	_, err = c.RunShell(short, "sleep 600", atoll.OneShot{})
-	wantCode(t, err, sandbox.CodeTimeout)
-	for s := range c.List(ctx, atoll.ListOptions{}) {
-		t.Errorf("%s was left", s.Name)
-	}
-}
-
 func TestUnavailable(t *testing.T) {
 	c, err := atoll.New(atoll.Options{Host: "unix://" + t.TempDir() + "/none.sock"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	_, err = c.RunPython(t.Context(), "print(1)", atoll.OneShot{})
+	_, err = c.Create(t.Context(), sandbox.Spec{}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeUnavailable)
 	for _, host := range []string{"unix://relative", "ftp://x", "https://", "https://user:secret@x", "unix:///x?y", "://"} {
 		_, err := atoll.New(atoll.Options{Host: host})
@@ -529,20 +514,5 @@ func TestUnavailable(t *testing.T) {
 		if err != nil && strings.Contains(err.Error(), "secret") {
 			t.Errorf("the error tells the password: %v", err)
 		}
-	}
-}
-
-// Whenever the caller of a one-shot goes away, also while its sandbox is being
-// made, the sandbox does not stay.
-func TestCanceledOneShot(t *testing.T) {
-	c := client(t)
-	for i := range 60 {
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Duration(i)*100*time.Microsecond, cancel)
-		_, err := c.RunShell(ctx, "sleep 600", atoll.OneShot{})
-		wantCode(t, err, sandbox.CodeCanceled)
-	}
-	for info, err := range c.List(t.Context(), atoll.ListOptions{}) {
-		t.Errorf("%s was left in state %s: %v", info.Name, info.State, err)
 	}
 }

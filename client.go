@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -72,6 +73,9 @@ func (c *Client) create(ctx context.Context, text []byte, key string) (*Sandbox,
 	s := &Sandbox{client: c}
 	return s, c.conn.Receive(r, &s.info)
 }
+
+// teardown bounds the removal of what was made for nobody.
+const teardown = 30 * time.Second
 
 // uncreate removes what a request made whose answer nobody waited for. The same
 // request once more says which sandbox that is.

@@ -6,11 +6,13 @@ import (
 	"io"
 	"os"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/atolld"
+	"github.com/atoll-run/atoll/ctxsandbox"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest, too
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -86,14 +88,14 @@ func Example() {
 		panic(err)
 	}
 	defer client.Close()
-	res, err := client.RunShell(ctx, "echo hello from a sandbox; exit 3", atoll.OneShot{})
+	res, err := ctxsandbox.New(client).RunShell(ctx, "echo hello from a sandbox; exit 3", time.Minute, ctxsandbox.SandboxSpec{})
 	if err != nil {
 		panic(err)
 	}
-	fmt.Printf("%s%d %s\n", res.Stdout, res.Exit.Code, res.Exit.Reason)
+	fmt.Printf("%s%d\n", res.Output(), res.ExitCode)
 	// Output:
 	// hello from a sandbox
-	// 3 exited
+	// 3
 }
 
 // A command whose input and output are streams.

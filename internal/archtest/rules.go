@@ -340,6 +340,18 @@ var rules = []rule{
 		why:  "clients are light: no engine, no store, no daemon",
 	},
 	{
+		pkgs: "ctxsandbox",
+		only: []string{module, "admin", "internal/client", "internal/stream", "internal/span", "sandbox"},
+		deny: []string{kernel + "/...", "os/exec"},
+		why:  "it is the client library under other names",
+	},
+	{
+		pkgs: "examples/...",
+		only: []string{module, "admin", "ctxsandbox", "internal/client", "internal/stream", "internal/span", "sandbox"},
+		deny: []string{kernel + "/..."},
+		why:  "examples use what users can use",
+	},
+	{
 		pkgs: "admin",
 		only: []string{"sandbox", "internal/client"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},

@@ -1,0 +1,179 @@
+// Package ctxsandbox is the ctx.sandbox interface of agent platforms, in Go: few
+// names, strict defaults, and no type of Atoll that an agent's code must know. The
+// same code runs on an embedded daemon, a local one and a remote one, whichever
+// provider serves the sandboxes.
+//
+// The defaults deny: without Egress nothing can be reached, a secret is named and
+// never passed by value, and a sandbox ends when its lifetime is over.
+package ctxsandbox
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Defaults of a SandboxSpec and of commands.
+const (
+	DefaultMemory   = 512 << 20        // bytes
+	DefaultCPUs     = 1                // processors
+	DefaultLifetime = time.Hour        // of a sandbox
+	DefaultTimeout  = 10 * time.Minute // of a command
+	// MaxOutput is how many bytes of each stream of a command are kept.
+	MaxOutput = 1 << 20
+)
+
+// Workspace is where a sandbox sees its workspace, and where commands start if there
+// is one.
+const Workspace = sandbox.WorkspaceDir
+
+// Unavailable is what errors.Is finds in the error of a call that no sandbox service
+// could carry out: there is no daemon, or it cannot make sandboxes. Nothing was done,
+// or it is not known what was done.
+var Unavailable error = &sandbox.Error{Code: sandbox.CodeUnavailable}
+
+// SandboxSpec says what sandbox is wanted. The zero value is usable.
+type SandboxSpec struct {
+	Name   string // empty: one is made up
+	Image  string // empty: that of the daemon
+	Memory int64  // bytes; zero: DefaultMemory
+	CPUs   float64
+	// Workspace names a durable directory that the sandbox sees at /workspace. It
+	// is made if there is none of that name.
+	Workspace string
+	// Secrets are names of stored secrets. Each is the environment variable of that
+	// name; its value is sent by the gateway and is not in the sandbox.
+	Secrets []string
+	// Egress are the hosts that can be reached. Empty: none.
+	Egress []string
+	Env    map[string]string
+	// Labels are in every event and in the usage report.
+	Labels   map[string]string
+	Lifetime time.Duration // zero: DefaultLifetime
+}
+
+func (s *SandboxSpec) spec() sandbox.Spec {
+	out := sandbox.Spec{
+		Name: s.Name, Image: s.Image, Env: s.Env, Labels: s.Labels,
+		Resources: sandbox.Resources{Memory: s.Memory, CPUs: s.CPUs},
+		Lifetime:  sandbox.Lifetime{Timeout: s.Lifetime},
+	}
+	if out.Resources.Memory == 0 {
+		out.Resources.Memory = DefaultMemory
+	}
+	if out.Resources.CPUs == 0 {
+		out.Resources.CPUs = DefaultCPUs
+	}
+	if out.Lifetime.Timeout == 0 {
+		out.Lifetime.Timeout = DefaultLifetime
+	}
+	if len(s.Egress) > 0 {
+		out.Network.Egress = s.Egress
+	}
+	for _, name := range s.Secrets {
+		out.Secrets = append(out.Secrets, sandbox.SecretRef{Name: name})
+	}
+	if s.Workspace != "" {
+		out.Workspaces = []sandbox.WorkspaceMount{{Name: s.Workspace}}
+		out.Workdir = Workspace
+	}
+	return out
+}
+
+// SandboxClient makes sandboxes and finds them again. Its methods may be called
+// concurrently.
+type SandboxClient struct{ client *atoll.Client }
+
+// New returns a SandboxClient that uses a connection, which the caller closes after
+// it.
+func New(c *atoll.Client) *SandboxClient { return &SandboxClient{c} }
+
+// Create makes a sandbox. A name that is taken is CodeAlreadyExists.
+func (c *SandboxClient) Create(ctx context.Context, spec SandboxSpec) (*SandboxHandle, error) {
+	if spec.Memory < 0 || spec.CPUs < 0 || spec.Lifetime < 0 { // Atoll's own Spec takes that as no limit
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Subject: "limits", Message: "are below zero"}
+	}
+	if spec.Workspace != "" {
+		_, err := c.client.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: spec.Workspace})
+		if err != nil && sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+			return nil, err
+		}
+	}
+	s, err := c.client.Create(ctx, spec.spec(), atoll.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return &SandboxHandle{box: s}, nil
+}
+
+// Get returns the sandbox with that name. There is none is CodeNotFound.
+func (c *SandboxClient) Get(ctx context.Context, name string) (*SandboxHandle, error) {
+	s, err := c.client.Get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return &SandboxHandle{box: s}, nil
+}
+
+// List yields the sandboxes that carry all of the labels, newest first.
+func (c *SandboxClient) List(ctx context.Context, labels map[string]string) iter.Seq2[*SandboxHandle, error] {
+	return func(yield func(*SandboxHandle, error) bool) {
+		for info, err := range c.client.List(ctx, atoll.ListOptions{Labels: maps.Clone(labels)}) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			s, err := c.client.Get(ctx, string(info.ID))
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				continue // it was removed meanwhile
+			}
+			if !yield(&SandboxHandle{box: s}, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Remove ends the sandbox with that name. There is none is success.
+func (c *SandboxClient) Remove(ctx context.Context, name string) error {
+	return c.client.Remove(ctx, name)
+}
+
+// removal bounds the removal of the sandbox of RunShell and RunPython.
+const removal = 30 * time.Second
+
+// RunShell runs a script in a sandbox of its own, which is gone when RunShell
+// returns, whatever happens. Timeout bounds the script; zero is DefaultTimeout.
+func (c *SandboxClient) RunShell(ctx context.Context, script string, timeout time.Duration, spec SandboxSpec) (ExecResult, error) {
+	return c.once(ctx, timeout, spec, func(h *SandboxHandle) (ExecResult, error) { return h.Shell(ctx, script, timeout) })
+}
+
+// RunPython runs a Python 3 program as RunShell runs a script. The image must have
+// python3.
+func (c *SandboxClient) RunPython(ctx context.Context, program string, timeout time.Duration, spec SandboxSpec) (ExecResult, error) {
+	return c.once(ctx, timeout, spec, func(h *SandboxHandle) (ExecResult, error) { return h.python(ctx, program, timeout) })
+}
+
+func (c *SandboxClient) once(ctx context.Context, timeout time.Duration, spec SandboxSpec, use func(*SandboxHandle) (ExecResult, error)) (res ExecResult, err error) {
+	if timeout <= 0 {
+		timeout = DefaultTimeout
+	}
+	if spec.Lifetime == 0 {
+		spec.Lifetime = timeout + time.Minute // should this program die, the sandbox dies too
+	}
+	h, err := c.Create(ctx, spec)
+	if err != nil {
+		return res, err
+	}
+	defer func() {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
+		defer cancel()
+		err = errors.Join(err, h.Kill(late))
+	}()
+	return use(h)
+}
