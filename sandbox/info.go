@@ -55,3 +55,11 @@ func (s *Sandbox) UnmarshalJSON(text []byte) error {
 	fromMS(&s.Left)
 	return err
 }
+
+// ListQuery selects a page of a list.
+type ListQuery struct {
+	States []State           // empty: any but gone
+	Labels map[string]string // all of them
+	Cursor string            // of the page before; empty: the first page
+	Limit  int               // 0: the default
+}

@@ -29,6 +29,10 @@ type Snapshot struct {
 	Children   int64             `json:"children" doc:"sandboxes that were made from it and are not gone"`
 }
 
+// LabelTemplate is the label of a snapshot that holds the memory of a template;
+// its value is the template's name.
+const LabelTemplate = "template"
+
 // SnapshotRequest asks for a snapshot. The zero value is usable.
 type SnapshotRequest struct {
 	Name   string            `json:"name,omitempty" maxLength:"63" doc:"unique among your snapshots; its id if it is left out"`

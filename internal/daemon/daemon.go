@@ -86,7 +86,7 @@ type Options struct {
 	// PlainSnapshots saves snapshots there without encrypting them.
 	PlainSnapshots bool
 	// SnapshotCache is how many bytes the copies of saved snapshots may take on
-	// this machine. Zero: plane.DefaultSnapshotCache; negative: none stays.
+	// this machine. Zero: snapshots.DefaultCache; negative: none stays.
 	SnapshotCache int64
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
@@ -229,7 +229,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}
-	d.work.Go(func() { d.plane.WatchArchive(ctx) })
+	d.work.Go(func() { d.plane.Snapshots.Watch(ctx) })
 	if d.otel.Events() {
 		d.work.Go(func() { d.otel.Ship(ctx, d.log) })
 	}

@@ -70,7 +70,7 @@ func (d *Daemon) listenE2B(context.Context) error {
 		return errors.Join(err, l.Close())
 	}
 	service := e2bService{plane: d.plane, images: d.node.Images, builds: d.buildDir(), uploads: uploads}
-	handler := e2bapi.New(service, e2bapi.Options{
+	handler := e2bapi.New(e2bapi.Services{Service: service, Snapshots: d.plane.Snapshots}, e2bapi.Options{
 		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Logger: d.opts.Logger})
@@ -254,33 +254,6 @@ func (s e2bService) Fork(ctx context.Context, id sandbox.ID, count int) ([]e2bap
 		out[i] = e2bShown(b)
 	}
 	return out, err
-}
-
-func (s e2bService) Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string, memory bool) (e2bapi.Snapshot, error) {
-	made, err := s.plane.Snapshot(ctx, string(id), sandbox.SnapshotRequest{Memory: memory, Labels: labels})
-	return e2bapi.Snapshot{ID: made.ID, Parent: made.Parent, Labels: made.Labels}, err
-}
-
-func (s e2bService) Snapshots(ctx context.Context, labels map[string]string) (all []e2bapi.Snapshot, err error) {
-	page := store.Page{Limit: store.MaxPage}
-	for {
-		part, next, err := s.plane.Snapshots(ctx, labels, page)
-		if err != nil {
-			return nil, err
-		}
-		for _, one := range part {
-			if one.Ready && one.Labels[plane.LabelTemplate] == "" { // the memory of a template is no snapshot to its clients
-				all = append(all, e2bapi.Snapshot{ID: one.ID, Parent: one.Parent, Labels: one.Labels})
-			}
-		}
-		if page.Cursor = next; next == "" {
-			return all, nil
-		}
-	}
-}
-
-func (s e2bService) RemoveSnapshot(ctx context.Context, ref string) error {
-	return s.plane.RemoveSnapshot(ctx, ref)
 }
 
 func (s e2bService) Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error) {

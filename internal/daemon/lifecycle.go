@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -38,26 +37,4 @@ func (s service) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 		out[i] = shown(b)
 	}
 	return out, err
-}
-
-func shownSnapshot(s store.Snapshot) sandbox.Snapshot { return s.Snapshot }
-
-func (s service) CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error) {
-	made, err := s.Snapshot(ctx, ref, req)
-	return shownSnapshot(made), err
-}
-
-func (s service) GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error) {
-	found, err := s.Plane.GetSnapshot(ctx, ref)
-	return shownSnapshot(found), err
-}
-
-func (s service) ListSnapshots(ctx context.Context, q api.ListQuery) ([]sandbox.Snapshot, string, error) {
-	page, next, err := s.Snapshots(ctx, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
-	return each(page, shownSnapshot), next, err
-}
-
-func (s service) PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error) {
-	removed, err := s.Plane.PruneSnapshots(ctx, labels)
-	return each(removed, shownSnapshot), err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
@@ -35,7 +36,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(),
 		Config:   core.Config{Node: d.member.Node, Store: d.store, Logger: d.opts.Logger, Fault: d.opts.Fault},
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
-		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, plane.DefaultSnapshotCache),
+		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache),
 	}
 	for _, open := range []func(context.Context, *plane.Config) error{d.openLog, d.openProvider, d.openKeys, d.openShelves} {
 		if err := open(ctx, &config); err != nil {

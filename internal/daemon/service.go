@@ -33,7 +33,7 @@ func servicesOf(s service) api.Services {
 	return api.Services{
 		Sandboxes:  s,
 		Processes:  s,
-		Snapshots:  s,
+		Snapshots:  s.Snapshots,
 		Keys:       s.Tenants,
 		Profiles:   s,
 		Secrets:    s,
@@ -63,12 +63,8 @@ func (s service) Get(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 	return shown(b), err
 }
 
-func (s service) List(ctx context.Context, q api.ListQuery) ([]sandbox.Sandbox, string, error) {
-	f := store.Filter{Labels: q.Labels}
-	for _, state := range q.States {
-		f.States = append(f.States, sandbox.State(state))
-	}
-	page, next, err := s.Plane.List(ctx, f, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+func (s service) List(ctx context.Context, q sandbox.ListQuery) ([]sandbox.Sandbox, string, error) {
+	page, next, err := s.Plane.List(ctx, store.Filter{States: q.States, Labels: q.Labels}, store.Page{Cursor: q.Cursor, Limit: q.Limit})
 	return each(page, func(s store.Summary) sandbox.Sandbox { return here(s.Sandbox) }), next, err
 }
 

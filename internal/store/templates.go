@@ -54,6 +54,17 @@ func (tx *Tx) Templates(ctx context.Context, tenant string) ([]Template, error) 
 	return collect(rows, err, scanTemplate)
 }
 
+// TemplateSnapshots returns the set of snapshots that templates of a tenant are
+// made from.
+func (tx *Tx) TemplateSnapshots(ctx context.Context, tenant string) (map[string]bool, error) {
+	all, err := tx.Templates(ctx, tenant)
+	used := map[string]bool{}
+	for _, t := range all {
+		used[t.Snapshot] = true
+	}
+	return used, err
+}
+
 // RemoveTemplate forgets a name. One that is not the tenant's is CodeNotFound.
 func (tx *Tx) RemoveTemplate(ctx context.Context, tenant, name, tag string) error {
 	n, err := tx.exec(ctx, "DELETE FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag)

@@ -62,7 +62,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	spec, origin, err := p.origin(ctx, who.Tenant, req.Spec)
+	spec, origin, err := p.Snapshots.Origin(ctx, who.Tenant, req.Spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
@@ -264,10 +264,8 @@ func (p *Plane) make(ctx context.Context, be *providers.Backend, tenant string, 
 // bringUp has the provider make a sandbox from its image or from the snapshot
 // origin, once what must not be in the record is kept elsewhere.
 func (p *Plane) bringUp(ctx context.Context, be *providers.Backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
-	if p.cfg.Environments != nil {
-		if err := p.cfg.Environments.Put(want.Spec.ID, want.Spec.Env); err != nil {
-			return nil, driver.Restored{}, err
-		}
+	if err := p.Snapshots.PutEnvironment(want.Spec.ID, want.Spec.Env); err != nil {
+		return nil, driver.Restored{}, err
 	}
 	req, err := p.Workspaces.Mount(ctx, *want)
 	if err != nil {
@@ -277,7 +275,7 @@ func (p *Plane) bringUp(ctx context.Context, be *providers.Backend, want *contro
 		made, err := be.Control.Create(ctx, req)
 		return made, driver.Restored{}, err
 	}
-	return p.restoreNamed(ctx, be, req, origin)
+	return p.Snapshots.Restore(ctx, be, req, origin)
 }
 
 // settle records the outcome of an announced action together with what it

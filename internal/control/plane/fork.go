@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -41,9 +42,9 @@ func (p *Plane) fork(ctx context.Context, ref string, req sandbox.ForkRequest) (
 	}
 	defer t.release()
 	if t.box.Spec.ID == "" {
-		return nil, p.cannotKeep(&t.box)
+		return nil, snapshots.CannotKeep(&t.box)
 	}
-	be, keeper, err := p.keeperOf(ctx, &t.box)
+	be, keeper, err := p.Snapshots.KeeperOf(ctx, &t.box)
 	if err != nil {
 		return nil, err
 	}
@@ -168,10 +169,8 @@ func (p *Plane) makeForks(ctx context.Context, be *providers.Backend, t *turn, k
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for i, w := range wanted {
 		g.Go(func() error {
-			if p.cfg.Environments != nil {
-				if err := p.cfg.Environments.Put(w.Spec.ID, w.Spec.Env); err != nil {
-					return err
-				}
+			if err := p.Snapshots.PutEnvironment(w.Spec.ID, w.Spec.Env); err != nil {
+				return err
 			}
 			w, err := p.Workspaces.Mount(ctx, w)
 			if err != nil {
@@ -189,7 +188,7 @@ func (p *Plane) makeForks(ctx context.Context, be *providers.Backend, t *turn, k
 // at once and by us alone, so it is neither checked nor synced.
 func (p *Plane) source(ctx context.Context, be *providers.Backend, t *turn, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
 	if t.box.Rest.Kept != "" {
-		ref, err = p.keptRef(ctx, be, &t.box)
+		ref, err = p.Snapshots.Kept(ctx, be, &t.box)
 		return ref, func() {}, err
 	}
 	box, err := p.attach(ctx, &t.box)
@@ -199,8 +198,8 @@ func (p *Plane) source(ctx context.Context, be *providers.Backend, t *turn, keep
 	if !control.Can[driver.Snapshotter](box) {
 		return ref, nil, unsupported(&t.box, "this provider makes no snapshots", "")
 	}
-	id := newSnapshotID()
-	landed := p.writing.Begin(id)
+	id := snapshots.NewID()
+	landed := p.Snapshots.Begin(id)
 	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: p.memory(ctx, &t.box), Transient: true})
 	if err != nil {
 		landed()
@@ -210,16 +209,6 @@ func (p *Plane) source(ctx context.Context, be *providers.Backend, t *turn, keep
 		p.Report(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
 		landed()
 	}, nil
-}
-
-// keptRef returns the snapshot that holds the state of a sandbox that was put
-// away.
-func (p *Plane) keptRef(ctx context.Context, be *providers.Backend, b *store.Sandbox) (ref driver.SnapshotRef, err error) {
-	s, err := p.snapshotRecord(ctx, b.Rest.Kept)
-	if err != nil {
-		return ref, err
-	}
-	return p.locate(ctx, be, &s)
 }
 
 // settleForks records what became of the copies. If one could not be made, the

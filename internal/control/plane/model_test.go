@@ -34,9 +34,9 @@ func carryOut(p *plane.Plane, ctx context.Context, ref string, op lifecycle.Op) 
 		value := "v"
 		_, err = p.Update(ctx, ref, sandbox.Change{Labels: map[string]*string{"k": &value}})
 	case lifecycle.Snapshot:
-		var s store.Snapshot
-		if s, err = p.Snapshot(ctx, ref, sandbox.SnapshotRequest{}); err == nil {
-			err = p.RemoveSnapshot(ctx, s.Name)
+		var s sandbox.Snapshot
+		if s, err = p.Snapshots.CreateSnapshot(ctx, ref, sandbox.SnapshotRequest{}); err == nil {
+			err = p.Snapshots.RemoveSnapshot(ctx, s.Name)
 		}
 	case lifecycle.Fork:
 		var copies []store.Sandbox

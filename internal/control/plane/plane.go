@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -61,7 +62,7 @@ type Config struct {
 	// Passes seal the tokens for ports. Nil: tokens end with the Plane.
 	Passes *key.Passes
 	// Environments keep what sandboxes that do not run were made with.
-	Environments Environments
+	Environments snapshots.Environments
 	// Archive keeps named snapshots in the blob store, encrypted unless
 	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on
 	// this machine may take. Nil: they stay on this machine.
@@ -97,14 +98,13 @@ type Plane struct {
 	Exec       *exec.Service
 	Workspaces *workspaces.Service
 	Tenants    *tenants.Service
+	Snapshots  *snapshots.Service
 	cfg        Config
 	locks      core.Locks[sandbox.ID]
 	rules      rulebook
 	telling    core.Locks[sandbox.ID] // who tells the gateway about a sandbox
 	watched    sync.Map               // sandbox.ID → *watcher: those that a goroutine waits for
 	making     core.Inflight[sandbox.ID]
-	writing    core.Inflight[string] // snapshots without a sandbox that answers for them
-	archive    archiving
 	uses       uses
 	redactors  redactors
 	due        due
@@ -121,7 +121,7 @@ func New(cfg Config) *Plane {
 	}
 	p := &Plane{
 		Core: core.New(cfg.Config),
-		cfg:  cfg, hurry: make(chan struct{}, 1), due: make(due, 1), archive: newArchiving(),
+		cfg:  cfg, hurry: make(chan struct{}, 1), due: make(due, 1),
 	}
 	p.Tenants = tenants.New(p.Core)
 	p.Meter = p.Tenants.MeterExec
@@ -133,6 +133,10 @@ func New(cfg Config) *Plane {
 	p.Providers = providers.New(p.Core, providers.Config{
 		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared,
 		Workspaces: cfg.Workspaces != nil, Defaults: p.cfg.Defaults,
+	})
+	p.Snapshots = snapshots.New(p.Core, snapshots.Config{
+		Providers: p.Providers, Sandboxes: p, Environments: cfg.Environments,
+		Archive: cfg.Archive, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
 	})
 	return p
 }

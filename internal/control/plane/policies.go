@@ -188,7 +188,7 @@ func (p *Plane) askedImage(ctx context.Context, tenant string, spec *sandbox.Spe
 		}
 		return []string{spec.Image}, nil
 	}
-	s, err := p.findSnapshot(ctx, tenant, spec.Snapshot)
+	s, err := p.Snapshots.Find(ctx, tenant, spec.Snapshot)
 	if err == nil {
 		spec.Snapshot = s.ID // its name may lead to another one in a moment
 	}

@@ -163,7 +163,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	}
 	_, err = r.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
 	r.by(t, "fork", "locked.network", err)
-	if _, err := r.Snapshot(r.writer, "box", sandbox.SnapshotRequest{Name: "snap"}); err != nil {
+	if _, err := r.Snapshots.CreateSnapshot(r.writer, "box", sandbox.SnapshotRequest{Name: "snap"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Stop(r.writer, "box", 0); err != nil {

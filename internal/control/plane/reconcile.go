@@ -165,7 +165,7 @@ func (p *Plane) Reconcile(ctx context.Context) error {
 		}
 		failed = append(failed, err)
 	}
-	failed = append(failed, p.sweepSnapshots(ctx), p.sweepEnvironments(ctx), p.Workspaces.DetachEnded(ctx))
+	failed = append(failed, p.Snapshots.Sweep(ctx), p.Snapshots.SweepEnvironments(ctx), p.Workspaces.DetachEnded(ctx))
 	return errors.Join(failed...)
 }
 

@@ -2,10 +2,10 @@ package plane
 
 import (
 	"context"
-	"errors"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -101,14 +101,14 @@ func (p *Plane) goOn(ctx context.Context, b *store.Sandbox) error {
 		return err
 	}
 	p.follow(b.Tenant, box)
-	p.drop(ctx, b.Provider, kept)
+	p.Snapshots.Drop(ctx, b.Provider, kept)
 	return nil
 }
 
 // finishAway completes what was written of a sandbox that has ended since. If
 // nothing was, it ended for another reason.
 func (p *Plane) finishAway(ctx context.Context, b *store.Sandbox) error {
-	_, keeper, err := p.keeperOf(ctx, b)
+	_, keeper, err := p.Snapshots.KeeperOf(ctx, b)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (p *Plane) finishAway(ctx context.Context, b *store.Sandbox) error {
 	}
 	id := b.Rest.Kept
 	return p.correct(ctx, b, event, func(b *store.Sandbox) { p.rests(b, how, id) }, func(tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, b.Tenant, id, taken(snap))
+		return tx.FinishSnapshot(ctx, b.Tenant, id, snapshots.Taken(snap))
 	})
 }
 
@@ -153,7 +153,7 @@ func (p *Plane) finishBring(ctx context.Context, b *store.Sandbox) error {
 	if box, err := p.Providers.Attach(ctx, b); err == nil {
 		p.follow(b.Tenant, box)
 	}
-	p.drop(ctx, b.Provider, id)
+	p.Snapshots.Drop(ctx, b.Provider, id)
 	return nil
 }
 
@@ -167,79 +167,4 @@ func (p *Plane) undoBring(ctx context.Context, b *store.Sandbox) error {
 		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
 	}
 	return p.correct(ctx, b, event, func(b *store.Sandbox) { p.rests(b, how, b.Rest.Kept) }, nil)
-}
-
-// sweepSnapshots removes snapshots that nobody finished, and bytes that no
-// record wants.
-func (p *Plane) sweepSnapshots(ctx context.Context) error {
-	var there []keptSnapshot
-	// Before the records: what is made meanwhile is not seen.
-	err := p.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) { there = append(there, keptSnapshot{f, k}) })
-	if err != nil {
-		return err
-	}
-	wanted := map[string]bool{}
-	for after := ""; ; {
-		const batch = 500
-		part, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
-			return tx.Operator().Snapshots(ctx, p.Node, after, batch)
-		})
-		if err != nil {
-			return err
-		}
-		for _, s := range part {
-			if s.Ready || s.Owner != "" || p.writing.Has(s.ID) {
-				wanted[s.ID] = true
-				continue
-			}
-			if err := p.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
-				return err
-			}
-		}
-		if len(part) < batch {
-			break
-		}
-		after = part[len(part)-1].ID
-	}
-	var failed []error
-	for _, f := range there {
-		if wanted[f.ID] || p.writing.Has(f.ID) {
-			continue
-		}
-		cached, err := p.isArchived(ctx, f.ID) // of another node
-		if err == nil && !cached {
-			err = f.keeper.RemoveSnapshot(ctx, f.Ref)
-		}
-		failed = append(failed, err)
-	}
-	return errors.Join(failed...)
-}
-
-// sweepEnvironments forgets the environments of sandboxes and snapshots that are
-// gone.
-func (p *Plane) sweepEnvironments(ctx context.Context) error {
-	if p.cfg.Environments == nil {
-		return nil
-	}
-	there, err := p.cfg.Environments.List()
-	if err != nil {
-		return err
-	}
-	var failed []error
-	for _, id := range there {
-		b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
-			b, err := tx.Operator().Sandbox(ctx, id)
-			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-				_, err = tx.Operator().Snapshot(ctx, string(id))
-			}
-			return b, err
-		})
-		switch {
-		case err == nil && b.State == sandbox.Gone, sandbox.CodeOf(err) == sandbox.CodeNotFound:
-			failed = append(failed, p.cfg.Environments.Remove(id))
-		case err != nil:
-			failed = append(failed, err)
-		}
-	}
-	return errors.Join(failed...)
 }

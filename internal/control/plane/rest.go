@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -320,13 +321,13 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 		return t.box, err
 	}
 	if !p.keeps(&t.box, box) {
-		return t.box, p.cannotKeep(&t.box)
+		return t.box, snapshots.CannotKeep(&t.box)
 	}
-	id := newSnapshotID()
+	id := snapshots.NewID()
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.wakes
 	}, func(tx *store.Tx) error {
-		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, p.snapshotOf(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.box.ID}))
+		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, snapshots.Describe(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.box.ID}))
 		return err
 	})
 	if err != nil {
@@ -351,15 +352,8 @@ func (p *Plane) putAway(ctx context.Context, t *turn, how away) (store.Sandbox, 
 			b.Reason = reasonFilesOnly
 		}
 	}, func(ctx context.Context, tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, t.box.Tenant, id, taken(snap))
+		return tx.FinishSnapshot(ctx, t.box.Tenant, id, snapshots.Taken(snap))
 	})
-}
-
-func (p *Plane) cannotKeep(b *store.Sandbox) error {
-	if b.Spec.ID == "" {
-		return unsupported(b, "the sandbox was made without a daemon, which does not know what to start again", "make it while the daemon runs, see: atoll up --detach")
-	}
-	return unsupported(b, "this provider makes no snapshots", "")
 }
 
 func unsupported(b *store.Sandbox, message, hint string) error {
@@ -402,13 +396,6 @@ func (p *Plane) rests(b *store.Sandbox, how away, id string) {
 	p.holdClock(b)
 }
 
-// snapshotOf completes a snapshot of a sandbox.
-func (p *Plane) snapshotOf(b *store.Sandbox, s store.Snapshot) store.Snapshot {
-	s.Parent, s.ParentName, s.Provider, s.Binding, s.Node, s.Image, s.Spec = b.ID, b.Name, b.Provider, b.Binding, b.Node, b.Image, b.Spec
-	s.Spec.Resources = b.Resources
-	return s
-}
-
 // bring makes a sandbox that was put away run again, with the memory that was
 // kept unless only its files are wanted. What was kept goes only when it runs.
 func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool) (store.Sandbox, error) {
@@ -434,7 +421,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	}
 	req.FilesOnly = filesOnly
 	id := t.box.Rest.Kept
-	ref, err := p.keptRef(ctx, be, &t.box)
+	ref, err := p.Snapshots.Kept(ctx, be, &t.box)
 	if err != nil {
 		return t.box, err
 	}
@@ -458,7 +445,7 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 		return b, err
 	}
 	p.followAnew(b.Tenant, box)
-	p.drop(ctx, b.Provider, id)
+	p.Snapshots.Drop(ctx, b.Provider, id)
 	return b, nil
 }
 

@@ -27,11 +27,8 @@ const (
 	readyPoll = 200 * time.Millisecond
 )
 
-// Labels of the snapshot of a template, which say whose it is.
-const (
-	LabelTemplate = "template"
-	labelTag      = "tag"
-)
+// labelTag is the label of a template's snapshot with the tag of the template.
+const labelTag = "tag"
 
 // remember gives a built template its snapshot: that of a template of the same
 // image and commands if there is one, else a new one.
@@ -62,7 +59,7 @@ func (p *Plane) remembers(ctx context.Context, t *store.Template) bool {
 	if t.Snapshot == "" {
 		return false
 	}
-	s, err := p.findSnapshot(ctx, t.Tenant, t.Snapshot)
+	s, err := p.Snapshots.Find(ctx, t.Tenant, t.Snapshot)
 	return err == nil && s.Ready && (s.Node == p.Node || s.Archived.Archive != "")
 }
 
@@ -92,8 +89,8 @@ func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer)
 		return "", err
 	}
 	name := "template-" + strings.ToLower(rand.Text()[:12])
-	s, err := p.Snapshot(ctx, string(opened.box.ID()), sandbox.SnapshotRequest{
-		Name: name, Memory: true, Labels: map[string]string{LabelTemplate: t.Name, labelTag: t.Tag},
+	s, err := p.Snapshots.CreateSnapshot(ctx, string(opened.box.ID()), sandbox.SnapshotRequest{
+		Name: name, Memory: true, Labels: map[string]string{sandbox.LabelTemplate: t.Name, labelTag: t.Tag},
 	})
 	return s.ID, err
 }
@@ -198,7 +195,7 @@ func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, c
 		if err := change(tx); err != nil {
 			return err
 		}
-		used, err := usedByTemplates(ctx, tx, tenant)
+		used, err := tx.TemplateSnapshots(ctx, tenant)
 		if used[unused] {
 			unused = ""
 		}
@@ -207,18 +204,8 @@ func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, c
 	if err != nil || unused == "" {
 		return err
 	}
-	if s, err := p.findSnapshot(ctx, tenant, unused); err == nil {
-		p.Report(ctx, p.removeSnapshot(ctx, &s))
+	if s, err := p.Snapshots.Find(ctx, tenant, unused); err == nil {
+		p.Report(ctx, p.Snapshots.Remove(ctx, &s))
 	}
 	return nil
-}
-
-// usedByTemplates are the snapshots that templates of a tenant are made from.
-func usedByTemplates(ctx context.Context, tx *store.Tx, tenant string) (map[string]bool, error) {
-	all, err := tx.Templates(ctx, tenant)
-	used := map[string]bool{}
-	for _, t := range all {
-		used[t.Snapshot] = true
-	}
-	return used, err
 }

@@ -2,28 +2,18 @@ package plane
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base32"
-	"strings"
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// Environments keeps what sandboxes were made with that may be secret.
-type Environments interface {
-	Put(id sandbox.ID, env map[string]string) error
-	Get(id sandbox.ID) (map[string]string, error)
-	Remove(id sandbox.ID) error
-	List() ([]sandbox.ID, error)
-}
 
 // turn is the right to change one sandbox: nobody else does until release.
 type turn struct {
@@ -126,30 +116,9 @@ func (p *Plane) leave(ctx context.Context, t *turn, intent *audit.Intent, failed
 	return b, err
 }
 
-var snapshotEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
-
-// newSnapshotID makes the id of a snapshot, never the same twice.
-func newSnapshotID() string {
-	var b [9]byte
-	_, _ = rand.Read(b[:]) // never fails: it ends the program instead
-	return "sn-" + strings.ToLower(snapshotEncoding.EncodeToString(b[:]))[:13]
-}
-
-// environment returns what a sandbox was made with.
-func (p *Plane) environment(b *store.Sandbox) (map[string]string, error) {
-	if len(b.Spec.Env) == 0 || p.cfg.Environments == nil {
-		return nil, nil
-	}
-	env, err := p.cfg.Environments.Get(b.ID)
-	if err == nil && env == nil {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: b.Name, Message: "the environment that the sandbox was made with is lost"}
-	}
-	return env, err
-}
-
 // again is the request that makes a recorded sandbox anew.
 func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
-	env, err := p.environment(b)
+	env, err := p.Snapshots.Environment(b)
 	spec := b.Spec
 	spec.Provider = b.Provider
 	spec.ID, spec.Name, spec.Labels, spec.Resources, spec.Env, spec.Snapshot = b.ID, b.Name, b.Labels, b.Resources, env, ""
@@ -161,16 +130,23 @@ func (p *Plane) again(b *store.Sandbox) (control.CreateRequest, error) {
 
 // discard forgets what was kept of a sandbox that is gone.
 func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
-	p.forgetEnvironment(ctx, b.ID)
-	p.drop(ctx, b.Provider, b.Rest.Kept)
+	p.Snapshots.ForgetEnvironment(ctx, b.ID)
+	p.Snapshots.Drop(ctx, b.Provider, b.Rest.Kept)
 	p.uses.forget(b.ID)
 	p.redactors.forget(b.ID)
 }
 
-// forgetEnvironment removes the environment of a sandbox or a snapshot. If that
-// fails, reconciliation finds it.
-func (p *Plane) forgetEnvironment(ctx context.Context, id sandbox.ID) {
-	if p.cfg.Environments != nil {
-		p.Report(ctx, p.cfg.Environments.Remove(id))
+// LockForSnapshot authorizes a snapshot of a sandbox, and waits until nobody else
+// changes the sandbox.
+func (p *Plane) LockForSnapshot(ctx context.Context, ref string) (*snapshots.Locked, error) {
+	t, err := p.turn(ctx, ref, ops.SnapshotCreate, lifecycle.Snapshot)
+	if err != nil {
+		return nil, err
 	}
+	return &snapshots.Locked{Sandbox: t.box, Action: t.action, Release: t.release}, nil
+}
+
+// Attach returns a handle on a recorded sandbox of this node that passes no guard.
+func (p *Plane) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	return p.attach(ctx, b)
 }

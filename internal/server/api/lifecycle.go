@@ -163,7 +163,7 @@ func (a *API) listSnapshots(ctx context.Context, in *snapshotListInput) (*snapsh
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
-	page, next, err := a.services.Snapshots.ListSnapshots(ctx, ListQuery{Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
+	page, next, err := a.services.Snapshots.ListSnapshots(ctx, sandbox.ListQuery{Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}

@@ -85,7 +85,11 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
-	page, next, err := a.services.Sandboxes.List(ctx, ListQuery{States: in.State, Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
+	states := make([]sandbox.State, len(in.State))
+	for i, state := range in.State {
+		states[i] = sandbox.State(state)
+	}
+	page, next, err := a.services.Sandboxes.List(ctx, sandbox.ListQuery{States: states, Labels: wanted, Cursor: in.Cursor, Limit: in.Limit})
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}

@@ -44,7 +44,7 @@ type Sandboxes interface {
 	// same idempotency key made it.
 	Create(ctx context.Context, req CreateRequest) (s sandbox.Sandbox, replayed bool, err error)
 	Get(ctx context.Context, ref string) (sandbox.Sandbox, error)
-	List(ctx context.Context, q ListQuery) (page []sandbox.Sandbox, next string, err error)
+	List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Sandbox, next string, err error)
 	Destroy(ctx context.Context, ref string) error
 	// Stop asks commands to end, gives them grace, and ends the sandbox. Its
 	// files are kept if its provider can: the state that is returned says so.
@@ -68,7 +68,7 @@ type Processes interface {
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error)
-	ListSnapshots(ctx context.Context, q ListQuery) (page []sandbox.Snapshot, next string, err error)
+	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Snapshot, next string, err error)
 	RemoveSnapshot(ctx context.Context, ref string) error
 	PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error)
 }

@@ -17,14 +17,6 @@ type CreateRequest struct {
 	Raw            []byte `json:"-"`
 }
 
-// ListQuery selects sandboxes.
-type ListQuery struct {
-	States []string
-	Labels map[string]string
-	Cursor string
-	Limit  int
-}
-
 // Command is what to run.
 type Command struct {
 	Args       []string            `json:"args,omitempty" doc:"the program and its arguments"`

@@ -43,7 +43,7 @@ type Options struct {
 
 // Handler serves both planes on one listener.
 type Handler struct {
-	service  Service
+	service  Services
 	opts     Options
 	tokens   tokens
 	control  http.Handler
@@ -59,7 +59,7 @@ type Handler struct {
 }
 
 // New returns a handler, which the caller closes.
-func New(service Service, opts Options) *Handler {
+func New(service Services, opts Options) *Handler {
 	if len(opts.Secret) < 32 {
 		panic("e2bapi: the secret is too short")
 	}

@@ -202,12 +202,12 @@ func (h *Handler) template(ctx context.Context, spec *sandbox.Spec) error {
 	if spec.Image, err = h.ofTemplates(ctx, template); err != nil || spec.Image != "" {
 		return err
 	}
-	all, err := h.service.Snapshots(ctx, nil)
+	all, err := h.allSnapshots(ctx, nil)
 	if err != nil {
 		return err
 	}
 	for i := range all {
-		if s := &all[i]; s.ID == name || s.is(template) {
+		if s := &all[i]; s.ID == name || hasName(s, template) {
 			spec.Snapshot = s.ID
 			return nil
 		}

@@ -17,6 +17,22 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// Services does what requests ask for. The errors of their methods are
+// *sandbox.Error or are classified by sandbox.CodeOf.
+type Services struct {
+	Service
+	Snapshots Snapshots
+}
+
+// Snapshots keeps the state of sandboxes. Its methods may be called
+// concurrently.
+type Snapshots interface {
+	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	// ListSnapshots returns a page, newest first, and the cursor of the next one.
+	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Snapshot, next string, err error)
+	RemoveSnapshot(ctx context.Context, ref string) error
+}
+
 // Service does what requests ask for. Its methods may be called concurrently;
 // their errors are *sandbox.Error or are classified by sandbox.CodeOf.
 type Service interface {
@@ -39,11 +55,6 @@ type Service interface {
 	Resume(ctx context.Context, id sandbox.ID, memory bool) (Sandbox, error)
 	// Fork makes copies of a running sandbox.
 	Fork(ctx context.Context, id sandbox.ID, count int) ([]Sandbox, error)
-	// Snapshot keeps a copy of the state of a sandbox.
-	Snapshot(ctx context.Context, id sandbox.ID, labels map[string]string, memory bool) (Snapshot, error)
-	// Snapshots returns those that have the labels, newest first.
-	Snapshots(ctx context.Context, labels map[string]string) ([]Snapshot, error)
-	RemoveSnapshot(ctx context.Context, ref string) error
 	// Usage tells what a running sandbox consumes.
 	Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error)
 	// DialPort connects to a port of a sandbox. The caller closes it.
@@ -82,13 +93,6 @@ type Sandbox struct {
 	// Kept says that a snapshot holds its state while it does not run, and
 	// Wakes that it goes on when it is used.
 	Kept, Wakes bool
-}
-
-// Snapshot describes a snapshot.
-type Snapshot struct {
-	ID     string
-	Parent sandbox.ID
-	Labels map[string]string
 }
 
 // Box is a running sandbox.

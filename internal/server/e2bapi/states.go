@@ -90,13 +90,33 @@ func (h *Handler) fork(w http.ResponseWriter, r *http.Request) error {
 // defaultTag is the tag of what was made without one.
 const defaultTag = "default"
 
-// tag is the one that a snapshot was made with.
-func (s *Snapshot) tag() string { return cmp.Or(s.Labels[labelTag], defaultTag) }
+// tagOf returns the tag that a snapshot was created with.
+func tagOf(s *sandbox.Snapshot) string { return cmp.Or(s.Labels[labelTag], defaultTag) }
 
-// is reports whether a snapshot has a name, which is NAME or NAME:TAG.
-func (s *Snapshot) is(name string) bool {
+// hasName reports whether a snapshot has a name, which is NAME or NAME:TAG.
+func hasName(s *sandbox.Snapshot, name string) bool {
 	name, tag, _ := strings.Cut(name, ":")
-	return name != "" && s.Labels[labelName] == name && s.tag() == cmp.Or(tag, defaultTag)
+	return name != "" && s.Labels[labelName] == name && tagOf(s) == cmp.Or(tag, defaultTag)
+}
+
+// allSnapshots returns the finished snapshots with the labels, newest first.
+// Clients do not see the snapshots that belong to templates.
+func (h *Handler) allSnapshots(ctx context.Context, labels map[string]string) (all []sandbox.Snapshot, err error) {
+	q := sandbox.ListQuery{Labels: labels, Limit: 1000}
+	for {
+		page, next, err := h.service.Snapshots.ListSnapshots(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range page {
+			if s.Ready && s.Labels[sandbox.LabelTemplate] == "" {
+				all = append(all, s)
+			}
+		}
+		if q.Cursor = next; next == "" {
+			return all, nil
+		}
+	}
 }
 
 var snapshotName = sync.OnceValue(func() *regexp.Regexp {
@@ -109,10 +129,10 @@ type shownSnapshot struct {
 	Names      []string `json:"names"`
 }
 
-func snapshotOf(s *Snapshot) shownSnapshot {
-	out := shownSnapshot{SnapshotID: s.ID + ":" + s.tag(), Names: []string{}}
+func toSnapshot(s *sandbox.Snapshot) shownSnapshot {
+	out := shownSnapshot{SnapshotID: s.ID + ":" + tagOf(s), Names: []string{}}
 	if name := s.Labels[labelName]; name != "" {
-		out.Names = append(out.Names, name+":"+s.tag())
+		out.Names = append(out.Names, name+":"+tagOf(s))
 	}
 	return out
 }
@@ -141,11 +161,11 @@ func (h *Handler) snapshot(w http.ResponseWriter, r *http.Request) error {
 	if tag != "" && tag != defaultTag {
 		labels[labelTag] = tag
 	}
-	made, err := h.service.Snapshot(r.Context(), s.ID, labels, req.Memory == nil || *req.Memory)
+	made, err := h.service.Snapshots.CreateSnapshot(r.Context(), string(s.ID), sandbox.SnapshotRequest{Memory: req.Memory == nil || *req.Memory, Labels: labels})
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusCreated, snapshotOf(&made))
+	writeJSON(w, http.StatusCreated, toSnapshot(&made))
 	return nil
 }
 
@@ -156,7 +176,7 @@ func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
 	if name != "" {
 		labels[labelName] = name
 	}
-	all, err := h.service.Snapshots(r.Context(), labels)
+	all, err := h.allSnapshots(r.Context(), labels)
 	if err != nil {
 		return err
 	}
@@ -167,7 +187,7 @@ func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
 	out, skipping, more := []shownSnapshot{}, q.Get("nextToken"), ""
 	for i := range all {
 		switch s := &all[i]; {
-		case tag != "" && s.tag() != tag:
+		case tag != "" && tagOf(s) != tag:
 		case q.Get("sandboxID") != "" && publicID(s.Parent) != q.Get("sandboxID"):
 		case skipping != "":
 			if s.ID == skipping {
@@ -178,7 +198,7 @@ func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
 			writeJSON(w, http.StatusOK, out)
 			return nil
 		default:
-			out, more = append(out, snapshotOf(s)), s.ID
+			out, more = append(out, toSnapshot(s)), s.ID
 		}
 	}
 	writeJSON(w, http.StatusOK, out)
@@ -189,18 +209,18 @@ func (h *Handler) snapshots(w http.ResponseWriter, r *http.Request) error {
 // name, with its tag if one is given. None is CodeNotFound.
 func (h *Handler) removeSnapshots(ctx context.Context, ref string) error {
 	name, tag, _ := strings.Cut(ref, ":")
-	all, err := h.service.Snapshots(ctx, nil)
+	all, err := h.allSnapshots(ctx, nil)
 	if err != nil {
 		return err
 	}
 	found := false
 	for i := range all {
 		s := &all[i]
-		if s.ID != name && (name == "" || s.Labels[labelName] != name || tag != "" && s.tag() != tag) {
+		if s.ID != name && (name == "" || s.Labels[labelName] != name || tag != "" && tagOf(s) != tag) {
 			continue
 		}
 		found = true
-		err := h.service.RemoveSnapshot(ctx, s.ID)
+		err := h.service.Snapshots.RemoveSnapshot(ctx, s.ID)
 		if sandbox.CodeOf(err) == sandbox.CodeConflict {
 			return invalid("snapshot", "sandboxes use it")
 		}

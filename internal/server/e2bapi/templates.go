@@ -289,11 +289,11 @@ func (h *Handler) getAlias(w http.ResponseWriter, r *http.Request, ref string) e
 		known = len(tags) > 0
 	}
 	if !known {
-		snapshots, err := h.service.Snapshots(r.Context(), nil)
+		snapshots, err := h.allSnapshots(r.Context(), nil)
 		if err != nil {
 			return err
 		}
-		known = slices.ContainsFunc(snapshots, func(s Snapshot) bool { return s.is(strings.ToLower(ref)) })
+		known = slices.ContainsFunc(snapshots, func(s sandbox.Snapshot) bool { return hasName(&s, strings.ToLower(ref)) })
 	}
 	if !known {
 		return noTemplate(ref)

@@ -1,4 +1,4 @@
-package plane
+package snapshots
 
 import (
 	"context"
@@ -20,9 +20,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// DefaultSnapshotCache is how many bytes the copies of saved snapshots may take
-// on this machine, unless somebody says otherwise.
-const DefaultSnapshotCache = 16 << 30
+// DefaultCache is the default number of bytes that copies of saved snapshots may
+// take on this machine.
+const DefaultCache = 16 << 30
 
 // How often what could not be saved is tried again, and how often the archives
 // are looked through for what other daemons left there.
@@ -31,7 +31,7 @@ const (
 	sweepPeriod   = time.Hour
 )
 
-// archiving is what the plane knows of the saving of snapshots.
+// archiving is the state of saving snapshots.
 type archiving struct {
 	locks   core.Locks[string] // by snapshot: saving and fetching
 	wake    chan struct{}
@@ -47,7 +47,7 @@ func newArchiving() archiving {
 	}
 }
 
-// soon has WatchArchive look what is to be done.
+// soon has Watch look what is to be done.
 func (a *archiving) soon() {
 	select {
 	case a.wake <- struct{}{}:
@@ -102,47 +102,47 @@ func (a *archiving) takeDirty() map[string]bool {
 	return dirty
 }
 
-// WatchArchive saves named snapshots in the blob store, one after the other,
+// Watch saves named snapshots in the blob store, one after the other,
 // removes there what no record wants, and keeps the copies on this machine
 // within their bound, until ctx ends.
-func (p *Plane) WatchArchive(ctx context.Context) {
-	if p.cfg.Archive == nil {
+func (svc *Service) Watch(ctx context.Context) {
+	if svc.cfg.Archive == nil {
 		return
 	}
-	p.Report(ctx, os.RemoveAll(p.transfers())) // what a killed daemon left
-	var swept time.Time                        // never: an earlier daemon may have left something
+	svc.Report(ctx, os.RemoveAll(svc.transfers())) // what a killed daemon left
+	var swept time.Time                            // never: an earlier daemon may have left something
 	for ctx.Err() == nil {
 		all := time.Since(swept) > sweepPeriod
 		if all {
 			swept = time.Now()
 		}
-		for _, err := range []error{p.saveAll(ctx), p.sweepArchives(ctx, all), p.trimCopies(ctx)} {
+		for _, err := range []error{svc.saveAll(ctx), svc.sweepArchives(ctx, all), svc.trimCopies(ctx)} {
 			if ctx.Err() == nil {
-				p.Report(ctx, err)
+				svc.Report(ctx, err)
 			}
 		}
 		select {
 		case <-ctx.Done():
-		case <-p.archive.wake:
+		case <-svc.archive.wake:
 		case <-time.After(archivePeriod):
 		}
 	}
 }
 
 // saveAll saves what this node has and the archives have not.
-func (p *Plane) saveAll(ctx context.Context) error {
+func (svc *Service) saveAll(ctx context.Context) error {
 	const batch = 100
 	var failed []error
 	for after := ""; ; {
-		part, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
-			return tx.Operator().Unsaved(ctx, p.Node, after, batch)
+		part, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			return tx.Operator().Unsaved(ctx, svc.Node, after, batch)
 		})
 		if err != nil {
 			return errors.Join(append(failed, err)...)
 		}
 		for _, s := range part {
-			if !p.archive.isBroken(s.ID, false) {
-				failed = append(failed, p.save(ctx, s.ID))
+			if !svc.archive.isBroken(s.ID, false) {
+				failed = append(failed, svc.save(ctx, s.ID))
 			}
 		}
 		if len(part) < batch || ctx.Err() != nil {
@@ -154,17 +154,17 @@ func (p *Plane) saveAll(ctx context.Context) error {
 
 // save copies a snapshot into its tenant's archive, and records that. One that
 // is there, or is removed meanwhile, is success.
-func (p *Plane) save(ctx context.Context, id string) error {
-	release, err := p.archive.locks.Take(ctx, id)
+func (svc *Service) save(ctx context.Context, id string) error {
+	release, err := svc.archive.locks.Take(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer release()
-	saving, end := p.archive.begin(ctx, id)
+	saving, end := svc.archive.begin(ctx, id)
 	defer end()
-	s, err := p.snapshotRecord(saving, id)
+	s, err := svc.record(saving, id)
 	if err == nil && s.Archived.Archive == "" {
-		err = p.saveLocked(saving, &s)
+		err = svc.saveLocked(saving, &s)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -172,13 +172,13 @@ func (p *Plane) save(ctx context.Context, id string) error {
 	case saving.Err() != nil, sandbox.CodeOf(err) == sandbox.CodeNotFound:
 		return nil // it was removed; what is left of it is swept
 	case err != nil:
-		p.blame(ctx, &s, err)
+		svc.blame(ctx, &s, err)
 	}
 	return err
 }
 
-func (p *Plane) saveLocked(ctx context.Context, s *store.Snapshot) error {
-	be, keeper, err := p.providerOf(ctx, s)
+func (svc *Service) saveLocked(ctx context.Context, s *store.Snapshot) error {
+	be, keeper, err := svc.providerOf(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -186,36 +186,36 @@ func (p *Plane) saveLocked(ctx context.Context, s *store.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	ref, err := p.locate(ctx, be, s)
+	ref, err := svc.locate(ctx, be, s)
 	if err != nil {
 		return err
 	}
-	set, err := p.archiveOf(ctx, s.Tenant)
+	set, err := svc.archiveOf(ctx, s.Tenant)
 	if err != nil {
 		return err
 	}
-	if err := p.Fault("save.begun"); err != nil {
+	if err := svc.Fault("save.begun"); err != nil {
 		return err
 	}
-	at, err := p.cfg.Archive.SaveFrom(ctx, set, s.ID, p.transfers(), func(w io.Writer) error { return from.ExportSnapshot(ctx, ref, w) })
+	at, err := svc.cfg.Archive.SaveFrom(ctx, set, s.ID, svc.transfers(), func(w io.Writer) error { return from.ExportSnapshot(ctx, ref, w) })
 	if err != nil {
 		return err
 	}
-	if err := p.Fault("save.stored"); err != nil {
+	if err := svc.Fault("save.stored"); err != nil {
 		return err
 	}
-	err = p.Store.Update(ctx, func(tx *store.Tx) error {
+	err = svc.Store.Update(ctx, func(tx *store.Tx) error {
 		return tx.ArchiveSnapshot(ctx, s.Tenant, s.ID, store.Archived{
 			Archive: set.ID, Encrypted: set.Encrypted, Version: at.Version, Digest: at.Digest, Stored: at.Stored,
 		})
 	})
-	return core.FirstError(err, p.Fault("save.recorded"))
+	return core.FirstError(err, svc.Fault("save.recorded"))
 }
 
 // blame records what keeps a snapshot from being saved. Damage is found once; it
 // does not heal.
-func (p *Plane) blame(ctx context.Context, s *store.Snapshot, why error) {
-	p.archive.isBroken(s.ID, sandbox.CodeOf(why) == sandbox.CodeInvalid)
+func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
+	svc.archive.isBroken(s.ID, sandbox.CodeOf(why) == sandbox.CodeInvalid)
 	problem := "it could not be saved: " + string(sandbox.CodeOf(why))
 	var known *sandbox.Error
 	if errors.As(why, &known) {
@@ -224,14 +224,14 @@ func (p *Plane) blame(ctx context.Context, s *store.Snapshot, why error) {
 	if s.Problem == problem {
 		return
 	}
-	p.Report(ctx, p.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
+	svc.Report(ctx, svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
 }
 
 // archiveOf returns what a tenant's new snapshots are saved in.
-func (p *Plane) archiveOf(ctx context.Context, tenant string) (archive.Set, error) {
-	a, err := store.Write(ctx, p.Store, func(tx *store.Tx) (store.Archive, error) {
+func (svc *Service) archiveOf(ctx context.Context, tenant string) (archive.Set, error) {
+	a, err := store.Write(ctx, svc.Store, func(tx *store.Tx) (store.Archive, error) {
 		return tx.EnsureArchive(ctx, store.Archive{
-			ID: "ar-" + strings.ToLower(rand.Text()[:16]), Tenant: tenant, Encrypted: !p.cfg.PlainSnapshots,
+			ID: "ar-" + strings.ToLower(rand.Text()[:16]), Tenant: tenant, Encrypted: !svc.cfg.Plain,
 		})
 	})
 	return archive.Set{ID: a.ID, Encrypted: a.Encrypted}, err
@@ -239,12 +239,12 @@ func (p *Plane) archiveOf(ctx context.Context, tenant string) (archive.Set, erro
 
 // sweepArchives removes from the archives what no record wants: of all tenants,
 // or of those only who removed something.
-func (p *Plane) sweepArchives(ctx context.Context, all bool) error {
-	dirty := p.archive.takeDirty()
+func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
+	dirty := svc.archive.takeDirty()
 	if !all && len(dirty) == 0 {
 		return nil
 	}
-	archives, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Archive, error) { return tx.Operator().Archives(ctx) })
+	archives, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Archive, error) { return tx.Operator().Archives(ctx) })
 	if err != nil {
 		return err
 	}
@@ -253,10 +253,10 @@ func (p *Plane) sweepArchives(ctx context.Context, all bool) error {
 		if !all && !dirty[a.Tenant] {
 			continue
 		}
-		if err := p.sweepArchive(ctx, a, all); err != nil {
-			p.archive.mu.Lock()
-			p.archive.dirty[a.Tenant] = true // the next round tries again
-			p.archive.mu.Unlock()
+		if err := svc.sweepArchive(ctx, a, all); err != nil {
+			svc.archive.mu.Lock()
+			svc.archive.dirty[a.Tenant] = true // the next round tries again
+			svc.archive.mu.Unlock()
 			failed = append(failed, err)
 		}
 	}
@@ -265,14 +265,14 @@ func (p *Plane) sweepArchives(ctx context.Context, all bool) error {
 
 // sweepArchive removes from one archive what no record wants, and with rubbish
 // what killed daemons left too.
-func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool) error {
+func (svc *Service) sweepArchive(ctx context.Context, a store.Archive, rubbish bool) error {
 	set := archive.Set{ID: a.ID, Encrypted: a.Encrypted}
-	there, err := p.cfg.Archive.List(ctx, set) // before the records, which are older than what is saved
+	there, err := svc.cfg.Archive.List(ctx, set) // before the records, which are older than what is saved
 	if err != nil {
 		return err
 	}
 	var unwanted []int
-	err = p.Store.View(ctx, func(tx *store.Tx) error {
+	err = svc.Store.View(ctx, func(tx *store.Tx) error {
 		unwanted = nil
 		for _, k := range there {
 			s, err := tx.Operator().Snapshot(ctx, k.Note)
@@ -290,40 +290,40 @@ func (p *Plane) sweepArchive(ctx context.Context, a store.Archive, rubbish bool)
 	if err != nil || len(unwanted) == 0 && !rubbish {
 		return err
 	}
-	if err := p.Fault("sweep.begun"); err != nil {
+	if err := svc.Fault("sweep.begun"); err != nil {
 		return err
 	}
-	return core.FirstError(p.cfg.Archive.Sweep(ctx, set, unwanted), p.Fault("sweep.done"))
+	return core.FirstError(svc.cfg.Archive.Sweep(ctx, set, unwanted), svc.Fault("sweep.done"))
 }
 
 // isArchived reports whether a snapshot is in an archive.
-func (p *Plane) isArchived(ctx context.Context, id string) (bool, error) {
-	s, err := p.snapshotRecord(ctx, id)
+func (svc *Service) isArchived(ctx context.Context, id string) (bool, error) {
+	s, err := svc.record(ctx, id)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return false, nil
 	}
 	return err == nil && s.Archived.Archive != "", err
 }
 
-// restoreNamed makes a sandbox from a named snapshot. If that is not here, or
+// Restore makes a sandbox from a named snapshot. If that is not here, or
 // damaged, it is fetched.
-func (p *Plane) restoreNamed(ctx context.Context, be *providers.Backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
-	s, err := p.snapshotRecord(ctx, id)
+func (svc *Service) Restore(ctx context.Context, be *providers.Backend, req control.CreateRequest, id string) (made *control.Sandbox, how driver.Restored, err error) {
+	s, err := svc.record(ctx, id)
 	if err != nil {
 		return nil, how, err
 	}
 	restore := func() error {
-		ref, err := p.locate(ctx, be, &s)
+		ref, err := svc.locate(ctx, be, &s)
 		if err == nil {
 			made, how, err = be.Control.Restore(ctx, req, ref)
 		}
 		return err
 	}
 	err = restore()
-	if !errors.Is(err, driver.ErrSnapshotLost) || p.cfg.Archive == nil || s.Archived.Archive == "" {
+	if !errors.Is(err, driver.ErrSnapshotLost) || svc.cfg.Archive == nil || s.Archived.Archive == "" {
 		return made, how, err
 	}
-	unlock, err := p.archive.locks.Take(ctx, id)
+	unlock, err := svc.archive.locks.Take(ctx, id)
 	if err != nil {
 		return nil, how, err
 	}
@@ -331,9 +331,9 @@ func (p *Plane) restoreNamed(ctx context.Context, be *providers.Backend, req con
 	if err = restore(); !errors.Is(err, driver.ErrSnapshotLost) {
 		return made, how, err // somebody else fetched it
 	}
-	defer p.archive.soon() // others may have to make room
-	defer p.writing.Begin(id)()
-	ref, err := p.fetch(ctx, be, &s)
+	defer svc.archive.soon() // others may have to make room
+	defer svc.writing.Begin(id)()
+	ref, err := svc.fetch(ctx, be, &s)
 	if err != nil {
 		return nil, how, err
 	}
@@ -341,7 +341,7 @@ func (p *Plane) restoreNamed(ctx context.Context, be *providers.Backend, req con
 }
 
 // fetch replaces the copy of a snapshot by what is in the archive.
-func (p *Plane) fetch(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
+func (svc *Service) fetch(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
 	keeper, err := keeper(be)
 	if err != nil {
 		return ref, err
@@ -350,25 +350,25 @@ func (p *Plane) fetch(ctx context.Context, be *providers.Backend, s *store.Snaps
 	if err != nil {
 		return ref, err
 	}
-	if err := p.dropNow(ctx, be.Name, s.ID); err != nil { // what is damaged
+	if err := svc.remove(ctx, be.Name, s.ID); err != nil { // what is damaged
 		return ref, err
 	}
 	at := s.Archived
 	var snap driver.Snapshot
-	err = p.cfg.Archive.LoadTo(ctx, archive.Set{ID: at.Archive, Encrypted: at.Encrypted}, archive.Place{Version: at.Version, Digest: at.Digest}, p.transfers(), func(r io.Reader) (err error) {
+	err = svc.cfg.Archive.LoadTo(ctx, archive.Set{ID: at.Archive, Encrypted: at.Encrypted}, archive.Place{Version: at.Version, Digest: at.Digest}, svc.transfers(), func(r io.Reader) (err error) {
 		snap, err = into.ImportSnapshot(ctx, s.ID, r)
 		return err
 	})
-	if fault := p.Fault("fetch.loaded"); fault != nil {
+	if fault := svc.Fault("fetch.loaded"); fault != nil {
 		return ref, fault
 	}
-	if err != nil || s.Node != p.Node {
+	if err != nil || s.Node != svc.Node {
 		return snap.Ref, err
 	}
-	return snap.Ref, p.Store.Update(ctx, func(tx *store.Tx) error {
-		return tx.MoveSnapshot(ctx, s.Tenant, s.ID, be.Binding, taken(snap).Ref)
+	return snap.Ref, svc.Store.Update(ctx, func(tx *store.Tx) error {
+		return tx.MoveSnapshot(ctx, s.Tenant, s.ID, be.Binding, Taken(snap).Ref)
 	})
 }
 
 // transfers is the directory of snapshots on their way to or from the archive.
-func (p *Plane) transfers() string { return filepath.Join(p.cfg.Scratch, ".transfers") }
+func (svc *Service) transfers() string { return filepath.Join(svc.cfg.Scratch, ".transfers") }

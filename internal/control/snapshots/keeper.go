@@ -1,4 +1,4 @@
-package plane
+package snapshots
 
 import (
 	"cmp"
@@ -16,9 +16,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Providers keep the bytes of snapshots. The control plane keeps their
-// references, gives every provider only its own, and decides what is removed.
-
 // keeper returns what keeps the snapshots of a provider.
 func keeper(b *providers.Backend) (driver.SnapshotKeeper, error) {
 	if k, ok := driver.As[driver.SnapshotKeeper](b.Driver); ok {
@@ -27,9 +24,9 @@ func keeper(b *providers.Backend) (driver.SnapshotKeeper, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: "this provider keeps no snapshots"}
 }
 
-// keeperOf returns the provider of a sandbox and what keeps its snapshots.
-func (p *Plane) keeperOf(ctx context.Context, b *store.Sandbox) (*providers.Backend, driver.SnapshotKeeper, error) {
-	be, err := p.Providers.Of(ctx, b)
+// KeeperOf returns the provider of a sandbox and what keeps its snapshots.
+func (svc *Service) KeeperOf(ctx context.Context, b *store.Sandbox) (*providers.Backend, driver.SnapshotKeeper, error) {
+	be, err := svc.cfg.Providers.Of(ctx, b)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -37,9 +34,18 @@ func (p *Plane) keeperOf(ctx context.Context, b *store.Sandbox) (*providers.Back
 	return be, keeper, err
 }
 
+// Kept returns the snapshot that holds the state of a sandbox on disk.
+func (svc *Service) Kept(ctx context.Context, be *providers.Backend, b *store.Sandbox) (ref driver.SnapshotRef, err error) {
+	s, err := svc.record(ctx, b.Rest.Kept)
+	if err != nil {
+		return ref, err
+	}
+	return svc.locate(ctx, be, &s)
+}
+
 // providerOf returns the provider that keeps a snapshot.
-func (p *Plane) providerOf(ctx context.Context, s *store.Snapshot) (*providers.Backend, driver.SnapshotKeeper, error) {
-	be, err := p.Providers.Backend(ctx, s.Provider)
+func (svc *Service) providerOf(ctx context.Context, s *store.Snapshot) (*providers.Backend, driver.SnapshotKeeper, error) {
+	be, err := svc.cfg.Providers.Backend(ctx, s.Provider)
 	if err != nil {
 		return nil, nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: err,
@@ -51,18 +57,18 @@ func (p *Plane) providerOf(ctx context.Context, s *store.Snapshot) (*providers.B
 	return be, keeper, err
 }
 
-// snapshotRecord returns what is recorded of a snapshot of any tenant.
-func (p *Plane) snapshotRecord(ctx context.Context, id string) (store.Snapshot, error) {
-	return store.Read(ctx, p.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
+// record returns what is recorded of a snapshot of any tenant.
+func (svc *Service) record(ctx context.Context, id string) (store.Snapshot, error) {
+	return store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Operator().Snapshot(ctx, id) })
 }
 
 // locate returns the reference of a snapshot that a provider of this node keeps.
 // One that is not here is driver.ErrSnapshotLost.
-func (p *Plane) locate(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
+func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.Snapshot) (ref driver.SnapshotRef, err error) {
 	if s.Provider != "" && s.Provider != be.Name {
 		return ref, otherProvider(s, be.Name)
 	}
-	here := s.Node == p.Node
+	here := s.Node == svc.Node
 	if here && s.Binding != "" && s.Binding != be.Binding {
 		return ref, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: driver.ErrSnapshotLost,
@@ -89,8 +95,8 @@ func otherProvider(s *store.Snapshot, asked string) error {
 	}
 }
 
-// taken is a snapshot as it is recorded.
-func taken(snap driver.Snapshot) store.Taken {
+// Taken returns a snapshot as it is recorded.
+func Taken(snap driver.Snapshot) store.Taken {
 	ref, _ := json.Marshal(snap.Ref) // only strings
 	return store.Taken{Memory: snap.Ref.Kind == driver.SnapshotMemory, Engine: snap.Engine, Size: snap.Size, Ref: string(ref)}
 }
@@ -117,19 +123,19 @@ func exporter(keeper driver.SnapshotKeeper) (driver.SnapshotExporter, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot export snapshots"}
 }
 
-// drop removes the bytes of a snapshot of a provider that nobody wants any more.
+// Drop removes the bytes of a snapshot of a provider that nobody wants any more.
 // If that fails, reconciliation finds them.
-func (p *Plane) drop(ctx context.Context, provider, id string) {
+func (svc *Service) Drop(ctx context.Context, provider, id string) {
 	if id == "" {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
-	p.Report(ctx, p.dropNow(ctx, provider, id))
-	p.forgetEnvironment(ctx, sandbox.ID(id))
+	svc.Report(ctx, svc.remove(ctx, provider, id))
+	svc.ForgetEnvironment(ctx, sandbox.ID(id))
 }
 
-func (p *Plane) dropNow(ctx context.Context, provider, id string) error {
-	be, err := p.Providers.Backend(ctx, provider)
+func (svc *Service) remove(ctx context.Context, provider, id string) error {
+	be, err := svc.cfg.Providers.Backend(ctx, provider)
 	if err != nil {
 		return err
 	}
@@ -148,9 +154,9 @@ func (p *Plane) dropNow(ctx context.Context, provider, id string) error {
 }
 
 // keptSnapshots lists what the open providers keep.
-func (p *Plane) keptSnapshots(ctx context.Context, each func(driver.SnapshotKeeper, driver.FoundSnapshot)) error {
+func (svc *Service) keptSnapshots(ctx context.Context, each func(driver.SnapshotKeeper, driver.FoundSnapshot)) error {
 	var failed []error
-	for _, be := range p.Providers.Opened() {
+	for _, be := range svc.cfg.Providers.Opened() {
 		keeper, err := keeper(be)
 		if err != nil {
 			continue // it keeps none
@@ -174,25 +180,71 @@ type keptSnapshot struct {
 
 // trimCopies keeps what could be fetched again within its bound: what was not
 // used for longest goes first.
-func (p *Plane) trimCopies(ctx context.Context) error {
+func (svc *Service) trimCopies(ctx context.Context) error {
 	var copies []keptSnapshot
 	var total int64
-	err := p.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) {
-		if p.writing.Has(f.ID) {
+	err := svc.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) {
+		if svc.writing.Has(f.ID) {
 			return // it was fetched for somebody who does not use it yet
 		}
-		if cached, err := p.isArchived(ctx, f.ID); err == nil && cached {
+		if cached, err := svc.isArchived(ctx, f.ID); err == nil && cached {
 			copies = append(copies, keptSnapshot{f, k})
 			total += f.Size
 		}
 	})
 	slices.SortFunc(copies, func(a, b keptSnapshot) int { return a.Used.Compare(b.Used) })
 	for _, c := range copies {
-		if err != nil || total <= p.cfg.SnapshotCache {
+		if err != nil || total <= svc.cfg.Cache {
 			break
 		}
 		err = c.keeper.RemoveSnapshot(ctx, c.Ref)
 		total -= c.Size
 	}
-	return core.FirstError(err, p.Fault("trim.done"))
+	return core.FirstError(err, svc.Fault("trim.done"))
+}
+
+// Sweep removes snapshots that nobody finished, and bytes that no
+// record wants.
+func (svc *Service) Sweep(ctx context.Context) error {
+	var there []keptSnapshot
+	// Before the records: what is made meanwhile is not seen.
+	err := svc.keptSnapshots(ctx, func(k driver.SnapshotKeeper, f driver.FoundSnapshot) { there = append(there, keptSnapshot{f, k}) })
+	if err != nil {
+		return err
+	}
+	wanted := map[string]bool{}
+	for after := ""; ; {
+		const batch = 500
+		part, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Snapshot, error) {
+			return tx.Operator().Snapshots(ctx, svc.Node, after, batch)
+		})
+		if err != nil {
+			return err
+		}
+		for _, s := range part {
+			if s.Ready || s.Owner != "" || svc.writing.Has(s.ID) {
+				wanted[s.ID] = true
+				continue
+			}
+			if err := svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+				return err
+			}
+		}
+		if len(part) < batch {
+			break
+		}
+		after = part[len(part)-1].ID
+	}
+	var failed []error
+	for _, f := range there {
+		if wanted[f.ID] || svc.writing.Has(f.ID) {
+			continue
+		}
+		cached, err := svc.isArchived(ctx, f.ID) // of another node
+		if err == nil && !cached {
+			err = f.keeper.RemoveSnapshot(ctx, f.Ref)
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
 }

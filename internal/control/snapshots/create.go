@@ -1,0 +1,135 @@
+package snapshots
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// CreateSnapshot keeps the state of a sandbox under a name. A sandbox that runs
+// goes on; the state of one that is on disk is copied from there. Sandboxes can
+// be created from it at once on this node, and on others when it is in the blob
+// store.
+func (svc *Service) CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error) {
+	s, err := svc.createAndSave(ctx, ref, req)
+	return s.Snapshot, core.Named(opCreate, err)
+}
+
+func (svc *Service) createAndSave(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
+	if req.Save && svc.cfg.Archive == nil {
+		return store.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon has no blob store"}
+	}
+	s, err := svc.createLocked(ctx, ref, req)
+	defer svc.archive.soon()
+	if err != nil || !req.Save {
+		return s, err
+	}
+	if err := svc.save(ctx, s.ID); err != nil {
+		return s, err
+	}
+	return svc.Find(ctx, s.Tenant, s.ID)
+}
+
+func (svc *Service) createLocked(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
+	l, err := svc.cfg.Sandboxes.LockForSnapshot(ctx, ref)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	defer l.Release()
+	return svc.create(ctx, l, req)
+}
+
+func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotRequest) (store.Snapshot, error) {
+	if l.Sandbox.Spec.ID == "" {
+		return store.Snapshot{}, CannotKeep(&l.Sandbox)
+	}
+	id := NewID()
+	s := Describe(&l.Sandbox, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels}})
+	l.Action.Subject = s.Name
+	defer svc.writing.Begin(id)()
+	var intent *audit.Intent
+	err := svc.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		if s, err = tx.CreateSnapshot(ctx, l.Sandbox.Tenant, s); err != nil {
+			return err
+		}
+		intent, err = svc.Audit.BeginTx(ctx, tx, l.Action)
+		return err
+	})
+	if err != nil {
+		return s, err
+	}
+	if err := svc.Fault("snapshot.recorded"); err != nil {
+		return s, err
+	}
+	snap, err := svc.take(ctx, l, id, req.Memory)
+	if err == nil {
+		err = svc.keepEnvironment(&l.Sandbox, id)
+	}
+	if fault := svc.Fault("snapshot.kept"); fault != nil {
+		return s, fault
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+	defer cancel()
+	if err == nil {
+		err = svc.Store.Update(late, func(tx *store.Tx) error {
+			if err := tx.FinishSnapshot(late, l.Sandbox.Tenant, id, Taken(snap)); err != nil {
+				return err
+			}
+			return intent.EndTx(late, tx, audit.Outcome{})
+		})
+	}
+	if err != nil {
+		svc.Report(ctx, intent.End(audit.Outcome{Err: err}))
+		svc.Report(ctx, svc.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, l.Sandbox.Tenant, id) }))
+		svc.Drop(late, l.Sandbox.Provider, id)
+		return s, err
+	}
+	got := Taken(snap)
+	s.Ready, s.Memory, s.Engine, s.Size, s.Ref = true, got.Memory, got.Engine, got.Size, got.Ref
+	return s, nil
+}
+
+// take has the provider write a snapshot.
+func (svc *Service) take(ctx context.Context, l *Locked, id string, memory bool) (snap driver.Snapshot, err error) {
+	if kept := l.Sandbox.Rest.Kept; kept != "" {
+		return svc.copyKept(ctx, l, id, memory)
+	}
+	box, err := svc.cfg.Sandboxes.Attach(ctx, &l.Sandbox)
+	if err != nil {
+		return snap, err
+	}
+	return box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: memory})
+}
+
+// copyKept makes a snapshot of a sandbox that is on disk already.
+func (svc *Service) copyKept(ctx context.Context, l *Locked, id string, memory bool) (snap driver.Snapshot, err error) {
+	kept, err := svc.record(ctx, l.Sandbox.Rest.Kept)
+	if err != nil {
+		return snap, err
+	}
+	if kept.Memory != memory {
+		what := map[bool]string{true: "memory too: say so", false: "files only"}[kept.Memory]
+		return snap, &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: l.Sandbox.Name, Message: "what is on disk of the sandbox is " + what,
+			Hint: "bring it back first, or ask for what there is",
+		}
+	}
+	be, keeper, err := svc.KeeperOf(ctx, &l.Sandbox)
+	if err != nil {
+		return snap, err
+	}
+	ref, err := svc.locate(ctx, be, &kept)
+	if err != nil {
+		return snap, err
+	}
+	if snap, err = copySnapshot(ctx, keeper, ref, id); err != nil {
+		return snap, err
+	}
+	snap.Engine = cmp.Or(snap.Engine, kept.Engine)
+	return snap, nil
+}

@@ -1,0 +1,166 @@
+package snapshots
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	opCreate = ops.SnapshotCreate
+	opRemove = ops.SnapshotRemove
+	opGet    = ops.SnapshotGet
+	opList   = ops.SnapshotList
+)
+
+// GetSnapshot returns a snapshot of the caller's tenant, by name or id.
+func (svc *Service) GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error) {
+	who, err := svc.Look(ctx, opGet, ref)
+	if err != nil {
+		return sandbox.Snapshot{}, err
+	}
+	s, err := svc.Find(ctx, who.Tenant, ref)
+	return s.Snapshot, core.Named(opGet, err)
+}
+
+// ListSnapshots returns a page of the snapshots of the caller's tenant, newest
+// first. The states of the query are ignored.
+func (svc *Service) ListSnapshots(ctx context.Context, q sandbox.ListQuery) (all []sandbox.Snapshot, next string, err error) {
+	who, err := svc.Look(ctx, opList, "")
+	if err != nil {
+		return nil, "", err
+	}
+	var page []store.Snapshot
+	err = svc.Store.View(ctx, func(tx *store.Tx) (err error) {
+		page, next, err = tx.Snapshots(ctx, who.Tenant, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+		return err
+	})
+	all = make([]sandbox.Snapshot, len(page))
+	for i, s := range page {
+		all[i] = s.Snapshot
+	}
+	return all, next, core.Named(opList, err)
+}
+
+// Find returns a snapshot of a tenant, by name or id.
+func (svc *Service) Find(ctx context.Context, tenant, ref string) (store.Snapshot, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return store.Snapshot{}, err
+	}
+	s, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, tenant, ref) })
+	if e := new(sandbox.Error); errors.As(err, &e) && e.Code == sandbox.CodeNotFound {
+		e.Hint = "see what there is with: atoll snapshot ls"
+	}
+	return s, err
+}
+
+// RemoveSnapshot removes a snapshot. Sandboxes that were made from it do not
+// need it. One that is not there is CodeNotFound.
+func (svc *Service) RemoveSnapshot(ctx context.Context, ref string) error {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return core.Named(opRemove, svc.Act(ctx, control.Action{Op: opRemove, Subject: ref}, func(ctx context.Context) error {
+		s, err := svc.Find(ctx, who.Tenant, ref)
+		if err != nil {
+			return err
+		}
+		return svc.Remove(ctx, &s)
+	}))
+}
+
+// Remove forgets a snapshot, then removes its bytes: what is cut off in
+// between is swept.
+func (svc *Service) Remove(ctx context.Context, s *store.Snapshot) error {
+	if svc.writing.Has(s.ID) {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being written", Hint: "try again"}
+	}
+	if err := svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+		return err
+	}
+	svc.archive.forget(s.ID, s.Tenant)
+	if err := svc.Fault("snapshot.forgotten"); err != nil {
+		return err
+	}
+	svc.ForgetEnvironment(ctx, sandbox.ID(s.ID))
+	if _, err := svc.cfg.Providers.Backend(ctx, s.Provider); err != nil {
+		return nil //nolint:nilerr // what is left is swept when that provider is here again
+	}
+	return svc.remove(ctx, s.Provider, s.ID)
+}
+
+// PruneSnapshots removes the tenant's snapshots with all of the labels from
+// which no living sandbox was made, and returns them.
+func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string) (removed []sandbox.Snapshot, err error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = svc.Act(ctx, control.Action{Op: opRemove, Subject: "*"}, func(ctx context.Context) error {
+		removed = []sandbox.Snapshot{}
+		var used map[string]bool
+		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
+			if used, err = tx.TemplateSnapshots(ctx, who.Tenant); err != nil {
+				return nil, err
+			}
+			all, _, err = tx.Snapshots(ctx, who.Tenant, labels, store.Page{Limit: store.MaxPage})
+			return all, err
+		})
+		if err != nil {
+			return err
+		}
+		for _, s := range all {
+			if s.Children > 0 || !s.Ready || used[s.ID] {
+				continue
+			}
+			if err := svc.Remove(ctx, &s); err != nil {
+				return err
+			}
+			removed = append(removed, s.Snapshot)
+		}
+		return nil
+	})
+	return removed, core.Named(opRemove, err)
+}
+
+// Origin finds the snapshot that a sandbox is to be made from, and fills in
+// what the snapshot says and the request does not, the environment included.
+func (svc *Service) Origin(ctx context.Context, tenant string, spec sandbox.Spec) (_ sandbox.Spec, id string, err error) {
+	if spec.Snapshot == "" {
+		return spec, "", nil
+	}
+	if err := spec.Validate(); err != nil {
+		return spec, "", err
+	}
+	s, err := svc.Find(ctx, tenant, spec.Snapshot)
+	switch {
+	case err != nil:
+		return spec, "", err
+	case !s.Ready:
+		return spec, "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being made", Hint: "try again"}
+	case s.Node != svc.Node && s.Archived.Archive == "":
+		return spec, "", &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the snapshot is on another machine, which has not saved it yet",
+			Hint: "try again when it is saved; see: atoll snapshot inspect " + s.Name,
+		}
+	}
+	if spec.Provider = cmp.Or(spec.Provider, s.Provider); s.Provider != "" && spec.Provider != s.Provider {
+		return spec, "", otherProvider(&s, spec.Provider)
+	}
+	if spec.Env, err = svc.handOn(&s, spec.Env); err != nil {
+		return spec, "", err
+	}
+	spec.Snapshot, spec.Image = "", s.Spec.Image
+	spec.User, spec.Workdir = cmp.Or(spec.User, s.Spec.User), cmp.Or(spec.Workdir, s.Spec.Workdir)
+	r, had := &spec.Resources, s.Spec.Resources
+	r.CPUs, r.Memory, r.Disk, r.PIDs = cmp.Or(r.CPUs, had.CPUs), cmp.Or(r.Memory, had.Memory), cmp.Or(r.Disk, had.Disk), cmp.Or(r.PIDs, had.PIDs)
+	return spec, s.ID, nil
+}
