@@ -234,7 +234,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 		d.work.Go(func() { d.otel.Ship(ctx, d.log) })
 	}
 	if d.opts.AuditKeep > 0 {
-		d.work.Go(func() { d.plane.WatchRetention(ctx, d.opts.AuditKeep) })
+		d.work.Go(func() { d.plane.Events.WatchRetention(ctx, d.opts.AuditKeep) })
 	}
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })

@@ -52,14 +52,14 @@ func e2bSecret(s store.Secret) e2bapi.Secret {
 func (s e2bService) Logs(ctx context.Context, id sandbox.ID, q e2bapi.LogQuery) ([]e2bapi.LogEntry, error) {
 	const page = 1000
 	var out []e2bapi.LogEntry
-	f := eventlog.Filter{Sandbox: id, Since: q.Since, Until: q.Until}
-	for after := int64(0); q.Newest || len(out) < q.Limit; {
-		events, err := s.plane.Events(ctx, f, after, page)
+	want := sandbox.EventQuery{Sandbox: id, Since: q.Since, Until: q.Until, Page: page}
+	for q.Newest || len(out) < q.Limit {
+		events, err := s.plane.Events.Events(ctx, want)
 		if err != nil {
 			return nil, err
 		}
 		for i := range events {
-			after = events[i].Seq
+			want.After = events[i].Seq
 			if e := logEntry(&events[i]); q.Match == nil || q.Match(&e) {
 				out = append(out, e)
 			}
@@ -78,15 +78,15 @@ func (s e2bService) Logs(ctx context.Context, id sandbox.ID, q e2bapi.LogQuery) 
 }
 
 // logEntry is an event as a line for a person.
-func logEntry(e *eventlog.Event) e2bapi.LogEntry {
-	out := e2bapi.LogEntry{Time: e.Time, Level: "info", Message: string(e.Type), Fields: map[string]string{"op": e.Op, "seq": strconv.FormatInt(e.Seq, 10)}}
+func logEntry(e *sandbox.Event) e2bapi.LogEntry {
+	out := e2bapi.LogEntry{Time: e.Time, Level: "info", Message: e.Type, Fields: map[string]string{"op": e.Op, "seq": strconv.FormatInt(e.Seq, 10)}}
 	switch e.Type {
 	case eventlog.Attempted:
 		out.Level, out.Message = "debug", "about to do "+e.Op
 	case eventlog.Denied:
 		out.Level, out.Message = "warn", "denied: "+e.Op
 	case eventlog.Failed, eventlog.Unknown, eventlog.Lost:
-		out.Level, out.Message = "error", string(e.Type)+": "+e.Op
+		out.Level, out.Message = "error", e.Type+": "+e.Op
 	case eventlog.EgressDenied, eventlog.EgressFailed, eventlog.EgressLimited:
 		out.Level = "warn"
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
+	"github.com/atoll-run/atoll/internal/telemetry"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -92,6 +94,7 @@ func (d *Daemon) openLog(ctx context.Context, config *plane.Config) error {
 	}
 	d.log = eventlog.New(d.store, options)
 	d.onClose(d.log.Close)
+	config.OTLP = func(w io.Writer, page []eventlog.Record) error { return telemetry.WriteEvents(w, d.opts.Version, page) }
 	config.Log, config.Config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
 	n, err := config.Config.Audit.Settle(ctx)
 	if n > 0 && err == nil {

@@ -2,19 +2,14 @@ package daemon
 
 import (
 	"context"
-	"io"
-	"iter"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/internal/telemetry"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -37,7 +32,7 @@ func servicesOf(s service) api.Services {
 		Keys:       s.Tenants,
 		Profiles:   s,
 		Secrets:    s,
-		Events:     s,
+		Events:     s.Plane.Events,
 		Workspaces: s.Plane.Workspaces,
 		Tenants:    s.Tenants,
 		Providers:  s.Providers,
@@ -98,79 +93,6 @@ func (s service) Open(ctx context.Context, ref string) (api.Box, error) {
 		return nil, err
 	}
 	return box{b}, nil
-}
-
-func filterOf(q sandbox.EventQuery) eventlog.Filter {
-	f := eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Sandbox: q.Sandbox}
-	for _, t := range q.Types {
-		f.Types = append(f.Types, eventlog.Type(t))
-	}
-	return f
-}
-
-func (s service) Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error) {
-	all, err := s.Plane.Events(ctx, filterOf(q), q.After, q.Page)
-	return each(all, shownEvent), err
-}
-
-func (s service) FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error) {
-	log, err := s.Plane.FollowEvents(ctx, filterOf(q), q.After)
-	if err != nil {
-		return nil, err
-	}
-	return func(yield func(sandbox.Event, error) bool) {
-		for e, err := range log {
-			if !yield(shownEvent(e), err) {
-				return
-			}
-		}
-	}, nil
-}
-
-func (s service) ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
-	return s.Plane.ExportEvents(ctx, filterOf(q), w)
-}
-
-// otlpBatch is how many events an exported line of OTLP holds at most.
-const otlpBatch = 500
-
-func (s service) ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
-	for after := q.After; ; {
-		page, err := s.Plane.Records(ctx, filterOf(q), after, otlpBatch)
-		if err != nil || len(page) == 0 {
-			return err
-		}
-		if err := telemetry.WriteEvents(w, s.version, page); err != nil {
-			return err
-		}
-		after = page[len(page)-1].Seq
-	}
-}
-
-func shownEvent(e eventlog.Event) sandbox.Event {
-	return sandbox.Event{
-		Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
-		Sandbox: e.Sandbox, Name: e.Name, Labels: e.Labels, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: e.Code, Program: e.Program,
-		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Duration: time.Duration(e.DurationMS) * time.Millisecond,
-		Request: e.Request, Trace: e.Trace,
-	}
-}
-
-func (s service) VerifyAudit(ctx context.Context) (sandbox.AuditReport, error) {
-	r, err := s.Verify(ctx)
-	out := sandbox.AuditReport{
-		Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil, Pruned: r.Pruned, PrunedAt: r.PrunedAt,
-	}
-	if r.Fault != nil {
-		out.Fault, out.FaultSeq = string(r.Fault.Kind)+": "+r.Fault.Detail, r.Fault.Seq
-	}
-	return out, err
-}
-
-func (s service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (sandbox.AuditPruned, error) {
-	what := eventlog.Prune{UpTo: in.UpTo, Before: in.Before}
-	done, err := s.Plane.PruneAudit(ctx, in.Tenant, what)
-	return sandbox.AuditPruned{Removed: done.Removed, Through: done.Through}, err
 }
 
 // neededImages keeps images from being removed that somebody will start from.

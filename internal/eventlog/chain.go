@@ -83,7 +83,7 @@ func extend(head Head, tenant string, now func() time.Time, entries []*entry) (H
 		}
 		head = Head{e.Seq, Link(head.Hash, body)}
 		rows = append(rows, store.EventRow{
-			Seq: e.Seq, Time: e.Time, Type: string(e.Type), Op: e.Op, Sandbox: e.Sandbox, Code: string(e.Code),
+			Seq: e.Seq, Time: e.Time, Type: e.Type, Op: e.Op, Sandbox: e.Sandbox, Code: string(e.Code),
 			Body: body, Hash: bytes.Clone(head.Hash[:]), Opens: en.opens, Closes: e.Ref,
 		})
 	}

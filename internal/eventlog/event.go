@@ -8,7 +8,7 @@ import (
 )
 
 // Type says what happened. The list is append-only.
-type Type string
+type Type = string
 
 // The types. Attempted is written before an action; the others are facts.
 const (

@@ -33,7 +33,7 @@ func (f *Filter) Validate() error {
 		if !slices.Contains(Types(), t) {
 			return &sandbox.Error{
 				Code: sandbox.CodeInvalid, Subject: "type", Message: fmt.Sprintf("%.40q is no type of event", t),
-				Hint: "types are " + strings.Join(names(), ", "),
+				Hint: "types are " + strings.Join(Types(), ", "),
 			}
 		}
 	}
@@ -43,19 +43,8 @@ func (f *Filter) Validate() error {
 	return nil
 }
 
-func names() []string {
-	out := make([]string, 0, len(Types()))
-	for _, t := range Types() {
-		out = append(out, string(t))
-	}
-	return out
-}
-
 func (f *Filter) rows() store.EventFilter {
-	out := store.EventFilter{Since: f.Since, Until: f.Until, Ops: f.Ops, Sandbox: f.Sandbox}
-	for _, t := range f.Types {
-		out.Types = append(out.Types, string(t))
-	}
+	out := store.EventFilter{Since: f.Since, Until: f.Until, Ops: f.Ops, Types: f.Types, Sandbox: f.Sandbox}
 	for _, c := range f.Codes {
 		out.Codes = append(out.Codes, string(c))
 	}

@@ -138,7 +138,7 @@ func verifyRow(r *Report, row *store.EventRow) *Fault {
 		return &Fault{row.Seq, Reordered, fmt.Sprintf("the record says that it is %d of %s", e.Seq, bounded(e.Tenant))}
 	case len(row.Hash) != sha256.Size || !bytes.Equal(want[:], row.Hash):
 		return &Fault{row.Seq, Edited, "the hash does not fit the record and the one before it"}
-	case !e.Time.Equal(row.Time) || string(e.Type) != row.Type || e.Op != row.Op || e.Sandbox != row.Sandbox || string(e.Code) != row.Code:
+	case !e.Time.Equal(row.Time) || e.Type != row.Type || e.Op != row.Op || e.Sandbox != row.Sandbox || string(e.Code) != row.Code:
 		return &Fault{row.Seq, Mislabeled, "the columns to filter by do not say what the record says"}
 	}
 	return nil

@@ -157,12 +157,12 @@ func traced(ctx context.Context, id string) context.Context {
 
 // recordOf is an event as a record of OpenTelemetry.
 func recordOf(e *eventlog.Record) (r log.Record) {
-	r.SetEventName("atoll." + string(e.Type))
+	r.SetEventName("atoll." + e.Type)
 	r.SetTimestamp(e.Time)
 	r.SetObservedTimestamp(e.Time)
 	r.SetSeverity(severity(e))
 	r.SetSeverityText(severity(e).String())
-	r.SetBody(attribute.StringValue(string(e.Type)))
+	r.SetBody(attribute.StringValue(e.Type))
 	r.AddAttributes(attributes(e)...)
 	return r
 }

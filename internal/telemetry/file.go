@@ -83,7 +83,7 @@ func jsonRecordOf(e *eventlog.Record) jsonRecord {
 	return jsonRecord{
 		Time: strconv.FormatInt(r.Timestamp().UnixNano(), 10), Observed: strconv.FormatInt(r.ObservedTimestamp().UnixNano(), 10),
 		SeverityNumber: r.Severity(), SeverityText: r.SeverityText(), EventName: r.EventName(),
-		Body: jsonText(string(e.Type)), Attributes: jsonAttributes(attributes(e)), TraceID: e.Trace,
+		Body: jsonText(e.Type), Attributes: jsonAttributes(attributes(e)), TraceID: e.Trace,
 	}
 }
 

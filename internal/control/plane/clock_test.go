@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -50,11 +49,11 @@ func TestClockIsSetBack(t *testing.T) {
 		if b := get(t, p, ctx, "busy"); b.State != sandbox.Running {
 			t.Errorf("it is in use: %+v", b)
 		}
-		r, err := p.Verify(ctx)
-		if err != nil || r.Fault != nil || r.Records == 0 {
+		r, err := p.Events.VerifyAudit(ctx)
+		if err != nil || !r.Sound || r.Records == 0 {
 			t.Errorf("%+v, %v", r, err)
 		}
-		all, err := p.Events(ctx, eventlog.Filter{}, 0, 1000)
+		all, err := p.Events.Events(ctx, sandbox.EventQuery{Page: 1000})
 		if err != nil || int64(len(all)) != r.Records {
 			t.Fatal(len(all), err)
 		}

@@ -234,7 +234,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 // scan looks for the value wherever anything is written down.
 func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	t.Helper()
-	events, err := r.Events(r.owner, eventlog.Filter{}, 0, 1000)
+	events, err := r.Events.Events(r.owner, sandbox.EventQuery{Page: 1000})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/events"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
@@ -53,6 +54,8 @@ type Config struct {
 	Defaults sandbox.Resources
 	core.Config
 	Log *eventlog.Log
+	// OTLP writes records for ExportOTLP. Nil: that is unsupported.
+	OTLP events.WriteOTLP
 	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
 	Workspaces *worktree.Store
 	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
@@ -99,6 +102,7 @@ type Plane struct {
 	Workspaces *workspaces.Service
 	Tenants    *tenants.Service
 	Snapshots  *snapshots.Service
+	Events     *events.Service
 	cfg        Config
 	locks      core.Locks[sandbox.ID]
 	rules      rulebook
@@ -125,6 +129,7 @@ func New(cfg Config) *Plane {
 	}
 	p.Tenants = tenants.New(p.Core)
 	p.Meter = p.Tenants.MeterExec
+	p.Events = events.New(p.Core, cfg.Log, cfg.OTLP)
 	p.Workspaces = workspaces.New(p.Core, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: p, Access: p.Tenants})
 	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p, Tenants: p.Tenants, Passes: cfg.Passes})
 	if cfg.Defaults == (sandbox.Resources{}) {

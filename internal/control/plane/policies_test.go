@@ -118,8 +118,8 @@ func TestPoliciesAtCreation(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
 	}
-	events, err := r.Events(r.owner, eventlog.Filter{Types: []eventlog.Type{eventlog.Denied}}, 0, 1000)
-	if err != nil || !slices.ContainsFunc(events, func(e eventlog.Event) bool { return e.Policy == "agents.memory" && e.Op == "sandbox.create" }) {
+	events, err := r.Events.Events(r.owner, sandbox.EventQuery{Types: []string{eventlog.Denied}})
+	if err != nil || !slices.ContainsFunc(events, func(e sandbox.Event) bool { return e.Policy == "agents.memory" && e.Op == "sandbox.create" }) {
 		t.Errorf("the refusals are not on record: %+v %v", events, err)
 	}
 	if _, err := r.Create(r.rival, plane.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 9}}}); err != nil {
@@ -272,9 +272,9 @@ func TestBrokenPolicies(t *testing.T) {
 	}
 }
 
-func count(t *testing.T, r *rig, ctx context.Context, typ eventlog.Type) int {
+func count(t *testing.T, r *rig, ctx context.Context, typ string) int {
 	t.Helper()
-	events, err := r.Events(ctx, eventlog.Filter{Types: []eventlog.Type{typ}}, 0, 100)
+	events, err := r.Events.Events(ctx, sandbox.EventQuery{Types: []string{typ}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,13 +34,13 @@ func TestEndsInTheBackground(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		ends, err := p.Events(ctx, eventlog.Filter{Types: []eventlog.Type{eventlog.ExecEnded}}, 0, 100)
+		ends, err := p.Events.Events(ctx, sandbox.EventQuery{Types: []string{eventlog.ExecEnded}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range ends {
 			code, ok := want[e.Subject]
-			if !ok || e.Exit == nil || *e.Exit != code || e.DurationMS != 2000 {
+			if !ok || e.Exit == nil || *e.Exit != code || e.Duration != 2*time.Second {
 				t.Errorf("recorded: %+v", e)
 			}
 			delete(want, e.Subject)

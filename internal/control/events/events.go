@@ -1,0 +1,133 @@
+// Package events is the service for the log of events: it reads, follows, exports,
+// verifies and prunes the logs of tenants.
+package events
+
+import (
+	"context"
+	"io"
+	"iter"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// WriteOTLP writes records in the JSON form of OpenTelemetry's protocol.
+type WriteOTLP func(w io.Writer, page []eventlog.Record) error
+
+// Service answers questions about the log. Its methods may be called concurrently.
+type Service struct {
+	*core.Core
+	log  *eventlog.Log
+	otlp WriteOTLP
+}
+
+// New returns the service for a log, which its owner closes after the Core. Without
+// otlp, ExportOTLP is CodeUnsupported.
+func New(c *core.Core, log *eventlog.Log, otlp WriteOTLP) *Service { return &Service{c, log, otlp} }
+
+// mayRead authorises reading what a query selects, and returns it as a filter.
+func (s *Service) mayRead(ctx context.Context, op ops.Op, q *sandbox.EventQuery) (who key.Principal, f eventlog.Filter, err error) {
+	f = eventlog.Filter{Since: q.Since, Until: q.Until, Ops: q.Ops, Types: q.Types, Sandbox: q.Sandbox}
+	if who, err = s.Look(ctx, op, ""); err == nil {
+		err = core.Named(op, f.Validate())
+	}
+	return who, f, err
+}
+
+// Events returns a page of the log of the caller's tenant, in order.
+func (s *Service) Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error) {
+	const op = ops.EventList
+	who, f, err := s.mayRead(ctx, op, &q)
+	if err != nil {
+		return nil, err
+	}
+	found, err := s.log.Read(ctx, who.Tenant, f, q.After, q.Page)
+	out := make([]sandbox.Event, len(found))
+	for i := range found {
+		out[i] = toEvent(&found[i])
+	}
+	return out, core.Named(op, err)
+}
+
+// FollowEvents yields the events of the caller's tenant that match, and waits for
+// more until ctx ends or the time that the query ends at has come.
+func (s *Service) FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.Seq2[sandbox.Event, error], error) {
+	who, f, err := s.mayRead(ctx, ops.EventFollow, &q)
+	if err != nil {
+		return nil, err
+	}
+	return func(yield func(sandbox.Event, error) bool) {
+		for e, err := range s.log.Follow(ctx, who.Tenant, f, q.After) {
+			if !yield(toEvent(&e), err) {
+				return
+			}
+		}
+	}, nil
+}
+
+// ExportEvents writes what matches of the log of the caller's tenant as JSON lines,
+// each with the hash of its record.
+func (s *Service) ExportEvents(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
+	const op = ops.EventList
+	who, f, err := s.mayRead(ctx, op, &q)
+	if err != nil {
+		return err
+	}
+	return core.Named(op, s.log.Export(ctx, who.Tenant, f, w))
+}
+
+// otlpBatch is how many events an exported line of OTLP holds at most.
+const otlpBatch = 500
+
+// ExportOTLP writes what matches of the log of the caller's tenant in the JSON form
+// of OpenTelemetry's protocol, as collectors read it from a file.
+func (s *Service) ExportOTLP(ctx context.Context, q sandbox.EventQuery, w io.Writer) error {
+	const op = ops.EventList
+	who, f, err := s.mayRead(ctx, op, &q)
+	if err != nil {
+		return err
+	}
+	if s.otlp == nil {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: string(op), Message: "this daemon cannot write OTLP"}
+	}
+	for after := q.After; ; {
+		page, err := s.log.Records(ctx, who.Tenant, f, after, otlpBatch)
+		if err != nil || len(page) == 0 {
+			return core.Named(op, err)
+		}
+		if err := s.otlp(w, page); err != nil {
+			return err
+		}
+		after = page[len(page)-1].Seq
+	}
+}
+
+// VerifyAudit checks the hash chain of the log of the caller's tenant.
+func (s *Service) VerifyAudit(ctx context.Context) (sandbox.AuditReport, error) {
+	const op = ops.AuditVerify
+	who, err := s.Look(ctx, op, "")
+	if err != nil {
+		return sandbox.AuditReport{}, err
+	}
+	r, err := s.log.Verify(ctx, who.Tenant)
+	out := sandbox.AuditReport{
+		Records: r.Records, Anchored: r.Anchored, Sound: err == nil && r.Fault == nil, Pruned: r.Pruned, PrunedAt: r.PrunedAt,
+	}
+	if r.Fault != nil {
+		out.Fault, out.FaultSeq = string(r.Fault.Kind)+": "+r.Fault.Detail, r.Fault.Seq
+	}
+	return out, core.Named(op, err)
+}
+
+func toEvent(e *eventlog.Event) sandbox.Event {
+	return sandbox.Event{
+		Seq: e.Seq, Time: e.Time, Type: e.Type, Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
+		Sandbox: e.Sandbox, Name: e.Name, Labels: e.Labels, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: e.Code, Program: e.Program,
+		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Duration: time.Duration(e.DurationMS) * time.Millisecond,
+		Request: e.Request, Trace: e.Trace,
+	}
+}

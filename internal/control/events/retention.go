@@ -1,0 +1,82 @@
+package events
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const opPrune = ops.AuditPrune
+
+// PruneAudit removes the oldest records of the log of a tenant, by default the
+// caller's. That log records it too. It is for the owner of the machine.
+func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sandbox.AuditPruned, err error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return out, err
+	}
+	if in.Tenant == "" {
+		in.Tenant = who.Tenant
+	}
+	err = s.AsOwner(ctx, opPrune, in.Tenant, func(ctx context.Context) error {
+		if in.Before.IsZero() && in.UpTo <= 0 {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "before", Message: "neither a time nor a number is given, up to which to remove records"}
+		}
+		if _, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, in.Tenant) }); err != nil {
+			return err
+		}
+		note := s.note(ctx, eventlog.Actor{Key: who.Key, UID: who.UID})
+		done, err := s.log.Prune(ctx, in.Tenant, eventlog.Prune{UpTo: in.UpTo, Before: in.Before}, note)
+		out = sandbox.AuditPruned{Removed: done.Removed, Through: done.Through}
+		return err
+	})
+	return out, err
+}
+
+// note is the event that a log is pruned with.
+func (s *Service) note(ctx context.Context, by eventlog.Actor) eventlog.Event {
+	by.Node = s.Node
+	e := eventlog.Event{Op: string(opPrune), Actor: by}
+	e.Request, e.Trace = span.IDs(ctx)
+	return e
+}
+
+// retentionPeriod is the time between two removals of old records.
+const retentionPeriod = time.Hour
+
+// WatchRetention removes the records of all logs that are older than keep, until
+// ctx ends.
+func (s *Service) WatchRetention(ctx context.Context, keep time.Duration) {
+	for {
+		if err := s.retain(ctx, keep); err != nil && ctx.Err() == nil {
+			s.Report(ctx, err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retentionPeriod):
+		}
+	}
+}
+
+// retain prunes the logs of all tenants. A log that fails verification is left as
+// it is.
+func (s *Service) retain(ctx context.Context, keep time.Duration) error {
+	tenants, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
+	if err != nil {
+		return err
+	}
+	before := s.Store.Now().Add(-keep)
+	for _, t := range tenants {
+		if _, err := s.log.Prune(ctx, t.ID, eventlog.Prune{Before: before}, s.note(ctx, eventlog.Actor{})); err != nil {
+			s.Report(ctx, err)
+		}
+	}
+	return nil
+}
