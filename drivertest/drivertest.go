@@ -86,7 +86,12 @@ type Harness struct {
 	// prefixes. Empty means all.
 	Only []string
 
-	// Observe, if not nil, is called after every case, from one goroutine.
+	// Parallel makes [Run] run the cases of a group side by side, as many as go
+	// test's -parallel allows, except those that look for leaks. It changes nothing
+	// for [Check].
+	Parallel bool
+
+	// Observe, if not nil, is called after every case, once at a time.
 	Observe func(Result)
 
 	patience time.Duration // of the suite's own tests; 0 means the usual
@@ -171,28 +176,39 @@ func (r Report) WriteJSON(w io.Writer) error {
 	return enc.Encode(r)
 }
 
-// Run runs the suite as subtests of t, one after another. It must not run in
-// parallel with other tests of the same binary: it looks for leaked goroutines
-// and descriptors of this process, and captures the default loggers.
+// Run runs the suite as subtests of t, one group of cases after another. It must
+// not run in parallel with other tests of the same binary: it looks for leaked
+// goroutines and descriptors of this process, and captures the default loggers.
 func Run(t *testing.T, h Harness) {
 	s, err := newSuite(t.Context(), h)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.close()
-	for _, c := range s.selected() {
-		t.Run(c.name, func(t *testing.T) {
-			res := s.run(t.Context(), c)
-			for _, m := range res.Messages {
-				t.Log(m)
-			}
-			switch res.Status {
-			case Fail:
-				t.Fail()
-			case NotApplicable:
-				t.Logf("%s is not declared, and is absent", res.Capability)
+	for _, g := range s.grouped() {
+		t.Run(g.name, func(t *testing.T) {
+			for _, c := range g.cases {
+				t.Run(strings.TrimPrefix(c.name, g.name+"/"), func(t *testing.T) {
+					if h.Parallel && g.name != "leaks" {
+						t.Parallel()
+					}
+					s.run(t.Context(), c).report(t)
+				})
 			}
 		})
+	}
+}
+
+// report makes a result that of a test.
+func (r Result) report(t *testing.T) {
+	for _, m := range r.Messages {
+		t.Log(m)
+	}
+	switch r.Status {
+	case Fail:
+		t.Fail()
+	case NotApplicable:
+		t.Logf("%s is not declared, and is absent", r.Capability)
 	}
 }
 

@@ -212,6 +212,7 @@ var leakCases = []testCase{
 	}},
 	{"leaks/suite", "", func(t *caseT) {
 		t.dropShared(t.ctx)
+		t.dropIdle(t.ctx)
 		// Nothing that the suite made may exist any more.
 		for f, err := range t.provider.List(t.ctx) {
 			t.ok("List", err)

@@ -46,17 +46,16 @@ func allCases() []testCase {
 // inside a sandbox means that the provider leaks its own environment.
 const canaryEnv = "ATOLL_DRIVERTEST_CANARY"
 
-// state is the state that cases change. A case that hangs keeps the one it has, and
-// those after it get another, so that it cannot disturb them.
+// state is what one case after another changes. A case that hangs keeps the one it
+// has, and those after it get another, so that it cannot disturb them.
 type state struct {
-	provider driver.Provider
-	shared   driver.Instance // reused by cases that do not harm it; nil until needed
+	shared driver.Instance // reused by cases that do not harm it; nil until needed
 }
 
 // suite is the state that the cases of one run share.
 type suite struct {
-	*state
 	h        Harness
+	provider driver.Provider
 	facts    driver.Facts
 	canary   string // a secret; must never be seen where secrets do not belong
 	baseline leakBaseline
@@ -64,6 +63,39 @@ type suite struct {
 	restore  []func()
 	serial   atomic.Int64
 	prefix   string
+
+	mu   sync.Mutex
+	idle []*state // of no case at the moment
+}
+
+// take returns a state that no other case has.
+func (s *suite) take() *state {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.idle)
+	if n == 0 {
+		return &state{}
+	}
+	st := s.idle[n-1]
+	s.idle = s.idle[:n-1]
+	return st
+}
+
+func (s *suite) put(st *state) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = append(s.idle, st)
+}
+
+// dropIdle destroys the shared sandboxes that no case has.
+func (s *suite) dropIdle(ctx context.Context) {
+	s.mu.Lock()
+	idle := s.idle
+	s.idle = nil
+	s.mu.Unlock()
+	for _, st := range idle {
+		st.dropShared(ctx)
+	}
 }
 
 func newSuite(ctx context.Context, h Harness) (*suite, error) {
@@ -73,7 +105,6 @@ func newSuite(ctx context.Context, h Harness) (*suite, error) {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // Read never fails.
 	s := &suite{
-		state:  &state{},
 		h:      h,
 		canary: "canary-" + hex.EncodeToString(random[:]),
 		prefix: "dt-" + hex.EncodeToString(random[:4]),
@@ -133,7 +164,7 @@ func (s *suite) capture() {
 func (s *suite) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), s.patience())
 	defer cancel()
-	s.dropShared(ctx)
+	s.dropIdle(ctx)
 	_ = s.provider.Close()
 	for _, f := range s.restore {
 		f()
@@ -161,6 +192,27 @@ func (s *suite) selected() []testCase {
 	})
 }
 
+// caseGroup is the cases whose names begin alike.
+type caseGroup struct {
+	name  string
+	cases []testCase
+}
+
+// grouped returns the selected cases by the first part of their names, in the
+// order in which the groups begin.
+func (s *suite) grouped() []*caseGroup {
+	var groups []*caseGroup
+	for _, c := range s.selected() {
+		name, _, _ := strings.Cut(c.name, "/")
+		i := slices.IndexFunc(groups, func(g *caseGroup) bool { return g.name == name })
+		if i < 0 {
+			i, groups = len(groups), append(groups, &caseGroup{name: name})
+		}
+		groups[i].cases = append(groups[i].cases, c)
+	}
+	return groups
+}
+
 // patience is how long a case, or a clean-up, may take.
 func (s *suite) patience() time.Duration {
 	if s.h.patience > 0 {
@@ -177,15 +229,15 @@ func (s *suite) patience() time.Duration {
 func (s *suite) run(ctx context.Context, c testCase) Result {
 	ctx, cancel := context.WithTimeout(ctx, s.patience())
 	defer cancel()
-	t := &caseT{suite: s, state: s.state, ctx: ctx, done: make(chan struct{})}
+	t := &caseT{suite: s, state: s.take(), ctx: ctx, done: make(chan struct{})}
 	start := time.Now()
 	status := Pass
 	go t.body(c, &status)
 	select {
 	case <-t.done:
+		s.put(t.state)
 	case <-hopeless(ctx, s.patience()/4):
 		t.Errorf("the case hangs: a call ignores its context\n%s", stacks(16<<10))
-		s.state = &state{provider: s.provider}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,10 +247,17 @@ func (s *suite) run(ctx context.Context, c testCase) Result {
 	} else {
 		res.Status = status
 	}
+	s.observe(res)
+	return res
+}
+
+// observe tells the harness of a result, one at a time.
+func (s *suite) observe(res Result) {
 	if s.h.Observe != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.h.Observe(res)
 	}
-	return res
 }
 
 // hopeless is closed when ctx has been over for grace.

@@ -116,5 +116,7 @@ func TestConformance(t *testing.T) {
 	drivertest.Run(t, drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return e2b.New(s.options(dir)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
+
+		Parallel: true,
 	})
 }

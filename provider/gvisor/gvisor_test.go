@@ -119,6 +119,7 @@ func TestConformance(t *testing.T) {
 		Spec: func() sandbox.Spec {
 			return sandbox.Spec{Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 512 << 20, PIDs: 256}}
 		},
+		Parallel: true,
 	})
 }
 

@@ -37,6 +37,8 @@ func TestConformance(t *testing.T) {
 		New:  func(context.Context) (driver.Provider, error) { return host.New(host.Options{Dir: dir}) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
 		Dir:  func(in driver.Instance) string { return in.(*host.Instance).Dir() },
+
+		Parallel: true,
 	})
 }
 
