@@ -2,6 +2,7 @@ package gvisor_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
@@ -266,11 +267,13 @@ print("kept", len(keep) > 0)
 
 func TestOutputNobodyReads(t *testing.T) {
 	victim, neighbour, _ := pair(t, sandbox.Resources{Memory: 256 << 20})
-	foreground, err := victim.Exec(t.Context(), &sandbox.Command{Shell: `yes | head -c 1073741824; echo done >&2`})
+	// More than the sandbox could keep.
+	script := fmt.Sprintf(`yes | head -c %d; echo done >&2`, shorter(1<<30, 320<<20))
+	foreground, err := victim.Exec(t.Context(), &sandbox.Command{Shell: script})
 	if err != nil {
 		t.Fatal(err)
 	}
-	background, err := victim.Exec(t.Context(), &sandbox.Command{Shell: `yes | head -c 1073741824; echo done >&2`, Background: true})
+	background, err := victim.Exec(t.Context(), &sandbox.Command{Shell: script, Background: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -123,6 +123,14 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// shorter returns n, or less of it in short mode; make full does all.
+func shorter(n, less int) int {
+	if testing.Short() {
+		return less
+	}
+	return n
+}
+
 // TestManyAtOnce makes sandboxes side by side: what two processes of one
 // sandbox share must not depend on who comes first.
 func TestManyAtOnce(t *testing.T) {
@@ -149,6 +157,9 @@ func TestManyAtOnce(t *testing.T) {
 // TestConformanceRootless runs the suite as a user without any rights, through
 // the command that users have for it. Without root, TestConformance does that.
 func TestConformanceRootless(t *testing.T) {
+	if testing.Short() {
+		t.Skip("TestConformance runs the suite; make full runs it as this user too")
+	}
 	if os.Geteuid() != 0 {
 		return
 	}
@@ -175,7 +186,7 @@ func TestConformanceRootless(t *testing.T) {
 // may have ended before anybody looks at it.
 func TestProbeIsSteady(t *testing.T) {
 	p := newProvider(t, nil)
-	for range 200 {
+	for range shorter(200, 20) {
 		facts, err := p.Probe(t.Context())
 		if err != nil || !facts.Available {
 			t.Fatalf("%+v, %v", facts.Findings, err)

@@ -88,6 +88,7 @@ func TestAttackReadOnlyBelowWritable(t *testing.T) {
 	for name, script := range attacksOnMounts {
 		for _, target := range []string{"lib", "deep/lib"} {
 			t.Run(name+" "+target, func(t *testing.T) {
+				t.Parallel()
 				dir := t.TempDir()
 				for _, sub := range []string{"lib", "deep/lib"} {
 					if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
@@ -131,6 +132,7 @@ func TestAttackWritableBelowReadOnly(t *testing.T) {
 	p := newProvider(t, nil)
 	for name, script := range attacksOnMounts {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
 			for _, sub := range []string{"lib", "deep/lib", "out", "deep/out"} {
 				if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
