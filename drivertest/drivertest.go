@@ -27,7 +27,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -86,9 +88,8 @@ type Harness struct {
 	// prefixes. Empty means all.
 	Only []string
 
-	// Parallel makes [Run] run the cases of a group side by side, as many as go
-	// test's -parallel allows, except those that look for leaks. It changes nothing
-	// for [Check].
+	// Parallel runs the cases of a group side by side, except those that look for
+	// leaks: in [Run] as many as go test's -parallel allows, in [Check] up to 8.
 	Parallel bool
 
 	// Observe, if not nil, is called after every case, once at a time.
@@ -189,7 +190,7 @@ func Run(t *testing.T, h Harness) {
 		t.Run(g.name, func(t *testing.T) {
 			for _, c := range g.cases {
 				t.Run(strings.TrimPrefix(c.name, g.name+"/"), func(t *testing.T) {
-					if h.Parallel && g.name != "leaks" {
+					if h.Parallel && g.name != leaksGroup {
 						t.Parallel()
 					}
 					s.run(t.Context(), c).report(t)
@@ -213,7 +214,7 @@ func (r Result) report(t *testing.T) {
 }
 
 // Check runs the suite without a test and reports the outcome. When ctx ends,
-// the case at hand fails and the rest is not run. The restriction on parallel
+// the cases at hand fail and the rest is not run. The restriction on parallel
 // use of [Run] holds here too.
 func Check(ctx context.Context, h Harness) Report {
 	s, err := newSuite(ctx, h)
@@ -222,11 +223,30 @@ func Check(ctx context.Context, h Harness) Report {
 	}
 	defer s.close()
 	report := Report{Provider: s.facts.Provider, Version: s.facts.Version}
-	for _, c := range s.selected() {
-		report.Results = append(report.Results, s.run(ctx, c))
-		if ctx.Err() != nil {
-			break
-		}
+	for _, g := range s.grouped() {
+		report.Results = append(report.Results, s.check(ctx, g)...)
 	}
 	return report
+}
+
+// check runs a group, unless ctx has ended.
+func (s *suite) check(ctx context.Context, g *caseGroup) []Result {
+	width := 1
+	if s.h.Parallel && g.name != leaksGroup {
+		width = 8
+	}
+	var cases sync.WaitGroup
+	running := make(chan struct{}, width)
+	results := make([]Result, len(g.cases))
+	for i, c := range g.cases {
+		running <- struct{}{}
+		cases.Go(func() {
+			if ctx.Err() == nil {
+				results[i] = s.run(ctx, c)
+			}
+			<-running
+		})
+	}
+	cases.Wait()
+	return slices.DeleteFunc(results, func(r Result) bool { return r.Name == "" })
 }

@@ -60,7 +60,7 @@ func goroutines() map[string]string {
 		}
 		buf = make([]byte, 2*len(buf))
 	}
-	own := []string{"drivertest.(*suite).run(", "drivertest.(*caseT).body(", "testing.tRunner(", "testing.(*T).Run(", "testing.runTests", "os/signal.loop(", "runtime.ensureSigM"}
+	own := []string{"drivertest.(*suite).run(", "drivertest.(*suite).check(", "drivertest.(*caseT).body(", "testing.tRunner(", "testing.(*T).Run(", "testing.runTests", "os/signal.loop(", "runtime.ensureSigM"}
 	all := map[string]string{}
 	for _, stack := range strings.Split(string(buf), "\n\n") {
 		head, _, _ := strings.Cut(stack, "[")
@@ -133,6 +133,9 @@ func (t *caseT) settle(base leakBaseline) {
 		}
 	}
 }
+
+// leaksGroup is the group of the cases that need this process for themselves.
+const leaksGroup = "leaks"
 
 var leakCases = []testCase{
 	{"leaks/exec", "", func(t *caseT) {

@@ -28,6 +28,8 @@ func harness(t *testing.T, opts fake.Options) drivertest.Harness {
 		Echo: []string{"echod"},
 
 		SnapshotFiles: func(ref driver.SnapshotRef) string { return filepath.Join(opts.SnapshotDir, ref.Data, "files") },
+
+		Parallel: true,
 	}
 }
 

@@ -119,21 +119,20 @@ func stateOf(t *testing.T, p driver.Provider, id sandbox.ID) sandbox.State {
 // left that knows of it.
 func TestDeadlineWithoutAnybody(t *testing.T) {
 	state := t.TempDir()
-	one, set := unattached(t, state, sandbox.Spec{ID: "set", Image: "host"})
-	two, later := unattached(t, state, sandbox.Spec{ID: "later", Image: "host", Lifetime: sandbox.Lifetime{Timeout: time.Second}})
-	three, never := unattached(t, state, sandbox.Spec{ID: "never", Image: "host", Lifetime: sandbox.Lifetime{Timeout: time.Second}})
-	for in, at := range map[driver.Instance]time.Time{
-		later: time.Now().Add(time.Hour), never: {}, set: time.Now().Add(1500 * time.Millisecond),
-	} {
-		if err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), at); err != nil {
+	// Long enough for a busy machine to move a deadline before it has come.
+	const first = 3 * time.Second
+	unknown := func(id sandbox.ID, timeout time.Duration, at func() time.Time) {
+		p, in := unattached(t, state, sandbox.Spec{ID: id, Image: "host", Lifetime: sandbox.Lifetime{Timeout: timeout}})
+		if err := in.(driver.DeadlineSetter).SetDeadline(t.Context(), at()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for _, p := range []*gvisor.Provider{one, two, three} {
 		p.Close() // its timers are gone, as are those of a daemon that was killed
 	}
+	unknown("later", first, func() time.Time { return time.Now().Add(time.Hour) })
+	unknown("never", first, func() time.Time { return time.Time{} })
+	unknown("set", 0, func() time.Time { return time.Now().Add(first) })
 	other := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
-	for deadline := time.Now().Add(20 * time.Second); stateOf(t, other, "set") == sandbox.Running; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); stateOf(t, other, "set") == sandbox.Running; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the sandbox outlived its deadline")
 		}
