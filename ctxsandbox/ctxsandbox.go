@@ -79,8 +79,7 @@ func (s *SandboxSpec) spec() sandbox.Spec {
 		out.Secrets = append(out.Secrets, sandbox.SecretRef{Name: name})
 	}
 	if s.Workspace != "" {
-		out.Workspaces = []sandbox.WorkspaceMount{{Name: s.Workspace}}
-		out.Workdir = Workspace
+		out.Workspaces = []sandbox.WorkspaceMount{{Name: s.Workspace, Create: true}}
 	}
 	return out
 }
@@ -97,12 +96,6 @@ func New(c *atoll.Client) *SandboxClient { return &SandboxClient{c} }
 func (c *SandboxClient) Create(ctx context.Context, spec SandboxSpec) (*SandboxHandle, error) {
 	if spec.Memory < 0 || spec.CPUs < 0 || spec.Lifetime < 0 { // Atoll's own Spec takes that as no limit
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Subject: "limits", Message: "are below zero"}
-	}
-	if spec.Workspace != "" {
-		_, err := c.client.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: spec.Workspace})
-		if err != nil && sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
-			return nil, err
-		}
 	}
 	s, err := c.client.Create(ctx, spec.spec(), atoll.CreateOptions{})
 	if err != nil {

@@ -18,6 +18,8 @@ type WorkspaceMount struct {
 	Mode WorkspaceMode `json:"mode,omitempty" enum:"exclusive,shared,read" doc:"who else may have it: nobody, who shares it too, or who reads too"`
 	// Path is where the sandbox sees it. Empty: WorkspaceDir.
 	Path string `json:"path,omitempty" maxLength:"4096" doc:"where the sandbox sees it; /workspace if left out"`
+	// Create makes the workspace if there is none of that name.
+	Create bool `json:"create,omitempty" doc:"make the workspace if there is none of that name"`
 	// ReadOnly lists directories below the workspace that cannot be written to.
 	ReadOnly []string `json:"readOnly,omitempty" maxItems:"32" doc:"directories below it that cannot be written to"`
 	// Writable lists the only directories below the workspace that can be

@@ -18,6 +18,7 @@ import (
 // workspaceFlags say which workspaces a new sandbox gets.
 type workspaceFlags struct {
 	names              []string
+	create             bool
 	readOnly, writable []string
 }
 
@@ -26,6 +27,7 @@ type workspaceCommands struct{ *App }
 
 func (f *workspaceFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.names, "workspace", nil, "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; may be repeated with a place for each, NAME[:ro|:shared]:/PATH; see: atoll workspace")
+	flags.BoolVar(&f.create, "workspace-create", false, "make workspaces that do not exist")
 	flags.StringArrayVar(&f.readOnly, "workspace-read-only", nil, "a directory below the workspace that cannot be written to; may be repeated")
 	flags.StringArrayVar(&f.writable, "workspace-writable", nil, "the only directory below the workspace that can be written to; may be repeated")
 }
@@ -39,7 +41,7 @@ func (f *workspaceFlags) spec() (all []sandbox.WorkspaceMount, err error) {
 		if err != nil {
 			return nil, err
 		}
-		w.ReadOnly, w.Writable = f.readOnly, f.writable
+		w.ReadOnly, w.Writable, w.Create = f.readOnly, f.writable, f.create
 		all = append(all, w)
 	}
 	return all, nil

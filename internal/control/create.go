@@ -152,6 +152,8 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	}
 	if spec.Workdir != "" {
 		spec.Workdir = path.Clean(spec.Workdir)
+	} else if hasWorkspaceDir(&spec) {
+		spec.Workdir = sandbox.WorkspaceDir
 	}
 	var err error
 	if req.Limits, err = c.limit(ctx, &spec.Resources); err != nil {
@@ -160,6 +162,14 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	spec.Env = maps.Clone(spec.Env)
 	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
 	return &spec, nil
+}
+
+// hasWorkspaceDir reports whether a workspace is mounted at its usual place, where
+// commands start then.
+func hasWorkspaceDir(spec *sandbox.Spec) bool {
+	return slices.ContainsFunc(spec.Workspaces, func(w sandbox.WorkspaceMount) bool {
+		return w.Path == "" || path.Clean(w.Path) == sandbox.WorkspaceDir
+	})
 }
 
 // checkNetwork refuses rules that nobody would enforce, and secrets that nobody

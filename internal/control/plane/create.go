@@ -98,6 +98,9 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err := p.enforceable(ctx, be, who.Tenant, &want); err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
+	if err := p.Workspaces.Ensure(ctx, want.Spec.Workspaces); err != nil {
+		return Made{}, err
+	}
 	box, intent, err := p.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
 	switch {
 	case err != nil:

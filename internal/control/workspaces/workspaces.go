@@ -157,6 +157,21 @@ func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (
 	return withAttached(row, nil), core.Named(op, err)
 }
 
+// Ensure creates the workspaces that a new sandbox is to have and that ask for that,
+// as far as they do not exist.
+func (s *Service) Ensure(ctx context.Context, mounts []sandbox.WorkspaceMount) error {
+	for _, m := range mounts {
+		if !m.Create {
+			continue
+		}
+		_, err := s.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: m.Name})
+		if err != nil && sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+			return err
+		}
+	}
+	return nil
+}
+
 // createTree creates the store of versions of a workspace that was recorded. If
 // that fails, the record is removed.
 func (s *Service) createTree(ctx context.Context, row store.Workspace) error {
