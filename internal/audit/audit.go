@@ -254,11 +254,10 @@ func (i *Intent) outcome(out Outcome) eventlog.Event {
 
 // event makes the record of an action.
 func (r *Recorder) event(a Action, t eventlog.Type) eventlog.Event {
-	e := eventlog.Event{
-		Tenant: a.Tenant, Type: t, Op: string(a.Op), Actor: a.Actor, Sandbox: a.Sandbox, Name: a.Name,
+	e := eventlog.Event{Tenant: a.Tenant, Event: sandbox.Event{
+		Type: t, Op: string(a.Op), Key: a.Actor.Key, UID: a.Actor.UID, Node: r.opts.Node, Sandbox: a.Sandbox, Name: a.Name,
 		Subject: a.Subject, Policy: a.Policy, Bytes: a.Bytes, Request: a.Request, Trace: a.Trace,
-	}
-	e.Actor.Node = r.opts.Node
+	}}
 	if c := a.Command; c != nil {
 		r.describe(&e, c)
 	}
@@ -298,10 +297,9 @@ func (r *Recorder) Settle(ctx context.Context) (int, error) {
 		}
 		var errs []error
 		for _, o := range open {
-			_, err := r.log.Append(ctx, eventlog.Event{
-				Tenant: o.Tenant, Type: eventlog.Unknown, Op: o.Op, Sandbox: o.Sandbox, Ref: o.Seq,
-				Code: sandbox.CodeUnavailable, Actor: eventlog.Actor{Node: r.opts.Node},
-			})
+			_, err := r.log.Append(ctx, eventlog.Event{Tenant: o.Tenant, Event: sandbox.Event{
+				Type: eventlog.Unknown, Op: o.Op, Sandbox: o.Sandbox, Ref: o.Seq, Code: sandbox.CodeUnavailable, Node: r.opts.Node,
+			}})
 			errs = append(errs, err)
 		}
 		if err := errors.Join(errs...); err != nil {

@@ -3,7 +3,6 @@ package eventlog
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -32,25 +31,6 @@ func Link(prev Hash, body []byte) (h Hash) {
 	d.Write(body)
 	d.Sum(h[:0])
 	return h
-}
-
-// encode makes the canonical form: JSON without white space and without the
-// escaping of HTML.
-func encode(e *Event) ([]byte, error) {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(e); err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
-}
-
-func decode(r *store.EventRow) (e Event, err error) {
-	if err := json.Unmarshal(r.Body, &e); err != nil {
-		return e, fmt.Errorf("record %d cannot be read: %w", r.Seq, err)
-	}
-	return e, nil
 }
 
 // Head is the end of a tenant's log. Without a record it is zero.

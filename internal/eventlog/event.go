@@ -2,7 +2,6 @@ package eventlog
 
 import (
 	"strings"
-	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -106,43 +105,10 @@ type Actor struct {
 	Node string  `json:"node,omitempty"` // the daemon that acted
 }
 
-// Event is one record. It holds no value of a secret and no output of a
-// command; whoever makes one decides nothing about that, because there is no
-// field for them.
-//
-// The order of the fields is the order in the canonical form: fields are only
-// ever added, at the end and with omitempty.
+// Event is one record of the log of a tenant. The log fills in Seq, Time and Labels.
 type Event struct {
-	Tenant string    `json:"tenant"`
-	Seq    int64     `json:"seq"`  // 1, 2, 3, … within the tenant
-	Time   time.Time `json:"time"` // in UTC; it may step back with the clock, Seq does not
-	Type   Type      `json:"type"`
-	Op     string    `json:"op"` // as in control.Action, e.g. "files.read"
-	Actor  Actor     `json:"actor,omitzero"`
-
-	Sandbox sandbox.ID `json:"sandbox,omitempty"`
-	Name    string     `json:"name,omitempty"` // of the sandbox
-	// Labels are those that the sandbox had then. The log fills them in.
-	Labels  map[string]string `json:"labels,omitempty"`
-	Subject string            `json:"subject,omitempty"` // what was touched: a path, a process, a key
-	Policy  string            `json:"policy,omitempty"`  // which policy decided
-
-	// Ref is the Seq of the attempt that this event is the outcome of.
-	Ref  int64        `json:"ref,omitempty"`
-	Code sandbox.Code `json:"code,omitempty"` // of the outcome; empty is success
-
-	Program string   `json:"program,omitempty"` // a command's program, without its arguments
-	Argc    int      `json:"argc,omitempty"`    // how many arguments it has
-	Args    []string `json:"args,omitempty"`    // only if the operator asked for them
-
-	Exit   *int           `json:"exit,omitempty"`   // exit status
-	Reason sandbox.Reason `json:"reason,omitempty"` // why it ended
-	Bytes  int64          `json:"bytes,omitempty"`  // that were moved
-
-	DurationMS int64 `json:"durationMs,omitempty"` // how long it took, in milliseconds
-
-	Request string `json:"request,omitempty"` // id of the request that it was done for
-	Trace   string `json:"trace,omitempty"`   // id of the trace that request is part of
+	Tenant string
+	sandbox.Event
 }
 
 // Bounds of what a hostile request can put into a record.
@@ -154,7 +120,7 @@ const (
 // bound cuts fields to bearable length and to valid UTF-8, so that the record
 // reads back as what it was written as.
 func (e *Event) bound() {
-	for _, f := range []*string{&e.Name, &e.Subject, &e.Policy, &e.Program, &e.Op, &e.Actor.Key, &e.Actor.Node, &e.Request, &e.Trace} {
+	for _, f := range []*string{&e.Name, &e.Subject, &e.Policy, &e.Program, &e.Op, &e.Key, &e.Node, &e.Request, &e.Trace} {
 		*f = bounded(*f)
 	}
 	if len(e.Args) > 0 {

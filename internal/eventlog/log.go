@@ -4,7 +4,7 @@
 //
 // # The chain
 //
-// Each record has a canonical form, its body: the JSON of an [Event] on one
+// Each record has a canonical form, its body: the JSON of an event on one
 // line, stored and exported byte for byte as it was hashed. Each record has a
 // hash that covers the one before it:
 //

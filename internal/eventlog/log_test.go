@@ -51,7 +51,7 @@ func newLog(t testing.TB, s *store.Store, opts eventlog.Options) *eventlog.Log {
 }
 
 func event(tenant, subject string) eventlog.Event {
-	return eventlog.Event{Tenant: tenant, Type: eventlog.FilesWritten, Op: "files.write", Sandbox: "id-web", Subject: subject}
+	return eventlog.Event{Tenant: tenant, Event: sandbox.Event{Type: eventlog.FilesWritten, Op: "files.write", Sandbox: "id-web", Subject: subject}}
 }
 
 func sound(t *testing.T, l *eventlog.Log, tenant string, records int64) {

@@ -117,7 +117,7 @@ func (s *shipper) batch(ctx context.Context, tenant string, after int64) (int64,
 	s.records.all = s.records.all[:0]
 	logger := s.provider.Logger(scope, log.WithInstrumentationVersion(s.t.opts.Version))
 	for i := range page {
-		if page[i].Actor.Node == s.t.opts.Node {
+		if page[i].Node == s.t.opts.Node {
 			logger.Emit(traced(ctx, page[i].Trace), recordOf(&page[i]))
 		}
 	}
@@ -181,8 +181,8 @@ func attributes(e *eventlog.Record) []attribute.KeyValue {
 	}
 	for _, f := range []struct{ key, value string }{
 		{"atoll.op", e.Op},
-		{"atoll.actor.key", e.Actor.Key},
-		{"atoll.node", e.Actor.Node},
+		{"atoll.actor.key", e.Key},
+		{"atoll.node", e.Node},
 		{"atoll.sandbox.id", string(e.Sandbox)},
 		{"atoll.sandbox.name", e.Name},
 		{"atoll.subject", e.Subject},
@@ -202,13 +202,13 @@ func attributes(e *eventlog.Record) []attribute.KeyValue {
 	for _, f := range []struct {
 		key   string
 		value int64
-	}{{"atoll.ref", e.Ref}, {"atoll.argc", int64(e.Argc)}, {"atoll.bytes", e.Bytes}, {"atoll.duration_ms", e.DurationMS}} {
+	}{{"atoll.ref", e.Ref}, {"atoll.argc", int64(e.Argc)}, {"atoll.bytes", e.Bytes}, {"atoll.duration_ms", e.Duration.Milliseconds()}} {
 		if f.value != 0 {
 			kvs = append(kvs, attribute.Int64(f.key, f.value))
 		}
 	}
-	if e.Actor.UID != nil {
-		kvs = append(kvs, attribute.Int64("atoll.actor.uid", int64(*e.Actor.UID)))
+	if e.UID != nil {
+		kvs = append(kvs, attribute.Int64("atoll.actor.uid", int64(*e.UID)))
 	}
 	if e.Exit != nil {
 		kvs = append(kvs, attribute.Int("atoll.exit", *e.Exit))

@@ -6,7 +6,6 @@ import (
 	"context"
 	"io"
 	"iter"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -48,7 +47,7 @@ func (s *Service) Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.E
 	found, err := s.log.Read(ctx, who.Tenant, f, q.After, q.Page)
 	out := make([]sandbox.Event, len(found))
 	for i := range found {
-		out[i] = toEvent(&found[i])
+		out[i] = found[i].Event
 	}
 	return out, core.Named(op, err)
 }
@@ -62,7 +61,7 @@ func (s *Service) FollowEvents(ctx context.Context, q sandbox.EventQuery) (iter.
 	}
 	return func(yield func(sandbox.Event, error) bool) {
 		for e, err := range s.log.Follow(ctx, who.Tenant, f, q.After) {
-			if !yield(toEvent(&e), err) {
+			if !yield(e.Event, err) {
 				return
 			}
 		}
@@ -121,13 +120,4 @@ func (s *Service) VerifyAudit(ctx context.Context) (sandbox.AuditReport, error) 
 		out.Fault, out.FaultSeq = string(r.Fault.Kind)+": "+r.Fault.Detail, r.Fault.Seq
 	}
 	return out, core.Named(op, err)
-}
-
-func toEvent(e *eventlog.Event) sandbox.Event {
-	return sandbox.Event{
-		Seq: e.Seq, Time: e.Time, Type: e.Type, Op: e.Op, Key: e.Actor.Key, UID: e.Actor.UID, Node: e.Actor.Node,
-		Sandbox: e.Sandbox, Name: e.Name, Labels: e.Labels, Subject: e.Subject, Policy: e.Policy, Ref: e.Ref, Code: e.Code, Program: e.Program,
-		Argc: e.Argc, Args: e.Args, Exit: e.Exit, Reason: e.Reason, Bytes: e.Bytes, Duration: time.Duration(e.DurationMS) * time.Millisecond,
-		Request: e.Request, Trace: e.Trace,
-	}
 }

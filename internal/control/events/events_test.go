@@ -51,7 +51,7 @@ func open(t *testing.T, otlp events.WriteOTLP) (*events.Service, context.Context
 	for range 10 {
 		ok(t, recorder.Fact(t.Context(), audit.Action{Tenant: "acme", Op: ops.ProcessExec, Actor: eventlog.Actor{Key: "k"}}, eventlog.ExecEnded, func(e *eventlog.Event) {
 			exit := 3
-			e.DurationMS, e.Exit = 1500, &exit
+			e.Duration, e.Exit = 1500*time.Millisecond, &exit
 		}))
 	}
 	return events.New(c, log, otlp), guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
@@ -31,7 +32,7 @@ func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sa
 		if _, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, in.Tenant) }); err != nil {
 			return err
 		}
-		note := s.note(ctx, eventlog.Actor{Key: who.Key, UID: who.UID})
+		note := s.note(ctx, who)
 		done, err := s.log.Prune(ctx, in.Tenant, eventlog.Prune{UpTo: in.UpTo, Before: in.Before}, note)
 		out = sandbox.AuditPruned{Removed: done.Removed, Through: done.Through}
 		return err
@@ -40,9 +41,8 @@ func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sa
 }
 
 // note is the event that a log is pruned with.
-func (s *Service) note(ctx context.Context, by eventlog.Actor) eventlog.Event {
-	by.Node = s.Node
-	e := eventlog.Event{Op: string(opPrune), Actor: by}
+func (s *Service) note(ctx context.Context, by key.Principal) eventlog.Event {
+	e := eventlog.Event{Event: sandbox.Event{Op: string(opPrune), Key: by.Key, UID: by.UID, Node: s.Node}}
 	e.Request, e.Trace = span.IDs(ctx)
 	return e
 }
@@ -74,7 +74,7 @@ func (s *Service) retain(ctx context.Context, keep time.Duration) error {
 	}
 	before := s.Store.Now().Add(-keep)
 	for _, t := range tenants {
-		if _, err := s.log.Prune(ctx, t.ID, eventlog.Prune{Before: before}, s.note(ctx, eventlog.Actor{})); err != nil {
+		if _, err := s.log.Prune(ctx, t.ID, eventlog.Prune{Before: before}, s.note(ctx, key.Principal{})); err != nil {
 			s.Report(ctx, err)
 		}
 	}

@@ -236,7 +236,7 @@ func (s *Service) awaitAgain(box *control.Sandbox, fact audit.Action) {
 
 func (s *Service) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
 	s.Report(s.Life, s.Audit.FactLater(fact, eventlog.ExecEnded, func(e *eventlog.Event) {
-		e.Bytes, e.DurationMS, e.Exit, e.Reason = bytes, took.Milliseconds(), exit, reason
+		e.Bytes, e.Duration, e.Exit, e.Reason = bytes, took, exit, reason
 	}))
 }
 
