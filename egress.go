@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -63,44 +62,9 @@ func (c *Client) TestProfile(ctx context.Context, name, method, target string) (
 	return out, c.profile(ctx, http.MethodPost, name, "/test", nil, in, &out)
 }
 
-// NewSecret says what a secret is to be. Either Value or Source is given.
-type NewSecret struct {
-	Name        string
-	Value       []byte
-	Source      string // where the daemon finds the value: env:NAME or file:/PATH; only for the owner of the machine
-	Description string
-	Hosts       []string // to whom it may be sent; none: only stored profiles send it, to whoever they name
-	AllowEnv    bool     // sandboxes may get the value itself
-}
-
-// secretValue is the form in which a value travels.
-func secretValue(in map[string]any, v []byte) map[string]any {
-	switch {
-	case len(v) == 0:
-	case utf8.Valid(v):
-		in["value"] = string(v)
-	default:
-		in["valueBase64"] = v
-	}
-	return in
-}
-
 // CreateSecret stores a secret.
-func (c *Client) CreateSecret(ctx context.Context, s NewSecret) (out sandbox.StoredSecret, err error) {
-	in := map[string]any{"name": s.Name}
-	if s.Description != "" {
-		in["description"] = s.Description
-	}
-	if s.Source != "" {
-		in["source"] = s.Source
-	}
-	if len(s.Hosts) > 0 {
-		in["hosts"] = s.Hosts
-	}
-	if s.AllowEnv {
-		in["allowEnv"] = true
-	}
-	return out, c.conn.Call(ctx, http.MethodPost, "/v1/secrets", nil, secretValue(in, s.Value), &out)
+func (c *Client) CreateSecret(ctx context.Context, s sandbox.NewSecret) (out sandbox.StoredSecret, err error) {
+	return out, c.conn.Call(ctx, http.MethodPost, "/v1/secrets", nil, s, &out)
 }
 
 // RotateSecret gives a secret a new value, which is used from the next request
@@ -109,7 +73,7 @@ func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (o
 	if err := sandbox.ValidateSecretName(name); err != nil {
 		return out, err
 	}
-	return out, c.conn.Call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, secretValue(map[string]any{}, value), &out)
+	return out, c.conn.Call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, sandbox.SecretValue{Value: value}, &out)
 }
 
 // Secrets lists the secrets by name, without their values.

@@ -169,6 +169,19 @@ type InjectPart struct {
 	Secret string `json:"secret,omitempty" doc:"name of the secret whose value stands here"`
 }
 
+// Secrets returns the names of all secrets that the rules of a profile add to
+// requests, sorted.
+func (p Profile) Secrets() []string {
+	var names []string
+	for _, r := range p.Rules {
+		for _, i := range r.Inject {
+			names = append(names, i.Secrets()...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // Secrets returns the names of all secrets that an injection sends.
 func (i Injection) Secrets() []string {
 	var names []string

@@ -7,7 +7,9 @@
 package sandbox
 
 import (
+	"cmp"
 	"encoding/json"
+	"maps"
 	"time"
 )
 
@@ -156,6 +158,34 @@ type Change struct {
 	Resources Resources          `json:"resources,omitzero" doc:"limits that are left out stay"`
 	Labels    map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one"`
 	Lifetime  LifetimeChange     `json:"lifetime,omitzero"`
+}
+
+// ApplyResources returns r with the limits that change.
+func (c Change) ApplyResources(r Resources) Resources {
+	r.CPUs = cmp.Or(c.Resources.CPUs, r.CPUs)
+	r.Memory = cmp.Or(c.Resources.Memory, r.Memory)
+	r.Disk = cmp.Or(c.Resources.Disk, r.Disk)
+	r.PIDs = cmp.Or(c.Resources.PIDs, r.PIDs)
+	return r
+}
+
+// ApplyLabels returns labels with the changes made. It does not modify labels.
+func (c Change) ApplyLabels(labels map[string]string) map[string]string {
+	if len(c.Labels) == 0 {
+		return labels
+	}
+	out := maps.Clone(labels)
+	for k, v := range c.Labels {
+		if v == nil {
+			delete(out, k)
+			continue
+		}
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[k] = *v
+	}
+	return out
 }
 
 // LifetimeChange describes changes to a [Lifetime]. Fields that are nil stay as

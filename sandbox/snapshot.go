@@ -84,16 +84,3 @@ type StoredProfile struct {
 	Updated time.Time `json:"updated"`
 	Uses    int       `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
 }
-
-// StoredSecret describes a stored secret, without its value.
-type StoredSecret struct {
-	Name        string    `json:"name"`
-	Version     int64     `json:"version" doc:"raised by every new value"`
-	Description string    `json:"description,omitempty"`
-	Source      string    `json:"source,omitempty" doc:"where the daemon finds the value: env:NAME or file:/PATH"`
-	Hosts       []string  `json:"hosts,omitempty" doc:"hosts that it may be sent to"`
-	AllowEnv    bool      `json:"allowEnv,omitempty" doc:"sandboxes may get the value itself"`
-	Created     time.Time `json:"created"`
-	Updated     time.Time `json:"updated"`
-	Uses        int       `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
-}

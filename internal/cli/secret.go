@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -67,7 +66,7 @@ func (a secretCommands) readSecret(file string) ([]byte, error) {
 }
 
 func (a secretCommands) secretCreateCmd() *cobra.Command {
-	var s atoll.NewSecret
+	var s sandbox.NewSecret
 	var file string
 	var asJSON bool
 	cmd := &cobra.Command{

@@ -7,11 +7,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
-	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
-	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -21,17 +18,17 @@ func (s e2bService) SetNetwork(ctx context.Context, id sandbox.ID, n sandbox.Net
 }
 
 func (s e2bService) CreateSecret(ctx context.Context, name string, value []byte, hosts []string, labels map[string]string) (e2bapi.Secret, error) {
-	made, err := s.plane.CreateSecret(ctx, plane.NewSecret{Name: name, Source: secret.Source{Kind: secret.Stored}, Hosts: hosts, Labels: labels}, secret.NewValue(value))
+	made, err := s.plane.Secrets.Create(ctx, sandbox.NewSecret{Name: name, Value: value, Hosts: hosts, Labels: labels})
 	return e2bSecret(made), err
 }
 
 func (s e2bService) UpdateSecret(ctx context.Context, name string, value []byte, labels map[string]string) (e2bapi.Secret, error) {
-	changed, err := s.plane.UpdateSecret(ctx, name, secret.NewValue(value), labels)
+	changed, err := s.plane.Secrets.Rotate(ctx, name, sandbox.SecretValue{Value: value, Labels: labels})
 	return e2bSecret(changed), err
 }
 
 func (s e2bService) Secrets(ctx context.Context) ([]e2bapi.Secret, error) {
-	all, err := s.plane.Secrets(ctx)
+	all, err := s.plane.Secrets.List(ctx)
 	out := make([]e2bapi.Secret, len(all))
 	for i, one := range all {
 		out[i] = e2bSecret(one)
@@ -40,10 +37,10 @@ func (s e2bService) Secrets(ctx context.Context) ([]e2bapi.Secret, error) {
 }
 
 func (s e2bService) RemoveSecret(ctx context.Context, name string) error {
-	return s.plane.RemoveSecret(ctx, name, true)
+	return s.plane.Secrets.Remove(ctx, name, true)
 }
 
-func e2bSecret(s store.Secret) e2bapi.Secret {
+func e2bSecret(s sandbox.StoredSecret) e2bapi.Secret {
 	return e2bapi.Secret{Name: s.Name, Version: s.Version, Labels: s.Labels, Created: s.Created, Updated: s.Updated}
 }
 

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/gateway"
@@ -52,7 +52,7 @@ func (e *egress) configure() {
 			}
 		},
 		With: func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
-			return e.d.plane.WithEgress(ctx, spec.ID, func(p plane.Egress) error { return connect(policyOf(p)) })
+			return e.d.plane.Profiles.With(ctx, spec.ID, func(p profiles.Egress) error { return connect(policyOf(p)) })
 		},
 	})
 }
@@ -74,7 +74,7 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 	}
 	err = g.Resume(ctx)
 	if err == nil {
-		err = d.plane.EnforceAll(ctx)
+		err = d.plane.Profiles.EnforceAll(ctx)
 	}
 	if err != nil {
 		// Sandboxes without a network are no worse for it.
@@ -99,8 +99,8 @@ func (d *Daemon) ownPorts() []netip.AddrPort {
 	return own
 }
 
-// SetEgress implements plane.Gateway.
-func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p plane.Egress) error {
+// SetEgress implements profiles.Gateway.
+func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p profiles.Egress) error {
 	g, err := e.d.node.Gateway()
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p plane.Egress) e
 	return g.SetPolicy(ctx, id, policyOf(p))
 }
 
-func policyOf(p plane.Egress) gateway.Policy {
+func policyOf(p profiles.Egress) gateway.Policy {
 	out := gateway.Policy{Profile: p.Profile}
 	for _, c := range p.Ceilings {
 		out.Ceilings = append(out.Ceilings, wire.Ceiling(c))
@@ -167,7 +167,7 @@ func (e *egress) write(ctx context.Context, pending map[kind]*summary) {
 		if s.times > 1 {
 			k.subject += fmt.Sprintf(" ×%d", s.times)
 		}
-		err := e.d.plane.Decided(ctx, k.id, plane.Decision{Type: k.typ, Subject: k.subject, Rule: k.rule, Bytes: s.bytes})
+		err := e.d.plane.Profiles.Decided(ctx, k.id, profiles.Decision{Type: k.typ, Subject: k.subject, Rule: k.rule, Bytes: s.bytes})
 		e.note(err)
 	}
 }
@@ -177,7 +177,7 @@ func (e *egress) used(ctx context.Context, d decided) {
 	for _, s := range d.e.Secrets {
 		name, version, _ := strings.Cut(s, "@")
 		n, _ := strconv.ParseInt(version, 10, 64)
-		e.note(e.d.plane.SecretUsed(ctx, d.id, plane.SecretUse{Secret: name, Version: n, Rule: d.e.Rule, Host: d.e.Host}))
+		e.note(e.d.plane.Profiles.SecretUsed(ctx, d.id, profiles.SecretUse{Secret: name, Version: n, Rule: d.e.Rule, Host: d.e.Host}))
 	}
 }
 

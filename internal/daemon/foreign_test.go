@@ -293,7 +293,7 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	ok(t, err)
 	_, err = c.CreateProfile(ctx, sandbox.Profile{Name: "mine-a"})
 	ok(t, err)
-	_, err = c.CreateSecret(ctx, atoll.NewSecret{Name: "mine-a", Value: []byte("v"), Hosts: []string{"a.example"}})
+	_, err = c.CreateSecret(ctx, sandbox.NewSecret{Name: "mine-a", Value: []byte("v"), Hosts: []string{"a.example"}})
 	ok(t, err)
 	_, err = c.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: "mine-a"})
 	ok(t, err)

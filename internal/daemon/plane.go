@@ -68,7 +68,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	}
 	images.Protect(d.neededImages)
 	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
-	if err := d.plane.LoadPolicies(ctx); err != nil {
+	if err := d.plane.Policies.Load(ctx); err != nil {
 		return err // to go on without them would be to allow everything
 	}
 	return d.startEgress(ctx, out)

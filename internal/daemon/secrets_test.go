@@ -66,7 +66,7 @@ func TestStoredSecretsStayIn(t *testing.T) {
 	send(http.MethodGet, "/v1/secrets/token/value", "", 405)
 	send(http.MethodGet, "/v1/events?limit=1000", "", 200)
 	send(http.MethodDelete, "/v1/secrets/token", "", 204)
-	_, err := c.CreateSecret(t.Context(), atoll.NewSecret{Name: "raw", Value: []byte(canary + "\xff")})
+	_, err := c.CreateSecret(t.Context(), sandbox.NewSecret{Name: "raw", Value: []byte(canary + "\xff")})
 	if err != nil {
 		t.Fatal(err)
 	}

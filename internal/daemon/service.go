@@ -30,8 +30,8 @@ func servicesOf(s service) api.Services {
 		Processes:  s,
 		Snapshots:  s.Snapshots,
 		Keys:       s.Tenants,
-		Profiles:   s,
-		Secrets:    s,
+		Profiles:   s.Plane.Profiles,
+		Secrets:    s.Plane.Secrets,
 		Events:     s.Plane.Events,
 		Workspaces: s.Plane.Workspaces,
 		Tenants:    s.Tenants,
@@ -39,7 +39,7 @@ func servicesOf(s service) api.Services {
 		Machine:    s,
 		Ports:      s.Exec,
 		Templates:  s,
-		Policies:   s,
+		Policies:   s.Plane.Policies,
 	}
 }
 

@@ -107,7 +107,7 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 	if err := first.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.CreateSecret(t.Context(), atoll.NewSecret{Name: "token", Value: []byte("secret value"), Hosts: []string{"api.example.com"}, AllowEnv: true}); err != nil {
+	if _, err := c.CreateSecret(t.Context(), sandbox.NewSecret{Name: "token", Value: []byte("secret value"), Hosts: []string{"api.example.com"}, AllowEnv: true}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := c.Create(t.Context(), sent, atoll.CreateOptions{})

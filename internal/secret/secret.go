@@ -177,3 +177,11 @@ func Check(v Value) error {
 	_, err := checked(v)
 	return err
 }
+
+// NoHosts refuses to send a secret that names no hosts.
+func NoHosts(name string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeDenied, Subject: name, Message: "the secret names no hosts, so that only a stored profile, or who may make one, may send it",
+		Hint: "make it with --host, or use a profile that adds it",
+	}
+}

@@ -29,6 +29,17 @@ func scanProfile(row scanner) (p Profile, err error) {
 	return p, err
 }
 
+// NetworkProfile returns the profile that a network works by: a stored one, or
+// the rules of its own.
+func (tx *Tx) NetworkProfile(ctx context.Context, tenant string, n sandbox.Network) (sandbox.Profile, error) {
+	if n.Profile == "" {
+		local, _ := n.Local()
+		return local, nil
+	}
+	stored, err := tx.Profile(ctx, tenant, n.Profile)
+	return stored.Profile, err
+}
+
 // CreateProfile records the first version of a profile. A name that is taken is
 // CodeAlreadyExists.
 func (tx *Tx) CreateProfile(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {

@@ -11,9 +11,17 @@ import (
 type Secret struct {
 	sandbox.StoredSecret
 	Tenant string
-	Labels map[string]string
 	KeyID  string // of the key that sealed it
 	Sealed []byte
+}
+
+// HostsFor returns the hosts to which the value is sent in place of the
+// placeholder of a sandbox.
+func (s *Secret) HostsFor(ref sandbox.SecretRef) []string {
+	if len(ref.Hosts) > 0 {
+		return ref.Hosts
+	}
+	return s.Hosts
 }
 
 const secretColumns = "tenant, name, version, description, source, hosts_json, allow_env, key_id, sealed, created, updated, labels_json"

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
-	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -51,7 +51,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
-	images, err := p.askedImage(ctx, who.Tenant, &req.Spec)
+	images, err := p.Policies.AskedImage(ctx, who.Tenant, &req.Spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
@@ -71,8 +71,8 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 		return Made{}, core.Named(opCreate, err)
 	}
 	spec.Provider = be.Name
-	p.fill(who.Tenant, &spec, req.Timeout)
-	rules, err := p.rulesFor(ctx, be, who.Tenant, &spec)
+	p.Policies.Fill(who.Tenant, &spec, req.Timeout)
+	rules, err := p.egress(ctx, be, who.Tenant, &spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
@@ -86,13 +86,13 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	defer landed()
 	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
 	if origin == "" && req.base == nil {
-		if images, err = p.fetchSigned(ctx, action, &want.Spec, images, control.ImageRequest{Pull: req.Pull, Platform: req.Platform}); err != nil {
+		if images, err = p.Policies.FetchSigned(ctx, action, &want.Spec, images, control.ImageRequest{Pull: req.Pull, Platform: req.Platform}); err != nil {
 			return Made{}, core.Named(opCreate, err)
 		}
 	}
 	allowed := want.Spec
 	allowed.Lifetime.Timeout = max(allowed.Lifetime.Timeout, req.Timeout)
-	if err := p.permit(ctx, action, &allowed, images); err != nil {
+	if err := p.Policies.Permit(ctx, action, &allowed, images); err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
 	if err := p.enforceable(ctx, be, who.Tenant, &want); err != nil {
@@ -165,18 +165,18 @@ func (p *Plane) enforceable(ctx context.Context, be *providers.Backend, tenant s
 	if err != nil {
 		return err
 	}
-	return be.Enforceable(want.Limits, p.policies().Caps(bundle.About{Tenant: tenant, Labels: want.Spec.Labels}).Resources, quotas)
+	return be.Enforceable(want.Limits, p.Policies.Set().Caps(policyset.About{Tenant: tenant, Labels: want.Spec.Labels}).Resources, quotas)
 }
 
 // announce records the sandbox and that it is about to be made, together or
 // not at all. A nil intent says that an earlier request made it.
 func (p *Plane) announce(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
-	values, err := p.reveal(ctx, tenant, spec.Secrets)
+	values, err := p.Secrets.Reveal(ctx, tenant, spec.Secrets)
 	if err != nil {
 		return box, nil, err
 	}
-	defer values.clear()
+	defer values.Clear()
 	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		intent = nil
 		b := store.Sandbox{

@@ -20,10 +20,12 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/key"
-	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/secret/source"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
@@ -36,11 +38,11 @@ const canary = "ghp_canary0451canary0451canary0451canary"
 // told is a gateway that remembers what it was told last.
 type told struct {
 	mu   sync.Mutex
-	seen map[sandbox.ID]plane.Egress
+	seen map[sandbox.ID]profiles.Egress
 	fail error
 }
 
-func (g *told) SetEgress(_ context.Context, box sandbox.ID, e plane.Egress) error {
+func (g *told) SetEgress(_ context.Context, box sandbox.ID, e profiles.Egress) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.fail != nil {
@@ -50,7 +52,7 @@ func (g *told) SetEgress(_ context.Context, box sandbox.ID, e plane.Egress) erro
 	return nil
 }
 
-func (g *told) last(t *testing.T, box sandbox.ID) plane.Egress {
+func (g *told) last(t *testing.T, box sandbox.ID) profiles.Egress {
 	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -99,7 +101,7 @@ type rig struct {
 
 func newRig(t *testing.T, fault func(point string) error) *rig {
 	t.Helper()
-	r := &rig{dir: t.TempDir(), gateway: &told{seen: map[sandbox.ID]plane.Egress{}}, logged: &bytes.Buffer{}}
+	r := &rig{dir: t.TempDir(), gateway: &told{seen: map[sandbox.ID]profiles.Egress{}}, logged: &bytes.Buffer{}}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -122,8 +124,8 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 			Node: "local", Store: r.store, Audit: audit.New(log, audit.Options{RecordArgs: true}),
 			Logger: slog.New(slog.NewTextHandler(r.logged, nil)), Fault: fault,
 		},
-		Policies: plane.Policies{Source: "caps.yaml", Load: func() (*bundle.Set, error) {
-			return bundle.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
+		Policies: policies.Files{Source: "caps.yaml", Load: func() (*policyset.Set, error) {
+			return policyset.Parse(map[string][]byte{"caps.yaml": []byte(r.rules)})
 		}},
 		Sealer: sealer, Gateway: r.gateway,
 		Sources: &source.Reader{LookupEnv: func(name string) (string, bool) { return "from-the-environment", name == "DAEMON_TOKEN" && !r.lost }},
@@ -143,17 +145,16 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	return r
 }
 
-func (r *rig) secret(t *testing.T, name string, change func(*plane.NewSecret)) {
+func (r *rig) secret(t *testing.T, name string, change func(*sandbox.NewSecret)) {
 	t.Helper()
-	n := plane.NewSecret{Name: name, Source: secret.Source{Kind: secret.Stored}, Hosts: []string{"api.example.com"}}
+	n := sandbox.NewSecret{Name: name, Hosts: []string{"api.example.com"}}
 	if change != nil {
 		change(&n)
 	}
-	v := secret.NewValue([]byte(canary))
-	if n.Source.Kind != secret.Stored {
-		v = secret.Value{}
+	if n.Source == "" {
+		n.Value = []byte(canary)
 	}
-	if _, err := r.CreateSecret(r.owner, n, v); err != nil {
+	if _, err := r.Secrets.Create(r.owner, n); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -207,7 +208,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	env := r.env(t, "box")
-	e, err := r.Egress(t.Context(), made.ID)
+	e, err := r.Profiles.Egress(t.Context(), made.ID)
 	if err != nil || len(e.Secrets) != 1 {
 		t.Fatalf("%+v %v", e, err)
 	}
@@ -222,10 +223,10 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e2, err := r.Egress(t.Context(), other.ID); err != nil || e2.Secrets[0].Placeholder == s.Placeholder {
+	if e2, err := r.Profiles.Egress(t.Context(), other.ID); err != nil || e2.Secrets[0].Placeholder == s.Placeholder {
 		t.Errorf("two sandboxes share a placeholder: %v", err)
 	}
-	if err := r.SecretUsed(t.Context(), made.ID, plane.SecretUse{Secret: "github", Version: 1, Rule: "egress", Host: "api.example.com"}); err != nil {
+	if err := r.Profiles.SecretUsed(t.Context(), made.ID, profiles.SecretUse{Secret: "github", Version: 1, Rule: "egress", Host: "api.example.com"}); err != nil {
 		t.Error(err)
 	}
 	r.scan(t, made.ID)
@@ -249,7 +250,7 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	if !used {
 		t.Error("the use of the secret is not on record")
 	}
-	stored, err := r.Secrets(r.owner)
+	stored, err := r.Secrets.List(r.owner)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +258,7 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := r.Egress(t.Context(), box)
+	e, err := r.Profiles.Egress(t.Context(), box)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +289,7 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 func TestPlaceholdersThroughLife(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
-	r.secret(t, "open", func(n *plane.NewSecret) { n.AllowEnv = true })
+	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
 	made, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Env: map[string]string{"A": "b"}, Network: sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github"}, {Name: "open", Mode: sandbox.SecretEnv}},
@@ -298,7 +299,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 	}
 	placeholder := func(id sandbox.ID) string {
 		t.Helper()
-		e, err := r.Egress(t.Context(), id)
+		e, err := r.Profiles.Egress(t.Context(), id)
 		if err != nil || len(e.Secrets) != 1 {
 			t.Fatalf("%+v %v", e, err)
 		}
@@ -337,7 +338,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 func TestApply(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
-	if _, err := r.CreateProfile(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
+	if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 		t.Fatal(err)
 	}
 	one, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: "one", Network: sandbox.Network{Profile: "ci"}}})
@@ -350,7 +351,7 @@ func TestApply(t *testing.T) {
 	}
 	changed := injecting("ci", "github", "api.example.com")
 	changed.Rules = append(changed.Rules, sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"mirror.example"}})
-	p, err := r.ApplyProfile(r.owner, 1, changed)
+	p, err := r.Profiles.Apply(r.owner, 1, changed)
 	if err != nil || p.Version != 2 {
 		t.Fatalf("%+v %v", p, err)
 	}
@@ -358,15 +359,15 @@ func TestApply(t *testing.T) {
 	if len(e.Profile.Rules) != 2 || len(e.Secrets) != 1 || string(e.Secrets[0].Value.Reveal()) != canary || e.Secrets[0].Placeholder != "" {
 		t.Errorf("the gateway was told %+v", e)
 	}
-	if _, err := r.RotateSecret(r.owner, "github", secret.NewValue([]byte("the-second-value"))); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")}); err != nil {
 		t.Fatal(err)
 	}
 	if e := r.gateway.last(t, one.ID); string(e.Secrets[0].Value.Reveal()) != "the-second-value" || e.Secrets[0].Version != 2 {
 		t.Errorf("after the rotation: %+v", e)
 	}
-	wants(t, "a profile in use", r.RemoveProfile(r.owner, "ci"), sandbox.CodeConflict)
-	wants(t, "a secret that a profile adds", r.RemoveSecret(r.owner, "github", false), sandbox.CodeConflict)
-	wants(t, "by force", r.RemoveSecret(r.owner, "github", true), "")
+	wants(t, "a profile in use", r.Profiles.Remove(r.owner, "ci"), sandbox.CodeConflict)
+	wants(t, "a secret that a profile adds", r.Secrets.Remove(r.owner, "github", false), sandbox.CodeConflict)
+	wants(t, "by force", r.Secrets.Remove(r.owner, "github", true), "")
 	if e := r.gateway.last(t, one.ID); len(e.Secrets) != 0 {
 		t.Errorf("after the removal: %+v", e)
 	}
@@ -375,14 +376,14 @@ func TestApply(t *testing.T) {
 	}
 	r.gateway.fail = errors.New("the gateway is away")
 	changed.Rules = changed.Rules[1:]
-	p, err = r.ApplyProfile(r.owner, 0, changed)
+	p, err = r.Profiles.Apply(r.owner, 0, changed)
 	wants(t, "a gateway that is away", err, sandbox.CodeUnavailable)
 	if p.Version != 3 || !strings.Contains(err.Error(), "one") {
 		t.Errorf("version %d, %v", p.Version, err)
 	}
 	r.gateway.fail = nil
 	wants(t, "removing the sandbox", r.Destroy(r.owner, "one"), "")
-	wants(t, "a profile that was in use", r.RemoveProfile(r.owner, "ci"), "")
+	wants(t, "a profile that was in use", r.Profiles.Remove(r.owner, "ci"), "")
 }
 
 // A secret that is rotated or removed is so at once for every sandbox, also for
@@ -404,7 +405,7 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	if _, err := r.Pause(r.owner, "rests", false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.RotateSecret(r.owner, "github", secret.NewValue([]byte("the-second-value"))); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []sandbox.ID{runs, rests} {
@@ -412,8 +413,8 @@ func TestSecretsOfInlineRules(t *testing.T) {
 			t.Errorf("%s after the rotation: %+v", id, e)
 		}
 	}
-	wants(t, "one that rules of a sandbox add", r.RemoveSecret(r.owner, "github", false), sandbox.CodeConflict)
-	wants(t, "by force", r.RemoveSecret(r.owner, "github", true), "")
+	wants(t, "one that rules of a sandbox add", r.Secrets.Remove(r.owner, "github", false), sandbox.CodeConflict)
+	wants(t, "by force", r.Secrets.Remove(r.owner, "github", true), "")
 	for _, id := range []sandbox.ID{runs, rests} {
 		if e := r.gateway.last(t, id); len(e.Secrets) != 0 {
 			t.Errorf("%s after the removal: %+v", id, e)
@@ -422,7 +423,7 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	if _, told := r.gateway.seen[unconcerned]; told {
 		t.Error("a sandbox was touched that has nothing to do with it")
 	}
-	wants(t, "all", r.EnforceAll(t.Context()), "")
+	wants(t, "all", r.Profiles.EnforceAll(t.Context()), "")
 	if e := r.gateway.last(t, unconcerned); len(e.Secrets) != 1 {
 		t.Errorf("after all: %+v", e)
 	}
@@ -438,13 +439,13 @@ func TestWithEgressInTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 	rotated := make(chan error, 1)
-	err = r.WithEgress(t.Context(), made.ID, func(e plane.Egress) error {
+	err = r.Profiles.With(t.Context(), made.ID, func(e profiles.Egress) error {
 		go func() {
-			_, err := r.RotateSecret(r.owner, "github", secret.NewValue([]byte("the-second-value")))
+			_, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")})
 			rotated <- err
 		}()
 		for { // until it is stored; it then waits for us
-			stored, err := r.Secrets(r.owner)
+			stored, err := r.Secrets.List(r.owner)
 			if err != nil || stored[0].Version == 2 {
 				return errors.Join(err, r.gateway.SetEgress(t.Context(), made.ID, e))
 			}
@@ -460,8 +461,8 @@ func TestWithEgressInTurn(t *testing.T) {
 func TestRefusedNetworks(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
-	r.secret(t, "anywhere", func(n *plane.NewSecret) { n.Hosts = nil })
-	r.secret(t, "open", func(n *plane.NewSecret) { n.AllowEnv = true })
+	r.secret(t, "anywhere", func(n *sandbox.NewSecret) { n.Hosts = nil })
+	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
 	inline := func(p sandbox.Profile) sandbox.Network { p.Name = ""; return sandbox.Network{Inline: &p} }
 	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
 	for _, tt := range []struct {
@@ -511,7 +512,7 @@ func TestHalfMade(t *testing.T) {
 			return nil
 		})
 		r.secret(t, "github", nil)
-		if _, err := r.CreateProfile(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
+		if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 			t.Fatal(err)
 		}
 		_, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
@@ -524,8 +525,8 @@ func TestHalfMade(t *testing.T) {
 		if err := r.Destroy(r.owner, "box"); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 			wants(t, point, err, "")
 		}
-		wants(t, point, r.RemoveProfile(r.owner, "ci"), "")
-		wants(t, point, r.RemoveSecret(r.owner, "github", false), "")
+		wants(t, point, r.Profiles.Remove(r.owner, "ci"), "")
+		wants(t, point, r.Secrets.Remove(r.owner, "github", false), "")
 	}
 }
 
@@ -535,52 +536,48 @@ func TestHalfMade(t *testing.T) {
 func TestWhoMay(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
-	if _, err := r.CreateProfile(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
+	if _, err := r.Profiles.Create(r.owner, injecting("ci", "github", "api.example.com")); err != nil {
 		t.Fatal(err)
 	}
 	for who, ctx := range map[sandbox.Code]context.Context{sandbox.CodeDenied: r.writer, sandbox.CodeNotFound: r.rival, sandbox.CodeUnauthorized: t.Context()} {
-		_, err := r.RotateSecret(ctx, "github", secret.NewValue([]byte("mine-from-now-on")))
+		_, err := r.Secrets.Rotate(ctx, "github", sandbox.SecretValue{Value: []byte("mine-from-now-on")})
 		wants(t, "rotate", err, who)
-		wants(t, "remove a secret", r.RemoveSecret(ctx, "github", true), who)
-		wants(t, "remove a profile", r.RemoveProfile(ctx, "ci"), who)
-		_, err = r.ApplyProfile(ctx, 1, sandbox.Profile{Name: "ci", Default: sandbox.Allow})
+		wants(t, "remove a secret", r.Secrets.Remove(ctx, "github", true), who)
+		wants(t, "remove a profile", r.Profiles.Remove(ctx, "ci"), who)
+		_, err = r.Profiles.Apply(ctx, 1, sandbox.Profile{Name: "ci", Default: sandbox.Allow})
 		wants(t, "apply", err, who)
 		if ctx == r.writer {
 			continue
 		}
-		_, err = r.Profile(ctx, "ci", 0)
+		_, err = r.Profiles.Get(ctx, "ci", 0)
 		wants(t, "show", err, who)
-		_, err = r.TestProfile(ctx, "ci", "GET", "https://api.example.com/")
+		_, err = r.Profiles.Test(ctx, "ci", "GET", "https://api.example.com/")
 		wants(t, "test", err, who)
 		_, err = r.Create(ctx, plane.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Profile: "ci"}}})
 		wants(t, "use", err, who)
 		_, err = r.Create(ctx, plane.CreateRequest{Spec: sandbox.Spec{Network: sandbox.Network{Egress: []string{}}, Secrets: []sandbox.SecretRef{{Name: "github"}}}})
 		wants(t, "use a secret", err, who)
 	}
-	secrets, err := r.Secrets(r.rival)
-	profiles, err2 := r.Profiles(r.rival)
-	if err != nil || err2 != nil || len(secrets)+len(profiles) != 0 {
-		t.Errorf("the rival sees %v %v (%v, %v)", secrets, profiles, err, err2)
+	theirs, err := r.Secrets.List(r.rival)
+	rules, err2 := r.Profiles.List(r.rival)
+	if err != nil || err2 != nil || len(theirs)+len(rules) != 0 {
+		t.Errorf("the rival sees %v %v (%v, %v)", theirs, rules, err, err2)
 	}
 	for _, source := range []string{"file:/etc/passwd", "env:DAEMON_TOKEN"} {
-		src, err := secret.ParseSource(source)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = r.CreateSecret(r.rival, plane.NewSecret{Name: "theirs", Source: src}, secret.Value{})
+		_, err := r.Secrets.Create(r.rival, sandbox.NewSecret{Name: "theirs", Source: source})
 		wants(t, source, err, sandbox.CodeDenied)
 	}
-	r.secret(t, "outside", func(n *plane.NewSecret) { n.Source = secret.Source{Kind: secret.FromEnv, Ref: "DAEMON_TOKEN"} })
+	r.secret(t, "outside", func(n *sandbox.NewSecret) { n.Source = "env:DAEMON_TOKEN" })
 	made, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "outside"}},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e, err := r.Egress(t.Context(), made.ID); err != nil || string(e.Secrets[0].Value.Reveal()) != "from-the-environment" {
+	if e, err := r.Profiles.Egress(t.Context(), made.ID); err != nil || string(e.Secrets[0].Value.Reveal()) != "from-the-environment" {
 		t.Errorf("%+v %v", e, err)
 	}
-	_, err = r.RotateSecret(r.owner, "outside", secret.NewValue([]byte("a value")))
+	_, err = r.Secrets.Rotate(r.owner, "outside", sandbox.SecretValue{Value: []byte("a value")})
 	wants(t, "a value for a secret that is kept outside", err, sandbox.CodeInvalid)
 	// What the store holds of one tenant opens for no other, even if somebody
 	// writes to the database.
@@ -604,7 +601,7 @@ func TestWhoMay(t *testing.T) {
 func TestSetNetwork(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "hosted", nil)
-	r.secret(t, "free", func(n *plane.NewSecret) { n.Hosts = nil })
+	r.secret(t, "free", func(n *sandbox.NewSecret) { n.Hosts = nil })
 	own := func(p sandbox.Profile) sandbox.Network { return sandbox.Network{Inline: &p} }
 	for _, name := range []string{"box", "other"} {
 		if _, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}); err != nil {

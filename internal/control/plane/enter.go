@@ -62,7 +62,7 @@ func (p *Plane) Expire(ctx context.Context, ref string, at time.Time, extend boo
 			return err
 		}
 		a := auditAction(who, control.Action{Op: opUpdate, Subject: ref})
-		if err := p.permitUntil(ctx, a, &found, at); err != nil && (!extend || found.Expires.IsZero() || at.After(found.Expires)) {
+		if err := p.Policies.PermitUntil(ctx, a, &found, at); err != nil && (!extend || found.Expires.IsZero() || at.After(found.Expires)) {
 			return err
 		}
 		want := store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}

@@ -87,10 +87,10 @@ func (p *Plane) copies(ctx context.Context, be *providers.Backend, t *turn, req 
 		}
 	}
 	like.Spec.Labels = labels
-	if like.Egress, err = p.rulesFor(ctx, be, b.Tenant, &like.Spec); err != nil {
+	if like.Egress, err = p.egress(ctx, be, b.Tenant, &like.Spec); err != nil {
 		return nil, err
 	}
-	p.fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
+	p.Policies.Fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
 	all := make([]control.CreateRequest, req.Count)
 	for i := range all {
 		one := like
@@ -100,7 +100,7 @@ func (p *Plane) copies(ctx context.Context, be *providers.Backend, t *turn, req 
 		if all[i], err = be.Control.Prepare(ctx, one); err != nil {
 			return nil, err
 		}
-		if err := p.permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
+		if err := p.Policies.Permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
 			return nil, err
 		}
 	}
@@ -109,11 +109,11 @@ func (p *Plane) copies(ctx context.Context, be *providers.Backend, t *turn, req 
 
 // announceForks records all copies, so that they fit into the quota together.
 func (p *Plane) announceForks(ctx context.Context, t *turn, wanted []control.CreateRequest) (intent *audit.Intent, err error) {
-	values, err := p.reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
+	values, err := p.Secrets.Reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
 	if err != nil {
 		return nil, err
 	}
-	defer values.clear()
+	defer values.Clear()
 	err = p.Store.Update(ctx, func(tx *store.Tx) error {
 		for i := range wanted {
 			w := &wanted[i]

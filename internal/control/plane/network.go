@@ -3,10 +3,12 @@ package plane
 import (
 	"context"
 
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/lifecycle"
-	"github.com/atoll-run/atoll/internal/policy"
-	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/secrets"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -28,16 +30,15 @@ func (p *Plane) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (
 	}
 	spec := t.box.Spec
 	spec.Labels, spec.Network = t.box.Labels, n
-	if err := p.permit(ctx, t.action, &spec, nil, bundle.Network, bundle.Secrets); err != nil {
+	if err := p.Policies.Permit(ctx, t.action, &spec, nil, policyset.Network, policyset.Secrets); err != nil {
 		return t.box, core.Named(opUpdate, err)
 	}
 	intent, err := p.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Network = n }, func(tx *store.Tx) error {
-		swaps, err := p.swaps(ctx, tx, &t.box)
+		swaps, err := p.Secrets.Swaps(ctx, tx, &t.box)
 		if err != nil {
 			return err
 		}
-		local, _ := n.Local()
-		return p.compiles(ctx, tx, t.box.Tenant, local, trusted(ctx, n), swaps)
+		return p.Profiles.Check(ctx, tx, t.box.Tenant, n, swaps)
 	})
 	if err != nil {
 		return t.box, core.Named(opUpdate, err)
@@ -46,7 +47,7 @@ func (p *Plane) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (
 	if err != nil {
 		return b, core.Named(opUpdate, err)
 	}
-	return b, core.Named(opUpdate, p.enforce(ctx, []store.Sandbox{b}))
+	return b, core.Named(opUpdate, p.Profiles.Enforce(ctx, []store.Sandbox{b}))
 }
 
 // ownNetwork refuses what cannot be changed.
@@ -65,26 +66,37 @@ func ownNetwork(b *store.Sandbox, n sandbox.Network) error {
 	return nil
 }
 
-// swaps returns where the placeholders of a recorded sandbox are replaced.
-func (p *Plane) swaps(ctx context.Context, tx *store.Tx, b *store.Sandbox) (all []policy.Swap, err error) {
-	uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
+// bind ties a new sandbox to its profile and its secrets in the transaction that
+// records it. It returns the variables of the sandbox that hold secrets.
+func (p *Plane) bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, values secrets.Revealed) (map[string]string, error) {
+	env, swaps, err := p.Secrets.Bind(ctx, tx, tenant, spec, values)
 	if err != nil {
 		return nil, err
 	}
-	for _, ref := range b.Spec.Secrets {
-		for _, use := range uses {
-			if use.Variable != ref.Variable() || use.Placeholder == "" {
-				continue
-			}
-			s, err := tx.Secret(ctx, b.Tenant, ref.Name)
-			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-				continue // it is gone, and nothing is replaced
-			}
-			if err != nil {
-				return nil, err
-			}
-			all = append(all, policy.Swap{Secret: ref.Name, Placeholder: use.Placeholder, Hosts: swapHosts(ref, &s), In: ref.In})
-		}
-	}
-	return all, nil
+	return env, p.Profiles.Bind(ctx, tx, tenant, spec, swaps)
+}
+
+// egress completes a request for a sandbox of a provider.
+func (p *Plane) egress(ctx context.Context, be *providers.Backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
+	return p.Policies.Egress(ctx, tenant, spec, be.HasNetwork(ctx))
+}
+
+// recorded implements profiles.Sandboxes.
+type recorded struct{ p *Plane }
+
+func (r recorded) Recorded(ctx context.Context) ([]store.Sandbox, error) {
+	return r.p.recordedBoxes(ctx)
+}
+
+func (r recorded) HasGateway(ctx context.Context, b *store.Sandbox) (bool, error) {
+	be, err := r.p.Providers.Of(ctx, b)
+	return err == nil && be.HasNetwork(ctx), err
+}
+
+// enforcer implements secrets.Enforcer, for a service that is made before the
+// one that does it.
+type enforcer struct{ p *Plane }
+
+func (e enforcer) Enforce(ctx context.Context, all []store.Sandbox) error {
+	return e.p.Profiles.Enforce(ctx, all)
 }

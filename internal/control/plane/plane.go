@@ -21,7 +21,10 @@ import (
 	"github.com/atoll-run/atoll/internal/control/events"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
@@ -72,25 +75,19 @@ type Config struct {
 	Archive        *archive.Archive
 	PlainSnapshots bool
 	SnapshotCache  int64
-	// Sealer keeps the values of secrets. Nil: none are kept.
+	// Sealer encrypts the values of secrets. Nil: none are stored.
 	Sealer *secret.Sealer
 	// Sources reads secrets that are kept outside. Nil: there are none.
-	Sources Sources
+	Sources secrets.Sources
 	// Gateway enforces what sandboxes may reach. Nil: nobody is told of
 	// changes.
-	Gateway Gateway
+	Gateway profiles.Gateway
 	// Operator is what the owner of the machine decides for all profiles.
 	Operator policy.Operator
 	// Policies say what sandboxes may be.
-	Policies Policies
+	Policies policies.Files
 	// Builder builds templates. Nil: none are built.
 	Builder Builder
-}
-
-// Sources reads the values of secrets that are kept outside the store. Package
-// source has one.
-type Sources interface {
-	Read(ctx context.Context, s secret.Source) (secret.Value, error)
 }
 
 // Plane is the control plane of one daemon. Its methods may be called
@@ -103,14 +100,14 @@ type Plane struct {
 	Tenants    *tenants.Service
 	Snapshots  *snapshots.Service
 	Events     *events.Service
+	Policies   *policies.Service
+	Profiles   *profiles.Service
+	Secrets    *secrets.Service
 	cfg        Config
 	locks      core.Locks[sandbox.ID]
-	rules      rulebook
-	telling    core.Locks[sandbox.ID] // who tells the gateway about a sandbox
-	watched    sync.Map               // sandbox.ID → *watcher: those that a goroutine waits for
+	watched    sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
 	making     core.Inflight[sandbox.ID]
 	uses       uses
-	redactors  redactors
 	due        due
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
@@ -131,7 +128,6 @@ func New(cfg Config) *Plane {
 	p.Meter = p.Tenants.MeterExec
 	p.Events = events.New(p.Core, cfg.Log, cfg.OTLP)
 	p.Workspaces = workspaces.New(p.Core, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: p, Access: p.Tenants})
-	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p, Tenants: p.Tenants, Passes: cfg.Passes})
 	if cfg.Defaults == (sandbox.Resources{}) {
 		p.cfg.Defaults = cfg.Control.Defaults
 	}
@@ -143,6 +139,15 @@ func New(cfg Config) *Plane {
 		Providers: p.Providers, Sandboxes: p, Environments: cfg.Environments,
 		Archive: cfg.Archive, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
 	})
+	p.Policies = policies.New(p.Core, policies.Config{
+		Files: cfg.Policies, Defaults: p.cfg.Defaults, Images: cfg.Control.Images, Snapshot: p.Snapshots.Find,
+		Changed: func(ctx context.Context) error { return p.Profiles.EnforceAll(ctx) },
+	})
+	p.Secrets = secrets.New(p.Core, secrets.Config{Sealer: cfg.Sealer, Sources: cfg.Sources, Policies: p.Policies, Gateway: enforcer{p}})
+	p.Profiles = profiles.New(p.Core, profiles.Config{
+		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: p.Policies, Secrets: p.Secrets, Sandboxes: recorded{p},
+	})
+	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p.Secrets, Tenants: p.Tenants, Passes: cfg.Passes})
 	return p
 }
 

@@ -15,7 +15,6 @@ import (
 	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
-	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -50,7 +49,7 @@ func ruled(t *testing.T) *rig {
 func (r *rig) load(t *testing.T, text string) {
 	t.Helper()
 	r.rules = text
-	if err := r.LoadPolicies(t.Context()); err != nil {
+	if err := r.Policies.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -107,7 +106,7 @@ func TestPoliciesAtCreation(t *testing.T) {
 			}
 			_, err := r.Create(r.owner, plane.CreateRequest{Spec: spec})
 			r.by(t, rule, rule, err)
-			if a, err := r.ExplainPolicies(r.owner, spec); err != nil || a.Allow || !strings.Contains(a.Message, "caps.yaml") {
+			if a, err := r.Policies.Explain(r.owner, spec); err != nil || a.Allow || !strings.Contains(a.Message, "caps.yaml") {
 				t.Errorf("%s is not explained: %+v %v", rule, a, err)
 			}
 		}
@@ -169,11 +168,11 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	if _, err := r.Stop(r.writer, "box", 0); err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.CreateProfile(r.owner, injecting("ci", "other", "api.example.com"))
+	_, err = r.Profiles.Create(r.owner, injecting("ci", "other", "api.example.com"))
 	r.by(t, "a profile that adds a secret", "agents.secrets", err)
-	_, err = r.ApplyProfile(r.owner, 0, injecting("ci", "other", "api.example.com"))
+	_, err = r.Profiles.Apply(r.owner, 0, injecting("ci", "other", "api.example.com"))
 	r.by(t, "a profile that is applied", "agents.secrets", err)
-	_, err = r.CreateSecret(r.owner, plane.NewSecret{Name: "tight", Source: secret.Source{Kind: secret.Stored}, AllowEnv: true}, secret.NewValue([]byte("a value")))
+	_, err = r.Secrets.Create(r.owner, sandbox.NewSecret{Name: "tight", Value: []byte("a value"), AllowEnv: true})
 	r.by(t, "a secret for the inside", "agents.secretModes", err)
 
 	// What was made before is not brought back under policies that forbid it.
@@ -199,7 +198,7 @@ func TestCeilingsReachTheGateway(t *testing.T) {
 	r := ruled(t)
 	r.secret(t, "github", nil)
 	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
-	e, err := r.Egress(t.Context(), b.ID)
+	e, err := r.Profiles.Egress(t.Context(), b.ID)
 	if err != nil || len(e.Ceilings) != 1 || e.Ceilings[0].Name != "agents" || len(e.Secrets) != 1 {
 		t.Fatalf("%+v %v", e, err)
 	}
@@ -219,14 +218,14 @@ func TestCeilingsReachTheGateway(t *testing.T) {
 	if e := r.gateway.last(t, b.ID); len(e.Ceilings) != 2 {
 		t.Errorf("after another label: %+v", e)
 	}
-	if x, err := r.TestProfile(r.owner, mustProfile(t, r), "GET", "https://evil.test/"); err != nil || x.Allow || !strings.Contains(x.Message, "policy agents") {
+	if x, err := r.Profiles.Test(r.owner, mustProfile(t, r), "GET", "https://evil.test/"); err != nil || x.Allow || !strings.Contains(x.Message, "policy agents") {
 		t.Errorf("a test says %+v %v", x, err)
 	}
 }
 
 func mustProfile(t *testing.T, r *rig) string {
 	t.Helper()
-	p, err := r.CreateProfile(r.owner, sandbox.Profile{Name: "wide", Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"*"}}}})
+	p, err := r.Profiles.Create(r.owner, sandbox.Profile{Name: "wide", Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"*"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -240,29 +239,29 @@ func TestBrokenPolicies(t *testing.T) {
 	for _, broken := range []string{"", "policies: []", "policies: [{name: a, cpu: 1}]"} {
 		r.rules = broken
 		for range 2 {
-			if err := r.LoadPolicies(t.Context()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+			if err := r.Policies.Load(t.Context()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 				t.Errorf("%q: %v", broken, err)
 			}
 		}
 		_, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 3}}})
 		r.by(t, "the old ones", "agents.cpus", err)
 	}
-	s, err := r.GetPolicies(r.owner)
+	s, err := r.Policies.Get(r.owner)
 	if err != nil || s.Problem == "" || len(s.Policies) != 2 || s.Source != "caps.yaml" || s.Loaded.IsZero() {
 		t.Errorf("%+v %v", s, err)
 	}
-	s, err = r.GetPolicies(r.rival)
+	s, err = r.Policies.Get(r.rival)
 	if err != nil || s.Problem != "" || s.Source != "" || len(s.Policies) != 1 || s.Policies[0].Name != "locked" {
 		t.Errorf("the rival sees %+v %v", s, err)
 	}
-	if _, err := r.ReloadPolicies(r.rival); sandbox.CodeOf(err) != sandbox.CodeDenied {
+	if _, err := r.Policies.Reload(r.rival); sandbox.CodeOf(err) != sandbox.CodeDenied {
 		t.Errorf("the rival reloads: %v", err)
 	}
-	if _, err := r.GetPolicies(t.Context()); sandbox.CodeOf(err) != sandbox.CodeUnauthorized {
+	if _, err := r.Policies.Get(t.Context()); sandbox.CodeOf(err) != sandbox.CodeUnauthorized {
 		t.Errorf("nobody: %v", err)
 	}
 	r.rules = caps
-	if s, err := r.ReloadPolicies(r.owner); err != nil || s.Problem != "" {
+	if s, err := r.Policies.Reload(r.owner); err != nil || s.Problem != "" {
 		t.Errorf("%+v %v", s, err)
 	}
 	operator := guard.WithPrincipal(t.Context(), key.Peer(core.DefaultTenant, 0))

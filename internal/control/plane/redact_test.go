@@ -9,7 +9,6 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -64,7 +63,7 @@ func (r *rig) printed(t *testing.T, name, script string) map[string]string {
 // for, by its maker or by a policy, and shown otherwise.
 func TestRedact(t *testing.T) {
 	r := newRig(t, nil)
-	r.secret(t, "open", func(n *plane.NewSecret) { n.AllowEnv = true })
+	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
 	make := func(name string, redact bool, labels map[string]string) {
 		t.Helper()
 		_, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
@@ -78,7 +77,7 @@ func TestRedact(t *testing.T) {
 	make("open", false, nil)
 	make("ruled", false, map[string]string{"tier": "free"})
 	r.rules = "policies: [{name: quiet, labels: {tier: [free]}, redact: true}]"
-	if _, err := r.ReloadPolicies(r.owner); err != nil {
+	if _, err := r.Policies.Reload(r.owner); err != nil {
 		t.Fatal(err)
 	}
 	encoded := base64.StdEncoding.EncodeToString([]byte(canary))
@@ -100,7 +99,7 @@ func TestRedact(t *testing.T) {
 
 	// What runs since before a rotation has the old value, what is begun after
 	// it in a new sandbox the new one.
-	if _, err := r.RotateSecret(r.owner, "open", secret.NewValue([]byte("another-canary-value"))); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "open", sandbox.SecretValue{Value: []byte("another-canary-value")}); err != nil {
 		t.Fatal(err)
 	}
 	for where, text := range r.printed(t, "asked", script+"; echo another-canary-value") {
@@ -113,8 +112,8 @@ func TestRedact(t *testing.T) {
 // A value that cannot be read is not shown for that.
 func TestRedactFailsClosed(t *testing.T) {
 	r := newRig(t, nil)
-	r.secret(t, "outside", func(n *plane.NewSecret) {
-		n.AllowEnv, n.Source = true, secret.Source{Kind: secret.FromEnv, Ref: "DAEMON_TOKEN"}
+	r.secret(t, "outside", func(n *sandbox.NewSecret) {
+		n.AllowEnv, n.Source = true, "env:DAEMON_TOKEN"
 	})
 	_, err := r.Create(r.writer, plane.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Redact: true, Secrets: []sandbox.SecretRef{{Name: "outside", Mode: sandbox.SecretEnv}},
@@ -126,7 +125,7 @@ func TestRedactFailsClosed(t *testing.T) {
 		t.Errorf("%q", out)
 	}
 	r.lost = true
-	if _, err := r.RotateSecret(r.owner, "outside", secret.Value{}); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "outside", sandbox.SecretValue{}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.Exec.Open(r.owner, "box")

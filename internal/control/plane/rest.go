@@ -399,7 +399,7 @@ func (p *Plane) rests(b *store.Sandbox, how away, id string) {
 // bring makes a sandbox that was put away run again, with the memory that was
 // kept unless only its files are wanted. What was kept goes only when it runs.
 func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool) (store.Sandbox, error) {
-	if err := p.permitAgain(ctx, t); err != nil {
+	if err := p.Policies.PermitAgain(ctx, t.action, &t.box); err != nil {
 		return t.box, err
 	}
 	be, err := p.Providers.Of(ctx, &t.box)
@@ -408,10 +408,10 @@ func (p *Plane) bring(ctx context.Context, t *turn, step string, filesOnly bool)
 	}
 	req, err := p.again(&t.box)
 	if err == nil {
-		req.Egress, err = p.rulesFor(ctx, be, t.box.Tenant, &req.Spec)
+		req.Egress, err = p.egress(ctx, be, t.box.Tenant, &req.Spec)
 	}
 	if err == nil {
-		req.Hidden, err = p.hidden(ctx, &t.box)
+		req.Hidden, err = p.Secrets.Environment(ctx, &t.box)
 	}
 	if err != nil {
 		return t.box, err

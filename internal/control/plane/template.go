@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
-	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
@@ -65,10 +65,10 @@ func (p *Plane) BuildTemplate(ctx context.Context, req BuildRequest) (t store.Te
 	allowed := func(who key.Principal) error { return mayAsk(who, &spec) }
 	base := []string{spec.Image}
 	if core.FirstError(who.Allow(op), allowed(who)) == nil {
-		if base, err = p.fetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
+		if base, err = p.Policies.FetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
 			return t, core.Named(op, err)
 		}
-		if err := p.permit(ctx, record, &spec, base, bundle.Images, bundle.Network, bundle.Secrets); err != nil {
+		if err := p.Policies.Permit(ctx, record, &spec, base, policyset.Images, policyset.Network, policyset.Secrets); err != nil {
 			return t, core.Named(op, err)
 		}
 	}
@@ -242,7 +242,7 @@ func (b builders) Open(ctx context.Context, digest string, network sandbox.Netwo
 // with makes a sandbox of a build.
 func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildBox, err error) {
 	life := buildLifetime
-	if limit := b.p.policies().Caps(bundle.About{Tenant: b.tenant}).Lifetime; limit > 0 {
+	if limit := b.p.Policies.Set().Caps(policyset.About{Tenant: b.tenant}).Lifetime; limit > 0 {
 		life = min(life, limit)
 	}
 	spec.Name, spec.Lifetime = "build-"+strings.ToLower(rand.Text()), sandbox.Lifetime{Timeout: life}

@@ -133,7 +133,7 @@ func (p *Plane) discard(ctx context.Context, b *store.Sandbox) {
 	p.Snapshots.ForgetEnvironment(ctx, b.ID)
 	p.Snapshots.Drop(ctx, b.Provider, b.Rest.Kept)
 	p.uses.forget(b.ID)
-	p.redactors.forget(b.ID)
+	p.Secrets.Forget(b.ID)
 }
 
 // LockForSnapshot authorizes a snapshot of a sandbox, and waits until nobody else

@@ -3,7 +3,6 @@ package plane
 import (
 	"context"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
@@ -42,12 +41,12 @@ func (p *Plane) Update(ctx context.Context, ref string, c sandbox.Change) (store
 		return store.Sandbox{}, core.Named(opUpdate, err)
 	}
 	defer t.release()
-	if err := p.permitChange(ctx, t, &c, p.Store.Now()); err != nil {
+	if err := p.Policies.PermitChange(ctx, t.action, &t.box, &c, p.Store.Now()); err != nil {
 		return t.box, core.Named(opUpdate, err)
 	}
 	b, err := p.update(ctx, t, &c)
 	if err == nil && len(c.Labels) > 0 {
-		err = p.enforce(ctx, []store.Sandbox{b}) // other policies may hold for it
+		err = p.Profiles.Enforce(ctx, []store.Sandbox{b}) // other policies may hold for it
 	}
 	return b, core.Named(opUpdate, err)
 }
@@ -103,11 +102,7 @@ func (p *Plane) canChange(t *turn, box *control.Sandbox, c *sandbox.Change) erro
 
 // apply makes a change to a record.
 func (p *Plane) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
-	set(&b.Resources.CPUs, c.Resources.CPUs)
-	set(&b.Resources.Memory, c.Resources.Memory)
-	set(&b.Resources.Disk, c.Resources.Disk)
-	set(&b.Resources.PIDs, c.Resources.PIDs)
-	b.Labels = relabelled(b.Labels, c.Labels)
+	b.Resources, b.Labels = c.ApplyResources(b.Resources), c.ApplyLabels(b.Labels)
 	expires := b.Expires
 	setLifetime(b, c.Lifetime.Apply(b.Spec.Lifetime), now)
 	switch {
@@ -120,31 +115,6 @@ func (p *Plane) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 		b.Rest.Wakes = *c.Lifetime.Wakes
 	}
 	b.Active = now
-}
-
-// relabelled returns labels with changes; those with a nil value go.
-func relabelled(labels map[string]string, changes map[string]*string) map[string]string {
-	if len(changes) == 0 {
-		return labels
-	}
-	out := maps.Clone(labels)
-	for k, v := range changes {
-		if v == nil {
-			delete(out, k)
-			continue
-		}
-		if out == nil {
-			out = map[string]string{}
-		}
-		out[k] = *v
-	}
-	return out
-}
-
-func set[T int64 | float64](v *T, to T) {
-	if to != 0 {
-		*v = to
-	}
 }
 
 // tell makes a change to a living sandbox. If the second half fails, the first

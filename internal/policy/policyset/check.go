@@ -58,78 +58,82 @@ type Grant struct {
 	Mode sandbox.SecretMode // empty: a rule adds it to requests
 }
 
-// Finding is the result of one field of one policy for a request.
-type Finding struct {
-	Policy string `json:"policy"`
-	Rule   string `json:"rule"` // POLICY.FIELD
-	Field  Field  `json:"field"`
-	File   string `json:"file"`
-	Line   int    `json:"line"`
-	OK     bool   `json:"ok"`
-	Asked  string `json:"asked"`
-	Limit  string `json:"limit"`
+// finding is the result of one field of one policy for a request.
+type finding struct {
+	sandbox.PolicyFinding
+	policy string
+	field  Field
 	hint   string
+}
+
+func found(field Field, ok bool, asked, limit string) *finding {
+	return &finding{field: field, PolicyFinding: sandbox.PolicyFinding{OK: ok, Asked: asked, Limit: limit}}
 }
 
 // Check returns nil, or CodeDenied by the first rule that does not allow the
 // request. With fields, only those are looked at: a change is not refused for
 // what it leaves alone.
-func (b *Set) Check(r Request, fields ...Field) error {
-	for _, f := range b.Explain(r) {
-		if !f.OK && (len(fields) == 0 || slices.Contains(fields, f.Field)) {
+func (set *Set) Check(r Request, fields ...Field) error {
+	for _, f := range set.judge(&r) {
+		if !f.OK && (len(fields) == 0 || slices.Contains(fields, f.field)) {
 			return f.refusal()
 		}
 	}
 	return nil
 }
 
-func (f *Finding) refusal() error {
+func (f *finding) refusal() error {
 	return &sandbox.Error{
-		Code: sandbox.CodeDenied, Subject: string(f.Field), Rule: f.Rule, Hint: f.hint,
-		Message: fmt.Sprintf("%s is not allowed: the policy %s allows %s (%s:%d)", f.Asked, f.Policy, f.Limit, f.File, f.Line),
+		Code: sandbox.CodeDenied, Subject: string(f.field), Rule: f.Rule, Hint: f.hint,
+		Message: fmt.Sprintf("%s is not allowed: the policy %s allows %s (%s:%d)", f.Asked, f.policy, f.Limit, f.File, f.Line),
 	}
 }
 
-// Explain lists what every rule that is about a request says about it.
-func (b *Set) Explain(r Request) []Finding {
-	out := []Finding{}
-	for _, p := range b.For(r.About) {
-		for _, f := range p.judge(&r) {
-			f.Policy, f.Rule, f.File, f.Line = p.Name, p.Name+"."+string(f.Field), p.File, p.Lines[string(f.Field)]
+// judge returns the finding of every rule that applies to a request.
+func (set *Set) judge(r *Request) (out []*finding) {
+	for _, p := range set.about(r.About) {
+		for _, f := range p.judge(r) {
+			f.policy, f.Rule, f.File, f.Line = p.Name, p.Name+"."+string(f.field), p.File, p.Lines[string(f.field)]
 			out = append(out, f)
 		}
 	}
 	return out
 }
 
+// Explain lists what every rule that applies to a request says about it.
+func (set *Set) Explain(r Request) []sandbox.PolicyFinding {
+	out := []sandbox.PolicyFinding{}
+	for _, f := range set.judge(&r) {
+		out = append(out, f.PolicyFinding)
+	}
+	return out
+}
+
 // Answer is what the policies say about a request.
-func (b *Set) Answer(r Request) sandbox.PolicyAnswer {
-	caps := b.Caps(r.About)
+func (set *Set) Answer(r Request) sandbox.PolicyAnswer {
+	caps := set.Caps(r.About)
 	a := sandbox.PolicyAnswer{
 		Allow: true, Limits: caps.Resources, Lifetime: caps.Lifetime,
-		Findings: []sandbox.PolicyFinding{}, Ceilings: []sandbox.PolicyCeiling{},
+		Findings: set.Explain(r), Ceilings: []sandbox.PolicyCeiling{},
 	}
-	if err := b.Check(r); err != nil {
+	if err := set.Check(r); err != nil {
 		a.Allow, a.Message = false, err.Error()
 		if denied := new(sandbox.Error); errors.As(err, &denied) {
 			a.Rule = denied.Rule
 		}
 	}
-	for _, f := range b.Explain(r) {
-		a.Findings = append(a.Findings, sandbox.PolicyFinding{Rule: f.Rule, File: f.File, Line: f.Line, OK: f.OK, Asked: f.Asked, Limit: f.Limit})
-	}
-	for _, c := range b.Ceilings(r.About) {
+	for _, c := range set.Ceilings(r.About) {
 		a.Ceilings = append(a.Ceilings, sandbox.PolicyCeiling{Policy: c.Name, Profile: c.Profile})
 	}
 	return a
 }
 
 // judge looks at every field that a policy says something about.
-func (p *Policy) judge(r *Request) []Finding {
-	var out []Finding
-	add := func(f *Finding) {
+func (p *entry) judge(r *Request) []*finding {
+	var out []*finding
+	add := func(f *finding) {
 		if f != nil {
-			out = append(out, *f)
+			out = append(out, f)
 		}
 	}
 	size := func(n int64) string { return units.BytesSize(float64(n)) }
@@ -141,7 +145,7 @@ func (p *Policy) judge(r *Request) []Finding {
 	add(p.judgeImage(r))
 	add(p.judgeMounts(r))
 	if p.Network != nil && !*p.Network {
-		add(&Finding{Field: Network, OK: !r.Network, Asked: asked(r.Network, "a network"), Limit: "none"})
+		add(found(Network, !r.Network, asked(r.Network, "a network"), "none"))
 	}
 	return append(out, p.judgeSecrets(r)...)
 }
@@ -153,22 +157,22 @@ func asked(really bool, what string) string {
 	return "nothing"
 }
 
-func atMost[T ~int64 | ~float64](field Field, limit *T, want T, show func(T) string) *Finding {
+func atMost[T ~int64 | ~float64](field Field, limit *T, want T, show func(T) string) *finding {
 	if limit == nil {
 		return nil
 	}
-	f := &Finding{Field: field, OK: want > 0 && want <= *limit, Limit: "at most " + show(*limit), Asked: show(want)}
+	f := found(field, want > 0 && want <= *limit, show(want), "at most "+show(*limit))
 	if want <= 0 {
 		f.Asked, f.hint = "no limit", "set one, with: atoll update"
 	}
 	return f
 }
 
-func (p *Policy) judgeImage(r *Request) *Finding {
+func (p *entry) judgeImage(r *Request) *finding {
 	if p.Images == nil {
 		return nil
 	}
-	f := &Finding{Field: Images, Limit: list(p.imagesAllowed()), Asked: strings.Join(r.Images, ", ")}
+	f := found(Images, false, strings.Join(r.Images, ", "), list(p.imagesAllowed()))
 	if len(r.Images) == 0 {
 		f.OK, f.Asked = true, "nothing"
 		return f
@@ -176,13 +180,13 @@ func (p *Policy) judgeImage(r *Request) *Finding {
 	if f.OK = slices.ContainsFunc(p.Images, func(pattern string) bool { return anyMayRun(pattern, r.Images) }); f.OK {
 		return f
 	}
-	for i := range p.Signed {
-		switch s := &p.Signed[i]; {
+	for i, s := range p.SignedImages {
+		switch {
 		case !anyMayRun(s.Image, r.Images):
 		case r.Unfetched:
 			f.OK, f.Asked = true, f.Asked+", whose signatures are looked at when it is there"
 			return f
-		case s.accepts(r):
+		case p.accepts(r, i):
 			f.OK, f.hint = true, ""
 			return f
 		case len(r.Signatures) == 0:
@@ -195,19 +199,19 @@ func (p *Policy) judgeImage(r *Request) *Finding {
 }
 
 // imagesAllowed lists what images says, for people.
-func (p *Policy) imagesAllowed() []string {
+func (p *entry) imagesAllowed() []string {
 	all := slices.Clone(p.Images)
-	for i := range p.Signed {
-		all = append(all, p.Signed[i].String())
+	for _, s := range p.SignedImages {
+		all = append(all, s.Image+" signed by "+strings.Join(s.SignedBy, " or "))
 	}
 	return all
 }
 
-func (p *Policy) judgeMounts(r *Request) *Finding {
+func (p *entry) judgeMounts(r *Request) *finding {
 	if p.Mounts == nil {
 		return nil
 	}
-	f := &Finding{Field: Mounts, OK: true, Limit: list(p.Mounts), Asked: "nothing"}
+	f := found(Mounts, true, "nothing", list(p.Mounts))
 	for _, m := range r.Mounts {
 		if f.Asked = path.Clean(m.Source); !mayMount(p.Mounts, m) {
 			f.OK = false
@@ -222,10 +226,10 @@ func (p *Policy) judgeMounts(r *Request) *Finding {
 	return f
 }
 
-func (p *Policy) judgeSecrets(r *Request) (out []Finding) {
+func (p *entry) judgeSecrets(r *Request) (out []*finding) {
 	for _, g := range r.Secrets {
 		if p.Secrets != nil {
-			out = append(out, Finding{Field: Secrets, OK: like(p.Secrets, g.Name), Asked: "the secret " + g.Name, Limit: list(p.Secrets)})
+			out = append(out, found(Secrets, like(p.Secrets, g.Name), "the secret "+g.Name, list(p.Secrets)))
 		}
 		// A secret that a rule adds never enters the sandbox.
 		if p.SecretModes != nil && g.Mode != "" {
@@ -233,9 +237,8 @@ func (p *Policy) judgeSecrets(r *Request) (out []Finding) {
 			for i, m := range p.SecretModes {
 				modes[i] = string(m)
 			}
-			out = append(out, Finding{
-				Field: SecretModes, OK: slices.Contains(p.SecretModes, g.Mode), Asked: fmt.Sprintf("the secret %s in the mode %s", g.Name, g.Mode), Limit: list(modes),
-			})
+			asked := fmt.Sprintf("the secret %s in the mode %s", g.Name, g.Mode)
+			out = append(out, found(SecretModes, slices.Contains(p.SecretModes, g.Mode), asked, list(modes)))
 		}
 	}
 	return out

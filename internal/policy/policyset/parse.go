@@ -97,7 +97,7 @@ func readFile(fsys fs.FS, name string) ([]byte, error) {
 func Parse(files map[string][]byte) (*Set, error) { return parse(files, nil) }
 
 func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Set, error) {
-	b, hash, keys := &Set{}, sha256.New(), map[string][]byte{}
+	set, hash, keys := &Set{}, sha256.New(), map[string][]byte{}
 	var names []string
 	for n := range files {
 		names = append(names, n)
@@ -117,20 +117,20 @@ func parse(files map[string][]byte, readKey func(string) ([]byte, error)) (*Set,
 			}
 			seen[p.Name] = n
 		}
-		b.policies, b.tests = append(b.policies, doc.policies...), append(b.tests, doc.tests...)
+		set.policies, set.tests = append(set.policies, doc.policies...), append(set.tests, doc.tests...)
 	}
 	switch {
-	case len(b.policies) > maxPolicies:
-		return nil, invalid("policies", 0, "%d policies, at most %d", len(b.policies), maxPolicies)
-	case len(b.policies) == 0:
+	case len(set.policies) > maxPolicies:
+		return nil, invalid("policies", 0, "%d policies, at most %d", len(set.policies), maxPolicies)
+	case len(set.policies) == 0:
 		return nil, invalid(strings.Join(names, ", "), 0, "there is no policy in it")
 	}
 	for _, n := range slices.Sorted(maps.Keys(keys)) {
 		fmt.Fprintf(hash, "key %q %d\n", n, len(keys[n]))
 		hash.Write(keys[n])
 	}
-	b.digest = hex.EncodeToString(hash.Sum(nil))
-	return b, nil
+	set.digest = hex.EncodeToString(hash.Sum(nil))
+	return set, nil
 }
 
 func invalid(file string, line int, format string, args ...any) error {
@@ -144,7 +144,7 @@ func invalid(file string, line int, format string, args ...any) error {
 // knows must be an error, and errors say where they are.
 type document struct {
 	file     string
-	policies []Policy
+	policies []entry
 	tests    []Test
 
 	readKey func(name string) ([]byte, error) // of the file of a public key; nil: there are none
@@ -279,7 +279,7 @@ func number[T int64 | float64](s string) (T, error) {
 }
 
 func (d *document) policy(n *yaml.Node) error {
-	p := Policy{File: d.file, Lines: map[string]int{}}
+	p := entry{Policy: sandbox.Policy{File: d.file, Lines: map[string]int{}}}
 	var modes []string
 	err := d.fields(n, p.Lines, map[string]func(*yaml.Node) error{
 		"name": into(d, &p.Name), "description": into(d, &p.Description), "tenants": d.strings(&p.Tenants), "labels": d.labels(&p.Labels),
@@ -289,7 +289,7 @@ func (d *document) policy(n *yaml.Node) error {
 		"network":         func(n *yaml.Node) error { p.Network = new(bool); return into(d, p.Network)(n) },
 		"egress":          func(n *yaml.Node) error { p.Egress = &sandbox.Profile{}; return d.profile(n, p.Egress) },
 		"redact":          into(d, &p.Redact),
-		"onUnenforceable": func(n *yaml.Node) error { p.OnUnenforceable = policy.Unenforceable(n.Value); return nil },
+		"onUnenforceable": func(n *yaml.Node) error { p.OnUnenforceable = n.Value; return nil },
 	})
 	if err != nil {
 		return err
@@ -301,11 +301,11 @@ func (d *document) policy(n *yaml.Node) error {
 		p.SecretModes = append(p.SecretModes, sandbox.SecretMode(m))
 	}
 	d.policies = append(d.policies, p)
-	return d.check(n, &p)
+	return d.check(n, &p.Policy)
 }
 
 // check refuses what can never mean anything.
-func (d *document) check(n *yaml.Node, p *Policy) error {
+func (d *document) check(n *yaml.Node, p *sandbox.Policy) error {
 	at := func(field string) *yaml.Node { return &yaml.Node{Line: p.Lines[field]} }
 	if sandbox.ValidateName(p.Name) != nil {
 		return d.fail(n, "a policy needs a name of 1 to %d characters of a-z, 0-9 and -", sandbox.MaxNameLen)
@@ -320,8 +320,8 @@ func (d *document) check(n *yaml.Node, p *Policy) error {
 			return d.fail(at("secretModes"), "%q is neither gateway nor env", clip(string(m)))
 		}
 	}
-	if !slices.Contains([]policy.Unenforceable{"", policy.Refuse, policy.Narrow, policy.LetPass}, p.OnUnenforceable) {
-		return d.fail(at("onUnenforceable"), "%q is none of refuse, narrow and allow", clip(string(p.OnUnenforceable)))
+	if !slices.Contains([]policy.Unenforceable{"", policy.Refuse, policy.Narrow, policy.LetPass}, policy.Unenforceable(p.OnUnenforceable)) {
+		return d.fail(at("onUnenforceable"), "%q is none of refuse, narrow and allow", clip(p.OnUnenforceable))
 	}
 	if p.Tenants != nil && len(p.Tenants) == 0 {
 		return d.fail(at("tenants"), "a policy about no tenant says nothing: leave the field out for all")

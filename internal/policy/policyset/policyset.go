@@ -10,6 +10,7 @@
 package policyset
 
 import (
+	"crypto"
 	"path"
 	"slices"
 	"strings"
@@ -22,56 +23,45 @@ import (
 // Set is a set of policies. The zero value allows everything. A Set is
 // never changed and may be used concurrently.
 type Set struct {
-	policies []Policy
+	policies []entry
 	tests    []Test
 	digest   string
 }
 
-// Policy is one policy. A field that is nil says nothing.
-type Policy struct {
-	Name        string `json:"name"`
-	Description string `json:"description,omitempty"`
-	// Tenants and Labels say about which sandboxes it is: patterns in which *
-	// stands for any characters. A label that a sandbox does not have is empty.
-	Tenants []string            `json:"tenants,omitempty"`
-	Labels  map[string][]string `json:"labels,omitempty"`
-
-	CPUs     *float64       `json:"cpus,omitempty"`
-	Memory   *int64         `json:"memory,omitempty"` // bytes
-	Disk     *int64         `json:"disk,omitempty"`   // bytes
-	PIDs     *int64         `json:"pids,omitempty"`
-	Lifetime *time.Duration `json:"lifetime,omitempty"`
-
-	Images      []string             `json:"images,omitzero"` // nil: those of Signed, or all
-	Signed      []Signed             `json:"signed,omitempty"`
-	Mounts      []string             `json:"mounts,omitzero"`
-	Network     *bool                `json:"network,omitempty"`
-	Egress      *sandbox.Profile     `json:"egress,omitempty"` // a ceiling
-	Secrets     []string             `json:"secrets,omitzero"`
-	SecretModes []sandbox.SecretMode `json:"secretModes,omitzero"`
-	// Redact takes the values of secrets out of what commands write.
-	Redact bool `json:"redact,omitempty"`
-	// OnUnenforceable says how to treat rules that a provider cannot enforce.
-	OnUnenforceable policy.Unenforceable `json:"onUnenforceable,omitempty"`
-
-	File  string         `json:"file"`
-	Lines map[string]int `json:"lines"` // of its fields in the file
+// entry is a policy as this package works with it.
+type entry struct {
+	sandbox.Policy
+	keys [][]crypto.PublicKey // of each of SignedImages
 }
 
 // Policies returns the policies in the order of their files.
-func (b *Set) Policies() []Policy {
-	if b == nil {
-		return nil
+func (set *Set) Policies() []sandbox.Policy {
+	return set.list(func(*entry) bool { return true })
+}
+
+// PoliciesOf returns those that may apply to sandboxes of a tenant.
+func (set *Set) PoliciesOf(tenant string) []sandbox.Policy {
+	return set.list(func(p *entry) bool { return p.concerns(tenant) })
+}
+
+func (set *Set) list(wanted func(*entry) bool) []sandbox.Policy {
+	out := []sandbox.Policy{}
+	if set != nil {
+		for i := range set.policies {
+			if wanted(&set.policies[i]) {
+				out = append(out, set.policies[i].Policy)
+			}
+		}
 	}
-	return slices.Clone(b.policies)
+	return out
 }
 
 // Digest tells sets of different texts apart; empty for none.
-func (b *Set) Digest() string {
-	if b == nil {
+func (set *Set) Digest() string {
+	if set == nil {
 		return ""
 	}
-	return b.digest
+	return set.digest
 }
 
 // About says which sandbox is meant.
@@ -80,9 +70,9 @@ type About struct {
 	Labels map[string]string
 }
 
-// matches reports whether a policy is about a sandbox.
-func (p *Policy) matches(a About) bool {
-	if !p.Concerns(a.Tenant) {
+// matches reports whether a policy applies to a sandbox.
+func (p *entry) matches(a About) bool {
+	if !p.concerns(a.Tenant) {
 		return false
 	}
 	for name, values := range p.Labels {
@@ -93,16 +83,16 @@ func (p *Policy) matches(a About) bool {
 	return true
 }
 
-// Concerns reports whether a policy may be about sandboxes of a tenant.
-func (p *Policy) Concerns(tenant string) bool { return p.Tenants == nil || like(p.Tenants, tenant) }
+// concerns reports whether a policy may apply to sandboxes of a tenant.
+func (p *entry) concerns(tenant string) bool { return p.Tenants == nil || like(p.Tenants, tenant) }
 
-// For returns the policies that are about a sandbox.
-func (b *Set) For(a About) []Policy {
-	var out []Policy
-	if b != nil {
-		for i := range b.policies {
-			if b.policies[i].matches(a) {
-				out = append(out, b.policies[i])
+// about returns the policies that apply to a sandbox.
+func (set *Set) about(a About) []*entry {
+	var out []*entry
+	if set != nil {
+		for i := range set.policies {
+			if set.policies[i].matches(a) {
+				out = append(out, &set.policies[i])
 			}
 		}
 	}
@@ -111,14 +101,14 @@ func (b *Set) For(a About) []Policy {
 
 // Redacts reports whether a policy wants values of secrets to be taken out of
 // what the commands of a sandbox write.
-func (b *Set) Redacts(a About) bool {
-	return slices.ContainsFunc(b.For(a), func(p Policy) bool { return p.Redact })
+func (set *Set) Redacts(a About) bool {
+	return slices.ContainsFunc(set.about(a), func(p *entry) bool { return p.Redact })
 }
 
 // Ceilings are those over what a sandbox may reach.
-func (b *Set) Ceilings(a About) []policy.Ceiling {
+func (set *Set) Ceilings(a About) []policy.Ceiling {
 	var out []policy.Ceiling
-	for _, p := range b.For(a) {
+	for _, p := range set.about(a) {
 		if p.Network != nil && !*p.Network {
 			off := false
 			out = append(out, policy.Ceiling{Name: p.Name, Profile: sandbox.Profile{Internet: &off}})
@@ -132,18 +122,18 @@ func (b *Set) Ceilings(a About) []policy.Ceiling {
 
 // MaySecret reports whether a sandbox may have a secret in a mode, empty for
 // one that a rule adds.
-func (b *Set) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
-	return b.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets, SecretModes) == nil
+func (set *Set) MaySecret(a About, name string, mode sandbox.SecretMode) bool {
+	return set.Check(Request{About: a, Secrets: []Grant{{name, mode}}}, Secrets, SecretModes) == nil
 }
 
 // Unenforceable returns how to treat rules that a provider cannot enforce,
 // according to the strictest policy that says anything about it.
-func (b *Set) Unenforceable(a About) policy.Unenforceable {
+func (set *Set) Unenforceable(a About) policy.Unenforceable {
 	said := policy.Unenforceable("")
 	order := []policy.Unenforceable{"", policy.LetPass, policy.Narrow, policy.Refuse}
-	for _, p := range b.For(a) {
-		if slices.Index(order, p.OnUnenforceable) > slices.Index(order, said) {
-			said = p.OnUnenforceable
+	for _, p := range set.about(a) {
+		if slices.Index(order, policy.Unenforceable(p.OnUnenforceable)) > slices.Index(order, said) {
+			said = policy.Unenforceable(p.OnUnenforceable)
 		}
 	}
 	if said == "" {
@@ -159,8 +149,8 @@ type Caps struct {
 }
 
 // Caps returns the limits that hold for a sandbox.
-func (b *Set) Caps(a About) (c Caps) {
-	for _, p := range b.For(a) {
+func (set *Set) Caps(a About) (c Caps) {
+	for _, p := range set.about(a) {
 		lower(&c.Resources.CPUs, p.CPUs)
 		lower(&c.Resources.Memory, p.Memory)
 		lower(&c.Resources.Disk, p.Disk)

@@ -13,13 +13,17 @@ func Of(tenant string, spec *sandbox.Spec, images []string, rules []sandbox.Rule
 		Resources: spec.Resources, Lifetime: spec.Lifetime.Timeout, Images: images, Mounts: spec.Mounts, Network: spec.Network.Asked(),
 	}
 	for _, ref := range spec.Secrets {
-		mode := ref.Mode
-		if mode == "" {
-			mode = sandbox.SecretGateway
-		}
-		r.Secrets = append(r.Secrets, Grant{ref.Name, mode})
+		r.Secrets = append(r.Secrets, Grant{ref.Name, ModeOf(ref)})
 	}
 	return r.add(rules)
+}
+
+// ModeOf returns how a sandbox gets a secret.
+func ModeOf(ref sandbox.SecretRef) sandbox.SecretMode {
+	if ref.Mode == "" {
+		return sandbox.SecretGateway
+	}
+	return ref.Mode
 }
 
 // add grants what rules add to requests.

@@ -15,17 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
 )
-
-// Signed is an entry of images that wants a signature, too.
-type Signed struct {
-	Image string   `json:"image"`    // a pattern of names, as those that want none
-	By    []string `json:"signedBy"` // files with public keys; one of them suffices
-
-	keys []crypto.PublicKey // of By
-}
-
-func (s *Signed) String() string { return s.Image + " signed by " + strings.Join(s.By, " or ") }
 
 // Bounds of keys.
 const (
@@ -63,66 +54,67 @@ func holds(key crypto.PublicKey, s policy.Signature) bool {
 	return false
 }
 
-// accepts reports whether one of the keys of an entry signed the image of a
-// request.
-func (s *Signed) accepts(r *Request) bool {
+// accepts reports whether one of the keys of the signed image with that index
+// signed the image of a request.
+func (p *entry) accepts(r *Request, signed int) bool {
 	for _, name := range r.assumed {
-		if slices.Contains(s.By, name) {
+		if slices.Contains(p.SignedImages[signed].SignedBy, name) {
 			return true
 		}
 	}
-	return slices.ContainsFunc(s.keys, func(key crypto.PublicKey) bool {
+	return slices.ContainsFunc(p.keys[signed], func(key crypto.PublicKey) bool {
 		return slices.ContainsFunc(r.Signatures, func(sig policy.Signature) bool { return holds(key, sig) })
 	})
 }
 
 // AsksWho reports whether who signed an image matters for a sandbox, so that its
 // signatures have to be known when it is decided about.
-func (b *Set) AsksWho(a About) bool {
-	return slices.ContainsFunc(b.For(a), func(p Policy) bool { return len(p.Signed) > 0 })
+func (set *Set) AsksWho(a About) bool {
+	return slices.ContainsFunc(set.about(a), func(p *entry) bool { return len(p.SignedImages) > 0 })
 }
 
 // images reads the entries of images: names, and names with keys.
-func (d *document) images(p *Policy) func(*yaml.Node) error {
+func (d *document) images(p *entry) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		p.Images = []string{}
 		return d.each(n, func(item *yaml.Node) error {
 			if item.Kind != yaml.MappingNode {
 				return d.text(item, &p.Images)
 			}
-			var s Signed
-			err := d.fields(item, nil, map[string]func(*yaml.Node) error{"image": into(d, &s.Image), "signedBy": d.strings(&s.By)})
+			var s sandbox.SignedImage
+			err := d.fields(item, nil, map[string]func(*yaml.Node) error{"image": into(d, &s.Image), "signedBy": d.strings(&s.SignedBy)})
 			if err != nil {
 				return err
 			}
-			p.Signed = append(p.Signed, s)
-			return d.checkSigned(item, &p.Signed[len(p.Signed)-1])
+			keys, err := d.signers(item, &s)
+			p.SignedImages, p.keys = append(p.SignedImages, s), append(p.keys, keys)
+			return err
 		})
 	}
 }
 
-// checkSigned reads the keys of an entry.
-func (d *document) checkSigned(n *yaml.Node, s *Signed) error {
+// signers reads the keys that may have signed an image.
+func (d *document) signers(n *yaml.Node, s *sandbox.SignedImage) (keys []crypto.PublicKey, err error) {
 	switch {
 	case s.Image == "":
-		return d.fail(n, "the entry needs an image, such as ghcr.io/acme/*")
+		return nil, d.fail(n, "the entry needs an image, such as ghcr.io/acme/*")
 	case IsLocal(s.Image) && !strings.HasPrefix(s.Image, "oci:"):
-		return d.fail(n, "%q carries no signatures: only images of registries and layouts do", clip(s.Image))
-	case len(s.By) == 0 || len(s.By) > maxSigners:
-		return d.fail(n, "the entry names %d keys in signedBy, not 1 to %d", len(s.By), maxSigners)
+		return nil, d.fail(n, "%q carries no signatures: only images of registries and layouts do", clip(s.Image))
+	case len(s.SignedBy) == 0 || len(s.SignedBy) > maxSigners:
+		return nil, d.fail(n, "the entry names %d keys in signedBy, not 1 to %d", len(s.SignedBy), maxSigners)
 	}
-	for _, name := range s.By {
+	for _, name := range s.SignedBy {
 		text, err := d.keyText(name)
 		if err != nil {
-			return d.fail(n, "the key %q cannot be read: it is a file of at most %d bytes at or below the policies", clip(name), maxKeyFile)
+			return nil, d.fail(n, "the key %q cannot be read: it is a file of at most %d bytes at or below the policies", clip(name), maxKeyFile)
 		}
 		key, problem := parseKey(text)
 		if problem != "" {
-			return d.fail(n, "the key %q %s", clip(name), problem)
+			return nil, d.fail(n, "the key %q %s", clip(name), problem)
 		}
-		s.keys = append(s.keys, key)
+		keys = append(keys, key)
 	}
-	return nil
+	return keys, nil
 }
 
 // keyText reads the file with a key, once.

@@ -84,28 +84,28 @@ func take[T any](to, from *T) {
 }
 
 // Run carries out the tests that stand beside the policies.
-func (b *Set) Run() []Result {
-	out := make([]Result, 0, len(b.tests))
-	for _, t := range b.tests {
-		out = append(out, b.run(t))
+func (set *Set) Run() []Result {
+	out := make([]Result, 0, len(set.tests))
+	for _, t := range set.tests {
+		out = append(out, set.run(t))
 	}
 	return out
 }
 
 // run decides about one request as it would be decided when it is made: what it
 // leaves open it gets within the limits.
-func (b *Set) run(t Test) Result {
+func (set *Set) run(t Test) Result {
 	r := Result{Name: t.Name, File: t.File, Line: t.Line, Got: "allow"}
-	t.Complete(b.Caps(t.About), sandbox.Resources{})
-	err := b.Check(t.Request)
+	t.Complete(set.Caps(t.About), sandbox.Resources{})
+	err := set.Check(t.Request)
 	rule := ""
 	if e, ok := errors.AsType[*sandbox.Error](err); ok {
 		rule, r.Got = e.Rule, "deny: "+e.Error()
 	}
 	if err == nil && t.URL != "" {
-		allowed, why, ceilErr := b.reach(t)
+		allowed, why, ceilErr := set.reach(t)
 		if err = ceilErr; err == nil && !allowed {
-			err, r.Got, rule = errUnreachable, "deny: "+why, b.ceilingOf(t.About)
+			err, r.Got, rule = errUnreachable, "deny: "+why, set.ceilingOf(t.About)
 		} else if err != nil {
 			r.Got = "error: " + err.Error()
 		}
@@ -120,12 +120,12 @@ func (b *Set) run(t Test) Result {
 var errUnreachable = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "egress"}
 
 // reach asks what the ceilings alone say about a request.
-func (b *Set) reach(t Test) (allowed bool, why string, err error) {
+func (set *Set) reach(t Test) (allowed bool, why string, err error) {
 	method, target, both := strings.Cut(t.URL, " ")
 	if !both {
 		method, target = "GET", t.URL
 	}
-	p, err := policy.Compile(sandbox.Profile{Default: sandbox.Allow}, policy.Options{Ceilings: b.Ceilings(t.About)})
+	p, err := policy.Compile(sandbox.Profile{Default: sandbox.Allow}, policy.Options{Ceilings: set.Ceilings(t.About)})
 	if err != nil {
 		return false, "", err
 	}
@@ -134,8 +134,8 @@ func (b *Set) reach(t Test) (allowed bool, why string, err error) {
 }
 
 // ceilingOf is the rule that sets the ceiling, if there is just one.
-func (b *Set) ceilingOf(a About) string {
-	c := b.Ceilings(a)
+func (set *Set) ceilingOf(a About) string {
+	c := set.Ceilings(a)
 	if len(c) != 1 {
 		return ""
 	}

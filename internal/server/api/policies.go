@@ -11,10 +11,10 @@ import (
 
 // Policies tells what sandboxes of the caller's tenant may be.
 type Policies interface {
-	Policies(ctx context.Context) (sandbox.Policies, error)
-	// ReloadPolicies is for the owner of the machine.
-	ReloadPolicies(ctx context.Context) (sandbox.Policies, error)
-	ExplainPolicies(ctx context.Context, req CreateRequest) (sandbox.PolicyAnswer, error)
+	Get(ctx context.Context) (sandbox.Policies, error)
+	// Reload is for the owner of the machine.
+	Reload(ctx context.Context) (sandbox.Policies, error)
+	Explain(ctx context.Context, spec sandbox.Spec) (sandbox.PolicyAnswer, error)
 }
 
 type (
@@ -27,17 +27,17 @@ func (a *API) policies() {
 	const tag = "Policies"
 	huma.Register(a.huma, operation("listPolicies", http.MethodGet, "/v1/policies", tag, "List the policies of the machine that are about your sandboxes"),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
-			p, err := a.services.Policies.Policies(ctx)
+			p, err := a.services.Policies.Get(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("reloadPolicies", http.MethodPost, "/v1/policies/reload", tag, "Read the policies of the machine anew"),
 		func(ctx context.Context, _ *none) (*policiesOutput, error) {
-			p, err := a.services.Policies.ReloadPolicies(ctx)
+			p, err := a.services.Policies.Reload(ctx)
 			return &policiesOutput{p}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("explainPolicies", http.MethodPost, "/v1/policies/explain", tag, "Ask what the policies say about a sandbox, without making it"),
 		func(ctx context.Context, in *explainInput) (*answerOutput, error) {
-			p, err := a.services.Policies.ExplainPolicies(ctx, in.Body)
+			p, err := a.services.Policies.Explain(ctx, in.Body.Spec)
 			return &answerOutput{p}, a.problem(ctx, err)
 		})
 }

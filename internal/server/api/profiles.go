@@ -53,19 +53,19 @@ func (a *API) profiles() {
 	create := operation("createProfile", http.MethodPost, "/v1/profiles", tag, "Store an egress profile")
 	create.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, create, func(ctx context.Context, in *profileBody) (*profileOutput, error) {
-		p, err := a.services.Profiles.CreateProfile(ctx, in.Body)
+		p, err := a.services.Profiles.Create(ctx, in.Body)
 		return &profileOutput{p}, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("listProfiles", http.MethodGet, "/v1/profiles", tag, "List egress profiles"),
 		func(ctx context.Context, _ *none) (*profilesOutput, error) {
-			all, err := a.services.Profiles.Profiles(ctx)
+			all, err := a.services.Profiles.List(ctx)
 			out := &profilesOutput{}
 			out.Body.Profiles = append([]sandbox.StoredProfile{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Look at an egress profile"),
 		func(ctx context.Context, in *ProfileRef) (*profileOutput, error) {
-			p, err := a.services.Profiles.Profile(ctx, in.Name, in.Version)
+			p, err := a.services.Profiles.Get(ctx, in.Name, in.Version)
 			return &profileOutput{p}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("applyProfile", http.MethodPut, "/v1/profiles/{name}", tag, "Store a new version of an egress profile and apply it to running sandboxes"),
@@ -74,17 +74,17 @@ func (a *API) profiles() {
 				return nil, a.problem(ctx, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "profile.apply", Subject: "name", Message: "the profile says another name than the address"})
 			}
 			in.Body.Name = in.Name
-			p, err := a.services.Profiles.ApplyProfile(ctx, in.IfVersion, in.Body)
+			p, err := a.services.Profiles.Apply(ctx, in.IfVersion, in.Body)
 			return &profileOutput{p}, a.problem(ctx, err)
 		})
 	remove := operation("removeProfile", http.MethodDelete, "/v1/profiles/{name}", tag, "Remove an egress profile that no sandbox works by")
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *profileName) (*struct{}, error) {
-		return nil, a.problem(ctx, a.services.Profiles.RemoveProfile(ctx, in.Name))
+		return nil, a.problem(ctx, a.services.Profiles.Remove(ctx, in.Name))
 	})
 	huma.Register(a.huma, operation("testProfile", http.MethodPost, "/v1/profiles/{name}/test", tag, "Ask what would become of a request, without sending it"),
 		func(ctx context.Context, in *profileTestInput) (*explanationOutput, error) {
-			e, err := a.services.Profiles.TestProfile(ctx, in.Name, in.Body)
+			e, err := a.services.Profiles.Test(ctx, in.Name, in.Body.Method, in.Body.URL)
 			return &explanationOutput{e}, a.problem(ctx, err)
 		})
 }

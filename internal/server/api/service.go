@@ -82,23 +82,24 @@ type Keys interface {
 
 // Profiles keeps egress profiles.
 type Profiles interface {
-	CreateProfile(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error)
-	// ApplyProfile stores a version and applies it to running sandboxes; with
-	// a version, only if that is the present one.
-	ApplyProfile(ctx context.Context, ifVersion int64, p sandbox.Profile) (sandbox.StoredProfile, error)
-	Profile(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
-	Profiles(ctx context.Context) ([]sandbox.StoredProfile, error)
-	RemoveProfile(ctx context.Context, name string) error
-	TestProfile(ctx context.Context, name string, t ProfileTest) (sandbox.Explanation, error)
+	Create(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error)
+	// Apply stores a version and applies it to running sandboxes; with a
+	// version, only if that is the present one.
+	Apply(ctx context.Context, ifVersion int64, p sandbox.Profile) (sandbox.StoredProfile, error)
+	Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
+	List(ctx context.Context) ([]sandbox.StoredProfile, error)
+	Remove(ctx context.Context, name string) error
+	// Test says what would happen to a request. An empty method is GET.
+	Test(ctx context.Context, name, method, url string) (sandbox.Explanation, error)
 }
 
 // Secrets keeps secrets. No method returns a value.
 type Secrets interface {
-	// CreateSecret and RotateSecret clear the value they are given.
-	CreateSecret(ctx context.Context, s NewSecret) (sandbox.StoredSecret, error)
-	RotateSecret(ctx context.Context, name string, v SecretValue) (sandbox.StoredSecret, error)
-	Secrets(ctx context.Context) ([]sandbox.StoredSecret, error)
-	RemoveSecret(ctx context.Context, name string, force bool) error
+	// Create and Rotate clear the value they are given.
+	Create(ctx context.Context, s sandbox.NewSecret) (sandbox.StoredSecret, error)
+	Rotate(ctx context.Context, name string, v sandbox.SecretValue) (sandbox.StoredSecret, error)
+	List(ctx context.Context) ([]sandbox.StoredSecret, error)
+	Remove(ctx context.Context, name string, force bool) error
 }
 
 // Events reads the log of what was done.

@@ -1,20 +1,21 @@
-package plane
+package secrets
 
 import (
 	"context"
 	"sync"
 
-	bundle "github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// redactors remember, for each sandbox whose output is redacted, the values
-// that it got. One that was rotated since stays: processes may still have it.
+// redactors remember the values that each sandbox with redacted output got.
+// Values from before a rotation stay: processes may still have them.
 type redactors struct {
-	mu    sync.Mutex
-	boxes map[sandbox.ID]*redactions
+	mu        sync.Mutex
+	sandboxes map[sandbox.ID]*redactions
 }
 
 // redactions are the values of one sandbox, by name and version of the secret.
@@ -28,27 +29,27 @@ type redactedKey struct {
 	version int64
 }
 
-// Redactor returns what takes the values of secrets out of a sandbox's output,
-// nil if nobody asked for that or it has none. A value that cannot be read is
-// an error: its output would show it.
-func (p *Plane) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error) {
-	if !b.Spec.Redact && !p.policies().Redacts(bundle.About{Tenant: b.Tenant, Labels: b.Labels}) {
+// Redactor returns what takes the values of secrets out of a sandbox's output.
+// It is nil if neither the sandbox nor a policy asks for that, or if the sandbox
+// has no values. A value that cannot be read is an error: output might show it.
+func (s *Service) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redactor, error) {
+	if !b.Spec.Redact && !s.cfg.Policies.Set().Redacts(policyset.About{Tenant: b.Tenant, Labels: b.Labels}) {
 		return nil, nil
 	}
 	var wanted []store.Secret
-	err := p.Store.View(ctx, func(tx *store.Tx) error {
+	err := s.Store.View(ctx, func(tx *store.Tx) error {
 		wanted = nil
 		for _, ref := range b.Spec.Secrets {
 			if ref.Mode != sandbox.SecretEnv {
 				continue // what is inside is a placeholder, which is no secret
 			}
-			s, err := tx.Secret(ctx, b.Tenant, ref.Name)
+			found, err := tx.Secret(ctx, b.Tenant, ref.Name)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				continue
 			} else if err != nil {
 				return err
 			}
-			wanted = append(wanted, s)
+			wanted = append(wanted, found)
 		}
 		return nil
 	})
@@ -56,24 +57,24 @@ func (p *Plane) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redacto
 		return nil, err
 	}
 	fresh := map[redactedKey]secret.Value{}
-	for _, s := range wanted {
-		k := redactedKey{s.Name, s.Version}
-		if p.redactors.knows(b.ID, k) {
+	for _, w := range wanted {
+		k := redactedKey{w.Name, w.Version}
+		if s.redactors.knows(b.ID, k) {
 			continue
 		}
-		if fresh[k], err = p.open(ctx, &s); err != nil {
-			return nil, hinted(&sandbox.Error{
-				Code: sandbox.CodeOf(err), Subject: s.Name, Message: "the value cannot be read, and output might show it", Cause: err,
+		if fresh[k], err = s.Open(ctx, &w); err != nil {
+			return nil, core.Hinted(&sandbox.Error{
+				Code: sandbox.CodeOf(err), Subject: w.Name, Message: "the value cannot be read, and output might show it", Cause: err,
 			}, "fix the source of the secret, or make the sandbox without redaction")
 		}
 	}
-	return p.redactors.learn(b.ID, fresh), nil
+	return s.redactors.learn(b.ID, fresh), nil
 }
 
 func (r *redactors) knows(id sandbox.ID, k redactedKey) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	known := r.boxes[id]
+	known := r.sandboxes[id]
 	if known == nil {
 		return false
 	}
@@ -86,16 +87,16 @@ func (r *redactors) knows(id sandbox.ID, k redactedKey) bool {
 func (r *redactors) learn(id sandbox.ID, fresh map[redactedKey]secret.Value) *secret.Redactor {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	known := r.boxes[id]
+	known := r.sandboxes[id]
 	if known == nil {
 		if len(fresh) == 0 {
 			return nil
 		}
 		known = &redactions{values: map[redactedKey]secret.Value{}}
-		if r.boxes == nil {
-			r.boxes = map[sandbox.ID]*redactions{}
+		if r.sandboxes == nil {
+			r.sandboxes = map[sandbox.ID]*redactions{}
 		}
-		r.boxes[id] = known
+		r.sandboxes[id] = known
 	}
 	if len(fresh) > 0 {
 		all := make([]secret.Value, 0, len(known.values)+len(fresh))
@@ -110,10 +111,12 @@ func (r *redactors) learn(id sandbox.ID, fresh map[redactedKey]secret.Value) *se
 	return known.r
 }
 
-// forget lets go of the values of a sandbox that is gone. Streams that still
-// run keep what they have.
+// Forget drops the values of a sandbox that is gone. Streams that are still
+// being read keep theirs.
+func (s *Service) Forget(id sandbox.ID) { s.redactors.forget(id) }
+
 func (r *redactors) forget(id sandbox.ID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.boxes, id)
+	delete(r.sandboxes, id)
 }

@@ -1,0 +1,83 @@
+package policies
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// AskedImage returns the names of the image that a Spec asks for. It replaces
+// the name of a snapshot by its id, which cannot mean another one later.
+func (s *Service) AskedImage(ctx context.Context, tenant string, spec *sandbox.Spec) ([]string, error) {
+	if spec.Snapshot == "" {
+		if spec.Image == "" {
+			return []string{control.HostImage}, nil
+		}
+		return []string{spec.Image}, nil
+	}
+	found, err := s.cfg.Snapshot(ctx, tenant, spec.Snapshot)
+	if err == nil {
+		spec.Snapshot = found.ID
+	}
+	return []string{found.Image, found.Spec.Image}, err
+}
+
+// localSignatures returns the signatures of the image of a Spec, and whether it
+// would have to be fetched first: a question fetches nothing.
+func (s *Service) localSignatures(ctx context.Context, spec *sandbox.Spec, asked []string) (all []policy.Signature, unfetched bool) {
+	switch {
+	case spec.Snapshot != "" || s.cfg.Images == nil:
+		return s.signatures(ctx, asked), false
+	case strings.HasPrefix(spec.Image, "oci:"):
+		return nil, true // asking for it would import it
+	case spec.Image == "" || policyset.IsLocal(spec.Image):
+		return nil, false
+	}
+	img, err := s.cfg.Images.Ensure(ctx, control.ImageRequest{Ref: spec.Image, Pull: control.PullNever})
+	return img.Signatures, sandbox.CodeOf(err) == sandbox.CodeNotFound
+}
+
+// signatures returns the signatures of the images of this machine whose digests
+// are among the names. An image that is not here has none.
+func (s *Service) signatures(ctx context.Context, images []string) (out []policy.Signature) {
+	for _, ref := range images {
+		if strings.HasPrefix(ref, "sha256:") && s.cfg.Images != nil {
+			if img, err := s.cfg.Images.Ensure(ctx, control.ImageRequest{Ref: ref, Pull: control.PullNever}); err == nil {
+				out = append(out, img.Signatures...)
+			}
+		}
+	}
+	return out
+}
+
+// FetchSigned fetches the image of a request if its signatures matter, replaces
+// its name in the request by its digest, and returns all names of the image. An
+// image that no signature would allow is not fetched.
+func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error) {
+	set := s.Set()
+	if spec.Image == control.HostImage || strings.HasPrefix(spec.Image, "template:") || s.cfg.Images == nil ||
+		!set.AsksWho(policyset.About{Tenant: a.Tenant, Labels: spec.Labels}) {
+		return images, nil
+	}
+	r, err := s.request(ctx, a.Tenant, spec, images)
+	if err != nil {
+		return images, err
+	}
+	r.Unfetched = true
+	if err := s.refused(ctx, a, set.Check(r, policyset.Images)); err != nil {
+		return images, err
+	}
+	req.Ref = spec.Image
+	img, err := s.cfg.Images.Ensure(ctx, req)
+	if err != nil || img.Ref == "" {
+		return images, err
+	}
+	spec.Image = img.Ref
+	return append(slices.Clone(images), img.Ref), nil
+}

@@ -1,0 +1,233 @@
+// Package profiles keeps the egress profiles of tenants, and tells the gateway
+// what sandboxes may reach.
+package profiles
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Policies are those of the machine.
+type Policies interface {
+	// Set returns the policies in force.
+	Set() *policyset.Set
+}
+
+// Secrets reads the values of secrets.
+type Secrets interface {
+	// Open returns the value of a secret. The caller clears it.
+	Open(ctx context.Context, s *store.Secret) (secret.Value, error)
+}
+
+// Sandboxes knows the sandboxes of this node.
+type Sandboxes interface {
+	// Recorded returns the records of those that are not gone.
+	Recorded(ctx context.Context) ([]store.Sandbox, error)
+	// HasGateway reports whether a sandbox is connected to the gateway. An error
+	// says that its provider cannot be used.
+	HasGateway(ctx context.Context, b *store.Sandbox) (bool, error)
+}
+
+// Config is what a Service works with.
+type Config struct {
+	// Gateway enforces what sandboxes may reach. Nil: nobody is told of changes.
+	Gateway Gateway
+	// Operator is what the owner of the machine decides for all profiles.
+	Operator  policy.Operator
+	Policies  Policies
+	Secrets   Secrets
+	Sandboxes Sandboxes
+}
+
+// Service keeps egress profiles. Its methods may be called concurrently.
+type Service struct {
+	*core.Core
+	cfg     Config
+	telling core.Locks[sandbox.ID] // held while the gateway is told about a sandbox
+}
+
+// New returns a Service.
+func New(c *core.Core, cfg Config) *Service { return &Service{Core: c, cfg: cfg} }
+
+// check refuses a profile that cannot be stored or enforced.
+func (s *Service) check(ctx context.Context, tx *store.Tx, tenant string, doc sandbox.Profile) error {
+	if err := (sandbox.Network{Profile: doc.Name}).Validate(); err != nil || doc.Name == "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "name", Message: "a stored profile needs a name of 1 to 63 characters of a-z, 0-9 and -"}
+	}
+	r := policyset.Request{About: policyset.About{Tenant: tenant}}
+	for _, name := range doc.Secrets() {
+		r.Secrets = append(r.Secrets, policyset.Grant{Name: name})
+	}
+	if err := s.cfg.Policies.Set().Check(r, policyset.Secrets); err != nil {
+		return err
+	}
+	return compiles(ctx, tx, tenant, doc, true, nil)
+}
+
+// Create stores a profile of the caller's tenant.
+func (s *Service) Create(ctx context.Context, doc sandbox.Profile) (sandbox.StoredProfile, error) {
+	var out store.Profile
+	err := s.ChangeTx(ctx, ops.ProfileCreate, doc.Name, func(ctx context.Context, tx *store.Tx, tenant string) (_ string, err error) {
+		if err := s.check(ctx, tx, tenant, doc); err != nil {
+			return "", err
+		}
+		out, err = tx.CreateProfile(ctx, tenant, doc)
+		return doc.Name, err
+	})
+	return out.StoredProfile, err
+}
+
+// Apply stores a new version of a profile, or its first one, and applies it to
+// the sandboxes that use it. expect is the version that the profile must have; 0
+// accepts any. If the profile was stored and could not be applied to all
+// sandboxes, Apply returns CodeUnavailable.
+func (s *Service) Apply(ctx context.Context, expect int64, doc sandbox.Profile) (sandbox.StoredProfile, error) {
+	const op = ops.ProfileApply
+	var out store.Profile
+	var users []store.Sandbox
+	err := s.ChangeTx(ctx, op, doc.Name, func(ctx context.Context, tx *store.Tx, tenant string) (_ string, err error) {
+		if err := s.check(ctx, tx, tenant, doc); err != nil {
+			return "", err
+		}
+		out, err = tx.UpdateProfile(ctx, tenant, expect, doc)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound && expect == 0 {
+			out, err = tx.CreateProfile(ctx, tenant, doc)
+		}
+		if err != nil {
+			return "", err
+		}
+		users, err = tx.ProfileUsers(ctx, tenant, doc.Name)
+		return fmt.Sprintf("%s@%d", doc.Name, out.Version), err
+	})
+	if err != nil {
+		return out.StoredProfile, err
+	}
+	return out.StoredProfile, core.Named(op, s.Enforce(ctx, users))
+}
+
+// Remove removes a profile that no sandbox uses.
+func (s *Service) Remove(ctx context.Context, name string) error {
+	return s.ChangeTx(ctx, ops.ProfileRemove, name, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
+		return name, tx.RemoveProfile(ctx, tenant, name)
+	})
+}
+
+// Get returns a version of a profile of the caller's tenant, or with 0 the
+// present one.
+func (s *Service) Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error) {
+	found, err := s.get(ctx, name, version)
+	return found.StoredProfile, err
+}
+
+func (s *Service) get(ctx context.Context, name string, version int64) (store.Profile, error) {
+	const op = ops.ProfileGet
+	who, err := s.Look(ctx, op, name)
+	if err != nil {
+		return store.Profile{}, err
+	}
+	out, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Profile, error) {
+		if version != 0 {
+			return tx.ProfileVersion(ctx, who.Tenant, name, version)
+		}
+		return tx.Profile(ctx, who.Tenant, name)
+	})
+	return out, core.Named(op, err)
+}
+
+// List returns the profiles of the caller's tenant, by name.
+func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
+	const op = ops.ProfileList
+	who, err := s.Look(ctx, op, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, who.Tenant) })
+	out := make([]sandbox.StoredProfile, len(all))
+	for i := range all {
+		out[i] = all[i].StoredProfile
+	}
+	return out, core.Named(op, err)
+}
+
+// Test returns what would happen to a request under a profile. Nothing is sent.
+// An empty method is GET.
+func (s *Service) Test(ctx context.Context, name, method, target string) (sandbox.Explanation, error) {
+	const op = ops.ProfileTest
+	stored, err := s.get(ctx, name, 0)
+	if err != nil {
+		return sandbox.Explanation{}, err
+	}
+	compiled, err := policy.Compile(stored.Profile, policy.Options{
+		Operator: s.cfg.Operator, Ceilings: s.cfg.Policies.Set().Ceilings(policyset.About{Tenant: stored.Tenant}),
+	})
+	if err != nil {
+		return sandbox.Explanation{}, core.Named(op, err)
+	}
+	e, err := compiled.Explain(cmp.Or(method, "GET"), target)
+	return e, core.Named(op, err)
+}
+
+// Bind ties a new sandbox to its profile in the transaction that records it. See
+// Check for swaps.
+func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, swaps []policy.Swap) error {
+	if spec.Network.Profile != "" {
+		if err := tx.UseProfile(ctx, tenant, spec.ID, spec.Network.Profile); err != nil {
+			return core.Hinted(err, "see which there are with: atoll profile ls")
+		}
+	}
+	return s.Check(ctx, tx, tenant, spec.Network, swaps)
+}
+
+// Check refuses a network that cannot be enforced with the secrets of a tenant.
+// swaps say where placeholders are replaced by secrets.
+func (s *Service) Check(ctx context.Context, tx *store.Tx, tenant string, n sandbox.Network, swaps []policy.Swap) error {
+	profile, err := tx.NetworkProfile(ctx, tenant, n)
+	if err != nil {
+		return err
+	}
+	return compiles(ctx, tx, tenant, profile, trusted(ctx, n), swaps)
+}
+
+// trusted reports whether a network may send a secret that names no hosts to
+// any host: a stored profile may, and so may a caller who could store one.
+func trusted(ctx context.Context, n sandbox.Network) bool {
+	who, err := guard.Principal(ctx)
+	return n.Profile != "" || err == nil && who.Allow(ops.ProfileCreate) == nil
+}
+
+// compiles refuses a profile that cannot be enforced with the secrets of a
+// tenant. Unless it is trusted, the secrets that its rules add must name hosts.
+func compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
+	secrets := map[string][]string{}
+	for _, name := range profile.Secrets() {
+		found, err := tx.Secret(ctx, tenant, name)
+		switch {
+		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			continue
+		case err != nil:
+			return err
+		case !trusted && len(found.Hosts) == 0:
+			return secret.NoHosts(name)
+		}
+		secrets[name] = append([]string{}, found.Hosts...)
+	}
+	for _, swap := range swaps {
+		found, err := tx.Secret(ctx, tenant, swap.Secret)
+		if err != nil {
+			return err
+		}
+		secrets[swap.Secret] = append([]string{}, found.Hosts...)
+	}
+	_, err := policy.Compile(profile, policy.Options{Secrets: secrets, Swaps: swaps})
+	return err
+}
