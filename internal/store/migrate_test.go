@@ -119,6 +119,7 @@ func TestMigrate(t *testing.T) {
 		}
 		for _, from := range versions {
 			t.Run(fmt.Sprintf("%s from %d", dialect, from), func(t *testing.T) {
+				t.Parallel()
 				url := address(t)
 				old, err := store.OpenAt(ctx, url, from)
 				ok(t, err)
