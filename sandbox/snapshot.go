@@ -63,6 +63,10 @@ type Template struct {
 	Start   string    `json:"start,omitempty" doc:"script that runs in every sandbox of it"`
 	// Snapshot is named as in /v1/snapshots.
 	Snapshot string `json:"snapshot,omitempty" doc:"snapshot that its sandboxes are made from, with their memory"`
+	// CPUs and Memory are those of sandboxes that ask for none. 0: the default.
+	CPUs   float64 `json:"cpus,omitempty" doc:"CPUs of sandboxes created from it that ask for none"`
+	Memory int64   `json:"memory,omitempty" doc:"bytes of memory of sandboxes created from it that ask for none"`
+	Build  string  `json:"build,omitempty" doc:"id of the build, for clients of E2B"`
 }
 
 // BuildEvent reports the progress of a template's build.

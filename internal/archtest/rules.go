@@ -329,7 +329,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/server/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/server/..."},
+		only: []string{"sandbox", "internal/span", "driver", "internal/stream", "internal/envd", "internal/template", "internal/server/..."},
 		deny: []string{kernel + "/...", "database/sql", "os/exec"},
 		why:  "a face declares what it needs of control, and imports none of it",
 	},

@@ -69,9 +69,9 @@ func (d *Daemon) listenE2B(context.Context) error {
 	if err := os.RemoveAll(uploads); err != nil { // a cache, and perhaps half of one
 		return errors.Join(err, l.Close())
 	}
-	service := e2bService{plane: d.plane, images: d.node.Images, builds: d.buildDir(), uploads: uploads}
-	handler := e2bapi.New(e2bapi.Services{Service: service, Snapshots: d.plane.Snapshots}, e2bapi.Options{
-		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
+	service := e2bService{plane: d.plane, images: d.node.Images}
+	handler := e2bapi.New(e2bapi.Services{Service: service, Snapshots: d.plane.Snapshots, Templates: d.plane.Templates}, e2bapi.Options{
+		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, Builds: d.buildDir(), Uploads: uploads, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Logger: d.opts.Logger})
 	d.onClose(func() error {
@@ -149,10 +149,8 @@ func secretFile(path string) ([]byte, error) {
 
 // e2bService shows the control plane to the face for clients of E2B.
 type e2bService struct {
-	plane   *plane.Plane
-	images  func() (*image.Store, error)
-	builds  string // where the files of builds are put
-	uploads string // where they are kept for the next one
+	plane  *plane.Plane
+	images func() (*image.Store, error)
 }
 
 type e2bTenantKey struct{}
@@ -275,3 +273,16 @@ func e2bShown(b store.Sandbox) e2bapi.Sandbox {
 type e2bBox struct{ *exec.Handle }
 
 func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }
+
+// HasImage reports whether an image is there that needs not be fetched.
+func (s e2bService) HasImage(ctx context.Context, ref string) (bool, error) {
+	images, err := s.images()
+	if err != nil {
+		return false, err
+	}
+	_, err = images.Inspect(ctx, ref)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -35,7 +35,7 @@ import (
 // gateway.
 func (d *Daemon) openPlane(ctx context.Context) error {
 	config := plane.Config{
-		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(),
+		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(), Builds: d.buildDir(),
 		Config:   core.Config{Node: d.member.Node, Store: d.store, Logger: d.opts.Logger, Fault: d.opts.Fault},
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache),

@@ -38,7 +38,7 @@ func servicesOf(s service) api.Services {
 		Providers:  s.Providers,
 		Machine:    s,
 		Ports:      s.Exec,
-		Templates:  s,
+		Templates:  s.Templates,
 		Policies:   s.Plane.Policies,
 	}
 }

@@ -1,19 +1,13 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control/plane"
 	"github.com/atoll-run/atoll/internal/image"
-	"github.com/atoll-run/atoll/internal/server/api"
-	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // images shows the image store to builds.
@@ -63,14 +57,14 @@ func (i images) Derive(ctx context.Context, name, base string, layers []template
 	return shownImage(img), nil
 }
 
-// templates builds for all tenants.
-type templates struct {
+// imageBuilder builds for all tenants.
+type imageBuilder struct {
 	images *image.Store
 	cache  *template.Cache
 }
 
 // openTemplates opens what builds keep in the state directory.
-func (d *Daemon) openTemplates() (*templates, error) {
+func (d *Daemon) openTemplates() (*imageBuilder, error) {
 	store, err := d.node.Images()
 	if err != nil {
 		return nil, err
@@ -87,87 +81,21 @@ func (d *Daemon) openTemplates() (*templates, error) {
 		return nil, err
 	}
 	d.onClose(cache.Close)
-	return &templates{store, cache}, nil
+	return &imageBuilder{store, cache}, nil
 }
 
 func (d *Daemon) buildDir() string { return filepath.Join(d.node.Dir(), "builds") }
 
-func (t *templates) Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error) {
+func (t *imageBuilder) Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error) {
 	b := &template.Builder{Images: images{t.images}, Boxes: boxes, Cache: t.cache}
 	return b.Build(ctx, req)
 }
 
-func (t *templates) Prune(ctx context.Context, tenant string, since time.Time, keep []string) (int64, error) {
+func (t *imageBuilder) Prune(ctx context.Context, tenant string, since time.Time, keep []string) (int64, error) {
 	freed, err := t.cache.Prune(tenant, since)
 	if err != nil {
 		return freed, err
 	}
 	n, err := t.images.PruneDerived(ctx, template.ImagePrefix(tenant), since, keep)
 	return freed + n, err
-}
-
-// BuildTemplate unpacks the files of a build where nobody else can see them,
-// and builds.
-func (s service) BuildTemplate(ctx context.Context, req api.BuildRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
-	dir, err := os.MkdirTemp(s.builds, "")
-	if err != nil {
-		return sandbox.Template{}, err
-	}
-	defer os.RemoveAll(dir)
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return sandbox.Template{}, err
-	}
-	defer root.Close()
-	if err := template.Unpack(ctx, req.Files, root); err != nil {
-		return sandbox.Template{}, err
-	}
-	d, err := describe(root, req)
-	if err != nil {
-		return sandbox.Template{}, err
-	}
-	d.Start, d.Ready = cmp.Or(req.Start, d.Start), cmp.Or(req.Ready, d.Ready)
-	files, err := template.NewFiles(root)
-	if err != nil {
-		return sandbox.Template{}, err
-	}
-	t, err := s.Plane.BuildTemplate(ctx, plane.BuildRequest{
-		Name: req.Name, Description: d, Files: files, NoCache: req.NoCache, Network: sandbox.Network{Egress: req.Egress},
-		Log: func(e template.Event) { tell(sandbox.BuildEvent(e)) },
-	})
-	return shownTemplate(t), err
-}
-
-// describe reads the description of a build from among its files.
-func describe(root *os.Root, req api.BuildRequest) (*template.Description, error) {
-	name := cmp.Or(req.File, "Dockerfile")
-	f, err := root.Open(name)
-	if err != nil {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeInvalid, Op: "template.build", Subject: "file", Message: "the build's files have no such description",
-			Hint: "name it with --file, relative to the directory that is built",
-		}
-	}
-	defer f.Close()
-	if strings.HasSuffix(name, ".json") {
-		return template.ParseJSON(f)
-	}
-	return template.ParseDockerfile(f, req.Args)
-}
-
-func shownTemplate(t store.Template) sandbox.Template { return t.Template }
-
-func (s service) Templates(ctx context.Context) ([]sandbox.Template, error) {
-	all, err := s.Plane.Templates(ctx)
-	return each(all, shownTemplate), err
-}
-
-func (s service) Template(ctx context.Context, ref string) (sandbox.Template, error) {
-	t, err := s.Plane.Template(ctx, ref)
-	return shownTemplate(t), err
-}
-
-func (s service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error) {
-	t, err := s.Plane.TagTemplate(ctx, ref, as)
-	return shownTemplate(t), err
 }

@@ -10,13 +10,6 @@ import (
 type Template struct {
 	sandbox.Template
 	Tenant string
-	// Build is by what clients of E2B know the build; empty if it has no such
-	// name.
-	Build string
-	// CPUs and Memory, in bytes, are what sandboxes made of it get unless they
-	// ask; 0: what all get.
-	CPUs   float64
-	Memory int64
 	// Ready is a script that succeeds when Start is ready. Snapshot was made
 	// then, and may have been removed since.
 	Ready string

@@ -82,16 +82,6 @@ type Box interface {
 	Close(ctx context.Context) error
 }
 
-// Event is one thing that a build tells while it goes on.
-type Event struct {
-	Time   time.Time `json:"time"`
-	Step   int       `json:"step"`  // from 1; 0: the build as a whole
-	Steps  int       `json:"steps"` // of the build
-	Text   string    `json:"text"`  // the step, or a piece of output
-	Output bool      `json:"output,omitempty"`
-	Cached bool      `json:"cached,omitempty"`
-}
-
 // Request asks for a build.
 type Request struct {
 	Tenant      string
@@ -104,7 +94,33 @@ type Request struct {
 	// makes.
 	Network sandbox.Network
 	// Log is told what goes on, by one goroutine at a time. It may be nil.
-	Log func(Event)
+	Log func(sandbox.BuildEvent)
+}
+
+// NamedRequest asks for a template with a name.
+type NamedRequest struct {
+	Name        string // NAME[:TAG]
+	Description *Description
+	Files       *Files
+	NoCache     bool
+	Login       Login           // see Request
+	Network     sandbox.Network // of run steps
+	Build       string          // id of the build, for clients that gave it one
+	CPUs        float64         // of sandboxes created from it; 0: the default
+	Memory      int64           // the same, in bytes
+	Log         func(sandbox.BuildEvent)
+}
+
+// TarRequest asks for a template that is described by one of the files of a tar.
+type TarRequest struct {
+	Name    string            // NAME[:TAG]
+	File    string            // of Files, with the description; empty: Dockerfile
+	Args    map[string]string // of the build
+	NoCache bool
+	Egress  []string  // hosts that RUN steps may reach; nil: no network
+	Start   string    // script that runs in every sandbox of it; empty: what the description says
+	Ready   string    // script that succeeds when that is ready
+	Files   io.Reader // a tar of the files of the build
 }
 
 // Builder builds templates. Its methods may be called concurrently; two builds
@@ -132,7 +148,7 @@ func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 		return nil, err
 	}
 	w := &work{b: b, req: req, files: cmp.Or(req.Files, &Files{})}
-	w.tell(Event{Text: "FROM " + clip(req.Description.From)})
+	w.tell(sandbox.BuildEvent{Text: "FROM " + clip(req.Description.From)})
 	base, err := b.base(ctx, &req)
 	if err != nil {
 		return nil, err
@@ -176,7 +192,7 @@ type work struct {
 	cached int
 }
 
-func (w *work) tell(e Event) {
+func (w *work) tell(e sandbox.BuildEvent) {
 	if w.req.Log == nil {
 		return
 	}
@@ -201,12 +217,12 @@ func (w *work) do(ctx context.Context, s *Step) error {
 		return err
 	}
 	if s.Op != OpRun && s.Op != OpCopy {
-		w.tell(Event{Text: s.String()})
+		w.tell(sandbox.BuildEvent{Text: s.String()})
 		w.key = next
 		return w.configure(s)
 	}
 	hit := w.b.Cache.has(w.req.Tenant, next)
-	w.tell(Event{Text: s.String(), Cached: hit})
+	w.tell(sandbox.BuildEvent{Text: s.String(), Cached: hit})
 	switch {
 	case hit:
 		w.cached++
@@ -416,7 +432,7 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 type logWriter struct{ w *work }
 
 func (l logWriter) Write(b []byte) (int, error) {
-	l.w.tell(Event{Text: string(b), Output: true})
+	l.w.tell(sandbox.BuildEvent{Text: string(b), Output: true})
 	return len(b), nil
 }
 

@@ -298,7 +298,7 @@ EXPOSE 80
 func TestBuildTellsWhatItDoes(t *testing.T) {
 	b := newBench(t)
 	var log []string
-	req := Request{Tenant: "t", Log: func(e Event) {
+	req := Request{Tenant: "t", Log: func(e sandbox.BuildEvent) {
 		log = append(log, fmt.Sprintf("%d/%d %s %v %v", e.Step, e.Steps, e.Text, e.Output, e.Cached))
 	}}
 	if _, _, _, err := b.build(req, "FROM base\nRUN a=b\n", nil); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -47,7 +46,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
 	defer func() { end(err) }()
 	who, action, err := p.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
-		func(who key.Principal) error { return mayAsk(who, &req.Spec) })
+		func(who key.Principal) error { return guard.AllowSpec(who, &req.Spec) })
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
@@ -58,7 +57,7 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	if req.base != nil {
 		images = req.base
 	}
-	of, err := p.ofTemplate(ctx, who.Tenant, &req.Spec)
+	of, err := p.Templates.Complete(ctx, who.Tenant, &req.Spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
@@ -114,9 +113,16 @@ func (p *Plane) Create(ctx context.Context, req CreateRequest) (_ Made, err erro
 	}
 	box, image, err := p.make(ctx, be, who.Tenant, &want, origin, intent)
 	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
-		err = core.Named(opCreate, p.startCold(ctx, box.ID, &of))
+		err = core.Named(opCreate, p.Templates.StartCold(ctx, box.ID, &of))
 	}
 	return Made{Sandbox: box, Image: image}, err
+}
+
+// CreateForBuild creates a sandbox of a build, which does not outlive this
+// process. The policies are asked about the names base of its image.
+func (p *Plane) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
+	made, err := p.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: base, bound: true})
+	return made.ID, err
 }
 
 // Made is a sandbox that was asked for.
@@ -127,32 +133,6 @@ type Made struct {
 	// Replayed says that an earlier request with the same idempotency key
 	// made it.
 	Replayed bool
-}
-
-// mayAsk refuses what reaches into the machine itself, unless the machine's
-// owner asks: nobody else may name its files.
-func mayAsk(who key.Principal, spec *sandbox.Spec) error {
-	denied := func(what string) error {
-		return &sandbox.Error{
-			Code: sandbox.CodeDenied, Subject: what, Message: "only the owner of the machine may use files of it",
-			Hint: "copy the files into the sandbox instead",
-		}
-	}
-	if spec.ID != "" {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "id", Message: "is assigned by the server"}
-	}
-	if who.UID != nil {
-		return nil
-	}
-	if len(spec.Mounts) > 0 {
-		return denied("mounts")
-	}
-	for _, local := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
-		if strings.HasPrefix(spec.Image, local) {
-			return denied("image")
-		}
-	}
-	return nil
 }
 
 // enforceable refuses limits that a policy or a quota demands and the provider

@@ -26,6 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/secrets"
 	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/control/templates"
 	"github.com/atoll-run/atoll/internal/control/tenants"
 	"github.com/atoll-run/atoll/internal/control/workspaces"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -87,7 +88,9 @@ type Config struct {
 	// Policies say what sandboxes may be.
 	Policies policies.Files
 	// Builder builds templates. Nil: none are built.
-	Builder Builder
+	Builder templates.Builder
+	// Builds is a directory for the files of builds.
+	Builds string
 }
 
 // Plane is the control plane of one daemon. Its methods may be called
@@ -103,6 +106,7 @@ type Plane struct {
 	Policies   *policies.Service
 	Profiles   *profiles.Service
 	Secrets    *secrets.Service
+	Templates  *templates.Service
 	cfg        Config
 	locks      core.Locks[sandbox.ID]
 	watched    sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
@@ -148,6 +152,9 @@ func New(cfg Config) *Plane {
 		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: p.Policies, Secrets: p.Secrets, Sandboxes: recorded{p},
 	})
 	p.Exec = exec.New(p.Core, exec.Config{Sandboxes: p, Redactors: p.Secrets, Tenants: p.Tenants, Passes: cfg.Passes})
+	p.Templates = templates.New(p.Core, templates.Config{
+		Providers: p.Providers, Sandboxes: p, Exec: p.Exec, Snapshots: p.Snapshots, Policies: p.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
+	})
 	return p
 }
 

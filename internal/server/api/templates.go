@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -12,32 +11,21 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Templates builds templates and keeps their names.
 type Templates interface {
-	// BuildTemplate builds a template and tells how it goes, by one goroutine
-	// at a time.
-	BuildTemplate(ctx context.Context, req BuildRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error)
+	// BuildFromTar builds a template and tells how it goes, by one goroutine at a
+	// time.
+	BuildFromTar(ctx context.Context, req template.TarRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error)
 	Templates(ctx context.Context) ([]sandbox.Template, error)
 	Template(ctx context.Context, ref string) (sandbox.Template, error)
 	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
 	// PruneTemplates returns how many bytes it freed.
 	PruneTemplates(ctx context.Context, unused time.Duration) (int64, error)
-}
-
-// BuildRequest asks for a template.
-type BuildRequest struct {
-	Name    string            // NAME[:TAG]
-	File    string            // of Files, that describes the build
-	Args    map[string]string // of the build
-	NoCache bool
-	Egress  []string  // hosts that RUN steps may reach; nil: no network
-	Start   string    // script that runs in every sandbox of it; empty: what the description says
-	Ready   string    // script that succeeds when that is ready
-	Files   io.Reader // a tar of the files of the build
 }
 
 // buildLine is one line of the answer to a build; exactly one field is set.
@@ -132,7 +120,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 		}
 		out.write(line)
 	}
-	t, err := a.services.Templates.BuildTemplate(r.Context(), req, func(e sandbox.BuildEvent) { write(buildLine{Event: &e}) })
+	t, err := a.services.Templates.BuildFromTar(r.Context(), req, func(e sandbox.BuildEvent) { write(buildLine{Event: &e}) })
 	switch {
 	case err == nil:
 		write(buildLine{Template: &t})
@@ -146,9 +134,9 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func buildRequest(r *http.Request) (BuildRequest, error) {
+func buildRequest(r *http.Request) (template.TarRequest, error) {
 	q := r.URL.Query()
-	req := BuildRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}, Egress: q["egress"], Start: q.Get("start"), Ready: q.Get("ready")}
+	req := template.TarRequest{Name: q.Get("name"), File: q.Get("file"), Files: r.Body, Args: map[string]string{}, Egress: q["egress"], Start: q.Get("start"), Ready: q.Get("ready")}
 	if text := q.Get("noCache"); text != "" {
 		var err error
 		if req.NoCache, err = strconv.ParseBool(text); err != nil {

@@ -323,7 +323,7 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 		if err := ctx.Err(); err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon ended before the build", Cause: err}
 		}
-		return h.service.BuildTemplate(ctx, want, b.tell)
+		return h.buildTemplate(ctx, want, b.tell)
 	})
 	if err == nil {
 		w.WriteHeader(http.StatusAccepted)
@@ -516,7 +516,7 @@ func (h *Handler) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	if !filesHash().MatchString(hash) {
 		return invalid("hash", "is not a SHA-256 in hexadecimal digits")
 	}
-	present, err := h.service.HasUpload(r.Context(), hash)
+	present, err := h.hasUpload(r.Context(), hash)
 	if err != nil {
 		return err
 	}
@@ -544,7 +544,7 @@ func (h *Handler) putUpload(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		return h.service.PutUpload(ctx, t.hash, r.Body)
+		return h.storeUpload(ctx, t.hash, r.Body)
 	}()
 	switch {
 	case err == nil:

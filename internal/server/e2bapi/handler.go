@@ -32,6 +32,9 @@ type Options struct {
 	// Internet allows sandboxes what their clients do not deny, as E2B does.
 	// Without it they reach only what their clients allow.
 	Internet bool
+	// Builds is a directory for the files of builds, and Uploads one where they
+	// are kept for the next build. Nobody else can read them.
+	Builds, Uploads string
 	// RetryAfter finds out when a refused request is worth repeating. Nil
 	// never knows.
 	RetryAfter func(error) (time.Duration, bool)

@@ -137,7 +137,7 @@ func (l *listQuery) matches(s *Sandbox) bool {
 	state, exists := stateOf(s)
 	return exists && (len(l.states) == 0 || slices.Contains(l.states, state)) &&
 		(l.startedAfter.IsZero() || !stamp(s.Created).Before(l.startedAfter)) &&
-		(l.template == "" || template(s) == l.template)
+		(l.template == "" || templateOf(s) == l.template)
 }
 
 // page cuts the page out of all that match. more says that it is not the last.

@@ -66,7 +66,7 @@ func (h *Handler) command(ctx context.Context, c *call, req *envd.StartRequest) 
 	}
 	t := targetOf(ctx)
 	cmd.Env = map[string]string{
-		"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(t.ID), "E2B_TEMPLATE_ID": template(&t.Sandbox),
+		"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(t.ID), "E2B_TEMPLATE_ID": templateOf(&t.Sandbox),
 		"SHELL": c.user.shell, // as a login has it; bash would look it up, in 19 system calls
 	}
 	maps.Copy(cmd.Env, config.Envs)

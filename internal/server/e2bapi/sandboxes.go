@@ -231,7 +231,7 @@ func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
 
 func (h *Handler) made(s *Sandbox) made {
 	return made{
-		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
+		TemplateID: templateOf(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
 		TrafficAccessToken: h.tokens.traffic(s.ID), Domain: h.domain(),
 	}
 }
@@ -243,9 +243,9 @@ func (h *Handler) domain() *string {
 	return &h.opts.Domain
 }
 
-// template is the one that a sandbox was made from. One that another face made
+// templateOf returns the template that a sandbox was made from. One that another face made
 // has only an image.
-func template(s *Sandbox) string {
+func templateOf(s *Sandbox) string {
 	if t := s.Labels[labelTemplate]; t != "" {
 		return t
 	}
@@ -272,7 +272,7 @@ var never = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 func shown(s *Sandbox) listed {
 	state, _ := stateOf(s)
 	l := listed{
-		TemplateID: template(s), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
+		TemplateID: templateOf(s), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
 		EnvdVersion: EnvdVersion, CPUCount: cpuCount(s.Resources.CPUs), MemoryMB: max(0, s.Resources.Memory>>20), DiskSizeMB: max(0, s.Resources.Disk>>20),
 		Metadata: map[string]string{}, VolumeMounts: shownMounts(s),
 	}

@@ -22,6 +22,7 @@ import (
 type Services struct {
 	Service
 	Snapshots Snapshots
+	Templates Templates
 }
 
 // Snapshots keeps the state of sandboxes. Its methods may be called
@@ -64,7 +65,7 @@ type Service interface {
 	SetNetwork(ctx context.Context, id sandbox.ID, n sandbox.Network) error
 	Logs
 	Secrets
-	Templates
+	Images
 	Volumes
 
 	// Enter returns what is known of a sandbox of any tenant, and the context

@@ -5,30 +5,29 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Templates builds templates and keeps their names.
+// Templates builds templates and keeps their names. Its methods may be called
+// concurrently.
 type Templates interface {
-	// BuildTemplate builds a template and gives it all of its names. It tells
-	// how that goes, by one goroutine at a time.
-	BuildTemplate(ctx context.Context, b Build, tell func(BuildEvent)) error
-	Templates(ctx context.Context) ([]Template, error)
+	BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error)
+	Templates(ctx context.Context) ([]sandbox.Template, error)
 	// TagTemplate gives a template one more name. Both are NAME:TAG.
-	TagTemplate(ctx context.Context, ref, as string) (Template, error)
+	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
+}
+
+// Images tells about images of this machine.
+type Images interface {
 	// HasImage reports whether an image is there that needs not be fetched.
 	HasImage(ctx context.Context, ref string) (bool, error)
-	// HasUpload reports whether the tenant has files of that hash, and
-	// PutUpload keeps them: a tar, perhaps compressed.
-	HasUpload(ctx context.Context, hash string) (bool, error)
-	PutUpload(ctx context.Context, hash string, r io.Reader) error
 }
 
 // Build is the description that a template is built from.
@@ -66,16 +65,6 @@ type BuildEvent struct {
 	Output bool // Text is a piece of output
 }
 
-// Template is what is known of a template under one of its tags.
-type Template struct {
-	Name, Tag string
-	Build     string // of clients of this face; empty for others
-	Image     string
-	CPUs      float64
-	Memory    int64
-	Created   time.Time
-}
-
 // The default tag is "default" for E2B clients and "latest" elsewhere.
 const latestTag = "latest"
 
@@ -104,7 +93,7 @@ func splitRef(ref string) (name, tag string) {
 
 // buildID returns by what clients know a build: the id that they were given or,
 // of what another face built, one that is computed.
-func (t *Template) buildID() string {
+func buildID(t *sandbox.Template) string {
 	if t.Build != "" {
 		return t.Build
 	}
@@ -120,13 +109,13 @@ func uuid(b [16]byte) string {
 }
 
 // templatesOf returns the tags of a template, the newest first. None is nil.
-func (h *Handler) templatesOf(ctx context.Context, name string) ([]Template, error) {
-	all, err := h.service.Templates(ctx)
+func (h *Handler) templatesOf(ctx context.Context, name string) ([]sandbox.Template, error) {
+	all, err := h.service.Templates.Templates(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(t Template) bool { return t.Name != name })
-	slices.SortFunc(all, func(a, b Template) int { return b.Created.Compare(a.Created) })
+	all = slices.DeleteFunc(all, func(t sandbox.Template) bool { return t.Name != name })
+	slices.SortFunc(all, func(a, b sandbox.Template) int { return b.Created.Compare(a.Created) })
 	return all, nil
 }
 
@@ -205,16 +194,16 @@ type shownBuild struct {
 }
 
 // showTemplate shows the tags of one template, the newest first.
-func showTemplate(tags []Template, builds bool) shownTemplate {
+func showTemplate(tags []sandbox.Template, builds bool) shownTemplate {
 	newest, oldest := &tags[0], &tags[len(tags)-1]
 	out := shownTemplate{
-		TemplateID: newest.Name, BuildID: newest.buildID(), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
+		TemplateID: newest.Name, BuildID: buildID(newest), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
 		Aliases: []string{newest.Name}, Names: []string{newest.Name}, CreatedAt: stamp(oldest.Created), UpdatedAt: stamp(newest.Created),
 		EnvdVersion: EnvdVersion, BuildStatus: buildReady,
 	}
 	seen := map[string]bool{}
 	for i := range tags {
-		id, at := tags[i].buildID(), stamp(tags[i].Created)
+		id, at := buildID(&tags[i]), stamp(tags[i].Created)
 		if seen[id] {
 			continue
 		}
@@ -228,11 +217,11 @@ func showTemplate(tags []Template, builds bool) shownTemplate {
 }
 
 func (h *Handler) listTemplates(w http.ResponseWriter, r *http.Request) error {
-	all, err := h.service.Templates(r.Context())
+	all, err := h.service.Templates.Templates(r.Context())
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b Template) int {
+	slices.SortFunc(all, func(a, b sandbox.Template) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), b.Created.Compare(a.Created))
 	})
 	out := []shownTemplate{}
@@ -312,7 +301,7 @@ func (h *Handler) removeTemplate(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	for _, t := range tags {
-		if err := h.service.RemoveTemplate(r.Context(), t.Name+":"+t.Tag); err != nil {
+		if err := h.service.Templates.RemoveTemplate(r.Context(), t.Name+":"+t.Tag); err != nil {
 			return err
 		}
 	}
@@ -378,13 +367,13 @@ func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	name, tag := splitRef(req.Target)
-	var t Template
+	var t sandbox.Template
 	for _, as := range tags {
-		if t, err = h.service.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
+		if t, err = h.service.Templates.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
 			return err
 		}
 	}
-	writeJSON(w, http.StatusCreated, map[string]any{"tags": req.Tags, "buildID": t.buildID()})
+	writeJSON(w, http.StatusCreated, map[string]any{"tags": req.Tags, "buildID": buildID(&t)})
 	return nil
 }
 
@@ -402,7 +391,7 @@ func (h *Handler) removeTags(w http.ResponseWriter, r *http.Request) error {
 	}
 	name, _ := splitRef(req.Name)
 	for _, tag := range tags {
-		if err := h.service.RemoveTemplate(r.Context(), name+":"+tag); err != nil {
+		if err := h.service.Templates.RemoveTemplate(r.Context(), name+":"+tag); err != nil {
 			return err
 		}
 	}
@@ -428,7 +417,7 @@ func (h *Handler) listTags(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := []taggedBuild{}
 	for i := range tags {
-		out = append(out, taggedBuild{shownTag(tags[i].Tag), tags[i].buildID(), stamp(tags[i].Created)})
+		out = append(out, taggedBuild{shownTag(tags[i].Tag), buildID(&tags[i]), stamp(tags[i].Created)})
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil

@@ -1,4 +1,4 @@
-package plane
+package templates
 
 import (
 	"context"
@@ -21,6 +21,8 @@ import (
 // be restored, a sandbox is made of the image and the command is started there.
 
 const (
+	// finalizeTimeout bounds the clean-up when the caller is gone.
+	finalizeTimeout = 10 * time.Second
 	// readyTime bounds how long a start command may take to be ready, and
 	// readyPoll is how often that is asked.
 	readyTime = 5 * time.Minute
@@ -32,46 +34,52 @@ const labelTag = "tag"
 
 // remember gives a built template its snapshot: that of a template of the same
 // image and commands if there is one, else a new one.
-func (p *Plane) remember(ctx context.Context, t *store.Template, req BuildRequest) error {
-	if t.Start == "" || !p.memory(ctx, &store.Sandbox{}) {
+func (svc *Service) remember(ctx context.Context, t *store.Template, req template.NamedRequest) error {
+	if t.Start == "" || !svc.hasMemory(ctx) {
 		return nil
 	}
-	all, err := store.Read(ctx, p.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })
+	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })
 	if err != nil {
 		return err
 	}
 	log := &startLog{t: t, to: req.Log}
 	for _, o := range all {
 		same := o.Image == t.Image && o.Start == t.Start && o.Ready == t.Ready && o.CPUs == t.CPUs && o.Memory == t.Memory
-		if same && !req.NoCache && p.remembers(ctx, &o) {
+		if same && !req.NoCache && svc.remembers(ctx, &o) {
 			t.Snapshot = o.Snapshot
 			log.tell("START "+t.Start, false, true)
 			return nil
 		}
 	}
 	log.tell("START "+t.Start, false, false)
-	t.Snapshot, err = p.startOnce(ctx, t, log)
+	t.Snapshot, err = svc.startOnce(ctx, t, log)
 	return err
 }
 
 // remembers reports whether the snapshot of a template can be used here.
-func (p *Plane) remembers(ctx context.Context, t *store.Template) bool {
+func (svc *Service) remembers(ctx context.Context, t *store.Template) bool {
 	if t.Snapshot == "" {
 		return false
 	}
-	s, err := p.Snapshots.Find(ctx, t.Tenant, t.Snapshot)
-	return err == nil && s.Ready && (s.Node == p.Node || s.Archived.Archive != "")
+	s, err := svc.cfg.Snapshots.Find(ctx, t.Tenant, t.Snapshot)
+	return err == nil && s.Ready && (s.Node == svc.Node || s.Archived.Archive != "")
+}
+
+// hasMemory reports whether snapshots of the default provider hold memory.
+func (svc *Service) hasMemory(ctx context.Context) bool {
+	be, err := svc.cfg.Providers.Backend(ctx, "")
+	return err == nil && be.HasMemory(ctx)
 }
 
 // startOnce starts a template in a sandbox of its own, waits until it is ready
 // and takes a snapshot, whose id it returns.
-func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer) (id string, err error) {
+func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Writer) (id string, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyTime, &sandbox.Error{
 		Code: sandbox.CodeTimeout, Subject: "ready", Message: fmt.Sprintf("the start command was not ready within %v", readyTime),
 		Hint: "try both commands in a sandbox of the image, " + t.Image,
 	})
 	defer cancel()
-	opened, err := builders{p, t.Tenant, []string{t.Image}}.with(ctx, sandbox.Spec{
+	opened, err := builders{svc, t.Tenant, []string{t.Image}}.with(ctx, sandbox.Spec{
 		Image: t.Image, Resources: sandbox.Resources{CPUs: t.CPUs, Memory: t.Memory},
 	})
 	if err != nil {
@@ -89,14 +97,14 @@ func (p *Plane) startOnce(ctx context.Context, t *store.Template, log io.Writer)
 		return "", err
 	}
 	name := "template-" + strings.ToLower(rand.Text()[:12])
-	s, err := p.Snapshots.CreateSnapshot(ctx, string(opened.box.ID()), sandbox.SnapshotRequest{
+	s, err := svc.cfg.Snapshots.CreateSnapshot(ctx, string(opened.box.ID()), sandbox.SnapshotRequest{
 		Name: name, Memory: true, Labels: map[string]string{sandbox.LabelTemplate: t.Name, labelTag: t.Tag},
 	})
 	return s.ID, err
 }
 
 // awaitReady starts a template and waits until it is ready, or has failed.
-func awaitReady(ctx context.Context, b buildBox, t *store.Template, log io.Writer) error {
+func awaitReady(ctx context.Context, b buildSandbox, t *store.Template, log io.Writer) error {
 	proc, err := b.box.Exec(ctx, sandbox.Command{Shell: t.Start, Background: true})
 	if err != nil {
 		return err
@@ -144,14 +152,14 @@ func awaitReady(ctx context.Context, b buildBox, t *store.Template, log io.Write
 type startLog struct {
 	t  *store.Template
 	mu sync.Mutex
-	to func(template.Event) // nil: nobody reads it
+	to func(sandbox.BuildEvent) // nil: nobody reads it
 }
 
 func (l *startLog) tell(text string, output, cached bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to != nil {
-		l.to(template.Event{Time: time.Now(), Step: l.t.Steps, Steps: l.t.Steps, Text: text, Output: output, Cached: cached})
+		l.to(sandbox.BuildEvent{Time: time.Now(), Step: l.t.Steps, Steps: l.t.Steps, Text: text, Output: output, Cached: cached})
 	}
 }
 
@@ -160,34 +168,34 @@ func (l *startLog) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// startCold starts what a template runs in a sandbox whose memory does not have
+// StartCold starts what a template runs in a sandbox whose memory does not have
 // it, and waits until it is ready. A sandbox that does not become ready is of no
 // use, and is removed.
-func (p *Plane) startCold(ctx context.Context, id sandbox.ID, t *store.Template) error {
+func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *store.Template) error {
 	within, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
-	box, err := p.Exec.Open(within, string(id))
+	box, err := svc.cfg.Exec.Open(within, string(id))
 	if err == nil {
-		err = awaitReady(within, buildBox{p, box}, t, io.Discard)
+		err = awaitReady(within, buildSandbox{svc, box}, t, io.Discard)
 	}
 	if err != nil {
-		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 		defer cancel()
-		p.Report(ctx, p.Destroy(late, string(id)))
+		svc.Report(ctx, svc.cfg.Sandboxes.Destroy(late, string(id)))
 	}
 	return err
 }
 
 // setTemplate records a template under its name.
-func (p *Plane) setTemplate(ctx context.Context, t store.Template) error {
-	return p.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+func (svc *Service) setTemplate(ctx context.Context, t store.Template) error {
+	return svc.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
 }
 
 // replaceTemplate changes what a name of a template means, and removes the
 // snapshot that it had if no other name has it now.
-func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, change func(*store.Tx) error) error {
+func (svc *Service) replaceTemplate(ctx context.Context, tenant, name, tag string, change func(*store.Tx) error) error {
 	var unused string
-	err := p.Store.Update(ctx, func(tx *store.Tx) error {
+	err := svc.Store.Update(ctx, func(tx *store.Tx) error {
 		unused = ""
 		if old, err := tx.Template(ctx, tenant, name, tag); err == nil {
 			unused = old.Snapshot
@@ -204,8 +212,8 @@ func (p *Plane) replaceTemplate(ctx context.Context, tenant, name, tag string, c
 	if err != nil || unused == "" {
 		return err
 	}
-	if s, err := p.Snapshots.Find(ctx, tenant, unused); err == nil {
-		p.Report(ctx, p.Snapshots.Remove(ctx, &s))
+	if s, err := svc.cfg.Snapshots.Find(ctx, tenant, unused); err == nil {
+		svc.Report(ctx, svc.cfg.Snapshots.Remove(ctx, &s))
 	}
 	return nil
 }

@@ -1,0 +1,34 @@
+package guard
+
+import (
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// AllowSpec returns an error if a caller who does not own the machine asks for a
+// sandbox with files of the machine, or anybody chooses its ID.
+func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
+	denied := func(what string) error {
+		return &sandbox.Error{
+			Code: sandbox.CodeDenied, Subject: what, Message: "only the owner of the machine may use files of it",
+			Hint: "copy the files into the sandbox instead",
+		}
+	}
+	if spec.ID != "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "id", Message: "is assigned by the server"}
+	}
+	if who.UID != nil {
+		return nil
+	}
+	if len(spec.Mounts) > 0 {
+		return denied("mounts")
+	}
+	for _, local := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
+		if strings.HasPrefix(spec.Image, local) {
+			return denied("image")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+package templates
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// buildLifetime bounds a step of a build, and a sandbox that a crash left behind.
+const buildLifetime = 2 * time.Hour
+
+// BuildFromTar builds a template from a tar of files, one of which describes it,
+// and gives it its name. It tells how that goes, by one goroutine at a time.
+func (svc *Service) BuildFromTar(ctx context.Context, req template.TarRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
+	dir, err := os.MkdirTemp(svc.cfg.Scratch, "")
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	defer os.RemoveAll(dir)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	defer root.Close()
+	if err := template.Unpack(ctx, req.Files, root); err != nil {
+		return sandbox.Template{}, err
+	}
+	d, err := describe(root, req)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	d.Start, d.Ready = cmp.Or(req.Start, d.Start), cmp.Or(req.Ready, d.Ready)
+	files, err := template.NewFiles(root)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	return svc.BuildTemplate(ctx, template.NamedRequest{
+		Name: req.Name, Description: d, Files: files, NoCache: req.NoCache, Network: sandbox.Network{Egress: req.Egress}, Log: tell,
+	})
+}
+
+// describe reads the description of a build from among its files.
+func describe(root *os.Root, req template.TarRequest) (*template.Description, error) {
+	name := cmp.Or(req.File, "Dockerfile")
+	f, err := root.Open(name)
+	if err != nil {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Op: "template.build", Subject: "file", Message: "the build's files have no such description",
+			Hint: "name it with --file, relative to the directory that is built",
+		}
+	}
+	defer f.Close()
+	if strings.HasSuffix(name, ".json") {
+		return template.ParseJSON(f)
+	}
+	return template.ParseDockerfile(f, req.Args)
+}
+
+// BuildTemplate builds a template and gives it its name. Whoever has the name
+// of an older one keeps what it was made of.
+func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error) {
+	const op = ops.TemplateBuild
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	var t store.Template
+	record := guard.Action(who, op, guard.Subject{Subject: req.Name})
+	spec := sandbox.Spec{Image: req.Description.From, Network: req.Network}
+	allowed := func(who key.Principal) error { return guard.AllowSpec(who, &spec) }
+	base := []string{spec.Image}
+	if core.FirstError(who.Allow(op), allowed(who)) == nil {
+		if base, err = svc.cfg.Policies.FetchSigned(ctx, record, &spec, base, control.ImageRequest{}); err != nil {
+			return t.Template, core.Named(op, err)
+		}
+		if err := svc.cfg.Policies.Permit(ctx, record, &spec, base, policyset.Images, policyset.Network, policyset.Secrets); err != nil {
+			return t.Template, core.Named(op, err)
+		}
+	}
+	err = svc.Change(ctx, op, guard.Subject{Subject: req.Name}, func(ctx context.Context) (string, error) {
+		t, err = svc.buildTemplate(ctx, who, req, spec.Image, base)
+		return "", err
+	}, allowed)
+	return t.Template, core.Named(op, err)
+}
+
+// buildTemplate builds from an image whose names are base.
+func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req template.NamedRequest, from string, base []string) (t store.Template, err error) {
+	name, tag, err := template.ParseName(req.Name)
+	if err != nil {
+		return t, err
+	}
+	if svc.cfg.Builder == nil {
+		return t, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon builds no templates"}
+	}
+	d := *req.Description
+	if d.From, err = svc.imageOf(ctx, who.Tenant, from); err != nil {
+		return t, err
+	}
+	res, err := svc.cfg.Builder.Build(ctx, builders{svc, who.Tenant, base}, template.Request{
+		Tenant: who.Tenant, Description: &d, Files: req.Files, NoCache: req.NoCache, Login: req.Login, Network: req.Network, Log: req.Log,
+	})
+	if err != nil {
+		return t, err
+	}
+	t = store.Template{
+		Template: sandbox.Template{
+			Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: svc.Store.Now(),
+			Start: d.Start, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory,
+		},
+		Tenant: who.Tenant, Ready: d.Ready,
+	}
+	if err := svc.remember(ctx, &t, req); err != nil {
+		return t, err
+	}
+	return t, svc.setTemplate(ctx, t)
+}
+
+// builders makes the sandboxes of builds as whoever asked for the build.
+type builders struct {
+	svc    *Service
+	tenant string
+	base   []string // names of the image that it began with
+}
+
+func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {
+	return b.with(ctx, sandbox.Spec{Image: digest, Network: network})
+}
+
+// with makes a sandbox of a build.
+func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildSandbox, err error) {
+	life := buildLifetime
+	if limit := b.svc.cfg.Policies.Set().Caps(policyset.About{Tenant: b.tenant}).Lifetime; limit > 0 {
+		life = min(life, limit)
+	}
+	spec.Name, spec.Lifetime = "build-"+strings.ToLower(rand.Text()), sandbox.Lifetime{Timeout: life}
+	id, err := b.svc.cfg.Sandboxes.CreateForBuild(ctx, spec, b.base)
+	if err != nil {
+		return box, err
+	}
+	opened, err := b.svc.cfg.Exec.Open(ctx, string(id))
+	if err != nil {
+		return box, errors.Join(err, b.svc.cfg.Sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
+	}
+	return buildSandbox{b.svc, opened}, nil
+}
+
+// buildSandbox is a sandbox of a build.
+type buildSandbox struct {
+	svc *Service
+	box *exec.Handle
+}
+
+// Close destroys the sandbox; whoever asked for the build may be gone.
+func (b buildSandbox) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	return b.svc.cfg.Sandboxes.Destroy(ctx, string(b.box.ID()))
+}
+
+func (b buildSandbox) Diff(ctx context.Context, w io.Writer) error { return b.box.Diff(ctx, w) }
+
+func (b buildSandbox) ReadFile(ctx context.Context, name string, max int64) ([]byte, error) {
+	r, _, err := b.box.Files().Read(ctx, name, driver.ReadOptions{Length: max})
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	return io.ReadAll(r)
+}
+
+func (b buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (exit sandbox.Exit, err error) {
+	proc, err := b.box.Exec(ctx, cmd)
+	if err != nil {
+		return exit, err
+	}
+	defer proc.Close()
+	// Closing the process ends its streams when the build is given up.
+	defer context.AfterFunc(ctx, func() { _ = proc.Close() })()
+	both := &oneAtATime{w: out}
+	var streams sync.WaitGroup
+	for _, r := range []io.Reader{proc.Stdout(), proc.Stderr()} {
+		streams.Go(func() { _, _ = io.Copy(both, r) })
+	}
+	streams.Wait()
+	return proc.Wait(ctx)
+}
+
+// oneAtATime lets two streams write to one place.
+type oneAtATime struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (o *oneAtATime) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.w.Write(b)
+}

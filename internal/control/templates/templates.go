@@ -1,0 +1,213 @@
+// Package templates builds templates, keeps their names, and keeps the memory of
+// those with a start command.
+package templates
+
+import (
+	"cmp"
+	"context"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Builder builds images in sandboxes.
+type Builder interface {
+	Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error)
+	// Prune removes steps that no build of the tenant has used since then, and
+	// images of the tenant's builds that are not among keep, by digest. It
+	// returns how many bytes that freed.
+	Prune(ctx context.Context, tenant string, since time.Time, keep []string) (int64, error)
+}
+
+// Sandboxes creates and removes the sandboxes of builds. They belong to the
+// caller's tenant.
+type Sandboxes interface {
+	// CreateForBuild creates a sandbox that does not outlive this process, from an
+	// image of this machine. The policies are asked about the image's names base.
+	CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error)
+	Destroy(ctx context.Context, ref string) error
+}
+
+// Exec reaches into sandboxes. Package exec implements it.
+type Exec interface {
+	Open(ctx context.Context, ref string) (*exec.Handle, error)
+}
+
+// Snapshots keeps the memory of templates. Package snapshots implements it.
+type Snapshots interface {
+	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	Find(ctx context.Context, tenant, ref string) (store.Snapshot, error)
+	Remove(ctx context.Context, s *store.Snapshot) error
+}
+
+// Policies decides what may be built. Package policies implements it.
+type Policies interface {
+	FetchSigned(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, req control.ImageRequest) ([]string, error)
+	Permit(ctx context.Context, a audit.Action, spec *sandbox.Spec, images []string, fields ...policyset.Field) error
+	Set() *policyset.Set
+}
+
+// Config configures a Service.
+type Config struct {
+	Providers *providers.Service
+	Sandboxes Sandboxes
+	Exec      Exec
+	Snapshots Snapshots
+	Policies  Policies
+	// Builder builds images. Nil: none are built.
+	Builder Builder
+	// Scratch is a directory for the files of builds, which nobody else can read.
+	Scratch string
+}
+
+// Service manages the templates of all tenants. Its methods may be called
+// concurrently.
+type Service struct {
+	*core.Core
+	cfg Config
+}
+
+// New returns a Service.
+func New(c *core.Core, cfg Config) *Service { return &Service{Core: c, cfg: cfg} }
+
+// Prefix marks the name of a template where an image is asked for.
+const Prefix = "template:"
+
+// imageOf returns the image that ref names: of the template, if it is the name
+// of one.
+func (svc *Service) imageOf(ctx context.Context, tenant, ref string) (string, error) {
+	name, ok := strings.CutPrefix(ref, Prefix)
+	if !ok {
+		return ref, nil
+	}
+	t, err := svc.find(ctx, tenant, name)
+	return t.Image, err
+}
+
+// Complete completes a Spec whose image is the name of a template. It returns
+// that template, or one that starts nothing.
+func (svc *Service) Complete(ctx context.Context, tenant string, spec *sandbox.Spec) (t store.Template, err error) {
+	name, ok := strings.CutPrefix(spec.Image, Prefix)
+	if !ok {
+		return t, nil
+	}
+	if t, err = svc.find(ctx, tenant, name); err != nil {
+		return t, err
+	}
+	spec.Image = t.Image
+	spec.Resources.CPUs = cmp.Or(spec.Resources.CPUs, t.CPUs)
+	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, t.Memory)
+	if spec.Snapshot == "" && svc.remembers(ctx, &t) {
+		spec.Snapshot, spec.Image = t.Snapshot, ""
+	}
+	return t, nil
+}
+
+func (svc *Service) find(ctx context.Context, tenant, ref string) (t store.Template, err error) {
+	name, tag, err := template.ParseName(ref)
+	if err != nil {
+		return t, err
+	}
+	return store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) { return tx.Template(ctx, tenant, name, tag) })
+}
+
+// Templates lists the templates of the caller's tenant.
+func (svc *Service) Templates(ctx context.Context) ([]sandbox.Template, error) {
+	const op = ops.TemplateList
+	who, err := svc.Look(ctx, op, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+	out := make([]sandbox.Template, len(all))
+	for i, t := range all {
+		out[i] = t.Template
+	}
+	return out, core.Named(op, err)
+}
+
+// Template returns a template of the caller's tenant, by NAME[:TAG].
+func (svc *Service) Template(ctx context.Context, ref string) (sandbox.Template, error) {
+	const op = ops.TemplateGet
+	who, err := svc.Look(ctx, op, ref)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	t, err := svc.find(ctx, who.Tenant, ref)
+	return t.Template, core.Named(op, err)
+}
+
+// TagTemplate gives a template one more name, which moves if it is taken.
+func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error) {
+	const op = ops.TemplateTag
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.Template{}, err
+	}
+	var t store.Template
+	err = svc.Act(ctx, control.Action{Op: op, Subject: as}, func(ctx context.Context) error {
+		name, tag, err := template.ParseName(as)
+		if err != nil {
+			return err
+		}
+		if t, err = svc.find(ctx, who.Tenant, ref); err != nil {
+			return err
+		}
+		t.Name, t.Tag = name, tag
+		return svc.setTemplate(ctx, t)
+	})
+	return t.Template, core.Named(op, err)
+}
+
+// RemoveTemplate forgets the name of a template. Sandboxes made of it live on.
+func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
+	const op = ops.TemplateRemove
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return core.Named(op, svc.Act(ctx, control.Action{Op: op, Subject: ref}, func(ctx context.Context) error {
+		name, tag, err := template.ParseName(ref)
+		if err != nil {
+			return err
+		}
+		return svc.replaceTemplate(ctx, who.Tenant, name, tag, func(tx *store.Tx) error { return tx.RemoveTemplate(ctx, who.Tenant, name, tag) })
+	}))
+}
+
+// PruneTemplates removes what builds of the caller's tenant have left behind
+// and have not used for some time. Templates stay.
+func (svc *Service) PruneTemplates(ctx context.Context, unused time.Duration) (freed int64, err error) {
+	const op = ops.TemplatePrune
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return 0, err
+	}
+	err = svc.Act(ctx, control.Action{Op: op}, func(ctx context.Context) error {
+		if svc.cfg.Builder == nil {
+			return nil
+		}
+		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+		if err != nil {
+			return err
+		}
+		keep := make([]string, len(all))
+		for i, t := range all {
+			keep[i] = t.Image
+		}
+		freed, err = svc.cfg.Builder.Prune(ctx, who.Tenant, svc.Store.Now().Add(-unused), keep)
+		return err
+	})
+	return freed, core.Named(op, err)
+}

@@ -1,0 +1,163 @@
+package e2bapi
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/template"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// buildTemplate unpacks the files of every step where nobody else can see them,
+// and builds.
+func (h *Handler) buildTemplate(ctx context.Context, b Build, tell func(BuildEvent)) error {
+	dir, err := os.MkdirTemp(h.opts.Builds, "")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	d := &template.Description{From: b.From}
+	if b.User != "" {
+		d.Steps = append(d.Steps,
+			template.Step{Op: template.OpUser, Args: []string{b.User}}, template.Step{Op: template.OpWorkdir, Args: []string{"/home/" + b.User}})
+	}
+	own := len(d.Steps)
+	for i := range b.Steps {
+		step, err := h.step(ctx, root, i, &b.Steps[i])
+		if err != nil {
+			return err
+		}
+		d.Steps = append(d.Steps, *step)
+	}
+	d.Start, d.Ready = loginScript(b.Start), loginScript(b.Ready)
+	if d.Start == "" && d.Ready != "" {
+		d.Start = "true" // nothing is started, and the build waits all the same
+	}
+	files, err := template.NewFiles(root)
+	if err != nil {
+		return err
+	}
+	first := b.Name + ":" + b.Tags[0]
+	_, err = h.service.Templates.BuildTemplate(ctx, template.NamedRequest{
+		Name: first, Description: d, Files: files, NoCache: b.Force, Login: b.Login, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
+		Log: func(e sandbox.BuildEvent) {
+			text, step := e.Text, min(max(0, e.Step-own), len(b.Steps))
+			if !e.Output && step > 0 {
+				text = fmt.Sprintf("[%d/%d] %s%s", step, len(b.Steps), map[bool]string{true: "CACHED "}[e.Cached], e.Text)
+			}
+			tell(BuildEvent{Time: e.Time, Step: step, Text: text, Output: e.Output})
+		},
+	})
+	for _, tag := range b.Tags[1:] {
+		if err == nil {
+			_, err = h.service.Templates.TagTemplate(ctx, first, b.Name+":"+tag)
+		}
+	}
+	return err
+}
+
+// loginScript has a command of a template run as clients run theirs.
+func loginScript(command string) string {
+	if command == "" {
+		return ""
+	}
+	return "export E2B_SANDBOX=true; exec /bin/bash -l -c '" + strings.ReplaceAll(command, "'", `'\''`) + "'"
+}
+
+// step is a step in the words of the builder.
+func (h *Handler) step(ctx context.Context, root *os.Root, i int, from *BuildStep) (*template.Step, error) {
+	bad := func(format string, args ...any) error {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: fmt.Sprintf("step %d", i+1), Message: fmt.Sprintf(format, args...)}
+	}
+	arg := func(n int) string {
+		if n < len(from.Args) {
+			return from.Args[n]
+		}
+		return ""
+	}
+	step := &template.Step{Force: from.Force, Text: strings.TrimSpace(from.Type + " " + strings.Join(from.Args, " "))}
+	switch kind := strings.ToUpper(from.Type); kind {
+	case "RUN":
+		step.Op, step.Args, step.User = template.OpRun, []string{"/bin/bash", "-l", "-c", arg(0)}, arg(1)
+	case "USER", "WORKDIR":
+		step.Op, step.Args = template.Op(strings.ToLower(kind)), from.Args
+	case "ENV", "ARG":
+		step.Op = template.OpEnv
+		for pair := range slices.Chunk(from.Args, 2) {
+			if len(pair) != 2 {
+				return nil, bad("a variable has no value")
+			}
+			step.Vars = append(step.Vars, template.Var{Name: pair[0], Value: pair[1]})
+		}
+		step.Text = "" // values are no news
+	case "COPY", "ADD":
+		sub := strconv.Itoa(i)
+		if err := h.unpack(ctx, root, sub, from.FilesHash); err != nil {
+			return nil, err
+		}
+		if src := filepath.ToSlash(filepath.Clean(arg(0))); !filepath.IsLocal(src) {
+			return nil, bad("%.80q leads out of the files", arg(0))
+		}
+		step.Op, step.Args, step.Chown, step.AsUser = template.OpCopy, []string{sub + "/" + arg(0), arg(1)}, arg(2), true
+		if mode := arg(3); mode != "" {
+			bits, err := strconv.ParseUint(mode, 8, 12)
+			if err != nil {
+				return nil, bad("%.20q is not a mode", mode)
+			}
+			step.Chmod = uint32(bits)
+		}
+	default:
+		return nil, bad("%.20q is not a type of step", from.Type)
+	}
+	return step, nil
+}
+
+// unpack writes uploaded files into a directory of a build.
+func (h *Handler) unpack(ctx context.Context, root *os.Root, sub, hash string) error {
+	path, err := h.uploadPath(ctx, hash)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: "files", Message: "the files of a step were not uploaded, or are too old"}
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	in := bufio.NewReader(f)
+	tar := io.Reader(in)
+	if magic, _ := in.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		z, err := gzip.NewReader(in)
+		if err != nil {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: "files", Message: "are not a usable tar", Cause: err}
+		}
+		tar = z
+	}
+	if err := root.Mkdir(sub, 0o755); err != nil {
+		return err
+	}
+	below, err := root.OpenRoot(sub)
+	if err != nil {
+		return err
+	}
+	defer below.Close()
+	return template.Unpack(ctx, tar, below)
+}
