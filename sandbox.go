@@ -20,6 +20,7 @@ import (
 type Sandbox struct {
 	client *Client
 	info   sandbox.Sandbox
+	base   string // path of its resources; empty: by its id
 }
 
 // ID returns the id, which never changes.
@@ -32,6 +33,9 @@ func (s *Sandbox) Name() string { return s.info.Name }
 func (s *Sandbox) Info() sandbox.Sandbox { return s.info }
 
 func (s *Sandbox) path(rest string) string {
+	if s.base != "" {
+		return s.base + rest
+	}
 	return "/v1/sandboxes/" + url.PathEscape(string(s.info.ID)) + rest
 }
 

@@ -33,6 +33,8 @@ type Event struct {
 
 	Request string `json:"request,omitempty" doc:"id of the request that it was done for"`
 	Trace   string `json:"trace,omitempty" doc:"id of the trace that request is part of"`
+
+	Epoch int64 `json:"epoch,omitempty" doc:"which sandbox of a session, counted from 1"`
 }
 
 // MarshalJSON writes the duration in milliseconds.

@@ -129,7 +129,12 @@ const (
 	LostMemory    = "memory"
 	LostFiles     = "files outside /workspace"
 	LostWorkspace = "everything"
+	LostChanges   = "changes since the last save"
 )
+
+// ArchiveLabel is a label of the snapshots that a session keeps, with its name.
+// They are not pruned.
+const ArchiveLabel = "atoll.session-archive"
 
 // Session is what an agent holds: a name that always leads to the sandbox that
 // serves it now. It outlives sandboxes, daemons and providers.
@@ -161,6 +166,98 @@ type LeaseInfo struct {
 	Sandbox  ID        `json:"sandbox,omitempty"`
 	Holders  []Holder  `json:"holders"`
 	Expires  time.Time `json:"expires,omitzero"`
+}
+
+// IfExists says what creating a session does when there is one of that name.
+type IfExists string
+
+// What to do with a session that exists. Empty: IfExistsFail.
+const (
+	IfExistsFail   IfExists = "fail"
+	IfExistsAttach IfExists = "attach" // return that session; the rest of the request is ignored
+)
+
+// NewSession asks for a session.
+type NewSession struct {
+	// Name is unique among the tenant's sessions. Empty: the id.
+	Name  string `json:"name,omitempty" maxLength:"63" doc:"unique among your sessions; the id if it is left out"`
+	Group string `json:"group,omitempty" maxLength:"63" doc:"sessions with the same group share one sandbox; a group of its own if it is left out"`
+	// Spec is what its sandboxes are made from. Its name is not used.
+	Spec        Spec              `json:"spec,omitzero"`
+	Labels      map[string]string `json:"labels,omitempty" doc:"added to those of the spec; the sandboxes and the usage of the session have them"`
+	PauseOnExit bool              `json:"pauseOnExit,omitempty" doc:"pause the sandbox instead of ending it when nobody needs it, where the provider can"`
+	IfExists    IfExists          `json:"ifExists,omitempty" enum:"fail,attach" doc:"what to do when there is a session of that name; fail if it is left out"`
+	// Holder, if set, acquires the sandbox too. Nil: it is made when it is first
+	// used.
+	Holder *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without one it is made when it is first used"`
+}
+
+// SessionChange describes changes to a session. Fields that are nil stay as
+// they are.
+type SessionChange struct {
+	Labels      map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one. Its present sandbox keeps those it has"`
+	PauseOnExit *bool              `json:"pauseOnExit,omitempty"`
+}
+
+// ResumeRequest asks for the session of an envelope.
+type ResumeRequest struct {
+	Envelope Envelope   `json:"envelope"`
+	Name     string     `json:"name,omitempty" maxLength:"63" doc:"of the session if it is a new one; its id if it is left out"`
+	Holder   *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without one it is found or made when it is first used"`
+}
+
+// HolderRef names a holder.
+type HolderRef struct {
+	// Kind is turn, viewer or operator. Viewers and operators end when they send
+	// no heartbeat for 90 seconds; a turn ends when it is released.
+	Kind string `json:"kind,omitempty" enum:"turn,viewer,operator" doc:"viewers and operators end without a heartbeat; operator if it is left out"`
+	ID   string `json:"holder" minLength:"1" maxLength:"128" doc:"unique among the holders of that kind"`
+	// Epoch, if not 0, is the one that the caller expects: another is CodeStale.
+	Epoch int64 `json:"epoch,omitempty" minimum:"0" doc:"fail with the code stale if the sandbox is at another epoch"`
+}
+
+// Opened is a session with what was got by opening it.
+type Opened struct {
+	Session Session  `json:"session"`
+	Created bool     `json:"created"` // false: there was one already
+	Receipt *Receipt `json:"receipt,omitempty" doc:"of the sandbox, if a holder was given"`
+}
+
+// Acquired is what a holder has.
+type Acquired struct {
+	Epoch   int64   `json:"epoch"`
+	Role    string  `json:"role" doc:"spawner: this request made the sandbox; attached or rearmed: it was there"`
+	Sandbox ID      `json:"sandbox"`
+	Receipt Receipt `json:"receipt"`
+}
+
+// Saved is what saving a session kept.
+type Saved struct {
+	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
+	Archive    *Archive       `json:"archive,omitempty" doc:"of a sandbox without workspaces"`
+}
+
+// SessionUsage is for how long the sandboxes of sessions were there, for one
+// value of what was asked for.
+type SessionUsage struct {
+	Value string        `json:"value" doc:"of the label, or the group or provider; empty: sessions without that label"`
+	Warm  time.Duration `json:"warmMs" doc:"in milliseconds"`
+}
+
+// MarshalJSON writes the duration in milliseconds.
+func (u SessionUsage) MarshalJSON() ([]byte, error) {
+	type plain SessionUsage
+	toMS(&u.Warm)
+	return json.Marshal(plain(u))
+}
+
+// UnmarshalJSON reads the duration in milliseconds.
+func (u *SessionUsage) UnmarshalJSON(text []byte) error {
+	type plain SessionUsage
+	toMS(&u.Warm)
+	err := json.Unmarshal(text, (*plain)(u))
+	fromMS(&u.Warm)
+	return err
 }
 
 // Holder is somebody who needs the sandbox of a session now.

@@ -69,6 +69,7 @@ type App struct {
 	direct   bool          // --no-daemon
 	system   System        // once it is open
 	client   *atoll.Client // of a daemon, once it was found
+	sessions bool          // the command names sessions and not sandboxes
 }
 
 // Version says what this program is made of.
@@ -120,8 +121,8 @@ one.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), listCommands{a}.rmCmd(),
-		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(),
-		upCommands{a}.upCmd(), a.downCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), a.stateCmd(),
+		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(), sessionCommands{a}.sessionCmd(),
+		upCommands{a}.upCmd(), a.downCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), a.stateCmd(),
 		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(), a.versionCmd())
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},

@@ -153,6 +153,9 @@ func needsDaemon(spec *sandbox.Spec) bool {
 
 // find returns the sandbox of that name.
 func (a *App) find(ctx context.Context, name string) (box, error) {
+	if a.sessions {
+		return a.findSession(ctx, name)
+	}
 	t, err := a.target(ctx)
 	if err != nil {
 		return nil, err

@@ -46,6 +46,9 @@ type UpOptions struct {
 	// daemon.Options.
 	PlainSnapshots bool
 	SnapshotCache  int64
+	// SessionGrace is how long the sandbox of a session is kept when nobody needs
+	// it; zero means as long as daemon.Options says.
+	SessionGrace time.Duration
 }
 
 // E2BOptions say where clients of E2B are served.
@@ -161,6 +164,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
 	flags.IntVar(&opts.Pool, "pool", defaultPool(), "number of warm sandboxes to keep per image (0 disables the pool)")
 	flags.Var(&drain, "drain", "how long requests may go on when the daemon ends (default 5s)")
+	flags.Var((*durationFlag)(&opts.SessionGrace), "session-grace", "how long to keep the sandbox of a session that nobody uses (default 15m)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")

@@ -80,9 +80,9 @@ it, or any number can read it.`,
 		a.workspaceRestoreCmd(), a.workspacePersistCmd(), a.workspacePruneCmd(), a.workspaceVerifyCmd(), a.workspaceRemoveCmd())
 }
 
-// workspaceVerb adapts what is done with a daemon and shows the result: as
+// daemonVerb adapts what is done with a daemon and shows the result: as
 // JSON, or with text.
-func workspaceVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
+func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
 	var asJSON bool
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
@@ -123,7 +123,7 @@ history, and removing the workspace does not change the bucket.`,
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "size limit of one version, in bytes; larger versions are not saved")
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
 	}, func(w sandbox.Workspace) error { return a.tell("%s", w.Name) })
@@ -142,7 +142,7 @@ func attachedText(w sandbox.Workspace) string {
 
 func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
 		return c.Workspaces(ctx)
 	}, func(all []sandbox.Workspace) error {
 		rows := make([][]string, 0, len(all))
@@ -159,7 +159,7 @@ func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 
 func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), Example: `  atoll workspace inspect notes`}
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		return c.Workspace(ctx, args[0])
 	}, func(w sandbox.Workspace) error {
 		rows := [][]string{
@@ -185,7 +185,7 @@ func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), Example: `  atoll workspace history notes`,
 	}
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
 	}, func(all []sandbox.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
@@ -216,7 +216,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Changes []sandbox.WorkspaceChange `json:"changes"`
 		More    bool                      `json:"more,omitempty"`
 	}
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
 		var numbers [2]int
 		for i, text := range args[1:] {
 			if numbers[i], err = versionArg(text); err != nil {
@@ -248,7 +248,7 @@ stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		n, err := versionArg(args[1])
 		if err != nil {
 			return sandbox.WorkspaceVersion{}, err
@@ -270,7 +270,7 @@ anyway.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
 	}, func(v sandbox.WorkspaceVersion) error { return a.tell("version %d", v.Number) })
 }
@@ -287,7 +287,7 @@ data.`,
 	}
 	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep this many of the newest")
 	cmd.Flags().Var(&within, "keep-within", "keep all that are newer than this, such as 720h")
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
 	}, func(p sandbox.WorkspacePruned) error {
@@ -302,7 +302,7 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
-	return workspaceVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r sandbox.WorkspaceReport) error {
 		return a.tell("%d versions in %d chunks, %s: all is there", r.Versions, r.Chunks, bytesText(r.Bytes))

@@ -26,6 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
@@ -88,6 +89,9 @@ type Options struct {
 	// SnapshotCache is how many bytes the copies of saved snapshots may take on
 	// this machine. Zero: snapshots.DefaultCache; negative: none stays.
 	SnapshotCache int64
+	// SessionGrace is how long the sandbox of a session is kept when nobody needs
+	// it. Zero: lease.Default.
+	SessionGrace time.Duration
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
 	// AuditKeep is how long events are kept before they are pruned. Zero: for
@@ -130,6 +134,7 @@ type Daemon struct {
 	log      *eventlog.Log
 	plane    *plane.Plane
 	machine  *machine.Service
+	sessions *sessions.Service
 	provider driver.Provider
 	server   *server.Server
 	memory   *server.Memory
@@ -173,7 +178,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openServer, d.recover, d.listenE2B, d.listen} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.openServer, d.recover, d.listenE2B, d.listen} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -225,6 +230,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.plane.Watch(ctx) })
 	d.work.Go(func() { d.plane.WatchIdle(ctx) })
+	d.work.Go(func() { d.sessions.Watch(ctx) })
 	d.work.Go(func() { d.plane.Tenants.WatchKeys(ctx) })
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })

@@ -155,7 +155,7 @@ func (d *Daemon) openShelves(ctx context.Context, config *plane.Config) (err err
 // openServer makes the API and the proxy for ports ready for listeners.
 func (d *Daemon) openServer(context.Context) error {
 	proxy := portproxy.New(d.plane.Exec, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
-	served := service{d.plane, d.machine, d.buildDir(), d.ready(d.provider), d.opts.Version, newDoctor(d)}
+	served := service{d.plane, d.machine, d.buildDir(), d.ready(d.provider), d.opts.Version, newDoctor(d), d.sessions}
 	d.server = server.New(server.Config{
 		Ports:        proxy,
 		Handler:      d.observed(api.New(servicesOf(served), api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),

@@ -7,6 +7,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
@@ -22,6 +23,15 @@ type service struct {
 	// version is that of the program.
 	version string
 	*doctor
+	sessions *sessions.Service
+}
+
+// holders shows to the API who holds the sandboxes of sessions.
+type holders struct{ *sessions.Service }
+
+func (h holders) Route(ctx context.Context, ref string, epoch int64) (sandbox.ID, int64, func(), error) {
+	r, err := h.Service.Route(ctx, ref, epoch)
+	return r.Sandbox, r.Epoch, r.Done, err
 }
 
 func servicesOf(s service) api.Services {
@@ -40,6 +50,8 @@ func servicesOf(s service) api.Services {
 		Ports:      s.Exec,
 		Templates:  s.Templates,
 		Policies:   s.Plane.Policies,
+		Sessions:   s.sessions,
+		Holders:    holders{s.sessions},
 	}
 }
 

@@ -61,6 +61,12 @@ const (
 	PoliciesLoaded  Type = "policy.loaded"  // other policies of the machine hold from now on
 	PoliciesKept    Type = "policy.kept"    // what is in the files cannot be used: see Subject
 	SecretUsed      Type = "secret.used"    // the gateway sent it: see Subject and Policy
+	SessionCreated  Type = "session.created"
+	LeaseWarming    Type = "lease.warming"  // the sandbox of a session is made or resumed
+	LeaseWarm       Type = "lease.warm"     // it serves the session: see Epoch
+	LeaseDraining   Type = "lease.draining" // nobody needs it; it ends after a grace period
+	LeaseCold       Type = "lease.cold"     // the session has no sandbox
+	FenceRefused    Type = "fence.refused"  // a request was meant for an earlier sandbox: see Epoch
 	AuditPruned     Type = "audit.pruned"   // the oldest records of this log were removed: see Subject
 )
 
@@ -71,12 +77,13 @@ func Types() []Type {
 		Idled, Lost, Found, ExecStarted, ExecEnded, Signaled, FilesRead, FilesWritten, FilesRemoved, FilesMoved, KeyCreated,
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
-		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, AuditPruned,
+		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, FenceRefused, AuditPruned,
 	}
 }
 
 // successes maps an operation to the type of its success.
 var successes = map[string]Type{
+	"session.create": SessionCreated, "session.resume": SessionCreated,
 	"sandbox.create": Created, "sandbox.start": Started, "sandbox.stop": Stopped, "sandbox.kill": Stopped,
 	"sandbox.pause": Paused, "sandbox.resume": Resumed, "sandbox.update": Updated, "sandbox.destroy": Destroyed,
 	"sandbox.wake": Resumed, "sandbox.idle": Idled, "sandbox.expire": Expired, "sandbox.fork": Forked,

@@ -10,7 +10,7 @@ import (
 )
 
 // Op is one operation on a lease: Acquire, Commit, Fail, Lost, Release,
-// Heartbeat, Persist, Begin, Confirm, Rotate, Gate, Meter or Tick.
+// Heartbeat, Save, Persist, Begin, Confirm, Rotate, Gate, Meter or Tick.
 type Op interface {
 	apply(m *machine) (Effect, error)
 }
@@ -22,7 +22,7 @@ type Effect struct {
 	// Done reports that the operation had its effect. False means that its
 	// fence did not match and nothing changed.
 	Done bool `json:"done"`
-	// Prior is the archive that Persist replaced, which its owner may remove.
+	// Prior is the archive that Save or Persist replaced, which its owner may remove.
 	Prior json.RawMessage `json:"prior,omitempty"`
 	// Due reports, after a Tick, that the sandbox is to be drained now.
 	Due bool `json:"due,omitempty"`
@@ -263,6 +263,23 @@ func (o Heartbeat) apply(m *machine) (Effect, error) {
 	}
 	l.Holders[at].Beat = m.now
 	return Effect{Done: true}, nil
+}
+
+// Save records an archive of a sandbox that goes on. The sandbox is captured
+// again before it ends.
+type Save struct {
+	Epoch   int64
+	Archive json.RawMessage
+}
+
+func (o Save) apply(m *machine) (Effect, error) {
+	l := &m.lease
+	if (l.State != Warm && l.State != Draining) || l.Ending || l.Epoch != o.Epoch {
+		return Effect{}, nil
+	}
+	prior := l.Archive
+	l.Archive = o.Archive
+	return Effect{Done: true, Prior: prior}, nil
 }
 
 // Persist records the archive of a sandbox that is about to be ended. Without

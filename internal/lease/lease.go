@@ -116,6 +116,9 @@ func (l *Lease) Clone() Lease {
 	return c
 }
 
+// Holds reports whether there is a holder of that kind and id.
+func (l *Lease) Holds(kind Kind, id string) bool { return l.find(kind, id) >= 0 }
+
 func (l *Lease) find(kind Kind, id string) int {
 	return slices.IndexFunc(l.Holders, func(h Holder) bool { return h.Kind == kind && h.ID == id })
 }

@@ -129,6 +129,20 @@ const (
 	SecretRotate Op = "secret.rotate"
 	SecretUse    Op = "secret.use"
 
+	SessionAcquire   Op = "session.acquire"
+	SessionCreate    Op = "session.create"
+	SessionDrain     Op = "session.drain"
+	SessionEnvelope  Op = "session.envelope"
+	SessionGet       Op = "session.get"
+	SessionHeartbeat Op = "session.heartbeat"
+	SessionList      Op = "session.list"
+	SessionRelease   Op = "session.release"
+	SessionRemove    Op = "session.remove"
+	SessionResume    Op = "session.resume"
+	SessionRoute     Op = "session.route"
+	SessionSave      Op = "session.save"
+	SessionUpdate    Op = "session.update"
+
 	SnapshotCreate    Op = "snapshot.create"
 	SnapshotForgotten Op = "snapshot.forgotten"
 	SnapshotGet       Op = "snapshot.get"
@@ -151,6 +165,8 @@ const (
 	TenantGet     Op = "tenant.get"
 	TenantLimits  Op = "tenant.limits"
 	TenantList    Op = "tenant.list"
+
+	UsageGet Op = "usage.get"
 
 	WorkspaceCreate  Op = "workspace.create"
 	WorkspaceDetach  Op = "workspace.detach"
@@ -265,6 +281,20 @@ var table = map[Op]about{
 	SecretRotate: {Admin, Recorded},
 	SecretUse:    {Admin, Recorded},
 
+	SessionAcquire:   {Exec, Recorded},
+	SessionCreate:    {Write, Recorded},
+	SessionDrain:     {Admin, Recorded},
+	SessionEnvelope:  {Read, Recorded},
+	SessionGet:       {Read, Glance},
+	SessionHeartbeat: {Exec, Glance},
+	SessionList:      {Read, Glance},
+	SessionRelease:   {Exec, Recorded},
+	SessionRemove:    {Write, Recorded},
+	SessionResume:    {Write, Recorded},
+	SessionRoute:     {Read, Glance},
+	SessionSave:      {Write, Recorded},
+	SessionUpdate:    {Write, Recorded},
+
 	SnapshotCreate:    {Write, Recorded},
 	SnapshotForgotten: {Admin, Recorded},
 	SnapshotGet:       {Read, Recorded},
@@ -287,6 +317,8 @@ var table = map[Op]about{
 	TenantGet:     {Admin, Glance},
 	TenantLimits:  {Admin, Recorded},
 	TenantList:    {Admin, Glance},
+
+	UsageGet: {Read, Glance},
 
 	WorkspaceCreate:  {Write, Recorded},
 	WorkspaceDetach:  {Admin, Recorded},

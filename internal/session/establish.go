@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -24,6 +25,9 @@ type Box struct {
 	Binding  string
 	Image    string
 	State    json.RawMessage // the driver's own, without secrets
+	// Deadline is when the provider ends the sandbox whatever is done; zero if it
+	// does not.
+	Deadline time.Time
 }
 
 // Plan is what a session wants of a sandbox.
@@ -34,6 +38,10 @@ type Plan struct {
 	// Key identifies this attempt to make a sandbox. A sandbox carries it, so
 	// that one whose creation got no answer can be found.
 	Key string
+	// Prior is what the sandbox is made again from. Boxes that make a sandbox
+	// directly from an archive do so in Create, and their Hydrate only reports
+	// it. Nil: nothing was there before.
+	Prior *sandbox.Envelope
 }
 
 // Boxes makes, finds and ends sandboxes. Errors are classified: CodeGone only
@@ -120,6 +128,7 @@ func notGone(err error) error {
 
 // rebuild makes a new sandbox, from what was saved if anything was.
 func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, receipt sandbox.Receipt) (Box, sandbox.Receipt, error) {
+	p.Prior = e
 	b, err := create(ctx, boxes, p)
 	if err != nil {
 		return Box{}, receipt, err
@@ -136,6 +145,9 @@ func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, rece
 		b, receipt.From, receipt.Lost = now, from, lost
 		if from.Archive != nil || len(from.Workspaces) > 0 {
 			receipt.Outcome = sandbox.OutcomeRebuilt
+			if receipt.Why != "" && from.Archive != nil { // the sandbox ended before it could be saved
+				receipt.Lost = append(receipt.Lost, sandbox.LostChanges)
+			}
 		}
 	}
 	receipt.Sandbox = b.ID

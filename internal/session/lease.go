@@ -35,6 +35,11 @@ type Config struct {
 	// PauseOnExit keeps a drained sandbox paused instead of ending it, where the
 	// provider can. What it has is captured either way.
 	PauseOnExit bool
+	// Now reads the clock, nil: time.Now.
+	Now func() time.Time
+	// Lead is how long before the deadline of a sandbox it is replaced, given its
+	// lease. Nil: an hour.
+	Lead func(l lease.Lease) time.Duration
 	// Progress is told what a waiting Acquire waits for. Nil: nobody.
 	Progress func(group, what string)
 }
@@ -56,6 +61,12 @@ func NewManager(cfg Config) *Manager {
 	}
 	if cfg.Key == nil {
 		cfg.Key = func(group string, attempt int64) string { return fmt.Sprintf("%s.%d", group, attempt) }
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Lead == nil {
+		cfg.Lead = func(lease.Lease) time.Duration { return time.Hour }
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, string) {}
@@ -125,7 +136,7 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 
 // spawn makes or resumes the sandbox, and commits it.
 func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandbox.Envelope, gone error) (Held, error) {
-	e, err := known(l, prior)
+	e, err := Known(l, prior)
 	if err != nil {
 		return Held{}, m.fail(ctx, l, err)
 	}
@@ -142,7 +153,7 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	if err != nil {
 		return Held{}, m.abandon(ctx, l, b, receipt, err)
 	}
-	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: b.Image, Box: box}
+	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: b.Image, Box: box, Deadline: b.Deadline}
 	now, effect, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, commit)
 	switch {
 	case err != nil:
@@ -164,9 +175,9 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	return Held{Box: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil
 }
 
-// known returns what a spawner starts from: what the lease names, else its
-// archive, else the envelope that the session brought.
-func known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
+// Known returns what a spawner starts from: what the lease names, else its
+// archive, else the envelope that the session brought. Nil: nothing is known.
+func Known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
 	data := l.Box
 	if data == nil {
 		data = l.Archive
@@ -207,7 +218,7 @@ func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt san
 // of life: the sandbox is asked. One that is gone is CodeGone, and the lease
 // knows it.
 func (m *Manager) attach(ctx context.Context, l lease.Lease, role lease.Role) (Held, error) {
-	e, err := known(l, nil)
+	e, err := Known(l, nil)
 	if err != nil {
 		return Held{}, err
 	}

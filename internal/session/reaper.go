@@ -21,13 +21,32 @@ func (m *Manager) Sweep(ctx context.Context) error {
 	}
 	var failed []error
 	for _, g := range groups {
-		_, effect, err := m.cfg.Leases.Apply(ctx, g, lease.Tick{})
-		if err == nil && effect.Due {
-			err = m.Drain(ctx, g)
-		}
-		failed = append(failed, err)
+		failed = append(failed, m.SweepGroup(ctx, g))
 	}
 	return errors.Join(failed...)
+}
+
+// SweepGroup is Sweep for one group.
+func (m *Manager) SweepGroup(ctx context.Context, group string) error {
+	l, effect, err := m.cfg.Leases.Apply(ctx, group, lease.Tick{})
+	if err == nil && m.old(l) {
+		if _, effect, err = m.cfg.Leases.Apply(ctx, group, lease.Rotate{Epoch: l.Epoch}); err == nil {
+			_, effect, err = m.cfg.Leases.Apply(ctx, group, lease.Tick{})
+		}
+	}
+	if err != nil || !effect.Due {
+		return err
+	}
+	return m.Drain(ctx, group)
+}
+
+// old reports whether the lifetime of a sandbox ends soon and it was not yet
+// told to make place for another.
+func (m *Manager) old(l lease.Lease) bool {
+	if l.Deadline.IsZero() || l.Rotating || (l.State != lease.Warm && l.State != lease.Draining) {
+		return false
+	}
+	return !m.cfg.Now().Before(l.Deadline.Add(-m.cfg.Lead(l)))
 }
 
 // Drain ends the sandbox of a group that nobody holds: it captures what the

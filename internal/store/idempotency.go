@@ -56,6 +56,18 @@ func (tx *Tx) replay(ctx context.Context, tenant string, c Create) (*Sandbox, er
 	return &b, err
 }
 
+// Made returns the sandbox that was made for an idempotency key, CodeNotFound if
+// there is none.
+func (tx *Tx) Made(ctx context.Context, tenant, key string) (Sandbox, error) {
+	var id string
+	c := Create{IdempotencyKey: key}
+	err := tx.queryRow(ctx, "SELECT sandbox FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant)).Scan(&id)
+	if err != nil {
+		return Sandbox{}, missing(err, "sandbox", key)
+	}
+	return tx.Sandbox(ctx, tenant, sandbox.ID(id))
+}
+
 func (tx *Tx) remember(ctx context.Context, tenant string, c Create, id sandbox.ID) error {
 	if c.IdempotencyKey == "" {
 		return nil

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/lease"
@@ -14,6 +15,14 @@ type Session struct {
 	sandbox.Session
 	Tenant string
 	Prior  *sandbox.Envelope // what a session that came from elsewhere starts from
+	// Removing says that the session is being removed: nobody may use it.
+	Removing bool
+}
+
+// storedSession is a session as JSON.
+type storedSession struct {
+	sandbox.Session
+	Removing bool `json:"removing,omitempty"`
 }
 
 const sessionColumns = "tenant, id, name, grp, session_json, prior_json, created, updated"
@@ -24,9 +33,11 @@ func scanSession(row scanner) (s Session, err error) {
 	if err := row.Scan(&s.Tenant, &id, &name, &group, &text, &prior, &created, &updated); err != nil {
 		return s, err
 	}
-	if err := json.Unmarshal([]byte(text), &s.Session); err != nil {
+	var stored storedSession
+	if err := json.Unmarshal([]byte(text), &stored); err != nil {
 		return s, err
 	}
+	s.Session, s.Removing = stored.Session, stored.Removing
 	if prior != "" {
 		if err := json.Unmarshal([]byte(prior), &s.Prior); err != nil {
 			return s, err
@@ -37,8 +48,14 @@ func scanSession(row scanner) (s Session, err error) {
 }
 
 func (s *Session) columns() (text, prior string, err error) {
-	plain := s.Session
+	plain := storedSession{s.Session, s.Removing}
 	plain.Lease = nil // is in its own table
+	if len(plain.Spec.Env) > 0 { // values may be secrets, and are kept elsewhere
+		plain.Spec.Env = maps.Clone(plain.Spec.Env)
+		for name := range plain.Spec.Env {
+			plain.Spec.Env[name] = ""
+		}
+	}
 	data, err := json.Marshal(plain)
 	if err != nil {
 		return "", "", err
@@ -190,12 +207,56 @@ func (tx *Tx) WarmTimes(ctx context.Context, tenant string, from, to time.Time) 
 	})
 }
 
+// ForgetLease makes the lease of a group cold, once its sandbox is ended. Its
+// counters go on, unless it is removed because nobody can have that group again:
+// attempts and epochs are never used twice.
+func (tx *Tx) ForgetLease(ctx context.Context, tenant, group string, remove bool) error {
+	if remove {
+		_, err := tx.exec(ctx, "DELETE FROM leases WHERE tenant = $1 AND grp = $2", tenant, group)
+		return err
+	}
+	l, err := tx.lease(ctx, tenant, group, tx.s.dialect.forUpdate())
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(lease.Lease{Group: group, State: lease.Cold, Epoch: l.Epoch, Attempt: l.Attempt, Drains: l.Drains})
+	if err != nil {
+		return err
+	}
+	_, err = tx.exec(ctx, "UPDATE leases SET state = $1, lease_json = $2, updated = $3 WHERE tenant = $4 AND grp = $5",
+		string(lease.Cold), string(data), nanos(tx.Now()), tenant, group)
+	return err
+}
+
+// LeaseOf returns the lease of a tenant that names a sandbox, CodeNotFound if
+// none does.
+func (tx *Tx) LeaseOf(ctx context.Context, tenant string, id sandbox.ID) (lease.Lease, error) {
+	rows, err := tx.query(ctx, "SELECT lease_json FROM leases WHERE tenant = $1", tenant)
+	all, err := collect(rows, err, func(row scanner) (l lease.Lease, err error) {
+		var text string
+		if err := row.Scan(&text); err != nil {
+			return l, err
+		}
+		return l, json.Unmarshal([]byte(text), &l)
+	})
+	for _, l := range all {
+		if l.Sandbox == id {
+			return l, nil
+		}
+	}
+	if err == nil {
+		err = fail(sandbox.CodeNotFound, string(id), "no session uses that sandbox")
+	}
+	return lease.Lease{}, err
+}
+
 // LeaseKey names a lease among those of all tenants.
 type LeaseKey struct{ Tenant, Group string }
 
-// Leases lists the leases of all tenants that are not cold.
-func (o *Operator) Leases(ctx context.Context) ([]LeaseKey, error) {
-	rows, err := o.tx.query(ctx, "SELECT tenant, grp FROM leases WHERE state <> 'cold' ORDER BY tenant, grp")
+// Leases lists the leases of all tenants that are not cold, or became so after
+// a time.
+func (o *Operator) Leases(ctx context.Context, since time.Time) ([]LeaseKey, error) {
+	rows, err := o.tx.query(ctx, "SELECT tenant, grp FROM leases WHERE state <> 'cold' OR updated > $1 ORDER BY tenant, grp", nanos(since))
 	return collect(rows, err, func(row scanner) (k LeaseKey, err error) {
 		return k, row.Scan(&k.Tenant, &k.Group)
 	})

@@ -118,7 +118,7 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 			return err
 		}
 		for _, s := range all {
-			if s.Children > 0 || !s.Ready || used[s.ID] {
+			if s.Children > 0 || !s.Ready || used[s.ID] || s.Labels[sandbox.ArchiveLabel] != "" {
 				continue
 			}
 			if err := svc.Remove(ctx, &s); err != nil {

@@ -74,6 +74,7 @@ func New(services Services, opts Options) *API {
 	a.secrets()
 	a.templates()
 	a.workspaces()
+	a.sessions()
 	a.mux.HandleFunc("/", a.nowhere)
 	return a
 }

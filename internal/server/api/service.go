@@ -36,6 +36,8 @@ type Services struct {
 	Ports      Ports
 	Templates  Templates
 	Policies   Policies
+	Sessions   Sessions
+	Holders    Holders
 }
 
 // Sandboxes makes sandboxes and changes what becomes of them.

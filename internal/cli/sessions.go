@@ -1,0 +1,411 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// sessionCommands are atoll session and atoll usage.
+type sessionCommands struct{ *App }
+
+func (a sessionCommands) sessionCmd() *cobra.Command {
+	return parent(&cobra.Command{
+		Use:   "session",
+		Short: "Work with sessions: names that always lead to a living sandbox",
+		Long: `A session is what an agent holds instead of a sandbox. It has a name and settings, and
+leads to one sandbox. When nobody uses the session for a while, the daemon saves its
+workspaces, or its files if it has no workspace, and removes the sandbox. The next use
+makes one with what was saved.`,
+		Example: `  atoll session create notes
+  atoll session exec notes -- sh -c 'echo hello > /root/note'
+  atoll session ls`,
+		GroupID: groupBox,
+	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.saveCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
+}
+
+// complete offers the names of sessions for the first word.
+func (a sessionCommands) complete(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return a.completeAll(cmd, args, "")
+}
+
+func (a sessionCommands) completeAll(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	c, err := a.daemon(ctx)
+	if err != nil || c == nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	all, err := c.Sessions().List(ctx, nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	names := make([]string, 0, len(all))
+	for _, s := range all {
+		names = append(names, oneLine(s.Name, 63))
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// outcome tells what a session got.
+func outcome(name string, r *sandbox.Receipt) string {
+	text := fmt.Sprintf("%s: %s, sandbox %s at epoch %d", name, r.Outcome, r.Sandbox, r.Epoch)
+	if len(r.Lost) > 0 {
+		text += "; lost: " + strings.Join(r.Lost, ", ")
+	}
+	return text
+}
+
+func (a sessionCommands) createCmd() *cobra.Command {
+	var boxed boxFlags
+	var how commandFlags
+	var opts atoll.SessionOptions
+	cmd := &cobra.Command{
+		Use: "create [flags] [NAME]", Short: "Make a session and its sandbox", Args: cobra.MaximumNArgs(1),
+		Long: `Create makes a session with a sandbox and prints its name. The flags say what its
+sandboxes are made from, as for: atoll create. With --attach an existing session of
+that name is used instead.`,
+		Example: `  atoll session create notes
+  atoll session create --attach --label team=search notes`,
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVarP(&how.env, "env", "e", nil, "set a variable: NAME=VALUE, or NAME to pass on your own")
+	flags.StringArrayVar(&how.envFiles, "env-file", nil, "read variables from a file, one NAME=VALUE per line")
+	flags.StringVarP(&how.workdir, "workdir", "w", "", "directory that commands start in, absolute; made if it is missing")
+	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
+	flags.StringVar(&opts.Group, "group", "", "sessions of the same group share one sandbox (default: a group of its own)")
+	flags.BoolVar(&opts.PauseOnExit, "pause-on-exit", false, "pause the sandbox instead of removing it when nobody uses the session, where the provider can")
+	flags.BoolVar(&opts.AttachIfExists, "attach", false, "use the session of that name if there is one; the other flags are then ignored")
+	boxed.register(cmd)
+	unused := []string{"rm", "keep", "entrypoint", "name", "pull", "platform"}
+	for _, name := range unused {
+		_ = flags.MarkHidden(name)
+	}
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
+		for _, name := range unused {
+			if cmd.Flags().Changed(name) {
+				return out, badFlag(name, "does not apply to a session")
+			}
+		}
+		how.detach = true
+		req, err := a.request(cmd, &boxed, &how, nil)
+		if err == nil {
+			req.Spec.Image, err = absoluteImage(req.Spec.Image)
+		}
+		if err != nil {
+			return out, err
+		}
+		opts.Name = strings.Join(args, "")
+		s, err := c.Sessions().Create(ctx, req.Spec, opts)
+		if err != nil {
+			return out, err
+		}
+		return a.shortly(s)
+	}, func(o sandbox.Opened) error {
+		_, err := fmt.Fprintln(a.Stdout, o.Session.Name)
+		return err
+	})
+}
+
+// shortly describes a session that was opened, and lets go of it.
+func (a sessionCommands) shortly(s *atoll.Session) (sandbox.Opened, error) {
+	receipt := s.Receipt()
+	return sandbox.Opened{Session: s.Info(), Receipt: &receipt}, s.Close()
+}
+
+func (a sessionCommands) attachCmd() *cobra.Command {
+	var hold bool
+	cmd := &cobra.Command{
+		Use: "attach [flags] SESSION", Short: "Make sure that a session has a sandbox, and tell what became of the last one",
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.complete,
+		Long: `Attach makes, wakes or rebuilds the sandbox of a session and tells which of these it
+was, and what was lost. With --hold it then keeps the sandbox until it is interrupted.`,
+		Example: `  atoll session attach notes`,
+	}
+	cmd.Flags().BoolVar(&hold, "hold", false, "keep the sandbox until this command is interrupted")
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
+		s, err := c.Sessions().Attach(ctx, args[0], atoll.SessionOptions{})
+		if err != nil {
+			return out, err
+		}
+		if hold {
+			r := s.Receipt()
+			a.say("note", outcome(s.Name(), &r)+"; interrupt to let go of it")
+			<-ctx.Done()
+		}
+		return a.shortly(s)
+	}, func(o sandbox.Opened) error {
+		_, err := fmt.Fprintln(a.Stdout, outcome(o.Session.Name, o.Receipt))
+		return err
+	})
+}
+
+// inSession makes a command for sandboxes one for sessions.
+func (a sessionCommands) inSession(cmd *cobra.Command) *cobra.Command {
+	cmd.GroupID = ""
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		a.sessions = true
+		return run(cmd, args)
+	}
+	return cmd
+}
+
+func (a sessionCommands) execCmd() *cobra.Command {
+	cmd := a.inSession(processCommands{a.App}.execCmd())
+	cmd.Use, cmd.Short, cmd.ValidArgsFunction = "exec [flags] SESSION [--] COMMAND [ARG...]", "Run a command in the sandbox of a session", a.complete
+	cmd.Long = `Exec runs a command in the sandbox of a session, which is made if there is none. Put
+flags before the session's name; everything after it is the command. A command in the
+background does not keep the sandbox. The exit codes are the same as those of atoll run.`
+	cmd.Example = `  atoll session exec notes -- ls /root`
+	return cmd
+}
+
+func (a sessionCommands) cpCmd() *cobra.Command {
+	cmd := a.inSession(copyCommands{a.App}.cpCmd())
+	cmd.Use, cmd.Short = "cp SESSION:PATH LOCAL | LOCAL SESSION:PATH", "Copy files in and out of the sandbox of a session"
+	cmd.Long = `Cp copies a file or a directory tree, as atoll cp does, in or out of the sandbox of a
+session, which is made if there is none.`
+	cmd.Example = `  atoll session cp notes:/root/note copy.txt`
+	return cmd
+}
+
+// findSession returns the sandbox of a session as commands use sandboxes.
+func (a *App) findSession(ctx context.Context, name string) (box, error) {
+	c, err := a.mustDaemon(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.Sessions().Get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return remoteBox{s.Sandbox}, nil
+}
+
+func (a sessionCommands) saveCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "save SESSION", Short: "Save the workspaces of a session, or its files, now", Args: cobra.ExactArgs(1), ValidArgsFunction: a.complete,
+		Long: `Save writes a version of each workspace of a session. Without a workspace it saves the
+files of the sandbox. The sandbox goes on. The daemon does the same before it removes
+the sandbox.`,
+		Example: `  atoll session save notes`,
+	}
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Saved, err error) {
+		s, err := c.Sessions().Get(ctx, args[0])
+		if err != nil {
+			return out, err
+		}
+		return s.Save(ctx)
+	}, func(s sandbox.Saved) error {
+		for _, w := range s.Workspaces {
+			if _, err := fmt.Fprintf(a.Stdout, "%s@%s\n", w.Name, w.Version); err != nil {
+				return err
+			}
+		}
+		if s.Archive == nil {
+			return nil
+		}
+		_, err := fmt.Fprintf(a.Stdout, "%s %s, %s\n", s.Archive.Kind, s.Archive.Ref, bytesText(s.Archive.Size))
+		return err
+	})
+}
+
+func (a sessionCommands) envelopeCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "envelope SESSION", Short: "Write JSON from which a session can be resumed", Args: cobra.ExactArgs(1), ValidArgsFunction: a.complete,
+		Long: `Envelope writes JSON without secrets from which the daemon, or one that shares its
+store, finds the sandbox of a session again or rebuilds it. The values of environment
+variables are not in it.`,
+		Example: `  atoll session envelope notes > notes.json`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		s, err := c.Sessions().Get(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		e, err := s.Envelope(ctx)
+		if err != nil {
+			return err
+		}
+		return a.printJSON(e)
+	})
+	return cmd
+}
+
+// maxEnvelope bounds what is read as an envelope.
+const maxEnvelope = 4 << 20
+
+func (a sessionCommands) readEnvelope(name string) (e sandbox.Envelope, err error) {
+	in := a.Stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return e, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "cannot be read", Cause: err}
+		}
+		defer f.Close()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, maxEnvelope))
+	if err != nil {
+		return e, err
+	}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return e, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "is not an envelope: " + err.Error(), Hint: "write one with: atoll session envelope SESSION"}
+	}
+	return e, nil
+}
+
+func (a sessionCommands) resumeCmd() *cobra.Command {
+	var opts atoll.SessionOptions
+	cmd := &cobra.Command{
+		Use: "resume [flags] FILE", Short: "Resume a session from an envelope", Args: cobra.ExactArgs(1),
+		Long: `Resume reads an envelope from a file, or from standard input if FILE is "-". If a
+session has the sandbox of the envelope, resume returns that session. Otherwise it makes
+a session that finds the sandbox, or rebuilds it from what was saved.`,
+		Example: `  atoll session envelope notes | atoll session resume -`,
+	}
+	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the session, if it is a new one")
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
+		e, err := a.readEnvelope(args[0])
+		if err != nil {
+			return out, err
+		}
+		s, err := c.Sessions().Resume(ctx, e, opts)
+		if err != nil {
+			return out, err
+		}
+		return a.shortly(s)
+	}, func(o sandbox.Opened) error {
+		_, err := fmt.Fprintln(a.Stdout, outcome(o.Session.Name, o.Receipt))
+		return err
+	})
+}
+
+func (a sessionCommands) lsCmd() *cobra.Command {
+	var filters []string
+	cmd := &cobra.Command{Use: "ls [flags]", Short: "List sessions", Args: cobra.NoArgs, Example: `  atoll session ls --label team=search`}
+	cmd.Flags().StringArrayVarP(&filters, "label", "l", nil, "only those with this label, KEY=VALUE; may be repeated")
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Session, error) {
+		wanted, err := labels(nil, filters)
+		if err != nil {
+			return nil, err
+		}
+		return c.Sessions().List(ctx, wanted)
+	}, func(all []sandbox.Session) error {
+		rows := make([][]string, 0, len(all))
+		for _, s := range all {
+			names := make([]string, 0, len(s.Spec.Workspaces))
+			for _, w := range s.Spec.Workspaces {
+				names = append(names, w.Name)
+			}
+			l := s.Lease
+			rows = append(rows, []string{
+				s.Name, l.State, orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), orDash(strings.Join(names, ",")), ago(s.Created),
+			})
+		}
+		return a.table("NAME STATE PROVIDER EPOCH HOLDERS WORKSPACE CREATED", rows)
+	})
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+func (a sessionCommands) inspectCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "inspect SESSION...", Short: "Show sessions in detail, as JSON", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeAll,
+		Long: `Inspect writes sessions as a JSON array: what their sandboxes are made from, who holds
+them, and the last receipt, which tells what a new sandbox was made from and what was
+lost. It does not show the values of environment variables.`,
+		Example: `  atoll session inspect notes`,
+	}
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all := []sandbox.Session{}
+		var failed []error
+		for _, name := range args {
+			s, err := c.Sessions().Get(ctx, name)
+			if err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			all = append(all, s.Info())
+		}
+		return errors.Join(append(failed, a.printJSON(all))...)
+	})
+	return cmd
+}
+
+func (a sessionCommands) rmCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use: "rm [flags] SESSION...", Short: "Remove sessions with their sandboxes", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeAll,
+		Long: `Rm removes sessions, their sandboxes and what was saved of them. Workspaces stay. A
+sandbox that other sessions share is removed with the last of them.`,
+		Example: `  atoll session rm notes`,
+	}
+	forceFlag(cmd.Flags(), &force, "")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		return a.removeEach(ctx, args, force, c.Sessions().Remove)
+	})
+	return cmd
+}
+
+func (a sessionCommands) usageCmd() *cobra.Command {
+	var by, from, to string
+	cmd := &cobra.Command{
+		Use: "usage [flags]", Short: "Show for how long sessions had a sandbox", GroupID: groupDaemon, Args: cobra.NoArgs,
+		Long: `Usage adds up for how long the sandboxes of sessions were there, by the value of a
+label, by group or by provider. It counts whole hours.`,
+		Example: `  atoll usage --by label:team --from 30d`,
+	}
+	cmd.Flags().StringVar(&by, "by", "group", "what to add up by: label:KEY, group or provider")
+	cmd.Flags().StringVar(&from, "from", "", "not before this time, or this long ago, such as 2026-01-31 or 30d")
+	cmd.Flags().StringVar(&to, "to", "", "before this time (default: now)")
+	completeFlag(cmd, "by", "label:", "group", "provider")
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.SessionUsage, error) {
+		since, err := moment("from", from)
+		if err != nil {
+			return nil, err
+		}
+		until, err := moment("to", to)
+		if err != nil {
+			return nil, err
+		}
+		return c.Sessions().Usage(ctx, by, since, until)
+	}, func(all []sandbox.SessionUsage) error {
+		rows := make([][]string, 0, len(all))
+		for _, u := range all {
+			rows = append(rows, []string{orDash(u.Value), strconv.FormatFloat(u.Warm.Seconds(), 'f', 1, 64)})
+		}
+		return a.table("VALUE SECONDS", rows)
+	})
+}

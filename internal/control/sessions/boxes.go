@@ -1,0 +1,303 @@
+package sessions
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// boxes are the sandboxes of one tenant, for one of its sessions. They satisfy
+// session.Boxes. A box is a sandbox of this daemon, by its own id: what the
+// store says of it is the evidence.
+type boxes struct {
+	s      *Service
+	tenant string
+	row    *store.Session // nil when nothing is made or captured
+}
+
+func (s *Service) boxes(tenant string, row *store.Session) boxes { return boxes{s, tenant, row} }
+
+// archiveKind is the kind of archives that are snapshots of this daemon.
+const archiveKind = "snapshot"
+
+func (b boxes) record(ctx context.Context, id string) (store.Sandbox, error) {
+	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, b.tenant, sandbox.ID(id)) })
+}
+
+// binding names what a sandbox belongs to: the installation that has a record of
+// it, and what its provider works on.
+func (b boxes) binding(provider string) string {
+	if provider == "" {
+		return b.s.cfg.Binding
+	}
+	return b.s.cfg.Binding + "/" + provider
+}
+
+func (b boxes) box(row *store.Sandbox) session.Box {
+	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.binding(row.Binding), Image: row.Image, Deadline: row.Expires}
+}
+
+// Create implements session.Boxes. A session that has an archive starts from it.
+func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) {
+	l, err := leases{b.s, b.tenant}.Load(ctx, p.Group)
+	if err == nil {
+		err = b.orphans(ctx, l, false)
+	}
+	if err != nil {
+		return session.Box{}, err
+	}
+	spec := p.Spec
+	if p.Provider != "" {
+		spec.Provider = p.Provider
+	}
+	if b.row != nil {
+		spec.Labels = b.row.Labels
+	}
+	if p.Prior != nil && p.Prior.Archive != nil {
+		if err := b.readable(*p.Prior.Archive); err != nil {
+			return session.Box{}, err
+		}
+		spec.Snapshot, spec.Image = p.Prior.Archive.Ref, ""
+	}
+	id, err := b.s.cfg.Sandboxes.Make(ctx, spec, p.Key)
+	if err != nil {
+		return session.Box{}, err
+	}
+	row, err := b.record(ctx, string(id))
+	if err != nil {
+		return session.Box{}, err
+	}
+	return b.box(&row), nil
+}
+
+// readable refuses an archive that this daemon cannot read.
+func (b boxes) readable(a sandbox.Archive) error {
+	if a.Kind != archiveKind {
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: fmt.Sprintf("an archive of the kind %.20q cannot be read here", a.Kind)}
+	}
+	if err := sandbox.ValidateName(a.Ref); err != nil {
+		return err
+	}
+	return b.here("archive", a.Binding)
+}
+
+// here refuses what belongs to another installation or account: that it is not
+// found says nothing about it.
+func (b boxes) here(what, binding string) error {
+	if own := b.s.cfg.Binding; binding == own || strings.HasPrefix(binding, own+"/") {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: what, Message: "it belongs to " + binding + ", which this daemon cannot reach",
+		Hint: "resume the session where it was",
+	}
+}
+
+// attemptsBack is how many attempts are looked at: each looked at those before
+// it.
+const attemptsBack = 8
+
+// orphans ends what earlier attempts made and nobody wants, and with all also
+// what the present one made.
+func (b boxes) orphans(ctx context.Context, l lease.Lease, all bool) error {
+	for attempt := max(1, l.Attempt-attemptsBack); attempt <= l.Attempt; attempt++ {
+		row, err := b.made(ctx, attemptKey(l.Group, attempt))
+		switch {
+		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+			continue
+		case err != nil:
+			return err
+		case row.State == sandbox.Gone || row.ID == l.Sandbox || !all && !session.Orphan(l, row.ID, attempt):
+			continue
+		}
+		if err := b.s.cfg.Sandboxes.Destroy(ctx, string(row.ID)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// attemptKey is the idempotency key of an attempt, as session.SplitKey reads it.
+func attemptKey(group string, attempt int64) string {
+	return group + "." + strconv.FormatInt(attempt, 10)
+}
+
+func (b boxes) made(ctx context.Context, key string) (store.Sandbox, error) {
+	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Made(ctx, b.tenant, key) })
+}
+
+// Find implements session.Boxes.
+func (b boxes) Find(ctx context.Context, p session.Plan) (session.Box, error) {
+	row, err := b.made(ctx, p.Key)
+	switch {
+	case err != nil:
+		return session.Box{}, err
+	case row.State == sandbox.Gone:
+		return session.Box{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: p.Key, Message: "the sandbox was not made"}
+	case row.State != sandbox.Running:
+		return session.Box{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(row.ID), Message: "the sandbox is " + string(row.State), Hint: "try again"}
+	}
+	return b.box(&row), nil
+}
+
+// Resume implements session.Boxes.
+func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, sandbox.Outcome, bool, error) {
+	none := session.Box{}
+	row, err := b.record(ctx, e.Box)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if err := b.here(e.Box, e.Binding); err != nil {
+			return none, "", false, err
+		}
+		return none, "", false, gone(e.Box, "this installation has no sandbox with that id")
+	}
+	if err != nil {
+		return none, "", false, err
+	}
+	if e.Binding != b.binding(row.Binding) {
+		return none, "", false, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the sandbox belongs to " + b.binding(row.Binding) + " and not to " + e.Binding,
+		}
+	}
+	how, err := b.wake(ctx, &row)
+	if err != nil {
+		return none, "", false, err
+	}
+	return b.box(&row), how, false, nil
+}
+
+// wake makes a recorded sandbox run.
+func (b boxes) wake(ctx context.Context, row *store.Sandbox) (sandbox.Outcome, error) {
+	all, id := b.s.cfg.Sandboxes, string(row.ID)
+	switch row.State {
+	case sandbox.Running:
+		return sandbox.OutcomeAttached, all.Reach(ctx, id)
+	case sandbox.Paused, sandbox.Pausing, sandbox.Resuming:
+		if row.Rest.Wakes { // which takes no permission but that to use it
+			return sandbox.OutcomeWoken, all.Reach(ctx, id)
+		}
+		_, err := all.Resume(ctx, id)
+		return sandbox.OutcomeWoken, err
+	case sandbox.Stopped:
+		if row.Rest.Kept != "" {
+			_, err := all.Start(ctx, id)
+			return sandbox.OutcomeResumed, err
+		}
+	case sandbox.Gone:
+		return "", gone(id, "it ended: "+row.Reason)
+	case sandbox.Failed:
+	default: // lost, or still being made
+		return "", &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: id, Message: "the sandbox is " + string(row.State), Hint: "try again; it is not known to be gone",
+		}
+	}
+	// It ended by itself and nothing of it was kept. Its record must not keep its
+	// workspaces from the next one.
+	if err := all.Destroy(ctx, id); err != nil {
+		return "", err
+	}
+	return "", gone(id, "it ended: "+row.Reason)
+}
+
+func gone(id, why string) error {
+	return &sandbox.Error{Code: sandbox.CodeGone, Op: "session.resume", Subject: id, Message: why}
+}
+
+// Probe implements session.Boxes. Resume has asked the provider.
+func (b boxes) Probe(context.Context, session.Box) error { return nil }
+
+// Hydrate implements session.Boxes. The sandbox was made with what there is:
+// Hydrate reports it.
+func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
+	from := sandbox.ReceiptFrom{Archive: e.Archive}
+	lost := []string{sandbox.LostProcesses, sandbox.LostMemory}
+	for _, w := range b.saves() {
+		found, err := b.s.cfg.Workspaces.Workspace(ctx, w)
+		if err != nil {
+			return box, from, nil, err
+		}
+		if found.Latest != nil {
+			from.Workspaces = append(from.Workspaces, versionOf(w, found.Latest.Number))
+		}
+	}
+	if from.Archive == nil && len(from.Workspaces) > 0 {
+		lost = append(lost, sandbox.LostFiles)
+	}
+	return box, from, lost, nil
+}
+
+func versionOf(name string, version int) sandbox.WorkspaceRef {
+	return sandbox.WorkspaceRef{Name: name, Version: "v" + strconv.Itoa(version)}
+}
+
+// saves returns the workspaces of the session that its sandbox can change.
+func (b boxes) saves() (names []string) {
+	for _, w := range b.row.Spec.Workspaces {
+		if w.Mode != sandbox.WorkspaceRead {
+			names = append(names, w.Name)
+		}
+	}
+	return names
+}
+
+// Capture implements session.Boxes: it saves the workspaces, or a snapshot of
+// the files of a sandbox without any.
+func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
+	e.Archive, e.Workspaces = nil, nil
+	note := "session " + b.row.Name
+	for _, name := range b.saves() {
+		version, err := b.s.cfg.Workspaces.PersistWorkspace(ctx, name, note)
+		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+			continue // a bucket has what was written already
+		}
+		if err != nil {
+			return e, err
+		}
+		e.Workspaces = append(e.Workspaces, versionOf(name, version.Number))
+	}
+	if len(b.row.Spec.Workspaces) > 0 {
+		return e, nil
+	}
+	kept, err := b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+	if err != nil {
+		return e, err
+	}
+	e.Archive = &sandbox.Archive{Kind: archiveKind, Ref: kept.ID, Size: kept.Size, Provider: box.Provider, Binding: b.s.cfg.Binding}
+	return e, nil
+}
+
+// Discard implements session.Boxes.
+func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
+	if prior.Archive == nil || b.readable(*prior.Archive) != nil {
+		return nil
+	}
+	return ignore(b.s.cfg.Snapshots.RemoveSnapshot(ctx, prior.Archive.Ref), sandbox.CodeNotFound)
+}
+
+// Pause implements session.Boxes: to disk if that can be, else in memory.
+func (b boxes) Pause(ctx context.Context, box session.Box) error {
+	_, err := b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), true)
+	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+		_, err = b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), false)
+	}
+	return err
+}
+
+// Delete implements session.Boxes.
+func (b boxes) Delete(ctx context.Context, box session.Box) error {
+	return ignore(b.s.cfg.Sandboxes.Destroy(ctx, string(box.ID)), sandbox.CodeNotFound, sandbox.CodeGone)
+}
+
+func ignore(err error, codes ...sandbox.Code) error {
+	for _, code := range codes {
+		if err != nil && sandbox.CodeOf(err) == code {
+			return nil
+		}
+	}
+	return err
+}

@@ -1,0 +1,100 @@
+package sessions
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// leases are those of one tenant. They satisfy session.Leases.
+type leases struct {
+	s      *Service
+	tenant string
+}
+
+func (l leases) Load(ctx context.Context, group string) (lease.Lease, error) {
+	return store.Read(ctx, l.s.Store, func(tx *store.Tx) (lease.Lease, error) { return tx.Lease(ctx, l.tenant, group) })
+}
+
+// Apply carries out an operation and records the changes of state in the log.
+func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lease.Lease, effect lease.Effect, err error) {
+	var before lease.Lease
+	var name string
+	err = l.s.Store.Update(ctx, func(tx *store.Tx) error {
+		var labels map[string]string
+		if before, err = tx.Lease(ctx, l.tenant, group); err != nil {
+			return err
+		}
+		if all, err := tx.GroupSessions(ctx, l.tenant, group); err != nil {
+			return err
+		} else if len(all) > 0 {
+			name, labels = all[0].Name, all[0].Labels
+		}
+		after, effect, err = tx.ApplyLease(ctx, l.tenant, group, op, l.s.cfg.Lease, labels)
+		return err
+	})
+	if err != nil {
+		return before, effect, err
+	}
+	if before.State != after.State {
+		l.s.changed(ctx, l.tenant, name, before, after)
+	}
+	return after, effect, nil
+}
+
+// Groups returns those of the tenant that may have a sandbox.
+func (l leases) Groups(ctx context.Context) ([]string, error) {
+	keys, err := l.s.active(ctx)
+	var out []string
+	for _, k := range keys {
+		if k.Tenant == l.tenant {
+			out = append(out, k.Group)
+		}
+	}
+	return out, err
+}
+
+// settled is how long a lease that became cold is still looked at, for
+// sandboxes that nobody wants.
+const settled = time.Hour
+
+func (s *Service) active(ctx context.Context) ([]store.LeaseKey, error) {
+	since := s.Store.Now().Add(-settled)
+	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.LeaseKey, error) { return tx.Operator().Leases(ctx, since) })
+}
+
+var stateEvents = map[lease.State]eventlog.Type{
+	lease.Warming: eventlog.LeaseWarming, lease.Warm: eventlog.LeaseWarm, lease.Draining: eventlog.LeaseDraining, lease.Cold: eventlog.LeaseCold,
+}
+
+// changed records that a lease is in another state.
+func (s *Service) changed(ctx context.Context, tenant, name string, before, after lease.Lease) {
+	id := after.Sandbox
+	if id == "" {
+		id = before.Sandbox
+	}
+	s.fact(ctx, tenant, name, id, stateEvents[after.State], after.Epoch, ops.SessionAcquire)
+}
+
+// fact records what happened to a session.
+func (s *Service) fact(ctx context.Context, tenant, name string, id sandbox.ID, t eventlog.Type, epoch int64, op ops.Op) {
+	a := audit.Action{Tenant: tenant, Op: op, Sandbox: id, Subject: name}
+	a.Request, a.Trace = span.IDs(ctx)
+	s.Report(ctx, s.Audit.FactLater(a, t, func(e *eventlog.Event) { e.Epoch = epoch }))
+}
+
+// manager returns what acquires and drains the sandboxes of a session.
+func (s *Service) manager(row store.Session) *session.Manager {
+	return session.NewManager(session.Config{
+		Leases: leases{s, row.Tenant}, Boxes: s.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.cfg.Lease.Warming,
+		Now: s.Store.Now, Lead: func(lease.Lease) time.Duration { return min(time.Hour, row.Spec.Lifetime.Timeout/2) },
+	})
+}

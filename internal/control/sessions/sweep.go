@@ -1,0 +1,129 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Watch ends sandboxes that nobody needs, and keeps the holders of this daemon,
+// until ctx ends.
+func (s *Service) Watch(ctx context.Context) {
+	every := max(min(lease.Sweep, s.cfg.Lease.Grace/2), time.Second)
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		s.present.beat(ctx, s)
+		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
+			s.Report(ctx, err)
+		}
+	}
+}
+
+// Sweep looks once at every session that has a sandbox here, of all tenants. A
+// failure with one does not keep others from being looked at.
+func (s *Service) Sweep(ctx context.Context) error {
+	all, err := s.active(ctx)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, k := range all {
+		failed = append(failed, s.sweep(ctx, k))
+	}
+	return errors.Join(failed...)
+}
+
+// sweep does what is done to one lease, as the tenant it belongs to.
+func (s *Service) sweep(ctx context.Context, k store.LeaseKey) error {
+	var l lease.Lease
+	var rows []store.Session
+	var box store.Sandbox
+	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
+		if l, err = tx.Lease(ctx, k.Tenant, k.Group); err != nil {
+			return err
+		}
+		if rows, err = tx.GroupSessions(ctx, k.Tenant, k.Group); err != nil || l.Sandbox == "" {
+			return err
+		}
+		box, err = tx.Sandbox(ctx, k.Tenant, l.Sandbox)
+		return err
+	})
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		err = nil
+	}
+	if err != nil || len(rows) == 0 || box.Node != "" && box.Node != s.Node {
+		return err // the daemon that has the sandbox looks after it
+	}
+	ctx = guard.WithPrincipal(ctx, key.Principal{Tenant: k.Tenant, Verbs: []key.Verb{key.Admin}})
+	row := rows[0]
+	for _, other := range rows[1:] {
+		row.PauseOnExit = row.PauseOnExit || other.PauseOnExit
+	}
+	err = s.manager(row).SweepGroup(ctx, k.Group)
+	if l, loadErr := (leases{s, k.Tenant}).Load(ctx, k.Group); loadErr == nil {
+		err = errors.Join(err, s.boxes(k.Tenant, &row).orphans(ctx, l, false))
+	}
+	return err
+}
+
+// Usage returns for how long the sandboxes of the tenant's sessions were there
+// within whole hours, by "label:KEY", "group" or "provider".
+func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
+	const op = ops.UsageGet
+	who, err := s.Look(ctx, op, by)
+	if err != nil {
+		return nil, err
+	}
+	value, err := grouping(by)
+	if err != nil {
+		return nil, core.Named(op, err)
+	}
+	if to.IsZero() {
+		to = s.Store.Now()
+	}
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.WarmTime, error) {
+		return tx.WarmTimes(ctx, who.Tenant, from.Truncate(time.Hour), to)
+	})
+	if err != nil {
+		return nil, core.Named(op, err)
+	}
+	sums := map[string]time.Duration{}
+	for _, u := range all {
+		sums[value(u)] += u.Warm
+	}
+	out := make([]sandbox.SessionUsage, 0, len(sums))
+	for _, v := range slices.Sorted(maps.Keys(sums)) {
+		out = append(out, sandbox.SessionUsage{Value: v, Warm: sums[v]})
+	}
+	return out, nil
+}
+
+func grouping(by string) (func(store.WarmTime) string, error) {
+	if name, ok := strings.CutPrefix(by, "label:"); ok && name != "" {
+		return func(u store.WarmTime) string { return u.Labels[name] }, nil
+	}
+	switch by {
+	case "group":
+		return func(u store.WarmTime) string { return u.Group }, nil
+	case "provider":
+		return func(u store.WarmTime) string { return u.Provider }, nil
+	}
+	return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "by", Message: "is none of label:KEY, group and provider"}
+}

@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"path/filepath"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/sessions"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// openSessions opens the sessions. It needs the other services.
+func (d *Daemon) openSessions(ctx context.Context) error {
+	environments, err := snapshotstore.OpenEnvironments(filepath.Join(d.node.Dir(), "session-environments"), filepath.Join(d.node.Dir(), "seal.key"))
+	if err != nil {
+		return err
+	}
+	first, err := store.Read(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, core.DefaultTenant) })
+	if err != nil {
+		return err
+	}
+	durations := lease.Default()
+	if d.opts.SessionGrace > 0 {
+		durations.Grace = d.opts.SessionGrace
+	}
+	d.sessions = sessions.New(d.plane.Core, sessions.Config{
+		Sandboxes: sessionSandboxes{d.plane}, Snapshots: d.plane.Snapshots, Workspaces: d.plane.Workspaces, Environments: environments,
+		Binding: installation(first.Created), Lease: durations,
+	})
+	return nil
+}
+
+// installation names the installation whose store was made at a time. Daemons
+// that share a store are one installation.
+func installation(made time.Time) string {
+	sum := sha256.Sum256([]byte(made.UTC().Format(time.RFC3339Nano)))
+	return "atoll:" + hex.EncodeToString(sum[:8])
+}
+
+// sessionSandboxes are the sandboxes of this daemon as sessions need them.
+type sessionSandboxes struct{ *plane.Plane }
+
+func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string) (sandbox.ID, error) {
+	made, err := s.Plane.Create(ctx, plane.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key)}})
+	return made.ID, err
+}
+
+func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
+	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
+	defer cancel()
+	_, err := s.Plane.Exec.Open(ctx, ref)
+	return err
+}

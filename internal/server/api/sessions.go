@@ -1,0 +1,255 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// EpochHeader says which sandbox of a session a request is meant for. With
+// another one it fails with the code stale and has no effect.
+const EpochHeader = "Atoll-Epoch"
+
+// Sessions keeps sessions.
+type Sessions interface {
+	Create(ctx context.Context, n sandbox.NewSession) (sandbox.Opened, error)
+	Resume(ctx context.Context, r sandbox.ResumeRequest) (sandbox.Opened, error)
+	Get(ctx context.Context, ref string) (sandbox.Session, error)
+	List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error)
+	Update(ctx context.Context, ref string, c sandbox.SessionChange) (sandbox.Session, error)
+	Remove(ctx context.Context, ref string) error
+	Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error)
+}
+
+// Holders hold the sandboxes of sessions.
+type Holders interface {
+	Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (sandbox.Acquired, error)
+	Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error
+	Release(ctx context.Context, ref string, h sandbox.HolderRef) error
+	Save(ctx context.Context, ref string, epoch int64) (sandbox.Saved, error)
+	Envelope(ctx context.Context, ref string) (sandbox.Envelope, error)
+	// Route returns the sandbox that serves a session, which is kept until done is
+	// called.
+	Route(ctx context.Context, ref string, epoch int64) (id sandbox.ID, now int64, done func(), err error)
+}
+
+// SessionRef names a session in a path.
+type SessionRef struct {
+	Ref string `path:"ref" maxLength:"63" doc:"id or name of the session"`
+}
+
+type newSessionInput struct{ Body sandbox.NewSession }
+
+type resumeSessionInput struct{ Body sandbox.ResumeRequest }
+
+type openedOutput struct {
+	Status int
+	Body   sandbox.Opened
+}
+
+type sessionOutput struct{ Body sandbox.Session }
+
+type sessionsInput struct {
+	Label []string `query:"label,explode" maxItems:"64" doc:"with this label, KEY=VALUE; all of them"`
+}
+
+type sessionsOutput struct {
+	Body struct {
+		Sessions []sandbox.Session `json:"sessions" doc:"by name"`
+	}
+}
+
+type sessionChangeInput struct {
+	SessionRef
+	Body sandbox.SessionChange
+}
+
+type holderInput struct {
+	SessionRef
+	Body sandbox.HolderRef
+}
+
+type acquiredOutput struct{ Body sandbox.Acquired }
+
+type saveInput struct {
+	SessionRef
+	Epoch int64 `header:"Atoll-Epoch" minimum:"0" doc:"fail with the code stale if the sandbox is at another epoch"`
+}
+
+type savedOutput struct{ Body sandbox.Saved }
+
+type envelopeOutput struct{ Body sandbox.Envelope }
+
+type usageInput struct {
+	By   string    `query:"by" required:"true" maxLength:"200" doc:"label:KEY, group or provider" example:"label:team"`
+	From time.Time `query:"from" doc:"not before; whole hours count"`
+	To   time.Time `query:"to" doc:"before; now if it is left out"`
+}
+
+type sessionUsageOutput struct {
+	Body struct {
+		Usage []sandbox.SessionUsage `json:"usage" doc:"by value"`
+	}
+}
+
+const sessionBase = "/v1/sessions/{ref}"
+
+func (a *API) sessions() {
+	create := operation("createSession", http.MethodPost, "/v1/sessions", "Sessions", "Make a session, or return the one of that name")
+	create.Errors = append(create.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, create, func(ctx context.Context, in *newSessionInput) (*openedOutput, error) {
+		return a.openedSession(ctx)(a.services.Sessions.Create(ctx, in.Body))
+	})
+	resume := operation("resumeSession", http.MethodPost, "/v1/sessions/resume", "Sessions", "Return the session of an envelope, or make one that finds or rebuilds its sandbox")
+	resume.Errors = append(resume.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, resume, func(ctx context.Context, in *resumeSessionInput) (*openedOutput, error) {
+		return a.openedSession(ctx)(a.services.Sessions.Resume(ctx, in.Body))
+	})
+	huma.Register(a.huma, operation("listSessions", http.MethodGet, "/v1/sessions", "Sessions", "List sessions"), a.listSessions)
+	huma.Register(a.huma, operation("getSession", http.MethodGet, sessionBase, "Sessions", "Look at a session, its holders and its last receipt"),
+		func(ctx context.Context, in *SessionRef) (*sessionOutput, error) {
+			s, err := a.services.Sessions.Get(ctx, in.Ref)
+			return &sessionOutput{s}, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("updateSession", http.MethodPatch, sessionBase, "Sessions", "Change its labels, or whether its sandbox is paused"),
+		func(ctx context.Context, in *sessionChangeInput) (*sessionOutput, error) {
+			s, err := a.services.Sessions.Update(ctx, in.Ref, in.Body)
+			return &sessionOutput{s}, a.problem(ctx, err)
+		})
+	remove := operation("removeSession", http.MethodDelete, sessionBase, "Sessions", "Remove a session, its sandbox and what was saved of it; workspaces stay")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *SessionRef) (*struct{}, error) {
+		return nil, a.problem(ctx, a.services.Sessions.Remove(ctx, in.Ref))
+	})
+	huma.Register(a.huma, operation("sessionUsage", http.MethodGet, "/v1/usage", "Sessions", "For how long the sandboxes of sessions were there"),
+		func(ctx context.Context, in *usageInput) (*sessionUsageOutput, error) {
+			out := &sessionUsageOutput{}
+			got, err := a.services.Sessions.Usage(ctx, in.By, in.From, in.To)
+			out.Body.Usage = append([]sandbox.SessionUsage{}, got...)
+			return out, a.problem(ctx, err)
+		})
+	a.holders()
+	a.routes()
+}
+
+func (a *API) openedSession(ctx context.Context) func(sandbox.Opened, error) (*openedOutput, error) {
+	return func(o sandbox.Opened, err error) (*openedOutput, error) {
+		if err != nil {
+			return nil, a.problem(ctx, err)
+		}
+		status := http.StatusOK
+		if o.Created {
+			status = http.StatusCreated
+		}
+		return &openedOutput{status, o}, nil
+	}
+}
+
+func (a *API) listSessions(ctx context.Context, in *sessionsInput) (*sessionsOutput, error) {
+	wanted, err := labels(in.Label)
+	if err != nil {
+		return nil, a.problem(ctx, err)
+	}
+	out := &sessionsOutput{}
+	all, err := a.services.Sessions.List(ctx, wanted)
+	out.Body.Sessions = append([]sandbox.Session{}, all...)
+	return out, a.problem(ctx, err)
+}
+
+// holders registers what is done to the sandbox of a session as a whole.
+func (a *API) holders() {
+	acquire := operation("acquireSession", http.MethodPost, sessionBase+"/acquire", "Sessions", "Hold its sandbox, which is made, woken or rebuilt if need be; again counts as a heartbeat")
+	acquire.Errors = append(acquire.Errors, http.StatusTooManyRequests)
+	huma.Register(a.huma, acquire, func(ctx context.Context, in *holderInput) (*acquiredOutput, error) {
+		got, err := a.services.Holders.Acquire(ctx, in.Ref, in.Body)
+		return &acquiredOutput{got}, a.problem(ctx, err)
+	})
+	beat := operation("heartbeatSession", http.MethodPost, sessionBase+"/heartbeat", "Sessions", "Keep a holder; one that is not current any more is stale")
+	release := operation("releaseSession", http.MethodPost, sessionBase+"/release", "Sessions", "Remove a holder; after the last one the sandbox is saved and ended, in a while")
+	beat.DefaultStatus, release.DefaultStatus = http.StatusNoContent, http.StatusNoContent
+	huma.Register(a.huma, beat, func(ctx context.Context, in *holderInput) (*struct{}, error) {
+		return nil, a.problem(ctx, a.services.Holders.Heartbeat(ctx, in.Ref, in.Body))
+	})
+	huma.Register(a.huma, release, func(ctx context.Context, in *holderInput) (*struct{}, error) {
+		return nil, a.problem(ctx, a.services.Holders.Release(ctx, in.Ref, in.Body))
+	})
+	huma.Register(a.huma, operation("saveSession", http.MethodPost, sessionBase+"/save", "Sessions", "Save its workspaces, or the files of a sandbox without any; it goes on"),
+		func(ctx context.Context, in *saveInput) (*savedOutput, error) {
+			s, err := a.services.Holders.Save(ctx, in.Ref, in.Epoch)
+			return &savedOutput{s}, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("getEnvelope", http.MethodGet, sessionBase+"/envelope", "Sessions", "JSON without secrets from which its sandbox is found again or rebuilt"),
+		func(ctx context.Context, in *SessionRef) (*envelopeOutput, error) {
+			e, err := a.services.Holders.Envelope(ctx, in.Ref)
+			return &envelopeOutput{e}, a.problem(ctx, err)
+		})
+}
+
+// routed are the resources that a session has as its sandbox does.
+var routed = []string{
+	"exec", "processes", "files", "ports", "port-tokens", "usage", "wait", "fork", "snapshots", "pause", "resume", "stop", "start",
+}
+
+// routes registers them: each request is one for the sandbox that serves the
+// session now.
+func (a *API) routes() {
+	for _, name := range routed {
+		for _, path := range []string{"/v1/sessions/{ref}/" + name, "/v1/sessions/{ref}/" + name + "/{rest...}"} {
+			a.mux.HandleFunc(path, a.route)
+		}
+	}
+}
+
+func (a *API) route(w http.ResponseWriter, r *http.Request) {
+	epoch, err := requestEpoch(r)
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	_, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/v1/sessions/"), "/")
+	probe := rewritten(r, "any", rest)
+	if _, pattern := a.mux.Handler(probe); pattern == "/" {
+		a.nowhere(w, probe)
+		return
+	}
+	id, now, done, err := a.services.Holders.Route(r.Context(), r.PathValue("ref"), epoch)
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	defer done()
+	w.Header().Set(EpochHeader, strconv.FormatInt(now, 10))
+	a.mux.ServeHTTP(w, rewritten(r, string(id), rest))
+}
+
+func requestEpoch(r *http.Request) (int64, error) {
+	text := r.Header.Get(EpochHeader)
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 1 || len(r.Header.Values(EpochHeader)) > 1 {
+		return 0, invalid(EpochHeader, "is not a positive number")
+	}
+	return n, nil
+}
+
+// rewritten returns a request for a resource of a sandbox.
+func rewritten(r *http.Request, id, rest string) *http.Request {
+	out := r.Clone(r.Context())
+	out.Pattern = ""
+	path := "/v1/sandboxes/" + id + "/" + rest
+	plain, err := url.PathUnescape(path)
+	if err != nil {
+		plain = path
+	}
+	out.URL.Path, out.URL.RawPath = plain, path
+	return out
+}

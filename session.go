@@ -1,0 +1,318 @@
+package atoll
+
+import (
+	"context"
+	"crypto/rand"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Sessions makes and finds sessions: names that always lead to the sandbox that
+// serves them now, whatever became of earlier ones.
+type Sessions struct{ client *Client }
+
+// Sessions returns the sessions of the daemon.
+func (c *Client) Sessions() Sessions { return Sessions{c} }
+
+// SessionOptions are the circumstances of a session. The zero value is usable.
+type SessionOptions struct {
+	Name   string            // unique among your sessions; empty: made up
+	Group  string            // sessions of a group share one sandbox; empty: a group of its own
+	Labels map[string]string // of the session, its sandboxes and its usage
+	// PauseOnExit pauses the sandbox instead of ending it when nobody needs it.
+	PauseOnExit bool
+	// AttachIfExists returns the session of that name if there is one; the rest
+	// of what was asked for is then ignored.
+	AttachIfExists bool
+	// Turn holds the sandbox until it is released, even if this program ends
+	// without doing that. Otherwise it is let go of 90 seconds after that.
+	Turn bool
+}
+
+func (o *SessionOptions) holder() sandbox.HolderRef {
+	h := sandbox.HolderRef{Kind: "operator", ID: "client-" + rand.Text()}
+	if o.Turn {
+		h.Kind = "turn"
+	}
+	return h
+}
+
+// Session is a handle on a session. Its methods are those of the sandbox that
+// serves the session, which it holds from the time it is made until Release or
+// Close.
+//
+// A Session stays with that sandbox: when another has taken its place, methods
+// fail with sandbox.CodeStale and have no effect, until Acquire was called.
+// Dropping a Session ends nothing. Its methods may be called concurrently.
+type Session struct {
+	*Sandbox
+	owner  *Client
+	holder sandbox.HolderRef
+	epoch  *atomic.Int64
+
+	mu      sync.Mutex
+	info    sandbox.Session
+	receipt sandbox.Receipt
+	stop    context.CancelFunc // ends the heartbeats; nil: it holds nothing
+}
+
+// Create makes a session and acquires its sandbox.
+func (s Sessions) Create(ctx context.Context, spec sandbox.Spec, opts SessionOptions) (*Session, error) {
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := utf8Map("env", spec.Env); err != nil {
+		return nil, err
+	}
+	holder := opts.holder()
+	n := sandbox.NewSession{Name: opts.Name, Group: opts.Group, Spec: spec, Labels: opts.Labels, PauseOnExit: opts.PauseOnExit, Holder: &holder}
+	if opts.AttachIfExists {
+		n.IfExists = sandbox.IfExistsAttach
+	}
+	var out sandbox.Opened
+	if err := s.client.conn.Call(ctx, http.MethodPost, "/v1/sessions", nil, n, &out); err != nil {
+		return nil, err
+	}
+	return s.client.session(holder, out), nil
+}
+
+// Attach acquires the sandbox of an existing session, by its name or id.
+func (s Sessions) Attach(ctx context.Context, ref string, opts SessionOptions) (*Session, error) {
+	out, err := s.Get(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	out.holder = opts.holder()
+	_, err = out.Acquire(ctx)
+	return out, err
+}
+
+// Resume returns the session of an envelope and acquires its sandbox: the one
+// that the envelope names, or one that is rebuilt. Of opts, Name and Turn apply.
+func (s Sessions) Resume(ctx context.Context, e sandbox.Envelope, opts SessionOptions) (*Session, error) {
+	holder := opts.holder()
+	var out sandbox.Opened
+	in := sandbox.ResumeRequest{Envelope: e, Name: opts.Name, Holder: &holder}
+	if err := s.client.conn.Call(ctx, http.MethodPost, "/v1/sessions/resume", nil, in, &out); err != nil {
+		return nil, err
+	}
+	return s.client.session(holder, out), nil
+}
+
+// Get returns a session by its name or id, and holds nothing: each use of it
+// goes to the sandbox that serves it then, which is made if there is none.
+func (s Sessions) Get(ctx context.Context, ref string) (*Session, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return nil, err
+	}
+	var info sandbox.Session
+	if err := s.client.conn.Call(ctx, http.MethodGet, "/v1/sessions/"+ref, nil, nil, &info); err != nil {
+		return nil, err
+	}
+	opts := SessionOptions{}
+	return s.client.session(opts.holder(), sandbox.Opened{Session: info}), nil
+}
+
+// List returns the sessions that have all of the labels, by name.
+func (s Sessions) List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error) {
+	query := url.Values{}
+	for k, v := range labels {
+		query.Add("label", k+"="+v)
+	}
+	var out struct{ Sessions []sandbox.Session }
+	return out.Sessions, s.client.conn.Call(ctx, http.MethodGet, "/v1/sessions", query, nil, &out)
+}
+
+// Remove removes a session with its sandbox and what was saved of it. Workspaces
+// stay.
+func (s Sessions) Remove(ctx context.Context, ref string) error {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return err
+	}
+	return s.client.conn.Call(ctx, http.MethodDelete, "/v1/sessions/"+ref, nil, nil, nil)
+}
+
+// Usage returns for how long the sandboxes of sessions were there, by
+// "label:KEY", "group" or "provider". Whole hours count. A zero to is now.
+func (s Sessions) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
+	query := url.Values{"by": {by}}
+	for name, t := range map[string]time.Time{"from": from, "to": to} {
+		if !t.IsZero() {
+			query.Set(name, t.UTC().Format(time.RFC3339))
+		}
+	}
+	var out struct{ Usage []sandbox.SessionUsage }
+	return out.Usage, s.client.conn.Call(ctx, http.MethodGet, "/v1/usage", query, nil, &out)
+}
+
+// session returns a handle, which holds the sandbox if there is a receipt.
+func (c *Client) session(holder sandbox.HolderRef, out sandbox.Opened) *Session {
+	epoch := new(atomic.Int64)
+	conn := *c.conn
+	conn.Propagate = func(ctx context.Context, h http.Header) {
+		c.conn.Propagate(ctx, h)
+		if n := epoch.Load(); n > 0 {
+			h.Set("Atoll-Epoch", strconv.FormatInt(n, 10))
+		}
+	}
+	s := &Session{
+		Sandbox: &Sandbox{client: &Client{&conn}, base: "/v1/sessions/" + url.PathEscape(out.Session.ID)},
+		owner:   c, holder: holder, epoch: epoch, info: out.Session,
+	}
+	s.Sandbox.info.Name = out.Session.Name
+	if out.Receipt != nil {
+		s.held(*out.Receipt)
+	}
+	return s
+}
+
+// held says that the sandbox of a receipt is held from now on.
+func (s *Session) held(r sandbox.Receipt) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.receipt = r
+	s.epoch.Store(r.Epoch)
+	if s.stop == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		s.stop = stop
+		go s.beat(ctx)
+	}
+}
+
+// ID returns the id of the session, which never changes.
+func (s *Session) ID() string { return s.info.ID }
+
+// Name returns the name of the session, which never changes.
+func (s *Session) Name() string { return s.info.Name }
+
+// Info returns what was known when the handle was made; see [Sessions.Get].
+func (s *Session) Info() sandbox.Session { return s.info }
+
+// Receipt returns what the last acquisition got: whether the sandbox was there,
+// and what was lost if it was not.
+func (s *Session) Receipt() sandbox.Receipt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.receipt
+}
+
+func (s *Session) call(ctx context.Context, method, rest string, in, out any) error {
+	return s.owner.conn.Call(ctx, method, s.path(rest), nil, in, out)
+}
+
+// Acquire holds the sandbox that serves the session now, whichever that is.
+func (s *Session) Acquire(ctx context.Context) (sandbox.Receipt, error) {
+	return s.acquire(ctx, 0)
+}
+
+func (s *Session) acquire(ctx context.Context, epoch int64) (sandbox.Receipt, error) {
+	holder := s.holder
+	holder.Epoch = epoch
+	var out sandbox.Acquired
+	if err := s.call(ctx, http.MethodPost, "/acquire", holder, &out); err != nil {
+		return sandbox.Receipt{}, err
+	}
+	s.held(out.Receipt)
+	return out.Receipt, nil
+}
+
+// How often a held session says that it is, and how long an answer may take.
+const (
+	beatEvery   = 30 * time.Second
+	beatTimeout = 20 * time.Second
+)
+
+// beat keeps the sandbox until ctx ends.
+func (s *Session) beat(ctx context.Context) {
+	t := time.NewTicker(beatEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		if sandbox.CodeOf(s.beatOnce(ctx)) == sandbox.CodeStale {
+			return // and so is every use of it, until somebody calls Acquire
+		}
+	}
+}
+
+func (s *Session) beatOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, beatTimeout)
+	defer cancel()
+	holder := s.holder
+	holder.Epoch = s.epoch.Load()
+	err := s.call(ctx, http.MethodPost, "/heartbeat", holder, nil)
+	if sandbox.CodeOf(err) == sandbox.CodeStale { // the machine slept, perhaps
+		_, err = s.acquire(ctx, holder.Epoch)
+	}
+	if sandbox.CodeOf(err) == sandbox.CodeStale {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.stop != nil {
+			s.stop()
+			s.stop = nil
+		}
+	}
+	return err
+}
+
+// Save saves the workspaces of the session, or the files of a sandbox without
+// any. The sandbox goes on.
+func (s *Session) Save(ctx context.Context) (saved sandbox.Saved, err error) {
+	return saved, s.client.conn.Call(ctx, http.MethodPost, s.path("/save"), nil, nil, &saved)
+}
+
+// Envelope returns JSON without secrets from which this daemon, or one that
+// shares its store, finds the sandbox again or rebuilds it.
+func (s *Session) Envelope(ctx context.Context) (e sandbox.Envelope, err error) {
+	return e, s.call(ctx, http.MethodGet, "/envelope", nil, &e)
+}
+
+// Update changes the labels of the session, or what becomes of its sandbox when
+// nobody needs it.
+func (s *Session) Update(ctx context.Context, c sandbox.SessionChange) (info sandbox.Session, err error) {
+	return info, s.call(ctx, http.MethodPatch, "", c, &info)
+}
+
+// Release lets go of the sandbox, which is saved and ended after a while unless
+// others hold it. The Session stays usable, as one of [Sessions.Get].
+func (s *Session) Release(ctx context.Context) error {
+	s.letGo()
+	return s.call(ctx, http.MethodPost, "/release", s.holder, nil)
+}
+
+func (s *Session) letGo() (held bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if held = s.stop != nil; held {
+		s.stop()
+		s.stop = nil
+	}
+	s.epoch.Store(0)
+	return held
+}
+
+// Close is Release with a limit of time of its own. It is idempotent.
+func (s *Session) Close() error {
+	if !s.letGo() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), beatTimeout)
+	defer cancel()
+	return s.call(ctx, http.MethodPost, "/release", s.holder, nil)
+}
+
+// Destroy removes the session with its sandbox and what was saved of it.
+// Workspaces stay.
+func (s *Session) Destroy(ctx context.Context) error {
+	s.letGo()
+	return s.call(ctx, http.MethodDelete, "", nil, nil)
+}
