@@ -63,6 +63,18 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "provider/superserve/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "provider/internal/rest"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
+		pkgs: "internal/servicetest/...",
+		only: []string{"sandbox", "driver", "internal/servicetest/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a fake of a service knows providers only through the driver contract, and no driver of the service",
+	},
+	{
 		pkgs: "internal/fake/...",
 		only: []string{"sandbox", "driver", "internal/fake/...", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
@@ -269,6 +281,14 @@ var rules = []rule{
 		why: "it names an installation or an account, for any provider",
 	},
 	{
+		pkgs: "provider/internal/records", std: true, only: []string{"sandbox", "driver", "provider/internal/identity"}, deny: []string{"os/exec", "net", "net/http"},
+		why: "it remembers sandboxes, for any provider",
+	},
+	{
+		pkgs: "provider/internal/rest", std: true, only: []string{"sandbox"}, deny: []string{"os/exec"},
+		why: "it makes requests, for any provider",
+	},
+	{
 		pkgs: "provider/internal/proctree", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it reads /proc, for any provider",
 	},
@@ -388,7 +408,7 @@ var rules = []rule{
 	{
 		pkgs: "atolld",
 		only: []string{module, "admin", "sandbox", "driver", "provider/...", "internal/..."},
-		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "testing", "github.com/spf13/..."},
+		deny: []string{"drivertest", "internal/cli/...", "internal/fake", "internal/servicetest/...", "testing", "github.com/spf13/..."},
 		why:  "a program that embeds the daemon gets neither the command line nor the tests",
 	},
 

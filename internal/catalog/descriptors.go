@@ -185,9 +185,14 @@ func hostedHeadless() []sandbox.Descriptor {
 	superserve.Pause, superserve.Egress, superserve.Fork = sandbox.PauseMemory, sandbox.EgressHost, true
 	superserve.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
+	pty(&superserve)
+	superserve.RunAs, superserve.Verified = true, sandbox.VerifiedFake
 	superserve.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
 	superserve.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
-	superserve.Credentials = []sandbox.Credential{secret("API key", "SUPERSERVE_API_KEY"), setting("control URL", "SUPERSERVE_BASE_URL", false), setting("data URL", "SUPERSERVE_DATA_URL", false)}
+	superserve.Credentials = []sandbox.Credential{
+		secret("API key", "SUPERSERVE_API_KEY"), setting("control URL", "SUPERSERVE_BASE_URL", false),
+		setting("data URL", "SUPERSERVE_DATA_URL", false), setting("template", "SUPERSERVE_TEMPLATE", false),
+	}
 
 	boxlite := base("boxlite", "a BoxLite server", sandbox.TierHeadless)
 	pty(&boxlite)

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/host"
+	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -26,6 +27,7 @@ func Builtin() []registry.Entry {
 		},
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
+		{Name: superserve.Name, Summary: "Superserve's virtual machines, named by SUPERSERVE_API_KEY and the like", Open: openSuperserve},
 	}
 }
 
@@ -73,6 +75,18 @@ func openE2B(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return e2b.New(opts)
+}
+
+func openSuperserve(h registry.Host) (driver.Provider, error) {
+	opts := superserve.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Template *string            `json:"template"`
+		Secrets  *map[string]string `json:"secrets"`
+	}{&opts.Template, &opts.Secrets}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return superserve.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -1,0 +1,236 @@
+// Package rest makes requests to the API of a hosted service: with a bound to
+// every answer, repetition where that can do no harm, errors that contain no
+// credential, and no redirections.
+package rest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Client makes requests to a service. Its methods may be called concurrently.
+type Client struct {
+	HTTP *http.Client
+	Base *url.URL
+	Sign func(http.Header)
+	// Secrets are replaced in errors: a service may repeat them.
+	Secrets []string
+	// Words reads an error as the service tells it. ok says that it is the
+	// service's own, and not that of something on the way to it.
+	Words func(body []byte) (code, message string, ok bool)
+}
+
+// NewHTTP returns a client that does not follow redirections, which would carry
+// credentials to whoever they name. Nil: a transport of its own.
+func NewHTTP(transport http.RoundTripper) *http.Client {
+	if transport == nil {
+		t := http.DefaultTransport.(*http.Transport).Clone()
+		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.DisableCompression = idle, 16, true
+		transport = t
+	}
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// idle is how long a connection to the service is kept for the next request.
+const idle = 10 * time.Second
+
+// ParseURL reads the address of a service.
+func ParseURL(op, what, text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: what, Message: "is not an http or https address"}
+	}
+	return u, nil
+}
+
+// Loopback reports whether a host is this machine.
+func Loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Refusal is an answer that is not the hoped one.
+type Refusal struct {
+	Status     int
+	Code       string // in the service's words
+	Text       string
+	Ours       bool // the service's own answer
+	Header     http.Header
+	RetryAfter time.Duration // positive if the service refuses so many requests now
+}
+
+func (r *Refusal) Error() string { return fmt.Sprintf("status %d", r.Status) }
+
+const (
+	attempts  = 3
+	firstWait = 100 * time.Millisecond
+	maxWait   = 30 * time.Second
+	maxAnswer = 16 << 20
+	// maxMessage bounds what of an answer is shown.
+	maxMessage = 300
+)
+
+// Call makes a request and reads the answer into out, unless that is nil. GET,
+// DELETE and PATCH are repeated after the service failed, and every request is
+// that was refused for the number of them.
+func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	for try := 1; ; try++ {
+		err := c.attempt(ctx, method, path, body, out)
+		var r *Refusal
+		wait := time.Duration(0)
+		if errors.As(err, &r) {
+			wait = r.RetryAfter
+		}
+		again := wait > 0 || method != http.MethodPost && sandbox.CodeOf(err) == sandbox.CodeUnavailable
+		if err == nil || !again || try == attempts || ctx.Err() != nil || wait > maxWait {
+			return err
+		}
+		if wait == 0 {
+			wait = firstWait << (try - 1)
+		}
+		if err := Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// Sleep waits, or returns the error of a context that ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) error {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.Base.String(), "/")+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	c.Sign(req.Header)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
+	if err != nil {
+		return c.Unreachable(ctx, err)
+	}
+	if out == nil || len(text) == 0 && res.StatusCode == http.StatusNoContent {
+		return nil
+	}
+	if err := json.Unmarshal(text, out); err != nil {
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: "the service's response is invalid", Cause: err}
+	}
+	return nil
+}
+
+// Do makes a request, once. An answer that is not of the 200s is an error with a
+// *Refusal. The caller closes the body.
+func (c *Client) Do(req *http.Request) (*http.Response, error) {
+	res, err := c.HTTP.Do(req)
+	if err != nil {
+		return nil, c.Unreachable(req.Context(), err)
+	}
+	if res.StatusCode/100 == 2 {
+		return res, nil
+	}
+	defer res.Body.Close()
+	return nil, c.Refused(res)
+}
+
+// Refused is the error of an answer that is not the hoped one. What is not the
+// service's own word says only that it cannot be reached.
+func (c *Client) Refused(res *http.Response) error {
+	text, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10))
+	r := &Refusal{Status: res.StatusCode, Header: res.Header}
+	r.Code, r.Text, r.Ours = c.Words(text)
+	if !r.Ours {
+		r.Code, r.Text = "", string(text)
+	}
+	if s, err := strconv.Atoi(res.Header.Get("Retry-After")); err == nil && s > 0 && r.Status == http.StatusTooManyRequests {
+		r.RetryAfter = time.Duration(s) * time.Second
+	}
+	code, known := codes[r.Status]
+	if !known || r.Status == http.StatusNotFound && !r.Ours {
+		code = sandbox.CodeUnavailable
+	}
+	message := fmt.Sprintf("the service answers with status %d", r.Status)
+	if r.Ours && r.Text != "" {
+		message += ": " + clip(c.Scrub(r.Text))
+	}
+	r.Text = c.Scrub(r.Text)
+	return &sandbox.Error{Code: code, Subject: c.Base.Host, Message: message, Cause: r}
+}
+
+var codes = map[int]sandbox.Code{
+	http.StatusBadRequest:          sandbox.CodeInvalid,
+	http.StatusUnauthorized:        sandbox.CodeUnauthorized,
+	http.StatusForbidden:           sandbox.CodeDenied,
+	http.StatusNotFound:            sandbox.CodeNotFound,
+	http.StatusConflict:            sandbox.CodeConflict,
+	http.StatusUnprocessableEntity: sandbox.CodeInvalid,
+	http.StatusTooManyRequests:     sandbox.CodeExhausted,
+	http.StatusNotImplemented:      sandbox.CodeUnsupported,
+	http.StatusInsufficientStorage: sandbox.CodeExhausted,
+}
+
+// Unreachable is the error of a request that was not answered: evidence of
+// nothing.
+func (c *Client) Unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var u *url.Error
+	if errors.As(err, &u) {
+		err = u.Err
+	}
+	text := c.Scrub(err.Error())
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: "the service cannot be reached: " + clip(text), Cause: errors.New(text),
+	}
+}
+
+// Scrub replaces secrets in a text.
+func (c *Client) Scrub(text string) string {
+	for _, s := range c.Secrets {
+		if s != "" {
+			text = strings.ReplaceAll(text, s, "[secret]")
+		}
+	}
+	return text
+}
+
+func clip(s string) string {
+	if s = strings.ToValidUTF8(s, "\ufffd"); len(s) > maxMessage {
+		return strings.ToValidUTF8(s[:maxMessage], "") + "…"
+	}
+	return s
+}

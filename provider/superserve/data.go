@@ -1,0 +1,458 @@
+package superserve
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// inside is the data plane of one sandbox.
+type inside struct {
+	api  *api
+	id   string // the service's
+	name sandbox.ID
+
+	single chan struct{} // held by who asks for a token
+	mu     sync.Mutex
+	token  string
+	hint   string
+}
+
+func (a *api) inside(name sandbox.ID, b box) *inside {
+	return &inside{api: a, id: b.ID, name: name, token: b.Token, hint: b.Hint, single: make(chan struct{}, 1)}
+}
+
+func (in *inside) set(b box) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.token, in.hint = b.Token, b.Hint
+}
+
+func (in *inside) current(stale string) (token, hint string, ok bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.token, in.hint, in.token != "" && in.token != stale && !expired(in.hint)
+}
+
+// expired reports whether a hint says so of itself. It is a route and no
+// credential: the service checks it.
+func expired(hint string) bool {
+	parts := strings.Split(hint, ".")
+	if len(parts) < 2 {
+		return false
+	}
+	text, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
+	var payload struct {
+		Expires float64 `json:"e"`
+	}
+	return err == nil && json.Unmarshal(text, &payload) == nil && payload.Expires > 0 && payload.Expires <= float64(time.Now().Unix())
+}
+
+// credentials returns a token that is not the stale one, and the hint that
+// belongs to it. Of many callers one asks for it. A paused sandbox stays so.
+func (in *inside) credentials(ctx context.Context, stale string) (token, hint string, err error) {
+	if token, hint, ok := in.current(stale); ok {
+		return token, hint, nil
+	}
+	select {
+	case in.single <- struct{}{}:
+		defer func() { <-in.single }()
+	case <-ctx.Done():
+		return "", "", ctx.Err()
+	}
+	if token, hint, ok := in.current(stale); ok {
+		return token, hint, nil
+	}
+	b, err := in.api.awake(ctx, in.name, in.id, false)
+	if err != nil {
+		return "", "", err
+	}
+	in.set(b)
+	return b.Token, b.Hint, nil
+}
+
+// tries is how often a request is made whose token others take back.
+const tries = 3
+
+// try makes a request, and makes it again with a new token if the service
+// refused it before it did anything.
+func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
+	for n, stale := 1, ""; ; n++ {
+		token, hint, err := in.credentials(ctx, stale)
+		if err != nil {
+			return err
+		}
+		c := in.api.Client // a copy
+		c.Secrets = append(slices.Clone(c.Secrets), token, hint)
+		c.Base = in.base()
+		c.Sign = func(h http.Header) {
+			h.Set("X-Access-Token", token)
+			in.address(h, hint)
+		}
+		if err = f(&c); err == nil || n == tries || !rerouted(refusal(err), hint != "") {
+			return err
+		}
+		stale = token
+	}
+}
+
+// rerouted reports whether a refusal means that the token or the route is no
+// good any more, and that nothing was done.
+func rerouted(r *rest.Refusal, hinted bool) bool {
+	switch r.Status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return true
+	case http.StatusNotFound:
+		return r.Code == "sandbox_route_stale"
+	case http.StatusServiceUnavailable:
+		plain := strings.HasPrefix(r.Header.Get("Content-Type"), "text/plain") && r.Header.Get("X-Content-Type-Options") == "nosniff" &&
+			(r.Text == "sandbox is paused\n" || r.Text == "sandbox is stopped\n")
+		return !hinted || r.Code == "sandbox_unavailable" || plain
+	}
+	return false
+}
+
+// base is where the sandbox is reached.
+func (in *inside) base() *url.URL {
+	u := *in.api.data
+	u.Host, u.Path = strings.ReplaceAll(u.Host, placeholder, in.id), strings.ReplaceAll(u.Path, placeholder, in.id)
+	return &u
+}
+
+func (in *inside) address(h http.Header, hint string) {
+	h.Set("X-Superserve-Sandbox-Id", in.id)
+	if hint != "" {
+		h.Set("X-Superserve-Routing-Hint", hint)
+	}
+}
+
+// start is what begins a command.
+type start struct {
+	Command string            `json:"command"`
+	Env     map[string]string `json:"env,omitempty"`
+}
+
+// Upload implements guestkit.Runner.
+func (in *inside) Upload(ctx context.Context, path string, guest *program.Program) error {
+	return in.try(ctx, func(c *rest.Client) error {
+		body, err := guest.Open()
+		if err != nil {
+			return err
+		}
+		defer body.Close()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Base.String()+"/files?"+url.Values{"path": {path}}.Encode(), body)
+		if err != nil {
+			return err
+		}
+		c.Sign(req.Header)
+		req.Header.Set("Content-Type", "application/octet-stream")
+		res, err := c.Do(req)
+		if err != nil {
+			return err
+		}
+		return res.Body.Close()
+	})
+}
+
+// maxEvent bounds a line of a stream of events.
+const maxEvent = 1 << 20
+
+// run runs a script and returns what it writes, which must be short and text. It
+// listens to events: only the last one says how the command ended.
+func (in *inside) run(ctx context.Context, script string) (out string, err error) {
+	err = in.try(ctx, func(c *rest.Client) error {
+		text, err := json.Marshal(start{Command: script})
+		if err != nil {
+			return err
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Base.String()+"/exec/stream", strings.NewReader(string(text)))
+		if err != nil {
+			return err
+		}
+		c.Sign(req.Header)
+		req.Header.Set("Content-Type", "application/json")
+		res, err := c.Do(req)
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		out, err = in.events(ctx, io.LimitReader(res.Body, maxEvent))
+		return err
+	})
+	return out, err
+}
+
+// event is part of a command's output, or its end.
+type event struct {
+	Stdout   string `json:"stdout"`
+	Finished bool   `json:"finished"`
+	Code     *int   `json:"exit_code"`
+	Error    string `json:"error"`
+}
+
+// events reads a stream to its end. A stream that just stops, and an end without
+// an exit code, are errors.
+func (in *inside) events(ctx context.Context, r io.Reader) (string, error) {
+	var out strings.Builder
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxEvent)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data:")
+		if !ok {
+			continue
+		}
+		var e event
+		if err := json.Unmarshal([]byte(data), &e); err != nil {
+			return "", in.broken("the service's events are invalid")
+		}
+		out.WriteString(e.Stdout)
+		switch {
+		case e.Error != "" || e.Finished && e.Code == nil:
+			return "", in.broken("the command was not run")
+		case e.Finished && *e.Code != 0:
+			return "", in.broken("the command failed")
+		case e.Finished:
+			return out.String(), nil
+		}
+	}
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	return "", in.broken("the service's events ended before the command did")
+}
+
+func (in *inside) broken(message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.name), Message: message}
+}
+
+// Answers implements guestkit.Machine.
+func (in *inside) Answers(ctx context.Context) bool {
+	_, err := in.run(ctx, ":")
+	return err == nil
+}
+
+const (
+	protocol = "superserve.exec.v1"
+	// maxInput is the most that a frame of input carries.
+	maxInput = 32 << 10
+	// maxFrame is the largest frame that is taken from the service.
+	maxFrame = 4 << 20
+	// beat is how often the service is asked whether it is there.
+	beat = 50 * time.Second
+	// parting is how long input can be sent after Close.
+	parting = 6 * time.Second
+)
+
+// The channels of a command.
+const (
+	stdin  = 0
+	stdout = 1
+	stderr = 2
+)
+
+// process is a command over a WebSocket, as guestkit.Program.
+type process struct {
+	in       *inside
+	ws       *websocket.Conn
+	messages chan message
+	closed   chan struct{}
+	once     sync.Once
+	stderr   []byte
+}
+
+type message struct {
+	kind websocket.MessageType
+	data []byte
+	err  error
+}
+
+// Start implements guestkit.Runner.
+func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	s := start{Command: "exec " + quote(argv), Env: map[string]string{}}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		s.Env[name] = value
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{in: m.inside, messages: make(chan message), closed: make(chan struct{})}
+	err = m.try(ctx, func(c *rest.Client) error { return p.dial(ctx, c) })
+	if err != nil {
+		return nil, err
+	}
+	if err := p.ws.Write(ctx, websocket.MessageText, text); err != nil {
+		_ = p.ws.CloseNow()
+		return nil, m.api.Unreachable(ctx, err)
+	}
+	m.p.conns.Go(func() { p.receive(m.p.open) })
+	m.p.conns.Go(func() { p.beat(m.p.open) })
+	return p, nil
+}
+
+// quote writes arguments for a shell.
+func quote(argv []string) string {
+	quoted := make([]string, len(argv))
+	for i, a := range argv {
+		quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+	}
+	return strings.Join(quoted, " ")
+}
+
+// dial opens the connection. Tokens go along as protocols, as from browsers,
+// which is what the service documents.
+func (p *process) dial(ctx context.Context, c *rest.Client) error {
+	header := http.Header{}
+	c.Sign(header)
+	protocols := []string{protocol, "token." + header.Get("X-Access-Token")}
+	if hint := header.Get("X-Superserve-Routing-Hint"); hint != "" {
+		protocols = append(protocols, "route."+hint)
+	}
+	base := *c.Base
+	if shared[base.Host] {
+		base.Host = "boxd-" + p.in.id + "." + base.Host // where the service's own clients go
+	}
+	ws, res, err := websocket.Dial(ctx, base.String()+"/exec/connect", &websocket.DialOptions{
+		HTTPClient: c.HTTP, HTTPHeader: header, Subprotocols: protocols, CompressionMode: websocket.CompressionDisabled,
+	})
+	switch {
+	case err != nil && res != nil && res.StatusCode != http.StatusSwitchingProtocols && ctx.Err() == nil:
+		return c.Refused(res)
+	case err != nil:
+		return c.Unreachable(ctx, err)
+	case ws.Subprotocol() != protocol:
+		_ = ws.CloseNow()
+		return p.in.broken("the service speaks another protocol")
+	}
+	ws.SetReadLimit(maxFrame)
+	p.ws = ws
+	return nil
+}
+
+// shared are the hosts of the service that all sandboxes are reached at.
+var shared = map[string]bool{"sandbox.superserve.ai": true, "usw-sandbox.superserve.ai": true, "staging-sandbox.superserve.ai": true}
+
+// receive hands on what comes until the connection ends, or for a while after
+// Close, so that the command hears the last word.
+func (p *process) receive(ctx context.Context) {
+	defer func() { _ = p.ws.CloseNow() }()
+	for {
+		kind, data, err := p.ws.Read(ctx)
+		select {
+		case p.messages <- message{kind, data, err}:
+		case <-p.closed:
+		case <-ctx.Done():
+			_ = p.Close()
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// beat asks now and then whether the service is there, and says so.
+func (p *process) beat(ctx context.Context) {
+	ticker := time.NewTicker(beat)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-p.closed:
+			return
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		pinging, cancel := context.WithTimeout(ctx, beat)
+		err := p.ws.Ping(pinging)
+		cancel()
+		if err != nil {
+			return // receive notices
+		}
+		select {
+		case p.messages <- message{kind: websocket.MessageBinary, data: []byte{stdout}}:
+		case <-p.closed:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Receive implements guestkit.Program.
+func (p *process) Receive() ([]byte, error) {
+	var m message
+	select {
+	case m = <-p.messages:
+	case <-p.closed:
+		return nil, io.ErrUnexpectedEOF
+	}
+	switch {
+	case m.err != nil:
+		return nil, p.in.broken("the connection to the sandbox was lost")
+	case m.kind == websocket.MessageText:
+		return nil, p.ended(m.data)
+	case len(m.data) == 0:
+		return nil, nil
+	case m.data[0] == stdout:
+		return m.data[1:], nil
+	case m.data[0] == stderr:
+		p.stderr = append(p.stderr, m.data[1:min(len(m.data), 1+maxText-len(p.stderr))]...)
+	}
+	return nil, nil
+}
+
+// maxText bounds what is kept of what a command says of its failure.
+const maxText = 300
+
+// ended reads a message of text: nil unless the command has ended.
+func (p *process) ended(text []byte) error {
+	var e event
+	switch err := json.Unmarshal(text, &e); {
+	case err != nil:
+		return p.in.broken("the service's message is invalid")
+	case e.Finished && e.Code != nil:
+		return &guestkit.Exit{Code: *e.Code, Status: "exited", Stderr: p.stderr}
+	case e.Finished || e.Error != "":
+		return p.in.broken("the service did not run the command")
+	}
+	return nil
+}
+
+// Send implements guestkit.Program.
+func (p *process) Send(ctx context.Context, data []byte) error {
+	for chunk := range slices.Chunk(data, maxInput) {
+		if err := p.ws.Write(ctx, websocket.MessageBinary, append([]byte{stdin}, chunk...)); err != nil {
+			if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return p.in.broken("the connection to the sandbox was lost")
+		}
+	}
+	return nil
+}
+
+// Close implements guestkit.Program.
+func (p *process) Close() error {
+	p.once.Do(func() {
+		close(p.closed)
+		time.AfterFunc(parting, func() { _ = p.ws.CloseNow() })
+	})
+	return nil
+}

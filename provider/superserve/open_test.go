@@ -1,0 +1,165 @@
+package superserve_test
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/netip"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	"github.com/atoll-run/atoll/provider/superserve"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// remembering is a service that makes nothing and remembers what it was asked.
+type remembering struct {
+	hosts []string
+	body  map[string]any
+}
+
+func (m *remembering) RoundTrip(r *http.Request) (*http.Response, error) {
+	m.hosts = append(m.hosts, r.URL.Host)
+	answer := &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("[]")), Request: r}
+	if r.Method == http.MethodPost {
+		answer.StatusCode, answer.Body = http.StatusBadRequest, io.NopCloser(strings.NewReader(`{"error":{"code":"validation_error","message":"no"}}`))
+		return answer, json.NewDecoder(r.Body).Decode(&m.body)
+	}
+	return answer, nil
+}
+
+// A credential goes to no host that nobody named.
+func TestAddresses(t *testing.T) {
+	const tail = "0123456789abcdefghijABCDEFGHIJ_-"
+	for name, tt := range map[string]struct {
+		opts superserve.Options
+		want string // the control host; empty: it is refused
+	}{
+		"old key":              {superserve.Options{APIKey: "ss_live_" + tail}, "api.superserve.ai"},
+		"region":               {superserve.Options{APIKey: "ss_live_usw_" + tail}, "api-usw.superserve.ai"},
+		"unknown region":       {superserve.Options{APIKey: "ss_live_mars_" + tail}, ""},
+		"private without data": {superserve.Options{APIKey: service.Key, ControlURL: "https://superserve.example.com"}, ""},
+		"private":              {superserve.Options{APIKey: service.Key, ControlURL: "https://c.example.com", DataURL: "https://boxd-{id}.d.example.com"}, "c.example.com"},
+		"the service's own":    {superserve.Options{APIKey: service.Key, ControlURL: "https://api-staging.superserve.ai/"}, "api-staging.superserve.ai"},
+		"no address":           {superserve.Options{APIKey: service.Key, ControlURL: "ftp://x", DataURL: "https://x"}, ""},
+		"a password":           {superserve.Options{APIKey: service.Key, ControlURL: "https://u:" + tail + "@x", DataURL: "https://x"}, ""},
+	} {
+		asked := &remembering{}
+		tt.opts.Dir, tt.opts.Transport = t.TempDir(), asked
+		p, err := superserve.New(tt.opts)
+		if tt.want == "" {
+			if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(err.Error(), tail) {
+				t.Errorf("%s: %v, want invalid", name, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if _, err := p.Probe(t.Context()); err != nil || !reflect.DeepEqual(asked.hosts, []string{tt.want}) {
+			t.Errorf("%s: asked %v, want %s: %v", name, asked.hosts, tt.want, err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestAsked checks what the service is told about a sandbox.
+func TestAsked(t *testing.T) {
+	all := []any{"0.0.0.0/0"}
+	for name, tt := range map[string]struct {
+		network sandbox.Network
+		want    any
+	}{
+		"nothing":   {sandbox.Network{}, map[string]any{"allow_out": []any{}, "deny_out": all}},
+		"unbounded": {sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}, nil},
+		"some": {
+			sandbox.Network{Egress: []string{"a.test"}, Plain: &sandbox.EgressRules{Allow: []sandbox.EgressTarget{{Host: "a.test"}, {Host: "*.b.test"}, {Prefix: netip.MustParsePrefix("192.0.2.0/24")}}}},
+			map[string]any{"allow_out": []any{"a.test", "*.b.test", "192.0.2.0/24"}, "deny_out": all},
+		},
+	} {
+		asked := &remembering{}
+		p, err := superserve.New(superserve.Options{
+			Dir: t.TempDir(), APIKey: service.Key, ControlURL: "http://127.0.0.1:1", DataURL: "http://127.0.0.1:1", Template: "mine", Transport: asked,
+			Secrets: map[string]string{"OPENAI_API_KEY": "openai-prod"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &sandbox.Spec{ID: "sb-asked", Image: "host", Env: map[string]string{"A": "secret value"}, Network: tt.network, Lifetime: sandbox.Lifetime{Timeout: 1500 * time.Millisecond}}
+		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+		delete(asked.body, "metadata")
+		want := map[string]any{
+			"name": "sb-asked", "from_template": "mine", "timeout_seconds": 2.0, "auto_delete_seconds": 0.0, "preview_access": "private",
+			"secrets": map[string]any{"OPENAI_API_KEY": "openai-prod"},
+		}
+		if tt.want != nil {
+			want["network"] = tt.want
+		}
+		if !reflect.DeepEqual(asked.body, want) {
+			t.Errorf("%s: asked for %v, want %v", name, asked.body, want)
+		}
+		for what, change := range map[string]func(*sandbox.Spec){
+			"mounts":   func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Source: "/", Target: "/x"}} },
+			"image":    func(s *sandbox.Spec) { s.Image = "debian:12" },
+			"lifetime": func(s *sandbox.Spec) { s.Lifetime.Timeout = 8 * 24 * time.Hour },
+			"rules":    func(s *sandbox.Spec) { s.Network = sandbox.Network{Egress: []string{"a.test"}} },
+		} {
+			refused := *s
+			change(&refused)
+			if _, err := p.Create(t.Context(), &refused); p.ErrorCode(err) != sandbox.CodeUnsupported {
+				t.Errorf("%s: %v, want unsupported", what, err)
+			}
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A key of another account is no evidence that a sandbox does not exist.
+func TestOtherAccount(t *testing.T) {
+	w, dir := serve(t), t.TempDir()
+	const other = "ss_live_use_zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"
+	w.AddKey(other, "team-2")
+	p := w.open(t, dir)
+	in := w.make(t, p, spec("sb-mine"))
+	opts := w.options(dir)
+	opts.APIKey = other
+	q, err := superserve.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	if _, err := q.Attach(t.Context(), in.ID()); q.ErrorCode(err) != sandbox.CodeUnauthorized {
+		t.Errorf("Attach: %v, want unauthorized", err)
+	}
+	mine, err1 := p.Binding(t.Context())
+	theirs, err2 := q.Binding(t.Context())
+	if err1 != nil || err2 != nil || mine == theirs || strings.Contains(mine, service.Key) || !strings.HasPrefix(mine, w.url+"#") {
+		t.Errorf("bindings %q and %q, %v, %v", mine, theirs, err1, err2)
+	}
+}
+
+// Images are templates of the service.
+func TestImages(t *testing.T) {
+	w := serve(t)
+	p := w.open(t, t.TempDir())
+	for image, want := range map[string]sandbox.Code{"": "", "host": "", "template:x": "", "template:": sandbox.CodeUnsupported, "debian:12": sandbox.CodeUnsupported} {
+		if err := p.CheckImage(image); sandbox.CodeOf(err) != want {
+			t.Errorf("%q: %v, want code %q", image, err, want)
+		}
+	}
+	s := spec("sb-image")
+	s.Image = "template:no-such"
+	if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeInvalid || len(w.IDs()) > 0 {
+		t.Errorf("Create of an unknown template: %v", err)
+	}
+}

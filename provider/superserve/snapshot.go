@@ -1,0 +1,353 @@
+package superserve
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/records"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// savedRecord is what is kept of a snapshot. The service finds snapshots only by
+// the sandbox that they are of.
+type savedRecord struct {
+	Box      string              `json:"box"`
+	Key      string              `json:"key"`                // with which it was asked for
+	Snapshot string              `json:"snapshot,omitempty"` // the service's id
+	Kind     driver.SnapshotKind `json:"kind"`
+	Binding  string              `json:"binding"`
+}
+
+// saved is a snapshot as the service tells of it. It always has memory.
+type saved struct {
+	ID      string    `json:"id"`
+	Box     string    `json:"sandbox_id"`
+	Status  string    `json:"status"`
+	Name    string    `json:"name"`
+	Size    int64     `json:"size_bytes"`
+	Created time.Time `json:"created_at"`
+}
+
+// The statuses of a snapshot.
+const (
+	savedCreating = "creating"
+	savedReady    = "ready"
+	savedDeleting = "deleting"
+)
+
+// capturing bounds how long a snapshot may take.
+const capturing = 15 * time.Minute
+
+// usableID is an id of the service that can be part of a path.
+var usableID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
+
+func (r savedRecord) describe(s saved) driver.Snapshot {
+	return driver.Snapshot{Ref: driver.SnapshotRef{Provider: Name, Kind: r.Kind, Data: s.ID}, Engine: Name, Size: s.Size}
+}
+
+func lost(id, message string) error {
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: id, Message: message, Cause: driver.ErrSnapshotLost}
+}
+
+func (a *api) snapshot(ctx context.Context, id string) (s saved, err error) {
+	err = a.Call(ctx, http.MethodGet, "/snapshots/"+id, nil, &s)
+	switch {
+	case missing(err), err == nil && s.Status == savedDeleting:
+		err = lost(id, "the service has no such snapshot")
+	case err == nil && s.ID != id:
+		err = a.strange("the service answers for another snapshot")
+	}
+	return s, err
+}
+
+// forget removes a snapshot. One that is not there is success.
+func (a *api) forget(ctx context.Context, id string) error {
+	if err := a.Call(ctx, http.MethodDelete, "/snapshots/"+id, nil, nil); !missing(err) {
+		return err
+	}
+	return nil
+}
+
+// Snapshot implements driver.Snapshotter. The service saves memory and files;
+// one of files is the same without what runs.
+func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	if err := sandbox.ValidateName(opts.ID); err != nil {
+		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.snapshot", Message: "the ID is invalid", Cause: err}
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Snapshot{}, err
+	}
+	if _, ended := in.Ended(); ended {
+		return driver.Snapshot{}, guestkit.Gone(in.id)
+	}
+	l, err := in.p.saved.Lock(ctx, opts.ID)
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	return records.Finish(ctx, &in.p.work, func() (driver.Snapshot, error) {
+		defer l.Unlock()
+		return in.capture(ctx, l, opts)
+	})
+}
+
+func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord], opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), capturing)
+	defer cancel()
+	binding, err := in.p.Binding(asking)
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	if r := l.Read(); r.Key != "" {
+		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "superserve.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
+	}
+	r := savedRecord{Box: in.inside.id, Key: newKey(), Kind: driver.SnapshotFilesystem, Binding: binding}
+	if opts.Memory {
+		r.Kind = driver.SnapshotMemory
+	}
+	if err := l.Write(r); err != nil {
+		return driver.Snapshot{}, err
+	}
+	s, err := in.save(asking, opts.ID, r.Key)
+	if err == nil {
+		r.Snapshot = s.ID
+		err = l.Write(r)
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil && opts.Stop {
+		err = in.Destroy(ctx)
+	}
+	if err == nil {
+		return r.describe(s), nil
+	}
+	if s.ID == "" { // the answer was lost, perhaps
+		s, _ = in.p.search(asking, opts.ID, r)
+	}
+	var undone error
+	if s.ID != "" {
+		undone = in.p.api.forget(asking, s.ID)
+	}
+	if undone == nil {
+		undone = l.Remove()
+	}
+	if ctx.Err() != nil {
+		return driver.Snapshot{}, ctx.Err()
+	}
+	return driver.Snapshot{}, errors.Join(in.Explain(ctx, err), undone)
+}
+
+// newKey is an idempotency key: a random UUID.
+func newKey() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // Read never fails.
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// save asks for a snapshot, with the same key until there is an answer, and
+// waits until it is ready.
+func (in *Instance) save(ctx context.Context, id, key string) (s saved, err error) {
+	resume, err := in.stay(ctx)
+	if err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, resume()) }()
+	body := map[string]string{"kind": "mem+fs", "idempotency_key": key, "name": id}
+	for n := range tries {
+		if n > 0 {
+			if err := rest.Sleep(ctx, slowPoll); err != nil {
+				return s, err
+			}
+		}
+		err = in.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.inside.id+"/snapshot", body, &s)
+		if sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+			break
+		}
+	}
+	if err == nil && (!usableID.MatchString(s.ID) || s.Box != in.inside.id) {
+		err = in.p.api.strange("the service names no snapshot of the sandbox")
+	}
+	for wait := fastPoll; err == nil && s.Status == savedCreating; wait = min(2*wait, slowPoll) {
+		if err = rest.Sleep(ctx, wait); err == nil {
+			s, err = in.p.api.snapshot(ctx, s.ID)
+		}
+	}
+	if err == nil && s.Status != savedReady {
+		err = in.p.api.strange("the service could not take the snapshot")
+	}
+	return s, err
+}
+
+// stay sees to it that a sandbox with a lifetime is not removed when it is
+// paused for a snapshot, and returns what undoes that.
+func (in *Instance) stay(ctx context.Context) (undo func() error, err error) {
+	none := func() error { return nil }
+	b, err := in.p.api.get(ctx, in.inside.id)
+	if err != nil || b.AutoDelete == nil {
+		return none, err
+	}
+	was := *b.AutoDelete
+	if err := in.p.api.patch(ctx, b.ID, map[string]any{"auto_delete_seconds": nil}); err != nil {
+		return none, err
+	}
+	return func() error { return in.p.api.patch(ctx, b.ID, map[string]any{"auto_delete_seconds": was}) }, nil
+}
+
+// search finds a snapshot of which only the record is known.
+func (p *Provider) search(ctx context.Context, id string, r savedRecord) (saved, error) {
+	if r.Snapshot != "" {
+		return p.api.snapshot(ctx, r.Snapshot)
+	}
+	var all []saved
+	err := p.api.Call(ctx, http.MethodGet, "/sandboxes/"+r.Box+"/snapshots", nil, &all)
+	if err != nil && !missing(err) {
+		return saved{}, err
+	}
+	for _, s := range all {
+		if s.Name == id && usableID.MatchString(s.ID) && s.Status != savedDeleting {
+			return s, nil
+		}
+	}
+	return saved{}, lost(id, "there is no such snapshot")
+}
+
+// FindSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot, error) {
+	r, ok := p.saved.Get(id)
+	binding, err := p.Binding(ctx)
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	if sandbox.ValidateName(id) != nil || !ok || r.Binding != binding {
+		return driver.Snapshot{}, lost(id, "there is no such snapshot")
+	}
+	s, err := p.search(ctx, id, r)
+	if err == nil && s.Status != savedReady {
+		err = lost(id, "the snapshot is not complete")
+	}
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	return r.describe(s), nil
+}
+
+// Snapshots implements driver.SnapshotKeeper.
+func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
+	return func(yield func(driver.FoundSnapshot, error) bool) {
+		binding, err := p.Binding(ctx)
+		for _, id := range p.saved.IDs() {
+			r, ok := p.saved.Get(id)
+			if err != nil || !ok || r.Binding != binding {
+				continue
+			}
+			var s saved
+			if s, err = p.search(ctx, id, r); errors.Is(err, driver.ErrSnapshotLost) {
+				err = nil
+				continue
+			}
+			if err != nil {
+				break
+			}
+			f := driver.FoundSnapshot{ID: id, Ref: r.describe(s).Ref, Used: s.Created}
+			if s.Status == savedReady {
+				f.Size = s.Size
+			}
+			if !yield(f, nil) {
+				return
+			}
+		}
+		if err != nil {
+			yield(driver.FoundSnapshot{}, err)
+		}
+	}
+}
+
+func check(ref driver.SnapshotRef) error {
+	if ref.Provider == Name && usableID.MatchString(ref.Data) && (ref.Kind == driver.SnapshotMemory || ref.Kind == driver.SnapshotFilesystem) {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "superserve.restore", Message: "the reference is not one of this provider"}
+}
+
+// RemoveSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) error {
+	if err := check(ref); err != nil {
+		return err
+	}
+	if err := p.api.forget(ctx, ref.Data); err != nil {
+		return err
+	}
+	p.saved.Sweep(func(r savedRecord) bool { return r.Snapshot == ref.Data })
+	return nil
+}
+
+// Restore implements driver.Restorer.
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
+	memory := ref.Kind == driver.SnapshotMemory
+	in, err := p.restore(ctx, spec, ref, !memory)
+	return in, driver.Restored{Memory: err == nil && memory}, err
+}
+
+// RestoreFiles implements driver.FileRestorer.
+func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
+	return p.restore(ctx, spec, ref, true)
+}
+
+func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef, bare bool) (driver.Instance, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := check(ref); err != nil {
+		return nil, err
+	}
+	s, err := p.api.snapshot(ctx, ref.Data)
+	if err == nil && s.Status != savedReady {
+		err = &sandbox.Error{Code: sandbox.CodeInvalid, Subject: ref.Data, Message: "the snapshot is " + s.Status, Cause: driver.ErrSnapshotLost}
+	}
+	if err != nil {
+		return nil, err
+	}
+	in, err := p.make(ctx, spec, creation{Snapshot: ref.Data}, bare)
+	if missing(err) { // it was removed meanwhile
+		err = lost(ref.Data, "the service has no such snapshot")
+	}
+	return in, err
+}
+
+// inherited is a script for a copy. It ends the connections with the guest that
+// came along, whose callers are those of the original, so that the guest ends
+// what they run in the foreground. With bare it ends the guest itself and all
+// that descends from it: parents are stopped before their children are looked
+// for, so that no new ones are missed.
+func inherited(bare bool) string {
+	const each = `for d in /proc/[0-9]*; do case $(readlink "$d/exe") in ` + guest.NestedPrefix + `*) `
+	if !bare {
+		return each + `case $(tr '\0' ' ' <"$d/cmdline") in *" ` + guest.JoinArg + ` ") kill -KILL "${d#/proc/}" ;; esac ;; esac; done
+:`
+	}
+	return `children() { for d in /proc/[0-9]*; do
+	read -r line 2>/dev/null <"$d/stat" || continue
+	set -- ${line##*) }; [ "$2" = "$p" ] && echo "${d#/proc/}"
+done; }
+all=; next=
+` + each + `next="$next ${d#/proc/}" ;; esac; done
+while [ -n "$next" ]; do
+	kill -STOP $next 2>/dev/null
+	all="$all $next"; more=
+	for p in $next; do more="$more $(children)"; done
+	next=$(echo $more)
+done
+[ -z "$all" ] || kill -KILL $all 2>/dev/null
+:`
+}
