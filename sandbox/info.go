@@ -63,3 +63,12 @@ type ListQuery struct {
 	Cursor string            // of the page before; empty: the first page
 	Limit  int               // 0: the default
 }
+
+// Detail is a sandbox with the request that created it.
+type Detail struct {
+	Sandbox
+	// Spec is without the values of its Env.
+	Spec Spec
+	// Kept says that its state is kept while it does not run.
+	Kept bool
+}

@@ -10,17 +10,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"time"
 
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/exec"
-	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/envd"
-	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
-	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -69,9 +63,9 @@ func (d *Daemon) listenE2B(context.Context) error {
 	if err := os.RemoveAll(uploads); err != nil { // a cache, and perhaps half of one
 		return errors.Join(err, l.Close())
 	}
-	service := e2bService{plane: d.plane, images: d.node.Images}
-	handler := e2bapi.New(e2bapi.Services{Service: service, Snapshots: d.plane.Snapshots, Templates: d.plane.Templates}, e2bapi.Options{
-		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, Builds: d.buildDir(), Uploads: uploads, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
+	handler := e2bapi.New(d.e2bServices(), e2bapi.Options{
+		Builds: d.buildDir(), Uploads: uploads,
+		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Logger: d.opts.Logger})
 	d.onClose(func() error {
@@ -147,136 +141,41 @@ func secretFile(path string) ([]byte, error) {
 	return secret, os.Rename(made.Name(), path)
 }
 
-// e2bService shows the control plane to the face for clients of E2B.
-type e2bService struct {
-	plane  *plane.Plane
-	images func() (*image.Store, error)
-}
-
-type e2bTenantKey struct{}
-
-var _ e2bapi.Service = e2bService{}
-
-func (s e2bService) Authenticate(ctx context.Context, spelled string) (context.Context, error) {
-	who, err := s.plane.Tenants.Authenticate(ctx, envd.Token(spelled))
-	if err != nil {
-		return nil, err
-	}
-	return s.plane.Tenants.As(context.WithValue(ctx, e2bTenantKey{}, who.Tenant), who), nil
-}
-
-func (s e2bService) Tenant(ctx context.Context) string {
-	tenant, _ := ctx.Value(e2bTenantKey{}).(string)
-	return tenant
-}
-
-func (s e2bService) Create(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (e2bapi.Sandbox, error) {
-	made, err := s.plane.Create(ctx, plane.CreateRequest{Spec: spec, Pull: control.PullMissing, Timeout: timeout})
-	return e2bShown(made.Sandbox), err
-}
-
-func (s e2bService) Get(ctx context.Context, id sandbox.ID) (e2bapi.Sandbox, error) {
-	b, err := s.plane.Get(ctx, string(id))
-	return e2bShown(b), err
-}
-
-func (s e2bService) List(ctx context.Context, labels map[string]string) ([]e2bapi.Sandbox, error) {
-	var out []e2bapi.Sandbox
-	page := store.Page{Limit: store.MaxPage}
-	for {
-		boxes, next, err := s.plane.Sandboxes(ctx, store.Filter{Labels: labels}, page)
-		if err != nil {
-			return nil, err
-		}
-		for _, b := range boxes {
-			out = append(out, e2bShown(b))
-		}
-		if page.Cursor = next; next == "" {
-			return out, nil
-		}
+// e2bServices returns what the API of E2B needs of the control plane.
+func (d *Daemon) e2bServices() e2bapi.Services {
+	s := service{Plane: d.plane}
+	return e2bapi.Services{
+		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage,
+		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.plane, Ports: d.plane.Exec, Entrance: d.plane,
+		Snapshots: d.plane.Snapshots, Events: d.plane.Events, Secrets: d.plane.Secrets, Templates: d.plane.Templates, Builder: d.plane.Templates, Workspaces: d.plane.Workspaces,
 	}
 }
 
-func (s e2bService) Destroy(ctx context.Context, id sandbox.ID) error {
-	return s.plane.Destroy(ctx, string(id))
-}
+// e2bBox shows a sandbox to that API.
+type e2bBox struct{ *exec.Handle }
 
-func (s e2bService) Expire(ctx context.Context, id sandbox.ID, at time.Time, extend bool) (e2bapi.Sandbox, error) {
-	b, err := s.plane.Expire(ctx, string(id), at, extend)
-	return e2bShown(b), err
-}
+func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }
 
-func (s e2bService) Enter(ctx context.Context, id sandbox.ID) (context.Context, e2bapi.Sandbox, error) {
-	ctx, b, err := s.plane.Enter(ctx, id)
-	return ctx, e2bShown(b), err
-}
-
-func (s e2bService) Live(ctx context.Context) ([]sandbox.ID, error) { return s.plane.Live(ctx) }
-
-func (s e2bService) Open(ctx context.Context, id sandbox.ID) (e2bapi.Box, error) {
-	b, err := s.plane.Exec.Open(ctx, string(id))
+func (d *Daemon) openForE2B(ctx context.Context, ref string) (e2bapi.Box, error) {
+	b, err := d.plane.Exec.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
 	return e2bBox{b}, nil
 }
 
-func (s e2bService) Pause(ctx context.Context, id sandbox.ID, memory bool) error {
-	var err error
-	if memory {
-		_, err = s.plane.Pause(ctx, string(id), true)
-	} else {
-		_, err = s.plane.Stop(ctx, string(id), 0)
+// authenticateKey returns the context for requests with an API key, and its tenant.
+func (d *Daemon) authenticateKey(ctx context.Context, token string) (context.Context, string, error) {
+	who, err := d.plane.Tenants.Authenticate(ctx, token)
+	if err != nil {
+		return nil, "", err
 	}
-	return err
+	return d.plane.Tenants.As(ctx, who), who.Tenant, nil
 }
 
-func (s e2bService) Resume(ctx context.Context, id sandbox.ID, memory bool) (e2bapi.Sandbox, error) {
-	if !memory {
-		b, err := s.plane.Reboot(ctx, string(id))
-		return e2bShown(b), err
-	}
-	b, err := s.plane.Get(ctx, string(id))
-	if err == nil && b.State == sandbox.Stopped {
-		b, err = s.plane.Start(ctx, string(id))
-	} else if err == nil {
-		b, err = s.plane.Resume(ctx, string(id))
-	}
-	return e2bShown(b), err
-}
-
-func (s e2bService) Fork(ctx context.Context, id sandbox.ID, count int) ([]e2bapi.Sandbox, error) {
-	boxes, err := s.plane.Fork(ctx, string(id), sandbox.ForkRequest{Count: count})
-	out := make([]e2bapi.Sandbox, len(boxes))
-	for i, b := range boxes {
-		out[i] = e2bShown(b)
-	}
-	return out, err
-}
-
-func (s e2bService) Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error) {
-	return s.plane.Usage(ctx, string(id))
-}
-
-func (s e2bService) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	return s.plane.Exec.DialPort(ctx, ref, port)
-}
-
-func e2bShown(b store.Sandbox) e2bapi.Sandbox {
-	return e2bapi.Sandbox{
-		ID: b.ID, Name: b.Name, State: b.State, Image: b.Image, Resources: b.Resources, Labels: b.Labels, Created: b.Created, Expires: b.Expires,
-		Updated: b.Updated, Lifetime: b.Spec.Lifetime, Network: b.Spec.Network, Workspaces: b.Spec.Workspaces, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
-	}
-}
-
-// e2bBox shows a sandbox to that face.
-type e2bBox struct{ *exec.Handle }
-
-func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }
-
-// HasImage reports whether an image is there that needs not be fetched.
-func (s e2bService) HasImage(ctx context.Context, ref string) (bool, error) {
-	images, err := s.images()
+// hasImage reports whether an image is on this machine.
+func (d *Daemon) hasImage(ctx context.Context, ref string) (bool, error) {
+	images, err := d.node.Images()
 	if err != nil {
 		return false, err
 	}

@@ -30,6 +30,18 @@ func (s service) Update(ctx context.Context, ref string, c sandbox.Change) (sand
 	return shownWith(s.Plane.Update(ctx, ref, c))
 }
 
+func (s service) Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return shownWith(s.Plane.Reboot(ctx, ref))
+}
+
+func (s service) Expire(ctx context.Context, ref string, at time.Time, extend bool) (sandbox.Sandbox, error) {
+	return shownWith(s.Plane.Expire(ctx, ref, at, extend))
+}
+
+func (s service) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error) {
+	return shownWith(s.Plane.SetNetwork(ctx, ref, n))
+}
+
 func (s service) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error) {
 	boxes, err := s.Plane.Fork(ctx, ref, req)
 	out := make([]sandbox.Sandbox, len(boxes))

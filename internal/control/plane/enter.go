@@ -18,7 +18,7 @@ import (
 // Enter returns what is recorded of a sandbox of any tenant, and the context in
 // which whoever bears that sandbox's own token acts: within it, and nowhere
 // else. The caller checks the token.
-func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, store.Sandbox, error) {
+func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
 	var tenant store.Tenant
 	b, err := store.Read(ctx, p.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		b, err := tx.Operator().Sandbox(ctx, id)
@@ -29,11 +29,11 @@ func (p *Plane) Enter(ctx context.Context, id sandbox.ID) (context.Context, stor
 	})
 	switch {
 	case err != nil:
-		return ctx, b, core.Named(ops.SandboxEnter, err)
+		return ctx, b.Info(), core.Named(ops.SandboxEnter, err)
 	case !tenant.Disabled.IsZero():
-		return ctx, b, &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
+		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
 	}
-	return p.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b, nil
+	return p.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b.Info(), nil
 }
 
 // Live returns the sandboxes of all tenants that run here. It is for finding

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"net/http"
 	"regexp"
 	"slices"
@@ -36,7 +35,7 @@ const (
 // the template is not.
 type build struct {
 	tenant  string
-	want    Build
+	want    order
 	created time.Time
 
 	mu       sync.Mutex
@@ -177,7 +176,7 @@ func (b *build) finish(err error) {
 }
 
 // tell notes what the builder tells; output becomes lines.
-func (b *build) tell(e BuildEvent) {
+func (b *build) tell(e sandbox.BuildEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e.Step != b.step || !e.Output {
@@ -226,8 +225,22 @@ func (b *build) note(at time.Time, text string) {
 	b.entries = append(b.entries, buildEntry{stamp(at), strings.ToValidUTF8(text, "\ufffd"), "info", step})
 }
 
-// newTemplate begins a build: its description comes later.
-func (h *Handler) newTemplate(w http.ResponseWriter, r *http.Request) error {
+// buildAPI builds templates and takes the files for them.
+type buildAPI struct {
+	*common
+	services  *Services
+	templates *templateAPI
+	builds    *builds
+	tickets   tickets
+	uploads   uploads
+}
+
+func newBuildAPI(c *common, s *Services, t *templateAPI) *buildAPI {
+	return &buildAPI{common: c, services: s, templates: t, builds: newBuilds(), uploads: uploads{c.opts.Uploads}}
+}
+
+// create begins a build: its description comes later.
+func (h *buildAPI) create(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name     string   `json:"name"`
 		Alias    string   `json:"alias"` // as old clients say
@@ -256,8 +269,8 @@ func (h *Handler) newTemplate(w http.ResponseWriter, r *http.Request) error {
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails: it ends the program instead
 	b := &build{
-		tenant: h.service.Tenant(r.Context()), status: buildWaiting, created: h.opts.Now(),
-		want: Build{ID: uuid(id), Name: name, Tags: tags, CPUs: float64(req.CPUCount), Memory: req.MemoryMB << 20},
+		tenant: tenantOf(r.Context()), status: buildWaiting, created: h.opts.Now(),
+		want: order{ID: uuid(id), Name: name, Tags: tags, CPUs: float64(req.CPUCount), Memory: req.MemoryMB << 20},
 	}
 	if err := h.builds.add(b); err != nil {
 		return err
@@ -272,27 +285,27 @@ func (h *Handler) newTemplate(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// buildOf returns the build that a path names.
-func (h *Handler) buildOf(r *http.Request) (*build, error) {
+// find returns the build that a path names.
+func (h *buildAPI) find(r *http.Request) (*build, error) {
 	name, _ := splitRef(r.PathValue("id"))
-	return h.builds.get(h.service.Tenant(r.Context()), name, r.PathValue("build"))
+	return h.builds.get(tenantOf(r.Context()), name, r.PathValue("build"))
 }
 
-// startBuild says what a template is made of, and has it made.
-func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
+// start says what a template is made of, and has it made.
+func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		FromImage         string         `json:"fromImage"`
 		FromTemplate      string         `json:"fromTemplate"`
 		FromImageRegistry *registryLogin `json:"fromImageRegistry"`
 		Force             bool           `json:"force"`
-		Steps             []BuildStep    `json:"steps"`
+		Steps             []buildStep    `json:"steps"`
 		StartCmd          string         `json:"startCmd"`
 		ReadyCmd          string         `json:"readyCmd"`
 	}
 	if err := read(r, &req); err != nil {
 		return err
 	}
-	b, err := h.buildOf(r)
+	b, err := h.find(r)
 	if err != nil {
 		return err
 	}
@@ -303,7 +316,7 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 	want.Steps, want.Start, want.Ready, want.Force = req.Steps, req.StartCmd, req.ReadyCmd, req.Force
 	switch login := req.FromImageRegistry; {
 	case login == nil:
-		want.From, err = h.fromOf(r.Context(), req.FromImage, req.FromTemplate)
+		want.From, err = h.from(r.Context(), req.FromImage, req.FromTemplate)
 	case req.FromImage == "":
 		err = invalid("fromImageRegistry", "is for fromImage")
 	default:
@@ -323,7 +336,7 @@ func (h *Handler) startBuild(w http.ResponseWriter, r *http.Request) error {
 		if err := ctx.Err(); err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon ended before the build", Cause: err}
 		}
-		return h.buildTemplate(ctx, want, b.tell)
+		return h.build(ctx, &want, b.tell)
 	})
 	if err == nil {
 		w.WriteHeader(http.StatusAccepted)
@@ -342,7 +355,7 @@ type registryLogin struct {
 // maxLogin bounds each part of a login.
 const maxLogin = 64 << 10
 
-// open returns what Build wants.
+// open returns the login as the builder wants it.
 func (l *registryLogin) open() (func() (username, password string), error) {
 	username, password := l.Username, l.Password
 	switch l.Type {
@@ -368,8 +381,8 @@ var baseImages = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(docker\.io/)?e2bdev/(base|code-interpreter)(:[a-zA-Z0-9_.-]+)?$`)
 })
 
-// fromOf returns what a build begins with.
-func (h *Handler) fromOf(ctx context.Context, image, template string) (string, error) {
+// from returns what a build begins with.
+func (h *buildAPI) from(ctx context.Context, image, template string) (string, error) {
 	name, _ := splitRef(template)
 	if baseImages().MatchString(image) {
 		name = "base"
@@ -379,19 +392,19 @@ func (h *Handler) fromOf(ctx context.Context, image, template string) (string, e
 	}
 	switch {
 	case isBase(name):
-		return h.baseImage(ctx, name)
+		return h.templates.baseImage(ctx, name)
 	case image != "":
 		return strings.TrimPrefix(image, imageScheme), nil
 	}
-	from, err := h.ofTemplates(ctx, template)
+	from, err := h.templates.image(ctx, template)
 	if err == nil && from == "" {
 		err = noTemplate(template)
 	}
 	return from, err
 }
 
-func (h *Handler) buildStatus(w http.ResponseWriter, r *http.Request) error {
-	b, err := h.buildOf(r)
+func (h *buildAPI) status(w http.ResponseWriter, r *http.Request) error {
+	b, err := h.find(r)
 	if err != nil {
 		return err
 	}
@@ -429,9 +442,9 @@ func (h *Handler) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// buildLogs are the entries alone, from a time on.
-func (h *Handler) buildLogs(w http.ResponseWriter, r *http.Request) error {
-	b, err := h.buildOf(r)
+// logs are the entries alone, from a time on.
+func (h *buildAPI) logs(w http.ResponseWriter, r *http.Request) error {
+	b, err := h.find(r)
 	if err != nil {
 		return err
 	}
@@ -443,114 +456,10 @@ func (h *Handler) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	defer b.mu.Unlock()
 	page := []buildEntry{}
 	for _, e := range b.entries {
-		if !e.Timestamp.Before(q.Since) && len(page) < min(q.Limit, maxLogPage) {
+		if !e.Timestamp.Before(q.since) && len(page) < min(q.limit, maxLogPage) {
 			page = append(page, e)
 		}
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"logs": page})
 	return nil
-}
-
-// errNoTicket is the error of an upload that was not announced.
-var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is invalid or has expired"}
-
-// tickets are addresses at which files may be put. They need no key, because
-// clients send none; they end with the key that requested them.
-type tickets struct {
-	mu    sync.Mutex
-	known map[string]ticket
-}
-
-type ticket struct {
-	key, hash string
-	expires   time.Time
-}
-
-const (
-	ticketLife = time.Hour
-	maxTickets = 10_000
-)
-
-func (t *tickets) add(key, hash string, now time.Time) (string, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.known == nil {
-		t.known = map[string]ticket{}
-	}
-	if len(t.known) >= maxTickets {
-		for name, old := range t.known {
-			if now.After(old.expires) {
-				delete(t.known, name)
-			}
-		}
-	}
-	if len(t.known) >= maxTickets {
-		return "", &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "uploads", Message: "too many builds were announced but not started"}
-	}
-	name := strings.ToLower(rand.Text() + rand.Text())
-	t.known[name] = ticket{key, hash, now.Add(ticketLife)}
-	return name, nil
-}
-
-func (t *tickets) take(name string, now time.Time) (ticket, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	one, ok := t.known[name]
-	if !ok || now.After(one.expires) {
-		return one, errNoTicket
-	}
-	return one, nil
-}
-
-func (t *tickets) drop(name string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.known, name)
-}
-
-var filesHash = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
-
-// uploadLink tells whether files are known already, and where to put them.
-func (h *Handler) uploadLink(w http.ResponseWriter, r *http.Request) error {
-	hash := r.PathValue("hash")
-	if !filesHash().MatchString(hash) {
-		return invalid("hash", "is not a SHA-256 in hexadecimal digits")
-	}
-	present, err := h.hasUpload(r.Context(), hash)
-	if err != nil {
-		return err
-	}
-	name, err := h.tickets.add(apiKey(r), hash, h.opts.Now())
-	if err != nil {
-		return err
-	}
-	scheme := "http://"
-	if r.TLS != nil {
-		scheme = "https://"
-	}
-	writeJSON(w, http.StatusCreated, map[string]any{"present": present, "url": scheme + r.Host + "/uploads/" + name})
-	return nil
-}
-
-// putUpload takes the files of a step.
-func (h *Handler) putUpload(w http.ResponseWriter, r *http.Request) {
-	name := r.PathValue("ticket")
-	err := func() error {
-		t, err := h.tickets.take(name, h.opts.Now())
-		if err != nil {
-			return err
-		}
-		ctx, err := h.service.Authenticate(r.Context(), t.key)
-		if err != nil {
-			return err
-		}
-		return h.storeUpload(ctx, t.hash, r.Body)
-	}()
-	switch {
-	case err == nil:
-		h.tickets.drop(name)
-		w.WriteHeader(http.StatusOK)
-	case r.Context().Err() == nil && !errors.Is(err, context.Canceled):
-		h.fail(w, r, err)
-	}
 }

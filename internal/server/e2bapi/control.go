@@ -1,12 +1,14 @@
 package e2bapi
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -14,11 +16,20 @@ import (
 const maxBody = 4 << 20
 
 // controlPlane returns the handler of what is not inside a sandbox.
-func (h *Handler) controlPlane() http.Handler {
+func (h *Handler) controlPlane(s *Services, metrics *metricsAPI) http.Handler {
+	find := finder{s.Sandboxes}
+	snapshots := &snapshotAPI{find, s.Snapshots}
+	templates := &templateAPI{s.Templates, s.HasImage, snapshots}
+	builds := newBuildAPI(h.common, s, templates)
+	volumes := &volumeAPI{h.common, s.Workspaces}
+	sandboxes := &sandboxAPI{h.common, find, s.Lifecycle, s.Networks, templates, volumes}
+	logs := &logAPI{find, s.Events}
+	secrets := &secretAPI{s.Secrets}
+	h.close = append(h.close, builds.builds.close)
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			ctx, err := h.service.Authenticate(r.Context(), apiKey(r))
+			ctx, err := authenticate(r.Context(), s, apiKey(r))
 			if err == nil {
 				err = f(w, r.WithContext(ctx))
 			}
@@ -37,56 +48,71 @@ func (h *Handler) controlPlane() http.Handler {
 	for _, route := range []string{"/files", "/envs", "/metrics", "/process.Process/", "/filesystem.Filesystem/"} {
 		mux.HandleFunc(route, h.unnamed)
 	}
-	handle("POST /sandboxes", h.create)
-	handle("POST /v2/sandboxes", h.createV2)
-	handle("GET /sandboxes", h.listRunning)
-	handle("GET /v2/sandboxes", h.list)
-	handle("GET /sandboxes/{id}", h.get)
-	handle("DELETE /sandboxes/{id}", h.kill)
-	handle("POST /sandboxes/{id}/connect", h.connect)
-	handle("POST /v2/sandboxes/{id}/connect", h.connect)
-	handle("POST /sandboxes/{id}/timeout", h.setTimeout)
-	handle("POST /sandboxes/{id}/refreshes", h.refresh)
-	handle("GET /sandboxes/{id}/metrics", h.metrics)
-	handle("GET /sandboxes/metrics", h.metricsOfMany)
-	handle("POST /sandboxes/{id}/pause", h.pause)
-	handle("POST /sandboxes/{id}/resume", h.resume)
-	handle("POST /sandboxes/{id}/fork", h.fork)
-	handle("POST /sandboxes/{id}/snapshots", h.snapshot)
-	handle("GET /snapshots", h.snapshots)
-	handle("DELETE /templates/{id}", h.removeTemplate)
-	handle("PUT /sandboxes/{id}/network", h.setNetwork)
-	handle("GET /sandboxes/{id}/logs", h.logsV1)
-	handle("GET /v2/sandboxes/{id}/logs", h.logs)
-	handle("GET /secrets", h.listSecrets)
-	handle("POST /secrets", h.createSecret)
-	handle("GET /secrets/{id}", h.getSecret)
-	handle("POST /secrets/{id}", h.updateSecret)
-	handle("DELETE /secrets/{id}", h.removeSecret)
-	handle("POST /v3/templates", h.newTemplate)
-	handle("POST /v2/templates", h.newTemplate)
-	handle("GET /templates", h.listTemplates)
-	handle("GET /v2/templates", h.listTemplates)
-	handle("GET /templates/{id}", h.getTemplate)
-	handle("PATCH /templates/{id}", h.updateTemplate)
-	handle("PATCH /v2/templates/{id}", h.updateTemplate)
-	handle("GET /templates/{id}/files/{hash}", h.uploadLink)
-	handle("POST /v2/templates/{id}/builds/{build}", h.startBuild)
-	handle("GET /templates/{id}/builds/{build}/status", h.buildStatus)
-	handle("GET /templates/{id}/builds/{build}/logs", h.buildLogs)
-	handle("GET /templates/{id}/{what}", h.ofTemplate)
-	handle("POST /templates/tags", h.addTags)
-	handle("DELETE /templates/tags", h.removeTags)
-	mux.HandleFunc("PUT /uploads/{ticket}", h.putUpload)
-	handle("GET /volumes", h.listVolumes)
-	handle("POST /volumes", h.createVolume)
-	handle("GET /volumes/{id}", h.getVolume)
-	handle("DELETE /volumes/{id}", h.removeVolume)
-	h.volumeRoutes(mux)
+	handle("POST /sandboxes", sandboxes.create)
+	handle("POST /v2/sandboxes", sandboxes.createV2)
+	handle("GET /sandboxes", sandboxes.listRunning)
+	handle("GET /v2/sandboxes", sandboxes.list)
+	handle("GET /sandboxes/{id}", sandboxes.get)
+	handle("DELETE /sandboxes/{id}", sandboxes.kill)
+	handle("POST /sandboxes/{id}/connect", sandboxes.connect)
+	handle("POST /v2/sandboxes/{id}/connect", sandboxes.connect)
+	handle("POST /sandboxes/{id}/timeout", sandboxes.setTimeout)
+	handle("POST /sandboxes/{id}/refreshes", sandboxes.refresh)
+	handle("GET /sandboxes/{id}/metrics", metrics.metrics)
+	handle("GET /sandboxes/metrics", metrics.metricsOfMany)
+	handle("POST /sandboxes/{id}/pause", sandboxes.pause)
+	handle("POST /sandboxes/{id}/resume", sandboxes.resume)
+	handle("POST /sandboxes/{id}/fork", sandboxes.fork)
+	handle("POST /sandboxes/{id}/snapshots", snapshots.create)
+	handle("GET /snapshots", snapshots.list)
+	handle("DELETE /templates/{id}", templates.remove)
+	handle("PUT /sandboxes/{id}/network", sandboxes.setNetwork)
+	handle("GET /sandboxes/{id}/logs", logs.logsV1)
+	handle("GET /v2/sandboxes/{id}/logs", logs.logs)
+	handle("GET /secrets", secrets.list)
+	handle("POST /secrets", secrets.create)
+	handle("GET /secrets/{id}", secrets.get)
+	handle("POST /secrets/{id}", secrets.update)
+	handle("DELETE /secrets/{id}", secrets.remove)
+	handle("POST /v3/templates", builds.create)
+	handle("POST /v2/templates", builds.create)
+	handle("GET /templates", templates.list)
+	handle("GET /v2/templates", templates.list)
+	handle("GET /templates/{id}", templates.get)
+	handle("PATCH /templates/{id}", templates.update)
+	handle("PATCH /v2/templates/{id}", templates.update)
+	handle("GET /templates/{id}/files/{hash}", builds.uploadLink)
+	handle("POST /v2/templates/{id}/builds/{build}", builds.start)
+	handle("GET /templates/{id}/builds/{build}/status", builds.status)
+	handle("GET /templates/{id}/builds/{build}/logs", builds.logs)
+	handle("GET /templates/{id}/{what}", templates.byName)
+	handle("POST /templates/tags", templates.addTags)
+	handle("DELETE /templates/tags", templates.removeTags)
+	mux.HandleFunc("PUT /uploads/{ticket}", builds.putUpload)
+	handle("GET /volumes", volumes.list)
+	handle("POST /volumes", volumes.create)
+	handle("GET /volumes/{id}", volumes.get)
+	handle("DELETE /volumes/{id}", volumes.remove)
+	volumes.contentRoutes(mux)
 	handle("/", func(_ http.ResponseWriter, r *http.Request) error {
 		return &sandbox.Error{Code: sandbox.CodeNotFound, Subject: r.Method + " " + r.URL.Path, Message: "there is no such route"}
 	})
 	return mux
+}
+
+type tenantKey struct{}
+
+// tenantOf returns the tenant of an authenticated request.
+func tenantOf(ctx context.Context) string { return ctx.Value(tenantKey{}).(string) }
+
+// authenticate returns the context for requests with an API key, in E2B's spelling
+// or Atoll's.
+func authenticate(ctx context.Context, s *Services, key string) (context.Context, error) {
+	ctx, tenant, err := s.Authenticate(ctx, envd.Token(key))
+	if err != nil {
+		return nil, err
+	}
+	return context.WithValue(ctx, tenantKey{}, tenant), nil
 }
 
 // apiKey returns the key that a request bears.

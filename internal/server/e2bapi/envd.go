@@ -14,7 +14,7 @@ import (
 
 // target is the sandbox that a request of the data plane is for.
 type target struct {
-	Sandbox
+	sandbox.Sandbox
 	token string
 }
 
@@ -31,13 +31,13 @@ type absent struct {
 	Code      int    `json:"code"`
 }
 
-func (h *Handler) notRunning(w http.ResponseWriter, id sandbox.ID) {
+func (h *common) notRunning(w http.ResponseWriter, id sandbox.ID) {
 	writeJSON(w, http.StatusBadGateway, absent{SandboxID: publicID(id), Message: "The sandbox was not found", Code: http.StatusBadGateway})
 }
 
 // enter serves a port of a sandbox.
 func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, port uint16) {
-	ctx, s, err := h.service.Enter(r.Context(), id)
+	ctx, s, err := h.entrance.Enter(r.Context(), id)
 	switch code := sandbox.CodeOf(err); {
 	case code == sandbox.CodeNotFound || code == sandbox.CodeGone || err == nil && !reachable(&s, r, port):
 		h.notRunning(w, id)
@@ -47,7 +47,7 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, p
 		return
 	}
 	if port != envdPort {
-		h.showPort(w, r.WithContext(ctx), &s, port)
+		h.ports.show(w, r.WithContext(ctx), &s, port)
 		return
 	}
 	ctx = context.WithValue(ctx, targetKey{}, &target{s, h.tokens.envd(id)})
@@ -56,7 +56,7 @@ func (h *Handler) enter(w http.ResponseWriter, r *http.Request, id sandbox.ID, p
 
 // reachable reports whether a request may go on. A sandbox that wakes by itself
 // does so when it is opened; to ask whether it runs does not wake it.
-func reachable(s *Sandbox, r *http.Request, port uint16) bool {
+func reachable(s *sandbox.Sandbox, r *http.Request, port uint16) bool {
 	if s.State == sandbox.Paused || s.State == sandbox.Pausing || s.State == sandbox.Resuming {
 		return s.Wakes && !(port == envdPort && r.URL.Path == "/health")
 	}
@@ -67,7 +67,7 @@ func reachable(s *Sandbox, r *http.Request, port uint16) bool {
 // as some SDKs make when they reach all at one address: it is the one whose
 // token they bear, or whose token made the signature.
 func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
-	ids, err := h.service.Live(r.Context())
+	ids, err := h.entrance.Live(r.Context())
 	if err != nil {
 		h.fail(w, r, err)
 		return
@@ -95,7 +95,23 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 }
 
 // dataPlane returns the handler of what E2B serves inside every sandbox.
-func (h *Handler) dataPlane() http.Handler {
+func (h *Handler) dataPlane(inside *guest, metrics *metricsAPI) http.Handler {
+	files := &filesystemAPI{guest: inside, entrance: h.entrance}
+	processes := &processAPI{guest: inside}
+	h.close = append(h.close, processes.commands.close, files.watchers.close)
+	return (&envdAPI{inside, metrics, &fileAPI{inside}}).routes(processes.routes(), files.routes())
+}
+
+// envdAPI serves what is neither a call of the process service nor one of the
+// filesystem service.
+type envdAPI struct {
+	*guest
+	usage *metricsAPI
+	files *fileAPI
+}
+
+// routes returns the handler of the data plane.
+func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	files := func(method, operation string, f func(http.ResponseWriter, *http.Request) error) {
@@ -109,8 +125,8 @@ func (h *Handler) dataPlane() http.Handler {
 			}
 		})
 	}
-	files("GET", "read", h.download)
-	files("POST", "write", h.upload)
+	files("GET", "read", h.files.download)
+	files("POST", "write", h.files.upload)
 	secured := func(pattern string, next http.Handler) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if !same(r.Header.Get(headerToken), targetOf(r.Context()).token) {
@@ -129,8 +145,8 @@ func (h *Handler) dataPlane() http.Handler {
 	}
 	secured("GET /envs", answer(h.envs))
 	secured("GET /metrics", answer(h.envdMetrics))
-	secured("/process.Process/", h.processes())
-	secured("/filesystem.Filesystem/", h.filesystem())
+	secured("/process.Process/", processes)
+	secured("/filesystem.Filesystem/", filesystem)
 	secured("/", answer(func(http.ResponseWriter, *http.Request) error {
 		return &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such route"}
 	}))
@@ -138,7 +154,7 @@ func (h *Handler) dataPlane() http.Handler {
 }
 
 // mayUseFiles checks the access token or, without one, the signature.
-func (h *Handler) mayUseFiles(r *http.Request, operation string) error {
+func (h *envdAPI) mayUseFiles(r *http.Request, operation string) error {
 	token := targetOf(r.Context()).token
 	if given := r.Header.Get(headerToken); given != "" {
 		if !same(given, token) {
@@ -149,14 +165,21 @@ func (h *Handler) mayUseFiles(r *http.Request, operation string) error {
 	return checkSignature(token, operation, r.URL.Query(), h.opts.Now())
 }
 
+// guest reaches into the sandboxes of requests.
+type guest struct {
+	*common
+	openBox  func(ctx context.Context, ref string) (Box, error)
+	accounts accountCache
+}
+
 // open returns the sandbox of a request.
-func (h *Handler) open(ctx context.Context) (Box, error) {
-	return h.service.Open(ctx, targetOf(ctx).ID)
+func (h *guest) open(ctx context.Context) (Box, error) {
+	return h.openBox(ctx, string(targetOf(ctx).ID))
 }
 
 // envdMetrics are the metrics of a sandbox as they are told inside it.
-func (h *Handler) envdMetrics(w http.ResponseWriter, r *http.Request) error {
-	all, err := h.measure(r, &targetOf(r.Context()).Sandbox)
+func (h *envdAPI) envdMetrics(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.usage.measure(r, &targetOf(r.Context()).Sandbox)
 	if err != nil || len(all) == 0 {
 		return err
 	}
@@ -169,7 +192,7 @@ func (h *Handler) envdMetrics(w http.ResponseWriter, r *http.Request) error {
 }
 
 // envs returns the environment of commands, without what every login has.
-func (h *Handler) envs(w http.ResponseWriter, r *http.Request) error {
+func (h *envdAPI) envs(w http.ResponseWriter, r *http.Request) error {
 	box, err := h.open(r.Context())
 	if err != nil {
 		return err
@@ -229,7 +252,7 @@ type errorText string
 func (e errorText) Error() string { return string(e) }
 
 // unary registers a procedure with one answer.
-func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req) (*Res, error), h *Handler) {
+func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req) (*Res, error), h *guest) {
 	mux.Handle(procedure, connect.NewUnaryHandler(procedure, func(ctx context.Context, req *connect.Request[Req]) (*connect.Response[Res], error) {
 		c, err := h.call(ctx, procedure, req.Header())
 		if err != nil {
@@ -240,21 +263,21 @@ func unary[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Co
 			return nil, rpcError(err)
 		}
 		return connect.NewResponse(res), nil
-	}, h.rpcOptions()...))
+	}, rpcOptions()...))
 }
 
 // serverStream registers a procedure with a stream of answers.
-func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error, h *Handler) {
+func serverStream[Req, Res any](mux *http.ServeMux, procedure string, f func(context.Context, *call, *Req, *connect.ServerStream[Res]) error, h *guest) {
 	mux.Handle(procedure, withFlusher(connect.NewServerStreamHandler(procedure, func(ctx context.Context, req *connect.Request[Req], out *connect.ServerStream[Res]) error {
 		c, err := h.call(ctx, procedure, req.Header())
 		if err == nil {
 			err = f(ctx, c, req.Msg, out)
 		}
 		return rpcError(err)
-	}, h.rpcOptions()...)))
+	}, rpcOptions()...)))
 }
 
-func (h *Handler) rpcOptions() []connect.HandlerOption {
+func rpcOptions() []connect.HandlerOption {
 	return []connect.HandlerOption{envd.Codecs(), connect.WithReadMaxBytes(maxMessage)}
 }
 
@@ -270,7 +293,7 @@ type call struct {
 
 // call finds out who calls: whom the caller claims to be is a matter of the
 // sandbox, for the access token allows to be anybody in it.
-func (h *Handler) call(ctx context.Context, procedure string, header http.Header) (*call, error) {
+func (h *guest) call(ctx context.Context, procedure string, header http.Header) (*call, error) {
 	box, err := h.open(ctx)
 	if err != nil {
 		return nil, err

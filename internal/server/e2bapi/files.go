@@ -17,8 +17,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// fileAPI sends and takes files.
+type fileAPI struct{ *guest }
+
 // fileCall finds out in whose name files are moved.
-func (h *Handler) fileCall(r *http.Request) (*call, error) {
+func (h *fileAPI) fileCall(r *http.Request) (*call, error) {
 	box, err := h.open(r.Context())
 	if err != nil {
 		return nil, err
@@ -31,7 +34,7 @@ func (h *Handler) fileCall(r *http.Request) (*call, error) {
 }
 
 // download sends a file, or parts of it.
-func (h *Handler) download(w http.ResponseWriter, r *http.Request) error {
+func (h *fileAPI) download(w http.ResponseWriter, r *http.Request) error {
 	c, err := h.fileCall(r)
 	if err != nil {
 		return err
@@ -212,7 +215,7 @@ type uploaded struct {
 const uploadBuffer = 128 << 10
 
 // upload writes the files of a form, or one file that is the body.
-func (h *Handler) upload(w http.ResponseWriter, r *http.Request) error {
+func (h *fileAPI) upload(w http.ResponseWriter, r *http.Request) error {
 	if err := checkMetadata(r.Header); err != nil {
 		return err
 	}

@@ -15,22 +15,29 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// filesystem returns the handler of the filesystem service.
-func (h *Handler) filesystem() http.Handler {
+// filesystemAPI serves the filesystem service.
+type filesystemAPI struct {
+	*guest
+	entrance Entrance
+	watchers watchers
+}
+
+// routes returns the handler of the filesystem service.
+func (h *filesystemAPI) routes() http.Handler {
 	mux := http.NewServeMux()
-	unary(mux, envd.FilesystemStat, h.stat, h)
-	unary(mux, envd.FilesystemMakeDir, h.makeDir, h)
-	unary(mux, envd.FilesystemMove, h.move, h)
-	unary(mux, envd.FilesystemListDir, h.listDir, h)
-	unary(mux, envd.FilesystemRemove, h.remove, h)
-	unary(mux, envd.FilesystemCreateWatcher, h.createWatcher, h)
-	unary(mux, envd.FilesystemGetWatcherEvents, h.watcherEvents, h)
-	unary(mux, envd.FilesystemRemoveWatcher, h.removeWatcher, h)
-	serverStream(mux, envd.FilesystemWatchDir, h.watchDir, h)
+	unary(mux, envd.FilesystemStat, h.stat, h.guest)
+	unary(mux, envd.FilesystemMakeDir, h.makeDir, h.guest)
+	unary(mux, envd.FilesystemMove, h.move, h.guest)
+	unary(mux, envd.FilesystemListDir, h.listDir, h.guest)
+	unary(mux, envd.FilesystemRemove, h.remove, h.guest)
+	unary(mux, envd.FilesystemCreateWatcher, h.createWatcher, h.guest)
+	unary(mux, envd.FilesystemGetWatcherEvents, h.watcherEvents, h.guest)
+	unary(mux, envd.FilesystemRemoveWatcher, h.removeWatcher, h.guest)
+	serverStream(mux, envd.FilesystemWatchDir, h.watchDir, h.guest)
 	return mux
 }
 
-func (h *Handler) stat(ctx context.Context, c *call, req *envd.PathRequest) (*envd.EntryResponse, error) {
+func (h *filesystemAPI) stat(ctx context.Context, c *call, req *envd.PathRequest) (*envd.EntryResponse, error) {
 	p, err := c.user.path(req.Path)
 	if err != nil {
 		return nil, err
@@ -38,7 +45,7 @@ func (h *Handler) stat(ctx context.Context, c *call, req *envd.PathRequest) (*en
 	return c.entryAt(ctx, p)
 }
 
-func (h *Handler) makeDir(ctx context.Context, c *call, req *envd.PathRequest) (*envd.EntryResponse, error) {
+func (h *filesystemAPI) makeDir(ctx context.Context, c *call, req *envd.PathRequest) (*envd.EntryResponse, error) {
 	p, err := c.user.path(req.Path)
 	if err != nil {
 		return nil, err
@@ -57,7 +64,7 @@ func (h *Handler) makeDir(ctx context.Context, c *call, req *envd.PathRequest) (
 	return c.entryAt(ctx, p)
 }
 
-func (h *Handler) move(ctx context.Context, c *call, req *envd.MoveRequest) (*envd.EntryResponse, error) {
+func (h *filesystemAPI) move(ctx context.Context, c *call, req *envd.MoveRequest) (*envd.EntryResponse, error) {
 	from, err := c.user.path(req.Source)
 	if err != nil {
 		return nil, err
@@ -79,7 +86,7 @@ func (h *Handler) move(ctx context.Context, c *call, req *envd.MoveRequest) (*en
 	return c.entryAt(ctx, to)
 }
 
-func (h *Handler) remove(ctx context.Context, c *call, req *envd.PathRequest) (*envd.Empty, error) {
+func (h *filesystemAPI) remove(ctx context.Context, c *call, req *envd.PathRequest) (*envd.Empty, error) {
 	p, err := c.user.path(req.Path)
 	if err != nil {
 		return nil, err
@@ -93,7 +100,7 @@ func (h *Handler) remove(ctx context.Context, c *call, req *envd.PathRequest) (*
 // maxDepth bounds a listing.
 const maxDepth = 1 << 10
 
-func (h *Handler) listDir(ctx context.Context, c *call, req *envd.ListDirRequest) (*envd.ListDirResponse, error) {
+func (h *filesystemAPI) listDir(ctx context.Context, c *call, req *envd.ListDirRequest) (*envd.ListDirResponse, error) {
 	p, err := c.user.path(req.Path)
 	if err != nil {
 		return nil, err

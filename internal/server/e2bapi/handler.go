@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/server/portproxy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -32,37 +31,37 @@ type Options struct {
 	// Internet allows sandboxes what their clients do not deny, as E2B does.
 	// Without it they reach only what their clients allow.
 	Internet bool
-	// Builds is a directory for the files of builds, and Uploads one where they
-	// are kept for the next build. Nobody else can read them.
-	Builds, Uploads string
 	// RetryAfter finds out when a refused request is worth repeating. Nil
 	// never knows.
 	RetryAfter func(error) (time.Duration, bool)
+	// Uploads is a directory for files of templates that clients send. It is a
+	// cache: the caller empties it before. Builds is one for files of builds.
+	Uploads, Builds string
 	// Now is the clock. Nil: time.Now.
 	Now func() time.Time
 	// Logger gets what callers are not told. Nil: slog.Default.
 	Logger *slog.Logger
 }
 
-// Handler serves both planes on one listener.
+// Handler serves both planes on one listener. It finds out what a request is for
+// and passes it to the handler of that part of the protocol.
 type Handler struct {
-	service  Services
-	opts     Options
-	tokens   tokens
-	control  http.Handler
-	envd     http.Handler
-	proxy    *portproxy.Proxy
-	commands commands
-	watchers watchers
-	accounts accountCache
+	*common
+	entrance Entrance
+	control  http.Handler // of what is not inside a sandbox
+	envd     http.Handler // of the data plane of a sandbox
+	ports    *portAPI
+	close    []func()
+}
 
-	interpreters interpreters
-	builds       *builds
-	tickets      tickets
+// common is what all parts share.
+type common struct {
+	opts   Options
+	tokens tokens
 }
 
 // New returns a handler, which the caller closes.
-func New(service Services, opts Options) *Handler {
+func New(s Services, opts Options) *Handler {
 	if len(opts.Secret) < 32 {
 		panic("e2bapi: the secret is too short")
 	}
@@ -72,20 +71,23 @@ func New(service Services, opts Options) *Handler {
 	if opts.Logger == nil {
 		opts.Logger = slog.Default()
 	}
-	h := &Handler{service: service, opts: opts, tokens: tokens{opts.Secret}, builds: newBuilds()}
-	h.control = h.controlPlane()
-	h.envd = h.dataPlane()
-	h.proxy = h.newProxy()
+	c := &common{opts, tokens{opts.Secret}}
+	h := &Handler{common: c, entrance: s.Entrance}
+	inside := &guest{common: c, openBox: s.Open}
+	metrics := &metricsAPI{finder{s.Sandboxes}, s.Usage}
+	h.control = h.controlPlane(&s, metrics)
+	h.envd = h.dataPlane(inside, metrics)
+	h.ports = newPortAPI(inside, s.Ports)
 	return h
 }
 
 // Close lets go of the commands that are followed and of the watchers, and
 // gives up builds. The commands run on.
 func (h *Handler) Close() error {
-	h.commands.close()
-	h.watchers.close()
-	h.builds.close()
-	return h.proxy.Close()
+	for _, end := range h.close {
+		end()
+	}
+	return h.ports.proxy.Close()
 }
 
 // ServeHTTP finds out what a request is for: a port of a sandbox, named by the

@@ -29,7 +29,7 @@ const interpreterPatience = time.Minute
 
 // interpret connects to the port of the code interpreter where nobody listened
 // when that was tried: it starts our server, unless somebody else just did.
-func (h *Handler) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error) {
+func (h *portAPI) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error) {
 	h.interpreters.mu.Lock()
 	if h.interpreters.busy == nil {
 		h.interpreters.busy = map[sandbox.ID]*sync.Mutex{}
@@ -47,7 +47,7 @@ func (h *Handler) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error
 		delete(h.interpreters.busy, id)
 		h.interpreters.mu.Unlock()
 	}()
-	if conn, err := h.service.DialPort(ctx, string(id), interpreter.Port); err == nil {
+	if conn, err := h.dialer.DialPort(ctx, string(id), interpreter.Port); err == nil {
 		return conn, nil // somebody was faster
 	}
 	ctx, cancel := context.WithTimeout(ctx, interpreterPatience)
@@ -55,7 +55,7 @@ func (h *Handler) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error
 	if err := h.startInterpreter(ctx, id); err != nil {
 		return nil, &interpreterError{err}
 	}
-	return h.service.DialPort(ctx, string(id), interpreter.Port)
+	return h.dialer.DialPort(ctx, string(id), interpreter.Port)
 }
 
 // interpreterError is why the server of the code interpreter could not be started.
@@ -65,8 +65,8 @@ func (e *interpreterError) Unwrap() error { return e.error }
 
 // startInterpreter puts the programs into a sandbox, as root's, and starts the
 // server as the user that code runs as.
-func (h *Handler) startInterpreter(ctx context.Context, id sandbox.ID) error {
-	box, err := h.service.Open(ctx, id)
+func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
+	box, err := h.openBox(ctx, string(id))
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (h *Handler) startInterpreter(ctx context.Context, id sandbox.ID) error {
 // code takes the access token of the sandbox, as commands do. Of its contexts
 // the SDKs ask with the token for traffic, and with none in versions that know
 // no such token.
-func (h *Handler) mayInterpret(r *http.Request, id sandbox.ID) bool {
+func (h *portAPI) mayInterpret(r *http.Request, id sandbox.ID) bool {
 	if same(r.Header.Get(headerToken), h.tokens.envd(id)) || r.Method == http.MethodGet && r.URL.Path == "/health" {
 		return true
 	}

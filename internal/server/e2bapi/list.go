@@ -31,7 +31,7 @@ type position struct {
 	id      sandbox.ID
 }
 
-func positionOf(s *Sandbox) position { return position{s.Created.UnixMicro(), s.ID} }
+func positionOf(s *sandbox.Detail) position { return position{s.Created.UnixMicro(), s.ID} }
 
 func (p position) compare(o position) int {
 	return cmp.Or(cmp.Compare(p.started, o.started), cmp.Compare(p.id, o.id))
@@ -133,16 +133,16 @@ func parseToken(token string, ascending bool) (*position, error) {
 
 // matches reports whether a sandbox is asked for, its metadata and the page
 // aside.
-func (l *listQuery) matches(s *Sandbox) bool {
+func (l *listQuery) matches(s *sandbox.Detail) bool {
 	state, exists := stateOf(s)
 	return exists && (len(l.states) == 0 || slices.Contains(l.states, state)) &&
 		(l.startedAfter.IsZero() || !stamp(s.Created).Before(l.startedAfter)) &&
-		(l.template == "" || templateOf(s) == l.template)
+		(l.template == "" || templateName(&s.Sandbox) == l.template)
 }
 
 // page cuts the page out of all that match. more says that it is not the last.
-func (l *listQuery) page(all []Sandbox) (page []Sandbox, more bool) {
-	slices.SortFunc(all, func(a, b Sandbox) int {
+func (l *listQuery) page(all []sandbox.Detail) (page []sandbox.Detail, more bool) {
+	slices.SortFunc(all, func(a, b sandbox.Detail) int {
 		c := positionOf(&a).compare(positionOf(&b))
 		if !l.ascending {
 			c = -c
@@ -150,7 +150,7 @@ func (l *listQuery) page(all []Sandbox) (page []Sandbox, more bool) {
 		return c
 	})
 	if l.after != nil {
-		all = slices.DeleteFunc(all, func(s Sandbox) bool {
+		all = slices.DeleteFunc(all, func(s sandbox.Detail) bool {
 			c := positionOf(&s).compare(*l.after)
 			return l.ascending && c <= 0 || !l.ascending && c >= 0
 		})
@@ -158,16 +158,16 @@ func (l *listQuery) page(all []Sandbox) (page []Sandbox, more bool) {
 	return all[:min(len(all), l.limit)], len(all) > l.limit
 }
 
-func (h *Handler) list(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) list(w http.ResponseWriter, r *http.Request) error {
 	l, err := parseList(r.URL.Query())
 	if err != nil {
 		return err
 	}
-	all, err := h.service.List(r.Context(), l.metadata)
+	all, err := h.sandboxes.InspectAll(r.Context(), l.metadata)
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(s Sandbox) bool { return !l.matches(&s) })
+	all = slices.DeleteFunc(all, func(s sandbox.Detail) bool { return !l.matches(&s) })
 	running := 0
 	for _, s := range all {
 		if state, _ := stateOf(&s); state == "running" {
@@ -185,21 +185,21 @@ func (h *Handler) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 // listRunning is the listing of old clients: all that run, on one page.
-func (h *Handler) listRunning(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) listRunning(w http.ResponseWriter, r *http.Request) error {
 	metadata, err := parseMetadata(r.URL.Query().Get("metadata"))
 	if err != nil {
 		return err
 	}
-	all, err := h.service.List(r.Context(), metadata)
+	all, err := h.sandboxes.InspectAll(r.Context(), metadata)
 	if err != nil {
 		return err
 	}
 	l := listQuery{states: []string{"running"}, limit: len(all)}
-	page, _ := l.page(slices.DeleteFunc(all, func(s Sandbox) bool { return !l.matches(&s) }))
+	page, _ := l.page(slices.DeleteFunc(all, func(s sandbox.Detail) bool { return !l.matches(&s) }))
 	return writeList(w, page)
 }
 
-func writeList(w http.ResponseWriter, page []Sandbox) error {
+func writeList(w http.ResponseWriter, page []sandbox.Detail) error {
 	out := make([]listed, len(page))
 	for i := range page {
 		out[i] = shown(&page[i])

@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -13,27 +14,87 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Logs tells what happened to a sandbox.
-type Logs interface {
-	// Logs returns at most limit entries since a time, the oldest first or,
-	// with newest, the last ones, the newest first.
-	Logs(ctx context.Context, id sandbox.ID, q LogQuery) ([]LogEntry, error)
+// logAPI shows the events of a sandbox as log entries.
+type logAPI struct {
+	finder
+	events Events
 }
 
-// LogQuery selects entries.
-type LogQuery struct {
-	Since, Until time.Time // zero: no bound
-	Limit        int
-	Newest       bool
-	Match        func(*LogEntry) bool
+// logSelection selects entries.
+type logSelection struct {
+	since, until time.Time // zero: no bound
+	limit        int
+	newest       bool // the last entries, the newest first
+	match        func(*logEntry) bool
 }
 
-// LogEntry is something that happened to a sandbox.
-type LogEntry struct {
+// logEntry is an event as a line for a person.
+type logEntry struct {
 	Time    time.Time
 	Level   string // debug, info, warn or error
 	Message string
 	Fields  map[string]string
+}
+
+// logPage is how many events are read at once. A sandbox rarely has more.
+const logPage = 1000
+
+// entries returns at most q.limit entries of a sandbox.
+func (h *logAPI) entries(ctx context.Context, id sandbox.ID, q logSelection) ([]logEntry, error) {
+	var out []logEntry
+	want := sandbox.EventQuery{Sandbox: id, Since: q.since, Until: q.until, Page: logPage}
+	for q.newest || len(out) < q.limit {
+		events, err := h.events.Events(ctx, want)
+		if err != nil {
+			return nil, err
+		}
+		for i := range events {
+			want.After = events[i].Seq
+			if e := entryOf(&events[i]); q.match == nil || q.match(&e) {
+				out = append(out, e)
+			}
+		}
+		if q.newest && len(out) > q.limit { // only the last ones count
+			out = slices.Delete(out, 0, len(out)-q.limit)
+		}
+		if len(events) < logPage {
+			break
+		}
+	}
+	if q.newest {
+		slices.Reverse(out)
+	}
+	return out[:min(len(out), q.limit)], nil
+}
+
+// eventLevels are the levels of events that are not "info".
+var eventLevels = map[string]string{
+	"attempted": "debug", "denied": "warn", "failed": "error", "unknown": "error", "sandbox.lost": "error",
+	"egress.denied": "warn", "egress.failed": "warn", "egress.limited": "warn",
+}
+
+func entryOf(e *sandbox.Event) logEntry {
+	out := logEntry{
+		Time: e.Time, Level: cmp.Or(eventLevels[e.Type], "info"), Message: e.Type,
+		Fields: map[string]string{"op": e.Op, "seq": strconv.FormatInt(e.Seq, 10)},
+	}
+	switch e.Type {
+	case "attempted":
+		out.Message = "about to do " + e.Op
+	case "denied", "failed", "unknown", "sandbox.lost":
+		out.Message += ": " + e.Op
+	}
+	if what := cmp.Or(e.Program, e.Subject); what != "" {
+		out.Message += " " + what
+	}
+	if e.Exit != nil {
+		out.Fields["exitCode"] = strconv.Itoa(*e.Exit)
+		out.Message += fmt.Sprintf(" (exit status %d)", *e.Exit)
+	}
+	if e.Code != "" {
+		out.Fields["code"] = string(e.Code)
+	}
+	return out
 }
 
 // logLine and logRecord are an entry as clients see it.
@@ -49,7 +110,7 @@ type logRecord struct {
 	Fields    map[string]string `json:"fields"`
 }
 
-func recordOf(e *LogEntry) logRecord {
+func recordOf(e *logEntry) logRecord {
 	fields := e.Fields
 	if fields == nil {
 		fields = map[string]string{}
@@ -60,10 +121,10 @@ func recordOf(e *LogEntry) logRecord {
 const maxLogs = 1000
 
 // logQuery reads what both generations understand; at is the name of the time.
-func logQuery(q url.Values, at string) (l LogQuery, err error) {
-	l.Limit = maxLogs
+func logQuery(q url.Values, at string) (l logSelection, err error) {
+	l.limit = maxLogs
 	if text := q.Get("limit"); text != "" {
-		if l.Limit, err = strconv.Atoi(text); err != nil || l.Limit < 0 || l.Limit > maxLogs {
+		if l.limit, err = strconv.Atoi(text); err != nil || l.limit < 0 || l.limit > maxLogs {
 			return l, invalid("limit", "is not between 0 and %d", maxLogs)
 		}
 	}
@@ -72,13 +133,13 @@ func logQuery(q url.Values, at string) (l LogQuery, err error) {
 		if err != nil || ms < 0 {
 			return l, invalid(at, "is not a time in milliseconds since 1970")
 		}
-		l.Since = time.UnixMilli(ms)
+		l.since = time.UnixMilli(ms)
 	}
 	return l, nil
 }
 
 // logsV1 are the logs for old clients: as lines, and as entries.
-func (h *Handler) logsV1(w http.ResponseWriter, r *http.Request) error {
+func (h *logAPI) logsV1(w http.ResponseWriter, r *http.Request) error {
 	q, err := logQuery(r.URL.Query(), "start")
 	if err != nil {
 		return err
@@ -87,7 +148,7 @@ func (h *Handler) logsV1(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	entries, err := h.service.Logs(r.Context(), s.ID, q)
+	entries, err := h.entries(r.Context(), s.ID, q)
 	if err != nil {
 		return err
 	}
@@ -104,7 +165,7 @@ func (h *Handler) logsV1(w http.ResponseWriter, r *http.Request) error {
 var logLevels = []string{"debug", "info", "warn", "error"}
 
 // logs are the logs from a time on or, backward, up to it.
-func (h *Handler) logs(w http.ResponseWriter, r *http.Request) error {
+func (h *logAPI) logs(w http.ResponseWriter, r *http.Request) error {
 	given := r.URL.Query()
 	q, err := logQuery(given, "cursor")
 	if err != nil {
@@ -113,7 +174,7 @@ func (h *Handler) logs(w http.ResponseWriter, r *http.Request) error {
 	switch given.Get("direction") {
 	case "", "forward":
 	case "backward":
-		q.Newest, q.Until, q.Since = true, q.Since, time.Time{}
+		q.newest, q.until, q.since = true, q.since, time.Time{}
 	default:
 		return invalid("direction", "is neither forward nor backward")
 	}
@@ -124,14 +185,14 @@ func (h *Handler) logs(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	search := given.Get("search")
-	q.Match = func(e *LogEntry) bool {
+	q.match = func(e *logEntry) bool {
 		return slices.Index(logLevels, e.Level) >= least && strings.Contains(e.Message, search)
 	}
 	s, err := h.find(r.Context(), r)
 	if err != nil {
 		return err
 	}
-	entries, err := h.service.Logs(r.Context(), s.ID, q)
+	entries, err := h.entries(r.Context(), s.ID, q)
 	if err != nil {
 		return err
 	}

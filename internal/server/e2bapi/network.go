@@ -81,7 +81,7 @@ func (n *network) label(labels map[string]string) error {
 }
 
 // securedPorts are those of a sandbox that serve HTTPS.
-func securedPorts(s *Sandbox) (ports []int) {
+func securedPorts(s *sandbox.Sandbox) (ports []int) {
 	for text := range strings.SplitSeq(s.Labels[labelHTTPS], ",") {
 		if n, err := strconv.Atoi(text); err == nil {
 			ports = append(ports, n)
@@ -289,13 +289,13 @@ func asked(i sandbox.Injection) string {
 }
 
 // shownNetwork is the network of a sandbox as E2B would tell it.
-func shownNetwork(s *Sandbox) *network {
-	p := s.Network.Inline
+func shownNetwork(s *sandbox.Detail) *network {
+	p := s.Spec.Network.Inline
 	if p == nil && s.Labels[labelPrivate] == "" && s.Labels[labelHost] == "" && s.Labels[labelHTTPS] == "" {
 		return nil
 	}
 	public := s.Labels[labelPrivate] == ""
-	n := &network{AllowPublicTraffic: &public, MaskRequestHost: s.Labels[labelHost], HTTPSPorts: securedPorts(s)}
+	n := &network{AllowPublicTraffic: &public, MaskRequestHost: s.Labels[labelHost], HTTPSPorts: securedPorts(&s.Sandbox)}
 	if p == nil {
 		return n
 	}
@@ -338,7 +338,7 @@ func plainTargets(patterns []string) []string {
 
 // setNetwork replaces what a sandbox may reach. Settings that are left out are
 // cleared.
-func (h *Handler) setNetwork(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		network
 		AllowInternetAccess *bool `json:"allow_internet_access"`
@@ -360,7 +360,7 @@ func (h *Handler) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := h.service.SetNetwork(r.Context(), s.ID, n); err != nil {
+	if _, err := h.networks.SetNetwork(r.Context(), string(s.ID), n); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -369,6 +369,6 @@ func (h *Handler) setNetwork(w http.ResponseWriter, r *http.Request) error {
 
 // internet reports whether what is not denied is allowed: if the client does
 // not refuse it, and whoever owns the machine allows it.
-func (h *Handler) internet(asked *bool) bool {
+func (h *common) internet(asked *bool) bool {
 	return h.opts.Internet && (asked == nil || *asked)
 }

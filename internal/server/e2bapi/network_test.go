@@ -105,12 +105,12 @@ func TestNetworkIsShownAsAsked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := shownNetwork(&Sandbox{Network: n}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
+	if got := shownNetwork(&sandbox.Detail{Spec: sandbox.Spec{Network: n}}); !reflect.DeepEqual(got, parseNetwork(t, asked)) {
 		text, _ := json.Marshal(got)
 		t.Errorf("asked for %s, shown %s", asked, text)
 	}
 	none, err := (*network)(nil).spec(false)
-	if err != nil || none.Asked() || shownNetwork(&Sandbox{}) != nil {
+	if err != nil || none.Asked() || shownNetwork(&sandbox.Detail{}) != nil {
 		t.Errorf("nobody asked for a network: %v %v", none, err)
 	}
 }
@@ -120,7 +120,7 @@ func TestPortsThatServeHTTPS(t *testing.T) {
 	if err := parseNetwork(t, `{"httpsPorts":[8443,65535,8443]}`).label(labels); err != nil {
 		t.Fatal(err)
 	}
-	if n := shownNetwork(&Sandbox{Labels: labels}); n == nil || !reflect.DeepEqual(n.HTTPSPorts, []int{8443, 65535}) {
+	if n := shownNetwork(&sandbox.Detail{Sandbox: sandbox.Sandbox{Labels: labels}}); n == nil || !reflect.DeepEqual(n.HTTPSPorts, []int{8443, 65535}) {
 		t.Errorf("shown as %+v", n)
 	}
 	var many []string

@@ -17,26 +17,36 @@ import (
 // headerTraffic bears the token for the ports of a sandbox that are not public.
 const headerTraffic = "E2b-Traffic-Access-Token"
 
-// entrance lets the proxy dial for requests that enter has looked at.
-type entrance struct{ *Handler }
+// portAPI passes requests to ports of sandboxes.
+type portAPI struct {
+	*guest
+	dialer       Ports
+	proxy        *portproxy.Proxy
+	interpreters interpreters
+}
 
-// EnterPort is not for this face, which finds out itself who asks.
-func (entrance) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Context, sandbox.ID, error) {
+// dialer lets the proxy dial for requests that enter has checked.
+type dialer struct{ *portAPI }
+
+// EnterPort refuses: this API authenticates requests for ports itself.
+func (dialer) EnterPort(ctx context.Context, _, _ string, _ uint16) (context.Context, sandbox.ID, error) {
 	return ctx, "", unauthorized("not this way")
 }
 
 // DialPort connects to a port. Where nobody listens at that of the code
 // interpreter, its server is started first.
-func (e entrance) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	conn, err := e.service.DialPort(ctx, ref, port)
+func (d dialer) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	conn, err := d.dialer.DialPort(ctx, ref, port)
 	if port == interpreter.Port && sandbox.CodeOf(err) == sandbox.CodeUnavailable {
-		return e.interpret(ctx, sandbox.ID(ref))
+		return d.interpret(ctx, sandbox.ID(ref))
 	}
 	return conn, err
 }
 
-func (h *Handler) newProxy() *portproxy.Proxy {
-	return portproxy.New(entrance{h}, portproxy.Options{Failed: h.portFailed, Logger: h.opts.Logger})
+func newPortAPI(inside *guest, ports Ports) *portAPI {
+	h := &portAPI{guest: inside, dialer: ports}
+	h.proxy = portproxy.New(dialer{h}, portproxy.Options{Failed: h.portFailed, Logger: h.opts.Logger})
+	return h
 }
 
 type portKey struct{}
@@ -47,10 +57,10 @@ type port struct {
 	number uint16
 }
 
-// showPort passes a request to what listens inside. Anyone who knows the id of
+// show passes a request to what listens inside. Anyone who knows the id of
 // a sandbox can reach its ports, as at E2B, unless its creator requires a
 // token.
-func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, number uint16) {
+func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbox, number uint16) {
 	bearer := ""
 	if s.Labels[labelPrivate] != "" {
 		if bearer = r.Header.Get(headerTraffic); !same(bearer, h.tokens.traffic(s.ID)) {
@@ -78,7 +88,7 @@ func (h *Handler) showPort(w http.ResponseWriter, r *http.Request, s *Sandbox, n
 }
 
 // portFailed answers when nothing inside did.
-func (h *Handler) portFailed(w http.ResponseWriter, r *http.Request, err error) {
+func (h *portAPI) portFailed(w http.ResponseWriter, r *http.Request, err error) {
 	p, _ := r.Context().Value(portKey{}).(port)
 	_, interpreting := errors.AsType[*interpreterError](err)
 	switch code := sandbox.CodeOf(err); {

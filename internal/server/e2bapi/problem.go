@@ -54,7 +54,7 @@ func newProblem(err error) *problem {
 }
 
 // fail answers a request with an error.
-func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
+func (h *common) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p := newProblem(err)
 	if p.Code == http.StatusInternalServerError {
 		h.opts.Logger.ErrorContext(r.Context(), "request failed", "path", r.URL.Path, "error", err, "cause", errors.Unwrap(err))

@@ -16,24 +16,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// processes returns the handler of the process service.
-func (h *Handler) processes() http.Handler {
+// processAPI serves the process service.
+type processAPI struct {
+	*guest
+	commands commands
+}
+
+// routes returns the handler of the process service.
+func (h *processAPI) routes() http.Handler {
 	mux := http.NewServeMux()
-	unary(mux, envd.ProcessList, h.listProcesses, h)
-	unary(mux, envd.ProcessUpdate, h.updateProcess, h)
-	unary(mux, envd.ProcessSendInput, h.sendInput, h)
-	unary(mux, envd.ProcessSendSignal, h.sendSignal, h)
-	unary(mux, envd.ProcessCloseStdin, h.closeStdin, h)
-	serverStream(mux, envd.ProcessStart, h.start, h)
-	serverStream(mux, envd.ProcessConnect, h.connectProcess, h)
-	mux.Handle(envd.ProcessStreamInput, connect.NewClientStreamHandler(envd.ProcessStreamInput, h.streamInput, h.rpcOptions()...))
+	unary(mux, envd.ProcessList, h.listProcesses, h.guest)
+	unary(mux, envd.ProcessUpdate, h.updateProcess, h.guest)
+	unary(mux, envd.ProcessSendInput, h.sendInput, h.guest)
+	unary(mux, envd.ProcessSendSignal, h.sendSignal, h.guest)
+	unary(mux, envd.ProcessCloseStdin, h.closeStdin, h.guest)
+	serverStream(mux, envd.ProcessStart, h.start, h.guest)
+	serverStream(mux, envd.ProcessConnect, h.connectProcess, h.guest)
+	mux.Handle(envd.ProcessStreamInput, connect.NewClientStreamHandler(envd.ProcessStreamInput, h.streamInput, rpcOptions()...))
 	return mux
 }
 
 type processStream = connect.ServerStream[envd.ProcessResponse]
 
 // start runs a command and follows it.
-func (h *Handler) start(ctx context.Context, c *call, req *envd.StartRequest, out *processStream) error {
+func (h *processAPI) start(ctx context.Context, c *call, req *envd.StartRequest, out *processStream) error {
 	cmd, err := h.command(ctx, c, req)
 	if err != nil {
 		return err
@@ -55,7 +61,7 @@ func (h *Handler) start(ctx context.Context, c *call, req *envd.StartRequest, ou
 }
 
 // command is the command of a request.
-func (h *Handler) command(ctx context.Context, c *call, req *envd.StartRequest) (*sandbox.Command, error) {
+func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartRequest) (*sandbox.Command, error) {
 	config := req.Process
 	if config == nil || config.Cmd == "" {
 		return nil, invalid("process", "no command given")
@@ -66,7 +72,7 @@ func (h *Handler) command(ctx context.Context, c *call, req *envd.StartRequest) 
 	}
 	t := targetOf(ctx)
 	cmd.Env = map[string]string{
-		"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(t.ID), "E2B_TEMPLATE_ID": templateOf(&t.Sandbox),
+		"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(t.ID), "E2B_TEMPLATE_ID": templateName(&t.Sandbox),
 		"SHELL": c.user.shell, // as a login has it; bash would look it up, in 19 system calls
 	}
 	maps.Copy(cmd.Env, config.Envs)
@@ -104,7 +110,7 @@ func windowSize(pty *envd.PTY) (*sandbox.WindowSize, error) {
 	return &sandbox.WindowSize{Cols: uint16(pty.Size.Cols), Rows: uint16(pty.Size.Rows)}, nil
 }
 
-func (h *Handler) connectProcess(ctx context.Context, c *call, req *envd.ConnectRequest, out *processStream) error {
+func (h *processAPI) connectProcess(ctx context.Context, c *call, req *envd.ConnectRequest, out *processStream) error {
 	run, err := h.commands.find(ctx, c.box, req.Process)
 	if err != nil {
 		return err
@@ -112,7 +118,7 @@ func (h *Handler) connectProcess(ctx context.Context, c *call, req *envd.Connect
 	return run.follow(ctx, c.header, run.join(), out)
 }
 
-func (h *Handler) listProcesses(ctx context.Context, c *call, _ *envd.Empty) (*envd.ListResponse, error) {
+func (h *processAPI) listProcesses(ctx context.Context, c *call, _ *envd.Empty) (*envd.ListResponse, error) {
 	all, err := c.box.Processes(ctx)
 	if err != nil {
 		return nil, err
@@ -131,7 +137,7 @@ func (h *Handler) listProcesses(ctx context.Context, c *call, _ *envd.Empty) (*e
 	return res, nil
 }
 
-func (h *Handler) updateProcess(ctx context.Context, c *call, req *envd.UpdateRequest) (*envd.Empty, error) {
+func (h *processAPI) updateProcess(ctx context.Context, c *call, req *envd.UpdateRequest) (*envd.Empty, error) {
 	run, err := h.commands.find(ctx, c.box, req.Process)
 	if err != nil || req.PTY == nil {
 		return &envd.Empty{}, err
@@ -143,7 +149,7 @@ func (h *Handler) updateProcess(ctx context.Context, c *call, req *envd.UpdateRe
 	return &envd.Empty{}, run.process.Resize(ctx, *size)
 }
 
-func (h *Handler) sendInput(ctx context.Context, c *call, req *envd.SendInputRequest) (*envd.Empty, error) {
+func (h *processAPI) sendInput(ctx context.Context, c *call, req *envd.SendInputRequest) (*envd.Empty, error) {
 	run, err := h.commands.find(ctx, c.box, req.Process)
 	if err != nil {
 		return nil, err
@@ -152,7 +158,7 @@ func (h *Handler) sendInput(ctx context.Context, c *call, req *envd.SendInputReq
 }
 
 // streamInput writes one piece of input after another.
-func (h *Handler) streamInput(ctx context.Context, in *connect.ClientStream[envd.StreamInputRequest]) (*connect.Response[envd.Empty], error) {
+func (h *processAPI) streamInput(ctx context.Context, in *connect.ClientStream[envd.StreamInputRequest]) (*connect.Response[envd.Empty], error) {
 	c, err := h.call(ctx, envd.ProcessStreamInput, in.RequestHeader())
 	if err != nil {
 		return nil, rpcError(err)
@@ -175,7 +181,7 @@ func (h *Handler) streamInput(ctx context.Context, in *connect.ClientStream[envd
 	return connect.NewResponse(&envd.Empty{}), in.Err()
 }
 
-func (h *Handler) sendSignal(ctx context.Context, c *call, req *envd.SendSignalRequest) (*envd.Empty, error) {
+func (h *processAPI) sendSignal(ctx context.Context, c *call, req *envd.SendSignalRequest) (*envd.Empty, error) {
 	if req.Signal != envd.SIGKILL && req.Signal != envd.SIGTERM {
 		return nil, invalid("signal", "is neither SIGKILL nor SIGTERM")
 	}
@@ -201,7 +207,7 @@ func (h *Handler) sendSignal(ctx context.Context, c *call, req *envd.SendSignalR
 // killer is answered.
 const killTime = time.Second
 
-func (h *Handler) closeStdin(ctx context.Context, c *call, req *envd.CloseStdinRequest) (*envd.Empty, error) {
+func (h *processAPI) closeStdin(ctx context.Context, c *call, req *envd.CloseStdinRequest) (*envd.Empty, error) {
 	run, err := h.commands.find(ctx, c.box, req.Process)
 	if err != nil {
 		return nil, err
@@ -228,7 +234,7 @@ func keepaliveOf(header http.Header) time.Duration {
 const maxOutput = 1 << 20
 
 // output runs a command of our own and returns what it says.
-func (h *Handler) output(ctx context.Context, box Box, cmd sandbox.Command) (string, error) {
+func (h *guest) output(ctx context.Context, box Box, cmd sandbox.Command) (string, error) {
 	p, err := box.Exec(ctx, cmd)
 	if err != nil {
 		return "", err

@@ -92,15 +92,28 @@ const (
 	maxTimeout = 10 * 365 * 24 * time.Hour
 )
 
-func (h *Handler) create(w http.ResponseWriter, r *http.Request) error {
+// sandboxAPI creates sandboxes, lists them and changes their state.
+type sandboxAPI struct {
+	*common
+	finder
+	lifecycle Lifecycle
+	networks  Networks
+	templates *templateAPI
+	volumes   *volumeAPI
+}
+
+// finder finds the sandbox that a path names.
+type finder struct{ sandboxes Sandboxes }
+
+func (h *sandboxAPI) create(w http.ResponseWriter, r *http.Request) error {
 	return h.createSandbox(w, r, timeoutV1)
 }
 
-func (h *Handler) createV2(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) createV2(w http.ResponseWriter, r *http.Request) error {
 	return h.createSandbox(w, r, timeoutV2)
 }
 
-func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout time.Duration) error {
+func (h *sandboxAPI) createSandbox(w http.ResponseWriter, r *http.Request, timeout time.Duration) error {
 	var req newSandbox
 	if err := read(r, &req); err != nil {
 		return err
@@ -114,15 +127,15 @@ func (h *Handler) createSandbox(w http.ResponseWriter, r *http.Request, timeout 
 	}
 	spec, err := req.spec(timeout, h.internet(req.AllowInternetAccess))
 	if err == nil {
-		err = h.template(r.Context(), &spec)
+		err = h.templates.resolve(r.Context(), &spec)
 	}
 	if err == nil {
-		spec.Workspaces, err = h.mount(r.Context(), req.VolumeMounts)
+		spec.Workspaces, err = h.volumes.mount(r.Context(), req.VolumeMounts)
 	}
 	if err != nil {
 		return err
 	}
-	s, err := h.service.Create(r.Context(), spec, timeout)
+	s, err := h.sandboxes.CreateFor(r.Context(), spec, timeout)
 	if err != nil {
 		return err
 	}
@@ -182,42 +195,6 @@ func (req *newSandbox) lifetime() sandbox.Lifetime {
 	return l
 }
 
-// isBase reports whether a template is there without having been built.
-func isBase(name string) bool { return name == "base" || name == interpreterName }
-
-// template completes what is asked for with what its template is: an image, a
-// template that was built, or a snapshot by its id or the newest with its name.
-func (h *Handler) template(ctx context.Context, spec *sandbox.Spec) error {
-	template := spec.Labels[labelTemplate]
-	if image, ok := strings.CutPrefix(template, imageScheme); ok && image != "" {
-		spec.Image = image
-		return nil
-	}
-	name, _, _ := strings.Cut(template, ":")
-	var err error
-	if isBase(name) {
-		spec.Image, err = h.baseImage(ctx, name)
-		return err
-	}
-	if spec.Image, err = h.ofTemplates(ctx, template); err != nil || spec.Image != "" {
-		return err
-	}
-	all, err := h.allSnapshots(ctx, nil)
-	if err != nil {
-		return err
-	}
-	for i := range all {
-		if s := &all[i]; s.ID == name || hasName(s, template) {
-			spec.Snapshot = s.ID
-			return nil
-		}
-	}
-	return &sandbox.Error{
-		Code: sandbox.CodeNotFound, Subject: template, Message: "there is no such template",
-		Hint: "use base, a template that was built, a snapshot, or image:REF for an image",
-	}
-}
-
 // seconds returns a number of seconds as a duration.
 func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
 	switch {
@@ -229,23 +206,23 @@ func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
 	return time.Duration(*n) * time.Second, nil
 }
 
-func (h *Handler) made(s *Sandbox) made {
+func (h *common) made(s *sandbox.Sandbox) made {
 	return made{
-		TemplateID: templateOf(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
+		TemplateID: templateName(s), SandboxID: publicID(s.ID), ClientID: "atoll", EnvdVersion: EnvdVersion, EnvdAccessToken: h.tokens.envd(s.ID),
 		TrafficAccessToken: h.tokens.traffic(s.ID), Domain: h.domain(),
 	}
 }
 
-func (h *Handler) domain() *string {
+func (h *common) domain() *string {
 	if h.opts.Domain == "" {
 		return nil
 	}
 	return &h.opts.Domain
 }
 
-// templateOf returns the template that a sandbox was made from. One that another face made
+// templateName is the one that a sandbox was made from. One that another face made
 // has only an image.
-func templateOf(s *Sandbox) string {
+func templateName(s *sandbox.Sandbox) string {
 	if t := s.Labels[labelTemplate]; t != "" {
 		return t
 	}
@@ -254,7 +231,7 @@ func templateOf(s *Sandbox) string {
 
 // stateOf returns how E2B calls the state of a sandbox. Sandboxes in a state
 // that E2B does not have do not exist for its clients.
-func stateOf(s *Sandbox) (state string, exists bool) {
+func stateOf(s *sandbox.Detail) (state string, exists bool) {
 	switch s.State {
 	case sandbox.Running, sandbox.Resuming:
 		return "running", true
@@ -269,10 +246,10 @@ func stateOf(s *Sandbox) (state string, exists bool) {
 // never is the end of a sandbox that has none.
 var never = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)
 
-func shown(s *Sandbox) listed {
+func shown(s *sandbox.Detail) listed {
 	state, _ := stateOf(s)
 	l := listed{
-		TemplateID: templateOf(s), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
+		TemplateID: templateName(&s.Sandbox), SandboxID: publicID(s.ID), ClientID: "atoll", StartedAt: stamp(s.Created), EndAt: never, State: state,
 		EnvdVersion: EnvdVersion, CPUCount: cpuCount(s.Resources.CPUs), MemoryMB: max(0, s.Resources.Memory>>20), DiskSizeMB: max(0, s.Resources.Disk>>20),
 		Metadata: map[string]string{}, VolumeMounts: shownMounts(s),
 	}
@@ -298,12 +275,12 @@ func cpuCount(cpus float64) int {
 }
 
 // find returns the sandbox that a path names and its clients may know of.
-func (h *Handler) find(ctx context.Context, r *http.Request) (Sandbox, error) {
+func (h finder) find(ctx context.Context, r *http.Request) (sandbox.Detail, error) {
 	id, err := privateID(r.PathValue("id"))
 	if err != nil {
-		return Sandbox{}, err
+		return sandbox.Detail{}, err
 	}
-	s, err := h.service.Get(ctx, id)
+	s, err := h.sandboxes.Inspect(ctx, string(id))
 	if err != nil {
 		return s, err
 	}
@@ -313,7 +290,7 @@ func (h *Handler) find(ctx context.Context, r *http.Request) (Sandbox, error) {
 	return s, nil
 }
 
-func (h *Handler) get(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) get(w http.ResponseWriter, r *http.Request) error {
 	s, err := h.find(r.Context(), r)
 	if err != nil {
 		return err
@@ -330,10 +307,10 @@ func (h *Handler) get(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (h *Handler) kill(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) kill(w http.ResponseWriter, r *http.Request) error {
 	s, err := h.find(r.Context(), r)
 	if err == nil {
-		err = h.service.Destroy(r.Context(), s.ID)
+		err = h.sandboxes.Destroy(r.Context(), string(s.ID))
 	}
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
@@ -342,16 +319,16 @@ func (h *Handler) kill(w http.ResponseWriter, r *http.Request) error {
 }
 
 // connect makes sure that a sandbox runs, and that it does so long enough.
-func (h *Handler) connect(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) connect(w http.ResponseWriter, r *http.Request) error {
 	return h.run(w, r, timeoutV2, false)
 }
 
 // resume is connect for old clients: the sandbox must be paused.
-func (h *Handler) resume(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) resume(w http.ResponseWriter, r *http.Request) error {
 	return h.run(w, r, timeoutV1, true)
 }
 
-func (h *Handler) run(w http.ResponseWriter, r *http.Request, timeout time.Duration, paused bool) error {
+func (h *sandboxAPI) run(w http.ResponseWriter, r *http.Request, timeout time.Duration, paused bool) error {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
 		Memory  *bool  `json:"memory"`
@@ -373,19 +350,33 @@ func (h *Handler) run(w http.ResponseWriter, r *http.Request, timeout time.Durat
 	case state == "running" && paused:
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is running"}
 	case state == "paused":
-		if _, err := h.service.Resume(r.Context(), s.ID, req.Memory == nil || *req.Memory); err != nil {
+		if err := h.wake(r.Context(), &s, req.Memory == nil || *req.Memory); err != nil {
 			return err
 		}
 		status = http.StatusCreated
 	}
-	if s, err = h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), status == http.StatusOK); err != nil {
+	woken, err := h.sandboxes.Expire(r.Context(), string(s.ID), h.opts.Now().Add(timeout), status == http.StatusOK)
+	if err != nil {
 		return err
 	}
-	writeJSON(w, status, h.made(&s))
+	writeJSON(w, status, h.made(&woken))
 	return nil
 }
 
-func (h *Handler) setTimeout(w http.ResponseWriter, r *http.Request) error {
+// wake resumes a sandbox that pause kept, with its memory or only its files.
+func (h *sandboxAPI) wake(ctx context.Context, s *sandbox.Detail, memory bool) (err error) {
+	switch ref := string(s.ID); {
+	case !memory:
+		_, err = h.lifecycle.Reboot(ctx, ref)
+	case s.State == sandbox.Stopped:
+		_, err = h.lifecycle.Start(ctx, ref)
+	default:
+		_, err = h.lifecycle.Resume(ctx, ref)
+	}
+	return err
+}
+
+func (h *sandboxAPI) setTimeout(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Timeout *int64 `json:"timeout"`
 	}
@@ -405,7 +396,7 @@ func (h *Handler) setTimeout(w http.ResponseWriter, r *http.Request) error {
 // maxRefresh is the most that a refresh can ask for.
 const maxRefresh = 3600
 
-func (h *Handler) refresh(w http.ResponseWriter, r *http.Request) error {
+func (h *sandboxAPI) refresh(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Duration int64 `json:"duration"`
 	}
@@ -418,7 +409,7 @@ func (h *Handler) refresh(w http.ResponseWriter, r *http.Request) error {
 	return h.expire(w, r, time.Duration(req.Duration)*time.Second, true)
 }
 
-func (h *Handler) expire(w http.ResponseWriter, r *http.Request, timeout time.Duration, extend bool) error {
+func (h *sandboxAPI) expire(w http.ResponseWriter, r *http.Request, timeout time.Duration, extend bool) error {
 	s, err := h.find(r.Context(), r)
 	if err != nil {
 		return err
@@ -426,7 +417,7 @@ func (h *Handler) expire(w http.ResponseWriter, r *http.Request, timeout time.Du
 	if state, _ := stateOf(&s); state == "paused" {
 		return noSandbox(publicID(s.ID))
 	}
-	if _, err := h.service.Expire(r.Context(), s.ID, h.opts.Now().Add(timeout), extend); err != nil {
+	if _, err := h.sandboxes.Expire(r.Context(), string(s.ID), h.opts.Now().Add(timeout), extend); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -1,7 +1,6 @@
 package e2bapi
 
 import (
-	"context"
 	"maps"
 	"net/http"
 	"strconv"
@@ -11,25 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Secrets keeps values that sandboxes send and never have.
-type Secrets interface {
-	// CreateSecret and UpdateSecret clear the value. Hosts are those to whom it
-	// may be sent; none: to whom a rule of somebody who sees to secrets names.
-	CreateSecret(ctx context.Context, name string, value []byte, hosts []string, labels map[string]string) (Secret, error)
-	// UpdateSecret leaves labels that are nil.
-	UpdateSecret(ctx context.Context, name string, value []byte, labels map[string]string) (Secret, error)
-	// Secrets returns all, by name.
-	Secrets(ctx context.Context) ([]Secret, error)
-	RemoveSecret(ctx context.Context, name string) error
-}
-
-// Secret is what is known of a secret; never its value.
-type Secret struct {
-	Name             string
-	Version          int64
-	Labels           map[string]string
-	Created, Updated time.Time
-}
+// secretAPI shows secrets, never their values.
+type secretAPI struct{ secrets Secrets }
 
 // shownSecret is a secret as clients see it.
 type shownSecret struct {
@@ -48,7 +30,7 @@ const secretPrefix = "sec_"
 // between them. E2B has no such thing.
 const secretHosts = "atoll.hosts"
 
-func shownAs(s Secret) shownSecret {
+func shownAs(s sandbox.StoredSecret) shownSecret {
 	out := shownSecret{
 		SecretID: secretPrefix + s.Name, Name: s.Name, CurrentVersion: s.Version, Metadata: map[string]string{},
 		CreatedAt: stamp(s.Created), UpdatedAt: stamp(s.Updated),
@@ -89,7 +71,7 @@ func (n *newSecret) check() error {
 	return nil
 }
 
-func (h *Handler) createSecret(w http.ResponseWriter, r *http.Request) error {
+func (h *secretAPI) create(w http.ResponseWriter, r *http.Request) error {
 	var req newSecret
 	if err := read(r, &req); err != nil {
 		return err
@@ -107,7 +89,7 @@ func (h *Handler) createSecret(w http.ResponseWriter, r *http.Request) error {
 			hosts = append(hosts, strings.TrimSpace(host))
 		}
 	}
-	s, err := h.service.CreateSecret(r.Context(), name, []byte(req.Value), hosts, req.Metadata)
+	s, err := h.secrets.Create(r.Context(), sandbox.NewSecret{Name: name, Value: []byte(req.Value), Hosts: hosts, Labels: req.Metadata})
 	if err != nil {
 		return err
 	}
@@ -115,7 +97,7 @@ func (h *Handler) createSecret(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (h *Handler) updateSecret(w http.ResponseWriter, r *http.Request) error {
+func (h *secretAPI) update(w http.ResponseWriter, r *http.Request) error {
 	var req newSecret
 	if err := read(r, &req); err != nil {
 		return err
@@ -123,14 +105,14 @@ func (h *Handler) updateSecret(w http.ResponseWriter, r *http.Request) error {
 	if err := req.check(); err != nil {
 		return err
 	}
-	old, err := h.secret(r)
+	old, err := h.find(r)
 	if err != nil {
 		return err
 	}
 	if req.Metadata != nil && req.Metadata[secretHosts] != old.Labels[secretHosts] {
 		return invalid("metadata", "%s is chosen when a secret is made", secretHosts)
 	}
-	s, err := h.service.UpdateSecret(r.Context(), old.Name, []byte(req.Value), req.Metadata)
+	s, err := h.secrets.Rotate(r.Context(), old.Name, sandbox.SecretValue{Value: []byte(req.Value), Labels: req.Metadata})
 	if err != nil {
 		return err
 	}
@@ -138,36 +120,36 @@ func (h *Handler) updateSecret(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// secret returns the secret that a path names, by its id or its name.
-func (h *Handler) secret(r *http.Request) (Secret, error) {
+// find returns the secret that a path names, by its id or its name.
+func (h *secretAPI) find(r *http.Request) (sandbox.StoredSecret, error) {
 	name := strings.TrimPrefix(strings.ToLower(r.PathValue("id")), secretPrefix)
-	all, err := h.service.Secrets(r.Context())
+	all, err := h.secrets.List(r.Context())
 	if err != nil {
-		return Secret{}, err
+		return sandbox.StoredSecret{}, err
 	}
 	for _, s := range all {
 		if strings.ToLower(s.Name) == name {
 			return s, nil
 		}
 	}
-	return Secret{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(name), Message: "there is no such secret"}
+	return sandbox.StoredSecret{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(name), Message: "there is no such secret"}
 }
 
-func (h *Handler) getSecret(w http.ResponseWriter, r *http.Request) error {
-	s, err := h.secret(r)
+func (h *secretAPI) get(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.find(r)
 	if err == nil {
 		writeJSON(w, http.StatusOK, shownAs(s))
 	}
 	return err
 }
 
-func (h *Handler) listSecrets(w http.ResponseWriter, r *http.Request) error {
+func (h *secretAPI) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	limit, err := pageLimit(q.Get("limit"))
 	if err != nil {
 		return err
 	}
-	all, err := h.service.Secrets(r.Context())
+	all, err := h.secrets.List(r.Context())
 	if err != nil {
 		return err
 	}
@@ -186,10 +168,10 @@ func (h *Handler) listSecrets(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (h *Handler) removeSecret(w http.ResponseWriter, r *http.Request) error {
-	s, err := h.secret(r)
+func (h *secretAPI) remove(w http.ResponseWriter, r *http.Request) error {
+	s, err := h.find(r)
 	if err == nil {
-		err = h.service.RemoveSecret(r.Context(), s.Name)
+		err = h.secrets.Remove(r.Context(), s.Name, true)
 	}
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)

@@ -1,32 +1,98 @@
-// Package e2bapi is Atoll's face for programs that were written for E2B: its
-// control plane over REST, and its data plane, which the SDKs find inside every
-// sandbox, served by the daemon in the sandbox's stead.
+// Package e2bapi is Atoll's API for programs that were written for E2B: its
+// control plane over REST, and its data plane, which the SDKs expect inside every
+// sandbox and which the daemon serves in its place.
 //
-// It translates and decides nothing: [Service] is what it needs of the control
-// plane, where policy, quotas and the audit log apply as for every other face.
-// Features of E2B that Atoll lacks are refused with error_code
-// "atoll_unsupported".
+// It translates E2B's protocol. [Services] is what it needs of the control plane,
+// where policies, quotas and the audit log apply as for every other API. Features
+// of E2B that Atoll lacks are refused with error_code "atoll_unsupported".
 package e2bapi
 
 import (
 	"context"
 	"net"
+	"os"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Services does what requests ask for. The errors of their methods are
-// *sandbox.Error or are classified by sandbox.CodeOf.
+// Services carries out requests. All methods and functions may be called
+// concurrently; their errors are *sandbox.Error or are classified by
+// sandbox.CodeOf. A ref is the name or the id of a sandbox.
 type Services struct {
-	Service
-	Snapshots Snapshots
-	Templates Templates
+	// Authenticate returns the context for requests with an API key, and the
+	// tenant of the key.
+	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
+	// Open returns a running sandbox.
+	Open func(ctx context.Context, ref string) (Box, error)
+	// HasImage reports whether an image is on this machine.
+	HasImage   func(ctx context.Context, ref string) (bool, error)
+	Sandboxes  Sandboxes
+	Lifecycle  Lifecycle
+	Networks   Networks
+	Usage      Usage
+	Ports      Ports
+	Entrance   Entrance
+	Snapshots  Snapshots
+	Events     Events
+	Secrets    Secrets
+	Templates  Templates
+	Builder    Builder
+	Workspaces Workspaces
 }
 
-// Snapshots keeps the state of sandboxes. Its methods may be called
-// concurrently.
+// Sandboxes creates, describes and removes sandboxes.
+type Sandboxes interface {
+	// CreateFor creates a sandbox that ends after timeout, unless Expire sets
+	// another time.
+	CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error)
+	Inspect(ctx context.Context, ref string) (sandbox.Detail, error)
+	// InspectAll returns all sandboxes with the labels, in any order.
+	InspectAll(ctx context.Context, labels map[string]string) ([]sandbox.Detail, error)
+	Destroy(ctx context.Context, ref string) error
+	// Expire sets when a sandbox ends; with extend only to a later time.
+	Expire(ctx context.Context, ref string, at time.Time, extend bool) (sandbox.Sandbox, error)
+}
+
+// Lifecycle stops sandboxes and lets them go on.
+type Lifecycle interface {
+	Stop(ctx context.Context, ref string, grace time.Duration) (sandbox.Sandbox, error)
+	Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error)
+	Resume(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	// Reboot starts a sandbox that does not run from its files, without its memory.
+	Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	// Fork copies a running sandbox.
+	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
+}
+
+// Networks changes what sandboxes may reach.
+type Networks interface {
+	SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error)
+}
+
+// Usage tells what a running sandbox consumes.
+type Usage interface {
+	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
+}
+
+// Ports connects to ports of sandboxes. The caller closes the connection.
+type Ports interface {
+	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
+}
+
+// Entrance lets in callers that have the token of a sandbox and no API key. This
+// package checks the token.
+type Entrance interface {
+	// Enter returns a sandbox of any tenant, and the context for its own requests.
+	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
+	// Live returns the running sandboxes of all tenants.
+	Live(ctx context.Context) ([]sandbox.ID, error)
+}
+
+// Snapshots keeps the state of sandboxes.
 type Snapshots interface {
 	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
 	// ListSnapshots returns a page, newest first, and the cursor of the next one.
@@ -34,66 +100,49 @@ type Snapshots interface {
 	RemoveSnapshot(ctx context.Context, ref string) error
 }
 
-// Service does what requests ask for. Its methods may be called concurrently;
-// their errors are *sandbox.Error or are classified by sandbox.CodeOf.
-type Service interface {
-	// Authenticate returns the context for requests of whoever bears an API key.
-	Authenticate(ctx context.Context, key string) (context.Context, error)
-	// Tenant returns whose requests those of a context are.
-	Tenant(ctx context.Context) string
-	// Create makes a sandbox that ends so long after.
-	Create(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (Sandbox, error)
-	Get(ctx context.Context, id sandbox.ID) (Sandbox, error)
-	// List returns all that have the labels, in any order.
-	List(ctx context.Context, labels map[string]string) ([]Sandbox, error)
-	Destroy(ctx context.Context, id sandbox.ID) error
-	// Expire sets when a sandbox ends; with extend only to a later time.
-	Expire(ctx context.Context, id sandbox.ID, at time.Time, extend bool) (Sandbox, error)
-
-	// Pause keeps a sandbox on disk, with its memory or only its files.
-	Pause(ctx context.Context, id sandbox.ID, memory bool) error
-	// Resume lets a sandbox go on that Pause kept.
-	Resume(ctx context.Context, id sandbox.ID, memory bool) (Sandbox, error)
-	// Fork makes copies of a running sandbox.
-	Fork(ctx context.Context, id sandbox.ID, count int) ([]Sandbox, error)
-	// Usage tells what a running sandbox consumes.
-	Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error)
-	// DialPort connects to a port of a sandbox. The caller closes it.
-	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
-
-	// SetNetwork replaces what a sandbox may reach.
-	SetNetwork(ctx context.Context, id sandbox.ID, n sandbox.Network) error
-	Logs
-	Secrets
-	Images
-	Volumes
-
-	// Enter returns what is known of a sandbox of any tenant, and the context
-	// for whoever bears its token, which this package checks.
-	Enter(ctx context.Context, id sandbox.ID) (context.Context, Sandbox, error)
-	// Live returns the sandboxes of all tenants that run.
-	Live(ctx context.Context) ([]sandbox.ID, error)
-	// Open returns a running sandbox.
-	Open(ctx context.Context, id sandbox.ID) (Box, error)
+// Events reads the event log.
+type Events interface {
+	Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error)
 }
 
-// Sandbox describes a sandbox.
-type Sandbox struct {
-	ID         sandbox.ID
-	Name       string
-	State      sandbox.State
-	Image      string
-	Resources  sandbox.Resources
-	Labels     map[string]string
-	Created    time.Time
-	Expires    time.Time // zero: never
-	Updated    time.Time
-	Lifetime   sandbox.Lifetime
-	Network    sandbox.Network
-	Workspaces []sandbox.WorkspaceMount
-	// Kept says that a snapshot holds its state while it does not run, and
-	// Wakes that it goes on when it is used.
-	Kept, Wakes bool
+// Secrets keeps values that sandboxes send and never have. No method returns a
+// value.
+type Secrets interface {
+	// Create and Rotate clear the value they are given. Rotate keeps labels that are
+	// nil.
+	Create(ctx context.Context, s sandbox.NewSecret) (sandbox.StoredSecret, error)
+	Rotate(ctx context.Context, name string, v sandbox.SecretValue) (sandbox.StoredSecret, error)
+	// List returns all, by name.
+	List(ctx context.Context) ([]sandbox.StoredSecret, error)
+	Remove(ctx context.Context, name string, force bool) error
+}
+
+// Templates keeps the names of templates. A ref is NAME:TAG.
+type Templates interface {
+	Templates(ctx context.Context) ([]sandbox.Template, error)
+	// TagTemplate gives a template another name.
+	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
+	RemoveTemplate(ctx context.Context, ref string) error
+}
+
+// Builder builds templates.
+type Builder interface {
+	// BuildTemplate calls req.Log from one goroutine at a time.
+	BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error)
+}
+
+// Workspaces keeps durable directories, which E2B calls volumes.
+type Workspaces interface {
+	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
+	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
+	RemoveWorkspace(ctx context.Context, name string) error
+	// EnterWorkspace returns a workspace of any tenant, and the context for requests
+	// with its token, which this package checks.
+	EnterWorkspace(ctx context.Context, id string) (context.Context, sandbox.Workspace, error)
+	// ReadWorkspace and WriteWorkspace call do with the directory of a workspace.
+	// Nobody removes it meanwhile.
+	ReadWorkspace(ctx context.Context, name string, do func(*os.Root) error) error
+	WriteWorkspace(ctx context.Context, name string, do func(*os.Root) error) error
 }
 
 // Box is a running sandbox.

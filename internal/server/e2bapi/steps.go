@@ -19,9 +19,35 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// buildTemplate unpacks the files of every step where nobody else can see them,
-// and builds.
-func (h *Handler) buildTemplate(ctx context.Context, b Build, tell func(BuildEvent)) error {
+// order is what a template is built from.
+type order struct {
+	ID      string   // a UUID
+	Name    string   // of the template
+	Tags    []string // at least one
+	From    string   // image or template, as sandbox.Spec.Image
+	User    string   // who carries out the steps, unless they say; empty: the user of From
+	Steps   []buildStep
+	Start   string // command that runs in its sandboxes
+	Ready   string // command that succeeds when Start is ready
+	Force   bool
+	CPUs    float64
+	Memory  int64 // bytes
+	Network sandbox.Network
+	// Login returns the credentials for the registry of From; nil: none. It is a
+	// function so that they are in no value that could be written down.
+	Login func() (username, password string)
+}
+
+// buildStep is one step, as clients send it.
+type buildStep struct {
+	Type      string   `json:"type"`
+	Args      []string `json:"args"`
+	FilesHash string   `json:"filesHash"`
+	Force     bool     `json:"force"`
+}
+
+// build unpacks the files of every step into a private directory, and builds.
+func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildEvent)) error {
 	dir, err := os.MkdirTemp(h.opts.Builds, "")
 	if err != nil {
 		return err
@@ -47,32 +73,32 @@ func (h *Handler) buildTemplate(ctx context.Context, b Build, tell func(BuildEve
 	}
 	d.Start, d.Ready = loginScript(b.Start), loginScript(b.Ready)
 	if d.Start == "" && d.Ready != "" {
-		d.Start = "true" // nothing is started, and the build waits all the same
+		d.Start = "true" // the build waits for Ready even if nothing is started
 	}
 	files, err := template.NewFiles(root)
 	if err != nil {
 		return err
 	}
 	first := b.Name + ":" + b.Tags[0]
-	_, err = h.service.Templates.BuildTemplate(ctx, template.NamedRequest{
+	_, err = h.services.Builder.BuildTemplate(ctx, template.NamedRequest{
 		Name: first, Description: d, Files: files, NoCache: b.Force, Login: b.Login, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
 		Log: func(e sandbox.BuildEvent) {
 			text, step := e.Text, min(max(0, e.Step-own), len(b.Steps))
 			if !e.Output && step > 0 {
 				text = fmt.Sprintf("[%d/%d] %s%s", step, len(b.Steps), map[bool]string{true: "CACHED "}[e.Cached], e.Text)
 			}
-			tell(BuildEvent{Time: e.Time, Step: step, Text: text, Output: e.Output})
+			tell(sandbox.BuildEvent{Time: e.Time, Step: step, Text: text, Output: e.Output})
 		},
 	})
 	for _, tag := range b.Tags[1:] {
 		if err == nil {
-			_, err = h.service.Templates.TagTemplate(ctx, first, b.Name+":"+tag)
+			_, err = h.services.Templates.TagTemplate(ctx, first, b.Name+":"+tag)
 		}
 	}
 	return err
 }
 
-// loginScript has a command of a template run as clients run theirs.
+// loginScript returns a script that runs a command as clients run theirs.
 func loginScript(command string) string {
 	if command == "" {
 		return ""
@@ -80,8 +106,8 @@ func loginScript(command string) string {
 	return "export E2B_SANDBOX=true; exec /bin/bash -l -c '" + strings.ReplaceAll(command, "'", `'\''`) + "'"
 }
 
-// step is a step in the words of the builder.
-func (h *Handler) step(ctx context.Context, root *os.Root, i int, from *BuildStep) (*template.Step, error) {
+// step translates a step for the builder.
+func (h *buildAPI) step(ctx context.Context, root *os.Root, i int, from *buildStep) (*template.Step, error) {
 	bad := func(format string, args ...any) error {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: fmt.Sprintf("step %d", i+1), Message: fmt.Sprintf(format, args...)}
 	}
@@ -105,7 +131,7 @@ func (h *Handler) step(ctx context.Context, root *os.Root, i int, from *BuildSte
 			}
 			step.Vars = append(step.Vars, template.Var{Name: pair[0], Value: pair[1]})
 		}
-		step.Text = "" // values are no news
+		step.Text = "" // the log does not show values
 	case "COPY", "ADD":
 		sub := strconv.Itoa(i)
 		if err := h.unpack(ctx, root, sub, from.FilesHash); err != nil {
@@ -129,8 +155,8 @@ func (h *Handler) step(ctx context.Context, root *os.Root, i int, from *BuildSte
 }
 
 // unpack writes uploaded files into a directory of a build.
-func (h *Handler) unpack(ctx context.Context, root *os.Root, sub, hash string) error {
-	path, err := h.uploadPath(ctx, hash)
+func (h *buildAPI) unpack(ctx context.Context, root *os.Root, sub, hash string) error {
+	path, err := h.uploads.path(tenantOf(ctx), hash)
 	if err != nil {
 		return err
 	}

@@ -10,59 +10,14 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Templates builds templates and keeps their names. Its methods may be called
-// concurrently.
-type Templates interface {
-	BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error)
-	Templates(ctx context.Context) ([]sandbox.Template, error)
-	// TagTemplate gives a template one more name. Both are NAME:TAG.
-	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
-	RemoveTemplate(ctx context.Context, ref string) error
-}
-
-// Images tells about images of this machine.
-type Images interface {
-	// HasImage reports whether an image is there that needs not be fetched.
-	HasImage(ctx context.Context, ref string) (bool, error)
-}
-
-// Build is the description that a template is built from.
-type Build struct {
-	ID      string   // a UUID
-	Name    string   // of the template
-	Tags    []string // at least one
-	From    string   // image or template, as sandbox.Spec.Image
-	User    string   // who carries steps out, unless they say; empty: the user of From
-	Steps   []BuildStep
-	Start   string // command that is running in its sandboxes
-	Ready   string // command that succeeds when it is
-	Force   bool
-	CPUs    float64
-	Memory  int64 // bytes
-	Network sandbox.Network
-	// Login tells the registry of From who asks; nil: nobody has to. It is a
-	// function so that nothing that is written down can hold what it says.
-	Login func() (username, password string)
-}
-
-// BuildStep is one step, as clients send it.
-type BuildStep struct {
-	Type      string   `json:"type"`
-	Args      []string `json:"args"`
-	FilesHash string   `json:"filesHash"`
-	Force     bool     `json:"force"`
-}
-
-// BuildEvent is something that a build tells.
-type BuildEvent struct {
-	Time   time.Time
-	Step   int // from 1; 0: none of them
-	Text   string
-	Output bool // Text is a piece of output
+// templateAPI shows templates: those that were built, and snapshots.
+type templateAPI struct {
+	templates Templates
+	hasImage  func(ctx context.Context, ref string) (bool, error)
+	snapshots *snapshotAPI
 }
 
 // The default tag is "default" for E2B clients and "latest" elsewhere.
@@ -108,9 +63,9 @@ func uuid(b [16]byte) string {
 	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
 }
 
-// templatesOf returns the tags of a template, the newest first. None is nil.
-func (h *Handler) templatesOf(ctx context.Context, name string) ([]sandbox.Template, error) {
-	all, err := h.service.Templates.Templates(ctx)
+// tags returns the tags of a template, the newest first. None is nil.
+func (h *templateAPI) tags(ctx context.Context, name string) ([]sandbox.Template, error) {
+	all, err := h.templates.Templates(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -122,10 +77,10 @@ func (h *Handler) templatesOf(ctx context.Context, name string) ([]sandbox.Templ
 // templateScheme begins the image that is a template.
 const templateScheme = "template:"
 
-// ofTemplates returns the image of a template.
-func (h *Handler) ofTemplates(ctx context.Context, ref string) (image string, err error) {
+// image returns the image of a template.
+func (h *templateAPI) image(ctx context.Context, ref string) (image string, err error) {
 	name, tag := splitRef(ref)
-	all, err := h.templatesOf(ctx, name)
+	all, err := h.tags(ctx, name)
 	if err != nil {
 		return "", err
 	}
@@ -147,17 +102,53 @@ const (
 // baseImage returns the image of a template that is there without having been
 // built: the one that was made of packages for it, if it is there, or that of
 // base, or this machine's own programs.
-func (h *Handler) baseImage(ctx context.Context, name string) (string, error) {
+func (h *templateAPI) baseImage(ctx context.Context, name string) (string, error) {
 	images := []string{"base"}
 	if name == interpreterName {
 		images = []string{interpreterImage, "base"}
 	}
 	for _, image := range images {
-		if there, err := h.service.HasImage(ctx, image); err != nil || there {
+		if there, err := h.hasImage(ctx, image); err != nil || there {
 			return image, err
 		}
 	}
 	return "host", nil
+}
+
+// isBase reports whether a template is there without having been built.
+func isBase(name string) bool { return name == "base" || name == interpreterName }
+
+// resolve completes what is asked for with what its template is: an image, a
+// template that was built, or a snapshot by its id or the newest with its name.
+func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
+	template := spec.Labels[labelTemplate]
+	if image, ok := strings.CutPrefix(template, imageScheme); ok && image != "" {
+		spec.Image = image
+		return nil
+	}
+	name, _, _ := strings.Cut(template, ":")
+	var err error
+	if isBase(name) {
+		spec.Image, err = h.baseImage(ctx, name)
+		return err
+	}
+	if spec.Image, err = h.image(ctx, template); err != nil || spec.Image != "" {
+		return err
+	}
+	all, err := h.snapshots.all(ctx, nil)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		if s := &all[i]; s.ID == name || hasName(s, template) {
+			spec.Snapshot = s.ID
+			return nil
+		}
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeNotFound, Subject: template, Message: "there is no such template",
+		Hint: "use base, a template that was built, a snapshot, or image:REF for an image",
+	}
 }
 
 // shownTemplate is a template as clients see it.
@@ -216,8 +207,8 @@ func showTemplate(tags []sandbox.Template, builds bool) shownTemplate {
 	return out
 }
 
-func (h *Handler) listTemplates(w http.ResponseWriter, r *http.Request) error {
-	all, err := h.service.Templates.Templates(r.Context())
+func (h *templateAPI) list(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.templates.Templates(r.Context())
 	if err != nil {
 		return err
 	}
@@ -237,9 +228,9 @@ func (h *Handler) listTemplates(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (h *Handler) getTemplate(w http.ResponseWriter, r *http.Request) error {
+func (h *templateAPI) get(w http.ResponseWriter, r *http.Request) error {
 	name, _ := splitRef(r.PathValue("id"))
-	tags, err := h.templatesOf(r.Context(), name)
+	tags, err := h.tags(r.Context(), name)
 	if err != nil {
 		return err
 	}
@@ -250,35 +241,35 @@ func (h *Handler) getTemplate(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// ofTemplate serves two routes that the multiplexer cannot tell apart.
-func (h *Handler) ofTemplate(w http.ResponseWriter, r *http.Request) error {
+// byName serves two routes that the multiplexer cannot tell apart.
+func (h *templateAPI) byName(w http.ResponseWriter, r *http.Request) error {
 	id, what := r.PathValue("id"), r.PathValue("what")
 	switch {
 	case id == "aliases":
-		return h.getAlias(w, r, what)
+		return h.alias(w, r, what)
 	case what == "tags":
 		return h.listTags(w, r)
 	}
 	return noTemplate(id)
 }
 
-// getAlias tells whether a name is taken. Snapshots have names, too.
-func (h *Handler) getAlias(w http.ResponseWriter, r *http.Request, ref string) error {
+// alias tells whether a name is taken. Snapshots have names, too.
+func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) error {
 	name, _ := splitRef(ref)
-	image, err := h.ofTemplates(r.Context(), ref)
+	image, err := h.image(r.Context(), ref)
 	if err != nil {
 		return err
 	}
 	known := image != "" || isBase(name)
 	if !known && !strings.Contains(ref, ":") {
-		tags, err := h.templatesOf(r.Context(), name)
+		tags, err := h.tags(r.Context(), name)
 		if err != nil {
 			return err
 		}
 		known = len(tags) > 0
 	}
 	if !known {
-		snapshots, err := h.allSnapshots(r.Context(), nil)
+		snapshots, err := h.snapshots.all(r.Context(), nil)
 		if err != nil {
 			return err
 		}
@@ -291,22 +282,22 @@ func (h *Handler) getAlias(w http.ResponseWriter, r *http.Request, ref string) e
 	return nil
 }
 
-// removeTemplate removes all tags of a template, or the snapshots that clients
+// remove removes all tags of a template, or the snapshots that clients
 // know by that name.
-func (h *Handler) removeTemplate(w http.ResponseWriter, r *http.Request) error {
+func (h *templateAPI) remove(w http.ResponseWriter, r *http.Request) error {
 	ref := strings.ToLower(r.PathValue("id"))
 	name, _ := splitRef(ref)
-	tags, err := h.templatesOf(r.Context(), name)
+	tags, err := h.tags(r.Context(), name)
 	if err != nil {
 		return err
 	}
 	for _, t := range tags {
-		if err := h.service.Templates.RemoveTemplate(r.Context(), t.Name+":"+t.Tag); err != nil {
+		if err := h.templates.RemoveTemplate(r.Context(), t.Name+":"+t.Tag); err != nil {
 			return err
 		}
 	}
 	if len(tags) == 0 {
-		if err := h.removeSnapshots(r.Context(), ref); err != nil {
+		if err := h.snapshots.removeNamed(r.Context(), ref); err != nil {
 			return err
 		}
 	}
@@ -314,8 +305,8 @@ func (h *Handler) removeTemplate(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// updateTemplate says whether others may use a template, which they never may.
-func (h *Handler) updateTemplate(w http.ResponseWriter, r *http.Request) error {
+// update says whether others may use a template, which they never may.
+func (h *templateAPI) update(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Public bool `json:"public"`
 	}
@@ -323,7 +314,7 @@ func (h *Handler) updateTemplate(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	name, _ := splitRef(r.PathValue("id"))
-	tags, err := h.templatesOf(r.Context(), name)
+	tags, err := h.tags(r.Context(), name)
 	switch {
 	case err != nil:
 		return err
@@ -354,7 +345,7 @@ func ownTags(shown []string) ([]string, error) {
 	return own, nil
 }
 
-func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
+func (h *templateAPI) addTags(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Target string   `json:"target"`
 		Tags   []string `json:"tags"`
@@ -369,7 +360,7 @@ func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
 	name, tag := splitRef(req.Target)
 	var t sandbox.Template
 	for _, as := range tags {
-		if t, err = h.service.Templates.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
+		if t, err = h.templates.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
 			return err
 		}
 	}
@@ -377,7 +368,7 @@ func (h *Handler) addTags(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (h *Handler) removeTags(w http.ResponseWriter, r *http.Request) error {
+func (h *templateAPI) removeTags(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name string   `json:"name"`
 		Tags []string `json:"tags"`
@@ -391,7 +382,7 @@ func (h *Handler) removeTags(w http.ResponseWriter, r *http.Request) error {
 	}
 	name, _ := splitRef(req.Name)
 	for _, tag := range tags {
-		if err := h.service.Templates.RemoveTemplate(r.Context(), name+":"+tag); err != nil {
+		if err := h.templates.RemoveTemplate(r.Context(), name+":"+tag); err != nil {
 			return err
 		}
 	}
@@ -406,9 +397,9 @@ type taggedBuild struct {
 	CreatedAt time.Time `json:"createdAt"`
 }
 
-func (h *Handler) listTags(w http.ResponseWriter, r *http.Request) error {
+func (h *templateAPI) listTags(w http.ResponseWriter, r *http.Request) error {
 	name, _ := splitRef(r.PathValue("id"))
-	tags, err := h.templatesOf(r.Context(), name)
+	tags, err := h.tags(r.Context(), name)
 	if err != nil {
 		return err
 	}

@@ -2,20 +2,128 @@ package e2bapi
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// errNoTicket is the error of an upload that was not announced.
+var errNoTicket = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "upload", Message: "the address is invalid or has expired"}
+
+// tickets are addresses at which files may be put. They need no key, because
+// clients send none; they end with the key that requested them.
+type tickets struct {
+	mu    sync.Mutex
+	known map[string]ticket
+}
+
+type ticket struct {
+	key, hash string
+	expires   time.Time
+}
+
+const (
+	ticketLife = time.Hour
+	maxTickets = 10_000
+)
+
+func (t *tickets) add(key, hash string, now time.Time) (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[string]ticket{}
+	}
+	if len(t.known) >= maxTickets {
+		for name, old := range t.known {
+			if now.After(old.expires) {
+				delete(t.known, name)
+			}
+		}
+	}
+	if len(t.known) >= maxTickets {
+		return "", &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "uploads", Message: "too many builds were announced but not started"}
+	}
+	name := strings.ToLower(rand.Text() + rand.Text())
+	t.known[name] = ticket{key, hash, now.Add(ticketLife)}
+	return name, nil
+}
+
+func (t *tickets) take(name string, now time.Time) (ticket, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one, ok := t.known[name]
+	if !ok || now.After(one.expires) {
+		return one, errNoTicket
+	}
+	return one, nil
+}
+
+func (t *tickets) drop(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.known, name)
+}
+
+var filesHash = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
+
+// uploadLink tells whether files are known already, and where to put them.
+func (h *buildAPI) uploadLink(w http.ResponseWriter, r *http.Request) error {
+	hash := r.PathValue("hash")
+	if !filesHash().MatchString(hash) {
+		return invalid("hash", "is not a SHA-256 in hexadecimal digits")
+	}
+	present, err := h.uploads.has(tenantOf(r.Context()), hash)
+	if err != nil {
+		return err
+	}
+	name, err := h.tickets.add(apiKey(r), hash, h.opts.Now())
+	if err != nil {
+		return err
+	}
+	scheme := "http://"
+	if r.TLS != nil {
+		scheme = "https://"
+	}
+	writeJSON(w, http.StatusCreated, map[string]any{"present": present, "url": scheme + r.Host + "/uploads/" + name})
+	return nil
+}
+
+// putUpload takes the files of a step.
+func (h *buildAPI) putUpload(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("ticket")
+	err := func() error {
+		t, err := h.tickets.take(name, h.opts.Now())
+		if err != nil {
+			return err
+		}
+		ctx, err := authenticate(r.Context(), h.services, t.key)
+		if err != nil {
+			return err
+		}
+		return h.uploads.put(tenantOf(ctx), t.hash, r.Body)
+	}()
+	switch {
+	case err == nil:
+		h.tickets.drop(name)
+		w.WriteHeader(http.StatusOK)
+	case r.Context().Err() == nil && !errors.Is(err, context.Canceled):
+		h.fail(w, r, err)
+	}
+}
 
 // Bounds of uploads. They are a cache: clients send again what is missing.
 const (
@@ -24,33 +132,36 @@ const (
 	uploadsExpire = 24 * time.Hour
 )
 
-// uploadPath returns where the caller's tenant keeps files of a hash, which it
-// alone vouches for.
-func (h *Handler) uploadPath(ctx context.Context, hash string) (string, error) {
+// uploads keeps files for builds in a directory. Every tenant has its own, because a
+// hash says nothing about who may read the files.
+type uploads struct{ dir string }
+
+// path returns where the files of a hash are.
+func (u uploads) path(tenant, hash string) (string, error) {
 	if sum, err := hex.DecodeString(hash); err != nil || len(sum) != sha256.Size {
 		return "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: "filesHash", Message: "is not a SHA-256 in hexadecimal digits"}
 	}
-	tenant := sha256.Sum256([]byte(h.service.Tenant(ctx)))
-	return filepath.Join(h.opts.Uploads, hex.EncodeToString(tenant[:16]), strings.ToLower(hash)), nil
+	owner := sha256.Sum256([]byte(tenant))
+	return filepath.Join(u.dir, hex.EncodeToString(owner[:16]), strings.ToLower(hash)), nil
 }
 
-// hasUpload reports whether the tenant has files of that hash.
-func (h *Handler) hasUpload(ctx context.Context, hash string) (bool, error) {
-	path, err := h.uploadPath(ctx, hash)
+// has reports whether a tenant has files, which then stay for some time.
+func (u uploads) has(tenant, hash string) (bool, error) {
+	path, err := u.path(tenant, hash)
 	if err != nil {
 		return false, err
 	}
 	now := time.Now()
-	err = os.Chtimes(path, now, now) // it is wanted again
+	err = os.Chtimes(path, now, now) // it is needed again
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// storeUpload keeps files under a hash: a tar, perhaps compressed.
-func (h *Handler) storeUpload(ctx context.Context, hash string, r io.Reader) error {
-	path, err := h.uploadPath(ctx, hash)
+// put keeps files: a tar, which may be compressed.
+func (u uploads) put(tenant, hash string, r io.Reader) error {
+	path, err := u.path(tenant, hash)
 	if err != nil {
 		return err
 	}
@@ -73,8 +184,8 @@ func (h *Handler) storeUpload(ctx context.Context, hash string, r io.Reader) err
 	return os.Rename(f.Name(), path)
 }
 
-// trimUploads removes what is older than a time, and the oldest of what is more
-// than so many bytes.
+// trimUploads removes files that are older than since, and the oldest ones until
+// the rest has at most so many bytes.
 func trimUploads(dir string, most int64, since time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -14,44 +14,22 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Volumes keeps directories that outlive sandboxes.
-type Volumes interface {
-	CreateVolume(ctx context.Context, name string) (Volume, error)
-	// Volumes returns all, by name.
-	Volumes(ctx context.Context) ([]Volume, error)
-	RemoveVolume(ctx context.Context, name string) error
-	// EnterVolume returns what is known of a volume of any tenant, and the
-	// context for whoever bears its token, which this package checks.
-	EnterVolume(ctx context.Context, id string) (context.Context, Volume, error)
-	// VolumeFiles are the files of a volume.
-	VolumeFiles(v Volume) VolumeFiles
+// volumeAPI shows workspaces as volumes.
+type volumeAPI struct {
+	*common
+	workspaces Workspaces
 }
 
-// Volume describes a volume.
-type Volume struct{ ID, Name string }
-
-// VolumeFiles are the files of a volume. Paths are relative to it.
-type VolumeFiles interface {
-	Stat(ctx context.Context, path string) (VolumeEntry, error)
-	List(ctx context.Context, path string, depth int) ([]VolumeEntry, error)
-	// Read calls use while nobody removes the volume.
-	Read(ctx context.Context, path string, use func(io.ReadSeeker, VolumeEntry) error) error
-	Write(ctx context.Context, path string, from io.Reader, how VolumeWrite) (VolumeEntry, error)
-	Mkdir(ctx context.Context, path string, how VolumeWrite) (VolumeEntry, error)
-	Change(ctx context.Context, path string, how VolumeWrite) (VolumeEntry, error)
-	Remove(ctx context.Context, path string) error
-}
-
-// VolumeWrite says how files are made or changed. Nil fields use the volume's
+// volumeWrite says how files are made or changed. Nil fields use the volume's
 // default or stay unchanged.
-type VolumeWrite struct {
+type volumeWrite struct {
 	UID, GID *int
 	Mode     *uint32 // permission bits
 	Force    bool    // make directories above it
 }
 
-// VolumeEntry is a file of a volume.
-type VolumeEntry struct {
+// volumeEntry is a file of a volume.
+type volumeEntry struct {
 	Name   string    `json:"name"`
 	Type   string    `json:"type"` // file, directory, symlink or unknown
 	Path   string    `json:"path"`
@@ -107,7 +85,7 @@ type shownVolume struct {
 	Token    string `json:"token,omitempty"`
 }
 
-func (h *Handler) showVolume(v Volume, token bool) shownVolume {
+func (h *volumeAPI) show(v sandbox.Workspace, token bool) shownVolume {
 	out := shownVolume{VolumeID: v.ID, Name: volumeOf(v.Name)}
 	if token {
 		out.Token = h.tokens.volume(v.ID)
@@ -115,7 +93,7 @@ func (h *Handler) showVolume(v Volume, token bool) shownVolume {
 	return out
 }
 
-func (h *Handler) createVolume(w http.ResponseWriter, r *http.Request) error {
+func (h *volumeAPI) create(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
 		Name string `json:"name"`
 	}
@@ -126,52 +104,52 @@ func (h *Handler) createVolume(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v, err := h.service.CreateVolume(r.Context(), name)
+	v, err := h.workspaces.CreateWorkspace(r.Context(), sandbox.NewWorkspace{Name: name})
 	if err == nil {
-		writeJSON(w, http.StatusCreated, h.showVolume(v, true))
+		writeJSON(w, http.StatusCreated, h.show(v, true))
 	}
 	return err
 }
 
-func (h *Handler) listVolumes(w http.ResponseWriter, r *http.Request) error {
-	all, err := h.service.Volumes(r.Context())
+func (h *volumeAPI) list(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.workspaces.Workspaces(r.Context())
 	if err != nil {
 		return err
 	}
 	out := make([]shownVolume, len(all))
 	for i, v := range all {
-		out[i] = h.showVolume(v, false)
+		out[i] = h.show(v, false)
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
-// volume returns the volume of the caller that an id, or a name, means.
-func (h *Handler) volume(ctx context.Context, ref string) (Volume, error) {
-	all, err := h.service.Volumes(ctx)
+// find returns the volume of the caller that an id, or a name, means.
+func (h *volumeAPI) find(ctx context.Context, ref string) (sandbox.Workspace, error) {
+	all, err := h.workspaces.Workspaces(ctx)
 	if err != nil {
-		return Volume{}, err
+		return sandbox.Workspace{}, err
 	}
 	for _, v := range all {
 		if v.ID == ref || volumeOf(v.Name) == ref {
 			return v, nil
 		}
 	}
-	return Volume{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such volume"}
+	return sandbox.Workspace{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such volume"}
 }
 
-func (h *Handler) getVolume(w http.ResponseWriter, r *http.Request) error {
-	v, err := h.volume(r.Context(), r.PathValue("id"))
+func (h *volumeAPI) get(w http.ResponseWriter, r *http.Request) error {
+	v, err := h.find(r.Context(), r.PathValue("id"))
 	if err == nil {
-		writeJSON(w, http.StatusOK, h.showVolume(v, true))
+		writeJSON(w, http.StatusOK, h.show(v, true))
 	}
 	return err
 }
 
-func (h *Handler) removeVolume(w http.ResponseWriter, r *http.Request) error {
-	v, err := h.volume(r.Context(), r.PathValue("id"))
+func (h *volumeAPI) remove(w http.ResponseWriter, r *http.Request) error {
+	v, err := h.find(r.Context(), r.PathValue("id"))
 	if err == nil {
-		err = h.service.RemoveVolume(r.Context(), v.Name)
+		err = h.workspaces.RemoveWorkspace(r.Context(), v.Name)
 	}
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
@@ -187,9 +165,9 @@ type volumeMount struct {
 
 // mount returns the workspaces that are the volumes of a sandbox, shared with
 // others.
-func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (all []sandbox.WorkspaceMount, err error) {
+func (h *volumeAPI) mount(ctx context.Context, mounts []volumeMount) (all []sandbox.WorkspaceMount, err error) {
 	for _, m := range mounts {
-		v, err := h.volume(ctx, m.Name)
+		v, err := h.find(ctx, m.Name)
 		if err != nil {
 			return nil, err
 		}
@@ -199,10 +177,10 @@ func (h *Handler) mount(ctx context.Context, mounts []volumeMount) (all []sandbo
 }
 
 // shownMounts is the reverse of mount.
-func shownMounts(s *Sandbox) []volumeMount {
-	out := make([]volumeMount, len(s.Workspaces))
-	for i := range s.Workspaces {
-		out[i] = volumeMount{volumeOf(s.Workspaces[i].Name), s.Workspaces[i].Target()}
+func shownMounts(s *sandbox.Detail) []volumeMount {
+	out := make([]volumeMount, len(s.Spec.Workspaces))
+	for i := range s.Spec.Workspaces {
+		out[i] = volumeMount{volumeOf(s.Spec.Workspaces[i].Name), s.Spec.Workspaces[i].Target()}
 	}
 	return out
 }
@@ -214,7 +192,7 @@ type contentProblem struct {
 }
 
 // content serves the files of a volume, to whoever bears its token.
-func (h *Handler) content(f func(http.ResponseWriter, *http.Request, VolumeFiles, string) error) http.HandlerFunc {
+func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFiles, string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := func() error {
 			scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
@@ -226,11 +204,11 @@ func (h *Handler) content(f func(http.ResponseWriter, *http.Request, VolumeFiles
 			if path == "" || strings.ContainsRune(path, 0) || len(path) > sandbox.MaxPathLen {
 				return invalid("path", "is missing or too long")
 			}
-			ctx, v, err := h.service.EnterVolume(r.Context(), id)
+			ctx, v, err := h.workspaces.EnterWorkspace(r.Context(), id)
 			if err != nil {
 				return err
 			}
-			return f(w, r.WithContext(ctx), h.service.VolumeFiles(v), path)
+			return f(w, r.WithContext(ctx), volumeFiles{h.workspaces, v.Name}, path)
 		}()
 		if err == nil {
 			return
@@ -246,8 +224,8 @@ func (h *Handler) content(f func(http.ResponseWriter, *http.Request, VolumeFiles
 	}
 }
 
-// volumeRoutes are those of the files of volumes.
-func (h *Handler) volumeRoutes(mux *http.ServeMux) {
+// contentRoutes are those of the files of volumes.
+func (h *volumeAPI) contentRoutes(mux *http.ServeMux) {
 	const base = " /volumecontent/{id}/"
 	answer := func(w http.ResponseWriter, status int, v any, err error) error {
 		if err == nil {
@@ -255,11 +233,11 @@ func (h *Handler) volumeRoutes(mux *http.ServeMux) {
 		}
 		return err
 	}
-	mux.HandleFunc("GET"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+	mux.HandleFunc("GET"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		e, err := f.Stat(r.Context(), path)
 		return answer(w, http.StatusOK, e, err)
 	}))
-	mux.HandleFunc("PATCH"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+	mux.HandleFunc("PATCH"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		var req struct {
 			UID  *int    `json:"uid"`
 			GID  *int    `json:"gid"`
@@ -268,21 +246,21 @@ func (h *Handler) volumeRoutes(mux *http.ServeMux) {
 		if err := read(r, &req); err != nil {
 			return err
 		}
-		how := VolumeWrite{UID: req.UID, GID: req.GID, Mode: req.Mode}
+		how := volumeWrite{UID: req.UID, GID: req.GID, Mode: req.Mode}
 		if err := how.check(); err != nil {
 			return err
 		}
 		e, err := f.Change(r.Context(), path, how)
 		return answer(w, http.StatusOK, e, err)
 	}))
-	mux.HandleFunc("DELETE"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+	mux.HandleFunc("DELETE"+base+"path", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		err := f.Remove(r.Context(), path)
 		if err == nil {
 			w.WriteHeader(http.StatusNoContent)
 		}
 		return err
 	}))
-	mux.HandleFunc("GET"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
+	mux.HandleFunc("GET"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
 		depth := 1
 		if text := r.URL.Query().Get("depth"); text != "" {
 			n, err := strconv.Atoi(text)
@@ -292,25 +270,25 @@ func (h *Handler) volumeRoutes(mux *http.ServeMux) {
 			depth = max(1, n)
 		}
 		all, err := f.List(r.Context(), path, depth)
-		return answer(w, http.StatusOK, append([]VolumeEntry{}, all...), err)
+		return answer(w, http.StatusOK, append([]volumeEntry{}, all...), err)
 	}))
-	mux.HandleFunc("POST"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
-		how, err := volumeWrite(r)
+	mux.HandleFunc("POST"+base+"dir", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+		how, err := readWrite(r)
 		if err != nil {
 			return err
 		}
 		e, err := f.Mkdir(r.Context(), path, how)
 		return answer(w, http.StatusCreated, e, err)
 	}))
-	mux.HandleFunc("GET"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
-		return f.Read(r.Context(), path, func(content io.ReadSeeker, e VolumeEntry) error {
+	mux.HandleFunc("GET"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+		return f.Read(r.Context(), path, func(content io.ReadSeeker, e volumeEntry) error {
 			w.Header().Set("Content-Type", "application/octet-stream")
 			http.ServeContent(w, r, "", e.MTime, content)
 			return nil
 		})
 	}))
-	mux.HandleFunc("PUT"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f VolumeFiles, path string) error {
-		how, err := volumeWrite(r)
+	mux.HandleFunc("PUT"+base+"file", h.content(func(w http.ResponseWriter, r *http.Request, f volumeFiles, path string) error {
+		how, err := readWrite(r)
 		if err != nil {
 			return err
 		}
@@ -319,8 +297,8 @@ func (h *Handler) volumeRoutes(mux *http.ServeMux) {
 	}))
 }
 
-// volumeWrite reads how a file is to be made.
-func volumeWrite(r *http.Request) (how VolumeWrite, err error) {
+// readWrite reads how a file is to be made.
+func readWrite(r *http.Request) (how volumeWrite, err error) {
 	q := r.URL.Query()
 	for name, into := range map[string]**int{"uid": &how.UID, "gid": &how.GID} {
 		if text := q.Get(name); text != "" {
@@ -347,7 +325,7 @@ func volumeWrite(r *http.Request) (how VolumeWrite, err error) {
 	return how, how.check()
 }
 
-func (how *VolumeWrite) check() error {
+func (how *volumeWrite) check() error {
 	for _, n := range []*int{how.UID, how.GID} {
 		if n != nil && (*n < 0 || *n > 1<<31-1) {
 			return invalid("owner", "%d is not the number of a user or group", *n)

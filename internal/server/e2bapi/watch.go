@@ -50,7 +50,7 @@ func (c *call) event(ctx context.Context, root string, req *envd.WatchRequest, e
 	return out
 }
 
-func (h *Handler) watchDir(ctx context.Context, c *call, req *envd.WatchRequest, out *connect.ServerStream[envd.WatchDirResponse]) error {
+func (h *filesystemAPI) watchDir(ctx context.Context, c *call, req *envd.WatchRequest, out *connect.ServerStream[envd.WatchDirResponse]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, root, err := c.watch(ctx, req)
@@ -85,11 +85,11 @@ func (h *Handler) watchDir(ctx context.Context, c *call, req *envd.WatchRequest,
 
 // watchEnded cuts the stream off if the sandbox is why there are no more
 // events.
-func (h *Handler) watchEnded(ctx context.Context) error {
+func (h *filesystemAPI) watchEnded(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if _, s, err := h.service.Enter(ctx, targetOf(ctx).ID); err == nil && s.State != sandbox.Running {
+	if _, s, err := h.entrance.Enter(ctx, targetOf(ctx).ID); err == nil && s.State != sandbox.Running {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
@@ -119,7 +119,7 @@ type watchers struct {
 	work  sync.WaitGroup
 }
 
-func (h *Handler) createWatcher(ctx context.Context, c *call, req *envd.WatchRequest) (*envd.WatcherRef, error) {
+func (h *filesystemAPI) createWatcher(ctx context.Context, c *call, req *envd.WatchRequest) (*envd.WatcherRef, error) {
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	events, root, err := c.watch(life, req)
 	if err != nil {
@@ -206,7 +206,7 @@ func (s *watchers) close() {
 	s.work.Wait()
 }
 
-func (h *Handler) watcherEvents(_ context.Context, c *call, req *envd.WatcherRef) (*envd.GetWatcherEventsResponse, error) {
+func (h *filesystemAPI) watcherEvents(_ context.Context, c *call, req *envd.WatcherRef) (*envd.GetWatcherEventsResponse, error) {
 	w, err := h.watchers.find(req.WatcherID, c.box.ID())
 	if err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func (h *Handler) watcherEvents(_ context.Context, c *call, req *envd.WatcherRef
 	return res, nil
 }
 
-func (h *Handler) removeWatcher(_ context.Context, c *call, req *envd.WatcherRef) (*envd.Empty, error) {
+func (h *filesystemAPI) removeWatcher(_ context.Context, c *call, req *envd.WatcherRef) (*envd.Empty, error) {
 	if _, err := h.watchers.find(req.WatcherID, c.box.ID()); err != nil {
 		return nil, err
 	}

@@ -1,4 +1,4 @@
-package daemon
+package e2bapi
 
 import (
 	"cmp"
@@ -13,49 +13,18 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/control/plane"
-	"github.com/atoll-run/atoll/internal/server/e2bapi"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func e2bVolume(w sandbox.Workspace) e2bapi.Volume { return e2bapi.Volume{ID: w.ID, Name: w.Name} }
-
-func (s e2bService) CreateVolume(ctx context.Context, name string) (e2bapi.Volume, error) {
-	w, err := s.plane.Workspaces.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: name})
-	return e2bVolume(w), err
-}
-
-func (s e2bService) Volumes(ctx context.Context) ([]e2bapi.Volume, error) {
-	all, err := s.plane.Workspaces.Workspaces(ctx)
-	out := make([]e2bapi.Volume, len(all))
-	for i, w := range all {
-		out[i] = e2bVolume(w)
-	}
-	return out, err
-}
-
-func (s e2bService) RemoveVolume(ctx context.Context, name string) error {
-	return s.plane.Workspaces.RemoveWorkspace(ctx, name)
-}
-
-func (s e2bService) EnterVolume(ctx context.Context, id string) (context.Context, e2bapi.Volume, error) {
-	ctx, w, err := s.plane.Workspaces.EnterWorkspace(ctx, id)
-	return ctx, e2bVolume(w), err
-}
-
-func (s e2bService) VolumeFiles(v e2bapi.Volume) e2bapi.VolumeFiles {
-	return volumeFiles{s.plane, v.Name}
-}
-
-// volumeFiles are the files of a workspace. Sandboxes may be changing them, so
-// that no name is trusted to lead where it did: all are followed below the
-// directory that is the workspace.
+// volumeFiles are the files of a volume. Sandboxes may change them meanwhile, so
+// every path is followed below the directory of the workspace, and never kept.
 type volumeFiles struct {
-	plane *plane.Plane
-	name  string
+	workspaces Workspaces
+	name       string
 }
 
-// The user of E2B's sandboxes, to whom files belong that name nobody.
+// volumeUser is the user of E2B's sandboxes. It owns files that are created without
+// an owner.
 const volumeUser = 1000
 
 // local returns the path within a volume.
@@ -63,7 +32,7 @@ func local(given string) string {
 	return cmp.Or(strings.TrimPrefix(path.Clean("/"+given), "/"), ".")
 }
 
-// fileError is an error of a file as a caller may see it.
+// fileError returns an error that callers may see.
 func fileError(err error, given string) error {
 	var known *sandbox.Error
 	if err == nil || errors.As(err, &known) {
@@ -86,15 +55,15 @@ func fileError(err error, given string) error {
 	return e
 }
 
-// entry describes a file.
-func entry(root *os.Root, name string) (e e2bapi.VolumeEntry, err error) {
+// volumeEntryOf describes a file.
+func volumeEntryOf(root *os.Root, name string) (e volumeEntry, err error) {
 	info, err := root.Lstat(name)
 	if err != nil {
 		return e, err
 	}
 	stat := info.Sys().(*syscall.Stat_t)
 	at := func(t syscall.Timespec) time.Time { return time.Unix(t.Unix()).UTC().Truncate(time.Microsecond) }
-	e = e2bapi.VolumeEntry{
+	e = volumeEntry{
 		Name: path.Base(name), Type: "unknown", Path: path.Join("/", name), Size: info.Size(), Mode: uint32(info.Mode().Perm()), UID: stat.Uid, GID: stat.Gid,
 		ATime: at(stat.Atim), MTime: at(stat.Mtim), CTime: at(stat.Ctim),
 	}
@@ -114,24 +83,24 @@ func entry(root *os.Root, name string) (e e2bapi.VolumeEntry, err error) {
 }
 
 func (v volumeFiles) read(ctx context.Context, given string, do func(root *os.Root, name string) error) error {
-	return v.plane.Workspaces.ReadWorkspace(ctx, v.name, func(root *os.Root) error { return fileError(do(root, local(given)), given) })
+	return v.workspaces.ReadWorkspace(ctx, v.name, func(root *os.Root) error { return fileError(do(root, local(given)), given) })
 }
 
-func (v volumeFiles) write(ctx context.Context, given string, do func(root *os.Root, name string) error) (e e2bapi.VolumeEntry, err error) {
-	err = v.plane.Workspaces.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
+func (v volumeFiles) write(ctx context.Context, given string, do func(root *os.Root, name string) error) (e volumeEntry, err error) {
+	err = v.workspaces.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
 		name := local(given)
 		err := do(root, name)
 		if err == nil {
-			e, err = entry(root, name)
+			e, err = volumeEntryOf(root, name)
 		}
 		return fileError(err, given)
 	})
 	return e, err
 }
 
-func (v volumeFiles) Stat(ctx context.Context, given string) (e e2bapi.VolumeEntry, err error) {
+func (v volumeFiles) Stat(ctx context.Context, given string) (e volumeEntry, err error) {
 	err = v.read(ctx, given, func(root *os.Root, name string) error {
-		e, err = entry(root, name)
+		e, err = volumeEntryOf(root, name)
 		return err
 	})
 	return e, err
@@ -140,7 +109,7 @@ func (v volumeFiles) Stat(ctx context.Context, given string) (e e2bapi.VolumeEnt
 // maxVolumeList bounds a listing.
 const maxVolumeList = 100_000
 
-func (v volumeFiles) List(ctx context.Context, given string, depth int) (all []e2bapi.VolumeEntry, err error) {
+func (v volumeFiles) List(ctx context.Context, given string, depth int) (all []volumeEntry, err error) {
 	err = v.read(ctx, given, func(root *os.Root, name string) error {
 		info, err := root.Stat(name)
 		if err != nil {
@@ -149,12 +118,12 @@ func (v volumeFiles) List(ctx context.Context, given string, depth int) (all []e
 		if !info.IsDir() {
 			return syscall.ENOTDIR
 		}
-		return list(ctx, root, name, depth, &all)
+		return listBelow(ctx, root, name, depth, &all)
 	})
 	return all, err
 }
 
-func list(ctx context.Context, root *os.Root, name string, depth int, all *[]e2bapi.VolumeEntry) error {
+func listBelow(ctx context.Context, root *os.Root, name string, depth int, all *[]volumeEntry) error {
 	entries, err := fs.ReadDir(root.FS(), name)
 	if err != nil {
 		return err
@@ -163,7 +132,7 @@ func list(ctx context.Context, root *os.Root, name string, depth int, all *[]e2b
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		e, err := entry(root, path.Join(name, d.Name()))
+		e, err := volumeEntryOf(root, path.Join(name, d.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // a sandbox removed it meanwhile
 		}
@@ -174,7 +143,7 @@ func list(ctx context.Context, root *os.Root, name string, depth int, all *[]e2b
 			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "volume", Subject: name, Message: "holds too many files to list", Hint: "list its directories one by one"}
 		}
 		if e.Type == "directory" && depth > 1 {
-			if err := list(ctx, root, path.Join(name, d.Name()), depth-1, all); err != nil {
+			if err := listBelow(ctx, root, path.Join(name, d.Name()), depth-1, all); err != nil {
 				return err
 			}
 		}
@@ -182,12 +151,12 @@ func list(ctx context.Context, root *os.Root, name string, depth int, all *[]e2b
 	return nil
 }
 
-func (v volumeFiles) Read(ctx context.Context, given string, use func(io.ReadSeeker, e2bapi.VolumeEntry) error) error {
+func (v volumeFiles) Read(ctx context.Context, given string, use func(io.ReadSeeker, volumeEntry) error) error {
 	var f *os.File
-	var e e2bapi.VolumeEntry
-	// What is open stays readable, so that a slow reader keeps nobody waiting.
+	var e volumeEntry
+	// An open file stays readable, so the workspace is not locked for a slow reader.
 	err := v.read(ctx, given, func(root *os.Root, name string) (err error) {
-		// A pipe that a sandbox put there must not make us wait.
+		// O_NONBLOCK: a pipe that a sandbox created must not block.
 		if f, err = root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0); err != nil {
 			return err
 		}
@@ -209,8 +178,8 @@ func (v volumeFiles) Read(ctx context.Context, given string, use func(io.ReadSee
 	return use(f, e)
 }
 
-// give sets the owner and the permissions of a file.
-func give(root *os.Root, name string, how e2bapi.VolumeWrite, fresh bool) error {
+// setOwner sets the owner and the permissions of a file.
+func setOwner(root *os.Root, name string, how volumeWrite, fresh bool) error {
 	uid, gid := -1, -1
 	if fresh {
 		uid, gid = volumeUser, volumeUser
@@ -233,8 +202,8 @@ func give(root *os.Root, name string, how e2bapi.VolumeWrite, fresh bool) error 
 	return nil
 }
 
-// parents makes the directories above a file.
-func parents(root *os.Root, name string) error {
+// makeParents makes the directories above a file.
+func makeParents(root *os.Root, name string) error {
 	dir := path.Dir(name)
 	if dir == "." {
 		return nil
@@ -242,18 +211,18 @@ func parents(root *os.Root, name string) error {
 	if _, err := root.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := parents(root, dir); err != nil {
+	if err := makeParents(root, dir); err != nil {
 		return err
 	}
 	if err := root.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return give(root, dir, e2bapi.VolumeWrite{}, true)
+	return setOwner(root, dir, volumeWrite{}, true)
 }
 
-// Write takes what is written to a file beside it first, so that nobody sees a
-// part, and waiting for a slow sender keeps nobody from the volume.
-func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, how e2bapi.VolumeWrite) (e e2bapi.VolumeEntry, err error) {
+// Write writes to another file first, so that nobody sees a part of it, and the
+// workspace is not locked for a slow sender.
+func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, how volumeWrite) (e volumeEntry, err error) {
 	const op = ".atoll-upload-"
 	tmp, done := op+strings.ToLower(rand.Text()), false
 	var f *os.File
@@ -265,7 +234,7 @@ func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, ho
 		return e, err
 	}
 	defer func() {
-		_ = f.Close() // it was closed, or is given up
+		_ = f.Close() // it may be closed already
 		if !done {
 			late := context.WithoutCancel(ctx)
 			_ = v.Remove(late, tmp)
@@ -279,7 +248,7 @@ func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, ho
 	}
 	return v.write(ctx, given, func(root *os.Root, name string) error {
 		if how.Force {
-			if err := parents(root, name); err != nil {
+			if err := makeParents(root, name); err != nil {
 				return err
 			}
 		}
@@ -290,7 +259,7 @@ func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, ho
 			mode := uint32(0o644)
 			how.Mode = &mode
 		}
-		if err := give(root, tmp, how, true); err != nil {
+		if err := setOwner(root, tmp, how, true); err != nil {
 			return err
 		}
 		err := root.Rename(tmp, name)
@@ -299,34 +268,34 @@ func (v volumeFiles) Write(ctx context.Context, given string, from io.Reader, ho
 	})
 }
 
-func (v volumeFiles) Mkdir(ctx context.Context, given string, how e2bapi.VolumeWrite) (e2bapi.VolumeEntry, error) {
+func (v volumeFiles) Mkdir(ctx context.Context, given string, how volumeWrite) (volumeEntry, error) {
 	return v.write(ctx, given, func(root *os.Root, name string) error {
 		if how.Force {
-			if err := parents(root, name); err != nil {
+			if err := makeParents(root, name); err != nil {
 				return err
 			}
 			if info, err := root.Stat(name); err == nil && info.IsDir() {
-				return give(root, name, how, false)
+				return setOwner(root, name, how, false)
 			}
 		}
 		if err := root.Mkdir(name, 0o755); err != nil {
 			return err
 		}
-		return give(root, name, how, true)
+		return setOwner(root, name, how, true)
 	})
 }
 
-func (v volumeFiles) Change(ctx context.Context, given string, how e2bapi.VolumeWrite) (e2bapi.VolumeEntry, error) {
+func (v volumeFiles) Change(ctx context.Context, given string, how volumeWrite) (volumeEntry, error) {
 	return v.write(ctx, given, func(root *os.Root, name string) error {
 		if _, err := root.Lstat(name); err != nil {
 			return err
 		}
-		return give(root, name, how, false)
+		return setOwner(root, name, how, false)
 	})
 }
 
 func (v volumeFiles) Remove(ctx context.Context, given string) error {
-	return v.plane.Workspaces.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
+	return v.workspaces.WriteWorkspace(ctx, v.name, func(root *os.Root) error {
 		name := local(given)
 		if name == "." {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "volume", Subject: given, Message: "a volume is removed as a whole"}
