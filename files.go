@@ -3,13 +3,16 @@ package atoll
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
@@ -118,6 +121,50 @@ func (f Files) Read(ctx context.Context, path string, opts ReadOptions) (io.Read
 	return f.stream(ctx, "", at(path), header)
 }
 
+// Open is Read that describes the file, too, as far as its reader needs: links
+// are followed, and the inode is not told. An offset beyond the end reads
+// nothing.
+func (f Files) Open(ctx context.Context, path string, opts ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
+	info := sandbox.FileInfo{Path: path, Type: sandbox.TypeFile}
+	if opts.Offset < 0 || opts.Length < 0 {
+		return nil, info, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "files.read", Subject: "range", Message: "negative offset or length"}
+	}
+	r, err := f.s.client.conn.Request(ctx, http.MethodGet, f.s.path("/files"), at(path), nil)
+	if err != nil {
+		return nil, info, err
+	}
+	// A range is always asked for: its answer tells the size.
+	span := fmt.Sprintf("bytes=%d-", opts.Offset)
+	if opts.Length > 0 {
+		span += strconv.FormatInt(opts.Offset+opts.Length-1, 10)
+	}
+	r.Header.Set("Range", span)
+	resp, err := f.s.client.conn.Do(r)
+	if err != nil {
+		if sandbox.CodeOf(err) != sandbox.CodeInvalid || opts.Offset == 0 {
+			return nil, info, err
+		}
+		first, info, again := f.Open(ctx, path, ReadOptions{Length: 1})
+		if again != nil {
+			return nil, info, err
+		}
+		return http.NoBody, info, first.Close()
+	}
+	describeFile(&info, resp.Header)
+	return resp.Body, info, nil
+}
+
+// describeFile reads what the header of an answer says about a file.
+func describeFile(info *sandbox.FileInfo, h http.Header) {
+	if _, size, ok := strings.Cut(h.Get("Content-Range"), "/"); ok {
+		info.Size, _ = strconv.ParseInt(size, 10, 64)
+	}
+	mode, _ := strconv.ParseUint(h.Get("X-Atoll-Mode"), 8, 32)
+	info.Mode = uint32(mode)
+	_, _ = fmt.Sscanf(h.Get("X-Atoll-Owner"), "%d:%d", &info.UID, &info.GID)
+	info.ModTime, _ = http.ParseTime(h.Get("Last-Modified"))
+}
+
 // Write makes or replaces a regular file with all of r: whole, or not at all.
 func (f Files) Write(ctx context.Context, path string, r io.Reader, opts WriteOptions) (info sandbox.FileInfo, err error) {
 	query := at(path)
@@ -153,8 +200,19 @@ func (f Files) send(ctx context.Context, rest string, query url.Values, r io.Rea
 
 // Mkdir makes a directory.
 func (f Files) Mkdir(ctx context.Context, path string, opts MkdirOptions) error {
+	if err := utf8Path(path); err != nil {
+		return err
+	}
 	in := map[string]any{"path": path, "mode": opts.Mode, "owner": opts.Owner, "parents": opts.Parents}
 	return f.call(ctx, http.MethodPost, "/mkdir", nil, in, nil)
+}
+
+// utf8Path refuses a path that JSON would change without a word.
+func utf8Path(path string) error {
+	if utf8.ValidString(path) {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "path", Message: "holds what is not UTF-8"}
 }
 
 // Remove removes a file or, if recursive, a tree.
@@ -167,6 +225,9 @@ func (f Files) Remove(ctx context.Context, path string, recursive bool) error {
 // Move renames. An existing destination is CodeAlreadyExists unless overwrite
 // is set and it is not a directory.
 func (f Files) Move(ctx context.Context, from, to string, overwrite bool) error {
+	if err := errors.Join(utf8Path(from), utf8Path(to)); err != nil {
+		return err
+	}
 	return f.call(ctx, http.MethodPost, "/move", nil, map[string]any{"from": from, "to": to, "overwrite": overwrite}, nil)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -140,8 +141,25 @@ func (p *Process) finish(exit sandbox.Exit, err error) {
 	})
 }
 
-// Info tells the identity the command has within its sandbox.
-func (p *Process) Info() sandbox.ProcessInfo { return p.info }
+// Info tells the identity the command has within its sandbox, and how it ended
+// once that is known.
+func (p *Process) Info() sandbox.ProcessInfo {
+	info := p.info
+	info.Args = slices.Clone(info.Args)
+	select {
+	case <-p.ended:
+		if p.err == nil {
+			exit := p.exit
+			info.Running, info.Exit = false, &exit
+		}
+	default:
+	}
+	if info.Exit != nil {
+		exit := *info.Exit
+		info.Exit = &exit
+	}
+	return info
+}
 
 // Stdin is the command's input; closing it is the end of input.
 func (p *Process) Stdin() io.WriteCloser { return &p.stdin }

@@ -65,7 +65,7 @@ func (p *Process) current() *connection {
 func (p *Process) run(c *connection) {
 	defer close(p.done)
 	for {
-		overwritten := false
+		overwritten, told := false, false
 		err := c.link.Run(func(m stream.Message) {
 			switch {
 			case m.Type == "exit" && m.Exit != nil:
@@ -74,12 +74,13 @@ func (p *Process) run(c *connection) {
 				err := client.ParseProblem(m.Error)
 				if overwritten = p.skip && sandbox.CodeOf(err) == sandbox.CodeExhausted; !overwritten {
 					p.finish(sandbox.Exit{}, err)
+					told = true
 				}
 			}
 		})
 		c.link.Abort()
 		var next *connection
-		if p.search > 0 && (err != nil || overwritten) && p.life.Err() == nil {
+		if p.search > 0 && (err != nil && !told || overwritten) && p.life.Err() == nil {
 			next, err = p.rejoin(c)
 		}
 		p.succeed(c, next)

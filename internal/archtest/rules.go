@@ -57,6 +57,18 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "provider/remote",
+		only: []string{module, "admin", "sandbox", "driver", "internal/client", "internal/span", "internal/stream", "provider/internal/identity"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
+		pkgs: "provider/none",
+		only: []string{"sandbox", "driver"},
+		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
 		pkgs: "provider/e2b/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
@@ -88,7 +100,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
+		only: []string{module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/envd", "internal/registry", "internal/gateway/..."},
 		why:  "the list of providers is the one place that knows them all",
 	},
 

@@ -94,12 +94,18 @@ func localProviders() []sandbox.Descriptor {
 
 	remote := base("remote", "another Atoll daemon", sandbox.TierDev)
 	pty(&remote)
-	remote.RunAs, remote.Fork, remote.Pause, remote.Egress = true, true, sandbox.PauseMemory, sandbox.EgressFull
+	remote.RunAs, remote.Fork, remote.Pause, remote.Egress = true, true, sandbox.PauseMemory, sandbox.EgressHostPort
 	remote.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
 	remote.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	remote.Lifetime = sandbox.LifetimeSupport{Suspend: true, LockFreeResume: true}
 	remote.Find = sandbox.FindByKey
-	remote.Credentials = []sandbox.Credential{setting("host", "ATOLL_REMOTE_HOST", true), secret("key", "ATOLL_REMOTE_KEY")}
+	remote.Verified = sandbox.VerifiedLive
+	remote.Credentials = []sandbox.Credential{
+		setting("host", "ATOLL_REMOTE_HOST", true),
+		{Name: "key", Env: "ATOLL_REMOTE_KEY", Secret: true},
+		setting("key file", "ATOLL_REMOTE_KEY_FILE", false),
+		setting("certificates", "ATOLL_REMOTE_CA_FILE", false), setting("provider", "ATOLL_REMOTE_PROVIDER", false),
+	}
 
 	fake := base("fake", "sandboxes in memory, for tests", sandbox.TierDev)
 	fake.Driver.Reason = "it is a part of Atoll's tests and not of the program"
@@ -109,6 +115,7 @@ func localProviders() []sandbox.Descriptor {
 	none := base("none", "makes no sandboxes", sandbox.TierNone)
 	none.FileSystem, none.Terminal, none.Git, none.Persistable = sandbox.FileSystemSupport{}, sandbox.TerminalSupport{}, false, false
 	none.Lifetime.LockFreeResume = true
+	none.Verified = sandbox.VerifiedLive
 
 	self := base("selfhosted", "a person's own machine that runs Atoll's agent", sandbox.TierDesktop)
 	pty(&self)

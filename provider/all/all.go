@@ -12,6 +12,8 @@ import (
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/host"
+	"github.com/atoll-run/atoll/provider/none"
+	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -28,6 +30,8 @@ func Builtin() []registry.Entry {
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
 		{Name: superserve.Name, Summary: "Superserve's virtual machines, named by SUPERSERVE_API_KEY and the like", Open: openSuperserve},
+		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
+		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
 }
 
@@ -99,4 +103,26 @@ func openDocker(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return docker.New(opts)
+}
+
+func openRemote(h registry.Host) (driver.Provider, error) {
+	opts := remote.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Address   *string `json:"address"`
+		KeyFile   *string `json:"keyFile"`
+		CAFile    *string `json:"caFile"`
+		Provider  *string `json:"provider"`
+		AllowHTTP *bool   `json:"allowHTTP"`
+	}{&opts.Address, &opts.KeyFile, &opts.CAFile, &opts.Provider, &opts.AllowHTTP}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return remote.New(opts)
+}
+
+func openNone(h registry.Host) (driver.Provider, error) {
+	if err := h.Decode(&struct{}{}); err != nil {
+		return nil, err
+	}
+	return none.New(), nil
 }

@@ -1,0 +1,420 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// box is a sandbox of the other daemon: what every instance can do, and what the
+// layers of layers.go need.
+type box struct {
+	p     *Provider
+	id    sandbox.ID
+	s     *atoll.Sandbox
+	rests atomic.Bool // it was paused from here
+}
+
+// ID implements driver.Instance.
+func (b *box) ID() sandbox.ID { return b.id }
+
+// How often a sandbox that is paused, or cannot be reached, is looked at.
+const (
+	firstLook = 20 * time.Millisecond
+	lastLook  = time.Second
+)
+
+// do makes a call on the sandbox, and makes it again when a pause is over that
+// kept it from being made.
+func (b *box) do(ctx context.Context, call func() error) error {
+	if b.rests.Load() {
+		if err := b.awake(ctx); err != nil {
+			return err
+		}
+	}
+	for {
+		err := call()
+		if sandbox.CodeOf(err) != sandbox.CodeConflict {
+			return b.explain(ctx, err)
+		}
+		if state, asked := b.state(ctx); asked != nil || !resting(state) {
+			return b.explain(ctx, err)
+		}
+		if err := b.awake(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// awake waits until the sandbox is not paused.
+func (b *box) awake(ctx context.Context) error {
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		state, err := b.state(ctx)
+		if err != nil {
+			return err
+		}
+		if !resting(state) {
+			b.rests.Store(false)
+			return nil
+		}
+		if err := pause(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+func resting(s sandbox.State) bool {
+	return s == sandbox.Paused || s == sandbox.Pausing || s == sandbox.Resuming
+}
+
+// state asks for the state of the sandbox. One that is gone is CodeGone.
+func (b *box) state(ctx context.Context) (sandbox.State, error) {
+	now, err := b.p.client.Get(ctx, string(b.s.ID()))
+	if err != nil {
+		return "", b.explain(ctx, err)
+	}
+	if now.Info().State == sandbox.Gone {
+		return "", b.gone()
+	}
+	return now.Info().State, nil
+}
+
+func (b *box) gone() error {
+	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.id), Message: "the sandbox does not exist"}
+}
+
+// explain says what an error means for this sandbox. That the other daemon does
+// not know it counts only if it is the same daemon as ever.
+func (b *box) explain(ctx context.Context, err error) error {
+	e, ok := errors.AsType[*sandbox.Error](err)
+	if !ok {
+		return err
+	}
+	ours := e.Subject == string(b.s.ID()) || e.Subject == string(b.id)
+	switch {
+	case e.Code == sandbox.CodeGone:
+		return b.gone()
+	case e.Code == sandbox.CodeNotFound && ours:
+		return b.p.absent(ctx, b.id)
+	case ours:
+		same := *e
+		same.Subject = string(b.id)
+		return &same
+	}
+	return b.p.explain(err)
+}
+
+// Exec implements driver.Instance.
+func (b *box) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Process, err error) {
+	err = b.do(ctx, func() error {
+		p, err := b.s.Exec(ctx, *cmd)
+		if err == nil {
+			proc = &process{Process: p, box: b}
+		}
+		return err
+	})
+	return proc, err
+}
+
+// Wait implements driver.Instance. A daemon that cannot be reached says nothing
+// about the sandbox, and is asked again.
+func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		exit, err := b.s.Wait(ctx)
+		if err == nil {
+			b.settle(ctx)
+			return exit, nil
+		}
+		err = b.explain(ctx, err)
+		switch sandbox.CodeOf(err) {
+		case sandbox.CodeGone:
+			return b.epitaph(ctx), nil
+		case sandbox.CodeUnavailable, sandbox.CodeConflict:
+		default:
+			return exit, err
+		}
+		if err := pause(ctx, wait); err != nil {
+			return sandbox.Exit{}, err
+		}
+	}
+}
+
+// settle waits a moment until the other daemon has recorded that the sandbox has
+// ended, so that List agrees with Wait.
+func (b *box) settle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lastLook)
+	defer cancel()
+	for wait := firstLook; ; wait *= 2 {
+		if state, err := b.state(ctx); err != nil || state != sandbox.Running || pause(ctx, wait) != nil {
+			return
+		}
+	}
+}
+
+// epitaph says how a sandbox ended that is gone. The other daemon may need a
+// moment to record it.
+func (b *box) epitaph(ctx context.Context) sandbox.Exit {
+	ctx, cancel := context.WithTimeout(ctx, lastLook)
+	defer cancel()
+	for wait := firstLook; ; wait *= 2 {
+		now, err := b.p.client.Get(ctx, string(b.s.ID()))
+		if err == nil && now.Info().Exit != nil {
+			return *now.Info().Exit
+		}
+		if err != nil || now.Info().State == sandbox.Gone || pause(ctx, wait) != nil {
+			return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled}
+		}
+	}
+}
+
+// Destroy implements driver.Instance.
+func (b *box) Destroy(ctx context.Context) error {
+	err := b.explain(ctx, repeat(ctx, func() error { return b.s.Destroy(ctx) }))
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		return nil
+	}
+	return err
+}
+
+// commands implements driver.ProcessManager.
+type commands struct{ *box }
+
+func (c commands) Processes(ctx context.Context) (all []sandbox.ProcessInfo, err error) {
+	err = c.do(ctx, func() (err error) {
+		all, err = c.s.Processes(ctx)
+		return err
+	})
+	return all, err
+}
+
+// checkID refuses an id that no command has, and no path can hold.
+func checkID(id string) error {
+	if id != "" && !strings.ContainsAny(id, "/\\?#%") && strings.TrimLeft(id, ".") != "" {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "process.find", Subject: "process", Message: "there is no such command"}
+}
+
+func (c commands) Reconnect(ctx context.Context, id string) (proc driver.Process, err error) {
+	if err := checkID(id); err != nil {
+		return nil, err
+	}
+	err = c.do(ctx, func() error {
+		p, err := c.s.Reconnect(ctx, id)
+		if err == nil {
+			proc = &process{Process: p, box: c.box}
+		}
+		return err
+	})
+	return proc, err
+}
+
+func (c commands) Logs(ctx context.Context, id string, opts driver.LogOptions) (r driver.LogReader, err error) {
+	if err := checkID(id); err != nil {
+		return nil, err
+	}
+	err = c.do(ctx, func() error {
+		log, err := c.s.Logs(ctx, id, atoll.LogOptions(opts))
+		if err == nil {
+			r = log
+		}
+		return err
+	})
+	return r, err
+}
+
+func (c commands) Kill(ctx context.Context, id string, sig int) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	return c.do(ctx, func() error { return c.s.Kill(ctx, id, sig) })
+}
+
+// files implements driver.FileSystem, driver.Archiver and driver.Watcher.
+type files struct{ *box }
+
+func (f files) Stat(ctx context.Context, path string) (info sandbox.FileInfo, err error) {
+	err = f.do(ctx, func() (err error) {
+		info, err = f.s.Files().Stat(ctx, path)
+		return err
+	})
+	return info, err
+}
+
+func (f files) List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
+	return func(yield func(sandbox.FileInfo, error) bool) {
+		more := true
+		err := f.do(ctx, func() error {
+			for info, err := range f.s.Files().List(ctx, path, opts.Depth) {
+				if err != nil {
+					return err
+				}
+				if more = yield(info, nil); !more {
+					return nil
+				}
+			}
+			return nil
+		})
+		if err != nil && more {
+			yield(sandbox.FileInfo{}, err)
+		}
+	}
+}
+
+func (f files) Read(ctx context.Context, path string, opts driver.ReadOptions) (r io.ReadCloser, info sandbox.FileInfo, err error) {
+	err = f.do(ctx, func() (err error) {
+		r, info, err = f.s.Files().Open(ctx, path, atoll.ReadOptions(opts))
+		return err
+	})
+	return r, info, err
+}
+
+func (f files) Write(ctx context.Context, path string, r io.Reader, opts driver.WriteOptions) (info sandbox.FileInfo, err error) {
+	err = f.do(ctx, func() (err error) {
+		info, err = f.s.Files().Write(ctx, path, r, atoll.WriteOptions(opts))
+		return err
+	})
+	return info, err
+}
+
+func (f files) Mkdir(ctx context.Context, path string, opts driver.MkdirOptions) error {
+	return f.do(ctx, func() error { return f.s.Files().Mkdir(ctx, path, atoll.MkdirOptions(opts)) })
+}
+
+func (f files) Remove(ctx context.Context, path string, recursive bool) error {
+	return f.do(ctx, func() error { return f.s.Files().Remove(ctx, path, recursive) })
+}
+
+func (f files) Move(ctx context.Context, from, to string, overwrite bool) error {
+	return f.do(ctx, func() error { return f.s.Files().Move(ctx, from, to, overwrite) })
+}
+
+// archives implements driver.Archiver.
+type archives struct{ *box }
+
+func (a archives) Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error {
+	return a.do(ctx, func() error { return a.s.Files().Export(ctx, path, w, opts.Exclude...) })
+}
+
+func (a archives) Import(ctx context.Context, path string, r io.Reader, opts driver.ImportOptions) error {
+	return a.do(ctx, func() error { return a.s.Files().Import(ctx, path, r, opts.Owner) })
+}
+
+// watches implements driver.Watcher.
+type watches struct{ *box }
+
+// Watch implements driver.Watcher. What happens while a lost connection is found
+// again is reported as an overflow.
+func (w watches) Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error) {
+	open := func() (events iter.Seq2[sandbox.FileEvent, error], err error) {
+		err = w.do(ctx, func() (err error) {
+			events, err = w.s.Files().Watch(ctx, path, recursive)
+			return err
+		})
+		return events, err
+	}
+	events, err := open()
+	if err != nil {
+		return nil, err
+	}
+	out := make(chan sandbox.FileEvent)
+	send := func(e sandbox.FileEvent) bool {
+		select {
+		case out <- e:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	go func() {
+		defer close(out)
+		for forward(events, send) {
+			if !send(sandbox.FileEvent{Op: sandbox.OpOverflow, Path: "."}) {
+				return
+			}
+			for wait := firstLook; ; wait = min(2*wait, lastLook) {
+				if events, err = open(); err == nil {
+					break
+				}
+				if sandbox.CodeOf(err) != sandbox.CodeUnavailable || pause(ctx, wait) != nil {
+					return
+				}
+			}
+		}
+	}()
+	return out, nil
+}
+
+// forward passes events on to their end, and reports whether the connection was
+// lost before.
+func forward(events iter.Seq2[sandbox.FileEvent, error], send func(sandbox.FileEvent) bool) (lost bool) {
+	for e, err := range events {
+		if err != nil {
+			return sandbox.CodeOf(err) == sandbox.CodeUnavailable
+		}
+		if !send(e) {
+			return false
+		}
+	}
+	return false
+}
+
+// pauses implements driver.Pauser.
+type pauses struct{ *box }
+
+func (p pauses) Pause(ctx context.Context) error {
+	_, err := p.s.Pause(ctx, sandbox.PauseMemory)
+	if err == nil {
+		p.rests.Store(true)
+	}
+	return p.explain(ctx, err)
+}
+
+func (p pauses) Resume(ctx context.Context) error {
+	_, err := p.s.Resume(ctx)
+	if err == nil {
+		p.rests.Store(false)
+	}
+	return p.explain(ctx, err)
+}
+
+// sizes implements driver.Resizer.
+type sizes struct{ *box }
+
+func (s sizes) Resize(ctx context.Context, limits sandbox.Resources) error {
+	return s.do(ctx, func() error {
+		_, err := s.s.Update(ctx, sandbox.Change{Resources: limits})
+		return err
+	})
+}
+
+// deadlines implements driver.DeadlineSetter.
+type deadlines struct{ *box }
+
+func (d deadlines) SetDeadline(ctx context.Context, at time.Time) error {
+	life := time.Duration(0) // no limit
+	if !at.IsZero() {
+		life = max(time.Until(at), time.Millisecond)
+	}
+	_, err := d.s.Update(ctx, sandbox.Change{Lifetime: sandbox.LifetimeChange{Timeout: &life}})
+	return d.explain(ctx, err)
+}
+
+// meters implements driver.Meter.
+type meters struct{ *box }
+
+func (m meters) Usage(ctx context.Context) (u sandbox.Usage, err error) {
+	err = m.do(ctx, func() (err error) {
+		u, err = m.s.Usage(ctx)
+		return err
+	})
+	return u, err
+}

@@ -1,0 +1,93 @@
+package remote
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Labels that the provider puts on sandboxes and snapshots over there.
+const (
+	prefix     = "remote."
+	labelScope = prefix + "scope" // whose it is
+	labelID    = prefix + "id"    // its ID here
+	labelEnv   = prefix + "env"   // the names of its variables; numbered from the second on
+)
+
+// reserved is the prefix of labels that the other daemon keeps for itself.
+const reserved = "atoll."
+
+// outward are labels as the other daemon gets them: those that it or this
+// provider would take for their own get a prefix.
+func outward(scope string, id string, env, own map[string]string) map[string]string {
+	all := map[string]string{labelScope: scope, labelID: id}
+	for k, v := range own {
+		if strings.HasPrefix(k, reserved) || strings.HasPrefix(k, prefix) {
+			k = prefix + k
+		}
+		all[k] = v
+	}
+	maps.Copy(all, envLabels(slices.Sorted(maps.Keys(env))))
+	return all
+}
+
+// inward undoes outward.
+func inward(labels map[string]string) map[string]string {
+	own := map[string]string{}
+	for k, v := range labels {
+		if k == labelScope || k == labelID || strings.HasPrefix(k, labelEnv) {
+			continue
+		}
+		own[strings.TrimPrefix(k, prefix)] = v
+	}
+	return own
+}
+
+// loops reports whether a sandbox was asked for by this very provider, some
+// daemons away.
+func loops(scope string, labels map[string]string) bool {
+	for k, v := range labels {
+		if strings.HasSuffix(k, labelScope) && v == scope {
+			return true
+		}
+	}
+	return false
+}
+
+// envSep separates names of variables in a label.
+const envSep = ","
+
+// envLabels are labels that list names of variables, as far as they fit. Values
+// are in none.
+func envLabels(names []string) map[string]string {
+	labels, key, line := map[string]string{}, labelEnv, ""
+	for _, name := range names {
+		if len(name) > sandbox.MaxLabelLen/2 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == ',' }) {
+			continue
+		}
+		if len(line)+len(envSep)+len(name) > sandbox.MaxLabelLen {
+			labels[key], line = line, ""
+			key += "+"
+		}
+		if line != "" {
+			line += envSep
+		}
+		line += name
+	}
+	if line != "" {
+		labels[key] = line
+	}
+	return labels
+}
+
+// envNames returns the names that envLabels listed.
+func envNames(labels map[string]string) (names []string) {
+	for k, v := range labels {
+		if strings.Trim(k, "+") == labelEnv {
+			names = append(names, strings.Split(v, envSep)...)
+		}
+	}
+	return names
+}

@@ -1,0 +1,81 @@
+package remote
+
+import (
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// An instance implements what the other daemon's provider can do, which is known
+// only when the program runs. So it is put together from layers: each adds one
+// optional interface, which driver.As finds.
+type (
+	withFiles struct {
+		layer
+		driver.FileSystem
+	}
+	withArchives struct {
+		layer
+		driver.Archiver
+	}
+	withWatches struct {
+		layer
+		driver.Watcher
+	}
+	withCommands struct {
+		layer
+		driver.ProcessManager
+	}
+	withPorts struct {
+		layer
+		driver.Dialer
+	}
+	withPauses struct {
+		layer
+		driver.Pauser
+	}
+	withSnapshots struct {
+		layer
+		driver.Snapshotter
+	}
+	withSizes struct {
+		layer
+		driver.Resizer
+	}
+	withDeadlines struct {
+		layer
+		driver.DeadlineSetter
+	}
+	withMeters struct {
+		layer
+		driver.Meter
+	}
+)
+
+// layer is an instance around another.
+type layer struct{ driver.Instance }
+
+// Unwrap implements driver.Unwrapper.
+func (l layer) Unwrap() any { return l.Instance }
+
+// instance is a handle of a sandbox that can do what it can do.
+func (p *Provider) instance(id sandbox.ID, s *atoll.Sandbox, can driver.Capabilities) driver.Instance {
+	b := &box{p: p, id: id, s: s}
+	in := driver.Instance(b)
+	add := func(can bool, wrap func(layer) driver.Instance) {
+		if can {
+			in = wrap(layer{in})
+		}
+	}
+	add(can.Files, func(l layer) driver.Instance { return withFiles{l, files{b}} })
+	add(can.Archive, func(l layer) driver.Instance { return withArchives{l, archives{b}} })
+	add(can.Watch, func(l layer) driver.Instance { return withWatches{l, watches{b}} })
+	add(can.Processes, func(l layer) driver.Instance { return withCommands{l, commands{b}} })
+	add(can.Ports, func(l layer) driver.Instance { return withPorts{l, ports{b}} })
+	add(can.Pause, func(l layer) driver.Instance { return withPauses{l, pauses{b}} })
+	add(can.Snapshot, func(l layer) driver.Instance { return withSnapshots{l, snapshots{b, can}} })
+	add(can.Resize, func(l layer) driver.Instance { return withSizes{l, sizes{b}} })
+	add(can.Deadline, func(l layer) driver.Instance { return withDeadlines{l, deadlines{b}} })
+	add(can.Usage, func(l layer) driver.Instance { return withMeters{l, meters{b}} })
+	return in
+}

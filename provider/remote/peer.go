@@ -1,0 +1,219 @@
+package remote
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// peer is the other daemon as it describes itself.
+type peer struct {
+	binding  string
+	provider sandbox.Provider
+}
+
+// errNoAddress is why nothing works without an address.
+var errNoAddress = &sandbox.Error{
+	Code: sandbox.CodeUnavailable, Op: "remote.open", Message: "no other daemon is named", Hint: "set ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY",
+}
+
+// known returns what the other daemon said, asking it if nobody has yet.
+func (p *Provider) known(ctx context.Context) (*peer, error) {
+	p.mu.Lock()
+	known := p.peer
+	p.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	now, err := p.ask(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.peer == nil {
+		p.peer = now
+	}
+	return p.peer, nil
+}
+
+// ask asks the other daemon who and what it is.
+func (p *Provider) ask(ctx context.Context) (*peer, error) {
+	if p.client == nil {
+		return nil, errNoAddress
+	}
+	binding, err := p.whose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := p.client.Providers(ctx)
+	if err != nil {
+		return nil, p.explain(err)
+	}
+	at := slices.IndexFunc(all, func(one sandbox.Provider) bool {
+		return one.Name == p.opts.Provider || p.opts.Provider == "" && one.Default
+	})
+	if at < 0 {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.host, Message: "the daemon has no provider " + p.opts.Provider}
+	}
+	return &peer{binding: binding, provider: all[at]}, nil
+}
+
+// whose returns the binding of the sandboxes that the key reaches. A daemon has
+// no name of its own. A tenant has one, and the moment at which it was made tells
+// it from tenants of the same name in other databases.
+func (p *Provider) whose(ctx context.Context) (string, error) {
+	t, err := p.client.Admin().Tenant(ctx)
+	if err != nil {
+		return "", p.explain(err)
+	}
+	if t.ID == "" || t.Created.IsZero() {
+		return "", &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.host, Message: "the daemon does not say which tenant the key belongs to"}
+	}
+	sum := sha256.Sum256([]byte(t.ID + "\n" + t.Created.UTC().Format(time.RFC3339Nano)))
+	return t.ID + "#" + hex.EncodeToString(sum[:8]), nil
+}
+
+// Binding implements driver.Binder: the tenant of the other daemon. It is asked
+// for once.
+func (p *Provider) Binding(ctx context.Context) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	k, err := p.known(ctx)
+	if err != nil {
+		return "", err
+	}
+	return k.binding, nil
+}
+
+// absent is why the other daemon does not know a sandbox. That is no evidence if
+// it is not the daemon, or the tenant, that this provider began with.
+func (p *Provider) absent(ctx context.Context, id sandbox.ID) error {
+	k, err := p.known(ctx)
+	if err != nil {
+		return err
+	}
+	now, err := p.whose(ctx)
+	if err != nil {
+		return err
+	}
+	if now != k.binding {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox belongs to " + k.binding + ", and " + p.host + " is now " + now,
+			Hint: "use the address and a key of the tenant that it was made with",
+		}
+	}
+	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(id), Message: "the sandbox does not exist"}
+}
+
+// limits are the names of what Facts must speak about.
+var limits = []string{"cpus", "memory", "disk", "pids", "lifetime"}
+
+// Probe implements driver.Provider.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Facts{}, err
+	}
+	facts := driver.Facts{Provider: Name, Limits: map[string]driver.Limit{}}
+	for _, name := range limits {
+		facts.Limits[name] = driver.Limit{Why: "the other daemon does not say whether it holds"}
+	}
+	now, err := p.ask(ctx)
+	if ctx.Err() != nil {
+		return driver.Facts{}, ctx.Err()
+	}
+	if err != nil {
+		facts.Findings = append(facts.Findings, blocker(err))
+		return facts, nil
+	}
+	p.mu.Lock()
+	if p.peer == nil {
+		p.peer = now
+	}
+	p.mu.Unlock()
+	p.describe(&facts, &now.provider)
+	return facts, nil
+}
+
+func blocker(err error) driver.Finding {
+	f := driver.Finding{Severity: driver.Blocker, Subject: "daemon", Message: err.Error(), Fix: "see whether ATOLL_REMOTE_HOST is right and the daemon there is up"}
+	if e, ok := errors.AsType[*sandbox.Error](err); ok && e.Hint != "" {
+		f.Fix = e.Hint
+	}
+	return f
+}
+
+// describe says in facts what the other daemon's provider is.
+func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
+	facts.Version, facts.Available, facts.Isolates = other.Name+" "+other.Version, other.Available, other.Isolates
+	facts.Capabilities = capabilities(other)
+	for _, name := range limits {
+		if l, ok := other.Limits[name]; ok {
+			facts.Limits[name] = driver.Limit{Holds: l.Enforced, Why: l.Why, By: "the daemon at " + p.host}
+		}
+		if l := facts.Limits[name]; !l.Holds && l.Why == "" {
+			facts.Limits[name] = driver.Limit{Why: "the daemon at " + p.host + " does not enforce it"}
+		}
+	}
+	add := func(severity driver.Severity, subject, message string) {
+		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message})
+	}
+	switch {
+	case !other.Available:
+		add(driver.Blocker, "provider", "the provider "+other.Name+" of "+p.host+" is not available: "+other.Problem)
+	default:
+		add(driver.OK, "daemon", p.host+" answers and takes the key; its provider "+other.Name+" makes the sandboxes")
+	}
+	if !other.Isolates {
+		add(driver.Warning, "isolation", "sandboxes of the provider "+other.Name+" are not isolated from the machine of the other daemon")
+	}
+	if other.Warning != "" {
+		add(driver.Warning, "provider", other.Warning)
+	}
+}
+
+// capabilities are those of the other daemon's provider, without what its API
+// does not carry.
+func capabilities(other *sandbox.Provider) (c driver.Capabilities) {
+	if text, err := json.Marshal(other.Capabilities); err == nil {
+		_ = json.Unmarshal(text, &c) // both are booleans by name
+	}
+	c.Reattach = true // the other daemon finds them
+	c.Mounts, c.Images, c.Network, c.Diff, c.Rejoin = false, false, false, false, false
+	return c
+}
+
+// isTyped reports whether an error says itself what it is.
+func isTyped(err error) bool {
+	_, ok := errors.AsType[*sandbox.Error](err)
+	return ok
+}
+
+// explain names the other daemon in an error of the way to it.
+func (p *Provider) explain(err error) error {
+	e, ok := errors.AsType[*sandbox.Error](err)
+	if !ok {
+		return err
+	}
+	switch {
+	case e.Code == sandbox.CodeUnavailable && e.Op == "client.request":
+		return &sandbox.Error{
+			Code: e.Code, Subject: p.host, Message: e.Message, Cause: e,
+			Hint: "see whether ATOLL_REMOTE_HOST is right and the daemon there is up",
+		}
+	case e.Code == sandbox.CodeUnauthorized:
+		return &sandbox.Error{
+			Code: e.Code, Subject: p.host, Message: "the daemon does not take the API key", Cause: e,
+			Hint: "set ATOLL_REMOTE_KEY, or ATOLL_REMOTE_KEY_FILE, to a key that was made there with: atoll key create",
+		}
+	}
+	return err
+}

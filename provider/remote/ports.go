@@ -1,0 +1,92 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+)
+
+// ports implements driver.Dialer.
+type ports struct{ *box }
+
+// Dial implements driver.Dialer.
+func (p ports) Dial(ctx context.Context, port uint16) (c net.Conn, err error) {
+	err = p.do(ctx, func() error {
+		tunnel, err := p.s.Dial(ctx, port)
+		if err != nil {
+			return err
+		}
+		if c, err = relay(tunnel); err != nil {
+			return errors.Join(err, tunnel.Close())
+		}
+		return nil
+	})
+	return c, err
+}
+
+// relay puts a socket in front of a tunnel, which a deadline that passes would
+// end. The tunnel is closed when the socket is, or when both directions have
+// ended.
+func relay(tunnel net.Conn) (net.Conn, error) {
+	near, far, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		defer tunnel.Close()
+		defer far.Close()
+		back := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(far, tunnel)
+			if err == nil {
+				err = far.CloseWrite()
+			}
+			if err != nil {
+				_ = far.Close() // the tunnel broke, or nobody reads any more
+			}
+			back <- err
+		}()
+		if _, err := io.Copy(tunnel, far); err != nil || closeWrite(tunnel) != nil {
+			_ = tunnel.Close()
+		}
+		<-back
+	}()
+	return near, nil
+}
+
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}
+
+// socketPair returns two connected sockets.
+func socketPair() (near, far *net.UnixConn, err error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var ends [2]*net.UnixConn
+	var failed error
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "port")
+		c, err := net.FileConn(f)
+		failed = errors.Join(failed, err, f.Close())
+		if c != nil {
+			ends[i], _ = c.(*net.UnixConn)
+		}
+	}
+	if failed == nil {
+		return ends[0], ends[1], nil
+	}
+	for _, c := range ends {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	return nil, nil, failed
+}

@@ -1,0 +1,192 @@
+// Package remote makes sandboxes with another Atoll daemon, over TCP with an API
+// key. What its sandboxes can do is what the other daemon's provider can do.
+//
+// A sandbox has the same name over there as its ID here, and labels that say
+// which directory it belongs to. Those are the only records: the provider keeps
+// none of its own.
+package remote
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/internal/identity"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "remote"
+
+// Options say which daemon to use, and how.
+type Options struct {
+	// Dir is a directory for this provider alone, made when it is first needed.
+	// Sandboxes belong to it: another directory does not list them.
+	Dir string
+	// Address is "https://host:port", or "http://host:port" for a loopback
+	// address. Empty: the provider is not available.
+	Address string
+	// Key is an API key of the other daemon.
+	Key string
+	// KeyFile is a file that holds the key, which is read if Key is empty.
+	KeyFile string
+	// CAFile is a file of PEM certificates to verify the other daemon with,
+	// besides those of the system.
+	CAFile string
+	// Provider is which of the other daemon's providers makes the sandboxes.
+	// Empty: its default.
+	Provider string
+	// AllowHTTP permits an http address that is not a loopback address. The key
+	// and everything else then travel in the clear.
+	AllowHTTP bool
+	// Transport carries requests. Nil: one of the provider's own.
+	Transport http.RoundTripper
+}
+
+// FromEnvironment returns the options in ATOLL_REMOTE_HOST, ATOLL_REMOTE_KEY,
+// ATOLL_REMOTE_KEY_FILE, ATOLL_REMOTE_CA_FILE and ATOLL_REMOTE_PROVIDER.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, Address: lookup("ATOLL_REMOTE_HOST"), Key: lookup("ATOLL_REMOTE_KEY"), KeyFile: lookup("ATOLL_REMOTE_KEY_FILE"),
+		CAFile: lookup("ATOLL_REMOTE_CA_FILE"), Provider: lookup("ATOLL_REMOTE_PROVIDER"),
+	}
+}
+
+// Provider makes sandboxes with another daemon.
+type Provider struct {
+	opts   Options
+	host   string        // of the other daemon, for people
+	client *atoll.Client // nil: no address was given
+
+	mu   sync.Mutex
+	peer *peer // what the other daemon said of itself; nil until it was asked
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.StateTeller    = (*Provider)(nil)
+	_ driver.Restorer       = (*Provider)(nil)
+	_ driver.FileRestorer   = (*Provider)(nil)
+	_ driver.SnapshotKeeper = (*Provider)(nil)
+)
+
+// New opens the provider. It asks nobody and makes nothing.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, invalid("directory", "is not given", "")
+	}
+	p := &Provider{opts: opts}
+	if opts.Address == "" {
+		return p, nil
+	}
+	u, err := url.Parse(opts.Address)
+	switch {
+	case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http":
+		return nil, invalid("address", "is not the address of a daemon", "write https://host:port")
+	case u.Scheme == "http" && !loopback(u.Hostname()) && !opts.AllowHTTP:
+		return nil, invalid(u.Host, "the API key would travel in the clear", "use an https address, or set the option allowHTTP where the connection is safe by other means")
+	}
+	p.host = u.Host
+	if opts.Key == "" && opts.KeyFile != "" {
+		text, err := os.ReadFile(opts.KeyFile)
+		if err != nil {
+			return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "remote.open", Subject: opts.KeyFile, Message: "the file with the API key cannot be read", Cause: err}
+		}
+		opts.Key = strings.TrimSpace(string(text))
+	}
+	if opts.Transport == nil {
+		if opts.Transport, err = transport(opts.CAFile); err != nil {
+			return nil, err
+		}
+	}
+	p.client, err = atoll.New(atoll.Options{Host: opts.Address, Key: opts.Key, Transport: opts.Transport})
+	return p, err
+}
+
+func invalid(subject, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.open", Subject: subject, Message: message, Hint: hint}
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Bounds of the connections that are kept for the next request.
+const (
+	idle     = 10 * time.Second
+	maxIdle  = 16
+	dialWait = 10 * time.Second
+)
+
+// transport carries requests, and trusts the certificates of a file besides
+// those of the system.
+func transport(caFile string) (*http.Transport, error) {
+	t := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialWait}).DialContext, TLSHandshakeTimeout: dialWait,
+		DisableCompression: true, MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idle,
+	}
+	if caFile == "" {
+		return t, nil
+	}
+	pem, err := os.ReadFile(caFile)
+	if err != nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "remote.open", Subject: caFile, Message: "the file with the certificates cannot be read", Cause: err}
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool()
+	}
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, invalid(caFile, "holds no PEM certificate", "")
+	}
+	t.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	return t, nil
+}
+
+// scope names the provider's directory among all that use the other daemon.
+func (p *Provider) scope() (string, error) {
+	if err := os.MkdirAll(p.opts.Dir, 0o700); err != nil {
+		return "", err
+	}
+	return identity.Of(filepath.Join(p.opts.Dir, "scope"))
+}
+
+// ErrorCode implements driver.Provider.
+func (*Provider) ErrorCode(err error) sandbox.Code {
+	if code := sandbox.CodeOf(err); code != sandbox.CodeInternal || isTyped(err) {
+		return code
+	}
+	return ""
+}
+
+// Close implements driver.Provider.
+func (p *Provider) Close() error {
+	if p.client == nil {
+		return nil
+	}
+	return p.client.Close()
+}
+
+// State implements driver.StateTeller: other clients of the other daemon, and
+// its own rules, pause sandboxes.
+func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
+	b, err := p.find(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	return b.Info().State, nil
+}

@@ -1,0 +1,251 @@
+package remote
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"strings"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// snapshots implements driver.Snapshotter. The other daemon keeps the snapshot,
+// under the name that is its ID here.
+type snapshots struct {
+	*box
+	can driver.Capabilities
+}
+
+// Snapshot implements driver.Snapshotter.
+func (s snapshots) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+	switch {
+	case ctx.Err() != nil:
+		return snap, ctx.Err()
+	case sandbox.ValidateName(opts.ID) != nil:
+		return snap, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.snapshot", Subject: "id", Message: "is not usable"}
+	case opts.Memory && !s.can.Memory:
+		return snap, s.unsupported("memory", "the snapshots of the other daemon's provider hold no memory")
+	}
+	back, err := s.still(ctx, opts)
+	if err != nil {
+		return snap, err
+	}
+	if snap, err = s.take(ctx, opts); err == nil && opts.Stop {
+		if err = s.Destroy(ctx); err == nil {
+			return snap, nil
+		}
+		err = errors.Join(err, s.p.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
+	defer cancel()
+	return snap, errors.Join(err, back(late))
+}
+
+// still brings the sandbox into the state in which the other daemon writes the
+// snapshot, and returns what brings it back. It takes none of a sandbox that is
+// paused in memory. One that is to end is put to disk, so that nothing that
+// happens after the snapshot is lost.
+func (s snapshots) still(ctx context.Context, opts driver.SnapshotOptions) (back func(context.Context) error, err error) {
+	state, err := s.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stands := pauses{s.box}
+	was := func(context.Context) error { return nil }
+	if state == sandbox.Paused {
+		if err := stands.Resume(ctx); err != nil {
+			return nil, err
+		}
+		was = stands.Pause
+	}
+	switch {
+	case !opts.Stop:
+		return was, nil
+	case opts.Memory:
+		if _, err := s.s.Pause(ctx, sandbox.PauseDisk); err != nil {
+			return nil, errors.Join(s.explain(ctx, err), was(context.WithoutCancel(ctx)))
+		}
+		return func(ctx context.Context) error { return errors.Join(stands.Resume(ctx), was(ctx)) }, nil
+	}
+	if _, err := s.s.Stop(ctx, 0); err != nil {
+		return nil, errors.Join(s.explain(ctx, err), was(context.WithoutCancel(ctx)))
+	}
+	return func(ctx context.Context) error {
+		_, err := s.s.Start(ctx)
+		return errors.Join(s.explain(ctx, err), was(ctx))
+	}, nil
+}
+
+func (s snapshots) unsupported(subject, message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "remote.snapshot", Subject: subject, Message: message}
+}
+
+// take has the other daemon write a snapshot.
+func (s snapshots) take(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	scope, err := s.p.scope()
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	now, err := s.p.client.Get(ctx, string(s.s.ID()))
+	if err != nil {
+		return driver.Snapshot{}, s.explain(ctx, err)
+	}
+	labels := map[string]string{labelScope: scope, labelID: opts.ID}
+	for k, v := range now.Info().Labels {
+		if strings.HasPrefix(k, labelEnv) {
+			labels[k] = v
+		}
+	}
+	made, err := s.s.Snapshot(ctx, sandbox.SnapshotRequest{Name: opts.ID, Memory: opts.Memory, Labels: labels})
+	if err != nil {
+		err = s.explain(ctx, err)
+		if code := sandbox.CodeOf(err); code != sandbox.CodeAlreadyExists && (ctx.Err() != nil || code == sandbox.CodeUnavailable) {
+			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
+			defer cancel()
+			_ = s.p.client.RemoveSnapshot(late, opts.ID) // List shows what stays
+		}
+		return driver.Snapshot{}, err
+	}
+	return described(&made), nil
+}
+
+func described(s *sandbox.Snapshot) driver.Snapshot {
+	ref := driver.SnapshotRef{Provider: Name, Kind: driver.SnapshotFilesystem, Data: s.ID}
+	if s.Memory {
+		ref.Kind = driver.SnapshotMemory
+	}
+	return driver.Snapshot{Ref: ref, Engine: cmp.Or(s.Engine, Name), Size: s.Size}
+}
+
+// Restore implements driver.Restorer.
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
+	snap, err := p.snapshot(ctx, ref)
+	if err != nil {
+		return nil, driver.Restored{}, err
+	}
+	in, err := p.create(ctx, spec, &snap)
+	if err != nil {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			err = lost(err)
+		}
+		return nil, driver.Restored{}, err
+	}
+	return in, driver.Restored{Memory: snap.Memory}, nil
+}
+
+// RestoreFiles implements driver.FileRestorer. The other daemon always brings
+// back the memory that there is, so the sandbox is stopped and started, which
+// keeps its files only.
+func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
+	in, how, err := p.Restore(ctx, spec, ref)
+	if err != nil || !how.Memory {
+		return in, err
+	}
+	b, _ := driver.As[*box](in)
+	if _, err = b.s.Stop(ctx, 0); err == nil {
+		_, err = b.s.Start(ctx)
+	}
+	if err == nil {
+		return in, nil
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleaning)
+	defer cancel()
+	return nil, errors.Join(b.explain(ctx, err), b.Destroy(late))
+}
+
+// snapshot looks a reference up. One that nobody made is CodeInvalid.
+func (p *Provider) snapshot(ctx context.Context, ref driver.SnapshotRef) (s sandbox.Snapshot, err error) {
+	if err := checkRef(ref); err != nil {
+		return s, err
+	}
+	return p.lookup(ctx, ref.Data)
+}
+
+func checkRef(ref driver.SnapshotRef) error {
+	if ref.Provider != Name || sandbox.ValidateName(ref.Data) != nil {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "remote.snapshot", Subject: "snapshot", Message: "the reference is not one of this provider"}
+	}
+	return nil
+}
+
+// lookup finds a complete snapshot by its name or id over there.
+func (p *Provider) lookup(ctx context.Context, name string) (s sandbox.Snapshot, err error) {
+	switch {
+	case ctx.Err() != nil:
+		return s, ctx.Err()
+	case p.client == nil:
+		return s, errNoAddress
+	}
+	s, err = p.client.GetSnapshot(ctx, name)
+	if err == nil && !s.Ready {
+		err = &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "the snapshot is not complete"}
+	}
+	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return s, p.explain(err)
+	}
+	if gone := p.absent(ctx, sandbox.ID(name)); sandbox.CodeOf(gone) != sandbox.CodeGone {
+		return s, gone
+	}
+	return s, lost(err)
+}
+
+// lost says that a snapshot is missing.
+func lost(err error) error {
+	return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "remote.snapshot", Subject: "snapshot", Message: "the other daemon has no such snapshot", Cause: errors.Join(driver.ErrSnapshotLost, err)}
+}
+
+// FindSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot, error) {
+	s, err := p.lookup(ctx, id)
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	return described(&s), nil
+}
+
+// RemoveSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) error {
+	if err := checkRef(ref); err != nil {
+		return err
+	}
+	if p.client == nil {
+		return errNoAddress
+	}
+	err := repeat(ctx, func() error { return p.client.RemoveSnapshot(ctx, ref.Data) })
+	if sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		return p.explain(err)
+	}
+	if gone := p.absent(ctx, sandbox.ID(ref.Data)); sandbox.CodeOf(gone) != sandbox.CodeGone {
+		return gone
+	}
+	return nil
+}
+
+// Snapshots implements driver.SnapshotKeeper.
+func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
+	return func(yield func(driver.FoundSnapshot, error) bool) {
+		scope, err := p.scope()
+		if err == nil && p.client == nil {
+			err = errNoAddress
+		}
+		if err != nil {
+			yield(driver.FoundSnapshot{}, err)
+			return
+		}
+		for s, err := range p.client.Snapshots(ctx, map[string]string{labelScope: scope}) {
+			if err != nil {
+				yield(driver.FoundSnapshot{}, p.explain(err))
+				return
+			}
+			found := driver.FoundSnapshot{ID: s.Labels[labelID], Ref: described(&s).Ref, Used: s.Created}
+			if s.Ready {
+				found.Size = s.Size
+			}
+			if !yield(found, nil) {
+				return
+			}
+		}
+	}
+}
