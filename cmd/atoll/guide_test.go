@@ -15,7 +15,7 @@ var block = regexp.MustCompile("(?ms)^```(sh|output)\n(.*?)^```$")
 // guides are the pages whose commands are run: each block of sh, one after the
 // other in one directory, and its standard output compared with the block of
 // output that follows. A line "..." stands for any lines.
-var guides = []string{"getting-started.md"}
+var guides = []string{"getting-started.md", "sessions.md"}
 
 func TestGuides(t *testing.T) {
 	for _, page := range guides {

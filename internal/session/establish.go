@@ -145,9 +145,6 @@ func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, rece
 		b, receipt.From, receipt.Lost = now, from, lost
 		if from.Archive != nil || len(from.Workspaces) > 0 {
 			receipt.Outcome = sandbox.OutcomeRebuilt
-			if receipt.Why != "" && from.Archive != nil { // the sandbox ended before it could be saved
-				receipt.Lost = append(receipt.Lost, sandbox.LostChanges)
-			}
 		}
 	}
 	receipt.Sandbox = b.ID

@@ -169,6 +169,9 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	if gone != nil && receipt.Why == "" {
 		receipt.Why = gone.Error()
 	}
+	if receipt.Why != "" && receipt.From.Archive != nil { // it ended before it could be saved
+		receipt.Lost = append(receipt.Lost, sandbox.LostChanges)
+	}
 	if receipt.Outcome == sandbox.OutcomeCreated && now.Epoch > 1 {
 		receipt.Lost = []string{sandbox.LostWorkspace} // an empty sandbox is not the old one
 	}
