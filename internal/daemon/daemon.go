@@ -24,8 +24,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
-	"github.com/atoll-run/atoll/internal/control/machine"
-	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
@@ -109,7 +108,7 @@ type Options struct {
 	// seconds.
 	Drain  time.Duration
 	Logger *slog.Logger
-	// Fault is for tests; see plane.Config.
+	// Fault is for tests; see services.Config.
 	Fault func(point string) error
 	// Trace is for tests; see store.Options.
 	Trace func(ctx context.Context, statement string)
@@ -132,8 +131,7 @@ type Daemon struct {
 	store    *store.Store
 	member   membership
 	log      *eventlog.Log
-	plane    *plane.Plane
-	machine  *machine.Service
+	services *services.Services
 	sessions *sessions.Service
 	provider driver.Provider
 	server   *server.Server
@@ -219,33 +217,33 @@ func (d *Daemon) openState(ctx context.Context) error {
 
 // recover finds again what an earlier daemon left running.
 func (d *Daemon) recover(ctx context.Context) error {
-	if err := d.plane.Reconcile(ctx); err != nil {
+	if err := d.services.Sandboxes.Reconcile(ctx); err != nil {
 		// What could not be brought up to date now will be later; nobody is
 		// helped by a daemon that does not start.
 		d.opts.Logger.Error("reconciliation", "error", err)
 	}
-	if err := d.plane.Workspaces.SweepBuckets(ctx); err != nil {
+	if err := d.services.Workspaces.SweepBuckets(ctx); err != nil {
 		d.opts.Logger.Error("unmounting buckets", "error", err)
 	}
 	ctx, d.stop = context.WithCancel(context.Background())
-	d.work.Go(func() { d.plane.Watch(ctx) })
-	d.work.Go(func() { d.plane.WatchIdle(ctx) })
+	d.work.Go(func() { d.services.Sandboxes.Watch(ctx) })
+	d.work.Go(func() { d.services.Sandboxes.WatchIdle(ctx) })
 	d.work.Go(func() { d.sessions.Watch(ctx) })
-	d.work.Go(func() { d.plane.Tenants.WatchKeys(ctx) })
+	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })
 	}
-	d.work.Go(func() { d.plane.Snapshots.Watch(ctx) })
+	d.work.Go(func() { d.services.Snapshots.Watch(ctx) })
 	if d.otel.Events() {
 		d.work.Go(func() { d.otel.Ship(ctx, d.log) })
 	}
 	if d.opts.AuditKeep > 0 {
-		d.work.Go(func() { d.plane.Events.WatchRetention(ctx, d.opts.AuditKeep) })
+		d.work.Go(func() { d.services.Events.WatchRetention(ctx, d.opts.AuditKeep) })
 	}
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })
 	}
-	d.work.Go(func() { d.plane.WatchExpiry(ctx) })
+	d.work.Go(func() { d.services.Sandboxes.WatchExpiry(ctx) })
 	d.onClose(func() error {
 		d.stop()
 		return nil
@@ -322,11 +320,11 @@ func (d *Daemon) serveWith(s *server.Server, l net.Listener) {
 // default tenant, and whoever bears a key.
 func (d *Daemon) authenticate(ctx context.Context, c server.Caller) (context.Context, error) {
 	if c.Token != "" {
-		who, err := d.plane.Tenants.Authenticate(ctx, c.Token)
+		who, err := d.services.Tenants.Authenticate(ctx, c.Token)
 		if err != nil {
 			return nil, err
 		}
-		return d.plane.Tenants.As(ctx, who), nil
+		return d.services.Tenants.As(ctx, who), nil
 	}
 	if c.UID != nil && (*c.UID == uint32(os.Geteuid()) || *c.UID == 0) {
 		return guard.WithPrincipal(ctx, key.Peer(core.DefaultTenant, *c.UID)), nil

@@ -37,7 +37,7 @@ func wallClock() time.Time { return time.Now().Round(0) }
 
 // Diagnose is for the owner of the machine.
 func (doc *doctor) Diagnose(ctx context.Context) (sandbox.Diagnosis, error) {
-	if err := doc.d.machine.MayDiagnose(ctx); err != nil {
+	if err := doc.d.services.Machine.MayDiagnose(ctx); err != nil {
 		return sandbox.Diagnosis{}, err
 	}
 	out := sandbox.Diagnosis{Version: doc.d.opts.Version, Node: doc.d.member.Node, Healthy: true}
@@ -176,7 +176,7 @@ func (doc *doctor) provider(ctx context.Context) (out []driver.Finding) {
 // sandboxes looks for those that only the store or only the provider knows, and
 // for those of another engine than new ones get.
 func (doc *doctor) sandboxes(ctx context.Context) (out []driver.Finding) {
-	c, err := doc.d.plane.Census(ctx)
+	c, err := doc.d.services.Sandboxes.Stats(ctx)
 	if err != nil {
 		return cannot("sandboxes", err, seeLog)
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
@@ -143,11 +144,11 @@ func secretFile(path string) ([]byte, error) {
 
 // e2bServices returns what the API of E2B needs of the control plane.
 func (d *Daemon) e2bServices() e2bapi.Services {
-	s := service{Plane: d.plane}
+	s := sandboxes.Public{Service: d.services.Sandboxes}
 	return e2bapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage,
-		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.plane, Ports: d.plane.Exec, Entrance: d.plane,
-		Snapshots: d.plane.Snapshots, Events: d.plane.Events, Secrets: d.plane.Secrets, Templates: d.plane.Templates, Builder: d.plane.Templates, Workspaces: d.plane.Workspaces,
+		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes,
+		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
 	}
 }
 
@@ -157,7 +158,7 @@ type e2bBox struct{ *exec.Handle }
 func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }
 
 func (d *Daemon) openForE2B(ctx context.Context, ref string) (e2bapi.Box, error) {
-	b, err := d.plane.Exec.Open(ctx, ref)
+	b, err := d.services.Exec.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -166,11 +167,11 @@ func (d *Daemon) openForE2B(ctx context.Context, ref string) (e2bapi.Box, error)
 
 // authenticateKey returns the context for requests with an API key, and its tenant.
 func (d *Daemon) authenticateKey(ctx context.Context, token string) (context.Context, string, error) {
-	who, err := d.plane.Tenants.Authenticate(ctx, token)
+	who, err := d.services.Tenants.Authenticate(ctx, token)
 	if err != nil {
 		return nil, "", err
 	}
-	return d.plane.Tenants.As(ctx, who), who.Tenant, nil
+	return d.services.Tenants.As(ctx, who), who.Tenant, nil
 }
 
 // hasImage reports whether an image is on this machine.

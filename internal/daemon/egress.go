@@ -52,7 +52,7 @@ func (e *egress) configure() {
 			}
 		},
 		With: func(ctx context.Context, spec *sandbox.Spec, connect func(gateway.Policy) error) error {
-			return e.d.plane.Profiles.With(ctx, spec.ID, func(p profiles.Egress) error { return connect(policyOf(p)) })
+			return e.d.services.Profiles.With(ctx, spec.ID, func(p profiles.Egress) error { return connect(policyOf(p)) })
 		},
 	})
 }
@@ -74,7 +74,7 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 	}
 	err = g.Resume(ctx)
 	if err == nil {
-		err = d.plane.Profiles.EnforceAll(ctx)
+		err = d.services.Profiles.EnforceAll(ctx)
 	}
 	if err != nil {
 		// Sandboxes without a network are no worse for it.
@@ -167,7 +167,7 @@ func (e *egress) write(ctx context.Context, pending map[kind]*summary) {
 		if s.times > 1 {
 			k.subject += fmt.Sprintf(" ×%d", s.times)
 		}
-		err := e.d.plane.Profiles.Decided(ctx, k.id, profiles.Decision{Type: k.typ, Subject: k.subject, Rule: k.rule, Bytes: s.bytes})
+		err := e.d.services.Profiles.Decided(ctx, k.id, profiles.Decision{Type: k.typ, Subject: k.subject, Rule: k.rule, Bytes: s.bytes})
 		e.note(err)
 	}
 }
@@ -177,7 +177,7 @@ func (e *egress) used(ctx context.Context, d decided) {
 	for _, s := range d.e.Secrets {
 		name, version, _ := strings.Cut(s, "@")
 		n, _ := strconv.ParseInt(version, 10, 64)
-		e.note(e.d.plane.Profiles.SecretUsed(ctx, d.id, profiles.SecretUse{Secret: name, Version: n, Rule: d.e.Rule, Host: d.e.Host}))
+		e.note(e.d.services.Profiles.SecretUsed(ctx, d.id, profiles.SecretUse{Secret: name, Version: n, Rule: d.e.Rule, Host: d.e.Host}))
 	}
 }
 

@@ -12,13 +12,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
-	// localNode is the name of a daemon that has its store for itself.
-	localNode = "local"
 	// heartbeatEvery is how often a daemon gives a sign of life, and
 	// staleAfter how long one that gave none may still be alive.
 	heartbeatEvery = 5 * time.Second
@@ -83,7 +82,7 @@ func (m membership) write(dir string) error {
 // of its own earlier run, and of nobody else.
 func (d *Daemon) join(ctx context.Context) error {
 	if !d.store.Shared() {
-		d.member.Node = localNode
+		d.member.Node = core.LocalNode
 		return nil
 	}
 	m, err := readMembership(d.node.Dir())

@@ -19,7 +19,7 @@ func (d *Daemon) observed(next http.Handler) http.Handler {
 			counted.ServeHTTP(w, r)
 			return
 		}
-		if err := d.machine.MayObserve(r.Context()); err != nil {
+		if err := d.services.Machine.MayObserve(r.Context()); err != nil {
 			api.WriteProblem(w, api.NewProblem(err, nil))
 			return
 		}

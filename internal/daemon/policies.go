@@ -21,7 +21,7 @@ func (d *Daemon) policies() policies.Files {
 
 // Reload reads the policies anew. What is wrong with them is an error, and
 // those that held before hold on.
-func (d *Daemon) Reload(ctx context.Context) error { return d.plane.Policies.Load(ctx) }
+func (d *Daemon) Reload(ctx context.Context) error { return d.services.Policies.Load(ctx) }
 
 // watchPolicies looks whether the files of policies are others, until ctx ends.
 func (d *Daemon) watchPolicies(ctx context.Context) {
@@ -34,7 +34,7 @@ func (d *Daemon) watchPolicies(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		err := d.plane.Policies.Load(ctx)
+		err := d.services.Policies.Load(ctx)
 		if err != nil && ctx.Err() == nil && err.Error() != said {
 			d.opts.Logger.Error("the policies cannot be used; those that held before hold on", "error", err)
 		}

@@ -8,7 +8,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
-	"github.com/atoll-run/atoll/internal/control/plane"
+	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
@@ -30,8 +31,8 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	if d.opts.SessionGrace > 0 {
 		durations.Grace = d.opts.SessionGrace
 	}
-	d.sessions = sessions.New(d.plane.Core, sessions.Config{
-		Sandboxes: sessionSandboxes{d.plane}, Snapshots: d.plane.Snapshots, Workspaces: d.plane.Workspaces, Environments: environments,
+	d.sessions = sessions.New(d.services.Core, sessions.Config{
+		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Workspaces: d.services.Workspaces, Environments: environments,
 		Binding: installation(first.Created), Lease: durations,
 	})
 	return nil
@@ -45,16 +46,19 @@ func installation(made time.Time) string {
 }
 
 // sessionSandboxes are the sandboxes of this daemon as sessions need them.
-type sessionSandboxes struct{ *plane.Plane }
+type sessionSandboxes struct {
+	*sandboxes.Service
+	exec *exec.Service
+}
 
 func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string) (sandbox.ID, error) {
-	made, err := s.Plane.Create(ctx, plane.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key)}})
+	made, err := s.Service.Create(ctx, sandboxes.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key)}})
 	return made.ID, err
 }
 
 func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
 	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
 	defer cancel()
-	_, err := s.Plane.Exec.Open(ctx, ref)
+	_, err := s.exec.Open(ctx, ref)
 	return err
 }

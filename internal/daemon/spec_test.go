@@ -46,7 +46,7 @@ func fullSpec(source string) sandbox.Spec {
 		Resources:  sandbox.Resources{CPUs: 1.5, Memory: 256 << 20, Disk: 64 << 20, PIDs: 100},
 		Env:        map[string]string{"A": "value"},
 		Mounts:     []sandbox.Mount{{Source: source, Target: "/mnt/a", ReadOnly: true}},
-		Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Mode: sandbox.WorkspaceExclusive, Path: "/notes", ReadOnly: []string{"a"}, Writable: []string{"b"}}},
+		Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Mode: sandbox.WorkspaceExclusive, Create: true, Path: "/notes", ReadOnly: []string{"a"}, Writable: []string{"b"}}},
 		Network:    sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets:    []sandbox.SecretRef{{Name: "token", Env: "TOKEN", Mode: sandbox.SecretEnv, Hosts: []string{"api.example.com"}, In: []string{"header"}}},
 		Redact:     true,

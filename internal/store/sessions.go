@@ -49,7 +49,7 @@ func scanSession(row scanner) (s Session, err error) {
 
 func (s *Session) columns() (text, prior string, err error) {
 	plain := storedSession{s.Session, s.Removing}
-	plain.Lease = nil // is in its own table
+	plain.Lease = nil            // is in its own table
 	if len(plain.Spec.Env) > 0 { // values may be secrets, and are kept elsewhere
 		plain.Spec.Env = maps.Clone(plain.Spec.Env)
 		for name := range plain.Spec.Env {

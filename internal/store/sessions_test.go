@@ -103,7 +103,9 @@ func TestRB53Leases(t *testing.T) {
 		if err != nil || !effect.Done || l.Epoch != 1 {
 			t.Errorf("the commit: %+v, %+v, %v", l, effect, err)
 		}
-		keys, err := store.Read(ctx, stores[1], func(tx *store.Tx) ([]store.LeaseKey, error) { return tx.Operator().Leases(ctx, time.Now().Add(time.Hour)) })
+		keys, err := store.Read(ctx, stores[1], func(tx *store.Tx) ([]store.LeaseKey, error) {
+			return tx.Operator().Leases(ctx, time.Now().Add(time.Hour))
+		})
 		if err != nil || len(keys) != 1 || keys[0] != (store.LeaseKey{Tenant: "acme", Group: "g"}) {
 			t.Errorf("%v, %v", keys, err)
 		}

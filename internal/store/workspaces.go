@@ -8,7 +8,7 @@ import (
 
 // Workspace is the stored record of a workspace: everything but its content.
 type Workspace struct {
-	sandbox.Workspace        // without Attached and Latest
+	sandbox.Workspace // without Attached and Latest
 	Tenant            string
 	Removing          bool // its content may be gone in part
 }

@@ -22,6 +22,9 @@ import (
 // for it.
 const DefaultTenant = "default"
 
+// LocalNode is the name of a daemon that has its store for itself.
+const LocalNode = "local"
+
 // Config is what a Core works with. Its owner closes what is in it, after the Core
 // is closed.
 type Config struct {

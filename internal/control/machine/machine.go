@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -16,16 +18,31 @@ import (
 // concurrently.
 type Service struct {
 	*core.Core
-	scratch string
+	cfg Config
 }
 
-// New returns the service. It makes temporary files in the directory scratch.
-func New(c *core.Core, scratch string) *Service { return &Service{c, scratch} }
+// Sandboxes reads the records of the sandboxes of this node that are not gone.
+type Sandboxes interface {
+	Recorded(ctx context.Context) ([]store.Sandbox, error)
+}
+
+// Providers are the open providers of this daemon.
+type Providers interface{ Opened() []*providers.Backend }
+
+// Config is what a Service works with.
+type Config struct {
+	Scratch   string // a directory for temporary files
+	Sandboxes Sandboxes
+	Providers Providers
+}
+
+// New returns a Service.
+func New(c *core.Core, cfg Config) *Service { return &Service{c, cfg} }
 
 // Backup returns a consistent copy of the database. The caller closes it.
 func (s *Service) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
 	err = s.AsOwner(ctx, ops.StateBackup, "", func(ctx context.Context) error {
-		dir, err := os.MkdirTemp(s.scratch, ".backup-")
+		dir, err := os.MkdirTemp(s.cfg.Scratch, ".backup-")
 		if err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
 		}

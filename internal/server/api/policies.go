@@ -19,7 +19,7 @@ type Policies interface {
 
 type (
 	policiesOutput struct{ Body sandbox.Policies }
-	explainInput   struct{ Body CreateRequest }
+	explainInput   struct{ Body sandbox.CreateRequest }
 	answerOutput   struct{ Body sandbox.PolicyAnswer }
 )
 

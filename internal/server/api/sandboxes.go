@@ -17,7 +17,7 @@ type SandboxRef struct {
 
 type createInput struct {
 	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repetition with the same key returns what the first request made"`
-	Body           CreateRequest
+	Body           sandbox.CreateRequest
 	RawBody        []byte
 }
 

@@ -44,7 +44,7 @@ type Services struct {
 type Sandboxes interface {
 	// Create makes a sandbox. replayed says that an earlier request with the
 	// same idempotency key made it.
-	Create(ctx context.Context, req CreateRequest) (s sandbox.Sandbox, replayed bool, err error)
+	Create(ctx context.Context, req sandbox.CreateRequest) (s sandbox.Sandbox, replayed bool, err error)
 	Get(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Sandbox, next string, err error)
 	Destroy(ctx context.Context, ref string) error

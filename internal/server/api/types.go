@@ -6,17 +6,6 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// CreateRequest asks for a sandbox.
-type CreateRequest struct {
-	sandbox.Spec
-	Pull     string `json:"pull,omitempty" enum:"missing,always,never" doc:"when to fetch the image"`
-	Platform string `json:"platform,omitempty" maxLength:"64" example:"linux/amd64"`
-
-	// IdempotencyKey and Raw come from the header and the body.
-	IdempotencyKey string `json:"-"`
-	Raw            []byte `json:"-"`
-}
-
 // Command is what to run.
 type Command struct {
 	Args       []string            `json:"args,omitempty" doc:"the program and its arguments"`

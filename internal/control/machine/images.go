@@ -1,0 +1,79 @@
+package machine
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// ImageUses lists the images of sandboxes that rest, snapshots and templates,
+// of all tenants. It is for the owner of the machine, who is about to remove
+// images: what was made ahead of its user lets go of them.
+func (s *Service) ImageUses(ctx context.Context) (all []sandbox.ImageUse, err error) {
+	err = s.AsOwner(ctx, ops.ImageUses, "", func(ctx context.Context) error {
+		for _, be := range s.cfg.Providers.Opened() {
+			if d, ok := driver.As[driver.Drainer](be.Driver); ok {
+				d.Drain()
+			}
+		}
+		all, err = s.NeededImages(ctx)
+		return err
+	})
+	return all, err
+}
+
+// NeededImages is ImageUses for the daemon itself.
+func (s *Service) NeededImages(ctx context.Context) ([]sandbox.ImageUse, error) {
+	boxes, err := s.cfg.Sandboxes.Recorded(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []sandbox.ImageUse
+	need := func(image, tenant, format string, args ...any) {
+		by := fmt.Sprintf(format, args...)
+		if tenant != core.DefaultTenant {
+			by += " of the tenant " + tenant
+		}
+		if image != "" && image != "host" {
+			all = append(all, sandbox.ImageUse{Image: image, By: by})
+		}
+	}
+	for _, b := range boxes {
+		if b.State != sandbox.Running {
+			need(b.Spec.Image, b.Tenant, "the sandbox %s, which is %s", b.Name, b.State)
+		}
+	}
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		const batch = 500
+		for after := ""; ; {
+			some, err := tx.Operator().Snapshots(ctx, s.Node, after, batch)
+			if err != nil {
+				return err
+			}
+			for _, one := range some {
+				after = one.ID
+				if one.Owner == "" {
+					need(one.Spec.Image, one.Tenant, "the snapshot %s", one.Name)
+				}
+			}
+			if len(some) < batch {
+				break
+			}
+		}
+		tenants, err := tx.Operator().Tenants(ctx)
+		for i := 0; i < len(tenants) && err == nil; i++ {
+			var templates []store.Template
+			templates, err = tx.Templates(ctx, tenants[i].ID)
+			for _, t := range templates {
+				need(t.Image, t.Tenant, "the template %s:%s", t.Name, t.Tag)
+			}
+		}
+		return err
+	})
+	return all, err
+}

@@ -1,0 +1,291 @@
+package sandboxes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// CreateRequest asks for a sandbox of the caller's tenant.
+type CreateRequest struct {
+	Spec     sandbox.Spec // without an ID, which is made up here
+	Pull     control.Pull
+	Platform string
+	// Idempotency makes a repetition of the request return what the first one
+	// made.
+	Idempotency store.Create
+	// Timeout, if set, ends the sandbox so long after it was asked for, as
+	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
+	Timeout time.Duration
+
+	// base are the names of the image that a step of a build began with: the
+	// policies were asked about that, and what the step is made of has no name.
+	base []string
+	// bound: the sandbox must not outlive this process.
+	bound bool
+}
+
+const opCreate = ops.SandboxCreate
+
+// Create makes a sandbox.
+func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err error) {
+	ctx, end := span.Start(ctx, "control", string(opCreate), "")
+	defer func() { end(err) }()
+	who, action, err := s.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
+		func(who key.Principal) error { return guard.AllowSpec(who, &req.Spec) })
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	images, err := s.Policies.AskedImage(ctx, who.Tenant, &req.Spec)
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	if req.base != nil {
+		images = req.base
+	}
+	of, err := s.Templates.Complete(ctx, who.Tenant, &req.Spec)
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	spec, origin, err := s.Snapshots.Origin(ctx, who.Tenant, req.Spec)
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	be, err := s.Providers.Select(ctx, who, spec.Provider)
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	spec.Provider = be.Name
+	s.Policies.Fill(who.Tenant, &spec, req.Timeout)
+	rules, err := s.egress(ctx, be, who.Tenant, &spec)
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	want, err := be.Control.Prepare(ctx, control.CreateRequest{
+		Spec: spec, Egress: rules, Pull: req.Pull, Platform: req.Platform, Tenant: who.Tenant, Reserved: true, Bound: req.bound,
+	})
+	if err != nil {
+		return Made{}, err
+	}
+	landed := s.inflight.Begin(want.Spec.ID)
+	defer landed()
+	action.Sandbox, action.Name, action.Subject = want.Spec.ID, want.Spec.Name, want.Spec.Name
+	if origin == "" && req.base == nil {
+		if images, err = s.Policies.FetchSigned(ctx, action, &want.Spec, images, control.ImageRequest{Pull: req.Pull, Platform: req.Platform}); err != nil {
+			return Made{}, core.Named(opCreate, err)
+		}
+	}
+	allowed := want.Spec
+	allowed.Lifetime.Timeout = max(allowed.Lifetime.Timeout, req.Timeout)
+	if err := s.Policies.Permit(ctx, action, &allowed, images); err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	if err := s.enforceable(ctx, be, who.Tenant, &want); err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	if err := s.Workspaces.Ensure(ctx, want.Spec.Workspaces); err != nil {
+		return Made{}, err
+	}
+	box, intent, err := s.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
+	switch {
+	case err != nil:
+		return Made{}, core.Named(opCreate, err)
+	case intent == nil: // it was asked for before
+		if err := s.inflight.Wait(ctx, box.ID); err != nil {
+			return Made{}, core.Named(opCreate, err)
+		}
+		box, err = s.record(ctx, who.Tenant, box.ID)
+		return Made{Sandbox: box, Replayed: true}, core.Named(opCreate, err)
+	}
+	box, image, err := s.make(ctx, be, who.Tenant, &want, origin, intent)
+	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
+		err = core.Named(opCreate, s.Templates.StartCold(ctx, box.ID, &of))
+	}
+	return Made{Sandbox: box, Image: image}, err
+}
+
+// CreateForBuild creates a sandbox of a build, which does not outlive this
+// process. The policies are asked about the names base of its image.
+func (s *makers) CreateForBuild(ctx context.Context, spec sandbox.Spec, base []string) (sandbox.ID, error) {
+	made, err := s.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullNever, base: base, bound: true})
+	return made.ID, err
+}
+
+// Made is a sandbox that was asked for.
+type Made struct {
+	store.Sandbox
+	// Image is what the image wants to run. It is not known of a replay.
+	Image control.ImageConfig
+	// Replayed says that an earlier request with the same idempotency key
+	// made it.
+	Replayed bool
+}
+
+// enforceable refuses limits that a policy or a quota demands and the provider
+// does not enforce.
+func (s *makers) enforceable(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest) error {
+	if len(want.Limits) == 0 {
+		return nil
+	}
+	quotas, err := s.Tenants.Limits(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	return be.Enforceable(want.Limits, s.Policies.Set().Caps(policyset.About{Tenant: tenant, Labels: want.Spec.Labels}).Resources, quotas)
+}
+
+// announce records the sandbox and that it is about to be made, together or
+// not at all. A nil intent says that an earlier request made it.
+func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
+	spec := want.Spec
+	values, err := s.Secrets.Reveal(ctx, tenant, spec.Secrets)
+	if err != nil {
+		return box, nil, err
+	}
+	defer values.Clear()
+	err = s.Store.Update(ctx, func(tx *store.Tx) error {
+		intent = nil
+		b := store.Sandbox{
+			Summary: store.Summary{
+				Sandbox: sandbox.Sandbox{
+					ID: spec.ID, Name: spec.Name, Provider: be.Name, Node: s.Node, Image: image,
+					Resources: spec.Resources, Limits: want.Limits, Labels: spec.Labels, Origin: origin,
+				},
+				Binding: be.Binding,
+			},
+			Spec: spec,
+		}
+		setLifetime(&b, spec.Lifetime, tx.Now())
+		if req.Timeout > spec.Lifetime.Timeout {
+			b.Expires = tx.Now().Add(req.Timeout)
+		}
+		var replayed bool
+		var err error
+		box, replayed, err = tx.CreateSandbox(ctx, tenant, b, req.Idempotency)
+		if err != nil || replayed {
+			return err
+		}
+		if want.Hidden, err = s.bind(ctx, tx, tenant, &spec, values); err != nil {
+			return err
+		}
+		if err := s.Workspaces.Claim(ctx, tx, tenant, &spec); err != nil {
+			return err
+		}
+		intent, err = s.Audit.BeginTx(ctx, tx, a)
+		return err
+	})
+	return box, intent, err
+}
+
+// setLifetime makes a lifetime that begins now that of a record.
+func setLifetime(b *store.Sandbox, l sandbox.Lifetime, now time.Time) {
+	b.Spec.Lifetime, b.Expires, b.Idle = l, time.Time{}, store.Idle{}
+	if l.Timeout > 0 {
+		b.Expires = now.Add(l.Timeout)
+	}
+	if l.Idle > 0 {
+		b.Idle = store.Idle{After: l.Idle, Action: string(cmp.Or(l.IdleAction, sandbox.IdleStop))}
+	}
+}
+
+// finalizeTimeout bounds the writing down of what happened when the caller is
+// gone.
+const finalizeTimeout = 10 * time.Second
+
+// make has the provider make a recorded sandbox, and records what became of it.
+func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, origin string, intent *audit.Intent) (box store.Sandbox, image control.ImageConfig, err error) {
+	if err := s.Fault("create.recorded"); err != nil {
+		return box, image, err
+	}
+	made, how, makeErr := s.bringUp(ctx, be, want, origin)
+	if err := s.Fault("create.made"); err != nil {
+		return box, image, err
+	}
+	// The caller may be gone; what happened must be written down all the same.
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+	defer cancel()
+	state, reason := sandbox.Running, coldReason(how)
+	if makeErr != nil {
+		state, reason = sandbox.Gone, reasonUnmade
+	}
+	box, err = s.finalize(late, tenant, want.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
+		b.State, b.Reason = state, reason
+		if makeErr == nil {
+			// What it was really made from, which a name may not lead to again.
+			b.Spec.Image = made.Image().Ref
+		}
+	})
+	switch {
+	case makeErr != nil:
+		s.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: want.Spec.ID}}})
+		s.Report(ctx, errors.Join(err, s.Workspaces.DetachNow(ctx, want.Spec.ID, want.Spec.Name)))
+		return box, image, makeErr
+	case err != nil:
+		// It runs, and the store says "creating": the next reconciliation
+		// finishes that.
+		return box, image, core.Named(opCreate, err)
+	}
+	s.follow(tenant, made)
+	s.due.soon()
+	return box, made.Image(), s.Fault("create.done")
+}
+
+// bringUp has the provider make a sandbox from its image or from the snapshot
+// origin, once what must not be in the record is kept elsewhere.
+func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
+	if err := s.Snapshots.PutEnvironment(want.Spec.ID, want.Spec.Env); err != nil {
+		return nil, driver.Restored{}, err
+	}
+	req, err := s.Workspaces.Mount(ctx, *want)
+	if err != nil {
+		return nil, driver.Restored{}, err
+	}
+	if origin == "" {
+		made, err := be.Control.Create(ctx, req)
+		return made, driver.Restored{}, err
+	}
+	return s.Snapshots.Restore(ctx, be, req, origin)
+}
+
+// settle records the outcome of an announced action together with what it
+// changed.
+func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
+	return s.finalizeWith(ctx, tenant, id, intent, out, change, nil)
+}
+
+// finalizeWith is settle with more in the same transaction, if the action was
+// done.
+func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
+	err = s.Store.Update(ctx, func(tx *store.Tx) error {
+		var err error
+		box, err = tx.UpdateSandbox(ctx, tenant, id, store.Expect{Observed: true}, change)
+		if err != nil {
+			return err
+		}
+		if also != nil && out.Err == nil {
+			if err := also(tx); err != nil {
+				return err
+			}
+		}
+		return intent.EndTx(ctx, tx, out)
+	})
+	if err != nil {
+		s.Report(ctx, intent.End(out))
+		s.doubt()
+	}
+	return box, err
+}

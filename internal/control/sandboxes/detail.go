@@ -1,0 +1,46 @@
+package sandboxes
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// detailOf returns what callers in this program are told of a sandbox.
+func detailOf(b *store.Sandbox) sandbox.Detail {
+	return sandbox.Detail{Sandbox: b.Info(), Spec: b.Spec, Kept: b.Rest.Kept != ""}
+}
+
+// CreateFor creates a sandbox that ends after timeout, unless Expire sets another
+// time. Its image is fetched if it is missing.
+func (s *makers) CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error) {
+	made, err := s.Create(ctx, CreateRequest{Spec: spec, Pull: control.PullMissing, Timeout: timeout})
+	return made.Sandbox.Info(), err
+}
+
+// Inspect returns a sandbox with the request that created it.
+func (s *records) Inspect(ctx context.Context, ref string) (sandbox.Detail, error) {
+	b, err := s.Get(ctx, ref)
+	return detailOf(&b), err
+}
+
+// InspectAll returns the sandboxes of the caller's tenant that have the labels, newest
+// first.
+func (s *records) InspectAll(ctx context.Context, labels map[string]string) (all []sandbox.Detail, err error) {
+	page := store.Page{Limit: store.MaxPage}
+	for {
+		part, next, err := s.Sandboxes(ctx, store.Filter{Labels: labels}, page)
+		if err != nil {
+			return nil, err
+		}
+		for i := range part {
+			all = append(all, detailOf(&part[i]))
+		}
+		if page.Cursor = next; next == "" {
+			return all, nil
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package sandboxes
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Enter returns what is recorded of a sandbox of any tenant, and the context in
+// which whoever bears that sandbox's own token acts: within it, and nowhere
+// else. The caller checks the token.
+func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
+	var tenant store.Tenant
+	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := tx.Operator().Sandbox(ctx, id)
+		if err == nil {
+			tenant, err = tx.Tenant(ctx, b.Tenant)
+		}
+		return b, err
+	})
+	switch {
+	case err != nil:
+		return ctx, b.Info(), core.Named(ops.SandboxEnter, err)
+	case !tenant.Disabled.IsZero():
+		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
+	}
+	return s.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b.Info(), nil
+}
+
+// Live returns the sandboxes of all tenants that run here. It is for finding
+// out which one a token is of, and not for telling anybody.
+func (s *rests) Live(ctx context.Context) ([]sandbox.ID, error) {
+	all, err := s.Recorded(ctx)
+	ids := make([]sandbox.ID, 0, len(all))
+	for _, b := range all {
+		if b.State == sandbox.Running {
+			ids = append(ids, b.ID)
+		}
+	}
+	return ids, err
+}
+
+// Expire sets the time at which a sandbox ends. With extend, an earlier time
+// than the present one changes nothing.
+func (s *lifetimes) Expire(ctx context.Context, ref string, at time.Time, extend bool) (b store.Sandbox, err error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return b, err
+	}
+	act := func(ctx context.Context) error {
+		found, err := s.find(ctx, who.Tenant, ref)
+		if err != nil {
+			return err
+		}
+		a := actionOf(who, control.Action{Op: opUpdate, Subject: ref})
+		if err := s.Policies.PermitUntil(ctx, a, &found, at); err != nil && (!extend || found.Expires.IsZero() || at.After(found.Expires)) {
+			return err
+		}
+		want := store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}
+		b, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+			return tx.UpdateSandbox(ctx, who.Tenant, found.ID, want, func(b *store.Sandbox) {
+				if !extend || b.Expires.IsZero() || at.After(b.Expires) {
+					b.Expires = at
+				}
+			})
+		})
+		return err
+	}
+	err = s.Act(ctx, control.Action{Op: opUpdate, Subject: ref}, act)
+	s.due.soon()
+	return b, core.Named(opUpdate, err)
+}
+
+// due wakes who waits for the next sandbox to expire.
+type due chan struct{}
+
+func (d due) soon() {
+	select {
+	case d <- struct{}{}:
+	default:
+	}
+}
+
+// maxWait bounds the wait for the next expiry, should the clock be set.
+const maxWait = 30 * time.Second
+
+// WatchExpiry ends sandboxes whose lifetime is over, until ctx ends.
+func (s *lifetimes) WatchExpiry(ctx context.Context) {
+	for ctx.Err() == nil {
+		wait, err := s.expire(ctx)
+		if err != nil && ctx.Err() == nil {
+			s.Report(ctx, err)
+			wait = time.Second
+		}
+		t := time.NewTimer(min(max(wait, 0), maxWait))
+		select {
+		case <-ctx.Done():
+		case <-s.due:
+		case <-t.C:
+		}
+		t.Stop()
+	}
+}
+
+// retryExpiry is when it is tried again what failed.
+const retryExpiry = time.Second
+
+const opExpire = ops.SandboxExpire
+
+// atTimeout does what is to be done with a sandbox whose time is over.
+func (s *lifetimes) atTimeout(ctx context.Context, b *store.Sandbox) error {
+	op := lifecycle.Sleep
+	switch b.Spec.Lifetime.TimeoutAction {
+	case sandbox.IdleStop:
+		op = lifecycle.Stop
+	case "", sandbox.IdleDelete:
+		owner := guard.WithPrincipal(ctx, key.Principal{Tenant: b.Tenant, Verbs: []key.Verb{key.Admin}})
+		return s.destroy(owner, string(b.ID), opExpire, reasonLifetime)
+	}
+	a := audit.Action{Tenant: b.Tenant, Op: opExpire, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	t, err := s.lockID(ctx, b.Tenant, b.ID, a, op)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done || t.box.Expires.IsZero() || t.box.Expires.After(s.Store.Now()) {
+		return nil // somebody changed it since
+	}
+	if op == lifecycle.Stop {
+		_, err = s.rests.stopLocked(ctx, t)
+	} else {
+		err = s.rests.putToSleep(ctx, t, t.box.Spec.Lifetime.Wakes)
+	}
+	return err
+}
+
+// expireGrace is left to a provider that enforces lifetimes itself.
+const expireGrace = 2 * time.Second
+
+// expireBatch is how many sandboxes are ended before the clock is read again.
+const expireBatch = 100
+
+// expire ends what is due and returns how long it is until something else is.
+func (s *lifetimes) expire(ctx context.Context) (time.Duration, error) {
+	var over []store.Sandbox
+	var next time.Time
+	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
+		if over, err = tx.Operator().Expired(ctx, s.Node, expireBatch); err == nil {
+			next, err = tx.Operator().NextExpiry(ctx, s.Node)
+		}
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	wait := maxWait
+	now := s.Store.Now()
+	for _, b := range over {
+		if b.Spec.Lifetime.HardTimeout() > 0 && now.Before(b.Expires.Add(expireGrace)) {
+			wait = expireGrace // its provider sees to that, and knows better why it ended
+			continue
+		}
+		if err := s.atTimeout(ctx, &b); err != nil {
+			s.Report(ctx, err)
+			wait = retryExpiry // others are not to wait for it
+		}
+	}
+	switch {
+	case len(over) == expireBatch:
+		return 0, nil
+	case next.IsZero():
+		return wait, nil
+	}
+	return min(wait, next.Sub(now)), nil
+}

@@ -1,0 +1,257 @@
+package sandboxes
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	opFork   = ops.SandboxFork
+	maxForks = 100 // in one request
+)
+
+// Fork makes copies of a sandbox: files, and memory and processes where the
+// provider can, each with a name and an id of its own. The parent stands still
+// only while its state is written down. Either all copies are made or none.
+func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
+	boxes, err := s.fork(ctx, ref, req)
+	return boxes, core.Named(opFork, err)
+}
+
+func (s *makers) fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
+	if req.Count < 1 || req.Count > maxForks {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
+	}
+	t, err := s.lock(ctx, ref, opFork, lifecycle.Fork)
+	if err != nil {
+		return nil, err
+	}
+	defer t.release()
+	if t.box.Spec.ID == "" {
+		return nil, snapshots.CannotKeep(&t.box)
+	}
+	be, keeper, err := s.Snapshots.KeeperOf(ctx, &t.box)
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := s.copies(ctx, be, t, req)
+	if err != nil {
+		return nil, err
+	}
+	for i := range wanted {
+		defer s.inflight.Begin(wanted[i].Spec.ID)()
+	}
+	intent, err := s.announceForks(ctx, t, wanted)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.Fault("fork.recorded"); err != nil {
+		return nil, err
+	}
+	made, err := s.makeForks(ctx, be, t, keeper, wanted)
+	if fault := s.Fault("fork.made"); fault != nil {
+		return nil, fault
+	}
+	return s.finalizeForks(ctx, t, wanted, made, intent, err)
+}
+
+// copies are the requests for the copies of a sandbox.
+func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation, req sandbox.ForkRequest) ([]control.CreateRequest, error) {
+	b := &t.box
+	like, err := s.again(b)
+	if err != nil {
+		return nil, err
+	}
+	like.Spec.ID, like.Spec.Name, like.Spec.Lifetime = "", "", b.Spec.Lifetime
+	if like.Spec.Hostname == b.Name {
+		like.Spec.Hostname = "" // it becomes the copy's own name
+	}
+	labels := map[string]string{}
+	for _, more := range []map[string]string{b.Labels, req.Labels} {
+		for k, v := range more {
+			labels[k] = v
+		}
+	}
+	like.Spec.Labels = labels
+	if like.Egress, err = s.egress(ctx, be, b.Tenant, &like.Spec); err != nil {
+		return nil, err
+	}
+	s.Policies.Fill(b.Tenant, &like.Spec, b.Spec.Lifetime.Timeout)
+	all := make([]control.CreateRequest, req.Count)
+	for i := range all {
+		one := like
+		if req.Prefix != "" {
+			one.Spec.Name = fmt.Sprintf("%s-%d", req.Prefix, i+1)
+		}
+		if all[i], err = be.Control.Prepare(ctx, one); err != nil {
+			return nil, err
+		}
+		if err := s.Policies.Permit(ctx, t.action, &all[i].Spec, []string{t.box.Image, t.box.Spec.Image}); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// announceForks records all copies, so that they fit into the quota together.
+func (s *makers) announceForks(ctx context.Context, t *operation, wanted []control.CreateRequest) (intent *audit.Intent, err error) {
+	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
+	if err != nil {
+		return nil, err
+	}
+	defer values.Clear()
+	err = s.Store.Update(ctx, func(tx *store.Tx) error {
+		for i := range wanted {
+			w := &wanted[i]
+			b := store.Sandbox{
+				Summary: store.Summary{
+					Sandbox: sandbox.Sandbox{
+						ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: s.Node, Image: t.box.Image,
+						Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
+					},
+					Binding: t.box.Binding,
+				},
+				Spec: w.Spec,
+			}
+			setLifetime(&b, w.Spec.Lifetime, tx.Now())
+			if _, _, err := tx.CreateSandbox(ctx, t.box.Tenant, b, store.Create{}); err != nil {
+				return err
+			}
+			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
+				return err
+			}
+			var err error
+			if w.Hidden, err = s.bind(ctx, tx, t.box.Tenant, &w.Spec, values); err != nil {
+				return err
+			}
+		}
+		var err error
+		intent, err = s.Audit.BeginTx(ctx, tx, t.action)
+		return err
+	})
+	return intent, err
+}
+
+// copied is a copy of a sandbox that runs, and why it is without the processes
+// that were saved, if it is.
+type copied struct {
+	box    *control.Sandbox // nil: it could not be made
+	reason string
+}
+
+// makeForks writes the parent down, unless that is on disk already, and makes
+// the copies of it, several at a time.
+func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper, wanted []control.CreateRequest) ([]copied, error) {
+	ref, done, err := s.source(ctx, be, t, keeper)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := s.Fault("fork.written"); err != nil {
+		return nil, err
+	}
+	made := make([]copied, len(wanted))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
+	for i, w := range wanted {
+		g.Go(func() error {
+			if err := s.Snapshots.PutEnvironment(w.Spec.ID, w.Spec.Env); err != nil {
+				return err
+			}
+			w, err := s.Workspaces.Mount(ctx, w)
+			if err != nil {
+				return err
+			}
+			box, how, err := be.Control.Restore(ctx, w, ref)
+			made[i] = copied{box, coldReason(how)}
+			return err
+		})
+	}
+	return made, g.Wait()
+}
+
+// source returns a snapshot of the parent, to be removed by done. It is restored
+// at once and by us alone, so it is neither checked nor synced.
+func (s *makers) source(ctx context.Context, be *providers.Backend, t *operation, keeper driver.SnapshotKeeper) (ref driver.SnapshotRef, done func(), err error) {
+	if t.box.Rest.Kept != "" {
+		ref, err = s.Snapshots.Kept(ctx, be, &t.box)
+		return ref, func() {}, err
+	}
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return ref, nil, err
+	}
+	if !control.Can[driver.Snapshotter](box) {
+		return ref, nil, unsupported(&t.box, "this provider makes no snapshots", "")
+	}
+	id := snapshots.NewID()
+	landed := s.Snapshots.Begin(id)
+	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: s.rests.memory(ctx, &t.box), Transient: true})
+	if err != nil {
+		landed()
+		return ref, nil, err
+	}
+	return snap.Ref, func() {
+		s.Report(ctx, keeper.RemoveSnapshot(context.WithoutCancel(ctx), snap.Ref))
+		landed()
+	}, nil
+}
+
+// finalizeForks records what became of the copies. If one could not be made, the
+// others are removed.
+func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []control.CreateRequest, made []copied, intent *audit.Intent, failed error) ([]store.Sandbox, error) {
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+	defer cancel()
+	if failed != nil {
+		for _, m := range made {
+			if m.box != nil {
+				s.Report(ctx, m.box.Destroy(late))
+			}
+		}
+	}
+	boxes := make([]store.Sandbox, len(wanted))
+	err := s.Store.Update(late, func(tx *store.Tx) error {
+		for i, w := range wanted {
+			b, err := tx.UpdateSandbox(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
+				if b.State, b.Reason = sandbox.Gone, reasonUnmade; failed == nil {
+					b.State, b.Reason = sandbox.Running, made[i].reason
+				}
+			})
+			if err != nil {
+				return err
+			}
+			boxes[i] = b
+		}
+		return intent.EndTx(late, tx, audit.Outcome{Err: failed})
+	})
+	if err != nil {
+		s.unsettled.Store(true)
+		s.Report(ctx, intent.End(audit.Outcome{Err: failed}))
+	}
+	if failed != nil {
+		s.Report(ctx, err)
+		for _, w := range wanted {
+			s.discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: w.Spec.ID}}})
+			s.Workspaces.DetachLater(w.Spec.ID, w.Spec.Name)
+		}
+		return nil, failed
+	}
+	for _, m := range made {
+		s.follow(t.box.Tenant, m.box)
+	}
+	return boxes, err
+}

@@ -1,0 +1,130 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	// reapPeriod is how often it is looked which sandboxes nobody uses.
+	reapPeriod = time.Second
+	reapBatch  = 100
+	opIdle     = ops.SandboxIdle
+)
+
+// WatchIdle applies idle policies until ctx ends.
+func (s *lifetimes) WatchIdle(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(reapPeriod):
+			if err := s.reap(ctx); err != nil && ctx.Err() == nil {
+				s.Report(ctx, err)
+			}
+		}
+	}
+}
+
+// reap looks once.
+func (s *lifetimes) reap(ctx context.Context) error {
+	idle, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+		return tx.Operator().Idle(ctx, s.Node, reapBatch)
+	})
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, b := range idle {
+		failed = append(failed, s.rest(ctx, b))
+	}
+	return errors.Join(failed...)
+}
+
+// rest applies the idle policy of a sandbox that was not used for long, as far
+// as the store knows.
+func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
+	now := s.Store.Now()
+	reopen, last, ok := s.uses.close(b.ID, now.Add(-b.Idle.After), now)
+	if !ok {
+		return s.touch(ctx, &b, last)
+	}
+	defer reopen()
+	if b.Active.After(now) {
+		return s.touch(ctx, &b, now) // the clock was set back, and its time begins anew
+	}
+	a := audit.Action{Tenant: b.Tenant, Op: opIdle, Sandbox: b.ID, Name: b.Name, Subject: b.Idle.Action}
+	t, err := s.lockID(ctx, b.Tenant, b.ID, a, lifecycle.Pause)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done || t.box.Idle != b.Idle {
+		return nil // somebody changed it since
+	}
+	busy, err := s.busy(ctx, t)
+	if err != nil || busy {
+		return errors.Join(err, s.touch(ctx, &b, now))
+	}
+	if err := s.goIdle(ctx, t); err != nil {
+		// It is tried again, but not every second.
+		return errors.Join(err, s.touch(ctx, &b, now))
+	}
+	return nil
+}
+
+func (s *lifetimes) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
+	return ignoreGone(s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, b.Tenant, b.ID, at) }))
+}
+
+// busy reports whether a command that was started through the API still runs.
+func (s *lifetimes) busy(ctx context.Context, t *operation) (bool, error) {
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return false, err
+	}
+	all, err := box.Processes(ctx)
+	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+		return false, nil
+	}
+	for _, c := range all {
+		if c.Running {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// goIdle does what the policy says, or the nearest to it that the provider can.
+func (s *lifetimes) goIdle(ctx context.Context, t *operation) error {
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return err
+	}
+	action, disk := sandbox.IdleAction(t.box.Idle.Action), s.rests.keeps(&t.box, box)
+	switch {
+	case action == sandbox.IdleDelete:
+		return s.remove(ctx, &t.box, t.action, reasonIdle)
+	case action == sandbox.IdleStop && !disk:
+		return unsupported(&t.box, "it is idle and cannot be stopped without losing its files", "let its idle action be delete")
+	case action == sandbox.IdleStop:
+		_, err = s.rests.stopLocked(ctx, t)
+	case action == sandbox.IdleSleep && disk && s.rests.memory(ctx, &t.box):
+		err = s.rests.putToSleep(ctx, t, true)
+	case control.Can[driver.Pauser](box):
+		// Without memory in snapshots a sleep would end its processes.
+		_, err = s.rests.pause(ctx, t, false, true)
+	default:
+		return unsupported(&t.box, "it is idle, and this provider cannot pause", "let its idle action be stop or delete")
+	}
+	return err
+}

@@ -1,0 +1,88 @@
+package sandboxes
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/secrets"
+	"github.com/atoll-run/atoll/internal/policy/policyset"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// SetNetwork replaces what a sandbox may reach by rules of its own. It must have
+// a network already, and one of its own: a stored profile is changed for all
+// who work by it. What is not allowed any more is cut.
+func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (store.Sandbox, error) {
+	if err := n.Validate(); err != nil {
+		return store.Sandbox{}, core.Named(opUpdate, err)
+	}
+	t, err := s.lock(ctx, ref, opUpdate, lifecycle.Update)
+	if err != nil {
+		return store.Sandbox{}, core.Named(opUpdate, err)
+	}
+	defer t.release()
+	if err := ownNetwork(&t.box, n); err != nil {
+		return t.box, core.Named(opUpdate, err)
+	}
+	spec := t.box.Spec
+	spec.Labels, spec.Network = t.box.Labels, n
+	if err := s.Policies.Permit(ctx, t.action, &spec, nil, policyset.Network, policyset.Secrets); err != nil {
+		return t.box, core.Named(opUpdate, err)
+	}
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Network = n }, func(tx *store.Tx) error {
+		swaps, err := s.Secrets.Swaps(ctx, tx, &t.box)
+		if err != nil {
+			return err
+		}
+		return s.Profiles.Check(ctx, tx, t.box.Tenant, n, swaps)
+	})
+	if err != nil {
+		return t.box, core.Named(opUpdate, err)
+	}
+	b, err := s.leave(ctx, t, intent, nil, func(*store.Sandbox) {}, nil)
+	if err != nil {
+		return b, core.Named(opUpdate, err)
+	}
+	return b, core.Named(opUpdate, s.Profiles.Enforce(ctx, []store.Sandbox{b}))
+}
+
+// ownNetwork refuses what cannot be changed.
+func ownNetwork(b *store.Sandbox, n sandbox.Network) error {
+	refuse := func(message, hint string) error {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: message, Hint: hint}
+	}
+	switch {
+	case !b.Spec.Network.Asked():
+		return refuse("the sandbox was made without a network", "make it with one; it may lead nowhere at first")
+	case b.Spec.Network.Profile != "":
+		return refuse("the sandbox works by the profile "+b.Spec.Network.Profile, "change the profile")
+	case n.Profile != "" || !n.Asked():
+		return refuse("the sandbox has rules of its own, and keeps them", "give other rules")
+	}
+	return nil
+}
+
+// bind ties a new sandbox to its profile and its secrets in the transaction that
+// records it. It returns the variables of the sandbox that hold secrets.
+func (s *records) bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, values secrets.Revealed) (map[string]string, error) {
+	env, swaps, err := s.Secrets.Bind(ctx, tx, tenant, spec, values)
+	if err != nil {
+		return nil, err
+	}
+	return env, s.Profiles.Bind(ctx, tx, tenant, spec, swaps)
+}
+
+// egress completes a request for a sandbox of a provider.
+func (s *records) egress(ctx context.Context, be *providers.Backend, tenant string, spec *sandbox.Spec) (control.Egress, error) {
+	return s.Policies.Egress(ctx, tenant, spec, be.HasNetwork(ctx))
+}
+
+// HasGateway reports whether the gateway enforces what a sandbox may reach.
+func (s *records) HasGateway(ctx context.Context, b *store.Sandbox) (bool, error) {
+	be, err := s.Providers.Of(ctx, b)
+	return err == nil && be.HasNetwork(ctx), err
+}

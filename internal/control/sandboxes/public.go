@@ -1,0 +1,104 @@
+package sandboxes
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Public is the Service for APIs: its methods return what callers of this program may
+// know of a sandbox, instead of its record.
+type Public struct{ *Service }
+
+// public returns what callers may know of a sandbox.
+func public(b store.Sandbox, err error) (sandbox.Sandbox, error) { return nameless(b.Info()), err }
+
+// nameless leaves out the name of the node where there is only one.
+func nameless(s sandbox.Sandbox) sandbox.Sandbox {
+	if s.Node == core.LocalNode {
+		s.Node = ""
+	}
+	return s
+}
+
+// Create makes a sandbox. replayed says that an earlier request with the same
+// idempotency key made it.
+func (p Public) Create(ctx context.Context, req sandbox.CreateRequest) (s sandbox.Sandbox, replayed bool, err error) {
+	made, err := p.Service.Create(ctx, CreateRequest{
+		Spec: req.Spec, Pull: control.Pull(req.Pull), Platform: req.Platform,
+		Idempotency: store.Create{IdempotencyKey: req.IdempotencyKey, Request: req.Raw},
+	})
+	s = nameless(made.Info())
+	s.Entrypoint, s.Cmd = made.Image.Entrypoint, made.Image.Cmd
+	return s, made.Replayed, err
+}
+
+// Get returns a sandbox, by name or id.
+func (p Public) Get(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return public(p.Service.Get(ctx, ref))
+}
+
+// List returns a page of the tenant's sandboxes, newest first.
+func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Sandbox, next string, err error) {
+	all, next, err := p.Service.List(ctx, store.Filter{States: q.States, Labels: q.Labels}, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+	page = make([]sandbox.Sandbox, len(all))
+	for i := range all {
+		page[i] = nameless(all[i].Sandbox)
+	}
+	return page, next, err
+}
+
+// Fork makes copies of a sandbox.
+func (p Public) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error) {
+	made, err := p.Service.Fork(ctx, ref, req)
+	out := make([]sandbox.Sandbox, len(made))
+	for i := range made {
+		out[i] = nameless(made[i].Info())
+	}
+	return out, err
+}
+
+// Stop ends a sandbox and keeps its files.
+func (p Public) Stop(ctx context.Context, ref string, grace time.Duration) (sandbox.Sandbox, error) {
+	return public(p.Service.Stop(ctx, ref, grace))
+}
+
+// Start brings a stopped sandbox back.
+func (p Public) Start(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return public(p.Service.Start(ctx, ref))
+}
+
+// Pause makes a sandbox stand still, in memory or on disk.
+func (p Public) Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error) {
+	return public(p.Service.Pause(ctx, ref, toDisk))
+}
+
+// Resume lets a paused sandbox go on.
+func (p Public) Resume(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return public(p.Service.Resume(ctx, ref))
+}
+
+// Reboot lets a paused or stopped sandbox go on with its files only.
+func (p Public) Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error) {
+	return public(p.Service.Reboot(ctx, ref))
+}
+
+// Update changes what a sandbox may use, its labels or its lifetime.
+func (p Public) Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error) {
+	return public(p.Service.Update(ctx, ref, c))
+}
+
+// Expire sets the time at which a sandbox ends. With extend, an earlier time than the
+// present one changes nothing.
+func (p Public) Expire(ctx context.Context, ref string, at time.Time, extend bool) (sandbox.Sandbox, error) {
+	return public(p.Service.Expire(ctx, ref, at, extend))
+}
+
+// SetNetwork changes the rules of a sandbox that has rules of its own.
+func (p Public) SetNetwork(ctx context.Context, ref string, n sandbox.Network) (sandbox.Sandbox, error) {
+	return public(p.Service.SetNetwork(ctx, ref, n))
+}

@@ -1,0 +1,406 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Why a sandbox is gone whose end was wanted.
+const (
+	reasonRemoved  = "it was removed"
+	reasonStopped  = "it was stopped"
+	reasonLifetime = "its lifetime ended"
+	reasonUnmade   = "it could not be made"
+	reasonIdle     = "nobody used it"
+)
+
+var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true, reasonIdle: true}
+
+// found is what was seen of a sandbox.
+type found struct {
+	state  sandbox.State
+	reason string
+	exit   *sandbox.Exit
+}
+
+// eventFor tells what it means that a sandbox was found in another state.
+func eventFor(from, to sandbox.State, exit *sandbox.Exit) eventlog.Type {
+	switch {
+	case to == sandbox.Lost:
+		return eventlog.Lost
+	case to == sandbox.Running && from == sandbox.Lost:
+		return eventlog.Found
+	case to == sandbox.Paused:
+		return eventlog.Paused
+	case to == sandbox.Running && from == sandbox.Paused:
+		return eventlog.Resumed
+	case to == sandbox.Running:
+		return eventlog.Created
+	case exit != nil && exit.Reason == sandbox.ReasonLifetime:
+		return eventlog.Expired
+	}
+	return eventlog.Ended
+}
+
+// observe records what was seen of a sandbox, if it is news.
+func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) error {
+	if b.State == now.state {
+		return nil
+	}
+	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	_, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		return tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
+			b.State, b.Reason = now.state, now.reason
+			if now.state == sandbox.Paused {
+				b.Rest.Pause = sandbox.PauseMemory
+			} else if b.Rest.Kept == "" {
+				b.Rest.Pause = ""
+			}
+			if now.exit != nil {
+				b.Exit = now.exit
+			}
+		})
+	})
+	if err != nil {
+		return ignoreChanged(err)
+	}
+	if now.state == sandbox.Gone {
+		s.discard(ctx, b)
+		s.Workspaces.DetachLater(b.ID, b.Name)
+	}
+	return s.Audit.Fact(ctx, fact, eventFor(b.State, now.state, now.exit), func(e *eventlog.Event) {
+		if now.exit != nil {
+			e.Reason, e.Exit = now.exit.Reason, &now.exit.Code
+		}
+	})
+}
+
+// mirror records whether the provider's service has paused or resumed a sandbox
+// by itself. A service that cannot be asked changes nothing.
+func (s *records) mirror(ctx context.Context, b *store.Sandbox) error {
+	if s.here(b) != nil || !resident(b) {
+		return nil
+	}
+	be, err := s.Providers.Of(ctx, b)
+	if err != nil {
+		return nil //nolint:nilerr // the operation itself will say so
+	}
+	teller, ok := driver.As[driver.StateTeller](be.Driver)
+	if !ok {
+		return nil
+	}
+	state, err := teller.State(ctx, b.ID)
+	if err != nil {
+		return nil //nolint:nilerr // the operation itself will say so
+	}
+	return s.observePause(ctx, b, state)
+}
+
+// resident reports whether a sandbox runs, or is paused without being put away.
+func resident(b *store.Sandbox) bool {
+	return b.Rest.Step == "" && (b.State == sandbox.Running || b.State == sandbox.Paused && b.Rest.Pause == sandbox.PauseMemory)
+}
+
+// observePause records that a sandbox was found running or paused, if it is
+// news, and updates b.
+func (s *records) observePause(ctx context.Context, b *store.Sandbox, state sandbox.State) error {
+	if state == b.State || state != sandbox.Running && state != sandbox.Paused {
+		return nil
+	}
+	reason := ""
+	if state == sandbox.Paused {
+		reason = "its provider paused it"
+	}
+	if err := s.observe(ctx, b, found{state: state, reason: reason}); err != nil {
+		return err
+	}
+	now, err := s.record(ctx, b.Tenant, b.ID)
+	if err == nil {
+		*b = now
+	}
+	return err
+}
+
+// Reconcile compares what is recorded with what exists, for each provider by
+// itself. Records follow what is seen; what exists without a record is given to
+// its tenant; what was removed and exists all the same is removed again. Nothing
+// else is ended, and only proof about the very sandbox makes it gone. A record
+// whose provider, account or address is another one is not judged.
+func (s *reconciler) Reconcile(ctx context.Context) error {
+	known, err := s.Recorded(ctx) // before looking: what is made meanwhile is seen as extra, not as missing
+	if err != nil {
+		return err
+	}
+	s.unsettled.Store(false)
+	var failed []error
+	mine := map[string][]store.Sandbox{}
+	for _, be := range s.Providers.Opened() {
+		mine[be.Name] = nil // its sandboxes may have no record
+	}
+	for _, b := range known {
+		be, err := s.Providers.Of(ctx, &b)
+		if err != nil {
+			failed = append(failed, s.unreachable(ctx, b, err))
+			continue
+		}
+		mine[be.Name] = append(mine[be.Name], b)
+	}
+	for _, name := range slices.Sorted(maps.Keys(mine)) {
+		be, err := s.Providers.Backend(ctx, name)
+		if err == nil {
+			err = s.reconcileWith(ctx, be, mine[name])
+		}
+		failed = append(failed, err)
+	}
+	failed = append(failed, s.Snapshots.Sweep(ctx), s.Snapshots.SweepEnvironments(ctx), s.Workspaces.DetachEnded(ctx))
+	return errors.Join(failed...)
+}
+
+// reconcileWith compares the records of a provider's sandboxes with what exists
+// there.
+func (s *reconciler) reconcileWith(ctx context.Context, be *providers.Backend, known []store.Sandbox) error {
+	seen := map[sandbox.ID]driver.Found{}
+	for f, err := range be.Driver.List(ctx) {
+		if err != nil {
+			return err // nothing is proved by a list that ends early
+		}
+		seen[f.ID] = f
+	}
+	var failed []error
+	for _, b := range known {
+		f, there := seen[b.ID]
+		delete(seen, b.ID)
+		failed = append(failed, s.reconcile(ctx, be, b, f, there))
+	}
+	for _, f := range seen {
+		failed = append(failed, s.extra(ctx, be, f))
+	}
+	return errors.Join(failed...)
+}
+
+// unreachable records that a sandbox belongs to what this daemon does not work
+// on. One that was put away needs nobody, and what is half-done stays so.
+func (s *reconciler) unreachable(ctx context.Context, b store.Sandbox, why error) error {
+	if b.Rest.Kept != "" || b.Rest.Step != "" || b.State == sandbox.Lost || b.State == sandbox.Failed {
+		return nil
+	}
+	release, err := s.locks.Take(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b, err = s.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	s.Report(ctx, why)
+	return s.observe(ctx, &b, found{state: sandbox.Lost, reason: "its provider, account or address is not the one that the daemon works on"})
+}
+
+// Recorded returns the records of this node's sandboxes that are not gone.
+func (s *records) Recorded(ctx context.Context) (all []store.Sandbox, err error) {
+	const batch = 500
+	for after := sandbox.ID(""); ; {
+		part, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) {
+			return tx.Operator().Sandboxes(ctx, s.Node, after, batch)
+		})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, part...)
+		if len(part) < batch {
+			return all, nil
+		}
+		after = part[len(part)-1].ID
+	}
+}
+
+// reconcile brings the record of one sandbox up to date.
+func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b store.Sandbox, f driver.Found, there bool) error {
+	if s.inflight.Has(b.ID) {
+		return nil
+	}
+	release, err := s.locks.Take(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b, err = s.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	switch {
+	case b.Rest.Step != "":
+		return s.finishStep(ctx, &b)
+	case b.Rest.Kept != "":
+		if there {
+			return s.end(ctx, &b) // it was put away, and its end was cut off
+		}
+		return nil
+	case there && be.Control.Orphaned(f):
+		if err := s.end(ctx, &b); err != nil {
+			return err
+		}
+		return s.observe(ctx, &b, found{state: sandbox.Gone, reason: "the daemon that built with it ended"})
+	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
+		return s.reconcileEnded(ctx, &b, f)
+	}
+	box, err := be.Control.Attach(ctx, b.ID, b.Name)
+	switch code := sandbox.CodeOf(err); {
+	case err == nil:
+		s.refind(b.Tenant, box)
+		if _, ok := driver.As[driver.StateTeller](be.Driver); ok && there && resident(&b) {
+			return s.observePause(ctx, &b, f.State)
+		}
+		if b.State == sandbox.Paused {
+			return nil // it stands still, as it should
+		}
+		return s.observe(ctx, &b, found{state: sandbox.Running})
+	case code == sandbox.CodeGone:
+		return s.observe(ctx, &b, found{state: sandbox.Gone, reason: gone(&b)})
+	case ctx.Err() != nil || code == sandbox.CodeCanceled:
+		return ctx.Err()
+	case code == sandbox.CodeConflict && b.State == sandbox.Creating:
+		s.unsettled.Store(true)
+		return nil
+	}
+	s.Report(ctx, err)
+	return s.observe(ctx, &b, found{state: sandbox.Lost, reason: "it could not be reached"})
+}
+
+func gone(b *store.Sandbox) string {
+	if b.State == sandbox.Creating {
+		return "the daemon ended while it was being made"
+	}
+	return "it is not there any more"
+}
+
+// reconcileEnded records what the provider says of a sandbox that does not
+// run.
+func (s *reconciler) reconcileEnded(ctx context.Context, b *store.Sandbox, f driver.Found) error {
+	switch {
+	case f.State == sandbox.Creating:
+		s.unsettled.Store(true) // it will be there or not the next time
+		return nil
+	case f.Exit != nil && f.Exit.Reason == sandbox.ReasonLifetime:
+		if err := s.end(ctx, b); err != nil {
+			return err
+		}
+		return s.observe(ctx, b, found{state: sandbox.Gone, reason: reasonLifetime, exit: f.Exit})
+	}
+	reason := "it ended"
+	if f.Exit != nil {
+		reason += ": " + string(f.Exit.Reason)
+	}
+	return s.observe(ctx, b, found{state: f.State, reason: reason, exit: f.Exit})
+}
+
+// extra deals with a sandbox that no record of this node wants.
+func (s *reconciler) extra(ctx context.Context, be *providers.Backend, f driver.Found) error {
+	if f.Labels[control.LabelOwner] != "" || s.inflight.Has(f.ID) || f.State == sandbox.Creating || f.State == sandbox.Gone {
+		return nil // another process looks after it
+	}
+	release, err := s.locks.Take(ctx, f.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, f.ID) })
+	switch {
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		return s.adopt(ctx, be, f)
+	case err != nil || b.Node != s.Node || b.Provider != be.Name || b.Binding != "" && b.Binding != be.Binding:
+		return err
+	case b.State == sandbox.Gone && unwanted[b.Reason]:
+		return s.end(ctx, &b) // a crash came between
+	}
+	return nil // made since the records were read
+}
+
+// adopt records a sandbox that exists without a record. One that was made
+// without a daemon belongs to the owner of the machine.
+func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.Found) error {
+	tenant, name := f.Labels[control.LabelTenant], f.Labels[control.LabelName]
+	if tenant == "" {
+		tenant = core.DefaultTenant
+	}
+	b := store.Sandbox{
+		Summary: store.Summary{
+			Sandbox: sandbox.Sandbox{
+				ID: f.ID, Name: name, State: f.State, Reason: "found without a record", Provider: be.Name, Node: s.Node,
+				Image: f.Labels[control.LabelImage], Labels: map[string]string{}, Exit: f.Exit,
+			},
+			Binding: be.Binding,
+		},
+	}
+	if f.State == sandbox.Paused {
+		b.Rest.Pause = sandbox.PauseMemory
+	}
+	for k, v := range f.Labels {
+		if !strings.HasPrefix(k, control.ReservedPrefix) {
+			b.Labels[k] = v
+		}
+	}
+	make := func(name string) error {
+		_, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+			if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
+				return b, err
+			}
+			b.Name = name
+			out, _, err := tx.CreateSandbox(ctx, tenant, b, store.Create{})
+			return out, err
+		})
+		return err
+	}
+	err := make(name)
+	if code := sandbox.CodeOf(err); code == sandbox.CodeAlreadyExists || code == sandbox.CodeInvalid {
+		err = make(string(f.ID))
+	}
+	if err != nil {
+		return err
+	}
+	if box, err := be.Control.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
+		s.refind(tenant, box)
+	}
+	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}
+	return s.Audit.Fact(ctx, fact, eventlog.Found, nil)
+}
+
+// How often the store is compared with what really runs: when all is known,
+// and when something was found half-made.
+const (
+	reconcilePeriod = 30 * time.Second
+	unsettledPeriod = time.Second
+)
+
+// Watch compares the store with what really runs from time to time, until ctx
+// ends.
+func (s *reconciler) Watch(ctx context.Context) {
+	for {
+		period := reconcilePeriod
+		if s.unsettled.Load() {
+			period = unsettledPeriod
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.hurry:
+		case <-time.After(period):
+			if err := s.Reconcile(ctx); err != nil && ctx.Err() == nil {
+				s.Report(ctx, err)
+			}
+		}
+	}
+}

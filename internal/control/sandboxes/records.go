@@ -1,0 +1,369 @@
+package sandboxes
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// record reads a sandbox of a tenant by its id.
+func (s *records) record(ctx context.Context, tenant string, id sandbox.ID) (store.Sandbox, error) {
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, tenant, id) })
+}
+
+// find reads the sandbox of a tenant that ref names: the one that has that
+// name now, else the one with that id, which may be gone.
+func (s *records) find(ctx context.Context, tenant, ref string) (store.Sandbox, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return store.Sandbox{}, err
+	}
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Lookup(ctx, tenant, ref) })
+}
+
+// Get returns what is recorded of a sandbox, by name or id.
+func (s *records) Get(ctx context.Context, ref string) (store.Sandbox, error) {
+	who, err := s.Look(ctx, ops.SandboxGet, ref)
+	if err != nil {
+		return store.Sandbox{}, err
+	}
+	b, err := s.find(ctx, who.Tenant, ref)
+	return b, core.Named(ops.SandboxGet, err)
+}
+
+// List returns a page of the tenant's sandboxes, newest first.
+func (s *records) List(ctx context.Context, f store.Filter, page store.Page) ([]store.Summary, string, error) {
+	return list(ctx, s, f, page, (*store.Tx).Summaries)
+}
+
+// Sandboxes returns such a page with all that is recorded of them.
+func (s *records) Sandboxes(ctx context.Context, f store.Filter, page store.Page) ([]store.Sandbox, string, error) {
+	return list(ctx, s, f, page, (*store.Tx).Sandboxes)
+}
+
+func list[T any](
+	ctx context.Context, s *records, f store.Filter, page store.Page,
+	read func(*store.Tx, context.Context, string, store.Filter, store.Page) ([]T, string, error),
+) (boxes []T, next string, err error) {
+	who, err := s.Look(ctx, ops.SandboxList, "")
+	if err != nil {
+		return nil, "", err
+	}
+	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
+		boxes, next, err = read(tx, ctx, who.Tenant, f, page)
+		return err
+	})
+	return boxes, next, core.Named(ops.SandboxList, err)
+}
+
+// attach asks the provider for a recorded sandbox. Proof that it is gone goes
+// into the store.
+func (s *records) attach(ctx context.Context, b *store.Sandbox) (*control.Sandbox, error) {
+	if err := s.here(b); err != nil {
+		return nil, err
+	}
+	box, err := s.Providers.Attach(ctx, b)
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		s.Report(ctx, s.observe(ctx, b, found{state: sandbox.Gone, reason: "it is not there any more"}))
+	}
+	return box, err
+}
+
+// here refuses a sandbox of another daemon that shares the store: that it is
+// not on this machine says nothing about it.
+func (s *records) here(b *store.Sandbox) error {
+	if b.Node == s.Node {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name, Message: "the sandbox is on the node " + b.Node,
+		Hint: "ask the daemon of that node",
+	}
+}
+
+const opDestroy = ops.SandboxDestroy
+
+// Destroy ends a sandbox with everything in it. What is gone already is
+// success.
+func (s *records) Destroy(ctx context.Context, ref string) error {
+	return core.Named(opDestroy, s.destroy(ctx, ref, opDestroy, reasonRemoved))
+}
+
+func (s *records) destroy(ctx context.Context, ref string, op ops.Op, reason string) (err error) {
+	ctx, end := span.Start(ctx, "control", string(op), "")
+	defer func() { end(err) }()
+	who, action, err := s.Admit(ctx, op, guard.Subject{Subject: ref})
+	if err != nil {
+		return err
+	}
+	b, err := s.findToRemove(ctx, who.Tenant, ref)
+	if err != nil || b.State == sandbox.Gone {
+		return err
+	}
+	if err := core.FirstError(s.here(&b), s.inflight.Wait(ctx, b.ID)); err != nil {
+		return err
+	}
+	release, err := s.locks.Take(ctx, b.ID)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b, err = s.record(ctx, who.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
+		return err // somebody else was faster
+	}
+	action.Sandbox, action.Name, action.Subject = b.ID, b.Name, b.Name
+	return s.remove(ctx, &b, action, reason)
+}
+
+// findToRemove is find, and finds what had the name last if nothing has it now.
+func (s *records) findToRemove(ctx context.Context, tenant, ref string) (b store.Sandbox, err error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return b, err
+	}
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := tx.Lookup(ctx, tenant, ref)
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+			return tx.Removed(ctx, tenant, ref)
+		}
+		return b, err
+	})
+}
+
+// remove destroys a recorded sandbox, which the caller has locked.
+func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Action, reason string) error {
+	intent, err := s.Audit.Begin(ctx, action)
+	if err != nil {
+		return err
+	}
+	if err := s.Fault("destroy.recorded"); err != nil {
+		return err
+	}
+	err = s.end(ctx, b)
+	if fault := s.Fault("destroy.done"); fault != nil {
+		return fault
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+	defer cancel()
+	if err != nil {
+		s.Report(ctx, intent.End(audit.Outcome{Err: err}))
+		return err
+	}
+	kept := b.Rest.Kept
+	_, err = s.finalizeWith(late, b.Tenant, b.ID, intent, audit.Outcome{}, func(b *store.Sandbox) {
+		b.State, b.Reason, b.Rest = sandbox.Gone, reason, store.Rest{}
+	}, func(tx *store.Tx) error {
+		if kept == "" {
+			return nil
+		}
+		return tx.DeleteSnapshot(late, b.Tenant, kept)
+	})
+	if err == nil {
+		s.discard(late, b)
+	}
+	s.Report(ctx, s.Workspaces.DetachNow(ctx, b.ID, b.Name))
+	return err
+}
+
+// end destroys what the provider has of a sandbox.
+func (s *records) end(ctx context.Context, b *store.Sandbox) error {
+	box, err := s.Providers.Attach(ctx, b)
+	if err == nil {
+		err = box.Destroy(ctx)
+	}
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		return nil
+	}
+	return err
+}
+
+// calmDown signals the commands of a sandbox and waits for them. A sandbox
+// without any, or that does not answer, is calm.
+func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) error {
+	who, _, err := s.Admit(ctx, opStop, guard.Subject{Subject: ref})
+	if err != nil {
+		return err
+	}
+	b, err := s.find(ctx, who.Tenant, ref)
+	if err != nil || b.State != sandbox.Running {
+		return err
+	}
+	box, err := s.attach(ctx, &b)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	if !s.keeps(&b, box) {
+		return s.cannotStop(&b)
+	}
+	box.Calm(ctx, grace)
+	return nil
+}
+
+// Wait blocks until a sandbox has ended, and says why.
+func (s *records) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
+	who, err := s.Look(ctx, ops.SandboxWait, ref)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
+	b, err := s.find(ctx, who.Tenant, ref)
+	if err != nil {
+		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
+	}
+	if err := s.inflight.Wait(ctx, b.ID); err != nil {
+		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
+	}
+	if b, err = s.record(ctx, who.Tenant, b.ID); err != nil {
+		return sandbox.Exit{}, core.Named(ops.SandboxWait, err)
+	}
+	switch {
+	case b.Exit != nil:
+		return *b.Exit, nil
+	case b.State == sandbox.Gone || b.State == sandbox.Stopped:
+		return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
+	}
+	return s.waitEnd(ctx, b)
+}
+
+// waitEnd waits for the end of a sandbox. One that is put to disk has not
+// ended: its end is that of the one that is made of it again.
+func (s *records) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Exit, err error) {
+	for {
+		if b.Rest.Kept == "" {
+			life, _ := s.watched.Load(b.ID)
+			box, err := s.attach(ctx, &b)
+			if err != nil {
+				return exit, err
+			}
+			if exit, err = box.Wait(ctx); err != nil {
+				return exit, err
+			}
+			if b, err = s.quiet(ctx, &b); err != nil {
+				return exit, err
+			}
+			now, _ := s.watched.Load(b.ID)
+			if b.Rest.Kept == "" && (now == nil || now == life) || b.State == sandbox.Stopped {
+				return exit, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return exit, ctx.Err()
+		case <-time.After(waitPoll):
+		}
+		if b, err = s.quiet(ctx, &b); err != nil {
+			return exit, err
+		}
+		if b.State == sandbox.Gone || b.State == sandbox.Stopped {
+			return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
+		}
+	}
+}
+
+// waitPoll is how often it is looked whether a sandbox on disk runs again.
+const waitPoll = time.Second
+
+// quiet returns the record of a sandbox once nobody changes it.
+func (s *records) quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
+	release, err := s.locks.Take(ctx, b.ID)
+	if err != nil {
+		return *b, err
+	}
+	defer release()
+	return s.record(ctx, b.Tenant, b.ID)
+}
+
+// watcher is a goroutine that waits for the end of one life of a sandbox.
+type watcher struct{ box *control.Sandbox }
+
+// refind follows a sandbox that this daemon did not make, or had lost.
+func (s *records) refind(tenant string, box *control.Sandbox) {
+	if _, known := s.watched.Load(box.ID()); !known {
+		s.Go(func() { s.Exec.WatchBackground(tenant, box) })
+	}
+	s.follow(tenant, box)
+}
+
+// follow waits for the end of a sandbox in the background, and records it.
+func (s *records) follow(tenant string, box *control.Sandbox) {
+	w := &watcher{box}
+	if _, twice := s.watched.LoadOrStore(box.ID(), w); !twice {
+		s.await(tenant, w)
+	}
+}
+
+// followAnew is follow for a sandbox that lives again: who waits for the end of
+// its former life is too late.
+func (s *records) followAnew(tenant string, box *control.Sandbox) {
+	w := &watcher{box}
+	s.watched.Store(box.ID(), w)
+	s.await(tenant, w)
+}
+
+func (s *records) await(tenant string, w *watcher) {
+	s.Go(func() {
+		defer s.watched.CompareAndDelete(w.box.ID(), w)
+		exit, err := w.box.Wait(s.Life)
+		if err != nil {
+			return // the daemon ends, or the sandbox is lost: Reconcile finds out which
+		}
+		s.Report(s.Life, s.ended(tenant, w, exit))
+	})
+}
+
+// ended records how a sandbox ended by itself. One whose lifetime is over is
+// removed; any other stays for its owner to see why.
+func (s *records) ended(tenant string, w *watcher, exit sandbox.Exit) error {
+	id := w.box.ID()
+	ctx, cancel := context.WithTimeout(s.Life, finalizeTimeout)
+	defer cancel()
+	release, err := s.locks.Take(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer release()
+	b, err := s.record(ctx, tenant, id)
+	if err != nil || b.State == sandbox.Gone || b.Rest.Kept != "" {
+		return err // who removed it, or put it away, records that
+	}
+	if now, _ := s.watched.Load(id); now != w {
+		return nil // it lives again
+	}
+	if exit.Reason == sandbox.ReasonLifetime {
+		if err := s.end(ctx, &b); err != nil {
+			return err
+		}
+		return s.observe(ctx, &b, found{state: sandbox.Gone, reason: reasonLifetime, exit: &exit})
+	}
+	state := sandbox.Failed
+	switch exit.Reason {
+	case sandbox.ReasonExited:
+		state = sandbox.Stopped
+	case sandbox.ReasonKilled:
+		return nil // who removed it records that
+	}
+	return s.observe(ctx, &b, found{state: state, reason: "it ended: " + string(exit.Reason), exit: &exit})
+}
+
+// ignoreGone forgives that a sandbox is gone already.
+// ignoreChanged drops the error of a record that somebody changed since it was
+// read: they know more than what was observed.
+func ignoreChanged(err error) error {
+	if sandbox.CodeOf(err) == sandbox.CodeConflict {
+		return nil
+	}
+	return ignoreGone(err)
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, &sandbox.Error{Code: sandbox.CodeGone}) {
+		return nil
+	}
+	return err
+}

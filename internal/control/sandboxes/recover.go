@@ -1,0 +1,170 @@
+package sandboxes
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// finishStep brings a sandbox that a daemon left between two states to one of
+// them. The caller has locked it, so nobody is at it.
+func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
+	f, there, err := s.lookFor(ctx, b)
+	if err != nil {
+		return err
+	}
+	lives := there && (f.State == sandbox.Running || f.State == sandbox.Paused)
+	switch {
+	case b.Rest.Kept == "" && lives: // in memory: to go on is safe both ways
+		return s.goOn(ctx, b)
+	case b.Rest.Kept == "" && there:
+		return s.reconcileEnded(ctx, b, f)
+	case b.Rest.Kept == "":
+		return s.observe(ctx, b, found{state: sandbox.Gone, reason: gone(b)})
+	case lives && b.State == sandbox.Resuming:
+		return s.finishBring(ctx, b)
+	case lives: // it was not put away: what was written is not needed
+		return s.goOn(ctx, b)
+	case b.State == sandbox.Resuming:
+		return s.undoBring(ctx, b)
+	}
+	return s.finishAway(ctx, b)
+}
+
+// lookFor asks the provider for one sandbox, by looking at all there are.
+func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Found, there bool, err error) {
+	be, err := s.Providers.Of(ctx, b)
+	if err != nil {
+		return f, false, err
+	}
+	for f, err := range be.Driver.List(ctx) {
+		if err != nil || f.ID == b.ID {
+			return f, err == nil, err
+		}
+	}
+	return f, false, nil
+}
+
+// correct records what a sandbox was brought to.
+func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
+	err := s.Store.Update(ctx, func(tx *store.Tx) error {
+		if _, err := tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
+			return err
+		}
+		if also == nil {
+			return nil
+		}
+		return also(tx)
+	})
+	if err != nil {
+		return ignoreChanged(err)
+	}
+	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
+	return s.Audit.Fact(ctx, fact, t, nil)
+}
+
+// goOn makes a sandbox that still lives run, whatever was about to be done to
+// it.
+func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
+	box, err := s.Providers.Attach(ctx, b)
+	if err != nil {
+		return err
+	}
+	if err := box.Resume(ctx); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+		return err
+	}
+	if b.Spec.Lifetime.HardTimeout() > 0 && (!b.Expires.IsZero() || b.Rest.Left > 0) {
+		at := b.Expires
+		if b.Rest.Left > 0 {
+			at = s.Store.Now().Add(b.Rest.Left)
+		}
+		if err := box.SetDeadline(ctx, at); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+			return err
+		}
+	}
+	if b.Rest.Step == stepUpdate {
+		if err := box.Resize(ctx, b.Resources); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+			return err
+		}
+	}
+	kept := b.Rest.Kept
+	err = s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.rests.runs(b, "") }, func(tx *store.Tx) error {
+		return tx.DeleteSnapshot(ctx, b.Tenant, kept)
+	})
+	if err != nil {
+		return err
+	}
+	s.follow(b.Tenant, box)
+	s.Snapshots.Drop(ctx, b.Provider, kept)
+	return nil
+}
+
+// finishAway completes what was written of a sandbox that has ended since. If
+// nothing was, it ended for another reason.
+func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
+	_, keeper, err := s.Snapshots.KeeperOf(ctx, b)
+	if err != nil {
+		return err
+	}
+	snap, err := keeper.FindSnapshot(ctx, b.Rest.Kept)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		kept := b.Rest.Kept
+		err := s.correct(ctx, b, eventlog.Ended, func(b *store.Sandbox) {
+			b.State, b.Reason, b.Rest = sandbox.Gone, "it ended while it was being put away", store.Rest{}
+		}, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, b.Tenant, kept) })
+		if err == nil {
+			err = s.end(ctx, b)
+			s.discard(ctx, b)
+		}
+		return err
+	}
+	if err != nil {
+		s.unsettled.Store(true)
+		return err
+	}
+	if err := s.end(ctx, b); err != nil {
+		return err
+	}
+	how, event := away{state: sandbox.Stopped, wakes: b.Rest.Wakes}, eventlog.Stopped
+	if b.Rest.Step == stepSleep {
+		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
+	}
+	id := b.Rest.Kept
+	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.rests.setResting(b, how, id) }, func(tx *store.Tx) error {
+		return tx.FinishSnapshot(ctx, b.Tenant, id, snapshots.Taken(snap))
+	})
+}
+
+// finishBring records that a sandbox was brought back before the daemon died.
+func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
+	id := b.Rest.Kept
+	err := s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.rests.runs(b, "") }, func(tx *store.Tx) error {
+		return tx.DeleteSnapshot(ctx, b.Tenant, id)
+	})
+	if err != nil {
+		return err
+	}
+	if box, err := s.Providers.Attach(ctx, b); err == nil {
+		s.follow(b.Tenant, box)
+	}
+	s.Snapshots.Drop(ctx, b.Provider, id)
+	return nil
+}
+
+// undoBring records that a sandbox was not brought back: it rests as before.
+func (s *reconciler) undoBring(ctx context.Context, b *store.Sandbox) error {
+	if err := s.end(ctx, b); err != nil { // half of it may be there
+		return err
+	}
+	how, event := away{state: sandbox.Stopped, wakes: b.Rest.Wakes}, eventlog.Stopped
+	if b.Rest.Step == stepResume {
+		how.state, how.pause, event = sandbox.Paused, sandbox.PauseDisk, eventlog.Paused
+	}
+	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.rests.setResting(b, how, b.Rest.Kept) }, nil)
+}

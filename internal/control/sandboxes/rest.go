@@ -1,0 +1,459 @@
+package sandboxes
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The steps that a crash can interrupt, as store.Rest.Step names them. They are
+// also the first halves of the names of fault points.
+const (
+	stepPause  = "pause"
+	stepSleep  = "sleep"
+	stepResume = "resume"
+	stepStop   = "stop"
+	stepStart  = "start"
+	stepUpdate = "update"
+)
+
+const (
+	opPause  = ops.SandboxPause
+	opResume = ops.SandboxResume
+	opStop   = ops.SandboxStop
+	opStart  = ops.SandboxStart
+	opWake   = ops.SandboxWake
+)
+
+// Pause makes a sandbox stand still: in memory, or to disk, where it holds
+// neither memory nor processes. What is paused already is success. The time of
+// a paused sandbox does not pass, where its provider can stop that.
+func (s *rests) Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error) {
+	op := lifecycle.Pause
+	if toDisk {
+		op = lifecycle.Sleep
+	}
+	t, err := s.lock(ctx, ref, opPause, op)
+	if err != nil {
+		return store.Sandbox{}, core.Named(opPause, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := s.pause(ctx, t, toDisk, t.box.Spec.Lifetime.Wakes)
+	return b, core.Named(opPause, err)
+}
+
+func (s *rests) pause(ctx context.Context, t *operation, toDisk, wakes bool) (store.Sandbox, error) {
+	if toDisk {
+		return s.putAway(ctx, t, away{step: stepSleep, memory: s.memory(ctx, &t.box), state: sandbox.Paused, pause: sandbox.PauseDisk, wakes: wakes})
+	}
+	return s.freeze(ctx, t, wakes)
+}
+
+// putToSleep pauses a sandbox to disk though nobody asks for it at this moment.
+// One whose memory cannot be saved keeps it and is paused in memory.
+func (s *rests) putToSleep(ctx context.Context, t *operation, wakes bool) error {
+	b, err := s.pause(ctx, t, true, wakes)
+	if sandbox.CodeOf(err) != sandbox.CodeUnsupported || b.State != t.box.State {
+		return err
+	}
+	t.box = b
+	_, err = s.pause(ctx, t, false, wakes)
+	return err
+}
+
+// memory reports whether snapshots of a sandbox hold memory.
+func (s *rests) memory(ctx context.Context, b *store.Sandbox) bool {
+	be, err := s.Providers.Of(ctx, b)
+	return err == nil && be.HasMemory(ctx)
+}
+
+// Resume lets a paused sandbox go on. One that runs is success.
+func (s *rests) Resume(ctx context.Context, ref string) (store.Sandbox, error) {
+	t, err := s.lock(ctx, ref, opResume, lifecycle.Resume)
+	if err != nil {
+		return store.Sandbox{}, core.Named(opResume, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := s.resume(ctx, t)
+	return b, core.Named(opResume, err)
+}
+
+func (s *rests) resume(ctx context.Context, t *operation) (store.Sandbox, error) {
+	if t.box.Rest.Pause == sandbox.PauseDisk {
+		return s.bring(ctx, t, stepResume, false)
+	}
+	return s.thaw(ctx, t)
+}
+
+// Reboot lets a paused or stopped sandbox go on with the files that it had, and
+// with none of its processes. One that runs is success.
+func (s *rests) Reboot(ctx context.Context, ref string) (store.Sandbox, error) {
+	b, err := s.Get(ctx, ref)
+	switch {
+	case err != nil:
+		return b, err
+	case b.State == sandbox.Paused && b.Rest.Pause != sandbox.PauseDisk: // its memory is nowhere but in it
+		if _, err := s.Stop(ctx, ref, 0); err != nil {
+			return b, err
+		}
+		return s.Start(ctx, ref)
+	case b.State == sandbox.Stopped:
+		return s.Start(ctx, ref)
+	}
+	t, err := s.lock(ctx, ref, opResume, lifecycle.Resume)
+	if err != nil {
+		return store.Sandbox{}, core.Named(opResume, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	if t.box.Rest.Pause != sandbox.PauseDisk { // somebody was faster
+		return t.box, core.Named(opResume, &sandbox.Error{Code: sandbox.CodeConflict, Subject: t.box.Name, Message: "the sandbox is paused in another way by now", Hint: "try again"})
+	}
+	b, err = s.bring(ctx, t, stepResume, true)
+	return b, core.Named(opResume, err)
+}
+
+// Start brings a stopped sandbox back with the files it had. One that runs is
+// success.
+func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
+	t, err := s.lock(ctx, ref, opStart, lifecycle.Start)
+	if err != nil {
+		return store.Sandbox{}, core.Named(opStart, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := s.bring(ctx, t, stepStart, false)
+	return b, core.Named(opStart, err)
+}
+
+// Stop asks the commands of a sandbox to end, gives them grace, and ends it. Its
+// files are kept, so that it can be started again. Where they cannot be kept,
+// Stop is CodeUnsupported and changes nothing.
+func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
+	if grace > 0 {
+		if err := s.calmDown(ctx, ref, grace); err != nil {
+			return store.Sandbox{}, core.Named(opStop, err)
+		}
+	}
+	t, err := s.lock(ctx, ref, opStop, lifecycle.Stop)
+	if err != nil {
+		return s.stopUnusable(ctx, ref, err)
+	}
+	defer t.release()
+	if t.verdict == lifecycle.Done {
+		return t.box, nil
+	}
+	b, err := s.stopLocked(ctx, t)
+	return b, core.Named(opStop, err)
+}
+
+// stopUnusable ends what cannot be stopped in good order because it failed.
+func (s *rests) stopUnusable(ctx context.Context, ref string, why error) (store.Sandbox, error) {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return store.Sandbox{}, err
+	}
+	b, err := s.find(ctx, who.Tenant, ref)
+	if err != nil || b.State != sandbox.Gone && b.State != sandbox.Failed {
+		return store.Sandbox{}, core.Named(opStop, why)
+	}
+	if err := s.destroy(ctx, ref, opStop, reasonStopped); err != nil {
+		return b, core.Named(opStop, err)
+	}
+	b, err = s.record(ctx, who.Tenant, b.ID)
+	return b, core.Named(opStop, err)
+}
+
+func (s *rests) stopLocked(ctx context.Context, t *operation) (store.Sandbox, error) {
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	if s.keeps(&t.box, box) {
+		return s.putAway(ctx, t, away{step: stepStop, state: sandbox.Stopped})
+	}
+	return t.box, s.cannotStop(&t.box)
+}
+
+// cannotStop is why a sandbox whose files cannot be kept is not stopped.
+func (s *rests) cannotStop(b *store.Sandbox) error {
+	message := "it would lose its files: this provider cannot keep them"
+	if b.Spec.ID == "" {
+		message = "it would lose its files: it was made without a daemon, which does not know what to start again"
+	}
+	return unsupported(b, message, "to end it and lose its files, remove it with: atoll rm --force "+b.Name)
+}
+
+// keeps reports whether the files of a sandbox can be kept when it ends. Of one
+// that was made without a daemon it is not known what to start again.
+func (s *rests) keeps(b *store.Sandbox, box *control.Sandbox) bool {
+	return b.Spec.ID != "" && control.Can[driver.Snapshotter](box)
+}
+
+// freeze pauses in memory.
+func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.Sandbox, error) {
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	if !control.Can[driver.Pauser](box) {
+		return t.box, unsupported(&t.box, "this provider cannot pause in memory", "pause to disk instead, with: atoll pause --to-disk "+t.box.Name)
+	}
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.State, b.Rest.Step = sandbox.Pausing, stepPause }, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := s.Fault("pause.recorded"); err != nil {
+		return t.box, err
+	}
+	stopped := s.stopClock(ctx, box, &t.box)
+	if err = box.Pause(ctx); err != nil && stopped && t.box.Spec.Lifetime.HardTimeout() > 0 {
+		s.Report(ctx, box.SetDeadline(context.WithoutCancel(ctx), t.box.Expires))
+	}
+	if err := s.Fault("pause.done"); err != nil {
+		return t.box, err
+	}
+	return s.leave(ctx, t, intent, err, func(b *store.Sandbox) {
+		b.State, b.Reason, b.Rest = sandbox.Paused, "", store.Rest{Pause: sandbox.PauseMemory, Wakes: wakes}
+		if stopped {
+			s.holdClock(b)
+		}
+	}, nil)
+}
+
+// stopClock keeps the provider from ending a sandbox that is about to be
+// paused, and reports whether it did: some cannot, and their time goes on.
+func (s *rests) stopClock(ctx context.Context, box *control.Sandbox, b *store.Sandbox) bool {
+	switch {
+	case b.Expires.IsZero():
+		return false
+	case b.Spec.Lifetime.HardTimeout() == 0:
+		return true // it is we who end it
+	case !control.Can[driver.DeadlineSetter](box):
+		return false
+	}
+	return box.SetDeadline(ctx, time.Time{}) == nil
+}
+
+// holdClock makes the time of a sandbox stand still.
+func (s *rests) holdClock(b *store.Sandbox) {
+	if b.Expires.IsZero() {
+		return
+	}
+	left := b.Expires.Sub(s.Store.Now())
+	if left <= 0 && b.Spec.Lifetime.TimeoutAction != "" {
+		left = anotherLife
+	}
+	b.Rest.Left, b.Expires = max(left, 1), time.Time{}
+}
+
+// anotherLife is how long a sandbox may live that was put away because its
+// time was over, once it runs again, unless somebody says otherwise.
+const anotherLife = 5 * time.Minute
+
+// runs makes the record of a sandbox that of one that runs: its time goes on.
+func (s *rests) runs(b *store.Sandbox, reason string) {
+	if b.Rest.Left > 0 {
+		b.Expires = s.Store.Now().Add(b.Rest.Left)
+	}
+	b.State, b.Reason, b.Rest, b.Exit, b.Active = sandbox.Running, reason, store.Rest{}, nil, s.Store.Now()
+}
+
+// thaw resumes from memory.
+func (s *rests) thaw(ctx context.Context, t *operation) (store.Sandbox, error) {
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.State, b.Rest.Step = sandbox.Resuming, stepResume }, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := s.Fault("resume.recorded"); err != nil {
+		return t.box, err
+	}
+	if left := t.box.Rest.Left; left > 0 && t.box.Spec.Lifetime.HardTimeout() > 0 {
+		err = box.SetDeadline(ctx, s.Store.Now().Add(left))
+	}
+	if err == nil {
+		err = box.Resume(ctx)
+	}
+	if err := s.Fault("resume.done"); err != nil {
+		return t.box, err
+	}
+	return s.leave(ctx, t, intent, err, func(b *store.Sandbox) { s.runs(b, "") }, nil)
+}
+
+// away says how a sandbox is put away to disk.
+type away struct {
+	step   string
+	memory bool // processes too
+	state  sandbox.State
+	pause  sandbox.PauseKind
+	wakes  bool
+}
+
+// putAway writes the state of a sandbox down and ends it: its provider ends it
+// when the snapshot is complete.
+func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sandbox, error) {
+	box, err := s.attach(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	if !s.keeps(&t.box, box) {
+		return t.box, snapshots.CannotKeep(&t.box)
+	}
+	id := snapshots.NewID()
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
+		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.wakes
+	}, func(tx *store.Tx) error {
+		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, snapshots.Describe(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.box.ID}))
+		return err
+	})
+	if err != nil {
+		return t.box, err
+	}
+	if err := s.Fault(how.step + ".recorded"); err != nil {
+		return t.box, err
+	}
+	snap, err := s.writeDown(ctx, t, box, driver.SnapshotOptions{ID: id, Memory: how.memory, Stop: true})
+	if err != nil {
+		return s.undoAway(ctx, t, intent, id, err)
+	}
+	// The sandbox has ended: there is no way back.
+	late := context.WithoutCancel(ctx)
+	if err := s.Fault(how.step + ".kept"); err != nil {
+		return t.box, err
+	}
+	s.Report(ctx, s.end(late, &t.box))
+	return s.leave(late, t, intent, nil, func(b *store.Sandbox) {
+		s.setResting(b, how, id)
+		if how.pause != "" && snap.Ref.Kind != driver.SnapshotMemory {
+			b.Reason = reasonFilesOnly
+		}
+	}, func(ctx context.Context, tx *store.Tx) error {
+		return tx.FinishSnapshot(ctx, t.box.Tenant, id, snapshots.Taken(snap))
+	})
+}
+
+func unsupported(b *store.Sandbox, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: message, Hint: hint}
+}
+
+// writeDown writes the state of a sandbox into a snapshot. One that is paused in
+// memory goes on for that.
+func (s *rests) writeDown(ctx context.Context, t *operation, box *control.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+	if t.box.State == sandbox.Paused {
+		if err := box.Resume(ctx); err != nil {
+			return snap, err
+		}
+	}
+	return box.Snapshot(ctx, opts)
+}
+
+// undoAway records that a sandbox could not be put away and runs on, or stands
+// still as before.
+func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
+	if t.box.State == sandbox.Paused {
+		if box, err := s.attach(ctx, &t.box); err == nil {
+			s.Report(ctx, box.Pause(context.WithoutCancel(ctx)))
+		}
+	}
+	b, err := s.leave(ctx, t, intent, failed, nil, nil)
+	s.Report(ctx, s.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+		return tx.DeleteSnapshot(context.WithoutCancel(ctx), t.box.Tenant, id)
+	}))
+	return b, err
+}
+
+const reasonFilesOnly = "only its files are kept, because its provider keeps no memory"
+
+// setResting makes the record of a sandbox that of one that was put away.
+func (s *rests) setResting(b *store.Sandbox, how away, id string) {
+	left := b.Rest.Left
+	b.State, b.Reason, b.Exit = how.state, "", nil
+	b.Rest = store.Rest{Pause: how.pause, Kept: id, Wakes: how.wakes, Left: left}
+	s.holdClock(b)
+}
+
+// bring makes a sandbox that was put away run again, with the memory that was
+// kept unless only its files are wanted. What was kept goes only when it runs.
+func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly bool) (store.Sandbox, error) {
+	if err := s.Policies.PermitAgain(ctx, t.action, &t.box); err != nil {
+		return t.box, err
+	}
+	be, err := s.Providers.Of(ctx, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	req, err := s.again(&t.box)
+	if err == nil {
+		req.Egress, err = s.egress(ctx, be, t.box.Tenant, &req.Spec)
+	}
+	if err == nil {
+		req.Hidden, err = s.Secrets.Environment(ctx, &t.box)
+	}
+	if err != nil {
+		return t.box, err
+	}
+	if req, err = s.Workspaces.Mount(ctx, req); err != nil {
+		return t.box, err
+	}
+	req.FilesOnly = filesOnly
+	id := t.box.Rest.Kept
+	ref, err := s.Snapshots.Kept(ctx, be, &t.box)
+	if err != nil {
+		return t.box, err
+	}
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
+		b.State, b.Rest.Step, b.Rest.Pause = sandbox.Resuming, step, ""
+	}, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := s.Fault(step + ".recorded"); err != nil {
+		return t.box, err
+	}
+	box, how, err := be.Control.Restore(ctx, req, ref)
+	if err := s.Fault(step + ".made"); err != nil {
+		return t.box, err
+	}
+	b, err := s.leave(ctx, t, intent, err, func(b *store.Sandbox) { s.runs(b, coldReason(how)) }, func(ctx context.Context, tx *store.Tx) error {
+		return tx.DeleteSnapshot(ctx, t.box.Tenant, id)
+	})
+	if err != nil {
+		return b, err
+	}
+	s.followAnew(b.Tenant, box)
+	s.Snapshots.Drop(ctx, b.Provider, id)
+	return b, nil
+}
+
+// coldReason says why a sandbox started from its files only, if its memory was
+// there.
+func coldReason(how driver.Restored) string {
+	if how.Memory || how.Why == "" {
+		return ""
+	}
+	return "it started from its files: " + how.Why
+}

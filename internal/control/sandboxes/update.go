@@ -1,0 +1,143 @@
+package sandboxes
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const opUpdate = ops.SandboxUpdate
+
+func validate(c *sandbox.Change) error {
+	if err := c.Lifetime.Apply(sandbox.Lifetime{}).Validate(); err != nil {
+		return err
+	}
+	for k := range c.Labels {
+		if strings.HasPrefix(k, control.ReservedPrefix) {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%q begins with %q, which Atoll keeps for itself", k, control.ReservedPrefix)}
+		}
+	}
+	return c.Resources.Validate()
+}
+
+// Update changes the limits, labels, lifetime or idle policy of a sandbox. Of
+// one that does not run the limits hold when it runs again. Nothing is changed
+// if a part of it cannot be.
+func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (store.Sandbox, error) {
+	if err := validate(&c); err != nil {
+		return store.Sandbox{}, core.Named(opUpdate, err)
+	}
+	t, err := s.lock(ctx, ref, opUpdate, lifecycle.Update)
+	if err != nil {
+		return store.Sandbox{}, core.Named(opUpdate, err)
+	}
+	defer t.release()
+	if err := s.Policies.PermitChange(ctx, t.action, &t.box, &c, s.Store.Now()); err != nil {
+		return t.box, core.Named(opUpdate, err)
+	}
+	b, err := s.update(ctx, t, &c)
+	if err == nil && len(c.Labels) > 0 {
+		err = s.Profiles.Enforce(ctx, []store.Sandbox{b}) // other policies may hold for it
+	}
+	return b, core.Named(opUpdate, err)
+}
+
+func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (store.Sandbox, error) {
+	live := t.box.State == sandbox.Running || t.box.Rest.Pause == sandbox.PauseMemory
+	var box *control.Sandbox
+	if live && (c.Resources != sandbox.Resources{} || c.Lifetime.Timeout != nil || c.Lifetime.TimeoutAction != nil) {
+		var err error
+		if box, err = s.attach(ctx, &t.box); err != nil {
+			return t.box, err
+		}
+		if err := s.canChange(t, box, c); err != nil {
+			return t.box, err
+		}
+	}
+	before, now := t.box, s.Store.Now()
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
+		s.apply(b, c, now)
+		if box != nil {
+			b.Rest.Step = stepUpdate // what the provider was told is not known until it is done
+		}
+	}, nil)
+	if err != nil {
+		return t.box, err
+	}
+	if err := s.Fault("update.recorded"); err != nil {
+		return t.box, err
+	}
+	if box != nil {
+		err = s.tell(ctx, t, box, c, &before, now)
+	}
+	if err := s.Fault("update.done"); err != nil {
+		return t.box, err
+	}
+	return s.leave(ctx, t, intent, err, func(b *store.Sandbox) { b.Rest.Step = "" }, nil)
+}
+
+// canChange refuses what the provider of a living sandbox cannot do.
+func (s *updates) canChange(t *operation, box *control.Sandbox, c *sandbox.Change) error {
+	if c.Resources != (sandbox.Resources{}) && !control.Can[driver.Resizer](box) {
+		return unsupported(&t.box, "this provider cannot change the limits of a sandbox that runs", "stop it, change it, and start it again")
+	}
+	// A shorter life can be ended by us; a longer one is in the provider's hands.
+	was := t.box.Spec.Lifetime
+	longer := was.HardTimeout() > 0 && !t.box.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
+		c.Lifetime.Timeout != nil && s.Store.Now().Add(*c.Lifetime.Timeout).After(t.box.Expires))
+	if longer && !control.Can[driver.DeadlineSetter](box) {
+		return unsupported(&t.box, "this provider cannot let a sandbox that runs live longer", "")
+	}
+	return nil
+}
+
+// apply makes a change to a record.
+func (s *updates) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
+	b.Resources, b.Labels = c.ApplyResources(b.Resources), c.ApplyLabels(b.Labels)
+	expires := b.Expires
+	setLifetime(b, c.Lifetime.Apply(b.Spec.Lifetime), now)
+	switch {
+	case c.Lifetime.Timeout == nil:
+		b.Expires = expires
+	case b.Rest.Pause != "" || b.State == sandbox.Stopped: // its time begins when it runs again
+		b.Rest.Left, b.Expires = *c.Lifetime.Timeout, time.Time{}
+	}
+	if c.Lifetime.Wakes != nil && b.Rest.Pause != "" {
+		b.Rest.Wakes = *c.Lifetime.Wakes
+	}
+	b.Active = now
+}
+
+// tell makes a change to a living sandbox. If the second half fails, the first
+// is undone.
+func (s *updates) tell(ctx context.Context, t *operation, box *control.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
+	if c.Resources != (sandbox.Resources{}) {
+		if err := box.Resize(ctx, c.Resources); err != nil {
+			return err
+		}
+	}
+	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !control.Can[driver.DeadlineSetter](box) || t.box.Rest.Pause != "" {
+		return nil
+	}
+	at := time.Time{}
+	switch hard := c.Lifetime.Apply(before.Spec.Lifetime).HardTimeout(); {
+	case hard > 0 && c.Lifetime.Timeout != nil:
+		at = now.Add(hard)
+	case hard > 0:
+		at = before.Expires
+	}
+	err := box.SetDeadline(ctx, at)
+	if err != nil && c.Resources != (sandbox.Resources{}) {
+		s.Report(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
+	}
+	return err
+}

@@ -1,0 +1,157 @@
+// Package services puts the services of the control plane of a daemon together.
+//
+// Who makes a request is part of its context ([guard.WithPrincipal]); without it
+// nothing is done. Every action is authorised and recorded before it happens, and
+// only a sandbox that the store has under the caller's tenant can be reached.
+package services
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/events"
+	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/machine"
+	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/profiles"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/control/secrets"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/control/templates"
+	"github.com/atoll-run/atoll/internal/control/tenants"
+	"github.com/atoll-run/atoll/internal/control/workspaces"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Config is what the services work with. Its owner closes what is in it, after the
+// services are closed.
+type Config struct {
+	// Control says what makes sandboxes with the default provider, whose name is
+	// Provider.
+	Control  control.Config
+	Provider string
+	// Binding is that of the default provider; see providers.Opened.
+	Binding string
+	// Open opens the others, and Known lists them; see providers.Config.
+	Open  func(ctx context.Context, name string) (providers.Opened, error)
+	Known []sandbox.Provider
+	// Shared are the providers besides the default one that callers with an API
+	// key may choose. The owner of the machine may choose any.
+	Shared []string
+	// Defaults fill the limits that a request leaves at zero, as far as the
+	// provider enforces them.
+	Defaults sandbox.Resources
+	core.Config
+	Log *eventlog.Log
+	// OTLP writes records for ExportOTLP. Nil: that is unsupported.
+	OTLP events.WriteOTLP
+	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
+	Workspaces *worktree.Store
+	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
+	Buckets workspaces.Buckets
+	// Scratch is a directory for files that live for a moment.
+	Scratch string
+	// Passes seal the tokens for ports. Nil: tokens end with the process.
+	Passes *key.Passes
+	// Environments keep what sandboxes that do not run were made with.
+	Environments snapshots.Environments
+	// Archive keeps named snapshots in the blob store, encrypted unless
+	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on
+	// this machine may take. Nil: they stay on this machine.
+	Archive        *archive.Archive
+	PlainSnapshots bool
+	SnapshotCache  int64
+	// Sealer encrypts the values of secrets. Nil: none are stored.
+	Sealer *secret.Sealer
+	// Sources reads secrets that are kept outside. Nil: there are none.
+	Sources secrets.Sources
+	// Gateway enforces what sandboxes may reach. Nil: nobody is told of
+	// changes.
+	Gateway profiles.Gateway
+	// Operator is what the owner of the machine decides for all profiles.
+	Operator policy.Operator
+	// Policies say what sandboxes may be.
+	Policies policies.Files
+	// Builder builds templates. Nil: none are built.
+	Builder templates.Builder
+	// Builds is a directory for the files of builds.
+	Builds string
+}
+
+// Services are the control plane of one daemon. Their methods may be called
+// concurrently.
+type Services struct {
+	*core.Core
+	Sandboxes  *sandboxes.Service
+	Providers  *providers.Service
+	Exec       *exec.Service
+	Workspaces *workspaces.Service
+	Tenants    *tenants.Service
+	Snapshots  *snapshots.Service
+	Events     *events.Service
+	Policies   *policies.Service
+	Profiles   *profiles.Service
+	Secrets    *secrets.Service
+	Templates  *templates.Service
+	Machine    *machine.Service
+}
+
+// New returns the services. The caller calls Sandboxes.Reconcile before the first
+// request, and Close.
+func New(cfg Config) *Services {
+	if cfg.Passes == nil {
+		cfg.Passes = key.NewPasses(key.NewPassKey())
+	}
+	c := core.New(cfg.Config)
+	s := &Services{Core: c, Sandboxes: sandboxes.New(c)}
+	s.Tenants = tenants.New(c)
+	c.Meter = s.Tenants.MeterExec
+	s.Events = events.New(c, cfg.Log, cfg.OTLP)
+	s.Workspaces = workspaces.New(c, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: s.Sandboxes, Access: s.Tenants})
+	if cfg.Defaults == (sandbox.Resources{}) {
+		cfg.Defaults = cfg.Control.Defaults
+	}
+	s.Providers = providers.New(c, providers.Config{
+		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared,
+		Workspaces: cfg.Workspaces != nil, Defaults: cfg.Defaults,
+	})
+	s.Snapshots = snapshots.New(c, snapshots.Config{
+		Providers: s.Providers, Sandboxes: s.Sandboxes, Environments: cfg.Environments,
+		Archive: cfg.Archive, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
+	})
+	s.Policies = policies.New(c, policies.Config{
+		Files: cfg.Policies, Defaults: cfg.Defaults, Images: cfg.Control.Images, Snapshot: s.Snapshots.Find,
+		Changed: func(ctx context.Context) error { return s.Profiles.EnforceAll(ctx) },
+	})
+	s.Secrets = secrets.New(c, secrets.Config{Sealer: cfg.Sealer, Sources: cfg.Sources, Policies: s.Policies, Gateway: enforcer{s}})
+	s.Profiles = profiles.New(c, profiles.Config{
+		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: s.Policies, Secrets: s.Secrets, Sandboxes: s.Sandboxes,
+	})
+	s.Exec = exec.New(c, exec.Config{Sandboxes: s.Sandboxes, Redactors: s.Secrets, Tenants: s.Tenants, Passes: cfg.Passes})
+	s.Templates = templates.New(c, templates.Config{
+		Providers: s.Providers, Sandboxes: s.Sandboxes, Exec: s.Exec, Snapshots: s.Snapshots, Policies: s.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
+	})
+	s.Machine = machine.New(c, machine.Config{Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers})
+	s.Sandboxes.Connect(sandboxes.Services{
+		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,
+		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates,
+	})
+	return s
+}
+
+// enforcer implements secrets.Enforcer, for a service that is made before the
+// one that does it.
+type enforcer struct{ s *Services }
+
+func (e enforcer) Enforce(ctx context.Context, all []store.Sandbox) error {
+	return e.s.Profiles.Enforce(ctx, all)
+}

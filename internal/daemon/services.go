@@ -1,0 +1,169 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/control/services"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ownaddr"
+	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/internal/quota"
+	"github.com/atoll-run/atoll/internal/secret"
+	"github.com/atoll-run/atoll/internal/secret/source"
+	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/portproxy"
+	"github.com/atoll-run/atoll/internal/snapshotstore"
+	"github.com/atoll-run/atoll/internal/telemetry"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// openPlane opens the control plane with what it keeps, its policies and its
+// gateway.
+func (d *Daemon) openPlane(ctx context.Context) error {
+	config := services.Config{
+		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(), Builds: d.buildDir(),
+		Config:   core.Config{Node: d.member.Node, Store: d.store, Logger: d.opts.Logger, Fault: d.opts.Fault},
+		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
+		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache),
+	}
+	for _, open := range []func(context.Context, *services.Config) error{d.openLog, d.openProvider, d.openKeys, d.openShelves} {
+		if err := open(ctx, &config); err != nil {
+			return err
+		}
+	}
+	operator, err := d.node.Operator()
+	if err != nil {
+		return err
+	}
+	config.Operator = policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""}
+	own, err := ownaddr.Open()
+	if err != nil {
+		return err
+	}
+	d.onClose(own.Close)
+	config.Operator.Machine = own.Own
+	out := newEgress(d)
+	out.configure()
+	config.Gateway = out
+	d.services = services.New(config)
+	d.onClose(d.services.Close)
+	images, err := d.node.Images()
+	if err != nil {
+		return err
+	}
+	images.Protect(d.neededImages)
+	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
+	if err := d.services.Policies.Load(ctx); err != nil {
+		return err // to go on without them would be to allow everything
+	}
+	return d.startEgress(ctx, out)
+}
+
+// openLog opens the record of what is done, and closes in it what an earlier
+// daemon began.
+func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
+	anchors := filepath.Join(d.node.Dir(), "anchors")
+	if err := os.MkdirAll(anchors, 0o700); err != nil {
+		return err
+	}
+	seal, err := secretFile(filepath.Join(d.node.Dir(), "audit.key"))
+	if err != nil {
+		return err
+	}
+	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "log", "error", err) }
+	options := eventlog.Options{
+		Anchor: &eventlog.FileAnchor{Dir: anchors}, CutKey: seal, OnError: func(err error) { report(context.Background(), err) },
+	}
+	if d.otel.Events() {
+		options.Sends = d.member.Node
+	}
+	d.log = eventlog.New(d.store, options)
+	d.onClose(d.log.Close)
+	config.OTLP = func(w io.Writer, page []eventlog.Record) error { return telemetry.WriteEvents(w, d.opts.Version, page) }
+	config.Log, config.Config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
+	n, err := config.Config.Audit.Settle(ctx)
+	if n > 0 && err == nil {
+		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
+	}
+	return err
+}
+
+// openProvider opens what makes sandboxes, and what builds images of them.
+func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err error) {
+	d.node.KeepReady(d.opts.Pool)
+	first, err := d.backend(ctx, d.opts.Provider)
+	if err != nil {
+		return err
+	}
+	config.Control, config.Binding, config.Open = first.Control, first.Binding, d.backend
+	for _, e := range d.node.Providers().Entries() {
+		config.Known = append(config.Known, sandbox.Provider{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
+	}
+	config.Defaults = sandbox.Resources{Memory: defaultMemory, Disk: defaultDisk, PIDs: defaultPIDs}
+	d.provider = first.Control.Provider
+	config.Builder, err = d.openTemplates()
+	return err
+}
+
+// backend opens one of the providers for the control plane.
+func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, error) {
+	p, err := d.node.Providers().Open(ctx, name)
+	if err != nil {
+		return providers.Opened{}, err
+	}
+	return providers.Opened{Name: p.Name, Binding: p.Binding, Control: d.node.Config(p)}, nil
+}
+
+// openKeys opens what is sealed with a key of this machine's, or is one.
+func (d *Daemon) openKeys(_ context.Context, config *services.Config) error {
+	ports, err := secretFile(filepath.Join(d.node.Dir(), "ports.key"))
+	if err != nil {
+		return err
+	}
+	config.Passes = key.NewPasses(key.PassKey(ports))
+	if config.Sealer, err = secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key")); err != nil {
+		return err
+	}
+	config.Environments, err = snapshotstore.OpenEnvironments(filepath.Join(d.node.Dir(), "environments"), filepath.Join(d.node.Dir(), "seal.key"))
+	return err
+}
+
+// openShelves opens what keeps snapshots and workspaces.
+func (d *Daemon) openShelves(ctx context.Context, config *services.Config) (err error) {
+	if config.Workspaces, config.Archive, err = d.openBlobs(ctx); err != nil {
+		return err
+	}
+	config.Buckets, err = d.openBuckets()
+	return err
+}
+
+// openServer makes the API and the proxy for ports ready for listeners.
+func (d *Daemon) openServer(context.Context) error {
+	proxy := portproxy.New(d.services.Exec, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
+	d.server = server.New(server.Config{
+		Ports:        proxy,
+		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
+		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
+	})
+	d.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
+		defer cancel()
+		err := d.server.Shutdown(ctx)
+		d.work.Wait()
+		return errors.Join(err, proxy.Close())
+	})
+	return nil
+}

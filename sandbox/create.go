@@ -1,0 +1,14 @@
+package sandbox
+
+// CreateRequest asks for a sandbox.
+type CreateRequest struct {
+	Spec
+	Pull     string `json:"pull,omitempty" enum:"missing,always,never" doc:"when to fetch the image"`
+	Platform string `json:"platform,omitempty" maxLength:"64" example:"linux/amd64"`
+
+	// IdempotencyKey makes a repetition of the request return what the first one
+	// made. Raw is the request as it was sent: another one with the same key is
+	// refused.
+	IdempotencyKey string `json:"-"`
+	Raw            []byte `json:"-"`
+}
