@@ -70,7 +70,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/e2b/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "internal/envd"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/e2b/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "internal/envd"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},

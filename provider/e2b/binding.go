@@ -5,8 +5,6 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"os"
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/guestkit"
@@ -19,7 +17,7 @@ func (p *Provider) Binding(ctx context.Context) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	scope, err := p.state.scope()
+	scope, err := p.boxes.Scope()
 	if err != nil {
 		return "", err
 	}
@@ -36,9 +34,8 @@ func (a *api) binding(scope string) string {
 // absent is why the service does not list a sandbox. That is no evidence when
 // the sandbox was made with another key or at another address.
 func (p *Provider) absent(id sandbox.ID, scope string) error {
-	var r record
-	text, err := os.ReadFile(p.state.path(id))
-	if err != nil || json.Unmarshal(text, &r) != nil || r.Binding == "" || r.Binding == p.api.binding(scope) {
+	r, ok := p.boxes.Get(string(id))
+	if !ok || r.Binding == "" || r.Binding == p.api.binding(scope) {
 		return guestkit.Gone(id)
 	}
 	return &sandbox.Error{

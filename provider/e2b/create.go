@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -35,16 +36,16 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err != nil {
 		return nil, err
 	}
-	scope, err := p.state.scope()
+	scope, err := p.boxes.Scope()
 	if err != nil {
 		return nil, err
 	}
-	l, err := p.state.lock(ctx, spec.ID)
+	l, err := p.boxes.Lock(ctx, string(spec.ID))
 	if err != nil {
 		return nil, err
 	}
 	if _, err := p.find(ctx, spec.ID); sandbox.CodeOf(err) != sandbox.CodeGone {
-		l.unlock()
+		l.Unlock()
 		if err == nil {
 			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.create", Subject: string(spec.ID), Message: "there is a sandbox with this ID"}
 		}
@@ -59,7 +60,16 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		req.Metadata[metaLabel+k] = v
 	}
 	req.Internet, req.Network = egress(spec.Network.Plain)
-	return p.make(ctx, l, req, guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}, spec.ID)
+	// What was asked for cannot be taken back: it is made, or gone, before the
+	// lock is given up.
+	in, err := records.Finish(ctx, &p.work, func() (*Instance, error) {
+		defer l.Unlock()
+		return p.settle(ctx, l, req, guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}, spec.ID)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return in, nil
 }
 
 // template returns what to make a sandbox from, and refuses what the service
@@ -104,39 +114,8 @@ func (p *Provider) CheckImage(image string) error {
 // seconds is a lifetime as the service takes it: whole, and not shorter.
 func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
-// grace is how long Create waits, when its caller has given up, until what it
-// had asked for is gone.
-const grace = 10 * time.Second
-
-// make makes the sandbox. It holds the lock until it is whole or gone, which
-// may be later than ctx ends: what was asked for cannot be taken back.
-func (p *Provider) make(ctx context.Context, l *locked, req newBox, def guest.Defaults, id sandbox.ID) (driver.Instance, error) {
-	type result struct {
-		in  *Instance
-		err error
-	}
-	done := make(chan result, 1)
-	p.work.Go(func() {
-		defer l.unlock()
-		in, err := p.settle(ctx, l, req, def, id)
-		done <- result{in, err}
-	})
-	late := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, func() { close(late) }) })
-	defer stop()
-	select {
-	case r := <-done:
-		if r.err != nil {
-			return nil, r.err
-		}
-		return r.in, nil
-	case <-late:
-		return nil, ctx.Err() // and settle sees that, too
-	}
-}
-
 // settle makes a sandbox ready for commands, or nothing.
-func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
+func (p *Provider) settle(ctx context.Context, l *records.Locked[record], req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
 	b, err := p.api.create(asking, req)
@@ -147,7 +126,7 @@ func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.
 	in := p.instance(id, b)
 	err = ctx.Err()
 	if err == nil {
-		err = l.write(record{Box: b.ID, Ends: b.Ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
+		err = l.Write(record{Box: b.ID, Ends: b.Ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
 	}
 	if err == nil {
 		err = in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
@@ -159,23 +138,23 @@ func (p *Provider) settle(ctx context.Context, l *locked, req newBox, def guest.
 		return in, nil
 	}
 	in.Finish(guestkit.Killed)
-	return nil, errors.Join(err, p.api.kill(asking, b.ID), l.remove())
+	return nil, errors.Join(err, p.api.kill(asking, b.ID), l.Remove())
 }
 
 // forget removes what a request may have made whose answer did not come.
-func (p *Provider) forget(ctx context.Context, l *locked, id sandbox.ID, why error) error {
+func (p *Provider) forget(ctx context.Context, l *records.Locked[record], id sandbox.ID, why error) error {
 	if sandbox.CodeOf(why) == sandbox.CodeUnavailable || sandbox.CodeOf(why) == sandbox.CodeTimeout {
 		if b, err := p.find(ctx, id); err == nil {
-			return errors.Join(p.api.kill(ctx, b.ID), l.remove())
+			return errors.Join(p.api.kill(ctx, b.ID), l.Remove())
 		}
 	}
-	return l.remove()
+	return l.Remove()
 }
 
 // find asks the service for a sandbox of ours. That it knows none is evidence:
 // it has taken the key and listed what there is.
 func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
-	scope, err := p.state.scope()
+	scope, err := p.boxes.Scope()
 	if err != nil {
 		return box{}, err
 	}
@@ -217,7 +196,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 		err := ctx.Err()
 		var scope string
 		if err == nil {
-			scope, err = p.state.scope()
+			scope, err = p.boxes.Scope()
 		}
 		for token := ""; err == nil; {
 			var page []box

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -70,7 +71,7 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 type Provider struct {
 	opts  Options
 	api   *api
-	state state
+	boxes records.Dir[record]
 	kit   guestkit.Kit
 
 	close func()
@@ -119,8 +120,8 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, api: a, state: state{opts.Dir}, close: a.client.CloseIdleConnections}
-	p.state.sweep(time.Now(), a)
+	p := &Provider{opts: opts, api: a, boxes: records.Dir[record]{Root: opts.Dir, Name: "boxes"}, close: a.client.CloseIdleConnections}
+	p.sweep(time.Now())
 	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
 	return p, nil
 }

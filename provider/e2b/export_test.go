@@ -9,14 +9,14 @@ import (
 
 // Remember records a sandbox as if the provider had made it.
 func Remember(ctx context.Context, p *Provider, id sandbox.ID, boxID string) error {
-	l, err := p.state.lock(ctx, id)
+	l, err := p.boxes.Lock(ctx, string(id))
 	if err != nil {
 		return err
 	}
-	defer l.unlock()
+	defer l.Unlock()
 	binding, err := p.Binding(ctx)
 	if err != nil {
 		return err
 	}
-	return l.write(record{Box: boxID, Ends: time.Now().Add(time.Hour), Binding: binding})
+	return l.Write(record{Box: boxID, Ends: time.Now().Add(time.Hour), Binding: binding})
 }

@@ -47,7 +47,7 @@ func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 // Cause implements guestkit.Machine. The service does not say how a sandbox
 // ended: it was its lifetime if that was over and nobody here ended it.
 func (m *machine) Cause(ends time.Time) sandbox.Exit {
-	r, ok := m.p.state.recordOf(m.name, m.id)
+	r, ok := m.p.recordOf(m.name, m.id)
 	if r.Ends.Before(ends) && !r.Ends.IsZero() || ends.IsZero() {
 		ends = r.Ends
 	}
@@ -62,16 +62,16 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	if exit, ended := in.Ended(); ended && exit.Reason == sandbox.ReasonKilled {
 		return nil
 	}
-	l, err := in.p.state.lock(ctx, in.id)
+	l, err := in.p.boxes.Lock(ctx, string(in.id))
 	if err != nil {
 		return err
 	}
-	defer l.unlock()
+	defer l.Unlock()
 	in.SetDying(true)
-	r := l.read()
+	r := l.Read()
 	if ours := r.Box == in.inside.id; ours {
 		r.Doomed = true
-		err = l.write(r)
+		err = l.Write(r)
 	}
 	if err == nil {
 		err = in.p.api.kill(ctx, in.inside.id)
@@ -82,7 +82,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	}
 	in.Finish(guestkit.Killed)
 	if r.Box == in.inside.id || r.Box == "" {
-		return l.remove()
+		return l.Remove()
 	}
 	return nil
 }
@@ -100,30 +100,30 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 	if !at.IsZero() {
 		life = time.Until(at)
 	}
-	l, err := in.p.state.lock(ctx, in.id)
+	l, err := in.p.boxes.Lock(ctx, string(in.id))
 	if err != nil {
 		return err
 	}
-	defer l.unlock()
+	defer l.Unlock()
 	ends := time.Now().Add(time.Duration(seconds(life)) * time.Second)
 	err = in.p.api.setTimeout(ctx, in.inside.id, seconds(life))
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		_ = l.remove()
+		_ = l.Remove()
 		return in.Explain(ctx, err)
 	}
 	if err != nil {
 		return err
 	}
 	in.SetEnds(ends)
-	if r := l.read(); r.Box == in.inside.id {
+	if r := l.Read(); r.Box == in.inside.id {
 		r.Ends = ends
-		return l.write(r)
+		return l.Write(r)
 	}
 	binding, err := in.p.Binding(ctx)
 	if err != nil {
 		return err
 	}
-	return l.write(record{Box: in.inside.id, Ends: ends, Binding: binding})
+	return l.Write(record{Box: in.inside.id, Ends: ends, Binding: binding})
 }
 
 // Usage implements driver.Meter. The service tells how busy the processors are,

@@ -44,12 +44,12 @@ func (in *Instance) Resume(ctx context.Context) error {
 	case err != nil || status.State != sandbox.Paused:
 		return err
 	}
-	l, err := in.p.state.lock(ctx, in.id)
+	l, err := in.p.boxes.Lock(ctx, string(in.id))
 	if err != nil {
 		return err
 	}
-	defer l.unlock()
-	r := l.read()
+	defer l.Unlock()
+	r := l.Read()
 	life := r.Life
 	if r.Box != in.inside.id || life <= 0 {
 		life = in.p.opts.Lifetime
@@ -64,5 +64,5 @@ func (in *Instance) Resume(ctx context.Context) error {
 		return nil
 	}
 	r.Ends = ends
-	return l.write(r)
+	return l.Write(r)
 }

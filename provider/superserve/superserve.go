@@ -159,7 +159,16 @@ func New(opts Options) (*Provider, error) {
 		opts: opts, api: newAPI(control, data, opts.APIKey, opts.Transport), boxes: records.Dir[record]{Root: opts.Dir, Name: "boxes"},
 		saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"},
 	}
-	p.boxes.Sweep(func(r record) bool { return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) })
+	if len(p.boxes.IDs()) > 0 {
+		binding, err := p.Binding(context.Background())
+		if err != nil {
+			return nil, err
+		}
+		// The state of another key's sandboxes is unknown.
+		p.boxes.Sweep(func(r record) bool {
+			return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && r.Binding == binding
+		})
+	}
 	p.open, p.close = context.WithCancel(context.Background())
 	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
 	return p, nil
