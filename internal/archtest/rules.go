@@ -76,7 +76,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/superserve/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "provider/internal/rest"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "provider/internal/rest", "provider/internal/wsexec"},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -299,6 +299,10 @@ var rules = []rule{
 	{
 		pkgs: "provider/internal/rest", std: true, only: []string{"sandbox"}, deny: []string{"os/exec"},
 		why: "it makes requests, for any provider",
+	},
+	{
+		pkgs: "provider/internal/wsexec", only: []string{}, deny: []string{kernel + "/...", "os/exec"},
+		why: "it speaks to commands of a service, for any provider",
 	},
 	{
 		pkgs: "provider/internal/proctree", std: true, deny: []string{"os/exec", "net", "net/http"},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -19,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/provider/internal/wsexec"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -247,40 +247,8 @@ func (in *inside) Answers(ctx context.Context) bool {
 	return err == nil
 }
 
-const (
-	protocol = "superserve.exec.v1"
-	// maxInput is the most that a frame of input carries.
-	maxInput = 32 << 10
-	// maxFrame is the largest frame that is taken from the service.
-	maxFrame = 4 << 20
-	// beat is how often the service is asked whether it is there.
-	beat = 50 * time.Second
-	// parting is how long input can be sent after Close.
-	parting = 6 * time.Second
-)
-
-// The channels of a command.
-const (
-	stdin  = 0
-	stdout = 1
-	stderr = 2
-)
-
-// process is a command over a WebSocket, as guestkit.Program.
-type process struct {
-	in       *inside
-	ws       *websocket.Conn
-	messages chan message
-	closed   chan struct{}
-	once     sync.Once
-	stderr   []byte
-}
-
-type message struct {
-	kind websocket.MessageType
-	data []byte
-	err  error
-}
+// protocol is the name of the service's protocol for commands.
+const protocol = "superserve.exec.v1"
 
 // Start implements guestkit.Runner.
 func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
@@ -293,18 +261,20 @@ func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 	if err != nil {
 		return nil, err
 	}
-	p := &process{in: m.inside, messages: make(chan message), closed: make(chan struct{})}
-	err = m.try(ctx, func(c *rest.Client) error { return p.dial(ctx, c) })
+	var ws *websocket.Conn
+	err = m.try(ctx, func(c *rest.Client) (err error) {
+		ws, err = m.dial(ctx, c)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	if err := p.ws.Write(ctx, websocket.MessageText, text); err != nil {
-		_ = p.ws.CloseNow()
+	if err := ws.Write(ctx, websocket.MessageText, text); err != nil {
+		_ = ws.CloseNow()
 		return nil, m.api.Unreachable(ctx, err)
 	}
-	m.p.conns.Go(func() { p.receive(m.p.open) })
-	m.p.conns.Go(func() { p.beat(m.p.open) })
-	return p, nil
+	lost := func() error { return m.broken("the connection to the sandbox was lost") }
+	return wsexec.New(m.p.open, &m.p.conns, ws, wsexec.Protocol{Stdin: 0, Stdout: 1, Stderr: 2, MaxInput: 32 << 10, Ended: m.ended, Lost: lost}), nil
 }
 
 // quote writes arguments for a shell.
@@ -318,7 +288,7 @@ func quote(argv []string) string {
 
 // dial opens the connection. Tokens go along as protocols, as from browsers,
 // which is what the service documents.
-func (p *process) dial(ctx context.Context, c *rest.Client) error {
+func (in *inside) dial(ctx context.Context, c *rest.Client) (*websocket.Conn, error) {
 	header := http.Header{}
 	c.Sign(header)
 	protocols := []string{protocol, "token." + header.Get("X-Access-Token")}
@@ -327,132 +297,36 @@ func (p *process) dial(ctx context.Context, c *rest.Client) error {
 	}
 	base := *c.Base
 	if shared[base.Host] {
-		base.Host = "boxd-" + p.in.id + "." + base.Host // where the service's own clients go
+		base.Host = "boxd-" + in.id + "." + base.Host // where the service's own clients go
 	}
 	ws, res, err := websocket.Dial(ctx, base.String()+"/exec/connect", &websocket.DialOptions{
 		HTTPClient: c.HTTP, HTTPHeader: header, Subprotocols: protocols, CompressionMode: websocket.CompressionDisabled,
 	})
 	switch {
 	case err != nil && res != nil && res.StatusCode != http.StatusSwitchingProtocols && ctx.Err() == nil:
-		return c.Refused(res)
+		return nil, c.Refused(res)
 	case err != nil:
-		return c.Unreachable(ctx, err)
+		return nil, c.Unreachable(ctx, err)
 	case ws.Subprotocol() != protocol:
 		_ = ws.CloseNow()
-		return p.in.broken("the service speaks another protocol")
+		return nil, in.broken("the service speaks another protocol")
 	}
-	ws.SetReadLimit(maxFrame)
-	p.ws = ws
-	return nil
+	return ws, nil
 }
 
 // shared are the hosts of the service that all sandboxes are reached at.
 var shared = map[string]bool{"sandbox.superserve.ai": true, "usw-sandbox.superserve.ai": true, "staging-sandbox.superserve.ai": true}
 
-// receive hands on what comes until the connection ends, or for a while after
-// Close, so that the command hears the last word.
-func (p *process) receive(ctx context.Context) {
-	defer func() { _ = p.ws.CloseNow() }()
-	for {
-		kind, data, err := p.ws.Read(ctx)
-		select {
-		case p.messages <- message{kind, data, err}:
-		case <-p.closed:
-		case <-ctx.Done():
-			_ = p.Close()
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// beat asks now and then whether the service is there, and says so.
-func (p *process) beat(ctx context.Context) {
-	ticker := time.NewTicker(beat)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-p.closed:
-			return
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		pinging, cancel := context.WithTimeout(ctx, beat)
-		err := p.ws.Ping(pinging)
-		cancel()
-		if err != nil {
-			return // receive notices
-		}
-		select {
-		case p.messages <- message{kind: websocket.MessageBinary, data: []byte{stdout}}:
-		case <-p.closed:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// Receive implements guestkit.Program.
-func (p *process) Receive() ([]byte, error) {
-	var m message
-	select {
-	case m = <-p.messages:
-	case <-p.closed:
-		return nil, io.ErrUnexpectedEOF
-	}
-	switch {
-	case m.err != nil:
-		return nil, p.in.broken("the connection to the sandbox was lost")
-	case m.kind == websocket.MessageText:
-		return nil, p.ended(m.data)
-	case len(m.data) == 0:
-		return nil, nil
-	case m.data[0] == stdout:
-		return m.data[1:], nil
-	case m.data[0] == stderr:
-		p.stderr = append(p.stderr, m.data[1:min(len(m.data), 1+maxText-len(p.stderr))]...)
-	}
-	return nil, nil
-}
-
-// maxText bounds what is kept of what a command says of its failure.
-const maxText = 300
-
 // ended reads a message of text: nil unless the command has ended.
-func (p *process) ended(text []byte) error {
+func (in *inside) ended(text, stderr []byte) error {
 	var e event
 	switch err := json.Unmarshal(text, &e); {
 	case err != nil:
-		return p.in.broken("the service's message is invalid")
+		return in.broken("the service's message is invalid")
 	case e.Finished && e.Code != nil:
-		return &guestkit.Exit{Code: *e.Code, Status: "exited", Stderr: p.stderr}
+		return &guestkit.Exit{Code: *e.Code, Status: "exited", Stderr: stderr}
 	case e.Finished || e.Error != "":
-		return p.in.broken("the service did not run the command")
+		return in.broken("the service did not run the command")
 	}
-	return nil
-}
-
-// Send implements guestkit.Program.
-func (p *process) Send(ctx context.Context, data []byte) error {
-	for chunk := range slices.Chunk(data, maxInput) {
-		if err := p.ws.Write(ctx, websocket.MessageBinary, append([]byte{stdin}, chunk...)); err != nil {
-			if errors.Is(err, context.Canceled) && ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return p.in.broken("the connection to the sandbox was lost")
-		}
-	}
-	return nil
-}
-
-// Close implements guestkit.Program.
-func (p *process) Close() error {
-	p.once.Do(func() {
-		close(p.closed)
-		time.AfterFunc(parting, func() { _ = p.ws.CloseNow() })
-	})
 	return nil
 }
