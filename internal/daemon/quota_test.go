@@ -366,3 +366,30 @@ func TestLastPlaces(t *testing.T) {
 		t.Errorf("%d are there in the end", n)
 	}
 }
+
+// An attacker whose tenant has a quota asks for as many processes as the
+// machine has, which would starve everybody else of them.
+func TestAttackUnlimitedProcesses(t *testing.T) {
+	for name, quota := range map[string]map[string]float64{
+		"of sandboxes": {"boxes": 3}, "of memory": {"memory": 2 << 30}, "of disk": {"disk": 20 << 30}, "of cpus": {"cpus": 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := daemontest.New(t).Start(t, nil)
+			owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
+			limit(t, owner, "acme", quota)
+			bounded := sandbox.Resources{CPUs: 1, Memory: 1 << 30, Disk: 4 << 30}
+			for _, pids := range []int64{-1, math.MinInt64} {
+				ask := bounded
+				ask.PIDs = pids
+				_, err := boss.Create(t.Context(), sandbox.Spec{Resources: ask}, atoll.CreateOptions{})
+				wantCode(t, err, sandbox.CodeInvalid)
+			}
+			s := create(t, boss, sandbox.Spec{Name: "one", Resources: bounded})
+			_, err := s.Update(t.Context(), sandbox.Change{Resources: sandbox.Resources{PIDs: -1}})
+			wantCode(t, err, sandbox.CodeInvalid)
+			if own, err := boss.Admin().Tenant(t.Context()); err != nil || own.Usage.Boxes != 1 {
+				t.Errorf("%+v %v", own, err)
+			}
+		})
+	}
+}

@@ -54,7 +54,8 @@ const boxRetry = 5 * time.Second
 // Check decides whether a tenant that uses u may have one more sandbox with
 // the resources ask, which hold what the sandbox will really get. The refusal
 // is an *sandbox.Error: CodeExhausted with an [*Exceeded] as its cause, or
-// CodeInvalid when ask leaves a limited resource without a limit.
+// CodeInvalid when ask leaves a limited resource without a limit, or asks for
+// unlimited processes under any of these quotas.
 func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error {
 	for _, c := range []struct {
 		name              string
@@ -78,6 +79,11 @@ func Check(l sandbox.Limits, u sandbox.TenantUsage, ask sandbox.Resources) error
 		if c.used+c.want > c.limit+slack {
 			return exceeded(&Exceeded{Resource: c.name, Limit: c.limit, Used: c.used, Asked: c.want, RetryAfter: boxRetry})
 		}
+	}
+	// No quota counts processes, but whoever has one may not do away with the
+	// limit that every sandbox has.
+	if ask.PIDs < 0 && (l.Boxes > 0 || l.CPUs > 0 || l.Memory > 0 || l.Disk > 0) {
+		return invalid("pids", "must be limited, because the tenant has a quota")
 	}
 	return nil
 }

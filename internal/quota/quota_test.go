@@ -35,6 +35,8 @@ func TestCheck(t *testing.T) {
 		{"more than all", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 1, Memory: math.MaxInt64, Disk: gib}, sandbox.CodeExhausted, "memory"},
 		{"memory left open", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Disk: gib}, sandbox.CodeInvalid, "memory"},
 		{"memory without end", limits, sandbox.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Memory: -1, Disk: gib}, sandbox.CodeInvalid, "memory"},
+		{"processes without end", sandbox.Limits{Boxes: 3}, sandbox.TenantUsage{}, sandbox.Resources{PIDs: -1}, sandbox.CodeInvalid, "pids"},
+		{"processes without end or limits", sandbox.Limits{ExecRate: 3}, sandbox.TenantUsage{}, sandbox.Resources{PIDs: -1}, "", ""},
 		{"a limit lowered below use", sandbox.Limits{Boxes: 1}, sandbox.TenantUsage{Boxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
 	} {
 		err := quota.Check(tt.limits, tt.used, tt.ask)

@@ -441,7 +441,7 @@ func (tx *Tx) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
 }
 
 func grows(old, b *Sandbox) bool {
-	return more(old.Resources.Disk, b.Resources.Disk) ||
+	return more(old.Resources.Disk, b.Resources.Disk) || old.Resources.PIDs >= 0 && b.Resources.PIDs < 0 ||
 		b.holds() && (!old.holds() || more(old.Resources.CPUs, b.Resources.CPUs) || more(old.Resources.Memory, b.Resources.Memory))
 }
 

@@ -126,6 +126,21 @@ func TestPoliciesAtCreation(t *testing.T) {
 	}
 }
 
+// No limit at all is more than any policy allows, of each resource, for a new
+// sandbox and for one that is there.
+func TestAttackNoLimitUnderPolicies(t *testing.T) {
+	r := ruled(t)
+	r.box(t, sandbox.Spec{Name: "box"})
+	for rule, none := range map[string]sandbox.Resources{
+		"agents.cpus": {CPUs: -1}, "agents.memory": {Memory: -1}, "agents.disk": {Disk: -1}, "agents.pids": {PIDs: -1},
+	} {
+		_, err := r.Sandboxes.Create(r.owner, sandboxes.CreateRequest{Spec: sandbox.Spec{Resources: none}})
+		r.by(t, "create", rule, err)
+		_, err = r.Sandboxes.Update(r.writer, "box", sandbox.Change{Resources: none})
+		r.by(t, "update", rule, err)
+	}
+}
+
 // Every other way to have more than the policies allow passes the same place.
 func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r := ruled(t)

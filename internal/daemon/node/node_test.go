@@ -91,6 +91,27 @@ func TestStateDir(t *testing.T) {
 	}
 }
 
+// A state directory that was there before, and that others may look into, is
+// theirs no longer once it is used.
+func TestAttackReadableStateDir(t *testing.T) {
+	for _, mode := range []os.FileMode{0o755, 0o711, 0o750, 0o704, os.ModeSetgid | 0o755, os.ModeSticky | 0o755} {
+		made := filepath.Join(t.TempDir(), "state")
+		if err := errors.Join(os.Mkdir(made, 0o700), os.Chmod(made, mode)); err != nil {
+			t.Fatal(err)
+		}
+		link := made + "-link"
+		if err := os.Symlink(made, link); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stateDir(link, env()); err != nil {
+			t.Errorf("%v: %v", mode, err)
+		}
+		if info, err := os.Stat(made); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%v became %v, %v", mode, info.Mode(), err)
+		}
+	}
+}
+
 func providers(opened *int) []registry.Entry {
 	world := new(fake.World)
 	return []registry.Entry{

@@ -33,7 +33,23 @@ func stateDir(dir string, env func(string) (string, bool)) (string, error) {
 	if abs, err = filepath.EvalSymlinks(abs); err != nil {
 		return "", refuse(dir, reason(err), "")
 	}
-	return abs, checkOwned(abs, uint32(os.Geteuid()))
+	if err := checkOwned(abs, uint32(os.Geteuid())); err != nil {
+		return abs, err
+	}
+	return abs, closeToOthers(abs)
+}
+
+// closeToOthers gives a directory that others may look into the mode that we
+// would have made it with.
+func closeToOthers(dir string) error {
+	info, err := os.Lstat(dir)
+	if err == nil && info.Mode().Perm()&0o077 != 0 {
+		err = os.Chmod(dir, 0o700) //nolint:gosec // a directory
+	}
+	if err != nil {
+		return refuse(dir, reason(err), "make it private: chmod 700 "+dir)
+	}
+	return nil
 }
 
 // defaultStateDir follows the XDG base directories, but for root.
