@@ -165,7 +165,7 @@ func (a sessionCommands) inSession(cmd *cobra.Command) *cobra.Command {
 }
 
 func (a sessionCommands) execCmd() *cobra.Command {
-	cmd := a.inSession(processCommands{a.App}.execCmd())
+	cmd := a.inSession(processCommands(a).execCmd())
 	cmd.Use, cmd.Short, cmd.ValidArgsFunction = "exec [flags] SESSION [--] COMMAND [ARG...]", "Run a command in the sandbox of a session", a.complete
 	cmd.Long = `Exec runs a command in the sandbox of a session, which is made if there is none. Put
 flags before the session's name; everything after it is the command. A command in the
@@ -175,7 +175,7 @@ background does not keep the sandbox. The exit codes are the same as those of at
 }
 
 func (a sessionCommands) cpCmd() *cobra.Command {
-	cmd := a.inSession(copyCommands{a.App}.cpCmd())
+	cmd := a.inSession(copyCommands(a).cpCmd())
 	cmd.Use, cmd.Short = "cp SESSION:PATH LOCAL | LOCAL SESSION:PATH", "Copy files in and out of the sandbox of a session"
 	cmd.Long = `Cp copies a file or a directory tree, as atoll cp does, in or out of the sandbox of a
 session, which is made if there is none.`

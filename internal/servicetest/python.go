@@ -1,6 +1,7 @@
 package servicetest
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -14,14 +15,14 @@ import (
 
 // ErrUnavailable says that packages cannot be installed here: there is no Python,
 // or no package index can be reached.
-var ErrUnavailable = errors.New("Python's packages cannot be installed here")
+var ErrUnavailable = errors.New("no packages of Python can be installed here")
 
 // unreachable is what pip says when it reaches no index.
 var unreachable = regexp.MustCompile(`NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|Temporary failure in name resolution|Network is unreachable`)
 
 // Python installs what a lock file says, with the hashes of all packages, into a
 // virtual environment in the user's cache, and returns its interpreter.
-func Python(lock string) (interpreter string, err error) {
+func Python(ctx context.Context, lock string) (interpreter string, err error) {
 	text, err := os.ReadFile(lock)
 	if err != nil {
 		return "", err
@@ -49,7 +50,7 @@ func Python(lock string) (interpreter string, err error) {
 		{interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--require-hashes", "-r", lock},
 	}
 	for _, step := range steps {
-		out, err := exec.Command(step[0], step[1:]...).CombinedOutput()
+		out, err := exec.CommandContext(ctx, step[0], step[1:]...).CombinedOutput()
 		if err != nil && unreachable.Match(out) {
 			return "", fmt.Errorf("%w: no package index can be reached", ErrUnavailable)
 		}

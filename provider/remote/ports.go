@@ -38,8 +38,9 @@ func relay(tunnel net.Conn) (net.Conn, error) {
 	go func() {
 		defer tunnel.Close()
 		defer far.Close()
-		back := make(chan error, 1)
+		back := make(chan struct{})
 		go func() {
+			defer close(back)
 			_, err := io.Copy(far, tunnel)
 			if err == nil {
 				err = far.CloseWrite()
@@ -47,7 +48,6 @@ func relay(tunnel net.Conn) (net.Conn, error) {
 			if err != nil {
 				_ = far.Close() // the tunnel broke, or nobody reads any more
 			}
-			back <- err
 		}()
 		if _, err := io.Copy(tunnel, far); err != nil || closeWrite(tunnel) != nil {
 			_ = tunnel.Close()

@@ -299,6 +299,7 @@ func (in *inside) dial(ctx context.Context, c *rest.Client) (*websocket.Conn, er
 	if shared[base.Host] {
 		base.Host = "boxd-" + in.id + "." + base.Host // where the service's own clients go
 	}
+	//nolint:bodyclose // Dial closes the body, and keeps the beginning of a refusal
 	ws, res, err := websocket.Dial(ctx, base.String()+"/exec/connect", &websocket.DialOptions{
 		HTTPClient: c.HTTP, HTTPHeader: header, Subprotocols: protocols, CompressionMode: websocket.CompressionDisabled,
 	})

@@ -19,7 +19,7 @@ import (
 // fake is not only our reading of the protocol. The SDK's data host is
 // hard-coded: the fake answers in its place, behind a proxy.
 func TestSDK(t *testing.T) {
-	python, err := servicetest.Python("testdata/sdk.txt")
+	python, err := servicetest.Python(t.Context(), "testdata/sdk.txt")
 	if errors.Is(err, servicetest.ErrUnavailable) {
 		t.Skip(err)
 	}

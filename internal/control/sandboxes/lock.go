@@ -136,7 +136,7 @@ func (s *records) discard(ctx context.Context, b *store.Sandbox) {
 	s.Secrets.Forget(b.ID)
 }
 
-// LockForSnapshot authorizes a snapshot of a sandbox, and waits until nobody else
+// LockForSnapshot authorises a snapshot of a sandbox, and waits until nobody else
 // changes the sandbox.
 func (s *records) LockForSnapshot(ctx context.Context, ref string) (*snapshots.Locked, error) {
 	t, err := s.lock(ctx, ref, ops.SnapshotCreate, lifecycle.Snapshot)

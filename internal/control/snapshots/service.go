@@ -22,7 +22,7 @@ import (
 
 // Sandboxes gives access to the sandboxes that snapshots are taken of.
 type Sandboxes interface {
-	// LockForSnapshot authorizes a snapshot of a sandbox, and waits until nobody
+	// LockForSnapshot authorises a snapshot of a sandbox, and waits until nobody
 	// else changes the sandbox. The caller calls Release.
 	LockForSnapshot(ctx context.Context, ref string) (*Locked, error)
 	// Attach returns a handle on a recorded sandbox of this node that passes no
