@@ -37,7 +37,7 @@ func open(t *testing.T, path string, opts audit.Options) (*store.Store, *eventlo
 		ok(t, l.Close())
 		ok(t, s.Close())
 	})
-	ok(t, s.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), "acme"); return err }))
+	ok(t, s.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(t.Context(), "acme"); return err }))
 	return s, l, audit.New(l, opts)
 }
 
@@ -65,7 +65,7 @@ func TestDo(t *testing.T) {
 		s := open(store.Options{})
 		l := eventlog.New(s, eventlog.Options{})
 		defer func() { ok(t, l.Close()) }()
-		ok(t, s.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), "acme"); return err }))
+		ok(t, s.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(t.Context(), "acme"); return err }))
 		r := audit.New(l, audit.Options{})
 		a := audit.Action{Tenant: "acme", Op: "files.write", Subject: "/a"}
 		fails := &sandbox.Error{Code: sandbox.CodeExhausted}
@@ -163,7 +163,7 @@ func TestWithStore(t *testing.T) {
 	s, l, r := open(t, filepath.Join(t.TempDir(), "atoll.db"), audit.Options{})
 	a := audit.Action{Tenant: "acme", Op: "sandbox.create", Name: "web"}
 	record := func(tx *store.Tx) error {
-		_, _, err := tx.CreateSandbox(ctx, "acme", store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "id-web", Name: "web"}}}, store.Create{})
+		_, _, err := tx.Sandboxes().Create(ctx, "acme", store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "id-web", Name: "web"}}}, store.Create{})
 		return err
 	}
 	var intent *audit.Intent
@@ -184,7 +184,7 @@ func TestWithStore(t *testing.T) {
 		return err
 	}))
 	ok(t, s.Update(ctx, func(tx *store.Tx) error {
-		_, err := tx.UpdateSandbox(ctx, "acme", "id-web", store.Expect{}, func(b *store.Sandbox) { b.State = sandbox.Running })
+		_, err := tx.Sandboxes().Update(ctx, "acme", "id-web", store.Expect{}, func(b *store.Sandbox) { b.State = sandbox.Running })
 		return errors.Join(err, intent.EndTx(ctx, tx, audit.Outcome{Sandbox: "id-web"}))
 	}))
 	ok(t, intent.End(audit.Outcome{Err: boom})) // does nothing
@@ -244,7 +244,7 @@ func TestCanary(t *testing.T) {
 			spec := sandbox.Spec{Name: "web", Env: map[string]string{"TOKEN": canary}}
 			var token string
 			ok(t, s.Update(ctx, func(tx *store.Tx) (err error) {
-				_, _, err = tx.CreateSandbox(ctx, "acme", store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "id-web", Name: "web"}}, Spec: spec}, store.Create{
+				_, _, err = tx.Sandboxes().Create(ctx, "acme", store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "id-web", Name: "web"}}, Spec: spec}, store.Create{
 					IdempotencyKey: canary + "-key", Request: []byte(`{"env":{"TOKEN":"` + canary + `"}}`),
 				})
 				if err != nil {
@@ -255,7 +255,7 @@ func TestCanary(t *testing.T) {
 				return err
 			}))
 			_, err := store.Write(ctx, s, func(tx *store.Tx) (store.Sandbox, error) {
-				return tx.UpdateSandbox(ctx, "acme", "id-web", store.Expect{}, func(b *store.Sandbox) {
+				return tx.Sandboxes().Update(ctx, "acme", "id-web", store.Expect{}, func(b *store.Sandbox) {
 					b.Spec.Env = map[string]string{"OTHER": canary}
 					b.State = sandbox.Running
 				})

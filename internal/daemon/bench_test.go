@@ -80,7 +80,7 @@ func BenchmarkList10000(b *testing.B) {
 	if err := m.Store(b).Update(ctx, func(tx *store.Tx) error {
 		for i := range n {
 			box := store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: sandbox.ID(fmt.Sprint("sb-", i)), Name: fmt.Sprint("b", i), State: sandbox.Running, Provider: "fake", Node: "elsewhere", Labels: map[string]string{"app": "web", "tier": fmt.Sprint(i % 7)}, Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 30}}}}
-			if _, _, err := tx.CreateSandbox(ctx, "default", box, store.Create{}); err != nil {
+			if _, _, err := tx.Sandboxes().Create(ctx, "default", box, store.Create{}); err != nil {
 				return err
 			}
 		}

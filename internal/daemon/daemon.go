@@ -211,7 +211,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	if err := d.join(ctx); err != nil {
 		return err
 	}
-	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, core.DefaultTenant) })
+	_, err = store.Write(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, core.DefaultTenant) })
 	return err
 }
 

@@ -300,7 +300,7 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	_, err = c.PersistWorkspace(ctx, "mine-a", "")
 	ok(t, err)
 	ok(t, m.Store(t).Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		return tx.SetTemplate(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
+		return tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 	}))
 	_, err = c.Admin().CreateTenant(ctx, "mine-a", sandbox.Limits{})
 	ok(t, err)

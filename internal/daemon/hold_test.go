@@ -102,7 +102,7 @@ func TestKeysEndWhatTheyOpened(t *testing.T) {
 			ok(t, bearer(t, d, "acme", "admin").Admin().RevokeKey(t.Context(), id))
 		},
 		"revoked by another daemon": func(t *testing.T, m *daemontest.Machine, _ *daemon.Daemon, id string) {
-			ok(t, m.Store(t).Update(t.Context(), func(tx *store.Tx) error { return tx.RevokeKey(context.Background(), "acme", id) }))
+			ok(t, m.Store(t).Update(t.Context(), func(tx *store.Tx) error { return tx.Tenants().RevokeKey(context.Background(), "acme", id) }))
 		},
 		"tenant disabled": func(t *testing.T, _ *daemontest.Machine, d *daemon.Daemon, _ string) {
 			yes := true

@@ -23,7 +23,7 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	first, err := store.Read(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, core.DefaultTenant) })
+	first, err := store.Read(ctx, d.store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, core.DefaultTenant) })
 	if err != nil {
 		return err
 	}

@@ -257,7 +257,7 @@ func (l *Log) onChain(ctx context.Context, tenant string, h Head) (bool, error) 
 		return true, nil // it was pruned since, by another daemon that has the key
 	}
 	rows, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
-		return tx.Events(ctx, tenant, store.EventFilter{}, h.Seq-1, 1)
+		return tx.Events().List(ctx, tenant, store.EventFilter{}, h.Seq-1, 1)
 	})
 	if err != nil {
 		return false, err

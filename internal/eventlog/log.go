@@ -148,7 +148,7 @@ func (l *Log) appendTx(ctx context.Context, tx *store.Tx, e Event, opens string)
 
 // write appends entries of one tenant in a transaction.
 func (l *Log) write(ctx context.Context, tx *store.Tx, tenant string, entries []*entry) error {
-	stored, err := tx.LockEventHead(ctx, tenant)
+	stored, err := tx.Events().LockHead(ctx, tenant)
 	if err != nil {
 		return err
 	}
@@ -164,7 +164,7 @@ func (l *Log) write(ctx context.Context, tx *store.Tx, tenant string, entries []
 		return err
 	}
 	tx.OnCommit(func() { l.wrote(tenant, head) })
-	return tx.AppendEvents(ctx, tenant, rows)
+	return tx.Events().Append(ctx, tenant, rows)
 }
 
 // label puts the labels of sandboxes on the events about them.
@@ -177,7 +177,7 @@ func label(ctx context.Context, tx *store.Tx, tenant string, entries []*entry) (
 		}
 		labels, ok := known[id]
 		if !ok {
-			if labels, err = tx.SandboxLabels(ctx, tenant, id); err != nil {
+			if labels, err = tx.Sandboxes().Labels(ctx, tenant, id); err != nil {
 				return err
 			}
 			known[id] = labels
@@ -211,7 +211,7 @@ func (l *Log) Open(ctx context.Context, node string, limit int) ([]store.OpenInt
 // Head returns the end of a tenant's log as the database has it.
 func (l *Log) Head(ctx context.Context, tenant string) (Head, error) {
 	l.flush(ctx)
-	stored, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventHead, error) { return tx.EventHead(ctx, tenant) })
+	stored, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventHead, error) { return tx.Events().Head(ctx, tenant) })
 	if err != nil {
 		return Head{}, err
 	}

@@ -31,7 +31,7 @@ func tenants(t testing.TB, s *store.Store, names ...string) {
 	t.Helper()
 	ok(t, s.Update(t.Context(), func(tx *store.Tx) error {
 		for _, name := range names {
-			if _, err := tx.EnsureTenant(t.Context(), name); err != nil {
+			if _, err := tx.Tenants().Ensure(t.Context(), name); err != nil {
 				return err
 			}
 		}

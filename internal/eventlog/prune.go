@@ -70,14 +70,14 @@ func (l *Log) Prune(ctx context.Context, tenant string, what Prune, note Event) 
 func (l *Log) pruneSome(ctx context.Context, tenant string, what Prune, limit int64, note Event, first bool) (n, last int64, err error) {
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
 		n, last = 0, 0
-		if _, err := tx.LockEventHead(ctx, tenant); err != nil {
+		if _, err := tx.Events().LockHead(ctx, tenant); err != nil {
 			return err
 		}
 		to, err := l.pruneTo(ctx, tx, tenant, what, limit)
 		if err != nil {
 			return err
 		}
-		now, err := tx.EventCut(ctx, tenant)
+		now, err := tx.Events().LastCut(ctx, tenant)
 		if err != nil || to <= now.Seq {
 			return err
 		}
@@ -101,13 +101,13 @@ func (l *Log) pruneTo(ctx context.Context, tx *store.Tx, tenant string, what Pru
 		to = min(to, what.UpTo)
 	}
 	if !what.Before.IsZero() {
-		old, err := tx.EventsBefore(ctx, tenant, what.Before)
+		old, err := tx.Events().LastBefore(ctx, tenant, what.Before)
 		if err != nil {
 			return 0, err
 		}
 		to = min(to, old)
 	}
-	open, err := tx.OldestIntent(ctx, tenant)
+	open, err := tx.Events().OldestIntent(ctx, tenant)
 	if err != nil {
 		return 0, err
 	}
@@ -117,13 +117,13 @@ func (l *Log) pruneTo(ctx context.Context, tx *store.Tx, tenant string, what Pru
 	if l.opts.Sends == "" {
 		return to, nil
 	}
-	sent, err := tx.EventCursor(ctx, l.opts.Sends, tenant)
+	sent, err := tx.Events().Cursor(ctx, l.opts.Sends, tenant)
 	return min(to, sent), err
 }
 
 // cut puts a sealed cut in the place of the records up to a number.
 func (l *Log) cut(ctx context.Context, tx *store.Tx, tenant string, seq int64) (int64, error) {
-	rows, err := tx.Events(ctx, tenant, store.EventFilter{}, seq-1, 1)
+	rows, err := tx.Events().List(ctx, tenant, store.EventFilter{}, seq-1, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -132,7 +132,7 @@ func (l *Log) cut(ctx context.Context, tx *store.Tx, tenant string, seq int64) (
 	}
 	c := store.EventCut{Seq: seq, Hash: rows[0].Hash, Time: tx.Now()}
 	c.Seal = l.seal(tenant, &c)
-	return tx.CutEvents(ctx, tenant, c)
+	return tx.Events().Cut(ctx, tenant, c)
 }
 
 // seal authenticates a cut.
@@ -146,7 +146,7 @@ func (l *Log) seal(tenant string, c *store.EventCut) []byte {
 // that is not sealed with our key is a fault.
 func (l *Log) beginning(ctx context.Context, tenant string) (Head, store.EventCut, *Fault, error) {
 	genesis := Head{0, Genesis(tenant)}
-	c, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventCut, error) { return tx.EventCut(ctx, tenant) })
+	c, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventCut, error) { return tx.Events().LastCut(ctx, tenant) })
 	if err != nil || c.Seq == 0 {
 		return genesis, c, nil, err
 	}

@@ -70,11 +70,11 @@ func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, li
 	}
 	l.flush(ctx)
 	rows, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
-		rows, err := tx.Events(ctx, tenant, f.rows(), after, limit)
+		rows, err := tx.Events().List(ctx, tenant, f.rows(), after, limit)
 		if err != nil || len(rows) > 0 || after <= 0 {
 			return rows, err
 		}
-		head, err := tx.EventHead(ctx, tenant)
+		head, err := tx.Events().Head(ctx, tenant)
 		if err == nil {
 			err = within(after, head)
 		}
@@ -148,7 +148,7 @@ func (l *Log) Unsent(ctx context.Context, node string) ([]Unsent, error) {
 
 // Sent says that a node has sent a log up to a record. It is kept.
 func (l *Log) Sent(ctx context.Context, node, tenant string, seq int64) error {
-	return l.store.Update(ctx, func(tx *store.Tx) error { return tx.SetEventCursor(ctx, node, tenant, seq) })
+	return l.store.Update(ctx, func(tx *store.Tx) error { return tx.Events().SetCursor(ctx, node, tenant, seq) })
 }
 
 func decodeAll(rows []store.EventRow) (events []Event, err error) {
@@ -170,7 +170,7 @@ func damaged(err error) error {
 
 func (l *Log) readRows(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]store.EventRow, error) {
 	return store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
-		return tx.Events(ctx, tenant, f.rows(), after, limit)
+		return tx.Events().List(ctx, tenant, f.rows(), after, limit)
 	})
 }
 
@@ -212,14 +212,14 @@ func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) 
 // looked, so that a filter that matches little does not look again.
 func (l *Log) readToEnd(ctx context.Context, tenant string, f Filter, after int64) (events []Event, seen int64, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
-		head, err := tx.EventHead(ctx, tenant)
+		head, err := tx.Events().Head(ctx, tenant)
 		if err == nil {
 			err = within(after, head)
 		}
 		if err != nil {
 			return err
 		}
-		rows, err := tx.Events(ctx, tenant, f.rows(), after, pageSize)
+		rows, err := tx.Events().List(ctx, tenant, f.rows(), after, pageSize)
 		if err != nil {
 			return err
 		}

@@ -56,7 +56,7 @@ func (l *Log) Verify(ctx context.Context, tenant string) (Report, error) {
 		if err != nil || r.Fault == nil {
 			return r, err
 		}
-		cut, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventCut, error) { return tx.EventCut(ctx, tenant) })
+		cut, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventCut, error) { return tx.Events().LastCut(ctx, tenant) })
 		if err != nil || cut.Seq <= r.Pruned || r.Fault.Kind == Cut {
 			return r, err
 		}

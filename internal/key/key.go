@@ -128,7 +128,7 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 	if err := validate(&n); err != nil {
 		return sandbox.Key{}, err
 	}
-	if _, err := tx.Tenant(ctx, n.Tenant); err != nil {
+	if _, err := tx.Tenants().Get(ctx, n.Tenant); err != nil {
 		return sandbox.Key{}, err
 	}
 	token, id := newToken()
@@ -141,7 +141,7 @@ func (r *Ring) Create(ctx context.Context, tx *store.Tx, n sandbox.NewKey) (sand
 	if n.Expires > 0 {
 		k.Expires = k.Created.Add(n.Expires)
 	}
-	if err := tx.AddKey(ctx, store.Key{Key: k, Tenant: n.Tenant, Hash: hash(token)}); err != nil {
+	if err := tx.Tenants().AddKey(ctx, store.Key{Key: k, Tenant: n.Tenant, Hash: hash(token)}); err != nil {
 		return sandbox.Key{}, err
 	}
 	k.Token = token

@@ -29,7 +29,7 @@ func newKey(t *testing.T, s *store.Store, tenant string, n sandbox.NewKey) (toke
 	t.Helper()
 	n.Tenant = tenant
 	ok(t, s.Update(t.Context(), func(tx *store.Tx) (err error) {
-		if _, err = tx.EnsureTenant(t.Context(), tenant); err == nil {
+		if _, err = tx.Tenants().Ensure(t.Context(), tenant); err == nil {
 			k, err = key.NewRing(s).Create(t.Context(), tx, n)
 		}
 		return err
@@ -51,14 +51,14 @@ func TestAuthenticate(t *testing.T) {
 		other, _ := newKey(t, s, "rival", sandbox.NewKey{Verbs: []string{"admin"}})
 		revoked, rk := newKey(t, s, "acme", sandbox.NewKey{Verbs: []string{"read"}})
 		update := func(f func(tx *store.Tx) error) { t.Helper(); ok(t, s.Update(t.Context(), f)) }
-		err = s.Update(t.Context(), func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "rival", rk.ID) })
+		err = s.Update(t.Context(), func(tx *store.Tx) error { return tx.Tenants().RevokeKey(t.Context(), "rival", rk.ID) })
 		if sandbox.CodeOf(err) != sandbox.CodeNotFound {
 			t.Errorf("another tenant revokes: %v", err)
 		}
 		_, err = ring.Authenticate(t.Context(), revoked)
 		ok(t, err)
-		update(func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "acme", rk.ID) })
-		update(func(tx *store.Tx) error { return tx.RevokeKey(t.Context(), "acme", rk.ID) })
+		update(func(tx *store.Tx) error { return tx.Tenants().RevokeKey(t.Context(), "acme", rk.ID) })
+		update(func(tx *store.Tx) error { return tx.Tenants().RevokeKey(t.Context(), "acme", rk.ID) })
 
 		refused := func(name, token string, why error) {
 			t.Helper()
@@ -79,20 +79,20 @@ func TestAuthenticate(t *testing.T) {
 		}
 		mine, _ := newKey(t, s, "elsewhere", sandbox.NewKey{Verbs: []string{"read"}})
 		stranger := storetest.SQLite(t, store.Options{})
-		ok(t, stranger.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), "acme"); return err }))
+		ok(t, stranger.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(t.Context(), "acme"); return err }))
 		_, err = key.NewRing(stranger).Authenticate(t.Context(), mine)
 		if !errors.Is(err, key.ErrUnknown) {
 			t.Errorf("a key of another database: %v", err)
 		}
 		now = now.Add(time.Hour)
 		refused("expired", token, key.ErrExpired)
-		update(func(tx *store.Tx) error { return tx.DisableTenant(t.Context(), "rival", true) })
+		update(func(tx *store.Tx) error { return tx.Tenants().Disable(t.Context(), "rival", true) })
 		refused("disabled", other, key.ErrDisabled)
-		update(func(tx *store.Tx) error { return tx.DisableTenant(t.Context(), "rival", false) })
+		update(func(tx *store.Tx) error { return tx.Tenants().Disable(t.Context(), "rival", false) })
 		_, err = ring.Authenticate(t.Context(), other)
 		ok(t, err)
 
-		keys, err := store.Read(t.Context(), s, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(t.Context(), "acme") })
+		keys, err := store.Read(t.Context(), s, func(tx *store.Tx) ([]store.Key, error) { return tx.Tenants().Keys(t.Context(), "acme") })
 		ok(t, err)
 		if len(keys) != 2 || keys[0].Name+keys[1].Name != "ci" {
 			t.Errorf("keys of acme: %+v", keys)
@@ -206,7 +206,7 @@ func BenchmarkAuthenticate(b *testing.B) {
 	ring := key.NewRing(s)
 	var k sandbox.Key
 	if err := s.Update(b.Context(), func(tx *store.Tx) (err error) {
-		if _, err = tx.EnsureTenant(b.Context(), "acme"); err == nil {
+		if _, err = tx.Tenants().Ensure(b.Context(), "acme"); err == nil {
 			k, err = ring.Create(b.Context(), tx, sandbox.NewKey{Tenant: "acme", Verbs: []string{"read"}})
 		}
 		return err

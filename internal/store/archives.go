@@ -29,13 +29,13 @@ func scanArchive(row scanner) (a Archive, err error) {
 
 // EnsureArchive returns the tenant's archive of a kind. If there is none yet,
 // it is the one that is given.
-func (tx *Tx) EnsureArchive(ctx context.Context, a Archive) (Archive, error) {
-	_, err := tx.exec(ctx, `INSERT INTO archives (id, tenant, encrypted, created) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (tenant, encrypted) DO NOTHING`, a.ID, a.Tenant, flag(a.Encrypted), nanos(tx.Now()))
+func (ss Snapshots) EnsureArchive(ctx context.Context, a Archive) (Archive, error) {
+	_, err := ss.tx.exec(ctx, `INSERT INTO archives (id, tenant, encrypted, created) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (tenant, encrypted) DO NOTHING`, a.ID, a.Tenant, flag(a.Encrypted), nanos(ss.tx.Now()))
 	if err != nil {
 		return Archive{}, err
 	}
-	found, err := scanArchive(tx.queryRow(ctx, "SELECT id, tenant, encrypted FROM archives WHERE tenant = $1 AND encrypted = $2", a.Tenant, flag(a.Encrypted)))
+	found, err := scanArchive(ss.tx.queryRow(ctx, "SELECT id, tenant, encrypted FROM archives WHERE tenant = $1 AND encrypted = $2", a.Tenant, flag(a.Encrypted)))
 	return found, missing(err, "archive", a.Tenant)
 }
 
@@ -45,17 +45,17 @@ func (o *Operator) Archives(ctx context.Context) ([]Archive, error) {
 	return collect(rows, err, scanArchive)
 }
 
-// ArchiveSnapshot records that a snapshot is in the blob store too. One that was
+// Archive records that a snapshot is in the blob store too. One that was
 // forgotten meanwhile is CodeNotFound.
-func (tx *Tx) ArchiveSnapshot(ctx context.Context, tenant, id string, at Archived) error {
-	n, err := tx.exec(ctx, "UPDATE snapshots SET archive = $1, version = $2, digest = $3, stored = $4, problem = '' WHERE tenant = $5 AND id = $6",
+func (ss Snapshots) Archive(ctx context.Context, tenant, id string, at Archived) error {
+	n, err := ss.tx.exec(ctx, "UPDATE snapshots SET archive = $1, version = $2, digest = $3, stored = $4, problem = '' WHERE tenant = $5 AND id = $6",
 		at.Archive, at.Version, at.Digest, at.Stored, tenant, id)
 	return oneRow(n, err, "snapshot", id)
 }
 
-// BlameSnapshot records what keeps a snapshot from being saved.
-func (tx *Tx) BlameSnapshot(ctx context.Context, tenant, id, problem string) error {
-	_, err := tx.exec(ctx, "UPDATE snapshots SET problem = $1 WHERE tenant = $2 AND id = $3", problem, tenant, id)
+// Blame records what keeps a snapshot from being saved.
+func (ss Snapshots) Blame(ctx context.Context, tenant, id, problem string) error {
+	_, err := ss.tx.exec(ctx, "UPDATE snapshots SET problem = $1 WHERE tenant = $2 AND id = $3", problem, tenant, id)
 	return err
 }
 

@@ -28,7 +28,7 @@ func benchEach(b *testing.B, f func(b *testing.B, s *store.Store)) {
 		b.Run(name, func(b *testing.B) {
 			s := open(b)
 			ctx := context.Background()
-			if err := s.Update(ctx, func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, "acme"); return err }); err != nil {
+			if err := s.Update(ctx, func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, "acme"); return err }); err != nil {
 				b.Fatal(err)
 			}
 			f(b, s)
@@ -70,7 +70,7 @@ func BenchmarkList10000(b *testing.B) {
 			for i := range n {
 				box := labelled(fmt.Sprint("b", i))
 				box.Resources = sandbox.Resources{CPUs: 1, Memory: 1 << 30}
-				if _, _, err := tx.CreateSandbox(ctx, "acme", box, store.Create{}); err != nil {
+				if _, _, err := tx.Sandboxes().Create(ctx, "acme", box, store.Create{}); err != nil {
 					return err
 				}
 			}
@@ -81,7 +81,7 @@ func BenchmarkList10000(b *testing.B) {
 		before := processorTime(b)
 		for b.Loop() {
 			if err := s.View(ctx, func(tx *store.Tx) error {
-				boxes, _, err := tx.Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: n})
+				boxes, _, err := tx.Sandboxes().Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: n})
 				if err == nil && len(boxes) != n {
 					err = fmt.Errorf("%d listed", len(boxes))
 				}

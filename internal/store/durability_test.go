@@ -222,11 +222,11 @@ func fillDisk(dir string) error {
 		return err
 	}
 	defer func() { _ = s.Close() }()
-	if err := s.Update(ctx, func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, "acme"); return err }); err != nil {
+	if err := s.Update(ctx, func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, "acme"); return err }); err != nil {
 		return err
 	}
 	made := fill(fatal{}, s)
-	u, err := store.Read(ctx, s, func(tx *store.Tx) (int64, error) { u, err := tx.Usage(ctx, "acme"); return u.Boxes, err })
+	u, err := store.Read(ctx, s, func(tx *store.Tx) (int64, error) { u, err := tx.Tenants().Usage(ctx, "acme"); return u.Boxes, err })
 	if err != nil {
 		return err
 	}
@@ -244,10 +244,10 @@ func TestAppendOnly(t *testing.T) {
 		s := open(store.Options{})
 		tenants(t, s, "acme")
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			if _, err := tx.LockEventHead(ctx, "acme"); err != nil {
+			if _, err := tx.Events().LockHead(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.AppendEvents(ctx, "acme", []store.EventRow{{Seq: 1, Type: "attempted", Op: "x", Body: []byte("{}"), Hash: []byte("h")}})
+			return tx.Events().Append(ctx, "acme", []store.EventRow{{Seq: 1, Type: "attempted", Op: "x", Body: []byte("{}"), Hash: []byte("h")}})
 		}))
 		for _, st := range []string{"UPDATE events SET body = 'x'", "DELETE FROM events", "UPDATE events SET seq = 2 WHERE seq = 1"} {
 			if err := s.Exec(ctx, st); err == nil || !strings.Contains(err.Error(), "append-only") {
@@ -309,7 +309,7 @@ func TestBackup(t *testing.T) {
 		t.Errorf("the backup has %d sandboxes, %d with their labels", len(all), len(whole))
 	}
 	tenants(t, s, "later") // the store still reads and writes
-	if err := s.View(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "later", true) }); err == nil {
+	if err := s.View(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "later", true) }); err == nil {
 		t.Error("after a backup, a view can write")
 	}
 

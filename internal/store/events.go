@@ -34,57 +34,63 @@ type EventHead struct {
 	Hash []byte
 }
 
-// EventHead returns the end of a tenant's log.
-func (tx *Tx) EventHead(ctx context.Context, tenant string) (h EventHead, err error) {
-	err = tx.queryRow(ctx, "SELECT seq, hash FROM event_heads WHERE tenant = $1", tenant).Scan(&h.Seq, &h.Hash)
+// Events reads, extends and prunes the event logs of tenants.
+type Events struct{ tx *Tx }
+
+// Events returns the methods for events.
+func (tx *Tx) Events() Events { return Events{tx} }
+
+// Head returns the end of a tenant's log.
+func (es Events) Head(ctx context.Context, tenant string) (h EventHead, err error) {
+	err = es.tx.queryRow(ctx, "SELECT seq, hash FROM event_heads WHERE tenant = $1", tenant).Scan(&h.Seq, &h.Hash)
 	if errors.Is(err, sql.ErrNoRows) {
 		return EventHead{}, nil
 	}
 	return h, err
 }
 
-// LockEventHead is EventHead, and lets nobody else append to the tenant's log
+// LockHead is Head, and lets nobody else append to the tenant's log
 // until the transaction ends.
-func (tx *Tx) LockEventHead(ctx context.Context, tenant string) (h EventHead, err error) {
+func (es Events) LockHead(ctx context.Context, tenant string) (h EventHead, err error) {
 	const locked = "SELECT seq, hash FROM event_heads WHERE tenant = $1"
-	err = tx.queryRow(ctx, locked+tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
+	err = es.tx.queryRow(ctx, locked+es.tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
 	if !errors.Is(err, sql.ErrNoRows) {
 		return h, err
 	}
-	_, err = tx.exec(ctx, "INSERT INTO event_heads (tenant, seq, hash) VALUES ($1, 0, $2) ON CONFLICT (tenant) DO NOTHING", tenant, []byte{})
+	_, err = es.tx.exec(ctx, "INSERT INTO event_heads (tenant, seq, hash) VALUES ($1, 0, $2) ON CONFLICT (tenant) DO NOTHING", tenant, []byte{})
 	if err != nil {
 		return EventHead{}, err
 	}
-	err = tx.queryRow(ctx, locked+tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
+	err = es.tx.queryRow(ctx, locked+es.tx.s.dialect.forUpdate(), tenant).Scan(&h.Seq, &h.Hash)
 	return h, err
 }
 
-// AppendEvents adds records to a tenant's log, whose head the caller has
+// Append adds records to a tenant's log, whose head the caller has
 // locked and has continued, and moves the head to the last of them.
-func (tx *Tx) AppendEvents(ctx context.Context, tenant string, rows []EventRow) error {
+func (es Events) Append(ctx context.Context, tenant string, rows []EventRow) error {
 	for i := range rows {
-		if err := tx.appendEvent(ctx, tenant, &rows[i]); err != nil {
+		if err := es.appendRow(ctx, tenant, &rows[i]); err != nil {
 			return err
 		}
 	}
 	last := rows[len(rows)-1]
-	_, err := tx.exec(ctx, "UPDATE event_heads SET seq = $1, hash = $2 WHERE tenant = $3", last.Seq, last.Hash, tenant)
+	_, err := es.tx.exec(ctx, "UPDATE event_heads SET seq = $1, hash = $2 WHERE tenant = $3", last.Seq, last.Hash, tenant)
 	return err
 }
 
-func (tx *Tx) appendEvent(ctx context.Context, tenant string, r *EventRow) error {
-	_, err := tx.exec(ctx, "INSERT INTO events (tenant, seq, time, type, op, sandbox, code, body, hash) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+func (es Events) appendRow(ctx context.Context, tenant string, r *EventRow) error {
+	_, err := es.tx.exec(ctx, "INSERT INTO events (tenant, seq, time, type, op, sandbox, code, body, hash) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
 		tenant, r.Seq, nanos(r.Time), r.Type, r.Op, string(r.Sandbox), r.Code, string(r.Body), r.Hash)
 	if err != nil {
 		return err
 	}
 	if r.Opens != "" {
-		_, err = tx.exec(ctx, "INSERT INTO intents (tenant, seq, node, op, sandbox) VALUES ($1, $2, $3, $4, $5)",
+		_, err = es.tx.exec(ctx, "INSERT INTO intents (tenant, seq, node, op, sandbox) VALUES ($1, $2, $3, $4, $5)",
 			tenant, r.Seq, r.Opens, r.Op, string(r.Sandbox))
 	}
 	if r.Closes != 0 && err == nil {
 		var n int64
-		n, err = tx.exec(ctx, "DELETE FROM intents WHERE tenant = $1 AND seq = $2", tenant, r.Closes)
+		n, err = es.tx.exec(ctx, "DELETE FROM intents WHERE tenant = $1 AND seq = $2", tenant, r.Closes)
 		if err == nil && n == 0 {
 			err = fail(sandbox.CodeConflict, "event "+strconv.FormatInt(r.Closes, 10), "has its outcome already")
 		}
@@ -102,9 +108,9 @@ type EventFilter struct {
 	Sandbox sandbox.ID
 }
 
-// Events reads at most limit records of a tenant's log that match and come
+// List reads at most limit records of a tenant's log that match and come
 // after a record, in their order.
-func (tx *Tx) Events(ctx context.Context, tenant string, f EventFilter, after int64, limit int) ([]EventRow, error) {
+func (es Events) List(ctx context.Context, tenant string, f EventFilter, after int64, limit int) ([]EventRow, error) {
 	q := conditions{}
 	q.add("tenant = ?", tenant)
 	q.add("seq > ?", after)
@@ -120,7 +126,7 @@ func (tx *Tx) Events(ctx context.Context, tenant string, f EventFilter, after in
 	anyOf(&q, "op", f.Ops)
 	anyOf(&q, "type", f.Types)
 	anyOf(&q, "code", f.Codes)
-	rows, err := tx.query(ctx, "SELECT seq, time, type, op, sandbox, code, body, hash FROM events WHERE "+
+	rows, err := es.tx.query(ctx, "SELECT seq, time, type, op, sandbox, code, body, hash FROM events WHERE "+
 		q.String()+" ORDER BY seq LIMIT "+strconv.Itoa(limit), q.args...)
 	return collect(rows, err, func(row scanner) (r EventRow, err error) {
 		var at int64
@@ -162,17 +168,17 @@ func (o *Operator) BehindEvents(ctx context.Context, node string) ([]EventCursor
 	})
 }
 
-// SetEventCursor says how far a node has sent the log of a tenant. It never goes
+// SetCursor says how far a node has sent the log of a tenant. It never goes
 // back.
-func (tx *Tx) SetEventCursor(ctx context.Context, node, tenant string, seq int64) error {
-	_, err := tx.exec(ctx, `INSERT INTO event_cursors (node, tenant, seq) VALUES ($1, $2, $3)
+func (es Events) SetCursor(ctx context.Context, node, tenant string, seq int64) error {
+	_, err := es.tx.exec(ctx, `INSERT INTO event_cursors (node, tenant, seq) VALUES ($1, $2, $3)
 		ON CONFLICT (node, tenant) DO UPDATE SET seq = excluded.seq WHERE event_cursors.seq < excluded.seq`, node, tenant, seq)
 	return err
 }
 
-// EventCursor returns how far a node has sent the log of a tenant.
-func (tx *Tx) EventCursor(ctx context.Context, node, tenant string) (seq int64, err error) {
-	err = tx.queryRow(ctx, "SELECT COALESCE(MAX(seq), 0) FROM event_cursors WHERE node = $1 AND tenant = $2", node, tenant).Scan(&seq)
+// Cursor returns how far a node has sent the log of a tenant.
+func (es Events) Cursor(ctx context.Context, node, tenant string) (seq int64, err error) {
+	err = es.tx.queryRow(ctx, "SELECT COALESCE(MAX(seq), 0) FROM event_cursors WHERE node = $1 AND tenant = $2", node, tenant).Scan(&seq)
 	return seq, err
 }
 
@@ -185,10 +191,10 @@ type EventCut struct {
 	Seal []byte
 }
 
-// EventCut returns the cut of a tenant's log.
-func (tx *Tx) EventCut(ctx context.Context, tenant string) (c EventCut, err error) {
+// LastCut returns the cut of a tenant's log.
+func (es Events) LastCut(ctx context.Context, tenant string) (c EventCut, err error) {
 	var at int64
-	err = tx.queryRow(ctx, "SELECT seq, hash, time, seal FROM event_cuts WHERE tenant = $1", tenant).Scan(&c.Seq, &c.Hash, &at, &c.Seal)
+	err = es.tx.queryRow(ctx, "SELECT seq, hash, time, seal FROM event_cuts WHERE tenant = $1", tenant).Scan(&c.Seq, &c.Hash, &at, &c.Seal)
 	if errors.Is(err, sql.ErrNoRows) {
 		return EventCut{}, nil
 	}
@@ -196,37 +202,37 @@ func (tx *Tx) EventCut(ctx context.Context, tenant string) (c EventCut, err erro
 	return c, err
 }
 
-// CutEvents removes the records of a tenant's log up to that of a cut, and
+// Cut removes the records of a tenant's log up to that of a cut, and
 // keeps the cut in their place. The caller has locked the head. Actions without
 // an outcome are never removed; trying that is CodeConflict.
-func (tx *Tx) CutEvents(ctx context.Context, tenant string, c EventCut) (removed int64, err error) {
-	open, err := tx.OldestIntent(ctx, tenant)
+func (es Events) Cut(ctx context.Context, tenant string, c EventCut) (removed int64, err error) {
+	open, err := es.OldestIntent(ctx, tenant)
 	if err != nil {
 		return 0, err
 	}
 	if open > 0 && open <= c.Seq {
 		return 0, fail(sandbox.CodeConflict, "event "+strconv.FormatInt(open, 10), "has no outcome yet")
 	}
-	_, err = tx.exec(ctx, `INSERT INTO event_cuts (tenant, seq, hash, time, seal) VALUES ($1, $2, $3, $4, $5)
+	_, err = es.tx.exec(ctx, `INSERT INTO event_cuts (tenant, seq, hash, time, seal) VALUES ($1, $2, $3, $4, $5)
 		ON CONFLICT (tenant) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, time = excluded.time, seal = excluded.seal`,
 		tenant, c.Seq, c.Hash, nanos(c.Time), c.Seal)
 	if err != nil {
 		return 0, err
 	}
-	return tx.exec(ctx, "DELETE FROM events WHERE tenant = $1 AND seq <= $2", tenant, c.Seq)
+	return es.tx.exec(ctx, "DELETE FROM events WHERE tenant = $1 AND seq <= $2", tenant, c.Seq)
 }
 
 // OldestIntent returns the number of the first record of a tenant's log that
 // has no outcome yet, zero if all have one.
-func (tx *Tx) OldestIntent(ctx context.Context, tenant string) (seq int64, err error) {
-	err = tx.queryRow(ctx, "SELECT COALESCE(MIN(seq), 0) FROM intents WHERE tenant = $1", tenant).Scan(&seq)
+func (es Events) OldestIntent(ctx context.Context, tenant string) (seq int64, err error) {
+	err = es.tx.queryRow(ctx, "SELECT COALESCE(MIN(seq), 0) FROM intents WHERE tenant = $1", tenant).Scan(&seq)
 	return seq, err
 }
 
-// EventsBefore returns the number of the last record of a tenant's log before
+// LastBefore returns the number of the last record of a tenant's log before
 // the first one that is not older than a time, zero if there is none.
-func (tx *Tx) EventsBefore(ctx context.Context, tenant string, at time.Time) (seq int64, err error) {
-	err = tx.queryRow(ctx, `SELECT COALESCE(
+func (es Events) LastBefore(ctx context.Context, tenant string, at time.Time) (seq int64, err error) {
+	err = es.tx.queryRow(ctx, `SELECT COALESCE(
 		(SELECT MIN(seq) - 1 FROM events WHERE tenant = $1 AND time >= $2),
 		(SELECT MAX(seq) FROM events WHERE tenant = $1), 0)`, tenant, nanos(at)).Scan(&seq)
 	return seq, err

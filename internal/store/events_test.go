@@ -19,19 +19,19 @@ func TestEventsAreAppendOnly(t *testing.T) {
 		}
 		cut := func(seq int64) (n int64, err error) {
 			err = s.Update(ctx, func(tx *store.Tx) (err error) {
-				n, err = tx.CutEvents(ctx, "acme", store.EventCut{Seq: seq, Hash: []byte("hash"), Time: time.Unix(9, 0), Seal: []byte("seal")})
+				n, err = tx.Events().Cut(ctx, "acme", store.EventCut{Seq: seq, Hash: []byte("hash"), Time: time.Unix(9, 0), Seal: []byte("seal")})
 				return err
 			})
 			return n, err
 		}
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			if _, err := tx.EnsureTenant(ctx, "acme"); err != nil {
+			if _, err := tx.Tenants().Ensure(ctx, "acme"); err != nil {
 				return err
 			}
-			if _, err := tx.LockEventHead(ctx, "acme"); err != nil {
+			if _, err := tx.Events().LockHead(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.AppendEvents(ctx, "acme", []store.EventRow{row(1, ""), row(2, ""), row(3, "n1"), row(4, "")})
+			return tx.Events().Append(ctx, "acme", []store.EventRow{row(1, ""), row(2, ""), row(3, "n1"), row(4, "")})
 		}))
 		n, err := cut(1)
 		ok(t, err)
@@ -47,10 +47,10 @@ func TestEventsAreAppendOnly(t *testing.T) {
 			t.Errorf("what has no outcome was removed: %v", err)
 		}
 		left, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.EventRow, error) {
-			return tx.Events(ctx, "acme", store.EventFilter{}, 0, 10)
+			return tx.Events().List(ctx, "acme", store.EventFilter{}, 0, 10)
 		})
 		ok(t, err)
-		c, err := store.Read(ctx, s, func(tx *store.Tx) (store.EventCut, error) { return tx.EventCut(ctx, "acme") })
+		c, err := store.Read(ctx, s, func(tx *store.Tx) (store.EventCut, error) { return tx.Events().LastCut(ctx, "acme") })
 		ok(t, err)
 		if len(left) != 3 || c.Seq != 1 || string(c.Seal) != "seal" || !c.Time.Equal(time.Unix(9, 0)) {
 			t.Errorf("%d left after %+v", len(left), c)
@@ -63,13 +63,13 @@ func TestEventCursors(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s, ctx := open(store.Options{}), t.Context()
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			if _, err := tx.EnsureTenant(ctx, "acme"); err != nil {
+			if _, err := tx.Tenants().Ensure(ctx, "acme"); err != nil {
 				return err
 			}
-			if _, err := tx.LockEventHead(ctx, "acme"); err != nil {
+			if _, err := tx.Events().LockHead(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.AppendEvents(ctx, "acme", []store.EventRow{{Seq: 1, Body: []byte("{}"), Hash: []byte("h")}, {Seq: 2, Body: []byte("{}"), Hash: []byte("h")}})
+			return tx.Events().Append(ctx, "acme", []store.EventRow{{Seq: 1, Body: []byte("{}"), Hash: []byte("h")}, {Seq: 2, Body: []byte("{}"), Hash: []byte("h")}})
 		}))
 		behind := func(node string) (got []store.EventCursor) {
 			got, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.EventCursor, error) { return tx.Operator().BehindEvents(ctx, node) })
@@ -77,12 +77,12 @@ func TestEventCursors(t *testing.T) {
 			return got
 		}
 		for _, seq := range []int64{1, 0} {
-			ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.SetEventCursor(ctx, "n1", "acme", seq) }))
+			ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Events().SetCursor(ctx, "n1", "acme", seq) }))
 		}
 		if got := behind("n1"); len(got) != 1 || got[0] != (store.EventCursor{Tenant: "acme", Seq: 1, Head: 2}) {
 			t.Errorf("%+v", got)
 		}
-		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.SetEventCursor(ctx, "n1", "acme", 2) }))
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Events().SetCursor(ctx, "n1", "acme", 2) }))
 		if got := behind("n1"); len(got) != 0 {
 			t.Errorf("%+v", got)
 		}

@@ -31,7 +31,7 @@ func (c *Create) fingerprint() []byte {
 
 // replay returns the sandbox that an earlier request with the same key made,
 // or nil. The tenant is locked.
-func (tx *Tx) replay(ctx context.Context, tenant string, c Create) (*Sandbox, error) {
+func (bs Sandboxes) replay(ctx context.Context, tenant string, c Create) (*Sandbox, error) {
 	if c.IdempotencyKey == "" {
 		return nil, nil
 	}
@@ -40,7 +40,7 @@ func (tx *Tx) replay(ctx context.Context, tenant string, c Create) (*Sandbox, er
 	}
 	var id string
 	var seen []byte
-	err := tx.queryRow(ctx, "SELECT sandbox, fingerprint FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant)).Scan(&id, &seen)
+	err := bs.tx.queryRow(ctx, "SELECT sandbox, fingerprint FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant)).Scan(&id, &seen)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil, nil
@@ -52,28 +52,28 @@ func (tx *Tx) replay(ctx context.Context, tenant string, c Create) (*Sandbox, er
 			Hint: "use a new key for every new request",
 		}
 	}
-	b, err := tx.Sandbox(ctx, tenant, sandbox.ID(id))
+	b, err := bs.Get(ctx, tenant, sandbox.ID(id))
 	return &b, err
 }
 
 // Made returns the sandbox that was made for an idempotency key, CodeNotFound if
 // there is none.
-func (tx *Tx) Made(ctx context.Context, tenant, key string) (Sandbox, error) {
+func (bs Sandboxes) Made(ctx context.Context, tenant, key string) (Sandbox, error) {
 	var id string
 	c := Create{IdempotencyKey: key}
-	err := tx.queryRow(ctx, "SELECT sandbox FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant)).Scan(&id)
+	err := bs.tx.queryRow(ctx, "SELECT sandbox FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant)).Scan(&id)
 	if err != nil {
 		return Sandbox{}, missing(err, "sandbox", key)
 	}
-	return tx.Sandbox(ctx, tenant, sandbox.ID(id))
+	return bs.Get(ctx, tenant, sandbox.ID(id))
 }
 
-func (tx *Tx) remember(ctx context.Context, tenant string, c Create, id sandbox.ID) error {
+func (bs Sandboxes) remember(ctx context.Context, tenant string, c Create, id sandbox.ID) error {
 	if c.IdempotencyKey == "" {
 		return nil
 	}
-	_, err := tx.exec(ctx, "INSERT INTO idempotency (tenant, key_hash, fingerprint, sandbox, created) VALUES ($1, $2, $3, $4, $5)",
-		tenant, c.keyHash(tenant), c.fingerprint(), string(id), nanos(tx.Now()))
+	_, err := bs.tx.exec(ctx, "INSERT INTO idempotency (tenant, key_hash, fingerprint, sandbox, created) VALUES ($1, $2, $3, $4, $5)",
+		tenant, c.keyHash(tenant), c.fingerprint(), string(id), nanos(bs.tx.Now()))
 	return err
 }
 

@@ -30,23 +30,23 @@ func scanKey(row scanner) (k Key, err error) {
 }
 
 // AddKey records a key, whose ID must be new.
-func (tx *Tx) AddKey(ctx context.Context, k Key) error {
-	_, err := tx.exec(ctx, "INSERT INTO keys (id, tenant, name, hash, verbs, created, expires) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+func (ts Tenants) AddKey(ctx context.Context, k Key) error {
+	_, err := ts.tx.exec(ctx, "INSERT INTO keys (id, tenant, name, hash, verbs, created, expires) VALUES ($1, $2, $3, $4, $5, $6, $7)",
 		k.ID, k.Tenant, k.Name, k.Hash, strings.Join(k.Verbs, " "), nanos(k.Created), nanos(k.Expires))
 	return err
 }
 
 // Keys lists the keys of a tenant, revoked and expired ones included, oldest
 // first.
-func (tx *Tx) Keys(ctx context.Context, tenant string) ([]Key, error) {
-	rows, err := tx.query(ctx, keyQuery+"k.tenant = $1 ORDER BY k.created, k.id", tenant)
+func (ts Tenants) Keys(ctx context.Context, tenant string) ([]Key, error) {
+	rows, err := ts.tx.query(ctx, keyQuery+"k.tenant = $1 ORDER BY k.created, k.id", tenant)
 	return collect(rows, err, scanKey)
 }
 
 // RevokeKey ends a key of a tenant from now on. Revoking again changes
 // nothing; a key that is not the tenant's is CodeNotFound.
-func (tx *Tx) RevokeKey(ctx context.Context, tenant, id string) error {
-	n, err := tx.exec(ctx, "UPDATE keys SET revoked = CASE WHEN revoked = 0 THEN $1 ELSE revoked END WHERE tenant = $2 AND id = $3",
-		nanos(tx.Now()), tenant, id)
+func (ts Tenants) RevokeKey(ctx context.Context, tenant, id string) error {
+	n, err := ts.tx.exec(ctx, "UPDATE keys SET revoked = CASE WHEN revoked = 0 THEN $1 ELSE revoked END WHERE tenant = $2 AND id = $3",
+		nanos(ts.tx.Now()), tenant, id)
 	return oneRow(n, err, "key", id)
 }

@@ -34,14 +34,14 @@ type Page struct {
 // Summaries lists a tenant's sandboxes, newest first. next is the cursor of the
 // rest, empty at the end. Whatever matches from the first page to the last is
 // listed exactly once, whatever is made or removed in between.
-func (tx *Tx) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
-	return list(ctx, tx, tenant, f, p, summaryColumns, scanSummary(tenant), (*Summary).cursor)
+func (bs Sandboxes) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
+	return list(ctx, bs.tx, tenant, f, p, summaryColumns, scanSummary(tenant), (*Summary).cursor)
 }
 
-// Sandboxes lists like [Tx.Summaries], with all that is recorded, which takes
+// List lists like [Sandboxes.Summaries], with all that is recorded, which takes
 // several times as long.
-func (tx *Tx) Sandboxes(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
-	return list(ctx, tx, tenant, f, p, sandboxColumns, scanSandbox, func(b *Sandbox) string { return b.cursor() })
+func (bs Sandboxes) List(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
+	return list(ctx, bs.tx, tenant, f, p, sandboxColumns, scanSandbox, func(b *Sandbox) string { return b.cursor() })
 }
 
 func list[T any](

@@ -21,11 +21,11 @@ func listAll(t *testing.T, s *store.Store, tenant string, f store.Filter, limit 
 	for cursor := ""; ; {
 		ok(t, s.View(ctx, func(tx *store.Tx) error {
 			page := store.Page{Cursor: cursor, Limit: limit}
-			boxes, next, err := tx.Summaries(ctx, tenant, f, page)
+			boxes, next, err := tx.Sandboxes().Summaries(ctx, tenant, f, page)
 			if err != nil {
 				return err
 			}
-			whole, last, err := tx.Sandboxes(ctx, tenant, f, page)
+			whole, last, err := tx.Sandboxes().List(ctx, tenant, f, page)
 			if len(whole) != len(boxes) || last != next {
 				t.Errorf("%d and %q in brief, %d and %q in full", len(boxes), next, len(whole), last)
 			}
@@ -60,7 +60,7 @@ func TestListedTexts(t *testing.T) {
 			clk.advance(time.Second)
 			want := mustCreate(t, s, "acme", b)
 			ok(t, s.View(ctx, func(tx *store.Tx) error {
-				got, _, err := tx.Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: 1})
+				got, _, err := tx.Sandboxes().Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: 1})
 				if err != nil {
 					return err
 				}
@@ -144,10 +144,10 @@ func TestListingSaysWhatGetSays(t *testing.T) {
 		var brief []store.Summary
 		var whole []store.Sandbox
 		ok(t, s.View(ctx, func(tx *store.Tx) (err error) {
-			if brief, _, err = tx.Summaries(ctx, "acme", store.Filter{}, store.Page{}); err != nil {
+			if brief, _, err = tx.Sandboxes().Summaries(ctx, "acme", store.Filter{}, store.Page{}); err != nil {
 				return err
 			}
-			whole, _, err = tx.Sandboxes(ctx, "acme", store.Filter{}, store.Page{})
+			whole, _, err = tx.Sandboxes().List(ctx, "acme", store.Filter{}, store.Page{})
 			return err
 		}))
 		summary := full.Summary
@@ -220,7 +220,7 @@ func TestBadPages(t *testing.T) {
 		{Limit: -1}, {Limit: store.MaxPage + 1}, {Cursor: "x"}, {Cursor: "1.2.a"}, {Cursor: strings.Repeat("A", 10_000)}, {Cursor: "MS4xLidvJw"},
 	} {
 		err := s.View(context.Background(), func(tx *store.Tx) error {
-			_, _, err := tx.Sandboxes(context.Background(), "acme", store.Filter{}, p)
+			_, _, err := tx.Sandboxes().List(context.Background(), "acme", store.Filter{}, p)
 			return err
 		})
 		wantCode(t, err, sandbox.CodeInvalid)

@@ -149,15 +149,15 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 		t.Errorf("the sandbox became %+v", b)
 	}
 	if from >= 30 {
-		session, err := store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Session(ctx, "acme", "agent") })
+		session, err := store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, "acme", "agent") })
 		ok(t, err)
-		l, err := store.Read(ctx, s, func(tx *store.Tx) (lease.Lease, error) { return tx.Lease(ctx, "acme", "g") })
+		l, err := store.Read(ctx, s, func(tx *store.Tx) (lease.Lease, error) { return tx.Sessions().Lease(ctx, "acme", "g") })
 		ok(t, err)
 		if session.Provider != "gvisor" || l.State != lease.Warm || l.Epoch != 3 {
 			t.Errorf("the session became %+v, its lease %+v", session, l)
 		}
 	}
-	held, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, "id-web") })
+	held, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, "id-web") })
 	ok(t, err)
 	if from >= 7 && (len(b.Spec.Workspaces) != 1 || b.Spec.Workspaces[0].Name != "notes" || b.Spec.Workspaces[0].Path != "/notes" || b.Spec.Name != "web" || len(held) == 0) {
 		t.Errorf("its workspaces became %+v, %+v", b.Spec, held)
@@ -168,7 +168,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	if got := listAll(t, s, "acme", store.Filter{Labels: map[string]string{"team": "red"}}, 10); len(got) != 1 {
 		t.Errorf("found by label: %v", got)
 	}
-	tenant, err := store.Read(ctx, s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, "acme") })
+	tenant, err := store.Read(ctx, s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, "acme") })
 	ok(t, err)
 	if tenant.Limits != (sandbox.Limits{Boxes: 3}) {
 		t.Errorf("the tenant became %+v", tenant)
@@ -179,7 +179,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 		t.Errorf("the key became %+v", k)
 	}
 	rows, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.EventRow, error) {
-		return tx.Events(ctx, "acme", store.EventFilter{}, 0, 10)
+		return tx.Events().List(ctx, "acme", store.EventFilter{}, 0, 10)
 	})
 	ok(t, err)
 	open, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.OpenIntent, error) { return tx.Operator().OpenIntents(ctx, "n1", 10) })
@@ -188,7 +188,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 		t.Errorf("%d events and %d intents, want %d", len(rows), len(open), want)
 	}
 	if from >= 3 {
-		snap, err := store.Read(ctx, s, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, "acme", "before") })
+		snap, err := store.Read(ctx, s, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshots().Get(ctx, "acme", "before") })
 		ok(t, err)
 		if snap.Size != 10 || (snap.Ref != "") != (from >= 31) || (snap.Binding != "") != (from >= 31) {
 			t.Errorf("the snapshot became %+v", snap)
@@ -204,15 +204,15 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 func checkPolicy(t *testing.T, s *store.Store, from int64) {
 	t.Helper()
 	ctx := context.Background()
-	profiles, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, "acme") })
+	profiles, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles().List(ctx, "acme") })
 	ok(t, err)
-	secrets, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets(ctx, "acme") })
+	secrets, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets().List(ctx, "acme") })
 	ok(t, err)
 	if from >= 4 && (len(profiles) != 1 || profiles[0].Version != 2 || profiles[0].Uses != 1 || profiles[0].Profile.Rules[0].Hosts[0] != "example.com") {
 		t.Errorf("the profiles became %+v", profiles)
 	}
 	if from >= 3 {
-		snap, err := store.Read(ctx, s, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, "acme", "before") })
+		snap, err := store.Read(ctx, s, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshots().Get(ctx, "acme", "before") })
 		ok(t, err)
 		want := store.Archived{}
 		if from >= 11 {

@@ -164,7 +164,7 @@ func TestReaperLists(t *testing.T) {
 		wantIDs("expired", " b2 b1", expired)
 		wantIDs("idle", "", idle)
 		ctx := context.Background()
-		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, "rival", "id-b1", tx.Now()) }))
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, "rival", "id-b1", tx.Now()) }))
 		clk.advance(9 * time.Minute)
 		wantIDs("idle", " b0 b2", idle)
 		_, err := update(s, "acme", "id-b2", store.Expect{Version: 1}, setState(sandbox.Gone))
@@ -221,7 +221,7 @@ func TestUsedInTheFuture(t *testing.T) {
 			return n
 		}
 		touch := func(at time.Time) {
-			ok(t, s.Update(t.Context(), func(tx *store.Tx) error { return tx.Touch(t.Context(), "acme", b.ID, at) }))
+			ok(t, s.Update(t.Context(), func(tx *store.Tx) error { return tx.Sandboxes().Touch(t.Context(), "acme", b.ID, at) }))
 		}
 		if idle() != 0 {
 			t.Error("it was used just now")

@@ -172,7 +172,7 @@ func TestAnswerLost(t *testing.T) {
 	runs := 0
 	err = s.Update(ctx, func(tx *store.Tx) error {
 		runs++
-		_, _, err := tx.CreateSandbox(ctx, "acme", labelled("a"), store.Create{})
+		_, _, err := tx.Sandboxes().Create(ctx, "acme", labelled("a"), store.Create{})
 		return err
 	})
 	ok(t, err)
@@ -185,7 +185,7 @@ func TestAnswerLost(t *testing.T) {
 	runs = 0
 	err = s.Update(ctx, func(tx *store.Tx) error {
 		runs++
-		_, _, err := tx.CreateSandbox(ctx, "acme", labelled("b"), store.Create{IdempotencyKey: "key"})
+		_, _, err := tx.Sandboxes().Create(ctx, "acme", labelled("b"), store.Create{IdempotencyKey: "key"})
 		return err
 	})
 	wantCode(t, err, sandbox.CodeUnavailable)

@@ -29,26 +29,33 @@ func scanProfile(row scanner) (p Profile, err error) {
 	return p, err
 }
 
-// NetworkProfile returns the profile that a network works by: a stored one, or
+// Profiles reads and changes the profiles of tenants, and records which
+// sandboxes use them.
+type Profiles struct{ tx *Tx }
+
+// Profiles returns the methods for profiles.
+func (tx *Tx) Profiles() Profiles { return Profiles{tx} }
+
+// ForNetwork returns the profile that a network works by: a stored one, or
 // the rules of its own.
-func (tx *Tx) NetworkProfile(ctx context.Context, tenant string, n sandbox.Network) (sandbox.Profile, error) {
+func (ps Profiles) ForNetwork(ctx context.Context, tenant string, n sandbox.Network) (sandbox.Profile, error) {
 	if n.Profile == "" {
 		local, _ := n.Local()
 		return local, nil
 	}
-	stored, err := tx.Profile(ctx, tenant, n.Profile)
+	stored, err := ps.Get(ctx, tenant, n.Profile)
 	return stored.Profile, err
 }
 
-// CreateProfile records the first version of a profile. A name that is taken is
+// Create records the first version of a profile. A name that is taken is
 // CodeAlreadyExists.
-func (tx *Tx) CreateProfile(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {
-	p := Profile{sandbox.StoredProfile{Name: doc.Name, Version: 1, Profile: doc, Created: tx.Now(), Updated: tx.Now()}, tenant}
+func (ps Profiles) Create(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {
+	p := Profile{sandbox.StoredProfile{Name: doc.Name, Version: 1, Profile: doc, Created: ps.tx.Now(), Updated: ps.tx.Now()}, tenant}
 	text, err := json.Marshal(doc)
 	if err != nil {
 		return p, err
 	}
-	n, err := tx.exec(ctx, `INSERT INTO profiles (tenant, name, version, doc, created, updated) VALUES ($1, $2, 1, $3, $4, $4)
+	n, err := ps.tx.exec(ctx, `INSERT INTO profiles (tenant, name, version, doc, created, updated) VALUES ($1, $2, 1, $3, $4, $4)
 		ON CONFLICT (tenant, name) DO NOTHING`, tenant, doc.Name, string(text), nanos(p.Created))
 	if err != nil {
 		return p, err
@@ -59,13 +66,13 @@ func (tx *Tx) CreateProfile(ctx context.Context, tenant string, doc sandbox.Prof
 			Hint: "change it with: atoll profile apply " + doc.Name,
 		}
 	}
-	return p, tx.addProfileVersion(ctx, &p, string(text))
+	return p, ps.addVersion(ctx, &p, string(text))
 }
 
-// UpdateProfile records a new version of a profile that is at version expect, 0
+// Update records a new version of a profile that is at version expect, 0
 // for any. A document that says the same makes no new version.
-func (tx *Tx) UpdateProfile(ctx context.Context, tenant string, expect int64, doc sandbox.Profile) (Profile, error) {
-	old, err := tx.lockProfile(ctx, tenant, doc.Name)
+func (ps Profiles) Update(ctx context.Context, tenant string, expect int64, doc sandbox.Profile) (Profile, error) {
+	old, err := ps.lock(ctx, tenant, doc.Name)
 	if err != nil {
 		return old, err
 	}
@@ -81,47 +88,47 @@ func (tx *Tx) UpdateProfile(ctx context.Context, tenant string, expect int64, do
 		return old, err
 	}
 	p := old
-	p.Profile, p.Version, p.Updated = doc, old.Version+1, tx.Now()
-	if _, err := tx.exec(ctx, "UPDATE profiles SET version = $1, doc = $2, updated = $3 WHERE tenant = $4 AND name = $5",
+	p.Profile, p.Version, p.Updated = doc, old.Version+1, ps.tx.Now()
+	if _, err := ps.tx.exec(ctx, "UPDATE profiles SET version = $1, doc = $2, updated = $3 WHERE tenant = $4 AND name = $5",
 		p.Version, string(text), nanos(p.Updated), tenant, p.Name); err != nil {
 		return old, err
 	}
-	return p, tx.addProfileVersion(ctx, &p, string(text))
+	return p, ps.addVersion(ctx, &p, string(text))
 }
 
-func (tx *Tx) addProfileVersion(ctx context.Context, p *Profile, doc string) error {
-	_, err := tx.exec(ctx, "INSERT INTO profile_versions (tenant, name, version, doc, created) VALUES ($1, $2, $3, $4, $5)",
+func (ps Profiles) addVersion(ctx context.Context, p *Profile, doc string) error {
+	_, err := ps.tx.exec(ctx, "INSERT INTO profile_versions (tenant, name, version, doc, created) VALUES ($1, $2, $3, $4, $5)",
 		p.Tenant, p.Name, p.Version, doc, nanos(p.Updated))
 	return err
 }
 
-func (tx *Tx) lockProfile(ctx context.Context, tenant, name string) (Profile, error) {
-	p, err := scanProfile(tx.queryRow(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 AND name = $2"+tx.s.dialect.forUpdate(), tenant, name))
+func (ps Profiles) lock(ctx context.Context, tenant, name string) (Profile, error) {
+	p, err := scanProfile(ps.tx.queryRow(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 AND name = $2"+ps.tx.s.dialect.forUpdate(), tenant, name))
 	return p, missing(err, "profile", name)
 }
 
-// Profile returns a profile as it is now.
-func (tx *Tx) Profile(ctx context.Context, tenant, name string) (Profile, error) {
-	p, err := scanProfile(tx.queryRow(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 AND name = $2", tenant, name))
+// Get returns a profile as it is now.
+func (ps Profiles) Get(ctx context.Context, tenant, name string) (Profile, error) {
+	p, err := scanProfile(ps.tx.queryRow(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 AND name = $2", tenant, name))
 	return p, missing(err, "profile", name)
 }
 
-// ProfileVersion returns a profile as it was at a version.
-func (tx *Tx) ProfileVersion(ctx context.Context, tenant, name string, version int64) (Profile, error) {
-	p, err := scanProfile(tx.queryRow(ctx, `SELECT tenant, name, version, doc, created, created FROM profile_versions
+// Version returns a profile as it was at a version.
+func (ps Profiles) Version(ctx context.Context, tenant, name string, version int64) (Profile, error) {
+	p, err := scanProfile(ps.tx.queryRow(ctx, `SELECT tenant, name, version, doc, created, created FROM profile_versions
 		WHERE tenant = $1 AND name = $2 AND version = $3`, tenant, name, version))
 	return p, missing(err, "version of the profile", name)
 }
 
-// Profiles lists the profiles of a tenant by name.
-func (tx *Tx) Profiles(ctx context.Context, tenant string) ([]Profile, error) {
-	rows, err := tx.query(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 ORDER BY name", tenant)
+// List lists the profiles of a tenant by name.
+func (ps Profiles) List(ctx context.Context, tenant string) ([]Profile, error) {
+	rows, err := ps.tx.query(ctx, "SELECT "+profileColumns+" FROM profiles WHERE tenant = $1 ORDER BY name", tenant)
 	all, err := collect(rows, err, scanProfile)
 	if err != nil {
 		return nil, err
 	}
 	uses := map[string]int{}
-	rows, err = tx.query(ctx, `SELECT u.profile FROM profile_uses u JOIN sandboxes s ON s.id = u.sandbox
+	rows, err = ps.tx.query(ctx, `SELECT u.profile FROM profile_uses u JOIN sandboxes s ON s.id = u.sandbox
 		WHERE u.tenant = $1 AND s.state <> 'gone'`, tenant)
 	names, err := collect(rows, err, scanString)
 	for _, n := range names {
@@ -135,39 +142,39 @@ func (tx *Tx) Profiles(ctx context.Context, tenant string) ([]Profile, error) {
 
 func scanString(row scanner) (s string, err error) { return s, row.Scan(&s) }
 
-// UseProfile records that a new sandbox works by a profile, which from then on
+// Use records that a new sandbox works by a profile, which from then on
 // cannot be removed while the sandbox is there.
-func (tx *Tx) UseProfile(ctx context.Context, tenant string, box sandbox.ID, name string) error {
-	if _, err := tx.lockProfile(ctx, tenant, name); err != nil {
+func (ps Profiles) Use(ctx context.Context, tenant string, box sandbox.ID, name string) error {
+	if _, err := ps.lock(ctx, tenant, name); err != nil {
 		return err
 	}
-	_, err := tx.exec(ctx, "INSERT INTO profile_uses (sandbox, tenant, profile) VALUES ($1, $2, $3)", string(box), tenant, name)
+	_, err := ps.tx.exec(ctx, "INSERT INTO profile_uses (sandbox, tenant, profile) VALUES ($1, $2, $3)", string(box), tenant, name)
 	return err
 }
 
-// ProfileUsers returns the sandboxes that work by a profile and are not gone.
-func (tx *Tx) ProfileUsers(ctx context.Context, tenant, name string) ([]Sandbox, error) {
-	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
+// Users returns the sandboxes that work by a profile and are not gone.
+func (ps Profiles) Users(ctx context.Context, tenant, name string) ([]Sandbox, error) {
+	rows, err := ps.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM profile_uses WHERE tenant = $1 AND profile = $2) ORDER BY name`, tenant, name)
 	return collect(rows, err, scanSandbox)
 }
 
 // InlineUsers returns the sandboxes that have a profile of their own and are
 // not gone.
-func (tx *Tx) InlineUsers(ctx context.Context, tenant string) ([]Sandbox, error) {
-	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
+func (ps Profiles) InlineUsers(ctx context.Context, tenant string) ([]Sandbox, error) {
+	rows, err := ps.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND spec_json LIKE '%"inline":{%' ORDER BY name`, tenant)
 	all, err := collect(rows, err, scanSandbox)
 	return slices.DeleteFunc(all, func(b Sandbox) bool { return b.Spec.Network.Inline == nil }), err
 }
 
-// RemoveProfile removes a profile with all of its versions. One that a sandbox
+// Remove removes a profile with all of its versions. One that a sandbox
 // works by is CodeConflict.
-func (tx *Tx) RemoveProfile(ctx context.Context, tenant, name string) error {
-	if _, err := tx.lockProfile(ctx, tenant, name); err != nil {
+func (ps Profiles) Remove(ctx context.Context, tenant, name string) error {
+	if _, err := ps.lock(ctx, tenant, name); err != nil {
 		return err
 	}
-	users, err := tx.ProfileUsers(ctx, tenant, name)
+	users, err := ps.Users(ctx, tenant, name)
 	if err != nil {
 		return err
 	}
@@ -179,7 +186,7 @@ func (tx *Tx) RemoveProfile(ctx context.Context, tenant, name string) error {
 		"DELETE FROM profile_versions WHERE tenant = $1 AND name = $2",
 		"DELETE FROM profiles WHERE tenant = $1 AND name = $2",
 	} {
-		if _, err := tx.exec(ctx, query, tenant, name); err != nil {
+		if _, err := ps.tx.exec(ctx, query, tenant, name); err != nil {
 			return err
 		}
 	}

@@ -28,13 +28,13 @@ func TestProfiles(t *testing.T) {
 			}
 		}
 		for _, tenant := range []string{"acme", "rival"} {
-			ok(t, do(func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, tenant); return err }))
+			ok(t, do(func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, tenant); return err }))
 		}
 		create := func(tenant string, p sandbox.Profile) error {
-			return do(func(tx *store.Tx) error { _, err := tx.CreateProfile(ctx, tenant, p); return err })
+			return do(func(tx *store.Tx) error { _, err := tx.Profiles().Create(ctx, tenant, p); return err })
 		}
 		change := func(expect int64, p sandbox.Profile) (got store.Profile, err error) {
-			err = do(func(tx *store.Tx) (err error) { got, err = tx.UpdateProfile(ctx, "acme", expect, p); return err })
+			err = do(func(tx *store.Tx) (err error) { got, err = tx.Profiles().Update(ctx, "acme", expect, p); return err })
 			return got, err
 		}
 		ok(t, create("acme", profile("ci", "one.example")))
@@ -51,17 +51,17 @@ func TestProfiles(t *testing.T) {
 		code(sandbox.CodeConflict, err)
 		_, err = change(0, profile("other", "three.example"))
 		code(sandbox.CodeNotFound, err)
-		first, err := store.Read(ctx, s, func(tx *store.Tx) (store.Profile, error) { return tx.ProfileVersion(ctx, "acme", "ci", 1) })
+		first, err := store.Read(ctx, s, func(tx *store.Tx) (store.Profile, error) { return tx.Profiles().Version(ctx, "acme", "ci", 1) })
 		if err != nil || first.Profile.Rules[0].Hosts[0] != "one.example" {
 			t.Errorf("%+v %v", first, err)
 		}
-		_, err = store.Read(ctx, s, func(tx *store.Tx) (store.Profile, error) { return tx.ProfileVersion(ctx, "acme", "ci", 3) })
+		_, err = store.Read(ctx, s, func(tx *store.Tx) (store.Profile, error) { return tx.Profiles().Version(ctx, "acme", "ci", 3) })
 		code(sandbox.CodeNotFound, err)
 
 		b := mustCreate(t, s, "acme", box("web"))
-		ok(t, do(func(tx *store.Tx) error { return tx.UseProfile(ctx, "acme", b.ID, "ci") }))
-		code(sandbox.CodeNotFound, do(func(tx *store.Tx) error { return tx.UseProfile(ctx, "acme", b.ID, "missing") }))
-		remove := func() error { return do(func(tx *store.Tx) error { return tx.RemoveProfile(ctx, "acme", "ci") }) }
+		ok(t, do(func(tx *store.Tx) error { return tx.Profiles().Use(ctx, "acme", b.ID, "ci") }))
+		code(sandbox.CodeNotFound, do(func(tx *store.Tx) error { return tx.Profiles().Use(ctx, "acme", b.ID, "missing") }))
+		remove := func() error { return do(func(tx *store.Tx) error { return tx.Profiles().Remove(ctx, "acme", "ci") }) }
 		code(sandbox.CodeConflict, remove())
 		if !strings.Contains(remove().Error(), "web") {
 			t.Errorf("who uses it? %v", remove())
@@ -70,7 +70,7 @@ func TestProfiles(t *testing.T) {
 		ok(t, err)
 		ok(t, remove())
 		code(sandbox.CodeNotFound, remove())
-		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, "rival") })
+		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles().List(ctx, "rival") })
 		if err != nil || len(all) != 1 || all[0].Profile.Rules[0].Hosts[0] != "rival.example" {
 			t.Errorf("the other tenant has %+v %v", all, err)
 		}
@@ -83,20 +83,20 @@ func TestProfileRace(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		ctx := context.Background()
-		ok(t, s.Update(ctx, func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, "acme"); return err }))
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, "acme"); return err }))
 		for i := range 10 {
 			ok(t, s.Update(ctx, func(tx *store.Tx) error {
-				_, err := tx.CreateProfile(ctx, "acme", profile("ci", "a.example"))
+				_, err := tx.Profiles().Create(ctx, "acme", profile("ci", "a.example"))
 				return err
 			}))
 			b := mustCreate(t, s, "acme", box(fmt.Sprint("web", i)))
 			var used, removed error
 			var both sync.WaitGroup
 			both.Go(func() {
-				used = s.Update(ctx, func(tx *store.Tx) error { return tx.UseProfile(ctx, "acme", b.ID, "ci") })
+				used = s.Update(ctx, func(tx *store.Tx) error { return tx.Profiles().Use(ctx, "acme", b.ID, "ci") })
 			})
 			both.Go(func() {
-				removed = s.Update(ctx, func(tx *store.Tx) error { return tx.RemoveProfile(ctx, "acme", "ci") })
+				removed = s.Update(ctx, func(tx *store.Tx) error { return tx.Profiles().Remove(ctx, "acme", "ci") })
 			})
 			both.Wait()
 			if (used == nil) == (removed == nil) {
@@ -105,7 +105,7 @@ func TestProfileRace(t *testing.T) {
 			_, err := update(s, "acme", b.ID, store.Expect{}, setState(sandbox.Gone))
 			ok(t, err)
 			if removed != nil {
-				ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.RemoveProfile(ctx, "acme", "ci") }))
+				ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Profiles().Remove(ctx, "acme", "ci") }))
 			}
 		}
 	})
@@ -117,29 +117,31 @@ func TestSecrets(t *testing.T) {
 		ctx := t.Context()
 		do := func(f func(tx *store.Tx) error) sandbox.Code { return sandbox.CodeOf(s.Update(ctx, f)) }
 		for _, tenant := range []string{"acme", "rival"} {
-			do(func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, tenant); return err })
+			do(func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, tenant); return err })
 			if c := do(func(tx *store.Tx) error {
-				_, err := tx.CreateSecret(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token", Hosts: []string{tenant + ".example"}}, Tenant: tenant, KeyID: "k", Sealed: []byte{0, 1, 255}})
+				_, err := tx.Secrets().Create(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token", Hosts: []string{tenant + ".example"}}, Tenant: tenant, KeyID: "k", Sealed: []byte{0, 1, 255}})
 				return err
 			}); c != "" {
 				t.Fatal(c)
 			}
 		}
 		create := func(tx *store.Tx) error {
-			_, err := tx.CreateSecret(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token"}, Tenant: "acme"})
+			_, err := tx.Secrets().Create(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token"}, Tenant: "acme"})
 			return err
 		}
 		rotate := func(expect int64) func(tx *store.Tx) error {
-			return func(tx *store.Tx) error { return tx.RotateSecret(ctx, "acme", "token", expect, "k2", []byte("new")) }
+			return func(tx *store.Tx) error {
+				return tx.Secrets().Rotate(ctx, "acme", "token", expect, "k2", []byte("new"))
+			}
 		}
 		b := mustCreate(t, s, "acme", box("web"))
 		use := func(name, variable string) func(tx *store.Tx) error {
 			return func(tx *store.Tx) error {
-				return tx.UseSecret(ctx, "acme", b.ID, store.SecretUse{Variable: variable, Secret: name, Placeholder: "p-" + variable})
+				return tx.Secrets().Use(ctx, "acme", b.ID, store.SecretUse{Variable: variable, Secret: name, Placeholder: "p-" + variable})
 			}
 		}
 		remove := func(force bool) func(tx *store.Tx) error {
-			return func(tx *store.Tx) error { return tx.RemoveSecret(ctx, "acme", "token", force) }
+			return func(tx *store.Tx) error { return tx.Secrets().Remove(ctx, "acme", "token", force) }
 		}
 		for i, step := range []struct {
 			f    func(tx *store.Tx) error
@@ -159,14 +161,14 @@ func TestSecrets(t *testing.T) {
 			}
 		}
 		list := func(tenant string) []store.Secret {
-			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets(ctx, tenant) })
+			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets().List(ctx, tenant) })
 			ok(t, err)
 			return all
 		}
 		if all := list("acme"); len(all) != 1 || all[0].Version != 2 || all[0].KeyID != "k2" || string(all[0].Sealed) != "new" || all[0].Uses != 1 {
 			t.Errorf("%+v", all)
 		}
-		uses, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.SecretUse, error) { return tx.SecretUses(ctx, "acme", b.ID) })
+		uses, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.SecretUse, error) { return tx.Secrets().Uses(ctx, "acme", b.ID) })
 		if err != nil || len(uses) != 2 || uses[1] != (store.SecretUse{Variable: "B", Secret: "token", Placeholder: "p-B"}) {
 			t.Errorf("%+v %v", uses, err)
 		}

@@ -14,12 +14,14 @@ import (
 
 func setLimits(t *testing.T, s *store.Store, tenant string, l sandbox.Limits) {
 	t.Helper()
-	ok(t, s.Update(context.Background(), func(tx *store.Tx) error { return tx.SetLimits(context.Background(), tenant, l) }))
+	ok(t, s.Update(context.Background(), func(tx *store.Tx) error { return tx.Tenants().SetLimits(context.Background(), tenant, l) }))
 }
 
 func usage(t *testing.T, s *store.Store, tenant string) sandbox.TenantUsage {
 	t.Helper()
-	u, err := store.Read(context.Background(), s, func(tx *store.Tx) (sandbox.TenantUsage, error) { return tx.Usage(context.Background(), tenant) })
+	u, err := store.Read(context.Background(), s, func(tx *store.Tx) (sandbox.TenantUsage, error) {
+		return tx.Tenants().Usage(context.Background(), tenant)
+	})
 	ok(t, err)
 	return u
 }
@@ -146,14 +148,14 @@ func TestTenantSettings(t *testing.T) {
 		limits := sandbox.Limits{Boxes: 3, ExecRate: 0.5}
 		setLimits(t, s, "acme", limits)
 		for _, err := range []error{
-			s.Update(ctx, func(tx *store.Tx) error { return tx.SetLimits(ctx, "nobody", limits) }),
-			s.Update(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "nobody", true) }),
-			s.View(ctx, func(tx *store.Tx) error { _, err := tx.Tenant(ctx, "nobody"); return err }),
+			s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "nobody", limits) }),
+			s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "nobody", true) }),
+			s.View(ctx, func(tx *store.Tx) error { _, err := tx.Tenants().Get(ctx, "nobody"); return err }),
 		} {
 			wantCode(t, err, sandbox.CodeNotFound)
 		}
-		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.SetLimits(ctx, "acme", sandbox.Limits{Disk: -1}) }), sandbox.CodeInvalid)
-		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "acme", true) }))
+		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "acme", sandbox.Limits{Disk: -1}) }), sandbox.CodeInvalid)
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "acme", true) }))
 		_, _, err := create(s, "acme", box("web"), store.Create{})
 		wantCode(t, err, sandbox.CodeDenied)
 		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
@@ -162,7 +164,7 @@ func TestTenantSettings(t *testing.T) {
 			t.Errorf("tenants: %+v", all)
 		}
 		// Reading is not a way to write.
-		err = s.View(ctx, func(tx *store.Tx) error { return tx.DisableTenant(ctx, "acme", false) })
+		err = s.View(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "acme", false) })
 		if err == nil {
 			t.Error("a view changed the database")
 		}

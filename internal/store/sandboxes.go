@@ -187,7 +187,13 @@ type Create struct {
 	Request []byte
 }
 
-// CreateSandbox records a new sandbox of a tenant, in the state Creating if b
+// Sandboxes reads and changes the sandboxes of tenants.
+type Sandboxes struct{ tx *Tx }
+
+// Sandboxes returns the methods for sandboxes.
+func (tx *Tx) Sandboxes() Sandboxes { return Sandboxes{tx} }
+
+// Create records a new sandbox of a tenant, in the state Creating if b
 // names none, within the tenant's limits. b.ID, b.Name and b.Resources are set;
 // Created, Updated, Active, and Version are chosen here. ID must be made up,
 // never chosen by a caller: that it is taken would tell something about another
@@ -197,12 +203,12 @@ type Create struct {
 // request, and that the sandbox returned is the one it made, as it is now. The
 // same key with another request is CodeConflict, a taken name
 // CodeAlreadyExists, a full quota CodeExhausted, a disabled tenant CodeDenied.
-func (tx *Tx) CreateSandbox(ctx context.Context, tenant string, b Sandbox, c Create) (out Sandbox, replayed bool, err error) {
-	t, err := tx.LockTenant(ctx, tenant)
+func (bs Sandboxes) Create(ctx context.Context, tenant string, b Sandbox, c Create) (out Sandbox, replayed bool, err error) {
+	t, err := bs.tx.Tenants().Lock(ctx, tenant)
 	if err != nil {
 		return Sandbox{}, false, err
 	}
-	if old, err := tx.replay(ctx, tenant, c); err != nil || old != nil {
+	if old, err := bs.replay(ctx, tenant, c); err != nil || old != nil {
 		if err != nil {
 			return Sandbox{}, false, err
 		}
@@ -211,22 +217,22 @@ func (tx *Tx) CreateSandbox(ctx context.Context, tenant string, b Sandbox, c Cre
 	if !t.Disabled.IsZero() {
 		return Sandbox{}, false, fail(sandbox.CodeDenied, tenant, "the tenant is disabled")
 	}
-	if err := tx.mayHave(ctx, t, nil, &b); err != nil {
+	if err := bs.mayHave(ctx, t, nil, &b); err != nil {
 		return Sandbox{}, false, err
 	}
-	if b, err = tx.insertSandbox(ctx, tenant, b); err != nil {
+	if b, err = bs.insert(ctx, tenant, b); err != nil {
 		return Sandbox{}, false, err
 	}
-	return b, false, tx.remember(ctx, tenant, c, b.ID)
+	return b, false, bs.remember(ctx, tenant, c, b.ID)
 }
 
 // mayHave checks the limits of a locked tenant for a sandbox that is now, and
 // was old before; a nil old is a new one.
-func (tx *Tx) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
+func (bs Sandboxes) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
 	if t.Limits == (sandbox.Limits{}) {
 		return nil
 	}
-	used, err := tx.Usage(ctx, t.ID)
+	used, err := bs.tx.Tenants().Usage(ctx, t.ID)
 	if err != nil {
 		return err
 	}
@@ -241,7 +247,7 @@ func (tx *Tx) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) error {
 	return quota.Check(t.Limits, used, now.Resources)
 }
 
-func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sandbox, error) {
+func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandbox, error) {
 	if err := sandbox.ValidateName(b.Name); err != nil {
 		return b, err
 	}
@@ -251,7 +257,7 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 	if err := sandbox.ValidateLabels(b.Labels); err != nil {
 		return b, err
 	}
-	now := tx.Now()
+	now := bs.tx.Now()
 	b.Tenant, b.Created, b.Updated, b.Active, b.Version = tenant, now, now, now, 1
 	if b.State == "" {
 		b.State = sandbox.Creating
@@ -264,13 +270,13 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 		return b, err
 	}
 	var taken int
-	if err := tx.queryRow(ctx, "SELECT COUNT(*) FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, b.Name).Scan(&taken); err != nil {
+	if err := bs.tx.queryRow(ctx, "SELECT COUNT(*) FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, b.Name).Scan(&taken); err != nil {
 		return b, err
 	}
 	if taken > 0 {
 		return b, nameTaken(b.Name)
 	}
-	n, err := tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
+	n, err := bs.tx.exec(ctx, "INSERT INTO sandboxes ("+sandboxColumns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23,
 		$24, $25, $26, $27, $28, $29, $30, $31)
 		ON CONFLICT DO NOTHING`,
@@ -285,7 +291,7 @@ func (tx *Tx) insertSandbox(ctx context.Context, tenant string, b Sandbox) (Sand
 	if err != nil {
 		return b, err
 	}
-	return b, tx.insertLabels(ctx, &b)
+	return b, bs.insertLabels(ctx, &b)
 }
 
 // flag is a boolean as it is stored.
@@ -334,9 +340,9 @@ func encode(b *Sandbox) (d encoded, err error) {
 	return d, nil
 }
 
-func (tx *Tx) insertLabels(ctx context.Context, b *Sandbox) error {
+func (bs Sandboxes) insertLabels(ctx context.Context, b *Sandbox) error {
 	for _, name := range slices.Sorted(maps.Keys(b.Labels)) {
-		if _, err := tx.exec(ctx, "INSERT INTO sandbox_labels (sandbox, tenant, name, value) VALUES ($1, $2, $3, $4)",
+		if _, err := bs.tx.exec(ctx, "INSERT INTO sandbox_labels (sandbox, tenant, name, value) VALUES ($1, $2, $3, $4)",
 			string(b.ID), b.Tenant, name, b.Labels[name]); err != nil {
 			return err
 		}
@@ -344,23 +350,23 @@ func (tx *Tx) insertLabels(ctx context.Context, b *Sandbox) error {
 	return nil
 }
 
-// Sandbox returns a tenant's sandbox by its ID, also when it is gone. One that
+// Get returns a tenant's sandbox by its ID, also when it is gone. One that
 // is not there, or is another tenant's, is CodeNotFound.
-func (tx *Tx) Sandbox(ctx context.Context, tenant string, id sandbox.ID) (Sandbox, error) {
-	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
+func (bs Sandboxes) Get(ctx context.Context, tenant string, id sandbox.ID) (Sandbox, error) {
+	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)))
 	return b, missing(err, "sandbox", string(id))
 }
 
 // Find returns the sandbox that has a name now: one that is not gone.
-func (tx *Tx) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
-	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
+func (bs Sandboxes) Find(ctx context.Context, tenant, name string) (Sandbox, error) {
+	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND name = $2 AND state <> 'gone'", tenant, name))
 	return b, missing(err, "sandbox", name)
 }
 
 // Lookup returns the sandbox that ref names: the one that has that name now,
 // else the one with that id, which may be gone.
-func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
-	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+func (bs Sandboxes) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
+	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND (name = $2 AND state <> 'gone' OR id = $2)
 		ORDER BY CASE WHEN name = $2 AND state <> 'gone' THEN 0 ELSE 1 END LIMIT 1`, tenant, ref))
 	return b, missing(err, "sandbox", ref)
@@ -368,17 +374,17 @@ func (tx *Tx) Lookup(ctx context.Context, tenant, ref string) (Sandbox, error) {
 
 // Removed returns the sandbox that had a name last and is gone. Its record may
 // have been forgotten since, which is CodeNotFound.
-func (tx *Tx) Removed(ctx context.Context, tenant, name string) (Sandbox, error) {
-	b, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
+func (bs Sandboxes) Removed(ctx context.Context, tenant, name string) (Sandbox, error) {
+	b, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+` FROM sandboxes
 		WHERE tenant = $1 AND name = $2 AND state = 'gone' ORDER BY created DESC LIMIT 1`, tenant, name))
 	return b, missing(err, "sandbox", name)
 }
 
-// SandboxLabels returns the labels of a tenant's sandbox, also when it is gone;
+// Labels returns the labels of a tenant's sandbox, also when it is gone;
 // nil if there is none.
-func (tx *Tx) SandboxLabels(ctx context.Context, tenant string, id sandbox.ID) (labels map[string]string, err error) {
+func (bs Sandboxes) Labels(ctx context.Context, tenant string, id sandbox.ID) (labels map[string]string, err error) {
 	var doc string
-	err = tx.queryRow(ctx, "SELECT labels_json FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)).Scan(&doc)
+	err = bs.tx.queryRow(ctx, "SELECT labels_json FROM sandboxes WHERE tenant = $1 AND id = $2", tenant, string(id)).Scan(&doc)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return nil, nil
@@ -399,12 +405,12 @@ type Expect struct {
 	Observed bool
 }
 
-// UpdateSandbox changes a tenant's sandbox if it is as expected, and returns
+// Update changes a tenant's sandbox if it is as expected, and returns
 // what it is now. change is called with the present record and changes
 // anything but ID, Tenant, Name, Created, Origin and Version. A change that takes more
 // resources, by size or by state, is checked against the tenant's limits.
-func (tx *Tx) UpdateSandbox(ctx context.Context, tenant string, id sandbox.ID, want Expect, change func(*Sandbox)) (Sandbox, error) {
-	old, err := scanSandbox(tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+tx.s.dialect.forUpdate(), tenant, string(id)))
+func (bs Sandboxes) Update(ctx context.Context, tenant string, id sandbox.ID, want Expect, change func(*Sandbox)) (Sandbox, error) {
+	old, err := scanSandbox(bs.tx.queryRow(ctx, "SELECT "+sandboxColumns+" FROM sandboxes WHERE tenant = $1 AND id = $2"+bs.tx.s.dialect.forUpdate(), tenant, string(id)))
 	if err != nil {
 		return old, missing(err, "sandbox", string(id))
 	}
@@ -415,15 +421,15 @@ func (tx *Tx) UpdateSandbox(ctx context.Context, tenant string, id sandbox.ID, w
 	b.Labels = maps.Clone(old.Labels)
 	change(&b)
 	b.ID, b.Tenant, b.Name, b.Created, b.Origin, b.Version = old.ID, old.Tenant, old.Name, old.Created, old.Origin, old.Version+1
-	b.Updated = tx.Now()
-	if err := tx.allowed(ctx, want, &old, &b); err != nil {
+	b.Updated = bs.tx.Now()
+	if err := bs.allowed(ctx, want, &old, &b); err != nil {
 		return old, err
 	}
-	return b, tx.save(ctx, &old, &b)
+	return b, bs.save(ctx, &old, &b)
 }
 
 // allowed refuses what can never be, and what exceeds the tenant's limits.
-func (tx *Tx) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
+func (bs Sandboxes) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
 	if old.State == sandbox.Gone && b.State != sandbox.Gone {
 		return &sandbox.Error{Code: sandbox.CodeGone, Subject: b.Name, Message: "the sandbox is gone"}
 	}
@@ -433,11 +439,11 @@ func (tx *Tx) allowed(ctx context.Context, want Expect, old, b *Sandbox) error {
 	if want.Observed || !grows(old, b) {
 		return nil
 	}
-	t, err := tx.LockTenant(ctx, b.Tenant)
+	t, err := bs.tx.Tenants().Lock(ctx, b.Tenant)
 	if err != nil {
 		return err
 	}
-	return tx.mayHave(ctx, t, old, b)
+	return bs.mayHave(ctx, t, old, b)
 }
 
 func grows(old, b *Sandbox) bool {
@@ -449,12 +455,12 @@ func grows(old, b *Sandbox) bool {
 // than any.
 func more[T int64 | float64](old, now T) bool { return old >= 0 && (now < 0 || now > old) }
 
-func (tx *Tx) save(ctx context.Context, old, b *Sandbox) error {
+func (bs Sandboxes) save(ctx context.Context, old, b *Sandbox) error {
 	docs, err := encode(b)
 	if err != nil {
 		return err
 	}
-	n, err := tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
+	n, err := bs.tx.exec(ctx, `UPDATE sandboxes SET state = $1, reason = $2, provider = $3, node = $4, image = $5,
 		cpus = $6, memory = $7, disk = $8, pids = $9, labels_json = $10, exit_json = $11, updated = $12, expires = $13, active = $14,
 		idle_after = $15, idle_action = $16, epoch = $17, version = $18, spec_json = $19,
 		pause = $20, step = $21, kept = $22, wakes = $23, time_left = $24, binding = $25, limits_json = $26 WHERE id = $27 AND version = $28`,
@@ -470,10 +476,10 @@ func (tx *Tx) save(ctx context.Context, old, b *Sandbox) error {
 	case maps.Equal(old.Labels, b.Labels):
 		return nil
 	}
-	if _, err := tx.exec(ctx, "DELETE FROM sandbox_labels WHERE sandbox = $1", string(b.ID)); err != nil {
+	if _, err := bs.tx.exec(ctx, "DELETE FROM sandbox_labels WHERE sandbox = $1", string(b.ID)); err != nil {
 		return err
 	}
-	return tx.insertLabels(ctx, b)
+	return bs.insertLabels(ctx, b)
 }
 
 func (want *Expect) check(b *Sandbox) error {
@@ -507,8 +513,8 @@ func either(states []sandbox.State) string {
 // Touch records that a tenant's sandbox was used at a time. It does not count
 // as a change, so that it disturbs nobody's [Expect]. An earlier time than is
 // recorded counts only if that is still to come.
-func (tx *Tx) Touch(ctx context.Context, tenant string, id sandbox.ID, at time.Time) error {
-	n, err := tx.exec(ctx, `UPDATE sandboxes SET active = CASE WHEN active < $1 OR active > $2 THEN $1 ELSE active END
-		WHERE tenant = $3 AND id = $4 AND state <> 'gone'`, nanos(at), nanos(tx.Now()), tenant, string(id))
+func (bs Sandboxes) Touch(ctx context.Context, tenant string, id sandbox.ID, at time.Time) error {
+	n, err := bs.tx.exec(ctx, `UPDATE sandboxes SET active = CASE WHEN active < $1 OR active > $2 THEN $1 ELSE active END
+		WHERE tenant = $3 AND id = $4 AND state <> 'gone'`, nanos(at), nanos(bs.tx.Now()), tenant, string(id))
 	return oneRow(n, err, "sandbox", string(id))
 }

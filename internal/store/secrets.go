@@ -39,9 +39,16 @@ func scanSecret(row scanner) (s Secret, err error) {
 	return s, json.Unmarshal([]byte(labels), &s.Labels)
 }
 
-// CreateSecret records a secret at version 1, sealed by the caller. A name that
+// Secrets reads and changes the secrets of tenants, and records which sandboxes
+// use them.
+type Secrets struct{ tx *Tx }
+
+// Secrets returns the methods for secrets.
+func (tx *Tx) Secrets() Secrets { return Secrets{tx} }
+
+// Create records a secret at version 1, sealed by the caller. A name that
 // is taken is CodeAlreadyExists.
-func (tx *Tx) CreateSecret(ctx context.Context, s Secret) (Secret, error) {
+func (ss Secrets) Create(ctx context.Context, s Secret) (Secret, error) {
 	hosts, err := json.Marshal(append([]string{}, s.Hosts...))
 	if err != nil {
 		return s, err
@@ -50,12 +57,12 @@ func (tx *Tx) CreateSecret(ctx context.Context, s Secret) (Secret, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Version, s.Created, s.Updated = 1, tx.Now(), tx.Now()
+	s.Version, s.Created, s.Updated = 1, ss.tx.Now(), ss.tx.Now()
 	allowEnv := 0
 	if s.AllowEnv {
 		allowEnv = 1
 	}
-	n, err := tx.exec(ctx, "INSERT INTO secrets ("+secretColumns+`) VALUES ($1, $2, 1, $3, $4, $5, $6, $7, $8, $9, $9, $10)
+	n, err := ss.tx.exec(ctx, "INSERT INTO secrets ("+secretColumns+`) VALUES ($1, $2, 1, $3, $4, $5, $6, $7, $8, $9, $9, $10)
 		ON CONFLICT (tenant, name) DO NOTHING`, s.Tenant, s.Name, s.Description, s.Source, string(hosts), allowEnv, s.KeyID, notNil(s.Sealed), nanos(s.Created), labels)
 	if err == nil && n == 0 {
 		return s, &sandbox.Error{
@@ -66,13 +73,13 @@ func (tx *Tx) CreateSecret(ctx context.Context, s Secret) (Secret, error) {
 	return s, err
 }
 
-// SetSecretLabels replaces the labels of a secret.
-func (tx *Tx) SetSecretLabels(ctx context.Context, tenant, name string, labels map[string]string) error {
+// SetLabels replaces the labels of a secret.
+func (ss Secrets) SetLabels(ctx context.Context, tenant, name string, labels map[string]string) error {
 	text, err := marshalLabels(labels)
 	if err != nil {
 		return err
 	}
-	n, err := tx.exec(ctx, "UPDATE secrets SET labels_json = $1, updated = $2 WHERE tenant = $3 AND name = $4", text, nanos(tx.Now()), tenant, name)
+	n, err := ss.tx.exec(ctx, "UPDATE secrets SET labels_json = $1, updated = $2 WHERE tenant = $3 AND name = $4", text, nanos(ss.tx.Now()), tenant, name)
 	return oneRow(n, err, "secret", name)
 }
 
@@ -91,13 +98,13 @@ func notNil(b []byte) []byte {
 	return b
 }
 
-// RotateSecret replaces the value of a secret that is at version expect by one
+// Rotate replaces the value of a secret that is at version expect by one
 // that the caller sealed for the next version. The old one is not kept.
-func (tx *Tx) RotateSecret(ctx context.Context, tenant, name string, expect int64, keyID string, sealed []byte) error {
-	n, err := tx.exec(ctx, "UPDATE secrets SET version = version + 1, key_id = $1, sealed = $2, updated = $3 WHERE tenant = $4 AND name = $5 AND version = $6",
-		keyID, notNil(sealed), nanos(tx.Now()), tenant, name, expect)
+func (ss Secrets) Rotate(ctx context.Context, tenant, name string, expect int64, keyID string, sealed []byte) error {
+	n, err := ss.tx.exec(ctx, "UPDATE secrets SET version = version + 1, key_id = $1, sealed = $2, updated = $3 WHERE tenant = $4 AND name = $5 AND version = $6",
+		keyID, notNil(sealed), nanos(ss.tx.Now()), tenant, name, expect)
 	if err == nil && n == 0 {
-		if _, err := tx.Secret(ctx, tenant, name); err != nil {
+		if _, err := ss.Get(ctx, tenant, name); err != nil {
 			return err
 		}
 		return fail(sandbox.CodeConflict, name, "was rotated at the same time")
@@ -105,21 +112,21 @@ func (tx *Tx) RotateSecret(ctx context.Context, tenant, name string, expect int6
 	return err
 }
 
-// Secret returns a secret of a tenant.
-func (tx *Tx) Secret(ctx context.Context, tenant, name string) (Secret, error) {
-	s, err := scanSecret(tx.queryRow(ctx, "SELECT "+secretColumns+" FROM secrets WHERE tenant = $1 AND name = $2", tenant, name))
+// Get returns a secret of a tenant.
+func (ss Secrets) Get(ctx context.Context, tenant, name string) (Secret, error) {
+	s, err := scanSecret(ss.tx.queryRow(ctx, "SELECT "+secretColumns+" FROM secrets WHERE tenant = $1 AND name = $2", tenant, name))
 	return s, missing(err, "secret", name)
 }
 
-// Secrets lists the secrets of a tenant by name.
-func (tx *Tx) Secrets(ctx context.Context, tenant string) ([]Secret, error) {
-	rows, err := tx.query(ctx, "SELECT "+secretColumns+" FROM secrets WHERE tenant = $1 ORDER BY name", tenant)
+// List lists the secrets of a tenant by name.
+func (ss Secrets) List(ctx context.Context, tenant string) ([]Secret, error) {
+	rows, err := ss.tx.query(ctx, "SELECT "+secretColumns+" FROM secrets WHERE tenant = $1 ORDER BY name", tenant)
 	all, err := collect(rows, err, scanSecret)
 	if err != nil {
 		return nil, err
 	}
 	uses := map[string]map[string]bool{}
-	rows, err = tx.query(ctx, `SELECT u.secret, u.sandbox FROM secret_uses u JOIN sandboxes s ON s.id = u.sandbox
+	rows, err = ss.tx.query(ctx, `SELECT u.secret, u.sandbox FROM secret_uses u JOIN sandboxes s ON s.id = u.sandbox
 		WHERE u.tenant = $1 AND s.state <> 'gone'`, tenant)
 	pairs, err := collect(rows, err, func(row scanner) (p [2]string, err error) { return p, row.Scan(&p[0], &p[1]) })
 	for _, p := range pairs {
@@ -141,39 +148,39 @@ type SecretUse struct {
 	Placeholder string // what the variable holds; empty if it is the value itself
 }
 
-// UseSecret records that a new sandbox works with a secret.
-func (tx *Tx) UseSecret(ctx context.Context, tenant string, box sandbox.ID, u SecretUse) error {
-	if _, err := tx.Secret(ctx, tenant, u.Secret); err != nil {
+// Use records that a new sandbox works with a secret.
+func (ss Secrets) Use(ctx context.Context, tenant string, box sandbox.ID, u SecretUse) error {
+	if _, err := ss.Get(ctx, tenant, u.Secret); err != nil {
 		return err
 	}
-	_, err := tx.exec(ctx, "INSERT INTO secret_uses (sandbox, variable, tenant, secret, placeholder) VALUES ($1, $2, $3, $4, $5)",
+	_, err := ss.tx.exec(ctx, "INSERT INTO secret_uses (sandbox, variable, tenant, secret, placeholder) VALUES ($1, $2, $3, $4, $5)",
 		string(box), u.Variable, tenant, u.Secret, u.Placeholder)
 	return err
 }
 
-// SecretUses returns the secrets that a sandbox works with.
-func (tx *Tx) SecretUses(ctx context.Context, tenant string, box sandbox.ID) ([]SecretUse, error) {
-	rows, err := tx.query(ctx, "SELECT variable, secret, placeholder FROM secret_uses WHERE tenant = $1 AND sandbox = $2 ORDER BY variable", tenant, string(box))
+// Uses returns the secrets that a sandbox works with.
+func (ss Secrets) Uses(ctx context.Context, tenant string, box sandbox.ID) ([]SecretUse, error) {
+	rows, err := ss.tx.query(ctx, "SELECT variable, secret, placeholder FROM secret_uses WHERE tenant = $1 AND sandbox = $2 ORDER BY variable", tenant, string(box))
 	return collect(rows, err, func(row scanner) (u SecretUse, err error) { return u, row.Scan(&u.Variable, &u.Secret, &u.Placeholder) })
 }
 
-// SecretUsers returns the sandboxes that work with a secret and are not gone.
-func (tx *Tx) SecretUsers(ctx context.Context, tenant, name string) ([]Sandbox, error) {
-	rows, err := tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
+// Users returns the sandboxes that work with a secret and are not gone.
+func (ss Secrets) Users(ctx context.Context, tenant, name string) ([]Sandbox, error) {
+	rows, err := ss.tx.query(ctx, "SELECT "+sandboxColumns+` FROM sandboxes WHERE tenant = $1 AND state <> 'gone'
 		AND id IN (SELECT sandbox FROM secret_uses WHERE tenant = $1 AND secret = $2) ORDER BY name`, tenant, name)
 	return collect(rows, err, scanSandbox)
 }
 
-// RemoveSecret removes a secret. One that a sandbox works with is CodeConflict,
+// Remove removes a secret. One that a sandbox works with is CodeConflict,
 // unless force is set: the sandbox then goes on without it.
-func (tx *Tx) RemoveSecret(ctx context.Context, tenant, name string, force bool) error {
-	users, err := tx.SecretUsers(ctx, tenant, name)
+func (ss Secrets) Remove(ctx context.Context, tenant, name string, force bool) error {
+	users, err := ss.Users(ctx, tenant, name)
 	if err != nil {
 		return err
 	}
 	if len(users) > 0 && !force {
 		return inUse("secret", name, users)
 	}
-	n, err := tx.exec(ctx, "DELETE FROM secrets WHERE tenant = $1 AND name = $2", tenant, name)
+	n, err := ss.tx.exec(ctx, "DELETE FROM secrets WHERE tenant = $1 AND name = $2", tenant, name)
 	return oneRow(n, err, "secret", name)
 }

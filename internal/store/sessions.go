@@ -67,15 +67,22 @@ func (s *Session) columns() (text, prior string, err error) {
 	return string(data), string(p), err
 }
 
-// CreateSession records a session. A name that a living session of the tenant
+// Sessions reads and changes the sessions of tenants and the leases of their
+// groups.
+type Sessions struct{ tx *Tx }
+
+// Sessions returns the methods for sessions.
+func (tx *Tx) Sessions() Sessions { return Sessions{tx} }
+
+// Create records a session. A name that a living session of the tenant
 // has is CodeAlreadyExists.
-func (tx *Tx) CreateSession(ctx context.Context, s Session) (Session, error) {
-	s.Created, s.Updated = tx.Now(), tx.Now()
+func (ss Sessions) Create(ctx context.Context, s Session) (Session, error) {
+	s.Created, s.Updated = ss.tx.Now(), ss.tx.Now()
 	text, prior, err := s.columns()
 	if err != nil {
 		return s, err
 	}
-	n, err := tx.exec(ctx, "INSERT INTO sessions ("+sessionColumns+") VALUES ($1, $2, $3, $4, $5, $6, $7, $7) ON CONFLICT DO NOTHING",
+	n, err := ss.tx.exec(ctx, "INSERT INTO sessions ("+sessionColumns+") VALUES ($1, $2, $3, $4, $5, $6, $7, $7) ON CONFLICT DO NOTHING",
 		s.Tenant, s.ID, s.Name, s.Group, text, prior, nanos(s.Created))
 	if err == nil && n == 0 {
 		return s, &sandbox.Error{
@@ -86,50 +93,50 @@ func (tx *Tx) CreateSession(ctx context.Context, s Session) (Session, error) {
 	return s, err
 }
 
-// UpdateSession replaces what is recorded of a session, but for its id, name
+// Update replaces what is recorded of a session, but for its id, name
 // and group.
-func (tx *Tx) UpdateSession(ctx context.Context, s Session) error {
+func (ss Sessions) Update(ctx context.Context, s Session) error {
 	text, prior, err := s.columns()
 	if err != nil {
 		return err
 	}
-	n, err := tx.exec(ctx, "UPDATE sessions SET session_json = $1, prior_json = $2, updated = $3 WHERE tenant = $4 AND id = $5",
-		text, prior, nanos(tx.Now()), s.Tenant, s.ID)
+	n, err := ss.tx.exec(ctx, "UPDATE sessions SET session_json = $1, prior_json = $2, updated = $3 WHERE tenant = $4 AND id = $5",
+		text, prior, nanos(ss.tx.Now()), s.Tenant, s.ID)
 	return oneRow(n, err, "session", s.Name)
 }
 
-// Session returns a session of a tenant by its id or name.
-func (tx *Tx) Session(ctx context.Context, tenant, ref string) (Session, error) {
-	s, err := scanSession(tx.queryRow(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND (id = $2 OR name = $2) ORDER BY id = $2 DESC LIMIT 1", tenant, ref))
+// Get returns a session of a tenant by its id or name.
+func (ss Sessions) Get(ctx context.Context, tenant, ref string) (Session, error) {
+	s, err := scanSession(ss.tx.queryRow(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND (id = $2 OR name = $2) ORDER BY id = $2 DESC LIMIT 1", tenant, ref))
 	return s, missing(err, "session", ref)
 }
 
-// Sessions lists the sessions of a tenant by name.
-func (tx *Tx) Sessions(ctx context.Context, tenant string) ([]Session, error) {
-	rows, err := tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 ORDER BY name", tenant)
+// List lists the sessions of a tenant by name.
+func (ss Sessions) List(ctx context.Context, tenant string) ([]Session, error) {
+	rows, err := ss.tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 ORDER BY name", tenant)
 	return collect(rows, err, scanSession)
 }
 
-// GroupSessions lists the sessions of a group.
-func (tx *Tx) GroupSessions(ctx context.Context, tenant, group string) ([]Session, error) {
-	rows, err := tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND grp = $2 ORDER BY name", tenant, group)
+// InGroup lists the sessions of a group.
+func (ss Sessions) InGroup(ctx context.Context, tenant, group string) ([]Session, error) {
+	rows, err := ss.tx.query(ctx, "SELECT "+sessionColumns+" FROM sessions WHERE tenant = $1 AND grp = $2 ORDER BY name", tenant, group)
 	return collect(rows, err, scanSession)
 }
 
-// RemoveSession forgets a session. Its lease stays until its sandbox is ended.
-func (tx *Tx) RemoveSession(ctx context.Context, tenant, id string) error {
-	n, err := tx.exec(ctx, "DELETE FROM sessions WHERE tenant = $1 AND id = $2", tenant, id)
+// Remove forgets a session. Its lease stays until its sandbox is ended.
+func (ss Sessions) Remove(ctx context.Context, tenant, id string) error {
+	n, err := ss.tx.exec(ctx, "DELETE FROM sessions WHERE tenant = $1 AND id = $2", tenant, id)
 	return oneRow(n, err, "session", id)
 }
 
 // Lease returns the lease of a group: a cold one if nobody used it yet.
-func (tx *Tx) Lease(ctx context.Context, tenant, group string) (lease.Lease, error) {
-	return tx.lease(ctx, tenant, group, "")
+func (ss Sessions) Lease(ctx context.Context, tenant, group string) (lease.Lease, error) {
+	return ss.readLease(ctx, tenant, group, "")
 }
 
-func (tx *Tx) lease(ctx context.Context, tenant, group, lock string) (l lease.Lease, err error) {
+func (ss Sessions) readLease(ctx context.Context, tenant, group, lock string) (l lease.Lease, err error) {
 	var text string
-	err = tx.queryRow(ctx, "SELECT lease_json FROM leases WHERE tenant = $1 AND grp = $2"+lock, tenant, group).Scan(&text)
+	err = ss.tx.queryRow(ctx, "SELECT lease_json FROM leases WHERE tenant = $1 AND grp = $2"+lock, tenant, group).Scan(&text)
 	if sandbox.CodeOf(missing(err, "lease", group)) == sandbox.CodeNotFound {
 		return lease.Lease{Group: group, State: lease.Cold}, nil
 	}
@@ -141,21 +148,21 @@ func (tx *Tx) lease(ctx context.Context, tenant, group, lock string) (l lease.Le
 
 // ApplyLease carries out an operation on the lease of a group and stores the
 // result. What it metered is added to the usage of the labels given.
-func (tx *Tx) ApplyLease(ctx context.Context, tenant, group string, op lease.Op, cfg lease.Config, labels map[string]string) (lease.Lease, lease.Effect, error) {
+func (ss Sessions) ApplyLease(ctx context.Context, tenant, group string, op lease.Op, cfg lease.Config, labels map[string]string) (lease.Lease, lease.Effect, error) {
 	// The row is made first, so that two callers wait for each other.
 	empty, err := json.Marshal(lease.Lease{Group: group, State: lease.Cold})
 	if err != nil {
 		return lease.Lease{}, lease.Effect{}, err
 	}
-	if _, err := tx.exec(ctx, "INSERT INTO leases (tenant, grp, state, lease_json, updated) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
-		tenant, group, string(lease.Cold), string(empty), nanos(tx.Now())); err != nil {
+	if _, err := ss.tx.exec(ctx, "INSERT INTO leases (tenant, grp, state, lease_json, updated) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING",
+		tenant, group, string(lease.Cold), string(empty), nanos(ss.tx.Now())); err != nil {
 		return lease.Lease{}, lease.Effect{}, err
 	}
-	before, err := tx.lease(ctx, tenant, group, tx.s.dialect.forUpdate())
+	before, err := ss.readLease(ctx, tenant, group, ss.tx.s.dialect.forUpdate())
 	if err != nil {
 		return before, lease.Effect{}, err
 	}
-	after, effect, err := lease.Apply(before, op, cfg, tx.Now())
+	after, effect, err := lease.Apply(before, op, cfg, ss.tx.Now())
 	if err != nil || !effect.Done {
 		return before, effect, err
 	}
@@ -163,12 +170,12 @@ func (tx *Tx) ApplyLease(ctx context.Context, tenant, group string, op lease.Op,
 	if err != nil {
 		return before, effect, err
 	}
-	if _, err := tx.exec(ctx, "UPDATE leases SET state = $1, lease_json = $2, updated = $3 WHERE tenant = $4 AND grp = $5",
-		string(after.State), string(data), nanos(tx.Now()), tenant, group); err != nil {
+	if _, err := ss.tx.exec(ctx, "UPDATE leases SET state = $1, lease_json = $2, updated = $3 WHERE tenant = $4 AND grp = $5",
+		string(after.State), string(data), nanos(ss.tx.Now()), tenant, group); err != nil {
 		return before, effect, err
 	}
 	if effect.Warm > 0 {
-		err = tx.addWarmTime(ctx, WarmTime{Tenant: tenant, Group: group, Provider: before.Provider, Labels: labels, Hour: tx.Now().Truncate(time.Hour), Warm: effect.Warm})
+		err = ss.addWarmTime(ctx, WarmTime{Tenant: tenant, Group: group, Provider: before.Provider, Labels: labels, Hour: ss.tx.Now().Truncate(time.Hour), Warm: effect.Warm})
 	}
 	return after, effect, err
 }
@@ -181,20 +188,20 @@ type WarmTime struct {
 	Warm                    time.Duration
 }
 
-func (tx *Tx) addWarmTime(ctx context.Context, u WarmTime) error {
+func (ss Sessions) addWarmTime(ctx context.Context, u WarmTime) error {
 	labels, err := marshalLabels(u.Labels)
 	if err != nil {
 		return err
 	}
-	_, err = tx.exec(ctx, `INSERT INTO warm_time (tenant, grp, provider, labels_json, hour, warm) VALUES ($1, $2, $3, $4, $5, $6)
+	_, err = ss.tx.exec(ctx, `INSERT INTO warm_time (tenant, grp, provider, labels_json, hour, warm) VALUES ($1, $2, $3, $4, $5, $6)
 		ON CONFLICT (tenant, grp, provider, labels_json, hour) DO UPDATE SET warm = warm_time.warm + excluded.warm`,
 		u.Tenant, u.Group, u.Provider, labels, nanos(u.Hour), int64(u.Warm))
 	return err
 }
 
 // WarmTimes lists how long groups of a tenant had a sandbox in the hours from (included) to (excluded).
-func (tx *Tx) WarmTimes(ctx context.Context, tenant string, from, to time.Time) ([]WarmTime, error) {
-	rows, err := tx.query(ctx, "SELECT tenant, grp, provider, labels_json, hour, warm FROM warm_time WHERE tenant = $1 AND hour >= $2 AND hour < $3 ORDER BY hour, grp",
+func (ss Sessions) WarmTimes(ctx context.Context, tenant string, from, to time.Time) ([]WarmTime, error) {
+	rows, err := ss.tx.query(ctx, "SELECT tenant, grp, provider, labels_json, hour, warm FROM warm_time WHERE tenant = $1 AND hour >= $2 AND hour < $3 ORDER BY hour, grp",
 		tenant, nanos(from), nanos(to))
 	return collect(rows, err, func(row scanner) (u WarmTime, err error) {
 		var labels string
@@ -210,12 +217,12 @@ func (tx *Tx) WarmTimes(ctx context.Context, tenant string, from, to time.Time) 
 // ForgetLease makes the lease of a group cold, once its sandbox is ended. Its
 // counters go on, unless it is removed because nobody can have that group again:
 // attempts and epochs are never used twice.
-func (tx *Tx) ForgetLease(ctx context.Context, tenant, group string, remove bool) error {
+func (ss Sessions) ForgetLease(ctx context.Context, tenant, group string, remove bool) error {
 	if remove {
-		_, err := tx.exec(ctx, "DELETE FROM leases WHERE tenant = $1 AND grp = $2", tenant, group)
+		_, err := ss.tx.exec(ctx, "DELETE FROM leases WHERE tenant = $1 AND grp = $2", tenant, group)
 		return err
 	}
-	l, err := tx.lease(ctx, tenant, group, tx.s.dialect.forUpdate())
+	l, err := ss.readLease(ctx, tenant, group, ss.tx.s.dialect.forUpdate())
 	if err != nil {
 		return err
 	}
@@ -223,15 +230,15 @@ func (tx *Tx) ForgetLease(ctx context.Context, tenant, group string, remove bool
 	if err != nil {
 		return err
 	}
-	_, err = tx.exec(ctx, "UPDATE leases SET state = $1, lease_json = $2, updated = $3 WHERE tenant = $4 AND grp = $5",
-		string(lease.Cold), string(data), nanos(tx.Now()), tenant, group)
+	_, err = ss.tx.exec(ctx, "UPDATE leases SET state = $1, lease_json = $2, updated = $3 WHERE tenant = $4 AND grp = $5",
+		string(lease.Cold), string(data), nanos(ss.tx.Now()), tenant, group)
 	return err
 }
 
 // LeaseOf returns the lease of a tenant that names a sandbox, CodeNotFound if
 // none does.
-func (tx *Tx) LeaseOf(ctx context.Context, tenant string, id sandbox.ID) (lease.Lease, error) {
-	rows, err := tx.query(ctx, "SELECT lease_json FROM leases WHERE tenant = $1", tenant)
+func (ss Sessions) LeaseOf(ctx context.Context, tenant string, id sandbox.ID) (lease.Lease, error) {
+	rows, err := ss.tx.query(ctx, "SELECT lease_json FROM leases WHERE tenant = $1", tenant)
 	all, err := collect(rows, err, func(row scanner) (l lease.Lease, err error) {
 		var text string
 		if err := row.Scan(&text); err != nil {

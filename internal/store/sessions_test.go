@@ -16,14 +16,14 @@ import (
 
 func withTenant(t *testing.T, s *store.Store) {
 	t.Helper()
-	if _, err := store.Write(t.Context(), s, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(t.Context(), "acme") }); err != nil {
+	if _, err := store.Write(t.Context(), s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(t.Context(), "acme") }); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func applyLease(ctx context.Context, s *store.Store, op lease.Op) (l lease.Lease, effect lease.Effect, err error) {
 	err = s.Update(ctx, func(tx *store.Tx) (err error) {
-		l, effect, err = tx.ApplyLease(ctx, "acme", "g", op, lease.Default(), map[string]string{"team": "a"})
+		l, effect, err = tx.Sessions().ApplyLease(ctx, "acme", "g", op, lease.Default(), map[string]string{"team": "a"})
 		return err
 	})
 	return l, effect, err
@@ -38,30 +38,30 @@ func TestSessions(t *testing.T) {
 			ID: "se-1", Name: "agent", Group: "g", Spec: sandbox.Spec{Image: "debian"}, Labels: map[string]string{"team": "a"},
 		}}
 		for i, code := range []sandbox.Code{"", sandbox.CodeAlreadyExists} {
-			err := s.Update(ctx, func(tx *store.Tx) error { _, err := tx.CreateSession(ctx, want); return err })
+			err := s.Update(ctx, func(tx *store.Tx) error { _, err := tx.Sessions().Create(ctx, want); return err })
 			if sandbox.CodeOf(err) != code {
 				t.Fatalf("creation %d: %v", i, err)
 			}
 		}
 		for _, ref := range []string{"se-1", "agent"} {
-			got, err := store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Session(ctx, "acme", ref) })
+			got, err := store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, "acme", ref) })
 			if err != nil || got.Spec.Image != "debian" || got.Prior == nil || got.Prior.Backend != "docker" || got.Labels["team"] != "a" || got.Created.IsZero() {
 				t.Errorf("%s: %+v, %v", ref, got, err)
 			}
 		}
 		want.Prior, want.Receipt = nil, &sandbox.Receipt{Outcome: sandbox.OutcomeCreated}
-		if err := s.Update(ctx, func(tx *store.Tx) error { return tx.UpdateSession(ctx, want) }); err != nil {
+		if err := s.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().Update(ctx, want) }); err != nil {
 			t.Fatal(err)
 		}
-		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions(ctx, "acme") })
+		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().List(ctx, "acme") })
 		if err != nil || len(all) != 1 || all[0].Prior != nil || all[0].Receipt.Outcome != sandbox.OutcomeCreated {
 			t.Errorf("%+v, %v", all, err)
 		}
-		_, err = store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Session(ctx, "other", "agent") })
+		_, err = store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, "other", "agent") })
 		if sandbox.CodeOf(err) != sandbox.CodeNotFound {
 			t.Errorf("another tenant: %v", err)
 		}
-		if err := s.Update(ctx, func(tx *store.Tx) error { return tx.RemoveSession(ctx, "acme", "se-1") }); err != nil {
+		if err := s.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().Remove(ctx, "acme", "se-1") }); err != nil {
 			t.Error(err)
 		}
 	})
@@ -88,7 +88,7 @@ func TestRB53Leases(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		l, err := store.Read(ctx, stores[1], func(tx *store.Tx) (lease.Lease, error) { return tx.Lease(ctx, "acme", "g") })
+		l, err := store.Read(ctx, stores[1], func(tx *store.Tx) (lease.Lease, error) { return tx.Sessions().Lease(ctx, "acme", "g") })
 		if err != nil || roles[lease.Spawner] != 1 || roles[lease.Attached] != 49 || len(l.Holders) != 50 {
 			t.Fatalf("%v, %d holders, %v; want 1 spawner, 49 attached, 50 holders", roles, len(l.Holders), err)
 		}
@@ -131,7 +131,7 @@ func TestRB59WarmTime(t *testing.T) {
 			}
 		}
 		used, err := store.Read(t.Context(), s, func(tx *store.Tx) ([]store.WarmTime, error) {
-			return tx.WarmTimes(t.Context(), "acme", now.Add(-24*time.Hour), now.Add(time.Hour))
+			return tx.Sessions().WarmTimes(t.Context(), "acme", now.Add(-24*time.Hour), now.Add(time.Hour))
 		})
 		total := time.Duration(0)
 		for _, u := range used {

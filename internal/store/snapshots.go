@@ -64,25 +64,32 @@ func scanSnapshot(row scanner) (s Snapshot, err error) {
 	return s, err
 }
 
-// CreateSnapshot records a snapshot of a tenant that is about to be written. A
+// Snapshots reads and changes the records of tenants' snapshots and of the
+// archives that hold them.
+type Snapshots struct{ tx *Tx }
+
+// Snapshots returns the methods for snapshots.
+func (tx *Tx) Snapshots() Snapshots { return Snapshots{tx} }
+
+// Create records a snapshot of a tenant that is about to be written. A
 // taken name is CodeAlreadyExists, a full quota CodeExhausted; neither keeps
 // one with an Owner from being made.
-func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Snapshot, error) {
-	t, err := tx.LockTenant(ctx, tenant)
+func (ss Snapshots) Create(ctx context.Context, tenant string, s Snapshot) (Snapshot, error) {
+	t, err := ss.tx.Tenants().Lock(ctx, tenant)
 	if err != nil {
 		return s, err
 	}
 	if s.Owner == "" {
-		if err := tx.maySnapshot(ctx, &t, &s); err != nil {
+		if err := ss.allowed(ctx, &t, &s); err != nil {
 			return s, err
 		}
 	}
-	s.Tenant, s.Created = tenant, tx.Now()
+	s.Tenant, s.Created = tenant, ss.tx.Now()
 	docs, err := encode(&Sandbox{Summary: Summary{Sandbox: sandbox.Sandbox{Labels: s.Labels}}, Spec: s.Spec})
 	if err != nil {
 		return s, err
 	}
-	_, err = tx.exec(ctx, "INSERT INTO snapshots ("+snapshotColumns+`)
+	_, err = ss.tx.exec(ctx, "INSERT INTO snapshots ("+snapshotColumns+`)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)`,
 		s.ID, tenant, s.Name, string(s.Owner), flag(s.Ready), flag(s.Memory), s.Engine, s.Size, string(s.Parent), s.ParentName,
 		s.Provider, s.Node, s.Image, docs.labels, docs.spec, nanos(s.Created), s.Ref, s.Binding)
@@ -90,7 +97,7 @@ func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Sn
 		return s, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Labels)) {
-		if _, err := tx.exec(ctx, "INSERT INTO snapshot_labels (snapshot, tenant, name, value) VALUES ($1, $2, $3, $4)",
+		if _, err := ss.tx.exec(ctx, "INSERT INTO snapshot_labels (snapshot, tenant, name, value) VALUES ($1, $2, $3, $4)",
 			s.ID, tenant, name, s.Labels[name]); err != nil {
 			return s, err
 		}
@@ -98,8 +105,8 @@ func (tx *Tx) CreateSnapshot(ctx context.Context, tenant string, s Snapshot) (Sn
 	return s, nil
 }
 
-// maySnapshot checks what stands in the way of a named snapshot.
-func (tx *Tx) maySnapshot(ctx context.Context, t *Tenant, s *Snapshot) error {
+// allowed checks what stands in the way of a named snapshot.
+func (ss Snapshots) allowed(ctx context.Context, t *Tenant, s *Snapshot) error {
 	if err := sandbox.ValidateName(s.Name); err != nil {
 		return err
 	}
@@ -110,7 +117,7 @@ func (tx *Tx) maySnapshot(ctx context.Context, t *Tenant, s *Snapshot) error {
 		return fail(sandbox.CodeDenied, t.ID, "the tenant is disabled")
 	}
 	var taken int
-	if err := tx.queryRow(ctx, "SELECT COUNT(*) FROM snapshots WHERE tenant = $1 AND (name = $2 OR id = $2)", t.ID, s.Name).Scan(&taken); err != nil {
+	if err := ss.tx.queryRow(ctx, "SELECT COUNT(*) FROM snapshots WHERE tenant = $1 AND (name = $2 OR id = $2)", t.ID, s.Name).Scan(&taken); err != nil {
 		return err
 	}
 	if taken > 0 {
@@ -122,26 +129,26 @@ func (tx *Tx) maySnapshot(ctx context.Context, t *Tenant, s *Snapshot) error {
 	if t.Limits == (sandbox.Limits{}) {
 		return nil
 	}
-	used, err := tx.Usage(ctx, t.ID)
+	used, err := ss.tx.Tenants().Usage(ctx, t.ID)
 	if err != nil {
 		return err
 	}
 	return quota.CheckSnapshot(t.Limits, used, 0)
 }
 
-// FinishSnapshot records that the bytes of a snapshot are there. It is
+// Finish records that the bytes of a snapshot are there. It is
 // CodeExhausted if a named one does not fit into the tenant's quota.
-func (tx *Tx) FinishSnapshot(ctx context.Context, tenant, id string, got Taken) error {
-	t, err := tx.LockTenant(ctx, tenant)
+func (ss Snapshots) Finish(ctx context.Context, tenant, id string, got Taken) error {
+	t, err := ss.tx.Tenants().Lock(ctx, tenant)
 	if err != nil {
 		return err
 	}
-	s, err := tx.snapshot(ctx, "s.tenant = $1 AND s.id = $2", tenant, id)
+	s, err := ss.get(ctx, "s.tenant = $1 AND s.id = $2", tenant, id)
 	if err != nil {
 		return err
 	}
 	if t.Limits.SnapshotBytes > 0 && s.Owner == "" {
-		used, err := tx.Usage(ctx, tenant)
+		used, err := ss.tx.Tenants().Usage(ctx, tenant)
 		if err != nil {
 			return err
 		}
@@ -151,32 +158,32 @@ func (tx *Tx) FinishSnapshot(ctx context.Context, tenant, id string, got Taken) 
 			return err
 		}
 	}
-	n, err := tx.exec(ctx, "UPDATE snapshots SET ready = 1, memory = $1, engine = $2, size = $3, ref_json = $4 WHERE tenant = $5 AND id = $6",
+	n, err := ss.tx.exec(ctx, "UPDATE snapshots SET ready = 1, memory = $1, engine = $2, size = $3, ref_json = $4 WHERE tenant = $5 AND id = $6",
 		flag(got.Memory), got.Engine, got.Size, got.Ref, tenant, id)
 	return oneRow(n, err, "snapshot", id)
 }
 
-// MoveSnapshot records that the bytes of a snapshot are under another reference
+// Move records that the bytes of a snapshot are under another reference
 // of another binding of its provider.
-func (tx *Tx) MoveSnapshot(ctx context.Context, tenant, id, binding, ref string) error {
-	n, err := tx.exec(ctx, "UPDATE snapshots SET binding = $1, ref_json = $2 WHERE tenant = $3 AND id = $4", binding, ref, tenant, id)
+func (ss Snapshots) Move(ctx context.Context, tenant, id, binding, ref string) error {
+	n, err := ss.tx.exec(ctx, "UPDATE snapshots SET binding = $1, ref_json = $2 WHERE tenant = $3 AND id = $4", binding, ref, tenant, id)
 	return oneRow(n, err, "snapshot", id)
 }
 
-func (tx *Tx) snapshot(ctx context.Context, where string, tenant, ref string) (Snapshot, error) {
-	s, err := scanSnapshot(tx.queryRow(ctx, snapshotQuery+where, tenant, ref))
+func (ss Snapshots) get(ctx context.Context, where string, tenant, ref string) (Snapshot, error) {
+	s, err := scanSnapshot(ss.tx.queryRow(ctx, snapshotQuery+where, tenant, ref))
 	return s, missing(err, "snapshot", ref)
 }
 
-// Snapshot returns a named snapshot of a tenant, by name or id. One that is
+// Get returns a named snapshot of a tenant, by name or id. One that is
 // not there, or is another tenant's, is CodeNotFound.
-func (tx *Tx) Snapshot(ctx context.Context, tenant, ref string) (Snapshot, error) {
-	return tx.snapshot(ctx, "s.tenant = $1 AND s.owner = '' AND (s.name = $2 OR s.id = $2)", tenant, ref)
+func (ss Snapshots) Get(ctx context.Context, tenant, ref string) (Snapshot, error) {
+	return ss.get(ctx, "s.tenant = $1 AND s.owner = '' AND (s.name = $2 OR s.id = $2)", tenant, ref)
 }
 
-// Snapshots lists a tenant's named snapshots with all of the labels, newest
-// first, as [Tx.Sandboxes] lists sandboxes.
-func (tx *Tx) Snapshots(ctx context.Context, tenant string, labels map[string]string, p Page) (all []Snapshot, next string, err error) {
+// List lists a tenant's named snapshots with all of the labels, newest
+// first, as [Sandboxes.List] lists sandboxes.
+func (ss Snapshots) List(ctx context.Context, tenant string, labels map[string]string, p Page) (all []Snapshot, next string, err error) {
 	limit, err := p.limit()
 	if err != nil {
 		return nil, "", err
@@ -193,7 +200,7 @@ func (tx *Tx) Snapshots(ctx context.Context, tenant string, labels map[string]st
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		q.add("s.id IN (SELECT snapshot FROM snapshot_labels WHERE tenant = ? AND name = ? AND value = ?)", tenant, name, labels[name])
 	}
-	rows, err := tx.query(ctx, snapshotQuery+q.String()+" ORDER BY s.created DESC, s.id DESC LIMIT "+strconv.Itoa(limit+1), q.args...)
+	rows, err := ss.tx.query(ctx, snapshotQuery+q.String()+" ORDER BY s.created DESC, s.id DESC LIMIT "+strconv.Itoa(limit+1), q.args...)
 	all, err = collect(rows, err, scanSnapshot)
 	if err != nil || len(all) <= limit {
 		return all, "", err
@@ -202,9 +209,9 @@ func (tx *Tx) Snapshots(ctx context.Context, tenant string, labels map[string]st
 	return all[:limit], formatCursor(nanos(last.Created), last.ID), nil
 }
 
-// DeleteSnapshot forgets a snapshot. One that is not there is success.
-func (tx *Tx) DeleteSnapshot(ctx context.Context, tenant, id string) error {
-	_, err := tx.exec(ctx, "DELETE FROM snapshots WHERE tenant = $1 AND id = $2", tenant, id)
+// Delete forgets a snapshot. One that is not there is success.
+func (ss Snapshots) Delete(ctx context.Context, tenant, id string) error {
+	_, err := ss.tx.exec(ctx, "DELETE FROM snapshots WHERE tenant = $1 AND id = $2", tenant, id)
 	return err
 }
 

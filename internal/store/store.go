@@ -8,9 +8,10 @@
 // its own sandboxes. The differences are in the files sqlite.go and
 // postgres.go, and one suite of tests runs against both.
 //
-// All work is done in transactions, by [Store.View] and [Store.Update]. Every
-// query about a tenant's objects contains the tenant's name. Operations that
-// cross tenants are methods of [Operator].
+// All work is done in transactions, by [Store.View] and [Store.Update]. The
+// methods for one kind of object are on a type of their own, such as
+// [Sandboxes], which [Tx] returns. Every query about a tenant's objects contains
+// the tenant's name. Operations that cross tenants are methods of [Operator].
 //
 // No secret is stored: values of environment variables are dropped, keys of
 // callers and idempotency keys are stored as hashes. Errors are
@@ -128,8 +129,8 @@ func (s *Store) Ping(ctx context.Context) error {
 	})
 }
 
-// Tx is a transaction. It belongs to one goroutine and ends with the function
-// that got it.
+// Tx is a transaction. It and what its methods return, such as [Sandboxes],
+// belong to one goroutine and end with the function that got it.
 type Tx struct {
 	s         *Store
 	tx        *sql.Tx

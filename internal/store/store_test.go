@@ -56,7 +56,7 @@ func tenants(t *testing.T, s *store.Store, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		ok(t, s.Update(context.Background(), func(tx *store.Tx) error {
-			_, err := tx.EnsureTenant(context.Background(), name)
+			_, err := tx.Tenants().Ensure(context.Background(), name)
 			return err
 		}))
 	}
@@ -69,7 +69,7 @@ func box(name string) store.Sandbox {
 func create(s *store.Store, tenant string, b store.Sandbox, c store.Create) (out store.Sandbox, replayed bool, err error) {
 	ctx := context.Background()
 	err = s.Update(ctx, func(tx *store.Tx) (err error) {
-		out, replayed, err = tx.CreateSandbox(ctx, tenant, b, c)
+		out, replayed, err = tx.Sandboxes().Create(ctx, tenant, b, c)
 		return err
 	})
 	return out, replayed, err
@@ -84,13 +84,13 @@ func mustCreate(t *testing.T, s *store.Store, tenant string, b store.Sandbox) st
 
 func get(s *store.Store, tenant string, id sandbox.ID) (store.Sandbox, error) {
 	return store.Read(context.Background(), s, func(tx *store.Tx) (store.Sandbox, error) {
-		return tx.Sandbox(context.Background(), tenant, id)
+		return tx.Sandboxes().Get(context.Background(), tenant, id)
 	})
 }
 
 func update(s *store.Store, tenant string, id sandbox.ID, want store.Expect, change func(*store.Sandbox)) (store.Sandbox, error) {
 	return store.Write(context.Background(), s, func(tx *store.Tx) (store.Sandbox, error) {
-		return tx.UpdateSandbox(context.Background(), tenant, id, want, change)
+		return tx.Sandboxes().Update(context.Background(), tenant, id, want, change)
 	})
 }
 
@@ -125,7 +125,9 @@ func TestCreateAndGet(t *testing.T) {
 		if got.State != sandbox.Creating || got.Version != 1 || got.Image != "host" || !got.Created.Equal(clk.now()) {
 			t.Errorf("wrong beginnings: %+v", got)
 		}
-		byName, err := store.Read(context.Background(), s, func(tx *store.Tx) (store.Sandbox, error) { return tx.Find(context.Background(), "acme", "web") })
+		byName, err := store.Read(context.Background(), s, func(tx *store.Tx) (store.Sandbox, error) {
+			return tx.Sandboxes().Find(context.Background(), "acme", "web")
+		})
 		ok(t, err)
 		if byName.ID != "id-web" {
 			t.Errorf("the name leads to %s", byName.ID)
@@ -277,7 +279,7 @@ func TestTenantsAreIsolated(t *testing.T) {
 		}
 		_, err := update(s, "rival", "id-web", store.Expect{}, setState(sandbox.Gone))
 		wantCode(t, err, sandbox.CodeNotFound)
-		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, "rival", "id-web", tx.Now()) }), sandbox.CodeNotFound)
+		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, "rival", "id-web", tx.Now()) }), sandbox.CodeNotFound)
 
 		acme := listAll(t, s, "acme", store.Filter{}, 10)
 		rival := listAll(t, s, "rival", store.Filter{}, 10)
@@ -362,7 +364,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 		committed := false
 		err := s.Update(ctx, func(tx *store.Tx) error {
 			tx.OnCommit(func() { committed = true })
-			if _, _, err := tx.CreateSandbox(ctx, "acme", box("web"), store.Create{IdempotencyKey: "k"}); err != nil {
+			if _, _, err := tx.Sandboxes().Create(ctx, "acme", box("web"), store.Create{IdempotencyKey: "k"}); err != nil {
 				return err
 			}
 			return boom
@@ -400,7 +402,7 @@ func TestBadInput(t *testing.T) {
 		}
 		ctx := context.Background()
 		for _, name := range []string{"", "A", "a/b", "a\x00", strings.Repeat("a", 64)} {
-			wantCode(t, s.Update(ctx, func(tx *store.Tx) error { _, err := tx.EnsureTenant(ctx, name); return err }), sandbox.CodeInvalid)
+			wantCode(t, s.Update(ctx, func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, name); return err }), sandbox.CodeInvalid)
 		}
 	})
 }
@@ -471,7 +473,7 @@ func TestCanceled(t *testing.T) {
 				err := do(ctx, func(tx *store.Tx) error {
 					if name == "update" {
 						// The context may end already here.
-						if _, _, err := tx.CreateSandbox(ctx, "acme", box("web"), store.Create{}); err != nil {
+						if _, _, err := tx.Sandboxes().Create(ctx, "acme", box("web"), store.Create{}); err != nil {
 							return err
 						}
 					}

@@ -24,9 +24,15 @@ func scanTemplate(row scanner) (t Template, err error) {
 	return t, err
 }
 
-// SetTemplate records a template; the name moves if it is taken.
-func (tx *Tx) SetTemplate(ctx context.Context, t Template) error {
-	_, err := tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+// Templates reads and changes the templates of tenants.
+type Templates struct{ tx *Tx }
+
+// Templates returns the methods for templates.
+func (tx *Tx) Templates() Templates { return Templates{tx} }
+
+// Set records a template; the name moves if it is taken.
+func (ts Templates) Set(ctx context.Context, t Template) error {
+	_, err := ts.tx.exec(ctx, "INSERT INTO templates ("+templateColumns+`) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
 		ON CONFLICT (tenant, name, tag) DO UPDATE SET image = excluded.image, base = excluded.base, size = excluded.size,
 			steps = excluded.steps, created = excluded.created, build = excluded.build,
 			cpus = excluded.cpus, memory = excluded.memory,
@@ -35,22 +41,22 @@ func (tx *Tx) SetTemplate(ctx context.Context, t Template) error {
 	return err
 }
 
-// Template returns a template of a tenant; another's is CodeNotFound.
-func (tx *Tx) Template(ctx context.Context, tenant, name, tag string) (Template, error) {
-	t, err := scanTemplate(tx.queryRow(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag))
+// Get returns a template of a tenant; another's is CodeNotFound.
+func (ts Templates) Get(ctx context.Context, tenant, name, tag string) (Template, error) {
+	t, err := scanTemplate(ts.tx.queryRow(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag))
 	return t, missing(err, "template", name+":"+tag)
 }
 
-// Templates lists the templates of a tenant by name and tag.
-func (tx *Tx) Templates(ctx context.Context, tenant string) ([]Template, error) {
-	rows, err := tx.query(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 ORDER BY name, tag", tenant)
+// List lists the templates of a tenant by name and tag.
+func (ts Templates) List(ctx context.Context, tenant string) ([]Template, error) {
+	rows, err := ts.tx.query(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 ORDER BY name, tag", tenant)
 	return collect(rows, err, scanTemplate)
 }
 
-// TemplateSnapshots returns the set of snapshots that templates of a tenant are
+// Snapshots returns the set of snapshots that templates of a tenant are
 // made from.
-func (tx *Tx) TemplateSnapshots(ctx context.Context, tenant string) (map[string]bool, error) {
-	all, err := tx.Templates(ctx, tenant)
+func (ts Templates) Snapshots(ctx context.Context, tenant string) (map[string]bool, error) {
+	all, err := ts.List(ctx, tenant)
 	used := map[string]bool{}
 	for _, t := range all {
 		used[t.Snapshot] = true
@@ -58,8 +64,8 @@ func (tx *Tx) TemplateSnapshots(ctx context.Context, tenant string) (map[string]
 	return used, err
 }
 
-// RemoveTemplate forgets a name. One that is not the tenant's is CodeNotFound.
-func (tx *Tx) RemoveTemplate(ctx context.Context, tenant, name, tag string) error {
-	n, err := tx.exec(ctx, "DELETE FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag)
+// Remove forgets a name. One that is not the tenant's is CodeNotFound.
+func (ts Templates) Remove(ctx context.Context, tenant, name, tag string) error {
+	n, err := ts.tx.exec(ctx, "DELETE FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag)
 	return oneRow(n, err, "template", name+":"+tag)
 }

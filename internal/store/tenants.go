@@ -9,7 +9,7 @@ import (
 
 // Tenant is one customer of the daemon. Nothing of one reaches another.
 type Tenant struct {
-	sandbox.Tenant       // without Usage, which [Tx.Usage] counts
+	sandbox.Tenant       // without Usage, which [Tenants.Usage] counts
 	Version        int64 // raised by every change
 }
 
@@ -25,33 +25,39 @@ func scanTenant(row scanner) (t Tenant, err error) {
 	return t, json.Unmarshal(limits, &t.Limits)
 }
 
-// Tenant returns a tenant; an unknown one is CodeNotFound.
-func (tx *Tx) Tenant(ctx context.Context, tenant string) (Tenant, error) {
-	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1", tenant))
+// Tenants reads and changes tenants, their limits and their API keys.
+type Tenants struct{ tx *Tx }
+
+// Tenants returns the methods for tenants.
+func (tx *Tx) Tenants() Tenants { return Tenants{tx} }
+
+// Get returns a tenant; an unknown one is CodeNotFound.
+func (ts Tenants) Get(ctx context.Context, tenant string) (Tenant, error) {
+	t, err := scanTenant(ts.tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1", tenant))
 	return t, missing(err, "tenant", tenant)
 }
 
-// LockTenant is Tenant, and lets nobody else change what depends on the
+// Lock is Get, and lets nobody else change what depends on the
 // tenant as a whole until the transaction ends.
-func (tx *Tx) LockTenant(ctx context.Context, tenant string) (Tenant, error) {
-	t, err := scanTenant(tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1"+tx.s.dialect.forUpdate(), tenant))
+func (ts Tenants) Lock(ctx context.Context, tenant string) (Tenant, error) {
+	t, err := scanTenant(ts.tx.queryRow(ctx, "SELECT "+tenantColumns+" FROM tenants WHERE id = $1"+ts.tx.s.dialect.forUpdate(), tenant))
 	return t, missing(err, "tenant", tenant)
 }
 
-// EnsureTenant returns a tenant, and makes it first if it is missing.
-func (tx *Tx) EnsureTenant(ctx context.Context, tenant string) (Tenant, error) {
+// Ensure returns a tenant, and makes it first if it is missing.
+func (ts Tenants) Ensure(ctx context.Context, tenant string) (Tenant, error) {
 	if err := sandbox.ValidateName(tenant); err != nil {
 		return Tenant{}, fail(sandbox.CodeInvalid, "tenant", "%q is not the name of a tenant", clip(tenant))
 	}
-	_, err := tx.exec(ctx, "INSERT INTO tenants (id, created) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING", tenant, nanos(tx.Now()))
+	_, err := ts.tx.exec(ctx, "INSERT INTO tenants (id, created) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING", tenant, nanos(ts.tx.Now()))
 	if err != nil {
 		return Tenant{}, err
 	}
-	return tx.Tenant(ctx, tenant)
+	return ts.Get(ctx, tenant)
 }
 
 // SetLimits changes what a tenant may use. Existing usage is not affected.
-func (tx *Tx) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) error {
+func (ts Tenants) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) error {
 	if err := l.Validate(); err != nil {
 		return err
 	}
@@ -59,18 +65,18 @@ func (tx *Tx) SetLimits(ctx context.Context, tenant string, l sandbox.Limits) er
 	if err != nil {
 		return err
 	}
-	n, err := tx.exec(ctx, "UPDATE tenants SET limits_json = $1, version = version + 1 WHERE id = $2", string(doc), tenant)
+	n, err := ts.tx.exec(ctx, "UPDATE tenants SET limits_json = $1, version = version + 1 WHERE id = $2", string(doc), tenant)
 	return oneRow(n, err, "tenant", tenant)
 }
 
-// DisableTenant refuses the tenant's keys and new sandboxes from now on, or
+// Disable refuses the tenant's keys and new sandboxes from now on, or
 // allows them again. Its sandboxes are left alone.
-func (tx *Tx) DisableTenant(ctx context.Context, tenant string, disabled bool) error {
+func (ts Tenants) Disable(ctx context.Context, tenant string, disabled bool) error {
 	var at int64
 	if disabled {
-		at = nanos(tx.Now())
+		at = nanos(ts.tx.Now())
 	}
-	n, err := tx.exec(ctx, "UPDATE tenants SET disabled = $1, version = version + 1 WHERE id = $2", at, tenant)
+	n, err := ts.tx.exec(ctx, "UPDATE tenants SET disabled = $1, version = version + 1 WHERE id = $2", at, tenant)
 	return oneRow(n, err, "tenant", tenant)
 }
 
@@ -79,8 +85,8 @@ func (tx *Tx) DisableTenant(ctx context.Context, tenant string, disabled bool) e
 const holding = "(state IN ('creating', 'running', 'pausing', 'paused', 'resuming', 'lost') AND pause <> 'disk')"
 
 // Usage counts what a tenant uses.
-func (tx *Tx) Usage(ctx context.Context, tenant string) (u sandbox.TenantUsage, err error) {
-	err = tx.queryRow(ctx, `SELECT COUNT(*),
+func (ts Tenants) Usage(ctx context.Context, tenant string) (u sandbox.TenantUsage, err error) {
+	err = ts.tx.queryRow(ctx, `SELECT COUNT(*),
 		CAST(COALESCE(SUM(CASE WHEN cpus > 0 AND `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
 		CAST(COALESCE(SUM(CASE WHEN memory > 0 AND `+holding+` THEN memory END), 0) AS BIGINT),
 		CAST(COALESCE(SUM(CASE WHEN disk > 0 THEN disk END), 0) AS BIGINT)
@@ -88,7 +94,7 @@ func (tx *Tx) Usage(ctx context.Context, tenant string) (u sandbox.TenantUsage, 
 	if err != nil {
 		return u, err
 	}
-	err = tx.queryRow(ctx, `SELECT COUNT(CASE WHEN name <> '' THEN 1 END), CAST(COALESCE(SUM(size), 0) AS BIGINT)
+	err = ts.tx.queryRow(ctx, `SELECT COUNT(CASE WHEN name <> '' THEN 1 END), CAST(COALESCE(SUM(size), 0) AS BIGINT)
 		FROM snapshots WHERE tenant = $1`, tenant).Scan(&u.Snapshots, &u.SnapshotBytes)
 	return u, err
 }

@@ -38,33 +38,40 @@ func scanAttachment(row scanner) (a Attachment, err error) {
 	return a, err
 }
 
-// AddWorkspace records a workspace, whose ID must be new. A name that the
+// Workspaces reads and changes the workspaces of tenants and their attachments to
+// sandboxes.
+type Workspaces struct{ tx *Tx }
+
+// Workspaces returns the methods for workspaces.
+func (tx *Tx) Workspaces() Workspaces { return Workspaces{tx} }
+
+// Add records a workspace, whose ID must be new. A name that the
 // tenant has already is CodeAlreadyExists, and so is a bucket that another of its
 // workspaces is.
-func (tx *Tx) AddWorkspace(ctx context.Context, w Workspace) error {
-	n, err := tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created, bucket) VALUES ($1, $2, $3, $4, $5, $6, $7)
-		ON CONFLICT DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(tx.Now()), w.Bucket)
+func (ws Workspaces) Add(ctx context.Context, w Workspace) error {
+	n, err := ws.tx.exec(ctx, `INSERT INTO workspaces (id, tenant, name, encrypted, max_bytes, created, bucket) VALUES ($1, $2, $3, $4, $5, $6, $7)
+		ON CONFLICT DO NOTHING`, w.ID, w.Tenant, w.Name, flag(w.Encrypted), w.MaxBytes, nanos(ws.tx.Now()), w.Bucket)
 	if err != nil || n > 0 {
 		return err
 	}
-	other, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND bucket = $2 AND name <> $3", w.Tenant, w.Bucket, w.Name))
+	other, err := scanWorkspace(ws.tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND bucket = $2 AND name <> $3", w.Tenant, w.Bucket, w.Name))
 	if err == nil && w.Bucket != "" {
 		return fail(sandbox.CodeAlreadyExists, w.Bucket, "the workspace %s is that bucket", other.Name)
 	}
 	return fail(sandbox.CodeAlreadyExists, w.Name, "a workspace of that name exists")
 }
 
-// Workspace returns a workspace of a tenant by its name; an unknown one is
+// Get returns a workspace of a tenant by its name; an unknown one is
 // CodeNotFound.
-func (tx *Tx) Workspace(ctx context.Context, tenant, name string) (Workspace, error) {
-	w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2", tenant, name))
+func (ws Workspaces) Get(ctx context.Context, tenant, name string) (Workspace, error) {
+	w, err := scanWorkspace(ws.tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2", tenant, name))
 	return w, missing(err, "workspace", name)
 }
 
-// LockWorkspace is Workspace, and lets nobody else attach or change it until
+// Lock is Get, and lets nobody else attach or change it until
 // the transaction ends.
-func (tx *Tx) LockWorkspace(ctx context.Context, tenant, name string) (Workspace, error) {
-	w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2"+tx.s.dialect.forUpdate(), tenant, name))
+func (ws Workspaces) Lock(ctx context.Context, tenant, name string) (Workspace, error) {
+	w, err := scanWorkspace(ws.tx.queryRow(ctx, workspaceQuery+"tenant = $1 AND name = $2"+ws.tx.s.dialect.forUpdate(), tenant, name))
 	return w, missing(err, "workspace", name)
 }
 
@@ -74,34 +81,34 @@ func (o *Operator) WorkspaceByID(ctx context.Context, id string) (Workspace, err
 	return w, missing(err, "workspace", id)
 }
 
-// Workspaces lists the workspaces of a tenant by name.
-func (tx *Tx) Workspaces(ctx context.Context, tenant string) ([]Workspace, error) {
-	rows, err := tx.query(ctx, workspaceQuery+"tenant = $1 ORDER BY name", tenant)
+// List lists the workspaces of a tenant by name.
+func (ws Workspaces) List(ctx context.Context, tenant string) ([]Workspace, error) {
+	rows, err := ws.tx.query(ctx, workspaceQuery+"tenant = $1 ORDER BY name", tenant)
 	return collect(rows, err, scanWorkspace)
 }
 
-// SetWorkspace changes what may change of a workspace: Problem and Removing.
-func (tx *Tx) SetWorkspace(ctx context.Context, w Workspace) error {
-	_, err := tx.exec(ctx, "UPDATE workspaces SET problem = $1, removing = $2 WHERE id = $3", w.Problem, flag(w.Removing), w.ID)
+// Set changes what may change of a workspace: Problem and Removing.
+func (ws Workspaces) Set(ctx context.Context, w Workspace) error {
+	_, err := ws.tx.exec(ctx, "UPDATE workspaces SET problem = $1, removing = $2 WHERE id = $3", w.Problem, flag(w.Removing), w.ID)
 	return err
 }
 
-// RemoveWorkspace forgets a workspace. It must not be attached.
-func (tx *Tx) RemoveWorkspace(ctx context.Context, id string) error {
-	_, err := tx.exec(ctx, "DELETE FROM workspaces WHERE id = $1", id)
+// Remove forgets a workspace. It must not be attached.
+func (ws Workspaces) Remove(ctx context.Context, id string) error {
+	_, err := ws.tx.exec(ctx, "DELETE FROM workspaces WHERE id = $1", id)
 	return err
 }
 
 // Attachments lists which sandboxes have a workspace, oldest first.
-func (tx *Tx) Attachments(ctx context.Context, workspace string) ([]Attachment, error) {
-	rows, err := tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.workspace = $1 ORDER BY a.created, a.sandbox", workspace)
+func (ws Workspaces) Attachments(ctx context.Context, workspace string) ([]Attachment, error) {
+	rows, err := ws.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.workspace = $1 ORDER BY a.created, a.sandbox", workspace)
 	return collect(rows, err, scanAttachment)
 }
 
 // Attach records that a sandbox gets a workspace, which the caller has locked. One that
 // another sandbox has is CodeConflict, unless both read, or both share it.
-func (tx *Tx) Attach(ctx context.Context, w Workspace, a Attachment) error {
-	others, err := tx.Attachments(ctx, w.ID)
+func (ws Workspaces) Attach(ctx context.Context, w Workspace, a Attachment) error {
+	others, err := ws.Attachments(ctx, w.ID)
 	if err != nil {
 		return err
 	}
@@ -113,8 +120,8 @@ func (tx *Tx) Attach(ctx context.Context, w Workspace, a Attachment) error {
 			}
 		}
 	}
-	_, err = tx.exec(ctx, "INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ($1, $2, $3, $4, $5)",
-		string(a.Sandbox), w.ID, a.Node, string(a.Mode), nanos(tx.Now()))
+	_, err = ws.tx.exec(ctx, "INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ($1, $2, $3, $4, $5)",
+		string(a.Sandbox), w.ID, a.Node, string(a.Mode), nanos(ws.tx.Now()))
 	return err
 }
 
@@ -124,8 +131,8 @@ func together(a, b *Attachment) bool {
 }
 
 // Detach forgets that a sandbox has a workspace.
-func (tx *Tx) Detach(ctx context.Context, a Attachment) error {
-	_, err := tx.exec(ctx, "DELETE FROM attachments WHERE sandbox = $1 AND workspace = $2", string(a.Sandbox), a.Workspace)
+func (ws Workspaces) Detach(ctx context.Context, a Attachment) error {
+	_, err := ws.tx.exec(ctx, "DELETE FROM attachments WHERE sandbox = $1 AND workspace = $2", string(a.Sandbox), a.Workspace)
 	return err
 }
 
@@ -136,12 +143,12 @@ type Held struct {
 }
 
 // Held returns the workspaces that a sandbox has, in any order.
-func (tx *Tx) Held(ctx context.Context, id sandbox.ID) ([]Held, error) {
-	rows, err := tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.sandbox = $1", string(id))
+func (ws Workspaces) Held(ctx context.Context, id sandbox.ID) ([]Held, error) {
+	rows, err := ws.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.sandbox = $1", string(id))
 	all, err := collect(rows, err, scanAttachment)
 	held := make([]Held, len(all))
 	for i, a := range all {
-		w, err := scanWorkspace(tx.queryRow(ctx, workspaceQuery+"id = $1", a.Workspace))
+		w, err := scanWorkspace(ws.tx.queryRow(ctx, workspaceQuery+"id = $1", a.Workspace))
 		if err != nil {
 			return nil, missing(err, "workspace", a.Workspace)
 		}

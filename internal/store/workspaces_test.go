@@ -19,14 +19,14 @@ func TestWorkspaces(t *testing.T) {
 		s := open(store.Options{Now: newClock().now})
 		tenants(t, s, "acme", "evil")
 		add := func(w store.Workspace) error {
-			return s.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, w) })
+			return s.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Add(ctx, w) })
 		}
 		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes", Encrypted: true, MaxBytes: 5}, Tenant: "acme"}))
 		wantCode(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "notes"}, Tenant: "acme"}), sandbox.CodeAlreadyExists)
 		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-3", Name: "notes"}, Tenant: "evil"}))
 
 		find := func(tenant, name string) (store.Workspace, error) {
-			return store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, tenant, name) })
+			return store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspaces().Get(ctx, tenant, name) })
 		}
 		w, err := find("acme", "notes")
 		ok(t, err)
@@ -40,12 +40,12 @@ func TestWorkspaces(t *testing.T) {
 		wantCode(t, err, sandbox.CodeNotFound)
 
 		w.Problem, w.Removing = "the disk is full", true
-		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.SetWorkspace(ctx, w) }))
-		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Workspace, error) { return tx.Workspaces(ctx, "acme") })
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Set(ctx, w) }))
+		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Workspace, error) { return tx.Workspaces().List(ctx, "acme") })
 		if err != nil || len(all) != 1 || all[0].Problem != w.Problem || !all[0].Removing {
 			t.Errorf("%+v, %v", all, err)
 		}
-		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, "ws-1") }))
+		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Remove(ctx, "ws-1") }))
 		_, err = find("acme", "notes")
 		wantCode(t, err, sandbox.CodeNotFound)
 	})
@@ -57,20 +57,20 @@ func TestAttachments(t *testing.T) {
 		s := open(store.Options{Now: newClock().now})
 		tenants(t, s, "acme")
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
+			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
 		attach := func(box string, mode sandbox.WorkspaceMode) error {
 			return s.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-				w, err := tx.LockWorkspace(ctx, "acme", "notes")
+				w, err := tx.Workspaces().Lock(ctx, "acme", "notes")
 				if err != nil {
 					return err
 				}
-				return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"})
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"})
 			})
 		}
 		detach := func(box string) {
 			ok(t, s.Update(ctx, func(tx *store.Tx) error {
-				return tx.Detach(ctx, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
+				return tx.Workspaces().Detach(ctx, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
 			}))
 		}
 		// Of many that ask at once, one gets it.
@@ -118,13 +118,13 @@ func TestAttachments(t *testing.T) {
 		// A sandbox can have several, and lets go of one at a time.
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
 			second := store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "more"}, Tenant: "acme"}
-			if err := tx.AddWorkspace(ctx, second); err != nil {
+			if err := tx.Workspaces().Add(ctx, second); err != nil {
 				return err
 			}
-			return tx.Attach(ctx, second, store.Attachment{Attachment: sandbox.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"})
+			return tx.Workspaces().Attach(ctx, second, store.Attachment{Attachment: sandbox.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"})
 		}))
 		held := func() (names []string) {
-			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, "id-reader1") })
+			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, "id-reader1") })
 			ok(t, err)
 			for _, h := range all {
 				if h.Attachment.Workspace != h.Workspace.ID || h.Attachment.Sandbox != "id-reader1" {
@@ -151,18 +151,18 @@ func TestSharedAttachments(t *testing.T) {
 		ctx := t.Context()
 		s := open(store.Options{})
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			if _, err := tx.EnsureTenant(ctx, "acme"); err != nil {
+			if _, err := tx.Tenants().Ensure(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.AddWorkspace(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
+			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
 		attach := func(id sandbox.ID, node string, mode sandbox.WorkspaceMode) error {
 			return s.Update(ctx, func(tx *store.Tx) error {
-				w, err := tx.LockWorkspace(ctx, "acme", "notes")
+				w, err := tx.Workspaces().Lock(ctx, "acme", "notes")
 				if err != nil {
 					return err
 				}
-				return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: node})
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: node})
 			})
 		}
 		ok(t, attach("id-1", "n1", sandbox.WorkspaceShared))

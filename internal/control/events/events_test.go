@@ -37,9 +37,9 @@ func open(t *testing.T, otlp events.WriteOTLP) (*events.Service, context.Context
 	t.Helper()
 	db := storetest.SQLite(t, store.Options{})
 	ok(t, db.Update(t.Context(), func(tx *store.Tx) error {
-		_, err := tx.EnsureTenant(t.Context(), "acme")
+		_, err := tx.Tenants().Ensure(t.Context(), "acme")
 		if err == nil {
-			_, err = tx.EnsureTenant(t.Context(), core.DefaultTenant)
+			_, err = tx.Tenants().Ensure(t.Context(), core.DefaultTenant)
 		}
 		return err
 	}))

@@ -29,7 +29,7 @@ func (s *Service) PruneAudit(ctx context.Context, in sandbox.AuditPrune) (out sa
 		if in.Before.IsZero() && in.UpTo <= 0 {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "before", Message: "neither a time nor a number is given, up to which to remove records"}
 		}
-		if _, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, in.Tenant) }); err != nil {
+		if _, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, in.Tenant) }); err != nil {
 			return err
 		}
 		note := s.note(ctx, who)

@@ -151,9 +151,9 @@ func (s *Service) EnterPort(ctx context.Context, token, ref string, port uint16)
 		if err := s.makerStands(ctx, tx, &pass); err != nil {
 			return err
 		}
-		b, err = tx.Find(ctx, pass.Tenant, ref)
+		b, err = tx.Sandboxes().Find(ctx, pass.Tenant, ref)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			b, err = tx.Sandbox(ctx, pass.Tenant, sandbox.ID(ref))
+			b, err = tx.Sandboxes().Get(ctx, pass.Tenant, sandbox.ID(ref))
 		}
 		return err
 	})

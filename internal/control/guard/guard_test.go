@@ -22,7 +22,7 @@ func open(t *testing.T) (*guard.Guard, *eventlog.Log) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(t.Context(), "acme") })
+	_, err = store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(t.Context(), "acme") })
 	if err != nil {
 		t.Fatal(err)
 	}

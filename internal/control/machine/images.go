@@ -68,7 +68,7 @@ func (s *Service) NeededImages(ctx context.Context) ([]sandbox.ImageUse, error) 
 		tenants, err := tx.Operator().Tenants(ctx)
 		for i := 0; i < len(tenants) && err == nil; i++ {
 			var templates []store.Template
-			templates, err = tx.Templates(ctx, tenants[i].ID)
+			templates, err = tx.Templates().List(ctx, tenants[i].ID)
 			for _, t := range templates {
 				need(t.Image, t.Tenant, "the template %s:%s", t.Name, t.Tag)
 			}

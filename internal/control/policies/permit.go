@@ -26,7 +26,9 @@ func (s *Service) Fill(tenant string, spec *sandbox.Spec, timeout time.Duration)
 
 // request is a request for a sandbox as the policies see it.
 func (s *Service) request(ctx context.Context, tenant string, spec *sandbox.Spec, images []string) (policyset.Request, error) {
-	profile, err := store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Profile, error) { return tx.NetworkProfile(ctx, tenant, spec.Network) })
+	profile, err := store.Read(ctx, s.Store, func(tx *store.Tx) (sandbox.Profile, error) {
+		return tx.Profiles().ForNetwork(ctx, tenant, spec.Network)
+	})
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound { // a missing profile is refused later
 		return policyset.Request{}, err
 	}
@@ -50,7 +52,7 @@ func (s *Service) Egress(ctx context.Context, tenant string, spec *sandbox.Spec,
 	if spec.Network.Profile == "" || gateway {
 		return e, nil
 	}
-	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profile(ctx, tenant, spec.Network.Profile) })
+	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Profile, error) { return tx.Profiles().Get(ctx, tenant, spec.Network.Profile) })
 	e.Profile = stored.Profile
 	return e, err
 }

@@ -97,12 +97,12 @@ type wantedSecret struct {
 // egress returns what a recorded sandbox asked for. A secret that does not exist
 // or is no longer allowed by the policies is left out.
 func (s *Service) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e Egress, wanted []wantedSecret, err error) {
-	if e.Profile, err = tx.NetworkProfile(ctx, b.Tenant, b.Spec.Network); err != nil {
+	if e.Profile, err = tx.Profiles().ForNetwork(ctx, b.Tenant, b.Spec.Network); err != nil {
 		return e, nil, err
 	}
 	set, about := s.cfg.Policies.Set(), policyset.About{Tenant: b.Tenant, Labels: b.Labels}
 	e.Ceilings = set.Ceilings(about)
-	uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
+	uses, err := tx.Secrets().Uses(ctx, b.Tenant, b.ID)
 	if err != nil {
 		return e, nil, err
 	}
@@ -110,7 +110,7 @@ func (s *Service) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e
 		if !set.MaySecret(about, name, mode) {
 			return nil
 		}
-		found, err := tx.Secret(ctx, b.Tenant, name)
+		found, err := tx.Secrets().Get(ctx, b.Tenant, name)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			return nil
 		}

@@ -81,7 +81,7 @@ func (s *Service) Create(ctx context.Context, doc sandbox.Profile) (sandbox.Stor
 		if err := s.check(ctx, tx, tenant, doc); err != nil {
 			return "", err
 		}
-		out, err = tx.CreateProfile(ctx, tenant, doc)
+		out, err = tx.Profiles().Create(ctx, tenant, doc)
 		return doc.Name, err
 	})
 	return out.StoredProfile, err
@@ -99,14 +99,14 @@ func (s *Service) Apply(ctx context.Context, expect int64, doc sandbox.Profile) 
 		if err := s.check(ctx, tx, tenant, doc); err != nil {
 			return "", err
 		}
-		out, err = tx.UpdateProfile(ctx, tenant, expect, doc)
+		out, err = tx.Profiles().Update(ctx, tenant, expect, doc)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound && expect == 0 {
-			out, err = tx.CreateProfile(ctx, tenant, doc)
+			out, err = tx.Profiles().Create(ctx, tenant, doc)
 		}
 		if err != nil {
 			return "", err
 		}
-		users, err = tx.ProfileUsers(ctx, tenant, doc.Name)
+		users, err = tx.Profiles().Users(ctx, tenant, doc.Name)
 		return fmt.Sprintf("%s@%d", doc.Name, out.Version), err
 	})
 	if err != nil {
@@ -118,7 +118,7 @@ func (s *Service) Apply(ctx context.Context, expect int64, doc sandbox.Profile) 
 // Remove removes a profile that no sandbox uses.
 func (s *Service) Remove(ctx context.Context, name string) error {
 	return s.ChangeTx(ctx, ops.ProfileRemove, name, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
-		return name, tx.RemoveProfile(ctx, tenant, name)
+		return name, tx.Profiles().Remove(ctx, tenant, name)
 	})
 }
 
@@ -137,9 +137,9 @@ func (s *Service) get(ctx context.Context, name string, version int64) (store.Pr
 	}
 	out, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Profile, error) {
 		if version != 0 {
-			return tx.ProfileVersion(ctx, who.Tenant, name, version)
+			return tx.Profiles().Version(ctx, who.Tenant, name, version)
 		}
-		return tx.Profile(ctx, who.Tenant, name)
+		return tx.Profiles().Get(ctx, who.Tenant, name)
 	})
 	return out, core.Named(op, err)
 }
@@ -151,7 +151,7 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles(ctx, who.Tenant) })
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Profile, error) { return tx.Profiles().List(ctx, who.Tenant) })
 	out := make([]sandbox.StoredProfile, len(all))
 	for i := range all {
 		out[i] = all[i].StoredProfile
@@ -181,7 +181,7 @@ func (s *Service) Test(ctx context.Context, name, method, target string) (sandbo
 // Check for swaps.
 func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, swaps []policy.Swap) error {
 	if spec.Network.Profile != "" {
-		if err := tx.UseProfile(ctx, tenant, spec.ID, spec.Network.Profile); err != nil {
+		if err := tx.Profiles().Use(ctx, tenant, spec.ID, spec.Network.Profile); err != nil {
 			return core.Hinted(err, "see which there are with: atoll profile ls")
 		}
 	}
@@ -191,7 +191,7 @@ func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 // Check refuses a network that cannot be enforced with the secrets of a tenant.
 // swaps say where placeholders are replaced by secrets.
 func (s *Service) Check(ctx context.Context, tx *store.Tx, tenant string, n sandbox.Network, swaps []policy.Swap) error {
-	profile, err := tx.NetworkProfile(ctx, tenant, n)
+	profile, err := tx.Profiles().ForNetwork(ctx, tenant, n)
 	if err != nil {
 		return err
 	}
@@ -210,7 +210,7 @@ func trusted(ctx context.Context, n sandbox.Network) bool {
 func compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
 	secrets := map[string][]string{}
 	for _, name := range profile.Secrets() {
-		found, err := tx.Secret(ctx, tenant, name)
+		found, err := tx.Secrets().Get(ctx, tenant, name)
 		switch {
 		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 			continue
@@ -222,7 +222,7 @@ func compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.
 		secrets[name] = append([]string{}, found.Hosts...)
 	}
 	for _, swap := range swaps {
-		found, err := tx.Secret(ctx, tenant, swap.Secret)
+		found, err := tx.Secrets().Get(ctx, tenant, swap.Secret)
 		if err != nil {
 			return err
 		}

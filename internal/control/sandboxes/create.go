@@ -175,7 +175,7 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		}
 		var replayed bool
 		var err error
-		box, replayed, err = tx.CreateSandbox(ctx, tenant, b, req.Idempotency)
+		box, replayed, err = tx.Sandboxes().Create(ctx, tenant, b, req.Idempotency)
 		if err != nil || replayed {
 			return err
 		}
@@ -272,7 +272,7 @@ func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, in
 func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error
-		box, err = tx.UpdateSandbox(ctx, tenant, id, store.Expect{Observed: true}, change)
+		box, err = tx.Sandboxes().Update(ctx, tenant, id, store.Expect{Observed: true}, change)
 		if err != nil {
 			return err
 		}

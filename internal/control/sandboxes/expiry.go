@@ -23,7 +23,7 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sand
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err == nil {
-			tenant, err = tx.Tenant(ctx, b.Tenant)
+			tenant, err = tx.Tenants().Get(ctx, b.Tenant)
 		}
 		return b, err
 	})
@@ -67,7 +67,7 @@ func (s *lifetimes) Expire(ctx context.Context, ref string, at time.Time, extend
 		}
 		want := store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}
 		b, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
-			return tx.UpdateSandbox(ctx, who.Tenant, found.ID, want, func(b *store.Sandbox) {
+			return tx.Sandboxes().Update(ctx, who.Tenant, found.ID, want, func(b *store.Sandbox) {
 				if !extend || b.Expires.IsZero() || at.After(b.Expires) {
 					b.Expires = at
 				}

@@ -128,7 +128,7 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 				Spec: w.Spec,
 			}
 			setLifetime(&b, w.Spec.Lifetime, tx.Now())
-			if _, _, err := tx.CreateSandbox(ctx, t.box.Tenant, b, store.Create{}); err != nil {
+			if _, _, err := tx.Sandboxes().Create(ctx, t.box.Tenant, b, store.Create{}); err != nil {
 				return err
 			}
 			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
@@ -226,7 +226,7 @@ func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []contr
 	boxes := make([]store.Sandbox, len(wanted))
 	err := s.Store.Update(late, func(tx *store.Tx) error {
 		for i, w := range wanted {
-			b, err := tx.UpdateSandbox(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
+			b, err := tx.Sandboxes().Update(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
 				if b.State, b.Reason = sandbox.Gone, reasonUnmade; failed == nil {
 					b.State, b.Reason = sandbox.Running, made[i].reason
 				}

@@ -83,7 +83,7 @@ func (s *lifetimes) rest(ctx context.Context, b store.Sandbox) error {
 }
 
 func (s *lifetimes) touch(ctx context.Context, b *store.Sandbox, at time.Time) error {
-	return ignoreGone(s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Touch(ctx, b.Tenant, b.ID, at) }))
+	return ignoreGone(s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sandboxes().Touch(ctx, b.Tenant, b.ID, at) }))
 }
 
 // busy reports whether a command that was started through the API still runs.

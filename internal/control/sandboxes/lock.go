@@ -74,7 +74,7 @@ func view(b *store.Sandbox) lifecycle.Box {
 // the way there. also may add to the transaction.
 func (s *records) enter(ctx context.Context, t *operation, change func(*store.Sandbox), also func(*store.Tx) error) (intent *audit.Intent, err error) {
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
-		if _, err := tx.UpdateSandbox(ctx, t.box.Tenant, t.box.ID, store.Expect{Version: t.box.Version}, change); err != nil {
+		if _, err := tx.Sandboxes().Update(ctx, t.box.Tenant, t.box.ID, store.Expect{Version: t.box.Version}, change); err != nil {
 			return err
 		}
 		if also != nil {

@@ -63,7 +63,7 @@ func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) erro
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
 	_, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
-		return tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
+		return tx.Sandboxes().Update(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
 			b.State, b.Reason = now.state, now.reason
 			if now.state == sandbox.Paused {
 				b.Rest.Pause = sandbox.PauseMemory
@@ -355,11 +355,11 @@ func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 	}
 	make := func(name string) error {
 		_, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
-			if _, err := tx.EnsureTenant(ctx, tenant); err != nil {
+			if _, err := tx.Tenants().Ensure(ctx, tenant); err != nil {
 				return b, err
 			}
 			b.Name = name
-			out, _, err := tx.CreateSandbox(ctx, tenant, b, store.Create{})
+			out, _, err := tx.Sandboxes().Create(ctx, tenant, b, store.Create{})
 			return out, err
 		})
 		return err

@@ -17,7 +17,7 @@ import (
 
 // record reads a sandbox of a tenant by its id.
 func (s *records) record(ctx context.Context, tenant string, id sandbox.ID) (store.Sandbox, error) {
-	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, tenant, id) })
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, tenant, id) })
 }
 
 // find reads the sandbox of a tenant that ref names: the one that has that
@@ -26,7 +26,7 @@ func (s *records) find(ctx context.Context, tenant, ref string) (store.Sandbox, 
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Sandbox{}, err
 	}
-	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Lookup(ctx, tenant, ref) })
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Lookup(ctx, tenant, ref) })
 }
 
 // Get returns what is recorded of a sandbox, by name or id.
@@ -41,24 +41,24 @@ func (s *records) Get(ctx context.Context, ref string) (store.Sandbox, error) {
 
 // List returns a page of the tenant's sandboxes, newest first.
 func (s *records) List(ctx context.Context, f store.Filter, page store.Page) ([]store.Summary, string, error) {
-	return list(ctx, s, f, page, (*store.Tx).Summaries)
+	return list(ctx, s, f, page, store.Sandboxes.Summaries)
 }
 
 // Sandboxes returns such a page with all that is recorded of them.
 func (s *records) Sandboxes(ctx context.Context, f store.Filter, page store.Page) ([]store.Sandbox, string, error) {
-	return list(ctx, s, f, page, (*store.Tx).Sandboxes)
+	return list(ctx, s, f, page, store.Sandboxes.List)
 }
 
 func list[T any](
 	ctx context.Context, s *records, f store.Filter, page store.Page,
-	read func(*store.Tx, context.Context, string, store.Filter, store.Page) ([]T, string, error),
+	read func(store.Sandboxes, context.Context, string, store.Filter, store.Page) ([]T, string, error),
 ) (boxes []T, next string, err error) {
 	who, err := s.Look(ctx, ops.SandboxList, "")
 	if err != nil {
 		return nil, "", err
 	}
 	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
-		boxes, next, err = read(tx, ctx, who.Tenant, f, page)
+		boxes, next, err = read(tx.Sandboxes(), ctx, who.Tenant, f, page)
 		return err
 	})
 	return boxes, next, core.Named(ops.SandboxList, err)
@@ -129,9 +129,9 @@ func (s *records) findToRemove(ctx context.Context, tenant, ref string) (b store
 		return b, err
 	}
 	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
-		b, err := tx.Lookup(ctx, tenant, ref)
+		b, err := tx.Sandboxes().Lookup(ctx, tenant, ref)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-			return tx.Removed(ctx, tenant, ref)
+			return tx.Sandboxes().Removed(ctx, tenant, ref)
 		}
 		return b, err
 	})
@@ -163,7 +163,7 @@ func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Act
 		if kept == "" {
 			return nil
 		}
-		return tx.DeleteSnapshot(late, b.Tenant, kept)
+		return tx.Snapshots().Delete(late, b.Tenant, kept)
 	})
 	if err == nil {
 		s.discard(late, b)

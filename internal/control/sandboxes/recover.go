@@ -54,7 +54,7 @@ func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Fo
 // correct records what a sandbox was brought to.
 func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
 	err := s.Store.Update(ctx, func(tx *store.Tx) error {
-		if _, err := tx.UpdateSandbox(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
+		if _, err := tx.Sandboxes().Update(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
 			return err
 		}
 		if also == nil {
@@ -95,7 +95,7 @@ func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	}
 	kept := b.Rest.Kept
 	err = s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.rests.runs(b, "") }, func(tx *store.Tx) error {
-		return tx.DeleteSnapshot(ctx, b.Tenant, kept)
+		return tx.Snapshots().Delete(ctx, b.Tenant, kept)
 	})
 	if err != nil {
 		return err
@@ -117,7 +117,7 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 		kept := b.Rest.Kept
 		err := s.correct(ctx, b, eventlog.Ended, func(b *store.Sandbox) {
 			b.State, b.Reason, b.Rest = sandbox.Gone, "it ended while it was being put away", store.Rest{}
-		}, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, b.Tenant, kept) })
+		}, func(tx *store.Tx) error { return tx.Snapshots().Delete(ctx, b.Tenant, kept) })
 		if err == nil {
 			err = s.end(ctx, b)
 			s.discard(ctx, b)
@@ -137,7 +137,7 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 	}
 	id := b.Rest.Kept
 	return s.correct(ctx, b, event, func(b *store.Sandbox) { s.rests.setResting(b, how, id) }, func(tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, b.Tenant, id, snapshots.Taken(snap))
+		return tx.Snapshots().Finish(ctx, b.Tenant, id, snapshots.Taken(snap))
 	})
 }
 
@@ -145,7 +145,7 @@ func (s *reconciler) finishAway(ctx context.Context, b *store.Sandbox) error {
 func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 	id := b.Rest.Kept
 	err := s.correct(ctx, b, eventlog.Resumed, func(b *store.Sandbox) { s.rests.runs(b, "") }, func(tx *store.Tx) error {
-		return tx.DeleteSnapshot(ctx, b.Tenant, id)
+		return tx.Snapshots().Delete(ctx, b.Tenant, id)
 	})
 	if err != nil {
 		return err

@@ -327,7 +327,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.wakes
 	}, func(tx *store.Tx) error {
-		_, err := tx.CreateSnapshot(ctx, t.box.Tenant, snapshots.Describe(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.box.ID}))
+		_, err := tx.Snapshots().Create(ctx, t.box.Tenant, snapshots.Describe(&t.box, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.box.ID}))
 		return err
 	})
 	if err != nil {
@@ -352,7 +352,7 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 			b.Reason = reasonFilesOnly
 		}
 	}, func(ctx context.Context, tx *store.Tx) error {
-		return tx.FinishSnapshot(ctx, t.box.Tenant, id, snapshots.Taken(snap))
+		return tx.Snapshots().Finish(ctx, t.box.Tenant, id, snapshots.Taken(snap))
 	})
 }
 
@@ -381,7 +381,7 @@ func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent
 	}
 	b, err := s.leave(ctx, t, intent, failed, nil, nil)
 	s.Report(ctx, s.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		return tx.DeleteSnapshot(context.WithoutCancel(ctx), t.box.Tenant, id)
+		return tx.Snapshots().Delete(context.WithoutCancel(ctx), t.box.Tenant, id)
 	}))
 	return b, err
 }
@@ -439,7 +439,7 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 		return t.box, err
 	}
 	b, err := s.leave(ctx, t, intent, err, func(b *store.Sandbox) { s.runs(b, coldReason(how)) }, func(ctx context.Context, tx *store.Tx) error {
-		return tx.DeleteSnapshot(ctx, t.box.Tenant, id)
+		return tx.Snapshots().Delete(ctx, t.box.Tenant, id)
 	})
 	if err != nil {
 		return b, err

@@ -54,10 +54,10 @@ func (s *users) findToUse(ctx context.Context, tenant, ref string) (b store.Sand
 		return b, l, err
 	}
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
-		if b, err = tx.Lookup(ctx, tenant, ref); err != nil {
+		if b, err = tx.Sandboxes().Lookup(ctx, tenant, ref); err != nil {
 			return err
 		}
-		t, err := tx.Tenant(ctx, tenant)
+		t, err := tx.Tenants().Get(ctx, tenant)
 		l = t.Limits
 		return err
 	})

@@ -20,7 +20,7 @@ func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := tx.UseSecret(ctx, tenant, spec.ID, use); err != nil {
+		if err := tx.Secrets().Use(ctx, tenant, spec.ID, use); err != nil {
 			return nil, nil, err
 		}
 		env[use.Variable] = text
@@ -35,7 +35,7 @@ func (s *Service) Bind(ctx context.Context, tx *store.Tx, tenant string, spec *s
 // value itself, if the sandbox asks for it and may have it.
 func bindOne(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.SecretRef, values Revealed) (use store.SecretUse, swap *policy.Swap, text string, err error) {
 	use = store.SecretUse{Variable: ref.Variable(), Secret: ref.Name}
-	found, err := tx.Secret(ctx, tenant, ref.Name)
+	found, err := tx.Secrets().Get(ctx, tenant, ref.Name)
 	if err != nil {
 		return use, nil, "", core.Hinted(err, "make it with: atoll secret create "+ref.Name)
 	}
@@ -62,7 +62,7 @@ func bindOne(ctx context.Context, tx *store.Tx, tenant string, ref sandbox.Secre
 // Swaps returns where the gateway replaces the placeholders of a recorded
 // sandbox. A secret that no longer exists is left out.
 func (s *Service) Swaps(ctx context.Context, tx *store.Tx, b *store.Sandbox) (all []policy.Swap, err error) {
-	uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
+	uses, err := tx.Secrets().Uses(ctx, b.Tenant, b.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (s *Service) Swaps(ctx context.Context, tx *store.Tx, b *store.Sandbox) (al
 			if use.Variable != ref.Variable() || use.Placeholder == "" {
 				continue
 			}
-			found, err := tx.Secret(ctx, b.Tenant, ref.Name)
+			found, err := tx.Secrets().Get(ctx, b.Tenant, ref.Name)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				continue
 			}
@@ -92,7 +92,7 @@ func (s *Service) Environment(ctx context.Context, b *store.Sandbox) (map[string
 	}
 	env, plain := map[string]string{}, map[string]store.Secret{}
 	err := s.Store.View(ctx, func(tx *store.Tx) error {
-		uses, err := tx.SecretUses(ctx, b.Tenant, b.ID)
+		uses, err := tx.Secrets().Uses(ctx, b.Tenant, b.ID)
 		if err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func (s *Service) Environment(ctx context.Context, b *store.Sandbox) (map[string
 			if env[u.Variable] = u.Placeholder; u.Placeholder != "" {
 				continue
 			}
-			if plain[u.Variable], err = tx.Secret(ctx, b.Tenant, u.Secret); err != nil {
+			if plain[u.Variable], err = tx.Secrets().Get(ctx, b.Tenant, u.Secret); err != nil {
 				return err
 			}
 		}

@@ -43,7 +43,7 @@ func (s *Service) Redactor(ctx context.Context, b *store.Sandbox) (*secret.Redac
 			if ref.Mode != sandbox.SecretEnv {
 				continue // what is inside is a placeholder, which is no secret
 			}
-			found, err := tx.Secret(ctx, b.Tenant, ref.Name)
+			found, err := tx.Secrets().Get(ctx, b.Tenant, ref.Name)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				continue
 			} else if err != nil {

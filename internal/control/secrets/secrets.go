@@ -124,7 +124,7 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSecret) (sandbox.Stor
 				return "", err
 			}
 		}
-		out, err = tx.CreateSecret(ctx, out)
+		out, err = tx.Secrets().Create(ctx, out)
 		return n.Name, err
 	})
 	return out.StoredSecret, err
@@ -147,12 +147,12 @@ func (s *Service) Rotate(ctx context.Context, name string, change sandbox.Secret
 			if err := checkLabels(change.Labels); err != nil {
 				return "", err
 			}
-			if err := tx.SetSecretLabels(ctx, tenant, name, change.Labels); err != nil {
+			if err := tx.Secrets().SetLabels(ctx, tenant, name, change.Labels); err != nil {
 				return "", err
 			}
 		}
 		var err error
-		if out, err = tx.Secret(ctx, tenant, name); err != nil {
+		if out, err = tx.Secrets().Get(ctx, tenant, name); err != nil {
 			return "", err
 		}
 		users, err = affected(ctx, tx, tenant, name)
@@ -166,7 +166,7 @@ func (s *Service) Rotate(ctx context.Context, name string, change sandbox.Secret
 
 // rotate stores the next version of a secret.
 func (s *Service) rotate(ctx context.Context, tx *store.Tx, tenant, name string, v secret.Value) error {
-	old, err := tx.Secret(ctx, tenant, name)
+	old, err := tx.Secrets().Get(ctx, tenant, name)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (s *Service) rotate(ctx context.Context, tx *store.Tx, tenant, name string,
 			return err
 		}
 	}
-	return tx.RotateSecret(ctx, tenant, name, old.Version, keyID, sealed)
+	return tx.Secrets().Rotate(ctx, tenant, name, old.Version, keyID, sealed)
 }
 
 func rotatable(s *store.Secret, v secret.Value) error {
@@ -202,7 +202,7 @@ func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 	const op = ops.SecretRemove
 	var users []store.Sandbox
 	err := s.ChangeTx(ctx, op, name, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
-		profiles, err := tx.Profiles(ctx, tenant)
+		profiles, err := tx.Profiles().List(ctx, tenant)
 		if err != nil {
 			return "", err
 		}
@@ -223,7 +223,7 @@ func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 				Hint: "remove those sandboxes first, or force it",
 			}
 		}
-		return name, tx.RemoveSecret(ctx, tenant, name, force)
+		return name, tx.Secrets().Remove(ctx, tenant, name, force)
 	})
 	if err != nil {
 		return err
@@ -238,7 +238,7 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredSecret, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets(ctx, who.Tenant) })
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Secret, error) { return tx.Secrets().List(ctx, who.Tenant) })
 	out := make([]sandbox.StoredSecret, len(all))
 	for i := range all {
 		out[i] = all[i].StoredSecret
@@ -248,7 +248,7 @@ func (s *Service) List(ctx context.Context) ([]sandbox.StoredSecret, error) {
 
 // affected returns the sandboxes of a tenant whose traffic depends on a secret.
 func affected(ctx context.Context, tx *store.Tx, tenant, name string) ([]store.Sandbox, error) {
-	users, err := tx.SecretUsers(ctx, tenant, name)
+	users, err := tx.Secrets().Users(ctx, tenant, name)
 	if err != nil {
 		return nil, err
 	}
@@ -259,7 +259,7 @@ func affected(ctx context.Context, tx *store.Tx, tenant, name string) ([]store.S
 			}
 		}
 	}
-	own, err := tx.InlineUsers(ctx, tenant)
+	own, err := tx.Profiles().InlineUsers(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +268,7 @@ func affected(ctx context.Context, tx *store.Tx, tenant, name string) ([]store.S
 			also(b)
 		}
 	}
-	profiles, err := tx.Profiles(ctx, tenant)
+	profiles, err := tx.Profiles().List(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +276,7 @@ func affected(ctx context.Context, tx *store.Tx, tenant, name string) ([]store.S
 		if !slices.Contains(profile.Profile.Secrets(), name) {
 			continue
 		}
-		more, err := tx.ProfileUsers(ctx, tenant, profile.Name)
+		more, err := tx.Profiles().Users(ctx, tenant, profile.Name)
 		if err != nil {
 			return nil, err
 		}

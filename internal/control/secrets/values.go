@@ -55,7 +55,7 @@ func (s *Service) Reveal(ctx context.Context, tenant string, refs []sandbox.Secr
 	stored := map[string]store.Secret{}
 	err := s.Store.View(ctx, func(tx *store.Tx) error {
 		for _, ref := range refs {
-			found, err := tx.Secret(ctx, tenant, ref.Name)
+			found, err := tx.Secrets().Get(ctx, tenant, ref.Name)
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				continue
 			}

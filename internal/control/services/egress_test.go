@@ -138,7 +138,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 		must(provider.Close())
 	})
 	for _, tenant := range []string{"acme", "rival", core.DefaultTenant} {
-		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.EnsureTenant(t.Context(), tenant); return err }))
+		must(r.store.Update(t.Context(), func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(t.Context(), tenant); return err }))
 	}
 	r.owner = guard.WithPrincipal(t.Context(), key.Peer("acme", 0))
 	r.writer = guard.WithPrincipal(t.Context(), key.Principal{Tenant: "acme", Key: "w", Verbs: []key.Verb{key.Write, key.Read, key.Exec}})
@@ -583,12 +583,12 @@ func TestWhoMay(t *testing.T) {
 	// What the store holds of one tenant opens for no other, even if somebody
 	// writes to the database.
 	if err := r.store.Update(t.Context(), func(tx *store.Tx) error {
-		s, err := tx.Secret(t.Context(), "acme", "github")
+		s, err := tx.Secrets().Get(t.Context(), "acme", "github")
 		if err != nil {
 			return err
 		}
 		s.Tenant = "rival"
-		_, err = tx.CreateSecret(t.Context(), s)
+		_, err = tx.Secrets().Create(t.Context(), s)
 		return err
 	}); err != nil {
 		t.Fatal(err)

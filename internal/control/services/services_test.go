@@ -49,7 +49,7 @@ func (m *machine) start(t *testing.T) (p *services.Services, ctx context.Context
 	}
 	db, err := store.Open(ctx, filepath.Join(m.dir, "atoll.db"), store.Options{Now: m.now})
 	must(err)
-	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.EnsureTenant(ctx, core.DefaultTenant) })
+	_, err = store.Write(ctx, db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(ctx, core.DefaultTenant) })
 	must(err)
 	log := eventlog.New(db, eventlog.Options{})
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(m.dir, "environments"), filepath.Join(m.dir, "seal.key"))

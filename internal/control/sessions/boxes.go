@@ -27,7 +27,7 @@ func (s *Service) boxes(tenant string, row *store.Session) boxes { return boxes{
 const archiveKind = "snapshot"
 
 func (b boxes) record(ctx context.Context, id string) (store.Sandbox, error) {
-	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandbox(ctx, b.tenant, sandbox.ID(id)) })
+	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, b.tenant, sandbox.ID(id)) })
 }
 
 // binding names what a sandbox belongs to: the installation that has a record of
@@ -129,7 +129,7 @@ func attemptKey(group string, attempt int64) string {
 }
 
 func (b boxes) made(ctx context.Context, key string) (store.Sandbox, error) {
-	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Made(ctx, b.tenant, key) })
+	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Made(ctx, b.tenant, key) })
 }
 
 // Find implements session.Boxes.

@@ -263,7 +263,7 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 	err = s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
 		return s.Store.Update(ctx, func(tx *store.Tx) error {
 			// Two callers with one envelope must not get two sessions for its sandbox.
-			if _, err := tx.LockTenant(ctx, who.Tenant); err != nil {
+			if _, err := tx.Tenants().Lock(ctx, who.Tenant); err != nil {
 				return err
 			}
 			stored, out.Created, err = adopt(ctx, tx, row)
@@ -314,15 +314,15 @@ func (s *Service) fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.
 // sandbox already.
 func adopt(ctx context.Context, tx *store.Tx, row store.Session) (stored store.Session, created bool, err error) {
 	if row.Prior.Box == "" {
-		stored, err = tx.CreateSession(ctx, row)
+		stored, err = tx.Sessions().Create(ctx, row)
 		return stored, true, err
 	}
-	all, err := tx.Sessions(ctx, row.Tenant)
+	all, err := tx.Sessions().List(ctx, row.Tenant)
 	if err != nil {
 		return stored, false, err
 	}
 	for _, other := range all {
-		l, err := tx.Lease(ctx, row.Tenant, other.Group)
+		l, err := tx.Sessions().Lease(ctx, row.Tenant, other.Group)
 		if err != nil {
 			return stored, false, err
 		}
@@ -331,6 +331,6 @@ func adopt(ctx context.Context, tx *store.Tx, row store.Session) (stored store.S
 			return other, false, nil
 		}
 	}
-	stored, err = tx.CreateSession(ctx, row)
+	stored, err = tx.Sessions().Create(ctx, row)
 	return stored, true, err
 }

@@ -21,7 +21,7 @@ type leases struct {
 }
 
 func (l leases) Load(ctx context.Context, group string) (lease.Lease, error) {
-	return store.Read(ctx, l.s.Store, func(tx *store.Tx) (lease.Lease, error) { return tx.Lease(ctx, l.tenant, group) })
+	return store.Read(ctx, l.s.Store, func(tx *store.Tx) (lease.Lease, error) { return tx.Sessions().Lease(ctx, l.tenant, group) })
 }
 
 // Apply carries out an operation and records the changes of state in the log.
@@ -30,15 +30,15 @@ func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lea
 	var name string
 	err = l.s.Store.Update(ctx, func(tx *store.Tx) error {
 		var labels map[string]string
-		if before, err = tx.Lease(ctx, l.tenant, group); err != nil {
+		if before, err = tx.Sessions().Lease(ctx, l.tenant, group); err != nil {
 			return err
 		}
-		if all, err := tx.GroupSessions(ctx, l.tenant, group); err != nil {
+		if all, err := tx.Sessions().InGroup(ctx, l.tenant, group); err != nil {
 			return err
 		} else if len(all) > 0 {
 			name, labels = all[0].Name, all[0].Labels
 		}
-		after, effect, err = tx.ApplyLease(ctx, l.tenant, group, op, l.s.cfg.Lease, labels)
+		after, effect, err = tx.Sessions().ApplyLease(ctx, l.tenant, group, op, l.s.cfg.Lease, labels)
 		return err
 	})
 	if err != nil {

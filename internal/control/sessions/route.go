@@ -47,10 +47,10 @@ func (s *Service) reach(ctx context.Context, row store.Session, epoch int64) (Ro
 	var l lease.Lease
 	var box store.Sandbox
 	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
-		if l, err = tx.Lease(ctx, row.Tenant, row.Group); err != nil || l.Sandbox == "" {
+		if l, err = tx.Sessions().Lease(ctx, row.Tenant, row.Group); err != nil || l.Sandbox == "" {
 			return err
 		}
-		box, err = tx.Sandbox(ctx, row.Tenant, l.Sandbox)
+		box, err = tx.Sandboxes().Get(ctx, row.Tenant, l.Sandbox)
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			err = nil
 		}

@@ -162,7 +162,7 @@ func (s *Service) add(ctx context.Context, row store.Session, env map[string]str
 			return stored, false, err
 		}
 	}
-	stored, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.CreateSession(ctx, row) })
+	stored, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Create(ctx, row) })
 	if err == nil {
 		return stored, true, nil
 	}
@@ -207,13 +207,13 @@ func (s *Service) findAny(ctx context.Context, tenant, ref string) (store.Sessio
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Session{}, err
 	}
-	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.Session(ctx, tenant, ref) })
+	return store.Read(ctx, s.Store, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, tenant, ref) })
 }
 
 // described returns a session with its lease.
 func (s *Service) described(ctx context.Context, tenant, ref string) (out sandbox.Session, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
-		row, err := tx.Session(ctx, tenant, ref)
+		row, err := tx.Sessions().Get(ctx, tenant, ref)
 		if err != nil {
 			return err
 		}
@@ -224,7 +224,7 @@ func (s *Service) described(ctx context.Context, tenant, ref string) (out sandbo
 }
 
 func describe(ctx context.Context, tx *store.Tx, row store.Session) (sandbox.Session, error) {
-	l, err := tx.Lease(ctx, row.Tenant, row.Group)
+	l, err := tx.Sessions().Lease(ctx, row.Tenant, row.Group)
 	out := row.Session
 	out.Lease = &sandbox.LeaseInfo{
 		State: string(l.State), Epoch: l.Epoch, Provider: l.Provider, Sandbox: l.Sandbox, Holders: []sandbox.Holder{}, Expires: l.Expires,
@@ -258,7 +258,7 @@ func (s *Service) List(ctx context.Context, labels map[string]string) (out []san
 	}
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
 		out = nil
-		rows, err := tx.Sessions(ctx, who.Tenant)
+		rows, err := tx.Sessions().List(ctx, who.Tenant)
 		if err != nil {
 			return err
 		}
@@ -322,7 +322,7 @@ func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChang
 // change changes what is recorded of a session.
 func (s *Service) change(ctx context.Context, row store.Session, change func(*store.Session) error) (store.Session, error) {
 	return store.Write(ctx, s.Store, func(tx *store.Tx) (store.Session, error) {
-		row, err := tx.Session(ctx, row.Tenant, row.ID)
+		row, err := tx.Sessions().Get(ctx, row.Tenant, row.ID)
 		if err != nil {
 			return row, err
 		}
@@ -332,7 +332,7 @@ func (s *Service) change(ctx context.Context, row store.Session, change func(*st
 		if err := change(&row); err != nil {
 			return row, err
 		}
-		return row, tx.UpdateSession(ctx, row)
+		return row, tx.Sessions().Update(ctx, row)
 	})
 }
 
@@ -394,7 +394,7 @@ func (s *Service) lastOf(ctx context.Context, row store.Session) (l lease.Lease,
 }
 
 func lastOf(ctx context.Context, tx *store.Tx, row store.Session) (l lease.Lease, last bool, err error) {
-	others, err := tx.GroupSessions(ctx, row.Tenant, row.Group)
+	others, err := tx.Sessions().InGroup(ctx, row.Tenant, row.Group)
 	if err != nil {
 		return l, false, err
 	}
@@ -402,7 +402,7 @@ func lastOf(ctx context.Context, tx *store.Tx, row store.Session) (l lease.Lease
 	for _, o := range others {
 		last = last && (o.ID == row.ID || o.Removing)
 	}
-	l, err = tx.Lease(ctx, row.Tenant, row.Group)
+	l, err = tx.Sessions().Lease(ctx, row.Tenant, row.Group)
 	return l, last, err
 }
 
@@ -442,12 +442,12 @@ func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Leas
 			if l.Sandbox != seen.Sandbox || l.Attempt != seen.Attempt {
 				return nil
 			}
-			if err := tx.ForgetLease(ctx, row.Tenant, row.Group, row.Group == row.ID); err != nil {
+			if err := tx.Sessions().ForgetLease(ctx, row.Tenant, row.Group, row.Group == row.ID); err != nil {
 				return err
 			}
 		}
 		done = true
-		return tx.RemoveSession(ctx, row.Tenant, row.ID)
+		return tx.Sessions().Remove(ctx, row.Tenant, row.ID)
 	})
 	if done && err == nil {
 		s.Report(ctx, s.cfg.Environments.Remove(sandbox.ID(row.ID)))

@@ -56,13 +56,13 @@ func (s *Service) sweep(ctx context.Context, k store.LeaseKey) error {
 	var rows []store.Session
 	var box store.Sandbox
 	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
-		if l, err = tx.Lease(ctx, k.Tenant, k.Group); err != nil {
+		if l, err = tx.Sessions().Lease(ctx, k.Tenant, k.Group); err != nil {
 			return err
 		}
-		if rows, err = tx.GroupSessions(ctx, k.Tenant, k.Group); err != nil || l.Sandbox == "" {
+		if rows, err = tx.Sessions().InGroup(ctx, k.Tenant, k.Group); err != nil || l.Sandbox == "" {
 			return err
 		}
-		box, err = tx.Sandbox(ctx, k.Tenant, l.Sandbox)
+		box, err = tx.Sandboxes().Get(ctx, k.Tenant, l.Sandbox)
 		return err
 	})
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -99,7 +99,7 @@ func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) ([]s
 		to = s.Store.Now()
 	}
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.WarmTime, error) {
-		return tx.WarmTimes(ctx, who.Tenant, from.Truncate(time.Hour), to)
+		return tx.Sessions().WarmTimes(ctx, who.Tenant, from.Truncate(time.Hour), to)
 	})
 	if err != nil {
 		return nil, core.Named(op, err)

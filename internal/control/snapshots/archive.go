@@ -205,7 +205,7 @@ func (svc *Service) saveLocked(ctx context.Context, s *store.Snapshot) error {
 		return err
 	}
 	err = svc.Store.Update(ctx, func(tx *store.Tx) error {
-		return tx.ArchiveSnapshot(ctx, s.Tenant, s.ID, store.Archived{
+		return tx.Snapshots().Archive(ctx, s.Tenant, s.ID, store.Archived{
 			Archive: set.ID, Encrypted: set.Encrypted, Version: at.Version, Digest: at.Digest, Stored: at.Stored,
 		})
 	})
@@ -224,13 +224,13 @@ func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
 	if s.Problem == problem {
 		return
 	}
-	svc.Report(ctx, svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.BlameSnapshot(ctx, s.Tenant, s.ID, problem) }))
+	svc.Report(ctx, svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.Snapshots().Blame(ctx, s.Tenant, s.ID, problem) }))
 }
 
 // archiveOf returns what a tenant's new snapshots are saved in.
 func (svc *Service) archiveOf(ctx context.Context, tenant string) (archive.Set, error) {
 	a, err := store.Write(ctx, svc.Store, func(tx *store.Tx) (store.Archive, error) {
-		return tx.EnsureArchive(ctx, store.Archive{
+		return tx.Snapshots().EnsureArchive(ctx, store.Archive{
 			ID: "ar-" + strings.ToLower(rand.Text()[:16]), Tenant: tenant, Encrypted: !svc.cfg.Plain,
 		})
 	})
@@ -366,7 +366,7 @@ func (svc *Service) fetch(ctx context.Context, be *providers.Backend, s *store.S
 		return snap.Ref, err
 	}
 	return snap.Ref, svc.Store.Update(ctx, func(tx *store.Tx) error {
-		return tx.MoveSnapshot(ctx, s.Tenant, s.ID, be.Binding, Taken(snap).Ref)
+		return tx.Snapshots().Move(ctx, s.Tenant, s.ID, be.Binding, Taken(snap).Ref)
 	})
 }
 

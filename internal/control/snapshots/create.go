@@ -54,7 +54,7 @@ func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotR
 	defer svc.writing.Begin(id)()
 	var intent *audit.Intent
 	err := svc.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		if s, err = tx.CreateSnapshot(ctx, l.Sandbox.Tenant, s); err != nil {
+		if s, err = tx.Snapshots().Create(ctx, l.Sandbox.Tenant, s); err != nil {
 			return err
 		}
 		intent, err = svc.Audit.BeginTx(ctx, tx, l.Action)
@@ -77,7 +77,7 @@ func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotR
 	defer cancel()
 	if err == nil {
 		err = svc.Store.Update(late, func(tx *store.Tx) error {
-			if err := tx.FinishSnapshot(late, l.Sandbox.Tenant, id, Taken(snap)); err != nil {
+			if err := tx.Snapshots().Finish(late, l.Sandbox.Tenant, id, Taken(snap)); err != nil {
 				return err
 			}
 			return intent.EndTx(late, tx, audit.Outcome{})
@@ -85,7 +85,7 @@ func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotR
 	}
 	if err != nil {
 		svc.Report(ctx, intent.End(audit.Outcome{Err: err}))
-		svc.Report(ctx, svc.Store.Update(late, func(tx *store.Tx) error { return tx.DeleteSnapshot(late, l.Sandbox.Tenant, id) }))
+		svc.Report(ctx, svc.Store.Update(late, func(tx *store.Tx) error { return tx.Snapshots().Delete(late, l.Sandbox.Tenant, id) }))
 		svc.Drop(late, l.Sandbox.Provider, id)
 		return s, err
 	}

@@ -226,7 +226,7 @@ func (svc *Service) Sweep(ctx context.Context) error {
 				wanted[s.ID] = true
 				continue
 			}
-			if err := svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+			if err := svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.Snapshots().Delete(ctx, s.Tenant, s.ID) }); err != nil {
 				return err
 			}
 		}

@@ -39,7 +39,7 @@ func (svc *Service) ListSnapshots(ctx context.Context, q sandbox.ListQuery) (all
 	}
 	var page []store.Snapshot
 	err = svc.Store.View(ctx, func(tx *store.Tx) (err error) {
-		page, next, err = tx.Snapshots(ctx, who.Tenant, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+		page, next, err = tx.Snapshots().List(ctx, who.Tenant, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
 		return err
 	})
 	all = make([]sandbox.Snapshot, len(page))
@@ -54,7 +54,7 @@ func (svc *Service) Find(ctx context.Context, tenant, ref string) (store.Snapsho
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Snapshot{}, err
 	}
-	s, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshot(ctx, tenant, ref) })
+	s, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshots().Get(ctx, tenant, ref) })
 	if e := new(sandbox.Error); errors.As(err, &e) && e.Code == sandbox.CodeNotFound {
 		e.Hint = "see what there is with: atoll snapshot ls"
 	}
@@ -83,7 +83,7 @@ func (svc *Service) Remove(ctx context.Context, s *store.Snapshot) error {
 	if svc.writing.Has(s.ID) {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the snapshot is being written", Hint: "try again"}
 	}
-	if err := svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.DeleteSnapshot(ctx, s.Tenant, s.ID) }); err != nil {
+	if err := svc.Store.Update(ctx, func(tx *store.Tx) error { return tx.Snapshots().Delete(ctx, s.Tenant, s.ID) }); err != nil {
 		return err
 	}
 	svc.archive.forget(s.ID, s.Tenant)
@@ -108,10 +108,10 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 		removed = []sandbox.Snapshot{}
 		var used map[string]bool
 		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
-			if used, err = tx.TemplateSnapshots(ctx, who.Tenant); err != nil {
+			if used, err = tx.Templates().Snapshots(ctx, who.Tenant); err != nil {
 				return nil, err
 			}
-			all, _, err = tx.Snapshots(ctx, who.Tenant, labels, store.Page{Limit: store.MaxPage})
+			all, _, err = tx.Snapshots().List(ctx, who.Tenant, labels, store.Page{Limit: store.MaxPage})
 			return all, err
 		})
 		if err != nil {

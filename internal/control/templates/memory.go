@@ -38,7 +38,7 @@ func (svc *Service) remember(ctx context.Context, t *store.Template, req templat
 	if t.Start == "" || !svc.hasMemory(ctx) {
 		return nil
 	}
-	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, t.Tenant) })
+	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates().List(ctx, t.Tenant) })
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *store.Templ
 
 // setTemplate records a template under its name.
 func (svc *Service) setTemplate(ctx context.Context, t store.Template) error {
-	return svc.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.SetTemplate(ctx, t) })
+	return svc.replaceTemplate(ctx, t.Tenant, t.Name, t.Tag, func(tx *store.Tx) error { return tx.Templates().Set(ctx, t) })
 }
 
 // replaceTemplate changes what a name of a template means, and removes the
@@ -197,13 +197,13 @@ func (svc *Service) replaceTemplate(ctx context.Context, tenant, name, tag strin
 	var unused string
 	err := svc.Store.Update(ctx, func(tx *store.Tx) error {
 		unused = ""
-		if old, err := tx.Template(ctx, tenant, name, tag); err == nil {
+		if old, err := tx.Templates().Get(ctx, tenant, name, tag); err == nil {
 			unused = old.Snapshot
 		}
 		if err := change(tx); err != nil {
 			return err
 		}
-		used, err := tx.TemplateSnapshots(ctx, tenant)
+		used, err := tx.Templates().Snapshots(ctx, tenant)
 		if used[unused] {
 			unused = ""
 		}

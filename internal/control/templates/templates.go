@@ -119,7 +119,7 @@ func (svc *Service) find(ctx context.Context, tenant, ref string) (t store.Templ
 	if err != nil {
 		return t, err
 	}
-	return store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) { return tx.Template(ctx, tenant, name, tag) })
+	return store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) { return tx.Templates().Get(ctx, tenant, name, tag) })
 }
 
 // Templates lists the templates of the caller's tenant.
@@ -129,7 +129,7 @@ func (svc *Service) Templates(ctx context.Context) ([]sandbox.Template, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates().List(ctx, who.Tenant) })
 	out := make([]sandbox.Template, len(all))
 	for i, t := range all {
 		out[i] = t.Template
@@ -182,7 +182,7 @@ func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
 		if err != nil {
 			return err
 		}
-		return svc.replaceTemplate(ctx, who.Tenant, name, tag, func(tx *store.Tx) error { return tx.RemoveTemplate(ctx, who.Tenant, name, tag) })
+		return svc.replaceTemplate(ctx, who.Tenant, name, tag, func(tx *store.Tx) error { return tx.Templates().Remove(ctx, who.Tenant, name, tag) })
 	}))
 }
 
@@ -198,7 +198,7 @@ func (svc *Service) PruneTemplates(ctx context.Context, unused time.Duration) (f
 		if svc.cfg.Builder == nil {
 			return nil
 		}
-		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates(ctx, who.Tenant) })
+		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates().List(ctx, who.Tenant) })
 		if err != nil {
 			return err
 		}

@@ -141,7 +141,7 @@ func (s *Service) Valid(ctx context.Context, tx *store.Tx, tenant, keyID string)
 	if keyID != "" {
 		return s.ring.Stands(ctx, tx, tenant, keyID)
 	}
-	t, err := tx.Tenant(ctx, tenant)
+	t, err := tx.Tenants().Get(ctx, tenant)
 	if err == nil && !t.Disabled.IsZero() {
 		err = &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "the tenant is disabled"}
 	}

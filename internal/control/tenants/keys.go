@@ -38,7 +38,7 @@ func (s *Service) CreateKey(ctx context.Context, n sandbox.NewKey) (sandbox.Key,
 	err = s.Change(ctx, op, guard.Subject{Subject: n.Name}, func(ctx context.Context) (string, error) {
 		err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
 			if who.UID != nil {
-				if _, err := tx.EnsureTenant(ctx, n.Tenant); err != nil {
+				if _, err := tx.Tenants().Ensure(ctx, n.Tenant); err != nil {
 					return err
 				}
 			}
@@ -60,7 +60,7 @@ func (s *Service) Keys(ctx context.Context) ([]sandbox.Key, error) {
 	if err != nil {
 		return nil, err
 	}
-	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Keys(ctx, who.Tenant) })
+	stored, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Key, error) { return tx.Tenants().Keys(ctx, who.Tenant) })
 	keys := make([]sandbox.Key, len(stored))
 	for i := range stored {
 		keys[i] = stored[i].Key
@@ -77,7 +77,7 @@ func (s *Service) RevokeKey(ctx context.Context, id string) error {
 		return err
 	}
 	err = s.Do(ctx, op, guard.Subject{Subject: id}, func(ctx context.Context) error {
-		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.RevokeKey(ctx, who.Tenant, id) })
+		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().RevokeKey(ctx, who.Tenant, id) })
 	})
 	s.review(context.WithoutCancel(ctx), s.requests.matching(func(c credential) bool { return c.key == id }))
 	return core.Named(op, err)

@@ -21,7 +21,7 @@ func (s *Service) Limits(ctx context.Context, tenant string) (sandbox.Limits, er
 	if l, known := ctx.Value(limitsKey{}).(sandbox.Limits); known {
 		return l, nil
 	}
-	t, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenant(ctx, tenant) })
+	t, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, tenant) })
 	return t.Limits, err
 }
 

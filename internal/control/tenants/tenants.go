@@ -28,12 +28,12 @@ func New(c *core.Core) *Service {
 
 func withUsage(ctx context.Context, tx *store.Tx, stored store.Tenant) (t sandbox.Tenant, err error) {
 	t = stored.Tenant
-	t.Usage, err = tx.Usage(ctx, t.ID)
+	t.Usage, err = tx.Tenants().Usage(ctx, t.ID)
 	return t, err
 }
 
 func read(ctx context.Context, tx *store.Tx, id string) (sandbox.Tenant, error) {
-	stored, err := tx.Tenant(ctx, id)
+	stored, err := tx.Tenants().Get(ctx, id)
 	if err != nil {
 		return sandbox.Tenant{}, err
 	}
@@ -83,13 +83,13 @@ func (s *Service) Tenant(ctx context.Context, id string) (t sandbox.Tenant, err 
 func (s *Service) CreateTenant(ctx context.Context, n sandbox.NewTenant) (t sandbox.Tenant, err error) {
 	err = s.AsOwner(ctx, ops.TenantCreate, n.ID, func(ctx context.Context) error {
 		return s.Store.Update(ctx, func(tx *store.Tx) error {
-			if _, err := tx.Tenant(ctx, n.ID); err == nil {
+			if _, err := tx.Tenants().Get(ctx, n.ID); err == nil {
 				return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Subject: n.ID, Message: "there is a tenant of that name"}
 			}
-			if _, err := tx.EnsureTenant(ctx, n.ID); err != nil {
+			if _, err := tx.Tenants().Ensure(ctx, n.ID); err != nil {
 				return err
 			}
-			if err := tx.SetLimits(ctx, n.ID, n.Limits); err != nil {
+			if err := tx.Tenants().SetLimits(ctx, n.ID, n.Limits); err != nil {
 				return err
 			}
 			t, err = read(ctx, tx, n.ID)
@@ -109,12 +109,12 @@ func (s *Service) UpdateTenant(ctx context.Context, id string, c sandbox.TenantC
 	}
 	err = s.AsOwner(ctx, op, id, func(ctx context.Context) error {
 		return s.Store.Update(ctx, func(tx *store.Tx) error {
-			t, err := tx.LockTenant(ctx, id)
+			t, err := tx.Tenants().Lock(ctx, id)
 			if err == nil && c.Limits != nil {
-				err = tx.SetLimits(ctx, id, c.Limits.Apply(t.Limits))
+				err = tx.Tenants().SetLimits(ctx, id, c.Limits.Apply(t.Limits))
 			}
 			if err == nil && c.Disabled != nil {
-				err = tx.DisableTenant(ctx, id, *c.Disabled)
+				err = tx.Tenants().Disable(ctx, id, *c.Disabled)
 			}
 			return err
 		})

@@ -26,7 +26,7 @@ func open(t *testing.T, opts store.Options) (*tenants.Service, context.Context) 
 	t.Helper()
 	db := storetest.SQLite(t, opts)
 	_, err := store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) {
-		return tx.EnsureTenant(t.Context(), core.DefaultTenant)
+		return tx.Tenants().Ensure(t.Context(), core.DefaultTenant)
 	})
 	ok(t, err)
 	log := eventlog.New(db, eventlog.Options{})

@@ -38,7 +38,7 @@ func (s *Service) Claim(ctx context.Context, tx *store.Tx, tenant string, spec *
 }
 
 func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, ref *sandbox.WorkspaceMount) error {
-	w, err := tx.LockWorkspace(ctx, tenant, ref.Name)
+	w, err := tx.Workspaces().Lock(ctx, tenant, ref.Name)
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id 
 	if mode == "" {
 		mode = sandbox.WorkspaceExclusive
 	}
-	return tx.Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node})
+	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node})
 }
 
 // Mount prepares the directories of claimed workspaces and returns a request that
@@ -60,7 +60,7 @@ func (s *Service) Mount(ctx context.Context, want control.CreateRequest) (contro
 		return want, nil
 	}
 	want.Spec.Workspaces = nil
-	held, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, want.Spec.ID) })
+	held, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, want.Spec.ID) })
 	if err != nil {
 		return want, err
 	}
@@ -145,7 +145,7 @@ func (s *Service) detach(ctx context.Context, id sandbox.ID, name string) error 
 	if s.trees == nil {
 		return nil
 	}
-	held, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Held(ctx, id) })
+	held, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, id) })
 	if err != nil {
 		return err
 	}
@@ -182,8 +182,8 @@ func (s *Service) release(ctx context.Context, a store.Attachment, row store.Wor
 	}
 	var left []store.Attachment
 	err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
-		if err = tx.Detach(ctx, a); err == nil {
-			left, err = tx.Attachments(ctx, row.ID)
+		if err = tx.Workspaces().Detach(ctx, a); err == nil {
+			left, err = tx.Workspaces().Attachments(ctx, row.ID)
 		}
 		return err
 	})

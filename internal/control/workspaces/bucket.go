@@ -96,7 +96,7 @@ func (s *Service) flushBucket(ctx context.Context, a store.Attachment, row store
 		row.Problem = problem
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 		defer cancel()
-		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
+		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.Workspaces().Set(late, row) }))
 	}
 	return err
 }
@@ -122,7 +122,7 @@ func (s *Service) SweepBuckets(ctx context.Context) error {
 	defer cancel()
 	var failed error
 	wanted := func(id string) bool {
-		all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, id) })
+		all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Workspaces().Attachments(ctx, id) })
 		if err != nil {
 			failed = err
 			return true

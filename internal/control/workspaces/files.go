@@ -25,7 +25,7 @@ func (s *Service) EnterWorkspace(ctx context.Context, id string) (context.Contex
 	w, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) {
 		w, err := tx.Operator().WorkspaceByID(ctx, id)
 		if err == nil {
-			tenant, err = tx.Tenant(ctx, w.Tenant)
+			tenant, err = tx.Tenants().Get(ctx, w.Tenant)
 		}
 		return w, err
 	})

@@ -75,7 +75,7 @@ func (s *Service) persist(ctx context.Context, row store.Workspace, w *workspace
 		row.Problem = problem
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 		defer cancel()
-		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.SetWorkspace(late, row) }))
+		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.Workspaces().Set(late, row) }))
 	}
 	return v.WorkspaceVersion, err
 }

@@ -88,7 +88,7 @@ func (s *Service) onWorkspace(ctx context.Context, op ops.Op, name string, do fu
 		if err := s.enabled(); err != nil {
 			return err
 		}
-		row, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, name) })
+		row, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspaces().Get(ctx, who.Tenant, name) })
 		if err != nil {
 			return err
 		}
@@ -145,13 +145,13 @@ func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (
 		if err := s.checkBucket(row); err != nil {
 			return err
 		}
-		if err := s.Store.Update(ctx, func(tx *store.Tx) error { return tx.AddWorkspace(ctx, row) }); err != nil {
+		if err := s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Add(ctx, row) }); err != nil {
 			return err
 		}
 		if err := s.createTree(ctx, row); err != nil {
 			return err
 		}
-		row, err = store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspace(ctx, who.Tenant, n.Name) })
+		row, err = store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspaces().Get(ctx, who.Tenant, n.Name) })
 		return err
 	})
 	return withAttached(row, nil), core.Named(op, err)
@@ -182,7 +182,7 @@ func (s *Service) createTree(ctx context.Context, row store.Workspace) error {
 	if err != nil {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
 		defer cancel()
-		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.RemoveWorkspace(late, row.ID) }))
+		s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.Workspaces().Remove(late, row.ID) }))
 	}
 	return err
 }
@@ -195,12 +195,12 @@ func (s *Service) Workspaces(ctx context.Context) (all []sandbox.Workspace, err 
 	}
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
 		all = nil
-		rows, err := tx.Workspaces(ctx, who.Tenant)
+		rows, err := tx.Workspaces().List(ctx, who.Tenant)
 		if err != nil {
 			return err
 		}
 		for _, row := range rows {
-			attached, err := tx.Attachments(ctx, row.ID)
+			attached, err := tx.Workspaces().Attachments(ctx, row.ID)
 			if err != nil {
 				return err
 			}
@@ -242,7 +242,7 @@ func (s *Service) Workspace(ctx context.Context, name string) (out sandbox.Works
 }
 
 func (s *Service) attachments(ctx context.Context, row store.Workspace) ([]store.Attachment, error) {
-	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Attachments(ctx, row.ID) })
+	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Workspaces().Attachments(ctx, row.ID) })
 }
 
 // RemoveWorkspace removes a workspace with all its versions. It must not be
@@ -258,11 +258,11 @@ func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
 			return err
 		}
 		row, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) {
-			row, err := tx.LockWorkspace(ctx, who.Tenant, name)
+			row, err := tx.Workspaces().Lock(ctx, who.Tenant, name)
 			if err != nil {
 				return row, err
 			}
-			attached, err := tx.Attachments(ctx, row.ID)
+			attached, err := tx.Workspaces().Attachments(ctx, row.ID)
 			if err == nil && len(attached) > 0 {
 				err = &sandbox.Error{
 					Code: sandbox.CodeConflict, Subject: name, Message: "the workspace is attached to the sandbox " + string(attached[0].Sandbox),
@@ -273,7 +273,7 @@ func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
 				return row, err
 			}
 			row.Removing = true
-			return row, tx.SetWorkspace(ctx, row)
+			return row, tx.Workspaces().Set(ctx, row)
 		})
 		if err != nil {
 			return err
@@ -291,6 +291,6 @@ func (s *Service) RemoveWorkspace(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.RemoveWorkspace(ctx, row.ID) })
+		return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Remove(ctx, row.ID) })
 	}))
 }
