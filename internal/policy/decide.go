@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -257,8 +258,11 @@ type Hello struct {
 // addresses can allow.
 func (p *Policy) Hello(f Flow, connected Decision, h Hello) Decision {
 	f.Addr = f.Addr.Unmap()
-	if !connected.Allow || f.Name == "" && !connected.Inspect {
+	if !connected.Allow {
 		return connected
+	}
+	if f.Name == "" && !connected.Inspect {
+		return p.Inside(f, connected, h)
 	}
 	if h.ServerName == "" && f.Name != "" {
 		return refuse(NoName, "the TLS client names no server; the connection is to %s", f.Name)
@@ -272,6 +276,53 @@ func (p *Policy) Hello(f Flow, connected Decision, h Hello) Decision {
 		return refuse(NoName, "the TLS client hides the name of the server")
 	}
 	return connected
+}
+
+// Guards reports whether Inside has to be asked about the TLS hello of an
+// allowed connection whose requests are not looked into: nothing but a default
+// allows it, and rules name hosts, one of which it may lead to.
+func (p *Policy) Guards(f Flow) bool {
+	f.Addr = f.Addr.Unmap()
+	return p.guards(f) || slices.ContainsFunc(p.ceilings, func(c *Policy) bool { return c.guards(f) })
+}
+
+func (p *Policy) guards(f Flow) bool {
+	d := p.connect(f)
+	return p.names && d.Allow && d.Reason == ByDefault
+}
+
+// Inside decides whether the first message of TLS may travel in an allowed
+// connection that need not agree with it. Where only a default allows the
+// connection, the server name has to be one that could be connected to without
+// its requests being looked into.
+func (p *Policy) Inside(f Flow, connected Decision, h Hello) Decision {
+	f.Addr = f.Addr.Unmap()
+	d := p.under(p.inside(f, h), func(c *Policy) Decision { return c.inside(f, h) })
+	if !d.Allow {
+		return d
+	}
+	return connected
+}
+
+func (p *Policy) inside(f Flow, h Hello) Decision {
+	if !p.guards(f) {
+		return p.connect(f)
+	}
+	if h.Encrypted {
+		return refuse(NoName, "the TLS client hides the name of the server")
+	}
+	host, err := ParseHost(h.ServerName)
+	switch {
+	case h.ServerName != "" && err != nil:
+		return refuse(BadHost, "the TLS client names %q: %v", clip(h.ServerName), err)
+	case host.Name == "" || host.Name == f.Name:
+		return p.connect(f)
+	}
+	d := p.connect(Flow{Name: host.Name, Addr: f.Addr, Port: f.Port})
+	if d.Allow && d.Inspect {
+		return refuse(Disagree, "the TLS client names %q, whose requests are looked into; the connection is to %s", clip(h.ServerName), f.host())
+	}
+	return d
 }
 
 func (f Flow) host() Host { return Host{Name: f.Name, Addr: f.Addr} }

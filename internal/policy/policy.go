@@ -65,6 +65,7 @@ type Policy struct {
 	fallback sandbox.Action
 	rules    []rule
 	index    index
+	names    bool // some rule is about hosts by name
 	operator Operator
 	swaps    []swap
 	ceilings []*Policy
@@ -139,6 +140,7 @@ func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 		return nil, err
 	}
 	p.index = newIndex(p.rules)
+	p.names = len(p.index.names)+len(p.index.suffixes)+len(p.index.any) > 0
 	var err error
 	if p.ceilings, err = compileCeilings(opts.Ceilings, opts.Operator); err != nil {
 		return nil, err

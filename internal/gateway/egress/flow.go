@@ -291,6 +291,8 @@ func (f *flow) run() {
 		f.runWeb()
 	case f.target.port == 80:
 		f.serveHTTP(f.in, false)
+	case f.ruling.Guards(f.decidedFlow()):
+		f.splice(&guardedConn{Conn: f.in, f: f})
 	default:
 		f.splice(f.in)
 	}
@@ -306,9 +308,8 @@ func (f *flow) runWeb() {
 		return
 	}
 	in := &replayConn{f.in, first}
-	const handshake = 22
 	switch {
-	case first[0] == handshake:
+	case first[0] == handshakeRecord:
 		f.runTLS(in)
 	case f.target.port == 443:
 		f.kind = "tls"

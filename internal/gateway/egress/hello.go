@@ -14,6 +14,9 @@ import (
 // message. Post-quantum keys make it some kilobytes.
 const maxHello = 64 << 10
 
+// handshakeRecord is the first byte of what a TLS client says.
+const handshakeRecord = 22
+
 // encryptedHello is the number of the extension that hides the real name.
 const encryptedHello = 0xfe0d
 
