@@ -308,3 +308,36 @@ func TestRB57Durations(t *testing.T) {
 		}
 	}
 }
+
+// Saving keeps an archive of a sandbox that goes on; it does not count as the
+// capture that comes before its end.
+func TestRB56SaveIsNoCapture(t *testing.T) {
+	now, cfg := time.Unix(1000, 0), Default()
+	do := func(l Lease, op Op) (Lease, Effect) {
+		t.Helper()
+		after, effect, err := Apply(l, op, cfg, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return after, effect
+	}
+	l, _ := do(Lease{Group: "g"}, Acquire{Kind: Operator, ID: "a"})
+	if _, effect := do(l, Save{Archive: []byte(`1`)}); effect.Done {
+		t.Error("a warming sandbox was saved")
+	}
+	l, _ = do(l, Commit{Attempt: 1, Sandbox: "sb"})
+	if _, effect := do(l, Save{Epoch: 2, Archive: []byte(`1`)}); effect.Done {
+		t.Error("a save of another epoch was kept")
+	}
+	l, effect := do(l, Save{Epoch: 1, Archive: []byte(`1`)})
+	if !effect.Done || effect.Prior != nil || string(l.Archive) != "1" {
+		t.Errorf("the first save: %+v, %s", effect, l.Archive)
+	}
+	if l, effect = do(l, Save{Epoch: 1, Archive: []byte(`2`)}); string(effect.Prior) != "1" || string(l.Archive) != "2" {
+		t.Errorf("the second save: prior %s, archive %s; want 1 and 2", effect.Prior, l.Archive)
+	}
+	l, _ = do(l, Release{Kind: Operator, ID: "a"})
+	if _, effect = do(l, Begin{Epoch: 1, Drain: l.Drains}); effect.Done {
+		t.Error("a sandbox was ended that was not captured since it began to drain")
+	}
+}
