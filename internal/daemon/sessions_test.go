@@ -498,6 +498,9 @@ func TestSessionsNeedPermission(t *testing.T) {
 	}
 	_, err = looked.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 	wantCode(t, err, sandbox.CodeDenied)
+	if _, err := looked.Files().Stat(t.Context(), "/"); err != nil {
+		t.Errorf("who may read cannot look at a file of a session that has a sandbox: %v", err)
+	}
 }
 
 // statusOf returns the status of a request that no library of ours would send.

@@ -95,12 +95,16 @@ func (s *Service) environment(row *store.Session) (map[string]string, error) {
 
 // fence refuses what was meant for an earlier sandbox of a session.
 func (s *Service) fence(ctx context.Context, row store.Session, l lease.Lease, epoch int64, op ops.Op) error {
-	serves := l.State == lease.Warm || l.State == lease.Draining && !l.Ending
-	if serves && l.Epoch == epoch {
+	if serves(l) && l.Epoch == epoch {
 		return nil
 	}
 	s.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.FenceRefused, epoch, op)
 	return stale(row.Name, fmt.Sprintf("epoch %d is over: the session is %s, at epoch %d", epoch, l.State, l.Epoch))
+}
+
+// serves reports whether a lease has a sandbox that can be used.
+func serves(l lease.Lease) bool {
+	return l.State == lease.Warm || l.State == lease.Draining && !l.Ending
 }
 
 func stale(name, why string) error {
