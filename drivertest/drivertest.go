@@ -37,6 +37,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// IDPrefix begins the IDs of all sandboxes and snapshots that the suite makes.
+const IDPrefix = "dt-"
+
 // Harness tells the suite how to reach a provider. New and Spec must be set.
 type Harness struct {
 	// New connects to the provider. The suite calls it several times and uses

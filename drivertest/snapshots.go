@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func newSnapshotID() string { return "sn-" + strings.ToLower(rand.Text()[:13]) }
+func newSnapshotID() string { return IDPrefix + "sn-" + strings.ToLower(rand.Text()[:13]) }
 
 func (t *caseT) keeper() driver.SnapshotKeeper { return t.keeperOf(t.provider) }
 

@@ -107,7 +107,7 @@ func newSuite(ctx context.Context, h Harness) (*suite, error) {
 	s := &suite{
 		h:      h,
 		canary: "canary-" + hex.EncodeToString(random[:]),
-		prefix: "dt-" + hex.EncodeToString(random[:4]),
+		prefix: IDPrefix + hex.EncodeToString(random[:4]),
 		logs:   &lockedBuffer{},
 	}
 	s.baseline = takeBaseline()

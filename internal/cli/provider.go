@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -101,7 +102,8 @@ func (a providerCommands) providerCheckCmd() *cobra.Command {
 		Short: "Run the conformance suite against a provider",
 		Long: `Check runs Atoll's conformance suite against a provider on this machine. It makes and
 removes sandboxes, and compares the capabilities that the provider declares with
-what works.`,
+what works. For a service that may charge for sandboxes, check says how many it makes
+at most, gives each a lifetime of an hour at most, and removes in the end what is left.`,
 		Example: `  atoll provider check host`,
 		Args:    cobra.MaximumNArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
@@ -131,9 +133,17 @@ what works.`,
 		if err != nil {
 			return err
 		}
-		report := drivertest.Check(ctx, drivertest.Harness{
+		h := drivertest.Harness{
 			New: open, Close: end, Spec: func() sandbox.Spec { return sandbox.Spec{Image: control.HostImage} }, Observe: a.checkProgress,
-		})
+		}
+		finish := func() error { return nil }
+		if chargedFor(name) {
+			if finish, err = a.onAccount(ctx, &h); err != nil {
+				return err
+			}
+		}
+		report := drivertest.Check(ctx, h)
+		left := finish()
 		write := report.WriteText
 		if asJSON {
 			write = report.WriteJSON
@@ -141,7 +151,7 @@ what works.`,
 		if err := write(a.Stdout); err != nil {
 			return err
 		}
-		return report.Err()
+		return errors.Join(report.Err(), left)
 	})
 	return cmd
 }

@@ -133,4 +133,8 @@ func TestConformance(t *testing.T) {
 		}
 	}
 	drivertest.Run(t, h)
+	t.Logf("%d sandboxes and %d snapshots were asked for", w.Faults.Requests(http.MethodPost, "/sandboxes"), w.Faults.Requests(http.MethodPost, "/sandboxes/*/snapshot"))
+	if n := len(w.IDs()) + w.Snapshots(); n > 0 {
+		t.Errorf("%d sandboxes and snapshots are left", n)
+	}
 }
