@@ -298,9 +298,23 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 		config = config.Clone()
 		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
 		config.NextProtos = protocols
+		if config.CipherSuites == nil {
+			config.CipherSuites = aeadSuites()
+		}
 		l = tls.NewListener(l, config)
 	}
 	return l, nil
+}
+
+// aeadSuites are the cipher suites of TLS 1.2 that authenticate what they
+// encrypt. Those of TLS 1.3 all do.
+func aeadSuites() (out []uint16) {
+	for _, s := range tls.CipherSuites() {
+		if !strings.Contains(s.Name, "_CBC_") {
+			out = append(out, s.ID)
+		}
+	}
+	return out
 }
 
 // serve answers on l in the background; the server closes it.

@@ -55,6 +55,39 @@ func certificate(t *testing.T) (*tls.Config, *x509.CertPool) {
 	return &tls.Config{Certificates: s.TLS.Certificates}, pool
 }
 
+// TestAttackOldCiphers offers nothing but what attacks on padding need, or what
+// is older than TLS 1.2.
+func TestAttackOldCiphers(t *testing.T) {
+	config, pool := certificate(t)
+	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.TLS = "127.0.0.1:0", config })
+	var old, good []uint16
+	for _, s := range append(tls.CipherSuites(), tls.InsecureCipherSuites()...) {
+		if strings.Contains(s.Name, "_CBC_") || s.Insecure {
+			old = append(old, s.ID)
+		} else {
+			good = append(good, s.ID)
+		}
+	}
+	for name, tt := range map[string]struct {
+		offer *tls.Config
+		ok    bool
+	}{
+		"CBC":     {&tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12, CipherSuites: old}, false},
+		"TLS 1.1": {&tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, false},
+		"AEAD":    {&tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12, CipherSuites: good}, true},
+		"TLS 1.3": {&tls.Config{MinVersion: tls.VersionTLS13}, true},
+	} {
+		tt.offer.RootCAs, tt.offer.ServerName = pool, "example.com"
+		c, err := tls.Dial("tcp", d.TCP().String(), tt.offer)
+		if (err == nil) != tt.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			c.Close()
+		}
+	}
+}
+
 func TestTLS(t *testing.T) {
 	config, pool := certificate(t)
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Listen, o.TLS = "127.0.0.1:0", config })

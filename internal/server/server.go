@@ -334,6 +334,8 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 		}
 		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r)})
 		if err != nil {
+			// The rest of the body is not waited for longer than this.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))
 			refuse(w, err)
 			return
 		}

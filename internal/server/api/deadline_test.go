@@ -1,7 +1,11 @@
 package api
 
 import (
+	"bufio"
 	"context"
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -34,5 +38,67 @@ func TestBodyTimeoutIsForTheBody(t *testing.T) {
 	_ = resp.Body.Close()
 	if resp.StatusCode != http.StatusNoContent {
 		t.Errorf("status %d", resp.StatusCode)
+	}
+}
+
+// TestAttackSilentBody sends part of a body, or none of it, and keeps the
+// connection: handlers must not wait for the rest for good, whether they read
+// it or not. A body that goes on, however slowly, is read to its end, and what
+// is done after it takes as long as it takes.
+func TestAttackSilentBody(t *testing.T) {
+	const rest = 300 * time.Millisecond
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		boundBody(w, r, rest)
+		status := http.StatusOK
+		switch r.URL.Path {
+		case "/read":
+			if _, err := io.Copy(io.Discard, r.Body); err != nil {
+				status = http.StatusRequestTimeout
+			}
+		case "/work":
+			_, _ = io.Copy(io.Discard, r.Body)
+			select {
+			case <-r.Context().Done():
+				t.Error("the deadline of the body ended the request")
+			case <-time.After(3 * rest):
+			}
+		}
+		w.WriteHeader(status)
+	}))
+	t.Cleanup(s.Close)
+	for name, tt := range map[string]struct {
+		path string
+		send []string // with pauses shorter than the rest
+		want int
+	}{
+		"read, nothing comes":     {"/read", nil, http.StatusRequestTimeout},
+		"read, half of it comes":  {"/read", []string{"01234"}, http.StatusRequestTimeout},
+		"not read, nothing comes": {"/", nil, http.StatusOK},
+		"not read, half comes":    {"/", []string{"01234"}, http.StatusOK},
+		"slow, but all of it":     {"/read", []string{"01", "23", "45", "67", "89"}, http.StatusOK},
+		"long work":               {"/work", []string{"0123456789"}, http.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, err := net.Dial("tcp", s.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			fmt.Fprintf(c, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n", tt.path)
+			for _, part := range tt.send {
+				time.Sleep(rest / 2)
+				_, _ = io.WriteString(c, part)
+			}
+			_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			if resp.StatusCode != tt.want {
+				t.Errorf("status %d, want %d", resp.StatusCode, tt.want)
+			}
+		})
 	}
 }

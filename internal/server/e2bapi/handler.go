@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -98,6 +99,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		h.fail(w, r, err)
 	case !named:
+		api.BoundBody(w, r)
 		h.control.ServeHTTP(w, r)
 	default:
 		h.enter(w, r, id, port)
