@@ -84,6 +84,28 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (*Process, error) {
 	return p, nil
 }
 
+// Position is how far the streams of a command have come, in bytes since its
+// start.
+type Position struct{ Stdin, Stdout, Stderr int64 }
+
+// Rejoin connects to a background command, or to one with a Hold, whose earlier
+// connection then ends. Output follows from the position. Where that is not kept
+// any more, it is CodeExhausted, or with skip begins with the oldest byte kept.
+// The position that is returned is where output begins, and how much input the
+// command has taken: the caller goes on from there. Closing the process kills a
+// command with a Hold.
+func (s *Sandbox) Rejoin(ctx context.Context, id string, from Position, skip bool) (*Process, Position, error) {
+	p := &Process{sandbox: s, skip: skip}
+	if err := p.start(ctx, s.attachPath(id, stream.Position(from), skip), nil); err != nil {
+		return nil, Position{}, err
+	}
+	var at Position
+	if base := p.current().base; base != nil {
+		at = Position(*base)
+	}
+	return p, at, nil
+}
+
 // attachPath is where one connects to a command that runs.
 func (s *Sandbox) attachPath(id string, from stream.Position, skip bool) string {
 	query := url.Values{}
@@ -226,6 +248,17 @@ func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.quit()
 		_ = p.current().link.Close() // the daemon may have ended the link already
+		<-p.done
+	})
+	return nil
+}
+
+// Detach lets go of the command as if the connection had been cut: one with a
+// Hold waits for its caller to rejoin, any other does as on Close.
+func (p *Process) Detach() error {
+	p.closing.Do(func() {
+		p.quit()
+		p.current().link.Abort()
 		<-p.done
 	})
 	return nil

@@ -153,6 +153,22 @@ var rejoinCases = []testCase{
 			t.Errorf("the second read %q, %v", all, err)
 		}
 	}},
+	{"rejoin/close-after-takeover", capRejoin, func(t *caseT) {
+		b := t.box()
+		first := b.held("echo one; read x; echo two", time.Minute)
+		b.readLines(first.Stdout()).await("one")
+		second, _ := b.rejoin(first.Info().ID, driver.Cursor{Stdout: 4})
+		if _, err := first.Wait(t.ctx); err == nil {
+			t.Errorf("the first connection saw the end of a command that goes on")
+		}
+		t.ok("Close of the connection that was replaced", first.Close())
+		_, err := io.WriteString(second.Stdin(), "\n")
+		t.ok("writing", err)
+		if r := b.finish(second); r.stdout != "two\n" || r.exit.Code != 0 {
+			t.Errorf("the command that another connection took over: %v", r)
+		}
+		t.ok("Close", second.Close())
+	}},
 	{"rejoin/close-ends-it", capRejoin, func(t *caseT) {
 		b := t.box()
 		p := b.held("sleep 1000", time.Hour)

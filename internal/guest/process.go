@@ -215,12 +215,23 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 // and the end is still learnt by those who wait for it.
 func (p *process) Close() error {
 	p.close.Do(func() {
-		if p.held {
+		if p.held && !p.replaced() {
 			p.letGo()
 		}
 		p.detach()
 	})
 	return nil
+}
+
+// replaced reports whether the connection has ended before the command: another
+// has taken it over, perhaps, and is not to lose it.
+func (p *process) replaced() bool {
+	select {
+	case <-p.ended:
+		return p.err != nil
+	default:
+		return false
+	}
 }
 
 // Detach implements driver.Detacher.

@@ -10,6 +10,7 @@ package guestkit
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -157,10 +158,18 @@ func goArch(machine string) string {
 	return clip(machine)
 }
 
+// joining is how the command line begins of a process that joins the guest.
+var joining = []string{"/bin/sh", "-c", script, "atoll"}
+
+// Joins reports whether a command line is that of a process that Dial started.
+func Joins(argv []string) bool {
+	return len(argv) >= len(joining) && slices.Equal(argv[:len(joining)], joining)
+}
+
 // join starts a process that joins the guest, which the first one starts. The
 // error is an *Exit if there is no guest to join.
 func join(ctx context.Context, r Runner, paths []string, opts guest.Options, fresh bool) (*guest.Client, error) {
-	argv := append([]string{"/bin/sh", "-c", script, "atoll"}, paths...)
+	argv := append(slices.Clone(joining), paths...)
 	if fresh {
 		argv = append(argv, "fresh")
 	}

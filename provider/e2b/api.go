@@ -228,6 +228,8 @@ type newBox struct {
 	Metadata map[string]string `json:"metadata"`
 	Internet bool              `json:"allow_internet_access"`
 	Network  *boxNetwork       `json:"network,omitempty"`
+
+	copied bool // the template is a snapshot
 }
 
 // boxNetwork says what a sandbox may reach. Allow rules take precedence over

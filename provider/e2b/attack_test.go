@@ -315,3 +315,51 @@ func runCommand(t *testing.T, in driver.Instance, c sandbox.Command) string {
 		}
 	}
 }
+
+// What the service says of snapshots is no evidence unless it is its own word,
+// and snapshots of others are not touched.
+func TestSnapshotRefusals(t *testing.T) {
+	for what, answer := range map[string]http.HandlerFunc{
+		"a proxy":   func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "not found", http.StatusNotFound) },
+		"nonsense":  func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("<html>")) },
+		"a failure": func(w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusBadGateway, canary) },
+	} {
+		p := hostile(t, answer)
+		_, err := p.FindSnapshot(t.Context(), "sn-x")
+		if code := p.ErrorCode(err); code != sandbox.CodeUnavailable || errors.Is(err, driver.ErrSnapshotLost) || strings.Contains(err.Error(), canary) {
+			t.Errorf("%s: FindSnapshot: %q, %v", what, code, err)
+		}
+		ref := driver.SnapshotRef{Provider: e2b.Name, Kind: driver.SnapshotFilesystem, Data: "sn-x:files-1"}
+		if code := p.ErrorCode(p.RemoveSnapshot(t.Context(), ref)); what != "nonsense" && code != sandbox.CodeUnavailable {
+			t.Errorf("%s: RemoveSnapshot: %q", what, code)
+		}
+	}
+	asked := atomic.Int64{}
+	p := hostile(t, func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		_ = json.NewEncoder(w).Encode([]map[string]any{
+			{"snapshotID": "theirs:default", "names": []string{"atoll-0000000000000000-sn-x:files-1"}},
+			{"snapshotID": "nameless:default", "names": []string{}},
+			{"snapshotID": "odd:default", "names": []string{"atoll-", "atoll--:", "a/b/atoll-x-y:files-z"}},
+		})
+	})
+	for f, err := range p.Snapshots(t.Context()) {
+		t.Errorf("it lists %+v, %v", f, err)
+	}
+	if _, err := p.FindSnapshot(t.Context(), "sn-x"); p.ErrorCode(err) != sandbox.CodeNotFound || !errors.Is(err, driver.ErrSnapshotLost) {
+		t.Errorf("FindSnapshot: %v", err)
+	}
+	before := asked.Load()
+	for _, data := range []string{"", "..", "../../etc", "/", "a/../b", "a?b", "a#b", "a%2fb", "x:../y?", strings.Repeat("x", 5000)} {
+		ref := driver.SnapshotRef{Provider: e2b.Name, Kind: driver.SnapshotFilesystem, Data: data}
+		if err := p.RemoveSnapshot(t.Context(), ref); p.ErrorCode(err) != sandbox.CodeInvalid {
+			t.Errorf("%q: RemoveSnapshot: %v", data, err)
+		}
+		if _, _, err := p.Restore(t.Context(), spec("sb-x"), ref); p.ErrorCode(err) != sandbox.CodeInvalid {
+			t.Errorf("%q: Restore: %v", data, err)
+		}
+	}
+	if asked.Load() != before {
+		t.Error("the service was asked about references that nobody made")
+	}
+}

@@ -30,10 +30,15 @@ const making = 2 * time.Minute
 // Create implements driver.Provider.
 func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	template, err := p.template(spec)
-	if err == nil {
-		err = ctx.Err()
-	}
 	if err != nil {
+		return nil, err
+	}
+	return p.create(ctx, spec, template, false)
+}
+
+// create makes a sandbox from a template, or as the copy that a snapshot is.
+func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, template string, copied bool) (driver.Instance, error) {
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	scope, err := p.boxes.Scope()
@@ -60,11 +65,12 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		req.Metadata[metaLabel+k] = v
 	}
 	req.Internet, req.Network = egress(spec.Network.Plain)
+	req.copied = copied
 	// What was asked for cannot be taken back: it is made, or gone, before the
 	// lock is given up.
 	in, err := records.Finish(ctx, &p.work, func() (*Instance, error) {
 		defer l.Unlock()
-		return p.settle(ctx, l, req, guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}, spec.ID)
+		return p.settle(ctx, l, req, defaults(spec), spec.ID)
 	})
 	if err != nil {
 		return nil, err
@@ -129,7 +135,7 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[record], req ne
 		err = l.Write(record{Box: b.ID, Ends: b.Ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
 	}
 	if err == nil {
-		err = in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
+		err = in.ready(ctx, req.copied, def)
 	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -139,6 +145,28 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[record], req ne
 	}
 	in.Finish(guestkit.Killed)
 	return nil, errors.Join(err, p.api.kill(asking, b.ID), l.Remove())
+}
+
+// defaults are what commands of a sandbox begin with.
+func defaults(spec *sandbox.Spec) guest.Defaults {
+	return guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir}
+}
+
+// ready configures the guest. In the copy of a sandbox, the connections of the
+// original are ended first: their other side is not there, and what waits for
+// them must not.
+func (in *Instance) ready(ctx context.Context, copied bool, def guest.Defaults) error {
+	if copied {
+		if err := in.inside.hangUp(ctx); err != nil {
+			return in.Explain(ctx, err)
+		}
+	}
+	return in.configure(ctx, def)
+}
+
+// configure tells the guest what commands begin with.
+func (in *Instance) configure(ctx context.Context, def guest.Defaults) error {
+	return in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
 }
 
 // forget removes what a request may have made whose answer did not come.

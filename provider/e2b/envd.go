@@ -252,6 +252,30 @@ func (p *process) Receive() ([]byte, error) {
 	return nil, nil
 }
 
+// hangUp ends the processes that connect others with the guest.
+func (in *inside) hangUp(ctx context.Context) error {
+	all := connect.NewClient[envd.Empty, envd.ListResponse](in.client, in.base()+envd.ProcessList, envd.ClientCodec(true))
+	req := connect.NewRequest(&envd.Empty{})
+	in.sign(req.Header())
+	res, err := all.CallUnary(ctx, req)
+	if err != nil {
+		return in.explain(ctx, err)
+	}
+	end := connect.NewClient[envd.CloseStdinRequest, envd.Empty](in.client, in.base()+envd.ProcessCloseStdin, envd.ClientCodec(true))
+	for _, p := range res.Msg.Processes {
+		if p.Config == nil || !guestkit.Joins(append([]string{p.Config.Cmd}, p.Config.Args...)) {
+			continue
+		}
+		// A signal would reach the guest, too, which the first of them started.
+		req := connect.NewRequest(&envd.CloseStdinRequest{Process: &envd.ProcessSelector{PID: &p.PID}})
+		in.sign(req.Header())
+		if _, err := end.CallUnary(ctx, req); err != nil && connect.CodeOf(err) != connect.CodeNotFound {
+			return in.explain(ctx, err)
+		}
+	}
+	return nil
+}
+
 // Send implements guestkit.Program.
 func (p *process) Send(ctx context.Context, data []byte) error {
 	c := connect.NewClient[envd.SendInputRequest, envd.Empty](p.in.client, p.in.base()+envd.ProcessSendInput, envd.ClientCodec(true))

@@ -117,7 +117,7 @@ func (b *box) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Proce
 	err = b.do(ctx, func() error {
 		p, err := b.s.Exec(ctx, *cmd)
 		if err == nil {
-			proc = &process{Process: p, box: b}
+			proc = b.process(p, cmd.Hold)
 		}
 		return err
 	})
@@ -210,7 +210,7 @@ func (c commands) Reconnect(ctx context.Context, id string) (proc driver.Process
 	err = c.do(ctx, func() error {
 		p, err := c.s.Reconnect(ctx, id)
 		if err == nil {
-			proc = &process{Process: p, box: c.box}
+			proc = c.process(p, 0)
 		}
 		return err
 	})

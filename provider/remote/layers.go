@@ -50,6 +50,10 @@ type (
 		layer
 		driver.Meter
 	}
+	withRejoins struct {
+		layer
+		driver.Rejoiner
+	}
 )
 
 // layer is an instance around another.
@@ -77,5 +81,6 @@ func (p *Provider) instance(id sandbox.ID, s *atoll.Sandbox, can driver.Capabili
 	add(can.Resize, func(l layer) driver.Instance { return withSizes{l, sizes{b}} })
 	add(can.Deadline, func(l layer) driver.Instance { return withDeadlines{l, deadlines{b}} })
 	add(can.Usage, func(l layer) driver.Instance { return withMeters{l, meters{b}} })
+	add(can.Rejoin, func(l layer) driver.Instance { return withRejoins{l, rejoins{b}} })
 	return in
 }

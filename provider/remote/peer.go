@@ -187,7 +187,7 @@ func capabilities(other *sandbox.Provider) (c driver.Capabilities) {
 		_ = json.Unmarshal(text, &c) // both are booleans by name
 	}
 	c.Reattach = true // the other daemon finds them
-	c.Mounts, c.Images, c.Network, c.Diff, c.Rejoin = false, false, false, false, false
+	c.Mounts, c.Images, c.Network, c.Diff = false, false, false, false
 	return c
 }
 

@@ -69,7 +69,8 @@ type Provider struct {
 	client *atoll.Client // nil: no address was given
 
 	mu   sync.Mutex
-	peer *peer // what the other daemon said of itself; nil until it was asked
+	peer *peer               // what the other daemon said of itself; nil until it was asked
+	left map[string]*process // commands with a Hold that have ended, and whose callers were cut off before they read all
 }
 
 var (
@@ -175,6 +176,13 @@ func (*Provider) ErrorCode(err error) sandbox.Code {
 
 // Close implements driver.Provider.
 func (p *Provider) Close() error {
+	p.mu.Lock()
+	left := p.left
+	p.left = nil
+	p.mu.Unlock()
+	for _, one := range left {
+		one.giveUp()
+	}
 	if p.client == nil {
 		return nil
 	}

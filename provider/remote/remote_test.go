@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fake"
 	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -32,7 +33,12 @@ func serve(t *testing.T, m *daemontest.Machine) *other {
 	t.Helper()
 	d := m.Start(t, func(o *daemon.Options) {
 		o.Listen, o.Plain = "127.0.0.1:0", true
-		if !m.Host {
+		if m.Host { // in a directory that other users can pass
+			dir := openDir(t)
+			o.Providers = []registry.Entry{{Name: host.Name, Open: func(registry.Host) (driver.Provider, error) {
+				return host.New(host.Options{Dir: dir})
+			}}}
+		} else {
 			o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
 				return fake.New(fake.Options{World: m.World, SnapshotDir: filepath.Join(m.Dir, "snapshots")}), nil
 			}}}
@@ -109,7 +115,7 @@ func openDir(t *testing.T) string {
 // The daemon's sandboxes are processes of this machine, in a process of its own.
 func TestConformance(t *testing.T) {
 	m := daemontest.New(t)
-	m.Host, m.Dir = true, openDir(t)
+	m.Host = true
 	o, dir := serve(t, m), t.TempDir()
 	run(t, gaps, drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },

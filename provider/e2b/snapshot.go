@@ -1,0 +1,312 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+var (
+	_ driver.Snapshotter    = (*Instance)(nil)
+	_ driver.Restorer       = (*Provider)(nil)
+	_ driver.FileRestorer   = (*Provider)(nil)
+	_ driver.SnapshotKeeper = (*Provider)(nil)
+)
+
+// A snapshot of ours has the name atoll-SCOPE-ID and the tag KIND-SIZE. The
+// service tells neither of what kind a snapshot is nor how large.
+const namePrefix = "atoll-"
+
+// The kinds in a tag.
+const (
+	tagFiles  = "files"
+	tagMemory = "memory"
+)
+
+// shot is a snapshot as the service tells of it.
+type shot struct {
+	ID    string   `json:"snapshotID"`
+	Names []string `json:"names"`
+}
+
+// Snapshot implements driver.Snapshotter. The service goes on with a sandbox
+// that it takes a snapshot of. One that is to end is paused first, so that
+// nothing happens between its snapshot and its end.
+func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (s driver.Snapshot, err error) {
+	if err := ctx.Err(); err != nil {
+		return s, err
+	}
+	if sandbox.ValidateName(opts.ID) != nil {
+		return s, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.snapshot", Subject: "id", Message: "is not usable"}
+	}
+	status, ended, err := in.Ask(ctx)
+	if ended {
+		return s, guestkit.Gone(in.id)
+	}
+	if err != nil {
+		return s, err
+	}
+	// A lock of the snapshot's ID, which no sandbox has.
+	l, err := in.p.boxes.Lock(ctx, opts.ID)
+	if err != nil {
+		return s, err
+	}
+	defer l.Unlock()
+	defer func() { _ = l.Remove() }()
+	switch _, err := in.p.FindSnapshot(ctx, opts.ID); {
+	case err == nil:
+		return s, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
+	case sandbox.CodeOf(err) != sandbox.CodeNotFound:
+		return s, err
+	}
+	if !opts.Stop || status.State == sandbox.Paused {
+		s, err = in.take(ctx, opts)
+	} else {
+		s, err = in.takeStill(ctx, opts)
+	}
+	if err == nil && opts.Stop {
+		err = in.Destroy(ctx)
+	}
+	return s, err
+}
+
+// takeStill pauses the sandbox and takes a snapshot of it. If that fails, the
+// sandbox goes on.
+func (in *Instance) takeStill(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	if err := in.p.api.pause(ctx, in.inside.id, opts.Memory); err != nil {
+		return driver.Snapshot{}, in.Explain(ctx, err)
+	}
+	s, err := in.take(ctx, opts)
+	if err != nil {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
+		defer cancel()
+		err = errors.Join(err, in.Resume(late))
+	}
+	return s, err
+}
+
+// take has the service write a snapshot. Nothing is left if nobody waited for
+// its answer.
+func (in *Instance) take(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
+	scope, err := in.p.boxes.Scope()
+	if err != nil {
+		return driver.Snapshot{}, err
+	}
+	size := int64(1) // of a sandbox that stands still, which tells nothing of itself
+	if m, err := in.inside.metrics(ctx); err == nil {
+		size = max(size, int64(m.DiskUsed))
+		if opts.Memory {
+			size += int64(m.MemUsed)
+		}
+	}
+	kind := tagFiles
+	if opts.Memory {
+		kind = tagMemory
+	}
+	name := fmt.Sprintf("%s%s-%s:%s-%d", namePrefix, scope, opts.ID, kind, size)
+	made, err := in.p.api.snapshot(ctx, in.inside.id, name, opts.Memory)
+	if err == nil {
+		made.Names = []string{name} // the service may add to it
+		found, _ := describe(made, scope)
+		return driver.Snapshot{Ref: found.Ref, Engine: Name, Size: found.Size}, nil
+	}
+	if ctx.Err() != nil || sandbox.CodeOf(err) == sandbox.CodeUnavailable {
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
+		defer cancel()
+		if left, err := in.p.FindSnapshot(late, opts.ID); err == nil {
+			_ = in.p.RemoveSnapshot(late, left.Ref) // Snapshots shows what stays
+		}
+	}
+	return driver.Snapshot{}, in.Explain(ctx, err)
+}
+
+// describe is a snapshot of the service as the driver contract tells of it.
+func describe(s shot, scope string) (f driver.FoundSnapshot, ours bool) {
+	for _, whole := range s.Names {
+		name, tag, _ := strings.Cut(whole[strings.LastIndexByte(whole, '/')+1:], ":")
+		id, ok := strings.CutPrefix(name, namePrefix+scope+"-")
+		kind, size, _ := strings.Cut(tag, "-")
+		if !ok || sandbox.ValidateName(id) != nil {
+			continue
+		}
+		f = driver.FoundSnapshot{ID: id, Ref: driver.SnapshotRef{Provider: Name, Kind: driver.SnapshotFilesystem, Data: s.ID}}
+		if kind == tagMemory {
+			f.Ref.Kind = driver.SnapshotMemory
+		}
+		f.Size, _ = strconv.ParseInt(size, 10, 64)
+		return f, true
+	}
+	return f, false
+}
+
+// FindSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot, error) {
+	for f, err := range p.Snapshots(ctx) {
+		if err != nil {
+			return driver.Snapshot{}, err
+		}
+		if f.ID == id {
+			return driver.Snapshot{Ref: f.Ref, Engine: Name, Size: f.Size}, nil
+		}
+	}
+	return driver.Snapshot{}, lost(nil)
+}
+
+// lost says that a snapshot is not there.
+func lost(err error) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeNotFound, Op: "e2b.snapshot", Subject: "snapshot", Message: "the service has no such snapshot", Cause: errors.Join(driver.ErrSnapshotLost, err),
+	}
+}
+
+// Snapshots implements driver.SnapshotKeeper.
+func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
+	return func(yield func(driver.FoundSnapshot, error) bool) {
+		scope, err := p.boxes.Scope()
+		for token := ""; err == nil; {
+			var page []shot
+			if page, token, err = p.api.snapshots(ctx, token); err != nil {
+				break
+			}
+			for _, s := range page {
+				if f, ours := describe(s, scope); ours && !yield(f, nil) {
+					return
+				}
+			}
+			if token == "" {
+				return
+			}
+		}
+		yield(driver.FoundSnapshot{}, err)
+	}
+}
+
+// checkRef refuses a reference that nobody here made.
+func checkRef(ref driver.SnapshotRef) error {
+	id, tag, _ := strings.Cut(ref.Data, ":")
+	if ref.Provider == Name && id != "" && len(ref.Data) <= 2*sandbox.MaxLabelLen && !strings.ContainsAny(id+tag, "?#%\\") && strings.Trim(id, "./") == id && !strings.Contains(id, "..") {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "e2b.snapshot", Subject: "snapshot", Message: "the reference is not one of this provider"}
+}
+
+// RemoveSnapshot implements driver.SnapshotKeeper.
+func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) error {
+	if err := checkRef(ref); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	id, _, _ := strings.Cut(ref.Data, ":")
+	_, err := p.api.call(ctx, http.MethodDelete, "/templates/"+url.PathEscape(id), nil, nil)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil
+	}
+	return err
+}
+
+// Restore implements driver.Restorer. To the service a snapshot is a template.
+func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, driver.Restored, error) {
+	none := driver.Restored{}
+	if err := checkRef(ref); err != nil {
+		return nil, none, err
+	}
+	own := *spec
+	own.Image = "" // the snapshot stands for it
+	if _, err := p.template(&own); err != nil {
+		return nil, none, err
+	}
+	in, err := p.create(ctx, spec, ref.Data, true)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound || sandbox.CodeOf(err) == sandbox.CodeInvalid {
+		err = p.whyNot(ctx, ref, err)
+	}
+	if err != nil {
+		return nil, none, err
+	}
+	return in, driver.Restored{Memory: ref.Kind == driver.SnapshotMemory}, nil
+}
+
+// whyNot says why no sandbox was made of a snapshot: because it is not there, if
+// the service lists it no more.
+func (p *Provider) whyNot(ctx context.Context, ref driver.SnapshotRef, err error) error {
+	for f, failed := range p.Snapshots(ctx) {
+		if failed != nil || f.Ref.Data == ref.Data {
+			return errors.Join(err, failed)
+		}
+	}
+	return lost(err)
+}
+
+// RestoreFiles implements driver.FileRestorer. The service has no such request:
+// it is told to forget the memory of the new sandbox.
+func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref driver.SnapshotRef) (driver.Instance, error) {
+	made, how, err := p.Restore(ctx, spec, ref)
+	if err != nil || !how.Memory {
+		return made, err
+	}
+	in, _ := driver.As[*Instance](made)
+	if err = p.api.pause(ctx, in.inside.id, false); err == nil {
+		err = in.Resume(ctx)
+	}
+	if err == nil {
+		err = in.configure(ctx, defaults(spec))
+	}
+	if err == nil {
+		return in, nil
+	}
+	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
+	defer cancel()
+	return nil, errors.Join(in.Explain(ctx, err), in.Destroy(late))
+}
+
+// pauseWait bounds a request to pause, or for a snapshot, which the service
+// answers when everything is written.
+const pauseWait = 5 * time.Minute
+
+// pause stops a sandbox and keeps it, with or without its memory. That it is
+// paused is success.
+func (a *api) pause(ctx context.Context, id string, memory bool) error {
+	ctx, cancel := context.WithTimeout(ctx, pauseWait)
+	defer cancel()
+	_, err := a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/pause", map[string]bool{"memory": memory}, nil)
+	if sandbox.CodeOf(err) == sandbox.CodeConflict {
+		if b, asked := a.get(ctx, id); asked == nil && b.State == statePaused {
+			err = nil
+		}
+	}
+	return err
+}
+
+func (a *api) snapshot(ctx context.Context, id, name string, memory bool) (s shot, err error) {
+	ctx, cancel := context.WithTimeout(ctx, pauseWait)
+	defer cancel()
+	_, err = a.call(ctx, http.MethodPost, "/sandboxes/"+id+"/snapshots", map[string]any{"name": name, "memory": memory}, &s)
+	if err == nil && s.ID == "" {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.base.Host, Message: "the service names no snapshot"}
+	}
+	return s, err
+}
+
+// snapshots returns a page of the account's snapshots, and what names the next.
+func (a *api) snapshots(ctx context.Context, token string) (page []shot, next string, err error) {
+	q := url.Values{"limit": {strconv.Itoa(pageSize)}}
+	if token != "" {
+		q.Set("nextToken", token)
+	}
+	header, err := a.call(ctx, http.MethodGet, "/snapshots?"+q.Encode(), nil, &page)
+	if err != nil {
+		return nil, "", err
+	}
+	return page, header.Get("X-Next-Token"), nil
+}
