@@ -123,30 +123,45 @@ type RunOptions struct {
 // Run runs a command, waits for its end, and returns what it wrote. A command
 // that fails is no error. See [Sandbox.Exec] for streams and terminals.
 func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, opts RunOptions) (Result, error) {
-	if cmd.TTY != nil || cmd.Stdin || cmd.Background || cmd.Hold > 0 {
-		return Result{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.run", Subject: "command", Message: "needs Exec and not Run"}
-	}
-	c, err := commandOf(&cmd)
+	in, err := runnable(&cmd, opts)
 	if err != nil {
 		return Result{}, err
 	}
-	in := struct {
-		command
-		Input       []byte `json:"inputBase64,omitempty"`
-		OutputLimit int64  `json:"outputLimit,omitempty"`
-	}{c, opts.Input, opts.OutputLimit}
-	var out struct {
-		Exit           sandbox.Exit
-		Stdout, Stderr output
-	}
+	var out runOutput
 	if err := s.client.conn.Call(ctx, http.MethodPost, s.path("/exec"), nil, in, &out); err != nil {
 		return Result{}, err
 	}
-	res := Result{Exit: out.Exit, Truncated: out.Stdout.Truncated || out.Stderr.Truncated}
-	if res.Stdout, err = out.Stdout.bytes(); err != nil {
+	return out.result()
+}
+
+// runCommand is a command to run to its end, as it travels.
+type runCommand struct {
+	command
+	Input       []byte `json:"inputBase64,omitempty"`
+	OutputLimit int64  `json:"outputLimit,omitempty"`
+}
+
+// runnable returns a command to run to its end.
+func runnable(cmd *sandbox.Command, opts RunOptions) (runCommand, error) {
+	if cmd.TTY != nil || cmd.Stdin || cmd.Background || cmd.Hold > 0 {
+		return runCommand{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "process.run", Subject: "command", Message: "needs Exec and not Run"}
+	}
+	c, err := commandOf(cmd)
+	return runCommand{c, opts.Input, opts.OutputLimit}, err
+}
+
+// runOutput is what became of a command, as it travels.
+type runOutput struct {
+	Exit           sandbox.Exit
+	Stdout, Stderr output
+}
+
+func (o *runOutput) result() (res Result, err error) {
+	res = Result{Exit: o.Exit, Truncated: o.Stdout.Truncated || o.Stderr.Truncated}
+	if res.Stdout, err = o.Stdout.bytes(); err != nil {
 		return Result{}, err
 	}
-	res.Stderr, err = out.Stderr.bytes()
+	res.Stderr, err = o.Stderr.bytes()
 	return res, err
 }
 

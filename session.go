@@ -47,8 +47,10 @@ func (o *SessionOptions) holder() sandbox.HolderRef {
 // serves the session, which it holds from the time it is made until Release or
 // Close.
 //
-// A Session stays with that sandbox: when another has taken its place, methods
-// fail with sandbox.CodeStale and have no effect, until Acquire was called.
+// A Session stays with that sandbox, and goes along when the session moves to
+// another provider with its files. When another sandbox has taken its place
+// otherwise, methods fail with sandbox.CodeStale and have no effect, until
+// Acquire was called.
 // Dropping a Session ends nothing. Its methods may be called concurrently.
 type Session struct {
 	*Sandbox
@@ -159,6 +161,7 @@ func (c *Client) session(holder sandbox.HolderRef, out sandbox.Opened) *Session 
 		c.conn.Propagate(ctx, h)
 		if n := epoch.Load(); n > 0 {
 			h.Set("Atoll-Epoch", strconv.FormatInt(n, 10))
+			h.Set("Atoll-Follow", "true")
 		}
 	}
 	s := &Session{
@@ -274,6 +277,49 @@ func (s *Session) Save(ctx context.Context) (saved sandbox.Saved, err error) {
 // shares its store, finds the sandbox again or rebuilds it.
 func (s *Session) Envelope(ctx context.Context) (e sandbox.Envelope, err error) {
 	return e, s.call(ctx, http.MethodGet, "/envelope", nil, &e)
+}
+
+// Targets returns the providers that the session can move to, best first, and
+// those that cannot serve it, with reasons.
+func (s *Session) Targets(ctx context.Context) ([]sandbox.SessionTarget, error) {
+	var out struct{ Targets []sandbox.SessionTarget }
+	return out.Targets, s.call(ctx, http.MethodGet, "/targets", nil, &out)
+}
+
+// Swap moves the session to another provider with its workspaces, or the files
+// below /workspace if it has none. Requests wait meanwhile. An error leaves the
+// session where it was, and so does a target that cannot serve it, which is no
+// error: see sandbox.Swapped. Processes, memory and other files do not go along.
+func (s *Session) Swap(ctx context.Context, target string) (out sandbox.Swapped, err error) {
+	if err = s.call(ctx, http.MethodPost, "/swap", sandbox.SwapRequest{Target: target}, &out); err != nil || !out.Swapped {
+		return out, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stop != nil { // it holds the sandbox
+		s.receipt = *out.Receipt
+		s.epoch.Store(out.Receipt.Epoch)
+	}
+	return out, nil
+}
+
+// RunOn runs a command on another provider with the settings of the session and a
+// copy of the files below /workspace. The session stays where it is; what the
+// command changes is dropped.
+func (s *Session) RunOn(ctx context.Context, target string, cmd sandbox.Command, opts RunOptions) (Result, error) {
+	c, err := runnable(&cmd, opts)
+	if err != nil {
+		return Result{}, err
+	}
+	in := struct {
+		Target  string     `json:"target"`
+		Command runCommand `json:"command"`
+	}{target, c}
+	var out runOutput
+	if err := s.call(ctx, http.MethodPost, "/run-on", in, &out); err != nil {
+		return Result{}, err
+	}
+	return out.result()
 }
 
 // Update changes the labels of the session, or what becomes of its sandbox when

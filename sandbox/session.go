@@ -100,6 +100,7 @@ const (
 	OutcomeResumed  Outcome = "resumed"  // it was stopped
 	OutcomeRebuilt  Outcome = "rebuilt"  // it is new, from a workspace or archive
 	OutcomeCreated  Outcome = "created"  // it is new and empty
+	OutcomeMoved    Outcome = "moved"    // it took the place of another, with its files
 )
 
 // Receipt answers what a session got.
@@ -266,4 +267,28 @@ type Holder struct {
 	ID      string    `json:"id"`
 	Subject string    `json:"subject,omitempty"`
 	Beat    time.Time `json:"beat"`
+}
+
+// SessionTarget is a provider that a session can move to, or cannot.
+type SessionTarget struct {
+	Provider string   `json:"provider"`
+	Current  bool     `json:"current" doc:"it serves the session now"`
+	Fits     bool     `json:"fits"`
+	Reasons  []string `json:"reasons" doc:"why it does not fit, or what speaks for it"`
+	Carries  string   `json:"carries,omitempty" enum:"workspaces,/workspace" doc:"what goes along: the session's workspaces, or the files below /workspace"`
+}
+
+// SwapRequest moves a session to another provider.
+type SwapRequest struct {
+	// Target is a provider, or "default" for the one that the session began with.
+	Target string `json:"target" minLength:"1" maxLength:"63" doc:"a provider, or default for the one that the session began with"`
+}
+
+// Swapped is the outcome of a SwapRequest.
+type Swapped struct {
+	// Swapped is false, with a Reason, if the target cannot serve the session now.
+	// The session is then where it was. It is true if it was there already.
+	Swapped bool     `json:"swapped"`
+	Reason  string   `json:"reason,omitempty"`
+	Receipt *Receipt `json:"receipt,omitempty"`
 }

@@ -31,7 +31,7 @@ makes one with what was saved.`,
   atoll session exec notes -- sh -c 'echo hello > /root/note'
   atoll session ls`,
 		GroupID: groupBox,
-	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.saveCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
+	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.saveCmd(), a.targetsCmd(), a.swapCmd(), a.runOnCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
 }
 
 // complete offers the names of sessions for the first word.

@@ -27,8 +27,8 @@ type processes struct{ *exec.Service }
 // holders shows to the API who holds the sandboxes of sessions.
 type holders struct{ *sessions.Service }
 
-func (h holders) Route(ctx context.Context, ref string, epoch int64) (sandbox.ID, int64, func(), error) {
-	r, err := h.Service.Route(ctx, ref, epoch)
+func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.ID, int64, func(), error) {
+	r, err := h.Service.Route(ctx, ref, epoch, follow)
 	return r.Sandbox, r.Epoch, r.Done, err
 }
 
@@ -52,6 +52,7 @@ func (d *Daemon) apiServices() api.Services {
 		Policies:   s.Policies,
 		Sessions:   d.sessions,
 		Holders:    holders{d.sessions},
+		Movers:     d.sessions,
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
@@ -32,7 +33,7 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 		durations.Grace = d.opts.SessionGrace
 	}
 	d.sessions = sessions.New(d.services.Core, sessions.Config{
-		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Workspaces: d.services.Workspaces, Environments: environments,
+		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments,
 		Binding: installation(first.Created), Lease: durations,
 	})
 	return nil
@@ -51,8 +52,8 @@ type sessionSandboxes struct {
 	exec *exec.Service
 }
 
-func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string) (sandbox.ID, error) {
-	made, err := s.Service.Create(ctx, sandboxes.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key)}})
+func (s sessionSandboxes) Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error) {
+	made, err := s.Service.Create(ctx, sandboxes.CreateRequest{Spec: spec, Idempotency: store.Create{IdempotencyKey: key, Request: []byte(key)}, Replaces: replaces})
 	return made.ID, err
 }
 
@@ -61,4 +62,12 @@ func (s sessionSandboxes) Reach(ctx context.Context, ref string) error {
 	defer cancel()
 	_, err := s.exec.Open(ctx, ref)
 	return err
+}
+
+func (s sessionSandboxes) Files(ctx context.Context, ref string) (control.Files, error) {
+	h, err := s.exec.Open(ctx, ref)
+	if err != nil {
+		return control.Files{}, err
+	}
+	return h.Files(), nil
 }

@@ -67,6 +67,7 @@ const (
 	LeaseDraining   Type = "lease.draining" // nobody needs it; it ends after a grace period
 	LeaseCold       Type = "lease.cold"     // the session has no sandbox
 	FenceRefused    Type = "fence.refused"  // a request was meant for an earlier sandbox: see Epoch
+	RouteSwapped    Type = "route.swapped"  // another sandbox serves the session, with its files: see Sandbox and Epoch
 	AuditPruned     Type = "audit.pruned"   // the oldest records of this log were removed: see Subject
 )
 
@@ -77,7 +78,7 @@ func Types() []Type {
 		Idled, Lost, Found, ExecStarted, ExecEnded, Signaled, FilesRead, FilesWritten, FilesRemoved, FilesMoved, KeyCreated,
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
-		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, FenceRefused, AuditPruned,
+		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, FenceRefused, RouteSwapped, AuditPruned,
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 )
 
 // Op is one operation on a lease: Acquire, Commit, Fail, Lost, Release,
-// Heartbeat, Save, Persist, Begin, Confirm, Rotate, Gate, Meter or Tick.
+// Heartbeat, Save, Persist, Begin, Confirm, Rotate, Depart, Arrive, Stay, Gate,
+// Meter or Tick.
 type Op interface {
 	apply(m *machine) (Effect, error)
 }
@@ -111,7 +112,7 @@ func (m *machine) admit(o Acquire, added bool) error {
 	l := &m.lease
 	alive := l.State == Warm || l.State == Draining
 	switch {
-	case o.Kind == Turn && o.Epoch != 0 && alive && o.Epoch != l.Epoch:
+	case o.Kind == Turn && o.Epoch != 0 && alive && !l.Follows(o.Epoch):
 		return refuse(sandbox.CodeStale, fmt.Sprintf("the sandbox is at epoch %d, not %d", l.Epoch, o.Epoch))
 	case added && o.Kind == Viewer && m.cfg.Viewers > 0 && l.Count(Viewer) >= m.cfg.Viewers:
 		return refuse(sandbox.CodeExhausted, fmt.Sprintf("there are %d viewers already", l.Count(Viewer)))
@@ -169,6 +170,7 @@ func (o Commit) apply(m *machine) (Effect, error) {
 	}
 	l.State, l.Expires, l.Metered = Warm, time.Time{}, m.now
 	l.Epoch++
+	l.Carried = 0
 	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Box, o.Deadline
 	if len(l.Holders) == 0 {
 		m.drain()
@@ -420,12 +422,16 @@ func (Tick) apply(m *machine) (Effect, error) {
 	case l.State == Warm && len(l.Holders) == 0:
 		m.drain()
 	}
+	stuck := !l.Moving.IsZero() && !m.now.Before(l.Moving)
+	if stuck { // whoever moved the session is gone; its sandbox goes on
+		l.Moving = time.Time{}
+	}
 	due := l.State == Draining && (l.Ending || len(l.Holders) == 0 && !m.now.Before(l.Expires))
 	warm := time.Duration(0)
 	if l.State == Warm && l.Count(Turn) == 0 { // turns are metered by their heartbeats
 		warm = m.meter()
 	}
-	return Effect{Done: due || warm > 0 || len(l.Holders) != before || l.State != state, Due: due, Warm: warm}, nil
+	return Effect{Done: due || stuck || warm > 0 || len(l.Holders) != before || l.State != state, Due: due, Warm: warm}, nil
 }
 
 func refuse(code sandbox.Code, message string) error {

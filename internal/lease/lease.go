@@ -62,6 +62,15 @@ type Lease struct {
 	// took over after its time was up, which epochs cannot: they have the same.
 	Attempt int64 `json:"attempt"`
 
+	// Carried is the first of the epochs whose files went along with every change
+	// of sandbox since: a request that was meant for one of them may follow the
+	// session to the present sandbox. 0: there was no such change.
+	Carried int64 `json:"carried,omitempty"`
+	// Moving says that the session moves to another sandbox, which the present
+	// attempt makes, and until when that holds without being renewed. The
+	// sandbox serves nobody meanwhile, and goes on if the move fails.
+	Moving time.Time `json:"moving,omitzero"`
+
 	// Drains counts how often the lease began to drain, and Captured is the
 	// count at which an archive was last stored. They tell a slow reaper that the
 	// sandbox was used again since it looked.
@@ -123,10 +132,17 @@ func (l *Lease) find(kind Kind, id string) int {
 	return slices.IndexFunc(l.Holders, func(h Holder) bool { return h.Kind == kind && h.ID == id })
 }
 
+// Follows reports whether a request that was meant for an epoch may go to the
+// present sandbox: it is the same, or has its files.
+func (l *Lease) Follows(epoch int64) bool {
+	return epoch == l.Epoch || l.Carried > 0 && l.Carried <= epoch && epoch < l.Epoch
+}
+
 // forget clears what identifies a living sandbox. The archive stays.
 func (l *Lease) forget() {
 	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box = "", "", "", "", nil
 	l.Deadline, l.Rotating, l.Ending, l.Expires, l.Metered = time.Time{}, false, false, time.Time{}, time.Time{}
+	l.Moving = time.Time{}
 }
 
 // Config are the durations that the state machine works with.

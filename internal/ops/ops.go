@@ -140,7 +140,10 @@ const (
 	SessionRemove    Op = "session.remove"
 	SessionResume    Op = "session.resume"
 	SessionRoute     Op = "session.route"
+	SessionRunOn     Op = "session.run_on"
 	SessionSave      Op = "session.save"
+	SessionSwap      Op = "session.swap"
+	SessionTargets   Op = "session.targets"
 	SessionUpdate    Op = "session.update"
 
 	SnapshotCreate    Op = "snapshot.create"
@@ -292,7 +295,10 @@ var table = map[Op]about{
 	SessionRemove:    {Write, Recorded},
 	SessionResume:    {Write, Recorded},
 	SessionRoute:     {Read, Glance},
+	SessionRunOn:     {Exec, Recorded},
 	SessionSave:      {Write, Recorded},
+	SessionSwap:      {Write, Recorded},
+	SessionTargets:   {Read, Glance},
 	SessionUpdate:    {Write, Recorded},
 
 	SnapshotCreate:    {Write, Recorded},

@@ -2,8 +2,9 @@
 // holds a name, a Spec, an environment and workspaces, and always leads to the
 // one sandbox that serves it now.
 //
-// The rules it keeps: only [Establish] makes a sandbox for a session; a new one
-// is made only after typed evidence that the old one is gone; what was saved is
+// The rules it keeps: only [Establish] and [Manager.Move] make a sandbox for a
+// session; Establish does so only after typed evidence that the old one is gone,
+// and Move ends the old one or the new one; what was saved is
 // never lost; and a sandbox that lost the race for its lease is removed by
 // whoever made it.
 package session
@@ -42,6 +43,9 @@ type Plan struct {
 	// directly from an archive do so in Create, and their Hydrate only reports
 	// it. Nil: nothing was there before.
 	Prior *sandbox.Envelope
+	// Replaces is the sandbox that a session moves from. The new one gets its
+	// workspaces.
+	Replaces sandbox.ID
 }
 
 // Boxes makes, finds and ends sandboxes. Errors are classified: CodeGone only
@@ -72,8 +76,7 @@ type Boxes interface {
 	Delete(ctx context.Context, b Box) error
 }
 
-// Establish finds, wakes or makes the sandbox of a session. It is the only
-// caller of Boxes.Create.
+// Establish finds, wakes or makes the sandbox of a session.
 //
 // With an envelope that names a sandbox, that one is resumed. Any failure but
 // CodeGone is returned, and nothing is made. e is nil for a session that never

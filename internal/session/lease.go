@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -145,11 +144,7 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	if err != nil {
 		return Held{}, m.fail(ctx, l, err)
 	}
-	envelope := sandbox.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}
-	if envelope, err = envelope.Sealed(); err != nil {
-		return Held{}, m.abandon(ctx, l, b, receipt, err)
-	}
-	box, err := json.Marshal(envelope)
+	box, err := pointer(p, b)
 	if err != nil {
 		return Held{}, m.abandon(ctx, l, b, receipt, err)
 	}

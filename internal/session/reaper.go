@@ -151,7 +151,7 @@ func Orphan(l lease.Lease, id sandbox.ID, attempt int64) bool {
 	if l.Sandbox == id {
 		return false
 	}
-	return attempt < l.Attempt || l.State != lease.Warming
+	return attempt < l.Attempt || l.State != lease.Warming && l.Moving.IsZero()
 }
 
 // SplitKey takes the default form of an attempt's key apart.

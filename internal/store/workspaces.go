@@ -106,14 +106,15 @@ func (ws Workspaces) Attachments(ctx context.Context, workspace string) ([]Attac
 }
 
 // Attach records that a sandbox gets a workspace, which the caller has locked. One that
-// another sandbox has is CodeConflict, unless both read, or both share it.
-func (ws Workspaces) Attach(ctx context.Context, w Workspace, a Attachment) error {
+// another sandbox has is CodeConflict, unless both read, or both share it, or the other
+// is on the same node and the sandbox replaces it.
+func (ws Workspaces) Attach(ctx context.Context, w Workspace, a Attachment, replaces sandbox.ID) error {
 	others, err := ws.Attachments(ctx, w.ID)
 	if err != nil {
 		return err
 	}
 	for _, other := range others {
-		if !together(&a, &other) {
+		if succeeds := other.Sandbox == replaces && other.Node == a.Node; !succeeds && !together(&a, &other) {
 			return &sandbox.Error{
 				Code: sandbox.CodeConflict, Subject: w.Name, Message: "the workspace is attached to the sandbox " + string(other.Sandbox),
 				Hint: "remove that sandbox first",

@@ -65,7 +65,7 @@ func TestAttachments(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"})
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"}, "")
 			})
 		}
 		detach := func(box string) {
@@ -121,7 +121,7 @@ func TestAttachments(t *testing.T) {
 			if err := tx.Workspaces().Add(ctx, second); err != nil {
 				return err
 			}
-			return tx.Workspaces().Attach(ctx, second, store.Attachment{Attachment: sandbox.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"})
+			return tx.Workspaces().Attach(ctx, second, store.Attachment{Attachment: sandbox.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"}, "")
 		}))
 		held := func() (names []string) {
 			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, "id-reader1") })
@@ -162,7 +162,7 @@ func TestSharedAttachments(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: node})
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: node}, "")
 			})
 		}
 		ok(t, attach("id-1", "n1", sandbox.WorkspaceShared))

@@ -191,11 +191,19 @@ func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 // not own the machine may only choose shared ones: some isolate nothing, and
 // others cost money.
 func (s *Service) Select(ctx context.Context, who key.Principal, name string) (*Backend, error) {
+	if err := s.Permit(who, name); err != nil {
+		return nil, err
+	}
+	return s.Backend(ctx, name)
+}
+
+// Permit returns why somebody may not choose a provider. Nil: nothing forbids it.
+func (s *Service) Permit(who key.Principal, name string) error {
 	if who.UID == nil && name != "" && name != s.cfg.Default.Name && !slices.Contains(s.cfg.Shared, name) {
-		return nil, &sandbox.Error{
+		return &sandbox.Error{
 			Code: sandbox.CodeDenied, Subject: "provider", Message: "the provider " + name + " is for the owner of the machine only",
 			Hint: "leave it out, or have the owner share it with: atoll up --share-provider " + name,
 		}
 	}
-	return s.Backend(ctx, name)
+	return nil
 }

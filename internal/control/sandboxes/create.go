@@ -31,6 +31,9 @@ type CreateRequest struct {
 	// Timeout, if set, ends the sandbox so long after it was asked for, as
 	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
 	Timeout time.Duration
+	// Replaces is a sandbox whose workspaces it gets although that one has them
+	// still: the caller ends the other, or this one.
+	Replaces sandbox.ID
 
 	// base are the names of the image that a step of a build began with: the
 	// policies were asked about that, and what the step is made of has no name.
@@ -182,7 +185,7 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		if want.Hidden, err = s.bind(ctx, tx, tenant, &spec, values); err != nil {
 			return err
 		}
-		if err := s.Workspaces.Claim(ctx, tx, tenant, &spec); err != nil {
+		if err := s.Workspaces.Claim(ctx, tx, tenant, &spec, req.Replaces); err != nil {
 			return err
 		}
 		intent, err = s.Audit.BeginTx(ctx, tx, a)

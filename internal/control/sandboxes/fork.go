@@ -131,7 +131,7 @@ func (s *makers) announceForks(ctx context.Context, t *operation, wanted []contr
 			if _, _, err := tx.Sandboxes().Create(ctx, t.box.Tenant, b, store.Create{}); err != nil {
 				return err
 			}
-			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &w.Spec); err != nil {
+			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &w.Spec, ""); err != nil {
 				return err
 			}
 			var err error

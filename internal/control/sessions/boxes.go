@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -64,8 +65,9 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 			return session.Box{}, err
 		}
 		spec.Snapshot, spec.Image = p.Prior.Archive.Ref, ""
+		spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved since
 	}
-	id, err := b.s.cfg.Sandboxes.Make(ctx, spec, p.Key)
+	id, err := b.s.cfg.Sandboxes.Make(ctx, spec, p.Key, p.Replaces)
 	if err != nil {
 		return session.Box{}, err
 	}

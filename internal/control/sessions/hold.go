@@ -43,7 +43,7 @@ func (s *Service) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 	op := lease.Acquire{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID, Subject: subject, Epoch: h.Epoch}
 	if h.Epoch != 0 {
 		l, err := leases{s, row.Tenant}.Load(ctx, row.Group)
-		if err == nil {
+		if err == nil && !l.Follows(h.Epoch) {
 			err = s.fence(ctx, row, l, h.Epoch, ops.SessionAcquire)
 		}
 		if err != nil {
@@ -60,6 +60,9 @@ func (s *Service) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 	held, err := s.manager(row).Acquire(ctx, plan, op, row.Prior)
 	if err != nil {
 		return held, err
+	}
+	if h.Epoch != 0 && h.Epoch != held.Epoch && row.Receipt != nil && row.Receipt.Epoch == held.Epoch {
+		held.Receipt = *row.Receipt // it followed the session to another sandbox
 	}
 	held.Receipt.Time = s.Store.Now()
 	if held.Role == lease.Spawner || row.Receipt == nil {
@@ -157,8 +160,8 @@ func (s *Service) onLease(ctx context.Context, op ops.Op, ref string, do func(co
 
 // Save captures the sandbox of a session, which goes on. A session without a
 // sandbox returns what was saved last. With an epoch that is not the present one
-// it is CodeStale.
-func (s *Service) Save(ctx context.Context, ref string, epoch int64) (out sandbox.Saved, err error) {
+// it is CodeStale; see Route.
+func (s *Service) Save(ctx context.Context, ref string, epoch int64, follow bool) (out sandbox.Saved, err error) {
 	err = s.onLease(ctx, ops.SessionSave, ref, func(ctx context.Context, row store.Session) error {
 		l, err := leases{s, row.Tenant}.Load(ctx, row.Group)
 		if err == nil && epoch == 0 && l.State == lease.Cold {
@@ -168,7 +171,7 @@ func (s *Service) Save(ctx context.Context, ref string, epoch int64) (out sandbo
 		if err != nil {
 			return err
 		}
-		at, err := s.reach(ctx, row, epoch)
+		at, err := s.reach(ctx, row, epoch, follow)
 		if err != nil {
 			return err
 		}

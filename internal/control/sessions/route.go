@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -25,10 +26,14 @@ type Routed struct {
 	Done    func()
 }
 
+// maxFollows bounds how often one request follows a session that moves.
+const maxFollows = 3
+
 // Route returns the sandbox that serves a session now, and acquires it if need
-// be. With an epoch that is not the present one it is CodeStale, and nothing is
-// done.
-func (s *Service) Route(ctx context.Context, ref string, epoch int64) (Routed, error) {
+// be. It waits while the session moves. With an epoch that is not the present one
+// it is CodeStale, and nothing is done; with follow, only if the files of that
+// epoch did not go along.
+func (s *Service) Route(ctx context.Context, ref string, epoch int64, follow bool) (Routed, error) {
 	const op = ops.SessionRoute
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
@@ -38,15 +43,67 @@ func (s *Service) Route(ctx context.Context, ref string, epoch int64) (Routed, e
 	if err != nil {
 		return Routed{}, core.Named(op, err)
 	}
-	r, err := s.reach(ctx, row, epoch)
+	r, err := s.reach(ctx, row, epoch, follow)
 	return r, core.Named(op, err)
 }
 
-// reach is Route for a session.
-func (s *Service) reach(ctx context.Context, row store.Session, epoch int64) (Routed, error) {
-	var l lease.Lease
+// errMoving says that the session moves: the pointer is to be read again.
+var errMoving = errors.New("the session is being moved")
+
+// reach is Route for a session. Each attempt reads the pointer again.
+func (s *Service) reach(ctx context.Context, row store.Session, epoch int64, follow bool) (Routed, error) {
+	deadline := time.Now().Add(s.cfg.Lease.Warming)
+	for follows := 0; ; {
+		r, l, err := s.reachOnce(ctx, row, epoch, follow)
+		switch {
+		case errors.Is(err, errMoving):
+			if err := s.passable(ctx, row, deadline); err != nil {
+				return Routed{}, err
+			}
+		case sandbox.CodeOf(err) == sandbox.CodeStale && follow && l.Epoch != epoch && l.Follows(epoch) && follows < maxFollows:
+			follows++
+			epoch = l.Epoch
+		default:
+			return r, err
+		}
+	}
+}
+
+// lookAgain is how often a request looks whether another daemon has moved its
+// session.
+const lookAgain = 50 * time.Millisecond
+
+// passable waits until a session does not move, as far as this daemon knows.
+func (s *Service) passable(ctx context.Context, row store.Session, deadline time.Time) error {
+	wait := s.present.opening(place{row.Tenant, row.Group})
+	t := time.NewTimer(time.Until(deadline))
+	defer t.Stop()
+	if wait == nil { // another daemon moves it
+		again := time.NewTimer(lookAgain)
+		defer again.Stop()
+		select {
+		case <-again.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	} else {
+		select {
+		case <-wait:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+		}
+	}
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "the session is being moved to another sandbox", Hint: "try again"}
+}
+
+// reachOnce reads the pointer and uses the sandbox that it names, or acquires one.
+func (s *Service) reachOnce(ctx context.Context, row store.Session, epoch int64, follow bool) (_ Routed, l lease.Lease, err error) {
 	var box store.Sandbox
-	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
+	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
 		if l, err = tx.Sessions().Lease(ctx, row.Tenant, row.Group); err != nil || l.Sandbox == "" {
 			return err
 		}
@@ -56,25 +113,35 @@ func (s *Service) reach(ctx context.Context, row store.Session, epoch int64) (Ro
 		}
 		return err
 	})
-	if err != nil {
-		return Routed{}, err
+	at := place{row.Tenant, row.Group}
+	switch {
+	case err != nil:
+		return Routed{}, l, err
+	case s.moving(l) || s.present.opening(at) != nil:
+		return Routed{}, l, errMoving
 	}
 	if epoch != 0 {
+		if follow && epoch != l.Epoch && l.Follows(epoch) && l.State == lease.Warm {
+			return Routed{}, l, stale(row.Name, "the session was moved") // and the caller follows it
+		}
 		if err := s.fence(ctx, row, l, epoch, ops.SessionRoute); err != nil {
-			return Routed{}, err
+			return Routed{}, l, err
 		}
 	}
-	at := place{row.Tenant, row.Group}
 	if l.State == lease.Warm && box.State == sandbox.Running {
 		if done, ok := s.present.join(s, at, l); ok {
-			return Routed{l.Sandbox, l.Epoch, done}, nil
+			return Routed{l.Sandbox, l.Epoch, done}, l, nil
 		}
 	}
 	if serves(l) && box.State == sandbox.Running && !mayHold(ctx) {
-		return Routed{l.Sandbox, l.Epoch, func() {}}, nil // as long as others hold it
+		return Routed{l.Sandbox, l.Epoch, func() {}}, l, nil // as long as others hold it
 	}
-	return s.hold(ctx, row, at, epoch)
+	r, err := s.hold(ctx, row, at, epoch)
+	return r, l, err
 }
+
+// moving reports that a lease moves, by whichever daemon.
+func (s *Service) moving(l lease.Lease) bool { return s.Store.Now().Before(l.Moving) }
 
 // mayHold reports whether the caller may keep a sandbox from being ended. Who may
 // only read uses it while it is there.
@@ -85,14 +152,22 @@ func mayHold(ctx context.Context) bool {
 
 // hold acquires the sandbox of a session for this daemon.
 func (s *Service) hold(ctx context.Context, row store.Session, at place, epoch int64) (Routed, error) {
-	id := newID("daemon-" + s.Node + "-")
+	id := s.holderID()
 	var out Routed
 	err := s.Do(ctx, ops.SessionAcquire, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
 		held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: id}, "")
 		if err != nil {
 			return err
 		}
-		out = Routed{held.Box.ID, held.Epoch, s.present.begin(s, at, id, held.Epoch)}
+		done, ok := s.present.begin(s, at, id, held.Epoch)
+		if l, err := (leases{s, row.Tenant}).Load(ctx, row.Group); err != nil || !ok || s.moving(l) {
+			if ok {
+				done()
+			}
+			_, _, relErr := leases{s, row.Tenant}.Apply(context.WithoutCancel(ctx), row.Group, lease.Release{Kind: lease.Operator, ID: id})
+			return core.FirstError(err, relErr, errMoving)
+		}
+		out = Routed{held.Box.ID, held.Epoch, done}
 		if epoch != 0 && held.Epoch != epoch {
 			out.Done()
 			return stale(row.Name, "the sandbox was replaced")
@@ -102,14 +177,21 @@ func (s *Service) hold(ctx context.Context, row store.Session, at place, epoch i
 	return out, err
 }
 
+// holderID makes the id of a holder of this daemon.
+func (s *Service) holderID() string { return newID(daemonHolder + s.Node + "-") }
+
+// daemonHolder begins the ids of holders that are daemons.
+const daemonHolder = "daemon-"
+
 type place struct{ tenant, group string }
 
 // presences are the holders of this daemon, for the requests it serves. The zero
 // value is ready.
 type presences struct {
-	mu   sync.Mutex
-	all  map[*presence]bool
-	main map[place]*presence
+	mu    sync.Mutex
+	all   map[*presence]bool
+	main  map[place]*presence
+	moves map[place]*movement // places whose sandbox nobody may begin to use
 }
 
 // presence is one holder.
@@ -121,16 +203,20 @@ type presence struct {
 	timer *time.Timer // releases it; nil while it is used
 }
 
-// begin adds a holder that was acquired. done ends its first use.
-func (p *presences) begin(s *Service, at place, id string, epoch int64) (done func()) {
+// begin adds a holder that was acquired. done ends its first use. It is not ok if
+// the session moves.
+func (p *presences) begin(s *Service, at place, id string, epoch int64) (done func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.moves[at] != nil {
+		return nil, false
+	}
 	if p.all == nil {
 		p.all, p.main = map[*presence]bool{}, map[place]*presence{}
 	}
 	h := &presence{at: at, id: id, epoch: epoch, uses: 1}
 	p.all[h], p.main[at] = true, h
-	return p.doneOf(s, h)
+	return p.doneOf(s, h), true
 }
 
 // join uses the holder that the daemon has of a lease, if it has one.
@@ -138,7 +224,7 @@ func (p *presences) join(s *Service, at place, l lease.Lease) (done func(), ok b
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.main[at]
-	if h == nil || h.epoch != l.Epoch || !l.Holds(lease.Operator, h.id) {
+	if h == nil || p.moves[at] != nil || h.epoch != l.Epoch || !l.Holds(lease.Operator, h.id) {
 		return nil, false
 	}
 	if h.timer != nil {
@@ -155,6 +241,9 @@ func (p *presences) doneOf(s *Service, h *presence) func() {
 		defer p.mu.Unlock()
 		if h.uses--; h.uses > 0 {
 			return
+		}
+		if m := p.moves[h.at]; m != nil {
+			m.ended()
 		}
 		wait := linger
 		if p.main[h.at] != h {

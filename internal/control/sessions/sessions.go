@@ -20,6 +20,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/session"
@@ -31,14 +32,24 @@ import (
 // id. Errors are classified; CodeGone is proof that the sandbox is gone.
 type Sandboxes interface {
 	// Make makes a sandbox. The key identifies the request: the same one returns
-	// what it made.
-	Make(ctx context.Context, spec sandbox.Spec, key string) (sandbox.ID, error)
+	// what it made. The workspaces of the sandbox that it replaces, if any, are
+	// shared with it.
+	Make(ctx context.Context, spec sandbox.Spec, key string, replaces sandbox.ID) (sandbox.ID, error)
 	// Reach asks the provider for a running sandbox.
 	Reach(ctx context.Context, ref string) error
 	Resume(ctx context.Context, ref string) (store.Sandbox, error)
 	Start(ctx context.Context, ref string) (store.Sandbox, error)
 	Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error)
 	Destroy(ctx context.Context, ref string) error
+	// Files reaches the files of a running sandbox, until ctx ends.
+	Files(ctx context.Context, ref string) (control.Files, error)
+}
+
+// Providers are those that a session can move to.
+type Providers interface {
+	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	// Permit returns why somebody may not choose a provider.
+	Permit(who key.Principal, name string) error
 }
 
 // Snapshots keeps the files of sandboxes without a workspace.
@@ -65,6 +76,7 @@ type Environments interface {
 type Config struct {
 	Sandboxes    Sandboxes
 	Snapshots    Snapshots
+	Providers    Providers
 	Workspaces   Workspaces
 	Environments Environments
 	// Binding is that of sandboxes whose provider has none: it names this

@@ -20,8 +20,9 @@ import (
 )
 
 // Claim records that a sandbox has the workspaces of its spec. They are locked in
-// the order of their names, so that two sandboxes never wait for each other.
-func (s *Service) Claim(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec) error {
+// the order of their names, so that two sandboxes never wait for each other. The one
+// that it replaces, if any, may have them too.
+func (s *Service) Claim(ctx context.Context, tx *store.Tx, tenant string, spec *sandbox.Spec, replaces sandbox.ID) error {
 	if len(spec.Workspaces) == 0 {
 		return nil
 	}
@@ -30,14 +31,14 @@ func (s *Service) Claim(ctx context.Context, tx *store.Tx, tenant string, spec *
 	}
 	byName := func(a, b sandbox.WorkspaceMount) int { return strings.Compare(a.Name, b.Name) }
 	for _, ref := range slices.SortedFunc(slices.Values(spec.Workspaces), byName) {
-		if err := s.claimOne(ctx, tx, tenant, spec.ID, &ref); err != nil {
+		if err := s.claimOne(ctx, tx, tenant, spec.ID, &ref, replaces); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, ref *sandbox.WorkspaceMount) error {
+func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id sandbox.ID, ref *sandbox.WorkspaceMount, replaces sandbox.ID) error {
 	w, err := tx.Workspaces().Lock(ctx, tenant, ref.Name)
 	if err != nil {
 		return err
@@ -49,7 +50,7 @@ func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id 
 	if mode == "" {
 		mode = sandbox.WorkspaceExclusive
 	}
-	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node})
+	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node}, replaces)
 }
 
 // Mount prepares the directories of claimed workspaces and returns a request that

@@ -38,6 +38,7 @@ type Services struct {
 	Policies   Policies
 	Sessions   Sessions
 	Holders    Holders
+	Movers     Movers
 }
 
 // Sandboxes makes sandboxes and changes what becomes of them.

@@ -17,6 +17,11 @@ import (
 // another one it fails with the code stale and has no effect.
 const EpochHeader = "Atoll-Epoch"
 
+// FollowHeader, with the value "true", lets a request that was meant for an
+// earlier sandbox go to the present one if the session moved there with its
+// files.
+const FollowHeader = "Atoll-Follow"
+
 // Sessions keeps sessions.
 type Sessions interface {
 	Create(ctx context.Context, n sandbox.NewSession) (sandbox.Opened, error)
@@ -33,11 +38,19 @@ type Holders interface {
 	Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (sandbox.Acquired, error)
 	Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error
 	Release(ctx context.Context, ref string, h sandbox.HolderRef) error
-	Save(ctx context.Context, ref string, epoch int64) (sandbox.Saved, error)
+	Save(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.Saved, error)
 	Envelope(ctx context.Context, ref string) (sandbox.Envelope, error)
 	// Route returns the sandbox that serves a session, which is kept until done is
-	// called.
-	Route(ctx context.Context, ref string, epoch int64) (id sandbox.ID, now int64, done func(), err error)
+	// called. With follow, an epoch whose files went along is no earlier one.
+	Route(ctx context.Context, ref string, epoch int64, follow bool) (id sandbox.ID, now int64, done func(), err error)
+}
+
+// Movers move sessions between providers.
+type Movers interface {
+	Targets(ctx context.Context, ref string) ([]sandbox.SessionTarget, error)
+	Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (sandbox.Swapped, error)
+	// Visit has use work in a sandbox that another provider makes for it.
+	Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error
 }
 
 // SessionRef names a session in a path.
@@ -80,7 +93,8 @@ type acquiredOutput struct{ Body sandbox.Acquired }
 
 type saveInput struct {
 	SessionRef
-	Epoch int64 `header:"Atoll-Epoch" minimum:"0" doc:"fail with the code stale if the sandbox is at another epoch"`
+	Epoch  int64 `header:"Atoll-Epoch" minimum:"0" doc:"fail with the code stale if the sandbox is at another epoch"`
+	Follow bool  `header:"Atoll-Follow" doc:"another epoch will do, if the session moved there with its files"`
 }
 
 type savedOutput struct{ Body sandbox.Saved }
@@ -136,6 +150,7 @@ func (a *API) sessions() {
 			return out, a.problem(ctx, err)
 		})
 	a.holders()
+	a.movers()
 	a.routes()
 }
 
@@ -182,7 +197,7 @@ func (a *API) holders() {
 	})
 	huma.Register(a.huma, operation("saveSession", http.MethodPost, sessionBase+"/save", "Sessions", "Save its workspaces, or the files of a sandbox without any; it goes on"),
 		func(ctx context.Context, in *saveInput) (*savedOutput, error) {
-			s, err := a.services.Holders.Save(ctx, in.Ref, in.Epoch)
+			s, err := a.services.Holders.Save(ctx, in.Ref, in.Epoch, in.Follow)
 			return &savedOutput{s}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getEnvelope", http.MethodGet, sessionBase+"/envelope", "Sessions", "JSON without secrets from which its sandbox is found again or rebuilt"),
@@ -219,7 +234,7 @@ func (a *API) route(w http.ResponseWriter, r *http.Request) {
 		a.nowhere(w, probe)
 		return
 	}
-	id, now, done, err := a.services.Holders.Route(r.Context(), r.PathValue("ref"), epoch)
+	id, now, done, err := a.services.Holders.Route(r.Context(), r.PathValue("ref"), epoch, r.Header.Get(FollowHeader) == "true")
 	if err != nil {
 		a.fail(w, r, err)
 		return

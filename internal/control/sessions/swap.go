@@ -1,0 +1,227 @@
+package sessions
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Targets returns the providers that could serve a session, best first, and
+// those that cannot, with reasons.
+func (s *Service) Targets(ctx context.Context, ref string) (out []sandbox.SessionTarget, err error) {
+	err = s.onSession(ctx, ops.SessionTargets, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
+		out, _, err = s.targets(ctx, who, row)
+		return err
+	})
+	return out, err
+}
+
+// onSession does something with a session, guarded.
+func (s *Service) onSession(ctx context.Context, op ops.Op, ref string, do func(context.Context, key.Principal, store.Session) error) error {
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return err
+	}
+	return s.onLease(ctx, op, ref, func(ctx context.Context, row store.Session) error { return do(ctx, who, row) })
+}
+
+// targets returns the targets of a session, and the name of the default provider.
+func (s *Service) targets(ctx context.Context, who key.Principal, row store.Session) (out []sandbox.SessionTarget, standard string, err error) {
+	all, err := s.cfg.Providers.Providers(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	l, err := leases{s, row.Tenant}.Load(ctx, row.Group)
+	if err != nil {
+		return nil, "", err
+	}
+	needs := catalog.NeedsOf(&row.Spec)
+	needs.Mounts = needs.Mounts || len(row.Spec.Workspaces) > 0
+	archives := map[string]bool{}
+	for _, p := range all {
+		archives[p.Name] = p.Capabilities["archive"]
+		if p.Default {
+			standard = p.Name
+		}
+	}
+	for _, c := range catalog.ChooseFrom(needs, all).Candidates {
+		t := sandbox.SessionTarget{Provider: c.Provider, Current: c.Provider == l.Provider, Fits: c.Fits, Reasons: c.Reasons}
+		switch tree := carriesTree(&row); {
+		case !t.Fits:
+		case s.cfg.Providers.Permit(who, t.Provider) != nil:
+			t.Fits, t.Reasons = false, []string{"for the owner of the machine only"}
+		case tree && !archives[t.Provider]:
+			t.Fits, t.Reasons = false, []string{"takes no trees of files"}
+		case tree:
+			t.Carries = sandbox.WorkspaceDir
+		default:
+			t.Carries = "workspaces"
+		}
+		out = append(out, t)
+	}
+	return out, standard, nil
+}
+
+// target returns the provider that a request names. One that cannot be used now
+// comes with the reason.
+func (s *Service) target(ctx context.Context, who key.Principal, row store.Session, name string) (provider, reason string, err error) {
+	all, standard, err := s.targets(ctx, who, row)
+	if err != nil {
+		return "", "", err
+	}
+	if name == "default" || name == "session" {
+		name = cmp.Or(row.Spec.Provider, standard)
+	}
+	for _, t := range all {
+		if t.Provider != name {
+			continue
+		}
+		if err := s.cfg.Providers.Permit(who, name); err != nil {
+			return "", "", err
+		}
+		if !t.Fits {
+			reason = cmp.Or(strings.Join(t.Reasons, "; "), "it does not fit")
+		}
+		return name, reason, nil
+	}
+	return "", "", &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "target", Message: "there is no provider " + name, Hint: "list them with: atoll session targets " + row.Name}
+}
+
+// Swap moves a session to another provider, with its workspaces or the files
+// below /workspace. Whatever fails leaves it where it was.
+func (s *Service) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (out sandbox.Swapped, err error) {
+	err = s.onSession(ctx, ops.SessionSwap, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
+		provider, reason, err := s.target(ctx, who, row, req.Target)
+		if err != nil || reason != "" {
+			out.Reason = reason
+			return err
+		}
+		receipt, err := s.swap(ctx, row, provider)
+		if sandbox.CodeOf(err) == sandbox.CodeStale { // somebody else was faster; once more
+			receipt, err = s.swap(ctx, row, provider)
+		}
+		if err == nil {
+			out = sandbox.Swapped{Swapped: true, Receipt: &receipt}
+		}
+		return err
+	})
+	return out, err
+}
+
+// swap moves a session once.
+func (s *Service) swap(ctx context.Context, row store.Session, provider string) (sandbox.Receipt, error) {
+	at := place{row.Tenant, row.Group}
+	move, open, err := s.present.shut(ctx, at)
+	if err != nil {
+		return sandbox.Receipt{}, err
+	}
+	defer open()
+	self := s.holderID()
+	held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: self}, "")
+	if err != nil {
+		return sandbox.Receipt{}, err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		_, _, err := leases{s, row.Tenant}.Apply(ctx, row.Group, lease.Release{Kind: lease.Operator, ID: self})
+		s.Report(ctx, err)
+	}()
+	if held.Box.Provider == provider { // already there
+		return held.Receipt, nil
+	}
+	env, err := s.environment(&row)
+	if err != nil {
+		return sandbox.Receipt{}, err
+	}
+	spec := row.Spec
+	spec.Env = env
+	by := mover{s.boxes(row.Tenant, &row), move, self}
+	beat := lease.Heartbeat{Kind: lease.Operator, ID: self, Epoch: held.Epoch}
+	now, err := s.manager(row).Move(ctx, session.Plan{Group: row.Group, Provider: provider, Spec: spec}, held.Epoch, beat, by)
+	if left, ok := errors.AsType[*session.NotEnded](err); ok {
+		s.Report(ctx, left)
+		err = nil
+	}
+	if err != nil {
+		return sandbox.Receipt{}, err
+	}
+	return now.Receipt, s.moved(context.WithoutCancel(ctx), row, &now.Receipt)
+}
+
+// moved records where the sessions of a group are now.
+func (s *Service) moved(ctx context.Context, row store.Session, r *sandbox.Receipt) error {
+	r.Time = s.Store.Now()
+	s.fact(ctx, row.Tenant, row.Name, r.Sandbox, eventlog.RouteSwapped, r.Epoch, ops.SessionSwap)
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().InGroup(ctx, row.Tenant, row.Group) })
+	failed := []error{err}
+	for _, one := range all {
+		_, err := s.change(ctx, one, func(one *store.Session) error {
+			one.Provider, one.Receipt = r.Provider, r
+			return nil
+		})
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}
+
+// visitTime bounds how long a sandbox of RunOn is kept if this daemon ends.
+const visitTime = time.Hour
+
+// Visit makes a sandbox on another provider as the session would have it there,
+// with a copy of the files below /workspace, and has use work in it. The sandbox
+// then ends, and what changed in it is dropped. The session stays where it is.
+func (s *Service) Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error {
+	return s.onSession(ctx, ops.SessionRunOn, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
+		provider, reason, err := s.target(ctx, who, row, target)
+		if err != nil {
+			return err
+		}
+		if reason != "" {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: provider, Message: "it cannot serve the session: " + reason}
+		}
+		at, err := s.reach(ctx, row, 0, false)
+		if err != nil {
+			return err
+		}
+		defer at.Done()
+		return s.visit(ctx, row, at.Sandbox, provider, use)
+	})
+}
+
+func (s *Service) visit(ctx context.Context, row store.Session, from sandbox.ID, provider string, use func(context.Context, sandbox.ID) error) (err error) {
+	env, err := s.environment(&row)
+	if err != nil {
+		return err
+	}
+	spec := row.Spec
+	spec.Env, spec.Provider, spec.Labels, spec.Workspaces = env, provider, row.Labels, nil
+	spec.Lifetime = sandbox.Lifetime{Timeout: visitTime}
+	id, err := s.cfg.Sandboxes.Make(ctx, spec, newID("visit-"), "")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = core.FirstError(err, s.cfg.Sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
+	}()
+	row.Spec.Workspaces = nil // the copy stands in for them
+	if carriesTree(&row) {
+		if err := s.copyTree(ctx, from, id); err != nil {
+			return err
+		}
+	}
+	return use(ctx, id)
+}

@@ -1,0 +1,279 @@
+package daemon_test
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/faults"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// harbour is a daemon with the providers one, the default, and two.
+type harbour struct {
+	*atoll.Client
+	machine *daemontest.Machine
+	one     faults.Injector
+	two     faults.Injector
+	// fault is called for each operation of the provider two.
+	fault atomic.Pointer[func(op string) error]
+}
+
+func newHarbour(t *testing.T) *harbour {
+	t.Helper()
+	h := &harbour{machine: daemontest.New(t)}
+	worlds := [2]fake.World{}
+	fault := func(op string) error {
+		if f := h.fault.Load(); f != nil {
+			return (*f)(op)
+		}
+		return nil
+	}
+	entry := func(name string, world *fake.World, i *faults.Injector, fault func(string) error) registry.Entry {
+		return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) {
+			return faults.Provider(fake.New(fake.Options{World: world, Binding: name, Limited: true, Fault: fault}), i), nil
+		}}
+	}
+	d := h.machine.Start(t, func(o *daemon.Options) {
+		o.Providers = []registry.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault)}
+		o.SessionGrace = 2 * time.Second // sweeps every second
+	})
+	h.Client = daemontest.Client(t, d)
+	return h
+}
+
+func mustSwap(t *testing.T, s *atoll.Session, target string) sandbox.Receipt {
+	t.Helper()
+	out, err := s.Swap(t.Context(), target)
+	if err != nil || !out.Swapped || out.Receipt == nil {
+		t.Fatalf("swap to %s: %+v, %v", target, out, err)
+	}
+	return *out.Receipt
+}
+
+// alone waits until exactly one sandbox is there.
+func (h *harbour) alone(t *testing.T) sandbox.Sandbox {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		all := sandboxes(t, h.Client)
+		if len(all) == 1 {
+			return all[0]
+		}
+		if len(all) == 0 || time.Now().After(deadline) {
+			t.Fatalf("there are %d sandboxes, want one: %+v", len(all), all)
+		}
+	}
+}
+
+// A session moves with its files, environment and labels, and back.
+func TestRB97SwapThereAndBack(t *testing.T) {
+	h := newHarbour(t)
+	s := openSession(t, h.Client, sandbox.Spec{Env: map[string]string{"TOKEN": "sesame"}}, atoll.SessionOptions{Name: "agent", Labels: map[string]string{"team": "a"}})
+	runShell(t, s, "mkdir -p /workspace/sub; echo kept > /workspace/sub/note")
+	first := s.Receipt()
+
+	if r := mustSwap(t, s, "one"); r.Epoch != 1 || r.Sandbox != first.Sandbox {
+		t.Errorf("a swap to where it is: %+v; want no new epoch", r)
+	}
+	r := mustSwap(t, s, "two")
+	if r.Outcome != sandbox.OutcomeMoved || r.Provider != "two" || r.Epoch != 2 || r.Sandbox == first.Sandbox || !slices.Contains(r.Lost, sandbox.LostProcesses) {
+		t.Errorf("the receipt: %+v", r)
+	}
+	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN"); got != "kept\nsesame" {
+		t.Errorf("after the move it has %q", got)
+	}
+	if box := h.alone(t); box.Provider != "two" || box.Labels["team"] != "a" {
+		t.Errorf("the sandbox is %+v", box)
+	}
+	runShell(t, s, "echo more > /workspace/more; rm /workspace/sub/note")
+	if r := mustSwap(t, s, "default"); r.Provider != "one" || r.Epoch != 3 {
+		t.Errorf("back: %+v", r)
+	}
+	if got := runShell(t, s, "cat /workspace/more; ls /workspace/sub"); got != "more" {
+		t.Errorf("back it has %q", got)
+	}
+	if box := h.alone(t); box.Provider != "one" {
+		t.Errorf("the sandbox is %+v", box)
+	}
+	events, err := logged(t, h.Client, "route.swapped")
+	if err != nil || len(events) != 2 || events[0].Epoch != 2 || events[1].Epoch != 3 || events[0].Subject != "agent" {
+		t.Errorf("the log has %+v, %v; want two moves", events, err)
+	}
+	_, err = s.Swap(t.Context(), "nowhere")
+	wantCode(t, err, sandbox.CodeInvalid)
+}
+
+// RB-97: targets come with reasons, one that cannot serve leaves the pointer, and
+// run-on never moves it.
+func TestRB97TargetsAndRunOn(t *testing.T) {
+	h := newHarbour(t)
+	s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "mkdir -p /workspace; echo here > /workspace/x")
+	all, err := s.Targets(t.Context())
+	if err != nil || len(all) < 3 || !all[0].Current || all[0].Provider != "one" || !all[1].Fits || all[1].Provider != "two" || all[1].Carries != "/workspace" {
+		t.Fatalf("the targets: %+v, %v", all, err)
+	}
+	if last := all[len(all)-1]; last.Fits || len(last.Reasons) == 0 {
+		t.Errorf("a target that does not fit: %+v; want why", last)
+	}
+	res, err := s.RunOn(t.Context(), "two", sandbox.Command{Shell: "cat /workspace/x; echo there > /workspace/x; exit 7"}, atoll.RunOptions{})
+	if err != nil || string(res.Stdout) != "here\n" || res.Exit.Code != 7 {
+		t.Errorf("run-on: %+v, %v", res, err)
+	}
+	if got := runShell(t, s, "cat /workspace/x"); got != "here" || h.alone(t).Provider != "one" {
+		t.Errorf("run-on changed the session: %q", got)
+	}
+
+	h.two.Add(faults.Fault{Op: faults.Probe, Err: &faults.Error{Code: sandbox.CodeUnavailable, Text: "sandbox not found"}})
+	out, err := s.Swap(t.Context(), "two")
+	if err != nil || out.Swapped || !strings.Contains(out.Reason, "not available") {
+		t.Errorf("to a provider that is offline: %+v, %v", out, err)
+	}
+	if got, err := h.Sessions().Get(t.Context(), "agent"); err != nil || got.Info().Lease.Epoch != 1 || got.Info().Lease.Provider != "one" {
+		t.Errorf("the pointer: %+v, %v; want it unchanged", got.Info().Lease, err)
+	}
+}
+
+// RB-93, RB-94: a client that keeps writing while its session moves there and
+// back loses nothing that was acknowledged, and its handle follows.
+func TestRB94NothingAcknowledgedIsLost(t *testing.T) {
+	h := newHarbour(t)
+	s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "mkdir -p /workspace; echo 0 > /workspace/count")
+	mover, err := h.Sessions().Get(t.Context(), "agent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved, written := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for {
+			select {
+			case <-moved:
+				written <- n
+				return
+			default:
+			}
+			script := "echo " + strconv.Itoa(n+1) + " > /workspace/count; cat /workspace/count >> /workspace/log"
+			res, err := s.Run(context.Background(), sandbox.Command{Shell: script}, atoll.RunOptions{})
+			if err != nil || res.Exit.Code != 0 {
+				t.Errorf("write %d: %+v, %v", n+1, res, err)
+				<-moved
+				written <- n
+				return
+			}
+			n++
+		}
+	}()
+	for _, target := range []string{"two", "one", "two", "one"} {
+		mustSwap(t, mover, target)
+	}
+	close(moved)
+	n := <-written
+	if got := runShell(t, s, "cat /workspace/count"); got != strconv.Itoa(n) || n == 0 {
+		t.Errorf("the counter is %s after %d acknowledged writes", got, n)
+	}
+	lines := strings.Fields(runShell(t, s, "cat /workspace/log"))
+	if len(lines) != n {
+		t.Errorf("the log has %d lines after %d acknowledged writes", len(lines), n)
+	}
+	for i, line := range lines {
+		if line != strconv.Itoa(i+1) {
+			t.Fatalf("line %d is %s: a write was lost or done twice", i+1, line)
+		}
+	}
+	t.Logf("%d writes", n)
+}
+
+// RB-94: only a move is followed. A sandbox that was replaced without its files
+// is fenced, and a request without leave to follow too.
+func TestRB94OnlyMovesAreFollowed(t *testing.T) {
+	h := newHarbour(t)
+	s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	other, err := h.Sessions().Attach(t.Context(), "agent", atoll.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	mustSwap(t, s, "two")
+	runShell(t, other, "echo follows > /workspace-note") // its epoch is 1
+	if err := h.Remove(t.Context(), string(h.alone(t).ID)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = other.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
+	wantCode(t, err, sandbox.CodeStale)
+}
+
+// Whatever step fails, one sandbox is left: the old one, which serves the
+// session, or the new one once the pointer moved.
+func TestRB97FailuresLeaveOneSandbox(t *testing.T) {
+	broken := &faults.Error{Code: sandbox.CodeUnavailable, Text: "the sandbox does not exist"}
+	at := func(op string) func(*harbour) {
+		return func(h *harbour) {
+			f := func(got string) error {
+				if got == op {
+					return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "broken at " + op}
+				}
+				return nil
+			}
+			h.fault.Store(&f)
+		}
+	}
+	tests := map[string]struct {
+		inject func(h *harbour)
+		moves  bool
+	}{
+		"create":             {inject: func(h *harbour) { h.two.Add(faults.Fault{Op: faults.Create, Err: broken}) }},
+		"the answer of it":   {inject: func(h *harbour) { h.two.Add(faults.Fault{Op: faults.Create, Err: broken, Act: true, Times: 1}) }},
+		"reaching it":        {inject: func(h *harbour) { h.two.Add(faults.Fault{Op: faults.Attach, Err: broken, Times: 1}) }},
+		"removing its files": {inject: at("files.remove")},
+		"import":             {inject: at("archive.import")},
+		"ending the new one": {inject: func(h *harbour) {
+			at("archive.import")(h)
+			h.two.Add(faults.Fault{Op: faults.Destroy, Err: broken, Times: 1})
+		}},
+		"ending the old one": {inject: func(h *harbour) { h.one.Add(faults.Fault{Op: faults.Destroy, Err: broken, Times: 1}) }, moves: true},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarbour(t)
+			s := openSession(t, h.Client, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+			runShell(t, s, "mkdir -p /workspace; echo kept > /workspace/note")
+			first := s.Receipt().Sandbox
+			tt.inject(h)
+			out, err := s.Swap(t.Context(), "two")
+			if (err == nil && out.Swapped) != tt.moves {
+				t.Fatalf("the swap: %+v, %v; want moved %v", out, err, tt.moves)
+			}
+			if box := h.alone(t); (box.ID == first) == tt.moves {
+				t.Errorf("left is %s of %s", box.ID, box.Provider)
+			}
+			if got := runShell(t, s, "cat /workspace/note"); got != "kept" {
+				t.Errorf("it has %q", got)
+			}
+			h.one.Clear()
+			h.two.Clear()
+			h.fault.Store(nil)
+			if r := mustSwap(t, s, "two"); r.Provider != "two" {
+				t.Errorf("the next swap: %+v", r)
+			}
+			if got := runShell(t, s, "cat /workspace/note"); got != "kept" || h.alone(t).Provider != "two" {
+				t.Errorf("then it has %q", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,80 @@
+package lease
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Depart begins to move a warm session to another sandbox, which the attempt
+// after the present one makes, or renews a move that goes on. Until it ends, the
+// present sandbox serves no requests, so that nothing is written to it after its
+// files were taken.
+type Depart struct {
+	Epoch   int64
+	Attempt int64 // 0: begin; else the move to renew
+}
+
+func (o Depart) apply(m *machine) (Effect, error) {
+	l := &m.lease
+	switch {
+	case l.State != Warm || l.Epoch != o.Epoch:
+		return Effect{}, nil
+	case o.Attempt == 0 && !l.Moving.IsZero() && m.now.Before(l.Moving):
+		return Effect{}, nil // somebody else moves it
+	case o.Attempt != 0 && (l.Moving.IsZero() || l.Attempt != o.Attempt):
+		return Effect{}, nil
+	case o.Attempt == 0:
+		l.Attempt++
+	}
+	l.Moving = m.now.Add(m.cfg.Warming)
+	return Effect{Done: true}, nil
+}
+
+// Arrive ends a move: the session is served by another sandbox from now on,
+// under a new epoch. If it is not done, the caller removes that sandbox.
+type Arrive struct {
+	Epoch, Attempt int64
+	Provider       string
+	Binding        string
+	Sandbox        sandbox.ID
+	Image          string
+	Box            json.RawMessage
+	Deadline       time.Time
+}
+
+func (o Arrive) apply(m *machine) (Effect, error) {
+	l := &m.lease
+	if !m.moving(o.Epoch, o.Attempt) {
+		return Effect{}, nil
+	}
+	warm := m.meter()
+	if l.Carried == 0 {
+		l.Carried = l.Epoch
+	}
+	l.Epoch++
+	l.Moving, l.Metered, l.Rotating = time.Time{}, m.now, false
+	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Box, o.Deadline
+	if len(l.Holders) == 0 {
+		m.drain()
+	}
+	return Effect{Done: true, Warm: warm}, nil
+}
+
+// Stay ends a move that failed. The sandbox goes on serving the session.
+type Stay struct{ Epoch, Attempt int64 }
+
+func (o Stay) apply(m *machine) (Effect, error) {
+	if !m.moving(o.Epoch, o.Attempt) {
+		return Effect{}, nil
+	}
+	m.lease.Moving = time.Time{}
+	return Effect{Done: true}, nil
+}
+
+// moving reports that the lease is in the move of that attempt.
+func (m *machine) moving(epoch, attempt int64) bool {
+	l := &m.lease
+	return l.State == Warm && l.Epoch == epoch && l.Attempt == attempt && !l.Moving.IsZero()
+}
