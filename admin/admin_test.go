@@ -74,10 +74,13 @@ func TestAttackByAdministratorOfTenant(t *testing.T) {
 	}
 	theirs := bearer(k.Token).Admin()
 	for name, try := range map[string]func() error{
-		"list tenants":    func() error { _, err := theirs.Tenants(ctx); return err },
-		"read a tenant":   func() error { _, err := theirs.TenantByID(ctx, "default"); return err },
-		"make a tenant":   func() error { _, err := theirs.CreateTenant(ctx, "other", sandbox.Limits{}); return err },
-		"make their key":  func() error { _, err := theirs.CreateKey(ctx, sandbox.NewKey{Tenant: "default", Verbs: []string{"admin"}}); return err },
+		"list tenants":  func() error { _, err := theirs.Tenants(ctx); return err },
+		"read a tenant": func() error { _, err := theirs.TenantByID(ctx, "default"); return err },
+		"make a tenant": func() error { _, err := theirs.CreateTenant(ctx, "other", sandbox.Limits{}); return err },
+		"make their key": func() error {
+			_, err := theirs.CreateKey(ctx, sandbox.NewKey{Tenant: "default", Verbs: []string{"admin"}})
+			return err
+		},
 		"copy the store":  func() error { _, err := theirs.Backup(ctx); return err },
 		"diagnose":        func() error { _, err := theirs.Diagnose(ctx); return err },
 		"reload policies": func() error { _, err := theirs.ReloadPolicies(ctx); return err },
