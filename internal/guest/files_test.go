@@ -1,6 +1,7 @@
 package guest_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"errors"
 	"io"
@@ -311,5 +312,24 @@ func TestList(t *testing.T) {
 	}
 	for range c.List(testContext(t), dir, driver.ListOptions{}) {
 		break
+	}
+}
+
+// TestAttackDeepArchive sends one member of 800 directories. It is refused, and
+// nothing is left of it.
+func TestAttackDeepArchive(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	var deep bytes.Buffer
+	tw := tar.NewWriter(&deep)
+	if err := errors.Join(tw.WriteHeader(&tar.Header{Name: strings.Repeat("x/", 800), Typeflag: tar.TypeDir, Mode: 0o755}), tw.Close()); err != nil {
+		t.Fatal(err)
+	}
+	err := c.Import(testContext(t), dir, &deep, driver.ImportOptions{})
+	if sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Errorf("800 directories: %v", err)
+	}
+	if got := names(t, dir); len(got) != 0 {
+		t.Errorf("left: %v", got)
 	}
 }

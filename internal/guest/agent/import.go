@@ -55,6 +55,10 @@ type dirLooks struct {
 
 const maxDirLooks = 1 << 20
 
+// maxDepth is how many directories the name of a member may lead through. What
+// it takes to make them grows with the square of that.
+const maxDepth = 256
+
 // unpack unpacks what the client sends, all of it or nothing.
 func (s *fileServer) unpack(op *wire.Op, d *wire.Decoder) error {
 	p, spec := d.String(), d.String()
@@ -186,6 +190,9 @@ func (x *importer) member(tr *tar.Reader, h *tar.Header) error {
 	if err != nil {
 		return err
 	}
+	if err := checkDepth(rel); err != nil {
+		return err
+	}
 	own := owner{h.Uid, h.Gid}
 	switch {
 	case x.own != nil:
@@ -217,6 +224,14 @@ func (x *importer) member(tr *tar.Reader, h *tar.Header) error {
 		return fail(sandbox.CodeInvalid, "", "device nodes are refused")
 	}
 	return fail(sandbox.CodeInvalid, "", "members of this kind are refused")
+}
+
+// checkDepth refuses the name of a member that is too deep.
+func checkDepth(rel string) error {
+	if strings.Count(rel, "/") >= maxDepth {
+		return fail(sandbox.CodeInvalid, "", "the name leads through more than "+strconv.Itoa(maxDepth)+" directories")
+	}
+	return nil
 }
 
 // memberName checks the name of a member.
@@ -262,6 +277,9 @@ func (x *importer) keep(rel string, fd int) {
 // enter opens a directory, made if it is missing, and returns its path without
 // links.
 func (x *importer) enter(rel string) (fd int, full string, err error) {
+	if err := x.stopped(); err != nil {
+		return -1, "", err
+	}
 	at, err := x.w.findBelow(rel, true)
 	if err == unix.ENOENT && rel != "." {
 		above, _, err := x.enter(path.Dir(rel))
