@@ -277,7 +277,9 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request, port, id string
 		http.Error(w, "preview token required", http.StatusUnauthorized)
 	default:
 		transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.Dial(ctx, uint16(n)) }}
-		proxy := &httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "sandbox", r.In.Host }}
+		proxy := &httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "sandbox", r.In.Host
+		}}
 		proxy.ServeHTTP(w, r)
 	}
 }
