@@ -154,7 +154,7 @@ func TestRB94NothingAcknowledgedIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	moved, written := make(chan struct{}), make(chan int)
+	moved, written, wrote := make(chan struct{}), make(chan int), make(chan struct{})
 	go func() {
 		n := 0
 		for {
@@ -168,15 +168,21 @@ func TestRB94NothingAcknowledgedIsLost(t *testing.T) {
 			res, err := s.Run(context.Background(), sandbox.Command{Shell: script}, atoll.RunOptions{})
 			if err != nil || res.Exit.Code != 0 {
 				t.Errorf("write %d: %+v, %v", n+1, res, err)
+				close(wrote)
 				<-moved
 				written <- n
 				return
 			}
 			n++
+			select {
+			case wrote <- struct{}{}:
+			default:
+			}
 		}
 	}()
 	for _, target := range []string{"two", "one", "two", "one"} {
 		mustSwap(t, mover, target)
+		<-wrote // a request follows at most three moves
 	}
 	close(moved)
 	n := <-written
