@@ -202,7 +202,7 @@ func pipeTree(ctx context.Context, source, target control.Files) error {
 		exported <- err
 	}()
 	err := target.Import(ctx, path.Dir(sandbox.WorkspaceDir), r, driver.ImportOptions{}) // the stream begins with the directory itself
-	_ = r.CloseWithError(err) // which ends the export too
+	_ = r.CloseWithError(err)                                                            // which ends the export too
 	if failed := <-exported; failed != nil && err == nil {
 		err = failed
 	}
