@@ -17,6 +17,11 @@ func (f Facts) Describe(p *sandbox.Provider) {
 		}
 		p.Limits[name] = sandbox.Enforcement{Enforced: l.Holds, Why: l.Why}
 	}
+	for _, found := range f.Findings {
+		if !f.Available && found.Severity == Blocker && p.Problem == "" {
+			p.Problem = found.Message
+		}
+	}
 }
 
 // Map returns the capabilities by their names in JSON.

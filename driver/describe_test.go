@@ -1,0 +1,24 @@
+package driver_test
+
+import (
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A provider that cannot be used says why.
+func TestDescribeSaysWhatBlocks(t *testing.T) {
+	findings := []driver.Finding{
+		{Severity: driver.OK, Message: "fine"},
+		{Severity: driver.Blocker, Message: "no key"},
+		{Severity: driver.Blocker, Message: "no network"},
+	}
+	for available, want := range map[bool]string{false: "no key", true: ""} {
+		var p sandbox.Provider
+		driver.Facts{Available: available, Findings: findings}.Describe(&p)
+		if p.Problem != want {
+			t.Errorf("available %t: the problem is %q, want %q", available, p.Problem, want)
+		}
+	}
+}
