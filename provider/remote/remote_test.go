@@ -114,13 +114,16 @@ func openDir(t *testing.T) string {
 
 // The daemon's sandboxes are processes of this machine, in a process of its own.
 func TestConformance(t *testing.T) {
+	if testing.Short() {
+		t.Skip("make full runs it; TestConformanceMemory takes the same way to other sandboxes")
+	}
 	m := daemontest.New(t)
 	m.Host = true
 	o, dir := serve(t, m), t.TempDir()
 	run(t, gaps, drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Dir:  workdir,
+		Dir:  workdir, Parallel: true,
 	})
 }
 
@@ -133,7 +136,7 @@ func TestConformanceMemory(t *testing.T) {
 	run(t, append(gaps, "pause/deadline", "signal/trap", "signal/ignored"), drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Echo: []string{"echod"},
+		Echo: []string{"echod"}, Parallel: true,
 	})
 }
 

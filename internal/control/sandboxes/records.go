@@ -226,7 +226,7 @@ func (s *records) Wait(ctx context.Context, ref string) (sandbox.Exit, error) {
 	case b.Exit != nil:
 		return *b.Exit, nil
 	case b.State == sandbox.Gone || b.State == sandbox.Stopped:
-		return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
+		return removed(&b), nil
 	}
 	return s.waitEnd(ctx, b)
 }
@@ -249,6 +249,9 @@ func (s *records) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Ex
 			}
 			now, _ := s.watched.Load(b.ID)
 			if b.Rest.Kept == "" && (now == nil || now == life) || b.State == sandbox.Stopped {
+				if b.State == sandbox.Gone && b.Reason == reasonLifetime {
+					exit.Reason = sandbox.ReasonLifetime // its provider was late, and the daemon removed it
+				}
 				return exit, nil
 			}
 		}
@@ -261,9 +264,19 @@ func (s *records) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Ex
 			return exit, err
 		}
 		if b.State == sandbox.Gone || b.State == sandbox.Stopped {
-			return sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}, nil
+			return removed(&b), nil
 		}
 	}
+}
+
+// removed is the end of a sandbox that was removed, and whose provider did not say
+// how it ended.
+func removed(b *store.Sandbox) sandbox.Exit {
+	exit := sandbox.Exit{Code: 137, Signal: 9, Reason: sandbox.ReasonKilled, Detail: b.Reason}
+	if b.Reason == reasonLifetime {
+		exit.Reason = sandbox.ReasonLifetime
+	}
+	return exit
 }
 
 // waitPoll is how often it is looked whether a sandbox on disk runs again.
