@@ -25,7 +25,6 @@ ROUNDS       ?= 200
 
 # Tests mostly wait, so more of them run at once than there are processors.
 PARALLEL     ?= 6
-JOBS         ?= 4
 
 # The race detector makes test binaries dynamic, and a kernel that re-executes
 # itself in its empty root must be static. So tests start their kernels, and the
@@ -58,7 +57,7 @@ run: build ## run a command in a sandbox: make run ARGS="uname -a"
 
 .PHONY: test
 test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full
-	@$(STATIC) $(call gotest,-short -vet=off -p=$(JOBS) -parallel=$(PARALLEL),$(PKGS))
+	@$(STATIC) $(call gotest,-short -vet=off -parallel=$(PARALLEL),$(PKGS))
 	@CGO_ENABLED=0 $(GO) -C test/driver-module test ./...
 
 # The parts of full are targets too. The soak runs in the hundreds of rounds

@@ -153,7 +153,7 @@ func (t *caseT) shortLived(do func(*box) error) (*box, time.Duration) {
 		inst, err := t.provider.Create(t.ctx, t.spec(func(s *sandbox.Spec) { s.Lifetime.Timeout = life }))
 		if err == nil {
 			b := t.own(inst)
-			if err = do(b); err == nil {
+			if err = do(b); err == nil && time.Since(before) < life { // else it may have ended before
 				return b, life
 			}
 		}
