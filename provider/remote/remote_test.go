@@ -123,7 +123,7 @@ func TestConformance(t *testing.T) {
 	run(t, gaps, drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Dir:  workdir, Parallel: true,
+		Dir:  workdir,
 	})
 }
 
@@ -136,7 +136,7 @@ func TestConformanceMemory(t *testing.T) {
 	run(t, append(gaps, "pause/deadline", "signal/trap", "signal/ignored"), drivertest.Harness{
 		New:  func(context.Context) (driver.Provider, error) { return remote.New(o.options(dir)) },
 		Spec: func() sandbox.Spec { return sandbox.Spec{Image: "host"} },
-		Echo: []string{"echod"}, Parallel: true,
+		Echo: []string{"echod"},
 	})
 }
 
