@@ -138,6 +138,7 @@ type Facts struct {
 	Engine       string           // names what runs new sandboxes, and restores memory that names it, too; empty if there is none to tell from another
 	Available    bool             // sandboxes can be made here
 	Isolates     bool             // code inside cannot harm the machine
+	SharesFiles  bool             // sandboxes have no root file system of their own: commands see the files of the machine
 	Findings     []Finding        // what is, is not and could be made possible, most important first
 	Capabilities Capabilities     // what instances can do here
 	Limits       map[string]Limit // by name: cpus, memory, disk, pids, lifetime

@@ -28,4 +28,5 @@ type Needs struct {
 	Limits   []string     `json:"limits,omitempty"`   // that must really hold, e.g. "memory"
 	Price    PriceClass   `json:"price,omitempty"`    // at most
 	Isolated bool         `json:"isolated,omitempty"` // code inside must not be able to harm the machine
+	OwnFiles bool         `json:"ownFiles,omitempty"` // a root file system of its own
 }

@@ -11,6 +11,10 @@ type Provider struct {
 	// inside cannot harm the machine.
 	Available bool `json:"available"`
 	Isolates  bool `json:"isolates"`
+	// SharesFiles says that its sandboxes have no root file system of their own:
+	// commands see and change the files of the machine, so that no workspace and
+	// no session can be brought there.
+	SharesFiles bool `json:"sharesFiles,omitempty"`
 	// Binding is the account or address that its sandboxes belong to. Empty: the
 	// machine.
 	Binding string `json:"binding,omitempty"`

@@ -33,6 +33,7 @@ type Facts struct {
 	Available  bool
 	Why        string          // why it is not available
 	Isolates   bool            // code inside cannot harm the machine
+	Shares     bool            // has no root file system of its own
 	Images     bool            // takes OCI images
 	Mounts     bool            // shows directories of this machine
 	Holds      map[string]bool // limits that are really enforced
@@ -103,6 +104,7 @@ func refusals(n sandbox.Needs, f Facts) []string {
 	refuse(n.Ports && d.Ports.Kind == sandbox.PortNone, "exposes no ports")
 	refuse(n.Desktop && !d.Desktop.Available, "has no desktop")
 	refuse(n.Isolated && !f.Isolates, "does not isolate")
+	refuse(n.OwnFiles && f.Shares, "has no files of its own: commands would use those of the machine")
 	refuse(n.Price != "" && priceRank(d.Price) > priceRank(n.Price), "price class %s is above %s", d.Price, n.Price)
 	for _, limit := range n.Limits {
 		refuse(!f.Holds[limit], "does not enforce the %s limit", limit)

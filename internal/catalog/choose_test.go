@@ -10,7 +10,7 @@ import (
 func facts(t *testing.T) []Facts {
 	return []Facts{
 		{Descriptor: known(t, "gvisor"), Available: true, Isolates: true, Images: true, Mounts: true, Default: true, Holds: map[string]bool{"memory": true}},
-		{Descriptor: known(t, "host"), Available: true, Mounts: true},
+		{Descriptor: known(t, "host"), Available: true, Shares: true, Mounts: true},
 		{Descriptor: known(t, "docker"), Why: "no daemon answers", Images: true},
 		{Descriptor: known(t, "e2b"), Available: true, Isolates: true},
 		{Descriptor: known(t, "none"), Available: true},
@@ -30,6 +30,7 @@ func TestChoose(t *testing.T) {
 		{"a desktop", sandbox.Needs{Desktop: true}, "e2b", map[string]string{"gvisor": "has no desktop"}},
 		{"a desktop for free", sandbox.Needs{Desktop: true, Price: sandbox.PriceFree}, "", map[string]string{"e2b": "price class use is above free"}},
 		{"memory", sandbox.Needs{Limits: []string{"memory"}, Snapshot: sandbox.SnapshotMemory}, "gvisor", map[string]string{"host": "does not enforce the memory limit", "e2b": "takes no snapshots of memory"}},
+		{"files of its own", sandbox.Needs{OwnFiles: true}, "gvisor", map[string]string{"host": "has no files of its own"}},
 		{"rules for requests", sandbox.Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
 	}
 	for _, tt := range tests {

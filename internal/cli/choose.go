@@ -109,6 +109,7 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 	flags.BoolVar(&n.Ports, "ports", false, "exposes ports")
 	flags.BoolVar(&n.Desktop, "desktop", false, "has a desktop")
 	flags.BoolVar(&n.Isolated, "isolated", false, "code inside cannot harm the machine")
+	flags.BoolVar(&n.OwnFiles, "own-files", false, "a file system of its own, not that of the machine")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		for name, given := range map[string]bool{"memory": memory != 0, "cpus": cpus != 0, "disk": disk != 0} {

@@ -44,12 +44,24 @@ func newHarbour(t *testing.T) *harbour {
 			return faults.Provider(fake.New(fake.Options{World: world, Binding: name, Limited: true, Fault: fault}), i), nil
 		}}
 	}
+	machine := registry.Entry{Name: "machine", Open: func(registry.Host) (driver.Provider, error) {
+		return sharing{fake.New(fake.Options{Binding: "machine", Limited: true})}, nil
+	}}
 	d := h.machine.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault)}
+		o.Providers = []registry.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault), machine}
 		o.SessionGrace = 2 * time.Second // sweeps every second
 	})
 	h.Client = daemontest.Client(t, d)
 	return h
+}
+
+// sharing is a provider whose sandboxes use the files of the machine.
+type sharing struct{ *fake.Provider }
+
+func (s sharing) Probe(ctx context.Context) (driver.Facts, error) {
+	facts, err := s.Provider.Probe(ctx)
+	facts.SharesFiles = true
+	return facts, err
 }
 
 func mustSwap(t *testing.T, s *atoll.Session, target string) sandbox.Receipt {
@@ -123,6 +135,15 @@ func TestRB97TargetsAndRunOn(t *testing.T) {
 	if err != nil || len(all) < 3 || !all[0].Current || all[0].Provider != "one" || !all[1].Fits || all[1].Provider != "two" || all[1].Carries != "/workspace" {
 		t.Fatalf("the targets: %+v, %v", all, err)
 	}
+	at := slices.IndexFunc(all, func(target sandbox.SessionTarget) bool { return target.Provider == "machine" })
+	if at < 0 || all[at].Fits || !strings.Contains(strings.Join(all[at].Reasons, " "), "has no files of its own") {
+		t.Errorf("the targets: %+v; want the machine refused, whose own /workspace would be overwritten", all)
+	}
+	if out, err := s.Swap(t.Context(), "machine"); err != nil || out.Swapped || !strings.Contains(out.Reason, "has no files of its own") {
+		t.Errorf("swap to the machine: %+v, %v; want a refusal", out, err)
+	}
+	_, err = s.RunOn(t.Context(), "machine", sandbox.Command{Shell: "true"}, atoll.RunOptions{})
+	wantCode(t, err, sandbox.CodeUnavailable)
 	if last := all[len(all)-1]; last.Fits || len(last.Reasons) == 0 {
 		t.Errorf("a target that does not fit: %+v; want why", last)
 	}

@@ -154,6 +154,7 @@ func blocker(err error) driver.Finding {
 // describe says in facts what the other daemon's provider is.
 func (p *Provider) describe(facts *driver.Facts, other *sandbox.Provider) {
 	facts.Version, facts.Available, facts.Isolates = other.Name+" "+other.Version, other.Available, other.Isolates
+	facts.SharesFiles = other.SharesFiles
 	facts.Capabilities = capabilities(other)
 	for _, name := range limits {
 		if l, ok := other.Limits[name]; ok {

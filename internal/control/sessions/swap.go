@@ -50,6 +50,7 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 	}
 	needs := catalog.NeedsOf(&row.Spec)
 	needs.Mounts = needs.Mounts || len(row.Spec.Workspaces) > 0
+	needs.OwnFiles = carriesTree(&row) || len(row.Spec.Workspaces) > 0
 	archives := map[string]bool{}
 	for _, p := range all {
 		archives[p.Name] = p.Capabilities["archive"]
