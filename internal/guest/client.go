@@ -45,6 +45,7 @@ const (
 	JoinHeader   = wire.JoinHeader
 	MaxJoin      = wire.MaxJoin
 	JoinSilence  = wire.JoinSilence
+	FeedEnv      = wire.FeedEnv
 )
 
 // HostArgs are the arguments of a guest that runs plain processes on this

@@ -35,6 +35,7 @@ type agent struct {
 
 	mu       sync.Mutex
 	defaults wire.Defaults
+	memory   string // file that keeps the defaults; empty: none does
 
 	unready error // why no command can be run, nil if one can
 	devNull int   // for commands without input; -1 if there is none
@@ -62,7 +63,7 @@ func Main(args []string) int {
 	case len(args) == 2 && args[1] == wire.JoinArg:
 		return join(args[0])
 	case len(args) == 2 && args[1] == wire.NestedArg:
-		return serveNested()
+		return serveNested(args[0])
 	case len(args) == 3 && args[1] == wire.HostArg:
 		return serveHost(args[2])
 	}
@@ -217,6 +218,7 @@ func (a *agent) configure(d *wire.Decoder) error {
 	if err := a.files.makeWorkdir(def.Workdir, acc); err != nil {
 		return err
 	}
+	a.memorize(&def)
 	a.mu.Lock()
 	a.defaults = def
 	a.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -19,10 +20,11 @@ const nestedPoint = "@atoll-nested"
 
 // serveNested is the guest in a sandbox that somebody else keeps. It lives as
 // long as that does: its commands in the background outlive their callers.
-func serveNested() int {
+func serveNested(program string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	a := newAgent("/")
 	a.start()
+	a.remember(filepath.Join(filepath.Dir(program), "defaults"))
 	if err := a.listen(nestedPoint); err != nil {
 		return 1 // another was faster
 	}
@@ -33,6 +35,8 @@ func serveNested() int {
 // join is the guest as "join": it connects its standard input and output with
 // the nested guest, and ends when either does.
 func join(program string) int {
+	feed := os.Getenv(wire.FeedEnv)
+	os.Unsetenv(wire.FeedEnv)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 1
@@ -49,6 +53,9 @@ func join(program string) int {
 		return code
 	}
 	link, err := openSocket(fds[0])
+	if err == nil && feed != "" {
+		return converse(link, feed)
+	}
 	if err == nil {
 		err = unix.SetNonblock(0, true) // so that waiting for it can end
 	}
@@ -90,9 +97,52 @@ func startNested(program string) error {
 	}
 }
 
+// remember keeps the defaults of commands in a file from now on, and takes those
+// that are there: a machine that was stopped and started again has a new guest.
+func (a *agent) remember(file string) {
+	a.memory = file
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return
+	}
+	var def wire.Defaults
+	d := &wire.Decoder{B: text}
+	def.Decode(d)
+	if d.End() == nil {
+		a.defaults = def
+	}
+}
+
+// memorize writes the defaults where the next guest finds them, unless nothing
+// can be written there. They may hold secrets: only root reads them.
+func (a *agent) memorize(def *wire.Defaults) {
+	if a.memory == "" {
+		return
+	}
+	var e wire.Encoder
+	def.Encode(&e)
+	tmp, err := os.CreateTemp(filepath.Dir(a.memory), ".defaults-")
+	if err != nil {
+		return
+	}
+	_, err = tmp.Write(e.B)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), a.memory)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+	}
+}
+
+// source is where frames come from.
+type source interface {
+	io.Reader
+	SetReadDeadline(t time.Time) error
+}
+
 // deframe copies what frames hold until they end, make no sense, or do not come
 // in time: then the caller is gone, and nobody else would tell.
-func deframe(to io.Writer, from *os.File) error {
+func deframe(to io.Writer, from source) error {
 	buf := make([]byte, wire.MaxJoin)
 	for {
 		if err := from.SetReadDeadline(time.Now().Add(wire.JoinSilence)); err != nil {
@@ -119,7 +169,7 @@ const thawed = 5 * time.Second
 
 // readHeader reads the header of a frame. When the time is over, the machine may
 // have been frozen meanwhile: then what the caller sent is there to be read.
-func readHeader(from *os.File, header []byte) error {
+func readHeader(from source, header []byte) error {
 	n, err := io.ReadFull(from, header)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return err

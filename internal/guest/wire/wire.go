@@ -45,6 +45,11 @@ const (
 	NestedArg = "nested"
 )
 
+// FeedEnv is the variable with which a process that joins speaks in text: it is
+// the path of a pipe that the process makes, and into which lines are written
+// instead of bytes to its standard input. See package agent.
+const FeedEnv = "ATOLL_FEED"
+
 // On its standard input a process that joins takes frames: the length of what
 // follows in four bytes, big-endian, and that. An empty one is a keepalive; one
 // must arrive within JoinSilence.
