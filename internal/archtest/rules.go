@@ -76,7 +76,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "provider/superserve/...",
-		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/identity", "provider/internal/records", "provider/internal/rest", "provider/internal/wsexec"},
+		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
@@ -299,6 +299,14 @@ var rules = []rule{
 	{
 		pkgs: "provider/internal/rest", std: true, only: []string{"sandbox"}, deny: []string{"os/exec"},
 		why: "it makes requests, for any provider",
+	},
+	{
+		pkgs: "provider/internal/credential", std: true, only: []string{"sandbox"}, deny: []string{"net", "net/http"},
+		why: "it reads the secret of an account, for any provider",
+	},
+	{
+		pkgs: "provider/internal/hosted", only: []string{"sandbox", "driver", "internal/guest/...", "internal/guestkit", "provider/internal/records", "provider/internal/rest"}, deny: []string{kernel + "/...", "os/exec"},
+		why: "it is what providers of services do alike",
 	},
 	{
 		pkgs: "provider/internal/wsexec", only: []string{}, deny: []string{kernel + "/...", "os/exec"},

@@ -3,7 +3,6 @@ package superserve
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/url"
 	"strings"
@@ -45,18 +44,9 @@ func words(body []byte) (code, message string, ok bool) {
 	return "", "", false
 }
 
-// refusal returns what the service answered, or an empty one.
-func refusal(err error) *rest.Refusal {
-	var r *rest.Refusal
-	if errors.As(err, &r) {
-		return r
-	}
-	return new(rest.Refusal)
-}
-
 // missing reports that the service itself says that there is no such thing.
 func missing(err error) bool {
-	return refusal(err).Status == http.StatusNotFound && refusal(err).Code == "not_found"
+	return rest.RefusalOf(err).Status == http.StatusNotFound && rest.RefusalOf(err).Code == "not_found"
 }
 
 // network is what a sandbox may reach. What is allowed wins.
@@ -128,26 +118,8 @@ func (a *api) list(ctx context.Context, q url.Values) (all []box, err error) {
 	return all, err
 }
 
-// A sandbox whose state changes refuses to be removed for a moment.
-const (
-	removals     = 11
-	firstRemoval = 100 * time.Millisecond
-	maxRemoval   = 5 * time.Second
-)
-
 // remove ends a sandbox. An answer that there is none is passed on.
-func (a *api) remove(ctx context.Context, id string) error {
-	for n := range removals {
-		err := a.Call(ctx, http.MethodDelete, "/sandboxes/"+id, nil, nil)
-		if sandbox.CodeOf(err) != sandbox.CodeConflict || n == removals-1 {
-			return err
-		}
-		if err := rest.Sleep(ctx, min(firstRemoval<<n, maxRemoval)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (a *api) remove(ctx context.Context, id string) error { return a.Remove(ctx, "/sandboxes/"+id) }
 
 // The statuses of a sandbox.
 const (

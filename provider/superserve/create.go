@@ -2,9 +2,6 @@ package superserve
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"iter"
 	"net/url"
@@ -15,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -29,17 +27,6 @@ const (
 
 // TemplateScheme begins an image that is a template of the service.
 const TemplateScheme = "template:"
-
-// record is what is kept of a sandbox. It holds no secret.
-type record struct {
-	Box     string    `json:"box"`              // the service's id
-	Ends    time.Time `json:"ends,omitzero"`    // of its lifetime
-	Doomed  bool      `json:"doomed,omitempty"` // we ended it, or were about to
-	Binding string    `json:"binding"`
-}
-
-// making bounds how long a request may go on whose caller gave up.
-const making = 2 * time.Minute
 
 // The longest lifetime that the service enforces.
 const maxLifetime = 7 * 24 * time.Hour
@@ -142,19 +129,11 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bar
 	if err != nil {
 		return nil, err
 	}
-	l, err := p.boxes.Lock(ctx, string(spec.ID))
-	if err != nil {
-		return nil, err
+	find := func() error {
+		_, err := p.find(ctx, spec.ID)
+		return err
 	}
-	if _, err := p.find(ctx, spec.ID); sandbox.CodeOf(err) != sandbox.CodeGone {
-		l.Unlock()
-		if err == nil {
-			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "superserve.create", Subject: string(spec.ID), Message: "there is a sandbox with this ID"}
-		}
-		return nil, err
-	}
-	in, err := records.Finish(ctx, &p.work, func() (*Instance, error) {
-		defer l.Unlock()
+	in, err := hosted.Create(ctx, p.boxes, &p.work, "superserve.create", spec.ID, find, func(l *records.Locked[hosted.Record]) (*Instance, error) {
 		return p.settle(ctx, l, spec, &c, bare)
 	})
 	if err != nil {
@@ -164,8 +143,8 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bar
 }
 
 // settle makes a sandbox ready for commands, or nothing.
-func (p *Provider) settle(ctx context.Context, l *records.Locked[record], spec *sandbox.Spec, c *creation, bare bool) (*Instance, error) {
-	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
+func (p *Provider) settle(ctx context.Context, l *records.Locked[hosted.Record], spec *sandbox.Spec, c *creation, bare bool) (*Instance, error) {
+	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), hosted.Making)
 	defer cancel()
 	b, err := p.request(asking, spec.ID, c)
 	if err != nil {
@@ -180,7 +159,7 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[record], spec *
 		err = p.confirm(b, c)
 	}
 	if err == nil {
-		err = l.Write(record{Box: b.ID, Ends: ends, Binding: p.api.binding(c.Metadata[metaScope])})
+		err = l.Write(hosted.Record{Box: b.ID, Ends: ends, Binding: p.api.binding(c.Metadata[metaScope])})
 	}
 	if err == nil && c.Snapshot != "" {
 		_, err = in.inside.run(ctx, inherited(bare))
@@ -279,13 +258,7 @@ func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
 			return b, nil
 		}
 	}
-	if r, ok := p.boxes.Get(string(id)); ok && r.Binding != "" && r.Binding != p.api.binding(scope) {
-		return box{}, &sandbox.Error{
-			Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox was made with another API key or at another address (" + r.Binding + ")",
-			Hint: "use the SUPERSERVE_API_KEY and the SUPERSERVE_BASE_URL that it was made with",
-		}
-	}
-	return box{}, guestkit.Gone(id)
+	return box{}, p.boxes.Absent(id, p.api.binding(scope), "", "use the SUPERSERVE_API_KEY and the SUPERSERVE_BASE_URL that it was made with")
 }
 
 // Binding implements driver.Binder. The API tells a key nothing about its
@@ -301,12 +274,7 @@ func (p *Provider) Binding(ctx context.Context) (string, error) {
 	return p.api.binding(scope), nil
 }
 
-func (a *api) binding(scope string) string {
-	address := strings.TrimSuffix(a.Base.String(), "/")
-	mac := hmac.New(sha256.New, []byte(scope))
-	mac.Write([]byte(address + "\n" + a.Secrets[0]))
-	return address + "#" + hex.EncodeToString(mac.Sum(nil)[:8])
-}
+func (a *api) binding(scope string) string { return hosted.Binding(a.Base, scope, a.Secrets[0]) }
 
 // Attach implements driver.Provider. It leaves a paused sandbox paused.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
@@ -320,11 +288,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if err != nil {
 		return nil, err
 	}
-	r, _ := p.boxes.Get(string(id))
-	if r.Box != b.ID {
-		r.Ends = time.Time{}
-	}
-	return p.instance(id, b, r.Ends), nil
+	return p.instance(id, b, p.boxes.Of(id, b.ID).Ends), nil
 }
 
 // List implements driver.Provider.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/provider/internal/wsexec"
 	"github.com/atoll-run/atoll/sandbox"
@@ -105,7 +106,7 @@ func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
 			h.Set("X-Access-Token", token)
 			in.address(h, hint)
 		}
-		if err = f(&c); err == nil || n == tries || !rerouted(refusal(err), hint != "") {
+		if err = f(&c); err == nil || n == tries || !rerouted(rest.RefusalOf(err), hint != "") {
 			return err
 		}
 		stale = token
@@ -252,7 +253,7 @@ const protocol = "superserve.exec.v1"
 
 // Start implements guestkit.Runner.
 func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
-	s := start{Command: "exec " + quote(argv), Env: map[string]string{}}
+	s := start{Command: "exec " + hosted.Quote(argv), Env: map[string]string{}}
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
 		s.Env[name] = value
@@ -274,16 +275,7 @@ func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 		return nil, m.api.Unreachable(ctx, err)
 	}
 	lost := func() error { return m.broken("the connection to the sandbox was lost") }
-	return wsexec.New(m.p.open, &m.p.conns, ws, wsexec.Protocol{Stdin: 0, Stdout: 1, Stderr: 2, MaxInput: 32 << 10, Ended: m.ended, Lost: lost}), nil
-}
-
-// quote writes arguments for a shell.
-func quote(argv []string) string {
-	quoted := make([]string, len(argv))
-	for i, a := range argv {
-		quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-	}
-	return strings.Join(quoted, " ")
+	return wsexec.New(m.p.open, &m.p.conns, ws, wsexec.Protocol{Stdin: []byte{0}, Stdout: 1, Stderr: 2, MaxInput: 32 << 10, Ended: m.ended, Lost: lost}), nil
 }
 
 // dial opens the connection. Tokens go along as protocols, as from browsers,

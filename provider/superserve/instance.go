@@ -2,12 +2,10 @@ package superserve
 
 import (
 	"context"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -46,51 +44,16 @@ func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 	if err != nil {
 		return guestkit.Status{}, err
 	}
-	r, _ := m.p.boxes.Get(string(m.name))
-	if r.Box != m.id {
-		r.Ends = time.Time{}
-	}
-	return guestkit.Status{State: stateOf(b.Status), Ends: r.Ends}, nil
+	return guestkit.Status{State: stateOf(b.Status), Ends: m.p.boxes.Of(m.name, m.id).Ends}, nil
 }
 
 // Cause implements guestkit.Machine. The service does not say how a sandbox
-// ended: it was its lifetime if that was over and nobody here ended it.
-func (m *machine) Cause(ends time.Time) sandbox.Exit {
-	r, _ := m.p.boxes.Get(string(m.name))
-	if r.Box != m.id || r.Doomed || ends.IsZero() || time.Now().Before(ends.Add(-guestkit.Slack)) {
-		return guestkit.Killed
-	}
-	return guestkit.Expired
-}
+// ended.
+func (m *machine) Cause(ends time.Time) sandbox.Exit { return m.p.boxes.Cause(m.name, m.id, ends) }
 
 // Destroy implements driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
-	if exit, ended := in.Ended(); ended && exit.Reason == sandbox.ReasonKilled {
-		return nil
-	}
-	l, err := in.p.boxes.Lock(ctx, string(in.id))
-	if err != nil {
-		return err
-	}
-	defer l.Unlock()
-	in.SetDying(true)
-	r := l.Read()
-	if r.Box == in.inside.id {
-		r.Doomed = true
-		err = l.Write(r)
-	}
-	if err == nil {
-		err = in.p.erase(ctx, in.id, in.inside.id)
-	}
-	if err != nil {
-		in.SetDying(false)
-		return err
-	}
-	in.Finish(guestkit.Killed)
-	if r.Box == in.inside.id || r.Box == "" {
-		return l.Remove()
-	}
-	return nil
+	return in.p.boxes.Destroy(ctx, in.Instance, in.inside.id, func() error { return in.p.erase(ctx, in.id, in.inside.id) })
 }
 
 // Resume implements driver.Resumer. Pausing is left to the service: it cuts the
@@ -115,41 +78,7 @@ func (in *Instance) Resume(ctx context.Context) error {
 	return nil
 }
 
-// usageScript says how many KiB of memory there are and are free, how many are
-// used on the disk, and how many processes there are.
-const usageScript = `while read -r name n rest; do case $name in MemTotal:) t=$n ;; MemFree:) f=$n ;; MemAvailable:) a=$n ;; esac; done </proc/meminfo
-set -- /proc/[0-9]*
-n=$#
-set -- $(df -Pk / | tail -n 1)
-echo "$((t - ${a:-$f})) ${3:--1} $n"`
-
-// Usage implements driver.Meter. What processors did is not known.
+// Usage implements driver.Meter.
 func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
-	if _, ended := in.Ended(); ended {
-		return sandbox.Usage{}, guestkit.Gone(in.id)
-	}
-	// With a guest, which is a process, figures compare.
-	if err := in.Use(ctx, false, func(context.Context, *guest.Client) error { return nil }); err != nil {
-		return sandbox.Usage{}, err
-	}
-	out, err := in.inside.run(ctx, usageScript)
-	if err != nil {
-		return sandbox.Usage{}, in.Explain(ctx, err)
-	}
-	u := sandbox.Usage{CPU: -1, Memory: -1, Disk: -1, PIDs: -1, Sampled: time.Now()}
-	fields := strings.Fields(out)
-	for i, into := range []*int64{&u.Memory, &u.Disk, &u.PIDs} {
-		if i < len(fields) {
-			if n, err := strconv.ParseInt(fields[i], 10, 64); err == nil && n >= 0 {
-				*into = n
-			}
-		}
-	}
-	if u.Memory > 0 {
-		u.Memory <<= 10
-	}
-	if u.Disk > 0 {
-		u.Disk <<= 10
-	}
-	return u, nil
+	return hosted.Usage(ctx, in.Instance, in.inside.run)
 }

@@ -18,12 +18,12 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -120,7 +120,7 @@ const placeholder = "sandbox-id"
 type Provider struct {
 	opts  Options
 	api   *api
-	boxes records.Dir[record]
+	boxes hosted.Boxes
 	saved records.Dir[savedRecord]
 	kit   guestkit.Kit
 	work  sync.WaitGroup // what goes on after its caller gave up
@@ -156,7 +156,7 @@ func New(opts Options) (*Provider, error) {
 		return nil, err
 	}
 	p := &Provider{
-		opts: opts, api: newAPI(control, data, opts.APIKey, opts.Transport), boxes: records.Dir[record]{Root: opts.Dir, Name: "boxes"},
+		opts: opts, api: newAPI(control, data, opts.APIKey, opts.Transport), boxes: hosted.Open(opts.Dir),
 		saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"},
 	}
 	if len(p.boxes.IDs()) > 0 {
@@ -164,19 +164,12 @@ func New(opts Options) (*Provider, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The state of another key's sandboxes is unknown.
-		p.boxes.Sweep(func(r record) bool {
-			return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && r.Binding == binding
-		})
+		p.boxes.Forget(binding)
 	}
 	p.open, p.close = context.WithCancel(context.Background())
 	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
 	return p, nil
 }
-
-// kept is how long the record of a sandbox is kept that has ended by itself:
-// whoever used it may still ask why.
-const kept = 24 * time.Hour
 
 // Probe implements driver.Provider. It asks the service whether the key is good.
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
@@ -195,7 +188,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			"lifetime": {Holds: true, By: "the service"},
 		},
 	}
-	facts.Available = p.judge(ctx, &facts)
+	p.judge(ctx, &facts)
 	if err := ctx.Err(); err != nil {
 		return driver.Facts{}, err
 	}
@@ -206,29 +199,13 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 }
 
 // judge finds out whether sandboxes can be made.
-func (p *Provider) judge(ctx context.Context, facts *driver.Facts) bool {
-	add := func(severity driver.Severity, subject, message, fix string) {
-		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
-	}
+func (p *Provider) judge(ctx context.Context, facts *driver.Facts) {
 	if p.opts.APIKey == "" {
-		add(driver.Blocker, "key", "there is no API key", "set SUPERSERVE_API_KEY")
-		return false
+		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "there is no API key", Fix: "set SUPERSERVE_API_KEY"}}
+		return
 	}
 	_, err := p.api.list(ctx, url.Values{"limit": {"1"}})
-	switch code := sandbox.CodeOf(err); {
-	case err == nil:
-		add(driver.OK, "service", p.api.Base.Host+" answers and takes the key", "")
-	case code == sandbox.CodeUnauthorized || code == sandbox.CodeDenied:
-		add(driver.Blocker, "key", p.api.Base.Host+" does not take the key", "set SUPERSERVE_API_KEY to a key of this service")
-	default:
-		add(driver.Blocker, "service", err.Error(), "check SUPERSERVE_BASE_URL")
-	}
-	for _, u := range []*url.URL{p.api.Base, p.api.data} {
-		if u.Scheme == "http" && !rest.Loopback(u.Hostname()) {
-			add(driver.Warning, "encryption", "credentials are sent to "+u.Host+" without encryption", "use an https address")
-		}
-	}
-	return err == nil
+	hosted.Judge(facts, err, "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL", p.api.Base, p.api.data)
 }
 
 // ErrorCode implements driver.Provider.

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,6 +26,12 @@ type Client struct {
 	HTTP *http.Client
 	Base *url.URL
 	Sign func(http.Header)
+	// Fresh, if it is set, sees to it before each request that Sign has a
+	// credential. With refused, the service did not take the present one: then it
+	// gets another, or returns an error.
+	Fresh func(ctx context.Context, refused bool) error
+	// Hidden, if it is set, returns further Secrets.
+	Hidden func() []string
 	// Secrets are replaced in errors: a service may repeat them.
 	Secrets []string
 	// Words reads an error as the service tells it. ok says that it is the
@@ -94,7 +101,7 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 		}
 	}
 	for try := 1; ; try++ {
-		err := c.attempt(ctx, method, path, body, out)
+		err := c.Signed(ctx, func() error { return c.attempt(ctx, method, path, body, out) })
 		var r *Refusal
 		wait := time.Duration(0)
 		if errors.As(err, &r) {
@@ -111,6 +118,53 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 			return err
 		}
 	}
+}
+
+// Signed calls f, which signs and makes a request, and calls it again if the
+// service refused the credential and there is another.
+func (c *Client) Signed(ctx context.Context, f func() error) error {
+	if c.Fresh == nil {
+		return f()
+	}
+	if err := c.Fresh(ctx, false); err != nil {
+		return err
+	}
+	err := f()
+	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized && RefusalOf(err).Status == http.StatusUnauthorized && c.Fresh(ctx, true) == nil {
+		err = f()
+	}
+	return err
+}
+
+// RefusalOf returns what the service answered, or an empty one.
+func RefusalOf(err error) *Refusal {
+	var r *Refusal
+	if errors.As(err, &r) {
+		return r
+	}
+	return new(Refusal)
+}
+
+// A sandbox whose state changes refuses to be removed for a moment.
+const (
+	removals     = 11
+	firstRemoval = 100 * time.Millisecond
+	maxRemoval   = 5 * time.Second
+)
+
+// Remove is DELETE, again for a while if there is a conflict. An answer that
+// there is nothing to remove is passed on.
+func (c *Client) Remove(ctx context.Context, path string) error {
+	for n := range removals {
+		err := c.Call(ctx, http.MethodDelete, path, nil, nil)
+		if sandbox.CodeOf(err) != sandbox.CodeConflict || n == removals-1 {
+			return err
+		}
+		if err := Sleep(ctx, min(firstRemoval<<n, maxRemoval)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Sleep waits, or returns the error of a context that ends first.
@@ -220,7 +274,11 @@ func (c *Client) Unreachable(ctx context.Context, err error) error {
 
 // Scrub replaces secrets in a text.
 func (c *Client) Scrub(text string) string {
-	for _, s := range c.Secrets {
+	secrets := c.Secrets
+	if c.Hidden != nil {
+		secrets = slices.Concat(secrets, c.Hidden())
+	}
+	for _, s := range secrets {
 		if s != "" {
 			text = strings.ReplaceAll(text, s, "[secret]")
 		}

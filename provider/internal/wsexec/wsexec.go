@@ -15,7 +15,8 @@ import (
 
 // Protocol is what differs from service to service.
 type Protocol struct {
-	Stdin, Stdout, Stderr byte // the channels
+	Stdin          []byte // what begins a message with input
+	Stdout, Stderr byte   // the channels
 	// MaxInput is the most input that a message carries.
 	MaxInput int
 	// Ended reads a text message. It returns nil unless the command has ended:
@@ -23,6 +24,9 @@ type Protocol struct {
 	Ended func(text, stderr []byte) error
 	// Lost is the error of a connection that has ended before the command.
 	Lost func() error
+	// Release, if it is set, is called once when the connection has ended, with
+	// the context of New.
+	Release func(context.Context)
 }
 
 const (
@@ -66,7 +70,12 @@ func New(ctx context.Context, work *sync.WaitGroup, ws *websocket.Conn, protocol
 // receive hands on what comes until the connection ends, or for a while after
 // Close, so that the command hears the last word.
 func (p *Program) receive(ctx context.Context) {
-	defer func() { _ = p.ws.CloseNow() }()
+	defer func() {
+		_ = p.ws.CloseNow()
+		if p.protocol.Release != nil {
+			p.protocol.Release(ctx)
+		}
+	}()
 	for {
 		kind, data, err := p.ws.Read(ctx)
 		select {
@@ -135,7 +144,7 @@ func (p *Program) Receive() ([]byte, error) {
 // Send implements guestkit.Program.
 func (p *Program) Send(ctx context.Context, data []byte) error {
 	for chunk := range slices.Chunk(data, p.protocol.MaxInput) {
-		if err := p.ws.Write(ctx, websocket.MessageBinary, append([]byte{p.protocol.Stdin}, chunk...)); err != nil {
+		if err := p.ws.Write(ctx, websocket.MessageBinary, slices.Concat(p.protocol.Stdin, chunk)); err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}

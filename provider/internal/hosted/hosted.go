@@ -1,0 +1,171 @@
+// Package hosted is what providers of hosted services do in the same way: they
+// remember their sandboxes, make each of them once, end them, and tell what
+// became of them.
+package hosted
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/records"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Record is what is kept of a sandbox. It holds no secret.
+type Record struct {
+	Box     string            `json:"box"`              // the service's id
+	Ends    time.Time         `json:"ends,omitzero"`    // of its lifetime
+	Doomed  bool              `json:"doomed,omitempty"` // we ended it, or were about to
+	Binding string            `json:"binding"`
+	Account string            `json:"account,omitempty"` // in the service's words, if it tells
+	Network string            `json:"network,omitempty"` // what it may reach, if the service does not tell
+	Labels  map[string]string `json:"labels,omitempty"`  // if the service keeps none
+}
+
+// Making bounds how long a request may go on whose caller gave up.
+const Making = 2 * time.Minute
+
+// kept is how long the record of a sandbox is kept that has ended by itself:
+// whoever used it may still ask why.
+const kept = 24 * time.Hour
+
+// Boxes are the records of a provider's sandboxes. Its methods may be called
+// concurrently.
+type Boxes struct{ records.Dir[Record] }
+
+// Open returns the records below a directory, which need not exist.
+func Open(dir string) Boxes { return Boxes{records.Dir[Record]{Root: dir, Name: "boxes"}} }
+
+// Forget forgets sandboxes of a binding that ended long ago. The state of those
+// of another binding is not known.
+func (b Boxes) Forget(binding string) {
+	b.Sweep(func(r Record) bool {
+		return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && r.Binding == binding
+	})
+}
+
+// Of returns the record of a sandbox, or an empty one if another box of the
+// service has its name now.
+func (b Boxes) Of(id sandbox.ID, box string) Record {
+	if r, ok := b.Get(string(id)); ok && r.Box == box {
+		return r
+	}
+	return Record{}
+}
+
+// Cause says how a sandbox ended whose service does not: by its lifetime if that
+// was over and nobody here ended it.
+func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
+	r := b.Of(id, box)
+	if r.Box == "" || r.Doomed || ends.IsZero() || time.Now().Before(ends.Add(-guestkit.Slack)) {
+		return guestkit.Killed
+	}
+	return guestkit.Expired
+}
+
+// Absent is the error of a sandbox that the service does not list: it is gone,
+// unless it was made with another binding or in another account.
+func (b Boxes) Absent(id sandbox.ID, binding, account, hint string) error {
+	r, ok := b.Get(string(id))
+	if !ok || r.Binding == "" || r.Binding == binding && (r.Account == account || r.Account == "") {
+		return guestkit.Gone(id)
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox was made with another API key or at another address (" + r.Binding + ")", Hint: hint,
+	}
+}
+
+// Create makes a sandbox with settle, which holds its record, unless find finds
+// one with the same ID: CodeGone means that there is none. What was asked for
+// cannot be taken back, so settle goes on in work when its caller has given up.
+func Create[T any](ctx context.Context, b Boxes, work *sync.WaitGroup, op string, id sandbox.ID, find func() error, settle func(*records.Locked[Record]) (T, error)) (none T, err error) {
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	l, err := b.Lock(ctx, string(id))
+	if err != nil {
+		return none, err
+	}
+	if err := find(); sandbox.CodeOf(err) != sandbox.CodeGone {
+		l.Unlock()
+		if err == nil {
+			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: op, Subject: string(id), Message: "there is a sandbox with this ID"}
+		}
+		return none, err
+	}
+	return records.Finish(ctx, work, func() (T, error) {
+		defer l.Unlock()
+		return settle(l)
+	})
+}
+
+// Destroy ends a sandbox with erase and forgets it.
+func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, erase func() error) error {
+	if exit, ended := in.Ended(); ended && exit.Reason == sandbox.ReasonKilled {
+		return nil
+	}
+	l, err := b.Lock(ctx, string(in.ID()))
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	in.SetDying(true)
+	r := l.Read()
+	if r.Box == box {
+		r.Doomed = true
+		err = l.Write(r)
+	}
+	if err == nil {
+		err = erase()
+	}
+	if err != nil {
+		in.SetDying(false)
+		return err
+	}
+	in.Finish(guestkit.Killed)
+	if r.Box == box || r.Box == "" {
+		return l.Remove()
+	}
+	return nil
+}
+
+// Binding names an account that is known by a secret, or by where one comes
+// from, at an address. The scope is that of the records.
+func Binding(address *url.URL, scope, account string) string {
+	base := strings.TrimSuffix(address.String(), "/")
+	mac := hmac.New(sha256.New, []byte(scope))
+	mac.Write([]byte(base + "\n" + account))
+	return base + "#" + hex.EncodeToString(mac.Sum(nil)[:8])
+}
+
+// Judge adds what a first request to the service says of it, and of where
+// credentials go. key and address are how the user sets them.
+func Judge(facts *driver.Facts, err error, key, address string, urls ...*url.URL) {
+	add := func(severity driver.Severity, subject, message, fix string) {
+		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
+	}
+	host := urls[0].Host
+	switch code := sandbox.CodeOf(err); {
+	case err == nil:
+		add(driver.OK, "service", host+" answers and takes the key", "")
+	case code == sandbox.CodeUnauthorized || code == sandbox.CodeDenied:
+		add(driver.Blocker, "key", host+" does not take the key", "set "+key+" to a key of this service")
+	default:
+		add(driver.Blocker, "service", err.Error(), "check "+address)
+	}
+	for _, u := range urls {
+		if u.Scheme == "http" && !rest.Loopback(u.Hostname()) {
+			add(driver.Warning, "encryption", "credentials are sent to "+u.Host+" without encryption", "use an https address")
+		}
+	}
+	facts.Available = err == nil
+}

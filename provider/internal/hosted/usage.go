@@ -1,0 +1,61 @@
+package hosted
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Quote writes arguments for a shell.
+func Quote(argv []string) string {
+	quoted := make([]string, len(argv))
+	for i, a := range argv {
+		quoted[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+	}
+	return strings.Join(quoted, " ")
+}
+
+// usageScript says how many KiB of memory there are and are free, how many are
+// used on the disk, and how many processes there are.
+const usageScript = `while read -r name n rest; do case $name in MemTotal:) t=$n ;; MemFree:) f=$n ;; MemAvailable:) a=$n ;; esac; done </proc/meminfo
+set -- /proc/[0-9]*
+n=$#
+set -- $(df -Pk / | tail -n 1)
+echo "$((t - ${a:-$f})) ${3:--1} $n"`
+
+// Usage asks a sandbox itself what it uses. run runs a script in it and returns
+// what that writes. What processors did is not known.
+func Usage(ctx context.Context, in *guestkit.Instance, run func(context.Context, string) (string, error)) (sandbox.Usage, error) {
+	if _, ended := in.Ended(); ended {
+		return sandbox.Usage{}, guestkit.Gone(in.ID())
+	}
+	// With a guest, which is a process, figures compare.
+	if err := in.Use(ctx, false, func(context.Context, *guest.Client) error { return nil }); err != nil {
+		return sandbox.Usage{}, err
+	}
+	out, err := run(ctx, usageScript)
+	if err != nil {
+		return sandbox.Usage{}, in.Explain(ctx, err)
+	}
+	u := sandbox.Usage{CPU: -1, Memory: -1, Disk: -1, PIDs: -1, Sampled: time.Now()}
+	fields := strings.Fields(out)
+	for i, into := range []*int64{&u.Memory, &u.Disk, &u.PIDs} {
+		if i < len(fields) {
+			if n, err := strconv.ParseInt(fields[i], 10, 64); err == nil && n >= 0 {
+				*into = n
+			}
+		}
+	}
+	if u.Memory > 0 {
+		u.Memory <<= 10
+	}
+	if u.Disk > 0 {
+		u.Disk <<= 10
+	}
+	return u, nil
+}
