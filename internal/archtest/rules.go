@@ -305,7 +305,7 @@ var rules = []rule{
 		why: "it reads the secret of an account, for any provider",
 	},
 	{
-		pkgs: "provider/internal/hosted", only: []string{"sandbox", "driver", "internal/guest/...", "internal/guestkit", "provider/internal/records", "provider/internal/rest"}, deny: []string{kernel + "/...", "os/exec"},
+		pkgs: "provider/internal/hosted", only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."}, deny: []string{kernel + "/...", "os/exec"},
 		why: "it is what providers of services do alike",
 	},
 	{
