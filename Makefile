@@ -70,6 +70,7 @@ full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, ki
 
 .PHONY: race
 race: RACE = -race
+race: TEST_TIMEOUT = 40m
 race: check-race build ## run the tests, the long ones too, under the race detector: make race PKGS=./driver
 	@$(STATIC) $(call gotest,$(RACE) -parallel=$(PARALLEL),$(PKGS))
 

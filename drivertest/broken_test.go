@@ -359,13 +359,13 @@ var brokenExecs = []sabotage{
 	}), []string{"exec/not-found"}},
 	{"kills the sandbox at a timeout", false, withExec(func(ctx context.Context, cmd *sandbox.Command, next driver.Instance) (driver.Process, error) {
 		p, err := next.Exec(ctx, cmd)
-		if err == nil && cmd.Timeout > 0 {
-			go func() {
-				_, _ = p.Wait(context.Background())
-				_ = next.Destroy(context.Background())
-			}()
+		if err != nil || cmd.Timeout == 0 {
+			return p, err
 		}
-		return p, err
+		return hookedProcess{Process: p, wait: func(x sandbox.Exit, err error) (sandbox.Exit, error) {
+			_ = next.Destroy(context.Background())
+			return x, err
+		}}, nil
 	}), []string{"timeout/kills-tree"}},
 	{"kills one process only", false, withProcess(func(_ *sandbox.Command, p driver.Process) hookedProcess {
 		return hookedProcess{Process: p, close: func() error { return nil }}

@@ -345,16 +345,17 @@ var reattachCases = []testCase{
 		t.ok("Destroy of what is gone", b.inst.Destroy(t.ctx))
 	}},
 	{"reattach/lifetime", capReattach, func(t *caseT) {
-		life := time.Duration(size[int64](t.suite, int64(2*time.Second), int64(20*time.Second)))
 		first, err := t.h.New(t.ctx)
 		t.ok("New", err)
-		inst, err := first.Create(t.ctx, t.spec(func(s *sandbox.Spec) { s.Lifetime.Timeout = life }))
-		t.ok("Create", err)
-		t.destroyLater(inst.ID())
+		own := func(inst driver.Instance) *box {
+			t.destroyLater(inst.ID())
+			return t.attach(inst)
+		}
+		b, _ := t.shortLivedAt(first, own, func(*box) error { return nil })
 		t.ok("Close", first.Close())
 		second := t.connect()
 		t.eventually("the end of a lifetime that began in another process", func() bool {
-			f, ok := t.find(second, inst.ID())
+			f, ok := t.find(second, b.inst.ID())
 			return !ok || f.State != sandbox.Running
 		})
 	}},

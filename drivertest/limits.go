@@ -148,11 +148,17 @@ func (t *caseT) short() time.Duration {
 // machine that is busy with other things, a sandbox can be over before its
 // first call is through, which says nothing of its provider.
 func (t *caseT) shortLived(do func(*box) error) (*box, time.Duration) {
+	return t.shortLivedAt(t.provider, t.own, do)
+}
+
+// shortLivedAt is shortLived with another connection to the provider, and a
+// function that sees to the end of the sandbox.
+func (t *caseT) shortLivedAt(p driver.Provider, own func(driver.Instance) *box, do func(*box) error) (*box, time.Duration) {
 	for life := t.short(); ; life *= 2 {
 		before := time.Now()
-		inst, err := t.provider.Create(t.ctx, t.spec(func(s *sandbox.Spec) { s.Lifetime.Timeout = life }))
+		inst, err := p.Create(t.ctx, t.spec(func(s *sandbox.Spec) { s.Lifetime.Timeout = life }))
 		if err == nil {
-			b := t.own(inst)
+			b := own(inst)
 			if err = do(b); err == nil && time.Since(before) < life { // else it may have ended before
 				return b, life
 			}

@@ -139,11 +139,10 @@ func (in *inside) Upload(ctx context.Context, path string, guest *program.Progra
 	if zip {
 		open = guest.OpenGzip
 	}
-	body, err := open()
+	body, err := open() // closed by the transport, which may outlive the request
 	if err != nil {
 		return err
 	}
-	defer body.Close()
 	q := url.Values{"path": {path}, "username": {"root"}}
 	res, err := in.request(ctx, http.MethodPost, "/files?"+q.Encode(), body, func(h http.Header) {
 		h.Set("Content-Type", "application/octet-stream")

@@ -152,11 +152,10 @@ type start struct {
 // Upload implements guestkit.Runner.
 func (in *inside) Upload(ctx context.Context, path string, guest *program.Program) error {
 	return in.try(ctx, func(c *rest.Client) error {
-		body, err := guest.Open()
+		body, err := guest.Open() // closed by the transport, which may outlive the request
 		if err != nil {
 			return err
 		}
-		defer body.Close()
 		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Base.String()+"/files?"+url.Values{"path": {path}}.Encode(), body)
 		if err != nil {
 			return err
