@@ -64,7 +64,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet race e2b sdk docker gigabyte
+	@$(MAKE) --no-print-directory check-fmt vet race e2b sdk docker gigabyte python
 	@$(MAKE) --no-print-directory soak ROUNDS=20
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
@@ -130,6 +130,10 @@ e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
 .PHONY: sdk
 sdk: build ## run the official SDKs of hosted services against their fakes (installs them with pip)
 	@$(STATIC) $(call gotest,-tags=sdk '-run=^TestSDK$$',./provider/superserve)
+
+.PHONY: python
+python: build ## check, test and build the Python packages (installs what they need with pip): make python ARGS="-k run"
+	@$(STATIC) ./scripts/python "$$dir/atoll" $(ARGS)
 
 .PHONY: docker
 docker: build ## run the tests of provider/docker with a Docker daemon that they start (as root; needs docker.io and busybox-static)

@@ -145,7 +145,7 @@ func (a *API) raw(op huma.Operation, query map[string]string, body, answer strin
 			a.nowhere(w, r) // a stream would be made, for nobody, and some have no end
 			return
 		}
-		BoundBody(w, r)
+		defer BoundBody(w, r)()
 		sent := &sentBody{ReadCloser: r.Body}
 		r.Body = sent
 		if err := handler(w, r); err != nil {

@@ -48,7 +48,7 @@ func TestBodyTimeoutIsForTheBody(t *testing.T) {
 func TestAttackSilentBody(t *testing.T) {
 	const rest = 300 * time.Millisecond
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		boundBody(w, r, rest)
+		defer boundBody(w, r, rest)()
 		status := http.StatusOK
 		switch r.URL.Path {
 		case "/read":
@@ -100,5 +100,35 @@ func TestAttackSilentBody(t *testing.T) {
 				t.Errorf("status %d, want %d", resp.StatusCode, tt.want)
 			}
 		})
+	}
+}
+
+// A body that is read after its handler has returned does not end the request
+// that the connection serves then.
+func TestBodyIsReadLate(t *testing.T) {
+	var body io.Reader
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			defer boundBody(w, r, time.Minute)()
+			body = r.Body
+			return
+		}
+		_, _ = body.Read(make([]byte, 1))
+		select {
+		case <-r.Context().Done():
+			t.Error("the body of an earlier request ended this one")
+		case <-time.After(100 * time.Millisecond):
+		}
+	}))
+	defer s.Close()
+	first, _ := http.NewRequestWithContext(t.Context(), http.MethodPut, s.URL, strings.NewReader("x"))
+	second, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil)
+	for _, r := range []*http.Request{first, second} {
+		resp, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
 	}
 }

@@ -99,7 +99,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		h.fail(w, r, err)
 	case !named:
-		api.BoundBody(w, r)
+		defer api.BoundBody(w, r)()
 		h.control.ServeHTTP(w, r)
 	default:
 		h.enter(w, r, id, port)

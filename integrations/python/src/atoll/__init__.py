@@ -1,0 +1,25 @@
+"""Sandboxes for AI agents.
+
+connect() returns a Client of the local daemon, which it starts if none runs. Every class has an asynchronous form with the prefix Async.
+"""
+
+from atoll import errors, models
+from atoll._async.client import AsyncClient, connect_async
+from atoll._async.files import AsyncFiles
+from atoll._async.process import AsyncProcess
+from atoll._async.sandbox import AsyncSandbox, AsyncTunnel
+from atoll._async.session import AsyncSession, AsyncSessions
+from atoll._sync.client import Client, connect
+from atoll._sync.files import Files
+from atoll._sync.process import Process
+from atoll._sync.sandbox import Sandbox, Tunnel
+from atoll._sync.session import Session, Sessions
+from atoll.errors import AtollError
+from atoll.models import CreateRequest, Lifetime, Network, Resources, SecretRef, Spec, WorkspaceMount
+from atoll.types import FileEvent, Output, Result, command
+
+__all__ = [
+    "AsyncClient", "AsyncFiles", "AsyncProcess", "AsyncSandbox", "AsyncSession", "AsyncSessions", "AsyncTunnel", "AtollError", "Client",
+    "CreateRequest", "FileEvent", "Files", "Lifetime", "Network", "Output", "Process", "Resources", "Result", "Sandbox", "SecretRef",
+    "Session", "Sessions", "Spec", "Tunnel", "WorkspaceMount", "command", "connect", "connect_async", "errors", "models",
+]  # fmt: skip

@@ -1,0 +1,259 @@
+"""A connection to a daemon."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from urllib.parse import quote
+
+from typing_extensions import Self
+
+from atoll import errors
+from atoll import models as m
+from atoll._address import Address, start_daemon
+from atoll._async._conn import AsyncConn, clean, labels_query
+from atoll._async.sandbox import AsyncSandbox
+from atoll._async.session import AsyncSessions
+from atoll._io_async import to_thread
+
+
+async def connect_async(host: str | None = None, key: str | None = None) -> AsyncClient:
+    """The daemon at host ("https://host:port" or "unix:///path"), else at $ATOLL_HOST, else the local one, which is started if none runs."""
+    client = AsyncClient(host, key)
+    if client.address.named:
+        return client
+    try:
+        if not await client.answers():
+            try:
+                await to_thread(start_daemon)
+            except errors.UnavailableError:
+                if not await client.answers():  # else somebody started one meanwhile
+                    raise
+            await client.ping()
+    except BaseException:
+        await client.aclose()
+        raise
+    return client
+
+
+class AsyncClient:
+    """A connection to a daemon, which connects when it is first used. See connect_async for one that finds or starts the daemon."""
+
+    def __init__(self, host: str | None = None, key: str | None = None):
+        self.address = Address.find(host, key)
+        self._conn = AsyncConn(self.address)
+        self.sessions = AsyncSessions(self._conn)
+        self.workspaces = AsyncWorkspaces(self._conn)
+        self.profiles = AsyncProfiles(self._conn)
+        self.secrets = AsyncSecrets(self._conn)
+        self.snapshots = AsyncSnapshots(self._conn)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections. It ends no sandbox."""
+        await self._conn.aclose()
+
+    async def ping(self) -> None:
+        """Find out whether a daemon answers. None is UnavailableError."""
+        await self._conn.call("GET", "/healthz")
+
+    async def answers(self) -> bool:
+        try:
+            await self.ping()
+        except errors.UnavailableError:
+            return False
+        return True
+
+    async def create(self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None) -> AsyncSandbox:
+        """Make a sandbox, which lives until it is destroyed or its lifetime ends. A call that is repeated with its key returns what the first one made.
+
+        Without a key, a call that is canceled removes what the daemon may have made."""
+        body = spec or m.Spec()
+        headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+        try:
+            info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+        except BaseException as e:
+            if idempotency_key is None and not isinstance(e, errors.AtollError):
+                await self._uncreate(body, headers)
+            raise
+        return AsyncSandbox(self._conn, info)
+
+    async def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
+        info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+        await self.remove(info.id)
+
+    async def get(self, ref: str) -> AsyncSandbox:
+        """The sandbox of that name or id, whatever its state."""
+        return AsyncSandbox(self._conn, await self._conn.get(m.Sandbox, "GET", f"/v1/sandboxes/{quote(ref, safe='')}"))
+
+    async def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> AsyncIterator[m.Sandbox]:
+        """The sandboxes that carry all of the labels, newest first."""
+        cursor: str | None = ""
+        while cursor is not None:
+            query = clean(label=labels_query(labels), state=[*states], cursor=cursor or None)
+            page = await self._conn.get(m.ListOutputBody, "GET", "/v1/sandboxes", query=query)
+            for info in page.sandboxes or []:
+                yield info
+            cursor = page.next or None
+
+    async def remove(self, ref: str) -> None:
+        """Destroy the sandbox of that name or id. One that is gone is success; one that never was is NotFoundError."""
+        await self._conn.call("DELETE", f"/v1/sandboxes/{quote(ref, safe='')}")
+
+    async def providers(self) -> Sequence[m.Provider]:
+        return (await self._conn.get(m.ProvidersOutputBody, "GET", "/v1/providers")).providers or []
+
+    async def templates(self) -> Sequence[m.Template]:
+        return (await self._conn.get(m.TemplatesOutputBody, "GET", "/v1/templates")).templates or []
+
+    async def events(
+        self,
+        *,
+        after: int | None = None,
+        sandbox: str | None = None,
+        types: Sequence[str] = (),
+        ops: Sequence[str] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
+        follow: bool = False,
+    ) -> AsyncIterator[m.Event]:
+        """What happened, oldest first; with follow also what happens from now on. The seq of the last event is where to go on."""
+        query = clean(
+            after=after,
+            sandbox=sandbox,
+            type=[*types],
+            op=[*ops],
+            since=since.isoformat() if since else None,
+            until=until.isoformat() if until else None,
+        )
+        if follow:
+            async for data in self._conn.events("/v1/events/stream", query):
+                yield m.Event.model_validate(data)
+            if until is None:
+                raise errors.unreachable()
+            return
+        while page := (await self._conn.get(m.EventsOutputBody, "GET", "/v1/events", query=query)).events:
+            for event in page:
+                yield event
+            query["after"] = page[-1].seq
+
+
+class AsyncSnapshots:
+    """The snapshots of a daemon. AsyncSandbox.snapshot makes one."""
+
+    def __init__(self, conn: AsyncConn):
+        self._conn = conn
+
+    async def get(self, ref: str) -> m.Snapshot:
+        return await self._conn.get(m.Snapshot, "GET", f"/v1/snapshots/{quote(ref, safe='')}")
+
+    async def list(self, labels: Mapping[str, str] | None = None) -> AsyncIterator[m.Snapshot]:
+        cursor: str | None = ""
+        while cursor is not None:
+            query = clean(label=labels_query(labels), cursor=cursor or None)
+            page = await self._conn.get(m.SnapshotListOutputBody, "GET", "/v1/snapshots", query=query)
+            for snapshot in page.snapshots or []:
+                yield snapshot
+            cursor = page.next or None
+
+    async def remove(self, ref: str) -> None:
+        await self._conn.call("DELETE", f"/v1/snapshots/{quote(ref, safe='')}")
+
+    async def prune(self, labels: Mapping[str, str] | None = None) -> Sequence[m.Snapshot]:
+        """Remove the snapshots that have no name and that nothing needs."""
+        return (
+            await self._conn.get(m.SnapshotListOutputBody, "POST", "/v1/snapshots/prune", {"labels": dict(labels or {})})
+        ).snapshots or []
+
+
+class AsyncWorkspaces:
+    """Durable directories."""
+
+    def __init__(self, conn: AsyncConn):
+        self._conn = conn
+
+    def _path(self, name: str, rest: str = "") -> str:
+        return f"/v1/workspaces/{quote(name, safe='')}{rest}"
+
+    async def create(self, new: m.NewWorkspace) -> m.Workspace:
+        return await self._conn.get(m.Workspace, "POST", "/v1/workspaces", new)
+
+    async def get(self, name: str) -> m.Workspace:
+        return await self._conn.get(m.Workspace, "GET", self._path(name))
+
+    async def list(self) -> Sequence[m.Workspace]:
+        return (await self._conn.get(m.WorkspacesOutputBody, "GET", "/v1/workspaces")).workspaces or []
+
+    async def remove(self, name: str) -> None:
+        await self._conn.call("DELETE", self._path(name))
+
+    async def versions(self, name: str) -> Sequence[m.WorkspaceVersion]:
+        return (await self._conn.get(m.VersionsOutputBody, "GET", self._path(name, "/versions"))).versions or []
+
+    async def persist(self, name: str, note: str = "") -> m.WorkspaceVersion:
+        return await self._conn.get(m.WorkspaceVersion, "POST", self._path(name, "/persist"), {"note": note})
+
+    async def restore(self, name: str, version: int, note: str = "") -> m.WorkspaceVersion:
+        return await self._conn.get(m.WorkspaceVersion, "POST", self._path(name, "/restore"), {"version": version, "note": note})
+
+    async def diff(self, name: str, start: int, end: int) -> m.DiffOutputBody:
+        return await self._conn.get(m.DiffOutputBody, "GET", self._path(name, "/diff"), query={"from": start, "to": end})
+
+
+class AsyncProfiles:
+    """Egress profiles."""
+
+    def __init__(self, conn: AsyncConn):
+        self._conn = conn
+
+    def _path(self, name: str, rest: str = "") -> str:
+        return f"/v1/profiles/{quote(name, safe='')}{rest}"
+
+    async def create(self, profile: m.Profile) -> m.StoredProfile:
+        return await self._conn.get(m.StoredProfile, "POST", "/v1/profiles", profile)
+
+    async def apply(self, profile: m.Profile, if_version: int | None = None) -> m.StoredProfile:
+        """Make or replace a profile, if it has that version."""
+        return await self._conn.get(m.StoredProfile, "PUT", self._path(profile.name or ""), profile, clean(ifVersion=if_version))
+
+    async def get(self, name: str, version: int | None = None) -> m.StoredProfile:
+        return await self._conn.get(m.StoredProfile, "GET", self._path(name), query=clean(version=version))
+
+    async def list(self) -> Sequence[m.StoredProfile]:
+        return (await self._conn.get(m.ProfilesOutputBody, "GET", "/v1/profiles")).profiles or []
+
+    async def remove(self, name: str) -> None:
+        await self._conn.call("DELETE", self._path(name))
+
+    async def test(self, name: str, url: str, method: str | None = None) -> m.Explanation:
+        """What the profile does with a request."""
+        return await self._conn.get(m.Explanation, "POST", self._path(name, "/test"), m.ProfileTest(url=url, method=method))
+
+
+class AsyncSecrets:
+    """Stored secrets. Their values cannot be read."""
+
+    def __init__(self, conn: AsyncConn):
+        self._conn = conn
+
+    async def create(self, secret: m.NewSecret) -> m.StoredSecret:
+        return await self._conn.get(m.StoredSecret, "POST", "/v1/secrets", secret)
+
+    async def rotate(self, name: str, value: str | bytes) -> m.StoredSecret:
+        raw = value.encode() if isinstance(value, str) else value
+        body = {"valueBase64": base64.b64encode(raw).decode()}
+        return await self._conn.get(m.StoredSecret, "PUT", f"/v1/secrets/{quote(name, safe='')}/value", body)
+
+    async def list(self) -> Sequence[m.StoredSecret]:
+        return (await self._conn.get(m.SecretsOutputBody, "GET", "/v1/secrets")).secrets or []
+
+    async def remove(self, name: str, *, force: bool = False) -> None:
+        await self._conn.call("DELETE", f"/v1/secrets/{quote(name, safe='')}", query=clean(force=force))

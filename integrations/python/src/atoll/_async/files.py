@@ -1,0 +1,90 @@
+"""The files of a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+
+from atoll import errors
+from atoll import models as m
+from atoll._async._conn import AsyncConn, clean
+from atoll.types import FileEvent
+
+
+class AsyncFiles:
+    """The files of a sandbox. Paths are absolute."""
+
+    def __init__(self, conn: AsyncConn, base: str):
+        self._conn, self._base = conn, f"{base}/files"
+
+    async def stat(self, path: str) -> m.FileInfo:
+        """Look at a file, not following a link."""
+        return await self._conn.get(m.FileInfo, "GET", f"{self._base}/stat", query={"path": path})
+
+    async def exists(self, path: str) -> bool:
+        try:
+            await self.stat(path)
+        except errors.NotFoundError:
+            return False
+        return True
+
+    async def list(self, path: str, depth: int | None = None) -> AsyncIterator[m.FileInfo]:
+        """What is in a directory, down to so many levels (1; -1: all)."""
+        async for line in self._conn.lines(f"{self._base}/list", clean(path=path, depth=depth)):
+            yield m.FileInfo.model_validate(line)
+
+    async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """The content of a file, or a part of it."""
+        return b"".join([chunk async for chunk in self.stream(path, offset, length)])
+
+    async def stream(self, path: str, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """The content of a file piece by piece."""
+        headers = {}
+        if offset or length is not None:
+            if length == 0:
+                return
+            headers["Range"] = f"bytes={offset}-" + (str(offset + length - 1) if length is not None else "")
+        async with self._conn.stream("GET", self._base, {"path": path}, headers=headers) as answer:
+            async for chunk in answer.aiter_bytes():
+                yield chunk
+
+    async def write(
+        self,
+        path: str,
+        content: str | bytes | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        owner: str | None = None,
+        parents: bool = True,
+        replace: bool = True,
+    ) -> m.FileInfo:
+        """Make or replace a file, whole or not at all. With replace=False a file that exists is AlreadyExistsError."""
+        query = clean(path=path, mode=None if mode is None else f"{mode:o}", owner=owner, noParents=not parents, noReplace=not replace)
+        data = content.encode() if isinstance(content, str) else content
+        answer = await self._conn.send("PUT", self._base, query, data, {"Content-Type": "application/octet-stream"})
+        return m.FileInfo.model_validate_json(answer.content)
+
+    async def mkdir(self, path: str, *, mode: int | None = None, owner: str | None = None, parents: bool = True) -> None:
+        """Make a directory. With parents, one that exists is success."""
+        await self._conn.call("POST", f"{self._base}/mkdir", m.MkdirInputBody(path=path, mode=mode, owner=owner, parents=parents))
+
+    async def remove(self, path: str, *, recursive: bool = False) -> None:
+        await self._conn.call("DELETE", self._base, query=clean(path=path, recursive=recursive))
+
+    async def move(self, source: str, destination: str, *, overwrite: bool = False) -> None:
+        await self._conn.call("POST", f"{self._base}/move", {"from": source, "to": destination, "overwrite": overwrite})
+
+    async def export(self, path: str, *, exclude: Sequence[str] = (), zstd: bool = False) -> AsyncIterator[bytes]:
+        """A file or tree as a tar stream."""
+        query = clean(path=path, exclude=[*exclude], compress="zstd" if zstd else None)
+        async with self._conn.stream("GET", f"{self._base}/archive", query) as answer:
+            async for chunk in answer.aiter_bytes():
+                yield chunk
+
+    async def extract(self, path: str, archive: bytes | AsyncIterable[bytes], *, owner: str | None = None) -> None:
+        """Unpack a tar stream, plain or compressed with zstd, into a directory, all of it or nothing."""
+        await self._conn.send("PUT", f"{self._base}/archive", clean(path=path, owner=owner), archive, {"Content-Type": "application/x-tar"})
+
+    async def watch(self, path: str, *, recursive: bool = False) -> AsyncIterator[FileEvent]:
+        """Changes as they happen."""
+        async for data in self._conn.events(f"{self._base}/watch", clean(path=path, recursive=recursive)):
+            yield FileEvent(data["op"], data["path"], data.get("dir", False))

@@ -1,0 +1,206 @@
+"""A sandbox."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from typing_extensions import Self
+from websockets.exceptions import ConnectionClosed
+
+from atoll import errors
+from atoll import models as m
+from atoll._async._conn import AsyncConn, clean
+from atoll._async.files import AsyncFiles
+from atoll._async.process import AsyncProcess
+from atoll._io_async import WebSocket
+from atoll.types import Arg, Output, Result, command, milliseconds, result
+
+
+class AsyncSandbox:
+    """A handle on a sandbox. Dropping it ends nothing; as a context manager it destroys the sandbox."""
+
+    def __init__(self, conn: AsyncConn, info: m.Sandbox, base: str = ""):
+        self._conn = conn
+        self._info = info
+        self._base = base or f"/v1/sandboxes/{quote(info.id, safe='')}"
+        self.files = AsyncFiles(conn, self._base)
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def info(self) -> m.Sandbox:
+        """What was known when it was last asked for; see refresh."""
+        return self._info
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.destroy()
+
+    async def _change(self, method: str, rest: str, body: Any = None) -> m.Sandbox:
+        self._info = await self._conn.get(m.Sandbox, method, self._base + rest, body)
+        return self._info
+
+    async def refresh(self) -> m.Sandbox:
+        return await self._change("GET", "")
+
+    async def run(
+        self,
+        args: Sequence[Arg] | str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        input: bytes | None = None,
+        output_limit: int | None = None,
+    ) -> Result:
+        """Run a command and return what it wrote. A list is a program with its arguments, a string a script for /bin/sh.
+
+        A command that fails is no error, nor is one that its timeout (seconds) ended. One MiB of each stream is kept, up to 16 with output_limit.
+        """
+        body = command(args, env=env, cwd=cwd, user=user, timeout=timeout, input=input, output_limit=output_limit)
+        return result(await self._conn.get(m.ExecResult, "POST", f"{self._base}/exec", body))
+
+    async def exec(
+        self,
+        args: Sequence[Arg] | str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        tty: tuple[int, int] | None = None,
+        stdin: bool = False,
+        background: bool = False,
+        hold: float | None = None,
+    ) -> AsyncProcess:
+        """Start a command with live streams. tty is the size of a terminal, as columns and rows. With hold, a command whose connection is cut
+        waits so many seconds for attach and loses no output."""
+        body = command(args, env=env, cwd=cwd, user=user, timeout=timeout, tty=tty, stdin=stdin, background=background, hold=hold)
+        return await AsyncProcess.start(self._conn, f"{self._base}/exec", body)
+
+    async def attach(self, process: str, *, stdout: int = 0, stderr: int = 0, skip: bool = True) -> AsyncProcess:
+        """Connect to a command in the background, or to one with a hold. Output goes on after so many bytes of each stream; where that is not
+        kept any more, with the oldest byte kept, or without skip as ExhaustedError."""
+        query = urlencode(clean(stdout=stdout, stderr=stderr, skip=skip))
+        return await AsyncProcess.start(self._conn, f"{self._process(process)}/attach?{query}", None)
+
+    def _process(self, process: str) -> str:
+        return f"{self._base}/processes/{quote(process, safe='')}"
+
+    async def processes(self) -> Sequence[m.ProcessInfo]:
+        """The commands that were started, oldest first."""
+        return (await self._conn.get(m.ProcessesOutputBody, "GET", f"{self._base}/processes")).processes or []
+
+    async def signal(self, process: str, number: int) -> None:
+        """Signal a command and all it started, by the Linux number."""
+        await self._conn.call("POST", f"{self._process(process)}/signal", {"signal": number})
+
+    async def logs(self, process: str, *, tail: int | None = None, follow: bool = False) -> AsyncIterator[Output]:
+        """What a command in the background wrote."""
+        async for line in self._conn.lines(f"{self._process(process)}/logs", clean(tail=tail or None, follow=follow)):
+            yield Output("stdout" if line["stream"] == 1 else "stderr", b64decode(line.get("data") or ""), line.get("dropped", 0))
+
+    async def wait(self) -> m.Exit:
+        """Wait until the sandbox has ended."""
+        return await self._conn.get(m.Exit, "GET", f"{self._base}/wait")
+
+    async def stop(self, grace: float | None = None) -> m.Sandbox:
+        """End all commands and keep the files."""
+        return await self._change("POST", "/stop", {"graceMs": milliseconds(grace) or 0})
+
+    async def start(self) -> m.Sandbox:
+        """Start a sandbox that was stopped."""
+        return await self._change("POST", "/start")
+
+    async def pause(self, *, to_disk: bool = False) -> m.Sandbox:
+        """Freeze the sandbox, in memory or on disk."""
+        return await self._change("POST", "/pause", {"toDisk": to_disk})
+
+    async def resume(self) -> m.Sandbox:
+        return await self._change("POST", "/resume")
+
+    async def update(self, change: m.Change) -> m.Sandbox:
+        """Change labels, lifetime or resources."""
+        return await self._change("PATCH", "", change)
+
+    async def destroy(self) -> None:
+        """End the sandbox with everything in it. One that is gone is success."""
+        await self._conn.call("DELETE", self._base)
+
+    async def snapshot(self, request: m.SnapshotRequest | None = None) -> m.Snapshot:
+        return await self._conn.get(m.Snapshot, "POST", f"{self._base}/snapshots", request or m.SnapshotRequest())
+
+    async def fork(self, count: int = 1, *, prefix: str | None = None, labels: dict[str, str] | None = None) -> Sequence[AsyncSandbox]:
+        """Copies of the running sandbox, with its processes and memory."""
+        body = m.ForkRequest(count=count, prefix=prefix, labels=labels)
+        out = await self._conn.get(m.ForkOutputBody, "POST", f"{self._base}/fork", body)
+        plain = self._conn.with_headers()
+        return [AsyncSandbox(plain, info) for info in out.sandboxes or []]
+
+    async def usage(self) -> m.SandboxUsage:
+        return await self._conn.get(m.SandboxUsage, "GET", f"{self._base}/usage")
+
+    async def port_token(self, *ports: int, expires: float | None = None) -> m.PortToken:
+        """A token for the header Atoll-Token with which anybody reaches ports (all if none is named) at their port_url."""
+        body = m.NewPortToken(ports=[*ports] or None, expires_ms=milliseconds(expires))
+        return await self._conn.get(m.PortToken, "POST", f"{self._base}/port-tokens", body)
+
+    async def port_url(self, port: int) -> str:
+        """Where an HTTP server on a port is shown to whoever sends a token. The daemon must listen on TCP; else this is UnsupportedError."""
+        return self._conn.address.port_url(port, self.id)
+
+    async def dial(self, port: int) -> AsyncTunnel:
+        """Connect to a TCP port, as a program inside would at localhost."""
+        return AsyncTunnel(await self._conn.websocket(f"{self._base}/ports/{port}"))
+
+
+class AsyncTunnel:
+    """A connection to a port."""
+
+    def __init__(self, socket: WebSocket):
+        self._socket = socket
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def receive(self) -> bytes:
+        """The next bytes, none at the end."""
+        try:
+            data = await self._socket.recv()
+        except ConnectionClosed:
+            return b""
+        return data if isinstance(data, bytes) else data.encode()
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            for i in range(0, len(view), 32 << 10):
+                await self._socket.send(view[i : i + (32 << 10)])
+        except ConnectionClosed as e:
+            raise errors.unreachable(e) from e
+
+    async def send_eof(self) -> None:
+        """Say that nothing more is sent."""
+        try:
+            await self._socket.send(b"")
+        except ConnectionClosed as e:
+            raise errors.unreachable(e) from e
+
+    async def aclose(self) -> None:
+        await self._socket.close()

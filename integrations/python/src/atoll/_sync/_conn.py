@@ -1,0 +1,157 @@
+# Generated from _async by scripts/generate.py; do not edit.
+"""Requests to a daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import httpx
+from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+from atoll import errors
+from atoll._address import Address
+from atoll._io_sync import WebSocket, open_websocket
+from atoll._model import Model
+
+M = TypeVar("M", bound=Model)
+Query = Mapping[str, Any]
+
+CONNECT_SECONDS = 10.0
+
+
+class Conn:
+    """A connection to a daemon, with headers of its own for each request."""
+
+    def __init__(self, address: Address, http: httpx.Client | None = None, headers: dict[str, str] | None = None):
+        self.address = address
+        self.headers = headers or {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=60)
+        self.http = http or httpx.Client(
+            base_url=address.base,
+            headers={**address.headers(), "Accept-Encoding": "identity"},
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=limits,
+            transport=httpx.HTTPTransport(uds=address.socket, limits=limits) if address.socket else None,
+        )
+
+    def with_headers(self) -> Conn:
+        """The same connection for requests that carry other headers."""
+        return Conn(self.address, self.http)
+
+    def _headers(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        return {**self.headers, **(more or {})}
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        content: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[httpx.Response]:
+        """Send a request and let the caller read the answer, which is a success."""
+        try:
+            with self.http.stream(method, path, params=query, content=content, headers=self._headers(headers)) as answer:
+                if not answer.is_success:
+                    raise errors.from_answer(answer.status_code, answer.read(), answer.headers)
+                yield answer
+        except httpx.HTTPError as e:
+            raise errors.unreachable(e) from e
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        content: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Send a request and read its answer, which is a success."""
+        try:
+            answer = self.http.request(method, path, params=query, content=content, headers=self._headers(headers))
+        except httpx.HTTPError as e:
+            raise errors.unreachable(e) from e
+        if not answer.is_success:
+            raise errors.from_answer(answer.status_code, answer.content, answer.headers)
+        return answer
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Model | Mapping[str, Any] | None = None,
+        query: Query | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Make a request whose body and answer are JSON."""
+        content = None
+        if body is not None:
+            content = json.dumps(body.to_json() if isinstance(body, Model) else body).encode()
+            headers = {"Content-Type": "application/json", **(headers or {})}
+        answer = self.send(method, path, query, content, headers)
+        return json.loads(answer.content) if answer.content else None
+
+    def get(
+        self,
+        kind: type[M],
+        method: str,
+        path: str,
+        body: Model | Mapping[str, Any] | None = None,
+        query: Query | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> M:
+        """Make a request whose answer is a value of the API."""
+        return kind.model_validate(self.call(method, path, body, query, headers))
+
+    def events(self, path: str, query: Query | None = None) -> Iterator[Any]:
+        """The data of server-sent events."""
+        kind = ""
+        with self.stream("GET", path, query) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    kind = line[7:]
+                elif line.startswith("data: "):
+                    data = json.loads(line[6:])
+                    if kind == "error":
+                        raise errors.from_problem(data) or errors.unreachable()
+                    if kind == "end":
+                        return
+                    yield data
+
+    def lines(self, path: str, query: Query | None = None) -> Iterator[Any]:
+        """JSON lines."""
+        with self.stream("GET", path, query) as answer:
+            for line in answer.iter_lines():
+                data = json.loads(line)
+                if "error" in data and (error := errors.from_problem(data["error"])):
+                    raise error
+                yield data
+
+    def websocket(self, path: str) -> WebSocket:
+        uri = "ws" + self.address.base.removeprefix("http") + path
+        headers = {**self.address.headers(), **self.headers}
+        try:
+            return open_websocket(
+                uri, self.address.socket, additional_headers=headers, compression=None, max_size=None, max_queue=None,
+                open_timeout=CONNECT_SECONDS, ping_interval=30, ping_timeout=30, close_timeout=2,
+            )  # fmt: skip
+        except InvalidStatus as e:
+            raise errors.from_answer(e.response.status_code, bytes(e.response.body or b""), e.response.headers) from e
+        except (InvalidHandshake, OSError, TimeoutError) as e:
+            raise errors.unreachable(e) from e
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def clean(**query: Any) -> dict[str, Any]:
+    """A query without what was left out."""
+    return {k: "true" if v is True else v for k, v in query.items() if v is not None and v is not False and v != []}
+
+
+def labels_query(labels: Mapping[str, str] | None) -> list[str]:
+    return [f"{k}={v}" for k, v in (labels or {}).items()]

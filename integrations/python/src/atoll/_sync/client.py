@@ -1,0 +1,258 @@
+# Generated from _async by scripts/generate.py; do not edit.
+"""A connection to a daemon."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from urllib.parse import quote
+
+from typing_extensions import Self
+
+from atoll import errors
+from atoll import models as m
+from atoll._address import Address, start_daemon
+from atoll._io_sync import to_thread
+from atoll._sync._conn import Conn, clean, labels_query
+from atoll._sync.sandbox import Sandbox
+from atoll._sync.session import Sessions
+
+
+def connect(host: str | None = None, key: str | None = None) -> Client:
+    """The daemon at host ("https://host:port" or "unix:///path"), else at $ATOLL_HOST, else the local one, which is started if none runs."""
+    client = Client(host, key)
+    if client.address.named:
+        return client
+    try:
+        if not client.answers():
+            try:
+                to_thread(start_daemon)
+            except errors.UnavailableError:
+                if not client.answers():  # else somebody started one meanwhile
+                    raise
+            client.ping()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+class Client:
+    """A connection to a daemon, which connects when it is first used. See connect_async for one that finds or starts the daemon."""
+
+    def __init__(self, host: str | None = None, key: str | None = None):
+        self.address = Address.find(host, key)
+        self._conn = Conn(self.address)
+        self.sessions = Sessions(self._conn)
+        self.workspaces = Workspaces(self._conn)
+        self.profiles = Profiles(self._conn)
+        self.secrets = Secrets(self._conn)
+        self.snapshots = Snapshots(self._conn)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. It ends no sandbox."""
+        self._conn.close()
+
+    def ping(self) -> None:
+        """Find out whether a daemon answers. None is UnavailableError."""
+        self._conn.call("GET", "/healthz")
+
+    def answers(self) -> bool:
+        try:
+            self.ping()
+        except errors.UnavailableError:
+            return False
+        return True
+
+    def create(self, spec: m.Spec | m.CreateRequest | None = None, *, idempotency_key: str | None = None) -> Sandbox:
+        """Make a sandbox, which lives until it is destroyed or its lifetime ends. A call that is repeated with its key returns what the first one made.
+
+        Without a key, a call that is canceled removes what the daemon may have made."""
+        body = spec or m.Spec()
+        headers = {"Idempotency-Key": idempotency_key or secrets.token_hex(16)}
+        try:
+            info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+        except BaseException as e:
+            if idempotency_key is None and not isinstance(e, errors.AtollError):
+                self._uncreate(body, headers)
+            raise
+        return Sandbox(self._conn, info)
+
+    def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
+        info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+        self.remove(info.id)
+
+    def get(self, ref: str) -> Sandbox:
+        """The sandbox of that name or id, whatever its state."""
+        return Sandbox(self._conn, self._conn.get(m.Sandbox, "GET", f"/v1/sandboxes/{quote(ref, safe='')}"))
+
+    def list(self, labels: Mapping[str, str] | None = None, states: Sequence[str] = ()) -> Iterator[m.Sandbox]:
+        """The sandboxes that carry all of the labels, newest first."""
+        cursor: str | None = ""
+        while cursor is not None:
+            query = clean(label=labels_query(labels), state=[*states], cursor=cursor or None)
+            page = self._conn.get(m.ListOutputBody, "GET", "/v1/sandboxes", query=query)
+            for info in page.sandboxes or []:
+                yield info
+            cursor = page.next or None
+
+    def remove(self, ref: str) -> None:
+        """Destroy the sandbox of that name or id. One that is gone is success; one that never was is NotFoundError."""
+        self._conn.call("DELETE", f"/v1/sandboxes/{quote(ref, safe='')}")
+
+    def providers(self) -> Sequence[m.Provider]:
+        return (self._conn.get(m.ProvidersOutputBody, "GET", "/v1/providers")).providers or []
+
+    def templates(self) -> Sequence[m.Template]:
+        return (self._conn.get(m.TemplatesOutputBody, "GET", "/v1/templates")).templates or []
+
+    def events(
+        self,
+        *,
+        after: int | None = None,
+        sandbox: str | None = None,
+        types: Sequence[str] = (),
+        ops: Sequence[str] = (),
+        since: datetime | None = None,
+        until: datetime | None = None,
+        follow: bool = False,
+    ) -> Iterator[m.Event]:
+        """What happened, oldest first; with follow also what happens from now on. The seq of the last event is where to go on."""
+        query = clean(
+            after=after,
+            sandbox=sandbox,
+            type=[*types],
+            op=[*ops],
+            since=since.isoformat() if since else None,
+            until=until.isoformat() if until else None,
+        )
+        if follow:
+            for data in self._conn.events("/v1/events/stream", query):
+                yield m.Event.model_validate(data)
+            if until is None:
+                raise errors.unreachable()
+            return
+        while page := (self._conn.get(m.EventsOutputBody, "GET", "/v1/events", query=query)).events:
+            for event in page:
+                yield event
+            query["after"] = page[-1].seq
+
+
+class Snapshots:
+    """The snapshots of a daemon. AsyncSandbox.snapshot makes one."""
+
+    def __init__(self, conn: Conn):
+        self._conn = conn
+
+    def get(self, ref: str) -> m.Snapshot:
+        return self._conn.get(m.Snapshot, "GET", f"/v1/snapshots/{quote(ref, safe='')}")
+
+    def list(self, labels: Mapping[str, str] | None = None) -> Iterator[m.Snapshot]:
+        cursor: str | None = ""
+        while cursor is not None:
+            query = clean(label=labels_query(labels), cursor=cursor or None)
+            page = self._conn.get(m.SnapshotListOutputBody, "GET", "/v1/snapshots", query=query)
+            for snapshot in page.snapshots or []:
+                yield snapshot
+            cursor = page.next or None
+
+    def remove(self, ref: str) -> None:
+        self._conn.call("DELETE", f"/v1/snapshots/{quote(ref, safe='')}")
+
+    def prune(self, labels: Mapping[str, str] | None = None) -> Sequence[m.Snapshot]:
+        """Remove the snapshots that have no name and that nothing needs."""
+        return (self._conn.get(m.SnapshotListOutputBody, "POST", "/v1/snapshots/prune", {"labels": dict(labels or {})})).snapshots or []
+
+
+class Workspaces:
+    """Durable directories."""
+
+    def __init__(self, conn: Conn):
+        self._conn = conn
+
+    def _path(self, name: str, rest: str = "") -> str:
+        return f"/v1/workspaces/{quote(name, safe='')}{rest}"
+
+    def create(self, new: m.NewWorkspace) -> m.Workspace:
+        return self._conn.get(m.Workspace, "POST", "/v1/workspaces", new)
+
+    def get(self, name: str) -> m.Workspace:
+        return self._conn.get(m.Workspace, "GET", self._path(name))
+
+    def list(self) -> Sequence[m.Workspace]:
+        return (self._conn.get(m.WorkspacesOutputBody, "GET", "/v1/workspaces")).workspaces or []
+
+    def remove(self, name: str) -> None:
+        self._conn.call("DELETE", self._path(name))
+
+    def versions(self, name: str) -> Sequence[m.WorkspaceVersion]:
+        return (self._conn.get(m.VersionsOutputBody, "GET", self._path(name, "/versions"))).versions or []
+
+    def persist(self, name: str, note: str = "") -> m.WorkspaceVersion:
+        return self._conn.get(m.WorkspaceVersion, "POST", self._path(name, "/persist"), {"note": note})
+
+    def restore(self, name: str, version: int, note: str = "") -> m.WorkspaceVersion:
+        return self._conn.get(m.WorkspaceVersion, "POST", self._path(name, "/restore"), {"version": version, "note": note})
+
+    def diff(self, name: str, start: int, end: int) -> m.DiffOutputBody:
+        return self._conn.get(m.DiffOutputBody, "GET", self._path(name, "/diff"), query={"from": start, "to": end})
+
+
+class Profiles:
+    """Egress profiles."""
+
+    def __init__(self, conn: Conn):
+        self._conn = conn
+
+    def _path(self, name: str, rest: str = "") -> str:
+        return f"/v1/profiles/{quote(name, safe='')}{rest}"
+
+    def create(self, profile: m.Profile) -> m.StoredProfile:
+        return self._conn.get(m.StoredProfile, "POST", "/v1/profiles", profile)
+
+    def apply(self, profile: m.Profile, if_version: int | None = None) -> m.StoredProfile:
+        """Make or replace a profile, if it has that version."""
+        return self._conn.get(m.StoredProfile, "PUT", self._path(profile.name or ""), profile, clean(ifVersion=if_version))
+
+    def get(self, name: str, version: int | None = None) -> m.StoredProfile:
+        return self._conn.get(m.StoredProfile, "GET", self._path(name), query=clean(version=version))
+
+    def list(self) -> Sequence[m.StoredProfile]:
+        return (self._conn.get(m.ProfilesOutputBody, "GET", "/v1/profiles")).profiles or []
+
+    def remove(self, name: str) -> None:
+        self._conn.call("DELETE", self._path(name))
+
+    def test(self, name: str, url: str, method: str | None = None) -> m.Explanation:
+        """What the profile does with a request."""
+        return self._conn.get(m.Explanation, "POST", self._path(name, "/test"), m.ProfileTest(url=url, method=method))
+
+
+class Secrets:
+    """Stored secrets. Their values cannot be read."""
+
+    def __init__(self, conn: Conn):
+        self._conn = conn
+
+    def create(self, secret: m.NewSecret) -> m.StoredSecret:
+        return self._conn.get(m.StoredSecret, "POST", "/v1/secrets", secret)
+
+    def rotate(self, name: str, value: str | bytes) -> m.StoredSecret:
+        raw = value.encode() if isinstance(value, str) else value
+        body = {"valueBase64": base64.b64encode(raw).decode()}
+        return self._conn.get(m.StoredSecret, "PUT", f"/v1/secrets/{quote(name, safe='')}/value", body)
+
+    def list(self) -> Sequence[m.StoredSecret]:
+        return (self._conn.get(m.SecretsOutputBody, "GET", "/v1/secrets")).secrets or []
+
+    def remove(self, name: str, *, force: bool = False) -> None:
+        self._conn.call("DELETE", f"/v1/secrets/{quote(name, safe='')}", query=clean(force=force))

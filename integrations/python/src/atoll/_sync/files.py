@@ -1,0 +1,91 @@
+# Generated from _async by scripts/generate.py; do not edit.
+"""The files of a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from atoll import errors
+from atoll import models as m
+from atoll._sync._conn import Conn, clean
+from atoll.types import FileEvent
+
+
+class Files:
+    """The files of a sandbox. Paths are absolute."""
+
+    def __init__(self, conn: Conn, base: str):
+        self._conn, self._base = conn, f"{base}/files"
+
+    def stat(self, path: str) -> m.FileInfo:
+        """Look at a file, not following a link."""
+        return self._conn.get(m.FileInfo, "GET", f"{self._base}/stat", query={"path": path})
+
+    def exists(self, path: str) -> bool:
+        try:
+            self.stat(path)
+        except errors.NotFoundError:
+            return False
+        return True
+
+    def list(self, path: str, depth: int | None = None) -> Iterator[m.FileInfo]:
+        """What is in a directory, down to so many levels (1; -1: all)."""
+        for line in self._conn.lines(f"{self._base}/list", clean(path=path, depth=depth)):
+            yield m.FileInfo.model_validate(line)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """The content of a file, or a part of it."""
+        return b"".join([chunk for chunk in self.stream(path, offset, length)])
+
+    def stream(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """The content of a file piece by piece."""
+        headers = {}
+        if offset or length is not None:
+            if length == 0:
+                return
+            headers["Range"] = f"bytes={offset}-" + (str(offset + length - 1) if length is not None else "")
+        with self._conn.stream("GET", self._base, {"path": path}, headers=headers) as answer:
+            for chunk in answer.iter_bytes():
+                yield chunk
+
+    def write(
+        self,
+        path: str,
+        content: str | bytes | Iterable[bytes],
+        *,
+        mode: int | None = None,
+        owner: str | None = None,
+        parents: bool = True,
+        replace: bool = True,
+    ) -> m.FileInfo:
+        """Make or replace a file, whole or not at all. With replace=False a file that exists is AlreadyExistsError."""
+        query = clean(path=path, mode=None if mode is None else f"{mode:o}", owner=owner, noParents=not parents, noReplace=not replace)
+        data = content.encode() if isinstance(content, str) else content
+        answer = self._conn.send("PUT", self._base, query, data, {"Content-Type": "application/octet-stream"})
+        return m.FileInfo.model_validate_json(answer.content)
+
+    def mkdir(self, path: str, *, mode: int | None = None, owner: str | None = None, parents: bool = True) -> None:
+        """Make a directory. With parents, one that exists is success."""
+        self._conn.call("POST", f"{self._base}/mkdir", m.MkdirInputBody(path=path, mode=mode, owner=owner, parents=parents))
+
+    def remove(self, path: str, *, recursive: bool = False) -> None:
+        self._conn.call("DELETE", self._base, query=clean(path=path, recursive=recursive))
+
+    def move(self, source: str, destination: str, *, overwrite: bool = False) -> None:
+        self._conn.call("POST", f"{self._base}/move", {"from": source, "to": destination, "overwrite": overwrite})
+
+    def export(self, path: str, *, exclude: Sequence[str] = (), zstd: bool = False) -> Iterator[bytes]:
+        """A file or tree as a tar stream."""
+        query = clean(path=path, exclude=[*exclude], compress="zstd" if zstd else None)
+        with self._conn.stream("GET", f"{self._base}/archive", query) as answer:
+            for chunk in answer.iter_bytes():
+                yield chunk
+
+    def extract(self, path: str, archive: bytes | Iterable[bytes], *, owner: str | None = None) -> None:
+        """Unpack a tar stream, plain or compressed with zstd, into a directory, all of it or nothing."""
+        self._conn.send("PUT", f"{self._base}/archive", clean(path=path, owner=owner), archive, {"Content-Type": "application/x-tar"})
+
+    def watch(self, path: str, *, recursive: bool = False) -> Iterator[FileEvent]:
+        """Changes as they happen."""
+        for data in self._conn.events(f"{self._base}/watch", clean(path=path, recursive=recursive)):
+            yield FileEvent(data["op"], data["path"], data.get("dir", False))

@@ -1,0 +1,207 @@
+# Generated from _async by scripts/generate.py; do not edit.
+"""A sandbox."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from typing_extensions import Self
+from websockets.exceptions import ConnectionClosed
+
+from atoll import errors
+from atoll import models as m
+from atoll._io_sync import WebSocket
+from atoll._sync._conn import Conn, clean
+from atoll._sync.files import Files
+from atoll._sync.process import Process
+from atoll.types import Arg, Output, Result, command, milliseconds, result
+
+
+class Sandbox:
+    """A handle on a sandbox. Dropping it ends nothing; as a context manager it destroys the sandbox."""
+
+    def __init__(self, conn: Conn, info: m.Sandbox, base: str = ""):
+        self._conn = conn
+        self._info = info
+        self._base = base or f"/v1/sandboxes/{quote(info.id, safe='')}"
+        self.files = Files(conn, self._base)
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def name(self) -> str:
+        return self._info.name
+
+    @property
+    def info(self) -> m.Sandbox:
+        """What was known when it was last asked for; see refresh."""
+        return self._info
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.destroy()
+
+    def _change(self, method: str, rest: str, body: Any = None) -> m.Sandbox:
+        self._info = self._conn.get(m.Sandbox, method, self._base + rest, body)
+        return self._info
+
+    def refresh(self) -> m.Sandbox:
+        return self._change("GET", "")
+
+    def run(
+        self,
+        args: Sequence[Arg] | str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        input: bytes | None = None,
+        output_limit: int | None = None,
+    ) -> Result:
+        """Run a command and return what it wrote. A list is a program with its arguments, a string a script for /bin/sh.
+
+        A command that fails is no error, nor is one that its timeout (seconds) ended. One MiB of each stream is kept, up to 16 with output_limit.
+        """
+        body = command(args, env=env, cwd=cwd, user=user, timeout=timeout, input=input, output_limit=output_limit)
+        return result(self._conn.get(m.ExecResult, "POST", f"{self._base}/exec", body))
+
+    def exec(
+        self,
+        args: Sequence[Arg] | str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        tty: tuple[int, int] | None = None,
+        stdin: bool = False,
+        background: bool = False,
+        hold: float | None = None,
+    ) -> Process:
+        """Start a command with live streams. tty is the size of a terminal, as columns and rows. With hold, a command whose connection is cut
+        waits so many seconds for attach and loses no output."""
+        body = command(args, env=env, cwd=cwd, user=user, timeout=timeout, tty=tty, stdin=stdin, background=background, hold=hold)
+        return Process.start(self._conn, f"{self._base}/exec", body)
+
+    def attach(self, process: str, *, stdout: int = 0, stderr: int = 0, skip: bool = True) -> Process:
+        """Connect to a command in the background, or to one with a hold. Output goes on after so many bytes of each stream; where that is not
+        kept any more, with the oldest byte kept, or without skip as ExhaustedError."""
+        query = urlencode(clean(stdout=stdout, stderr=stderr, skip=skip))
+        return Process.start(self._conn, f"{self._process(process)}/attach?{query}", None)
+
+    def _process(self, process: str) -> str:
+        return f"{self._base}/processes/{quote(process, safe='')}"
+
+    def processes(self) -> Sequence[m.ProcessInfo]:
+        """The commands that were started, oldest first."""
+        return (self._conn.get(m.ProcessesOutputBody, "GET", f"{self._base}/processes")).processes or []
+
+    def signal(self, process: str, number: int) -> None:
+        """Signal a command and all it started, by the Linux number."""
+        self._conn.call("POST", f"{self._process(process)}/signal", {"signal": number})
+
+    def logs(self, process: str, *, tail: int | None = None, follow: bool = False) -> Iterator[Output]:
+        """What a command in the background wrote."""
+        for line in self._conn.lines(f"{self._process(process)}/logs", clean(tail=tail or None, follow=follow)):
+            yield Output("stdout" if line["stream"] == 1 else "stderr", b64decode(line.get("data") or ""), line.get("dropped", 0))
+
+    def wait(self) -> m.Exit:
+        """Wait until the sandbox has ended."""
+        return self._conn.get(m.Exit, "GET", f"{self._base}/wait")
+
+    def stop(self, grace: float | None = None) -> m.Sandbox:
+        """End all commands and keep the files."""
+        return self._change("POST", "/stop", {"graceMs": milliseconds(grace) or 0})
+
+    def start(self) -> m.Sandbox:
+        """Start a sandbox that was stopped."""
+        return self._change("POST", "/start")
+
+    def pause(self, *, to_disk: bool = False) -> m.Sandbox:
+        """Freeze the sandbox, in memory or on disk."""
+        return self._change("POST", "/pause", {"toDisk": to_disk})
+
+    def resume(self) -> m.Sandbox:
+        return self._change("POST", "/resume")
+
+    def update(self, change: m.Change) -> m.Sandbox:
+        """Change labels, lifetime or resources."""
+        return self._change("PATCH", "", change)
+
+    def destroy(self) -> None:
+        """End the sandbox with everything in it. One that is gone is success."""
+        self._conn.call("DELETE", self._base)
+
+    def snapshot(self, request: m.SnapshotRequest | None = None) -> m.Snapshot:
+        return self._conn.get(m.Snapshot, "POST", f"{self._base}/snapshots", request or m.SnapshotRequest())
+
+    def fork(self, count: int = 1, *, prefix: str | None = None, labels: dict[str, str] | None = None) -> Sequence[Sandbox]:
+        """Copies of the running sandbox, with its processes and memory."""
+        body = m.ForkRequest(count=count, prefix=prefix, labels=labels)
+        out = self._conn.get(m.ForkOutputBody, "POST", f"{self._base}/fork", body)
+        plain = self._conn.with_headers()
+        return [Sandbox(plain, info) for info in out.sandboxes or []]
+
+    def usage(self) -> m.SandboxUsage:
+        return self._conn.get(m.SandboxUsage, "GET", f"{self._base}/usage")
+
+    def port_token(self, *ports: int, expires: float | None = None) -> m.PortToken:
+        """A token for the header Atoll-Token with which anybody reaches ports (all if none is named) at their port_url."""
+        body = m.NewPortToken(ports=[*ports] or None, expires_ms=milliseconds(expires))
+        return self._conn.get(m.PortToken, "POST", f"{self._base}/port-tokens", body)
+
+    def port_url(self, port: int) -> str:
+        """Where an HTTP server on a port is shown to whoever sends a token. The daemon must listen on TCP; else this is UnsupportedError."""
+        return self._conn.address.port_url(port, self.id)
+
+    def dial(self, port: int) -> Tunnel:
+        """Connect to a TCP port, as a program inside would at localhost."""
+        return Tunnel(self._conn.websocket(f"{self._base}/ports/{port}"))
+
+
+class Tunnel:
+    """A connection to a port."""
+
+    def __init__(self, socket: WebSocket):
+        self._socket = socket
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def receive(self) -> bytes:
+        """The next bytes, none at the end."""
+        try:
+            data = self._socket.recv()
+        except ConnectionClosed:
+            return b""
+        return data if isinstance(data, bytes) else data.encode()
+
+    def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            for i in range(0, len(view), 32 << 10):
+                self._socket.send(view[i : i + (32 << 10)])
+        except ConnectionClosed as e:
+            raise errors.unreachable(e) from e
+
+    def send_eof(self) -> None:
+        """Say that nothing more is sent."""
+        try:
+            self._socket.send(b"")
+        except ConnectionClosed as e:
+            raise errors.unreachable(e) from e
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,2000 @@
+"""Values of the API. Generated from docs/openapi.json by scripts/generate.py; do not edit."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import AwareDatetime
+
+from atoll._model import Model
+
+
+class Archive(Model):
+    binding: str | None = None
+    hash: str | None = None
+    kind: str
+    provider: str | None = None
+    ref: str
+    size: int | None = None
+
+
+class Attachment(Model):
+    mode: Literal["exclusive", "shared", "read"]
+    sandbox: str
+    """
+    id of the sandbox
+    """
+    since: AwareDatetime
+
+
+class AuditPrune(Model):
+    before: AwareDatetime | None = None
+    """
+    older than this
+    """
+    tenant: str | None = None
+    """
+    whose log; your own if left out
+    """
+    up_to: int | None = None
+    """
+    with at most this number
+    """
+
+
+class AuditPruned(Model):
+    removed: int
+    """
+    number of records
+    """
+    through: int | None = None
+    """
+    the number of the last of them
+    """
+
+
+class AuditReport(Model):
+    anchored: int
+    """
+    the record up to which a head kept elsewhere vouches for the log
+    """
+    fault: str | None = None
+    fault_seq: int | None = None
+    pruned: int | None = None
+    """
+    the last record that was removed on purpose
+    """
+    pruned_at: AwareDatetime | None = None
+    """
+    when that was
+    """
+    records: int
+    """
+    number of sound records, from the first that is there
+    """
+    sound: bool
+
+
+class Candidate(Model):
+    fits: bool
+    provider: str
+    reasons: list[str] | None
+
+
+class Choice(Model):
+    candidates: list[Candidate] | None
+    choice: str | None = None
+
+
+class Credential(Model):
+    env: str
+    name: str
+    required: bool
+    secret: bool
+    with_: str | None = None
+
+
+class DesktopSupport(Model):
+    available: bool
+    transport: str | None = None
+
+
+class DriverSupport(Model):
+    available: bool
+    reason: str | None = None
+
+
+class Enforcement(Model):
+    enforced: bool
+    why: str | None = None
+
+
+class Event(Model):
+    argc: int | None = None
+    args: list[str] | None = None
+    bytes: int | None = None
+    code: str | None = None
+    """
+    of a failure
+    """
+    duration_ms: int | None = None
+    """
+    how long a command ran, in milliseconds
+    """
+    epoch: int | None = None
+    """
+    which sandbox of a session, counted from 1
+    """
+    exit: int | None = None
+    key: str | None = None
+    """
+    public part of the API key of who did it
+    """
+    labels: dict[str, str] | None = None
+    """
+    those that the sandbox had then
+    """
+    name: str | None = None
+    """
+    of the sandbox
+    """
+    node: str | None = None
+    """
+    the daemon that did it
+    """
+    op: str
+    """
+    what was done
+    """
+    policy: str | None = None
+    """
+    the rule that decided
+    """
+    program: str | None = None
+    reason: str | None = None
+    ref: int | None = None
+    """
+    the attempt that this is the outcome of
+    """
+    request: str | None = None
+    """
+    id of the request that it was done for
+    """
+    sandbox: str | None = None
+    seq: int
+    """
+    1, 2, 3, …; the cursor
+    """
+    subject: str | None = None
+    """
+    what was touched
+    """
+    time: AwareDatetime
+    trace: str | None = None
+    """
+    id of the trace that request is part of
+    """
+    type: str
+    uid: int | None = None
+    """
+    of the local user who did it
+    """
+
+
+class EventsOutputBody(Model):
+    events: list[Event] | None
+    """
+    oldest first
+    """
+
+
+class Exit(Model):
+    code: int
+    detail: str | None = None
+    reason: str
+    """
+    exited, signaled, timeout, memory, killed, lifetime, crashed or lost
+    """
+    signal: int | None = None
+
+
+class ExplainStep(Model):
+    action: str
+    matches: bool
+    rule: str
+    why: str | None = None
+    """
+    it does not match
+    """
+
+
+class Fault(Model):
+    field: str
+    message: str
+
+
+class FileInfo(Model):
+    gid: int
+    identity: int | None = None
+    mod_time: AwareDatetime
+    mode: int
+    nlink: int | None = None
+    path: str
+    size: int
+    target: str | None = None
+    type: Literal["file", "dir", "symlink", "fifo", "socket", "device"]
+    uid: int
+
+
+class FileSystemSupport(Model):
+    available: bool
+    read_only: bool
+
+
+class Filter(Model):
+    bytes: int | None = None
+    """
+    for size: the most that is allowed; for regex: how much of a body is held to search it, 1 MiB if left out
+    """
+    direction: Literal["request", "response", "both"] | None = None
+    """
+    both if left out
+    """
+    pattern: str | None = None
+    """
+    for regex: RE2, searched in the body
+    """
+    type: Literal["regex", "size", "content_type"]
+    types: list[str] | None = None
+    """
+    for content_type: those that are allowed, such as application/json or text/*
+    """
+
+
+class Finding(Model):
+    fix: str | None = None
+    """
+    what to do about it
+    """
+    message: str
+    severity: Literal["ok", "note", "warning", "blocker"]
+    subject: str
+
+
+class ForkRequest(Model):
+    count: int | None = 1
+    labels: dict[str, str] | None = None
+    """
+    added to those of the parent
+    """
+    prefix: str | None = None
+    """
+    of their names, PREFIX-1 and so on; their ids if it is left out
+    """
+
+
+class Holder(Model):
+    beat: AwareDatetime
+    id: str
+    kind: str
+    subject: str | None = None
+
+
+class HolderRef(Model):
+    epoch: int | None = None
+    """
+    fail with the code stale if the sandbox is at another epoch
+    """
+    holder: str
+    """
+    unique among the holders of that kind
+    """
+    kind: Literal["turn", "viewer", "operator"] | None = None
+    """
+    viewers and operators end without a heartbeat; operator if it is left out
+    """
+
+
+class ImageUse(Model):
+    by: str
+    """
+    what needs it, for people
+    """
+    image: str
+    """
+    its digest, else its name
+    """
+
+
+class ImageUsesOutputBody(Model):
+    uses: list[ImageUse] | None
+
+
+class InjectPart(Model):
+    secret: str | None = None
+    """
+    name of the secret whose value stands here
+    """
+    text: str | None = None
+    """
+    as it is
+    """
+
+
+class Injection(Model):
+    access_key: str | None = None
+    """
+    for sigv4: the id that belongs to the secret key
+    """
+    format: str | None = None
+    """
+    of the header's value, with {} in place of the secret; {} if left out
+    """
+    mode: Literal["header", "bearer", "basic", "query", "sigv4", "parts"]
+    name: str | None = None
+    """
+    of the header or query parameter
+    """
+    parts: list[InjectPart] | None = None
+    """
+    for parts: what the header's value is made of, in order; any number of them, none included, are secrets
+    """
+    region: str | None = None
+    """
+    for sigv4
+    """
+    secret: str | None = None
+    """
+    name of the secret; left out for parts
+    """
+    service: str | None = None
+    """
+    for sigv4
+    """
+    session_token: str | None = None
+    """
+    for sigv4: name of the secret that holds the session token
+    """
+    username: str | None = None
+    """
+    for basic
+    """
+
+
+class Key(Model):
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    """
+    never if it is left out
+    """
+    id: str
+    """
+    its public part
+    """
+    name: str | None = None
+    revoked: AwareDatetime | None = None
+    token: str | None = None
+    """
+    the key itself, only in the answer that makes it
+    """
+    verbs: list[str] | None
+    """
+    what it allows: read, exec, write, admin
+    """
+
+
+class KeysOutputBody(Model):
+    keys: list[Key] | None
+    """
+    oldest first
+    """
+
+
+class KillInputBody(Model):
+    signal: int
+    """
+    by its Linux number
+    """
+
+
+class LeaseInfo(Model):
+    epoch: int
+    expires: AwareDatetime | None = None
+    holders: list[Holder] | None
+    provider: str | None = None
+    sandbox: str | None = None
+    state: str
+
+
+class Lifetime(Model):
+    idle_action: Literal["pause", "sleep", "stop", "delete"] | None = None
+    """
+    pause in memory, sleep on disk, stop and keep the files, or delete; stop if it is left out
+    """
+    idle_ms: int | None = None
+    """
+    how long nobody may use it before idleAction, in milliseconds; never if it is left out
+    """
+    timeout_action: Literal["sleep", "stop", "delete"] | None = None
+    """
+    what happens then; delete if it is left out
+    """
+    timeout_ms: int | None = None
+    """
+    how long the sandbox may run, in milliseconds; no limit if it is left out
+    """
+    wakes: bool | None = None
+    """
+    resume a paused sandbox when it is used, whoever paused it
+    """
+
+
+class LifetimeChange(Model):
+    idle_action: Literal["pause", "sleep", "stop", "delete"] | None = None
+    idle_ms: int | None = None
+    """
+    in milliseconds; 0: never idle
+    """
+    timeout_action: Literal["sleep", "stop", "delete"] | None = None
+    timeout_ms: int | None = None
+    """
+    how long the sandbox may run from now on, in milliseconds; 0: no limit
+    """
+    wakes: bool | None = None
+
+
+class LifetimeSupport(Model):
+    hard: int | None = None
+    idle_killer: bool
+    lock_free_resume: bool
+    rollover: bool
+    suspend: bool
+
+
+class Limits(Model):
+    boxes: int | None = None
+    """
+    sandboxes that are not gone
+    """
+    cpus: float | None = None
+    """
+    processors' worth of time of the sandboxes that may run
+    """
+    disk: int | None = None
+    """
+    bytes of the writable layers of all that are not gone
+    """
+    exec_burst: int | None = None
+    """
+    commands that may start at once; one second's worth, at least 1, if it is left out
+    """
+    exec_rate: float | None = None
+    """
+    commands started per second
+    """
+    memory: int | None = None
+    """
+    bytes of memory of the sandboxes that may run
+    """
+    output_burst: int | None = None
+    """
+    bytes at once, at least 64 KiB; one second's worth if it is left out
+    """
+    output_rate: int | None = None
+    """
+    bytes of command output per second; more is slowed down
+    """
+    snapshot_bytes: int | None = None
+    """
+    bytes of all snapshots, including those of stopped sandboxes
+    """
+    snapshots: int | None = None
+    """
+    snapshots with a name
+    """
+
+
+class LimitsChange(Model):
+    boxes: int | None = None
+    cpus: float | None = None
+    disk: int | None = None
+    exec_burst: int | None = None
+    exec_rate: float | None = None
+    memory: int | None = None
+    output_burst: int | None = None
+    output_rate: int | None = None
+    snapshot_bytes: int | None = None
+    snapshots: int | None = None
+
+
+class MkdirInputBody(Model):
+    mode: int | None = None
+    owner: str | None = None
+    parents: bool | None = None
+    """
+    make missing parents; an existing directory is success
+    """
+    path: str
+
+
+class Mount(Model):
+    read_only: bool | None = None
+    source: str
+    target: str
+
+
+class MoveInputBody(Model):
+    from_: str
+    overwrite: bool | None = None
+    to: str
+
+
+class Needs(Model):
+    desktop: bool | None = None
+    egress: str | None = None
+    fork: bool | None = None
+    images: bool | None = None
+    isolated: bool | None = None
+    limits: list[str] | None = None
+    mounts: bool | None = None
+    own_files: bool | None = None
+    pause: str | None = None
+    ports: bool | None = None
+    price: str | None = None
+    provider: str | None = None
+    snapshot: str | None = None
+    user: bool | None = None
+
+
+class NewKey(Model):
+    expires_ms: int | None = None
+    """
+    from now, in milliseconds; never if it is left out
+    """
+    name: str | None = None
+    """
+    for people
+    """
+    tenant: str | None = None
+    """
+    whose key it is; others than your own only for the owner of the machine
+    """
+    verbs: list[str] | None
+    """
+    what it allows: read, exec, write, admin
+    """
+
+
+class NewPortToken(Model):
+    expires_ms: int | None = None
+    """
+    from now, in milliseconds; a day if it is left out
+    """
+    ports: list[int] | None = None
+    """
+    which ports; all if none is named
+    """
+
+
+class NewSecret(Model):
+    allow_env: bool | None = None
+    """
+    sandboxes may get the value itself
+    """
+    description: str | None = None
+    hosts: list[str] | None = None
+    """
+    hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts that they name
+    """
+    labels: dict[str, str] | None = None
+    name: str
+    source: str | None = None
+    """
+    where the daemon finds the value instead, such as env:NAME or file:/PATH; only for the owner of the machine
+    """
+    value: str | None = None
+    """
+    the value, if it is UTF-8
+    """
+    value_base64: str | None = None
+    """
+    the value, at most 64 KiB
+    """
+
+
+class NewTenant(Model):
+    id: str
+    limits: Limits | None = None
+
+
+class NewWorkspace(Model):
+    bucket: str | None = None
+    """
+    the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions
+    """
+    encrypted: bool | None = None
+    """
+    encrypt what is stored with a key of the daemon
+    """
+    max_bytes: int | None = None
+    """
+    bytes that one version may hold; more cannot be persisted
+    """
+    name: str
+
+
+class NoteInputBody(Model):
+    note: str | None = None
+    """
+    kept with the version
+    """
+
+
+class OSList(Model):
+    default: str
+    supported: list[str] | None
+
+
+class Output(Model):
+    data: str
+    dropped: int | None = None
+    """
+    bytes that are missing at the end
+    """
+    encoding: Literal["utf-8", "base64"]
+    truncated: bool
+
+
+class PauseInputBody(Model):
+    to_disk: bool | None = None
+    """
+    leave neither memory nor processes; else it is frozen in memory
+    """
+
+
+class PolicyFinding(Model):
+    asked: str
+    file: str
+    limit: str
+    line: int
+    ok: bool
+    rule: str
+    """
+    POLICY.FIELD
+    """
+
+
+class PortSupport(Model):
+    kind: str
+    on_demand: bool
+
+
+class PortToken(Model):
+    expires: AwareDatetime
+    token: str
+    """
+    for the header Atoll-Token; shown only now
+    """
+
+
+class Problem(Model):
+    code: str
+    detail: str | None = None
+    faults: list[Fault] | None = None
+    """
+    what is wrong with the fields of the request
+    """
+    hint: str | None = None
+    op: str | None = None
+    request: str | None = None
+    """
+    id under which the log of the daemon tells more, of an internal error
+    """
+    rule: str | None = None
+    """
+    of the policy that refused it, as POLICY.FIELD
+    """
+    status: int
+    subject: str | None = None
+    title: str
+
+
+class ProcessInfo(Model):
+    args: list[str] | None
+    background: bool | None = None
+    exit: Exit | None = None
+    id: str
+    pid: int
+    running: bool
+    started: AwareDatetime
+    tty: bool | None = None
+
+
+class ProcessesOutputBody(Model):
+    processes: list[ProcessInfo] | None
+    """
+    oldest first
+    """
+
+
+class ProfileTest(Model):
+    method: str | None = None
+    """
+    GET if it is left out
+    """
+    url: str
+    """
+    with the scheme https, http, wss, ws, or tcp for a bare connection
+    """
+
+
+class PruneBuildsInputBody(Model):
+    unused_ms: int | None = None
+    """
+    only what no build has used for so long, in milliseconds
+    """
+
+
+class PruneBuildsOutputBody(Model):
+    freed: int
+    """
+    bytes
+    """
+
+
+class PruneInputBody(Model):
+    labels: dict[str, str] | None = None
+    """
+    only those with all of these
+    """
+
+
+class PruneWorkspaceInputBody(Model):
+    keep_last: int | None = None
+    """
+    so many of the newest
+    """
+    keep_within_ms: int | None = None
+    """
+    all that are younger, in milliseconds
+    """
+
+
+class ReadyOutputBody(Model):
+    status: Literal["ok"]
+
+
+class Resources(Model):
+    cpus: float | None = None
+    """
+    processors' worth of time, such as 0.5
+    """
+    disk: int | None = None
+    """
+    bytes of the writable layer
+    """
+    memory: int | None = None
+    """
+    bytes, including those of the sandbox's kernel
+    """
+    pids: int | None = None
+    """
+    processes and threads alive at once
+    """
+
+
+class RestoreInputBody(Model):
+    note: str | None = None
+    """
+    kept with the new version
+    """
+    version: int
+
+
+class RuleLimits(Model):
+    burst: int | None = None
+    """
+    how many may come at once; a sixth of perMinute if left out
+    """
+    connections: int | None = None
+    """
+    open at the same time
+    """
+    per_minute: int | None = None
+    """
+    requests, or connections where requests cannot be seen
+    """
+    request_bytes: int | None = None
+    """
+    sent per request, or per connection
+    """
+    response_bytes: int | None = None
+    """
+    received per request, or per connection
+    """
+
+
+class Sandbox(Model):
+    bound: bool | None = None
+    """
+    it ends with the process that made it
+    """
+    cmd: list[str] | None = None
+    """
+    arguments of the entrypoint; only in the answer that creates the sandbox
+    """
+    created: AwareDatetime
+    entrypoint: list[str] | None = None
+    """
+    what the image wants to run; only in the answer that creates the sandbox
+    """
+    exit: Exit | None = None
+    """
+    how it ended
+    """
+    expires: AwareDatetime | None = None
+    """
+    when its lifetime ends; left out while that stands still
+    """
+    id: str
+    image: str
+    labels: dict[str, str] | None = None
+    left_ms: int | None = None
+    """
+    what is left of its lifetime while that stands still, in milliseconds; not in listings
+    """
+    lifetime: Lifetime | None = None
+    """
+    what was asked for; not in listings
+    """
+    limits: dict[str, Enforcement] | None = None
+    """
+    limits in resources that the provider does not enforce, by name, and why
+    """
+    name: str
+    """
+    unique among your sandboxes that are not gone
+    """
+    node: str | None = None
+    """
+    the daemon that has it, if several share a store
+    """
+    origin: str | None = None
+    """
+    id of the snapshot it was made from; not in listings
+    """
+    pause: Literal["memory", "disk"] | None = None
+    """
+    where the state of a paused sandbox is; not in listings
+    """
+    provider: str | None = None
+    reason: str | None = None
+    """
+    why it is in that state
+    """
+    resources: Resources | None = None
+    state: Literal[
+        "creating",
+        "running",
+        "pausing",
+        "paused",
+        "resuming",
+        "stopped",
+        "lost",
+        "failed",
+        "gone",
+    ]
+    updated: AwareDatetime | None = None
+    wakes: bool | None = None
+    """
+    it resumes when it is used; not in listings
+    """
+
+
+class SandboxUsage(Model):
+    cpu_ms: int
+    """
+    processor time since it was made, in milliseconds
+    """
+    disk: int
+    """
+    bytes of the writable layer now
+    """
+    memory: int
+    """
+    bytes now, its kernel included
+    """
+    pids: int
+    """
+    processes and threads now
+    """
+    sampled: AwareDatetime
+
+
+class SecretRef(Model):
+    env: str | None = None
+    """
+    variable that holds the placeholder, or the value; the name if left out
+    """
+    hosts: list[str] | None = None
+    """
+    to whom the value is sent; those of the secret if left out
+    """
+    in_: list[str] | None = None
+    """
+    where the placeholder is replaced: header, header:NAME, basic, query, query:NAME, body
+    """
+    mode: Literal["gateway", "env"] | None = None
+    name: str
+    """
+    of the stored secret
+    """
+
+
+class SecretValue(Model):
+    labels: dict[str, str] | None = None
+    """
+    labels from now on; they stay if left out
+    """
+    value: str | None = None
+    """
+    the value, if it is UTF-8
+    """
+    value_base64: str | None = None
+    """
+    the value, at most 64 KiB
+    """
+
+
+class SessionChange(Model):
+    labels: dict[str, str | None] | None = None
+    """
+    labels to set; null removes one. Its present sandbox keeps those it has
+    """
+    pause_on_exit: bool | None = None
+
+
+class SessionTarget(Model):
+    carries: Literal["workspaces", "/workspace"] | None = None
+    """
+    what goes along: the session's workspaces, or the files below /workspace
+    """
+    current: bool
+    """
+    it serves the session now
+    """
+    fits: bool
+    provider: str
+    reasons: list[str] | None
+    """
+    why it does not fit, or what speaks for it
+    """
+
+
+class SessionUsage(Model):
+    value: str
+    """
+    of the label, or the group or provider; empty: sessions without that label
+    """
+    warm_ms: int
+    """
+    in milliseconds
+    """
+
+
+class SessionUsageOutputBody(Model):
+    usage: list[SessionUsage] | None
+    """
+    by value
+    """
+
+
+class SignedImage(Model):
+    image: str
+    """
+    a pattern of names
+    """
+    signed_by: list[str] | None
+    """
+    files with public keys, one of which suffices
+    """
+
+
+class Snapshot(Model):
+    children: int
+    """
+    sandboxes that were made from it and are not gone
+    """
+    created: AwareDatetime
+    encrypted: bool | None = None
+    """
+    it is encrypted in the blob store
+    """
+    engine: str | None = None
+    """
+    the engine that wrote it; only that one restores memory
+    """
+    id: str
+    image: str
+    labels: dict[str, str] | None = None
+    memory: bool
+    """
+    it holds processes and their memory too
+    """
+    name: str
+    parent: str
+    """
+    id of the sandbox it was taken of
+    """
+    parent_name: str
+    problem: str | None = None
+    """
+    what keeps it from being saved
+    """
+    provider: str | None = None
+    ready: bool
+    """
+    false while it is being made
+    """
+    resources: Resources
+    saved: bool
+    """
+    it is in the blob store, from which any daemon that shares it makes sandboxes
+    """
+    size: int
+    """
+    bytes
+    """
+    stored: int | None = None
+    """
+    bytes that the blob store grew by
+    """
+
+
+class SnapshotListOutputBody(Model):
+    next: str | None = None
+    """
+    the cursor of the next page; empty at the end
+    """
+    snapshots: list[Snapshot] | None
+
+
+class SnapshotRequest(Model):
+    labels: dict[str, str] | None = None
+    memory: bool | None = None
+    """
+    processes and their memory too, not only files
+    """
+    name: str | None = None
+    """
+    unique among your snapshots; its id if it is left out
+    """
+    save: bool | None = None
+    """
+    answer when it is in the blob store too; otherwise it is saved after the answer
+    """
+
+
+class SnapshotSupport(Model):
+    kind: str
+    tar_fallback: bool
+
+
+class StopInputBody(Model):
+    grace_ms: int | None = None
+    """
+    how long commands may take to end, in milliseconds
+    """
+
+
+class StoredSecret(Model):
+    allow_env: bool | None = None
+    """
+    sandboxes may get the value itself
+    """
+    created: AwareDatetime
+    description: str | None = None
+    hosts: list[str] | None = None
+    """
+    hosts that it may be sent to
+    """
+    labels: dict[str, str] | None = None
+    name: str
+    source: str | None = None
+    """
+    where the daemon finds the value: env:NAME or file:/PATH
+    """
+    updated: AwareDatetime
+    uses: int | None = None
+    """
+    number of sandboxes that use it; only in a list
+    """
+    version: int
+    """
+    raised by every new value
+    """
+
+
+class SwapRequest(Model):
+    target: str
+    """
+    a provider, or default for the one that the session began with
+    """
+
+
+class TagInputBody(Model):
+    as_: str
+    """
+    the name to give it, NAME or NAME:TAG
+    """
+
+
+class TargetsOutputBody(Model):
+    targets: list[SessionTarget] | None
+    """
+    best first
+    """
+
+
+class Template(Model):
+    base: str
+    """
+    digest of the image it was built on
+    """
+    build: str | None = None
+    """
+    id of the build, for clients of E2B
+    """
+    cpus: float | None = None
+    """
+    CPUs of sandboxes created from it that ask for none
+    """
+    created: AwareDatetime
+    image: str
+    """
+    digest of the image
+    """
+    memory: int | None = None
+    """
+    bytes of memory of sandboxes created from it that ask for none
+    """
+    name: str
+    size: int
+    """
+    bytes of its files
+    """
+    snapshot: str | None = None
+    """
+    snapshot that its sandboxes are made from, with their memory
+    """
+    start: str | None = None
+    """
+    script that runs in every sandbox of it
+    """
+    steps: int
+    tag: str
+
+
+class TemplatesOutputBody(Model):
+    templates: list[Template] | None
+    """
+    by name and tag
+    """
+
+
+class TenantChange(Model):
+    disabled: bool | None = None
+    """
+    refuse its keys from now on, or allow them again
+    """
+    limits: LimitsChange | None = None
+
+
+class TenantUsage(Model):
+    boxes: int
+    cpus: float
+    disk: int
+    """
+    bytes
+    """
+    memory: int
+    """
+    bytes
+    """
+    snapshot_bytes: int
+    """
+    of all snapshots
+    """
+    snapshots: int
+    """
+    those with a name
+    """
+
+
+class TerminalSupport(Model):
+    available: bool
+    pty: bool
+    transport: str | None = None
+
+
+class Unit(Model):
+    of: str
+    unit: str
+
+
+class WindowSize(Model):
+    cols: int
+    rows: int
+
+
+class WorkspaceChange(Model):
+    dir: bool | None = None
+    kind: Literal["added", "removed", "modified", "touched"]
+    path: str
+    """
+    below the workspace; bytes that are not UTF-8 are replaced
+    """
+    size: int
+    """
+    bytes of what is there afterwards
+    """
+
+
+class WorkspaceMount(Model):
+    create: bool | None = None
+    """
+    make the workspace if there is none of that name
+    """
+    mode: Literal["exclusive", "shared", "read"] | None = None
+    """
+    who else may have it: nobody, who shares it too, or who reads too
+    """
+    name: str
+    path: str | None = None
+    """
+    where the sandbox sees it; /workspace if left out
+    """
+    read_only: list[str] | None = None
+    """
+    directories below it that cannot be written to
+    """
+    writable: list[str] | None = None
+    """
+    the only directories below it that can be written to
+    """
+
+
+class WorkspacePruned(Model):
+    freed: int
+    """
+    bytes by which the store shrank
+    """
+    versions: list[int] | None
+
+
+class WorkspaceRef(Model):
+    name: str
+    version: str
+
+
+class WorkspaceReport(Model):
+    bytes: int
+    """
+    of everything that is stored
+    """
+    chunks: int
+    versions: int
+
+
+class WorkspaceVersion(Model):
+    added: int
+    """
+    bytes that the store grew by
+    """
+    bytes: int
+    """
+    of contents, holes not counted
+    """
+    created: AwareDatetime
+    dirs: int
+    files: int
+    note: str | None = None
+    number: int
+    skipped: int | None = None
+    """
+    sockets and device nodes, which are not kept
+    """
+
+
+class Change(Model):
+    labels: dict[str, str | None] | None = None
+    """
+    labels to set; null removes one
+    """
+    lifetime: LifetimeChange | None = None
+    resources: Resources | None = None
+    """
+    limits that are left out stay
+    """
+
+
+class Descriptor(Model):
+    backend_id: str
+    credentials: list[Credential] | None = None
+    desktop: DesktopSupport
+    driver: DriverSupport
+    egress: str
+    file_system: FileSystemSupport
+    find: str | None = None
+    fork: bool
+    git: bool
+    lifetime: LifetimeSupport
+    name: str
+    native_bucket_mount: bool
+    os: OSList
+    pause: str | None = None
+    persistable: bool
+    ports: PortSupport
+    price: str
+    recording: bool
+    run_as: bool
+    snapshot: SnapshotSupport
+    summary: str
+    terminal: TerminalSupport
+    tier: str
+    units: list[Unit] | None = None
+    verified: str
+    workspace_root: str
+
+
+class Diagnosis(Model):
+    findings: list[Finding] | None
+    healthy: bool
+    """
+    nothing is broken
+    """
+    node: str
+    version: str | None = None
+    """
+    of the program
+    """
+
+
+class DiffOutputBody(Model):
+    changes: list[WorkspaceChange] | None
+    """
+    by path
+    """
+    more: bool | None = None
+    """
+    there are more than are listed
+    """
+
+
+class ExecRequest(Model):
+    args: list[str] | None = None
+    """
+    the program and its arguments
+    """
+    args_base64: list[str] | None = None
+    """
+    instead of args, when they are not UTF-8
+    """
+    background: bool | None = None
+    """
+    run on when the caller goes away
+    """
+    dir: str | None = None
+    env: dict[str, str] | None = None
+    hold_ms: int | None = None
+    """
+    when the connection is cut, wait so long for the caller to attach again, and lose no output; only over a WebSocket
+    """
+    input: str | None = None
+    """
+    what the command reads
+    """
+    input_base64: str | None = None
+    """
+    instead of input, when it is not UTF-8
+    """
+    output_limit: int | None = None
+    """
+    bytes of each stream to return, 1 MiB if it is left out
+    """
+    shell: str | None = None
+    """
+    a script for /bin/sh, instead of args
+    """
+    stdin: bool | None = None
+    """
+    standard input will be sent; only over a WebSocket
+    """
+    timeout_ms: int | None = None
+    tty: WindowSize | None = None
+    """
+    run on a terminal of this size; only over a WebSocket
+    """
+    user: str | None = None
+
+
+class ExecResult(Model):
+    exit: Exit | None = None
+    process: ProcessInfo
+    stderr: Output | None = None
+    stdout: Output | None = None
+
+
+class Explanation(Model):
+    allow: bool
+    host_only: bool
+    """
+    whether the host alone decides, so that anything behind its name can be reached
+    """
+    inject: list[str] | None = None
+    """
+    names of the secrets that are added
+    """
+    inspect: bool
+    """
+    whether TLS is terminated and every request decided
+    """
+    limits: RuleLimits | None = None
+    message: str
+    operator: list[str] | None = None
+    """
+    what the owner of the machine decides about it
+    """
+    path: str | None = None
+    """
+    that is forwarded
+    """
+    reason: str
+    resolves: bool
+    """
+    whether the name has an address in the sandbox
+    """
+    rule: str | None = None
+    """
+    the rule that decides
+    """
+    steps: list[ExplainStep] | None
+    """
+    the rules about the host, in order, up to the one that decides
+    """
+
+
+class ForkOutputBody(Model):
+    sandboxes: list[Sandbox] | None
+
+
+class ListOutputBody(Model):
+    next: str | None = None
+    """
+    the cursor of the next page; empty at the end
+    """
+    sandboxes: list[Sandbox] | None
+    """
+    newest first
+    """
+
+
+class Provider(Model):
+    available: bool
+    binding: str | None = None
+    capabilities: dict[str, bool]
+    default: bool
+    descriptor: Descriptor
+    isolates: bool
+    limits: dict[str, Enforcement] | None = None
+    name: str
+    problem: str | None = None
+    shares_files: bool | None = None
+    summary: str
+    version: str | None = None
+    warning: str | None = None
+
+
+class ProvidersOutputBody(Model):
+    providers: list[Provider] | None
+
+
+class ReceiptFrom(Model):
+    archive: Archive | None = None
+    workspaces: list[WorkspaceRef] | None = None
+
+
+class Rule(Model):
+    action: Literal["allow", "deny"]
+    filters: list[Filter] | None = None
+    """
+    of what allowed requests and their answers hold
+    """
+    hosts: list[str] | None
+    """
+    name, *.name, *, address or CIDR, each with an optional :port
+    """
+    inject: list[Injection] | None = None
+    """
+    credentials added to allowed requests after they have left the sandbox
+    """
+    limits: RuleLimits | None = None
+    methods: list[str] | None = None
+    """
+    of HTTP requests
+    """
+    name: str | None = None
+    paths: list[str] | None = None
+    """
+    of HTTP requests; * within a segment, ** for any number of segments
+    """
+    tls: Literal["terminate", "passthrough"] | None = None
+    web_socket: bool | None = None
+    """
+    allowed requests may become WebSockets
+    """
+
+
+class RunOnRequest(Model):
+    command: ExecRequest
+    target: str
+    """
+    a provider, or default for the one that the session began with
+    """
+
+
+class Saved(Model):
+    archive: Archive | None = None
+    """
+    of a sandbox without workspaces
+    """
+    workspaces: list[WorkspaceRef] | None = None
+
+
+class SecretsOutputBody(Model):
+    secrets: list[StoredSecret] | None
+    """
+    by name
+    """
+
+
+class Tenant(Model):
+    created: AwareDatetime
+    disabled: AwareDatetime | None = None
+    """
+    since when its keys are refused
+    """
+    id: str
+    limits: Limits
+    usage: TenantUsage
+
+
+class TenantsOutputBody(Model):
+    tenants: list[Tenant] | None
+    """
+    by name
+    """
+
+
+class VersionsOutputBody(Model):
+    versions: list[WorkspaceVersion] | None
+    """
+    oldest first
+    """
+
+
+class Workspace(Model):
+    attached: list[Attachment] | None
+    """
+    the sandboxes that have it
+    """
+    bucket: str | None = None
+    """
+    the bucket that it is, if any
+    """
+    created: AwareDatetime
+    encrypted: bool | None = None
+    id: str
+    """
+    assigned by the server; never reused
+    """
+    latest: WorkspaceVersion | None = None
+    """
+    the newest version; not in lists
+    """
+    max_bytes: int | None = None
+    """
+    bytes that one version may hold; no limit if it is left out
+    """
+    name: str
+    problem: str | None = None
+    """
+    what kept the last state from being persisted; it is kept where it was
+    """
+
+
+class WorkspacesOutputBody(Model):
+    workspaces: list[Workspace] | None
+    """
+    by name
+    """
+
+
+class Profile(Model):
+    default: Literal["allow", "deny"] | None = None
+    """
+    what happens when no rule matches; deny if left out
+    """
+    description: str | None = None
+    internet: bool | None = None
+    """
+    false denies everything, whatever the rules say
+    """
+    name: str | None = None
+    """
+    names the profile among those of the tenant; empty for one of a single sandbox
+    """
+    rules: list[Rule] | None = None
+    """
+    in order: the first that matches decides
+    """
+
+
+class Receipt(Model):
+    epoch: int
+    from_: ReceiptFrom | None = None
+    lost: list[str] | None = None
+    outcome: str
+    provider: str
+    sandbox: str
+    time: AwareDatetime | None = None
+    why: str | None = None
+
+
+class StoredProfile(Model):
+    created: AwareDatetime
+    name: str
+    profile: Profile
+    updated: AwareDatetime
+    uses: int | None = None
+    """
+    number of sandboxes that use it; only in a list
+    """
+    version: int
+    """
+    raised by every change
+    """
+
+
+class Swapped(Model):
+    reason: str | None = None
+    receipt: Receipt | None = None
+    swapped: bool
+
+
+class Acquired(Model):
+    epoch: int
+    receipt: Receipt
+    role: str
+    """
+    spawner: this request made the sandbox; attached or rearmed: it was there
+    """
+    sandbox: str
+
+
+class Network(Model):
+    egress: list[str] | None = None
+    inline: Profile | None = None
+    profile: str | None = None
+
+
+class Policy(Model):
+    cpus: float | None = None
+    description: str | None = None
+    disk: int | None = None
+    """
+    bytes
+    """
+    egress: Profile | None = None
+    """
+    a ceiling over what may be reached
+    """
+    file: str
+    images: list[str] | None = None
+    labels: dict[str, list[str] | None] | None = None
+    """
+    patterns of the labels of the sandboxes that it is about; a missing label is empty
+    """
+    lifetime_ms: int | None = None
+    """
+    in milliseconds
+    """
+    lines: dict[str, int]
+    """
+    of its fields in the file
+    """
+    memory: int | None = None
+    """
+    bytes
+    """
+    mounts: list[str] | None = None
+    name: str
+    network: bool | None = None
+    on_unenforceable: str | None = None
+    pids: int | None = None
+    redact: bool | None = None
+    """
+    values of secrets are taken out of what commands write
+    """
+    secret_modes: list[str] | None = None
+    secrets: list[str] | None = None
+    signed_images: list[SignedImage] | None = None
+    """
+    allowed as well, if signed
+    """
+    tenants: list[str] | None = None
+    """
+    patterns of the tenants that it is about; all if left out
+    """
+
+
+class PolicyCeiling(Model):
+    policy: str
+    profile: Profile
+
+
+class ProfilesOutputBody(Model):
+    profiles: list[StoredProfile] | None
+    """
+    by name
+    """
+
+
+class Spec(Model):
+    env: dict[str, str] | None = None
+    """
+    added to the image's environment of every command; values are not stored in the database
+    """
+    hostname: str | None = None
+    id: str | None = None
+    """
+    assigned by the server
+    """
+    image: str | None = None
+    """
+    where the file system comes from; the machine's own programs if it is left out
+    """
+    labels: dict[str, str] | None = None
+    lifetime: Lifetime | None = None
+    mounts: list[Mount] | None = None
+    """
+    files and directories of the machine; only for its owner
+    """
+    name: str | None = None
+    """
+    unique among your sandboxes; the id if it is left out
+    """
+    network: Network | None = None
+    """
+    what the sandbox may reach; nothing if it is left out
+    """
+    provider: str | None = None
+    """
+    what makes it; the default of the daemon if it is left out
+    """
+    redact: bool | None = None
+    """
+    replace values of secrets of mode env by asterisks in what commands write
+    """
+    resources: Resources | None = None
+    secrets: list[SecretRef] | None = None
+    """
+    stored secrets the sandbox works with
+    """
+    snapshot: str | None = None
+    """
+    name or id of a snapshot to start from, instead of an image
+    """
+    user: str | None = None
+    """
+    user that runs commands: NAME, UID, NAME:GROUP or UID:GID
+    """
+    workdir: str | None = None
+    """
+    absolute directory where commands start
+    """
+    workspaces: list[WorkspaceMount] | None = None
+    """
+    durable directories, each at a path of its own
+    """
+
+
+class CreateRequest(Model):
+    env: dict[str, str] | None = None
+    """
+    added to the image's environment of every command; values are not stored in the database
+    """
+    hostname: str | None = None
+    id: str | None = None
+    """
+    assigned by the server
+    """
+    image: str | None = None
+    """
+    where the file system comes from; the machine's own programs if it is left out
+    """
+    labels: dict[str, str] | None = None
+    lifetime: Lifetime | None = None
+    mounts: list[Mount] | None = None
+    """
+    files and directories of the machine; only for its owner
+    """
+    name: str | None = None
+    """
+    unique among your sandboxes; the id if it is left out
+    """
+    network: Network | None = None
+    """
+    what the sandbox may reach; nothing if it is left out
+    """
+    platform: str | None = None
+    provider: str | None = None
+    """
+    what makes it; the default of the daemon if it is left out
+    """
+    pull: Literal["missing", "always", "never"] | None = None
+    """
+    when to fetch the image
+    """
+    redact: bool | None = None
+    """
+    replace values of secrets of mode env by asterisks in what commands write
+    """
+    resources: Resources | None = None
+    secrets: list[SecretRef] | None = None
+    """
+    stored secrets the sandbox works with
+    """
+    snapshot: str | None = None
+    """
+    name or id of a snapshot to start from, instead of an image
+    """
+    user: str | None = None
+    """
+    user that runs commands: NAME, UID, NAME:GROUP or UID:GID
+    """
+    workdir: str | None = None
+    """
+    absolute directory where commands start
+    """
+    workspaces: list[WorkspaceMount] | None = None
+    """
+    durable directories, each at a path of its own
+    """
+
+
+class Envelope(Model):
+    archive: Archive | None = None
+    backend: str
+    binding: str | None = None
+    box: str | None = None
+    fingerprint: str | None = None
+    spec: Spec
+    state: Any | None = None
+    version: int
+    workspaces: list[WorkspaceRef] | None = None
+
+
+class NewSession(Model):
+    group: str | None = None
+    """
+    sessions with the same group share one sandbox; a group of its own if it is left out
+    """
+    holder: HolderRef | None = None
+    """
+    acquire the sandbox for this holder; without one it is made when it is first used
+    """
+    if_exists: Literal["fail", "attach"] | None = None
+    """
+    what to do when there is a session of that name; fail if it is left out
+    """
+    labels: dict[str, str] | None = None
+    """
+    added to those of the spec; the sandboxes and the usage of the session have them
+    """
+    name: str | None = None
+    """
+    unique among your sessions; the id if it is left out
+    """
+    pause_on_exit: bool | None = None
+    """
+    pause the sandbox instead of ending it when nobody needs it, where the provider can
+    """
+    spec: Spec | None = None
+
+
+class Policies(Model):
+    digest: str | None = None
+    """
+    of the texts that hold; left out if there are no policies
+    """
+    loaded: AwareDatetime | None = None
+    policies: list[Policy] | None
+    problem: str | None = None
+    """
+    why what is in the files now does not hold; only for the owner of the machine
+    """
+    source: str | None = None
+    """
+    the file or directory; only for the owner of the machine
+    """
+
+
+class PolicyAnswer(Model):
+    allow: bool
+    ceilings: list[PolicyCeiling] | None
+    """
+    over what it may reach
+    """
+    findings: list[PolicyFinding] | None
+    """
+    what every rule that is about it says
+    """
+    lifetime_ms: int | None = None
+    """
+    the longest that it may live, in milliseconds
+    """
+    limits: Resources
+    """
+    the lowest that hold for it; zero sets none
+    """
+    message: str | None = None
+    """
+    why it would be refused
+    """
+    rule: str | None = None
+    """
+    that would refuse it, as POLICY.FIELD
+    """
+
+
+class ResumeRequest(Model):
+    envelope: Envelope
+    holder: HolderRef | None = None
+    """
+    acquire the sandbox for this holder; without one it is found or made when it is first used
+    """
+    name: str | None = None
+    """
+    of the session if it is a new one; its id if it is left out
+    """
+
+
+class Session(Model):
+    created: AwareDatetime
+    group: str
+    id: str
+    labels: dict[str, str] | None = None
+    lease: LeaseInfo | None = None
+    name: str
+    pause_on_exit: bool | None = None
+    provider: str | None = None
+    receipt: Receipt | None = None
+    spec: Spec
+    updated: AwareDatetime
+
+
+class SessionsOutputBody(Model):
+    sessions: list[Session] | None
+    """
+    by name
+    """
+
+
+class Opened(Model):
+    created: bool
+    receipt: Receipt | None = None
+    """
+    of the sandbox, if a holder was given
+    """
+    session: Session

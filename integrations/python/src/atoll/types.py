@@ -1,0 +1,102 @@
+"""Small values of the client that are not part of the API."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll import models as m
+
+Arg = str | bytes
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended and what it wrote."""
+
+    exit: m.Exit
+    stdout: bytes
+    stderr: bytes
+    truncated: bool
+    """More was written than the output limit."""
+
+    @property
+    def code(self) -> int:
+        return self.exit.code
+
+    @property
+    def timed_out(self) -> bool:
+        return self.exit.reason == "timeout"
+
+    @property
+    def ok(self) -> bool:
+        """It ended by itself, with exit code 0."""
+        return self.code == 0 and not self.timed_out
+
+
+@dataclass(frozen=True)
+class Output:
+    """A piece of what a command wrote."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+    dropped: int = 0
+    """Bytes lost before this piece, because the log was full."""
+
+
+@dataclass(frozen=True)
+class FileEvent:
+    """A change of a file below a watched path, which path is relative to."""
+
+    op: str
+    path: str
+    dir: bool = False
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Rounded up, so that a short time does not become none."""
+    return None if seconds is None else -int(-seconds * 1000 // 1)
+
+
+def command(
+    args: Sequence[Arg] | str,
+    *,
+    env: dict[str, str] | None = None,
+    cwd: str | None = None,
+    user: str | None = None,
+    timeout: float | None = None,
+    tty: tuple[int, int] | None = None,
+    stdin: bool = False,
+    background: bool = False,
+    hold: float | None = None,
+    input: bytes | None = None,
+    output_limit: int | None = None,
+) -> m.ExecRequest:
+    """A command as it travels. A string is a script for /bin/sh, a list a program with its arguments."""
+    out = m.ExecRequest(
+        env=env or None, dir=cwd, user=user, timeout_ms=milliseconds(timeout), stdin=stdin or None, background=background or None,
+        hold_ms=milliseconds(hold), output_limit=output_limit, tty=m.WindowSize(cols=tty[0], rows=tty[1]) if tty else None,
+        input_base64=base64.b64encode(input).decode() if input else None,
+    )  # fmt: skip
+    if isinstance(args, str):
+        out.shell = args
+        return out
+    raw = [a.encode(errors="surrogateescape") if isinstance(a, str) else a for a in args]
+    try:
+        out.args = [a.decode() for a in raw]
+    except UnicodeDecodeError:
+        out.args_base64 = [base64.b64encode(a).decode() for a in raw]
+    return out
+
+
+def result(r: m.ExecResult) -> Result:
+    if r.exit is None:
+        raise ValueError("a command in the background has no result")
+    stdout, stderr = (o or m.Output(data="", encoding="utf-8", truncated=False) for o in (r.stdout, r.stderr))
+    return Result(r.exit, _data(stdout), _data(stderr), stdout.truncated or stderr.truncated)
+
+
+def _data(o: m.Output) -> bytes:
+    return base64.b64decode(o.data) if o.encoding == "base64" else o.data.encode()

@@ -1,0 +1,313 @@
+# Generated from _async by scripts/generate.py; do not edit.
+"""The client against a real daemon. scripts/generate.py makes the tests of the synchronous client from these."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import httpx
+import pytest
+
+import atoll
+from atoll import Client, Lifetime, Network, Sandbox, Spec, WorkspaceMount, errors, models
+from tests.conftest import Daemon
+
+pytestmark = pytest.mark.anyio
+
+HOST = Spec(provider="host")  # starts faster than a kernel
+
+
+@contextmanager
+def box(spec: Spec = HOST) -> Iterator[Sandbox]:
+    with atoll.connect() as client, client.create(spec) as sandbox:
+        yield sandbox
+
+
+def test_run() -> None:
+    with box() as sandbox:
+        done = sandbox.run(["sh", "-c", "cat; echo $NAME $PWD >&2; exit 3"], env={"NAME": "v"}, cwd="/tmp", input=b"in\xff\x00")
+        assert (done.code, done.stdout, done.stderr, done.ok) == (3, b"in\xff\x00", b"v /tmp\n", False)
+        assert (sandbox.run("printf '%s|' 'two\nlines' \"\"; exit 0")).stdout == b"two\nlines||"
+        assert (sandbox.run(["printf", "%s", b"\xfe\xff"])).stdout == b"\xfe\xff"
+        assert (sandbox.run(["sleep", "60"], timeout=0.2)).timed_out
+        long = sandbox.run("head -c 3000000 /dev/zero", output_limit=2_000_000)
+        assert len(long.stdout) == 2_000_000
+        assert long.truncated
+        assert (sandbox.run(["kill", "-9", "$$"])).code != 0
+
+
+def test_live_streams() -> None:
+    with box() as sandbox:
+        with sandbox.exec("echo first; read line; echo got $line >&2; exit 5", stdin=True) as process:
+            assert (process.__next__()).data == b"first\n"  # while the command runs
+            process.write(b"answer\n")
+            assert (process.communicate()) == (b"", b"got answer\n")
+            assert (process.wait()).code == 5
+        big = os.urandom(1 << 20)
+        with sandbox.exec("head -c 1048576 | tee /dev/stderr", stdin=True) as process:
+            process.write(big[: 200 << 10])
+            out, err = process.communicate(big[200 << 10 :])
+            assert out == err == big
+
+
+def test_command_ends_with_its_connection() -> None:
+    with box() as sandbox:
+        with sandbox.exec("echo ready; exec sleep 600") as process:
+            process.__next__()
+        for _ in range(100):
+            if not any(p.running for p in sandbox.processes()):
+                return
+            time.sleep(0.05)
+        pytest.fail("the command still runs")
+
+
+def test_terminal_and_signals() -> None:
+    with box() as sandbox:
+        with sandbox.exec("stty size; trap 'stty size; exit 7' USR1; echo ready; while :; do sleep 0.05; done", tty=(100, 40)) as process:
+            text = b""
+            for piece in process:
+                text += piece.data
+                if b"ready" in text:
+                    break
+            process.resize(90, 30)
+            process.signal(signal.SIGUSR1)
+            for piece in process:
+                text += piece.data
+            assert b"40 100" in text
+            assert b"30 90" in text
+            assert (process.wait()).code == 7
+
+
+def test_background() -> None:
+    with box() as sandbox:
+        with sandbox.exec("echo begin; read line; echo $line; sleep 600", stdin=True, background=True) as process:
+            number = process.info.id
+        with sandbox.attach(number) as process:
+            assert (process.__next__()).data == b"begin\n"
+            process.write(b"more\n")
+            assert (process.__next__()).data == b"more\n"
+        assert [p.running for p in sandbox.processes()] == [True]
+        sandbox.signal(number, signal.SIGKILL)
+        logs = [piece for piece in sandbox.logs(number, follow=True)]
+        assert b"".join(p.data for p in logs) == b"begin\nmore\n"
+
+
+def test_files() -> None:
+    with box() as sandbox:
+        files = sandbox.files
+        root = (sandbox.run("pwd")).stdout.decode().strip() + "/d"
+        data = os.urandom(300_000)
+        info = files.write(f"{root}/sub/a", data, mode=0o600)
+        assert (info.size, info.mode & 0o777) == (len(data), 0o600)
+        assert files.read(f"{root}/sub/a") == data
+        assert files.read(f"{root}/sub/a", 10, 20) == data[10:30]
+        assert files.read(f"{root}/sub/a", 299_990) == data[-10:]
+        with pytest.raises(errors.AlreadyExistsError):
+            files.write(f"{root}/sub/a", "x", replace=False)
+        files.mkdir(f"{root}/e")
+        files.move(f"{root}/sub/a", f"{root}/e/b")
+        assert sorted([f.path for f in files.list(root, depth=-1)]) == ["e", "e/b", "sub"]
+        tar = b"".join([chunk for chunk in files.export(f"{root}/e")])
+        assert any(name.endswith("b") for name in tarfile.open(fileobj=BytesIO(tar)).getnames())
+        files.extract(f"{root}/copy", tar)
+        assert len([f for f in files.list(f"{root}/copy", depth=-1)]) >= 1
+        assert not files.exists(f"{root}/sub/a")
+        files.remove(root, recursive=True)
+        with pytest.raises(errors.NotFoundError):
+            files.read(f"{root}/e/b")
+
+
+def test_ports(daemon: Daemon) -> None:
+    with Client(daemon.host, daemon.key) as client, client.create() as sandbox:
+        server = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 8000), h.SimpleHTTPRequestHandler); print('up', flush=True); s.serve_forever()"
+        with sandbox.exec(["python3", "-c", server], cwd="/etc") as process:
+            process.__next__()
+            with sandbox.dial(8000) as tunnel:
+                tunnel.send(b"GET /hostname HTTP/1.0\r\n\r\n")
+                tunnel.send_eof()
+                answer = b""
+                while piece := tunnel.receive():
+                    answer += piece
+                assert b"200 OK" in answer
+            token = (sandbox.port_token(8000, expires=60)).token
+            url = httpx.URL(sandbox.port_url(8000))
+            assert url.host == f"8000-{sandbox.id}.localhost"
+            where = url.copy_with(host="127.0.0.1", path="/hostname")
+            assert httpx.get(where, headers={"Host": url.netloc.decode(), "Atoll-Token": token}).status_code == 200
+        with pytest.raises(errors.UnavailableError):
+            sandbox.dial(8001)
+    with box() as sandbox:
+        with pytest.raises(errors.UnsupportedError):
+            sandbox.port_url(8000)
+
+
+def test_main_flow() -> None:
+    """Snapshots, forks and pauses, with real kernels."""
+    with (
+        atoll.connect() as client,
+        client.create(Spec(name="flow", labels={"team": "a"}, lifetime=Lifetime(timeout_ms=600_000))) as sandbox,
+    ):
+        assert sandbox.info.expires is not None
+        with sandbox.exec("echo 0 > /tmp/n; echo started; while :; do echo x >> /tmp/n; sleep 0.02; done", background=True) as process:
+            process.__next__()
+        copies = sandbox.fork(2, labels={"copy": "yes"})
+        for copy in copies:
+            with copy:
+                assert (copy.run("a=$(wc -l < /tmp/n); sleep 0.5; b=$(wc -l < /tmp/n); [ $b -gt $a ]")).ok, "its processes run on"
+        sandbox.files.write("/root/kept", "before")
+        snapshot = sandbox.snapshot(models.SnapshotRequest(name="flow-1", memory=False))
+        assert [s.name for s in client.snapshots.list()] == ["flow-1"]
+        with client.create(Spec(snapshot="flow-1")) as restored:
+            assert restored.files.read("/root/kept") == b"before"
+        client.snapshots.remove(snapshot.id)
+        assert (sandbox.pause()).state == "paused"
+        assert (sandbox.resume()).state == "running"
+        assert (sandbox.update(models.Change(labels={"team": "b"}))).labels == {"team": "b"}
+        assert [s.name for s in client.list({"team": "b"})] == ["flow"]
+        assert (sandbox.usage()).memory > 0
+        assert (sandbox.stop(grace=1)).state == "stopped"
+        assert (sandbox.start()).state == "running"
+        assert ((client.get("flow")).run(["cat", "/root/kept"])).stdout == b"before"
+    with pytest.raises(errors.AtollError):
+        (atoll.connect()).get("flow-1")
+
+
+def test_sessions() -> None:
+    with atoll.connect() as client:
+        with client.sessions.create(HOST, name="notes", labels={"k": "v"}, turn=True) as session:
+            assert session.receipt is not None
+            assert session.receipt.outcome == "created"
+            assert (session.run(["echo", "x"])).stdout == b"x\n"
+            envelope = session.envelope()
+            with pytest.raises(errors.AlreadyExistsError):
+                client.sessions.create(name="notes")
+            again = client.sessions.resume(models.Envelope.model_validate_json(envelope.model_dump_json(by_alias=True)))
+            assert again.receipt is not None
+            assert (again.receipt.outcome, again.receipt.sandbox) == ("attached", session.receipt.sandbox)
+            again.release()
+            client.remove(session.receipt.sandbox)  # behind its back
+            old = session.receipt.sandbox
+            with pytest.raises(errors.StaleError):
+                session.run(["true"])
+            assert (session.acquire()).sandbox != old
+            assert (session.run(["echo", "y"])).ok
+            assert (session.refresh()).state == "running"
+            assert [s.name for s in client.sessions.list({"k": "v"})] == ["notes"]
+        assert (client.sessions.attach("notes")).receipt is not None
+        client.sessions.remove("notes")
+        with pytest.raises(errors.NotFoundError):
+            client.sessions.get("notes")
+
+
+def test_workspaces() -> None:
+    with atoll.connect() as client:
+        mount = WorkspaceMount(name="months", create=True)
+        with client.create(Spec(workspaces=[mount])) as sandbox:
+            sandbox.files.write("/workspace/a", "1")
+            assert (client.workspaces.persist("months", "first")).number >= 1
+        with client.create(Spec(workspaces=[mount])) as sandbox:
+            assert sandbox.files.read("/workspace/a") == b"1"
+        assert [w.name for w in client.workspaces.list()] == ["months"]
+        assert len(client.workspaces.versions("months")) >= 1
+        client.workspaces.remove("months")
+
+
+def test_profiles_and_secrets() -> None:
+    with atoll.connect() as client:
+        rule = models.Rule(hosts=["example.com"], action="allow")
+        stored = client.profiles.create(models.Profile(name="web", rules=[rule]))
+        assert (client.profiles.test("web", "https://example.com/x")).allow
+        assert not (client.profiles.test("web", "https://example.org/x")).allow
+        assert (client.profiles.get("web")).version == stored.version
+        secret = client.secrets.create(models.NewSecret(name="TOKEN", value="hunter2-value", hosts=["example.com"]))
+        assert "hunter2" not in secret.model_dump_json()
+        assert (client.secrets.rotate("TOKEN", "other")).version == secret.version + 1
+        with client.create(Spec(network=Network(profile="web"), secrets=[atoll.SecretRef(name="TOKEN")])) as sandbox:
+            env = (sandbox.run(["env"])).stdout
+            assert b"TOKEN=" in env
+            assert b"hunter2" not in env
+        assert [s.name for s in client.secrets.list()] == ["TOKEN"]
+        client.secrets.remove("TOKEN")
+        client.profiles.remove("web")
+
+
+def test_events() -> None:
+    with atoll.connect() as client:
+        with client.create(HOST) as sandbox:
+            past = [e for e in client.events(sandbox=sandbox.id)]
+            assert "sandbox.create" in [e.op for e in past]
+            sandbox.run(["echo", "seen"])
+            for event in client.events(after=past[-1].seq, sandbox=sandbox.id, follow=True):
+                if event.program == "echo":
+                    break
+
+
+def test_watch() -> None:
+    with box(Spec()) as sandbox:
+        with sandbox.exec("while :; do date > /tmp/changing; sleep 0.05; done"):
+            for event in sandbox.files.watch("/tmp"):
+                assert event.path == "changing"
+                break
+
+
+def test_errors(daemon: Daemon, tmp_path: Path) -> None:
+    with atoll.connect() as client:
+        with pytest.raises(errors.NotFoundError) as caught:
+            client.get("nobody")
+        assert (caught.value.code, caught.value.subject) == ("not_found", "nobody")
+        with pytest.raises(errors.InvalidError):
+            client.create(Spec(name="Not A Name"))
+        with client.create(Spec(provider="host", name="taken")) as sandbox:
+            with pytest.raises(errors.AlreadyExistsError):
+                client.create(Spec(provider="host", name="taken"))
+            assert (sandbox.run(["no-such-program"])).code == 127
+        with pytest.raises(errors.UnsupportedError):
+            client.create(Spec(provider="host", network=Network(egress=["example.com"])))
+    with pytest.raises(errors.UnauthorizedError):
+        Client(daemon.host, "wrong").get("x")
+    with pytest.raises(errors.UnavailableError, match="atoll up"):
+        Client(f"unix://{tmp_path}/none.sock").ping()
+    with pytest.raises(errors.UnavailableError):
+        (Client(f"unix://{tmp_path}/none.sock").sessions.get("x")).exec(["true"])
+    with pytest.raises(errors.InvalidError):
+        Client("example.com")
+
+
+def test_idempotent_create() -> None:
+    with atoll.connect() as client:
+        with client.create(HOST, idempotency_key="one") as sandbox:
+            assert (client.create(HOST, idempotency_key="one")).id == sandbox.id
+
+
+def test_connect_starts_a_daemon(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(state))
+    monkeypatch.setenv("ATOLL_NO_DAEMON", "1")
+    with pytest.raises(errors.UnavailableError, match="no daemon runs"):
+        atoll.connect()
+    monkeypatch.delenv("ATOLL_NO_DAEMON")
+    try:
+        with atoll.connect() as client:
+            client.ping()
+        with atoll.connect() as client:  # the same one
+            assert [s for s in client.list()] == []
+    finally:
+        subprocess.run([program, "down", "--state-dir", str(state)], check=True)
+
+
+def test_connect_names(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_HOST", daemon.host)
+    monkeypatch.setenv("ATOLL_KEY", daemon.key)
+    with atoll.connect() as client:
+        client.providers()
+        assert daemon.key not in repr(client.address)
+    with atoll.connect(daemon.socket) as client:
+        client.providers()
