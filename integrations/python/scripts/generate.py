@@ -32,6 +32,8 @@ NAMES = {
     "aiter_bytes": "iter_bytes",
     "aiter_lines": "iter_lines",
     "connect_async": "connect",
+    "run_shell_async": "run_shell",
+    "run_python_async": "run_python",
     "_io_async": "_io_sync",
     "_async": "_sync",
 }

@@ -3,7 +3,7 @@
 connect() returns a Client of the local daemon, which it starts if none runs. Every class has an asynchronous form with the prefix Async.
 """
 
-from atoll import errors, models
+from atoll import ctxsandbox, errors, models
 from atoll._async.client import AsyncClient, connect_async
 from atoll._async.files import AsyncFiles
 from atoll._async.process import AsyncProcess
@@ -21,5 +21,5 @@ from atoll.types import FileEvent, Output, Result, command
 __all__ = [
     "AsyncClient", "AsyncFiles", "AsyncProcess", "AsyncSandbox", "AsyncSession", "AsyncSessions", "AsyncTunnel", "AtollError", "Client",
     "CreateRequest", "FileEvent", "Files", "Lifetime", "Network", "Output", "Process", "Resources", "Result", "Sandbox", "SecretRef",
-    "Session", "Sessions", "Spec", "Tunnel", "WorkspaceMount", "command", "connect", "connect_async", "errors", "models",
+    "Session", "Sessions", "Spec", "Tunnel", "WorkspaceMount", "command", "connect", "connect_async", "ctxsandbox", "errors", "models",
 ]  # fmt: skip

@@ -1,0 +1,161 @@
+# Generated from _async by scripts/generate.py; do not edit.
+"""ctx.sandbox, the interface of agent platforms."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+
+from atoll import errors
+from atoll._ctx import DEFAULT_TIMEOUT, MAX_OUTPUT, ExecResult, SandboxSpec, last_lines
+from atoll._sync.client import Client, connect
+from atoll._sync.sandbox import Sandbox
+
+STOP_GRACE = 10.0
+
+
+class SandboxHandle:
+    """One sandbox. Dropping it ends nothing."""
+
+    def __init__(self, sandbox: Sandbox):
+        self.sandbox = sandbox
+        """Atoll's own handle, for what is not part of ctx.sandbox."""
+        self._shell = ""
+
+    @property
+    def name(self) -> str:
+        return self.sandbox.name
+
+    @property
+    def id(self) -> str:
+        """Never used again."""
+        return self.sandbox.id
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.sandbox.info.labels or {})
+
+    def exec(self, cmd: str, args: Sequence[str] = (), timeout: float = 0) -> ExecResult:
+        """Run a program without a shell and wait for it. A command that fails is no error. It ends after timeout seconds (0: ten minutes), and when the call
+        is canceled."""
+        # In the background, because the sandbox keeps the logs of those.
+        with self.sandbox.exec([cmd, *args], timeout=timeout or DEFAULT_TIMEOUT, background=True) as process:
+            kept, cut = {"stdout": bytearray(), "stderr": bytearray()}, False
+            try:
+                for piece in process:
+                    into = kept[piece.stream]
+                    room = MAX_OUTPUT - len(into)
+                    into += piece.data[:room]
+                    cut = cut or len(piece.data) > room
+                end = process.wait()
+            except BaseException as e:
+                if not isinstance(e, errors.AtollError):
+                    with contextlib.suppress(errors.AtollError):  # it may just have ended
+                        self.sandbox.signal(process.info.id, signal.SIGKILL)
+                raise
+        out, err = (bytes(kept[name]).decode(errors="replace") for name in ("stdout", "stderr"))
+        return ExecResult(end.code, out, err, truncated=cut, timed_out=end.reason == "timeout")
+
+    def shell(self, script: str, timeout: float = 0) -> ExecResult:
+        """Run a script with bash if the image has it, else with /bin/sh."""
+        if not self._shell:
+            self._shell = "/bin/sh"
+            for path in ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash"):
+                if self.sandbox.files.exists(path):
+                    self._shell = path
+                    break
+        return self.exec(self._shell, ["-c", script], timeout)
+
+    def logs(self, tail: int = 0) -> str:
+        """What the commands of the sandbox wrote, oldest command first; with tail, only so many of the last lines. The logs are bounded."""
+        out = b""
+        for process in self.sandbox.processes():
+            with contextlib.suppress(errors.ConflictError, errors.NotFoundError):  # a command without a log
+                for piece in self.sandbox.logs(process.id):
+                    out += piece.data
+        return last_lines(out.decode(errors="replace"), tail)
+
+    def stop(self) -> None:
+        """End the sandbox and keep its files. Where they cannot be kept this is UnsupportedError, and nothing is changed."""
+        self.sandbox.stop(STOP_GRACE)
+
+    def kill(self) -> None:
+        """End the sandbox at once, with its files. What is gone is success. Its workspace is kept."""
+        self.sandbox.destroy()
+
+
+class SandboxClient:
+    """Makes sandboxes and finds them again."""
+
+    def __init__(self, client: Client):
+        self._client = client
+
+    @classmethod
+    def connect(cls, host: str | None = None, key: str | None = None) -> SandboxClient:
+        """A client of the daemon that connect_async finds or starts."""
+        return cls(connect(host, key))
+
+    def __enter__(self) -> SandboxClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. It ends no sandbox."""
+        self._client.close()
+
+    def create(self, spec: SandboxSpec | None = None) -> SandboxHandle:
+        """Make a sandbox. A name that is taken is AlreadyExistsError."""
+        return SandboxHandle(self._client.create((spec or SandboxSpec()).to_spec()))
+
+    def get(self, name: str) -> SandboxHandle:
+        """The sandbox with that name. There is none is NotFoundError."""
+        return SandboxHandle(self._client.get(name))
+
+    def list(self, labels: Mapping[str, str] | None = None) -> Iterator[SandboxHandle]:
+        """The sandboxes that carry all of the labels, newest first."""
+        for info in self._client.list(labels):
+            with contextlib.suppress(errors.NotFoundError):  # it was removed meanwhile
+                yield self.get(info.id)
+
+    def remove(self, name: str) -> None:
+        """End the sandbox with that name. There is none is success."""
+        with contextlib.suppress(errors.NotFoundError):
+            self._client.remove(name)
+
+    def run_shell(self, script: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
+        """Run a script in a sandbox of its own, which is gone when this returns, whatever happens."""
+        with self._once(timeout, spec) as handle:
+            return handle.shell(script, timeout)
+
+    def run_python(self, program: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
+        """Run a Python 3 program as run_shell runs a script. The image must have python3."""
+        with self._once(timeout, spec) as handle:
+            handle.sandbox.files.write("/tmp/main.py", program)
+            return handle.exec("python3", ["/tmp/main.py"], timeout)
+
+    @contextlib.contextmanager
+    def _once(self, timeout: float, spec: SandboxSpec | None) -> Iterator[SandboxHandle]:
+        spec = spec or SandboxSpec()
+        if not spec.lifetime:  # should this program die, the sandbox dies too
+            spec = dataclasses.replace(spec, lifetime=(timeout or DEFAULT_TIMEOUT) + 60)
+        handle = self.create(spec)
+        try:
+            yield handle
+        finally:
+            handle.kill()
+
+
+def run_shell(script: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
+    """AsyncSandboxClient.run_shell at the daemon that is found or started."""
+    with SandboxClient.connect() as client:
+        return client.run_shell(script, timeout, spec)
+
+
+def run_python(program: str, timeout: float = 0, spec: SandboxSpec | None = None) -> ExecResult:
+    """AsyncSandboxClient.run_python at the daemon that is found or started."""
+    with SandboxClient.connect() as client:
+        return client.run_python(program, timeout, spec)
