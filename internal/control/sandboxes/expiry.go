@@ -17,7 +17,7 @@ import (
 
 // Enter returns what is recorded of a sandbox of any tenant, and the context in
 // which whoever bears that sandbox's own token acts: within it, and nowhere
-// else. The caller checks the token.
+// else. The caller checks the token. A sandbox that is being removed is gone.
 func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error) {
 	var tenant store.Tenant
 	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
@@ -27,9 +27,12 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sand
 		}
 		return b, err
 	})
+	_, ending := s.ending.Load(id)
 	switch {
 	case err != nil:
 		return ctx, b.Info(), core.Named(ops.SandboxEnter, err)
+	case ending:
+		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeGone, Op: "sandbox.enter", Subject: string(id), Message: "the sandbox is being removed"}
 	case !tenant.Disabled.IsZero():
 		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeUnauthorized, Op: "sandbox.enter", Subject: string(id), Message: "the tenant is disabled"}
 	}

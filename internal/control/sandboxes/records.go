@@ -143,6 +143,9 @@ func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Act
 	if err != nil {
 		return err
 	}
+	// Clients whose streams break ask at once whether the sandbox still runs.
+	s.ending.Store(b.ID, nil)
+	defer s.ending.Delete(b.ID)
 	if err := s.Fault("destroy.recorded"); err != nil {
 		return err
 	}

@@ -71,6 +71,7 @@ type records struct {
 	*Services
 	locks    core.Locks[sandbox.ID]
 	watched  sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
+	ending   sync.Map // sandbox.ID → nil: those that are being removed
 	inflight core.Inflight[sandbox.ID]
 	uses     uses
 	due      due

@@ -82,6 +82,16 @@ test('the timeout ends it', async () => {
   await until(() => sbx.kill().then((found) => !found), 'the control plane knows')
 })
 
+// The SDK asks whether the sandbox still runs as soon as its stream breaks.
+test('killing it ends what waits with its timeout error', async () => {
+  for (let i = 0; i < 8; i++) {
+    const sbx = await Sandbox.create({ timeoutMs: 60_000 })
+    const h = await sbx.commands.run('sleep 60', { background: true })
+    const failed = rejects(h.wait(), 'TimeoutError')
+    await Promise.all([sbx.kill(), failed])
+  }
+}, '2.45.0')
+
 test('list: filters, order, pages', async () => {
   const tag = 'list-' + Math.random()
   const made = []

@@ -112,6 +112,16 @@ async def _():
     await raises(sbx.commands.run("true"), *DEAD)
 
 
+@test("killing it ends what waits with its timeout error", "2.45.0")
+async def _():
+    for _ in range(5):
+        sbx = await Sandbox.create(timeout=60)
+        h = await sbx.commands.run("sleep 60", background=True)
+        stuck = asyncio.ensure_future(raises(h.wait(), "TimeoutException"))
+        await sbx.kill()
+        await stuck
+
+
 @test("run: output, streams, exit codes")
 async def _():
     async with Box() as sbx:
