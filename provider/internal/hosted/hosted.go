@@ -25,6 +25,7 @@ type Record struct {
 	Box     string            `json:"box"`              // the service's id
 	Ends    time.Time         `json:"ends,omitzero"`    // of its lifetime
 	Doomed  bool              `json:"doomed,omitempty"` // we ended it, or were about to
+	Over    bool              `json:"over,omitempty"`   // we ended it because its lifetime was over
 	Binding string            `json:"binding"`
 	Account string            `json:"account,omitempty"` // in the service's words, if it tells
 	Network string            `json:"network,omitempty"` // what it may reach, if the service does not tell

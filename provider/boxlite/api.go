@@ -1,0 +1,336 @@
+package boxlite
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of a server.
+type api struct {
+	rest.Client
+	key *credential.Source
+
+	single chan struct{} // held by who asks for the account
+	mu     sync.Mutex
+	known  *principal
+	prefix string // given, and not asked for
+}
+
+// principal is whom the server takes us for.
+type principal struct {
+	Sub    string `json:"sub"`
+	Prefix string `json:"path_prefix"`
+}
+
+// name tells one account from another.
+func (p *principal) name() string { return p.Prefix + "/" + p.Sub }
+
+// usablePrefix is what can be part of a path.
+var usablePrefix = regexp.MustCompile(`^[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$`)
+
+func newAPI(opts *Options, key *credential.Source) (*api, error) {
+	base := &url.URL{}
+	if opts.URL != "" {
+		var err error
+		if base, err = rest.ParseURL("boxlite.open", "URL", opts.URL); err != nil {
+			return nil, err
+		}
+	}
+	a := &api{key: key, prefix: strings.Trim(opts.Prefix, "/"), single: make(chan struct{}, 1)}
+	if a.prefix != "" && !usablePrefix.MatchString(a.prefix) {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Subject: "prefix", Message: "is not part of a path"}
+	}
+	a.Client = rest.Client{
+		HTTP: rest.NewHTTP(opts.Transport), Base: base, Words: words, Fresh: a.fresh,
+		Hidden: func() []string { return []string{key.Current()} },
+		Sign: func(h http.Header) {
+			if k := key.Current(); k != "" {
+				h.Set("Authorization", "Bearer "+k)
+			}
+		},
+	}
+	return a, nil
+}
+
+// fresh sees to it that there is a key. Who we are is asked again with a new one.
+func (a *api) fresh(ctx context.Context, refused bool) error {
+	if a.Base.Host == "" {
+		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "URL", Message: "there is no address of a server", Hint: "set BOXLITE_REST_URL"}
+	}
+	stale := ""
+	if refused {
+		stale = a.key.Current()
+		if !a.key.Set() {
+			return &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "there is no key"}
+		}
+		a.mu.Lock()
+		a.known = nil
+		a.mu.Unlock()
+	}
+	_, err := a.key.Get(ctx, stale)
+	return err
+}
+
+// words reads an error of the server.
+func words(body []byte) (code, message string, ok bool) {
+	var said struct {
+		Error struct{ Code, Message string }
+	}
+	err := json.Unmarshal(body, &said)
+	return said.Error.Code, said.Error.Message, err == nil && said.Error.Code != ""
+}
+
+// missing reports that the server itself says that there is no such thing.
+func missing(err error) bool {
+	r := rest.RefusalOf(err)
+	return r.Status == http.StatusNotFound && r.Code == "not_found"
+}
+
+func (a *api) strange(message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.Base.Host, Message: message}
+}
+
+// account returns whom the server takes us for, and asks once. A server without
+// accounts does not know the question.
+func (a *api) account(ctx context.Context) (*principal, error) {
+	select {
+	case a.single <- struct{}{}:
+		defer func() { <-a.single }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	a.mu.Lock()
+	known := a.known
+	a.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	who := &principal{}
+	if err := a.Call(ctx, http.MethodGet, "/v1/me", nil, who); err != nil && rest.RefusalOf(err).Status != http.StatusNotFound {
+		return nil, err
+	}
+	who.Prefix = strings.Trim(who.Prefix, "/")
+	if a.prefix != "" {
+		who.Prefix = a.prefix
+	}
+	if who.Prefix != "" && !usablePrefix.MatchString(who.Prefix) {
+		return nil, a.strange("the server names no usable prefix of paths")
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.known = who
+	return who, nil
+}
+
+// path returns where something of the account is.
+func (a *api) path(ctx context.Context, below string) (string, error) {
+	who, err := a.account(ctx)
+	if err != nil {
+		return "", err
+	}
+	if who.Prefix != "" {
+		return "/v1/" + who.Prefix + below, nil
+	}
+	return "/v1" + below, nil
+}
+
+// call makes a request about something of the account.
+func (a *api) call(ctx context.Context, method, below string, in, out any) error {
+	path, err := a.path(ctx, below)
+	if err != nil {
+		return err
+	}
+	return a.Call(ctx, method, path, in, out)
+}
+
+// box is a box as the server tells of it.
+type box struct {
+	ID         string    `json:"box_id"`
+	Name       string    `json:"name"`
+	Status     string    `json:"status"`
+	Created    time.Time `json:"created_at"`
+	CPUs       int64     `json:"cpus"`
+	Memory     int64     `json:"memory_mib"`
+	AutoStop   int64     `json:"auto_stop"`
+	AutoDelete int64     `json:"auto_delete"`
+}
+
+// The statuses of a box.
+const (
+	statusConfigured = "configured" // made, and not started yet
+	statusRunning    = "running"
+	statusStopping   = "stopping"
+	statusStopped    = "stopped"
+	statusPaused     = "paused" // stands still for a moment
+	statusFailed     = "failed"
+)
+
+// stateOf translates a status. A box that is stopped keeps its files and loses
+// its processes; one that is not known is in no state.
+func stateOf(status string) sandbox.State {
+	switch status {
+	case statusRunning:
+		return sandbox.Running
+	case statusConfigured, statusStopping, statusStopped, statusPaused:
+		return sandbox.Paused
+	case statusFailed:
+		return sandbox.Failed
+	}
+	return sandbox.Lost
+}
+
+// usable is the error of a box whose status lets nothing be done with it.
+func (a *api) usable(id sandbox.ID, b box) error {
+	switch stateOf(b.Status) {
+	case sandbox.Failed:
+		return &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: string(id), Message: "the server says that the box has failed", Hint: "remove it, and restore a snapshot if there is one",
+		}
+	case sandbox.Lost:
+		return a.strange(fmt.Sprintf("the server says that the box is %q, and that tells nothing", b.Status))
+	}
+	return nil
+}
+
+// usableID is an id or a name that can be part of a path.
+var usableID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$`)
+
+// box makes a request that is answered with a box: that with the id or name.
+func (a *api) box(ctx context.Context, method, below, want string, in any) (b box, err error) {
+	err = a.call(ctx, method, below, in, &b)
+	return b, a.check(b, want, err)
+}
+
+func (a *api) check(b box, want string, err error) error {
+	switch {
+	case err != nil:
+		return err
+	case !usableID.MatchString(b.ID):
+		return a.strange("the server names no box")
+	case b.ID != want && b.Name != want:
+		return a.strange("the server answers for another box")
+	}
+	return nil
+}
+
+func (a *api) get(ctx context.Context, id string) (box, error) {
+	return a.box(ctx, http.MethodGet, "/boxes/"+id, id, nil)
+}
+
+// pageSize is how many boxes the server tells of at once.
+const pageSize = 1000
+
+type page struct {
+	Boxes []box  `json:"boxes"`
+	Next  string `json:"next_page_token"`
+}
+
+func (a *api) page(ctx context.Context, token string, size int) (all page, err error) {
+	q := url.Values{"pageSize": {fmt.Sprint(size)}}
+	if token != "" {
+		q.Set("pageToken", token)
+	}
+	err = a.call(ctx, http.MethodGet, "/boxes?"+q.Encode(), nil, &all)
+	return all, err
+}
+
+// list returns the boxes of the account whose names begin like ours.
+func (a *api) list(ctx context.Context, prefix string) (all []box, err error) {
+	for token := ""; ; {
+		p, err := a.page(ctx, token, pageSize)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range p.Boxes {
+			if strings.HasPrefix(b.Name, prefix) && usableID.MatchString(b.ID) {
+				all = append(all, b)
+			}
+		}
+		if token = p.Next; token == "" {
+			return all, nil
+		}
+	}
+}
+
+// remove ends a box, whether it runs or not, and removes all of it.
+func (a *api) remove(ctx context.Context, id string) error {
+	path, err := a.path(ctx, "/boxes/"+id+"?force=true")
+	if err != nil {
+		return err
+	}
+	return a.Remove(ctx, path)
+}
+
+// How long a status may take to change, and how often it is asked for.
+const (
+	settling = 2 * time.Minute
+	fastPoll = 50 * time.Millisecond
+	slowPoll = time.Second
+	// starts is how often a box is started that does not start.
+	starts = 5
+)
+
+// settled waits until a box is in none of the statuses.
+func (a *api) settled(ctx context.Context, id sandbox.ID, boxID string, passing ...string) (box, error) {
+	start := time.Now()
+	for wait := fastPoll; ; wait = min(2*wait, slowPoll) {
+		b, err := a.get(ctx, boxID)
+		if err == nil {
+			err = a.usable(id, b)
+		}
+		if err != nil || !slices.Contains(passing, b.Status) {
+			return b, err
+		}
+		if time.Since(start) > settling {
+			return b, a.strange("the box is still " + b.Status)
+		}
+		if err := rest.Sleep(ctx, wait); err != nil {
+			return b, err
+		}
+	}
+}
+
+// start starts a box, if it does not run. A start whose answer is lost, or that
+// somebody else was faster with, has happened if the box runs.
+func (a *api) start(ctx context.Context, id sandbox.ID, boxID string) error {
+	for n := 1; ; n++ {
+		b, err := a.settled(ctx, id, boxID, statusStopping, statusPaused)
+		if err != nil || b.Status == statusRunning {
+			return err
+		}
+		b, err = a.box(ctx, http.MethodPost, "/boxes/"+boxID+"/start", boxID, nil)
+		if err == nil && b.Status == statusRunning {
+			return nil
+		}
+		code := sandbox.CodeOf(err)
+		if err != nil && (code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || n == starts) {
+			return err
+		}
+		if n == starts {
+			return a.strange("the box does not start")
+		}
+		if err := rest.Sleep(ctx, fastPoll<<(n-1)); err != nil {
+			return err
+		}
+	}
+}
+
+// awake is the error of a box that stands still.
+func awake(id sandbox.ID, b box) error {
+	if b.Status == statusRunning {
+		return nil
+	}
+	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "the service has stopped the sandbox", Hint: "resume it with: atoll resume"}
+}

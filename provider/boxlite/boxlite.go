@@ -1,0 +1,172 @@
+// Package boxlite makes sandboxes with a BoxLite server: the one that runs on a
+// machine of yours, or the hosted service. Each is a micro-VM.
+//
+// The server makes, lists, starts, stops and ends boxes over REST. Inside,
+// Atoll's own guest does the work: the provider uploads it as a tar archive,
+// starts it as a command, attaches to that over a WebSocket, and talks to it over
+// standard input and output. So commands, files, ports and watching keep the
+// promises of package driver, whatever path and environment rules the server's
+// own calls have.
+//
+// It was tested with a fake of the server that the official SDK works with, and
+// not with the server itself.
+package boxlite
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Name is the name of this provider.
+const Name = "boxlite"
+
+// Options say which server to use, and how.
+type Options struct {
+	// Dir is a directory for this provider alone. It is made when something has
+	// to be kept. Sandboxes belong to it: another directory does not see them.
+	Dir string
+	// URL is the server's address, without the version.
+	URL string
+	// Prefix is the part of paths that names a tenant. Empty: the server is asked.
+	Prefix string
+	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
+	// APIKeyCommand a command for the shell that writes it. The first one that is
+	// set counts; a server of one's own may need none. The key is sent to URL and
+	// nowhere else, and is no part of any error.
+	APIKey, APIKeyFile, APIKeyCommand string
+	// Image is the OCI image of sandboxes that name none. Empty: the server's
+	// default.
+	Image string
+	// Volumes are managed volumes for every sandbox: by the path where a volume is
+	// mounted, its name or id.
+	Volumes map[string]string
+	// Executable is a static program that imports internal/guest/early, to be the
+	// guest where none is embedded. Empty: the running one.
+	Executable string
+	// Transport carries requests. Nil: one of the provider's own.
+	Transport http.RoundTripper
+}
+
+// FromEnvironment returns the options that the official SDK would take from
+// variables of the environment, and two more sources of the key.
+func FromEnvironment(dir string, lookup func(string) string) Options {
+	return Options{
+		Dir: dir, URL: strings.TrimSpace(lookup("BOXLITE_REST_URL")), Prefix: lookup("BOXLITE_REST_PATH_PREFIX"), Image: lookup("BOXLITE_IMAGE"),
+		APIKey: lookup("BOXLITE_API_KEY"), APIKeyFile: lookup("BOXLITE_API_KEY_FILE"), APIKeyCommand: lookup("BOXLITE_API_KEY_COMMAND"),
+	}
+}
+
+// Provider makes sandboxes with a server. Its methods may be called
+// concurrently.
+type Provider struct {
+	opts    Options
+	api     *api
+	boxes   hosted.Boxes
+	expiry  hosted.Expiry
+	volumes []volume
+	kit     guestkit.Kit
+	work    sync.WaitGroup // what goes on after its caller gave up
+
+	open  context.Context // ends with Close
+	close context.CancelFunc
+	conns sync.WaitGroup
+}
+
+var (
+	_ driver.Provider       = (*Provider)(nil)
+	_ driver.EgressEnforcer = (*Provider)(nil)
+	_ driver.Binder         = (*Provider)(nil)
+	_ driver.ImageChecker   = (*Provider)(nil)
+	_ driver.StateTeller    = (*Provider)(nil)
+	_ driver.Resumer        = (*Instance)(nil)
+	_ driver.Instance       = (*Instance)(nil)
+	_ driver.Meter          = (*Instance)(nil)
+)
+
+// New opens the provider. It asks nobody and makes nothing, but forgets what was
+// kept of sandboxes that ended long ago, and ends those whose lifetime is over.
+func New(opts Options) (*Provider, error) {
+	if opts.Dir == "" {
+		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "boxlite.open", Message: "no directory given"}
+	}
+	a, err := newAPI(&opts, credential.New("BOXLITE_API_KEY", opts.APIKey, opts.APIKeyFile, opts.APIKeyCommand))
+	if err != nil {
+		return nil, err
+	}
+	p := &Provider{opts: opts, api: a, boxes: hosted.Open(opts.Dir)}
+	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
+		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
+	}
+	p.open, p.close = context.WithCancel(context.Background())
+	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
+	p.kit.Joined = reconfigure
+	p.expiry.Boxes, p.expiry.Erase = p.boxes, p.erase
+	if len(p.boxes.IDs()) == 0 {
+		return p, nil
+	}
+	binding, err := p.Binding(p.open)
+	if err != nil {
+		return nil, err
+	}
+	p.boxes.Forget(binding)
+	p.expiry.WatchAll(binding)
+	return p, nil
+}
+
+// Probe implements driver.Provider. It asks the server whether the key is good.
+func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Facts{}, err
+	}
+	facts := driver.Facts{
+		Provider: Name, Version: "v1", Engine: Name, Isolates: true,
+		Capabilities: driver.Capabilities{
+			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
+			Ports: true, Usage: true, Rejoin: true,
+		},
+		Limits: map[string]driver.Limit{
+			"cpus": {Holds: true, By: "the virtual machine"}, "memory": {Holds: true, By: "the virtual machine"},
+			"disk": {Why: "the server does not say how large the disk of a box is"}, "pids": {Why: "the server has no limit for processes", Fixed: true},
+			"lifetime": {Holds: true, By: "Atoll, and the server's auto-stop where no Atoll runs"},
+		},
+	}
+	if p.opts.URL == "" {
+		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "URL", Message: "there is no address of a server", Fix: "set BOXLITE_REST_URL"}}
+	} else {
+		_, err := p.api.page(ctx, "", 1)
+		hosted.Judge(&facts, err, "BOXLITE_API_KEY", "BOXLITE_REST_URL", p.api.Base)
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Facts{}, err
+	}
+	facts.Findings = append(facts.Findings, driver.Finding{
+		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the server, and not with the server itself",
+	})
+	return facts, nil
+}
+
+// ErrorCode implements driver.Provider.
+func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
+
+// Close implements driver.Provider. It waits for what went on after its caller
+// gave up, and ends all connections.
+func (p *Provider) Close() error {
+	p.expiry.Close()
+	p.work.Wait()
+	p.close()
+	p.conns.Wait()
+	p.api.HTTP.CloseIdleConnections()
+	return nil
+}

@@ -1,0 +1,275 @@
+package boxlite
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/atoll-run/atoll/internal/guest/program"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/wsexec"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// inside is what can be done in one box.
+type inside struct {
+	p    *Provider
+	id   string // the server's
+	name sandbox.ID
+}
+
+func (in *inside) broken(message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.name), Message: message}
+}
+
+// Upload implements guestkit.Runner. The archive goes to the root directory, so
+// that no mount of the box is in its way. If the server refuses it all the same,
+// a command writes the guest.
+func (in *inside) Upload(ctx context.Context, file string, guest *program.Program) error {
+	body, err := guest.Open()
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	if err != nil {
+		return err
+	}
+	archive, err := packed(file, text)
+	if err != nil {
+		return err
+	}
+	err = in.extract(ctx, archive)
+	if code := sandbox.CodeOf(err); code == sandbox.CodeInvalid || code == sandbox.CodeUnsupported {
+		q := hosted.Quote([]string{file})
+		script := "umask 022; mkdir -p " + hosted.Quote([]string{path.Dir(file)}) + " && head -c " + strconv.Itoa(len(text)) + " >" + q + ".new && chmod 0755 " + q + ".new && mv " + q + ".new " + q
+		_, err = in.run(ctx, script, text)
+	}
+	return err
+}
+
+// packed is an archive of a program and the directories above it.
+func packed(file string, text []byte) ([]byte, error) {
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	var errs []error
+	for i, c := range file {
+		if c == '/' && i > 0 {
+			errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: file[1:i] + "/", Mode: 0o755}))
+		}
+	}
+	errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: file[1:], Mode: 0o755, Size: int64(len(text))}))
+	_, err := w.Write(text)
+	return out.Bytes(), errors.Join(append(errs, err, w.Close())...)
+}
+
+func (in *inside) extract(ctx context.Context, archive []byte) error {
+	where, err := in.p.api.path(ctx, "/boxes/"+in.id+"/files?"+url.Values{"path": {"/"}, "overwrite": {"true"}}.Encode())
+	if err != nil {
+		return err
+	}
+	c := &in.p.api.Client
+	return c.Signed(ctx, func() error {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPut, strings.TrimSuffix(c.Base.String(), "/")+where, bytes.NewReader(archive))
+		if err != nil {
+			return err
+		}
+		c.Sign(req.Header)
+		req.Header.Set("Content-Type", "application/x-tar")
+		res, err := c.Do(req)
+		if err != nil {
+			return err
+		}
+		return res.Body.Close()
+	})
+}
+
+// execution asks for a command.
+type execution struct {
+	Command string            `json:"command"`
+	Args    []string          `json:"args"`
+	Env     map[string]string `json:"env"`
+	Dir     string            `json:"working_dir"`
+}
+
+// Start implements guestkit.Runner. The server would start a box that is stopped,
+// with nothing in it running and nothing configured: only Resume does that.
+func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	p, err := in.start(ctx, argv, env)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (in *inside) start(ctx context.Context, argv, env []string) (*wsexec.Program, error) {
+	b, err := in.p.api.get(ctx, in.id)
+	if err == nil {
+		err = in.p.api.usable(in.name, b)
+	}
+	if err == nil {
+		err = awake(in.name, b)
+	}
+	if err != nil {
+		return nil, err
+	}
+	e := execution{Command: argv[0], Args: argv[1:], Env: map[string]string{}, Dir: "/"}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		e.Env[name] = value
+	}
+	var made struct {
+		ID string `json:"execution_id"`
+	}
+	if err := in.p.api.call(ctx, http.MethodPost, "/boxes/"+in.id+"/exec", e, &made); err != nil {
+		return nil, err
+	}
+	if !usableID.MatchString(made.ID) {
+		return nil, in.broken("the server names no command")
+	}
+	where := "/boxes/" + in.id + "/executions/" + made.ID
+	ws, err := in.attach(ctx, where+"/attach")
+	if err != nil {
+		in.kill(ctx, where)
+		return nil, err
+	}
+	var over atomic.Bool
+	return wsexec.New(in.p.open, &in.p.conns, ws, wsexec.Protocol{
+		Stdout: 1, Stderr: 2, MaxInput: 32 << 10,
+		Ended: func(text, stderr []byte) error {
+			err := in.ended(text, stderr)
+			if err != nil {
+				over.Store(true)
+			}
+			return err
+		},
+		Lost: func() error { return in.broken("the connection to the sandbox was lost") },
+		Release: func(ctx context.Context) {
+			if !over.Load() {
+				in.kill(ctx, where)
+			}
+		},
+	}), nil
+}
+
+// attach connects with a command. Nobody else can meanwhile.
+func (in *inside) attach(ctx context.Context, below string) (ws *websocket.Conn, err error) {
+	c := &in.p.api.Client
+	where, err := in.p.api.path(ctx, below)
+	if err != nil {
+		return nil, err
+	}
+	err = c.Signed(ctx, func() error {
+		header := http.Header{}
+		c.Sign(header)
+		var res *http.Response
+		//nolint:bodyclose // Dial closes the body, and keeps the beginning of a refusal
+		ws, res, err = websocket.Dial(ctx, strings.TrimSuffix(c.Base.String(), "/")+where, &websocket.DialOptions{
+			HTTPClient: c.HTTP, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
+		})
+		switch {
+		case err == nil:
+			return nil
+		case res != nil && res.StatusCode != http.StatusSwitchingProtocols && ctx.Err() == nil:
+			return c.Refused(res)
+		}
+		return c.Unreachable(ctx, err)
+	})
+	return ws, err
+}
+
+// killing is how long ending a command may take that nobody is connected with.
+const killing = 5 * time.Second
+
+// kill ends a command that nobody is connected with any more. The server does so
+// by itself after a while.
+func (in *inside) kill(ctx context.Context, where string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killing)
+	defer cancel()
+	_ = in.p.api.call(ctx, http.MethodDelete, where, nil, nil)
+}
+
+// ended reads a message of text: nil unless the command has ended. What the
+// server calls an error does not end it.
+func (in *inside) ended(text, stderr []byte) error {
+	var m struct {
+		Type string `json:"type"`
+		Code *int   `json:"exit_code"`
+	}
+	switch err := json.Unmarshal(text, &m); {
+	case err != nil:
+		return in.broken("the server's message is invalid")
+	case m.Type == "exit" && m.Code == nil:
+		return in.broken("the server does not say how the command ended")
+	case m.Type == "exit":
+		return &guestkit.Exit{Code: *m.Code, Status: "exited", Stderr: stderr}
+	}
+	return nil
+}
+
+// maxOutput bounds what is read of a script.
+const maxOutput = 64 << 10
+
+// run runs a script with input and returns what it writes, which must be short.
+func (in *inside) run(ctx context.Context, script string, input []byte) (string, error) {
+	p, err := in.start(ctx, []string{"/bin/sh", "-c", script}, nil)
+	if err != nil {
+		return "", err
+	}
+	defer p.Close()
+	defer context.AfterFunc(ctx, func() { _ = p.Close() })()
+	if len(input) > 0 {
+		if err := p.Send(ctx, input); err != nil {
+			return "", err
+		}
+	}
+	var out []byte
+	for {
+		data, err := p.Receive()
+		var exit *guestkit.Exit
+		switch {
+		case ctx.Err() != nil:
+			return "", ctx.Err()
+		case errors.As(err, &exit) && exit.Code != 0:
+			return "", in.broken("the command failed: " + strings.ToValidUTF8(string(exit.Stderr), "\ufffd"))
+		case exit != nil:
+			return string(out), nil
+		case err != nil:
+			return "", err
+		case len(out) < maxOutput:
+			out = append(out, data...)
+		}
+	}
+}
+
+// Answers implements guestkit.Machine.
+func (in *inside) Answers(ctx context.Context) bool {
+	_, err := in.run(ctx, ":", nil)
+	return err == nil
+}
+
+// interfaces lists the network interfaces but for the loopback.
+const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*) ;; *:*) echo "${name%%:*}" ;; esac; done </proc/net/dev`
+
+// isolated checks that a box that is to have no network has none. The server does
+// not tell what a box may reach.
+func (in *inside) isolated(ctx context.Context) error {
+	out, err := in.run(ctx, interfaces, nil)
+	if err == nil && out != "" {
+		err = in.p.api.strange("the server gave the box a network that it was to have none of")
+	}
+	return err
+}

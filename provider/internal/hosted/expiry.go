@@ -1,0 +1,114 @@
+package hosted
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// again is how long it takes until a sandbox is ended again that could not be.
+const again = 10 * time.Second
+
+// Expiry ends sandboxes in place of a service that knows no lifetimes: those of
+// its Boxes, when their records say so, by whichever process has them open. The
+// record stays, and says why. Its methods may be called concurrently.
+type Expiry struct {
+	Boxes Boxes
+	// Erase ends a sandbox. One that is gone is success.
+	Erase func(ctx context.Context, id sandbox.ID, box string) error
+
+	mu     sync.Mutex
+	timers map[sandbox.ID]*time.Timer
+	closed bool
+	work   sync.WaitGroup
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// Watch ends a sandbox at a time, unless its record says otherwise by then. The
+// zero time is never.
+func (e *Expiry) Watch(id sandbox.ID, at time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || at.IsZero() {
+		return
+	}
+	if e.timers == nil {
+		e.timers = map[sandbox.ID]*time.Timer{}
+		e.ctx, e.cancel = context.WithCancel(context.Background())
+	}
+	if t := e.timers[id]; t != nil {
+		t.Stop()
+	}
+	e.timers[id] = time.AfterFunc(time.Until(at), func() { e.due(id) })
+}
+
+// WatchAll ends all sandboxes with a binding when their time is over.
+func (e *Expiry) WatchAll(binding string) {
+	for _, id := range e.Boxes.IDs() {
+		if r, ok := e.Boxes.Get(id); ok && r.Binding == binding && !r.Doomed && !r.Over {
+			e.Watch(sandbox.ID(id), r.Ends)
+		}
+	}
+}
+
+func (e *Expiry) due(id sandbox.ID) {
+	e.mu.Lock()
+	closed := e.closed
+	delete(e.timers, id)
+	if !closed {
+		e.work.Add(1)
+	}
+	e.mu.Unlock()
+	if closed {
+		return
+	}
+	defer e.work.Done()
+	if err := e.end(id); err != nil {
+		e.Watch(id, time.Now().Add(again))
+	}
+}
+
+func (e *Expiry) end(id sandbox.ID) error {
+	ctx, cancel := context.WithTimeout(e.ctx, Making)
+	defer cancel()
+	if r, ok := e.Boxes.Get(string(id)); !ok || r.Box == "" {
+		return nil // it was destroyed
+	}
+	l, err := e.Boxes.Lock(ctx, string(id))
+	if err != nil {
+		return err
+	}
+	defer l.Unlock()
+	r := l.Read()
+	switch {
+	case r.Box == "": // destroyed meanwhile
+		return l.Remove()
+	case r.Doomed || r.Over || r.Ends.IsZero():
+		return nil
+	case time.Now().Before(r.Ends):
+		e.Watch(id, r.Ends)
+		return nil
+	}
+	if err := e.Erase(ctx, id, r.Box); err != nil {
+		return err
+	}
+	r.Over = true
+	return l.Write(r)
+}
+
+// Close ends no sandbox any more, and waits for those that are just ending.
+func (e *Expiry) Close() {
+	e.mu.Lock()
+	e.closed = true
+	for _, t := range e.timers {
+		t.Stop()
+	}
+	if e.cancel != nil {
+		e.cancel()
+	}
+	e.mu.Unlock()
+	e.work.Wait()
+}

@@ -1,0 +1,120 @@
+// Package hostedtest is what the tests of providers of hosted services share: the
+// kernels that the fakes of their services make sandboxes with.
+package hostedtest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/scratch"
+	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Main is TestMain. It builds the program that kernels and guests run from: the
+// test binary itself will not do, because with the race detector it is not
+// static.
+func Main(m *testing.M) int {
+	dir, remove, err := scratch.Dir("atoll-hosted-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = remove() }()
+	os.Setenv("TMPDIR", dir)
+	if os.Getenv("ATOLL_BIN") == "" {
+		bin := filepath.Join(dir, "atoll")
+		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)
+			return 1
+		}
+		os.Setenv("ATOLL_BIN", bin)
+	}
+	imagesDir = filepath.Join(dir, "images")
+	return m.Run()
+}
+
+var imagesDir string
+
+var images = sync.OnceValues(func() (*image.Store, error) { return image.Open(imagesDir, image.Options{}) })
+
+// Kernels returns a provider of kernels of this machine, for a fake.
+func Kernels(t *testing.T) driver.Provider {
+	t.Helper()
+	store, err := images()
+	if err != nil {
+		t.Fatal(err)
+	}
+	backing, err := gvisor.New(gvisor.Options{StateDir: t.TempDir(), Images: store, Attached: true, Kernel: os.Getenv("ATOLL_BIN")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return backing
+}
+
+// Service is a fake of a service.
+type Service interface {
+	http.Handler
+	Close(ctx context.Context) error
+}
+
+// Serve serves a fake, whose sandboxes are those of a provider, until the test
+// ends. It returns its address.
+func Serve(t *testing.T, backing driver.Provider, s Service) string {
+	t.Helper()
+	server := httptest.NewServer(s)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := s.Close(ctx); err != nil {
+			t.Errorf("closing the service: %v", err)
+		}
+		server.Close()
+		if err := backing.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return server.URL
+}
+
+// Transport returns a transport whose connections do not stay long enough to be
+// taken for leaks.
+func Transport() *http.Transport {
+	return &http.Transport{IdleConnTimeout: 200 * time.Millisecond, MaxIdleConnsPerHost: 16}
+}
+
+// WarmUp makes and destroys a sandbox: what a provider starts with its first one
+// is no leak of the driver that is tested.
+func WarmUp(t *testing.T, backing driver.Provider) {
+	t.Helper()
+	first, err := backing.Create(t.Context(), &sandbox.Spec{ID: "first", Name: "first", Image: "host"})
+	if err == nil {
+		err = first.Destroy(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Says runs a script and returns what it writes.
+func Says(t *testing.T, in driver.Instance, script string) string {
+	t.Helper()
+	out, err := servicetest.Run(t.Context(), in, sandbox.Command{Shell: script}, 1<<20)
+	if err != nil || out.Exit.Code != 0 {
+		t.Errorf("%s: %+v, %v", script, out, err)
+	}
+	return string(out.Stdout)
+}
