@@ -75,6 +75,12 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "provider/boxlite/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/boxlite/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
 		pkgs: "provider/superserve/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
 		deny: []string{kernel + "/...", "os/exec", "database/sql"},
@@ -307,6 +313,10 @@ var rules = []rule{
 	{
 		pkgs: "provider/internal/hosted", only: []string{"sandbox", "internal/span", "driver", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."}, deny: []string{kernel + "/...", "os/exec"},
 		why: "it is what providers of services do alike",
+	},
+	{
+		pkgs: "provider/internal/hostedtest", only: []string{"sandbox", "driver", "internal/...", "provider/gvisor/...", "provider/internal/..."}, deny: []string{"database/sql"},
+		why: "it has the sandboxes of fakes, for the tests of any provider",
 	},
 	{
 		pkgs: "provider/internal/wsexec", only: []string{}, deny: []string{kernel + "/...", "os/exec"},

@@ -203,11 +203,17 @@ func hostedHeadless() []sandbox.Descriptor {
 
 	boxlite := base("boxlite", "a BoxLite server", sandbox.TierHeadless)
 	pty(&boxlite)
-	boxlite.RunAs, boxlite.Egress, boxlite.Find = true, sandbox.EgressHost, sandbox.FindByName
+	boxlite.RunAs, boxlite.Egress, boxlite.Find, boxlite.Price = true, sandbox.EgressHost, sandbox.FindByName, sandbox.PriceUse
 	boxlite.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	boxlite.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	boxlite.Ports, boxlite.Verified = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}, sandbox.VerifiedFake
 	boxlite.Lifetime.LockFreeResume = true
-	boxlite.Credentials = []sandbox.Credential{setting("URL", "BOXLITE_REST_URL", true), secret("API key", "BOXLITE_API_KEY")}
+	boxlite.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
+	boxlite.Credentials = []sandbox.Credential{
+		setting("URL", "BOXLITE_REST_URL", true),
+		{Name: "API key", Env: "BOXLITE_API_KEY", Secret: true},
+		setting("API key file", "BOXLITE_API_KEY_FILE", false),
+		setting("API key command", "BOXLITE_API_KEY_COMMAND", false), setting("path prefix", "BOXLITE_REST_PATH_PREFIX", false), setting("image", "BOXLITE_IMAGE", false),
+	}
 
 	islo := hosted("islo", "islo", sandbox.TierHeadless)
 	pty(&islo)

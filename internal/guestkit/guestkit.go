@@ -77,9 +77,6 @@ type Kit struct {
 	// Guest returns the guest for an architecture, in Go's words. CodeUnsupported
 	// means that there is none.
 	Guest func(arch string) (*program.Program, error)
-	// Joined, if it is set, is called with each new connection before it is used:
-	// the guest may have started again, and know nothing.
-	Joined func(ctx context.Context, client *guest.Client) error
 }
 
 // The architectures of guests, and how the script gets the paths of theirs.

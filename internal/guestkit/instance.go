@@ -148,11 +148,6 @@ func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
 		return c, nil // somebody was faster
 	}
 	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost})
-	if err == nil && in.kit.Joined != nil {
-		if err = in.kit.Joined(ctx, client); err != nil {
-			client.Close()
-		}
-	}
 	if err != nil {
 		return nil, in.Explain(ctx, err)
 	}

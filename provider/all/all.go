@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/docker"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
@@ -30,6 +31,7 @@ func Builtin() []registry.Entry {
 		{Name: docker.Name, Summary: "containers of a Docker daemon, named by DOCKER_HOST and the like", Open: openDocker},
 		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
 		{Name: superserve.Name, Summary: "Superserve's virtual machines, named by SUPERSERVE_API_KEY and the like", Open: openSuperserve},
+		{Name: boxlite.Name, Summary: "the micro-VMs of a BoxLite server, named by BOXLITE_REST_URL and the like", Open: openBoxlite},
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
@@ -91,6 +93,18 @@ func openSuperserve(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return superserve.New(opts)
+}
+
+func openBoxlite(h registry.Host) (driver.Provider, error) {
+	opts := boxlite.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image   *string            `json:"image"`
+		Volumes *map[string]string `json:"volumes"`
+	}{&opts.Image, &opts.Volumes}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return boxlite.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

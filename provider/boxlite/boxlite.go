@@ -111,7 +111,6 @@ func New(opts Options) (*Provider, error) {
 	}
 	p.open, p.close = context.WithCancel(context.Background())
 	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
-	p.kit.Joined = reconfigure
 	p.expiry.Boxes, p.expiry.Erase = p.boxes, p.erase
 	if len(p.boxes.IDs()) == 0 {
 		return p, nil

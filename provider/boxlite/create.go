@@ -3,7 +3,6 @@ package boxlite
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -208,7 +207,10 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[hosted.Record],
 		err = in.inside.isolated(ctx)
 	}
 	if err == nil {
-		err = in.configure(ctx, guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Hostname: spec.Hostname})
+		// The guest keeps it in the box: whoever starts that again, with whatever
+		// client, starts a guest that knows it.
+		def := guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Hostname: spec.Hostname}
+		err = in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error { return g.Configure(ctx, def) })
 	}
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -299,47 +301,6 @@ func (p *Provider) confirm(b box, c *creation) error {
 		return p.api.strange("the server does not confirm the lifetime of the box")
 	}
 	return nil
-}
-
-// configure tells the guest what commands begin with, and keeps that in the box:
-// whoever starts it again, with whatever client, starts a guest that does not know.
-func (in *Instance) configure(ctx context.Context, def guest.Defaults) error {
-	text, err := json.Marshal(def)
-	if err != nil {
-		return err
-	}
-	return in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error {
-		if _, err := g.Write(ctx, defaultsFile, strings.NewReader(string(text)), driver.WriteOptions{Mode: 0o600, Owner: "0:0"}); err != nil {
-			return err
-		}
-		return g.Configure(ctx, def)
-	})
-}
-
-// defaultsFile is where a box keeps what commands in it begin with. Root can read
-// it, who can read the environment of all processes, too.
-const (
-	defaultsFile = "/var/lib/atoll/defaults.json"
-	maxDefaults  = 1 << 20
-)
-
-// reconfigure tells a guest what the box keeps, which is nothing before it was
-// configured.
-func reconfigure(ctx context.Context, g *guest.Client) error {
-	var def guest.Defaults
-	r, _, err := g.Read(ctx, defaultsFile, driver.ReadOptions{Length: maxDefaults})
-	switch guest.ErrorCode(err) {
-	case "":
-	case sandbox.CodeNotFound:
-		return nil
-	default:
-		return err
-	}
-	defer r.Close()
-	if err := json.NewDecoder(r).Decode(&def); err != nil {
-		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: defaultsFile, Message: "cannot be read", Cause: err}
-	}
-	return g.Configure(ctx, def)
 }
 
 // erase ends a box. That the server does not know it counts only if it does not

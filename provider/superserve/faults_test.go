@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/superserve"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -34,16 +35,6 @@ func (w *world) make(t *testing.T, p *superserve.Provider, s *sandbox.Spec) driv
 		}
 	})
 	return in
-}
-
-// says runs a script and returns what it writes.
-func says(t *testing.T, in driver.Instance, script string) string {
-	t.Helper()
-	out, err := servicetest.Run(t.Context(), in, sandbox.Command{Shell: script}, 1<<20)
-	if err != nil || out.Exit.Code != 0 {
-		t.Errorf("%s: %+v, %v", script, out, err)
-	}
-	return string(out.Stdout)
 }
 
 const notFound = `{"error":{"code":"not_found","message":"sandbox not found"}}`
@@ -90,7 +81,7 @@ func TestCreateFaults(t *testing.T) {
 			want := 0
 			if in != nil {
 				want = 1
-				if got := says(t, in, "echo alive"); got != "alive\n" {
+				if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 					t.Errorf("it says %q", got)
 				}
 			}
@@ -149,7 +140,7 @@ func TestFalse404(t *testing.T) {
 		t.Errorf("Destroy: %v, want unavailable", err)
 	}
 	w.Faults.Clear()
-	if got := says(t, in, "echo alive"); got != "alive\n" {
+	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
 	// A page of something on the way is none either.
@@ -241,7 +232,7 @@ func TestPaused(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-paused"))
-	says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
+	hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
 	w.pause(t, false)
 	if got, err := p.State(t.Context(), in.ID()); err != nil || got != sandbox.Paused {
 		t.Errorf("the sandbox is %q, %v", got, err)
@@ -274,7 +265,7 @@ func TestPaused(t *testing.T) {
 	w.pause(t, true) // and it is still pausing
 	resume(in, other)
 	for _, one := range []driver.Instance{in, other} {
-		if got := says(t, one, "cat /tmp/kept; pgrep -f 'sleep 1000' >/dev/null && echo runs"); got != "kept\nruns\n" {
+		if got := hostedtest.Says(t, one, "cat /tmp/kept; pgrep -f 'sleep 1000' >/dev/null && echo runs"); got != "kept\nruns\n" {
 			t.Errorf("after it was resumed: %q", got)
 		}
 	}
@@ -365,7 +356,7 @@ func TestSnapshotFaults(t *testing.T) {
 			t.Errorf("%s: %v; there are %d, want none", name, err, w.Snapshots())
 		}
 	}
-	if got := says(t, in, "echo alive"); got != "alive\n" {
+	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
 }
