@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
 	"math"
 	"reflect"
 	"runtime/debug"
@@ -106,27 +105,62 @@ func unshareAll(k *kernel.Kernel) error {
 // hookClone notes which kernel runs in this process, and copies what a program
 // shares before it gets a child with a copy of its memory.
 func hookClone() {
-	replace("fork", beforeClone(func(*kernel.Task, arch.SyscallArguments) uint64 { return 0 }))
-	replace("clone", beforeClone(func(_ *kernel.Task, args arch.SyscallArguments) uint64 { return args[0].Uint64() }))
-	replace("clone3", beforeClone(func(t *kernel.Task, args arch.SyscallArguments) uint64 {
-		first := make([]byte, 8)
-		_, _ = t.CopyInBytes(args[0].Pointer(), first)
-		return binary.LittleEndian.Uint64(first)
-	}))
+	replace("fork", beforeClone(func(arch.SyscallArguments) uint64 { return 0 }))
+	replace("clone", beforeClone(func(args arch.SyscallArguments) uint64 { return args[0].Uint64() }))
+	replace("clone3", func(kernel.SyscallFn) kernel.SyscallFn { return clone3 })
 }
 
-func beforeClone(flags func(*kernel.Task, arch.SyscallArguments) uint64) func(kernel.SyscallFn) kernel.SyscallFn {
+// beforeClone is for calls whose flags are in registers, which other threads of
+// the caller cannot change.
+func beforeClone(flags func(arch.SyscallArguments) uint64) func(kernel.SyscallFn) kernel.SyscallFn {
 	return func(usual kernel.SyscallFn) kernel.SyscallFn {
 		return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
-			if running.Load() == nil {
-				running.Store(t.Kernel())
-			}
-			if s := sharing.Load(); s != nil && flags(t, args)&linux.CLONE_VM == 0 {
-				if err := s.unshare(t, t.MemoryManager(), t.Kernel().MemoryFile()); err != nil {
-					return 0, nil, err
-				}
+			if err := prepareClone(t, flags(args)); err != nil {
+				return 0, nil, err
 			}
 			return usual(t, sysno, args)
 		}
 	}
+}
+
+// prepareClone copies what the caller shares, if its child gets a copy of its
+// memory.
+func prepareClone(t *kernel.Task, flags uint64) error {
+	if running.Load() == nil {
+		running.Store(t.Kernel())
+	}
+	s := sharing.Load()
+	if s == nil || flags&linux.CLONE_VM != 0 {
+		return nil
+	}
+	return s.unshare(t, t.MemoryManager(), t.Kernel().MemoryFile())
+}
+
+// clone3 is gVisor's. It does not call that one, which would read the arguments
+// a second time: another thread could have changed the flags since.
+func clone3(t *kernel.Task, _ uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
+	at, size := args[0].Pointer(), args[1].SizeT()
+	if size < linux.CLONE_ARGS_SIZE_VER0 || size > linux.CLONE_ARGS_SIZE_VER2 {
+		return 0, nil, linuxerr.EINVAL
+	}
+	var copied linux.CloneArgs
+	if at != 0 {
+		if _, err := copied.CopyInN(t, at, int(size)); err != nil {
+			return 0, nil, err
+		}
+	}
+	if copied.Flags&linux.CLONE_DETACHED != 0 {
+		return 0, nil, linuxerr.EINVAL
+	}
+	if copied.Flags&(linux.CLONE_THREAD|linux.CLONE_PARENT) != 0 && copied.ExitSignal != 0 {
+		return 0, nil, linuxerr.EINVAL
+	}
+	if err := prepareClone(t, copied.Flags); err != nil {
+		return 0, nil, err
+	}
+	tid, ctrl, err := t.Clone(&copied)
+	if err != nil {
+		return 0, nil, err
+	}
+	return uintptr(tid), ctrl, nil
 }
