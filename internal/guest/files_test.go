@@ -139,6 +139,25 @@ func TestReadOfOddFiles(t *testing.T) {
 	wantCode(t, c.Remove(ctx, "/etc", true), sandbox.CodeDenied)
 }
 
+// Files that a kernel makes up have the size 0.
+func TestExportOfFilesWithoutASize(t *testing.T) {
+	want, err := os.ReadFile("/proc/sys/kernel/ostype")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := newClient(t, "/proc").Export(testContext(t), "/proc/sys/kernel/ostype", &b, driver.ExportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	tr := tar.NewReader(&b)
+	if _, err := tr.Next(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(tr); err != nil || string(got) != string(want) {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+}
+
 func TestSparseFile(t *testing.T) {
 	dir := t.TempDir()
 	c := newClient(t, dir)

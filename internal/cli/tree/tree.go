@@ -72,6 +72,16 @@ func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry) error {
 		return fmt.Errorf("%s changed while it was read", file)
 	}
 	h := header(info, name, "")
+	whole, ok, err := sparse.Whole(f, info.Size())
+	if err == nil && ok {
+		h.Size = int64(len(whole))
+		if err = tw.WriteHeader(h); err == nil {
+			_, err = tw.Write(whole)
+		}
+	}
+	if ok || err != nil {
+		return err
+	}
 	extents, worth, err := sparse.Find(f, info.Size(), info.Sys().(*syscall.Stat_t).Blocks*512)
 	switch {
 	case err != nil:

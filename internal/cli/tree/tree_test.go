@@ -263,6 +263,27 @@ func BenchmarkUnpack(b *testing.B) {
 }
 
 // Holes survive the way out and in.
+// Files that the kernel makes up have the size 0, or that of a page.
+func TestPackFilesWithoutASize(t *testing.T) {
+	for _, file := range []string{"/proc/sys/kernel/ostype", "/sys/devices/system/cpu/online"} {
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := Pack(t.Context(), &b, file, "x"); err != nil {
+			t.Fatal(err)
+		}
+		tr := tar.NewReader(&b)
+		if _, err := tr.Next(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(tr); err != nil || string(got) != string(want) {
+			t.Errorf("%s: %q, %v; want %q", file, got, err, want)
+		}
+	}
+}
+
 func TestHoles(t *testing.T) {
 	const size = 16 << 20
 	from, to := t.TempDir(), t.TempDir()

@@ -166,6 +166,16 @@ func (x *exporter) file(dir int, name string, h *tar.Header, st *unix.Stat_t) er
 	if st.Nlink > 1 {
 		x.links[key] = h.Name
 	}
+	whole, ok, err := sparse.Whole(fdFile{fd}, h.Size)
+	if err == nil && ok {
+		h.Size = int64(len(whole))
+		if err = x.header(h); err == nil {
+			_, err = x.tw.Write(whole)
+		}
+	}
+	if ok || err != nil {
+		return err
+	}
 	extents, worth, err := sparse.Find(fdFile{fd}, h.Size, now.Blocks*512)
 	switch {
 	case err != nil:

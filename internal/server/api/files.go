@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -153,20 +154,17 @@ func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
 	h.Set("Last-Modified", info.ModTime.UTC().Format(http.TimeFormat))
 	h.Set("X-Atoll-Mode", strconv.FormatUint(uint64(info.Mode), 8))
 	h.Set("X-Atoll-Owner", fmt.Sprintf("%d:%d", info.UID, info.GID))
+	if partial && info.Size == 0 {
+		return partOfUnsized(w, r, part, content)
+	}
 	if partial {
-		if part.offset >= info.Size && info.Size > 0 || part.offset > info.Size {
-			h.Set("Content-Range", fmt.Sprintf("bytes */%d", info.Size))
-			return &Problem{
-				Status: http.StatusRequestedRangeNotSatisfiable, Title: http.StatusText(http.StatusRequestedRangeNotSatisfiable),
-				Code: sandbox.CodeInvalid, Detail: "the range begins beyond the end of the file",
-			}
+		if part.offset >= info.Size {
+			return beyond(w, info.Size)
 		}
 		if end := part.offset + part.length; part.length > 0 && end < info.Size {
 			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, end-1, info.Size))
-		} else if info.Size > 0 {
-			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, info.Size-1, info.Size))
 		} else {
-			partial = false
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.offset, info.Size-1, info.Size))
 		}
 	}
 	if r.Method == http.MethodHead && !partial && info.Size > 0 {
@@ -179,6 +177,41 @@ func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
 		return nil // and reads nothing: there are files without an end
 	}
 	return finish(w, content)
+}
+
+// maxUnsized bounds a part of a file whose size says nothing.
+const maxUnsized = 1 << 20
+
+// partOfUnsized answers with what was read of a file with the size 0. It is empty,
+// or a kernel makes it up when it is read, as in /proc.
+func partOfUnsized(w http.ResponseWriter, r *http.Request, part part, content io.Reader) error {
+	if r.Method == http.MethodHead {
+		return nil
+	}
+	start, err := io.ReadAll(io.LimitReader(content, maxUnsized+1))
+	switch {
+	case err != nil:
+		return err
+	case len(start) == 0 && part.offset > 0:
+		return beyond(w, 0)
+	case len(start) == 0 || len(start) > maxUnsized && part.offset == 0 && part.length == 0:
+		return finish(w, io.MultiReader(bytes.NewReader(start), content))
+	case len(start) > maxUnsized:
+		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "files.read", Message: "a file without a size is too large to be read in parts"}
+	}
+	w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/*", part.offset, part.offset+int64(len(start))-1))
+	w.WriteHeader(http.StatusPartialContent)
+	_, err = w.Write(start)
+	return err
+}
+
+// beyond refuses a part that begins where the file has ended.
+func beyond(w http.ResponseWriter, size int64) error {
+	w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
+	return &Problem{
+		Status: http.StatusRequestedRangeNotSatisfiable, Title: http.StatusText(http.StatusRequestedRangeNotSatisfiable),
+		Code: sandbox.CodeInvalid, Detail: "the range begins beyond the end of the file",
+	}
 }
 
 // finish copies the rest of an answer. Should it fail, the connection is cut,

@@ -2,6 +2,7 @@ package e2bapi
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -59,6 +61,11 @@ func (h *fileAPI) download(w http.ResponseWriter, r *http.Request) error {
 	head.Set("Content-Type", "application/octet-stream")
 	head.Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": path.Base(p)}))
 	head.Set("Vary", "Accept-Encoding")
+	if whole, ok, err := c.whole(r.Context(), info); err != nil {
+		return err
+	} else if ok {
+		return sendWhole(w, r, info.ModTime, whole, zip)
+	}
 	content := &seekable{ctx: r.Context(), files: c.box.Files(), info: info}
 	defer content.close()
 	if zip && r.Header.Get("Range") == "" {
@@ -71,6 +78,44 @@ func (h *fileAPI) download(w http.ResponseWriter, r *http.Request) error {
 	}
 	return nil
 }
+
+// maxWhole is up to which size a file is read before it is sent. In /proc and
+// /sys files have the size 0, or that of a page, whatever is in them.
+const maxWhole = 4096
+
+// whole returns a reader of a file whose size need not be true, and false for
+// files whose size is.
+func (c *call) whole(ctx context.Context, info sandbox.FileInfo) (io.ReadCloser, bool, error) {
+	if info.Size > maxWhole {
+		return nil, false, nil
+	}
+	open, _, err := c.box.Files().Read(ctx, info.Path, driver.ReadOptions{})
+	return open, true, err
+}
+
+// sendWhole sends a file that may be longer than it says, and then has no parts.
+func sendWhole(w http.ResponseWriter, r *http.Request, modified time.Time, content io.ReadCloser, zip bool) error {
+	defer content.Close()
+	start, err := io.ReadAll(io.LimitReader(content, maxBuffered+1))
+	if err != nil {
+		return err
+	}
+	switch all := io.MultiReader(bytes.NewReader(start), content); {
+	case zip && r.Header.Get("Range") == "":
+		w.Header().Set("Content-Encoding", "gzip")
+		return sendGzip(w, all)
+	case len(start) <= maxBuffered:
+		http.ServeContent(w, r, "", modified, bytes.NewReader(start))
+	default:
+		if _, err := io.Copy(w, all); err != nil {
+			panic(http.ErrAbortHandler) // a part must not be taken for the whole
+		}
+	}
+	return nil
+}
+
+// maxBuffered is how much of a file is kept in memory to find out how long it is.
+const maxBuffered = 64 << 10
 
 // encoding finds out whether to compress. Clients that would take anything get
 // the bytes as they are, which is faster here; only one that asks for gzip

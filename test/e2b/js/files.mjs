@@ -27,6 +27,16 @@ test('write and read in all forms', () => box(async (sbx) => {
   assert.equal(await sbx.files.read('/tmp/m2'), 'two')
 }))
 
+// What a kernel makes up when it is read has no size.
+test('files without a size', () => box(async (sbx) => {
+  for (const p of ['/proc/cpuinfo', '/proc/sys/kernel/hostname', '/sys/devices/system/cpu/online']) {
+    const want = (await sbx.commands.run('cat ' + p)).stdout
+    assert.ok(want.length > 0)
+    assert.equal(await sbx.files.read(p), want)
+    assert.equal(Buffer.from(await sbx.files.read(p, { format: 'bytes' })).toString(), want)
+  }
+}))
+
 test('write many by name', () => box(async (sbx) => {
   const many = await sbx.files.writeFiles([{ path: 'm/1', data: 'one' }, { path: 'm/2', data: 'two' }])
   assert.deepEqual(many.map((f) => f.path), ['/home/user/m/1', '/home/user/m/2'])

@@ -122,6 +122,16 @@ async def _():
         await stuck
 
 
+@test("files without a size")
+async def _():
+    async with Box() as sbx:
+        for path in ("/proc/cpuinfo", "/proc/sys/kernel/hostname", "/sys/devices/system/cpu/online"):
+            want = (await sbx.commands.run(f"cat {path}")).stdout
+            assert want
+            assert await sbx.files.read(path) == want
+            assert bytes(await sbx.files.read(path, format="bytes")).decode() == want
+
+
 @test("run: output, streams, exit codes")
 async def _():
     async with Box() as sbx:
