@@ -3,7 +3,9 @@ package e2bapi
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -118,6 +120,18 @@ func recordOf(e *logEntry) logRecord {
 	return logRecord{stamp(e.Time), e.Level, e.Message, fields}
 }
 
+// logger is what E2B's command line shows as the source of an entry.
+const logger = "atoll"
+
+// lineOf is an entry as a line of JSON text, which E2B's command line decodes.
+func lineOf(e *logEntry) string {
+	line := map[string]string{}
+	maps.Copy(line, e.Fields)
+	line["level"], line["logger"], line["message"] = e.Level, logger, e.Message
+	text, _ := json.Marshal(line) // strings always can be
+	return string(text)
+}
+
 const maxLogs = 1000
 
 // logQuery reads what both generations understand; at is the name of the time.
@@ -155,7 +169,7 @@ func (h *logAPI) logsV1(w http.ResponseWriter, r *http.Request) error {
 	lines, records := []logLine{}, []logRecord{}
 	for i := range entries {
 		e := &entries[i]
-		lines = append(lines, logLine{stamp(e.Time), fmt.Sprintf("%s %s", e.Level, e.Message)})
+		lines = append(lines, logLine{stamp(e.Time), lineOf(e)})
 		records = append(records, recordOf(e))
 	}
 	writeJSON(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": records})

@@ -46,6 +46,13 @@ test('logs', () => box(async (sbx) => {
   const get = (path) => fetch(base + path, { headers: { 'X-API-Key': process.env.E2B_API_KEY } }).then((r) => r.json())
   const { logs } = await get(`/v2/sandboxes/${sbx.sandboxId}/logs?search=exec`)
   assert.ok(logs.length > 0 && logs.every((l) => l.message.includes('exec')), JSON.stringify(logs))
+  // E2B's command line decodes each line.
+  const old = await get(`/sandboxes/${sbx.sandboxId}/logs?limit=100`)
+  assert.ok(old.logs.length > 0)
+  for (const { line, timestamp } of old.logs) {
+    const entry = JSON.parse(line)
+    assert.ok(entry.level && entry.logger && entry.message && new Date(timestamp) > 0, line)
+  }
 }))
 
 test('snapshots: names and tags', () => box(async (sbx) => {
