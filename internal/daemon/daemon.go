@@ -220,7 +220,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.services.Sandboxes.Reconcile(ctx); err != nil {
 		// What could not be brought up to date now will be later; nobody is
 		// helped by a daemon that does not start.
-		d.opts.Logger.Error("reconciliation", "error", err)
+		d.opts.Logger.Error("reconciliation failed", "error", err)
 	}
 	if err := d.services.Workspaces.SweepBuckets(ctx); err != nil {
 		d.opts.Logger.Error("unmounting buckets", "error", err)

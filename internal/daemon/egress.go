@@ -78,7 +78,7 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 	}
 	if err != nil {
 		// Sandboxes without a network are no worse for it.
-		d.opts.Logger.Error("gateway", "error", err)
+		d.opts.Logger.Error("gateway failed", "error", err)
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ func (e *egress) note(err error) {
 	switch sandbox.CodeOf(err) {
 	case "", sandbox.CodeNotFound, sandbox.CodeGone: // the sandbox went meanwhile
 	default:
-		e.d.opts.Logger.Error("recording what a sandbox sent", "error", err)
+		e.d.opts.Logger.Error("recording egress failed", "error", err)
 	}
 }
 

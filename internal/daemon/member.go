@@ -136,7 +136,7 @@ func (d *Daemon) beat(ctx context.Context) {
 			d.failed <- err
 			return
 		default:
-			d.opts.Logger.Error("no sign of life could be given", "error", err)
+			d.opts.Logger.Error("sending a heartbeat failed", "error", err)
 		}
 	}
 }

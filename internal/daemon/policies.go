@@ -36,7 +36,7 @@ func (d *Daemon) watchPolicies(ctx context.Context) {
 		}
 		err := d.services.Policies.Load(ctx)
 		if err != nil && ctx.Err() == nil && err.Error() != said {
-			d.opts.Logger.Error("the policies cannot be used; those that held before hold on", "error", err)
+			d.opts.Logger.Error("the policies are invalid; the previous ones stay in force", "error", err)
 		}
 		if said = ""; err != nil {
 			said = err.Error()

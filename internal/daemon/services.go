@@ -83,7 +83,7 @@ func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
 	if err != nil {
 		return err
 	}
-	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "log", "error", err) }
+	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "writing the event log failed", "error", err) }
 	options := eventlog.Options{
 		Anchor: &eventlog.FileAnchor{Dir: anchors}, CutKey: seal, OnError: func(err error) { report(context.Background(), err) },
 	}
@@ -96,7 +96,7 @@ func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
 	config.Log, config.Config.Audit = d.log, audit.New(d.log, audit.Options{Node: d.member.Node, OnError: report})
 	n, err := config.Config.Audit.Settle(ctx)
 	if n > 0 && err == nil {
-		d.opts.Logger.Warn("an earlier daemon ended before it could tell what became of some actions", "actions", n)
+		d.opts.Logger.Warn("an earlier daemon ended before it recorded the outcome of some actions", "actions", n)
 	}
 	return err
 }

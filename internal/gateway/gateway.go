@@ -427,10 +427,10 @@ func (g *Gateway) restart(dead *process) bool {
 	if enough {
 		return true
 	}
-	g.opts.Logger.Error("the gateway process ended; nothing flows until the next one serves", "why", dead.said())
+	g.opts.Logger.Error("the gateway process ended; sandboxes have no network until it is restarted", "why", dead.said())
 	_, err := g.start()
 	if err != nil {
-		g.opts.Logger.Error("gateway", "error", err)
+		g.opts.Logger.Error("gateway failed", "error", err)
 	}
 	return err == nil
 }

@@ -164,7 +164,7 @@ func (s *Store) dropUnnamed(digest string) {
 		err = s.removeImage(x, x.images[i], sweep)
 	}
 	if err != nil {
-		s.opts.Logger.Debug("an old image stays", "digest", digest, "error", err)
+		s.opts.Logger.Debug("removing an old image failed", "digest", digest, "error", err)
 	}
 }
 

@@ -81,7 +81,7 @@ func (c *Core) Go(f func()) { c.background.Go(f) }
 // Report logs an error that no caller can be told. Nil is none.
 func (c *Core) Report(ctx context.Context, err error) {
 	if err != nil {
-		c.Logger.ErrorContext(ctx, "control plane", "error", err)
+		c.Logger.ErrorContext(ctx, "background work failed", "error", err)
 	}
 }
 
