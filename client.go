@@ -64,14 +64,22 @@ func createBody(spec sandbox.Spec, opts CreateOptions) ([]byte, error) {
 
 // create sends a request for a sandbox.
 func (c *Client) create(ctx context.Context, text []byte, key string) (*Sandbox, error) {
-	r, err := c.conn.Request(ctx, http.MethodPost, "/v1/sandboxes", nil, bytes.NewReader(text))
+	s := &Sandbox{client: c}
+	return s, c.once(ctx, "/v1/sandboxes", text, key, &s.info)
+}
+
+// once sends a request that has one effect however often it is sent with the
+// same key.
+func (c *Client) once(ctx context.Context, path string, text []byte, key string, out any) error {
+	r, err := c.conn.Request(ctx, http.MethodPost, path, nil, bytes.NewReader(text))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Idempotency-Key", key)
-	s := &Sandbox{client: c}
-	return s, c.conn.Receive(r, &s.info)
+	if key != "" {
+		r.Header.Set("Idempotency-Key", key)
+	}
+	return c.conn.Receive(r, out)
 }
 
 // teardown bounds the removal of what was made for nobody.
@@ -83,7 +91,10 @@ func (c *Client) uncreate(ctx context.Context, text []byte, key string) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
 	defer cancel()
 	s, err := c.create(late, text, key)
-	if err != nil {
+	switch {
+	case sandbox.CodeOf(err) == sandbox.CodeGone:
+		return nil
+	case err != nil:
 		return err
 	}
 	return s.Destroy(late)

@@ -2,6 +2,7 @@ package atoll
 
 import (
 	"context"
+	"encoding/json"
 	"iter"
 	"net/http"
 	"net/url"
@@ -51,11 +52,16 @@ func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (sandbox.Sandbox
 
 // Fork makes copies of the sandbox, each with a name and an id of its own: its
 // files, and processes with their memory where its provider can. All are made
-// or none.
+// or none. With opts.IdempotencyKey, a repeated call returns what the first one
+// made.
 func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbox, error) {
 	opts.Count = max(opts.Count, 1)
+	text, err := json.Marshal(opts)
+	if err != nil {
+		return nil, err
+	}
 	var out struct{ Sandboxes []sandbox.Sandbox }
-	if err := s.client.conn.Call(ctx, http.MethodPost, s.path("/fork"), nil, opts, &out); err != nil {
+	if err := s.client.once(ctx, s.path("/fork"), text, opts.IdempotencyKey, &out); err != nil {
 		return nil, err
 	}
 	copies := make([]*Sandbox, len(out.Sandboxes))

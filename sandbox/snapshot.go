@@ -48,6 +48,11 @@ type ForkRequest struct {
 	Count  int               `json:"count,omitempty" minimum:"1" maximum:"100" default:"1"`
 	Prefix string            `json:"prefix,omitempty" maxLength:"59" doc:"of their names, PREFIX-1 and so on; their ids if it is left out"`
 	Labels map[string]string `json:"labels,omitempty" doc:"added to those of the parent"`
+
+	// IdempotencyKey makes a repetition of the request return the copies that the
+	// first one made. Raw is the request as it was sent.
+	IdempotencyKey string `json:"-"`
+	Raw            []byte `json:"-"`
 }
 
 // Template is a name for an image that a build made. A sandbox is made of it

@@ -126,26 +126,27 @@ type Egress struct {
 
 // Daemon runs until Close.
 type Daemon struct {
-	opts     Options
-	node     *node.Node
-	store    *store.Store
-	member   membership
-	log      *eventlog.Log
-	services *services.Services
-	sessions *sessions.Service
-	provider driver.Provider
-	server   *server.Server
-	memory   *server.Memory
-	otel     *telemetry.Telemetry // nil: nobody is told anything
-	socket   string
-	tcp      net.Addr
-	e2b      net.Addr
-	stop     context.CancelFunc
-	work     sync.WaitGroup
-	failed   chan error
-	undo     []func() error // in reverse order
-	closed   sync.Once
-	err      error
+	opts      Options
+	node      *node.Node
+	store     *store.Store
+	member    membership
+	log       *eventlog.Log
+	services  *services.Services
+	sessions  *sessions.Service
+	provider  driver.Provider
+	server    *server.Server
+	memory    *server.Memory
+	otel      *telemetry.Telemetry // nil: nobody is told anything
+	socket    string
+	tcp       net.Addr
+	e2b       net.Addr
+	stop      context.CancelFunc
+	work      sync.WaitGroup
+	failed    chan error
+	recovered chan struct{}  // closed when the sandboxes of an earlier daemon were found again
+	undo      []func() error // in reverse order
+	closed    sync.Once
+	err       error
 }
 
 // Start starts a daemon: when it returns, requests are answered. The context
@@ -170,13 +171,13 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if opts.Provider == "" {
 		opts.Provider = opts.Providers[0].Name
 	}
-	d := &Daemon{opts: opts, failed: make(chan error, 8)}
+	d := &Daemon{opts: opts, failed: make(chan error, 8), recovered: make(chan struct{})}
 	defer func() {
 		if err != nil {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.openServer, d.recover, d.listenE2B, d.listen} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.openServer, d.listenE2B, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -215,7 +216,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	return err
 }
 
-// recover finds again what an earlier daemon left running.
+// recover finds again what an earlier daemon left running. Requests wait for it.
 func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.services.Sandboxes.Reconcile(ctx); err != nil {
 		// What could not be brought up to date now will be later; nobody is
@@ -225,6 +226,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	if err := d.services.Workspaces.SweepBuckets(ctx); err != nil {
 		d.opts.Logger.Error("unmounting buckets", "error", err)
 	}
+	close(d.recovered)
 	ctx, d.stop = context.WithCancel(context.Background())
 	d.work.Go(func() { d.services.Sandboxes.Watch(ctx) })
 	d.work.Go(func() { d.services.Sandboxes.WatchIdle(ctx) })

@@ -2,9 +2,12 @@ package daemon_test
 
 import (
 	"bytes"
+	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/atoll-run/atoll"
@@ -112,5 +115,103 @@ func TestSnapshotKeepsEnvironment(t *testing.T) {
 	}
 	if _, err := c.Create(t.Context(), sandbox.Spec{Snapshot: "snap", Env: map[string]string{"A": "new", "B": "own"}}, atoll.CreateOptions{}); err != nil {
 		t.Errorf("with all variables given: %v", err)
+	}
+}
+
+// A repeated request whose sandbox was removed says so, and one whose sandbox
+// could not be made makes it.
+func TestRepeatedCreate(t *testing.T) {
+	var fail atomic.Bool
+	m := daemontest.New(t)
+	d := m.Start(t, func(o *daemon.Options) {
+		o.Fault = func(point string) error {
+			if point == "create.recorded" && fail.Load() {
+				return errors.New("killed")
+			}
+			return nil
+		}
+	})
+	c := daemontest.Client(t, d)
+	opts := atoll.CreateOptions{IdempotencyKey: "one"}
+	spec := sandbox.Spec{Name: "one", Image: "host"}
+	s, err := c.Create(t.Context(), spec, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Create(t.Context(), spec, opts)
+	wantCode(t, err, sandbox.CodeGone)
+
+	opts.IdempotencyKey = "two"
+	fail.Store(true)
+	if _, err := c.Create(t.Context(), spec, opts); err == nil {
+		t.Fatal("nothing failed")
+	}
+	fail.Store(false)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = daemontest.Client(t, m.Start(t, nil)) // it finds that nothing was made
+	s, err = c.Create(t.Context(), spec, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := c.Create(t.Context(), spec, opts); err != nil || again.ID() != s.ID() {
+		t.Errorf("the request once more: %v %v, want %v", again, err, s.ID())
+	}
+}
+
+// A daemon that ends in the middle of a fork leaves no copy, and the same
+// request makes all of them. Once they are made, it returns them.
+func TestForkIsAllOrNothing(t *testing.T) {
+	for _, point := range []string{"fork.recorded", "fork.made"} {
+		t.Run(point, func(t *testing.T) {
+			m := daemontest.New(t)
+			d := m.Start(t, func(o *daemon.Options) {
+				o.Fault = func(at string) error {
+					if at == point {
+						return errors.New("killed")
+					}
+					return nil
+				}
+			})
+			c := daemontest.Client(t, d)
+			s := create(t, c, sandbox.Spec{Name: "parent"})
+			req := sandbox.ForkRequest{Count: 3, Prefix: "copy", IdempotencyKey: "f"}
+			if _, err := s.Fork(t.Context(), req); err == nil {
+				t.Fatal("nothing failed")
+			}
+			if err := d.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c = daemontest.Client(t, m.Start(t, nil))
+			for b, err := range c.List(t.Context(), atoll.ListOptions{}) {
+				if err != nil || b.Name != "parent" {
+					t.Errorf("%v exists: %v", b, err)
+				}
+			}
+			s, err := c.Get(t.Context(), "parent")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ids [2][]sandbox.ID
+			for i := range ids {
+				copies, err := s.Fork(t.Context(), req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, b := range copies {
+					ids[i] = append(ids[i], b.ID())
+				}
+			}
+			if len(ids[0]) != 3 || !slices.Equal(ids[0], ids[1]) {
+				t.Errorf("copies %v, and once more %v", ids[0], ids[1])
+			}
+			req.Count = 2
+			_, err = s.Fork(t.Context(), req)
+			wantCode(t, err, sandbox.CodeConflict)
+		})
 	}
 }

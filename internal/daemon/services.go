@@ -83,7 +83,9 @@ func (d *Daemon) openLog(ctx context.Context, config *services.Config) error {
 	if err != nil {
 		return err
 	}
-	report := func(ctx context.Context, err error) { d.opts.Logger.ErrorContext(ctx, "writing the event log failed", "error", err) }
+	report := func(ctx context.Context, err error) {
+		d.opts.Logger.ErrorContext(ctx, "writing the event log failed", "error", err)
+	}
 	options := eventlog.Options{
 		Anchor: &eventlog.FileAnchor{Dir: anchors}, CutKey: seal, OnError: func(err error) { report(context.Background(), err) },
 	}
@@ -156,7 +158,7 @@ func (d *Daemon) openServer(context.Context) error {
 	d.server = server.New(server.Config{
 		Ports:        proxy,
 		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
-		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Logger: d.opts.Logger,
+		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Ready: d.recovered, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)

@@ -50,6 +50,9 @@ type Config struct {
 	// Hosts are the names under which the daemon is reached over TCP, besides
 	// localhost and addresses.
 	Hosts []string
+	// Ready, if set, is closed when the daemon knows its sandboxes. Until then
+	// requests wait, except for those about its health.
+	Ready <-chan struct{}
 	// Logger gets what callers are not told. Nil: slog.Default.
 	Logger *slog.Logger
 }
@@ -226,17 +229,43 @@ func usableID(id string) bool {
 	return len(id) > 0 && len(id) <= 64
 }
 
-// admit refuses requests once the daemon ends, which is alive until then.
+// admit lets requests wait until the daemon has started, and refuses them once
+// it ends. It is alive all the time.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.ending() && r.URL.Path != "/healthz" {
-			w.Header().Set("Connection", "close")
-			w.Header().Set("Retry-After", "1")
-			refuse(w, shuttingDown())
+		if r.URL.Path != "/healthz" && !s.admitted(w, r) {
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+func (s *Server) admitted(w http.ResponseWriter, r *http.Request) bool {
+	if s.ending() {
+		w.Header().Set("Connection", "close")
+		w.Header().Set("Retry-After", "1")
+		refuse(w, shuttingDown())
+		return false
+	}
+	if s.cfg.Ready == nil {
+		return true
+	}
+	if r.URL.Path == "/readyz" {
+		select {
+		case <-s.cfg.Ready:
+			return true
+		default:
+			refuse(w, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon is starting"})
+			return false
+		}
+	}
+	select {
+	case <-s.cfg.Ready:
+		return true
+	case <-r.Context().Done():
+		refuse(w, context.Cause(r.Context()))
+		return false
+	}
 }
 
 // route tells requests for ports of sandboxes from those for the API. The

@@ -292,3 +292,50 @@ func TestMemoryCloses(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// While the daemon starts it is alive and not ready, and requests wait.
+func TestStarting(t *testing.T) {
+	ready := make(chan struct{})
+	s := server.New(server.Config{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "served") }),
+		Ready:   ready, Logger: slog.New(slog.DiscardHandler),
+	})
+	l := tcp(t)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	base, c := "http://"+l.Addr().String(), &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	if code, _ := get(t, c, base+"/healthz", nil); code != http.StatusOK {
+		t.Errorf("/healthz: %d", code)
+	}
+	if code, _ := get(t, c, base+"/readyz", nil); code != http.StatusServiceUnavailable {
+		t.Errorf("/readyz: %d", code)
+	}
+	answer := make(chan string, 1)
+	go func() {
+		res, err := c.Get(base + "/v1/sandboxes")
+		if err != nil {
+			answer <- err.Error()
+			return
+		}
+		defer res.Body.Close()
+		text, _ := io.ReadAll(res.Body)
+		answer <- string(text)
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	select {
+	case text := <-answer:
+		t.Errorf("an answer before the daemon was ready: %q", text)
+	case <-ctx.Done():
+	}
+	close(ready)
+	if text := <-answer; text != "served" {
+		t.Errorf("the answer is %q", text)
+	}
+	if code, _ := get(t, c, base+"/readyz", nil); code != http.StatusOK {
+		t.Errorf("/readyz: %d", code)
+	}
+	if err := errors.Join(s.Shutdown(context.Background()), <-served); err != nil {
+		t.Error(err)
+	}
+}

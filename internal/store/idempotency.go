@@ -77,6 +77,11 @@ func (bs Sandboxes) remember(ctx context.Context, tenant string, c Create, id sa
 	return err
 }
 
+func (bs Sandboxes) forget(ctx context.Context, tenant string, c Create) error {
+	_, err := bs.tx.exec(ctx, "DELETE FROM idempotency WHERE tenant = $1 AND key_hash = $2", tenant, c.keyHash(tenant))
+	return err
+}
+
 // ForgetIdempotencyKeys drops keys that were used before a time, of all
 // tenants, and returns how many.
 func (o *Operator) ForgetIdempotencyKeys(ctx context.Context, before time.Time) (int64, error) {

@@ -185,6 +185,9 @@ type Create struct {
 	// keyed hash of it is stored, to tell a repetition from another request
 	// with the same key.
 	Request []byte
+	// Retry, if set, reports whether what the first request made is of no use to
+	// anybody, so that a repetition makes a sandbox anew.
+	Retry func(*Sandbox) bool
 }
 
 // Sandboxes reads and changes the sandboxes of tenants.
@@ -208,11 +211,17 @@ func (bs Sandboxes) Create(ctx context.Context, tenant string, b Sandbox, c Crea
 	if err != nil {
 		return Sandbox{}, false, err
 	}
-	if old, err := bs.replay(ctx, tenant, c); err != nil || old != nil {
-		if err != nil {
+	old, err := bs.replay(ctx, tenant, c)
+	switch {
+	case err != nil:
+		return Sandbox{}, false, err
+	case old == nil:
+	case c.Retry == nil || !c.Retry(old):
+		return *old, true, nil
+	default:
+		if err := bs.forget(ctx, tenant, c); err != nil {
 			return Sandbox{}, false, err
 		}
-		return *old, true, nil
 	}
 	if !t.Disabled.IsZero() {
 		return Sandbox{}, false, fail(sandbox.CodeDenied, tenant, "the tenant is disabled")

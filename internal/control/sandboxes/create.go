@@ -26,7 +26,8 @@ type CreateRequest struct {
 	Pull     control.Pull
 	Platform string
 	// Idempotency makes a repetition of the request return what the first one
-	// made.
+	// made. If that could not be made, it is made now; if it was removed since,
+	// the error is CodeGone.
 	Idempotency store.Create
 	// Timeout, if set, ends the sandbox so long after it was asked for, as
 	// long as a daemon runs; unlike Spec.Lifetime.Timeout it can be changed.
@@ -112,6 +113,9 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 			return Made{}, core.Named(opCreate, err)
 		}
 		box, err = s.record(ctx, who.Tenant, box.ID)
+		if err == nil && box.State == sandbox.Gone {
+			err = madeEarlier(&box)
+		}
 		return Made{Sandbox: box, Replayed: true}, core.Named(opCreate, err)
 	}
 	box, image, err := s.make(ctx, be, who.Tenant, &want, origin, intent)
@@ -178,6 +182,7 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		}
 		var replayed bool
 		var err error
+		req.Idempotency.Retry = neverMade
 		box, replayed, err = tx.Sandboxes().Create(ctx, tenant, b, req.Idempotency)
 		if err != nil || replayed {
 			return err
@@ -192,6 +197,19 @@ func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant str
 		return err
 	})
 	return box, intent, err
+}
+
+// neverMade reports whether a sandbox is gone that nobody has ever had.
+func neverMade(b *store.Sandbox) bool {
+	return b.State == sandbox.Gone && (b.Reason == reasonUnmade || b.Reason == reasonUnfinished)
+}
+
+// madeEarlier is the answer to a repetition of a request whose sandbox is gone.
+func madeEarlier(b *store.Sandbox) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeGone, Subject: string(b.ID), Message: "the sandbox that this request made does not exist any more: " + b.Reason,
+		Hint: "use a new idempotency key to make another",
+	}
 }
 
 // setLifetime makes a lifetime that begins now that of a record.
@@ -264,13 +282,13 @@ func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *contr
 	return s.Snapshots.Restore(ctx, be, req, origin)
 }
 
-// settle records the outcome of an announced action together with what it
+// finalize records the outcome of an announced action together with what it
 // changed.
 func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
 	return s.finalizeWith(ctx, tenant, id, intent, out, change, nil)
 }
 
-// finalizeWith is settle with more in the same transaction, if the action was
+// finalizeWith is finalize with more in the same transaction, if the action was
 // done.
 func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {

@@ -27,6 +27,7 @@ const (
 // Fork makes copies of a sandbox: files, and memory and processes where the
 // provider can, each with a name and an id of its own. The parent stands still
 // only while its state is written down. Either all copies are made or none.
+// A repetition with the same idempotency key returns the same copies.
 func (s *makers) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]store.Sandbox, error) {
 	boxes, err := s.fork(ctx, ref, req)
 	return boxes, core.Named(opFork, err)
@@ -55,9 +56,9 @@ func (s *makers) fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 	for i := range wanted {
 		defer s.inflight.Begin(wanted[i].Spec.ID)()
 	}
-	intent, err := s.announceForks(ctx, t, wanted)
-	if err != nil {
-		return nil, err
+	earlier, intent, err := s.announceForks(ctx, t, wanted, req)
+	if err != nil || earlier != nil {
+		return earlier, err
 	}
 	if err := s.Fault("fork.recorded"); err != nil {
 		return nil, err
@@ -107,43 +108,82 @@ func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation
 	return all, nil
 }
 
-// announceForks records all copies, so that they fit into the quota together.
-func (s *makers) announceForks(ctx context.Context, t *operation, wanted []control.CreateRequest) (intent *audit.Intent, err error) {
+// announceForks records all copies, so that they fit into the quota together. If
+// an earlier request with the same idempotency key made them, it returns them.
+func (s *makers) announceForks(ctx context.Context, t *operation, wanted []control.CreateRequest, req sandbox.ForkRequest) (earlier []store.Sandbox, intent *audit.Intent, err error) {
 	values, err := s.Secrets.Reveal(ctx, t.box.Tenant, t.box.Spec.Secrets)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer values.Clear()
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
+		earlier = nil
 		for i := range wanted {
-			w := &wanted[i]
-			b := store.Sandbox{
-				Summary: store.Summary{
-					Sandbox: sandbox.Sandbox{
-						ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: s.Node, Image: t.box.Image,
-						Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
-					},
-					Binding: t.box.Binding,
-				},
-				Spec: w.Spec,
+			b, replayed, err := tx.Sandboxes().Create(ctx, t.box.Tenant, s.copyOf(t, &wanted[i], tx), forkKey(t, req, i))
+			switch {
+			case err != nil:
+				return err
+			case replayed:
+				earlier = append(earlier, b)
+				continue
 			}
-			setLifetime(&b, w.Spec.Lifetime, tx.Now())
-			if _, _, err := tx.Sandboxes().Create(ctx, t.box.Tenant, b, store.Create{}); err != nil {
+			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &wanted[i].Spec, ""); err != nil {
 				return err
 			}
-			if err := s.Workspaces.Claim(ctx, tx, t.box.Tenant, &w.Spec, ""); err != nil {
+			if wanted[i].Hidden, err = s.bind(ctx, tx, t.box.Tenant, &wanted[i].Spec, values); err != nil {
 				return err
 			}
-			var err error
-			if w.Hidden, err = s.bind(ctx, tx, t.box.Tenant, &w.Spec, values); err != nil {
-				return err
-			}
+		}
+		if earlier != nil {
+			return allThere(earlier, len(wanted))
 		}
 		var err error
 		intent, err = s.Audit.BeginTx(ctx, tx, t.action)
 		return err
 	})
-	return intent, err
+	return earlier, intent, err
+}
+
+// copyOf is the record of a copy that is about to be made. Its step has a daemon
+// that finds it after a crash remove it: the others may be missing.
+func (s *makers) copyOf(t *operation, w *control.CreateRequest, tx *store.Tx) store.Sandbox {
+	b := store.Sandbox{
+		Summary: store.Summary{
+			Sandbox: sandbox.Sandbox{
+				ID: w.Spec.ID, Name: w.Spec.Name, Provider: t.box.Provider, Node: s.Node, Image: t.box.Image,
+				Resources: w.Spec.Resources, Limits: w.Limits, Labels: w.Spec.Labels,
+			},
+			Binding: t.box.Binding,
+		},
+		Spec: w.Spec,
+		Rest: store.Rest{Step: stepFork},
+	}
+	setLifetime(&b, w.Spec.Lifetime, tx.Now())
+	return b
+}
+
+// forkKey is the idempotency key of one copy. Its request names the parent too.
+func forkKey(t *operation, req sandbox.ForkRequest, i int) store.Create {
+	if req.IdempotencyKey == "" {
+		return store.Create{}
+	}
+	return store.Create{
+		IdempotencyKey: fmt.Sprintf("fork %d %s", i, req.IdempotencyKey),
+		Request:        append([]byte(t.box.ID+"\x00"), req.Raw...), Retry: neverMade,
+	}
+}
+
+// allThere reports why the copies that an earlier request made are not an answer.
+func allThere(made []store.Sandbox, count int) error {
+	for i := range made {
+		if made[i].State == sandbox.Gone {
+			return madeEarlier(&made[i])
+		}
+	}
+	if len(made) != count {
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the copies of an earlier request with this key are being removed", Hint: "try again"}
+	}
+	return nil
 }
 
 // copied is a copy of a sandbox that runs, and why it is without the processes
@@ -228,7 +268,7 @@ func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []contr
 		for i, w := range wanted {
 			b, err := tx.Sandboxes().Update(late, t.box.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
 				if b.State, b.Reason = sandbox.Gone, reasonUnmade; failed == nil {
-					b.State, b.Reason = sandbox.Running, made[i].reason
+					b.State, b.Reason, b.Rest.Step = sandbox.Running, made[i].reason, ""
 				}
 			})
 			if err != nil {

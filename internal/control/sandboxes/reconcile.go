@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
@@ -26,6 +28,9 @@ const (
 	reasonLifetime = "its lifetime ended"
 	reasonUnmade   = "it could not be made"
 	reasonIdle     = "nobody used it"
+
+	// reasonUnfinished: no answer said that it was made.
+	reasonUnfinished = "the daemon ended while it was being made"
 )
 
 var unwanted = map[string]bool{reasonRemoved: true, reasonStopped: true, reasonLifetime: true, reasonUnmade: true, reasonIdle: true}
@@ -180,17 +185,27 @@ func (s *reconciler) reconcileWith(ctx context.Context, be *providers.Backend, k
 		}
 		seen[f.ID] = f
 	}
-	var failed []error
-	for _, b := range known {
+	var g errgroup.Group
+	g.SetLimit(reconcileAtOnce)
+	failed := make([]error, len(known))
+	for i, b := range known {
 		f, there := seen[b.ID]
 		delete(seen, b.ID)
-		failed = append(failed, s.reconcile(ctx, be, b, f, there))
+		g.Go(func() error {
+			failed[i] = s.reconcile(ctx, be, b, f, there)
+			return nil
+		})
 	}
+	_ = g.Wait() // all are tried, and failed has the errors
 	for _, f := range seen {
 		failed = append(failed, s.extra(ctx, be, f))
 	}
 	return errors.Join(failed...)
 }
+
+// reconcileAtOnce is how many sandboxes are found again at the same time. Each
+// mostly waits for its guest to answer.
+const reconcileAtOnce = 16
 
 // unreachable records that a sandbox belongs to what this daemon does not work
 // on. One that was put away needs nobody, and what is half-done stays so.
@@ -282,7 +297,7 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 
 func gone(b *store.Sandbox) string {
 	if b.State == sandbox.Creating {
-		return "the daemon ended while it was being made"
+		return reasonUnfinished
 	}
 	return "it is not there any more"
 }

@@ -19,6 +19,12 @@ func (s *reconciler) finishStep(ctx context.Context, b *store.Sandbox) error {
 	if err != nil {
 		return err
 	}
+	if b.Rest.Step == stepFork {
+		if err := s.end(ctx, b); err != nil {
+			return err
+		}
+		return s.observe(ctx, b, found{state: sandbox.Gone, reason: reasonUnfinished})
+	}
 	lives := there && (f.State == sandbox.Running || f.State == sandbox.Paused)
 	switch {
 	case b.Rest.Kept == "" && lives: // in memory: to go on is safe both ways

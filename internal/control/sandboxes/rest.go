@@ -25,6 +25,7 @@ const (
 	stepStop   = "stop"
 	stepStart  = "start"
 	stepUpdate = "update"
+	stepFork   = "fork" // a copy that nobody knows of before all have been made
 )
 
 const (

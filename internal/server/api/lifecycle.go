@@ -30,7 +30,9 @@ type updateInput struct {
 
 type forkInput struct {
 	SandboxRef
-	Body sandbox.ForkRequest
+	IdempotencyKey string `header:"Idempotency-Key" maxLength:"240" doc:"a repetition with the same key returns the copies that the first request made"`
+	Body           sandbox.ForkRequest
+	RawBody        []byte
 }
 
 type forkOutput struct {
@@ -79,7 +81,9 @@ func (a *API) lifecycle() {
 	fork.DefaultStatus = http.StatusCreated
 	fork.Errors = append(fork.Errors, http.StatusTooManyRequests)
 	huma.Register(a.huma, fork, func(ctx context.Context, in *forkInput) (*forkOutput, error) {
-		boxes, err := a.services.Sandboxes.Fork(ctx, in.Ref, in.Body)
+		req := in.Body
+		req.IdempotencyKey, req.Raw = in.IdempotencyKey, in.RawBody
+		boxes, err := a.services.Sandboxes.Fork(ctx, in.Ref, req)
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
