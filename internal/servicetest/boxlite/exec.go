@@ -25,7 +25,7 @@ const (
 	// beat is how often a client is asked whether it is there.
 	beat = 15 * time.Second
 	// maxFrame is the largest WebSocket message that the server takes.
-	maxFrame = 64 << 10
+	maxFrame = 1 << 20
 )
 
 // execution is a command in a box.

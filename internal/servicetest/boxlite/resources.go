@@ -323,6 +323,8 @@ func (t *tunnel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return t.dial(ctx) }}
 		(&httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host = "http", "box"
+		}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			http.Error(w, err.Error(), http.StatusBadGateway)
 		}}).ServeHTTP(w, r)
 		return
 	}
