@@ -64,7 +64,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet race e2b sdk docker gigabyte python
+	@$(MAKE) --no-print-directory check-fmt vet race e2b sdk mcp docker gigabyte python
 	@$(MAKE) --no-print-directory soak ROUNDS=20
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
@@ -134,6 +134,10 @@ sdk: build ## run the official SDKs of hosted services against their fakes (inst
 .PHONY: python
 python: build ## check, test and build the Python packages (installs what they need with pip): make python ARGS="-k run"
 	@$(STATIC) ./scripts/python "$$dir/atoll" $(ARGS)
+
+.PHONY: mcp
+mcp: build ## run the official conformance runner of MCP (installs it with npm)
+	@$(STATIC) $(call gotest,-tags=mcp,./test/mcp)
 
 .PHONY: docker
 docker: build ## run the tests of provider/docker with a Docker daemon that they start (as root; needs docker.io and busybox-static)

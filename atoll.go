@@ -85,6 +85,14 @@ func New(opts Options) (*Client, error) {
 	}}, nil
 }
 
+// WithKey returns a Client that uses the connections of c with another API key.
+// It must not be closed, and is useless once c is.
+func (c *Client) WithKey(key string) *Client {
+	conn := *c.conn
+	conn.Key = key
+	return &Client{&conn}
+}
+
 // localHost stands for a daemon that is reached without a network.
 const localHost = "atoll"
 

@@ -95,7 +95,7 @@ func TestExamples(t *testing.T) {
 				}
 				if strings.Contains(line, "--detach") && path[0] == "up" {
 					line += " && atoll down"
-				} else if path[0] == "up" || strings.Contains(line, "port forward") { // it runs until somebody ends it
+				} else if path[0] == "up" || strings.Contains(line, "port forward") || strings.Contains(line, "mcp --listen") { // it runs until somebody ends it
 					line = "timeout -s TERM 2 " + line + "; test $? = 124"
 				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
@@ -128,7 +128,7 @@ type exampleRunner struct {
 func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	switch {
 	case path[0] == "run" || path[0] == "up":
-	case path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state" || path[0] == "usage":
+	case path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state" || path[0] == "usage" || path[0] == "mcp":
 		e.up(t)
 	case path[0] == "session":
 		e.up(t)

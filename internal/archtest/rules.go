@@ -394,6 +394,12 @@ var rules = []rule{
 		why:  "clients are light: no engine, no store, no daemon",
 	},
 	{
+		pkgs: "internal/mcpserver",
+		only: []string{module, "admin", "internal/client", "internal/stream", "internal/span", "sandbox"},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "it is a client of the daemon, so that keys and policies hold for it",
+	},
+	{
 		pkgs: "ctxsandbox",
 		only: []string{module, "admin", "internal/client", "internal/stream", "internal/span", "sandbox"},
 		deny: []string{kernel + "/...", "os/exec"},
@@ -448,14 +454,14 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
+			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
 			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},
@@ -463,5 +469,6 @@ var rules = []rule{
 	},
 
 	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},
+	{pkgs: "test/mcp", std: true, why: "what uses the program from outside must not depend on it"},
 	{pkgs: "test/e2b", std: true, why: "what uses the program from outside must not depend on it"},
 }

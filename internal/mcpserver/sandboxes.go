@@ -1,0 +1,237 @@
+package mcpserver
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// specArgs say what sandbox to make.
+type specArgs struct {
+	Image      string            `json:"image,omitempty" jsonschema:"where the files come from: an OCI reference such as debian:12, or template:NAME; the machine's own programs if left out"`
+	Snapshot   string            `json:"snapshot,omitempty" jsonschema:"name or id of a snapshot to start from instead of an image"`
+	Provider   string            `json:"provider,omitempty" jsonschema:"what makes the sandbox; the daemon's default if left out"`
+	CPUs       float64           `json:"cpus,omitempty" jsonschema:"processors, such as 0.5"`
+	MemoryMB   int64             `json:"memory_mb,omitempty" jsonschema:"memory in MiB"`
+	DiskMB     int64             `json:"disk_mb,omitempty" jsonschema:"size of the writable file system in MiB"`
+	Env        map[string]string `json:"env,omitempty" jsonschema:"environment of every command; never put secrets here"`
+	Egress     []string          `json:"egress,omitempty" jsonschema:"hosts it may reach, such as api.example.com or *.example.com:8443; no network if left out"`
+	Profile    string            `json:"profile,omitempty" jsonschema:"stored egress profile, instead of egress"`
+	Secrets    []string          `json:"secrets,omitempty" jsonschema:"names of stored secrets it may use; a variable of that name holds a placeholder that the gateway replaces"`
+	Workspaces []string          `json:"workspaces,omitempty" jsonschema:"durable directories, NAME or NAME:/path; /workspace if there is no path; made if missing"`
+}
+
+func (a *specArgs) spec() sandbox.Spec {
+	spec := sandbox.Spec{
+		Image: a.Image, Snapshot: a.Snapshot, Provider: a.Provider, Env: a.Env,
+		Resources: sandbox.Resources{CPUs: a.CPUs, Memory: a.MemoryMB << 20, Disk: a.DiskMB << 20},
+		Network:   sandbox.Network{Egress: a.Egress, Profile: a.Profile},
+	}
+	for _, name := range a.Secrets {
+		spec.Secrets = append(spec.Secrets, sandbox.SecretRef{Name: name})
+	}
+	for _, w := range a.Workspaces {
+		name, path, _ := strings.Cut(w, ":")
+		spec.Workspaces = append(spec.Workspaces, sandbox.WorkspaceMount{Name: name, Path: path, Create: true})
+	}
+	return spec
+}
+
+type createArgs struct {
+	specArgs
+	Name            string            `json:"name,omitempty" jsonschema:"unique among your sandboxes: a-z, 0-9 and -; made up if left out"`
+	Labels          map[string]string `json:"labels,omitempty" jsonschema:"labels to find it by"`
+	LifetimeSeconds int64             `json:"lifetime_seconds,omitempty" jsonschema:"remove it after this time; never if left out"`
+	IdleSeconds     int64             `json:"idle_seconds,omitempty" jsonschema:"stop it, keeping its files, when nobody has used it for this time; never if left out"`
+}
+
+// boxOut describes a sandbox.
+type boxOut struct {
+	Sandbox   string            `json:"sandbox" jsonschema:"its name; pass it to the other tools"`
+	ID        string            `json:"id"`
+	State     string            `json:"state"`
+	Reason    string            `json:"reason,omitempty"`
+	Image     string            `json:"image"`
+	Provider  string            `json:"provider,omitempty"`
+	Labels    map[string]string `json:"labels,omitempty"`
+	Created   time.Time         `json:"created"`
+	Expires   *time.Time        `json:"expires,omitempty" jsonschema:"when its lifetime ends"`
+	CPUs      float64           `json:"cpus,omitempty"`
+	MemoryMB  int64             `json:"memory_mb,omitempty"`
+	DiskMB    int64             `json:"disk_mb,omitempty"`
+	Processes []processOut      `json:"processes,omitempty" jsonschema:"only in sandbox_inspect"`
+}
+
+func toBox(s sandbox.Sandbox) boxOut {
+	out := boxOut{
+		Sandbox: s.Name, ID: string(s.ID), State: string(s.State), Reason: s.Reason, Image: s.Image, Provider: s.Provider,
+		Labels: s.Labels, Created: s.Created, CPUs: s.Resources.CPUs, MemoryMB: s.Resources.Memory >> 20, DiskMB: s.Resources.Disk >> 20,
+	}
+	if !s.Expires.IsZero() {
+		out.Expires = &s.Expires
+	}
+	return out
+}
+
+// boxArgs name a sandbox.
+type boxArgs struct {
+	Sandbox string `json:"sandbox" jsonschema:"name or id of the sandbox"`
+}
+
+type listArgs struct {
+	Labels map[string]string `json:"labels,omitempty" jsonschema:"only sandboxes with all of these labels"`
+	Limit  int               `json:"limit,omitempty" jsonschema:"at most this many, newest first; 50 if left out"`
+}
+
+type listOut struct {
+	Sandboxes []boxOut `json:"sandboxes"`
+	More      bool     `json:"more,omitempty" jsonschema:"there are more than the limit"`
+}
+
+// Bounds of a list of sandboxes.
+const (
+	defaultList = 50
+	maxList     = 500
+)
+
+func (s *Server) sandboxTools() {
+	add(s, "sandbox_run", "Run a command in a new sandbox",
+		"Make a sandbox, run one command in it, and remove it. Nothing is kept, so use sandbox_create for work in several steps.", adds, runOnce)
+	add(s, "sandbox_create", "Create a sandbox",
+		"Make a sandbox that stays until it is removed. Returns its name. Set idle_seconds or lifetime_seconds so that a forgotten one does not stay.", adds,
+		func(ctx context.Context, c *call, in createArgs) (boxOut, error) {
+			spec := in.spec()
+			spec.Name, spec.Labels = in.Name, in.Labels
+			spec.Lifetime = sandbox.Lifetime{Timeout: time.Duration(in.LifetimeSeconds) * time.Second, Idle: time.Duration(in.IdleSeconds) * time.Second}
+			b, err := c.Create(ctx, spec, atoll.CreateOptions{})
+			if err != nil {
+				return boxOut{}, err
+			}
+			return toBox(b.Info()), nil
+		})
+	add(s, "sandbox_list", "List sandboxes", "List the sandboxes that you may see, newest first.", looks, list)
+	add(s, "sandbox_inspect", "Inspect a sandbox", "Show the state, limits and processes of a sandbox.", looks,
+		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
+			b, err := c.box(ctx, in.Sandbox)
+			if err != nil {
+				return boxOut{}, err
+			}
+			out := toBox(b.Info())
+			if b.Info().State == sandbox.Running {
+				if out.Processes, err = processes(ctx, b); err != nil {
+					return boxOut{}, err
+				}
+			}
+			return out, nil
+		})
+	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox with everything in it. Workspaces and snapshots stay. One that is gone already is success.", removes,
+		func(ctx context.Context, c *call, in boxArgs) (removeOut, error) {
+			b, err := c.box(ctx, in.Sandbox)
+			if err != nil {
+				return removeOut{}, err
+			}
+			return removeOut{Removed: b.Name()}, b.Destroy(ctx)
+		})
+}
+
+type removeOut struct {
+	Removed string `json:"removed" jsonschema:"name of the sandbox"`
+}
+
+func list(ctx context.Context, c *call, in listArgs) (listOut, error) {
+	if in.Limit <= 0 {
+		in.Limit = defaultList
+	}
+	in.Limit = min(in.Limit, maxList)
+	out := listOut{Sandboxes: []boxOut{}}
+	for b, err := range c.List(ctx, atoll.ListOptions{Labels: in.Labels, Page: in.Limit}) {
+		if err != nil {
+			return listOut{}, err
+		}
+		if len(out.Sandboxes) == in.Limit {
+			out.More = true
+			break
+		}
+		out.Sandboxes = append(out.Sandboxes, toBox(b))
+	}
+	return out, nil
+}
+
+type snapshotArgs struct {
+	boxArgs
+	Name   string `json:"name,omitempty" jsonschema:"name of the snapshot; made up if left out"`
+	Memory bool   `json:"memory,omitempty" jsonschema:"save processes and their memory too, not only files"`
+}
+
+type snapshotOut struct {
+	Snapshot string `json:"snapshot" jsonschema:"its name; pass it to sandbox_create or sandbox_run"`
+	ID       string `json:"id"`
+	Memory   bool   `json:"memory"`
+	Bytes    int64  `json:"bytes"`
+}
+
+type forkArgs struct {
+	boxArgs
+	Count  int    `json:"count,omitempty" jsonschema:"how many copies, at most 100; 1 if left out"`
+	Prefix string `json:"prefix,omitempty" jsonschema:"of their names, PREFIX-1 and so on; made up if left out"`
+}
+
+type pauseArgs struct {
+	boxArgs
+	ToDisk bool `json:"to_disk,omitempty" jsonschema:"write its memory to disk, so that it uses none"`
+}
+
+// stateTools change what state a sandbox is in, or make others of it.
+func (s *Server) stateTools() {
+	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox, and its memory if you ask. The sandbox goes on. Start others from it with sandbox_create.", adds,
+		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {
+			b, err := c.box(ctx, in.Sandbox)
+			if err != nil {
+				return snapshotOut{}, err
+			}
+			snap, err := b.Snapshot(ctx, sandbox.SnapshotRequest{Name: in.Name, Memory: in.Memory})
+			return snapshotOut{Snapshot: snap.Name, ID: snap.ID, Memory: snap.Memory, Bytes: snap.Size}, err
+		})
+	add(s, "sandbox_fork", "Fork a sandbox", "Make copies of a running sandbox, with its files, processes and memory, to try several things from the same state. Remove them with sandbox_remove.", adds,
+		func(ctx context.Context, c *call, in forkArgs) (listOut, error) {
+			b, err := c.box(ctx, in.Sandbox)
+			if err != nil {
+				return listOut{}, err
+			}
+			copies, err := b.Fork(ctx, sandbox.ForkRequest{Count: in.Count, Prefix: in.Prefix})
+			out := listOut{Sandboxes: []boxOut{}}
+			for _, f := range copies {
+				out.Sandboxes = append(out.Sandboxes, toBox(f.Info()))
+			}
+			return out, err
+		})
+	add(s, "sandbox_pause", "Pause a sandbox", "Freeze a sandbox with its processes. It cannot be used until sandbox_resume.", settles,
+		func(ctx context.Context, c *call, in pauseArgs) (boxOut, error) {
+			b, err := c.box(ctx, in.Sandbox)
+			if err != nil {
+				return boxOut{}, err
+			}
+			kind := sandbox.PauseMemory
+			if in.ToDisk {
+				kind = sandbox.PauseDisk
+			}
+			info, err := b.Pause(ctx, kind)
+			return toBox(info), err
+		})
+	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused sandbox, or start a stopped one with the files it had. One that runs is success.", settles,
+		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
+			b, err := c.box(ctx, in.Sandbox)
+			if err != nil {
+				return boxOut{}, err
+			}
+			back := b.Resume
+			if b.Info().State == sandbox.Stopped {
+				back = b.Start
+			}
+			info, err := back(ctx)
+			return toBox(info), err
+		})
+}

@@ -1,0 +1,134 @@
+package mcpserver
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// nature says what a tool does to the world, as clients are told.
+type nature int
+
+// The natures of tools.
+const (
+	looks   nature = iota // changes nothing
+	adds                  // makes something new each time
+	settles               // brings about a state, and repeating it changes nothing more
+	changes               // may change or remove what is there
+	removes               // removes, and repeating it changes nothing more
+)
+
+func (n nature) annotations(title string) *mcp.ToolAnnotations {
+	destroys, closed := n == changes || n == removes, false
+	return &mcp.ToolAnnotations{
+		Title: title, ReadOnlyHint: n == looks, DestructiveHint: &destroys,
+		IdempotentHint: n == looks || n == settles || n == removes, OpenWorldHint: &closed,
+	}
+}
+
+// call is one use of a tool.
+type call struct {
+	*atoll.Client
+	server *Server
+	req    *mcp.CallToolRequest
+	// content replaces the JSON of the result for the model.
+	content []mcp.Content
+}
+
+// add adds a tool to a server. Errors become results that tell the model what
+// went wrong and what to do.
+func add[In, Out any](s *Server, name, title, description string, n nature, do func(ctx context.Context, c *call, in In) (Out, error)) {
+	tool := &mcp.Tool{Name: name, Title: title, Description: description, Annotations: n.annotations(title)}
+	mcp.AddTool(s.mcp, tool, func(ctx context.Context, req *mcp.CallToolRequest, in In) (*mcp.CallToolResult, Out, error) {
+		var none Out
+		client, err := s.clientOf(req.Extra)
+		if err != nil {
+			return nil, none, told(err)
+		}
+		c := &call{Client: client, server: s, req: req}
+		out, err := do(ctx, c, in)
+		if err != nil {
+			return nil, none, told(err)
+		}
+		return &mcp.CallToolResult{Content: c.content}, out, nil
+	})
+}
+
+// box returns the sandbox of that name or id.
+func (c *call) box(ctx context.Context, ref string) (*atoll.Sandbox, error) {
+	return find(ctx, c.Client, ref)
+}
+
+// find returns the sandbox of that name or id. What cannot be one never gets
+// into the path of a request.
+func find(ctx context.Context, c *atoll.Client, ref string) (*atoll.Sandbox, error) {
+	if err := sandbox.ValidateName(ref); err != nil {
+		return nil, &sandbox.Error{
+			Code: sandbox.CodeInvalid, Subject: "sandbox", Message: "is not the name or id of a sandbox",
+			Hint: "call sandbox_list to see the names",
+		}
+	}
+	b, err := c.Get(ctx, ref)
+	if e := (*sandbox.Error)(nil); errors.As(err, &e) && e.Code == sandbox.CodeNotFound {
+		known := *e
+		known.Hint = "call sandbox_list to see which sandboxes there are, or sandbox_create to make one"
+		return nil, &known
+	}
+	return b, err
+}
+
+// process refuses what cannot be the id of a process.
+func process(id string) error {
+	ok := id != "" && len(id) <= sandbox.MaxNameLen
+	for _, r := range []byte(id) {
+		ok = ok && (r == '-' || r == '_' || r >= '0' && r <= '9' || r|0x20 >= 'a' && r|0x20 <= 'z')
+	}
+	if !ok {
+		return &sandbox.Error{
+			Code: sandbox.CodeInvalid, Subject: "process", Message: "is not the id of a process",
+			Hint: "call sandbox_process with the action list to see the ids",
+		}
+	}
+	return nil
+}
+
+// next is what to do about an error whose own hint does not say.
+var next = map[sandbox.Code]string{
+	sandbox.CodeInvalid:       "correct the arguments and call again",
+	sandbox.CodeNotFound:      "call sandbox_list, or sandbox_files for a path, to see what there is",
+	sandbox.CodeGone:          "call sandbox_create to make another",
+	sandbox.CodeAlreadyExists: "choose another name, or use what is there",
+	sandbox.CodeConflict:      "call sandbox_inspect for its state; sandbox_resume continues a paused or stopped one",
+	sandbox.CodeUnavailable:   "try again; if it stays, ask the user to run: atoll doctor",
+	sandbox.CodeUnauthorized:  "ask the user for a valid API key; one is made with: atoll key create",
+	sandbox.CodeDenied:        "the API key or a policy does not allow this; ask the user",
+	sandbox.CodeExhausted:     "a limit is reached; remove what is not needed any more, or ask for less",
+	sandbox.CodeTimeout:       "give it more time, or use sandbox_exec with background",
+	sandbox.CodeCanceled:      "call again if it is still needed",
+	sandbox.CodeUnsupported:   "this provider cannot do it; create the sandbox with another provider",
+	sandbox.CodeStale:         "call sandbox_inspect, then try again",
+	sandbox.CodeInternal:      "this is a fault of Atoll; report it to the user",
+}
+
+// told returns an error as a model should read it: what is wrong, its code, and
+// the next step.
+func told(err error) error {
+	code, text, hint := sandbox.CodeOf(err), "", ""
+	if e := (*sandbox.Error)(nil); errors.As(err, &e) {
+		shown := *e
+		shown.Op = ""
+		text, hint = shown.Error(), e.Hint
+	}
+	if text == "" {
+		text = strings.ReplaceAll(string(code), "_", " ")
+	}
+	if hint == "" {
+		hint = next[code]
+	}
+	return errors.New(string(code) + ": " + text + "\nNext: " + hint)
+}
