@@ -47,6 +47,14 @@ type Snapshotter interface {
 	Snapshot(ctx context.Context, opts SnapshotOptions) (Snapshot, error)
 }
 
+// RestingSnapshotter is implemented by Snapshotters that save only what stands
+// still, and whose processes would not survive that. A running sandbox is
+// CodeConflict without opts.Stop, and goes on.
+type RestingSnapshotter interface {
+	Snapshotter
+	AtRest()
+}
+
 // SnapshotOptions say what to save.
 type SnapshotOptions struct {
 	// ID is chosen by the caller, who finds the snapshot by it should he not

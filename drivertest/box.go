@@ -19,6 +19,7 @@ type box struct {
 	*caseT
 	inst driver.Instance
 	dir  string
+	spec *sandbox.Spec // what it was made with, if that is known
 }
 
 // fresh makes a sandbox for this case alone and destroys it afterwards.
@@ -31,7 +32,9 @@ func (t *caseT) create(p driver.Provider, spec *sandbox.Spec) *box {
 	if err != nil {
 		t.Fatalf("Create: %v", t.vet(err))
 	}
-	return t.own(inst)
+	b := t.own(inst)
+	b.spec = spec
+	return b
 }
 
 // own wraps an instance that is destroyed when the case ends.

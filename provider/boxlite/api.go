@@ -278,8 +278,8 @@ const (
 	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
-	// starts is how often a box is started that does not start.
-	starts = 5
+	// moves is how often a box is started or stopped that does not do so.
+	moves = 5
 )
 
 // settled waits until a box is in none of the statuses.
@@ -302,24 +302,34 @@ func (a *api) settled(ctx context.Context, id sandbox.ID, boxID string, passing 
 	}
 }
 
-// start starts a box, if it does not run. A start whose answer is lost, or that
-// somebody else was faster with, has happened if the box runs.
+// start starts a box, if it does not run.
 func (a *api) start(ctx context.Context, id sandbox.ID, boxID string) error {
+	return a.move(ctx, id, boxID, "start", statusRunning, nil)
+}
+
+// stop stops a box, if it is not stopped.
+func (a *api) stop(ctx context.Context, id sandbox.ID, boxID string) error {
+	return a.move(ctx, id, boxID, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
+}
+
+// move brings a box into a status. A call whose answer is lost, or that somebody
+// else was faster with, has done so if the box is in it.
+func (a *api) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
 	for n := 1; ; n++ {
 		b, err := a.settled(ctx, id, boxID, statusStopping, statusPaused)
-		if err != nil || b.Status == statusRunning {
+		if err != nil || b.Status == want {
 			return err
 		}
-		b, err = a.box(ctx, http.MethodPost, "/boxes/"+boxID+"/start", boxID, nil)
-		if err == nil && b.Status == statusRunning {
+		b, err = a.box(ctx, http.MethodPost, "/boxes/"+boxID+"/"+verb, boxID, in)
+		if err == nil && b.Status == want {
 			return nil
 		}
 		code := sandbox.CodeOf(err)
-		if err != nil && (code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || n == starts) {
+		if err != nil && (code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || n == moves) {
 			return err
 		}
-		if n == starts {
-			return a.strange("the box does not start")
+		if n == moves {
+			return a.strange("the box does not " + verb)
 		}
 		if err := rest.Sleep(ctx, fastPoll<<(n-1)); err != nil {
 			return err

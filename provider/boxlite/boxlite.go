@@ -26,6 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -74,6 +75,7 @@ type Provider struct {
 	opts    Options
 	api     *api
 	boxes   hosted.Boxes
+	saved   records.Dir[savedRecord]
 	expiry  hosted.Expiry
 	volumes []volume
 	kit     guestkit.Kit
@@ -105,7 +107,7 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, api: a, boxes: hosted.Open(opts.Dir)}
+	p := &Provider{opts: opts, api: a, boxes: hosted.Open(opts.Dir), saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}}
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
 		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
 	}
@@ -133,7 +135,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Provider: Name, Version: "v1", Engine: Name, Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Ports: true, Usage: true, Rejoin: true,
+			Ports: true, Usage: true, Rejoin: true, Snapshot: true,
 		},
 		Limits: map[string]driver.Limit{
 			"cpus": {Holds: true, By: "the virtual machine"}, "memory": {Holds: true, By: "the virtual machine"},
@@ -151,6 +153,8 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		return driver.Facts{}, err
 	}
 	facts.Findings = append(facts.Findings, driver.Finding{
+		Severity: driver.Note, Subject: "snapshots", Message: "the server saves what is stopped: a snapshot ends the sandbox",
+	}, driver.Finding{
 		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the server, and not with the server itself",
 	})
 	return facts, nil

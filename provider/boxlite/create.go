@@ -106,9 +106,6 @@ const (
 	gib       = 1 << 30
 	maxCPUs   = 32
 	minMemory = 128 * mib
-	// margin is how long after auto-stop auto-delete is: the server wants it to be
-	// later.
-	margin = time.Minute
 )
 
 // complete fills in what a new box has of a spec, and refuses what the server
@@ -135,10 +132,10 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error
 	c.CPUs, c.Memory, c.Disk = int64(r.CPUs), r.Memory/mib, (r.Disk+gib-1)/gib
 	c.Network = network{Outbound: egress(spec.Network.Plain), Inbound: flow{Mode: disabled}}
 	if life := spec.Lifetime.HardTimeout(); life > 0 {
-		// A box that was idle for as long as its lifetime is older than that. So the
-		// server ends those that nobody else ends.
+		// A box that was idle for as long as its lifetime is older than that: the
+		// server stops those that nobody else ends. It must not remove them, as it
+		// would remove snapshots, too.
 		c.AutoStop = int64((life + time.Second - 1) / time.Second)
-		c.AutoDelete = c.AutoStop + int64(margin/time.Second)
 	}
 	return nil
 }
@@ -190,8 +187,8 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[hosted.Record],
 		return nil, errors.Join(err, l.Remove())
 	}
 	var ends time.Time
-	if c.AutoStop > 0 {
-		ends = time.Now().Add(spec.Lifetime.HardTimeout())
+	if life := spec.Lifetime.HardTimeout(); life > 0 {
+		ends = time.Now().Add(life)
 	}
 	in := p.instance(spec.ID, b.ID, ends)
 	if err = ctx.Err(); err == nil {

@@ -427,3 +427,96 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 }
+
+// A snapshot is one box or none, and the sandbox goes on if there is none. One
+// that runs is not stopped unless that is wanted.
+func TestSnapshotFaults(t *testing.T) {
+	w := serve(t)
+	p := w.open(t)
+	const clone, stop, size = boxPath + "/clone", boxPath + "/stop", boxPath + "/snapshots"
+	once := func(path string, f servicetest.Fault) servicetest.Fault {
+		f.Method, f.Path, f.Times = http.MethodPost, path, 1
+		return f
+	}
+	for name, tt := range map[string]struct {
+		fault servicetest.Fault
+		want  sandbox.Code // empty: it is saved
+	}{
+		"stop: lost answer":   {once(stop, servicetest.Fault{Lose: true}), ""},
+		"stop: 409":           {once(stop, servicetest.Fault{Status: 409, Body: busy}), ""},
+		"stop: refused":       {once(stop, servicetest.Fault{Status: 400, Body: invalid}), sandbox.CodeInvalid},
+		"clone: lost answer":  {once(clone, servicetest.Fault{Lose: true}), ""},
+		"clone: truncated":    {once(clone, servicetest.Fault{Truncate: 40}), ""},
+		"clone: another id":   {once(clone, servicetest.Fault{Rewrite: swap(`"box_id":"`, `"box_id":"0`)}), ""},
+		"clone: 5xx":          {once(clone, servicetest.Fault{Status: 503}), sandbox.CodeUnavailable},
+		"clone: unsupported":  {once(clone, servicetest.Fault{Status: 501, Body: invalid}), sandbox.CodeUnsupported},
+		"its size is unknown": {once(size, servicetest.Fault{Rewrite: swap(`"size_bytes":`, `"bytes":`)}), sandbox.CodeUnavailable},
+		"size: lost answer":   {once(size, servicetest.Fault{Lose: true}), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.Faults.Clear()
+			s := spec("sb-saved")
+			s.Env = map[string]string{"GREETING": "hello"}
+			in := w.make(t, p, s)
+			hostedtest.Says(t, in, "echo kept >/root/kept")
+			w.Faults.Add(tt.fault)
+			shot, _ := driver.As[driver.Snapshotter](in)
+			saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-saved", Stop: true})
+			if p.ErrorCode(err) != tt.want {
+				t.Errorf("Snapshot: %v, want code %q", err, tt.want)
+			}
+			if n := len(w.IDs()); n != 1 {
+				t.Errorf("there are %d boxes, want 1", n)
+			}
+			if err != nil {
+				if got := hostedtest.Says(t, in, "echo $GREETING; cat /root/kept"); got != "hello\nkept\n" {
+					t.Errorf("after a snapshot that failed it says %q", got)
+				}
+				return
+			}
+			if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil || len(w.IDs()) > 0 {
+				t.Errorf("RemoveSnapshot: %v, %d boxes are left", err, len(w.IDs()))
+			}
+		})
+	}
+}
+
+// What was stopped by somebody else is saved as it is. A copy has the network of
+// its source, or is not made.
+func TestSnapshotOfStopped(t *testing.T) {
+	w := serve(t)
+	p := w.open(t)
+	in := w.make(t, p, spec("sb-stopped"))
+	hostedtest.Says(t, in, "echo kept >/root/kept")
+	w.stopped(t, w.IDs()[0])
+	shot, _ := driver.As[driver.Snapshotter](in)
+	saved, err := shot.Snapshot(t.Context(), driver.SnapshotOptions{ID: "sn-stopped"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.State(t.Context(), in.ID()); got != sandbox.Paused {
+		t.Errorf("after its snapshot a stopped box is %q, %v", got, err)
+	}
+	open := spec("sb-open")
+	open.Network = sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}
+	if _, _, err := p.Restore(t.Context(), open, saved.Ref); p.ErrorCode(err) != sandbox.CodeUnsupported {
+		t.Errorf("a copy with another network: %v, want unsupported", err)
+	}
+	w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: boxPath + "/clone", Times: 1, Lose: true})
+	twin, _, err := p.Restore(t.Context(), spec("sb-twin"), saved.Ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := hostedtest.Says(t, twin, "cat /root/kept"); got != "kept\n" {
+		t.Errorf("the copy says %q", got)
+	}
+	if n := len(w.IDs()); n != 3 {
+		t.Errorf("there are %d boxes, want 3", n)
+	}
+	if err := twin.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := p.RemoveSnapshot(t.Context(), saved.Ref); err != nil || len(w.IDs()) != 1 {
+		t.Errorf("RemoveSnapshot: %v, %d boxes are left", err, len(w.IDs()))
+	}
+}

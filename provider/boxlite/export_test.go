@@ -1,0 +1,4 @@
+package boxlite
+
+// Interfaces is the script that looks for a network.
+const Interfaces = interfaces
