@@ -76,7 +76,7 @@ def command(
 ) -> m.ExecRequest:
     """A command as it travels. A string is a script for /bin/sh, a list a program with its arguments."""
     out = m.ExecRequest(
-        env=env or None, dir=cwd, user=user, timeout_ms=milliseconds(timeout), stdin=stdin or None, background=background or None,
+        env=env or None, dir=cwd, user=user, timeout_ms=milliseconds(timeout), stdin=stdin or tty is not None or None, background=background or None,
         hold_ms=milliseconds(hold), output_limit=output_limit, tty=m.WindowSize(cols=tty[0], rows=tty[1]) if tty else None,
         input_base64=base64.b64encode(input).decode() if input else None,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 
 import atoll
 from atoll import AsyncClient, AsyncSandbox, Lifetime, Network, Spec, WorkspaceMount, errors, models
-from tests.conftest import Daemon
+from scripts.daemon import Daemon
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 from atoll import ctxsandbox, errors, models
 from atoll._ctx import last_lines
 from atoll.ctxsandbox import AsyncSandboxClient, SandboxSpec, run_python_async, run_shell_async
-from tests.conftest import Daemon
+from scripts.daemon import Daemon
 
 pytestmark = pytest.mark.anyio
 

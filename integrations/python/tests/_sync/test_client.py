@@ -18,7 +18,7 @@ import pytest
 
 import atoll
 from atoll import Client, Lifetime, Network, Sandbox, Spec, WorkspaceMount, errors, models
-from tests.conftest import Daemon
+from scripts.daemon import Daemon
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 from atoll import ctxsandbox, errors, models
 from atoll._ctx import last_lines
 from atoll.ctxsandbox import SandboxClient, SandboxSpec, run_python, run_shell
-from tests.conftest import Daemon
+from scripts.daemon import Daemon
 
 pytestmark = pytest.mark.anyio
 
