@@ -87,6 +87,40 @@ while :; do sleep 1; done`)
 	waitFor(t, func() bool { return !alive(daemon) })
 }
 
+// A program that leads its process group could not begin a session without
+// another process, whose end nobody would wait for.
+func TestSetsidNeedsNoProcess(t *testing.T) {
+	c := newClient(t, "/")
+	ctx := testContext(t)
+	for _, background := range []bool{false, true} {
+		p, err := c.Exec(ctx, &sandbox.Command{Args: []string{"setsid", "sh", "-c", "exit 3"}, Background: background})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if exit, err := p.Wait(ctx); err != nil || exit.Code != 3 {
+			t.Errorf("background %v: %+v, %v", background, exit, err)
+		}
+		p.Close()
+
+		// It can be signaled, and killed with its children, in its new session.
+		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+			p, err = c.Exec(ctx, &sandbox.Command{Args: []string{"setsid", "sh", "-c", "sleep 1005 & echo $!; wait"}, Background: background})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids := readInts(t, p.Stdout(), 1)
+			if err := p.Signal(ctx, int(sig)); err != nil {
+				t.Error(err)
+			}
+			if exit, err := p.Wait(ctx); err != nil || exit.Signal != int(sig) {
+				t.Errorf("after signal %d: %+v, %v", sig, exit, err)
+			}
+			waitFor(t, func() bool { return !alive(pids[0]) })
+			p.Close()
+		}
+	}
+}
+
 func TestForkBombTimesOut(t *testing.T) {
 	c := newClient(t, "/")
 	// Bounded, for the sake of the machine, but as fast as it can be.

@@ -86,7 +86,7 @@ func (a *agent) spawn(p *proc) error {
 	if err != nil {
 		return err
 	}
-	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: fds.files, Close: fds.own, Credential: cred, TTY: c.TTY != nil}
+	attr := &spawn.Attr{Dir: dir, Env: envList(env), Files: fds.files, Close: fds.own, Credential: cred, TTY: c.TTY != nil, Follow: c.TTY == nil}
 	if fastPath(c) {
 		attr.Pidfd, attr.Await = &p.pidfd, p.moment()
 	}
@@ -99,7 +99,7 @@ func (a *agent) spawn(p *proc) error {
 		})
 	})
 	if err == nil {
-		p.pid, p.info.PID, p.ended = pid, pid, attr.Ended
+		p.pid, p.group, p.info.PID, p.ended = pid, attr.Group, pid, attr.Ended
 	}
 	if err == nil && p.pidfd < 0 {
 		p.io.open()

@@ -21,6 +21,7 @@ const (
 type proc struct {
 	cmd   *sandbox.Command
 	pid   int
+	group int  // the process group and session that it began in
 	pidfd int  // of a command that begin stays with, else -1
 	ended bool // it has, but nobody has taken its end
 	io    stdio
@@ -143,11 +144,21 @@ func (p *proc) signal(sig syscall.Signal) error {
 	if !p.info.Running {
 		return fail(sandbox.CodeNotFound, p.info.ID, "the process has ended")
 	}
-	err := syscall.Kill(-p.pid, sig)
+	err := p.killGroup(sig)
 	if err == syscall.ESRCH {
 		return fail(sandbox.CodeNotFound, p.info.ID, "the process has ended")
 	}
 	return about(p.info.ID, err)
+}
+
+// killGroup signals the process group of the command: one of its own if it has made
+// one, else that which it began in.
+func (p *proc) killGroup(sig syscall.Signal) error {
+	err := syscall.Kill(-p.pid, sig)
+	if err == syscall.ESRCH {
+		err = syscall.Kill(-p.group, sig)
+	}
+	return err
 }
 
 // procTable remembers commands.

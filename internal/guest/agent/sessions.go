@@ -62,7 +62,7 @@ func parseStat(b []byte) (procStat, bool) {
 	return st, err1 == nil && err2 == nil && err3 == nil
 }
 
-// killTree ends every process of the command's session and every descendant,
+// killTree ends every process of the command's sessions and every descendant,
 // those in sessions of their own included. All are found and stopped before any
 // is killed, because orphans become children of process 1.
 func (p *proc) killTree() {
@@ -70,12 +70,12 @@ func (p *proc) killTree() {
 		return
 	}
 	if len(processes()) == 0 { // there is no /proc
-		_ = syscall.Kill(-p.pid, syscall.SIGKILL)
+		_ = p.killGroup(syscall.SIGKILL)
 		return
 	}
 	found := map[int]bool{p.pid: true}
 	killAll(p.within, func(all []procStat) []procStat {
-		return below(all, found, func(q procStat) bool { return q.session == p.pid })
+		return below(all, found, func(q procStat) bool { return q.session == p.group || q.session == p.pid })
 	})
 }
 

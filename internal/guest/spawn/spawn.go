@@ -23,6 +23,10 @@ import (
 type child struct {
 	clone cloneArgs
 
+	follows bool // the program is a second process, in the group of the first one
+	second  cloneArgs
+	pid     uintptr // its number
+
 	path       *byte
 	argv, envp []*byte
 	dir        *byte // nil to stay
@@ -56,6 +60,7 @@ type cloneArgs struct {
 
 const (
 	cloneVM           = 0x100
+	cloneFiles        = 0x400
 	clonePidfd        = 0x1000
 	cloneVfork        = 0x4000
 	cloneClearSighand = 0x100000000
@@ -75,8 +80,16 @@ func init() {
 	plain.Store(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l) != nil || l.Cur == l.Max-1)
 }
 
-// Attr says how a program begins. It leads a session of its own in any case.
+// Attr says how a program begins. It is in a session of its own in any case.
 type Attr struct {
+	// Follow makes the program a member of its session and process group, and not
+	// the leader of either, who has ended: only such a program can begin a session
+	// (setsid) without another process. This process must inherit orphans, as the
+	// first one of a sandbox does. It is not done where package syscall starts
+	// programs.
+	Follow bool
+	// Group gets the number of the process group and session.
+	Group int
 	Dir   string // empty to stay
 	Env   []string
 	Files [maxFiles]int // become descriptors 0, 1 and 2
@@ -108,7 +121,7 @@ type Attr struct {
 // Descriptors that the program is not to have must be marked to close on
 // execution as they are made: syscall.ForkLock is not held.
 func ForkExec(path string, argv []string, attr *Attr) (int, error) {
-	attr.Ended = false
+	attr.Ended, attr.Group = false, 0
 	if attr.Pidfd != nil {
 		*attr.Pidfd = -1
 	}
@@ -131,7 +144,15 @@ func ForkExec(path string, argv []string, attr *Attr) (int, error) {
 			_ = syscall.Close(int(c.pidfd))
 		}
 		bury(int(pid))
+		if c.pid != 0 {
+			bury(int(c.pid))
+		}
 		return 0, syscall.Errno(c.failed)
+	}
+	attr.Group = int(pid)
+	if c.follows {
+		bury(int(pid)) // it has ended
+		pid = c.pid
 	}
 	if attr.Pidfd != nil {
 		*attr.Pidfd, attr.Ended = int(c.pidfd), c.end.revents != 0
@@ -150,6 +171,7 @@ func (a *Attr) forkExec(path string, argv []string) (int, error) {
 		Sys: &syscall.SysProcAttr{Credential: a.Credential, Setsid: true, Setctty: a.TTY, UseCgroupFD: a.InCgroup, CgroupFD: a.Cgroup},
 	})
 	if err == nil {
+		a.Group = pid
 		for _, fd := range a.Close {
 			_ = syscall.Close(fd)
 		}
@@ -176,9 +198,17 @@ func prepare(path string, argv []string, attr *Attr) (*child, error) {
 		c.clone.flags |= cloneIntoCgroup
 		c.clone.cgroup = uint64(attr.Cgroup)
 	}
+	program := &c.clone
+	if attr.Follow {
+		c.follows, program = true, &c.second
+		c.clone.flags |= cloneFiles // so that the descriptor is this process's, too
+		// The parent is not inherited (CLONE_PARENT): in gVisor its process group
+		// would be, too.
+		c.second.flags, c.second.exitSignal = cloneVM|cloneVfork, uint64(syscall.SIGCHLD)
+	}
 	if attr.Pidfd != nil {
-		c.clone.flags |= clonePidfd
-		c.clone.pidfd = uint64(uintptr(unsafe.Pointer(&c.pidfd))) // nothing on the heap moves
+		program.flags |= clonePidfd
+		program.pidfd = uint64(uintptr(unsafe.Pointer(&c.pidfd))) // nothing on the heap moves
 	}
 	var err error
 	if c.path, err = syscall.BytePtrFromString(path); err != nil {

@@ -36,7 +36,7 @@ func vforkExec(c *child) (uintptr, syscall.Errno) {
 	entersyscallblock()
 	pid, errno := rawVfork(&c.clone, unsafe.Sizeof(c.clone))
 	if pid == 0 && errno == 0 {
-		c.failed = c.become()
+		c.failed = c.lead()
 		for {
 			_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 253, 0, 0)
 		}
@@ -66,6 +66,33 @@ func (c *child) attend() {
 	}
 }
 
+// lead begins a session. If the program is not to lead its process group, this
+// process makes another one for it and ends. Whoever inherits orphans is the parent
+// of that one then, and this process's number remains that of its group and session.
+// lead returns when there is nothing left to do for this process.
+//
+//go:noinline
+//go:norace
+//go:nosplit
+//go:nocheckptr
+func (c *child) lead() syscall.Errno {
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0); errno != 0 {
+		return errno
+	}
+	if !c.follows {
+		return c.become()
+	}
+	pid, errno := rawVfork(&c.second, unsafe.Sizeof(c.second))
+	if pid == 0 && errno == 0 {
+		return c.become()
+	}
+	c.pid = pid
+	if errno == 0 {
+		errno = c.failed // of that process, which shares this memory
+	}
+	return errno
+}
+
 // become makes the new process what was asked for. It returns only if it fails.
 //
 //go:noinline
@@ -73,9 +100,6 @@ func (c *child) attend() {
 //go:nosplit
 //go:nocheckptr
 func (c *child) become() syscall.Errno {
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0); errno != 0 {
-		return errno
-	}
 	if errno := c.switchUser(); errno != 0 {
 		return errno
 	}

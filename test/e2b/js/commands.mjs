@@ -20,6 +20,15 @@ test('run: directory, user, environment, quoting', () => box(async (sbx) => {
   await rejects(sbx.commands.run('true', { user: 'nobody-here' }), 'AuthenticationError', 'SandboxError')
 }))
 
+// As a leader of its process group, setsid would begin another process and end.
+test('run: no command leads its process group', () => box(async (sbx) => {
+  const e = await rejects(sbx.commands.run('setsid sh -c "exit 3"'), 'CommandExitError')
+  assert.equal(e.exitCode, 3)
+  const h = await sbx.commands.run('exec setsid sleep 600', { background: true })
+  assert.equal(await h.kill(), true)
+  await rejects(h.wait(), 'CommandExitError')
+}))
+
 test('run: timeout', () => box(async (sbx) => {
   await rejects(sbx.commands.run('sleep 600', { timeoutMs: 1000 }), 'TimeoutError')
   await until(() => sbx.commands.list().then((l) => l.length === 0), 'it was killed')

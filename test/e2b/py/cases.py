@@ -132,6 +132,15 @@ async def _():
             assert bytes(await sbx.files.read(path, format="bytes")).decode() == want
 
 
+@test("run: no command leads its process group")
+async def _():
+    async with Box() as sbx:
+        e = await raises(sbx.commands.run('setsid sh -c "exit 3"'), "CommandExitException")
+        assert e.exit_code == 3, e
+        h = await sbx.commands.run("exec setsid sleep 600", background=True)
+        assert await h.kill() is True
+
+
 @test("run: output, streams, exit codes")
 async def _():
     async with Box() as sbx:
