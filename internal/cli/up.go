@@ -21,6 +21,10 @@ import (
 // where their SDKs look for a local server.
 const defaultE2B = "127.0.0.1:3000"
 
+// defaultBridge is where clients of Cloudflare's sandbox bridge are served unless
+// something else is said: where its development server is.
+const defaultBridge = "127.0.0.1:8787"
+
 // UpOptions say how a daemon is to run.
 type UpOptions struct {
 	StateDir string
@@ -34,6 +38,7 @@ type UpOptions struct {
 	Plain    bool        // a loopback address may do without
 	Hosts    []string
 	E2B      E2BOptions
+	Bridge   BridgeOptions
 	Egress   EgressOptions
 	Policies string // file or directory; empty: there are none
 	// AuditKeep is how long events are kept; zero means without limit.
@@ -59,6 +64,12 @@ type E2BOptions struct {
 	CA     string // file with the certificate that they have to trust
 	// Internet allows sandboxes what their clients do not deny.
 	Internet bool
+}
+
+// BridgeOptions say where clients of Cloudflare's sandbox bridge are served.
+type BridgeOptions struct {
+	Listen string // TCP address, empty for none
+	TLS    *tls.Config
 }
 
 // EgressOptions say what the owner of the machine decides about all networks.
@@ -104,6 +115,8 @@ type Daemon interface {
 	Socket() string // its path
 	TCP() net.Addr  // nil without one
 	E2B() net.Addr  // nil without one
+	// Bridge is nil without one.
+	Bridge() net.Addr
 	// Reload reads its policies anew.
 	Reload(ctx context.Context) error
 	// Failed yields what makes it useless.
@@ -136,6 +149,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
   atoll up --listen 127.0.0.1:7070 --plain
   atoll up --config /etc/atoll/atoll.yaml
   atoll up --e2b
+  atoll up --bridge
   atoll up --detach`,
 		GroupID: groupDaemon,
 		Args:    cobra.NoArgs,
@@ -157,6 +171,8 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
 	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
+	flags.StringVar(&opts.Bridge.Listen, "bridge", "", "also serve the API of Cloudflare's sandbox bridge on this TCP address (without one: "+defaultBridge+")")
+	flags.Lookup("bridge").NoOptDefVal = defaultBridge
 	flags.StringVar(&opts.Policies, "policy", "", "policy file, or directory of policy files; see: atoll policy (default: $ATOLL_POLICY)")
 	egressFlags(flags, &opts.Egress, &proxyIn)
 	flags.BoolVar(&opts.E2B.Internet, "e2b-internet", false, "let sandboxes of E2B clients reach everything that the clients do not deny, as E2B does; otherwise only what they allow")
@@ -209,7 +225,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 				return badFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
 			}
 			opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-			opts.E2B.TLS = opts.TLS
+			opts.E2B.TLS, opts.Bridge.TLS = opts.TLS, opts.TLS
 		}
 		return a.runDaemon(cmd.Context(), opts)
 	}
@@ -253,6 +269,9 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	}
 	if d.E2B() != nil {
 		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
+	}
+	if d.Bridge() != nil {
+		_, _ = fmt.Fprintf(a.Stderr, "atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
 	}
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, syscall.SIGHUP)

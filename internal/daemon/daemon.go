@@ -93,6 +93,9 @@ type Options struct {
 	SessionGrace time.Duration
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
+	// Bridge is where to serve the API of Cloudflare's sandbox bridge, if
+	// anywhere.
+	Bridge Bridge
 	// AuditKeep is how long events are kept before they are pruned. Zero: for
 	// ever.
 	AuditKeep time.Duration
@@ -140,6 +143,7 @@ type Daemon struct {
 	socket    string
 	tcp       net.Addr
 	e2b       net.Addr
+	bridge    net.Addr
 	stop      context.CancelFunc
 	work      sync.WaitGroup
 	failed    chan error
@@ -177,7 +181,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.openServer, d.listenE2B, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openPlane, d.openSessions, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}

@@ -87,7 +87,7 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 // gateway even where an operator allows the addresses.
 func (d *Daemon) ownPorts() []netip.AddrPort {
 	var own []netip.AddrPort
-	for _, listen := range []string{d.opts.Listen, d.opts.E2B.Listen} {
+	for _, listen := range []string{d.opts.Listen, d.opts.E2B.Listen, d.opts.Bridge.Listen} {
 		_, port, err := net.SplitHostPort(listen)
 		if err != nil {
 			continue

@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+
+	"github.com/atoll-run/atoll/internal/control/exec"
+	"github.com/atoll-run/atoll/internal/control/sandboxes"
+	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/server/bridgeapi"
+)
+
+// Bridge says where the API of Cloudflare's sandbox bridge is served. The zero
+// value serves none.
+type Bridge struct {
+	// Listen is a TCP address. Without TLS it must be a loopback address.
+	Listen string
+	TLS    *tls.Config
+}
+
+func (d *Daemon) listenBridge(context.Context) error {
+	opts := d.opts.Bridge
+	if opts.Listen == "" {
+		return nil
+	}
+	l, err := listenTCP(opts.Listen, opts.TLS, true, "http/1.1") // which WebSockets need
+	if err != nil {
+		return err
+	}
+	d.bridge = l.Addr()
+	handler := bridgeapi.New(d.bridgeServices(), bridgeapi.Options{Logger: d.opts.Logger})
+	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Ready: d.recovered, Logger: d.opts.Logger})
+	d.onClose(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
+		defer cancel()
+		return srv.Shutdown(ctx)
+	})
+	d.serveWith(srv, l)
+	return nil
+}
+
+// bridgeServices returns what that API needs of the control services.
+func (d *Daemon) bridgeServices() bridgeapi.Services {
+	return bridgeapi.Services{
+		Authenticate: d.authenticateKey, Open: d.openForBridge, HasImage: d.hasImage,
+		Sandboxes: sandboxes.Public{Service: d.services.Sandboxes}, Templates: d.services.Templates, Profiles: d.services.Profiles,
+	}
+}
+
+// bridgeBox shows a sandbox to that API.
+type bridgeBox struct{ *exec.Handle }
+
+func (b bridgeBox) Files() bridgeapi.Files { return b.Sandbox.Files() }
+
+func (d *Daemon) openForBridge(ctx context.Context, ref string) (bridgeapi.Box, error) {
+	b, err := d.services.Exec.Open(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return bridgeBox{b}, nil
+}
+
+// Bridge returns the address at which the API of Cloudflare's sandbox bridge is
+// served, nil without one.
+func (d *Daemon) Bridge() net.Addr { return d.bridge }

@@ -1,0 +1,311 @@
+package daemon_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// bridgeClient calls the API of Cloudflare's bridge.
+type bridgeClient struct {
+	e2bClient
+	key string
+}
+
+func startBridge(t *testing.T) (owner *atoll.Client, mine, other bridgeClient) {
+	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Bridge.Listen = "127.0.0.1:0" })
+	owner = daemontest.Client(t, d)
+	var all []bridgeClient
+	for _, tenant := range []string{"", "rival"} {
+		k, err := owner.Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: tenant, Verbs: []string{"read", "exec", "write"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, bridgeClient{e2bClient{t, d.Bridge().String()}, k.Token})
+	}
+	return owner, all[0], all[1]
+}
+
+func (c bridgeClient) do(method, path, body string, headers ...string) answer {
+	c.t.Helper()
+	return c.call(method, path, body, append([]string{"Authorization", "bearer " + c.key}, headers...)...)
+}
+
+// want checks the status and, of an error, its code.
+func (c bridgeClient) want(status int, code string, a answer) answer {
+	c.t.Helper()
+	if got, _ := a.fields["code"].(string); a.status != status || got != code {
+		c.t.Fatalf("status %d with code %q, want %d with %q: %s", a.status, got, status, code, a.body)
+	}
+	for _, b := range a.body {
+		if status >= 400 && b >= 0x80 {
+			c.t.Fatalf("an error is not ASCII: %q", a.body)
+		}
+	}
+	return a
+}
+
+func (c bridgeClient) create() string {
+	c.t.Helper()
+	return "/v1/sandbox/" + c.want(200, "", c.do("POST", "/v1/sandbox", "")).fields["id"].(string)
+}
+
+// exec runs a command, and returns what it wrote and the name and data of the
+// last event.
+func (c bridgeClient) exec(box string, args ...string) (stdout, stderr, last, data string) {
+	c.t.Helper()
+	body, _ := json.Marshal(map[string]any{"argv": args, "timeout_ms": 30000})
+	a := c.want(200, "", c.do("POST", box+"/exec", string(body)))
+	if kind := a.header.Get("Content-Type"); kind != "text/event-stream" {
+		c.t.Fatalf("content type %q", kind)
+	}
+	return c.events(a.body)
+}
+
+func (c bridgeClient) events(stream []byte) (stdout, stderr, last, data string) {
+	c.t.Helper()
+	for event := range strings.SplitSeq(strings.TrimSuffix(string(stream), "\n\n"), "\n\n") {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(event, "event: "), "\ndata: ")
+		if !ok || last != "" {
+			c.t.Fatalf("event %q in %q", event, stream)
+		}
+		piece, err := base64.StdEncoding.DecodeString(rest)
+		switch name {
+		case "stdout":
+			stdout += string(piece)
+		case "stderr":
+			stderr += string(piece)
+		default:
+			last, data, err = name, rest, nil
+		}
+		if err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	return stdout, stderr, last, data
+}
+
+func TestBridgeWantsKeys(t *testing.T) {
+	_, c, other := startBridge(t)
+	box := c.create()
+	c.want(200, "", c.call("GET", "/health", ""))
+	for _, route := range []string{
+		"POST /v1/sandbox", "GET /v1/openapi.json", "GET /nowhere", "DELETE " + box, "GET " + box + "/running", "POST " + box + "/exec", "GET " + box + "/file/workspace/x", "PUT " + box + "/file/workspace/x",
+		"POST " + box + "/persist", "POST " + box + "/hydrate", "GET " + box + "/pty", "POST " + box + "/mount", "POST " + box + "/unmount", "POST " + box + "/session", "POST " + box + "/tunnel/8080", "GET " + box + "/nowhere",
+	} {
+		method, path, _ := strings.Cut(route, " ")
+		for _, headers := range [][]string{nil, {"Authorization", ""}, {"Authorization", "Bearer " + c.key + "0"}, {"Authorization", "Basic " + c.key}, {"X-API-Key", c.key}} {
+			a := c.want(401, "unauthorized", c.call(method, path, `{"argv":["true"]}`, headers...))
+			if strings.Contains(string(a.body), c.key) {
+				t.Errorf("%s tells the key: %s", route, a.body)
+			}
+		}
+	}
+	c.want(401, "unauthorized", c.call("GET", box+"/running?authorization=Bearer%20"+c.key, "")) // but for terminals
+	// Another tenant's sandbox with the same id is another one.
+	c.want(200, "", c.do("PUT", box+"/file/workspace/x", "mine"))
+	if a := c.want(200, "", other.do("GET", box+"/running", "")); a.fields["running"] != false {
+		t.Errorf("another tenant's sandbox: %s", a.body)
+	}
+	other.want(404, "workspace_read_not_found", other.do("GET", box+"/file/workspace/x", ""))
+	other.want(204, "", other.do("DELETE", box, ""))
+	if a := c.want(200, "", c.do("GET", box+"/file/workspace/x", "")); string(a.body) != "mine" {
+		t.Errorf("the file holds %q", a.body)
+	}
+}
+
+func TestBridgeRefuses(t *testing.T) {
+	_, c, _ := startBridge(t)
+	box := c.create()
+	if _, _, last, _ := c.exec(box, "ln", "-s", "/etc", "/workspace/out"); last != "exit" {
+		t.Fatal(last)
+	}
+	for _, r := range []struct {
+		route, body string
+		status      int
+		code        string
+	}{
+		{"GET /v1/sandbox/no%20id/running", "", 400, "invalid_request"},
+		{"GET /v1/sandbox/" + strings.Repeat("a", 129) + "/running", "", 400, "invalid_request"},
+		{"GET /v1/sandbox/", "", 400, "invalid_request"},
+		{"GET " + box, "", 404, "invalid_request"},
+		{"POST " + box + "/running", "", 404, "invalid_request"},
+		{"GET " + box + "/running/x", "", 404, "invalid_request"},
+		{"GET /v1/nowhere", "", 404, "invalid_request"},
+		{"POST /v1/sandbox", `{`, 400, "invalid_request"},
+		{"POST /v1/sandbox", `{"mounts":[{"bucket":"b","mountPath":"/workspace/d","options":{"endpoint":"https://s3.example"}}]}`, 502, "mount_error"},
+		{"POST " + box + "/exec", ``, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":[]}`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":"ls"}`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":[""]}`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":["a\u0000"]}`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":["ls"],"timeout_ms":-1}`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":["ls"],"timeout_ms":"1"}`, 400, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":["ls"],"cwd":"/etc"}`, 403, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":["ls"],"cwd":"out"}`, 403, "invalid_request"},
+		{"POST " + box + "/exec", `{"argv":["` + strings.Repeat("x", 9<<20) + `"]}`, 413, "payload_too_large"},
+		{"GET " + box + "/file/", "", 400, "invalid_request"},
+		{"GET " + box + "/file/workspace/missing", "", 404, "workspace_read_not_found"},
+		{"GET " + box + "/file/workspace/../etc/hostname", "", 403, "invalid_request"},
+		{"GET " + box + "/file/etc/hostname", "", 403, "invalid_request"},
+		{"GET " + box + "/file/workspace/out/hostname", "", 403, "invalid_request"},
+		{"GET " + box + "/file/workspace", "", 400, "invalid_request"},
+		{"PUT " + box + "/file/workspace/out/x", "x", 403, "invalid_request"},
+		{"PUT " + box + "/file/tmp/x", "x", 403, "invalid_request"},
+		{"POST " + box + "/persist?excludes=a,../b", "", 400, "invalid_request"},
+		{"POST " + box + "/hydrate", "", 400, "invalid_request"},
+		{"POST " + box + "/hydrate", "this is no archive", 400, "invalid_request"},
+		{"GET " + box + "/pty", "", 400, "invalid_request"},
+		{"POST " + box + "/mount", `{"mountPath":"data","binding":"b"}`, 400, "invalid_request"},
+		{"POST " + box + "/mount", `{"mountPath":"/workspace/d"}`, 400, "invalid_request"},
+		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","options":{"endpoint":"https://s3.example"}}`, 400, "invalid_request"},
+		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","bucket":"b","options":{"endpoint":"https://s3.example","credentials":{"accessKeyId":"canary","secretAccessKey":"canary"}}}`, 502, "mount_error"},
+		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","binding":"b"}`, 502, "mount_error"},
+		{"POST " + box + "/unmount", `{"mountPath":"/"}`, 400, "invalid_request"},
+		{"POST " + box + "/unmount", `{"mountPath":"/workspace/d"}`, 502, "unmount_error"},
+		{"POST " + box + "/session", `{}`, 502, "session_error"},
+		{"POST " + box + "/tunnel/8080", `{}`, 502, "tunnel_error"},
+	} {
+		method, path, _ := strings.Cut(r.route, " ")
+		a := c.do(method, path, r.body)
+		if a.status != r.status || a.fields["code"] != r.code || strings.Contains(string(a.body), "canary") {
+			t.Errorf("%s %.80s: %d %s; want %d with code %q", r.route, r.body, a.status, a.body, r.status, r.code)
+		}
+	}
+}
+
+func TestBridgeRunsCommands(t *testing.T) {
+	_, c, _ := startBridge(t)
+	box := c.create()
+	for _, r := range []struct {
+		args           []string
+		stdout, stderr string
+		end            string
+	}{
+		{[]string{"sh", "-c", "pwd; echo é >&2; exit 3"}, "/workspace\n", "é\n", `{"exit_code":3}`},
+		{[]string{"printf", "%s|%s|%s", "a\nb", "", "it's"}, "a\nb||it's", "", `{"exit_code":0}`},
+		{[]string{"sh", "-c", "printf '\\000\\377'"}, "\x00\xff", "", `{"exit_code":0}`},
+		{[]string{"sh", "-c", "kill -9 $$"}, "", "", `{"exit_code":137}`},
+	} {
+		stdout, stderr, last, data := c.exec(box, r.args...)
+		if stdout != r.stdout || stderr != r.stderr || last != "exit" || data != r.end {
+			t.Errorf("%q: %q, %q, %s %s", r.args, stdout, stderr, last, data)
+		}
+	}
+	if _, _, last, data := c.exec(box, "no-such-program"); last != "exit" || data != `{"exit_code":127}` {
+		t.Errorf("a missing program: %s %s", last, data)
+	}
+	a := c.want(200, "", c.do("POST", box+"/exec", `{"argv":["sleep","100"],"timeout_ms":50}`))
+	if _, _, last, data := c.events(a.body); last != "error" || !strings.Contains(data, `"exec_timeout"`) {
+		t.Errorf("a timeout: %s %s", last, data)
+	}
+	c.want(200, "", c.do("PUT", box+"/file/workspace/d/f", "x"))
+	a = c.want(200, "", c.do("POST", box+"/exec", `{"argv":["pwd"],"cwd":"d"}`))
+	if stdout, _, _, _ := c.events(a.body); stdout != "/workspace/d\n" {
+		t.Errorf("with a directory: %q", stdout)
+	}
+}
+
+func TestBridgeLifecycle(t *testing.T) {
+	owner, c, _ := startBridge(t)
+	running := func(box string) bool {
+		t.Helper()
+		return c.want(200, "", c.do("GET", box+"/running", "")).fields["running"] == true
+	}
+	box := c.create()
+	name := "bridge-" + strings.TrimPrefix(box, "/v1/sandbox/")
+	content := strings.Repeat("0123456789", 100)
+	c.want(200, "", c.do("PUT", box+"/file/workspace/a%20b/c.txt", content))
+	if a := c.do("GET", box+"/file/workspace/a%20b/c.txt", "", "Range", "bytes=5-14"); a.status != 206 || string(a.body) != "5678901234" || a.header.Get("Content-Range") != "bytes 5-14/1000" {
+		t.Errorf("a range: %d %q %q", a.status, a.body, a.header)
+	}
+	c.want(416, "invalid_request", c.do("GET", box+"/file/workspace/a%20b/c.txt", "", "Range", "bytes=1000-"))
+	for _, args := range [][]string{
+		{"ln", "-s", "/workspace/a b/c.txt", "/workspace/link"},
+		{"ln", "-s", "/etc/hostname", "/workspace/outside"},
+		{"ln", "/workspace/a b/c.txt", "/workspace/hard"},
+		{"mkfifo", "/workspace/pipe"},
+		{"mkdir", "-p", "/workspace/cache/x", "/workspace/star*"},
+	} {
+		if _, stderr, _, data := c.exec(box, args...); data != `{"exit_code":0}` {
+			t.Fatalf("%q: %s %s", args, stderr, data)
+		}
+	}
+	kept := c.want(200, "", c.do("POST", box+"/persist?excludes=cache,./star*", "")).body
+	want := map[string]byte{"./": '5', "./a b/": '5', "./a b/c.txt": '0', "./hard": '0', "./link": '2'}
+	for in := tar.NewReader(bytes.NewReader(kept)); ; {
+		head, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if head.Typeflag != want[head.Name] {
+			t.Errorf("member %q of type %c", head.Name, head.Typeflag)
+		}
+		delete(want, head.Name)
+	}
+	if len(want) > 0 {
+		t.Errorf("missing: %v", want)
+	}
+	// It sleeps, and wakes.
+	s, err := owner.Get(t.Context(), name)
+	if err == nil {
+		_, err = s.Pause(t.Context(), sandbox.PauseDisk)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !running(box) {
+		t.Error("a paused sandbox is not running")
+	}
+	if stdout, _, _, _ := c.exec(box, "cat", "/workspace/link"); stdout != content {
+		t.Errorf("after a pause: %q", stdout)
+	}
+	// It is deleted, and its id begins anew.
+	for range 2 {
+		c.want(204, "", c.do("DELETE", box, ""))
+		if running(box) {
+			t.Error("a deleted sandbox is running")
+		}
+	}
+	if running("/v1/sandbox/unknown_ID-1") {
+		t.Error("an unknown sandbox is running")
+	}
+	c.want(200, "", c.do("POST", box+"/hydrate", string(kept)))
+	if stdout, _, _, _ := c.exec(box, "cat", "/workspace/hard", "/workspace/link"); stdout != content+content {
+		t.Errorf("after hydrating: %q", stdout)
+	}
+	// Ids that are no names work, many at once.
+	done := make(chan answer)
+	for range 4 {
+		go func() { done <- c.do("POST", "/v1/sandbox/My_ID/exec", `{"argv":["true"]}`) }()
+	}
+	for range 4 {
+		if a := <-done; a.status != 200 || !strings.Contains(string(a.body), `"exit_code":0`) {
+			t.Errorf("a new id: %d %s", a.status, a.body)
+		}
+	}
+	count := 0
+	for _, err := range owner.List(t.Context(), atoll.ListOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		count++
+	}
+	if count != 2 {
+		t.Errorf("%d sandboxes, want 2", count)
+	}
+}

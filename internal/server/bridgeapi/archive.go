@@ -1,0 +1,160 @@
+package bridgeapi
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"io"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// archive rewrites the archive of a workspace for clients, which refuse a whole
+// archive for one member that they do not like: hard links, devices, links that
+// lead out of the workspace, and odd names.
+type archive struct {
+	ctx   context.Context
+	files Files
+	left  int // members left out that are neither devices, pipes nor sockets
+}
+
+// export writes the workspace, without what the patterns match.
+func (a *archive) export(to io.Writer, exclude []string) error {
+	r, w := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		err := a.files.Export(a.ctx, root, w, driver.ExportOptions{Exclude: exclude})
+		w.CloseWithError(err)
+		done <- err
+	}()
+	err := a.rewrite(tar.NewReader(r), to)
+	r.CloseWithError(err) // ends an export that goes on
+	if exported := <-done; exported != nil && (err == nil || sandbox.CodeOf(err) == sandbox.CodeInternal) {
+		return exported
+	}
+	return err
+}
+
+func (a *archive) rewrite(from *tar.Reader, to io.Writer) error {
+	out := tar.NewWriter(to)
+	for {
+		head, err := from.Next()
+		if errors.Is(err, io.EOF) {
+			return out.Close()
+		}
+		if err != nil {
+			return err
+		}
+		if err := a.member(head, from, out); err != nil {
+			return err
+		}
+	}
+}
+
+// member writes one member, unless it is to be left out.
+func (a *archive) member(head *tar.Header, content io.Reader, out *tar.Writer) error {
+	name := relative(head.Name)
+	if strings.Contains(name, `\`) || len(name) > 1 && name[1] == ':' {
+		a.left++ // clients take it for a path of Windows
+		return nil
+	}
+	next := &tar.Header{
+		Typeflag: head.Typeflag, Name: "./" + name, Mode: head.Mode, Uid: head.Uid, Gid: head.Gid, Uname: head.Uname, Gname: head.Gname,
+		ModTime: head.ModTime.Truncate(time.Second), PAXRecords: attributes(head.PAXRecords),
+	}
+	switch head.Typeflag {
+	case tar.TypeDir:
+		if name != "" {
+			next.Name += "/"
+		}
+		return out.WriteHeader(next)
+	case tar.TypeSymlink:
+		target, ok := inside(name, head.Linkname)
+		if !ok {
+			a.left++
+			return nil
+		}
+		next.Linkname = target
+		return out.WriteHeader(next)
+	case tar.TypeReg:
+		next.Size = head.Size
+		return copyTo(out, next, content)
+	case tar.TypeLink:
+		return a.hardLink(next, relative(head.Linkname), out)
+	}
+	return nil
+}
+
+// hardLink writes a copy of the file that a member is another name of.
+func (a *archive) hardLink(head *tar.Header, target string, out *tar.Writer) error {
+	content, info, err := a.files.Read(a.ctx, path.Join(root, target), driver.ReadOptions{})
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return nil // it was removed meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	head.Typeflag, head.Size = tar.TypeReg, info.Size
+	return copyTo(out, head, io.LimitReader(content, info.Size))
+}
+
+// copyTo writes a file that may have become shorter since it was looked at.
+func copyTo(out *tar.Writer, head *tar.Header, content io.Reader) error {
+	if err := out.WriteHeader(head); err != nil {
+		return err
+	}
+	n, err := io.Copy(out, content)
+	if err == nil && n < head.Size {
+		_, err = io.CopyN(out, zeros{}, head.Size-n)
+	}
+	return err
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// relative returns the name of a member relative to the workspace, whose own name
+// begins all names.
+func relative(name string) string {
+	_, rest, _ := strings.Cut(path.Clean(name), "/")
+	return rest
+}
+
+// inside returns the target of a link as one that is relative and leads nowhere
+// but to below the workspace, if there is one.
+func inside(name, target string) (string, bool) {
+	dir := path.Dir(name)
+	direct := path.Join(dir, target)
+	if !path.IsAbs(target) && direct != ".." && !strings.HasPrefix(direct, "../") {
+		return target, target != "" && !strings.Contains(target, `\`)
+	}
+	at := path.Join(root, dir, target)
+	if path.IsAbs(target) {
+		at = path.Clean(target)
+	}
+	if !below(at) || strings.Contains(target, `\`) {
+		return "", false
+	}
+	up := strings.Repeat("../", strings.Count(name, "/"))
+	return path.Clean(up + strings.Join(segmentsOf(at), "/")), true
+}
+
+// attributes returns the extended attributes among the records of a member.
+func attributes(records map[string]string) map[string]string {
+	out := map[string]string{}
+	for k, v := range records {
+		if strings.HasPrefix(k, "SCHILY.xattr.") {
+			out[k] = v
+		}
+	}
+	return out
+}

@@ -1,0 +1,271 @@
+package bridgeapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	// linger is how long output is awaited after a command has ended:
+	// processes that it left behind may hold its streams open for ever.
+	linger = time.Second
+	// keepalive is how often a stream that is silent gets a comment. Some
+	// clients give up after five minutes.
+	keepalive = 30 * time.Second
+	piece     = 32 << 10
+)
+
+// exec runs a command and sends what it writes as server-sent events.
+func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
+	var req struct {
+		Args    []string `json:"argv"`
+		Timeout *float64 `json:"timeout_ms"`
+		Dir     string   `json:"cwd"`
+	}
+	if err := read(r, &req); err != nil {
+		return err
+	}
+	if len(req.Args) == 0 {
+		return invalid("argv must be a non-empty array")
+	}
+	if r.Header.Get("Session-Id") != "" {
+		return unsupported(codeSession, "sessions")(nil, nil, nil)
+	}
+	cmd := sandbox.Command{Args: req.Args}
+	if req.Timeout != nil {
+		if *req.Timeout < 0 || *req.Timeout > float64(24*time.Hour/time.Millisecond)*365 {
+			return invalid("timeout_ms must be a number of milliseconds")
+		}
+		cmd.Timeout = max(time.Duration(*req.Timeout*float64(time.Millisecond)), time.Millisecond)
+	}
+	if err := cmd.Validate(); err != nil {
+		return err
+	}
+	if req.Dir != "" {
+		var err error
+		if req.Dir, err = within(req.Dir, "cwd"); err != nil {
+			return err
+		}
+	}
+	box, err := h.open(r.Context(), c)
+	if err != nil {
+		return err
+	}
+	if req.Dir != "" {
+		if cmd.Dir, err = follow(r.Context(), box.Files(), req.Dir, "cwd"); err != nil {
+			return err
+		}
+	}
+	p, err := box.Exec(r.Context(), cmd)
+	if err != nil {
+		return err
+	}
+	defer p.Close() // which kills it if the caller is gone
+	_ = p.Stdin().Close()
+	s := &eventStream{w: w, rc: http.NewResponseController(w)}
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-cache")
+	w.WriteHeader(http.StatusOK)
+	exit, err := s.follow(r.Context(), p)
+	if exit.Code == 126 || exit.Code == 127 {
+		h.mendRoot(r.Context(), box)
+	}
+	h.sayEnd(r.Context(), s, exit, err)
+	return nil
+}
+
+// sayEnd sends the last event.
+func (h *Handler) sayEnd(ctx context.Context, s *eventStream, exit sandbox.Exit, err error) {
+	switch {
+	case ctx.Err() != nil:
+		return
+	case err != nil:
+		s.send("error", answerOf(err, codeTransport))
+	case exit.Reason == sandbox.ReasonTimeout:
+		s.flush() // what it wrote until then
+		select {
+		case <-ctx.Done():
+		case <-time.After(h.opts.quiet):
+			s.send("error", &problem{Text: "the command took too long and was killed", Code: codeTimeout})
+		}
+	case lost(exit.Reason):
+		s.send("error", &problem{Text: "the sandbox ended while the command ran: " + string(exit.Reason), Code: codeTransport})
+	default:
+		s.send("exit", map[string]int{"exit_code": exit.Code})
+	}
+	s.flush()
+}
+
+// lost reports whether a command ended because its sandbox did.
+func lost(r sandbox.Reason) bool {
+	switch r {
+	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
+		return true
+	}
+	return false
+}
+
+// mendRoot makes the directory that commands start in, if a command has removed
+// it: without it no further one can be started.
+func (h *Handler) mendRoot(ctx context.Context, box Box) {
+	if _, err := box.Files().Stat(ctx, root); sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if err := box.Files().Mkdir(ctx, root, driver.MkdirOptions{Parents: true}); err != nil {
+			h.opts.Logger.WarnContext(ctx, "making "+root, "error", err)
+		}
+	}
+}
+
+// eventStream sends events to one caller.
+type eventStream struct {
+	w  io.Writer
+	rc *http.ResponseController
+}
+
+func (s *eventStream) send(name string, v any) { s.raw(name, ascii(v)) }
+
+func (s *eventStream) raw(name string, data []byte) {
+	_, _ = fmt.Fprintf(s.w, "event: %s\ndata: %s\n\n", name, data) // the caller may be gone
+}
+
+func (s *eventStream) flush() { _ = s.rc.Flush() }
+
+// chunk is a piece of output; without data, the end of a stream.
+type chunk struct {
+	name string
+	data []byte
+}
+
+// follow sends what a command writes until it has ended.
+func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exit, error) {
+	over := make(chan struct{}) // nobody receives any more
+	defer close(over)
+	chunks := make(chan chunk)
+	for name, from := range map[string]io.Reader{"stdout": p.Stdout(), "stderr": p.Stderr()} {
+		go pump(name, from, chunks, over)
+	}
+	ended := make(chan struct{})
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var exit sandbox.Exit
+	var err error
+	go func() {
+		defer close(ended)
+		exit, err = p.Wait(waiting)
+	}()
+	beat := time.NewTicker(keepalive)
+	defer beat.Stop()
+	for open := 2; open > 0; {
+		select {
+		case c := <-chunks:
+			if c.data == nil {
+				open--
+				continue
+			}
+			s.raw(c.name, []byte(base64.StdEncoding.EncodeToString(c.data)))
+			if finished, ok := driver.As[driver.Finisher](p); !ok || !finished.Finished() {
+				s.flush() // else there is more to send at once
+			}
+		case <-beat.C:
+			_, _ = io.WriteString(s.w, ": keepalive\n\n")
+			s.flush()
+		case <-ctx.Done():
+			return sandbox.Exit{}, ctx.Err()
+		case <-ended:
+			if err != nil {
+				return exit, err
+			}
+			s.settle(ctx, p, chunks, open)
+			return exit, nil
+		}
+	}
+	select {
+	case <-ended:
+		return exit, err
+	case <-ctx.Done():
+		return sandbox.Exit{}, ctx.Err()
+	}
+}
+
+// settle sends the rest of the output of a command that has ended, until both
+// streams end or none came for a while although no quota held it back.
+func (s *eventStream) settle(ctx context.Context, p driver.Process, chunks <-chan chunk, open int) {
+	throttled := func() (bool, int64) { return false, 0 }
+	if t, ok := p.(interface{ Throttled() (bool, int64) }); ok {
+		throttled = t.Throttled
+	}
+	_, before := throttled()
+	quiet := time.NewTimer(linger)
+	defer quiet.Stop()
+	for open > 0 {
+		select {
+		case c := <-chunks:
+			if c.data == nil {
+				open--
+				continue
+			}
+			s.raw(c.name, []byte(base64.StdEncoding.EncodeToString(c.data)))
+		case <-ctx.Done():
+			return
+		case <-quiet.C:
+			now, changes := throttled()
+			if !now && changes == before {
+				return
+			}
+			before = changes
+		}
+		quiet.Reset(linger)
+	}
+}
+
+// pump reads a stream to its end. Pieces are cut between characters, since
+// clients decode each by itself.
+func pump(name string, from io.Reader, to chan<- chunk, over <-chan struct{}) {
+	send := func(data []byte) bool {
+		select {
+		case to <- chunk{name, data}:
+			return true
+		case <-over:
+			return false
+		}
+	}
+	buf, held := make([]byte, piece), 0
+	for {
+		n, err := from.Read(buf[held:])
+		n += held
+		held = 0
+		if err == nil {
+			held = cutOff(buf[:n])
+		}
+		if n > held && !send(bytes.Clone(buf[:n-held])) {
+			return
+		}
+		if err != nil {
+			send(nil)
+			return
+		}
+		copy(buf, buf[n-held:n])
+	}
+}
+
+// cutOff returns how many bytes at the end are the beginning of a character that
+// is not complete.
+func cutOff(b []byte) int {
+	for back := 1; back < utf8.UTFMax && back <= len(b); back++ {
+		if tail := b[len(b)-back:]; utf8.RuneStart(tail[0]) {
+			if !utf8.FullRune(tail) {
+				return back
+			}
+			break
+		}
+	}
+	return 0
+}

@@ -1,0 +1,207 @@
+package bridgeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/atoll-run/atoll/internal/server/api"
+)
+
+// Options of a handler.
+type Options struct {
+	// Idle is how long nobody may use a sandbox before it sleeps. Zero: 15
+	// minutes.
+	Idle time.Duration
+	// Logger gets what callers are not told. Nil: slog.Default.
+	Logger *slog.Logger
+	// quiet is how long the stream of a command that timed out stays silent
+	// before it ends.
+	quiet time.Duration
+}
+
+const (
+	defaultIdle = 15 * time.Minute
+	// quietTime is more than the five seconds after which the client in Python
+	// takes silence for a timeout. It takes everything else for another error.
+	quietTime = 6 * time.Second
+	// maxBody bounds a JSON request. Arguments of a command are at most 1 MiB,
+	// of which JSON may make six.
+	maxBody = 8 << 20
+)
+
+// Handler serves the API. It may be used concurrently.
+type Handler struct {
+	services Services
+	opts     Options
+	making   singleflight.Group // of sandboxes, by tenant and name
+	mux      *http.ServeMux
+}
+
+// New returns a handler.
+func New(s Services, opts Options) *Handler {
+	if opts.Idle <= 0 {
+		opts.Idle = defaultIdle
+	}
+	if opts.quiet == 0 {
+		opts.quiet = quietTime
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	h := &Handler{services: s, opts: opts, mux: http.NewServeMux()}
+	h.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, done{true}) })
+	h.mux.HandleFunc("POST /v1/sandbox", h.serve("", route{h.create, codePool}))
+	h.mux.HandleFunc("GET /v1/openapi.json", h.serve("", route{openAPI, codePool}))
+	h.mux.HandleFunc("/", h.serve("", route{noRoute, codeInvalid}))
+	return h
+}
+
+// done is the answer to requests that ask for nothing back.
+type done struct {
+	OK bool `json:"ok"`
+}
+
+// call is a request for a sandbox.
+type call struct {
+	tenant string
+	id     string // as the client knows it
+	rest   string // of the path, as it was sent
+}
+
+// route carries out a request. What it returns instead of answering is sent as an
+// error, with the code failed if the operation failed by itself.
+type route struct {
+	do     func(http.ResponseWriter, *http.Request, *call) error
+	failed string
+}
+
+// routes are those of a sandbox, by method and the first segment after its id.
+func (h *Handler) routes() map[string]route {
+	return map[string]route{
+		"DELETE ":        {h.remove, codePool},
+		"GET running":    {h.running, codePool},
+		"POST exec":      {h.exec, codeTransport},
+		"GET file":       {h.readFile, codeRead},
+		"PUT file":       {h.writeFile, codeWrite},
+		"POST persist":   {h.persist, codeRead},
+		"POST hydrate":   {h.hydrate, codeWrite},
+		"GET pty":        {h.pty, codeTransport},
+		"POST mount":     {h.mount, codeMount},
+		"POST unmount":   {h.unmount, codeUnmount},
+		"POST session":   {unsupported(codeSession, "sessions"), codeSession},
+		"DELETE session": {unsupported(codeSession, "sessions"), codeSession},
+		"POST tunnel":    {unsupported(codeTunnel, "tunnels"), codeTunnel},
+		"DELETE tunnel":  {unsupported(codeTunnel, "tunnels"), codeTunnel},
+	}
+}
+
+// deep are the routes that take more of the path than one segment.
+var deep = map[string]bool{"file": true, "session": true, "tunnel": true}
+
+var validID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) })
+
+// ServeHTTP implements http.Handler. Paths below a sandbox are taken apart here,
+// because http.ServeMux would redirect those of files that are not clean.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), "/v1/sandbox/")
+	if !ok {
+		h.mux.ServeHTTP(w, r)
+		return
+	}
+	id, rest, _ := strings.Cut(rest, "/")
+	action, rest, more := strings.Cut(rest, "/")
+	if !validID().MatchString(id) {
+		h.fail(w, r, invalid("Invalid sandbox ID format"), codeInvalid)
+		return
+	}
+	to, ok := h.routes()[r.Method+" "+action]
+	if !ok || more && !deep[action] {
+		to = route{noRoute, codeInvalid}
+	}
+	h.serve(id, to, rest)(w, r)
+}
+
+// serve returns the handler of a route. All of them need an API key.
+func (h *Handler) serve(id string, to route, rest ...string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, tenant, err := h.services.Authenticate(r.Context(), keyOf(r))
+		if err == nil {
+			api.BoundBody(w, r)
+			err = to.do(w, r.WithContext(ctx), &call{tenant: tenant, id: id, rest: strings.Join(rest, "")})
+		}
+		if err != nil && r.Context().Err() == nil {
+			h.fail(w, r, err, to.failed)
+		}
+	}
+}
+
+// keyOf returns the API key that a request bears. A WebSocket of a program that
+// cannot set headers has it in its query.
+func keyOf(r *http.Request) string {
+	text := r.Header.Get("Authorization")
+	if text == "" && strings.HasSuffix(r.URL.Path, "/pty") {
+		text = r.URL.Query().Get("authorization")
+	}
+	scheme, key, _ := strings.Cut(text, " ")
+	if !strings.EqualFold(scheme, "Bearer") {
+		return ""
+	}
+	return strings.TrimSpace(key)
+}
+
+func noRoute(_ http.ResponseWriter, r *http.Request, _ *call) error {
+	return &problem{http.StatusNotFound, "there is no route " + r.Method + " " + clip(r.URL.Path), codeInvalid}
+}
+
+// unsupported refuses what this server does not do.
+func unsupported(code, what string) func(http.ResponseWriter, *http.Request, *call) error {
+	return func(http.ResponseWriter, *http.Request, *call) error {
+		return &problem{http.StatusBadGateway, what + " are not supported by this server", code}
+	}
+}
+
+func clip(s string) string {
+	if len(s) > 200 {
+		return s[:200] + "…"
+	}
+	return s
+}
+
+// read decodes the body of a request into a pointer to a struct. An empty one
+// changes nothing.
+func read(r *http.Request, into any) error {
+	text, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBody))
+	var large *http.MaxBytesError
+	switch {
+	case errors.As(err, &large):
+		return &problem{http.StatusRequestEntityTooLarge, "the JSON body is too large", codeTooLarge}
+	case err != nil:
+		return invalid("the body cannot be read")
+	case len(text) == 0:
+		return nil
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		var mistyped *json.UnmarshalTypeError
+		if errors.As(err, &mistyped) && mistyped.Field != "" {
+			return invalid("%s has the wrong type", mistyped.Field)
+		}
+		return invalid("Invalid JSON body")
+	}
+	return nil
+}
+
+// late returns a context for what must be finished although the caller may be
+// gone.
+func late(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+}

@@ -1,0 +1,33 @@
+package bridgeapi
+
+import "net/http"
+
+// openAPI describes the routes, as far as clients generate code from it.
+func openAPI(w http.ResponseWriter, _ *http.Request, _ *call) error {
+	type operation struct {
+		ID        string                       `json:"operationId"`
+		Responses map[string]map[string]string `json:"responses"`
+	}
+	paths := map[string]map[string]operation{}
+	add := func(method, path, id, status string) {
+		if paths[path] == nil {
+			paths[path] = map[string]operation{}
+		}
+		paths[path][method] = operation{id, map[string]map[string]string{status: {"description": "success"}}}
+	}
+	const box = "/v1/sandbox/{id}"
+	add("get", "/health", "healthCheck", "200")
+	add("post", "/v1/sandbox", "createSandbox", "200")
+	add("delete", box, "deleteSandbox", "204")
+	add("get", box+"/running", "isSandboxRunning", "200")
+	add("post", box+"/exec", "execCommand", "200")
+	add("get", box+"/file/{path}", "readFile", "200")
+	add("put", box+"/file/{path}", "writeFile", "200")
+	add("post", box+"/persist", "persistWorkspace", "200")
+	add("post", box+"/hydrate", "hydrateWorkspace", "200")
+	add("get", box+"/pty", "ptyTerminal", "101")
+	writeJSON(w, http.StatusOK, map[string]any{
+		"openapi": "3.1.0", "info": map[string]string{"title": "Atoll: bridge of sandboxes", "version": "1"}, "paths": paths,
+	})
+	return nil
+}

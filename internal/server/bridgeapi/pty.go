@@ -1,0 +1,309 @@
+package bridgeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/coder/websocket"
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const (
+	defaultCols, defaultRows = 80, 24
+	maxWindow                = 4096
+	defaultShell             = "bash"
+	// maxFrame bounds what a client may send at once, and maxInput what waits
+	// for a program that does not read.
+	maxFrame = 1 << 20
+	maxInput = 4 << 20
+)
+
+// control is a message besides the bytes of the terminal.
+type control struct {
+	Type    string `json:"type"`
+	Cols    int    `json:"cols,omitempty"`
+	Rows    int    `json:"rows,omitempty"`
+	Code    *int   `json:"code,omitempty"`
+	Signal  string `json:"signal,omitempty"`
+	Message string `json:"message,omitempty"`
+}
+
+// terminal is a connection to a terminal of its own.
+type terminal struct {
+	ws    *websocket.Conn
+	size  sandbox.WindowSize
+	shell string
+}
+
+// pty runs a program on a terminal. Which one, the first input says: a line that
+// is a command is run itself, without an echo. Anything else is typed into a shell.
+func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return invalid("WebSocket upgrade required")
+	}
+	q := r.URL.Query()
+	if q.Get("session") != "" || r.Header.Get("Session-Id") != "" {
+		return unsupported(codeSession, "sessions")(nil, nil, nil)
+	}
+	cols, errCols := number(q.Get("cols"), defaultCols)
+	rows, errRows := number(q.Get("rows"), defaultRows)
+	if errCols != nil || errRows != nil {
+		return invalid("cols and rows must be valid numbers")
+	}
+	box, err := h.open(r.Context(), c)
+	if err != nil {
+		return err
+	}
+	answer := &handshake{ResponseWriter: w}
+	ws, err := websocket.Accept(answer, r, &websocket.AcceptOptions{InsecureSkipVerify: true, CompressionMode: websocket.CompressionDisabled})
+	if err != nil {
+		if answer.status != 0 {
+			return &problem{answer.status, strings.TrimSpace(answer.text.String()), codeInvalid}
+		}
+		return nil // the connection was lost meanwhile
+	}
+	defer ws.CloseNow()
+	ws.SetReadLimit(maxFrame)
+	t := &terminal{ws: ws, size: sandbox.WindowSize{Cols: uint16(cols), Rows: uint16(rows)}, shell: q.Get("shell")}
+	if t.shell == "" {
+		t.shell = defaultShell
+	}
+	if err := t.run(r.Context(), box); err != nil && r.Context().Err() == nil {
+		t.send(r.Context(), control{Type: "error", Message: answerOf(err, codeTransport).Text})
+		_ = ws.Close(websocket.StatusInternalError, "")
+	}
+	return nil
+}
+
+func number(text string, otherwise int) (int, error) {
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err == nil && (n < 1 || n > maxWindow) {
+		err = strconv.ErrRange
+	}
+	return n, err
+}
+
+func (t *terminal) send(ctx context.Context, m control) {
+	_ = t.ws.Write(ctx, websocket.MessageText, ascii(m)) // the client may be gone
+}
+
+// run serves the connection until the program has ended or the client is gone.
+func (t *terminal) run(ctx context.Context, box Box) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	t.send(ctx, control{Type: "ready"})
+	first, err := t.first(ctx)
+	if err != nil {
+		return nil // it was closed again
+	}
+	cmd := sandbox.Command{TTY: &t.size, Stdin: true, Env: map[string]string{"TERM": "xterm-256color"}}
+	line, ok := strings.CutSuffix(string(first), "\n")
+	if ok {
+		cmd.Args, ok = words(line)
+	}
+	if ok {
+		first = nil
+	} else {
+		cmd.Args = []string{t.shell}
+	}
+	p, err := box.Exec(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer p.Close() // which kills it if the client is gone
+	in := newInput(p.Stdin())
+	defer in.close()
+	in.add(first)
+	go func() {
+		defer cancel()
+		t.receive(ctx, p, in)
+	}()
+	return t.follow(ctx, p)
+}
+
+// first returns the first input. Sizes that come before are noted.
+func (t *terminal) first(ctx context.Context) ([]byte, error) {
+	for {
+		kind, data, err := t.ws.Read(ctx)
+		switch {
+		case err != nil:
+			return nil, err
+		case kind == websocket.MessageBinary && len(data) > 0:
+			return data, nil
+		case kind == websocket.MessageText:
+			if size, ok := t.resized(ctx, data); ok {
+				t.size = size
+			}
+		}
+	}
+}
+
+// resized returns the size that a message asks for.
+func (t *terminal) resized(ctx context.Context, data []byte) (sandbox.WindowSize, bool) {
+	var m control
+	if json.Unmarshal(data, &m) != nil || m.Type != "resize" || m.Cols < 1 || m.Rows < 1 || m.Cols > maxWindow || m.Rows > maxWindow {
+		t.send(ctx, control{Type: "error", Message: "not a resize message with positive cols and rows"})
+		return sandbox.WindowSize{}, false
+	}
+	return sandbox.WindowSize{Cols: uint16(m.Cols), Rows: uint16(m.Rows)}, true
+}
+
+// receive passes on what the client sends until it closes the connection.
+func (t *terminal) receive(ctx context.Context, p driver.Process, in *input) {
+	for {
+		kind, data, err := t.ws.Read(ctx)
+		if err != nil {
+			return
+		}
+		if kind == websocket.MessageText {
+			if size, ok := t.resized(ctx, data); ok {
+				_ = p.Resize(ctx, size) // it may just have ended
+			}
+			continue
+		}
+		if !in.add(data) {
+			t.send(ctx, control{Type: "error", Message: "the program does not read its input"})
+			return
+		}
+	}
+}
+
+// follow sends what the program writes and, once it has ended, how.
+func (t *terminal) follow(ctx context.Context, p driver.Process) error {
+	alive, copied := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(copied)
+		_, _ = io.CopyBuffer(writerFunc(func(b []byte) (int, error) {
+			select {
+			case alive <- struct{}{}:
+			default:
+			}
+			return len(b), t.ws.Write(ctx, websocket.MessageBinary, b)
+		}), readerOnly{p.Stdout()}, make([]byte, piece))
+	}()
+	exit, err := p.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	for quiet := true; quiet; {
+		select {
+		case <-copied:
+			quiet = false
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-alive:
+		case <-time.After(linger): // what it left behind may hold the terminal open
+			quiet = false
+		}
+	}
+	if lost(exit.Reason) {
+		return &problem{Text: "the sandbox ended while the program ran: " + string(exit.Reason), Code: codeTransport}
+	}
+	m := control{Type: "exit", Code: &exit.Code}
+	if exit.Signal != 0 {
+		m.Signal = unix.SignalName(syscall.Signal(exit.Signal))
+	}
+	t.send(ctx, m)
+	_ = t.ws.Close(websocket.StatusNormalClosure, "")
+	return nil
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// readerOnly hides that a reader can write itself somewhere, in pieces of any size.
+type readerOnly struct{ io.Reader }
+
+// input passes bytes on to a program, which may not read them, without making
+// their sender wait.
+type input struct {
+	to io.WriteCloser
+
+	mu     sync.Mutex
+	more   *sync.Cond
+	data   []byte
+	closed bool
+}
+
+func newInput(to io.WriteCloser) *input {
+	in := &input{to: to}
+	in.more = sync.NewCond(&in.mu)
+	go in.pass()
+	return in
+}
+
+// add reports whether there was room.
+func (in *input) add(data []byte) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.data)+len(data) > maxInput {
+		return false
+	}
+	in.data = append(in.data, data...)
+	in.more.Signal()
+	return true
+}
+
+func (in *input) close() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.closed = true
+	in.more.Signal()
+}
+
+// pass ends when the input is closed or the program reads no more.
+func (in *input) pass() {
+	for {
+		in.mu.Lock()
+		for len(in.data) == 0 && !in.closed {
+			in.more.Wait()
+		}
+		data, closed := in.data, in.closed
+		in.data = nil
+		in.mu.Unlock()
+		if closed {
+			return
+		}
+		if _, err := in.to.Write(data); err != nil && !errors.Is(err, io.ErrShortWrite) {
+			return
+		}
+	}
+}
+
+// handshake keeps what the library says about a handshake that it refuses, so that
+// it travels like any other error.
+type handshake struct {
+	http.ResponseWriter
+	status int // of a refusal
+	text   strings.Builder
+}
+
+// Unwrap lets the library take over the connection.
+func (h *handshake) Unwrap() http.ResponseWriter { return h.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (h *handshake) WriteHeader(status int) {
+	if status == http.StatusSwitchingProtocols {
+		h.ResponseWriter.WriteHeader(status)
+		return
+	}
+	h.status = status
+}
+
+// Write implements http.ResponseWriter.
+func (h *handshake) Write(p []byte) (int, error) { return h.text.Write(p) }

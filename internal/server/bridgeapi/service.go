@@ -1,0 +1,67 @@
+// Package bridgeapi is Atoll's API for programs that were written for the bridge
+// of Cloudflare's sandboxes, such as the CloudflareSandboxClient of OpenAI's
+// Agents SDKs. It translates that protocol. [Services] is what it needs of the
+// control services, where policies, quotas and the audit log apply as for every
+// other API.
+//
+// A client may use any id: a sandbox that does not exist is created. The sandbox
+// of an id is called "bridge-" and the id, so that it is one per tenant.
+package bridgeapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Services carries out requests. All methods and functions may be called
+// concurrently; their errors are *sandbox.Error or are classified by
+// sandbox.CodeOf. A ref is the name or the id of a sandbox.
+type Services struct {
+	// Authenticate returns the context for requests with an API key, and the
+	// tenant of the key.
+	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
+	// Open returns a running sandbox. One that sleeps is woken first.
+	Open func(ctx context.Context, ref string) (Box, error)
+	// HasImage reports whether an image is on this machine.
+	HasImage  func(ctx context.Context, ref string) (bool, error)
+	Sandboxes Sandboxes
+	Templates Templates
+	Profiles  Profiles
+}
+
+// Sandboxes creates, describes and removes sandboxes.
+type Sandboxes interface {
+	// CreateFor creates a sandbox that ends after timeout, or without a limit if
+	// that is zero.
+	CreateFor(ctx context.Context, spec sandbox.Spec, timeout time.Duration) (sandbox.Sandbox, error)
+	Inspect(ctx context.Context, ref string) (sandbox.Detail, error)
+	// Start runs a stopped sandbox again, with its files.
+	Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	Destroy(ctx context.Context, ref string) error
+}
+
+// Templates knows the templates of a tenant.
+type Templates interface {
+	Templates(ctx context.Context) ([]sandbox.Template, error)
+}
+
+// Profiles knows the egress profiles of a tenant.
+type Profiles interface {
+	// Get returns a version of a profile, the newest for 0.
+	Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
+}
+
+// Box is a running sandbox.
+type Box interface {
+	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
+	Files() Files
+}
+
+// Files are the files of a sandbox.
+type Files interface {
+	driver.FileSystem
+	driver.Archiver
+}
