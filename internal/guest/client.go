@@ -74,6 +74,12 @@ type Options struct {
 	// sandbox. Returning nil leaves the client's own error. It is called
 	// often, and may wait a little.
 	Lost func() error
+	// Overdue, if set, is called when a command has not ended a while after its
+	// timeout, which the guest should have enforced. It ends process pid and what
+	// that has started from outside the guest; pid is what the guest said. With
+	// later, which is for a sandbox that is paused, it is called again. An error
+	// says that the processes may run on.
+	Overdue func(ctx context.Context, pid int) (later bool, err error)
 }
 
 // Client is a connection to a guest. Its methods may be called concurrently.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest/wire"
@@ -24,11 +26,7 @@ func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process
 	}
 	var e wire.Encoder
 	wire.PutCommand(&e, cmd)
-	op, err := c.open(ctx, wire.Exec, e.B)
-	if err != nil {
-		return nil, c.failed("exec", "", err)
-	}
-	p, err := c.connect(ctx, op, cmd.Stdin)
+	p, err := c.start(ctx, wire.Exec, e.B, cmd)
 	if err != nil {
 		return nil, c.failed("exec", "", err)
 	}
@@ -53,7 +51,7 @@ func (c *Client) Reconnect(ctx context.Context, id string) (driver.Process, erro
 	if err != nil {
 		return nil, c.failed("reconnect", id, err)
 	}
-	p, err := c.connect(ctx, op, true)
+	p, _, err := c.joined(ctx, op, joining{input: true})
 	if err != nil {
 		return nil, c.failed("reconnect", id, err)
 	}
@@ -61,14 +59,15 @@ func (c *Client) Reconnect(ctx context.Context, id string) (driver.Process, erro
 	return p, nil
 }
 
-// connect waits until a command has started and makes a Process of it.
-func (c *Client) connect(ctx context.Context, op *wire.Op, input bool) (*process, error) {
-	p, _, err := c.joined(ctx, op, input, false)
-	return p, err
+// joining is how to connect with a command.
+type joining struct {
+	input     bool          // it has an input
+	positions bool          // the guest says where its output begins
+	timeout   time.Duration // zero: none that is known here
 }
 
-// joined is connect to a guest that may say where its output begins.
-func (c *Client) joined(ctx context.Context, op *wire.Op, input, positions bool) (*process, driver.Cursor, error) {
+// joined waits until a command has started and makes a Process of it.
+func (c *Client) joined(ctx context.Context, op *wire.Op, how joining) (*process, driver.Cursor, error) {
 	var at driver.Cursor
 	b, err := message(ctx, op, wire.MsgStarted)
 	if err != nil {
@@ -76,7 +75,7 @@ func (c *Client) joined(ctx context.Context, op *wire.Op, input, positions bool)
 	}
 	d := wire.Decoder{B: b}
 	info := wire.TakeProcess(&d)
-	if positions {
+	if how.positions {
 		at = driver.Cursor{Stdin: d.Int(), Stdout: max(0, d.Int()), Stderr: max(0, d.Int())}
 	}
 	if err := d.End(); err != nil {
@@ -85,9 +84,10 @@ func (c *Client) joined(ctx context.Context, op *wire.Op, input, positions bool)
 	}
 	p := &process{client: c, op: op, info: info, ended: make(chan struct{}), closed: make(chan struct{})}
 	p.stdin.p = p
-	if !input {
+	if !how.input {
 		p.stdin.closed = true
 	}
+	p.setTimer(how.timeout)
 	if op.Ended() {
 		p.watch() // all there is to know is here
 	} else {
@@ -107,6 +107,9 @@ type process struct {
 	exit  sandbox.Exit
 	err   error
 
+	timer *time.Timer // of the command's timeout; nil: none
+	late  atomic.Pointer[overdue]
+
 	held   bool // the guest keeps it for us when the connection is cut
 	close  sync.Once
 	closed chan struct{}
@@ -117,10 +120,13 @@ var _ driver.Process = (*process)(nil)
 // watch waits for the end of the command.
 func (p *process) watch() {
 	defer close(p.ended)
+	if p.timer != nil {
+		defer p.timer.Stop()
+	}
 	b, err := message(context.Background(), p.op, wire.MsgExit)
 	if err == nil {
 		d := wire.Decoder{B: b}
-		p.exit = wire.TakeExit(&d)
+		p.exit = p.whyKilled(wire.TakeExit(&d))
 		err = d.End()
 	}
 	p.op.StopWriting(0, io.ErrClosedPipe)
@@ -128,6 +134,13 @@ func (p *process) watch() {
 		return
 	}
 	p.exit = sandbox.Exit{Code: -1, Reason: sandbox.ReasonLost}
+	if late := p.late.Load(); late != nil && late.over {
+		if p.exit, p.err = late.exit, late.err; p.err == nil {
+			return
+		}
+		p.err = p.client.failed("wait", p.info.ID, p.err)
+		return
+	}
 	if lost := p.client.conn.Err(); lost != nil && p.client.opts.Ended != nil {
 		if x, ok := p.client.opts.Ended(context.Background()); ok {
 			p.exit = x
@@ -287,7 +300,7 @@ func (p *process) streamError(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
-	if p.client.conn.Err() != nil {
+	if late := p.late.Load(); p.client.conn.Err() != nil || late != nil && late.over {
 		// When it is known how the command ended with its sandbox, there is
 		// no more to be read than there would be after any other end.
 		if <-p.ended; p.err == nil {

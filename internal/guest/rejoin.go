@@ -15,11 +15,7 @@ func (c *Client) execHeld(ctx context.Context, cmd *sandbox.Command) (driver.Pro
 	var e wire.Encoder
 	wire.PutCommand(&e, cmd)
 	e.Int(int64(cmd.Hold))
-	op, err := c.open(ctx, wire.ExecHeld, e.B)
-	if err != nil {
-		return nil, c.failed("exec", "", err)
-	}
-	p, _, err := c.joined(ctx, op, cmd.Stdin, true)
+	p, err := c.start(ctx, wire.ExecHeld, e.B, cmd)
 	if err != nil {
 		return nil, c.failed("exec", "", err)
 	}
@@ -39,7 +35,7 @@ func (c *Client) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 	if err != nil {
 		return nil, from, c.failed("rejoin", id, err)
 	}
-	p, at, err := c.joined(ctx, op, true, true)
+	p, at, err := c.joined(ctx, op, joining{input: true, positions: true})
 	if err != nil {
 		return nil, from, c.failed("rejoin", id, err)
 	}

@@ -147,7 +147,7 @@ func (in *Instance) Reach(ctx context.Context) (*guest.Client, error) {
 	if c := in.connected(); c != nil {
 		return c, nil // somebody was faster
 	}
-	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost})
+	client, err := in.kit.Dial(ctx, in.machine, guest.Options{Ended: in.fate, Lost: in.lost, Overdue: in.overdue})
 	if err != nil {
 		return nil, in.Explain(ctx, err)
 	}

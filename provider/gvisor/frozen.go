@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/urpc"
+
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -23,7 +25,7 @@ var errSilent = errors.New("the sandbox does not answer")
 
 // frozen is the error of calls on a sandbox that does not answer.
 func (in *Instance) frozen() error {
-	how := "its kernel hangs"
+	how := "its guest is stopped or its kernel hangs"
 	if in.rec.Kernel.stopped() {
 		how = fmt.Sprintf("its kernel, process %d, is stopped by a signal", in.rec.Kernel.PID)
 	}
@@ -50,7 +52,8 @@ func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, a
 	return t.Stop
 }
 
-// silent reports that the guest does not answer at all.
+// silent reports that the guest does not answer at all, even when the kernel has
+// told it to go on.
 func (in *Instance) silent(ctx context.Context) bool {
 	in.mu.Lock()
 	client := in.client
@@ -60,6 +63,7 @@ func (in *Instance) silent(ctx context.Context) bool {
 	}
 	ask, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
+	_ = withKernel(ask, in.box.dir, func(conn *urpc.Client) error { return contGuest(conn, in.rec.Inside) })
 	client.Ping(ask)
 	return ask.Err() != nil && ctx.Err() == nil
 }

@@ -87,7 +87,7 @@ func (in *Instance) start(ctx context.Context, spec *sandbox.Spec) error {
 	}
 	in.supervisor = cmd
 	go in.watch()
-	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.commandEnd, Lost: in.lost})
+	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.commandEnd, Lost: in.lost, Overdue: in.overdue})
 	if err != nil {
 		return err
 	}

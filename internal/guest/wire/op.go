@@ -246,12 +246,17 @@ func (op *Op) Cancel() {
 // Abandon cancels and forgets: whatever still comes is dropped, and readers
 // and writers get io.ErrClosedPipe.
 func (op *Op) Abandon() {
-	op.Cancel()
-	op.conn.forget(op.id)
-	op.lost(errDone)
+	op.Leave()
 	for i := range op.in {
 		op.in[i].drop(errDone)
 	}
+}
+
+// Leave is Abandon, but what has arrived can still be read.
+func (op *Op) Leave() {
+	op.Cancel()
+	op.conn.forget(op.id)
+	op.lost(errDone)
 }
 
 // Message tells the client something. Guest only.

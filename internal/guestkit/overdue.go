@@ -1,0 +1,48 @@
+package guestkit
+
+import (
+	"context"
+	"errors"
+	"strconv"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// killScript kills the process whose number it is given, with its group, and
+// lets its parent go on, which is the guest unless the program inside lies.
+const killScript = `while read -r k v _; do [ "$k" = PPid: ] && kill -CONT "$v"; done <"/proc/$1/status"
+kill -KILL -- "-$1" || kill -KILL "$1" || ! [ -e "/proc/$1" ]`
+
+// overdue implements guest.Options.Overdue: it kills by a program that the
+// service runs, without the guest.
+func (in *Instance) overdue(ctx context.Context, pid int) (later bool, err error) {
+	s, ended, err := in.Ask(ctx)
+	if err != nil || ended {
+		return false, err
+	}
+	if s.State == sandbox.Paused {
+		return true, nil
+	}
+	if pid <= 1 {
+		return false, nil // it has not started
+	}
+	p, err := in.machine.Start(ctx, []string{"/bin/sh", "-c", killScript, "sh", strconv.Itoa(pid)}, nil)
+	if err != nil {
+		return false, err
+	}
+	defer p.Close()
+	defer context.AfterFunc(ctx, func() { p.Close() })()
+	for {
+		_, err := p.Receive()
+		var exit *Exit
+		switch {
+		case err == nil:
+		case !errors.As(err, &exit):
+			return false, err
+		case exit.Code != 0:
+			return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the command's time is over, but it cannot be ended: " + exit.Status}
+		default:
+			return false, nil
+		}
+	}
+}
