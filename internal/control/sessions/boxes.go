@@ -20,9 +20,10 @@ type boxes struct {
 	s      *Service
 	tenant string
 	row    *store.Session // nil when nothing is made or captured
+	held   bool           // what runs is needed: capturing must not stop it
 }
 
-func (s *Service) boxes(tenant string, row *store.Session) boxes { return boxes{s, tenant, row} }
+func (s *Service) boxes(tenant string, row *store.Session) boxes { return boxes{s: s, tenant: tenant, row: row} }
 
 // archiveKind is the kind of archives that are snapshots of this daemon.
 const archiveKind = "snapshot"
@@ -265,7 +266,15 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 	if len(b.row.Spec.Workspaces) > 0 {
 		return e, nil
 	}
-	kept, err := b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+	snapshot := func() (sandbox.Snapshot, error) {
+		return b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+	}
+	kept, err := snapshot()
+	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
+		if _, err = b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), true); err == nil {
+			kept, err = snapshot()
+		}
+	}
 	if err != nil {
 		return e, err
 	}

@@ -184,6 +184,7 @@ func (s *Service) Save(ctx context.Context, ref string, epoch int64, follow bool
 			return err
 		}
 		b := s.boxes(row.Tenant, &row)
+		b.held = true
 		saved, err := b.Capture(ctx, session.Box{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}, e)
 		if err != nil {
 			return err

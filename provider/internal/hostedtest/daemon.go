@@ -1,0 +1,147 @@
+package hostedtest
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/ctxsandbox"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Daemon starts a daemon with kernels of this machine and another provider, which
+// is the default if first is set, and returns a client of it.
+func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver.Provider, error)) *atoll.Client {
+	t.Helper()
+	kernels := registry.Entry{Name: gvisor.Name, Open: func(h registry.Host) (driver.Provider, error) {
+		store, err := h.Images()
+		if err != nil {
+			return nil, err
+		}
+		return gvisor.New(gvisor.Options{StateDir: h.Dir, SnapshotDir: h.Snapshots, Images: store, Attached: true, Kernel: os.Getenv("ATOLL_BIN")})
+	}}
+	entries := []registry.Entry{kernels, {Name: name, Open: func(h registry.Host) (driver.Provider, error) { return open(h.Dir) }}}
+	if first {
+		slices.Reverse(entries)
+	}
+	d, err := daemon.Start(t.Context(), daemon.Options{
+		StateDir: t.TempDir(), Provider: entries[0].Name, Providers: entries, Logger: slog.New(slog.DiscardHandler), SessionGrace: time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c, err := atoll.New(atoll.Options{Transport: d.Memory().Transport()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// Session has a session begin with a kernel, move to the provider and back, with
+// its files and its environment; and has one that began with the provider saved
+// when nobody uses it, and made again.
+func Session(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
+	c := Daemon(t, name, false, open)
+	spec := sandbox.Spec{Env: map[string]string{"GREETING": "hello"}}
+	s, err := c.Sessions().Create(t.Context(), spec, atoll.SessionOptions{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessionSays(t, s, "mkdir -p /workspace/sub && echo kept >/workspace/sub/note", "")
+	for n, target := range []string{name, "default"} {
+		out, err := s.Swap(t.Context(), target)
+		if err != nil || !out.Swapped {
+			t.Fatalf("swap to %s: %+v, %v", target, out, err)
+		}
+		sessionSays(t, s, "echo $GREETING; cat /workspace/sub/note", "hello\nkept\n"+strings.Repeat("more\n", n))
+		sessionSays(t, s, "echo more >>/workspace/sub/note", "")
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	spec.Provider = name
+	if s, err = c.Sessions().Create(t.Context(), spec, atoll.SessionOptions{Name: "elsewhere"}); err != nil {
+		t.Fatal(err)
+	}
+	sessionSays(t, s, "echo kept >/root/note", "")
+	if err := s.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		now, err := c.Sessions().Get(t.Context(), "elsewhere")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.Info().Lease.State == "cold" {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the session that nobody uses has the lease %+v", now.Info().Lease)
+		}
+	}
+	if _, err := s.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sessionSays(t, s, "echo $GREETING; cat /root/note", "hello\nkept\n")
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for left, err := range c.List(t.Context(), atoll.ListOptions{}) {
+		t.Errorf("%s is left, %v", left.Name, err)
+	}
+}
+
+func sessionSays(t *testing.T, s *atoll.Session, script, want string) {
+	t.Helper()
+	res, err := s.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
+	if err != nil || res.Exit.Code != 0 || string(res.Stdout) != want {
+		t.Fatalf("%s: %q, want %q: %+v, %v", script, res.Stdout, want, res, err)
+	}
+}
+
+// Context has ctx.sandbox make a sandbox of the provider, run commands in it, and
+// end it.
+func Context(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
+	c := Daemon(t, name, true, open)
+	sandboxes := ctxsandbox.New(c)
+	box, err := sandboxes.Create(t.Context(), ctxsandbox.SandboxSpec{Labels: map[string]string{"run": "7"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	res, err := box.Exec(t.Context(), "printf", []string{"%s\n", "one argument with spaces"}, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&out, "%d %s", res.ExitCode, res.Output())
+	if res, err = box.Shell(t.Context(), "echo to a log; exit 3", time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintf(&out, "%d %s", res.ExitCode, res.Output())
+	for found, err := range sandboxes.List(t.Context(), map[string]string{"run": "7"}) {
+		fmt.Fprintln(&out, found.ID() == box.ID(), err)
+	}
+	if want := "0 one argument with spaces\n3 to a log\ntrue <nil>\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+	if err := box.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
