@@ -17,7 +17,7 @@ const (
 	EgressCIDRPort EgressKind = "cidr_port" // at addresses and ports
 	EgressHost     EgressKind = "host"      // at names and addresses
 	EgressHostPort EgressKind = "host_port" // at names, addresses and ports
-	EgressFull     EgressKind = "full"      // at requests: Spec.Network as it is
+	EgressFull     EgressKind = "full"      // at requests: EgressRules.Requests
 )
 
 // Rank orders the kinds: one of a higher rank enforces more. It is negative for
@@ -33,6 +33,10 @@ type EgressAbility struct {
 	// NamePorts are the ports on which EgressHost lets an allowed name through.
 	// Nil: all.
 	NamePorts []uint16
+	// NamesOnly says that it knows no addresses.
+	NamesOnly bool
+	// Filters are those of EgressFull.
+	Filters []FilterType
 	// Wildcards says that "*.example.com" means every name below and not the
 	// name itself.
 	Wildcards bool
@@ -45,6 +49,22 @@ type EgressAbility struct {
 type EgressRules struct {
 	Open  bool // nothing is enforced; only where a policy says that this may be
 	Allow []EgressTarget
+	// Requests come first, in order, for EgressFull: the first that matches a
+	// request decides about it.
+	Requests []EgressRequest
+}
+
+// EgressRequest is a rule about requests to one host.
+type EgressRequest struct {
+	Rule   string // what it came from is called
+	Action Action
+	Host   string // name, or "*.name" for every name below it
+	// Path is one path, or, with "/*" at its end, everything below one. Empty:
+	// all.
+	Path      string
+	Methods   []string // nil: all
+	PerMinute int      // how many of them pass; zero: any number
+	Filter    *Filter
 }
 
 // EgressTarget is what may be reached: a name or addresses, on some ports.

@@ -31,6 +31,14 @@ type Lost struct {
 // connections go: what travels in one that is allowed, nobody looks at.
 func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
 	t := translation{ability: a, pass: mode == LetPass}
+	if a.Kind == sandbox.EgressFull {
+		if len(p.ceilings) == 0 {
+			rules := sandbox.EgressRules{Requests: t.requests(p)}
+			return t.conclude(rules, mode)
+		}
+		// What several lists allow together is a list of hosts, and no other.
+		t.ability.Kind = sandbox.EgressHost
+	}
 	allow := t.layer(p, "")
 	for _, c := range p.ceilings {
 		allow = intersect(allow, t.layer(c, "policy "+c.name+": "))
@@ -52,6 +60,11 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 		}
 		rules.Open, rules.Allow = t.pass && len(allow) > 0, nil
 	}
+	return t.conclude(rules, mode)
+}
+
+// conclude refuses what is lost, unless it may be.
+func (t *translation) conclude(rules sandbox.EgressRules, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
 	rules.Open = rules.Open || t.open
 	if len(t.lost) == 0 || mode == LetPass || mode == Narrow && !rules.Open {
 		return rules, t.lost, nil
@@ -178,7 +191,7 @@ func (t *translation) namePorts(h pattern) (out []sandbox.PortRange, exact bool)
 // addresses are those of a pattern that are public, or that the operator allows,
 // without those that an earlier rule denies.
 func (t *translation) addresses(p *Policy, h pattern, before []rule) ([]sandbox.EgressTarget, string) {
-	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") {
+	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") || t.ability.NamesOnly {
 		t.open = t.open || t.pass
 		return nil, "it does not know addresses"
 	}
@@ -217,7 +230,7 @@ func (t *translation) fallback(p *Policy, prefix string) []sandbox.EgressTarget 
 		t.open = t.open || t.pass
 		return nil
 	}
-	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") {
+	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") || t.ability.NamesOnly {
 		return fail("it does not know addresses")
 	}
 	rest := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), global}
