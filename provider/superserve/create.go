@@ -162,7 +162,7 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[hosted.Record],
 		err = l.Write(hosted.Record{Box: b.ID, Ends: ends, Binding: p.api.binding(c.Metadata[metaScope])})
 	}
 	if err == nil && c.Snapshot != "" {
-		_, err = in.inside.run(ctx, inherited(bare))
+		_, err = in.inside.run(ctx, hosted.Inherited(bare))
 	}
 	if err == nil {
 		def := guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Hostname: spec.Hostname}

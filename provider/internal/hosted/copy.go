@@ -1,0 +1,32 @@
+package hosted
+
+import "github.com/atoll-run/atoll/internal/guest"
+
+// Inherited is a script for a copy. It ends the connections with the guest that
+// came along, whose callers are those of the original, so that the guest ends
+// what they run in the foreground. With bare it ends the guest itself and all
+// that descends from it: parents are stopped before their children are looked
+// for, so that no new ones are missed.
+func Inherited(bare bool) string {
+	const each = `for d in /proc/[0-9]*; do case $(readlink "$d/exe") in ` + guest.NestedPrefix + `*) `
+	if !bare {
+		return each + `case $(tr '\0' ' ' <"$d/cmdline") in *" ` + guest.JoinArg + ` ") kill -KILL "${d#/proc/}" ;; esac ;; esac; done
+:`
+	}
+	return `children() { for d in /proc/[0-9]*; do
+	read -r line 2>/dev/null <"$d/stat" || continue
+	set -- ${line##*) }; [ "$2" = "$p" ] && echo "${d#/proc/}"
+done; }
+all=; next=
+` + each + `next="$next ${d#/proc/}" ;; esac; done
+while [ -n "$next" ]; do
+	kill -STOP $next 2>/dev/null
+	all="$all $next"; more=
+	for p in $next; do more="$more $(children)"; done
+	next=$(echo $more)
+done
+[ -z "$all" ] || kill -KILL $all 2>/dev/null
+n=0 # the next guest must not meet this one
+while [ $n -lt 200 ] && for p in $all; do [ -e "/proc/$p/exe" ] && break; done; do n=$((n + 1)); sleep 0.05; done
+:`
+}

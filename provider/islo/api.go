@@ -1,0 +1,342 @@
+package islo
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// api is a client of the compute plane, and knows that of the control plane.
+type api struct {
+	rest.Client
+	control *rest.Client
+
+	key    *credential.Source
+	single chan struct{} // held by who asks for a token
+	mu     sync.Mutex
+	token  string
+	until  time.Time // it is used no more
+}
+
+func newAPI(control, compute *url.URL, key *credential.Source, transport http.RoundTripper) *api {
+	a := &api{key: key, single: make(chan struct{}, 1)}
+	client := func(base *url.URL) rest.Client {
+		return rest.Client{
+			HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
+			Sign:   func(h http.Header) { h.Set("Authorization", "Bearer "+a.current()) },
+			Hidden: func() []string { return []string{key.Current(), a.current()} },
+		}
+	}
+	a.Client = client(compute)
+	c := client(control)
+	c.HTTP = a.HTTP
+	a.control = &c
+	return a
+}
+
+// words reads an error of either plane.
+func words(body []byte) (code, message string, ok bool) {
+	var said struct{ Code, Message string }
+	return said.Code, said.Message, json.Unmarshal(body, &said) == nil && said.Code != ""
+}
+
+func (a *api) current() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.token
+}
+
+const (
+	// early is how long before its end a token is replaced.
+	early = time.Minute
+	// usual is how long a token is good if the service does not say.
+	usual = 10 * time.Minute
+)
+
+// fresh sees to it that there is a token. Of many callers one asks for it. With
+// refused, the present one is not good.
+func (a *api) fresh(ctx context.Context, refused bool) error {
+	before := a.current()
+	good := func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.token != "" && time.Now().Before(a.until) && (!refused || a.token != before)
+	}
+	if good() {
+		return nil
+	}
+	select {
+	case a.single <- struct{}{}:
+		defer func() { <-a.single }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if good() { // somebody was faster
+		return nil
+	}
+	stale := ""
+	for {
+		key, err := a.key.Get(ctx, stale)
+		if err != nil {
+			return err
+		}
+		err = a.exchange(ctx, key)
+		if rest.RefusalOf(err).Status != http.StatusUnauthorized || stale != "" {
+			return err
+		}
+		stale = key // perhaps there is a new one
+		if _, other := a.key.Get(ctx, stale); other != nil {
+			return err
+		}
+	}
+}
+
+// exchange asks for a token. That may be repeated.
+func (a *api) exchange(ctx context.Context, key string) error {
+	c := rest.Client{HTTP: a.HTTP, Base: a.control.Base, Words: words, Secrets: []string{key}, Sign: func(http.Header) {}}
+	var got struct {
+		Token  string `json:"session_token"`
+		MaxAge *int64 `json:"cookie_max_age"`
+	}
+	for n := range tries {
+		err := c.Call(ctx, http.MethodPost, "/auth/token", map[string]string{"access_key": key}, &got)
+		if err == nil {
+			break
+		}
+		if sandbox.CodeOf(err) != sandbox.CodeUnavailable || n == tries-1 {
+			return err
+		}
+		if err := rest.Sleep(ctx, fastPoll); err != nil {
+			return err
+		}
+	}
+	if got.Token == "" {
+		return a.strange("the service gives no token")
+	}
+	life := usual
+	if got.MaxAge != nil {
+		life = time.Duration(*got.MaxAge) * time.Second
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.token, a.until = got.Token, time.Now().Add(max(life-early, life/2))
+	return nil
+}
+
+func (a *api) strange(message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.Base.Host, Message: message}
+}
+
+// missing reports that the service itself says that there is no such sandbox,
+// snapshot or profile. A missing file or command is none.
+func missing(err error) bool {
+	r := rest.RefusalOf(err)
+	switch r.Code {
+	case "SANDBOX_NOT_FOUND", "NOT_FOUND", "RESOURCE_NOT_FOUND":
+		return r.Status == http.StatusNotFound
+	}
+	return r.Code == "GONE" && r.Status == http.StatusGone
+}
+
+// patient makes a request, and makes it again if it was refused for the number of
+// them.
+func (a *api) patient(ctx context.Context, f func() error) error {
+	for n := 1; ; n++ {
+		err := a.Signed(ctx, f)
+		wait := rest.RefusalOf(err).RetryAfter
+		if wait == 0 || wait > maxWait || n == tries {
+			return err
+		}
+		if err := rest.Sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
+}
+
+// size is what a sandbox has.
+type size struct {
+	CPUs   int64 `json:"vcpus,omitempty"`
+	Memory int64 `json:"memory_mb,omitempty"`
+	Disk   int64 `json:"disk_gb,omitempty"`
+}
+
+// lifecycle is what the service does with a sandbox by itself, in seconds.
+type lifecycle struct {
+	DeleteAfter int64  `json:"delete_after,omitempty"`
+	AutoResume  string `json:"auto_resume,omitempty"`
+}
+
+// box is a sandbox as the service tells of it.
+type box struct {
+	ID        string    `json:"id"`
+	Name      string    `json:"name"`
+	Status    string    `json:"status"`
+	Created   time.Time `json:"created_at"`
+	Spec      size      `json:"spec"`
+	Lifecycle lifecycle `json:"lifecycle"`
+}
+
+// creation asks for a sandbox. The service takes no null.
+type creation struct {
+	Name     string `json:"name"`
+	Image    string `json:"image,omitempty"`
+	Snapshot string `json:"snapshot_name,omitempty"`
+	size
+	Profile   string    `json:"gateway_profile,omitempty"`
+	Internet  *bool     `json:"internet_enabled,omitempty"`
+	Lifecycle lifecycle `json:"lifecycle"`
+	Request   string    `json:"request_id"`
+}
+
+// sandbox makes a request that is answered with the sandbox of a name.
+func (a *api) sandbox(ctx context.Context, method, path, name string, in any) (b box, err error) {
+	err = a.Call(ctx, method, path, in, &b)
+	if err == nil && (b.ID == "" || b.Name != name) {
+		err = a.strange("the service answers for another sandbox")
+	}
+	return b, err
+}
+
+func (a *api) get(ctx context.Context, name string) (box, error) {
+	return a.sandbox(ctx, http.MethodGet, "/sandboxes/"+name, name, nil)
+}
+
+// pages is a part of a list.
+type pages[T any] struct {
+	Items []T   `json:"items"`
+	Total int64 `json:"total"`
+}
+
+func (a *api) page(ctx context.Context, q url.Values) (p pages[box], err error) {
+	err = a.Call(ctx, http.MethodGet, "/sandboxes?"+q.Encode(), nil, &p)
+	return p, err
+}
+
+// perPage is how much of a list is asked for at once.
+const perPage = 100
+
+// all returns a whole list.
+func all[T any](ctx context.Context, a *api, path string, q url.Values) (items []T, err error) {
+	for {
+		var p pages[T]
+		q.Set("limit", strconv.Itoa(perPage))
+		q.Set("offset", strconv.Itoa(len(items)))
+		if err := a.Call(ctx, http.MethodGet, path+"?"+q.Encode(), nil, &p); err != nil {
+			return nil, err
+		}
+		items = append(items, p.Items...)
+		if len(p.Items) == 0 || int64(len(items)) >= p.Total {
+			return items, nil
+		}
+	}
+}
+
+// list returns the sandboxes whose names begin with a prefix, without those that
+// are gone.
+func (a *api) list(ctx context.Context, prefix string) (living []box, err error) {
+	found, err := all[box](ctx, a, "/sandboxes", url.Values{"name_prefix": {prefix}})
+	for _, b := range found {
+		if strings.HasPrefix(b.Name, prefix) && stateOf(b.Status) != sandbox.Gone {
+			living = append(living, b)
+		}
+	}
+	return living, err
+}
+
+// stateOf translates a status. One that is not known is no state.
+func stateOf(status string) sandbox.State {
+	switch status {
+	case "running", "starting", "creating", "pending", "provisioning", "resuming":
+		return sandbox.Running
+	case "paused", "pausing", "stopped", "stopping":
+		return sandbox.Paused
+	case "failed", "error":
+		return sandbox.Failed
+	case "deleted", "deleting":
+		return sandbox.Gone
+	}
+	return sandbox.Lost
+}
+
+// rests reports whether a status changes only if somebody asks for it.
+func rests(status string) bool {
+	return status == "running" || status == "paused" || status == "stopped"
+}
+
+// usable is the error of a sandbox whose status lets nothing be done with it.
+func (a *api) usable(id sandbox.ID, b box) error {
+	switch stateOf(b.Status) {
+	case sandbox.Gone:
+		return guestkit.Gone(id)
+	case sandbox.Failed:
+		return &sandbox.Error{
+			Code: sandbox.CodeConflict, Subject: string(id), Message: "the service says that the sandbox has failed", Hint: "remove it, and restore a snapshot if there is one",
+		}
+	case sandbox.Lost:
+		return a.strange("the service says that the sandbox is " + b.Status + ", which this Atoll does not know")
+	}
+	return nil
+}
+
+const (
+	// settling is how long a status may take to change.
+	settling = 2 * time.Minute
+	fastPoll = 50 * time.Millisecond
+	slowPoll = time.Second
+	// maxWait is the longest that the service has one wait.
+	maxWait = 30 * time.Second
+	// tries is how often something is asked for that is not answered.
+	tries = 3
+)
+
+// settled waits until a sandbox runs or stands still.
+func (a *api) settled(ctx context.Context, id sandbox.ID, name string) (box, error) {
+	start := time.Now()
+	for wait := fastPoll; ; wait = min(2*wait, slowPoll) {
+		b, err := a.get(ctx, name)
+		if err == nil {
+			err = a.usable(id, b)
+		}
+		if err != nil || rests(b.Status) {
+			return b, err
+		}
+		if time.Since(start) > settling {
+			return b, a.strange("the sandbox is still " + b.Status)
+		}
+		if err := rest.Sleep(ctx, wait); err != nil {
+			return b, err
+		}
+	}
+}
+
+// awake has a sandbox run that is paused or stopped: by its own name, which it
+// still has, and never by making another.
+func (a *api) awake(ctx context.Context, id sandbox.ID, name string) error {
+	start := time.Now()
+	for {
+		b, err := a.settled(ctx, id, name)
+		if err != nil || b.Status == "running" {
+			return err
+		}
+		_, err = a.sandbox(ctx, http.MethodPost, "/sandboxes/"+name+"/resume", name, nil)
+		// Somebody else was faster, or the pause is not over: what it is now says
+		// what to do. The same is true if the answer was lost.
+		code := sandbox.CodeOf(err)
+		if err != nil && code != sandbox.CodeConflict && code != sandbox.CodeUnavailable || time.Since(start) > settling {
+			return err
+		}
+		if err := rest.Sleep(ctx, fastPoll); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package islo
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Gateway is what every gateway profile that the provider makes has.
+type Gateway struct {
+	// CloudRole is the public id of a role.
+	CloudRole string `json:"cloudRole,omitempty"`
+	// Integrations are those of the account whose credentials may be added.
+	Integrations []string `json:"integrations,omitempty"`
+	// Rules come before those that a sandbox asks for, in this order, whatever
+	// their priority is.
+	Rules []Rule `json:"rules,omitempty"`
+}
+
+// Rule is a rule of the service's gateway, in the service's words.
+type Rule struct {
+	ID            string         `json:"id,omitempty"`
+	Host          string         `json:"host_pattern"`
+	Path          string         `json:"path_pattern,omitempty"`
+	Methods       []string       `json:"methods,omitempty"`
+	Action        string         `json:"action"`
+	Priority      int            `json:"priority"`
+	RateLimit     int            `json:"rate_limit_rpm,omitempty"`
+	Provider      string         `json:"provider_key,omitempty"`
+	AuthStrategy  *AuthStrategy  `json:"auth_strategy,omitempty"`
+	ContentFilter *ContentFilter `json:"content_filter,omitempty"`
+}
+
+// AuthStrategy says how the credential of an integration is added.
+type AuthStrategy struct {
+	Mode     string `json:"mode"`
+	Username string `json:"username,omitempty"`
+	Name     string `json:"name,omitempty"`
+	Format   string `json:"format,omitempty"`
+}
+
+// ContentFilter looks at what requests and answers hold.
+type ContentFilter struct {
+	Type      string `json:"filter_type"`
+	Direction string `json:"direction"`
+	Pattern   string `json:"pattern,omitempty"`
+	// The rest is for the type "judge".
+	Name      string `json:"name,omitempty"`
+	Provider  string `json:"provider_key,omitempty"`
+	Model     string `json:"model,omitempty"`
+	Prompt    string `json:"prompt,omitempty"`
+	Fallback  string `json:"fallback,omitempty"`
+	Timeout   int    `json:"timeout_seconds,omitempty"`
+	MaxTokens int    `json:"max_tokens,omitempty"`
+}
+
+// profile is a gateway profile. The service tells the role as an object.
+type profile struct {
+	ID           string        `json:"id,omitempty"`
+	Name         string        `json:"name"`
+	Description  string        `json:"description,omitempty"`
+	Default      string        `json:"default_action"`
+	Internet     bool          `json:"internet_enabled"`
+	IsDefault    bool          `json:"is_default"`
+	Role         any           `json:"cloud_role,omitempty"`
+	Integrations *integrations `json:"integration_policy,omitempty"`
+	Rules        []Rule        `json:"rules,omitempty"`
+}
+
+type integrations struct {
+	Mode string   `json:"mode"`
+	Keys []string `json:"keys"`
+}
+
+// EgressAbility implements driver.EgressEnforcer.
+func (*Provider) EgressAbility() sandbox.EgressAbility {
+	return sandbox.EgressAbility{
+		Kind: sandbox.EgressFull, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true,
+		Filters: []sandbox.FilterType{sandbox.FilterRegex, sandbox.FilterSize},
+	}
+}
+
+// profileOf is the gateway profile that rules need, or nil if nothing leaves.
+func (p *Provider) profileOf(name string, rules *sandbox.EgressRules) *profile {
+	if rules == nil || !rules.Open && len(rules.Requests)+len(rules.Allow) == 0 {
+		return nil
+	}
+	out := &profile{
+		Name: name, Description: "made by Atoll for the sandbox of the same name", Default: "deny", Internet: true,
+		Integrations: &integrations{Mode: "custom", Keys: append([]string{}, p.opts.Gateway.Integrations...)}, Rules: slices.Clone(p.opts.Gateway.Rules),
+	}
+	if p.opts.Gateway.CloudRole != "" {
+		out.Role = p.opts.Gateway.CloudRole
+	}
+	switch {
+	case rules.Open:
+		out.Default = "allow"
+	default:
+		for _, r := range rules.Requests {
+			out.Rules = append(out.Rules, Rule{
+				Host: r.Host, Path: r.Path, Methods: r.Methods, Action: string(r.Action), RateLimit: r.PerMinute, ContentFilter: filterOf(r.Filter),
+			})
+		}
+		for _, t := range rules.Allow {
+			out.Rules = append(out.Rules, Rule{Host: t.Host, Action: "allow"})
+		}
+	}
+	for i := range out.Rules {
+		out.Rules[i].ID, out.Rules[i].Priority = "", (i+1)*10
+		out.Rules[i].Action = cmp.Or(out.Rules[i].Action, "allow")
+	}
+	return out
+}
+
+func filterOf(f *sandbox.Filter) *ContentFilter {
+	if f == nil {
+		return nil
+	}
+	out := &ContentFilter{Type: "regex", Direction: cmp.Or(string(f.Direction), "both"), Pattern: f.Pattern}
+	if f.Type == sandbox.FilterSize {
+		out.Type, out.Pattern = "size_limit", strconv.FormatInt(f.Bytes, 10)
+	}
+	return out
+}
+
+// addProfile makes a gateway profile with its rules, and returns its id. One with
+// this name is left of an earlier try, and goes first. On an error nothing is
+// left, unless that is said.
+func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
+	if err := a.removeProfile(ctx, want.Name); err != nil {
+		return "", err
+	}
+	head := *want
+	head.Rules = nil
+	var made profile
+	err := a.control.Call(ctx, http.MethodPost, "/gateway/profiles", &head, &made)
+	if err == nil && (made.ID == "" || made.Name != want.Name) {
+		err = a.strange("the service answers for another gateway profile")
+	}
+	path := "/gateway/profiles/" + made.ID
+	for i := range want.Rules {
+		if err == nil {
+			err = a.control.Call(ctx, http.MethodPost, path+"/rules", &want.Rules[i], nil)
+		}
+	}
+	var now profile
+	if err == nil {
+		err = a.control.Call(ctx, http.MethodGet, path, nil, &now)
+	}
+	if err == nil && !same(want, &now) {
+		err = a.strange("the service does not confirm what the sandbox may reach")
+	}
+	return made.ID, err
+}
+
+// same reports whether the service has a profile as it was asked for.
+func same(want, got *profile) bool {
+	slices.SortFunc(got.Rules, func(x, y Rule) int { return cmp.Compare(x.Priority, y.Priority) })
+	for i := range got.Rules {
+		got.Rules[i].ID = ""
+	}
+	return got.Name == want.Name && got.Default == want.Default && got.Internet == want.Internet && !got.IsDefault && (got.Role != nil) == (want.Role != nil) &&
+		len(got.Rules) == len(want.Rules) && (len(want.Rules) == 0 || reflect.DeepEqual(got.Rules, want.Rules)) &&
+		(got.Integrations == nil || got.Integrations.Mode == want.Integrations.Mode && slices.Equal(got.Integrations.Keys, want.Integrations.Keys))
+}
+
+// profiles lists the gateway profiles of the account.
+func (a *api) profiles(ctx context.Context) (all []profile, err error) {
+	err = a.control.Call(ctx, http.MethodGet, "/gateway/profiles", nil, &all)
+	return all, err
+}
+
+// removeProfile removes the gateway profiles with a name that only this provider
+// gives. That there is none is success.
+func (a *api) removeProfile(ctx context.Context, name string) error {
+	all, err := a.profiles(ctx)
+	for _, p := range all {
+		if err == nil && p.Name == name && p.ID != "" {
+			if err = a.control.Remove(ctx, "/gateway/profiles/"+p.ID); missing(err) {
+				err = nil
+			}
+		}
+	}
+	return err
+}
