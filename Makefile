@@ -129,7 +129,7 @@ e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
 
 .PHONY: sdk
 sdk: build ## run the official SDKs of hosted services against their fakes (installs them with pip)
-	@$(STATIC) $(call gotest,-tags=sdk '-run=^TestSDK$$',./provider/superserve ./provider/boxlite)
+	@$(STATIC) $(call gotest,-tags=sdk '-run=^TestSDK$$',./provider/superserve ./provider/boxlite ./provider/islo)
 
 .PHONY: python
 python: build ## check, test and build the Python packages (installs what they need with pip): make python ARGS="-k run"

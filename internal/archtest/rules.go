@@ -87,6 +87,12 @@ var rules = []rule{
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
+		pkgs: "provider/islo/...",
+		only: []string{"sandbox", "internal/span", "driver", "provider/islo/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
+		deny: []string{kernel + "/...", "database/sql"},
+		why:  "a provider knows its technology, and neither control nor another provider",
+	},
+	{
 		pkgs: "internal/servicetest/...",
 		only: []string{"sandbox", "driver", "internal/servicetest/..."},
 		deny: []string{kernel + "/...", "database/sql"},

@@ -216,11 +216,19 @@ func hostedHeadless() []sandbox.Descriptor {
 	}
 
 	islo := hosted("islo", "islo", sandbox.TierHeadless)
-	pty(&islo)
-	islo.Pause, islo.Egress, islo.Find = sandbox.PauseDisk, sandbox.EgressFull, sandbox.FindByName
+	islo.Pause, islo.Egress, islo.Find, islo.Fork = sandbox.PauseDisk, sandbox.EgressFull, sandbox.FindByName, true
 	islo.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	islo.Ports, islo.Lifetime.Suspend = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}, true
-	islo.Credentials = []sandbox.Credential{secret("API key", "ISLO_API_KEY"), setting("control URL", "ISLO_BASE_URL", false), setting("compute URL", "ISLO_COMPUTE_URL", false)}
+	islo.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
+	pty(&islo)
+	islo.RunAs, islo.Verified = true, sandbox.VerifiedFake
+	islo.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
+	islo.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
+	islo.Credentials = []sandbox.Credential{
+		{Name: "API key", Env: "ISLO_API_KEY", Secret: true},
+		setting("API key file", "ISLO_API_KEY_FILE", false), setting("API key command", "ISLO_API_KEY_COMMAND", false),
+		setting("control URL", "ISLO_BASE_URL", false), setting("compute URL", "ISLO_COMPUTE_URL", false),
+		setting("image", "ISLO_IMAGE", false), setting("gateway profile", "ISLO_GATEWAY_PROFILE", false),
+	}
 
 	kubernetes := base("kubernetes", "a pod of a Kubernetes cluster (agent-sandbox)", sandbox.TierHeadless)
 	pty(&kubernetes)

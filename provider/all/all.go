@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/provider/host"
+	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/provider/superserve"
@@ -32,6 +33,7 @@ func Builtin() []registry.Entry {
 		{Name: e2b.Name, Summary: "a service that speaks E2B's API, named by E2B_API_KEY and the like", Open: openE2B},
 		{Name: superserve.Name, Summary: "Superserve's virtual machines, named by SUPERSERVE_API_KEY and the like", Open: openSuperserve},
 		{Name: boxlite.Name, Summary: "the micro-VMs of a BoxLite server, named by BOXLITE_REST_URL and the like", Open: openBoxlite},
+		{Name: islo.Name, Summary: "islo's virtual machines, named by ISLO_API_KEY and the like", Open: openIslo},
 		{Name: remote.Name, Summary: "another Atoll daemon, named by ATOLL_REMOTE_HOST and ATOLL_REMOTE_KEY", Open: openRemote},
 		{Name: none.Name, Summary: "no sandboxes at all, for deployments that need none", Open: openNone},
 	}
@@ -105,6 +107,19 @@ func openBoxlite(h registry.Host) (driver.Provider, error) {
 		return nil, err
 	}
 	return boxlite.New(opts)
+}
+
+func openIslo(h registry.Host) (driver.Provider, error) {
+	opts := islo.FromEnvironment(h.Dir, h.Env)
+	o := struct {
+		Image   *string       `json:"image"`
+		Profile *string       `json:"profile"`
+		Gateway *islo.Gateway `json:"gateway"`
+	}{&opts.Image, &opts.Profile, &opts.Gateway}
+	if err := h.Decode(&o); err != nil {
+		return nil, err
+	}
+	return islo.New(opts)
 }
 
 func openDocker(h registry.Host) (driver.Provider, error) {

@@ -130,8 +130,14 @@ func (c *Client) Signed(ctx context.Context, f func() error) error {
 		return err
 	}
 	err := f()
-	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized && RefusalOf(err).Status == http.StatusUnauthorized && c.Fresh(ctx, true) == nil {
-		err = f()
+	if sandbox.CodeOf(err) != sandbox.CodeUnauthorized || RefusalOf(err).Status != http.StatusUnauthorized {
+		return err
+	}
+	switch renewed := c.Fresh(ctx, true); {
+	case renewed == nil:
+		return f()
+	case sandbox.CodeOf(renewed) != sandbox.CodeUnauthorized:
+		return renewed // whether the credential is good is not known
 	}
 	return err
 }
