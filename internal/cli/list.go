@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -160,24 +161,58 @@ is only removed with --force. With --force, missing sandboxes are ignored.`,
 				args = append(args, string(s.ID))
 			}
 		}
-		return a.removeAll(ctx, t, args, force)
+		return a.removeAll(ctx, t, unique(args), force)
 	})
 	return cmd
 }
 
-// removeAll removes what it can, and says of each rest why it could not.
-func (a listCommands) removeAll(ctx context.Context, t target, names []string, force bool) error {
-	failed := false
+// unique leaves out what was named before.
+func unique(names []string) (out []string) {
 	for _, name := range names {
-		shown, err := remove(ctx, t, name, force)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return err
-		case err != nil:
+		if !slices.Contains(out, name) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// removesAtOnce is how many sandboxes are removed at the same time.
+const removesAtOnce = 8
+
+// removeAll removes what it can, several at a time, and says of each rest why it
+// could not, in the order of the names.
+func (a listCommands) removeAll(ctx context.Context, t target, names []string, force bool) error {
+	type outcome struct {
+		shown string
+		err   error
+	}
+	outcomes := make([]outcome, len(names))
+	done := make([]chan struct{}, len(names))
+	for i := range done {
+		done[i] = make(chan struct{})
+	}
+	var g errgroup.Group
+	g.SetLimit(removesAtOnce)
+	go func() {
+		for i, name := range names {
+			g.Go(func() error {
+				defer close(done[i])
+				outcomes[i].shown, outcomes[i].err = remove(ctx, t, name, force)
+				return nil
+			})
+		}
+	}()
+	failed := false
+	for i := range names {
+		<-done[i]
+		switch o := outcomes[i]; {
+		case o.err != nil && ctx.Err() != nil:
+			return o.err
+		case o.err != nil:
 			failed = true
-			a.report(nil, err)
-		case shown != "":
-			if _, err := fmt.Fprintln(a.Stdout, visible(shown)); err != nil {
+			a.report(nil, o.err)
+		case o.shown != "":
+			if _, err := fmt.Fprintln(a.Stdout, visible(o.shown)); err != nil {
 				return err
 			}
 		}

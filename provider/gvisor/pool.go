@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,6 +55,8 @@ type pool struct {
 	making sync.Mutex // held while the pool makes one
 
 	lowMemory func() bool // whether there is too little memory for a pool; fixed when it is first used
+
+	off atomic.Pointer[error] // why it makes none for the moment
 
 	once sync.Once // starts the goroutine that makes them; it ends with ctx
 	ctx  context.Context

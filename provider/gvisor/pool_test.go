@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -162,4 +165,59 @@ func TestPoolIsKilled(t *testing.T) {
 			t.Fatalf("left are %v", left)
 		}
 	}
+}
+
+// TestPoolGuardIsKilled: without its guard a pool ends what it has ready, says
+// so, and begins again with another guard.
+func TestPoolGuardIsKilled(t *testing.T) {
+	state := t.TempDir()
+	p := newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Pool, o.Attached = state, 1, false })
+	await := func(what string, reached func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); !reached(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal(what + " never came")
+			}
+		}
+	}
+	ready := func(want int) func() bool {
+		return func() bool { n, _ := p.Ready(); return n == want }
+	}
+	create(t, p, sandbox.Spec{ID: "first", Image: "host"})
+	await("a sandbox in the pool", ready(1))
+	if err := syscall.Kill(guardOf(t, filepath.Join(state, "boxes")), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await("the end of the pool", ready(0))
+	await("a finding about it", func() bool {
+		facts, err := p.Probe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(facts.Findings, func(f driver.Finding) bool { return f.Subject == "pool" })
+	})
+	create(t, p, sandbox.Spec{ID: "second", Image: "host"})
+	await("a sandbox in the next pool", ready(1))
+	guardOf(t, filepath.Join(state, "boxes"))
+}
+
+// guardOf returns the process that guards the pool of a directory.
+func guardOf(t *testing.T, boxes string) int {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !strings.HasSuffix(string(text), "\x00"+boxes+"\x00") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && pid != os.Getpid() {
+			return pid
+		}
+	}
+	t.Fatalf("nothing guards %s", boxes)
+	return 0
 }

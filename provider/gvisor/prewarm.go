@@ -3,6 +3,8 @@ package gvisor
 import (
 	"bufio"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strconv"
@@ -64,30 +66,48 @@ func (l *pool) begin() (end func()) {
 
 // keepPool makes sandboxes ahead until ctx ends.
 func (p *Provider) keepPool(ctx context.Context) {
+	for {
+		err := p.keepGuarded(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		// They could outlive us, so there are none without a guard.
+		p.Drain()
+		p.pool.off.Store(&err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(poolTick):
+		}
+	}
+}
+
+// keepGuarded makes sandboxes ahead until ctx or the pool's guard ends.
+func (p *Provider) keepGuarded(ctx context.Context) error {
 	var unguarded <-chan struct{}
 	if !p.opts.Attached {
 		guard, err := p.guardPool()
 		if err != nil {
-			return // they could outlive us
+			return fmt.Errorf("its guard cannot be started: %w", err)
 		}
 		defer guard.kill()
 		unguarded = guard.done
 	}
+	p.pool.off.Store(nil)
 	tick := time.NewTicker(poolTick)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-unguarded:
-			p.Drain()
-			return
+			return errors.New("its guard ended")
 		case <-tick.C:
 		case <-p.pool.idle:
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-time.After(poolPause):
 		}
 		for p.keepOne(ctx) {
