@@ -249,12 +249,19 @@ func some[T ~string](ids []T) string {
 	return strings.Join(text, ", ")
 }
 
-func (doc *doctor) gateway(context.Context) []driver.Finding {
+// answerTime is how long a helper process may take to answer doctor.
+const answerTime = 3 * time.Second
+
+func (doc *doctor) gateway(ctx context.Context) []driver.Finding {
 	g, err := doc.d.node.Gateway()
 	if err != nil {
 		return cannot("gateway", err, seeLog)
 	}
-	switch runs, links := g.State(); {
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	switch runs, answers, links := g.State(ctx); {
+	case runs && !answers:
+		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process does not answer, and the networks of %d sandboxes depend on it", links), "the daemon replaces it within a minute; if that fails, "+seeLog)
 	case links > 0 && !runs:
 		return unwell(driver.Blocker, "gateway", fmt.Sprintf("its process does not run, and %d sandboxes have a network that goes nowhere", links), "the daemon starts it again; if that fails, "+seeLog)
 	case runs:

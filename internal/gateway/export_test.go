@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"math/big"
+	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -46,4 +47,10 @@ func Forge(serial *big.Int) ([]byte, error) {
 	}
 	cert.SerialNumber = serial
 	return x509.CreateCertificate(rand.Reader, cert, cert, cert.PublicKey, key)
+}
+
+// Patient sets how long a gateway process may take to answer.
+func Patient(o Options, patience time.Duration) Options {
+	o.patience = patience
+	return o
 }

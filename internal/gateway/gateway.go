@@ -58,6 +58,8 @@ type Options struct {
 	// block for long. Nil ignores them.
 	Event  func(sandbox.ID, Event)
 	Logger *slog.Logger // nil: none
+
+	patience time.Duration // zero: processPatience
 }
 
 // Gateway serves the links of sandboxes. Its methods may be called
@@ -95,6 +97,9 @@ func New(opts Options) (*Gateway, error) {
 	}
 	if opts.Executable == "" {
 		opts.Executable = "/proc/self/exe"
+	}
+	if opts.patience == 0 {
+		opts.patience = processPatience
 	}
 	if opts.Settings == nil {
 		opts.Settings = MachineSettings
@@ -182,11 +187,13 @@ func (g *Gateway) addMessage(id sandbox.ID, l *link) *wire.Message {
 	return &wire.Message{Op: wire.OpAdd, Sandbox: id, Add: &add}
 }
 
-// State reports whether the process runs and how many links it is to serve.
-func (g *Gateway) State() (runs bool, links int) {
+// State reports whether the process runs and answers before ctx ends, and how
+// many links it is to serve.
+func (g *Gateway) State(ctx context.Context) (runs, answers bool, links int) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.process != nil, len(g.links)
+	p, links := g.process, len(g.links)
+	g.mu.Unlock()
+	return p != nil, p != nil && p.answers(ctx), links
 }
 
 // running returns the process, and starts one if there is none. g.op is held.
@@ -301,11 +308,12 @@ func (g *Gateway) Close() error {
 
 // start starts a process and gives it everything that is known. g.op is held.
 func (g *Gateway) start() (*process, error) {
-	p, err := startProcess(g.opts.Executable, g.opts.Dir, g.opts.Linger)
+	p, err := startProcess(g.opts.Executable, g.opts.Dir, g.opts.Linger, g.opts.patience)
 	if err != nil {
 		return nil, fmt.Errorf("starting the gateway: %w", err)
 	}
 	g.work.Go(func() { g.read(p) })
+	g.work.Go(p.watch)
 	ctx, cancel := context.WithTimeout(g.life, startTimeout)
 	defer cancel()
 	if err := g.replay(ctx, p); err != nil {

@@ -297,3 +297,48 @@ func TestLingers(t *testing.T) {
 	}
 	r.gateway = own
 }
+
+// TestStopped: a gateway process that answers nothing keeps nobody waiting, and
+// another one takes its place, whether or not somebody asks it something.
+func TestStopped(t *testing.T) {
+	g, err := gateway.New(gateway.Patient(gateway.Options{Dir: t.TempDir(), Executable: program}, 500*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	l, err := g.Connect(t.Context(), "first", gateway.Policy{}, gateway.Known{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.File.Close()
+	for name, ask := range map[string]func() error{
+		"a policy": func() error { return g.SetPolicy(t.Context(), "first", gateway.Policy{}) },
+		"a name": func() error {
+			_, err := g.Known(t.Context(), "first")
+			return err
+		},
+		"nothing": func() error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pid := gatewayProcess(t)
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if err := ask(); err != nil {
+				t.Error(err)
+			}
+			for deadline := time.Now().Add(time.Minute); gatewayProcess(t) == pid; {
+				if time.Now().After(deadline) {
+					t.Fatal("no other process took over")
+				}
+			}
+			for deadline := time.Now().Add(time.Minute); ; {
+				if runs, answers, links := g.State(t.Context()); runs && answers && links == 1 {
+					return
+				} else if time.Now().After(deadline) {
+					t.Fatal(runs, answers, links)
+				}
+			}
+		})
+	}
+}

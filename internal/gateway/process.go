@@ -11,10 +11,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // nobody is the host user of the gateway process when Atoll is run by root.
@@ -22,13 +24,14 @@ const nobody = 65534
 
 // process is a gateway process and the conversation with it.
 type process struct {
-	conn   *wire.Conn
-	proc   *os.Process
-	linger bool
-	stderr *os.File
-	left   atomic.Bool // it is left to itself
-	stop   sync.Once
-	ended  chan struct{} // closed when it has been waited for
+	patience time.Duration // see processPatience
+	conn     *wire.Conn
+	proc     *os.Process
+	linger   bool
+	stderr   *os.File
+	left     atomic.Bool // it is left to itself
+	stop     sync.Once
+	ended    chan struct{} // closed when it has been waited for
 
 	mu    sync.Mutex
 	last  uint64
@@ -41,7 +44,7 @@ type process struct {
 // nobody in namespaces of its own, and takes the empty directory root for its
 // root. It ends when the conversation does, whatever ends that, unless it is to
 // linger.
-func startProcess(exe, dir string, linger bool) (*process, error) {
+func startProcess(exe, dir string, linger bool, patience time.Duration) (*process, error) {
 	ours, theirs, err := streamPair()
 	if err != nil {
 		return nil, err
@@ -51,7 +54,7 @@ func startProcess(exe, dir string, linger bool) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &process{conn: conn, linger: linger, calls: map[uint64]chan *wire.Message{}, ended: make(chan struct{})}
+	p := &process{conn: conn, linger: linger, patience: patience, calls: map[uint64]chan *wire.Message{}, ended: make(chan struct{})}
 	if err := p.exec(exe, dir, theirs); err != nil {
 		conn.Close()
 		return nil, err
@@ -179,7 +182,11 @@ func (p *process) over() bool {
 	return p.calls == nil
 }
 
-var errGatewayEnded = errors.New("the gateway process has ended")
+var errGatewayEnded error = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the gateway process has ended", Hint: "try again: the daemon starts another one"}
+
+// processPatience is how long a gateway process may take to answer. One that is
+// silent for longer is killed, so that another one takes over.
+const processPatience = 30 * time.Second
 
 // call sends a request and waits until it has been carried out.
 func (p *process) call(ctx context.Context, m *wire.Message, files ...*os.File) error {
@@ -214,6 +221,8 @@ func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.Fil
 		delete(p.calls, id)
 	}()
 	m.ID = id
+	silent := time.AfterFunc(p.patience, func() { _ = p.proc.Kill() })
+	defer silent.Stop()
 	if err := p.conn.Send(m, files...); err != nil {
 		return nil, err
 	}
@@ -228,6 +237,27 @@ func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.Fil
 		return a, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+}
+
+// answers reports whether the process answers anything.
+func (p *process) answers(ctx context.Context) bool {
+	_, err := p.converse(ctx, &wire.Message{Op: wire.OpNames}, nil)
+	return !errors.Is(err, errGatewayEnded) && ctx.Err() == nil
+}
+
+// watch asks from time to time whether the process answers, until it ends: that
+// kills it if it does not.
+func (p *process) watch() {
+	tick := time.NewTicker(p.patience)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ended:
+			return
+		case <-tick.C:
+			p.answers(context.Background())
+		}
 	}
 }
 

@@ -29,6 +29,8 @@ func (s *Store) shown(err error) error {
 			Message: "the connection to the database broke during a commit: its outcome is unknown",
 			Hint:    "check whether it was done before you repeat it, or repeat it with the same idempotency key",
 		}
+	case errors.Is(err, errNoAnswer):
+		return unreachable(err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &sandbox.Error{Code: sandbox.CodeOf(err), Op: "store", Cause: err}
 	case s.dialect == nil:

@@ -6,11 +6,17 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // OpenAt opens a database and migrates it to an earlier schema only.
 func OpenAt(ctx context.Context, url string, version int64) (*Store, error) {
 	return Open(ctx, url, Options{upTo: version})
+}
+
+// OpenPatient opens a database whose server may take so long to answer.
+func OpenPatient(ctx context.Context, url string, patience time.Duration) (*Store, error) {
+	return Open(ctx, url, Options{patience: patience})
 }
 
 // Schemas returns the versions of the schema in order.

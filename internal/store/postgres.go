@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -30,7 +31,7 @@ const (
 type postgresDialect struct{}
 
 func (s *Store) openPostgres(ctx context.Context, url string) error {
-	s.dialect = postgresDialect{}
+	s.dialect, s.patience = postgresDialect{}, cmp.Or(s.patience, serverPatience)
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		// The cause quotes the address, and the address may hold a password.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/store/storetest"
@@ -72,6 +73,8 @@ type proxy struct {
 	mu     sync.Mutex
 	target string
 	cutAt  string
+
+	stall sync.RWMutex // while it is held for writing, no answer comes through
 }
 
 func newProxy(t *testing.T, address string) (*proxy, string) {
@@ -126,6 +129,8 @@ func (p *proxy) pass(client net.Conn) {
 		buf := make([]byte, 64<<10)
 		for {
 			n, err := server.Read(buf)
+			p.stall.RLock()
+			p.stall.RUnlock() //nolint:staticcheck // it only waits
 			select {
 			case <-cutting: // the answer came: let it be lost
 				_ = client.Close()
@@ -223,4 +228,52 @@ func TestServerGone(t *testing.T) {
 	wantCode(t, s.Ping(ctx), sandbox.CodeUnavailable)
 	_, _, err = create(s, "acme", box("web"), store.Create{})
 	wantCode(t, err, sandbox.CodeUnavailable)
+}
+
+// TestServerStopped: a server that keeps its connections and answers nothing is
+// waited for no longer than for so long, at each point of a transaction.
+func TestServerStopped(t *testing.T) {
+	ctx := context.Background()
+	p, address := newProxy(t, storetest.Postgres(t))
+	s, err := store.OpenPatient(ctx, address, 200*time.Millisecond)
+	ok(t, err)
+	defer func() { ok(t, s.Close()) }()
+	tenants(t, s, "acme")
+	stopped := func(what string, f func() error) {
+		t.Helper()
+		p.stall.Lock()
+		defer p.stall.Unlock()
+		over := make(chan error, 1)
+		go func() { over <- f() }()
+		select {
+		case err := <-over:
+			if sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+				t.Errorf("%s: %v", what, err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s: no end", what)
+		}
+	}
+	stopped("a connection or its first statement", func() error { return s.Ping(ctx) })
+	for range 3 { // also on connections that were made before
+		stopped("a write", func() error {
+			_, _, err := create(s, "acme", box("web"), store.Create{})
+			return err
+		})
+	}
+	stopped("a query", func() error {
+		return s.View(ctx, func(tx *store.Tx) error { _, err := tx.Sandboxes().Get(ctx, "acme", "id-web"); return err })
+	})
+	var ended error
+	ok(t, s.View(ctx, func(*store.Tx) error { return nil })) // a connection that is there
+	ended = s.Update(ctx, func(tx *store.Tx) error {
+		p.stall.Lock()
+		_, err := tx.Tenants().Lock(ctx, "acme")
+		return err
+	})
+	p.stall.Unlock()
+	wantCode(t, ended, sandbox.CodeUnavailable)
+	// All is well again.
+	_, _, err = create(s, "acme", box("web"), store.Create{})
+	ok(t, err)
 }

@@ -37,7 +37,8 @@ type Options struct {
 	// may be called concurrently. It is for tests. Nil: nobody is told.
 	Trace func(ctx context.Context, statement string)
 
-	upTo int64 // tests stop the migration at an earlier schema
+	upTo     int64         // tests stop the migration at an earlier schema
+	patience time.Duration // zero: serverPatience
 }
 
 // Store is an open database. It may be used concurrently.
@@ -48,6 +49,35 @@ type Store struct {
 	read    *sql.DB
 	now     func() time.Time
 	trace   func(ctx context.Context, statement string) // never nil
+
+	// patience bounds the wait for a connection and for the first answer to a
+	// statement, where the database is another process. Zero: there is no bound.
+	patience time.Duration
+}
+
+// serverPatience is how long a database server may take to answer. One that is
+// stopped keeps its connections and answers nothing.
+const serverPatience = 10 * time.Second
+
+// errNoAnswer ended the wait for a server.
+var errNoAnswer = errors.New("the database server has not answered for too long")
+
+// patiently returns a context for a wait that stop ends. After too long a wait
+// it ends with errNoAnswer. The caller releases it when it is not used any more.
+func (s *Store) patiently(ctx context.Context) (_ context.Context, stop func(error) error, release func()) {
+	if s.patience == 0 {
+		return ctx, func(err error) error { return err }, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(s.patience, func() { cancel(errNoAnswer) })
+	stop = func(err error) error {
+		timer.Stop()
+		if err != nil && errors.Is(context.Cause(ctx), errNoAnswer) {
+			return errNoAnswer
+		}
+		return err
+	}
+	return ctx, stop, func() { cancel(nil) }
 }
 
 // dialect has the differences between the databases.
@@ -82,7 +112,7 @@ func Open(ctx context.Context, url string, opts Options) (*Store, error) {
 	if opts.Trace == nil {
 		opts.Trace = func(context.Context, string) {}
 	}
-	s := &Store{now: opts.Now, trace: opts.Trace, upTo: opts.upTo}
+	s := &Store{now: opts.Now, trace: opts.Trace, upTo: opts.upTo, patience: opts.patience}
 	var err error
 	scheme, rest, found := strings.Cut(url, ":")
 	switch {
@@ -135,6 +165,7 @@ type Tx struct {
 	s         *Store
 	tx        *sql.Tx
 	committed []func()
+	releases  []func() // of the contexts of its queries
 }
 
 // OnCommit calls f after the transaction is committed, and not if it is not.
@@ -185,20 +216,30 @@ var errOutcomeUnknown = errors.New("the commit was sent and its answer was lost"
 const commitTimeout = 30 * time.Second
 
 func (s *Store) run(ctx context.Context, db *sql.DB, opts *sql.TxOptions, f func(*Tx) error) error {
-	conn, err := db.Conn(ctx)
-	if err != nil {
+	waiting, stop, release := s.patiently(ctx)
+	conn, err := db.Conn(waiting)
+	release()
+	if err = stop(err); err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
 	// The end of ctx ends statements, but neither the transaction nor its commit.
-	txCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	txCtx, stop, release := s.patiently(context.WithoutCancel(ctx))
+	defer release()
+	txCtx, cancel := context.WithCancel(txCtx)
 	defer cancel()
 	began, err := conn.BeginTx(txCtx, opts)
-	if err != nil {
+	if err = stop(err); err != nil {
 		return err
 	}
 	tx := &Tx{s: s, tx: began}
-	defer func() { _ = began.Rollback() }() // after a commit this does nothing
+	defer tx.release()
+	defer func() { // after a commit this does nothing
+		if s.patience > 0 {
+			defer time.AfterFunc(s.patience, cancel).Stop()
+		}
+		_ = began.Rollback()
+	}()
 	if err := f(tx); err != nil {
 		return err
 	}
@@ -263,8 +304,10 @@ type scanner interface{ Scan(dest ...any) error }
 
 func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error) {
 	tx.s.trace(ctx, query)
+	ctx, stop, release := tx.s.patiently(ctx)
+	defer release()
 	res, err := tx.tx.ExecContext(ctx, query, args...)
-	if err != nil {
+	if err = stop(err); err != nil {
 		return 0, err
 	}
 	return res.RowsAffected()
@@ -272,10 +315,31 @@ func (tx *Tx) exec(ctx context.Context, query string, args ...any) (int64, error
 
 func (tx *Tx) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	tx.s.trace(ctx, query)
-	return tx.tx.QueryContext(ctx, query, args...)
+	ctx, stop, release := tx.s.patiently(ctx)
+	tx.releases = append(tx.releases, release) // the rows need the context
+	rows, err := tx.tx.QueryContext(ctx, query, args...)
+	return rows, stop(err)
 }
 
-func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) *sql.Row {
+func (tx *Tx) queryRow(ctx context.Context, query string, args ...any) scanner {
 	tx.s.trace(ctx, query)
-	return tx.tx.QueryRowContext(ctx, query, args...)
+	ctx, stop, release := tx.s.patiently(ctx)
+	tx.releases = append(tx.releases, release)
+	row := tx.tx.QueryRowContext(ctx, query, args...)
+	if err := stop(row.Err()); err != nil {
+		return noRow{err}
+	}
+	return row
+}
+
+// noRow is the answer to a query that failed.
+type noRow struct{ err error }
+
+func (r noRow) Scan(...any) error { return r.err }
+
+// release ends the contexts of the transaction's queries.
+func (tx *Tx) release() {
+	for _, f := range tx.releases {
+		f()
+	}
 }
