@@ -181,7 +181,13 @@ func TestE2BSignatures(t *testing.T) {
 		"expired":      {"path": {"/tmp/f"}, "signature_expiration": {"1"}, "signature": {sign("/tmp/f:read::" + token + ":1")}},
 		"for writing":  {"path": {"/tmp/f"}, "signature": {sign("/tmp/f:write::" + token)}},
 	} {
-		t.Run(name, func(*testing.T) { c.want(401, get(id, bad)) })
+		t.Run(name, func(t *testing.T) {
+			for _, a := range []answer{c.want(401, get(id, bad)), c.want(401, c.call("GET", "/files?"+bad.Encode(), ""))} {
+				if len(a.fields) != 2 || (a.fields["message"] == "signature is already expired") != (name == "expired") {
+					t.Errorf("it says %s", a.body)
+				}
+			}
+		})
 	}
 	wrong := c.call("GET", "/files?"+good.Encode(), "", "Host", "49983-"+id+".box.test", "X-Access-Token", "wrong")
 	c.want(401, wrong) // a header wins over a signature
@@ -238,7 +244,7 @@ func TestE2BLists(t *testing.T) {
 	for _, bad := range []string{"limit=0", "limit=101", "limit=x", "order=up", "state=gone", "nextToken=x", "nextToken=" + next, "startedAfter=now", "metadata=%25zz"} {
 		c.want(400, c.call("GET", "/v2/sandboxes?"+bad, "", "X-API-Key", mine))
 	}
-	for _, bad := range []string{`{"timeout":0}`, `{"timeout":-1}`, `{`, `{"timeout":"x"}`, `{"autoPauseMemory":false}`, `{"metadata":{"e2b.template":"x"}}`} {
+	for _, bad := range []string{`{"timeout":-1}`, `{`, `{"timeout":"x"}`, `{"autoPauseMemory":false}`, `{"metadata":{"e2b.template":"x"}}`} {
 		c.want(400, c.call("POST", "/v2/sandboxes", strings.Replace(bad, "{\"", `{"templateID":"base","`, 1), "X-API-Key", mine))
 	}
 }

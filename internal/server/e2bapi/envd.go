@@ -76,10 +76,14 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		operation = "write"
 	}
+	expired := false
 	for _, id := range ids {
-		token := h.tokens.envd(id)
-		if given != "" && same(given, token) ||
-			given == "" && r.URL.Path == "/files" && checkSignature(token, operation, r.URL.Query(), h.opts.Now()) == nil {
+		token, err := h.tokens.envd(id), error(nil)
+		if given == "" {
+			err = checkSignature(token, operation, r.URL.Query(), h.opts.Now())
+			expired = expired || err == errExpired
+		}
+		if given != "" && same(given, token) || given == "" && r.URL.Path == "/files" && err == nil {
 			h.enter(w, r, id, envdPort)
 			return
 		}
@@ -88,9 +92,11 @@ func (h *Handler) unnamed(w http.ResponseWriter, r *http.Request) {
 	case given != "":
 		writeJSON(w, http.StatusBadGateway, absent{Message: "The sandbox was not found", Code: http.StatusBadGateway})
 	case r.URL.Query().Get("signature") == "":
-		h.fail(w, r, unauthorized("missing signature query parameter"))
+		h.refuse(w, unauthorized("missing signature query parameter"))
+	case expired:
+		h.refuse(w, errExpired)
 	default:
-		h.fail(w, r, unauthorized("invalid signature"))
+		h.refuse(w, unauthorized("invalid signature"))
 	}
 }
 
@@ -116,10 +122,11 @@ func (h *envdAPI) routes(processes, filesystem http.Handler) http.Handler {
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	files := func(method, operation string, f func(http.ResponseWriter, *http.Request) error) {
 		mux.HandleFunc(method+" /files", func(w http.ResponseWriter, r *http.Request) {
-			err := h.mayUseFiles(r, operation)
-			if err == nil {
-				err = f(w, r)
+			if err := h.mayUseFiles(r, operation); err != nil {
+				h.refuse(w, err)
+				return
 			}
+			err := f(w, r)
 			if err != nil && r.Context().Err() == nil {
 				h.fail(w, r, err)
 			}

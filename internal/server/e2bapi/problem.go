@@ -67,6 +67,14 @@ func (h *common) fail(w http.ResponseWriter, r *http.Request, err error) {
 	writeJSON(w, p.Code, p)
 }
 
+// refuse answers a request for files without a token or signature, as E2B does: its
+// data plane says nothing but the status and a message.
+func (h *common) refuse(w http.ResponseWriter, err error) {
+	p := newProblem(err)
+	p.ErrorCode = ""
+	writeJSON(w, p.Code, p)
+}
+
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)

@@ -135,7 +135,7 @@ func (h *sandboxAPI) createSandbox(w http.ResponseWriter, r *http.Request, timeo
 	if err != nil {
 		return err
 	}
-	s, err := h.sandboxes.CreateFor(r.Context(), spec, timeout)
+	s, err := h.sandboxes.CreateFor(r.Context(), spec, max(timeout, time.Millisecond)) // 0 would be no timeout
 	if err != nil {
 		return err
 	}
@@ -195,13 +195,13 @@ func (req *newSandbox) lifetime() sandbox.Lifetime {
 	return l
 }
 
-// seconds returns a number of seconds as a duration.
+// seconds returns a number of seconds as a duration. 0 is valid, and means now.
 func seconds(n *int64, otherwise time.Duration) (time.Duration, error) {
 	switch {
 	case n == nil:
 		return otherwise, nil
-	case *n <= 0 || *n > int64(maxTimeout/time.Second):
-		return 0, invalid("timeout", "%d is not a number of seconds between 1 and %d", *n, int64(maxTimeout/time.Second))
+	case *n < 0 || *n > int64(maxTimeout/time.Second):
+		return 0, invalid("timeout", "%d is not a number of seconds between 0 and %d", *n, int64(maxTimeout/time.Second))
 	}
 	return time.Duration(*n) * time.Second, nil
 }

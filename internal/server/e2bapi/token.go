@@ -49,6 +49,9 @@ func signature(token, operation, path, username, expires string) string {
 	return "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
 }
 
+// errExpired is the error of a signature that was good until some time ago.
+var errExpired = unauthorized("signature is already expired")
+
 // checkSignature checks the signature in a query.
 func checkSignature(token, operation string, q url.Values, now time.Time) error {
 	given := q.Get("signature")
@@ -63,7 +66,7 @@ func checkSignature(token, operation string, q url.Values, now time.Time) error 
 		return nil
 	}
 	if at, err := strconv.ParseInt(expires, 10, 64); err != nil || now.Unix() > at {
-		return unauthorized("signature is already expired")
+		return errExpired
 	}
 	return nil
 }

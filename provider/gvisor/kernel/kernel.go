@@ -55,6 +55,7 @@ func awaitCgroup() {
 // does not return.
 func Run(commands ...util.SubCommand) {
 	replace("sethostname", letGuestSetHostname)
+	replace("statx", fillBasicFields)
 	state.Register((*restoreHook)(nil))
 	if _, err := internals(); err == nil {
 		hookClone()

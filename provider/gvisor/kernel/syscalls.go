@@ -51,3 +51,12 @@ func letGuestSetHostname(usual kernel.SyscallFn) kernel.SyscallFn {
 		return 0, nil, nil
 	}
 }
+
+// fillBasicFields has statx always fill the fields that stat(2) has, as Linux does,
+// and not only those that are asked for: programs rely on it.
+func fillBasicFields(usual kernel.SyscallFn) kernel.SyscallFn {
+	return func(t *kernel.Task, sysno uintptr, args arch.SyscallArguments) (uintptr, *kernel.SyscallControl, error) {
+		args[3].Value = uintptr(args[3].Uint() | linux.STATX_BASIC_STATS)
+		return usual(t, sysno, args)
+	}
+}

@@ -29,6 +29,12 @@ test('run: no command leads its process group', () => box(async (sbx) => {
   await rejects(h.wait(), 'CommandExitError')
 }))
 
+// statx fills the basic fields, whatever it is asked for.
+test('stat tells what a file is', () => box(async (sbx) => {
+  await sbx.files.write('one', '1')
+  assert.equal((await sbx.commands.run('stat -c %F one; stat -c %s one')).stdout, 'regular file\n1\n')
+}))
+
 test('run: timeout', () => box(async (sbx) => {
   await rejects(sbx.commands.run('sleep 600', { timeoutMs: 1000 }), 'TimeoutError')
   await until(() => sbx.commands.list().then((l) => l.length === 0), 'it was killed')

@@ -92,6 +92,12 @@ test('killing it ends what waits with its timeout error', async () => {
   }
 }, '2.45.0')
 
+test('a timeout of 0 is now', async () => {
+  const sbx = await Sandbox.create({ timeoutMs: 60_000 })
+  await sbx.setTimeout(0)
+  await until(() => sbx.kill().then((found) => !found), 'it has ended')
+}, '2.45.0')
+
 test('list: filters, order, pages', async () => {
   const tag = 'list-' + Math.random()
   const made = []
