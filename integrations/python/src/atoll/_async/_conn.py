@@ -92,7 +92,10 @@ class AsyncConn:
             content = json.dumps(body.to_json() if isinstance(body, Model) else body).encode()
             headers = {"Content-Type": "application/json", **(headers or {})}
         answer = await self.send(method, path, query, content, headers)
-        return json.loads(answer.content) if answer.content else None
+        try:
+            return json.loads(answer.content) if answer.content else None
+        except ValueError as e:
+            raise errors.unreachable(e) from e
 
     async def get(
         self,
@@ -104,7 +107,11 @@ class AsyncConn:
         headers: Mapping[str, str] | None = None,
     ) -> M:
         """Make a request whose answer is a value of the API."""
-        return kind.model_validate(await self.call(method, path, body, query, headers))
+        data = await self.call(method, path, body, query, headers)
+        try:
+            return kind.model_validate(data)
+        except ValueError as e:
+            raise errors.UnavailableError(f"the answer of the daemon makes no sense: {e}", op="client.request") from e
 
     async def events(self, path: str, query: Query | None = None) -> AsyncIterator[Any]:
         """The data of server-sent events."""

@@ -93,7 +93,10 @@ class Conn:
             content = json.dumps(body.to_json() if isinstance(body, Model) else body).encode()
             headers = {"Content-Type": "application/json", **(headers or {})}
         answer = self.send(method, path, query, content, headers)
-        return json.loads(answer.content) if answer.content else None
+        try:
+            return json.loads(answer.content) if answer.content else None
+        except ValueError as e:
+            raise errors.unreachable(e) from e
 
     def get(
         self,
@@ -105,7 +108,11 @@ class Conn:
         headers: Mapping[str, str] | None = None,
     ) -> M:
         """Make a request whose answer is a value of the API."""
-        return kind.model_validate(self.call(method, path, body, query, headers))
+        data = self.call(method, path, body, query, headers)
+        try:
+            return kind.model_validate(data)
+        except ValueError as e:
+            raise errors.UnavailableError(f"the answer of the daemon makes no sense: {e}", op="client.request") from e
 
     def events(self, path: str, query: Query | None = None) -> Iterator[Any]:
         """The data of server-sent events."""

@@ -1,0 +1,36 @@
+"""Values keep secrets to themselves, and calls that are canceled leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timezone
+
+import pytest
+
+import atoll
+from atoll import Spec, models
+
+
+def test_secrets_are_not_shown() -> None:
+    later = datetime(2030, 1, 1, tzinfo=timezone.utc)
+    for value in (
+        models.NewSecret(name="n", value="hunter2"),
+        models.SecretValue(value_base64="hunter2"),
+        models.PortToken(token="hunter2", expires=later),
+    ):
+        assert "hunter2" not in repr(value) + str(value)
+    with pytest.raises(ValueError, match="value") as caught:
+        models.NewSecret.model_validate({"name": "n", "value": ["hunter2"]})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seconds", [0.001, 0.02, 0.1])
+async def test_canceled_create(seconds: float) -> None:
+    async with await atoll.connect_async() as client:
+        task = asyncio.create_task(client.create(Spec(labels={"test": "canceled"})))
+        await asyncio.sleep(seconds)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [s async for s in client.list({"test": "canceled"})] == []
