@@ -135,6 +135,10 @@ sdk: build ## run the official SDKs of hosted services against their fakes (inst
 python: build ## check, test and build the Python packages (installs what they need with pip): make python ARGS="-k run"
 	@$(STATIC) ./scripts/python "$$dir/atoll" $(ARGS)
 
+.PHONY: python-generate
+python-generate: ## write the Python client's models and its synchronous half anew
+	./scripts/python generate
+
 .PHONY: mcp
 mcp: build ## run the official conformance runner of MCP (installs it with npm)
 	@$(STATIC) $(call gotest,-tags=mcp,./test/mcp)

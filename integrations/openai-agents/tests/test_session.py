@@ -58,6 +58,18 @@ def inner(session: SandboxSession) -> AtollSandboxSession:
     return session._inner
 
 
+async def until(session: SandboxSession, number: int | None, chars: str, text: bytes) -> None:
+    """Write to a terminal and wait for what it shows."""
+    assert number is not None
+    seen = b""
+    for _ in range(200):
+        seen += (await session.pty_write_stdin(session_id=number, chars=chars, yield_time_s=0.3)).output
+        if text in seen:
+            return
+        chars = "\n"
+    pytest.fail(f"{text!r} is not in {seen!r}")
+
+
 async def test_exec() -> None:
     manifest = Manifest(environment=Environment(value={"NAME": "v"}))
     async with opened(manifest=manifest) as session:
@@ -132,16 +144,15 @@ async def test_manifest_and_archives() -> None:
 
 async def test_terminals() -> None:
     async with opened() as session:
-        done = await session.pty_exec_start("echo out; echo err >&2; exit 4", yield_time_s=5)
+        done = await session.pty_exec_start("echo out; echo err >&2; exit 4", yield_time_s=30)
         assert (done.process_id, done.exit_code, sorted(done.output.split())) == (None, 4, [b"err", b"out"])
         shell = await session.pty_exec_start("sh", tty=True, yield_time_s=0.3)
         assert shell.process_id is not None
-        got = await session.pty_write_stdin(session_id=shell.process_id, chars="stty size; tty\n", yield_time_s=1)
-        assert b"24 80" in got.output
-        assert b"/dev/" in got.output
-        await session.pty_write_stdin(session_id=shell.process_id, chars="sleep 60\n", yield_time_s=0.3)
+        await until(session, shell.process_id, "tty; stty size\n", b"24 80")
+        await until(session, shell.process_id, "echo be''gun; sleep 600\n", b"begun")
         await session.pty_write_stdin(session_id=shell.process_id, chars="\x03", yield_time_s=0.3)
-        got = await session.pty_write_stdin(session_id=shell.process_id, chars="exit 5\n", yield_time_s=5)
+        await until(session, shell.process_id, "echo en''ded\n", b"ended")
+        got = await session.pty_write_stdin(session_id=shell.process_id, chars="exit 5\n", yield_time_s=30)
         assert (got.process_id, got.exit_code) == (None, 5)
         with pytest.raises(PtySessionNotFoundError):
             await session.pty_write_stdin(session_id=shell.process_id, chars="")
@@ -149,7 +160,7 @@ async def test_terminals() -> None:
         assert plain.process_id is not None
         with pytest.raises(RuntimeError, match=r"^stdin is not available for this process$"):
             await session.pty_write_stdin(session_id=plain.process_id, chars="x")
-        left = await session.pty_exec_start("sleep 600 & echo started", yield_time_s=20)
+        left = await session.pty_exec_start("sleep 600 & echo started", yield_time_s=30)
         assert (left.process_id, left.exit_code, left.output) == (None, 0, b"started\n"), "a process that it left behind holds nothing up"
         await session.pty_terminate_all()
         with pytest.raises(PtySessionNotFoundError):
@@ -171,8 +182,11 @@ async def test_ports(daemon: Daemon) -> None:
     async with AtollSandboxClient(daemon.host, daemon.key) as client:
         session = await client.create(options=Options(exposed_ports=(8000,)))
         async with session:
-            server = await session.pty_exec_start("cd /etc && exec python3 -u -m http.server --bind 127.0.0.1 8000", yield_time_s=2)
-            assert b"Serving" in server.output
+            server = await session.pty_exec_start(
+                "cd /etc && exec python3 -u -m http.server --bind 127.0.0.1 8000", tty=True, yield_time_s=0.3
+            )
+            if b"Serving" not in server.output:
+                await until(session, server.process_id, "\n", b"Serving")
             url = (await session.resolve_exposed_port(8000)).url_for("http")
             status = await asyncio.to_thread(lambda: urllib.request.urlopen(url + "hostname").status)
             assert status == 200

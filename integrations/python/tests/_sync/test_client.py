@@ -161,7 +161,8 @@ def test_main_flow() -> None:
         copies = sandbox.fork(2, labels={"copy": "yes"})
         for copy in copies:
             with copy:
-                assert (copy.run("a=$(wc -l < /tmp/n); sleep 0.5; b=$(wc -l < /tmp/n); [ $b -gt $a ]")).ok, "its processes run on"
+                grows = "a=$(wc -l < /tmp/n); while [ $(wc -l < /tmp/n) -le $a ]; do sleep 0.02; done"
+                assert (copy.run(grows, timeout=60)).ok, "its processes run on"
         sandbox.files.write("/root/kept", "before")
         snapshot = sandbox.snapshot(models.SnapshotRequest(name="flow-1", memory=False))
         assert [s.name for s in client.snapshots.list()] == ["flow-1"]
