@@ -321,8 +321,8 @@ var rules = []rule{
 		why: "it is what providers of services do alike",
 	},
 	{
-		pkgs: "provider/internal/hostedtest", only: []string{"sandbox", "driver", "internal/...", "provider/gvisor/...", "provider/internal/..."}, deny: []string{"database/sql"},
-		why: "it has the sandboxes of fakes, for the tests of any provider",
+		pkgs: "provider/internal/hostedtest", only: []string{module, "admin", "ctxsandbox", "sandbox", "driver", "drivertest", "faults", "internal/...", "provider/..."},
+		why: "it has the sandboxes of fakes and daemons, for the tests of any provider",
 	},
 	{
 		pkgs: "provider/internal/wsexec", only: []string{}, deny: []string{kernel + "/...", "os/exec"},

@@ -23,7 +23,9 @@ type boxes struct {
 	held   bool           // what runs is needed: capturing must not stop it
 }
 
-func (s *Service) boxes(tenant string, row *store.Session) boxes { return boxes{s: s, tenant: tenant, row: row} }
+func (s *Service) boxes(tenant string, row *store.Session) boxes {
+	return boxes{s: s, tenant: tenant, row: row}
+}
 
 // archiveKind is the kind of archives that are snapshots of this daemon.
 const archiveKind = "snapshot"
