@@ -92,20 +92,30 @@ func (s *builds) close() {
 func (s *builds) add(b *build) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.known) >= maxBuilds && !s.forgetOne() {
+	if s.of(b.tenant) >= maxBuilds && !s.forgetOne(b.tenant) {
 		return &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "builds", Message: "too many builds go on", Hint: "wait until some are over"}
 	}
 	s.known[b.want.ID] = b
 	return nil
 }
 
-func (s *builds) forgetOne() bool {
+// of returns how many builds of a tenant are known. The lock is held.
+func (s *builds) of(tenant string) (n int) {
+	for _, b := range s.known {
+		if b.tenant == tenant {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *builds) forgetOne(tenant string) bool {
 	var oldest *build
 	for _, b := range s.known {
 		b.mu.Lock()
 		idle := b.status != buildBuilding
 		b.mu.Unlock()
-		if idle && (oldest == nil || b.created.Before(oldest.created)) {
+		if idle && b.tenant == tenant && (oldest == nil || b.created.Before(oldest.created)) {
 			oldest = b
 		}
 	}

@@ -77,6 +77,12 @@ func (h *portAPI) show(w http.ResponseWriter, r *http.Request, s *sandbox.Sandbo
 	for _, name := range []string{headerID, headerPort, headerToken, headerTraffic, "X-Api-Key"} {
 		r.Header.Del(name)
 	}
+	// The control plane takes keys there too. What else it holds is for the program.
+	if kept := slices.DeleteFunc(r.Header.Values("Authorization"), portproxy.IsKey); len(kept) > 0 {
+		r.Header["Authorization"] = kept
+	} else {
+		r.Header.Del("Authorization")
+	}
 	switch mask := s.Labels[labelHost]; {
 	case mask != "":
 		r.Host = strings.ReplaceAll(mask, "${PORT}", strconv.Itoa(int(number)))

@@ -32,50 +32,66 @@ type tickets struct {
 }
 
 type ticket struct {
-	key, hash string
-	expires   time.Time
+	key, tenant, hash string
+	expires           time.Time
+	busy              bool // somebody puts files there
 }
 
 const (
 	ticketLife = time.Hour
-	maxTickets = 10_000
+	maxTickets = 1000 // of one tenant
 )
 
-func (t *tickets) add(key, hash string, now time.Time) (string, error) {
+func (t *tickets) add(key, tenant, hash string, now time.Time) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.known == nil {
 		t.known = map[string]ticket{}
 	}
-	if len(t.known) >= maxTickets {
-		for name, old := range t.known {
-			if now.After(old.expires) {
-				delete(t.known, name)
-			}
+	others := 0
+	for name, old := range t.known {
+		switch {
+		case now.After(old.expires) && !old.busy:
+			delete(t.known, name)
+		case old.tenant == tenant:
+			others++
 		}
 	}
-	if len(t.known) >= maxTickets {
+	if others >= maxTickets {
 		return "", &sandbox.Error{Code: sandbox.CodeExhausted, Subject: "uploads", Message: "too many builds were announced but not started"}
 	}
 	name := strings.ToLower(rand.Text() + rand.Text())
-	t.known[name] = ticket{key, hash, now.Add(ticketLife)}
+	t.known[name] = ticket{key: key, tenant: tenant, hash: hash, expires: now.Add(ticketLife)}
 	return name, nil
 }
 
+// take returns a ticket that nobody uses, for one request. The caller gives it
+// back with done.
 func (t *tickets) take(name string, now time.Time) (ticket, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	one, ok := t.known[name]
-	if !ok || now.After(one.expires) {
-		return one, errNoTicket
+	if !ok || one.busy || now.After(one.expires) {
+		return ticket{}, errNoTicket
 	}
+	one.busy = true
+	t.known[name] = one
 	return one, nil
 }
 
-func (t *tickets) drop(name string) {
+// done gives a ticket back. One that was used for an upload is of no more use.
+func (t *tickets) done(name string, used bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.known, name)
+	one, ok := t.known[name]
+	if !ok {
+		return
+	}
+	one.busy = false
+	t.known[name] = one
+	if used {
+		delete(t.known, name)
+	}
 }
 
 var filesHash = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
@@ -90,7 +106,7 @@ func (h *buildAPI) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	name, err := h.tickets.add(apiKey(r), hash, h.opts.Now())
+	name, err := h.tickets.add(apiKey(r), tenantOf(r.Context()), hash, h.opts.Now())
 	if err != nil {
 		return err
 	}
@@ -110,15 +126,18 @@ func (h *buildAPI) putUpload(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
+		used := false
+		defer func() { h.tickets.done(name, used) }()
 		ctx, err := authenticate(r.Context(), h.services, t.key)
 		if err != nil {
 			return err
 		}
-		return h.uploads.put(tenantOf(ctx), t.hash, r.Body)
+		err = h.uploads.put(tenantOf(ctx), t.hash, r.Body)
+		used = err == nil
+		return err
 	}()
 	switch {
 	case err == nil:
-		h.tickets.drop(name)
 		w.WriteHeader(http.StatusOK)
 	case r.Context().Err() == nil && !errors.Is(err, context.Canceled):
 		h.fail(w, r, err)

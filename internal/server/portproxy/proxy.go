@@ -18,10 +18,12 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -164,6 +166,19 @@ func (p *Proxy) target(r *http.Request) (t target, err error) {
 // sandbox because somebody takes them for one.
 const keyPrefix = "atoll_"
 
+// headerKey bears an API key where clients of E2B send one.
+const headerKey = "X-Api-Key"
+
+// IsKey reports whether the value of a header is an API key, in either form,
+// perhaps behind "Bearer".
+func IsKey(value string) bool {
+	value = strings.TrimSpace(value)
+	if scheme, bearer, ok := strings.Cut(value, " "); ok && strings.EqualFold(scheme, "Bearer") {
+		value = strings.TrimSpace(bearer)
+	}
+	return strings.HasPrefix(envd.Token(value), keyPrefix)
+}
+
 // token returns the token of a request, and takes it away from it.
 func token(h http.Header) (string, error) {
 	scheme, bearer, _ := strings.Cut(h.Get("Authorization"), " ")
@@ -173,8 +188,8 @@ func token(h http.Header) (string, error) {
 		bearer = ""
 	}
 	found := h.Get(HeaderToken)
-	for _, secret := range []string{found, bearer} {
-		if strings.HasPrefix(secret, keyPrefix) {
+	for _, name := range []string{HeaderToken, "Authorization", headerKey} {
+		if slices.ContainsFunc(h.Values(name), IsKey) {
 			return "", &sandbox.Error{
 				Code: sandbox.CodeUnauthorized, Message: "an API key is not for ports of sandboxes, where code inside could see it",
 				Hint: "make a token with: atoll port token SANDBOX",
