@@ -64,7 +64,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet race e2b sdk mcp docker gigabyte python
+	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python
 	@$(MAKE) --no-print-directory soak ROUNDS=20
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
@@ -126,6 +126,10 @@ base-image-e2b interpreter-image-e2b:
 .PHONY: e2b
 e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
 	@$(STATIC) $(call gotest,-tags=e2b,./test/e2b)
+
+.PHONY: bridge
+bridge: build ## run programs and agents that use OpenAI's clients of Cloudflare's bridge (installs them with npm and pip)
+	@$(STATIC) $(call gotest,-tags=bridge,./test/bridge)
 
 .PHONY: sdk
 sdk: build ## run the official SDKs of hosted services against their fakes (installs them with pip)

@@ -476,5 +476,6 @@ var rules = []rule{
 
 	{pkgs: "internal/archtest", std: true, why: "what holds the rules must not be able to break them"},
 	{pkgs: "test/mcp", std: true, why: "what uses the program from outside must not depend on it"},
+	{pkgs: "test/bridge", std: true, why: "what uses the program from outside must not depend on it"},
 	{pkgs: "test/e2b", std: true, why: "what uses the program from outside must not depend on it"},
 }
