@@ -164,9 +164,18 @@ func same(want, got *profile) bool {
 	for i := range got.Rules {
 		got.Rules[i].ID = ""
 	}
-	return got.Name == want.Name && got.Default == want.Default && got.Internet == want.Internet && !got.IsDefault && (got.Role != nil) == (want.Role != nil) &&
+	return got.Name == want.Name && got.Default == want.Default && got.Internet == want.Internet && !got.IsDefault && roleOf(got) == roleOf(want) &&
 		len(got.Rules) == len(want.Rules) && (len(want.Rules) == 0 || reflect.DeepEqual(got.Rules, want.Rules)) &&
 		(got.Integrations == nil || got.Integrations.Mode == want.Integrations.Mode && slices.Equal(got.Integrations.Keys, want.Integrations.Keys))
+}
+
+// roleOf is the id of a profile's role, as it is asked for or told.
+func roleOf(p *profile) string {
+	if m, ok := p.Role.(map[string]any); ok {
+		p.Role = m["id"]
+	}
+	id, _ := p.Role.(string)
+	return id
 }
 
 // profiles lists the gateway profiles of the account.

@@ -26,7 +26,6 @@ func TestSDK(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := serve(t)
-	w.Transitions(100 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, "testdata/sdk.py")

@@ -56,8 +56,10 @@ type integrations struct {
 }
 
 type role struct {
-	ID   string `json:"id"`
-	Name string `json:"name"`
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	Provider string `json:"provider"`
+	ARN      string `json:"role_arn"`
 }
 
 // profile is a gateway profile. Its fields are the server's, under its mutex.
@@ -147,7 +149,7 @@ func (p *profile) apply(in settings) error {
 	set(&p.IsDefault, in.IsDefault)
 	if in.Role != nil {
 		if p.Role = nil; *in.Role != "" {
-			p.Role = &role{*in.Role, "role"}
+			p.Role = &role{*in.Role, "role", "aws", "arn:aws:iam::0:role/role"}
 		}
 	}
 	if in.Integrations != nil {
