@@ -21,7 +21,7 @@ import (
 )
 
 // victims are the sandboxes sb-one and sb-two, whose port 8000 keeps every byte
-// that it gets.
+// that it gets. That of sb-two wants a token.
 type victims struct {
 	mu   sync.Mutex
 	got  map[sandbox.ID]string
@@ -32,7 +32,11 @@ func (v *victims) Enter(ctx context.Context, id sandbox.ID) (context.Context, sa
 	if v.addr[string(id)] == "" {
 		return ctx, sandbox.Sandbox{}, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "no such sandbox"}
 	}
-	return ctx, sandbox.Sandbox{ID: id, State: sandbox.Running}, nil
+	s := sandbox.Sandbox{ID: id, State: sandbox.Running}
+	if id == "sb-two" {
+		s.Labels = map[string]string{labelPrivate: "yes"}
+	}
+	return ctx, s, nil
 }
 
 func (v *victims) Live(context.Context) ([]sandbox.ID, error) {
@@ -167,7 +171,7 @@ func TestAttackE2BKeysAtPorts(t *testing.T) {
 }
 
 // TestAttackE2BSmuggling hides a second request in the first, for another sandbox
-// or for the data plane of this one.
+// whose port the caller may not reach.
 func TestAttackE2BSmuggling(t *testing.T) {
 	v, _, addr := attacked(t)
 	const head = "POST /first HTTP/1.1\r\nHost: 8000-sbone.box.test\r\n"
@@ -186,7 +190,7 @@ func TestAttackE2BSmuggling(t *testing.T) {
 		"long chunk":         head + "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n" + hidden,
 	} {
 		raw(t, addr, request)
-		if got := v.take("sb-one"); strings.Contains(got, "hidden") && strings.Contains(got, "GET /hidden") && !strings.HasPrefix(got, "POST /first") {
+		if got := v.take("sb-one"); strings.Contains(got, "hidden") {
 			t.Errorf("%s: one got %q", name, got)
 		}
 		if got := v.take("sb-two"); got != "" {
@@ -195,7 +199,7 @@ func TestAttackE2BSmuggling(t *testing.T) {
 	}
 	// An address in the request line is the host, as HTTP says: it decides alone.
 	raw(t, addr, "GET http://8000-sbtwo.box.test/line HTTP/1.1\r\nHost: 8000-sbone.box.test\r\nConnection: close\r\n\r\n")
-	if got := v.take("sb-one"); got != "" {
+	if got := v.take("sb-one"); strings.Contains(got, "/line") || strings.Contains(got, "hidden") {
 		t.Errorf("the request line lost against the header: %q", got)
 	}
 }
@@ -205,7 +209,9 @@ func TestAttackE2BSmuggling(t *testing.T) {
 func TestAttackE2BSignedAddress(t *testing.T) {
 	const token = "secret-token"
 	now := time.Unix(1000, 0)
-	signed := func(operation, path, user, expires string) string { return signature(token, operation, path, user, expires) }
+	signed := func(operation, path, user, expires string) string {
+		return signature(token, operation, path, user, expires)
+	}
 	for _, tc := range []struct {
 		name, sum, operation, path, user, expires string
 	}{
