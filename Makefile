@@ -64,7 +64,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python
+	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python js
 	@$(MAKE) --no-print-directory soak ROUNDS=20
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
@@ -142,6 +142,10 @@ python: build ## check, test and build the Python packages (installs what they n
 .PHONY: python-generate
 python-generate: ## write the Python client's models and its synchronous half anew
 	./scripts/python generate
+
+.PHONY: js
+js: build ## check, test and pack the JavaScript packages (installs what they need with npm)
+	@$(STATIC) ./scripts/js "$$dir/atoll"
 
 .PHONY: mcp
 mcp: build ## run the official conformance runner of MCP (installs it with npm)

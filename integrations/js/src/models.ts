@@ -1,0 +1,1812 @@
+// Generated from docs/openapi.json by openapi-typescript. To write it anew: npm run generate
+
+export interface components {
+    schemas: {
+        Acquired: {
+            /** Format: int64 */
+            epoch: number;
+            receipt: components["schemas"]["Receipt"];
+            /** @description spawner: this request made the sandbox; attached or rearmed: it was there */
+            role: string;
+            sandbox: string;
+        };
+        Archive: {
+            binding?: string;
+            hash?: string;
+            kind: string;
+            provider?: string;
+            ref: string;
+            /** Format: int64 */
+            size?: number;
+        };
+        Attachment: {
+            /** @enum {string} */
+            mode: "exclusive" | "shared" | "read";
+            /** @description id of the sandbox */
+            sandbox: string;
+            /** Format: date-time */
+            since: string;
+        };
+        AuditPrune: {
+            /**
+             * Format: date-time
+             * @description older than this
+             */
+            before?: string;
+            /** @description whose log; your own if left out */
+            tenant?: string;
+            /**
+             * Format: int64
+             * @description with at most this number
+             */
+            upTo?: number;
+        };
+        AuditPruned: {
+            /**
+             * Format: int64
+             * @description number of records
+             */
+            removed: number;
+            /**
+             * Format: int64
+             * @description the number of the last of them
+             */
+            through?: number;
+        };
+        AuditReport: {
+            /**
+             * Format: int64
+             * @description the record up to which a head kept elsewhere vouches for the log
+             */
+            anchored: number;
+            fault?: string;
+            /** Format: int64 */
+            faultSeq?: number;
+            /**
+             * Format: int64
+             * @description the last record that was removed on purpose
+             */
+            pruned?: number;
+            /**
+             * Format: date-time
+             * @description when that was
+             */
+            prunedAt?: string;
+            /**
+             * Format: int64
+             * @description number of sound records, from the first that is there
+             */
+            records: number;
+            sound: boolean;
+        };
+        Candidate: {
+            fits: boolean;
+            provider: string;
+            reasons: string[] | null;
+        };
+        Change: {
+            /** @description labels to set; null removes one */
+            labels?: {
+                [key: string]: string | null;
+            };
+            lifetime?: components["schemas"]["LifetimeChange"];
+            /** @description limits that are left out stay */
+            resources?: components["schemas"]["Resources"];
+        };
+        Choice: {
+            candidates: components["schemas"]["Candidate"][] | null;
+            choice?: string;
+        };
+        CreateRequest: {
+            /** @description added to the image's environment of every command; values are not stored in the database */
+            env?: {
+                [key: string]: string;
+            };
+            hostname?: string;
+            /** @description assigned by the server */
+            readonly id?: string;
+            /**
+             * @description where the file system comes from; the machine's own programs if it is left out
+             * @example debian:12
+             */
+            image?: string;
+            labels?: {
+                [key: string]: string;
+            };
+            lifetime?: components["schemas"]["Lifetime"];
+            /** @description files and directories of the machine; only for its owner */
+            mounts?: components["schemas"]["Mount"][] | null;
+            /** @description unique among your sandboxes; the id if it is left out */
+            name?: string;
+            /** @description what the sandbox may reach; nothing if it is left out */
+            network?: components["schemas"]["Network"];
+            /** @example linux/amd64 */
+            platform?: string;
+            /** @description what makes it; the default of the daemon if it is left out */
+            provider?: string;
+            /**
+             * @description when to fetch the image
+             * @enum {string}
+             */
+            pull?: "missing" | "always" | "never";
+            /** @description replace values of secrets of mode env by asterisks in what commands write */
+            redact?: boolean;
+            resources?: components["schemas"]["Resources"];
+            /** @description stored secrets the sandbox works with */
+            secrets?: components["schemas"]["SecretRef"][] | null;
+            /** @description name or id of a snapshot to start from, instead of an image */
+            snapshot?: string;
+            /** @description user that runs commands: NAME, UID, NAME:GROUP or UID:GID */
+            user?: string;
+            /** @description absolute directory where commands start */
+            workdir?: string;
+            /** @description durable directories, each at a path of its own */
+            workspaces?: components["schemas"]["WorkspaceMount"][] | null;
+        };
+        Credential: {
+            env: string;
+            name: string;
+            required: boolean;
+            secret: boolean;
+            with?: string;
+        };
+        Descriptor: {
+            backendId: string;
+            credentials?: components["schemas"]["Credential"][] | null;
+            desktop: components["schemas"]["DesktopSupport"];
+            driver: components["schemas"]["DriverSupport"];
+            egress: string;
+            fileSystem: components["schemas"]["FileSystemSupport"];
+            find?: string;
+            fork: boolean;
+            git: boolean;
+            lifetime: components["schemas"]["LifetimeSupport"];
+            name: string;
+            nativeBucketMount: boolean;
+            os: components["schemas"]["OSList"];
+            pause?: string;
+            persistable: boolean;
+            ports: components["schemas"]["PortSupport"];
+            price: string;
+            recording: boolean;
+            runAs: boolean;
+            snapshot: components["schemas"]["SnapshotSupport"];
+            summary: string;
+            terminal: components["schemas"]["TerminalSupport"];
+            tier: string;
+            units?: components["schemas"]["Unit"][] | null;
+            verified: string;
+            workspaceRoot: string;
+        };
+        DesktopSupport: {
+            available: boolean;
+            transport?: string;
+        };
+        Diagnosis: {
+            findings: components["schemas"]["Finding"][] | null;
+            /** @description nothing is broken */
+            healthy: boolean;
+            node: string;
+            /** @description of the program */
+            version?: string;
+        };
+        DiffOutputBody: {
+            /** @description by path */
+            changes: components["schemas"]["WorkspaceChange"][] | null;
+            /** @description there are more than are listed */
+            more?: boolean;
+        };
+        DriverSupport: {
+            available: boolean;
+            reason?: string;
+        };
+        Enforcement: {
+            enforced: boolean;
+            why?: string;
+        };
+        Envelope: {
+            archive?: components["schemas"]["Archive"];
+            backend: string;
+            binding?: string;
+            box?: string;
+            fingerprint?: string;
+            spec: components["schemas"]["Spec"];
+            state?: unknown;
+            /** Format: int64 */
+            version: number;
+            workspaces?: components["schemas"]["WorkspaceRef"][] | null;
+        };
+        Event: {
+            /** Format: int64 */
+            argc?: number;
+            args?: string[] | null;
+            /** Format: int64 */
+            bytes?: number;
+            /** @description of a failure */
+            code?: string;
+            /**
+             * Format: int64
+             * @description how long a command ran, in milliseconds
+             */
+            durationMs?: number;
+            /**
+             * Format: int64
+             * @description which sandbox of a session, counted from 1
+             */
+            epoch?: number;
+            /** Format: int64 */
+            exit?: number;
+            /** @description public part of the API key of who did it */
+            key?: string;
+            /** @description those that the sandbox had then */
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description of the sandbox */
+            name?: string;
+            /** @description the daemon that did it */
+            node?: string;
+            /**
+             * @description what was done
+             * @example files.read
+             */
+            op: string;
+            /** @description the rule that decided */
+            policy?: string;
+            program?: string;
+            reason?: string;
+            /**
+             * Format: int64
+             * @description the attempt that this is the outcome of
+             */
+            ref?: number;
+            /** @description id of the request that it was done for */
+            request?: string;
+            sandbox?: string;
+            /**
+             * Format: int64
+             * @description 1, 2, 3, …; the cursor
+             */
+            seq: number;
+            /** @description what was touched */
+            subject?: string;
+            /** Format: date-time */
+            time: string;
+            /** @description id of the trace that request is part of */
+            trace?: string;
+            /** @example sandbox.created */
+            type: string;
+            /**
+             * Format: int32
+             * @description of the local user who did it
+             */
+            uid?: number;
+        };
+        EventsOutputBody: {
+            /** @description oldest first */
+            events: components["schemas"]["Event"][] | null;
+        };
+        ExecRequest: {
+            /** @description the program and its arguments */
+            args?: string[] | null;
+            /** @description instead of args, when they are not UTF-8 */
+            argsBase64?: string[] | null;
+            /** @description run on when the caller goes away */
+            background?: boolean;
+            dir?: string;
+            env?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int64
+             * @description when the connection is cut, wait so long for the caller to attach again, and lose no output; only over a WebSocket
+             */
+            holdMs?: number;
+            /** @description what the command reads */
+            input?: string;
+            /** @description instead of input, when it is not UTF-8 */
+            inputBase64?: string;
+            /**
+             * Format: int64
+             * @description bytes of each stream to return, 1 MiB if it is left out
+             */
+            outputLimit?: number;
+            /** @description a script for /bin/sh, instead of args */
+            shell?: string;
+            /** @description standard input will be sent; only over a WebSocket */
+            stdin?: boolean;
+            /** Format: int64 */
+            timeoutMs?: number;
+            /** @description run on a terminal of this size; only over a WebSocket */
+            tty?: components["schemas"]["WindowSize"];
+            user?: string;
+        };
+        ExecResult: {
+            exit?: components["schemas"]["Exit"];
+            process: components["schemas"]["ProcessInfo"];
+            stderr?: components["schemas"]["Output"];
+            stdout?: components["schemas"]["Output"];
+        };
+        Exit: {
+            /** Format: int64 */
+            code: number;
+            detail?: string;
+            /** @description exited, signaled, timeout, memory, killed, lifetime, crashed or lost */
+            reason: string;
+            /** Format: int64 */
+            signal?: number;
+        };
+        ExplainStep: {
+            action: string;
+            matches: boolean;
+            rule: string;
+            /** @description it does not match */
+            why?: string;
+        };
+        Explanation: {
+            allow: boolean;
+            /** @description whether the host alone decides, so that anything behind its name can be reached */
+            hostOnly: boolean;
+            /** @description names of the secrets that are added */
+            inject?: string[] | null;
+            /** @description whether TLS is terminated and every request decided */
+            inspect: boolean;
+            limits?: components["schemas"]["RuleLimits"];
+            message: string;
+            /** @description what the owner of the machine decides about it */
+            operator?: string[] | null;
+            /** @description that is forwarded */
+            path?: string;
+            reason: string;
+            /** @description whether the name has an address in the sandbox */
+            resolves: boolean;
+            /** @description the rule that decides */
+            rule?: string;
+            /** @description the rules about the host, in order, up to the one that decides */
+            steps: components["schemas"]["ExplainStep"][] | null;
+        };
+        Fault: {
+            field: string;
+            message: string;
+        };
+        FileInfo: {
+            /** Format: int32 */
+            gid: number;
+            /** Format: int64 */
+            identity?: number;
+            /** Format: date-time */
+            modTime: string;
+            /** Format: int32 */
+            mode: number;
+            /** Format: int64 */
+            nlink?: number;
+            path: string;
+            /** Format: int64 */
+            size: number;
+            target?: string;
+            /** @enum {string} */
+            type: "file" | "dir" | "symlink" | "fifo" | "socket" | "device";
+            /** Format: int32 */
+            uid: number;
+        };
+        FileSystemSupport: {
+            available: boolean;
+            readOnly: boolean;
+        };
+        Filter: {
+            /**
+             * Format: int64
+             * @description for size: the most that is allowed; for regex: how much of a body is held to search it, 1 MiB if left out
+             */
+            bytes?: number;
+            /**
+             * @description both if left out
+             * @enum {string}
+             */
+            direction?: "request" | "response" | "both";
+            /** @description for regex: RE2, searched in the body */
+            pattern?: string;
+            /** @enum {string} */
+            type: "regex" | "size" | "content_type";
+            /** @description for content_type: those that are allowed, such as application/json or text/* */
+            types?: string[] | null;
+        };
+        Finding: {
+            /** @description what to do about it */
+            fix?: string;
+            message: string;
+            /** @enum {string} */
+            severity: "ok" | "note" | "warning" | "blocker";
+            subject: string;
+        };
+        ForkOutputBody: {
+            sandboxes: components["schemas"]["Sandbox"][] | null;
+        };
+        ForkRequest: {
+            /**
+             * Format: int64
+             * @default 1
+             */
+            count: number;
+            /** @description added to those of the parent */
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description of their names, PREFIX-1 and so on; their ids if it is left out */
+            prefix?: string;
+        };
+        Holder: {
+            /** Format: date-time */
+            beat: string;
+            id: string;
+            kind: string;
+            subject?: string;
+        };
+        HolderRef: {
+            /**
+             * Format: int64
+             * @description fail with the code stale if the sandbox is at another epoch
+             */
+            epoch?: number;
+            /** @description unique among the holders of that kind */
+            holder: string;
+            /**
+             * @description viewers and operators end without a heartbeat; operator if it is left out
+             * @enum {string}
+             */
+            kind?: "turn" | "viewer" | "operator";
+        };
+        ImageUse: {
+            /** @description what needs it, for people */
+            by: string;
+            /** @description its digest, else its name */
+            image: string;
+        };
+        ImageUsesOutputBody: {
+            uses: components["schemas"]["ImageUse"][] | null;
+        };
+        InjectPart: {
+            /** @description name of the secret whose value stands here */
+            secret?: string;
+            /** @description as it is */
+            text?: string;
+        };
+        Injection: {
+            /** @description for sigv4: the id that belongs to the secret key */
+            accessKey?: string;
+            /** @description of the header's value, with {} in place of the secret; {} if left out */
+            format?: string;
+            /** @enum {string} */
+            mode: "header" | "bearer" | "basic" | "query" | "sigv4" | "parts";
+            /** @description of the header or query parameter */
+            name?: string;
+            /** @description for parts: what the header's value is made of, in order; any number of them, none included, are secrets */
+            parts?: components["schemas"]["InjectPart"][] | null;
+            /** @description for sigv4 */
+            region?: string;
+            /** @description name of the secret; left out for parts */
+            secret?: string;
+            /** @description for sigv4 */
+            service?: string;
+            /** @description for sigv4: name of the secret that holds the session token */
+            sessionToken?: string;
+            /** @description for basic */
+            username?: string;
+        };
+        Key: {
+            /** Format: date-time */
+            created: string;
+            /**
+             * Format: date-time
+             * @description never if it is left out
+             */
+            expires?: string;
+            /** @description its public part */
+            id: string;
+            name?: string;
+            /** Format: date-time */
+            revoked?: string;
+            /** @description the key itself, only in the answer that makes it */
+            token?: string;
+            /** @description what it allows: read, exec, write, admin */
+            verbs: string[] | null;
+        };
+        KeysOutputBody: {
+            /** @description oldest first */
+            keys: components["schemas"]["Key"][] | null;
+        };
+        KillInputBody: {
+            /**
+             * Format: int64
+             * @description by its Linux number
+             */
+            signal: number;
+        };
+        LeaseInfo: {
+            /** Format: int64 */
+            epoch: number;
+            /** Format: date-time */
+            expires?: string;
+            holders: components["schemas"]["Holder"][] | null;
+            provider?: string;
+            sandbox?: string;
+            state: string;
+        };
+        Lifetime: {
+            /**
+             * @description pause in memory, sleep on disk, stop and keep the files, or delete; stop if it is left out
+             * @enum {string}
+             */
+            idleAction?: "pause" | "sleep" | "stop" | "delete";
+            /**
+             * Format: int64
+             * @description how long nobody may use it before idleAction, in milliseconds; never if it is left out
+             */
+            idleMs?: number;
+            /**
+             * @description what happens then; delete if it is left out
+             * @enum {string}
+             */
+            timeoutAction?: "sleep" | "stop" | "delete";
+            /**
+             * Format: int64
+             * @description how long the sandbox may run, in milliseconds; no limit if it is left out
+             */
+            timeoutMs?: number;
+            /** @description resume a paused sandbox when it is used, whoever paused it */
+            wakes?: boolean;
+        };
+        LifetimeChange: {
+            /** @enum {string} */
+            idleAction?: "pause" | "sleep" | "stop" | "delete";
+            /**
+             * Format: int64
+             * @description in milliseconds; 0: never idle
+             */
+            idleMs?: number;
+            /** @enum {string} */
+            timeoutAction?: "sleep" | "stop" | "delete";
+            /**
+             * Format: int64
+             * @description how long the sandbox may run from now on, in milliseconds; 0: no limit
+             */
+            timeoutMs?: number;
+            wakes?: boolean;
+        };
+        LifetimeSupport: {
+            /** Format: int64 */
+            hard?: number;
+            idleKiller: boolean;
+            lockFreeResume: boolean;
+            rollover: boolean;
+            suspend: boolean;
+        };
+        Limits: {
+            /**
+             * Format: int64
+             * @description sandboxes that are not gone
+             */
+            boxes?: number;
+            /**
+             * Format: double
+             * @description processors' worth of time of the sandboxes that may run
+             */
+            cpus?: number;
+            /**
+             * Format: int64
+             * @description bytes of the writable layers of all that are not gone
+             */
+            disk?: number;
+            /**
+             * Format: int64
+             * @description commands that may start at once; one second's worth, at least 1, if it is left out
+             */
+            execBurst?: number;
+            /**
+             * Format: double
+             * @description commands started per second
+             */
+            execRate?: number;
+            /**
+             * Format: int64
+             * @description bytes of memory of the sandboxes that may run
+             */
+            memory?: number;
+            /**
+             * Format: int64
+             * @description bytes at once, at least 64 KiB; one second's worth if it is left out
+             */
+            outputBurst?: number;
+            /**
+             * Format: int64
+             * @description bytes of command output per second; more is slowed down
+             */
+            outputRate?: number;
+            /**
+             * Format: int64
+             * @description bytes of all snapshots, including those of stopped sandboxes
+             */
+            snapshotBytes?: number;
+            /**
+             * Format: int64
+             * @description snapshots with a name
+             */
+            snapshots?: number;
+        };
+        LimitsChange: {
+            /** Format: int64 */
+            boxes?: number;
+            /** Format: double */
+            cpus?: number;
+            /** Format: int64 */
+            disk?: number;
+            /** Format: int64 */
+            execBurst?: number;
+            /** Format: double */
+            execRate?: number;
+            /** Format: int64 */
+            memory?: number;
+            /** Format: int64 */
+            outputBurst?: number;
+            /** Format: int64 */
+            outputRate?: number;
+            /** Format: int64 */
+            snapshotBytes?: number;
+            /** Format: int64 */
+            snapshots?: number;
+        };
+        ListOutputBody: {
+            /** @description the cursor of the next page; empty at the end */
+            next?: string;
+            /** @description newest first */
+            sandboxes: components["schemas"]["Sandbox"][] | null;
+        };
+        MkdirInputBody: {
+            /** Format: int32 */
+            mode?: number;
+            owner?: string;
+            /** @description make missing parents; an existing directory is success */
+            parents?: boolean;
+            path: string;
+        };
+        Mount: {
+            readOnly?: boolean;
+            source: string;
+            target: string;
+        };
+        MoveInputBody: {
+            from: string;
+            overwrite?: boolean;
+            to: string;
+        };
+        Needs: {
+            desktop?: boolean;
+            egress?: string;
+            fork?: boolean;
+            images?: boolean;
+            isolated?: boolean;
+            limits?: string[] | null;
+            mounts?: boolean;
+            ownFiles?: boolean;
+            pause?: string;
+            ports?: boolean;
+            price?: string;
+            provider?: string;
+            snapshot?: string;
+            user?: boolean;
+        };
+        Network: {
+            egress?: string[] | null;
+            inline?: components["schemas"]["Profile"];
+            profile?: string;
+        };
+        NewKey: {
+            /**
+             * Format: int64
+             * @description from now, in milliseconds; never if it is left out
+             */
+            expiresMs?: number;
+            /** @description for people */
+            name?: string;
+            /** @description whose key it is; others than your own only for the owner of the machine */
+            tenant?: string;
+            /** @description what it allows: read, exec, write, admin */
+            verbs: string[] | null;
+        };
+        NewPortToken: {
+            /**
+             * Format: int64
+             * @description from now, in milliseconds; a day if it is left out
+             */
+            expiresMs?: number;
+            /** @description which ports; all if none is named */
+            ports?: number[] | null;
+        };
+        NewSecret: {
+            /** @description sandboxes may get the value itself */
+            allowEnv?: boolean;
+            description?: string;
+            /** @description hosts that it may be sent to, such as api.example.com; if left out, only stored profiles may send it, to the hosts that they name */
+            hosts?: string[] | null;
+            labels?: {
+                [key: string]: string;
+            };
+            name: string;
+            /** @description where the daemon finds the value instead, such as env:NAME or file:/PATH; only for the owner of the machine */
+            source?: string;
+            /** @description the value, if it is UTF-8 */
+            value?: string;
+            /** @description the value, at most 64 KiB */
+            valueBase64?: string;
+        };
+        NewSession: {
+            /** @description sessions with the same group share one sandbox; a group of its own if it is left out */
+            group?: string;
+            /** @description acquire the sandbox for this holder; without one it is made when it is first used */
+            holder?: components["schemas"]["HolderRef"];
+            /**
+             * @description what to do when there is a session of that name; fail if it is left out
+             * @enum {string}
+             */
+            ifExists?: "fail" | "attach";
+            /** @description added to those of the spec; the sandboxes and the usage of the session have them */
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description unique among your sessions; the id if it is left out */
+            name?: string;
+            /** @description pause the sandbox instead of ending it when nobody needs it, where the provider can */
+            pauseOnExit?: boolean;
+            spec?: components["schemas"]["Spec"];
+        };
+        NewTenant: {
+            id: string;
+            limits?: components["schemas"]["Limits"];
+        };
+        NewWorkspace: {
+            /** @description the workspace is this bucket of an S3 service, which the owner of the machine has named; without versions */
+            bucket?: string;
+            /** @description encrypt what is stored with a key of the daemon */
+            encrypted?: boolean;
+            /**
+             * Format: int64
+             * @description bytes that one version may hold; more cannot be persisted
+             */
+            maxBytes?: number;
+            name: string;
+        };
+        NoteInputBody: {
+            /** @description kept with the version */
+            note?: string;
+        };
+        OSList: {
+            default: string;
+            supported: string[] | null;
+        };
+        Opened: {
+            created: boolean;
+            /** @description of the sandbox, if a holder was given */
+            receipt?: components["schemas"]["Receipt"];
+            session: components["schemas"]["Session"];
+        };
+        Output: {
+            data: string;
+            /**
+             * Format: int64
+             * @description bytes that are missing at the end
+             */
+            dropped?: number;
+            /** @enum {string} */
+            encoding: "utf-8" | "base64";
+            truncated: boolean;
+        };
+        PauseInputBody: {
+            /** @description leave neither memory nor processes; else it is frozen in memory */
+            toDisk?: boolean;
+        };
+        Policies: {
+            /** @description of the texts that hold; left out if there are no policies */
+            digest?: string;
+            /** Format: date-time */
+            loaded?: string;
+            policies: components["schemas"]["Policy"][] | null;
+            /** @description why what is in the files now does not hold; only for the owner of the machine */
+            problem?: string;
+            /** @description the file or directory; only for the owner of the machine */
+            source?: string;
+        };
+        Policy: {
+            /** Format: double */
+            cpus?: number;
+            description?: string;
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            disk?: number;
+            /** @description a ceiling over what may be reached */
+            egress?: components["schemas"]["Profile"];
+            file: string;
+            images?: string[] | null;
+            /** @description patterns of the labels of the sandboxes that it is about; a missing label is empty */
+            labels?: {
+                [key: string]: string[] | null;
+            };
+            /**
+             * Format: int64
+             * @description in milliseconds
+             */
+            lifetimeMs?: number;
+            /** @description of its fields in the file */
+            lines: {
+                [key: string]: number;
+            };
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            memory?: number;
+            mounts?: string[] | null;
+            name: string;
+            network?: boolean;
+            onUnenforceable?: string;
+            /** Format: int64 */
+            pids?: number;
+            /** @description values of secrets are taken out of what commands write */
+            redact?: boolean;
+            secretModes?: string[] | null;
+            secrets?: string[] | null;
+            /** @description allowed as well, if signed */
+            signedImages?: components["schemas"]["SignedImage"][] | null;
+            /** @description patterns of the tenants that it is about; all if left out */
+            tenants?: string[] | null;
+        };
+        PolicyAnswer: {
+            allow: boolean;
+            /** @description over what it may reach */
+            ceilings: components["schemas"]["PolicyCeiling"][] | null;
+            /** @description what every rule that is about it says */
+            findings: components["schemas"]["PolicyFinding"][] | null;
+            /**
+             * Format: int64
+             * @description the longest that it may live, in milliseconds
+             */
+            lifetimeMs?: number;
+            /** @description the lowest that hold for it; zero sets none */
+            limits: components["schemas"]["Resources"];
+            /** @description why it would be refused */
+            message?: string;
+            /** @description that would refuse it, as POLICY.FIELD */
+            rule?: string;
+        };
+        PolicyCeiling: {
+            policy: string;
+            profile: components["schemas"]["Profile"];
+        };
+        PolicyFinding: {
+            asked: string;
+            file: string;
+            limit: string;
+            /** Format: int64 */
+            line: number;
+            ok: boolean;
+            /** @description POLICY.FIELD */
+            rule: string;
+        };
+        PortSupport: {
+            kind: string;
+            onDemand: boolean;
+        };
+        PortToken: {
+            /** Format: date-time */
+            expires: string;
+            /** @description for the header Atoll-Token; shown only now */
+            token: string;
+        };
+        Problem: {
+            code: string;
+            detail?: string;
+            /** @description what is wrong with the fields of the request */
+            faults?: components["schemas"]["Fault"][] | null;
+            hint?: string;
+            op?: string;
+            /** @description id under which the log of the daemon tells more, of an internal error */
+            request?: string;
+            /** @description of the policy that refused it, as POLICY.FIELD */
+            rule?: string;
+            /** Format: int64 */
+            status: number;
+            subject?: string;
+            title: string;
+        };
+        ProcessInfo: {
+            args: string[] | null;
+            background?: boolean;
+            exit?: components["schemas"]["Exit"];
+            id: string;
+            /** Format: int64 */
+            pid: number;
+            running: boolean;
+            /** Format: date-time */
+            started: string;
+            tty?: boolean;
+        };
+        ProcessesOutputBody: {
+            /** @description oldest first */
+            processes: components["schemas"]["ProcessInfo"][] | null;
+        };
+        Profile: {
+            /**
+             * @description what happens when no rule matches; deny if left out
+             * @enum {string}
+             */
+            default?: "allow" | "deny";
+            description?: string;
+            /** @description false denies everything, whatever the rules say */
+            internet?: boolean;
+            /** @description names the profile among those of the tenant; empty for one of a single sandbox */
+            name?: string;
+            /** @description in order: the first that matches decides */
+            rules?: components["schemas"]["Rule"][] | null;
+        };
+        ProfileTest: {
+            /** @description GET if it is left out */
+            method?: string;
+            /**
+             * @description with the scheme https, http, wss, ws, or tcp for a bare connection
+             * @example https://api.example.com/v1
+             */
+            url: string;
+        };
+        ProfilesOutputBody: {
+            /** @description by name */
+            profiles: components["schemas"]["StoredProfile"][] | null;
+        };
+        Provider: {
+            available: boolean;
+            binding?: string;
+            capabilities: {
+                [key: string]: boolean;
+            };
+            default: boolean;
+            descriptor: components["schemas"]["Descriptor"];
+            isolates: boolean;
+            limits?: {
+                [key: string]: components["schemas"]["Enforcement"];
+            };
+            name: string;
+            problem?: string;
+            sharesFiles?: boolean;
+            summary: string;
+            version?: string;
+            warning?: string;
+        };
+        ProvidersOutputBody: {
+            providers: components["schemas"]["Provider"][] | null;
+        };
+        PruneBuildsInputBody: {
+            /**
+             * Format: int64
+             * @description only what no build has used for so long, in milliseconds
+             */
+            unusedMs?: number;
+        };
+        PruneBuildsOutputBody: {
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            freed: number;
+        };
+        PruneInputBody: {
+            /** @description only those with all of these */
+            labels?: {
+                [key: string]: string;
+            };
+        };
+        PruneWorkspaceInputBody: {
+            /**
+             * Format: int64
+             * @description so many of the newest
+             */
+            keepLast?: number;
+            /**
+             * Format: int64
+             * @description all that are younger, in milliseconds
+             */
+            keepWithinMs?: number;
+        };
+        ReadyOutputBody: {
+            /** @enum {string} */
+            status: "ok";
+        };
+        Receipt: {
+            /** Format: int64 */
+            epoch: number;
+            from?: components["schemas"]["ReceiptFrom"];
+            lost?: string[] | null;
+            outcome: string;
+            provider: string;
+            sandbox: string;
+            /** Format: date-time */
+            time?: string;
+            why?: string;
+        };
+        ReceiptFrom: {
+            archive?: components["schemas"]["Archive"];
+            workspaces?: components["schemas"]["WorkspaceRef"][] | null;
+        };
+        Resources: {
+            /**
+             * Format: double
+             * @description processors' worth of time, such as 0.5
+             */
+            cpus?: number;
+            /**
+             * Format: int64
+             * @description bytes of the writable layer
+             */
+            disk?: number;
+            /**
+             * Format: int64
+             * @description bytes, including those of the sandbox's kernel
+             */
+            memory?: number;
+            /**
+             * Format: int64
+             * @description processes and threads alive at once
+             */
+            pids?: number;
+        };
+        RestoreInputBody: {
+            /** @description kept with the new version */
+            note?: string;
+            /** Format: int64 */
+            version: number;
+        };
+        ResumeRequest: {
+            envelope: components["schemas"]["Envelope"];
+            /** @description acquire the sandbox for this holder; without one it is found or made when it is first used */
+            holder?: components["schemas"]["HolderRef"];
+            /** @description of the session if it is a new one; its id if it is left out */
+            name?: string;
+        };
+        Rule: {
+            /** @enum {string} */
+            action: "allow" | "deny";
+            /** @description of what allowed requests and their answers hold */
+            filters?: components["schemas"]["Filter"][] | null;
+            /** @description name, *.name, *, address or CIDR, each with an optional :port */
+            hosts: string[] | null;
+            /** @description credentials added to allowed requests after they have left the sandbox */
+            inject?: components["schemas"]["Injection"][] | null;
+            limits?: components["schemas"]["RuleLimits"];
+            /** @description of HTTP requests */
+            methods?: string[] | null;
+            name?: string;
+            /** @description of HTTP requests; * within a segment, ** for any number of segments */
+            paths?: string[] | null;
+            /** @enum {string} */
+            tls?: "terminate" | "passthrough";
+            /** @description allowed requests may become WebSockets */
+            webSocket?: boolean;
+        };
+        RuleLimits: {
+            /**
+             * Format: int64
+             * @description how many may come at once; a sixth of perMinute if left out
+             */
+            burst?: number;
+            /**
+             * Format: int64
+             * @description open at the same time
+             */
+            connections?: number;
+            /**
+             * Format: int64
+             * @description requests, or connections where requests cannot be seen
+             */
+            perMinute?: number;
+            /**
+             * Format: int64
+             * @description sent per request, or per connection
+             */
+            requestBytes?: number;
+            /**
+             * Format: int64
+             * @description received per request, or per connection
+             */
+            responseBytes?: number;
+        };
+        RunOnRequest: {
+            command: components["schemas"]["ExecRequest"];
+            /** @description a provider, or default for the one that the session began with */
+            target: string;
+        };
+        Sandbox: {
+            /** @description it ends with the process that made it */
+            bound?: boolean;
+            /** @description arguments of the entrypoint; only in the answer that creates the sandbox */
+            cmd?: string[] | null;
+            /** Format: date-time */
+            created: string;
+            /** @description what the image wants to run; only in the answer that creates the sandbox */
+            entrypoint?: string[] | null;
+            /** @description how it ended */
+            exit?: components["schemas"]["Exit"];
+            /**
+             * Format: date-time
+             * @description when its lifetime ends; left out while that stands still
+             */
+            expires?: string;
+            id: string;
+            image: string;
+            labels?: {
+                [key: string]: string;
+            };
+            /**
+             * Format: int64
+             * @description what is left of its lifetime while that stands still, in milliseconds; not in listings
+             */
+            leftMs?: number;
+            /** @description what was asked for; not in listings */
+            lifetime?: components["schemas"]["Lifetime"];
+            /** @description limits in resources that the provider does not enforce, by name, and why */
+            limits?: {
+                [key: string]: components["schemas"]["Enforcement"];
+            };
+            /** @description unique among your sandboxes that are not gone */
+            name: string;
+            /** @description the daemon that has it, if several share a store */
+            node?: string;
+            /** @description id of the snapshot it was made from; not in listings */
+            origin?: string;
+            /**
+             * @description where the state of a paused sandbox is; not in listings
+             * @enum {string}
+             */
+            pause?: "memory" | "disk";
+            provider?: string;
+            /** @description why it is in that state */
+            reason?: string;
+            resources?: components["schemas"]["Resources"];
+            /** @enum {string} */
+            state: "creating" | "running" | "pausing" | "paused" | "resuming" | "stopped" | "lost" | "failed" | "gone";
+            /** Format: date-time */
+            updated?: string;
+            /** @description it resumes when it is used; not in listings */
+            wakes?: boolean;
+        };
+        SandboxUsage: {
+            /**
+             * Format: int64
+             * @description processor time since it was made, in milliseconds
+             */
+            cpuMs: number;
+            /**
+             * Format: int64
+             * @description bytes of the writable layer now
+             */
+            disk: number;
+            /**
+             * Format: int64
+             * @description bytes now, its kernel included
+             */
+            memory: number;
+            /**
+             * Format: int64
+             * @description processes and threads now
+             */
+            pids: number;
+            /** Format: date-time */
+            sampled: string;
+        };
+        Saved: {
+            /** @description of a sandbox without workspaces */
+            archive?: components["schemas"]["Archive"];
+            workspaces?: components["schemas"]["WorkspaceRef"][] | null;
+        };
+        SecretRef: {
+            /** @description variable that holds the placeholder, or the value; the name if left out */
+            env?: string;
+            /** @description to whom the value is sent; those of the secret if left out */
+            hosts?: string[] | null;
+            /** @description where the placeholder is replaced: header, header:NAME, basic, query, query:NAME, body */
+            in?: string[] | null;
+            /** @enum {string} */
+            mode?: "gateway" | "env";
+            /** @description of the stored secret */
+            name: string;
+        };
+        SecretValue: {
+            /** @description labels from now on; they stay if left out */
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description the value, if it is UTF-8 */
+            value?: string;
+            /** @description the value, at most 64 KiB */
+            valueBase64?: string;
+        };
+        SecretsOutputBody: {
+            /** @description by name */
+            secrets: components["schemas"]["StoredSecret"][] | null;
+        };
+        Session: {
+            /** Format: date-time */
+            created: string;
+            group: string;
+            id: string;
+            labels?: {
+                [key: string]: string;
+            };
+            lease?: components["schemas"]["LeaseInfo"];
+            name: string;
+            pauseOnExit?: boolean;
+            provider?: string;
+            receipt?: components["schemas"]["Receipt"];
+            spec: components["schemas"]["Spec"];
+            /** Format: date-time */
+            updated: string;
+        };
+        SessionChange: {
+            /** @description labels to set; null removes one. Its present sandbox keeps those it has */
+            labels?: {
+                [key: string]: string | null;
+            };
+            pauseOnExit?: boolean;
+        };
+        SessionTarget: {
+            /**
+             * @description what goes along: the session's workspaces, or the files below /workspace
+             * @enum {string}
+             */
+            carries?: "workspaces" | "/workspace";
+            /** @description it serves the session now */
+            current: boolean;
+            fits: boolean;
+            provider: string;
+            /** @description why it does not fit, or what speaks for it */
+            reasons: string[] | null;
+        };
+        SessionUsage: {
+            /** @description of the label, or the group or provider; empty: sessions without that label */
+            value: string;
+            /**
+             * Format: int64
+             * @description in milliseconds
+             */
+            warmMs: number;
+        };
+        SessionUsageOutputBody: {
+            /** @description by value */
+            usage: components["schemas"]["SessionUsage"][] | null;
+        };
+        SessionsOutputBody: {
+            /** @description by name */
+            sessions: components["schemas"]["Session"][] | null;
+        };
+        SignedImage: {
+            /** @description a pattern of names */
+            image: string;
+            /** @description files with public keys, one of which suffices */
+            signedBy: string[] | null;
+        };
+        Snapshot: {
+            /**
+             * Format: int64
+             * @description sandboxes that were made from it and are not gone
+             */
+            children: number;
+            /** Format: date-time */
+            created: string;
+            /** @description it is encrypted in the blob store */
+            encrypted?: boolean;
+            /** @description the engine that wrote it; only that one restores memory */
+            engine?: string;
+            id: string;
+            image: string;
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description it holds processes and their memory too */
+            memory: boolean;
+            name: string;
+            /** @description id of the sandbox it was taken of */
+            parent: string;
+            parentName: string;
+            /** @description what keeps it from being saved */
+            problem?: string;
+            provider?: string;
+            /** @description false while it is being made */
+            ready: boolean;
+            resources: components["schemas"]["Resources"];
+            /** @description it is in the blob store, from which any daemon that shares it makes sandboxes */
+            saved: boolean;
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            size: number;
+            /**
+             * Format: int64
+             * @description bytes that the blob store grew by
+             */
+            stored?: number;
+        };
+        SnapshotListOutputBody: {
+            /** @description the cursor of the next page; empty at the end */
+            next?: string;
+            snapshots: components["schemas"]["Snapshot"][] | null;
+        };
+        SnapshotRequest: {
+            labels?: {
+                [key: string]: string;
+            };
+            /** @description processes and their memory too, not only files */
+            memory?: boolean;
+            /** @description unique among your snapshots; its id if it is left out */
+            name?: string;
+            /** @description answer when it is in the blob store too; otherwise it is saved after the answer */
+            save?: boolean;
+        };
+        SnapshotSupport: {
+            kind: string;
+            tarFallback: boolean;
+        };
+        Spec: {
+            /** @description added to the image's environment of every command; values are not stored in the database */
+            env?: {
+                [key: string]: string;
+            };
+            hostname?: string;
+            /** @description assigned by the server */
+            readonly id?: string;
+            /**
+             * @description where the file system comes from; the machine's own programs if it is left out
+             * @example debian:12
+             */
+            image?: string;
+            labels?: {
+                [key: string]: string;
+            };
+            lifetime?: components["schemas"]["Lifetime"];
+            /** @description files and directories of the machine; only for its owner */
+            mounts?: components["schemas"]["Mount"][] | null;
+            /** @description unique among your sandboxes; the id if it is left out */
+            name?: string;
+            /** @description what the sandbox may reach; nothing if it is left out */
+            network?: components["schemas"]["Network"];
+            /** @description what makes it; the default of the daemon if it is left out */
+            provider?: string;
+            /** @description replace values of secrets of mode env by asterisks in what commands write */
+            redact?: boolean;
+            resources?: components["schemas"]["Resources"];
+            /** @description stored secrets the sandbox works with */
+            secrets?: components["schemas"]["SecretRef"][] | null;
+            /** @description name or id of a snapshot to start from, instead of an image */
+            snapshot?: string;
+            /** @description user that runs commands: NAME, UID, NAME:GROUP or UID:GID */
+            user?: string;
+            /** @description absolute directory where commands start */
+            workdir?: string;
+            /** @description durable directories, each at a path of its own */
+            workspaces?: components["schemas"]["WorkspaceMount"][] | null;
+        };
+        StopInputBody: {
+            /**
+             * Format: int64
+             * @description how long commands may take to end, in milliseconds
+             */
+            graceMs?: number;
+        };
+        StoredProfile: {
+            /** Format: date-time */
+            created: string;
+            name: string;
+            profile: components["schemas"]["Profile"];
+            /** Format: date-time */
+            updated: string;
+            /**
+             * Format: int64
+             * @description number of sandboxes that use it; only in a list
+             */
+            uses?: number;
+            /**
+             * Format: int64
+             * @description raised by every change
+             */
+            version: number;
+        };
+        StoredSecret: {
+            /** @description sandboxes may get the value itself */
+            allowEnv?: boolean;
+            /** Format: date-time */
+            created: string;
+            description?: string;
+            /** @description hosts that it may be sent to */
+            hosts?: string[] | null;
+            labels?: {
+                [key: string]: string;
+            };
+            name: string;
+            /** @description where the daemon finds the value: env:NAME or file:/PATH */
+            source?: string;
+            /** Format: date-time */
+            updated: string;
+            /**
+             * Format: int64
+             * @description number of sandboxes that use it; only in a list
+             */
+            uses?: number;
+            /**
+             * Format: int64
+             * @description raised by every new value
+             */
+            version: number;
+        };
+        SwapRequest: {
+            /** @description a provider, or default for the one that the session began with */
+            target: string;
+        };
+        Swapped: {
+            reason?: string;
+            receipt?: components["schemas"]["Receipt"];
+            swapped: boolean;
+        };
+        TagInputBody: {
+            /** @description the name to give it, NAME or NAME:TAG */
+            as: string;
+        };
+        TargetsOutputBody: {
+            /** @description best first */
+            targets: components["schemas"]["SessionTarget"][] | null;
+        };
+        Template: {
+            /** @description digest of the image it was built on */
+            base: string;
+            /** @description id of the build, for clients of E2B */
+            build?: string;
+            /**
+             * Format: double
+             * @description CPUs of sandboxes created from it that ask for none
+             */
+            cpus?: number;
+            /** Format: date-time */
+            created: string;
+            /** @description digest of the image */
+            image: string;
+            /**
+             * Format: int64
+             * @description bytes of memory of sandboxes created from it that ask for none
+             */
+            memory?: number;
+            name: string;
+            /**
+             * Format: int64
+             * @description bytes of its files
+             */
+            size: number;
+            /** @description snapshot that its sandboxes are made from, with their memory */
+            snapshot?: string;
+            /** @description script that runs in every sandbox of it */
+            start?: string;
+            /** Format: int64 */
+            steps: number;
+            tag: string;
+        };
+        TemplatesOutputBody: {
+            /** @description by name and tag */
+            templates: components["schemas"]["Template"][] | null;
+        };
+        Tenant: {
+            /** Format: date-time */
+            created: string;
+            /**
+             * Format: date-time
+             * @description since when its keys are refused
+             */
+            disabled?: string;
+            id: string;
+            limits: components["schemas"]["Limits"];
+            usage: components["schemas"]["TenantUsage"];
+        };
+        TenantChange: {
+            /** @description refuse its keys from now on, or allow them again */
+            disabled?: boolean;
+            limits?: components["schemas"]["LimitsChange"];
+        };
+        TenantUsage: {
+            /** Format: int64 */
+            boxes: number;
+            /** Format: double */
+            cpus: number;
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            disk: number;
+            /**
+             * Format: int64
+             * @description bytes
+             */
+            memory: number;
+            /**
+             * Format: int64
+             * @description of all snapshots
+             */
+            snapshotBytes: number;
+            /**
+             * Format: int64
+             * @description those with a name
+             */
+            snapshots: number;
+        };
+        TenantsOutputBody: {
+            /** @description by name */
+            tenants: components["schemas"]["Tenant"][] | null;
+        };
+        TerminalSupport: {
+            available: boolean;
+            pty: boolean;
+            transport?: string;
+        };
+        Unit: {
+            of: string;
+            unit: string;
+        };
+        VersionsOutputBody: {
+            /** @description oldest first */
+            versions: components["schemas"]["WorkspaceVersion"][] | null;
+        };
+        WindowSize: {
+            /** Format: int32 */
+            cols: number;
+            /** Format: int32 */
+            rows: number;
+        };
+        Workspace: {
+            /** @description the sandboxes that have it */
+            attached: components["schemas"]["Attachment"][] | null;
+            /** @description the bucket that it is, if any */
+            bucket?: string;
+            /** Format: date-time */
+            created: string;
+            encrypted?: boolean;
+            /** @description assigned by the server; never reused */
+            id: string;
+            /** @description the newest version; not in lists */
+            latest?: components["schemas"]["WorkspaceVersion"];
+            /**
+             * Format: int64
+             * @description bytes that one version may hold; no limit if it is left out
+             */
+            maxBytes?: number;
+            name: string;
+            /** @description what kept the last state from being persisted; it is kept where it was */
+            problem?: string;
+        };
+        WorkspaceChange: {
+            dir?: boolean;
+            /** @enum {string} */
+            kind: "added" | "removed" | "modified" | "touched";
+            /** @description below the workspace; bytes that are not UTF-8 are replaced */
+            path: string;
+            /**
+             * Format: int64
+             * @description bytes of what is there afterwards
+             */
+            size: number;
+        };
+        WorkspaceMount: {
+            /** @description make the workspace if there is none of that name */
+            create?: boolean;
+            /**
+             * @description who else may have it: nobody, who shares it too, or who reads too
+             * @enum {string}
+             */
+            mode?: "exclusive" | "shared" | "read";
+            name: string;
+            /** @description where the sandbox sees it; /workspace if left out */
+            path?: string;
+            /** @description directories below it that cannot be written to */
+            readOnly?: string[] | null;
+            /** @description the only directories below it that can be written to */
+            writable?: string[] | null;
+        };
+        WorkspacePruned: {
+            /**
+             * Format: int64
+             * @description bytes by which the store shrank
+             */
+            freed: number;
+            versions: number[] | null;
+        };
+        WorkspaceRef: {
+            name: string;
+            version: string;
+        };
+        WorkspaceReport: {
+            /**
+             * Format: int64
+             * @description of everything that is stored
+             */
+            bytes: number;
+            /** Format: int64 */
+            chunks: number;
+            /** Format: int64 */
+            versions: number;
+        };
+        WorkspaceVersion: {
+            /**
+             * Format: int64
+             * @description bytes that the store grew by
+             */
+            added: number;
+            /**
+             * Format: int64
+             * @description of contents, holes not counted
+             */
+            bytes: number;
+            /** Format: date-time */
+            created: string;
+            /** Format: int64 */
+            dirs: number;
+            /** Format: int64 */
+            files: number;
+            note?: string;
+            /** Format: int64 */
+            number: number;
+            /**
+             * Format: int64
+             * @description sockets and device nodes, which are not kept
+             */
+            skipped?: number;
+        };
+        WorkspacesOutputBody: {
+            /** @description by name */
+            workspaces: components["schemas"]["Workspace"][] | null;
+        };
+    };
+    responses: never;
+    parameters: never;
+    requestBodies: never;
+    headers: never;
+    pathItems: never;
+}
+
+export type Acquired = components['schemas']['Acquired']
+export type Archive = components['schemas']['Archive']
+export type Attachment = components['schemas']['Attachment']
+export type AuditPrune = components['schemas']['AuditPrune']
+export type AuditPruned = components['schemas']['AuditPruned']
+export type AuditReport = components['schemas']['AuditReport']
+export type Candidate = components['schemas']['Candidate']
+export type Change = components['schemas']['Change']
+export type Choice = components['schemas']['Choice']
+export type CreateRequest = components['schemas']['CreateRequest']
+export type Credential = components['schemas']['Credential']
+export type Descriptor = components['schemas']['Descriptor']
+export type DesktopSupport = components['schemas']['DesktopSupport']
+export type Diagnosis = components['schemas']['Diagnosis']
+export type DiffOutputBody = components['schemas']['DiffOutputBody']
+export type DriverSupport = components['schemas']['DriverSupport']
+export type Enforcement = components['schemas']['Enforcement']
+export type Envelope = components['schemas']['Envelope']
+export type Event = components['schemas']['Event']
+export type EventsOutputBody = components['schemas']['EventsOutputBody']
+export type ExecRequest = components['schemas']['ExecRequest']
+export type ExecResult = components['schemas']['ExecResult']
+export type Exit = components['schemas']['Exit']
+export type ExplainStep = components['schemas']['ExplainStep']
+export type Explanation = components['schemas']['Explanation']
+export type Fault = components['schemas']['Fault']
+export type FileInfo = components['schemas']['FileInfo']
+export type FileSystemSupport = components['schemas']['FileSystemSupport']
+export type Filter = components['schemas']['Filter']
+export type Finding = components['schemas']['Finding']
+export type ForkOutputBody = components['schemas']['ForkOutputBody']
+export type ForkRequest = components['schemas']['ForkRequest']
+export type Holder = components['schemas']['Holder']
+export type HolderRef = components['schemas']['HolderRef']
+export type ImageUse = components['schemas']['ImageUse']
+export type ImageUsesOutputBody = components['schemas']['ImageUsesOutputBody']
+export type InjectPart = components['schemas']['InjectPart']
+export type Injection = components['schemas']['Injection']
+export type Key = components['schemas']['Key']
+export type KeysOutputBody = components['schemas']['KeysOutputBody']
+export type KillInputBody = components['schemas']['KillInputBody']
+export type LeaseInfo = components['schemas']['LeaseInfo']
+export type Lifetime = components['schemas']['Lifetime']
+export type LifetimeChange = components['schemas']['LifetimeChange']
+export type LifetimeSupport = components['schemas']['LifetimeSupport']
+export type Limits = components['schemas']['Limits']
+export type LimitsChange = components['schemas']['LimitsChange']
+export type ListOutputBody = components['schemas']['ListOutputBody']
+export type MkdirInputBody = components['schemas']['MkdirInputBody']
+export type Mount = components['schemas']['Mount']
+export type MoveInputBody = components['schemas']['MoveInputBody']
+export type Needs = components['schemas']['Needs']
+export type Network = components['schemas']['Network']
+export type NewKey = components['schemas']['NewKey']
+export type NewPortToken = components['schemas']['NewPortToken']
+export type NewSecret = components['schemas']['NewSecret']
+export type NewSession = components['schemas']['NewSession']
+export type NewTenant = components['schemas']['NewTenant']
+export type NewWorkspace = components['schemas']['NewWorkspace']
+export type NoteInputBody = components['schemas']['NoteInputBody']
+export type OSList = components['schemas']['OSList']
+export type Opened = components['schemas']['Opened']
+export type Output = components['schemas']['Output']
+export type PauseInputBody = components['schemas']['PauseInputBody']
+export type Policies = components['schemas']['Policies']
+export type Policy = components['schemas']['Policy']
+export type PolicyAnswer = components['schemas']['PolicyAnswer']
+export type PolicyCeiling = components['schemas']['PolicyCeiling']
+export type PolicyFinding = components['schemas']['PolicyFinding']
+export type PortSupport = components['schemas']['PortSupport']
+export type PortToken = components['schemas']['PortToken']
+export type Problem = components['schemas']['Problem']
+export type ProcessInfo = components['schemas']['ProcessInfo']
+export type ProcessesOutputBody = components['schemas']['ProcessesOutputBody']
+export type Profile = components['schemas']['Profile']
+export type ProfileTest = components['schemas']['ProfileTest']
+export type ProfilesOutputBody = components['schemas']['ProfilesOutputBody']
+export type Provider = components['schemas']['Provider']
+export type ProvidersOutputBody = components['schemas']['ProvidersOutputBody']
+export type PruneBuildsInputBody = components['schemas']['PruneBuildsInputBody']
+export type PruneBuildsOutputBody = components['schemas']['PruneBuildsOutputBody']
+export type PruneInputBody = components['schemas']['PruneInputBody']
+export type PruneWorkspaceInputBody = components['schemas']['PruneWorkspaceInputBody']
+export type ReadyOutputBody = components['schemas']['ReadyOutputBody']
+export type Receipt = components['schemas']['Receipt']
+export type ReceiptFrom = components['schemas']['ReceiptFrom']
+export type Resources = components['schemas']['Resources']
+export type RestoreInputBody = components['schemas']['RestoreInputBody']
+export type ResumeRequest = components['schemas']['ResumeRequest']
+export type Rule = components['schemas']['Rule']
+export type RuleLimits = components['schemas']['RuleLimits']
+export type RunOnRequest = components['schemas']['RunOnRequest']
+export type Sandbox = components['schemas']['Sandbox']
+export type SandboxUsage = components['schemas']['SandboxUsage']
+export type Saved = components['schemas']['Saved']
+export type SecretRef = components['schemas']['SecretRef']
+export type SecretValue = components['schemas']['SecretValue']
+export type SecretsOutputBody = components['schemas']['SecretsOutputBody']
+export type Session = components['schemas']['Session']
+export type SessionChange = components['schemas']['SessionChange']
+export type SessionTarget = components['schemas']['SessionTarget']
+export type SessionUsage = components['schemas']['SessionUsage']
+export type SessionUsageOutputBody = components['schemas']['SessionUsageOutputBody']
+export type SessionsOutputBody = components['schemas']['SessionsOutputBody']
+export type SignedImage = components['schemas']['SignedImage']
+export type Snapshot = components['schemas']['Snapshot']
+export type SnapshotListOutputBody = components['schemas']['SnapshotListOutputBody']
+export type SnapshotRequest = components['schemas']['SnapshotRequest']
+export type SnapshotSupport = components['schemas']['SnapshotSupport']
+export type Spec = components['schemas']['Spec']
+export type StopInputBody = components['schemas']['StopInputBody']
+export type StoredProfile = components['schemas']['StoredProfile']
+export type StoredSecret = components['schemas']['StoredSecret']
+export type SwapRequest = components['schemas']['SwapRequest']
+export type Swapped = components['schemas']['Swapped']
+export type TagInputBody = components['schemas']['TagInputBody']
+export type TargetsOutputBody = components['schemas']['TargetsOutputBody']
+export type Template = components['schemas']['Template']
+export type TemplatesOutputBody = components['schemas']['TemplatesOutputBody']
+export type Tenant = components['schemas']['Tenant']
+export type TenantChange = components['schemas']['TenantChange']
+export type TenantUsage = components['schemas']['TenantUsage']
+export type TenantsOutputBody = components['schemas']['TenantsOutputBody']
+export type TerminalSupport = components['schemas']['TerminalSupport']
+export type Unit = components['schemas']['Unit']
+export type VersionsOutputBody = components['schemas']['VersionsOutputBody']
+export type WindowSize = components['schemas']['WindowSize']
+export type Workspace = components['schemas']['Workspace']
+export type WorkspaceChange = components['schemas']['WorkspaceChange']
+export type WorkspaceMount = components['schemas']['WorkspaceMount']
+export type WorkspacePruned = components['schemas']['WorkspacePruned']
+export type WorkspaceRef = components['schemas']['WorkspaceRef']
+export type WorkspaceReport = components['schemas']['WorkspaceReport']
+export type WorkspaceVersion = components['schemas']['WorkspaceVersion']
+export type WorkspacesOutputBody = components['schemas']['WorkspacesOutputBody']
