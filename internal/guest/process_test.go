@@ -102,7 +102,7 @@ func TestSetsidNeedsNoProcess(t *testing.T) {
 		}
 		p.Close()
 
-		// It can be signaled, and killed with its children, in its new session.
+		// It can get signals, and be killed with its children, in its new session.
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			p, err = c.Exec(ctx, &sandbox.Command{Args: []string{"setsid", "sh", "-c", "sleep 1005 & echo $!; wait"}, Background: background})
 			if err != nil {

@@ -168,7 +168,7 @@ func (in *inside) stream(ctx context.Context, c command) (events *events, err er
 		in.api.Sign(req.Header)
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("Accept", "text/event-stream")
-		res, err := in.api.Do(req)
+		res, err := in.api.Do(req) //nolint:bodyclose // events closes it
 		if err != nil {
 			return err
 		}

@@ -282,14 +282,12 @@ func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *contr
 	return s.Snapshots.Restore(ctx, be, req, origin)
 }
 
-// finalize records the outcome of an announced action together with what it
-// changed.
+// It records the outcome of an announced action together with what that changed.
 func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox)) (box store.Sandbox, err error) {
 	return s.finalizeWith(ctx, tenant, id, intent, out, change, nil)
 }
 
-// finalizeWith is finalize with more in the same transaction, if the action was
-// done.
+// It does the same with more in the transaction, if the action was done.
 func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error

@@ -218,7 +218,7 @@ func (a *agent) configure(d *wire.Decoder) error {
 	if err := a.files.makeWorkdir(def.Workdir, acc); err != nil {
 		return err
 	}
-	a.memorize(&def)
+	a.record(&def)
 	a.mu.Lock()
 	a.defaults = def
 	a.mu.Unlock()

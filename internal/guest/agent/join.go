@@ -36,7 +36,7 @@ func serveNested(program string) int {
 // the nested guest, and ends when either does.
 func join(program string) int {
 	feed := os.Getenv(wire.FeedEnv)
-	os.Unsetenv(wire.FeedEnv)
+	_ = os.Unsetenv(wire.FeedEnv)
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 1
@@ -113,9 +113,9 @@ func (a *agent) remember(file string) {
 	}
 }
 
-// memorize writes the defaults where the next guest finds them, unless nothing
+// record writes the defaults where the next guest finds them, unless nothing
 // can be written there. They may hold secrets: only root reads them.
-func (a *agent) memorize(def *wire.Defaults) {
+func (a *agent) record(def *wire.Defaults) {
 	if a.memory == "" {
 		return
 	}

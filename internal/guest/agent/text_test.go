@@ -108,7 +108,7 @@ func TestRemember(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "defaults")
 	before := newAgent("/")
 	before.remember(file)
-	before.memorize(&wire.Defaults{Env: map[string]string{"A": "b"}, Workdir: "/srv", User: "nobody"})
+	before.record(&wire.Defaults{Env: map[string]string{"A": "b"}, Workdir: "/srv", User: "nobody"})
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("the file: %v, %v", info, err)
 	}

@@ -73,7 +73,7 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 		}
 		return nil // the connection was lost meanwhile
 	}
-	defer ws.CloseNow()
+	defer func() { _ = ws.CloseNow() }()
 	ws.SetReadLimit(maxFrame)
 	t := &terminal{ws: ws, size: sandbox.WindowSize{Cols: uint16(cols), Rows: uint16(rows)}, shell: q.Get("shell")}
 	if t.shell == "" {

@@ -32,16 +32,16 @@ func Main(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = remove() }()
-	os.Setenv("TMPDIR", dir)
+	_ = os.Setenv("TMPDIR", dir)
 	if os.Getenv("ATOLL_BIN") == "" {
 		bin := filepath.Join(dir, "atoll")
-		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
+		build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)
 			return 1
 		}
-		os.Setenv("ATOLL_BIN", bin)
+		_ = os.Setenv("ATOLL_BIN", bin)
 	}
 	imagesDir = filepath.Join(dir, "images")
 	return m.Run()
