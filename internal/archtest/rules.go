@@ -268,7 +268,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
 		why:  "the control services of a daemon see providers only through the driver contract, and no face",
 	},
@@ -299,6 +299,10 @@ var rules = []rule{
 	{
 		pkgs: "internal/sparse", std: true, deny: []string{"os/exec", "net", "net/http"},
 		why: "it is about bytes, inside sandboxes and outside",
+	},
+	{
+		pkgs: "internal/tree", std: true, only: []string{"sandbox", "internal/sparse"}, deny: []string{"os/exec", "net", "net/http"},
+		why: "it is about files of this machine and tar streams",
 	},
 	{
 		pkgs: "provider/internal/identity", std: true, only: []string{"sandbox", "driver"}, deny: []string{"os/exec", "net", "net/http"},
@@ -460,7 +464,7 @@ var rules = []rule{
 
 	{
 		pkgs: "internal/cli/...",
-		only: []string{module, "admin", "internal/client", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
+		only: []string{module, "admin", "internal/client", "internal/tree", "internal/sparse", "internal/span", "internal/stream", "internal/envd", "internal/template", "sandbox", "driver", "drivertest", "internal/scratch", "internal/cli/...", "internal/mcpserver", "internal/catalog", "internal/control/...", "internal/policy/...", "internal/image/...", "internal/ops"},
 		deny: []string{kernel + "/...", "internal/daemon/..."},
 		why:  "verbs talk to control and are opened a node, whichever providers it has",
 	},
@@ -468,7 +472,7 @@ var rules = []rule{
 		pkgs: "cmd/atoll",
 		only: []string{
 			module, "admin", "internal/client", "sandbox", "driver", "drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/control/...", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
+			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/sparse", "internal/daemon/...", "internal/registry", "internal/catalog", "internal/lease", "internal/session", "internal/server/...", "internal/stream", "internal/envd", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops",
 		},
 		why: "main only dispatches",

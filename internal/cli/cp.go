@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/cli/tree"
+	"github.com/atoll-run/atoll/internal/tree"
 	"github.com/atoll-run/atoll/sandbox"
 )
 

@@ -91,6 +91,9 @@ type Options struct {
 	// SessionGrace is how long the sandbox of a session is kept when nobody needs
 	// it. Zero: lease.Default.
 	SessionGrace time.Duration
+	// SaveEvery is how often workspaces are saved that sandboxes have a copy of.
+	// Zero: 5 minutes.
+	SaveEvery time.Duration
 	// E2B is where to serve the API of E2B, if anywhere.
 	E2B E2B
 	// Bridge is where to serve the API of Cloudflare's sandbox bridge, if
@@ -235,6 +238,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.work.Go(func() { d.services.Sandboxes.Watch(ctx) })
 	d.work.Go(func() { d.services.Sandboxes.WatchIdle(ctx) })
 	d.work.Go(func() { d.sessions.Watch(ctx) })
+	d.work.Go(func() { d.services.Workspaces.Watch(ctx) })
 	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
 	if d.opts.Policies != "" {
 		d.work.Go(func() { d.watchPolicies(ctx) })

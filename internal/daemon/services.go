@@ -37,7 +37,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(), Builds: d.buildDir(),
 		Config:   core.Config{Node: d.member.Node, Store: d.store, Logger: d.opts.Logger, Fault: d.opts.Fault},
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
-		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache),
+		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache), SaveEvery: d.opts.SaveEvery,
 	}
 	for _, open := range []func(context.Context, *services.Config) error{d.openLog, d.openProvider, d.openKeys, d.openShelves} {
 		if err := open(ctx, &config); err != nil {

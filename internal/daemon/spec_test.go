@@ -30,6 +30,12 @@ func (*recorder) EgressAbility() sandbox.EgressAbility {
 	return sandbox.EgressAbility{Kind: sandbox.EgressHostPort, Wildcards: true}
 }
 
+func (r *recorder) Probe(ctx context.Context) (driver.Facts, error) {
+	facts, err := r.Provider.Probe(ctx)
+	facts.Capabilities.Mounts = true
+	return facts, err
+}
+
 func (r *recorder) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	r.mu.Lock()
 	r.specs = append(r.specs, *spec)

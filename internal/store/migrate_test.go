@@ -97,6 +97,9 @@ var written = map[int64][]statement{
 	23: {
 		{"UPDATE sandboxes SET binding = 'https://api.example.com#1', limits_json = $1 WHERE id = 'id-web'", []any{`{"memory":{"enforced":false,"why":"the service decides"}}`}},
 	},
+	32: {
+		{"UPDATE attachments SET bridge = 2 WHERE sandbox = 'id-web'", nil},
+	},
 	31: {
 		{"UPDATE snapshots SET ref_json = $1, binding = 'local#1' WHERE id = 'sn-1'", []any{`{"provider":"gvisor","kind":"memory","data":"sn-1"}`}},
 	},

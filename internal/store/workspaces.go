@@ -18,7 +18,18 @@ type Attachment struct {
 	sandbox.Attachment
 	Workspace string // its id
 	Node      string
+	Bridge    Bridge
 }
+
+// Bridge says how a sandbox has a workspace.
+type Bridge int64
+
+// The ways to have a workspace.
+const (
+	Mounted Bridge = iota // the directory itself
+	Copying               // a copy that is not complete yet
+	Copied                // a copy
+)
 
 const workspaceQuery = "SELECT id, tenant, name, encrypted, max_bytes, problem, removing, created, bucket FROM workspaces WHERE "
 
@@ -29,11 +40,11 @@ func scanWorkspace(row scanner) (w Workspace, err error) {
 	return w, err
 }
 
-const attachmentColumns = "a.sandbox, a.workspace, a.node, a.mode, a.created"
+const attachmentColumns = "a.sandbox, a.workspace, a.node, a.mode, a.created, a.bridge"
 
 func scanAttachment(row scanner) (a Attachment, err error) {
 	var created int64
-	err = row.Scan(&a.Sandbox, &a.Workspace, &a.Node, &a.Mode, &created)
+	err = row.Scan(&a.Sandbox, &a.Workspace, &a.Node, &a.Mode, &created, &a.Bridge)
 	a.Since = timeOf(created)
 	return a, err
 }
@@ -124,6 +135,20 @@ func (ws Workspaces) Attach(ctx context.Context, w Workspace, a Attachment, repl
 	_, err = ws.tx.exec(ctx, "INSERT INTO attachments (sandbox, workspace, node, mode, created) VALUES ($1, $2, $3, $4, $5)",
 		string(a.Sandbox), w.ID, a.Node, string(a.Mode), nanos(ws.tx.Now()))
 	return err
+}
+
+// SetBridge records how a sandbox has a workspace.
+func (ws Workspaces) SetBridge(ctx context.Context, a Attachment) error {
+	_, err := ws.tx.exec(ctx, "UPDATE attachments SET bridge = $1 WHERE sandbox = $2 AND workspace = $3", int64(a.Bridge), string(a.Sandbox), a.Workspace)
+	return err
+}
+
+// Bridged lists the attachments of a node that are complete copies which their
+// sandboxes can write to.
+func (o *Operator) Bridged(ctx context.Context, node string) ([]Attachment, error) {
+	rows, err := o.tx.query(ctx, "SELECT "+attachmentColumns+" FROM attachments a WHERE a.node = $1 AND a.bridge = $2 AND a.mode <> $3 ORDER BY a.created, a.sandbox",
+		node, int64(Copied), string(sandbox.WorkspaceRead))
+	return collect(rows, err, scanAttachment)
 }
 
 // together reports whether two sandboxes can have one workspace.

@@ -271,15 +271,24 @@ func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *contr
 	if err := s.Snapshots.PutEnvironment(want.Spec.ID, want.Spec.Env); err != nil {
 		return nil, driver.Restored{}, err
 	}
-	req, err := s.Workspaces.Mount(ctx, *want)
+	req, err := s.Workspaces.Mount(ctx, *want, be.Facts)
 	if err != nil {
 		return nil, driver.Restored{}, err
 	}
+	var made *control.Sandbox
+	var how driver.Restored
 	if origin == "" {
-		made, err := be.Control.Create(ctx, req)
-		return made, driver.Restored{}, err
+		made, err = be.Control.Create(ctx, req)
+	} else {
+		made, how, err = s.Snapshots.Restore(ctx, be, req, origin)
 	}
-	return s.Snapshots.Restore(ctx, be, req, origin)
+	if err != nil {
+		return nil, how, err
+	}
+	if err := s.Workspaces.Load(ctx, made); err != nil {
+		return nil, how, errors.Join(err, made.Teardown(ctx))
+	}
+	return made, how, nil
 }
 
 // It records the outcome of an announced action together with what that changed.

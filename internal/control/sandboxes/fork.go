@@ -212,13 +212,16 @@ func (s *makers) makeForks(ctx context.Context, be *providers.Backend, t *operat
 			if err := s.Snapshots.PutEnvironment(w.Spec.ID, w.Spec.Env); err != nil {
 				return err
 			}
-			w, err := s.Workspaces.Mount(ctx, w)
+			w, err := s.Workspaces.Mount(ctx, w, be.Facts)
 			if err != nil {
 				return err
 			}
 			box, how, err := be.Control.Restore(ctx, w, ref)
 			made[i] = copied{box, coldReason(how)}
-			return err
+			if err != nil {
+				return err
+			}
+			return s.Workspaces.Load(ctx, box)
 		})
 	}
 	return made, g.Wait()

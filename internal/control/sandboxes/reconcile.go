@@ -275,6 +275,12 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 	box, err := be.Control.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
+		if len(b.Spec.Workspaces) > 0 {
+			if err := s.Workspaces.Load(ctx, box); err != nil { // the daemon that made it ended before that
+				s.unsettled.Store(true)
+				return err
+			}
+		}
 		s.refind(b.Tenant, box)
 		if _, ok := driver.As[driver.StateTeller](be.Driver); ok && there && resident(&b) {
 			return s.observePause(ctx, &b, f.State)

@@ -149,7 +149,9 @@ func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Act
 	if err := s.Fault("destroy.recorded"); err != nil {
 		return err
 	}
-	err = s.end(ctx, b)
+	if err = s.Workspaces.Fetch(ctx, b.ID); err == nil {
+		err = s.end(ctx, b)
+	}
 	if fault := s.Fault("destroy.done"); fault != nil {
 		return fault
 	}
@@ -382,4 +384,23 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
+}
+
+// Running reaches a sandbox of any tenant, passing no guard. It is nil if the
+// sandbox is known not to run.
+func (s *records) Running(ctx context.Context, id sandbox.ID) (*control.Sandbox, error) {
+	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
+	switch {
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case b.State != sandbox.Running && b.State != sandbox.Lost:
+		return nil, nil
+	}
+	box, err := s.Providers.Attach(ctx, &b)
+	if sandbox.CodeOf(err) == sandbox.CodeGone {
+		return nil, nil
+	}
+	return box, err
 }

@@ -220,6 +220,9 @@ func (s *rests) freeze(ctx context.Context, t *operation, wakes bool) (store.San
 	if !control.Can[driver.Pauser](box) {
 		return t.box, unsupported(&t.box, "this provider cannot pause in memory", "pause to disk instead, with: atoll pause --to-disk "+t.box.Name)
 	}
+	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was paused"); err != nil {
+		return t.box, err
+	}
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.State, b.Rest.Step = sandbox.Pausing, stepPause }, nil)
 	if err != nil {
 		return t.box, err
@@ -324,6 +327,9 @@ func (s *rests) putAway(ctx context.Context, t *operation, how away) (store.Sand
 	if !s.keeps(&t.box, box) {
 		return t.box, snapshots.CannotKeep(&t.box)
 	}
+	if err := s.Workspaces.Save(ctx, t.box.ID, "the sandbox "+t.box.Name+" was put away"); err != nil {
+		return t.box, err
+	}
 	id := snapshots.NewID()
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.wakes
@@ -417,7 +423,7 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	if err != nil {
 		return t.box, err
 	}
-	if req, err = s.Workspaces.Mount(ctx, req); err != nil {
+	if req, err = s.Workspaces.Mount(ctx, req, be.Facts); err != nil {
 		return t.box, err
 	}
 	req.FilesOnly = filesOnly

@@ -7,6 +7,7 @@ package services
 
 import (
 	"context"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -56,6 +57,8 @@ type Config struct {
 	OTLP events.WriteOTLP
 	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
 	Workspaces *worktree.Store
+	// SaveEvery is how often copies of workspaces are saved; see workspaces.Config.
+	SaveEvery time.Duration
 	// Buckets are what can be mounted for workspaces that are buckets. Nil: none.
 	Buckets workspaces.Buckets
 	// Scratch is a directory for files that live for a moment.
@@ -116,7 +119,7 @@ func New(cfg Config) *Services {
 	s.Tenants = tenants.New(c)
 	c.Meter = s.Tenants.MeterExec
 	s.Events = events.New(c, cfg.Log, cfg.OTLP)
-	s.Workspaces = workspaces.New(c, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: s.Sandboxes, Access: s.Tenants})
+	s.Workspaces = workspaces.New(c, workspaces.Config{Trees: cfg.Workspaces, Buckets: cfg.Buckets, Sandboxes: s.Sandboxes, Access: s.Tenants, Every: cfg.SaveEvery})
 	if cfg.Defaults == (sandbox.Resources{}) {
 		cfg.Defaults = cfg.Control.Defaults
 	}

@@ -49,11 +49,10 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 		return nil, "", err
 	}
 	needs := catalog.NeedsOf(&row.Spec)
-	needs.Mounts = needs.Mounts || len(row.Spec.Workspaces) > 0
 	needs.OwnFiles = carriesTree(&row) || len(row.Spec.Workspaces) > 0
-	archives := map[string]bool{}
+	archives, mounts := map[string]bool{}, map[string]bool{}
 	for _, p := range all {
-		archives[p.Name] = p.Capabilities["archive"]
+		archives[p.Name], mounts[p.Name] = p.Capabilities["archive"] && p.Capabilities["files"], p.Capabilities["mounts"]
 		if p.Default {
 			standard = p.Name
 		}
@@ -64,7 +63,7 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 		case !t.Fits:
 		case s.cfg.Providers.Permit(who, t.Provider) != nil:
 			t.Fits, t.Reasons = false, []string{"for the owner of the machine only"}
-		case tree && !archives[t.Provider]:
+		case !archives[t.Provider] && (tree || len(row.Spec.Workspaces) > 0 && !mounts[t.Provider]):
 			t.Fits, t.Reasons = false, []string{"takes no trees of files"}
 		case tree:
 			t.Carries = sandbox.WorkspaceDir

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -54,11 +55,16 @@ func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id 
 }
 
 // Mount prepares the directories of claimed workspaces and returns a request that
-// mounts them. The record of the sandbox does not contain these directories.
-func (s *Service) Mount(ctx context.Context, want control.CreateRequest) (control.CreateRequest, error) {
+// mounts them. The record of the sandbox does not contain these directories. If the
+// provider mounts nothing, the caller calls Load when the sandbox was made.
+func (s *Service) Mount(ctx context.Context, want control.CreateRequest, facts func(context.Context) (driver.Facts, error)) (control.CreateRequest, error) {
 	refs := want.Spec.Workspaces
 	if len(refs) == 0 {
 		return want, nil
+	}
+	can, err := facts(ctx)
+	if err != nil {
+		return want, err
 	}
 	want.Spec.Workspaces = nil
 	held, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, want.Spec.ID) })
@@ -71,6 +77,9 @@ func (s *Service) Mount(ctx context.Context, want control.CreateRequest) (contro
 			return want, core.Named(ops.SandboxCreate, &sandbox.Error{Code: sandbox.CodeConflict, Subject: refs[i].Name, Message: "the workspace is not attached any more"})
 		}
 		err := s.withWorkspace(ctx, held[at].Workspace, func(w *workspace.Workspace) error {
+			if !can.Capabilities.Mounts {
+				return s.prepareCopy(ctx, held[at], w, &refs[i], &can)
+			}
 			mounts, err := s.mounts(ctx, held[at].Workspace, w, &refs[i])
 			want.Spec.Mounts = slices.Concat(want.Spec.Mounts, mounts)
 			return err

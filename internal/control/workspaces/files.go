@@ -64,9 +64,16 @@ func (s *Service) inWorkspace(ctx context.Context, op ops.Op, name string, do fu
 			return err
 		}
 		for _, a := range attached {
-			if a.Mode != sandbox.WorkspaceRead && a.Node != s.Node {
+			switch {
+			case a.Mode == sandbox.WorkspaceRead:
+			case a.Node != s.Node:
 				return &sandbox.Error{
 					Code: sandbox.CodeUnavailable, Subject: name, Message: "the workspace is in use on the node " + a.Node, Hint: "ask the daemon of that node",
+				}
+			case a.Bridge != store.Mounted && op == ops.WorkspaceWrite:
+				return &sandbox.Error{
+					Code: sandbox.CodeConflict, Subject: name, Message: "the sandbox " + string(a.Sandbox) + " works on a copy of the workspace",
+					Hint: "write to the sandbox, or remove it first",
 				}
 			}
 		}

@@ -56,6 +56,9 @@ func (s *Service) PersistWorkspace(ctx context.Context, name, note string) (v sa
 				}
 			}
 		}
+		if err := s.fetchLast(ctx, attached, row); err != nil {
+			return err
+		}
 		v, err = s.persist(ctx, row, w, note, !inUse)
 		return err
 	})

@@ -3,6 +3,7 @@
 package workspaces
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"strings"
@@ -28,6 +29,8 @@ type Config struct {
 	// Sandboxes and Access must be set.
 	Sandboxes Sandboxes
 	Access    Access
+	// Every is how often copies that sandboxes write to are saved. Zero: 5 minutes.
+	Every time.Duration
 }
 
 // Sandboxes is what the service needs to know of sandboxes.
@@ -36,6 +39,9 @@ type Sandboxes interface {
 	Creating(id sandbox.ID) bool
 	// Unsettled asks for a reconciliation soon.
 	Unsettled()
+	// Running reaches a sandbox of any tenant, passing no guard. It is nil if the
+	// sandbox is known not to run.
+	Running(ctx context.Context, id sandbox.ID) (*control.Sandbox, error)
 }
 
 // Access says who may still act.
@@ -53,13 +59,14 @@ type Service struct {
 	buckets   Buckets
 	sandboxes Sandboxes
 	access    Access
+	every     time.Duration
 	locks     core.Locks[string] // by the ids of workspaces
 	pending   pending
 }
 
 // New returns a Service, which ends with the Core.
 func New(c *core.Core, cfg Config) *Service {
-	return &Service{Core: c, trees: cfg.Trees, buckets: cfg.Buckets, sandboxes: cfg.Sandboxes, access: cfg.Access}
+	return &Service{Core: c, trees: cfg.Trees, buckets: cfg.Buckets, sandboxes: cfg.Sandboxes, access: cfg.Access, every: cmp.Or(cfg.Every, 5*time.Minute)}
 }
 
 // finalizeTimeout bounds a write to the store that goes on after the caller has

@@ -27,6 +27,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/sandbox"
@@ -379,4 +381,27 @@ func failed(op string, err error) error {
 		Code: sandbox.CodeUnavailable, Op: "workspace." + op, Message: "the directories of workspaces cannot be used", Cause: err,
 		Hint: "see the log of the daemon for the cause",
 	}
+}
+
+// Replace makes the directory that fill makes, as the name "tree" in the directory
+// that it is given, the tree of a workspace, whole or not at all. The version that
+// the present tree was made from stays the one that the next is derived from.
+// There must be a tree, and nobody may use it.
+func (s *Store) Replace(id string, fill func(dir string) error) error {
+	if _, there := s.base(id); !there {
+		return &sandbox.Error{Code: sandbox.CodeConflict, Op: "workspace.replace", Subject: id, Message: "the workspace has no working directory here"}
+	}
+	tmp := s.path(id, "new-"+rand.Text())
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return failed("replace", err)
+	}
+	defer func() { _ = os.RemoveAll(tmp) }() // or the next sweep does
+	if err := fill(tmp); err != nil {
+		return failed("replace", err)
+	}
+	if err := s.mark(id); err != nil {
+		return err
+	}
+	made, tree := filepath.Join(tmp, "tree"), s.path(id, "tree")
+	return failed("replace", unix.Renameat2(unix.AT_FDCWD, made, unix.AT_FDCWD, tree, unix.RENAME_EXCHANGE))
 }

@@ -26,6 +26,16 @@ const maxSkipped = 20
 // the stream. A member that would lead out is an error; what came before it
 // stays.
 func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []string, err error) {
+	return unpack(ctx, r, dir, name, false)
+}
+
+// UnpackOwned is Unpack that keeps the numeric owners, as far as this process may
+// give files away.
+func UnpackOwned(ctx context.Context, r io.Reader, dir, name string) (skipped []string, err error) {
+	return unpack(ctx, r, dir, name, os.Geteuid() == 0)
+}
+
+func unpack(ctx context.Context, r io.Reader, dir, name string, owners bool) (skipped []string, err error) {
 	if name == "" || name == "." || name == ".." || strings.ContainsRune(name, filepath.Separator) {
 		return nil, fmt.Errorf("%q cannot be the name of a file", name)
 	}
@@ -34,7 +44,7 @@ func Unpack(ctx context.Context, r io.Reader, dir, name string) (skipped []strin
 		return nil, err
 	}
 	defer root.Close()
-	u := &unpacker{ctx: ctx, root: root, name: name}
+	u := &unpacker{ctx: ctx, root: root, name: name, owners: owners}
 	tr := tar.NewReader(r)
 	for {
 		h, err := tr.Next()
@@ -57,6 +67,7 @@ type unpacker struct {
 	ctx     context.Context // of the one call
 	root    *os.Root
 	name    string
+	owners  bool      // keep them
 	dirs    []dirMode // given their modes last, so that they can be written to
 	skipped []string
 }
@@ -84,7 +95,7 @@ func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
 		if err := u.clear(p); err != nil {
 			return err
 		}
-		return u.root.Symlink(h.Linkname, p)
+		return errors.Join(u.root.Symlink(h.Linkname, p), u.own(p, h))
 	case tar.TypeLink:
 		return u.link(p, h)
 	}
@@ -140,7 +151,15 @@ func (u *unpacker) dir(p string, h *tar.Header) error {
 		return err
 	}
 	u.dirs = append(u.dirs, dirMode{p, h.FileInfo().Mode() & permissions, h.ModTime})
-	return nil
+	return u.own(p, h)
+}
+
+// own gives what was made to its owner, if owners are kept.
+func (u *unpacker) own(p string, h *tar.Header) error {
+	if !u.owners {
+		return nil
+	}
+	return u.root.Lchown(p, h.Uid, h.Gid)
 }
 
 // clear removes what is at p, unless it is a directory that is not empty.
@@ -168,7 +187,10 @@ func (u *unpacker) file(p string, h *tar.Header, r io.Reader) error {
 	if err == nil {
 		err = f.Chmod(h.FileInfo().Mode() & permissions)
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = u.own(p, h)
+	}
+	if err != nil {
 		return err
 	}
 	return u.root.Chtimes(p, time.Time{}, h.ModTime)

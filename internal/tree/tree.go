@@ -27,6 +27,22 @@ const permissions = 0o777
 // Sockets, pipes and devices are left out. Owners are root's: whoever unpacks
 // says who they belong to.
 func Pack(ctx context.Context, w io.Writer, root, name string) error {
+	return packTree(ctx, w, root, name, func(fs.FileInfo, *tar.Header) {})
+}
+
+// PackOwned is Pack that keeps the numeric owners.
+func PackOwned(ctx context.Context, w io.Writer, root, name string) error {
+	return packTree(ctx, w, root, name, func(info fs.FileInfo, h *tar.Header) {
+		if st, ok := info.Sys().(*syscall.Stat_t); ok {
+			h.Uid, h.Gid = int(st.Uid), int(st.Gid)
+		}
+	})
+}
+
+// owned completes a header.
+type owned func(fs.FileInfo, *tar.Header)
+
+func packTree(ctx context.Context, w io.Writer, root, name string, own owned) error {
 	resolved, err := filepath.EvalSymlinks(root)
 	if err != nil {
 		return err
@@ -43,7 +59,7 @@ func Pack(ctx context.Context, w io.Writer, root, name string) error {
 		if err != nil {
 			return err
 		}
-		return pack(w, tw, p, filepath.ToSlash(filepath.Join(name, rel)), d)
+		return pack(w, tw, p, filepath.ToSlash(filepath.Join(name, rel)), d, own)
 	})
 	if err != nil {
 		return err
@@ -51,13 +67,13 @@ func Pack(ctx context.Context, w io.Writer, root, name string) error {
 	return tw.Close()
 }
 
-func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry) error {
+func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry, own owned) error {
 	info, err := d.Info()
 	if err != nil {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return packOther(tw, file, name, info)
+		return packOther(tw, file, name, info, own)
 	}
 	f, err := os.Open(file)
 	if err != nil {
@@ -71,7 +87,7 @@ func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry) error {
 	if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s changed while it was read", file)
 	}
-	h := header(info, name, "")
+	h := header(info, name, "", own)
 	whole, ok, err := sparse.Whole(f, info.Size())
 	if err == nil && ok {
 		h.Size = int64(len(whole))
@@ -102,21 +118,21 @@ func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry) error {
 }
 
 // packOther packs what is not a regular file, if it can be.
-func packOther(tw *tar.Writer, file, name string, info fs.FileInfo) error {
+func packOther(tw *tar.Writer, file, name string, info fs.FileInfo, own owned) error {
 	switch {
 	case info.IsDir():
-		return tw.WriteHeader(header(info, name+"/", ""))
+		return tw.WriteHeader(header(info, name+"/", "", own))
 	case info.Mode()&fs.ModeSymlink != 0:
 		target, err := os.Readlink(file)
 		if err != nil {
 			return err
 		}
-		return tw.WriteHeader(header(info, name, target))
+		return tw.WriteHeader(header(info, name, target, own))
 	}
 	return nil
 }
 
-func header(info fs.FileInfo, name, link string) *tar.Header {
+func header(info fs.FileInfo, name, link string, own owned) *tar.Header {
 	h := &tar.Header{
 		Name: name, Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX,
 	}
@@ -128,6 +144,7 @@ func header(info fs.FileInfo, name, link string) *tar.Header {
 	default:
 		h.Typeflag, h.Size = tar.TypeReg, info.Size()
 	}
+	own(info, h)
 	return h
 }
 

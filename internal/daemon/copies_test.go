@@ -1,0 +1,255 @@
+package daemon_test
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/faults"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+func notes() sandbox.Spec {
+	return sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true}}}
+}
+
+func workspaceOf(t *testing.T, c *atoll.Client, name string) sandbox.Workspace {
+	t.Helper()
+	w, err := c.Workspace(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// versions returns how many versions a workspace has.
+func versions(t *testing.T, c *atoll.Client, name string) int {
+	t.Helper()
+	all, err := c.WorkspaceVersions(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(all)
+}
+
+// A workspace that the provider cannot mount is copied into the sandbox before
+// the first command, and saved on save, pause, stop, drain and removal.
+func TestBridgedWorkspace(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	d := m.Start(t, shortGrace)
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, notes(), atoll.SessionOptions{Name: "agent"})
+	if got := runShell(t, s, "pwd; mkdir -p /workspace/sub; echo one > /workspace/sub/note"); got != "/workspace" {
+		t.Errorf("commands start in %q, want /workspace", got)
+	}
+	saved, err := s.Save(t.Context())
+	if err != nil || len(saved.Workspaces) != 1 || saved.Archive != nil {
+		t.Fatalf("save: %+v, %v; want a version of the workspace", saved, err)
+	}
+	first := workspaceOf(t, c, "notes")
+	if first.Latest == nil || first.Latest.Files != 1 || "v"+strconv.Itoa(first.Latest.Number) != saved.Workspaces[0].Version {
+		t.Errorf("the workspace after saving: %+v, want what %+v says", first.Latest, saved.Workspaces)
+	}
+	if again, err := s.Save(t.Context()); err != nil || again.Workspaces[0] != saved.Workspaces[0] {
+		t.Errorf("saving what did not change: %+v, %v; want %+v", again, err, saved.Workspaces)
+	}
+	runShell(t, s, "echo two > /workspace/more; rm -r /workspace/sub")
+	if err := s.Release(t.Context()); err != nil { // it is drained
+		t.Fatal(err)
+	}
+	untilCold(t, c, "agent")
+	r, err := s.Acquire(t.Context())
+	if err != nil || r.Outcome != sandbox.OutcomeRebuilt || len(r.From.Workspaces) != 1 {
+		t.Fatalf("the receipt: %+v, %v", r, err)
+	}
+	if got := runShell(t, s, "ls /workspace; cat /workspace/more"); got != "more\ntwo" {
+		t.Errorf("the next sandbox has %q", got)
+	}
+	id := string(s.Receipt().Sandbox)
+	runShell(t, s, "echo three > /workspace/more")
+	if err := c.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := runShell(t, s, "cat /workspace/more"); got != "three" {
+		t.Errorf("after the sandbox was removed: %q, want what it wrote last", got)
+	}
+	if got := versions(t, c, "notes"); got != 3 {
+		t.Errorf("%d versions, want one of each state", got)
+	}
+}
+
+// Pausing and stopping save, and what runs again has its own files.
+func TestBridgedWorkspaceRests(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	d := m.Start(t, nil)
+	c := daemontest.Client(t, d)
+	b, err := c.Create(t.Context(), sandbox.Spec{Name: "web", Workspaces: notes().Workspaces}, atoll.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := func(script string) string {
+		t.Helper()
+		res, err := b.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
+		if err != nil || res.Exit.Code != 0 {
+			t.Fatalf("%s: %+v, %v", script, res, err)
+		}
+		return strings.TrimSpace(string(res.Stdout))
+	}
+	script("echo one > /workspace/note")
+	if _, err := b.Pause(t.Context(), sandbox.PauseMemory); err != nil {
+		t.Fatal(err)
+	}
+	if w := workspaceOf(t, c, "notes"); w.Latest == nil || w.Latest.Files != 1 {
+		t.Errorf("after the pause: %+v, want a version with the file", w.Latest)
+	}
+	if _, err := b.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	script("echo two > /workspace/note")
+	if _, err := b.Stop(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := versions(t, c, "notes"); got != 2 {
+		t.Errorf("%d versions after the stop, want 2", got)
+	}
+	if _, err := b.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := script("cat /workspace/note"); got != "two" {
+		t.Errorf("started again it has %q", got)
+	}
+}
+
+// Copies are saved from time to time, and a failed save keeps the sandbox.
+func TestBridgedWorkspaceIsSavedFromTimeToTime(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	broken := make(chan struct{})
+	m.Fault = func(op string) error {
+		select {
+		case <-broken:
+			return nil
+		default:
+		}
+		if op == "archive.export" {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the sandbox does not exist"}
+		}
+		return nil
+	}
+	d := m.Start(t, func(o *daemon.Options) { o.SaveEvery = 20 * time.Millisecond })
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, notes(), atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "echo one > /workspace/note")
+	_, err := s.Save(t.Context())
+	wantCode(t, err, sandbox.CodeUnavailable)
+	wantCode(t, c.Remove(t.Context(), string(s.Receipt().Sandbox)), sandbox.CodeUnavailable)
+	if got := runShell(t, s, "cat /workspace/note"); got != "one" || len(sandboxes(t, c)) != 1 {
+		t.Errorf("a failed save ended the sandbox, or its files: %q", got)
+	}
+	close(broken)
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if w := workspaceOf(t, c, "notes"); w.Latest != nil && w.Latest.Files == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("nothing was saved")
+		}
+	}
+}
+
+// A session with a workspace moves between providers that mount and that copy.
+func TestRB97SwapWithWorkspace(t *testing.T) {
+	t.Parallel()
+	h := newHarbour(t)
+	s := openSession(t, h.Client, notes(), atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "echo one > /workspace/note; echo out > /outside")
+	r := mustSwap(t, s, "two")
+	if len(r.From.Workspaces) != 1 {
+		t.Errorf("the receipt: %+v, want the version that went along", r)
+	}
+	if got := runShell(t, s, "cat note; ls /outside || true"); got != "one" {
+		t.Errorf("after the move it has %q", got)
+	}
+	h.alone(t) // the former sandbox ends, and must not bring its copy back
+	runShell(t, s, "echo two > /workspace/note")
+	// A move that fails half way leaves the copy of the old one alone.
+	h.one.Add(faults.Fault{Op: faults.Attach, Err: &faults.Error{Code: sandbox.CodeUnavailable, Text: "gone"}, Times: 1})
+	if out, err := s.Swap(t.Context(), "one"); err == nil && out.Swapped {
+		t.Fatalf("the swap: %+v; want it to fail", out)
+	}
+	h.one.Clear()
+	h.alone(t)
+	if got := runShell(t, s, "cat /workspace/note"); got != "two" {
+		t.Errorf("after the failed move it has %q", got)
+	}
+	mustSwap(t, s, "one")
+	h.alone(t)
+	runShell(t, s, "echo three >> /workspace/note")
+	if _, err := s.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var content bytes.Buffer
+	readWorkspace(t, h.machine, h.Client, &content)
+	if content.String() != "two\nthree\n" {
+		t.Errorf("the workspace has %q", content.String())
+	}
+}
+
+// readWorkspace reads the file note of the workspace notes from a daemon's working
+// directory.
+func readWorkspace(t *testing.T, m *daemontest.Machine, c *atoll.Client, into *bytes.Buffer) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(m.Dir, "*", workspaceOf(t, c, "notes").ID, "tree", "note"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("working directories of the workspace: %v, %v; want one", found, err)
+	}
+	data, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	into.Write(data)
+}
+
+// What a copy cannot keep is refused, and so is a provider that uses the files of
+// the machine.
+func TestBridgedWorkspaceRefusals(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	entry := func(name string, p driver.Provider) registry.Entry {
+		return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) { return p, nil }}
+	}
+	d := m.Start(t, func(o *daemon.Options) {
+		o.Providers = append(o.Providers, entry("machine", sharing{fake.New(fake.Options{Binding: "machine"})}), entry("bare", fake.New(fake.Options{Bare: true})))
+	})
+	c := daemontest.Client(t, d)
+	for name, spec := range map[string]sandbox.Spec{
+		"shared":           {Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true, Mode: sandbox.WorkspaceShared}}},
+		"read-only parts":  {Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true, ReadOnly: []string{"lib"}}}},
+		"the machine":      {Provider: "machine", Workspaces: notes().Workspaces},
+		"nothing but exec": {Provider: "bare", Workspaces: notes().Workspaces},
+	} {
+		_, err := c.Create(context.Background(), spec, atoll.CreateOptions{})
+		if sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+			t.Errorf("%s: %v, want %s", name, err, sandbox.CodeUnsupported)
+		}
+	}
+	if left := workspaceOf(t, c, "notes"); len(left.Attached) != 0 {
+		t.Errorf("refused sandboxes have the workspace still: %+v", left.Attached)
+	}
+}
