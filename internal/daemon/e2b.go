@@ -146,7 +146,7 @@ func secretFile(path string) ([]byte, error) {
 func (d *Daemon) e2bServices() e2bapi.Services {
 	s := sandboxes.Public{Service: d.services.Sandboxes}
 	return e2bapi.Services{
-		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage,
+		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, Defaults: d.imageDefaults,
 		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes,
 		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
 	}
@@ -172,6 +172,22 @@ func (d *Daemon) authenticateKey(ctx context.Context, token string) (context.Con
 		return nil, "", err
 	}
 	return d.services.Tenants.As(ctx, who), who.Tenant, nil
+}
+
+// imageDefaults returns with which user and where commands begin in an image.
+func (d *Daemon) imageDefaults(ctx context.Context, digest string) (user, dir string, err error) {
+	images, err := d.node.Images()
+	if err != nil {
+		return "", "", err
+	}
+	img, err := images.Inspect(ctx, digest)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		return "", "", nil // creating the sandbox says so
+	}
+	if err != nil {
+		return "", "", err
+	}
+	return img.Config.User, img.Config.Workdir, nil
 }
 
 // hasImage reports whether an image is on this machine.

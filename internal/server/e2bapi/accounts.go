@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -22,6 +23,7 @@ const defaultUser = "user"
 type account struct {
 	name        string
 	home, shell string
+	dir         string // where commands begin, and relative paths
 	names       *names
 }
 
@@ -31,6 +33,7 @@ type login struct{ home, shell string }
 // names are the users and groups of a sandbox.
 type names struct {
 	stamp  [2]sandbox.FileInfo
+	tried  bool             // to make the user "user"
 	seen   time.Time        // when the files had that stamp
 	logins map[string]login // by the user's name
 	users  map[uint32]string
@@ -57,41 +60,104 @@ type accountCache struct {
 const lately = time.Second
 
 // findLately is find for whoever needs no names but the user's own.
-func (c *accountCache) findLately(ctx context.Context, box Box, user string) (account, error) {
+func (c *accountCache) findLately(ctx context.Context, box Box, user string, def defaults) (account, error) {
 	c.mu.Lock()
 	n := c.known[box.ID()]
 	fresh := n != nil && time.Since(n.seen) < lately
 	c.mu.Unlock()
 	if fresh {
-		if a, err := n.account(user); err == nil {
+		if a, err := n.account(user, def); err == nil && !n.lacks(user, def) {
 			return a, nil
 		}
 	}
-	return c.find(ctx, box, user)
+	return c.find(ctx, box, user, def)
 }
 
 // find returns a user of a sandbox by name.
-func (c *accountCache) find(ctx context.Context, box Box, user string) (account, error) {
+func (c *accountCache) find(ctx context.Context, box Box, user string, def defaults) (account, error) {
 	n, err := c.names(ctx, box)
 	if err != nil {
 		return account{}, err
 	}
-	return n.account(user)
+	if n.lacks(user, def) {
+		if makeUser(ctx, box) == nil {
+			made, err := c.names(ctx, box)
+			if err != nil {
+				return account{}, err
+			}
+			n = made
+		}
+		c.mu.Lock()
+		n.tried = true
+		c.mu.Unlock()
+	}
+	return n.account(user, def)
 }
 
+// defaults are who acts for a caller that names nobody, and where, as the template of
+// a sandbox says. Empty: the user "user", and the home of the user.
+type defaults struct{ user, dir string }
+
+// defaultsOf returns those of a sandbox.
+func defaultsOf(s *sandbox.Sandbox) defaults {
+	return defaults{s.Labels[labelUser], s.Labels[labelDir]}
+}
+
+// lacks reports whether the user that acts for nobody is not there and was not made
+// yet.
+func (n *names) lacks(user string, def defaults) bool {
+	_, there := n.logins[defaultUser]
+	return user == "" && def.user == "" && !there && !n.tried
+}
+
+// makeUser makes the user "user" in a sandbox whose image has none.
+func makeUser(ctx context.Context, box Box) error {
+	_, err := output(ctx, box, sandbox.Command{Args: []string{"/bin/sh", "-c", userScript}, User: "root", Dir: "/"})
+	return err
+}
+
+// userScript makes the user "user" where there is none, with what images have.
+const userScript = `grep -q '^user:' /etc/passwd 2>/dev/null && exit 0
+set -e
+id=1000
+while grep -q "^[^:]*:[^:]*:$id:" /etc/passwd /etc/group 2>/dev/null; do id=$((id+1)); done
+shell=/bin/bash
+[ -x $shell ] || shell=/bin/sh
+grep -q '^user:' /etc/group 2>/dev/null || echo "user:x:$id:" >>/etc/group
+echo "user:x:$id:$id::/home/user:$shell" >>/etc/passwd
+mkdir -p /home/user
+[ ! -d /etc/skel ] || cp -R /etc/skel/. /home/user/ 2>/dev/null || true
+chown -R $id:$id /home/user
+if [ -d /etc/sudoers.d ]; then
+	echo 'user ALL=(ALL) NOPASSWD:ALL' >/etc/sudoers.d/user
+	chmod 440 /etc/sudoers.d/user
+fi`
+
 // account returns a user by name, or the one that acts for nobody.
-func (n *names) account(user string) (account, error) {
-	if user == "" {
-		user = defaultUser
-		if _, ok := n.logins[user]; !ok {
-			user = "root"
-		}
+func (n *names) account(user string, def defaults) (account, error) {
+	if user == "" || user == def.user {
+		return n.ownAccount(def)
 	}
 	l, ok := n.logins[user]
 	if !ok {
 		return account{}, unauthorized("invalid username: '" + clip(user) + "'")
 	}
-	return account{user, l.home, l.shell, n}, nil
+	return account{user, l.home, l.shell, l.home, n}, nil
+}
+
+// ownAccount returns the user that acts for nobody.
+func (n *names) ownAccount(def defaults) (account, error) {
+	user, _, _ := strings.Cut(cmp.Or(def.user, defaultUser), ":")
+	if id, err := strconv.ParseUint(user, 10, 32); err == nil {
+		user = nameOf(n.users, uint32(id))
+	}
+	l, ok := n.logins[user]
+	if !ok && def.user != "" {
+		return account{}, unauthorized("invalid username: '" + clip(user) + "'")
+	} else if !ok {
+		user, l = "root", n.logins["root"]
+	}
+	return account{user, l.home, l.shell, cmp.Or(def.dir, l.home), n}, nil
 }
 
 func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
@@ -210,7 +276,7 @@ func (a account) path(p string) (string, error) {
 	case strings.HasPrefix(p, "~"):
 		return "", invalid("path", "%.80q: the home of another user cannot be named so", p)
 	case !strings.HasPrefix(p, "/"):
-		p = a.home + "/" + p
+		p = a.dir + "/" + p
 	}
 	p = path.Clean(p)
 	return p, sandbox.ValidatePath("path", p)

@@ -237,7 +237,7 @@ func TestAttackE2BSignedAddress(t *testing.T) {
 		}
 		// The sum fits: then nobody may be found by that name.
 		n := &names{logins: map[string]login{"root": {}, "user": {}, "y": {}}}
-		if a, err := n.account(tc.user); err == nil {
+		if a, err := n.account(tc.user, defaults{}); err == nil {
 			t.Errorf("%s: acts as %s", tc.name, a.name)
 		}
 	}

@@ -336,8 +336,9 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if want.From == "host" || want.From == "base" || want.From == interpreterImage {
-		want.User = defaultUser
+	if ready := want.From == "host" || want.From == "base" || want.From == interpreterImage; ready ||
+		!strings.HasPrefix(want.From, templateScheme) && len(want.Steps) > 0 {
+		want.User, want.MakeUser = defaultUser, !ready
 	}
 	if h.opts.Internet {
 		want.Network = sandbox.Network{Inline: &sandbox.Profile{Default: sandbox.Allow}}

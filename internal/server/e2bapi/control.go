@@ -19,7 +19,7 @@ const maxBody = 4 << 20
 func (h *Handler) controlPlane(s *Services, metrics *metricsAPI) http.Handler {
 	find := finder{s.Sandboxes}
 	snapshots := &snapshotAPI{find, s.Snapshots}
-	templates := &templateAPI{s.Templates, s.HasImage, snapshots}
+	templates := &templateAPI{s.Templates, s.HasImage, s.Defaults, snapshots}
 	builds := newBuildAPI(h.common, s, templates)
 	volumes := &volumeAPI{h.common, s.Workspaces}
 	sandboxes := &sandboxAPI{h.common, find, s.Lifecycle, s.Networks, templates, volumes}

@@ -204,7 +204,7 @@ func (h *envdAPI) envs(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out, err := h.output(r.Context(), box, sandbox.Command{Args: []string{"/usr/bin/env", "-0"}})
+	out, err := output(r.Context(), box, sandbox.Command{Args: []string{"/usr/bin/env", "-0"}})
 	if err != nil {
 		return err
 	}
@@ -311,7 +311,7 @@ func (h *guest) call(ctx context.Context, procedure string, header http.Header) 
 	if strings.HasPrefix(procedure, "/process.Process/") {
 		find = h.accounts.findLately
 	}
-	user, err := find(ctx, box, name)
+	user, err := find(ctx, box, name, defaultsOf(&targetOf(ctx).Sandbox))
 	if err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ func (h *portAPI) startInterpreter(ctx context.Context, id sandbox.ID) error {
 	if err != nil {
 		return err
 	}
-	user, err := h.accounts.find(ctx, box, "")
+	user, err := h.accounts.find(ctx, box, "", defaults{})
 	if err != nil {
 		return err
 	}

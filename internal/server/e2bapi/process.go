@@ -1,6 +1,7 @@
 package e2bapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -67,7 +68,7 @@ func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartReques
 		return nil, invalid("process", "no command given")
 	}
 	cmd := &sandbox.Command{
-		Args: append([]string{config.Cmd}, config.Args...), User: c.user.name, Dir: c.user.home,
+		Args: append([]string{config.Cmd}, config.Args...), User: c.user.name, Dir: c.workdir(ctx),
 		Stdin: req.Stdin == nil || *req.Stdin, Background: true,
 	}
 	t := targetOf(ctx)
@@ -98,6 +99,12 @@ func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartReques
 	}
 	cmd.Dir = dir
 	return cmd, nil
+}
+
+// workdir is where commands begin that do not say where: that of the template, whoever
+// runs them.
+func (c *call) workdir(ctx context.Context) string {
+	return cmp.Or(defaultsOf(&targetOf(ctx).Sandbox).dir, c.user.home)
 }
 
 func windowSize(pty *envd.PTY) (*sandbox.WindowSize, error) {
@@ -234,7 +241,7 @@ func keepaliveOf(header http.Header) time.Duration {
 const maxOutput = 1 << 20
 
 // output runs a command of our own and returns what it says.
-func (h *guest) output(ctx context.Context, box Box, cmd sandbox.Command) (string, error) {
+func output(ctx context.Context, box Box, cmd sandbox.Command) (string, error) {
 	p, err := box.Exec(ctx, cmd)
 	if err != nil {
 		return "", err

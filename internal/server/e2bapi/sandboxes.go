@@ -19,6 +19,8 @@ const (
 	labelPrefix   = "e2b."
 	labelTemplate = labelPrefix + "template"
 	labelTimeout  = labelPrefix + "timeout" // seconds
+	labelUser     = labelPrefix + "user"    // who acts for callers that name nobody
+	labelDir      = labelPrefix + "dir"     // where commands begin
 	labelInternet = labelPrefix + "internet"
 	labelPrivate  = labelPrefix + "private" // its ports want a token
 	labelHost     = labelPrefix + "host"    // what they are told their host is

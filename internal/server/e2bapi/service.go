@@ -28,7 +28,10 @@ type Services struct {
 	// Open returns a running sandbox.
 	Open func(ctx context.Context, ref string) (Box, error)
 	// HasImage reports whether an image is on this machine.
-	HasImage   func(ctx context.Context, ref string) (bool, error)
+	HasImage func(ctx context.Context, ref string) (bool, error)
+	// Defaults returns the user and the directory with which commands begin in an image
+	// of this machine; empty if it says nothing.
+	Defaults   func(ctx context.Context, digest string) (user, dir string, err error)
 	Sandboxes  Sandboxes
 	Lifecycle  Lifecycle
 	Networks   Networks

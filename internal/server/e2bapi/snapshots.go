@@ -91,6 +91,11 @@ func (h *snapshotAPI) create(w http.ResponseWriter, r *http.Request) error {
 	if tag != "" && tag != defaultTag {
 		labels[labelTag] = tag
 	}
+	for _, k := range []string{labelUser, labelDir} {
+		if v := s.Labels[k]; v != "" {
+			labels[k] = v
+		}
+	}
 	made, err := h.snapshots.CreateSnapshot(r.Context(), string(s.ID), sandbox.SnapshotRequest{Memory: req.Memory == nil || *req.Memory, Labels: labels})
 	if err != nil {
 		return err

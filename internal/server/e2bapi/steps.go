@@ -21,18 +21,20 @@ import (
 
 // order is what a template is built from.
 type order struct {
-	ID      string   // a UUID
-	Name    string   // of the template
-	Tags    []string // at least one
-	From    string   // image or template, as sandbox.Spec.Image
-	User    string   // who carries out the steps, unless they say; empty: the user of From
-	Steps   []buildStep
-	Start   string // command that runs in its sandboxes
-	Ready   string // command that succeeds when Start is ready
-	Force   bool
-	CPUs    float64
-	Memory  int64 // bytes
-	Network sandbox.Network
+	ID   string   // a UUID
+	Name string   // of the template
+	Tags []string // at least one
+	From string   // image or template, as sandbox.Spec.Image
+	User string   // who carries out the steps, unless they say; empty: the user of From
+	// MakeUser makes the user "user" first, where the image has none.
+	MakeUser bool
+	Steps    []buildStep
+	Start    string // command that runs in its sandboxes
+	Ready    string // command that succeeds when Start is ready
+	Force    bool
+	CPUs     float64
+	Memory   int64 // bytes
+	Network  sandbox.Network
 	// Login returns the credentials for the registry of From; nil: none. It is a
 	// function so that they are in no value that could be written down.
 	Login func() (username, password string)
@@ -59,6 +61,9 @@ func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildE
 	}
 	defer root.Close()
 	d := &template.Description{From: b.From}
+	if b.MakeUser {
+		d.Steps = append(d.Steps, template.Step{Op: template.OpRun, Args: []string{"/bin/sh", "-c", userScript}, User: "root", Text: "make the user " + defaultUser})
+	}
 	if b.User != "" {
 		d.Steps = append(d.Steps,
 			template.Step{Op: template.OpUser, Args: []string{b.User}}, template.Step{Op: template.OpWorkdir, Args: []string{"/home/" + b.User}})

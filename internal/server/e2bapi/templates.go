@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 type templateAPI struct {
 	templates Templates
 	hasImage  func(ctx context.Context, ref string) (bool, error)
+	defaults  func(ctx context.Context, digest string) (user, dir string, err error)
 	snapshots *snapshotAPI
 }
 
@@ -92,6 +94,31 @@ func (h *templateAPI) image(ctx context.Context, ref string) (image string, err 
 	return "", nil
 }
 
+// setDefaults notes with which user and where commands begin in a sandbox of a
+// template.
+func (h *templateAPI) setDefaults(ctx context.Context, spec *sandbox.Spec) error {
+	name, tag := splitRef(spec.Labels[labelTemplate])
+	all, err := h.tags(ctx, name)
+	if err != nil {
+		return err
+	}
+	for _, t := range all {
+		if t.Tag != tag {
+			continue
+		}
+		user, dir, err := h.defaults(ctx, t.Image)
+		if err != nil {
+			return err
+		}
+		spec.Labels[labelUser], spec.Labels[labelDir] = user, dir
+		if user == "" && dir == "/" { // which is that of images that say nothing
+			spec.Labels[labelDir] = ""
+		}
+	}
+	maps.DeleteFunc(spec.Labels, func(k, v string) bool { return v == "" && (k == labelUser || k == labelDir) })
+	return nil
+}
+
 // interpreterName is how E2B calls the template of its code interpreter, and
 // interpreterImage the image that it is here.
 const (
@@ -132,8 +159,11 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 		spec.Image, err = h.baseImage(ctx, name)
 		return err
 	}
-	if spec.Image, err = h.image(ctx, template); err != nil || spec.Image != "" {
+	if spec.Image, err = h.image(ctx, template); err != nil {
 		return err
+	}
+	if spec.Image != "" {
+		return h.setDefaults(ctx, spec)
 	}
 	all, err := h.snapshots.all(ctx, nil)
 	if err != nil {
@@ -142,6 +172,11 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 	for i := range all {
 		if s := &all[i]; s.ID == name || hasName(s, template) {
 			spec.Snapshot = s.ID
+			for _, k := range []string{labelUser, labelDir} {
+				if v := s.Labels[k]; v != "" {
+					spec.Labels[k] = v
+				}
+			}
 			return nil
 		}
 	}

@@ -27,6 +27,39 @@ const remove = async (name) => {
   assert.ok(r.status === 204 || r.status === 404, `${r.status}`)
 }
 
+// They apply to whatever names no user and no directory, and to later steps.
+test('user and directory of a template', async () => {
+  const name = 'e2e-defaults-' + Math.random().toString(36).slice(2)
+  const child = name + '-child'
+  try {
+    await build(Template().fromBaseImage().setUser('root').setWorkdir('/srv').runCmd('id -un > who; pwd >> who'), name)
+    const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
+    try {
+      assert.equal((await sbx.commands.run('id -un; pwd; cat /srv/who')).stdout, 'root\n/srv\nroot\n/srv\n')
+      assert.equal((await sbx.commands.run('id -un; pwd', { user: 'user' })).stdout, 'user\n/srv\n')
+      assert.equal((await sbx.files.write('here', 'x')).path, '/srv/here')
+      assert.equal((await sbx.files.getInfo('/srv/here')).owner, 'root')
+      let said = ''
+      const pty = await sbx.pty.create({ cols: 80, rows: 24, onData: (d) => { said += new TextDecoder().decode(d) } })
+      await sbx.pty.sendInput(pty.pid, new TextEncoder().encode('echo "<$(id -un)$PWD>"; exit\n'))
+      await pty.wait()
+      assert.ok(said.includes('<root/srv>'), said)
+    } finally {
+      await sbx.kill()
+    }
+    await build(Template().fromTemplate(name).runCmd('id -un > /srv/child; pwd >> /srv/child'), child)
+    const two = await Sandbox.create(child, { timeoutMs: 60_000 })
+    try {
+      assert.equal((await two.commands.run('cat child')).stdout, 'root\n/srv\n')
+    } finally {
+      await two.kill()
+    }
+  } finally {
+    await remove(child)
+    await remove(name)
+  }
+}, '2.15.0')
+
 test('a template: files, commands, variables, users', async () => {
   const name = unique('tools')
   const dir = context()

@@ -84,9 +84,9 @@ async def _():
     try:
         assert any("to the log" in line for line in logs), logs
         sbx = await Sandbox.create(template=f"{name}:v1", timeout=60)
-        out = (await sbx.commands.run("cat app/main.txt /tmp/said /tmp/who; ls -d made; echo $GREETING")).stdout
+        out = (await sbx.commands.run("cat main.txt /tmp/said /tmp/who; ls ..; echo $GREETING")).stdout
         await sbx.kill()
-        assert out == "mainhello there\nroot\nmade\nhello there\n", out
+        assert out == "mainhello there\nroot\napp\nmade\nhello there\n", out
         assert await Template.exists(name) and await Template.alias_exists(name)
         tagged = await Template.assign_tags(f"{name}:v1", ["stable"])
         assert (tagged.tags, tagged.build_id) == (["stable"], info.build_id)
