@@ -45,6 +45,7 @@ type Handler struct {
 	opts     Options
 	making   singleflight.Group // of sandboxes, by tenant and name
 	mux      *http.ServeMux
+	routes   map[string]route // of a sandbox, by method and the first segment after its id
 }
 
 // New returns a handler.
@@ -59,6 +60,7 @@ func New(s Services, opts Options) *Handler {
 		opts.Logger = slog.Default()
 	}
 	h := &Handler{services: s, opts: opts, mux: http.NewServeMux()}
+	h.routes = h.sandboxRoutes()
 	h.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, done{true}) })
 	h.mux.HandleFunc("POST /v1/sandbox", h.serve("", route{h.create, codePool}))
 	h.mux.HandleFunc("GET /v1/openapi.json", h.serve("", route{openAPI, codePool}))
@@ -85,8 +87,7 @@ type route struct {
 	failed string
 }
 
-// routes are those of a sandbox, by method and the first segment after its id.
-func (h *Handler) routes() map[string]route {
+func (h *Handler) sandboxRoutes() map[string]route {
 	return map[string]route{
 		"DELETE ":        {h.remove, codePool},
 		"GET running":    {h.running, codePool},
@@ -124,7 +125,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.fail(w, r, invalid("Invalid sandbox ID format"), codeInvalid)
 		return
 	}
-	to, ok := h.routes()[r.Method+" "+action]
+	to, ok := h.routes[r.Method+" "+action]
 	if !ok || more && !deep[action] {
 		to = route{noRoute, codeInvalid}
 	}
