@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/servicetest"
 	service "github.com/atoll-run/atoll/internal/servicetest/islo"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -32,16 +33,6 @@ func (w *world) make(t *testing.T, p *islo.Provider, s *sandbox.Spec) driver.Ins
 		}
 	})
 	return in
-}
-
-// says runs a script and returns what it writes.
-func says(t *testing.T, in driver.Instance, script string) string {
-	t.Helper()
-	out, err := servicetest.Run(t.Context(), in, sandbox.Command{Shell: script}, 1<<20)
-	if err != nil || out.Exit.Code != 0 {
-		t.Errorf("%s: %+v, %v", script, out, err)
-	}
-	return string(out.Stdout)
 }
 
 // bounded is a spec of a sandbox with a gateway profile of its own.
@@ -131,7 +122,7 @@ func TestCreateFaults(t *testing.T) {
 			want := 0
 			if in != nil {
 				want = 1
-				if got := says(t, in, "echo alive"); got != "alive\n" {
+				if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 					t.Errorf("it says %q", got)
 				}
 			}
@@ -237,7 +228,7 @@ func TestFalse404(t *testing.T) {
 		t.Errorf("Destroy: %v, want unavailable", err)
 	}
 	w.Faults.Clear()
-	if got := says(t, in, "echo alive"); got != "alive\n" {
+	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
 	// A page of something on the way is none either, nor is a missing file.
@@ -333,7 +324,7 @@ func TestLongInput(t *testing.T) {
 	if _, err := fs.Write(t.Context(), "/tmp/long", bytes.NewReader(data), driver.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := says(t, in, "wc -c </tmp/long; ls /var/lib/atoll/in | wc -l"); strings.Join(strings.Fields(got), " ") != "1100000 0" {
+	if got := hostedtest.Says(t, in, "wc -c </tmp/long; ls /var/lib/atoll/in | wc -l"); strings.Join(strings.Fields(got), " ") != "1100000 0" {
 		t.Errorf("it says %q", got)
 	}
 	if n := w.Faults.Requests(http.MethodPost, "/sandboxes/*/files"); n == before {
@@ -343,7 +334,7 @@ func TestLongInput(t *testing.T) {
 	if _, err := fs.Write(t.Context(), "/tmp/long", bytes.NewReader(data), driver.WriteOptions{}); p.ErrorCode(err) != sandbox.CodeUnavailable {
 		t.Errorf("Write: %v, want unavailable", err)
 	}
-	if got := says(t, in, "echo alive"); got != "alive\n" {
+	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
 }
@@ -395,7 +386,7 @@ func TestPaused(t *testing.T) {
 	for _, slow := range []time.Duration{0, 200 * time.Millisecond} {
 		for _, what := range []string{"pause", "stop"} {
 			w.Transitions(0)
-			says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
+			hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
 			w.Transitions(slow)
 			w.change(t, what)
 			if got, err := p.State(t.Context(), in.ID()); err != nil || got != sandbox.Paused {
@@ -421,7 +412,7 @@ func TestPaused(t *testing.T) {
 			}
 			want := map[string]string{"pause": "kept spec /srv runs\n", "stop": "kept spec /srv none\n"}[what]
 			for _, one := range []driver.Instance{in, other} {
-				if got := says(t, one, "echo $(cat /tmp/kept) $FROM $(pwd) $("+runs+")"); got != want {
+				if got := hostedtest.Says(t, one, "echo $(cat /tmp/kept) $FROM $(pwd) $("+runs+")"); got != want {
 					t.Errorf("%s: after it was resumed: %q, want %q", what, got, want)
 				}
 			}
@@ -521,7 +512,7 @@ func TestSnapshotFaults(t *testing.T) {
 			}
 		}
 	}
-	if got := says(t, in, "echo alive"); got != "alive\n" {
+	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	service "github.com/atoll-run/atoll/internal/servicetest/islo"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -243,7 +244,7 @@ func TestKeys(t *testing.T) {
 	w.AddKey("ak_second", "tenant-3")
 	w.RemoveKey("ak_first")
 	write("ak_second")
-	if got := says(t, renewed, "echo alive"); got != "alive\n" {
+	if got := hostedtest.Says(t, renewed, "echo alive"); got != "alive\n" {
 		t.Errorf("it says %q", got)
 	}
 	if err := renewed.Destroy(context.WithoutCancel(t.Context())); err != nil {

@@ -34,7 +34,5 @@ func TestSDK(t *testing.T) {
 	if err != nil || !strings.HasSuffix(string(out), "all of it was done\n") {
 		t.Errorf("the SDK's program: %v\n%s", err, out)
 	}
-	if n := len(w.Names()) + w.Snapshots() + len(w.Profiles()); n > 0 {
-		t.Errorf("%d sandboxes, snapshots and profiles are left", n)
-	}
+	w.empty(t)
 }
