@@ -188,7 +188,7 @@ async def test_sessions() -> None:
     async with await atoll.connect_async() as client:
         async with await client.sessions.create(HOST, name="notes", labels={"k": "v"}, turn=True) as session:
             assert session.receipt is not None
-            assert session.receipt.outcome == "created"
+            assert (session.receipt.outcome, session.id, session.name) == ("created", session.session.id, "notes")
             assert (await session.run(["echo", "x"])).stdout == b"x\n"
             envelope = await session.envelope()
             with pytest.raises(errors.AlreadyExistsError):

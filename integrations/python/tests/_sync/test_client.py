@@ -185,7 +185,7 @@ def test_sessions() -> None:
     with atoll.connect() as client:
         with client.sessions.create(HOST, name="notes", labels={"k": "v"}, turn=True) as session:
             assert session.receipt is not None
-            assert session.receipt.outcome == "created"
+            assert (session.receipt.outcome, session.id, session.name) == ("created", session.session.id, "notes")
             assert (session.run(["echo", "x"])).stdout == b"x\n"
             envelope = session.envelope()
             with pytest.raises(errors.AlreadyExistsError):

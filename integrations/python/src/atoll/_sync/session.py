@@ -34,6 +34,14 @@ class Session(Sandbox):
         super().__init__(conn.with_headers(), info, f"/v1/sessions/{quote(session.id, safe='')}")
 
     @property
+    def id(self) -> str:
+        return self._session.id
+
+    @property
+    def name(self) -> str:
+        return self._session.name
+
+    @property
     def session(self) -> m.Session:
         """What was known when it was last asked for; see refresh_session."""
         return self._session
