@@ -287,8 +287,11 @@ async def test_errors(daemon: Daemon, tmp_path: Path) -> None:
 
 async def test_idempotent_create() -> None:
     async with await atoll.connect_async() as client:
-        async with await client.create(HOST, idempotency_key="one") as sandbox:
-            assert (await client.create(HOST, idempotency_key="one")).id == sandbox.id
+        key = os.urandom(8).hex()
+        async with await client.create(HOST, idempotency_key=key) as sandbox:
+            assert (await client.create(HOST, idempotency_key=key)).id == sandbox.id
+        with pytest.raises(errors.GoneError):
+            await client.create(HOST, idempotency_key=key)
 
 
 async def test_connect_starts_a_daemon(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,8 +284,11 @@ def test_errors(daemon: Daemon, tmp_path: Path) -> None:
 
 def test_idempotent_create() -> None:
     with atoll.connect() as client:
-        with client.create(HOST, idempotency_key="one") as sandbox:
-            assert (client.create(HOST, idempotency_key="one")).id == sandbox.id
+        key = os.urandom(8).hex()
+        with client.create(HOST, idempotency_key=key) as sandbox:
+            assert (client.create(HOST, idempotency_key=key)).id == sandbox.id
+        with pytest.raises(errors.GoneError):
+            client.create(HOST, idempotency_key=key)
 
 
 def test_connect_starts_a_daemon(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
@@ -87,8 +88,9 @@ class AsyncClient:
         return AsyncSandbox(self._conn, info)
 
     async def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
-        info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
-        await self.remove(info.id)
+        with contextlib.suppress(errors.NotFoundError, errors.GoneError):  # it was not made
+            info = await self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+            await self.remove(info.id)
 
     async def get(self, ref: str) -> AsyncSandbox:
         """The sandbox of that name or id, whatever its state."""

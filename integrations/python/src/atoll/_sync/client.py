@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -88,8 +89,9 @@ class Client:
         return Sandbox(self._conn, info)
 
     def _uncreate(self, body: m.Spec | m.CreateRequest, headers: Mapping[str, str]) -> None:
-        info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
-        self.remove(info.id)
+        with contextlib.suppress(errors.NotFoundError, errors.GoneError):  # it was not made
+            info = self._conn.get(m.Sandbox, "POST", "/v1/sandboxes", body, headers=headers)
+            self.remove(info.id)
 
     def get(self, ref: str) -> Sandbox:
         """The sandbox of that name or id, whatever its state."""
