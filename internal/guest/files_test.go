@@ -3,7 +3,9 @@ package guest_test
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/iotest"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -350,5 +353,46 @@ func TestAttackDeepArchive(t *testing.T) {
 	}
 	if got := names(t, dir); len(got) != 0 {
 		t.Errorf("left: %v", got)
+	}
+}
+
+// TestAttackArchiveOfCallerGone: a caller leaves in the middle of an archive that
+// costs a directory for every few bytes and has no end. The guest stops, removes
+// what it has made, and does other work.
+func TestAttackArchiveOfCallerGone(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	r, w := io.Pipe()
+	defer r.Close()
+	ctx, leave := context.WithCancel(testContext(t))
+	sent := make(chan int, 1)
+	go func() {
+		tw, n := tar.NewWriter(w), 0
+		for ; ; n++ {
+			h := &tar.Header{Name: fmt.Sprint(n, strings.Repeat("/x", 200), "/"), Typeflag: tar.TypeDir, Mode: 0o755}
+			if tw.WriteHeader(h) != nil {
+				break
+			}
+			if n == 50 {
+				leave()
+			}
+		}
+		sent <- n
+	}()
+	err := c.Import(ctx, dir, r, driver.ImportOptions{})
+	left := time.Now()
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the caller gets %v", err)
+	}
+	r.Close()
+	if n := <-sent; n < 50 {
+		t.Fatalf("only %d members were sent", n)
+	}
+	waitFor(t, func() bool { return len(names(t, dir)) == 0 })
+	if _, err := c.Stat(testContext(t), dir); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(left); took > 30*time.Second {
+		t.Errorf("the guest was busy for %v after its caller had left", took)
 	}
 }
