@@ -218,6 +218,18 @@ func (in *Instance) Ask(ctx context.Context) (s Status, ended bool, err error) {
 	return s, true, nil
 }
 
+// Sleeps asks whether the sandbox is paused. One that has ended is CodeGone.
+func (in *Instance) Sleeps(ctx context.Context) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	s, ended, err := in.Ask(ctx)
+	if ended {
+		return false, Gone(in.id)
+	}
+	return err == nil && s.State == sandbox.Paused, err
+}
+
 const (
 	// Slack is by how much clocks may differ, and how late a lifetime may end.
 	Slack = 2 * time.Second

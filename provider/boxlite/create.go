@@ -2,9 +2,7 @@ package boxlite
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"iter"
 	"maps"
 	"net/http"
@@ -244,7 +242,7 @@ func (p *Provider) request(ctx context.Context, c *creation) (box, error) {
 	if err != nil {
 		return box{}, err
 	}
-	client, key := p.api.Client, newKey()
+	client, key := p.api.Client, hosted.NewKey()
 	client.Sign = func(h http.Header) {
 		p.api.Sign(h)
 		h.Set("Idempotency-Key", key)
@@ -279,14 +277,6 @@ func (a *api) made(ctx context.Context, name string, b box, err error) (box, err
 		err = a.strange("the server does not show the box that it made")
 	}
 	return box{}, err
-}
-
-// newKey is an idempotency key: a random UUID.
-func newKey() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // Read never fails.
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // confirm checks that a box is as it was asked for.

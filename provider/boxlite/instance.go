@@ -59,21 +59,14 @@ func (in *Instance) Destroy(ctx context.Context) error {
 // files are there, and the processes are not. Atoll itself stops no box: it
 // would end what runs.
 func (in *Instance) Resume(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	status, ended, err := in.Ask(ctx)
-	switch {
-	case ended:
-		return guestkit.Gone(in.id)
-	case err != nil || status.State != sandbox.Paused:
+	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
 	}
 	in.Disconnect() // no connection outlives the stop
 	if err := in.p.api.start(ctx, in.id, in.inside.id); err != nil {
 		return in.Explain(ctx, err)
 	}
-	_, err = in.Reach(ctx)
+	_, err := in.Reach(ctx)
 	return err
 }
 

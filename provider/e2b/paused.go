@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -34,14 +33,7 @@ func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, err
 // Resume implements driver.Resumer. Pausing is left to the service: it cuts the
 // connections of a sandbox that it pauses, which driver.Pauser does not allow.
 func (in *Instance) Resume(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	status, ended, err := in.Ask(ctx)
-	switch {
-	case ended:
-		return guestkit.Gone(in.id)
-	case err != nil || status.State != sandbox.Paused:
+	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
 	}
 	l, err := in.p.boxes.Lock(ctx, string(in.id))

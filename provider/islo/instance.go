@@ -63,14 +63,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 // connections of a sandbox that it pauses, which driver.Pauser does not allow.
 // One that was stopped has its files, and no processes.
 func (in *Instance) Resume(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	status, ended, err := in.Ask(ctx)
-	switch {
-	case ended:
-		return guestkit.Gone(in.id)
-	case err != nil || status.State != sandbox.Paused:
+	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
 	}
 	if err := in.p.api.awake(ctx, in.id, in.inside.name); err != nil {

@@ -59,14 +59,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 // Resume implements driver.Resumer. Pausing is left to the service: it cuts the
 // connections of a sandbox that it pauses, which driver.Pauser does not allow.
 func (in *Instance) Resume(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	status, ended, err := in.Ask(ctx)
-	switch {
-	case ended:
-		return guestkit.Gone(in.id)
-	case err != nil || status.State != sandbox.Paused:
+	if sleeps, err := in.Sleeps(ctx); err != nil || !sleeps {
 		return err
 	}
 	b, err := in.p.api.awake(ctx, in.id, in.inside.id, true)

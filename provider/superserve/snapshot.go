@@ -2,9 +2,7 @@ package superserve
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"iter"
 	"net/http"
 	"regexp"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -109,7 +108,7 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 	if r := l.Read(); r.Key != "" {
 		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "superserve.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
 	}
-	r := savedRecord{Box: in.inside.id, Key: newKey(), Kind: driver.SnapshotFilesystem, Binding: binding}
+	r := savedRecord{Box: in.inside.id, Key: hosted.NewKey(), Kind: driver.SnapshotFilesystem, Binding: binding}
 	if opts.Memory {
 		r.Kind = driver.SnapshotMemory
 	}
@@ -144,14 +143,6 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 		return driver.Snapshot{}, ctx.Err()
 	}
 	return driver.Snapshot{}, errors.Join(in.Explain(ctx, err), undone)
-}
-
-// newKey is an idempotency key: a random UUID.
-func newKey() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // Read never fails.
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // save asks for a snapshot, with the same key until there is an answer, and

@@ -6,8 +6,10 @@ package hosted
 import (
 	"context"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"net/url"
 	"strings"
 	"sync"
@@ -146,6 +148,14 @@ func Binding(address *url.URL, scope, account string) string {
 	mac := hmac.New(sha256.New, []byte(scope))
 	mac.Write([]byte(base + "\n" + account))
 	return base + "#" + hex.EncodeToString(mac.Sum(nil)[:8])
+}
+
+// NewKey is an idempotency key: a random UUID.
+func NewKey() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // Read never fails.
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // Judge adds what a first request to the service says of it, and of where

@@ -1,0 +1,35 @@
+package hostedtest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/servicetest"
+)
+
+// SDK runs testdata/sdk.py with the packages that testdata/sdk.txt pins, and
+// further variables in its environment. Its last line must say that all of it was
+// done. Where nothing can be installed, the test is skipped.
+func SDK(t *testing.T, env ...string) {
+	t.Helper()
+	python, err := servicetest.Python(t.Context(), "testdata/sdk.txt")
+	if errors.Is(err, servicetest.ErrUnavailable) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, "testdata/sdk.py")
+	cmd.Env = append(append(os.Environ(), "NO_PROXY=127.0.0.1"), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.HasSuffix(string(out), "all of it was done\n") {
+		t.Errorf("the SDK's program: %v\n%s", err, out)
+	}
+}
