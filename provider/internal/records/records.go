@@ -111,9 +111,14 @@ const size = 512
 // Write replaces the record.
 func (l *Locked[R]) Write(r R) error {
 	text, err := json.Marshal(r)
-	if err == nil {
-		_, err = l.file.WriteAt(append(text, bytes.Repeat([]byte{' '}, max(0, size-len(text)))...), 0)
+	if err != nil {
+		return err
 	}
+	whole := size
+	if info, err := l.file.Stat(); err == nil {
+		whole = max(whole, int(info.Size())) // nothing of a longer one stays behind
+	}
+	_, err = l.file.WriteAt(append(text, bytes.Repeat([]byte{' '}, max(0, whole-len(text)))...), 0)
 	return err
 }
 
