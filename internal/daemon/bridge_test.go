@@ -305,3 +305,28 @@ func TestBridgeLifecycle(t *testing.T) {
 		t.Errorf("%d sandboxes, want 2", count)
 	}
 }
+
+func TestBridgeMountsWorkspaces(t *testing.T) {
+	owner, c, _ := startBridge(t)
+	if _, err := owner.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "data"}); err != nil {
+		t.Fatal(err)
+	}
+	mount := `{"binding":"data","mountPath":"/workspace/data"}`
+	a := c.want(200, "", c.do("POST", "/v1/sandbox", `{"exposedPorts":[80],"timeoutMs":5,"mounts":[`+mount+`]}`))
+	box := "/v1/sandbox/" + a.fields["id"].(string)
+	c.want(200, "", c.do("POST", box+"/mount", mount))
+	c.want(502, "mount_error", c.do("POST", box+"/mount", strings.Replace(mount, "workspace/data", "workspace/other", 1)))
+	c.want(200, "", c.do("PUT", box+"/file/workspace/data/f", "kept elsewhere"))
+	kept := c.want(200, "", c.do("POST", box+"/persist", "")).body
+	if bytes.Contains(kept, []byte("kept elsewhere")) {
+		t.Error("a mount was persisted")
+	}
+	c.want(204, "", c.do("DELETE", box, ""))
+	w, err := owner.Workspace(t.Context(), "data")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.Attached) > 0 {
+		t.Errorf("the workspace is still attached: %v", w.Attached)
+	}
+}
