@@ -286,6 +286,12 @@ func (s *Session) Targets(ctx context.Context) ([]sandbox.SessionTarget, error) 
 	return out.Targets, s.call(ctx, http.MethodGet, "/targets", nil, &out)
 }
 
+// Capabilities returns what can be done with the session now, with a reason for
+// each thing that cannot. It makes no sandbox.
+func (s *Session) Capabilities(ctx context.Context) (doc sandbox.CapabilityDocument, err error) {
+	return doc, s.call(ctx, http.MethodGet, "/capabilities", nil, &doc)
+}
+
 // Swap moves the session to another provider with its workspaces, or the files
 // below /workspace if it has none. Requests wait meanwhile. An error leaves the
 // session where it was, and so does a target that cannot serve it, which is no

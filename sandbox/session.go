@@ -167,6 +167,7 @@ type LeaseInfo struct {
 	Sandbox  ID        `json:"sandbox,omitempty"`
 	Holders  []Holder  `json:"holders"`
 	Expires  time.Time `json:"expires,omitzero"`
+	Idle     time.Time `json:"idle,omitzero"` // since when nobody holds the sandbox; zero: somebody does, or there is none
 }
 
 // IfExists says what creating a session does when there is one of that name.

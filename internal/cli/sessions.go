@@ -316,12 +316,15 @@ func (a sessionCommands) lsCmd() *cobra.Command {
 			for _, w := range s.Spec.Workspaces {
 				names = append(names, w.Name)
 			}
-			l := s.Lease
+			l, idle := s.Lease, "-"
+			if !l.Idle.IsZero() {
+				idle = ago(l.Idle)
+			}
 			rows = append(rows, []string{
-				s.Name, l.State, orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), orDash(strings.Join(names, ",")), ago(s.Created),
+				s.Name, l.State, orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, orDash(strings.Join(names, ",")), ago(s.Created),
 			})
 		}
-		return a.table("NAME STATE PROVIDER EPOCH HOLDERS WORKSPACE CREATED", rows)
+		return a.table("NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", rows)
 	})
 }
 

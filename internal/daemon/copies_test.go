@@ -253,3 +253,26 @@ func TestBridgedWorkspaceRefusals(t *testing.T) {
 		t.Errorf("refused sandboxes have the workspace still: %+v", left.Attached)
 	}
 }
+
+// RB-19, RB-20: a session says what can be done with it now, without being held,
+// and since when nobody holds its sandbox.
+func TestRB19SessionCapabilities(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.SessionGrace = time.Hour }))
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	doc, err := s.Capabilities(t.Context())
+	if err != nil || doc.SessionID != s.Info().ID || doc.Liveness != "warm" || doc.LeaseEpoch != 1 || !doc.FileSystem.Available || doc.Desktop.Transport != "" || doc.Desktop.Reason == "" {
+		t.Fatalf("warm: %+v, %v", doc, err)
+	}
+	before := time.Now()
+	if err := s.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if l := untilLease(t, c, "agent", "draining").Lease; l.Idle.Before(before.Add(-time.Minute)) || l.Idle.After(time.Now().Add(time.Second)) {
+		t.Errorf("it is idle since %v, want about %v", l.Idle, before)
+	}
+	if doc, err := s.Capabilities(t.Context()); err != nil || doc.Liveness != "draining" {
+		t.Errorf("draining: %+v, %v; want no new holder", doc, err)
+	}
+}

@@ -229,13 +229,13 @@ func (s *Service) described(ctx context.Context, tenant, ref string) (out sandbo
 		if err != nil {
 			return err
 		}
-		out, err = describe(ctx, tx, row)
+		out, err = describe(ctx, tx, row, s.cfg.Lease.Grace)
 		return err
 	})
 	return out, err
 }
 
-func describe(ctx context.Context, tx *store.Tx, row store.Session) (sandbox.Session, error) {
+func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.Duration) (sandbox.Session, error) {
 	l, err := tx.Sessions().Lease(ctx, row.Tenant, row.Group)
 	out := row.Session
 	out.Lease = &sandbox.LeaseInfo{
@@ -243,6 +243,9 @@ func describe(ctx context.Context, tx *store.Tx, row store.Session) (sandbox.Ses
 	}
 	for _, h := range l.Holders {
 		out.Lease.Holders = append(out.Lease.Holders, sandbox.Holder{Kind: string(h.Kind), ID: h.ID, Subject: h.Subject, Beat: h.Beat})
+	}
+	if l.State == lease.Draining && !l.Expires.IsZero() && !l.Rotating {
+		out.Lease.Idle = l.Expires.Add(-grace)
 	}
 	return out, err
 }
@@ -278,7 +281,7 @@ func (s *Service) List(ctx context.Context, labels map[string]string) (out []san
 			if !matches(row.Labels, labels) {
 				continue
 			}
-			one, err := describe(ctx, tx, row)
+			one, err := describe(ctx, tx, row, s.cfg.Lease.Grace)
 			if err != nil {
 				return err
 			}

@@ -15,6 +15,10 @@ type targetsOutput struct {
 	}
 }
 
+type sessionCapabilitiesOutput struct {
+	Body sandbox.CapabilityDocument
+}
+
 type swapInput struct {
 	SessionRef
 	Body sandbox.SwapRequest
@@ -41,6 +45,11 @@ func (a *API) movers() {
 			got, err := a.services.Movers.Targets(ctx, in.Ref)
 			out.Body.Targets = append([]sandbox.SessionTarget{}, got...)
 			return out, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "What can be done with it now, and why other things cannot"),
+		func(ctx context.Context, in *SessionRef) (*sessionCapabilitiesOutput, error) {
+			got, err := a.services.Movers.Capabilities(ctx, in.Ref)
+			return &sessionCapabilitiesOutput{got}, a.problem(ctx, err)
 		})
 	swap := operation("swapSession", http.MethodPost, sessionBase+"/swap", "Sessions", "Move it to another provider with its workspaces, or the files below /workspace; a failure leaves it where it was")
 	runOn := operation("runOnSession", http.MethodPost, sessionBase+"/run-on", "Sessions", "Run a command on another provider with a copy of the files below /workspace; the session stays where it is")

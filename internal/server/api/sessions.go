@@ -48,6 +48,7 @@ type Holders interface {
 // Movers move sessions between providers.
 type Movers interface {
 	Targets(ctx context.Context, ref string) ([]sandbox.SessionTarget, error)
+	Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error)
 	Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (sandbox.Swapped, error)
 	// Visit has use work in a sandbox that another provider makes for it.
 	Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error

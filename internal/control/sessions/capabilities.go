@@ -1,0 +1,64 @@
+package sessions
+
+import (
+	"context"
+	"slices"
+
+	"github.com/atoll-run/atoll/internal/catalog"
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Capabilities returns what can be done with a session now, with a reason for
+// each thing that cannot. It makes no sandbox.
+func (s *Service) Capabilities(ctx context.Context, ref string) (sandbox.CapabilityDocument, error) {
+	const op = ops.SessionGet
+	who, err := guard.Principal(ctx)
+	if err != nil {
+		return sandbox.CapabilityDocument{}, err
+	}
+	row, err := s.Get(ctx, ref)
+	if err != nil {
+		return sandbox.CapabilityDocument{}, err
+	}
+	all, err := s.cfg.Providers.Providers(ctx)
+	if err != nil {
+		return sandbox.CapabilityDocument{}, err
+	}
+	at := slices.IndexFunc(all, func(p sandbox.Provider) bool { return serving(&row, &p) })
+	if at < 0 {
+		return sandbox.CapabilityDocument{}, core.Named(op, &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "this daemon does not have the provider of the session", Hint: "see: atoll session targets " + row.Name,
+		})
+	}
+	group, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().InGroup(ctx, who.Tenant, row.Group) })
+	if err != nil {
+		return sandbox.CapabilityDocument{}, core.Named(op, err)
+	}
+	q := catalog.Query{
+		SessionID: row.ID, Liveness: row.Lease.State, Epoch: row.Lease.Epoch, Shared: len(group) > 1, Now: s.Store.Now(),
+		NoStreamSecret: true, // no daemon streams desktops yet
+	}
+	for _, other := range group {
+		if other.ID != row.ID {
+			q.SharedWith = append(q.SharedWith, other.ID)
+		}
+	}
+	doc, err := catalog.Negotiate(all[at].Descriptor, q)
+	return doc, core.Named(op, err)
+}
+
+// serving reports whether a provider has the sandbox of a session, or would make
+// its next one.
+func serving(row *sandbox.Session, p *sandbox.Provider) bool {
+	switch {
+	case row.Lease.Provider != "":
+		return p.Name == row.Lease.Provider
+	case row.Provider != "":
+		return p.Name == row.Provider
+	}
+	return p.Default
+}
