@@ -233,10 +233,14 @@ func (r *reader) search() {
 	for {
 		at, n := r.m.Find(r.in)
 		keep := 0
+		if r.err == nil {
+			keep = r.m.unsettled(r.in)
+		}
 		if n >= 0 {
-			// A longer needle that begins here may not have arrived whole.
-			if r.err == nil && at+r.m.longest > len(r.in) && r.m.longer(r.in[at:], n) {
-				r.release(at)
+			// A needle that begins before this one, or a longer one that begins
+			// here, may not have arrived whole.
+			if first := len(r.in) - keep; first <= at {
+				r.release(first)
 				return
 			}
 			replacement, err := r.with(n)
@@ -249,9 +253,6 @@ func (r *reader) search() {
 			r.out = append(r.out, replacement...)
 			continue
 		}
-		if r.err == nil {
-			keep = r.m.unsettled(r.in)
-		}
 		r.release(len(r.in) - keep)
 		return
 	}
@@ -261,17 +262,6 @@ func (r *reader) search() {
 func (r *reader) release(n int) {
 	r.out = append(r.out, r.in[:n]...)
 	r.in = r.in[n:]
-}
-
-// longer reports whether b, which begins with needle n, could also be the
-// beginning of a longer one.
-func (m *Matcher) longer(b []byte, n int) bool {
-	for _, other := range m.byStart[[4]byte(b[:4])] {
-		if o := m.needles[other]; len(o) > len(m.needles[n]) && len(o) > len(b) && bytes.HasPrefix(o, b) {
-			return true
-		}
-	}
-	return false
 }
 
 // unsettled returns how many bytes at the end of b could be the beginning of a
@@ -291,7 +281,7 @@ func (m *Matcher) unsettled(b []byte) int {
 			continue
 		}
 		for _, i := range m.byStart[[4]byte(tail[:4])] {
-			if bytes.HasPrefix(m.needles[i], tail) {
+			if len(m.needles[i]) > n && bytes.HasPrefix(m.needles[i], tail) {
 				return n
 			}
 		}

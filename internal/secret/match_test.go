@@ -112,9 +112,29 @@ func naive(b []byte, needles [][]byte) []byte {
 	return out
 }
 
+// TestAttackSecretWithinSecret: a server sends a value that holds another one, and
+// cuts it where the inner one is whole and the outer one is not. Nothing of the
+// outer one is shown.
+func TestAttackSecretWithinSecret(t *testing.T) {
+	outer, inner := "begin-password-and-more", "password"
+	s := NewScrubber(NewValue([]byte(inner)), NewValue([]byte(outer)))
+	text := "x " + outer + " y"
+	for cut := range len(text) {
+		r := io.MultiReader(strings.NewReader(text[:cut]), strings.NewReader(text[cut:]))
+		if out, err := io.ReadAll(s.Reader(r)); err != nil || string(out) != "x "+strings.Repeat("*", len(outer))+" y" {
+			t.Errorf("cut after %d bytes: %q, %v", cut, out, err)
+		}
+		red := NewRedactor(NewValue([]byte(inner)), NewValue([]byte(outer))).Stream(false)
+		if out := redactAll(red, text[:cut], text[cut:]); strings.Contains(out, "more") || len(out) != len(text) {
+			t.Errorf("output cut after %d bytes: %q", cut, out)
+		}
+	}
+}
+
 // The stream, in any pieces, says what the slow and obvious way says.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("xx-abcdefabcdefgh-abcdef"), []byte("abcdef"), []byte("abcdefgh"), 3)
+	f.Add([]byte("(((((((aaaaaaaaa"), []byte("aaaaaa"), []byte("(aaaaaaa"), 1)
 	f.Add([]byte("aaaaaaaaaaaaaaaaa"), []byte("aaaaaa"), []byte("aaaaaaaab"), 1)
 	f.Fuzz(func(t *testing.T, text, a, b []byte, cut int) {
 		if cut < 1 || len(text) > 1<<12 {

@@ -75,17 +75,14 @@ func (s *Redaction) settle(last bool) (out []byte) {
 	}
 	for {
 		at, n := s.r.m.Find(s.held)
-		if n < 0 {
-			keep := 0
-			if !last {
-				keep = s.r.m.unsettled(s.held)
-			}
-			return s.show(s.pass(out, len(s.held)-keep))
+		first := len(s.held)
+		if !last {
+			first -= s.r.m.unsettled(s.held)
+		}
+		if n < 0 || first <= at {
+			return s.show(s.pass(out, first)) // one that begins no later has not arrived whole
 		}
 		out = s.pass(out, at)
-		if !last && s.r.m.longer(s.held, n) {
-			return s.show(out) // a longer one that begins here has not arrived whole
-		}
 		out = s.mask(out, len(s.r.needles[n]))
 	}
 }

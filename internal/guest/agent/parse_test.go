@@ -91,6 +91,7 @@ func TestParseStat(t *testing.T) {
 
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("7 (sh) S 1 7 6 0 -1"))
+	f.Add([]byte("0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0"))
 	f.Fuzz(func(t *testing.T, b []byte) { parseStat(b) })
 }
 

@@ -49,15 +49,16 @@ func processes() []procStat {
 // last parenthesis.
 func parseStat(b []byte) (procStat, bool) {
 	pid, err := strconv.Atoi(string(b[:max(0, bytes.IndexByte(b, ' '))]))
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if err != nil || len(f) < 20 {
+	end := bytes.LastIndexByte(b, ')')
+	f := bytes.Fields(b[end+1:])
+	if err != nil || end < 0 || len(f) < 20 {
 		return procStat{}, false
 	}
 	ppid, err1 := strconv.Atoi(string(f[1]))
 	session, err2 := strconv.Atoi(string(f[3]))
 	start, err3 := strconv.ParseInt(string(f[19]), 10, 64)
 	dead := f[0][0] == 'Z' || f[0][0] == 'X'
-	_, name, _ := bytes.Cut(b[:bytes.LastIndexByte(b, ')')], []byte{'('})
+	_, name, _ := bytes.Cut(b[:end], []byte{'('})
 	st := procStat{pid: pid, ppid: ppid, session: session, dead: dead, name: string(name), start: start}
 	return st, err1 == nil && err2 == nil && err3 == nil
 }
