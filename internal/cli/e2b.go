@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -27,19 +31,29 @@ func (a e2bCommands) e2bCmd() *cobra.Command {
 
 func (a e2bCommands) e2bEnvCmd() *cobra.Command {
 	var asJSON, admin bool
+	var format string
 	cmd := &cobra.Command{
 		Use:   "env",
 		Short: "Show the environment in which E2B's SDKs find this daemon",
 		Long: `Env writes the variables that make E2B's SDKs for JavaScript and Python use this
 daemon. The daemon must run with --e2b. Env makes an API key unless $ATOLL_KEY has
 one. The key may read, run commands, and manage sandboxes, templates and volumes;
-with --admin it may do everything in the tenant, including secrets.`,
-		Example: `  eval "$(atoll e2b env)"`,
-		Args:    cobra.NoArgs,
+with --admin it may do everything in the tenant, including secrets. Where the daemon
+signs its certificates itself, Env also makes Node, Python and curl trust them.`,
+		Example: `  eval "$(atoll e2b env)"
+  atoll e2b env --format fish | source
+  atoll e2b env --format powershell | Out-String | Invoke-Expression
+  atoll e2b env --format dotenv >.env`,
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.Flags().StringVar(&format, "format", "bash", "for whom: "+strings.Join(envFormatNames, ", "))
 	cmd.Flags().BoolVar(&admin, "admin", false, "make a key that allows everything in the tenant; programs that create secrets need it")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+		line, ok := envFormats[format]
+		if !ok {
+			return usage(cmd, fmt.Errorf("--format is none of %s", strings.Join(envFormatNames, ", ")))
+		}
 		verbs := []string{"read", "exec", "write"}
 		if admin {
 			verbs = []string{"admin"}
@@ -56,7 +70,7 @@ with --admin it may do everything in the tenant, including secrets.`,
 			return a.printJSON(out)
 		}
 		for _, v := range vars {
-			if _, err := fmt.Fprintf(a.Stdout, "export %s=%s\n", v[0], v[1]); err != nil {
+			if _, err := fmt.Fprintln(a.Stdout, line(v[0], v[1])); err != nil {
 				return err
 			}
 		}
@@ -65,8 +79,30 @@ with --admin it may do everything in the tenant, including secrets.`,
 	return cmd
 }
 
-// e2bEnv returns names and values in the order in which they are shown. No
-// value needs quotes.
+// envFormats write a variable and its value.
+var envFormats = map[string]func(name, value string) string{
+	"bash": func(name, value string) string { return "export " + name + "=" + quoted(value, `'\''`) },
+	"fish": func(name, value string) string { return "set -gx " + name + " " + quoted(value, `\'`) },
+	"powershell": func(name, value string) string {
+		return "$env:" + name + " = '" + strings.ReplaceAll(value, "'", "''") + "'"
+	},
+	"dotenv": func(name, value string) string { return name + "=" + quoted(value, `'\''`) },
+}
+
+var envFormatNames = slices.Sorted(maps.Keys(envFormats))
+
+// quoted puts quotes around what has anything in it that a shell could mean
+// something by. quote stands for a quote in it.
+func quoted(value, quote string) string {
+	if !strings.ContainsFunc(value, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./:@%+", r))
+	}) {
+		return value
+	}
+	return "'" + strings.ReplaceAll(value, "'", quote) + "'"
+}
+
+// e2bEnv returns names and values in the order in which they are shown.
 func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
@@ -88,10 +124,13 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 	if place.Domain != "" {
 		vars = append(vars, [2]string{"E2B_DOMAIN", place.Domain})
 	} else {
+		_, _ = fmt.Fprintln(a.Stderr, "atoll: warning: without a domain, getHost() and get_host() return names in somebody else's domain; see --e2b-domain of atoll up")
 		vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL}, [2]string{"E2B_VOLUME_API_URL", place.URL})
 	}
 	if place.CA != "" {
-		vars = append(vars, [2]string{"NODE_EXTRA_CA_CERTS", place.CA}, [2]string{"SSL_CERT_FILE", place.CA})
+		bundle := cmp.Or(place.Bundle, place.CA)
+		vars = append(vars, [2]string{"NODE_EXTRA_CA_CERTS", place.CA}, // adds to what Node trusts; the others replace it
+			[2]string{"SSL_CERT_FILE", bundle}, [2]string{"REQUESTS_CA_BUNDLE", bundle}, [2]string{"CURL_CA_BUNDLE", bundle})
 	}
 	return vars, nil
 }
@@ -101,7 +140,8 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 type e2bPlace struct {
 	URL    string `json:"url"`
 	Domain string `json:"domain,omitempty"`
-	CA     string `json:"ca,omitempty"` // file with the certificate to trust
+	CA     string `json:"ca,omitempty"`     // file with the certificate to trust
+	Bundle string `json:"bundle,omitempty"` // file with that and those of the machine
 }
 
 func (a e2bCommands) e2bPlace() (p e2bPlace, err error) {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
@@ -88,7 +89,36 @@ func (e *E2B) secure(dir string) error {
 		return err
 	}
 	e.TLS, e.CA = ca.config(e.Domain, "*."+e.Domain), ca.file
-	return nil
+	return writeBundle(bundleOf(e.CA), e.CA)
+}
+
+// bundleOf is the file with a certificate and those that this machine trusts, for
+// programs that trust nothing but what one file has.
+func bundleOf(ca string) string {
+	if ca == "" {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(ca), "ca-bundle.pem")
+}
+
+// systemRoots are where systems keep the certificates that they trust.
+var systemRoots = []string{
+	"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem",
+}
+
+// writeBundle writes what this machine trusts, and one certificate more.
+func writeBundle(path, own string) error {
+	text, err := os.ReadFile(own)
+	if err != nil {
+		return err
+	}
+	for _, file := range systemRoots {
+		if roots, err := os.ReadFile(file); err == nil {
+			text = slices.Concat(roots, []byte("\n"), text)
+			break
+		}
+	}
+	return os.WriteFile(path, text, 0o644)
 }
 
 // announceE2B writes down, for `atoll e2b env`, where the API of E2B is served
@@ -98,7 +128,7 @@ func (d *Daemon) announceE2B(opts *E2B) error {
 	if opts.TLS != nil {
 		scheme = "https"
 	}
-	text, err := json.Marshal(map[string]string{"url": scheme + "://" + d.e2b.String(), "domain": opts.Domain, "ca": opts.CA})
+	text, err := json.Marshal(map[string]string{"url": scheme + "://" + d.e2b.String(), "domain": opts.Domain, "ca": opts.CA, "bundle": bundleOf(opts.CA)})
 	if err != nil {
 		return err
 	}

@@ -61,6 +61,9 @@ type Step struct {
 	// AsUser gives what copy copies to the user of the image, where Chown names
 	// nobody.
 	AsUser bool `json:"asUser,omitempty"`
+	// Keep makes copy take what it finds as it is, as mv would: several files, or
+	// directories, that a pattern means go into the destination, and links stay links.
+	Keep bool `json:"keep,omitempty"`
 	// Chmod are the permission bits of what copy copies; 0: those of the files.
 	Chmod uint32 `json:"chmod,omitempty"`
 	// Force carries the step out even if it is cached.

@@ -138,7 +138,11 @@ func (f *Files) sources(s *Step, pattern string) ([]source, error) {
 		if name != "." && f.Ignored(name) {
 			continue
 		}
-		fi, err := f.root.Stat(name)
+		stat := f.root.Stat
+		if s.Keep {
+			stat = f.root.Lstat
+		}
+		fi, err := stat(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -176,17 +180,20 @@ func (f *Files) writeCopy(w *tar.Writer, s *Step, dest string, own owner) error 
 		if err != nil {
 			return err
 		}
-		if len(all) > 1 && !dir {
+		into := dir || s.Keep && len(all) > 1
+		if len(all) > 1 && !into {
 			return s.invalid("the destination of several files must end with a slash: %q", clip(dest))
 		}
 		for _, src := range all {
 			switch {
+			case src.dir && s.Keep && len(all) > 1:
+				err = c.tree(src.name, path.Join(dest, path.Base(src.name)))
 			case src.dir: // its content, as Docker does
 				err = c.tree(src.name, dest)
-			case dir:
-				err = c.one(src.name, path.Join(dest, path.Base(src.name)), true)
+			case into:
+				err = c.one(src.name, path.Join(dest, path.Base(src.name)), !s.Keep)
 			default:
-				err = c.one(src.name, dest, true)
+				err = c.one(src.name, dest, !s.Keep)
 			}
 			if err != nil {
 				return err

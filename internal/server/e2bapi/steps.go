@@ -146,6 +146,7 @@ func (h *buildAPI) step(ctx context.Context, root *os.Root, i int, from *buildSt
 			return nil, bad("%.80q leads out of the files", arg(0))
 		}
 		step.Op, step.Args, step.Chown, step.AsUser = template.OpCopy, []string{sub + "/" + arg(0), arg(1)}, arg(2), true
+		step.Keep = true
 		if mode := arg(3); mode != "" {
 			bits, err := strconv.ParseUint(mode, 8, 12)
 			if err != nil {

@@ -27,6 +27,28 @@ const remove = async (name) => {
   assert.ok(r.status === 204 || r.status === 404, `${r.status}`)
 }
 
+test('copy: several files, and links as links', async () => {
+  const name = 'e2e-copy-' + Math.random().toString(36).slice(2)
+  const dir = fs.mkdtempSync(path.join(os.tmpdir(), 'copy-'))
+  try {
+    fs.mkdirSync(dir + '/folder/sub', { recursive: true })
+    for (const f of ['one', 'two', 'sub/three']) fs.writeFileSync(`${dir}/folder/${f}`, f + '\n')
+    fs.symlinkSync('one', dir + '/folder/near')
+    fs.symlinkSync('/etc/hostname', dir + '/folder/far')
+    await build(Template({ fileContextPath: dir }).fromBaseImage().copy('folder/*', 'folder').copy('folder/far', 'link'), name)
+    const sbx = await Sandbox.create(name, { timeoutMs: 60_000 })
+    try {
+      const { stdout } = await sbx.commands.run('cd /home/user; find folder link | sort; readlink folder/near folder/far link; cat folder/one folder/sub/three')
+      assert.equal(stdout, 'folder\nfolder/far\nfolder/near\nfolder/one\nfolder/sub\nfolder/sub/three\nfolder/two\nlink\none\n/etc/hostname\n/etc/hostname\none\nsub/three\n')
+    } finally {
+      await sbx.kill()
+    }
+  } finally {
+    await remove(name)
+    fs.rmSync(dir, { recursive: true })
+  }
+}, '2.15.0')
+
 // They apply to whatever names no user and no directory, and to later steps.
 test('user and directory of a template', async () => {
   const name = 'e2e-defaults-' + Math.random().toString(36).slice(2)
