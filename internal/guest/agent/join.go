@@ -36,7 +36,7 @@ func serveNested(program string) int {
 // the nested guest, and ends when either does.
 func join(program string) int {
 	feed := os.Getenv(wire.FeedEnv)
-	_ = os.Unsetenv(wire.FeedEnv)
+	_ = os.Unsetenv(wire.FeedEnv) //nolint:forbidigo // a process of its own, whose children must not have it
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 1

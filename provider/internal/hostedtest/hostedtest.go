@@ -32,7 +32,7 @@ func Main(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = remove() }()
-	_ = os.Setenv("TMPDIR", dir)
+	_ = os.Setenv("TMPDIR", dir) //nolint:forbidigo // before any test runs, for all of them
 	if os.Getenv("ATOLL_BIN") == "" {
 		bin := filepath.Join(dir, "atoll")
 		build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-buildvcs=false", "-o", bin, "../../cmd/atoll")
@@ -41,7 +41,7 @@ func Main(m *testing.M) int {
 			fmt.Fprintf(os.Stderr, "building the kernel: %v\n%s", err, out)
 			return 1
 		}
-		_ = os.Setenv("ATOLL_BIN", bin)
+		_ = os.Setenv("ATOLL_BIN", bin) //nolint:forbidigo // before any test runs, for all of them
 	}
 	imagesDir = filepath.Join(dir, "images")
 	return m.Run()
