@@ -71,7 +71,7 @@ export function command(args: string | readonly string[], o: RunOptions & ExecOp
     user: o.user,
     timeoutMs: o.timeoutMs,
     tty: o.tty,
-    stdin: o.stdin,
+    stdin: o.stdin ?? (o.tty ? true : undefined),
     background: o.background,
     holdMs: o.holdMs,
     outputLimit: o.outputLimit,

@@ -1,0 +1,59 @@
+import type { models } from '@atoll/sdk'
+import type { SandboxSessionState } from '@openai/agents-core/sandbox'
+
+/** What a sandbox shall be. Nothing can be reached unless profile or egress says so. */
+export interface AtollSandboxClientOptions extends Record<string, unknown> {
+  image?: string
+  template?: string
+  /** Name or id of a snapshot of Atoll to start from. */
+  fromSnapshot?: string
+  provider?: string
+  /** Bytes. */
+  memory?: number
+  cpus?: number
+  /** Bytes. */
+  disk?: number
+  pids?: number
+  /** Name of an egress profile. */
+  profile?: string
+  /** Hosts that can be reached. */
+  egress?: string[]
+  /** Names of stored secrets. */
+  secrets?: string[]
+  /** Name of a durable directory at /workspace, made if it is missing. */
+  workspace?: string
+  labels?: Record<string, string>
+  exposedPorts?: number[]
+  /** Pause the sandbox at the end of a run, and wake it at the next, instead of ending it. */
+  pauseOnExit?: boolean
+  /** The sandbox ends then at the latest. */
+  lifetimeMs?: number
+  /** A command that is waited for is ended after this time; ten minutes if left out. */
+  execTimeoutMs?: number
+}
+
+/** What another process needs to go on, besides the address of the daemon and a key. */
+export interface AtollSandboxSessionState extends SandboxSessionState {
+  environment: Record<string, string>
+  options: AtollSandboxClientOptions
+  /** The id of the session. */
+  atollSession: string
+  /** From which the daemon finds the sandbox again, or rebuilds it. */
+  envelope?: models.Envelope
+}
+
+/** @internal */
+export function toSpec(o: AtollSandboxClientOptions): models.Spec {
+  const spec: models.Spec = {
+    image: o.template ? `template:${o.template}` : o.image,
+    snapshot: o.fromSnapshot,
+    provider: o.provider,
+    resources: { memory: o.memory, cpus: o.cpus, disk: o.disk, pids: o.pids },
+    secrets: o.secrets?.map((name) => ({ name })),
+    labels: o.labels,
+  }
+  if (o.profile || o.egress) spec.network = { profile: o.profile, egress: o.egress }
+  if (o.workspace) spec.workspaces = [{ name: o.workspace, create: true }]
+  if (o.lifetimeMs) spec.lifetime = { timeoutMs: o.lifetimeMs }
+  return spec
+}
