@@ -159,7 +159,7 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
       ...deserializeMountCredentialRedactionMetadata(state),
       manifest,
       environment: await rehydratePersistedEnvironmentForRuntime(manifest, state.environment as Record<string, string> | undefined),
-      options: (isRecord(state.options) ? state.options : {}),
+      options: isRecord(state.options) ? state.options : {},
       atollSession: readString(state, 'atollSession'),
       workspaceReady: true,
       ...(isRecord(state.envelope) && { envelope: state.envelope as unknown as models.Envelope }),
