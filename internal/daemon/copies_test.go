@@ -3,6 +3,7 @@ package daemon_test
 import (
 	"bytes"
 	"context"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -275,4 +276,47 @@ func TestRB19SessionCapabilities(t *testing.T) {
 	if doc, err := s.Capabilities(t.Context()); err != nil || doc.Liveness != "draining" {
 		t.Errorf("draining: %+v, %v; want no new holder", doc, err)
 	}
+}
+
+// RB-44: an archive of a kind that cannot be read here is refused, and nothing is
+// made.
+func TestRB44ArchivesOfOtherKinds(t *testing.T) {
+	t.Parallel()
+	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
+	e, err := sandbox.Envelope{
+		Backend: "fake", Binding: "modal:app", Spec: sandbox.Spec{Image: "host"},
+		Archive: &sandbox.Archive{Kind: "MODAL_SANDBOX_FS_SNAPSHOT_V1", Ref: "im-1", Binding: "modal:app"},
+	}.Sealed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
+	wantCode(t, err, sandbox.CodeUnsupported)
+	if all := sandboxes(t, c); len(all) != 0 {
+		t.Errorf("a sandbox was made from an archive that cannot be read: %+v", all)
+	}
+}
+
+// RB-54: a session has at most 64 viewers, and others may still work in it.
+func TestRB54SessionsLimitViewers(t *testing.T) {
+	t.Parallel()
+	d := daemontest.New(t).Start(t, nil)
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	watch := func(id string) int {
+		body := `{"kind":"viewer","holder":"` + id + `"}`
+		return statusWith(t, d, "", http.MethodPost, "/v1/sessions/agent/acquire", body)
+	}
+	for i := range 64 {
+		if got := watch("viewer-" + strconv.Itoa(i)); got != http.StatusOK {
+			t.Fatalf("viewer %d: status %d", i+1, got)
+		}
+	}
+	if got := watch("viewer-more"); got != http.StatusTooManyRequests {
+		t.Errorf("viewer 65: status %d, want %d", got, http.StatusTooManyRequests)
+	}
+	if got := watch("viewer-0"); got != http.StatusOK {
+		t.Errorf("a viewer that is there: status %d", got)
+	}
+	runShell(t, s, "true")
 }

@@ -506,12 +506,19 @@ func TestSessionsNeedPermission(t *testing.T) {
 // statusOf returns the status of a request that no library of ours would send.
 func statusOf(t *testing.T, d *daemon.Daemon, key, method, path string) int {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, "http://atoll"+path, strings.NewReader("{}"))
+	return statusWith(t, d, key, method, path, "{}")
+}
+
+func statusWith(t *testing.T, d *daemon.Daemon, key, method, path, body string) int {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://atoll"+path, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set("Authorization", "Bearer "+key)
+	if key != "" {
+		r.Header.Set("Authorization", "Bearer "+key)
+	}
 	transport := d.Memory().Transport()
 	defer transport.CloseIdleConnections()
 	resp, err := transport.RoundTrip(r)

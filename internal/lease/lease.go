@@ -153,9 +153,10 @@ type Config struct {
 	Viewers   int           // at most so many viewers per lease; 0: no limit
 }
 
-// Default returns the durations of RB-57 of the requirements.
+// Default returns the durations of RB-57 of the requirements, and at most 64
+// viewers.
 func Default() Config {
-	return Config{Warming: 2 * time.Minute, Grace: 15 * time.Minute, ViewerTTL: 90 * time.Second}
+	return Config{Warming: 2 * time.Minute, Grace: 15 * time.Minute, ViewerTTL: 90 * time.Second, Viewers: 64}
 }
 
 // Sweep is how often the reaper looks at all leases.
