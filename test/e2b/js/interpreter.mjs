@@ -39,6 +39,10 @@ test('code: results, output, state', () => box(async (sbx) => {
   assert.equal(large.logs.stdout.join('').length, 3_000_001)
 }))
 
+test('code: indented as a whole', () => box(async (sbx) => {
+  assert.equal((await sbx.runCode('\n    x = 1\n    if x:\n        x += 1\n    x + 1\n    ')).text, '3')
+}))
+
 test('code: errors', () => box(async (sbx) => {
   let told
   const { error } = await sbx.runCode('def f():\n    return 1 / 0\nf()', { onError: (e) => { told = e } })

@@ -161,7 +161,16 @@ loop = asyncio.new_event_loop()
 asyncio.set_event_loop(loop)
 
 
+def dedented(code):
+    """Takes the indentation of the first line away from all lines, as IPython does."""
+    indent = re.match(r"(?:[ \t]*\n)*([ \t]*)", code).group(1)
+    if not indent:
+        return code
+    return "".join(line.removeprefix(indent) for line in code.splitlines(True))
+
+
 def execute(code, name):
+    code = dedented(code)
     try:
         tree = ast.parse(code, name)
     except SyntaxError:
