@@ -1,0 +1,56 @@
+package remote_test
+
+import (
+	"testing"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/provider/remote"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A workspace of this daemon follows a session to another daemon and back: the
+// sandbox there works on a copy, which is saved here.
+func TestWorkspacesAreCopied(t *testing.T) {
+	o, dir := serve(t, daemontest.New(t)), openDir(t)
+	c := daemontest.Client(t, daemontest.New(t).Start(t, func(opts *daemon.Options) {
+		opts.Providers = append(opts.Providers, registry.Entry{Name: remote.Name, Open: func(registry.Host) (driver.Provider, error) {
+			return remote.New(o.options(dir))
+		}})
+	}))
+	s, err := c.Sessions().Create(t.Context(), sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true}}}, atoll.SessionOptions{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	shell := func(script, want string) {
+		t.Helper()
+		res, err := s.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
+		if err != nil || res.Exit.Code != 0 || string(res.Stdout) != want {
+			t.Fatalf("%s: %q, %+v, %v; want %q", script, res.Stdout, res.Exit, err, want)
+		}
+	}
+	move := func(to string) {
+		t.Helper()
+		out, err := s.Swap(t.Context(), to)
+		if err != nil || !out.Swapped || out.Receipt.Provider != to {
+			t.Fatalf("swap to %s: %+v, %v", to, out, err)
+		}
+	}
+	shell("echo here > note", "")
+	move(remote.Name)
+	shell("cat note; echo there > note", "here\n")
+	saved, err := s.Save(t.Context())
+	if err != nil || len(saved.Workspaces) != 1 {
+		t.Fatalf("save: %+v, %v", saved, err)
+	}
+	shell("echo more >> note", "")
+	move("fake")
+	shell("cat note", "there\nmore\n")
+	if all, err := c.WorkspaceVersions(t.Context(), "notes"); err != nil || len(all) != 3 {
+		t.Errorf("%d versions, %v; want one of each state that was saved", len(all), err)
+	}
+}
