@@ -147,6 +147,10 @@ python-generate: ## write the Python client's models and its synchronous half an
 js: build ## check, test and pack the JavaScript packages (installs what they need with npm)
 	@$(STATIC) ./scripts/js "$$dir/atoll"
 
+.PHONY: js-generate
+js-generate: ## write the types of the JavaScript client anew
+	cd integrations/js && npm ci --ignore-scripts --silent && npm run --silent generate
+
 .PHONY: mcp
 mcp: build ## run the official conformance runner of MCP (installs it with npm)
 	@$(STATIC) $(call gotest,-tags=mcp,./test/mcp)

@@ -1,4 +1,4 @@
-// Generated from docs/openapi.json by openapi-typescript. To write it anew: npm run generate
+// Generated from docs/openapi.json by openapi-typescript. To write it anew: make js-generate
 
 export interface components {
     schemas: {
@@ -84,6 +84,24 @@ export interface components {
             provider: string;
             reasons: string[] | null;
         };
+        CapabilityDocument: {
+            ComputerUse: components["schemas"]["ComputerUseCell"];
+            DesktopStream: components["schemas"]["DesktopCell"];
+            FileSystem: components["schemas"]["FileSystemCell"];
+            Git: components["schemas"]["GitCell"];
+            Recording: components["schemas"]["RecordingCell"];
+            Terminal: components["schemas"]["TerminalCell"];
+            backend: string;
+            /** Format: int64 */
+            leaseEpoch: number;
+            liveness: string;
+            /** Format: date-time */
+            negotiatedAt: string;
+            os: string;
+            sessionId: string;
+            /** Format: int64 */
+            viewerHeartbeatIntervalMs: number;
+        };
         Change: {
             /** @description labels to set; null removes one */
             labels?: {
@@ -96,6 +114,11 @@ export interface components {
         Choice: {
             candidates: components["schemas"]["Candidate"][] | null;
             choice?: string;
+        };
+        ComputerUseCell: {
+            available: boolean;
+            readOnly: boolean;
+            reason?: string;
         };
         CreateRequest: {
             /** @description added to the image's environment of every command; values are not stored in the database */
@@ -177,6 +200,22 @@ export interface components {
             units?: components["schemas"]["Unit"][] | null;
             verified: string;
             workspaceRoot: string;
+        };
+        DesktopCell: {
+            acknowledged: boolean;
+            client?: string;
+            /** Format: date-time */
+            expiresAt?: string;
+            mode: string;
+            reason?: string;
+            requiresAcknowledgment: boolean;
+            resolution: components["schemas"]["Resolution"];
+            shared: boolean;
+            sharedSessionIds: string[] | null;
+            token?: string;
+            transport?: string;
+            unredacted: boolean;
+            url?: string;
         };
         DesktopSupport: {
             available: boolean;
@@ -389,6 +428,14 @@ export interface components {
             /** Format: int32 */
             uid: number;
         };
+        FileSystemCell: {
+            available: boolean;
+            pathSep: string;
+            readOnly: boolean;
+            reason?: string;
+            root: string;
+            treeMode: string;
+        };
         FileSystemSupport: {
             available: boolean;
             readOnly: boolean;
@@ -434,6 +481,11 @@ export interface components {
             };
             /** @description of their names, PREFIX-1 and so on; their ids if it is left out */
             prefix?: string;
+        };
+        GitCell: {
+            available: boolean;
+            reason?: string;
+            repos: string[] | null;
         };
         Holder: {
             /** Format: date-time */
@@ -528,6 +580,8 @@ export interface components {
             /** Format: date-time */
             expires?: string;
             holders: components["schemas"]["Holder"][] | null;
+            /** Format: date-time */
+            idle?: string;
             provider?: string;
             sandbox?: string;
             state: string;
@@ -1035,6 +1089,18 @@ export interface components {
         ReceiptFrom: {
             archive?: components["schemas"]["Archive"];
             workspaces?: components["schemas"]["WorkspaceRef"][] | null;
+        };
+        RecordingCell: {
+            available: boolean;
+            codecs: string[] | null;
+            modes: string[] | null;
+            reason?: string;
+        };
+        Resolution: {
+            /** Format: int64 */
+            height: number;
+            /** Format: int64 */
+            width: number;
         };
         Resources: {
             /**
@@ -1546,6 +1612,16 @@ export interface components {
             /** @description by name */
             tenants: components["schemas"]["Tenant"][] | null;
         };
+        TerminalCell: {
+            /** Format: date-time */
+            expiresAt?: string;
+            ptyCapable: boolean;
+            reason?: string;
+            shell: string;
+            token?: string;
+            transport?: string;
+            url?: string;
+        };
         TerminalSupport: {
             available: boolean;
             pty: boolean;
@@ -1682,11 +1758,14 @@ export type AuditPrune = components['schemas']['AuditPrune']
 export type AuditPruned = components['schemas']['AuditPruned']
 export type AuditReport = components['schemas']['AuditReport']
 export type Candidate = components['schemas']['Candidate']
+export type CapabilityDocument = components['schemas']['CapabilityDocument']
 export type Change = components['schemas']['Change']
 export type Choice = components['schemas']['Choice']
+export type ComputerUseCell = components['schemas']['ComputerUseCell']
 export type CreateRequest = components['schemas']['CreateRequest']
 export type Credential = components['schemas']['Credential']
 export type Descriptor = components['schemas']['Descriptor']
+export type DesktopCell = components['schemas']['DesktopCell']
 export type DesktopSupport = components['schemas']['DesktopSupport']
 export type Diagnosis = components['schemas']['Diagnosis']
 export type DiffOutputBody = components['schemas']['DiffOutputBody']
@@ -1702,11 +1781,13 @@ export type ExplainStep = components['schemas']['ExplainStep']
 export type Explanation = components['schemas']['Explanation']
 export type Fault = components['schemas']['Fault']
 export type FileInfo = components['schemas']['FileInfo']
+export type FileSystemCell = components['schemas']['FileSystemCell']
 export type FileSystemSupport = components['schemas']['FileSystemSupport']
 export type Filter = components['schemas']['Filter']
 export type Finding = components['schemas']['Finding']
 export type ForkOutputBody = components['schemas']['ForkOutputBody']
 export type ForkRequest = components['schemas']['ForkRequest']
+export type GitCell = components['schemas']['GitCell']
 export type Holder = components['schemas']['Holder']
 export type HolderRef = components['schemas']['HolderRef']
 export type ImageUse = components['schemas']['ImageUse']
@@ -1761,6 +1842,8 @@ export type PruneWorkspaceInputBody = components['schemas']['PruneWorkspaceInput
 export type ReadyOutputBody = components['schemas']['ReadyOutputBody']
 export type Receipt = components['schemas']['Receipt']
 export type ReceiptFrom = components['schemas']['ReceiptFrom']
+export type RecordingCell = components['schemas']['RecordingCell']
+export type Resolution = components['schemas']['Resolution']
 export type Resources = components['schemas']['Resources']
 export type RestoreInputBody = components['schemas']['RestoreInputBody']
 export type ResumeRequest = components['schemas']['ResumeRequest']
@@ -1798,6 +1881,7 @@ export type Tenant = components['schemas']['Tenant']
 export type TenantChange = components['schemas']['TenantChange']
 export type TenantUsage = components['schemas']['TenantUsage']
 export type TenantsOutputBody = components['schemas']['TenantsOutputBody']
+export type TerminalCell = components['schemas']['TerminalCell']
 export type TerminalSupport = components['schemas']['TerminalSupport']
 export type Unit = components['schemas']['Unit']
 export type VersionsOutputBody = components['schemas']['VersionsOutputBody']

@@ -68,7 +68,7 @@ test('the models are those of the OpenAPI document', () => {
   execFileSync(process.execPath, ['scripts/generate.mjs', path.join(dir, 'models.ts')], { cwd: root })
   assert.ok(
     readFileSync(path.join(dir, 'models.ts'), 'utf8') === readFileSync(new URL('src/models.ts', root), 'utf8'),
-    'run: npm run generate',
+    'run: make js-generate',
   )
   rmSync(dir, { recursive: true })
 })
