@@ -35,7 +35,7 @@ func TestAttackTimeoutOfStoppedGuest(t *testing.T) {
 	}{
 		{"nobody ends it", nil, sandbox.ReasonLost, "may run on"},
 		{"the provider cannot", func(context.Context, int) (bool, error) { return false, refused }, sandbox.ReasonLost, "no way to end it"},
-		{"the provider does", func(_ context.Context, pid int) (bool, error) { return false, syscall.Kill(-pid, syscall.SIGKILL) }, sandbox.ReasonTimeout, ""},
+		{"the provider does", func(_ context.Context, pid int) (bool, error) { return false, syscall.Kill(pid, syscall.SIGKILL) }, sandbox.ReasonTimeout, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

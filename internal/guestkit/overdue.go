@@ -10,8 +10,9 @@ import (
 
 // killScript kills the process whose number it is given, with its group, and
 // lets its parent go on, which is the guest unless the program inside lies.
-const killScript = `while read -r k v _; do [ "$k" = PPid: ] && kill -CONT "$v"; done <"/proc/$1/status"
-kill -KILL -- "-$1" || kill -KILL "$1" || ! [ -e "/proc/$1" ]`
+const killScript = `p=$1; read -r s <"/proc/$p/stat" || exit 0
+set -- ${s##*) }
+kill -CONT "$2"; kill -KILL "-$3" || kill -KILL "$p" || ! [ -e "/proc/$p" ]`
 
 // overdue implements guest.Options.Overdue: it kills by a program that the
 // service runs, without the guest.

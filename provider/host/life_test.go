@@ -211,7 +211,7 @@ func TestCleanEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer in.Destroy(context.Background())
-	cmd, err := in.Exec(t.Context(), &sandbox.Command{Shell: `env; cat /proc/$PPID/environ; ls -l /proc/self/fd | wc -l`})
+	cmd, err := in.Exec(t.Context(), &sandbox.Command{Shell: `env; cat /proc/$PPID/environ 2>/dev/null; read -r s </proc/$$/stat; set -- ${s##*) }; cat "/proc/$2/environ"; ls -l /proc/self/fd | wc -l`})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,5 +230,38 @@ func TestProbeWarns(t *testing.T) {
 	f, err := newProvider(t, stateDir(t)).Probe(t.Context())
 	if err != nil || f.Isolates || f.Findings[0].Severity != "warning" || !strings.Contains(f.Findings[0].Message, "no isolation") {
 		t.Errorf("%+v %v", f, err)
+	}
+}
+
+// TestAttackStoppedGuest: a command's timeout is kept although the guest was
+// stopped, and what the command started ends too.
+func TestAttackStoppedGuest(t *testing.T) {
+	in, err := newProvider(t, stateDir(t)).Create(t.Context(), &sandbox.Spec{ID: "stopped"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Destroy(context.Background())
+	cmd, err := in.Exec(t.Context(), &sandbox.Command{
+		Shell: `sleep 600 & while read -r s </proc/$$/stat; set -- ${s##*) }; [ "$2" = "$3" ]; do sleep 0.01; done; echo "$2 $!"; wait`, Timeout: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var guest, child int
+	if _, err := fmt.Fscan(cmd.Stdout(), &guest, &child); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(guest, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	exit, err := cmd.Wait(t.Context())
+	if err != nil || exit.Reason != sandbox.ReasonTimeout {
+		t.Errorf("it ended with %+v, %v", exit, err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); syscall.Kill(child, 0) == nil; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			_ = syscall.Kill(child, syscall.SIGKILL)
+			t.Fatal("what the command started runs on")
+		}
 	}
 }

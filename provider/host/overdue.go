@@ -20,26 +20,31 @@ func (in *Instance) overdue(_ context.Context, pid int) (later bool, err error) 
 	if err := guest.Signal(unix.SIGCONT); err != nil {
 		return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the sandbox's guest has ended", Cause: err}
 	}
-	parent, err := parentOf(pid)
+	parent, group, err := parentOf(pid)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return false, nil
 	case err != nil || parent != guest.Pid:
 		return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the command's time is over, but it is no process of the guest", Cause: err}
 	}
-	if err := unix.Kill(-pid, unix.SIGKILL); err != nil && err != unix.ESRCH {
+	if own, _ := unix.Getpgid(guest.Pid); group <= 1 || group == own {
+		group = pid // it leads no group, and is not in one of commands
+	} else {
+		group = -group
+	}
+	if err := unix.Kill(group, unix.SIGKILL); err != nil && err != unix.ESRCH {
 		return false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the command's time is over, but it cannot be ended", Cause: err}
 	}
 	return false, nil
 }
 
-// parentOf reads the parent of a process.
-func parentOf(pid int) (parent int, err error) {
+// parentOf reads the parent and the process group of a process.
+func parentOf(pid int) (parent, group int, err error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	rest := string(b[strings.LastIndexByte(string(b), ')')+1:])
-	_, err = fmt.Sscanf(rest, " %s %d", new(string), &parent)
-	return parent, err
+	_, err = fmt.Sscanf(rest, " %s %d %d", new(string), &parent, &group)
+	return parent, group, err
 }

@@ -145,3 +145,53 @@ func Context(t *testing.T, name string, open func(dir string) (driver.Provider, 
 		t.Error(err)
 	}
 }
+
+// Writer has a session begin with the provider, move to a kernel and back, twice,
+// while a client keeps writing: nothing that was acknowledged is lost or doubled.
+func Writer(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
+	c := Daemon(t, name, true, open)
+	s, err := c.Sessions().Create(t.Context(), sandbox.Spec{Provider: name}, atoll.SessionOptions{Name: "writer"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessionSays(t, s, "mkdir -p /workspace", "")
+	stop, written := make(chan struct{}), make(chan int, 1)
+	more := make(chan struct{}, 1)
+	go func() {
+		n := 0
+		defer func() { written <- n }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			res, err := s.Run(t.Context(), sandbox.Command{Shell: fmt.Sprintf("echo %d >>/workspace/log", n+1)}, atoll.RunOptions{})
+			if err != nil || res.Exit.Code != 0 {
+				t.Errorf("write %d: %+v, %v", n+1, res, err)
+				return
+			}
+			n++
+			select {
+			case more <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	for _, target := range []string{"gvisor", name, "gvisor", name} {
+		<-more // it writes between moves too
+		if out, err := s.Swap(t.Context(), target); err != nil || !out.Swapped {
+			t.Errorf("swap to %s: %+v, %v", target, out, err)
+			break
+		}
+	}
+	close(stop)
+	var want strings.Builder
+	for n := range <-written {
+		fmt.Fprintln(&want, n+1)
+	}
+	sessionSays(t, s, "cat /workspace/log", want.String())
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
