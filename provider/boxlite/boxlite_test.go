@@ -65,8 +65,7 @@ func TestConformance(t *testing.T) {
 	}
 	if testing.Short() { // what the guest does is the same for every provider that has it
 		h.Only = []string{
-			"capabilities", "lifecycle", "reattach", "rejoin", "exec", "stdin", "ports", "usage", "snapshot", "restore",
-			"errors", "secrets", "concurrency", "leaks", "mounts", "images", "network", "pause", "deadline", "resize",
+			"capabilities", "lifecycle", "reattach", "snapshot", "restore", "errors", "leaks", "images", "network", "pause", "deadline",
 		}
 	}
 	drivertest.Run(t, h)
