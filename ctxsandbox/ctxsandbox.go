@@ -39,9 +39,11 @@ var Unavailable error = &sandbox.Error{Code: sandbox.CodeUnavailable}
 
 // SandboxSpec says what sandbox is wanted. The zero value is usable.
 type SandboxSpec struct {
-	Name   string // empty: one is made up
-	Image  string // empty: that of the daemon
-	Memory int64  // bytes; zero: DefaultMemory
+	Name  string // empty: one is made up
+	Image string // empty: that of the daemon
+	// Memory, in bytes, and CPUs are limits. Zero: DefaultMemory and DefaultCPUs, or
+	// what the provider gives every sandbox if it cannot change that.
+	Memory int64
 	CPUs   float64
 	// Workspace names a durable directory that the sandbox sees at /workspace. It
 	// is made if there is none of that name.
@@ -97,11 +99,32 @@ func (c *SandboxClient) Create(ctx context.Context, spec SandboxSpec) (*SandboxH
 	if spec.Memory < 0 || spec.CPUs < 0 || spec.Lifetime < 0 { // Atoll's own Spec takes that as no limit
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "sandbox.create", Subject: "limits", Message: "are below zero"}
 	}
-	s, err := c.client.Create(ctx, spec.spec(), atoll.CreateOptions{})
-	if err != nil {
-		return nil, err
+	full := spec.spec()
+	for {
+		s, err := c.client.Create(ctx, full, atoll.CreateOptions{})
+		if err == nil {
+			return &SandboxHandle{box: s}, nil
+		}
+		if !fixed(err, &spec, &full.Resources) {
+			return nil, err
+		}
 	}
-	return &SandboxHandle{box: s}, nil
+}
+
+// fixed drops the default limit that err refuses, because the provider's sandboxes
+// all have the same. It reports whether there was one.
+func fixed(err error, asked *SandboxSpec, r *sandbox.Resources) bool {
+	e, ok := errors.AsType[*sandbox.Error](err)
+	switch {
+	case !ok || e.Code != sandbox.CodeUnsupported:
+	case e.Subject == "memory" && asked.Memory == 0 && r.Memory != 0:
+		r.Memory = 0
+		return true
+	case e.Subject == "cpus" && asked.CPUs == 0 && r.CPUs != 0:
+		r.CPUs = 0
+		return true
+	}
+	return false
 }
 
 // Get returns the sandbox with that name. There is none is CodeNotFound.

@@ -23,3 +23,11 @@ func TestContext(t *testing.T) {
 		t.Errorf("%d boxes are left", n)
 	}
 }
+
+func TestSaved(t *testing.T) {
+	w := serve(t)
+	hostedtest.Saved(t, boxlite.Name, func(dir string) (driver.Provider, error) { return boxlite.New(w.options(dir)) })
+	if n := len(w.IDs()); n > 0 {
+		t.Errorf("%d boxes are left", n)
+	}
+}

@@ -89,6 +89,12 @@ func TestSession(t *testing.T) {
 	w.empty(t)
 }
 
+func TestSaved(t *testing.T) {
+	w := serve(t)
+	hostedtest.Saved(t, islo.Name, func(dir string) (driver.Provider, error) { return islo.New(w.options(dir)) })
+	w.empty(t)
+}
+
 func TestContext(t *testing.T) {
 	w := serve(t)
 	hostedtest.Context(t, islo.Name, func(dir string) (driver.Provider, error) { return islo.New(w.options(dir)) })

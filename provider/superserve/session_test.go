@@ -23,3 +23,11 @@ func TestContext(t *testing.T) {
 		t.Errorf("%d sandboxes are left", n)
 	}
 }
+
+func TestSaved(t *testing.T) {
+	w := serve(t)
+	hostedtest.Saved(t, superserve.Name, func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) })
+	if n := len(w.IDs()); n > 0 {
+		t.Errorf("%d sandboxes are left", n)
+	}
+}

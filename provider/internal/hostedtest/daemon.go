@@ -53,9 +53,8 @@ func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver
 	return c
 }
 
-// Session has a session begin with a kernel, move to the provider and back, with
-// its files and its environment; and has one that began with the provider saved
-// when nobody uses it, and made again.
+// Session has a session begin with a kernel, and move to the provider and back,
+// with its files and its environment.
 func Session(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, false, open)
 	spec := sandbox.Spec{Env: map[string]string{"GREETING": "hello"}}
@@ -72,12 +71,16 @@ func Session(t *testing.T, name string, open func(dir string) (driver.Provider, 
 		sessionSays(t, s, "echo $GREETING; cat /workspace/sub/note", "hello\nkept\n"+strings.Repeat("more\n", n))
 		sessionSays(t, s, "echo more >>/workspace/sub/note", "")
 	}
-	if err := s.Destroy(t.Context()); err != nil {
-		t.Error(err)
-	}
+	finish(t, c, s)
+}
 
-	spec.Provider = name
-	if s, err = c.Sessions().Create(t.Context(), spec, atoll.SessionOptions{Name: "elsewhere"}); err != nil {
+// Saved has a session that began with the provider saved when nobody uses it, and
+// made again.
+func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
+	c := Daemon(t, name, false, open)
+	spec := sandbox.Spec{Provider: name, Env: map[string]string{"GREETING": "hello"}}
+	s, err := c.Sessions().Create(t.Context(), spec, atoll.SessionOptions{Name: "elsewhere"})
+	if err != nil {
 		t.Fatal(err)
 	}
 	sessionSays(t, s, "echo kept >/root/note", "")
@@ -100,6 +103,12 @@ func Session(t *testing.T, name string, open func(dir string) (driver.Provider, 
 		t.Fatal(err)
 	}
 	sessionSays(t, s, "echo $GREETING; cat /root/note", "hello\nkept\n")
+	finish(t, c, s)
+}
+
+// finish ends the last session of a daemon, of which nothing is left then.
+func finish(t *testing.T, c *atoll.Client, s *atoll.Session) {
+	t.Helper()
 	if err := s.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
