@@ -63,7 +63,8 @@ def models(out: Path) -> None:
         header = '"""Values of the API. Generated from docs/openapi.json by scripts/generate.py; do not edit."""'
         command = [str(Path(sys.executable).parent / "datamodel-codegen"), "--input", str(source), "--output", str(made), *options, header]
         subprocess.run(command, check=True, cwd=tmp)
-        out.write_text(made.read_text())
+        text = made.read_text().replace("class CapabilityDocument(Model)", "class CapabilityDocument(Cells)")
+        out.write_text(re.sub(r"(from \S*_model import) Model", r"\1 Cells, Model", text))
 
 
 def twin(source: Path, out: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_pascal
 
 HIDDEN = {"NewSecret": {"value", "value_base64"}, "SecretValue": {"value", "value_base64"}, "PortToken": {"token"}, "Key": {"token"}}
 """Fields of which a representation shows nothing."""
@@ -23,3 +23,12 @@ class Model(BaseModel):
     def to_json(self) -> dict[str, Any]:
         """The value as it travels, without what was left out."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+CELLS = {"computer_use", "desktop_stream", "file_system", "git", "recording", "terminal"}
+
+
+class Cells(Model):
+    """A value whose cells have names that begin with a capital letter."""
+
+    model_config = ConfigDict(alias_generator=lambda name: to_pascal(name) if name in CELLS else to_camel(name))

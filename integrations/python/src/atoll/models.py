@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime
 
-from atoll._model import Model
+from atoll._model import Cells, Model
 
 
 class Archive(Model):
@@ -84,6 +84,12 @@ class Candidate(Model):
 class Choice(Model):
     candidates: list[Candidate] | None
     choice: str | None = None
+
+
+class ComputerUseCell(Model):
+    available: bool
+    read_only: bool
+    reason: str | None = None
 
 
 class Credential(Model):
@@ -226,6 +232,15 @@ class FileInfo(Model):
     uid: int
 
 
+class FileSystemCell(Model):
+    available: bool
+    path_sep: str
+    read_only: bool
+    reason: str | None = None
+    root: str
+    tree_mode: str
+
+
 class FileSystemSupport(Model):
     available: bool
     read_only: bool
@@ -271,6 +286,12 @@ class ForkRequest(Model):
     """
     of their names, PREFIX-1 and so on; their ids if it is left out
     """
+
+
+class GitCell(Model):
+    available: bool
+    reason: str | None = None
+    repos: list[str] | None
 
 
 class Holder(Model):
@@ -401,6 +422,7 @@ class LeaseInfo(Model):
     epoch: int
     expires: AwareDatetime | None = None
     holders: list[Holder] | None
+    idle: AwareDatetime | None = None
     provider: str | None = None
     sandbox: str | None = None
     state: str
@@ -762,6 +784,18 @@ class PruneWorkspaceInputBody(Model):
 
 class ReadyOutputBody(Model):
     status: Literal["ok"]
+
+
+class RecordingCell(Model):
+    available: bool
+    codecs: list[str] | None
+    modes: list[str] | None
+    reason: str | None = None
+
+
+class Resolution(Model):
+    height: int
+    width: int
 
 
 class Resources(Model):
@@ -1211,6 +1245,16 @@ class TenantUsage(Model):
     """
 
 
+class TerminalCell(Model):
+    expires_at: AwareDatetime | None = None
+    pty_capable: bool
+    reason: str | None = None
+    shell: str
+    token: str | None = None
+    transport: str | None = None
+    url: str | None = None
+
+
 class TerminalSupport(Model):
     available: bool
     pty: bool
@@ -1345,6 +1389,22 @@ class Descriptor(Model):
     units: list[Unit] | None = None
     verified: str
     workspace_root: str
+
+
+class DesktopCell(Model):
+    acknowledged: bool
+    client: str | None = None
+    expires_at: AwareDatetime | None = None
+    mode: str
+    reason: str | None = None
+    requires_acknowledgment: bool
+    resolution: Resolution
+    shared: bool
+    shared_session_ids: list[str] | None
+    token: str | None = None
+    transport: str | None = None
+    unredacted: bool
+    url: str | None = None
 
 
 class Diagnosis(Model):
@@ -1618,6 +1678,22 @@ class WorkspacesOutputBody(Model):
     """
     by name
     """
+
+
+class CapabilityDocument(Cells):
+    computer_use: ComputerUseCell
+    desktop_stream: DesktopCell
+    file_system: FileSystemCell
+    git: GitCell
+    recording: RecordingCell
+    terminal: TerminalCell
+    backend: str
+    lease_epoch: int
+    liveness: str
+    negotiated_at: AwareDatetime
+    os: str
+    session_id: str
+    viewer_heartbeat_interval_ms: int
 
 
 class Profile(Model):
