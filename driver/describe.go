@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Describe fills in what the facts say about a provider.
+// Describe fills in what the facts say about a provider. See also [Describe].
 func (f Facts) Describe(p *sandbox.Provider) {
 	p.Version, p.Available, p.Isolates, p.SharesFiles = f.Version, f.Available, f.Isolates, f.SharesFiles
 	p.Capabilities = f.Capabilities.Map()
@@ -21,6 +21,30 @@ func (f Facts) Describe(p *sandbox.Provider) {
 		if !f.Available && found.Severity == Blocker && p.Problem == "" {
 			p.Problem = found.Message
 		}
+	}
+}
+
+// anyImage is a reference that every provider accepts that fetches images.
+const anyImage = "docker.io/library/alpine:3"
+
+// Describe fills in what a provider and its facts say about it.
+func Describe(from Provider, f Facts, p *sandbox.Provider) {
+	f.Describe(p)
+	p.Images = CheckImage(from, f, anyImage) == nil
+}
+
+// CheckImage refuses an image that no sandbox of a provider can be made from, as
+// CodeUnsupported. It asks nobody.
+func CheckImage(p Provider, f Facts, image string) error {
+	if own, ok := As[ImageChecker](p); ok {
+		return own.CheckImage(image)
+	}
+	if image == "" || image == "host" || f.Capabilities.Images {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Subject: image, Message: "the provider " + f.Provider + " runs no images",
+		Hint: "leave the image out, or choose another provider; see: atoll provider ls",
 	}
 }
 

@@ -15,6 +15,9 @@ type Provider struct {
 	// commands see and change the files of the machine, so that no workspace and
 	// no session can be brought there.
 	SharesFiles bool `json:"sharesFiles,omitempty"`
+	// Images says that it makes sandboxes from OCI images of registries, whoever
+	// fetches them.
+	Images bool `json:"images,omitempty"`
 	// Binding is the account or address that its sandboxes belong to. Empty: the
 	// machine.
 	Binding string `json:"binding,omitempty"`

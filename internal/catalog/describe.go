@@ -63,7 +63,7 @@ func ChooseFrom(n sandbox.Needs, list []sandbox.Provider) sandbox.Choice {
 		}
 		facts[i] = Facts{
 			Descriptor: p.Descriptor, Available: p.Available, Why: p.Problem, Isolates: p.Isolates, Shares: p.SharesFiles, Default: p.Default,
-			Images: p.Capabilities["images"], Mounts: p.Capabilities["mounts"], Holds: holds,
+			Images: p.Images, Mounts: p.Capabilities["mounts"], Holds: holds,
 		}
 	}
 	return Choose(n, facts)

@@ -44,11 +44,13 @@ func (a providerCommands) describeProviders(ctx context.Context) ([]sandbox.Prov
 	var all []sandbox.Provider
 	for _, info := range a.Providers {
 		p := sandbox.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.chosenProvider()}
-		facts, err := system.Probe(ctx, info.Name)
+		c, err := system.Control(ctx, info.Name, false)
+		if err == nil {
+			err = c.Describe(ctx, &p)
+		}
 		if err != nil {
 			p.Problem, _ = explain(err)
 		}
-		facts.Describe(&p)
 		all = append(all, p)
 	}
 	return catalog.Describe(all), nil

@@ -137,6 +137,13 @@ func (c *Control) Probe(ctx context.Context) (driver.Facts, error) {
 	return facts, err
 }
 
+// Describe completes what is known of a provider by what it says itself.
+func (c *Control) Describe(ctx context.Context, p *sandbox.Provider) error {
+	facts, err := c.Probe(ctx)
+	driver.Describe(c.cfg.Provider, facts, p)
+	return err
+}
+
 var idEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
 // randomID has 65 bits of randomness: enough that ids never meet, short enough

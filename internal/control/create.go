@@ -239,11 +239,9 @@ func (c *Control) ensureImage(ctx context.Context, req *CreateRequest, spec *san
 	if err != nil {
 		return ImageConfig{}, err
 	}
-	if c.cfg.Images == nil || !facts.Capabilities.Images {
-		return ImageConfig{}, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: spec.Image, Message: "the provider " + facts.Provider + " runs no images",
-			Hint: "leave the image out, or choose another provider; see: atoll provider ls",
-		}
+	facts.Capabilities.Images = facts.Capabilities.Images && c.cfg.Images != nil
+	if err := driver.CheckImage(c.cfg.Provider, facts, spec.Image); err != nil {
+		return ImageConfig{}, err
 	}
 	img, err := c.cfg.Images.Ensure(ctx, ImageRequest{
 		Ref: spec.Image, Platform: req.Platform, Pull: req.Pull, Progress: req.Progress,

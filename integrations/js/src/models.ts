@@ -1024,6 +1024,7 @@ export interface components {
             };
             default: boolean;
             descriptor: components["schemas"]["Descriptor"];
+            images?: boolean;
             isolates: boolean;
             limits?: {
                 [key: string]: components["schemas"]["Enforcement"];

@@ -3,6 +3,7 @@ package providers
 import (
 	"context"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/catalog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
@@ -37,13 +38,27 @@ func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Prov
 	if err == nil {
 		p.Binding = found.Binding
 		facts, probeErr := found.Control.Provider.Probe(ctx)
-		facts.Describe(&p)
+		driver.Describe(found.Control.Provider, facts, &p)
 		err = probeErr
 	}
 	if err != nil {
 		p.Problem = err.Error()
 	}
 	return p
+}
+
+// CheckImage refuses an image that no sandbox of a provider can be made from.
+// An empty image is the provider's own.
+func (s *Service) CheckImage(ctx context.Context, provider, image string) error {
+	found, err := s.peek(ctx, provider)
+	if err != nil {
+		return err
+	}
+	facts, err := found.Control.Provider.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	return driver.CheckImage(found.Control.Provider, facts, image)
 }
 
 // peek opens a provider without adding it to those whose sandboxes this daemon

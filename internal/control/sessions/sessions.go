@@ -48,6 +48,9 @@ type Sandboxes interface {
 // Providers are those that a session can move to.
 type Providers interface {
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	// CheckImage refuses an image that no sandbox of a provider can be made from.
+	// An empty image is the provider's own.
+	CheckImage(ctx context.Context, provider, image string) error
 	// Permit returns why somebody may not choose a provider.
 	Permit(who key.Principal, name string) error
 }

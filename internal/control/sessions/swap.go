@@ -49,6 +49,7 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 		return nil, "", err
 	}
 	needs := catalog.NeedsOf(&row.Spec)
+	needs.Images = false // each is asked about the very image
 	needs.OwnFiles = carriesTree(&row) || len(row.Spec.Workspaces) > 0
 	archives, mounts := map[string]bool{}, map[string]bool{}
 	for _, p := range all {
@@ -59,10 +60,16 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 	}
 	for _, c := range catalog.ChooseFrom(needs, all).Candidates {
 		t := sandbox.SessionTarget{Provider: c.Provider, Current: c.Provider == l.Provider, Fits: c.Fits, Reasons: c.Reasons}
+		var image error
+		if t.Fits {
+			image = s.cfg.Providers.CheckImage(ctx, t.Provider, row.Spec.Image)
+		}
 		switch tree := carriesTree(&row); {
 		case !t.Fits:
 		case s.cfg.Providers.Permit(who, t.Provider) != nil:
 			t.Fits, t.Reasons = false, []string{"for the owner of the machine only"}
+		case image != nil:
+			t.Fits, t.Reasons = false, []string{why(image)}
 		case !archives[t.Provider] && (tree || len(row.Spec.Workspaces) > 0 && !mounts[t.Provider]):
 			t.Fits, t.Reasons = false, []string{"takes no trees of files"}
 		case tree:
@@ -73,6 +80,14 @@ func (s *Service) targets(ctx context.Context, who key.Principal, row store.Sess
 		out = append(out, t)
 	}
 	return out, standard, nil
+}
+
+// why is the text of an error without where it happened.
+func why(err error) string {
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		return cmp.Or(e.Message, string(e.Code))
+	}
+	return err.Error()
 }
 
 // target returns the provider that a request names. One that cannot be used now

@@ -1545,6 +1545,7 @@ class Provider(Model):
     capabilities: dict[str, bool]
     default: bool
     descriptor: Descriptor
+    images: bool | None = None
     isolates: bool
     limits: dict[str, Enforcement] | None = None
     name: str
