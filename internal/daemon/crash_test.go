@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"testing"
@@ -213,6 +214,24 @@ func TestReattach(t *testing.T) {
 	}
 	if out, err := io.ReadAll(p.Stdout()); err != nil || string(out) != "before\nafter\n" {
 		t.Errorf("%q %v", out, err)
+	}
+}
+
+// What a daemon that was killed had begun to write goes when the next one starts.
+func TestScratchOfTheKilled(t *testing.T) {
+	m := daemontest.New(t)
+	for _, name := range []string{".s1234/s", ".backup-99/atoll.db"} {
+		path := filepath.Join(m.Dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.Start(t, func(o *daemon.Options) { o.Socket = true })
+	if left, err := filepath.Glob(filepath.Join(m.Dir, ".[sb]*")); err != nil || len(left) > 0 {
+		t.Errorf("a new daemon leaves %v, %v", left, err)
 	}
 }
 

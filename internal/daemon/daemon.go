@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/daemon/node"
@@ -207,6 +208,9 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	d.onClose(release)
+	if err := errors.Join(server.Sweep(n.Dir()), machine.Sweep(n.Dir())); err != nil {
+		return err
+	}
 	address := d.opts.Store
 	if address == "" {
 		address = filepath.Join(n.Dir(), "atoll.db")

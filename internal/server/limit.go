@@ -3,11 +3,54 @@ package server
 import (
 	"net"
 	"sync"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // MaxConnections is how many connections a listener that others can reach has
 // at a time.
 const MaxConnections = 4096
+
+// MaxPerKey is how many requests with one key may run at a time, streams
+// included: no key can take all connections.
+const MaxPerKey = MaxConnections / 4
+
+// shares counts the requests that run, by their key. It may be used
+// concurrently.
+type shares struct {
+	limit int
+
+	mu   sync.Mutex
+	held map[string]int
+}
+
+// enter counts a request until leave is called, and reports whether it may run.
+// One without a key is the machine owner's, and is not counted.
+func (s *shares) enter(token string) (leave func(), ok bool) {
+	if token == "" {
+		return func() {}, true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[token] >= s.limit {
+		return nil, false
+	}
+	s.held[token]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.held[token]--; s.held[token] == 0 {
+			delete(s.held, token)
+		}
+	}, true
+}
+
+func tooManyRequests() error {
+	return &sandbox.Error{
+		Code: sandbox.CodeExhausted, Message: "too many requests with this key run at the same time",
+		Hint: "close streams that are not needed, and try again",
+	}
+}
 
 // Limit returns a listener that closes what comes while it has as many
 // connections as it may: who holds connections and says nothing costs a bounded

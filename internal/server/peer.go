@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -54,6 +55,19 @@ func peerUID(c *net.UnixConn) (uid uint32, err error) {
 	return cred.Uid, nil
 }
 
+// makingSocket begins the names of directories in which sockets are made.
+const makingSocket = ".s"
+
+// Sweep removes what ListenUnix left in a directory where it was killed. Nobody
+// calls it there meanwhile.
+func Sweep(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, makingSocket+"[0-9]*"))
+	for _, path := range left {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	return err
+}
+
 // maxSocketPath is the longest path that a Unix socket can have.
 const maxSocketPath = 107
 
@@ -68,7 +82,7 @@ func ListenUnix(path string) (net.Listener, error) {
 		}
 	}
 	// Made where nobody can look, so that it never has any other mode.
-	dir, err := os.MkdirTemp(filepath.Dir(path), ".s")
+	dir, err := os.MkdirTemp(filepath.Dir(path), makingSocket)
 	if err != nil {
 		return nil, err
 	}

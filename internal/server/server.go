@@ -70,6 +70,7 @@ type Server struct {
 	http   *http.Server
 	stop   context.CancelCauseFunc
 	active sync.WaitGroup
+	shares shares
 
 	mu        sync.Mutex // of what follows
 	listeners map[net.Listener]bool
@@ -83,7 +84,7 @@ func New(cfg Config) *Server {
 		cfg.Logger = slog.Default()
 	}
 	cfg.Logger = slog.New(span.Logs(cfg.Logger.Handler()))
-	s := &Server{cfg: cfg, listeners: map[net.Listener]bool{}}
+	s := &Server{cfg: cfg, listeners: map[net.Listener]bool{}, shares: shares{limit: MaxPerKey, held: map[string]int{}}}
 	base, stop := context.WithCancelCause(context.Background())
 	s.stop = stop
 	handler := cfg.Handler
@@ -368,6 +369,14 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			refuse(w, err)
 			return
 		}
+		leave, ok := s.shares.enter(bearer(r))
+		if !ok {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))
+			w.Header().Set("Retry-After", "1")
+			refuse(w, tooManyRequests())
+			return
+		}
+		defer leave()
 		// A body that does not come must not keep open what was cut off.
 		defer context.AfterFunc(ctx, func() { unblock(w, r) })()
 		next.ServeHTTP(w, r.WithContext(ctx))

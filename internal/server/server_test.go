@@ -37,7 +37,7 @@ func start(t *testing.T, l net.Listener, handler http.HandlerFunc) *server.Serve
 		Handler: handler, Hosts: []string{"box.test"}, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Authenticate: func(ctx context.Context, c server.Caller) (context.Context, error) {
 			switch {
-			case c.Token == "good":
+			case c.Token == "good", c.Token == "better":
 				return context.WithValue(ctx, whoKey{}, "key"), nil
 			case c.Token != "" || c.UID == nil:
 				return nil, &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "no"}

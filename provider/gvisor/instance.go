@@ -222,6 +222,9 @@ func (in *Instance) watchKernel() error {
 	go func() { // wakes the goroutine above
 		select {
 		case <-in.released:
+			if in.destroyed.Load() {
+				return // the kernel was killed, and whoever waits for its end is told of it
+			}
 			_ = f.SetReadDeadline(time.Unix(1, 0))
 		case <-in.ended:
 		}

@@ -320,10 +320,12 @@ func sweep(parent string, now time.Time) error {
 			continue
 		}
 		r, err := b.load()
+		if errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, sweepHalfMade(b, e, now)) // its removal was cut off
+			continue
+		}
 		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
+			errs = append(errs, err)
 			continue
 		}
 		expired := !r.Expires.IsZero() && now.After(r.Expires) && r.Ready
@@ -370,8 +372,9 @@ func (b box) killUnrecorded() {
 // is nobody's.
 const halfMadeAge = 2 * time.Second
 
-// sweepHalfMade removes a directory that never got its name. It is locked
-// right after it is made; the age covers the moment before.
+// sweepHalfMade removes a directory without a record: it never got its name, or
+// most of it is removed already. It is locked right after it is made; the age
+// covers the moment before.
 func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
 	info, err := e.Info()
 	if err != nil {

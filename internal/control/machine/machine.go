@@ -3,6 +3,7 @@ package machine
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -39,10 +40,23 @@ type Config struct {
 // New returns a Service.
 func New(c *core.Core, cfg Config) *Service { return &Service{c, cfg} }
 
+// copying begins the names of directories that Backup works in.
+const copying = ".backup-"
+
+// Sweep removes what Backup left in a directory where it was killed. Nobody calls
+// it there meanwhile.
+func Sweep(scratch string) error {
+	left, err := filepath.Glob(filepath.Join(scratch, copying+"*"))
+	for _, path := range left {
+		err = errors.Join(err, os.RemoveAll(path))
+	}
+	return err
+}
+
 // Backup returns a consistent copy of the database. The caller closes it.
 func (s *Service) Backup(ctx context.Context) (copied io.ReadCloser, err error) {
 	err = s.AsOwner(ctx, ops.StateBackup, "", func(ctx context.Context) error {
-		dir, err := os.MkdirTemp(s.cfg.Scratch, ".backup-")
+		dir, err := os.MkdirTemp(s.cfg.Scratch, copying)
 		if err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "there is no place for the copy", Cause: err}
 		}

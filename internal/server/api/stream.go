@@ -16,7 +16,7 @@ import (
 
 const (
 	// startTimeout bounds the wait for the message that says what to run.
-	startTimeout = 30 * time.Second
+	startTimeout = 10 * time.Second
 	// requests is how many signals and sizes may wait to be passed on.
 	requests = 256
 	// lastWord is how long a caller that is cut off has to read why.
