@@ -64,7 +64,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python js
+	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python js frameworks
 	@$(MAKE) --no-print-directory soak ROUNDS=20
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
@@ -150,6 +150,13 @@ js: build ## check, test and pack the JavaScript packages (installs what they ne
 .PHONY: js-generate
 js-generate: ## write the types of the JavaScript client anew
 	cd integrations/js && npm ci --ignore-scripts --silent && npm run --silent generate
+
+# Each half adds itself here.
+.PHONY: frameworks frameworks-python
+frameworks: ## run agents of frameworks whose models are scripts against the real binary (installs them)
+frameworks: frameworks-python
+frameworks-python: build
+	@$(STATIC) ./scripts/frameworks "$$dir/atoll" $(ARGS)
 
 .PHONY: mcp
 mcp: build ## run the official conformance runner of MCP (installs it with npm)

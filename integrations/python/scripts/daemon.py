@@ -44,7 +44,7 @@ def program() -> str:
 def daemon(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     state = tmp_path_factory.mktemp("state")
     state.chmod(0o755)  # kernels run as nobody
-    command = [program, "up", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--plain", "--session-grace", "1s"]
+    command = [program, "up", "--state-dir", str(state), "--listen", "127.0.0.1:0", "--plain", "--session-grace", "1s", "--e2b=127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         host = ""

@@ -1,0 +1,3 @@
+FROM host
+COPY packages /home/user/packages
+ENV PYTHONPATH=/home/user/packages
