@@ -56,6 +56,9 @@ type Spec struct {
 	Snapshot string `json:"snapshot,omitempty" maxLength:"63" doc:"name or id of a snapshot to start from, instead of an image"`
 
 	Resources Resources `json:"resources,omitzero"`
+	// RequireLimits refuses to make the sandbox if its provider does not enforce a
+	// limit that Resources asks for.
+	RequireLimits bool `json:"requireLimits,omitempty" doc:"refuse to make the sandbox if a limit that resources asks for is not enforced"`
 
 	// Env is added to the image's environment for every command.
 	Env map[string]string `json:"env,omitempty" doc:"added to the image's environment of every command; values are not stored in the database"`
@@ -155,9 +158,11 @@ func (l *Lifetime) UnmarshalJSON(text []byte) error {
 // Change describes changes to a sandbox. Fields that are nil or zero stay as
 // they are.
 type Change struct {
-	Resources Resources          `json:"resources,omitzero" doc:"limits that are left out stay"`
-	Labels    map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one"`
-	Lifetime  LifetimeChange     `json:"lifetime,omitzero"`
+	Resources Resources `json:"resources,omitzero" doc:"limits that are left out stay"`
+	// RequireLimits refuses the change if a limit in Resources is not enforced.
+	RequireLimits bool               `json:"requireLimits,omitempty" doc:"refuse the change if a limit in resources is not enforced"`
+	Labels        map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one"`
+	Lifetime      LifetimeChange     `json:"lifetime,omitzero"`
 }
 
 // ApplyResources returns r with the limits that change.

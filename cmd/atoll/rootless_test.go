@@ -28,16 +28,28 @@ func TestRootless(t *testing.T) {
 	if err := os.Chown(home, somebody, somebody); err != nil {
 		t.Fatal(err)
 	}
-	atoll := func(args ...string) string {
-		t.Helper()
+	try := func(args ...string) (string, error) {
 		cmd := exec.Command(built.atoll, args...)
 		cmd.Dir, cmd.Env = home, []string{"HOME=" + home, "PATH=/usr/bin:/bin"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: somebody, Gid: somebody}}
 		out, err := cmd.CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	atoll := func(args ...string) string {
+		t.Helper()
+		out, err := try(args...)
 		if err != nil {
 			t.Fatalf("atoll %v: %v\n%s", args, err, out)
 		}
-		return strings.TrimSpace(string(out))
+		return out
+	}
+	refused := func(args ...string) string {
+		t.Helper()
+		out, err := try(args...)
+		if err == nil {
+			t.Errorf("atoll %v is not refused:\n%s", args, out)
+		}
+		return out
 	}
 	t.Cleanup(func() {
 		atoll("rm", "--all", "--force")
@@ -66,6 +78,9 @@ func TestRootless(t *testing.T) {
 		}
 	}
 
+	if strings.Contains(doctor, "limit    memory: does not hold") {
+		looseLimits(t, atoll, refused)
+	}
 	if got := atoll("run", "--", "python3", "-c", "print(6*7)"); got != "42" {
 		t.Errorf("it said %q", got)
 	}
@@ -92,6 +107,41 @@ func TestRootless(t *testing.T) {
 	if copied, err := os.ReadFile(filepath.Join(home, "copy")); err != nil || string(copied) != "kept\n" {
 		t.Errorf("copied %q, %v", copied, err)
 	}
+}
+
+// looseLimits checks that a limit that is not enforced is never shown as if it were.
+func looseLimits(t *testing.T, atoll, refused func(args ...string) string) {
+	t.Helper()
+	const note = "note: the limit of memory is not enforced: no memory control group can be made here"
+	for _, args := range [][]string{
+		{"run", "--memory", "256m", "--", "true"},
+		{"create", "--memory", "256m", "--name", "limited"},
+		{"update", "--memory", "300m", "limited"},
+	} {
+		if got := atoll(args...); !strings.Contains(got, note) {
+			t.Errorf("atoll %v says %q", args, got)
+		}
+	}
+	if got := atoll("inspect", "limited"); !strings.Contains(got, `"enforced": false`) || !strings.Contains(got, "314572800") {
+		t.Errorf("inspect says %s", got)
+	}
+	if got := atoll("top", "--no-stream", "limited"); !strings.Contains(got, "MiB / -") {
+		t.Errorf("top says %s", got)
+	}
+	for _, command := range []string{"run", "create"} {
+		args := []string{command, "--memory", "256m", "--require-limits"}
+		if command == "run" {
+			args = append(args, "--", "true")
+		}
+		if got := refused(args...); !strings.Contains(got, "error: memory: the limit is not enforced here: no memory control group") {
+			t.Errorf("atoll %v says %q", args, got)
+		}
+	}
+	if got := refused("update", "--memory", "400m", "--require-limits", "limited"); !strings.Contains(got, "the limit is not enforced here") {
+		t.Errorf("update says %q", got)
+	}
+	atoll("run", "--pids", "100", "--require-limits", "--", "true") // a limit that holds
+	atoll("rm", "-f", "limited")
 }
 
 // processesOfUser lists the processes of a user of the machine.

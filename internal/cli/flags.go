@@ -138,6 +138,7 @@ type boxFlags struct {
 	life                  lifetimeFlags
 	snapshot              string
 	remove, keep, quiet   bool
+	requireLimits         bool
 	egress, secrets       []string
 	redact                bool
 	profile               string
@@ -158,6 +159,8 @@ func (f *lifetimeFlags) register(cmd *cobra.Command) {
 	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
 }
 
+const requireLimitsHelp = "fail if one of the limits is not enforced on this machine, instead of saying so"
+
 func (f *boxFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	f.life.register(cmd)
@@ -169,6 +172,7 @@ func (f *boxFlags) register(cmd *cobra.Command) {
 	flags.VarP(&f.memory, "memory", "m", "memory, such as 512m")
 	flags.Var(&f.disk, "disk", "size of its writable file system, such as 2g")
 	flags.Int64Var(&f.pids, "pids", 0, "processes and threads alive at once")
+	flags.BoolVar(&f.requireLimits, "require-limits", false, requireLimitsHelp)
 	flags.StringArrayVarP(&f.volumes, "volume", "v", nil, "show a file or directory of this machine inside: HOST:GUEST or HOST:GUEST:ro")
 	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that the sandbox may reach, such as api.example.com or *.example.com:8443; "" for a network that reaches nothing (default: no network)`)
 	flags.StringVar(&f.profile, "profile", "", "stored egress profile; see: atoll profile")
@@ -224,7 +228,7 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 			Timeout: time.Duration(box.lifetime), TimeoutAction: sandbox.IdleAction(box.life.action), Wakes: box.life.wake,
 			Idle: time.Duration(box.idle), IdleAction: sandbox.IdleAction(box.life.idleAction),
 		},
-		Snapshot: box.snapshot, Provider: a.askedProvider(),
+		Snapshot: box.snapshot, Provider: a.askedProvider(), RequireLimits: box.requireLimits,
 	}
 	if box.snapshot != "" {
 		spec.Image = ""

@@ -150,6 +150,7 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 	var labelList, unlabel []string
 	var lifetime, idle string
 	var life lifetimeFlags
+	var requireLimits bool
 	cmd := &cobra.Command{
 		Use: "update [flags] SANDBOX...", Short: "Change limits, labels, lifetime or idle policy of sandboxes",
 		Long: `Update changes the given settings and leaves the rest. A new lifetime starts now;
@@ -167,7 +168,7 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 		case cmd.Flags().Changed("pids") && pids <= 0:
 			return sandbox.Sandbox{}, badFlag("pids", "%d is not a positive number", pids)
 		}
-		c := sandbox.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}}
+		c := sandbox.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}, RequireLimits: requireLimits}
 		var err error
 		l := &c.Lifetime
 		if l.Timeout, err = span(cmd, "lifetime", lifetime); err != nil {
@@ -188,13 +189,18 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 		if c.Labels, err = labelChanges(labelList, unlabel); err != nil {
 			return sandbox.Sandbox{}, err
 		}
-		return s.Update(ctx, c)
+		info, err := s.Update(ctx, c)
+		if err == nil && c.Resources != (sandbox.Resources{}) {
+			a.noteLimits(info.Limits)
+		}
+		return info, err
 	})
 	flags := cmd.Flags()
 	flags.Float64Var(&cpus, "cpus", 0, "number of processors, such as 0.5")
 	flags.VarP(&memory, "memory", "m", "memory, such as 512m")
 	flags.Var(&disk, "disk", "size of its writable file system, such as 2g")
 	flags.Int64Var(&pids, "pids", 0, "processes and threads alive at once")
+	flags.BoolVar(&requireLimits, "require-limits", false, requireLimitsHelp)
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "set a label: KEY=VALUE")
 	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label: KEY")
 	flags.StringVar(&lifetime, "lifetime", "", "time from now after which to carry out --lifetime-action, such as 1h, or never")

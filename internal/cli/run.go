@@ -83,7 +83,9 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			return t.Run(ctx, req, func(ctx context.Context, made box, p driver.Process) error {
 				done()
 				res.Sandbox, res.Limits = made.Name(), made.Limits()
-				a.noteLimits(made, boxed.quiet)
+				if !boxed.quiet {
+					a.noteLimits(made.Limits())
+				}
 				return s.use(ctx, p)
 			})
 		})
@@ -101,13 +103,10 @@ func looksLikeImage(word string) bool {
 	return !strings.HasPrefix(word, "/") && !strings.HasPrefix(word, ".") && strings.ContainsAny(word, ":/")
 }
 
-// noteLimits says which limits that were asked for do not hold.
-func (a runCommands) noteLimits(b box, quiet bool) {
-	limits := b.Limits()
-	for _, name := range slices.Sorted(maps.Keys(limits)) {
-		if !quiet {
-			a.say("note", "the limit of "+name+" is not enforced: "+limits[name].Why)
-		}
+// noteLimits says which limits do not hold.
+func (a *App) noteLimits(loose map[string]sandbox.Enforcement) {
+	for _, name := range slices.Sorted(maps.Keys(loose)) {
+		a.say("note", "the limit of "+name+" is not enforced: "+loose[name].Why)
 	}
 }
 
@@ -127,7 +126,9 @@ func (a runCommands) startDetached(ctx context.Context, t target, req control.Ru
 		}
 		return nil, err
 	}
-	a.noteLimits(made, quiet)
+	if !quiet {
+		a.noteLimits(made.Limits())
+	}
 	return made, nil
 }
 

@@ -27,6 +27,8 @@ type load struct {
 	MemoryLimit int64      `json:"memoryLimit,omitempty"`
 	PIDs        *int64     `json:"pids"`
 	Disk        *int64     `json:"disk"` // bytes
+
+	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"` // those that are not enforced
 }
 
 // orders are what top can sort by, the largest first but for names.
@@ -59,7 +61,8 @@ func (a listCommands) topCmd() *cobra.Command {
 		Aliases: []string{"stats"},
 		Short:   "Show what sandboxes consume, live",
 		Long: `Top shows the processor time, memory, processes and disk usage of running sandboxes
-until it is interrupted. 100% is one processor; "-" stands for an unknown value.
+until it is interrupted. 100% is one processor; "-" stands for an unknown value, or
+for a limit that is not enforced.
 Watching a sandbox does not count as use: idle policies apply all the same.`,
 		Example: `  atoll top --no-stream
   atoll top --no-stream --sort memory --json`,
@@ -130,7 +133,7 @@ func loadTable(all []load) string {
 	_, _ = fmt.Fprintln(w, "NAME\tCPU %\tMEMORY / LIMIT\tPIDS\tDISK")
 	for _, l := range all {
 		memory := sizeOf(l.Memory) + " / -"
-		if l.MemoryLimit > 0 {
+		if _, loose := l.Limits["memory"]; l.MemoryLimit > 0 && !loose {
 			memory = sizeOf(l.Memory) + " / " + units.BytesSize(float64(l.MemoryLimit))
 		}
 		share, pids := "-", "-"
@@ -268,7 +271,7 @@ func (m *meter) loads(all []sandbox.Sandbox, now []sandbox.Usage, failed []error
 		u := now[i]
 		m.before[s.ID] = u
 		l := load{
-			ID: s.ID, Name: s.Name, MemoryLimit: max(s.Resources.Memory, 0),
+			ID: s.ID, Name: s.Name, MemoryLimit: max(s.Resources.Memory, 0), Limits: s.Limits,
 			Memory: known(u.Memory), PIDs: known(u.PIDs), Disk: known(u.Disk),
 		}
 		if b, measured := before[s.ID]; measured && b.CPU >= 0 && u.CPU >= b.CPU && u.Sampled.After(b.Sampled) {

@@ -159,6 +159,11 @@ func (c *Control) complete(ctx context.Context, req *CreateRequest) (*sandbox.Sp
 	if req.Limits, err = c.limit(ctx, &spec.Resources); err != nil {
 		return nil, err
 	}
+	if spec.RequireLimits {
+		if err := Required(req.Limits); err != nil {
+			return nil, err
+		}
+	}
 	spec.Env = maps.Clone(spec.Env)
 	spec.Mounts = append([]sandbox.Mount(nil), spec.Mounts...)
 	return &spec, nil

@@ -3,6 +3,8 @@ package control
 import (
 	"cmp"
 	"context"
+	"maps"
+	"slices"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -20,18 +22,27 @@ func (c *Control) limit(ctx context.Context, r *sandbox.Resources) (map[string]s
 	if err != nil {
 		return nil, err
 	}
-	var loose map[string]sandbox.Enforcement
+	loose, err := Loose(&facts, *r)
+	if err != nil {
+		return nil, err
+	}
 	d := c.cfg.Defaults
-	for name, holds := range map[string]bool{
-		"cpus":   complete(&r.CPUs, d.CPUs, facts.Limits["cpus"]),
-		"memory": complete(&r.Memory, d.Memory, facts.Limits["memory"]),
-		"disk":   complete(&r.Disk, d.Disk, facts.Limits["disk"]),
-		"pids":   complete(&r.PIDs, d.PIDs, facts.Limits["pids"]),
-	} {
-		if holds {
+	complete(&r.CPUs, d.CPUs, facts.Limits["cpus"])
+	complete(&r.Memory, d.Memory, facts.Limits["memory"])
+	complete(&r.Disk, d.Disk, facts.Limits["disk"])
+	complete(&r.PIDs, d.PIDs, facts.Limits["pids"])
+	return loose, nil
+}
+
+// Loose returns which of the limits a provider does not enforce, and why. A limit
+// that it fixes by itself is CodeUnsupported.
+func Loose(facts *driver.Facts, r sandbox.Resources) (map[string]sandbox.Enforcement, error) {
+	var loose map[string]sandbox.Enforcement
+	for name, asked := range map[string]bool{"cpus": r.CPUs > 0, "memory": r.Memory > 0, "disk": r.Disk > 0, "pids": r.PIDs > 0} {
+		l := facts.Limits[name]
+		if !asked || l.Holds {
 			continue
 		}
-		l := facts.Limits[name]
 		if l.Fixed {
 			return nil, &sandbox.Error{
 				Code: sandbox.CodeUnsupported, Subject: name,
@@ -47,14 +58,20 @@ func (c *Control) limit(ctx context.Context, r *sandbox.Resources) (map[string]s
 	return loose, nil
 }
 
-// complete gives a limit that nobody asked for its default, if that holds. It
-// reports false for a limit that was asked for and does not hold.
-func complete[T int64 | float64](v *T, def T, l driver.Limit) bool {
-	switch {
-	case l.Holds && *v == 0:
-		*v = def
-	case !l.Holds && *v > 0:
-		return false
+// Required returns an error that names a limit that does not hold, if there is one.
+func Required(loose map[string]sandbox.Enforcement) error {
+	for _, name := range slices.Sorted(maps.Keys(loose)) {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: name, Message: "the limit is not enforced here: " + loose[name].Why,
+			Hint: "see what is missing with: atoll doctor",
+		}
 	}
-	return true
+	return nil
+}
+
+// complete gives a limit that nobody asked for its default, if that holds.
+func complete[T int64 | float64](v *T, def T, l driver.Limit) {
+	if l.Holds && *v == 0 {
+		*v = def
+	}
 }

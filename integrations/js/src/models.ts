@@ -108,6 +108,8 @@ export interface components {
                 [key: string]: string | null;
             };
             lifetime?: components["schemas"]["LifetimeChange"];
+            /** @description refuse the change if a limit in resources is not enforced */
+            requireLimits?: boolean;
             /** @description limits that are left out stay */
             resources?: components["schemas"]["Resources"];
         };
@@ -154,6 +156,8 @@ export interface components {
             pull?: "missing" | "always" | "never";
             /** @description replace values of secrets of mode env by asterisks in what commands write */
             redact?: boolean;
+            /** @description refuse to make the sandbox if a limit that resources asks for is not enforced */
+            requireLimits?: boolean;
             resources?: components["schemas"]["Resources"];
             /** @description stored secrets the sandbox works with */
             secrets?: components["schemas"]["SecretRef"][] | null;
@@ -1448,6 +1452,8 @@ export interface components {
             provider?: string;
             /** @description replace values of secrets of mode env by asterisks in what commands write */
             redact?: boolean;
+            /** @description refuse to make the sandbox if a limit that resources asks for is not enforced */
+            requireLimits?: boolean;
             resources?: components["schemas"]["Resources"];
             /** @description stored secrets the sandbox works with */
             secrets?: components["schemas"]["SecretRef"][] | null;

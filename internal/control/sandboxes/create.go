@@ -148,11 +148,17 @@ func (s *makers) enforceable(ctx context.Context, be *providers.Backend, tenant 
 	if len(want.Limits) == 0 {
 		return nil
 	}
+	return s.demanded(ctx, be, tenant, want.Spec.Labels, want.Limits)
+}
+
+// demanded refuses limits that a policy or a quota demands, of those that the
+// provider does not enforce.
+func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant string, labels map[string]string, loose map[string]sandbox.Enforcement) error {
 	quotas, err := s.Tenants.Limits(ctx, tenant)
 	if err != nil {
 		return err
 	}
-	return be.Enforceable(want.Limits, s.Policies.Set().Caps(policyset.About{Tenant: tenant, Labels: want.Spec.Labels}).Resources, quotas)
+	return be.Enforceable(loose, s.Policies.Set().Caps(policyset.About{Tenant: tenant, Labels: labels}).Resources, quotas)
 }
 
 // announce records the sandbox and that it is about to be made, together or

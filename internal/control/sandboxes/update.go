@@ -3,6 +3,7 @@ package sandboxes
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -53,6 +54,13 @@ func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (sto
 
 func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (store.Sandbox, error) {
 	live := t.box.State == sandbox.Running || t.box.Rest.Pause == sandbox.PauseMemory
+	loose, err := s.loose(ctx, t, c)
+	if err != nil {
+		return t.box, err
+	}
+	changed, told := c.Resources, *c
+	told.Resources = held(changed, loose)
+	c = &told
 	var box *control.Sandbox
 	if live && (c.Resources != sandbox.Resources{} || c.Lifetime.Timeout != nil || c.Lifetime.TimeoutAction != nil) {
 		var err error
@@ -66,6 +74,7 @@ func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (
 	before, now := t.box, s.Store.Now()
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
 		s.apply(b, c, now)
+		setLoose(b, changed, loose)
 		if box != nil {
 			b.Rest.Step = stepUpdate // what the provider was told is not known until it is done
 		}
@@ -83,6 +92,59 @@ func (s *updates) update(ctx context.Context, t *operation, c *sandbox.Change) (
 		return t.box, err
 	}
 	return s.leave(ctx, t, intent, err, func(b *store.Sandbox) { b.Rest.Step = "" }, nil)
+}
+
+// loose returns the new limits that the provider does not enforce.
+func (s *updates) loose(ctx context.Context, t *operation, c *sandbox.Change) (map[string]sandbox.Enforcement, error) {
+	if c.Resources == (sandbox.Resources{}) {
+		return nil, nil
+	}
+	be, err := s.Providers.Of(ctx, &t.box)
+	if err != nil {
+		return nil, err
+	}
+	facts, err := be.Facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	loose, err := control.Loose(&facts, c.Resources)
+	if err != nil || len(loose) == 0 {
+		return nil, err
+	}
+	if c.RequireLimits || t.box.Spec.RequireLimits {
+		return nil, control.Required(loose)
+	}
+	return loose, s.demanded(ctx, be, t.box.Tenant, t.box.Labels, loose)
+}
+
+// held returns the limits that the provider enforces.
+func held(r sandbox.Resources, loose map[string]sandbox.Enforcement) sandbox.Resources {
+	for name := range loose {
+		switch name {
+		case "cpus":
+			r.CPUs = 0
+		case "memory":
+			r.Memory = 0
+		case "disk":
+			r.Disk = 0
+		case "pids":
+			r.PIDs = 0
+		}
+	}
+	return r
+}
+
+// setLoose records limits that the provider was not told about.
+func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sandbox.Enforcement) {
+	if len(loose) == 0 {
+		return
+	}
+	b.Resources = sandbox.Change{Resources: changed}.ApplyResources(b.Resources)
+	b.Limits = maps.Clone(b.Limits)
+	if b.Limits == nil {
+		b.Limits = map[string]sandbox.Enforcement{}
+	}
+	maps.Copy(b.Limits, loose)
 }
 
 // canChange refuses what the provider of a living sandbox cannot do.

@@ -1356,6 +1356,10 @@ class Change(Model):
     labels to set; null removes one
     """
     lifetime: LifetimeChange | None = None
+    require_limits: bool | None = None
+    """
+    refuse the change if a limit in resources is not enforced
+    """
     resources: Resources | None = None
     """
     limits that are left out stay
@@ -1863,6 +1867,10 @@ class Spec(Model):
     """
     replace values of secrets of mode env by asterisks in what commands write
     """
+    require_limits: bool | None = None
+    """
+    refuse to make the sandbox if a limit that resources asks for is not enforced
+    """
     resources: Resources | None = None
     secrets: list[SecretRef] | None = None
     """
@@ -1926,6 +1934,10 @@ class CreateRequest(Model):
     redact: bool | None = None
     """
     replace values of secrets of mode env by asterisks in what commands write
+    """
+    require_limits: bool | None = None
+    """
+    refuse to make the sandbox if a limit that resources asks for is not enforced
     """
     resources: Resources | None = None
     secrets: list[SecretRef] | None = None
