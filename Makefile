@@ -151,12 +151,12 @@ js: build ## check, test and pack the JavaScript packages (installs what they ne
 js-generate: ## write the types of the JavaScript client anew
 	cd integrations/js && npm ci --ignore-scripts --silent && npm run --silent generate
 
-# Each half adds itself here.
-.PHONY: frameworks frameworks-python
-frameworks: ## run agents of frameworks whose models are scripts against the real binary (installs them)
-frameworks: frameworks-python
+.PHONY: frameworks frameworks-python frameworks-js
+frameworks: frameworks-python frameworks-js ## run agents of frameworks whose models are scripts against the real binary (installs them)
 frameworks-python: build
 	@$(STATIC) ./scripts/frameworks "$$dir/atoll" $(ARGS)
+frameworks-js: build
+	@$(STATIC) ./scripts/frameworks-js "$$dir/atoll"
 
 .PHONY: mcp
 mcp: build ## run the official conformance runner of MCP (installs it with npm)
