@@ -87,7 +87,31 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 	case err != nil || e.Fingerprint != "" && e.Fingerprint != sum:
 		return refuse("was changed: its fingerprint does not match")
 	}
+	if e.Box == "" {
+		e.Box = instanceID(e.State)
+	}
 	return e, nil
+}
+
+// instanceID finds the id of a sandbox in the state of a driver: the first of
+// these names that is there. A host alone is no sandbox.
+func instanceID(state json.RawMessage) string {
+	var fields map[string]any
+	if json.Unmarshal(state, &fields) != nil {
+		return ""
+	}
+	id, resumable := "", false
+	for _, name := range []string{"sandboxId", "instanceId", "id", "hostId", "containerId"} {
+		value, _ := fields[name].(string)
+		if id == "" {
+			id = value
+		}
+		resumable = resumable || value != "" && name != "hostId"
+	}
+	if !resumable {
+		return ""
+	}
+	return id
 }
 
 // Outcome says how a session got its sandbox.

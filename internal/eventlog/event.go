@@ -66,6 +66,7 @@ const (
 	LeaseWarm       Type = "lease.warm"     // it serves the session: see Epoch
 	LeaseDraining   Type = "lease.draining" // nobody needs it; it ends after a grace period
 	LeaseCold       Type = "lease.cold"     // the session has no sandbox
+	LeaseAtRisk     Type = "lease.at_risk"  // the sandbox could not be saved, and its lifetime ends soon
 	FenceRefused    Type = "fence.refused"  // a request was meant for an earlier sandbox: see Epoch
 	RouteSwapped    Type = "route.swapped"  // another sandbox serves the session, with its files: see Sandbox and Epoch
 	AuditPruned     Type = "audit.pruned"   // the oldest records of this log were removed: see Subject
@@ -78,7 +79,7 @@ func Types() []Type {
 		Idled, Lost, Found, ExecStarted, ExecEnded, Signaled, FilesRead, FilesWritten, FilesRemoved, FilesMoved, KeyCreated,
 		KeyRevoked, LimitsChanged, PortOpened, TenantCreated, TenantDisabled, Forked, SnapshotCreated, SnapshotRemoved, ProfileCreated,
 		ProfileApplied, ProfileRemoved, SecretCreated, SecretRotated, SecretRemoved, EgressAllowed, EgressDenied, EgressLimited,
-		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, FenceRefused, RouteSwapped, AuditPruned,
+		EgressFailed, PoliciesLoaded, PoliciesKept, SecretUsed, SessionCreated, LeaseWarming, LeaseWarm, LeaseDraining, LeaseCold, LeaseAtRisk, FenceRefused, RouteSwapped, AuditPruned,
 	}
 }
 

@@ -10,8 +10,8 @@ import (
 )
 
 // Op is one operation on a lease: Acquire, Commit, Fail, Lost, Release,
-// Heartbeat, Save, Persist, Begin, Confirm, Rotate, Depart, Arrive, Stay, Gate,
-// Meter or Tick.
+// GiveUp, Heartbeat, Save, Persist, Begin, Confirm, Rotate, Evict, Keep, Depart,
+// Arrive, Stay, Gate, Meter or Tick.
 type Op interface {
 	apply(m *machine) (Effect, error)
 }
@@ -85,7 +85,7 @@ func (o Acquire) apply(m *machine) (Effect, error) {
 		return Effect{}, err
 	}
 	others := len(l.Holders) - min(at+1, 1)
-	if o.Image != "" && l.Image != "" && o.Image != l.Image && !l.Ending {
+	if o.Image != "" && l.Image != "" && o.Image != l.Image && !l.Ending && !l.Evicting {
 		if others > 0 {
 			return Effect{}, refuse(sandbox.CodeConflict, fmt.Sprintf("others use the sandbox with image %q", l.Image))
 		}
@@ -98,7 +98,7 @@ func (o Acquire) apply(m *machine) (Effect, error) {
 		l.Attempt++
 		return Effect{Done: true, Role: Spawner}, nil
 	case Draining:
-		if l.Ending {
+		if l.Ending || l.Evicting {
 			return Effect{Done: true, Role: Attached}, nil // and waits until it is cold
 		}
 		l.State, l.Expires = Warm, time.Time{}
@@ -116,9 +116,11 @@ func (m *machine) admit(o Acquire, added bool) error {
 		return refuse(sandbox.CodeStale, fmt.Sprintf("the sandbox is at epoch %d, not %d", l.Epoch, o.Epoch))
 	case added && o.Kind == Viewer && m.cfg.Viewers > 0 && l.Count(Viewer) >= m.cfg.Viewers:
 		return refuse(sandbox.CodeExhausted, fmt.Sprintf("there are %d viewers already", l.Count(Viewer)))
-	case added && l.Gated && o.Kind != Turn:
+	case o.Kind == Turn && l.Failure(o.ID) != nil:
+		return l.Failure(o.ID)
+	case added && l.Gated && o.Kind != Turn && (o.Kind != Operator || l.Count(Turn) == 0): // a turn works through operators
 		return refuse(sandbox.CodeExhausted, "a usage limit was reached: only turns may use the sandbox")
-	case added && l.Rotating && alive && !l.Ending:
+	case added && l.Rotating && alive && !l.Ending && !l.Evicting && (o.Kind != Operator || len(l.Holders) == 0):
 		return refuse(sandbox.CodeUnavailable, "the sandbox is about to reach its lifetime and is being replaced")
 	}
 	return nil
@@ -170,7 +172,8 @@ func (o Commit) apply(m *machine) (Effect, error) {
 	}
 	l.State, l.Expires, l.Metered = Warm, time.Time{}, m.now
 	l.Epoch++
-	l.Carried = 0
+	l.Carried, l.Failures = 0, nil
+	l.Rotating, l.Evicting, l.Retry, l.Began = false, false, time.Time{}, m.now
 	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Box, o.Deadline
 	if len(l.Holders) == 0 {
 		m.drain()
@@ -238,13 +241,50 @@ type Release struct {
 }
 
 func (o Release) apply(m *machine) (Effect, error) {
+	m.release(o.Kind, o.ID)
+	if o.Kind == Turn {
+		m.forgive(o.ID)
+	}
+	return Effect{Done: true}, nil
+}
+
+func (m *machine) release(kind Kind, id string) {
 	l := &m.lease
-	if at := l.find(o.Kind, o.ID); at >= 0 {
+	if at := l.find(kind, id); at >= 0 {
 		l.Holders = slices.Delete(l.Holders, at, at+1)
 	}
 	if l.State == Warm && len(l.Holders) == 0 {
 		m.drain()
 	}
+}
+
+// forgive drops what is remembered of a turn.
+func (m *machine) forgive(turn string) {
+	m.lease.Failures = slices.DeleteFunc(m.lease.Failures, func(f Failure) bool { return f.Turn == turn })
+}
+
+// GiveUp removes a holder whose Acquire failed. With Err, the error is remembered
+// for a turn: it gets the same again until it ends or the group has a sandbox.
+type GiveUp struct {
+	Kind Kind
+	ID   string
+	Err  *sandbox.Error
+}
+
+// maxFailures bounds how many turns are remembered: some never end.
+const maxFailures = 16
+
+func (o GiveUp) apply(m *machine) (Effect, error) {
+	m.release(o.Kind, o.ID)
+	if o.Kind != Turn || o.Err == nil {
+		return Effect{Done: true}, nil
+	}
+	m.forgive(o.ID)
+	plain := *o.Err
+	plain.Cause = nil
+	l := &m.lease
+	l.Failures = append(l.Failures, Failure{Turn: o.ID, Err: plain})
+	l.Failures = l.Failures[max(0, len(l.Failures)-maxFailures):]
 	return Effect{Done: true}, nil
 }
 
@@ -276,7 +316,7 @@ type Save struct {
 
 func (o Save) apply(m *machine) (Effect, error) {
 	l := &m.lease
-	if (l.State != Warm && l.State != Draining) || l.Ending || l.Epoch != o.Epoch {
+	if !l.Serves() || l.Epoch != o.Epoch {
 		return Effect{}, nil
 	}
 	prior := l.Archive
@@ -306,11 +346,11 @@ func (o Persist) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Prior: prior}, nil
 }
 
-// unwanted reports that the sandbox of this epoch is in this drain and has no
+// unwanted reports that the sandbox of this epoch is in this drain and serves no
 // holder.
 func (m *machine) unwanted(epoch, drain int64) bool {
 	l := &m.lease
-	return l.State == Draining && len(l.Holders) == 0 && l.Epoch == epoch && l.Drains == drain
+	return l.State == Draining && (len(l.Holders) == 0 || l.Evicting) && l.Epoch == epoch && l.Drains == drain
 }
 
 // Begin is the point of no return: the sandbox is ended now. It is done only
@@ -347,25 +387,6 @@ func (o Confirm) apply(m *machine) (Effect, error) {
 	return Effect{Done: true, Warm: warm}, nil
 }
 
-// Rotate has the sandbox replaced because its lifetime ends soon: it takes no
-// new holder, and is drained without a grace period once it has none.
-type Rotate struct{ Epoch int64 }
-
-func (o Rotate) apply(m *machine) (Effect, error) {
-	l := &m.lease
-	if (l.State != Warm && l.State != Draining) || l.Epoch != o.Epoch || l.Ending {
-		return Effect{}, nil
-	}
-	l.Rotating = true
-	switch {
-	case l.State == Draining:
-		l.Expires = m.now
-	case len(l.Holders) == 0:
-		m.drain()
-	}
-	return Effect{Done: true}, nil
-}
-
 // Gate refuses or admits holders that only watch. Refusing removes those there
 // are; a turn is never ended.
 type Gate struct{ Closed bool }
@@ -373,13 +394,22 @@ type Gate struct{ Closed bool }
 func (o Gate) apply(m *machine) (Effect, error) {
 	l := &m.lease
 	l.Gated = o.Closed
-	if o.Closed {
-		l.Holders = slices.DeleteFunc(l.Holders, func(h Holder) bool { return h.Kind != Turn })
-		if l.State == Warm && len(l.Holders) == 0 {
-			m.drain()
-		}
-	}
+	m.enforceGate()
 	return Effect{Done: true}, nil
+}
+
+// enforceGate removes the holders that a closed gate does not admit, unless they
+// serve a turn.
+func (m *machine) enforceGate() {
+	l := &m.lease
+	if !l.Gated {
+		return
+	}
+	turns := l.Count(Turn) > 0
+	l.Holders = slices.DeleteFunc(l.Holders, func(h Holder) bool { return h.Kind == Viewer || h.Kind == Operator && !turns })
+	if l.State == Warm && len(l.Holders) == 0 {
+		m.drain()
+	}
 }
 
 // Meter counts the time that the sandbox served the group since it was last
@@ -416,6 +446,7 @@ func (Tick) apply(m *machine) (Effect, error) {
 	dead := func(h Holder) bool { return h.Kind != Turn && m.now.Sub(h.Beat) > m.cfg.ViewerTTL }
 	before, state := len(l.Holders), l.State
 	l.Holders = slices.DeleteFunc(l.Holders, dead)
+	m.enforceGate()
 	switch {
 	case l.State == Warming && !m.now.Before(l.Expires):
 		m.cool(false)
@@ -426,7 +457,7 @@ func (Tick) apply(m *machine) (Effect, error) {
 	if stuck { // whoever moved the session is gone; its sandbox goes on
 		l.Moving = time.Time{}
 	}
-	due := l.State == Draining && (l.Ending || len(l.Holders) == 0 && !m.now.Before(l.Expires))
+	due := l.State == Draining && (l.Ending || l.Evicting || len(l.Holders) == 0 && !m.now.Before(l.Expires))
 	warm := time.Duration(0)
 	if l.State == Warm && l.Count(Turn) == 0 { // turns are metered by their heartbeats
 		warm = m.meter()

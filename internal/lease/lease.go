@@ -101,10 +101,36 @@ type Lease struct {
 	// Rotating refuses new holders because the deadline is near: the sandbox is
 	// drained as soon as its holders are gone.
 	Rotating bool `json:"rotating,omitempty"`
+	// Evicting says that a sandbox is drained although it has holders, because
+	// its deadline is very near. It serves nobody meanwhile, and its holders stay.
+	Evicting bool `json:"evicting,omitempty"`
+	// Retry is when a rotation that failed is tried again.
+	Retry time.Time `json:"retry,omitzero"`
+	// Began is when the sandbox began to serve the group.
+	Began time.Time `json:"began,omitzero"`
+	// Failures are why turns could not get a sandbox, oldest first. They end with
+	// the turn, or when the group has a sandbox again.
+	Failures []Failure `json:"failures,omitempty"`
 	// Gated refuses holders that only watch, because a limit was reached.
 	Gated bool `json:"gated,omitempty"`
 	// Metered is up to when the time of the sandbox has been counted.
 	Metered time.Time `json:"metered,omitzero"`
+}
+
+// Failure is why a turn could not get a sandbox. Trying again would not help.
+type Failure struct {
+	Turn string        `json:"turn"`
+	Err  sandbox.Error `json:"error"`
+}
+
+// Failure returns why a turn could not get a sandbox; nil: it may try.
+func (l *Lease) Failure(turn string) error {
+	for _, f := range l.Failures {
+		if f.Turn == turn {
+			return &f.Err
+		}
+	}
+	return nil
 }
 
 // Count returns how many holders of kind there are; of all kinds if it is empty.
@@ -122,6 +148,7 @@ func (l *Lease) Count(kind Kind) int {
 func (l *Lease) Clone() Lease {
 	c := *l
 	c.Holders = slices.Clone(l.Holders)
+	c.Failures = slices.Clone(l.Failures)
 	return c
 }
 
@@ -142,7 +169,24 @@ func (l *Lease) Follows(epoch int64) bool {
 func (l *Lease) forget() {
 	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box = "", "", "", "", nil
 	l.Deadline, l.Rotating, l.Ending, l.Expires, l.Metered = time.Time{}, false, false, time.Time{}, time.Time{}
-	l.Moving = time.Time{}
+	l.Moving, l.Evicting, l.Retry, l.Began = time.Time{}, false, time.Time{}, time.Time{}
+}
+
+// Serves reports whether the sandbox of the lease can be used.
+func (l *Lease) Serves() bool {
+	return l.State == Warm || l.State == Draining && !l.Ending && !l.Evicting
+}
+
+// maxLead is how long before its deadline a sandbox is replaced, at most.
+const maxLead = time.Hour
+
+// Lead is how long before its deadline the sandbox is to be replaced: an hour,
+// but at most half of its lifetime.
+func (l *Lease) Lead() time.Duration {
+	if l.Began.IsZero() || l.Deadline.IsZero() {
+		return maxLead
+	}
+	return min(maxLead, l.Deadline.Sub(l.Began)/2)
 }
 
 // Config are the durations that the state machine works with.

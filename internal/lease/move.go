@@ -54,7 +54,8 @@ func (o Arrive) apply(m *machine) (Effect, error) {
 		l.Carried = l.Epoch
 	}
 	l.Epoch++
-	l.Moving, l.Metered, l.Rotating = time.Time{}, m.now, false
+	l.Moving, l.Metered, l.Rotating, l.Retry, l.Began = time.Time{}, m.now, false, time.Time{}, m.now
+	l.Failures = nil
 	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Box, o.Deadline
 	if len(l.Holders) == 0 {
 		m.drain()

@@ -36,9 +36,13 @@ type Config struct {
 	PauseOnExit bool
 	// Now reads the clock, nil: time.Now.
 	Now func() time.Time
-	// Lead is how long before the deadline of a sandbox it is replaced, given its
-	// lease. Nil: an hour.
-	Lead func(l lease.Lease) time.Duration
+	// Busy reports whether requests are under way in the sandbox of a lease. A
+	// sandbox that is replaced before its deadline waits for them as long as it
+	// can. Nil: none are.
+	Busy func(ctx context.Context, l lease.Lease) bool
+	// Alert is told that a sandbox could not be saved before its deadline, which
+	// is near. It goes on meanwhile. Nil: nobody is.
+	Alert func(ctx context.Context, l lease.Lease, err error)
 	// Progress is told what a waiting Acquire waits for. Nil: nobody.
 	Progress func(group, what string)
 }
@@ -64,8 +68,11 @@ func NewManager(cfg Config) *Manager {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.Lead == nil {
-		cfg.Lead = func(lease.Lease) time.Duration { return time.Hour }
+	if cfg.Busy == nil {
+		cfg.Busy = func(context.Context, lease.Lease) bool { return false }
+	}
+	if cfg.Alert == nil {
+		cfg.Alert = func(context.Context, lease.Lease, error) {}
 	}
 	if cfg.Progress == nil {
 		cfg.Progress = func(string, string) {}
@@ -98,12 +105,32 @@ type Held struct {
 func (m *Manager) Acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
 	held, err := m.acquire(ctx, p, op, prior)
 	if err != nil {
-		release := lease.Release{Kind: op.Kind, ID: op.ID}
-		if _, _, relErr := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, release); relErr != nil {
+		giveUp := lease.GiveUp{Kind: op.Kind, ID: op.ID, Err: lasting(err)}
+		if _, _, relErr := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, giveUp); relErr != nil {
 			err = errors.Join(err, relErr)
 		}
 	}
 	return held, err
+}
+
+// recovery is an error of finding or making the sandbox, in contrast to one of
+// becoming a holder.
+type recovery struct{ error }
+
+func (r *recovery) Unwrap() error { return r.error }
+
+// lasting returns the error of a recovery that would fail again. Nil: the error
+// is not one.
+func lasting(err error) *sandbox.Error {
+	if _, ok := errors.AsType[*recovery](err); !ok {
+		return nil
+	}
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeInvalid, sandbox.CodeNotFound, sandbox.CodeUnsupported, sandbox.CodeUnauthorized, sandbox.CodeDenied:
+		e, _ := errors.AsType[*sandbox.Error](err)
+		return e
+	}
+	return nil
 }
 
 func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
@@ -116,10 +143,13 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 		switch {
 		case effect.Role == lease.Spawner:
 			return m.spawn(ctx, p, l, prior, gone)
-		case l.State == lease.Warm:
+		case l.State == lease.Warm && !m.cfg.Now().Before(l.Moving): // while it is moved or saved, nobody wakes it
 			held, err := m.attach(ctx, l, effect.Role)
+			if err == nil {
+				return held, nil
+			}
 			if sandbox.CodeOf(err) != sandbox.CodeGone {
-				return held, err
+				return held, &recovery{err}
 			}
 			gone = err // and is replaced, by this caller or another
 		}
@@ -137,12 +167,12 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandbox.Envelope, gone error) (Held, error) {
 	e, err := Known(l, prior)
 	if err != nil {
-		return Held{}, m.fail(ctx, l, err)
+		return Held{}, &recovery{m.fail(ctx, l, err)}
 	}
 	p.Key = m.cfg.Key(p.Group, l.Attempt)
 	b, receipt, err := Establish(ctx, m.cfg.Boxes, p, e)
 	if err != nil {
-		return Held{}, m.fail(ctx, l, err)
+		return Held{}, &recovery{m.fail(ctx, l, err)}
 	}
 	box, err := pointer(p, b)
 	if err != nil {

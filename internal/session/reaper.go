@@ -6,6 +6,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/sandbox"
@@ -29,10 +30,14 @@ func (m *Manager) Sweep(ctx context.Context) error {
 // SweepGroup is Sweep for one group.
 func (m *Manager) SweepGroup(ctx context.Context, group string) error {
 	l, effect, err := m.cfg.Leases.Apply(ctx, group, lease.Tick{})
-	if err == nil && m.old(l) {
-		if _, effect, err = m.cfg.Leases.Apply(ctx, group, lease.Rotate{Epoch: l.Epoch}); err == nil {
-			_, effect, err = m.cfg.Leases.Apply(ctx, group, lease.Tick{})
+	if err == nil && m.near(l, 1) && !l.Rotating {
+		if l, _, err = m.cfg.Leases.Apply(ctx, group, lease.Rotate{Epoch: l.Epoch}); err == nil {
+			l, effect, err = m.cfg.Leases.Apply(ctx, group, lease.Tick{})
 		}
+	}
+	if err == nil && l.Rotating && l.State == lease.Warm && m.near(l, 2) && !m.waits(ctx, l) {
+		_, effect, err = m.cfg.Leases.Apply(ctx, group, lease.Evict{Epoch: l.Epoch})
+		effect.Due = effect.Done
 	}
 	if err != nil || !effect.Due {
 		return err
@@ -40,13 +45,17 @@ func (m *Manager) SweepGroup(ctx context.Context, group string) error {
 	return m.Drain(ctx, group)
 }
 
-// old reports whether the lifetime of a sandbox ends soon and it was not yet
-// told to make place for another.
-func (m *Manager) old(l lease.Lease) bool {
-	if l.Deadline.IsZero() || l.Rotating || (l.State != lease.Warm && l.State != lease.Draining) {
-		return false
-	}
-	return !m.cfg.Now().Before(l.Deadline.Add(-m.cfg.Lead(l)))
+// near reports whether the deadline of a sandbox that serves is closer than a
+// fraction of the time that replacing it has.
+func (m *Manager) near(l lease.Lease, fraction time.Duration) bool {
+	now := m.cfg.Now()
+	return l.Serves() && !l.Deadline.IsZero() && !now.Before(l.Retry) && !now.Before(l.Deadline.Add(-l.Lead()/fraction))
+}
+
+// waits reports whether a sandbox that is to be replaced is left to requests that
+// are under way. The last quarter of the time belongs to saving it.
+func (m *Manager) waits(ctx context.Context, l lease.Lease) bool {
+	return m.cfg.Now().Before(l.Deadline.Add(-l.Lead()/4)) && m.cfg.Busy(ctx, l)
 }
 
 // Drain ends the sandbox of a group that nobody holds: it captures what the
@@ -54,9 +63,27 @@ func (m *Manager) old(l lease.Lease) bool {
 // sandbox as it is, for the next sweep.
 func (m *Manager) Drain(ctx context.Context, group string) error {
 	l, err := m.cfg.Leases.Load(ctx, group)
-	if err != nil || l.State != lease.Draining || len(l.Holders) > 0 && !l.Ending {
+	if err != nil || l.State != lease.Draining || len(l.Holders) > 0 && !l.Ending && !l.Evicting {
 		return err
 	}
+	if l.Evicting && !l.Ending && m.waits(ctx, l) { // a request was faster
+		return m.keep(ctx, l)
+	}
+	err = m.drain(ctx, l)
+	if err == nil || !l.Rotating {
+		return err
+	}
+	m.cfg.Alert(ctx, l, err)
+	return errors.Join(err, m.keep(ctx, l))
+}
+
+// keep has a sandbox go on whose rotation failed, unless it is being ended.
+func (m *Manager) keep(ctx context.Context, l lease.Lease) error {
+	_, _, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), l.Group, lease.Keep{Epoch: l.Epoch, Drain: l.Drains})
+	return err
+}
+
+func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 	if l.Box == nil {
 		return m.confirm(ctx, l, false)
 	}
@@ -121,8 +148,8 @@ func (m *Manager) end(ctx context.Context, l lease.Lease, b Box) error {
 	if err != nil || !still.Done {
 		return err
 	}
-	ctx = context.WithoutCancel(ctx) // others wait for the end now
-	if m.cfg.PauseOnExit {
+	ctx = context.WithoutCancel(ctx)      // others wait for the end now
+	if m.cfg.PauseOnExit && !l.Rotating { // what is paused ends at its deadline too
 		switch err := m.cfg.Boxes.Pause(ctx, b); sandbox.CodeOf(err) {
 		case "":
 			return m.confirm(ctx, l, true)

@@ -98,16 +98,14 @@ func (s *Service) environment(row *store.Session) (map[string]string, error) {
 
 // fence refuses what was meant for an earlier sandbox of a session.
 func (s *Service) fence(ctx context.Context, row store.Session, l lease.Lease, epoch int64, op ops.Op) error {
-	if serves(l) && l.Epoch == epoch {
+	switch n := len(l.Failures); {
+	case l.Serves() && l.Epoch == epoch:
 		return nil
+	case n > 0 && l.State == lease.Cold && l.Epoch == epoch: // what its turn was told
+		return &l.Failures[n-1].Err
 	}
 	s.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.FenceRefused, epoch, op)
 	return stale(row.Name, fmt.Sprintf("epoch %d is over: the session is %s, at epoch %d", epoch, l.State, l.Epoch))
-}
-
-// serves reports whether a lease has a sandbox that can be used.
-func serves(l lease.Lease) bool {
-	return l.State == lease.Warm || l.State == lease.Draining && !l.Ending
 }
 
 func stale(name, why string) error {
@@ -125,6 +123,8 @@ func (s *Service) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef
 		switch {
 		case err != nil:
 			return err
+		case !effect.Done && kind == lease.Turn && l.Failure(h.ID) != nil:
+			return l.Failure(h.ID)
 		case !effect.Done:
 			return stale(row.Name, fmt.Sprintf("the holder is not one of epoch %d any more: the session is %s, at epoch %d", h.Epoch, l.State, l.Epoch))
 		case kind == lease.Turn: // the reaper counts the time of the others

@@ -94,7 +94,15 @@ func (s *Service) fact(ctx context.Context, tenant, name string, id sandbox.ID, 
 // manager returns what acquires and drains the sandboxes of a session.
 func (s *Service) manager(row store.Session) *session.Manager {
 	return session.NewManager(session.Config{
-		Leases: leases{s, row.Tenant}, Boxes: s.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.cfg.Lease.Warming,
-		Now: s.Store.Now, Lead: func(lease.Lease) time.Duration { return min(time.Hour, row.Spec.Lifetime.Timeout/2) },
+		Leases: leases{s, row.Tenant}, Boxes: s.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.cfg.Lease.Warming, Now: s.Store.Now,
+		Busy: func(ctx context.Context, _ lease.Lease) bool {
+			busy, err := s.busy(ctx, place{row.Tenant, row.Group})
+			s.Report(ctx, err)
+			return busy
+		},
+		Alert: func(ctx context.Context, l lease.Lease, err error) {
+			s.Report(ctx, err)
+			s.fact(ctx, row.Tenant, row.Name, l.Sandbox, eventlog.LeaseAtRisk, l.Epoch, ops.SessionSave)
+		},
 	})
 }

@@ -90,7 +90,6 @@ const quietTime = 15 * time.Second
 type mover struct {
 	boxes
 	move *movement
-	self string // the holder of the move
 }
 
 // Quiet implements session.Mover.
@@ -101,7 +100,7 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 	look := time.NewTicker(lookAgain)
 	defer look.Stop()
 	for {
-		busy, err := m.busy(ctx, at)
+		busy, err := m.s.busy(ctx, at)
 		if err != nil || !busy {
 			return err
 		}
@@ -119,15 +118,16 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 	}
 }
 
-// busy reports whether a daemon serves a request in the sandbox.
-func (m mover) busy(ctx context.Context, at place) (bool, error) {
-	uses, own := m.s.present.used(at)
+// busy reports whether a daemon serves a request in the sandbox of a lease.
+func (s *Service) busy(ctx context.Context, at place) (bool, error) {
+	uses, own := s.present.used(at)
 	if uses > 0 {
 		return true, nil
 	}
-	l, err := leases{m.s, m.tenant}.Load(ctx, at.group)
+	l, err := leases{s, at.tenant}.Load(ctx, at.group)
+	mine := s.holderID()
 	for _, h := range l.Holders {
-		ours := own[h.ID] || strings.HasPrefix(h.ID, daemonHolder+m.s.Node+"-") && len(h.ID) == len(m.self)
+		ours := own[h.ID] || strings.HasPrefix(h.ID, daemonHolder+s.Node+"-") && len(h.ID) == len(mine)
 		if strings.HasPrefix(h.ID, daemonHolder) && !ours {
 			return true, err
 		}

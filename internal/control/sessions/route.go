@@ -133,7 +133,7 @@ func (s *Service) reachOnce(ctx context.Context, row store.Session, epoch int64,
 			return Routed{l.Sandbox, l.Epoch, done}, l, nil
 		}
 	}
-	if serves(l) && box.State == sandbox.Running && !mayHold(ctx) {
+	if l.Serves() && box.State == sandbox.Running && !mayHold(ctx) {
 		return Routed{l.Sandbox, l.Epoch, func() {}}, l, nil // as long as others hold it
 	}
 	r, err := s.hold(ctx, row, at, epoch)

@@ -164,7 +164,7 @@ func (s *Service) swap(ctx context.Context, row store.Session, provider string) 
 	}
 	spec := row.Spec
 	spec.Env = env
-	by := mover{s.boxes(row.Tenant, &row), move, self}
+	by := mover{s.boxes(row.Tenant, &row), move}
 	beat := lease.Heartbeat{Kind: lease.Operator, ID: self, Epoch: held.Epoch}
 	now, err := s.manager(row).Move(ctx, session.Plan{Group: row.Group, Provider: provider, Spec: spec}, held.Epoch, beat, by)
 	if left, ok := errors.AsType[*session.NotEnded](err); ok {

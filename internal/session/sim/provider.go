@@ -44,12 +44,12 @@ func (p *boxes) Create(_ context.Context, plan session.Plan) (session.Box, error
 	if err != nil {
 		return session.Box{}, err
 	}
-	return handle(b), nil
+	return p.w.handle(b), nil
 }
 
 func (w *world) make(key string) *box {
 	w.made++
-	b := &box{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: key, alive: true}
+	b := &box{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: key, alive: true, made: w.now}
 	w.boxes[b.id] = b
 	return b
 }
@@ -67,13 +67,19 @@ func (w *world) rivals(a *actor, key string) {
 	}
 }
 
-func handle(b *box) session.Box { return session.Box{ID: b.id, Provider: "p", Binding: "acct"} }
+func (w *world) handle(b *box) session.Box {
+	made := session.Box{ID: b.id, Provider: "p", Binding: "acct"}
+	if w.opts.Lifetime > 0 {
+		made.Deadline = b.made.Add(w.opts.Lifetime)
+	}
+	return made
+}
 
 func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, err error) {
 	err = p.call("find "+plan.Key, func() error {
 		for _, id := range p.w.ids() {
 			if b := p.w.boxes[id]; b.alive && b.key == plan.Key {
-				found = handle(b)
+				found = p.w.handle(b)
 				return nil
 			}
 		}
@@ -87,17 +93,17 @@ func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, ho
 		found := p.w.boxes[sandbox.ID(e.Box)]
 		if found != nil && found.lost && p.w.opts.Losses > 0 && p.w.rng.IntN(2) == 0 {
 			// A provider that creates what it does not find.
-			b, how, made = handle(p.w.make(found.key)), sandbox.OutcomeAttached, true
+			b, how, made = p.w.handle(p.w.make(found.key)), sandbox.OutcomeAttached, true
 			if p.w.opts.Mutant == "identity is not checked" {
 				b.ID = found.id // whoever does not look takes it for the old one
-				p.w.boxes[b.ID] = &box{id: b.ID, key: found.key, alive: true}
+				p.w.boxes[b.ID] = &box{id: b.ID, key: found.key, alive: true, made: p.w.now}
 			}
 			return nil
 		}
 		if found == nil || !found.alive {
 			return &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Box, Message: "the provider says that it was deleted"}
 		}
-		b, how = handle(found), sandbox.OutcomeAttached
+		b, how = p.w.handle(found), sandbox.OutcomeAttached
 		if found.paused {
 			found.paused, how = false, sandbox.OutcomeWoken
 		}
@@ -177,6 +183,8 @@ var Mutants = map[string]string{
 	"failures forget the archive": "a failed attempt keeps what the sandbox can be rebuilt from",
 	"failures forget the sandbox": "a failed attempt keeps what the sandbox can be found by",
 	"orphan of a running attempt": "a sandbox that is being made is nobody's orphan",
+	"evicted sandboxes serve":     "a sandbox that is being saved because of its deadline serves nobody",
+	"deadlines are ignored":       "a sandbox that is in use is saved before its deadline, too",
 	"identity is not checked":     "a sandbox with another id is not the one that was asked for",
 }
 
@@ -210,6 +218,10 @@ func mutateOp(w *world, op lease.Op) lease.Op {
 // mutateLease breaks rules that are what an operation does.
 func mutateLease(w *world, op lease.Op, before, after lease.Lease) lease.Lease {
 	switch op.(type) {
+	case lease.Evict:
+		if w.opts.Mutant == "deadlines are ignored" {
+			return before
+		}
 	case lease.Acquire:
 		if w.opts.Mutant == "endings can be undone" && before.Ending {
 			after.State, after.Ending = lease.Warm, false

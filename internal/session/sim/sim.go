@@ -32,7 +32,10 @@ type Options struct {
 	Faults  float64 // probability that a provider call fails or loses its answer
 	Crashes float64 // probability per step that the actor dies
 	Losses  float64 // probability per step that the provider loses the sandbox
-	Mutant  string  // a rule to break; empty: none
+	// Lifetime is when the provider ends a sandbox, with clients that hold theirs
+	// beyond that. Zero: never.
+	Lifetime time.Duration
+	Mutant   string // a rule to break; empty: none
 }
 
 // actor is a goroutine that takes one step when it is told to.
@@ -70,6 +73,7 @@ type box struct {
 	paused bool
 	served bool // was committed to the lease
 	data   int
+	made   time.Time
 }
 
 // Result is what a run found.
@@ -146,6 +150,7 @@ func (w *world) schedule() int {
 		if w.rng.Float64() < w.opts.Losses {
 			w.lose()
 		}
+		w.expire()
 		w.invariants()
 	}
 }
@@ -157,6 +162,24 @@ func (w *world) lose() {
 		b.alive, b.lost = false, true
 		w.acked = min(w.acked, content(w.lease.Archive))
 		w.log = append(w.log, "provider: loses "+string(b.id))
+	}
+}
+
+// expire has the provider end sandboxes whose lifetime is over. Unless something
+// else fails, what was in them is saved by then.
+func (w *world) expire() {
+	for _, id := range w.ids() {
+		b := w.boxes[id]
+		if w.opts.Lifetime == 0 || !b.alive || w.now.Before(b.made.Add(w.opts.Lifetime)) {
+			continue
+		}
+		if b.data > w.saved && w.opts.Faults+w.opts.Crashes+w.opts.Losses == 0 {
+			w.violated("%s reached its deadline with %d, and only %d was saved", b.id, b.data, w.saved)
+		}
+		b.alive, b.lost = false, true
+		if w.lease.Sandbox == b.id {
+			w.acked = min(w.acked, content(w.lease.Archive))
+		}
 	}
 }
 
@@ -204,9 +227,17 @@ func (w *world) client(a *actor) {
 			continue
 		}
 		w.use(a, held)
+		for until := w.now.Add(w.opts.Lifetime + w.opts.Lifetime/4); w.opts.Lifetime > 0 && w.now.Before(until) && w.serves(held); {
+			w.use(a, held)
+		}
 		_, _, _ = (&leases{w, a}).Apply(context.Background(), group, lease.Release{Kind: op.Kind, ID: op.ID})
 		a.attach = nil
 	}
+}
+
+// serves is the fence that every request passes.
+func (w *world) serves(held session.Held) bool {
+	return w.opts.Mutant == "evicted sandboxes serve" || w.lease.Serves() && w.lease.Epoch == held.Epoch
 }
 
 // use reads what earlier clients wrote, and writes.
@@ -214,7 +245,7 @@ func (w *world) use(a *actor, held session.Held) {
 	w.wait(a)
 	b := w.boxes[held.Box.ID]
 	switch {
-	case b != nil && b.lost:
+	case b != nil && b.lost, !w.serves(held):
 		return
 	case b == nil || !b.alive:
 		w.violated("%s holds %s, which was ended", a.name, held.Box.ID)
@@ -291,14 +322,14 @@ func (w *world) end(a *actor, b *box) {
 func (w *world) manager(a *actor) *session.Manager {
 	return session.NewManager(session.Config{
 		Leases: &leases{w, a}, Boxes: &boxes{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
-		Sleep: func(context.Context, time.Duration) error { w.wait(a); return nil },
+		Sleep: func(context.Context, time.Duration) error { w.wait(a); return nil }, Now: func() time.Time { return w.now },
 	})
 }
 
 // settle lets time pass with nobody there, without faults, and checks that what
 // is left is what the lease knows.
 func (w *world) settle() {
-	w.opts.Faults, w.opts.Crashes, w.opts.Losses = 0, 0, 0
+	w.opts.Faults, w.opts.Crashes, w.opts.Losses, w.opts.Lifetime = 0, 0, 0, 0
 	w.lease.Holders = nil
 	for range 4 {
 		w.now = w.now.Add(w.cfg.Grace + w.cfg.Warming)

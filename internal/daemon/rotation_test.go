@@ -1,0 +1,142 @@
+package daemon_test
+
+import (
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// sweepsOften has leases looked at every second.
+func sweepsOften(o *daemon.Options) { o.SessionGrace = 2 * time.Second }
+
+// write counts in a file until the sandbox does not serve any more, and returns
+// the last number that was acknowledged.
+func write(t *testing.T, s *atoll.Session) (acked int) {
+	t.Helper()
+	for n := 1; ; n++ {
+		res, err := s.Run(t.Context(), sandbox.Command{Shell: "echo " + strconv.Itoa(n) + " > /count"}, atoll.RunOptions{})
+		if err != nil {
+			wantCode(t, err, sandbox.CodeStale)
+			return acked
+		}
+		if res.Exit.Code != 0 {
+			t.Fatalf("%+v", res)
+		}
+		acked = n
+	}
+}
+
+// A sandbox that is in use all the time is saved and replaced before its
+// lifetime ends, and nothing that was acknowledged is lost.
+func TestRB58BusySandboxesRotate(t *testing.T) {
+	t.Parallel()
+	d := daemontest.New(t).Start(t, sweepsOften)
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, sandbox.Spec{Lifetime: sandbox.Lifetime{Timeout: 16 * time.Second}}, atoll.SessionOptions{Name: "agent", Turn: true})
+	acked := write(t, s)
+	r, err := s.Acquire(t.Context())
+	if err != nil || r.Epoch != 2 || r.Outcome != sandbox.OutcomeRebuilt {
+		t.Fatalf("the receipt: %+v, %v", r, err)
+	}
+	if got := runShell(t, s, "cat /count"); got != strconv.Itoa(acked) {
+		t.Errorf("the new sandbox has %s, and %d was acknowledged", got, acked)
+	}
+	if all := sandboxes(t, c); len(all) != 1 || all[0].ID != r.Sandbox {
+		t.Errorf("sandboxes: %+v", all)
+	}
+	if expired, err := logged(t, c, "sandbox.expired"); err != nil || len(expired) != 0 {
+		t.Errorf("a lifetime ended: %+v, %v", expired, err)
+	}
+}
+
+// A sandbox that cannot be saved before its deadline goes on, and the log says so.
+func TestRB58FailedCaptureIsReported(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	var broken atomic.Bool
+	m.Fault = func(op string) error {
+		if broken.Load() && op == "snapshot" {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no space"}
+		}
+		return nil
+	}
+	d := m.Start(t, sweepsOften)
+	c := daemontest.Client(t, d)
+	broken.Store(true)
+	s := openSession(t, c, sandbox.Spec{Lifetime: sandbox.Lifetime{Timeout: 20 * time.Second}}, atoll.SessionOptions{Name: "agent", Turn: true})
+	for deadline := time.Now().Add(19 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		events, err := logged(t, c, "lease.at_risk")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(events) > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the log says nothing")
+		}
+	}
+	first := untilLease(t, c, "agent", "warm")
+	if first.Lease.Epoch != 1 || first.Lease.Sandbox != s.Receipt().Sandbox {
+		t.Fatalf("the sandbox does not serve any more: %+v", first.Lease)
+	}
+	runShell(t, s, "echo kept > /note")
+	broken.Store(false)
+	write(t, s)
+	if r, err := s.Acquire(t.Context()); err != nil || r.Epoch != 2 || r.Outcome != sandbox.OutcomeRebuilt {
+		t.Fatalf("the receipt: %+v, %v", r, err)
+	}
+	if got := runShell(t, s, "cat /note"); got != "kept" {
+		t.Errorf("it has %q", got)
+	}
+}
+
+// What a turn was told when its sandbox could not be had, it is told again, for
+// whatever it asks. Another turn tries.
+func TestRB43FailedRecoveryIsRemembered(t *testing.T) {
+	m := daemontest.New(t)
+	var creates atomic.Int64
+	var broken atomic.Bool
+	m.Fault = func(op string) error {
+		if op == "create" && broken.Load() {
+			creates.Add(1)
+			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "no such machine"}
+		}
+		return nil
+	}
+	d := m.Start(t, nil)
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent", Turn: true})
+	broken.Store(true)
+	endOutside(t, m, s.Receipt().Sandbox)
+	_, err := s.Acquire(t.Context())
+	wantCode(t, err, sandbox.CodeUnsupported)
+	tried := creates.Load()
+	if tried == 0 {
+		t.Fatal("nothing was tried")
+	}
+	_, err = s.Acquire(t.Context())
+	wantCode(t, err, sandbox.CodeUnsupported)
+	_, err = s.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
+	wantCode(t, err, sandbox.CodeUnsupported)
+	_, err = s.Save(t.Context())
+	wantCode(t, err, sandbox.CodeUnsupported)
+	if n := creates.Load(); n != tried {
+		t.Errorf("the provider was asked %d times more", n-tried)
+	}
+	broken.Store(false)
+	other, err := c.Sessions().Attach(t.Context(), "agent", atoll.SessionOptions{Turn: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := s.Acquire(t.Context()); err != nil {
+		t.Errorf("with a sandbox: %v", err)
+	}
+}
