@@ -66,8 +66,13 @@ func (m *Manager) Drain(ctx context.Context, group string) error {
 	if err != nil || l.State != lease.Draining || len(l.Holders) > 0 && !l.Ending && !l.Evicting {
 		return err
 	}
-	if l.Evicting && !l.Ending && m.waits(ctx, l) { // a request was faster
-		return m.keep(ctx, l)
+	if l.Evicting && !l.Ending {
+		if m.waits(ctx, l) { // a request was faster
+			return m.keep(ctx, l)
+		}
+		if err := m.quiet(ctx, l); err != nil {
+			return err
+		}
 	}
 	err = m.drain(ctx, l)
 	if err == nil || !l.Rotating {
@@ -75,6 +80,21 @@ func (m *Manager) Drain(ctx context.Context, group string) error {
 	}
 	m.cfg.Alert(ctx, l, err)
 	return errors.Join(err, m.keep(ctx, l))
+}
+
+// quietTime is how long requests that are under way in a sandbox may take once
+// it takes no others. Those that take longer end with the sandbox.
+const quietTime = 15 * time.Second
+
+// quiet waits for the end of requests in a sandbox that is being evicted, so that
+// what they were told is done is saved.
+func (m *Manager) quiet(ctx context.Context, l lease.Lease) error {
+	for waited := time.Duration(0); waited < min(quietTime, l.Lead()/8) && m.cfg.Busy(ctx, l); waited += m.cfg.Poll / 10 {
+		if err := m.cfg.Sleep(ctx, m.cfg.Poll/10); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // keep has a sandbox go on whose rotation failed, unless it is being ended.
