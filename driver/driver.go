@@ -332,6 +332,36 @@ type Watcher interface {
 	Watch(ctx context.Context, path string, recursive bool) (<-chan sandbox.FileEvent, error)
 }
 
+// Overwriter is implemented by instances that write into files, which FileSystem
+// replaces.
+type Overwriter interface {
+	// Overwrite makes a regular file, or empties it, and writes all of r into
+	// it. An existing file keeps its other names, and those who watch it see
+	// that it was written. Until r ends, and if it fails, the file has a part of
+	// it. A sandbox of an earlier version may answer CodeUnsupported, and has
+	// then read nothing from r.
+	Overwrite(ctx context.Context, path string, r io.Reader, opts OverwriteOptions) (sandbox.FileInfo, error)
+}
+
+// OverwriteOptions say what a file that is written into is to look like.
+type OverwriteOptions struct {
+	Owner string // as Spec.User; empty: keeps an existing file's, else the sandbox's user
+	// Namespace is how the names of some user extended attributes begin, without
+	// "user.": the file gets Attributes, whose names follow it, instead of those
+	// that it has. Empty: it keeps all. Where files have no attributes, they are
+	// left out.
+	Namespace  string
+	Attributes map[string]string
+}
+
+// Describer is implemented by instances that tell more of files than FileSystem.
+type Describer interface {
+	// Describe yields what is below a directory as List does or, if depth is 0,
+	// only the file itself, as Stat does, whose path is ".". A sandbox of an
+	// earlier version may answer CodeUnsupported.
+	Describe(ctx context.Context, path string, depth int) iter.Seq2[sandbox.FileDetails, error]
+}
+
 // Finisher is implemented by processes that may know that there is nothing to
 // wait for.
 type Finisher interface {

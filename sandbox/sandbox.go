@@ -392,6 +392,13 @@ type FileInfo struct {
 	Identity uint64    `json:"identity,omitempty"` // inode number, 0 if unknown
 }
 
+// FileDetails is everything that stat and listxattr tell of a file.
+type FileDetails struct {
+	FileInfo
+	StatSize   int64             // bytes, as stat reports them for directories and links too
+	Attributes map[string]string // user extended attributes, their names without "user."
+}
+
 // FileOp is what happened to a watched file.
 type FileOp string
 

@@ -13,8 +13,8 @@ import (
 
 // Files reaches the files of a sandbox. Paths are absolute, and are cleaned;
 // the sandbox's own kernel resolves them. It implements driver.FileSystem,
-// driver.Archiver and driver.Watcher, and answers CodeUnsupported for those
-// which the provider does not have.
+// driver.Archiver, driver.Watcher, driver.Overwriter and driver.Describer, and
+// answers CodeUnsupported for those which the provider does not have.
 type Files struct{ box *Sandbox }
 
 // Files returns the sandbox's files.
@@ -46,10 +46,25 @@ func (f Files) Stat(ctx context.Context, p string) (info sandbox.FileInfo, err e
 
 // List yields what is below a directory, and ends with the first error.
 func (f Files) List(ctx context.Context, p string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
-	return func(yield func(sandbox.FileInfo, error) bool) {
-		more := true
-		err := with(ctx, f, ops.FilesList, &p, func(ctx context.Context, fs driver.FileSystem) error {
-			for info, err := range fs.List(ctx, p, opts) {
+	return each(ctx, f, ops.FilesList, p, func(ctx context.Context, fs driver.FileSystem, p string) iter.Seq2[sandbox.FileInfo, error] {
+		return fs.List(ctx, p, opts)
+	})
+}
+
+// Describe yields what is below a directory or, if depth is 0, only the file
+// itself, and ends with the first error.
+func (f Files) Describe(ctx context.Context, p string, depth int) iter.Seq2[sandbox.FileDetails, error] {
+	return each(ctx, f, ops.FilesList, p, func(ctx context.Context, d driver.Describer, p string) iter.Seq2[sandbox.FileDetails, error] {
+		return d.Describe(ctx, p, depth)
+	})
+}
+
+// each yields what the optional interface D tells of files.
+func each[D, T any](ctx context.Context, f Files, op ops.Op, p string, tell func(context.Context, D, string) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		more, at := true, p
+		err := with(ctx, f, op, &at, func(ctx context.Context, d D) error {
+			for info, err := range tell(ctx, d, at) {
 				if err != nil {
 					return err
 				}
@@ -60,7 +75,8 @@ func (f Files) List(ctx context.Context, p string, opts driver.ListOptions) iter
 			return nil
 		})
 		if err != nil && more {
-			yield(sandbox.FileInfo{}, err)
+			var none T
+			yield(none, err)
 		}
 	}
 }
@@ -84,6 +100,18 @@ func (f Files) Write(ctx context.Context, p string, r io.Reader, opts driver.Wri
 			return err
 		}
 		info, err = fs.Write(ctx, p, r, opts)
+		return err
+	})
+	return info, err
+}
+
+// Overwrite makes a regular file, or empties it, and writes all of r into it.
+func (f Files) Overwrite(ctx context.Context, p string, r io.Reader, opts driver.OverwriteOptions) (info sandbox.FileInfo, err error) {
+	err = with(ctx, f, ops.FilesWrite, &p, func(ctx context.Context, fs driver.Overwriter) (err error) {
+		if err := validateAttributes(0, opts.Owner); err != nil {
+			return err
+		}
+		info, err = fs.Overwrite(ctx, p, r, opts)
 		return err
 	})
 	return info, err
@@ -171,4 +199,6 @@ var (
 	_ driver.FileSystem = Files{}
 	_ driver.Archiver   = Files{}
 	_ driver.Watcher    = Files{}
+	_ driver.Overwriter = Files{}
+	_ driver.Describer  = Files{}
 )

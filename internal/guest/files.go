@@ -19,6 +19,8 @@ var (
 	_ driver.FileSystem     = (*Client)(nil)
 	_ driver.Archiver       = (*Client)(nil)
 	_ driver.Watcher        = (*Client)(nil)
+	_ driver.Overwriter     = (*Client)(nil)
+	_ driver.Describer      = (*Client)(nil)
 	_ driver.ProcessManager = (*Client)(nil)
 )
 
@@ -64,36 +66,67 @@ func takeFile(b []byte, path string) (sandbox.FileInfo, error) {
 // List implements driver.FileSystem.
 func (c *Client) List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
 	return func(yield func(sandbox.FileInfo, error) bool) {
-		var e wire.Encoder
-		e.String(path)
-		e.Int(int64(opts.Depth))
-		op, err := c.openFile(ctx, wire.List, e.B, path)
-		if err != nil {
-			yield(sandbox.FileInfo{}, c.failed("list", path, err))
-			return
-		}
-		stop := context.AfterFunc(ctx, op.Abandon)
-		defer stop()
-		defer op.Abandon()
-		stopped := false
-		err = records(op, maxFileInfo, func(d *wire.Decoder) error {
+		each := func(d *wire.Decoder) (bool, error) {
 			info := wire.TakeFile(d)
-			if err := d.End(); err != nil {
-				return err
+			if err := checkEntry(d, &info); err != nil {
+				return false, err
 			}
-			if !wire.LocalPath(info.Path) {
-				return errNonsense
-			}
-			if !yield(info, nil) {
-				stopped = true
-				return errStopped
-			}
-			return nil
-		})
-		if err != nil && !stopped {
-			yield(sandbox.FileInfo{}, c.failed("list", path, because(ctx, err)))
+			return yield(info, nil), nil
+		}
+		if err := c.listing(ctx, wire.List, path, opts.Depth, each); err != nil {
+			yield(sandbox.FileInfo{}, c.failed("list", path, err))
 		}
 	}
+}
+
+// Describe implements driver.Describer.
+func (c *Client) Describe(ctx context.Context, path string, depth int) iter.Seq2[sandbox.FileDetails, error] {
+	return func(yield func(sandbox.FileDetails, error) bool) {
+		each := func(d *wire.Decoder) (bool, error) {
+			info := wire.TakeDetails(d)
+			if err := checkEntry(d, &info.FileInfo); err != nil {
+				return false, err
+			}
+			return yield(info, nil), nil
+		}
+		if err := c.listing(ctx, wire.Describe, path, depth, each); err != nil {
+			yield(sandbox.FileDetails{}, c.failed("stat", path, err))
+		}
+	}
+}
+
+func checkEntry(d *wire.Decoder, info *sandbox.FileInfo) error {
+	err := d.End()
+	if err == nil && !wire.LocalPath(info.Path) {
+		err = errNonsense
+	}
+	return err
+}
+
+// listing calls each for every record that an operation about a path and a depth
+// sends, until there are no more or each wants none.
+func (c *Client) listing(ctx context.Context, m wire.Method, path string, depth int, each func(*wire.Decoder) (bool, error)) error {
+	var e wire.Encoder
+	e.String(path)
+	e.Int(int64(depth))
+	op, err := c.openFile(ctx, m, e.B, path)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, op.Abandon)
+	defer stop()
+	defer op.Abandon()
+	err = records(op, maxFileInfo, func(d *wire.Decoder) error {
+		more, err := each(d)
+		if err == nil && !more {
+			err = errStopped
+		}
+		return err
+	})
+	if err == errStopped {
+		return nil
+	}
+	return because(ctx, err)
 }
 
 var errStopped = errors.New("stopped")
@@ -178,6 +211,26 @@ func (c *Client) Write(ctx context.Context, path string, r io.Reader, opts drive
 	e.String(opts.Owner)
 	e.Bool(opts.NoParents)
 	e.Bool(opts.NoReplace)
+	return c.write(ctx, path, r, &e)
+}
+
+// Overwrite implements driver.Overwriter.
+func (c *Client) Overwrite(ctx context.Context, path string, r io.Reader, opts driver.OverwriteOptions) (sandbox.FileInfo, error) {
+	if !c.conn.Overwrites() {
+		return sandbox.FileInfo{}, c.failed("write", path, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "the sandbox was started by an earlier version"})
+	}
+	var e wire.Encoder
+	e.String(path)
+	e.Uint(0)
+	e.String(opts.Owner)
+	e.Bool(false)
+	e.Bool(false)
+	(&wire.Overwrite{Namespace: opts.Namespace, Attributes: opts.Attributes}).Encode(&e)
+	return c.write(ctx, path, r, &e)
+}
+
+// write sends a request to write a file, and the content.
+func (c *Client) write(ctx context.Context, path string, r io.Reader, e *wire.Encoder) (sandbox.FileInfo, error) {
 	b, err := c.upload(ctx, wire.Write, e.B, path, r)
 	if err != nil {
 		return sandbox.FileInfo{}, c.uploadFailed("write", path, err)

@@ -396,3 +396,82 @@ func TestAttackArchiveOfCallerGone(t *testing.T) {
 		t.Errorf("the guest was busy for %v after its caller had left", took)
 	}
 }
+
+func TestOverwrite(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	file, other := dir+"/f", dir+"/other"
+	if err := os.WriteFile(file, []byte("a longer first"), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(file, other); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setxattr(file, "user.mine", []byte("stays"), 0); err != nil {
+		t.Skip(err) // the file system knows none
+	}
+	events, err := c.Watch(ctx, dir, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	over := func(p, content string, attributes map[string]string) {
+		t.Helper()
+		info, err := c.Overwrite(ctx, p, strings.NewReader(content), driver.OverwriteOptions{Namespace: "e2b.", Attributes: attributes})
+		if err != nil || info.Size != int64(len(content)) {
+			t.Fatalf("%+v %v", info, err)
+		}
+	}
+	over(file, "first", map[string]string{"a": "1", "b": "2"})
+	over(file, "second", map[string]string{"b": "3"})
+	if ev := <-events; ev.Op == sandbox.OpCreate || ev.Path != "f" {
+		t.Errorf("to overwrite a file was reported as %+v, want a write", ev)
+	}
+	got, err := os.ReadFile(other)
+	if info, _ := os.Stat(other); err != nil || string(got) != "second" || info.Mode() != 0o640 {
+		t.Errorf("its other name has %q, %v", got, err)
+	}
+	over(dir+"/new", "x", nil)
+	if info, err := os.Stat(dir + "/new"); err != nil || info.Mode() != 0o644 {
+		t.Errorf("a new file: %v %v", info, err)
+	}
+	for all, err := range c.Describe(ctx, file, 0) {
+		if err != nil || len(all.Attributes) != 2 || all.Attributes["e2b.b"] != "3" || all.Attributes["mine"] != "stays" || all.Path != "." || all.Size != 6 {
+			t.Errorf("%+v %v", all, err)
+		}
+	}
+	if err := os.Mkdir(dir+"/d", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Overwrite(ctx, dir+"/d", strings.NewReader("x"), driver.OverwriteOptions{})
+	wantCode(t, err, sandbox.CodeInvalid)
+}
+
+func TestDescribe(t *testing.T) {
+	dir := t.TempDir()
+	c := newClient(t, dir)
+	ctx := testContext(t)
+	if err := errors.Join(os.MkdirAll(dir+"/d/in", 0o755), os.WriteFile(dir+"/d/f", []byte("12345"), 0o600), os.Symlink("f", dir+"/d/l")); err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Stat(dir + "/d/in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for all, err := range c.Describe(ctx, dir+"/d", 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintf("%s %s %d", all.Path, all.Type, all.StatSize))
+	}
+	want := fmt.Sprintf("[f file 5 in dir %d l symlink 1]", st.Size())
+	if fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+	for _, depth := range []int{0, 1} {
+		for _, err := range c.Describe(ctx, dir+"/missing", depth) {
+			wantCode(t, err, sandbox.CodeNotFound)
+		}
+	}
+}

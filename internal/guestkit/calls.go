@@ -78,9 +78,23 @@ func (c *Calls) Stat(ctx context.Context, path string) (sandbox.FileInfo, error)
 
 // List implements driver.FileSystem.
 func (c *Calls) List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
-	return func(yield func(sandbox.FileInfo, error) bool) {
+	return each(ctx, c, func(ctx context.Context, g *guest.Client) iter.Seq2[sandbox.FileInfo, error] {
+		return g.List(ctx, path, opts)
+	})
+}
+
+// Describe implements driver.Describer.
+func (c *Calls) Describe(ctx context.Context, path string, depth int) iter.Seq2[sandbox.FileDetails, error] {
+	return each(ctx, c, func(ctx context.Context, g *guest.Client) iter.Seq2[sandbox.FileDetails, error] {
+		return g.Describe(ctx, path, depth)
+	})
+}
+
+// each yields what the guest tells of files.
+func each[T any](ctx context.Context, c *Calls, tell func(context.Context, *guest.Client) iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
 		err := c.Use(ctx, false, func(ctx context.Context, g *guest.Client) error {
-			for info, err := range g.List(ctx, path, opts) {
+			for info, err := range tell(ctx, g) {
 				if err != nil {
 					return err
 				}
@@ -91,7 +105,8 @@ func (c *Calls) List(ctx context.Context, path string, opts driver.ListOptions) 
 			return nil
 		})
 		if err != nil {
-			yield(sandbox.FileInfo{}, err)
+			var none T
+			yield(none, err)
 		}
 	}
 }
@@ -109,6 +124,13 @@ func (c *Calls) Read(ctx context.Context, path string, opts driver.ReadOptions) 
 func (c *Calls) Write(ctx context.Context, path string, r io.Reader, opts driver.WriteOptions) (sandbox.FileInfo, error) {
 	return call(ctx, c, false, func(ctx context.Context, g *guest.Client) (sandbox.FileInfo, error) {
 		return g.Write(ctx, path, r, opts)
+	})
+}
+
+// Overwrite implements driver.Overwriter.
+func (c *Calls) Overwrite(ctx context.Context, path string, r io.Reader, opts driver.OverwriteOptions) (sandbox.FileInfo, error) {
+	return call(ctx, c, false, func(ctx context.Context, g *guest.Client) (sandbox.FileInfo, error) {
+		return g.Overwrite(ctx, path, r, opts)
 	})
 }
 

@@ -34,6 +34,8 @@ var (
 	_ driver.FileSystem     = (*Instance)(nil)
 	_ driver.Archiver       = (*Instance)(nil)
 	_ driver.Watcher        = (*Instance)(nil)
+	_ driver.Overwriter     = (*Instance)(nil)
+	_ driver.Describer      = (*Instance)(nil)
 	_ driver.ProcessManager = (*Instance)(nil)
 	_ driver.Rejoiner       = (*Instance)(nil)
 	_ driver.Dialer         = (*Instance)(nil)

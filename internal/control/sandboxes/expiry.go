@@ -39,6 +39,13 @@ func (s *rests) Enter(ctx context.Context, id sandbox.ID) (context.Context, sand
 	return s.Tenants.KeepAlive(ctx, key.Bearer(b.Tenant, id), b.Tenant, ""), b.Info(), nil
 }
 
+// Mounted returns which workspaces a sandbox of any tenant has, and where. Whoever
+// bears that sandbox's own token may know.
+func (s *rests) Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error) {
+	b, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
+	return b.Spec.Workspaces, core.Named(ops.SandboxEnter, err)
+}
+
 // Live returns the sandboxes of all tenants that run here. It is for finding
 // out which one a token is of, and not for telling anybody.
 func (s *rests) Live(ctx context.Context) ([]sandbox.ID, error) {

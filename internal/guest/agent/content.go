@@ -189,12 +189,13 @@ type writeOptions struct {
 	mode                 uint32
 	owner                string
 	noParents, noReplace bool
+	over                 *wire.Overwrite // nil: replace the file
 }
 
 // write makes or replaces a file with what the client sends.
 func (s *fileServer) write(op *wire.Op, d *wire.Decoder) ([]byte, error) {
 	p := d.String()
-	o := writeOptions{mode: uint32(d.Uint()) & 0o7777, owner: d.String(), noParents: d.Bool(), noReplace: d.Bool()}
+	o := writeOptions{mode: uint32(d.Uint()) & 0o7777, owner: d.String(), noParents: d.Bool(), noReplace: d.Bool(), over: wire.TakeOverwrite(d)}
 	if err := d.End(); err != nil {
 		return nil, err
 	}
@@ -224,6 +225,9 @@ func (s *fileServer) writeFile(op *wire.Op, p string, o writeOptions) (info sand
 		return info, s.outside(p, err)
 	}
 	defer at.close()
+	if o.over != nil {
+		return s.overwrite(op, at, p, o, own)
+	}
 	mode, err := replaces(at, &o, &own)
 	if err != nil {
 		return info, err

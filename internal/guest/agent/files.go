@@ -58,6 +58,8 @@ func (s *fileServer) handle(op *wire.Op, d *wire.Decoder) ([]byte, error) {
 		return nil, s.unpackLayer(op, d)
 	case wire.Watch:
 		return nil, s.watch(op, d)
+	case wire.Describe:
+		return nil, s.describe(op, d)
 	}
 	return nil, fail(sandbox.CodeUnsupported, "", "unknown operation")
 }
@@ -67,18 +69,7 @@ func (s *fileServer) stat(d *wire.Decoder) ([]byte, error) {
 	if err := d.End(); err != nil {
 		return nil, err
 	}
-	find := s.root.find
-	if _, err := s.root.relative(path.Clean(p)); err != nil {
-		// Paths outside the root may be listed but neither read nor changed;
-		// commands see them, too.
-		m, err := machine()
-		if err != nil {
-			return nil, err
-		}
-		defer unix.Close(m.fd)
-		find = m.find
-	}
-	at, err := find(p, false)
+	at, err := s.anywhere(p)
 	if err != nil {
 		return nil, about(p, err)
 	}
@@ -88,6 +79,20 @@ func (s *fileServer) stat(d *wire.Decoder) ([]byte, error) {
 		return nil, about(p, err)
 	}
 	return fileResult(&info), nil
+}
+
+// anywhere finds a file, not following a last link, inside the root or outside:
+// what is there may be listed but neither read nor changed; commands see it, too.
+func (s *fileServer) anywhere(p string) (place, error) {
+	if _, err := s.root.relative(path.Clean(p)); err == nil {
+		return s.root.find(p, false)
+	}
+	m, err := machine()
+	if err != nil {
+		return place{}, err
+	}
+	defer unix.Close(m.fd)
+	return m.find(p, false)
 }
 
 func fileResult(info *sandbox.FileInfo) []byte {

@@ -169,6 +169,15 @@ func (s *fileServer) list(op *wire.Op, d *wire.Decoder) error {
 	if depth == 0 {
 		depth = 1
 	}
+	return s.sendTree(op, p, depth, func(e *wire.Encoder, dir int, name, rel string) (sandbox.FileType, error) {
+		info, err := describe(dir, name, rel)
+		wire.PutFile(e, &info)
+		return info.Type, err
+	})
+}
+
+// sendTree sends what is below a directory, as put encodes it.
+func (s *fileServer) sendTree(op *wire.Op, p string, depth int, put func(e *wire.Encoder, dir int, name, rel string) (sandbox.FileType, error)) error {
 	at, err := s.root.find(p, true)
 	if err != nil {
 		return about(p, err)
@@ -191,15 +200,14 @@ func (s *fileServer) list(op *wire.Op, d *wire.Decoder) error {
 		if len(t.path)+len(name) > maxListPath {
 			return false, fail(sandbox.CodeExhausted, p, "a path below it is too long to list")
 		}
-		info, err := describe(dir, name, t.rel(name))
+		one.B, e.B = one.B[:0], e.B[:0]
+		kind, err := put(&one, dir, name, t.rel(name))
 		if err != nil {
 			return false, ignoreGone(err)
 		}
-		one.B, e.B = one.B[:0], e.B[:0]
-		wire.PutFile(&one, &info)
 		e.Bytes(one.B)
 		_, err = out.Write(e.B)
-		return info.Type == sandbox.TypeDir && (depth < 0 || level < depth), err
+		return kind == sandbox.TypeDir && (depth < 0 || level < depth), err
 	})
 	if err != nil {
 		return about(p, err)

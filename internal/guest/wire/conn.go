@@ -52,6 +52,10 @@ func NewClient(rw io.ReadWriteCloser, peer Peer) *Conn {
 	return c
 }
 
+// Overwrites reports whether the guest knows requests to write into files, which
+// guests of earlier versions do not.
+func (c *Conn) Overwrites() bool { return c.peer.overwrites }
+
 // Serve answers operations until the connection ends, and returns why. Every
 // operation is given to accept in a goroutine of its own; accept must call
 // Op.End. Serve returns without waiting for them.

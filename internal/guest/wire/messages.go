@@ -189,6 +189,39 @@ func TakeFile(d *Decoder) sandbox.FileInfo {
 	return f
 }
 
+// PutDetails appends everything that is known of a file.
+func PutDetails(e *Encoder, f *sandbox.FileDetails) {
+	PutFile(e, &f.FileInfo)
+	e.Int(f.StatSize)
+	putEnv(e, f.Attributes)
+}
+
+// TakeDetails takes everything that is known of a file.
+func TakeDetails(d *Decoder) sandbox.FileDetails {
+	return sandbox.FileDetails{FileInfo: TakeFile(d), StatSize: max(0, d.Int()), Attributes: takeEnv(d)}
+}
+
+// Overwrite is what a request to write a file says in addition if the file is
+// to be written into rather than replaced.
+type Overwrite struct {
+	Namespace  string
+	Attributes map[string]string
+}
+
+// Encode appends it.
+func (m *Overwrite) Encode(e *Encoder) {
+	e.String(m.Namespace)
+	putEnv(e, m.Attributes)
+}
+
+// TakeOverwrite takes what Encode appended, nil if there is nothing.
+func TakeOverwrite(d *Decoder) *Overwrite {
+	if len(d.B) == 0 {
+		return nil
+	}
+	return &Overwrite{Namespace: d.String(), Attributes: takeEnv(d)}
+}
+
 // LocalPath reports whether p is a clean path that stays below the directory
 // it is relative to. "." is one.
 func LocalPath(p string) bool {

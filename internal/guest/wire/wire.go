@@ -103,6 +103,9 @@ const (
 	// BulkFrame is the most that is sent as such a frame, with its header: two
 	// fill a pipe of SocketBuffer, where the end of a longer one would have to wait.
 	BulkFrame = BulkData
+	// overwrites is added to BulkData by a side that knows requests to write into
+	// files instead of replacing them.
+	overwrites = 1
 	// MaxOpen bounds a request, MaxReply a message or a result.
 	MaxOpen  = 8 << 20
 	MaxReply = 256 << 10
@@ -159,6 +162,7 @@ const (
 	Rejoin
 	LetGo
 	Prewarm
+	Describe
 )
 
 // isBulk reports whether an operation moves whole files.
@@ -190,15 +194,15 @@ const (
 )
 
 // Peer describes the other side.
-type Peer struct{ bulk bool }
+type Peer struct{ bulk, overwrites bool }
 
-// WritePreface says which version the writer speaks, and how much data it takes
-// in a frame, of which earlier versions say nothing.
+// WritePreface says which version the writer speaks, how much data it takes in a
+// frame, and what else it knows, of which earlier versions say nothing.
 func WritePreface(w io.Writer) error {
 	var b [prefaceLen]byte
 	copy(b[:], prefaceMagic)
 	binary.LittleEndian.PutUint32(b[8:], Version)
-	binary.LittleEndian.PutUint32(b[12:], BulkData)
+	binary.LittleEndian.PutUint32(b[12:], BulkData|overwrites)
 	_, err := w.Write(b[:])
 	return err
 }
@@ -216,7 +220,8 @@ func ReadPreface(r io.Reader) (Peer, error) {
 	if v := binary.LittleEndian.Uint32(b[8:]); v != Version {
 		return Peer{}, &VersionError{Theirs: v}
 	}
-	return Peer{bulk: binary.LittleEndian.Uint32(b[12:]) >= BulkData}, nil
+	more := binary.LittleEndian.Uint32(b[12:])
+	return Peer{bulk: more >= BulkData, overwrites: more >= BulkData && more&overwrites != 0}, nil
 }
 
 // header is the fixed beginning of every frame.

@@ -39,6 +39,10 @@ func (v *victims) Enter(ctx context.Context, id sandbox.ID) (context.Context, sa
 	return ctx, s, nil
 }
 
+func (v *victims) Mounted(context.Context, sandbox.ID) ([]sandbox.WorkspaceMount, error) {
+	return nil, nil
+}
+
 func (v *victims) Live(context.Context) ([]sandbox.ID, error) {
 	return []sandbox.ID{"sb-one", "sb-two"}, nil
 }

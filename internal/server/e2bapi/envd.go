@@ -296,6 +296,8 @@ type call struct {
 	box    Box
 	user   account
 	header http.Header
+
+	metadata map[string]string // of files that are uploaded
 }
 
 // call finds out who calls: whom the caller claims to be is a matter of the
@@ -315,5 +317,5 @@ func (h *guest) call(ctx context.Context, procedure string, header http.Header) 
 	if err != nil {
 		return nil, err
 	}
-	return &call{box, user, header}, nil
+	return &call{box: box, user: user, header: header}, nil
 }

@@ -254,6 +254,8 @@ type uploaded struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
 	Type string `json:"type"`
+
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 // uploadBuffer is how many bytes of a form are read from the connection at once.
@@ -261,13 +263,15 @@ const uploadBuffer = 128 << 10
 
 // upload writes the files of a form, or one file that is the body.
 func (h *fileAPI) upload(w http.ResponseWriter, r *http.Request) error {
-	if err := checkMetadata(r.Header); err != nil {
+	metadata, err := metadataIn(r.Header)
+	if err != nil {
 		return err
 	}
 	c, err := h.fileCall(r)
 	if err != nil {
 		return err
 	}
+	c.metadata = metadata
 	body := io.Reader(r.Body)
 	switch strings.ToLower(r.Header.Get("Content-Encoding")) {
 	case "", "identity":
@@ -354,36 +358,12 @@ func (c *call) write(ctx context.Context, given string, from io.Reader) (uploade
 	case err == nil:
 		at = info.Path // through a link, not in its stead
 	}
-	_, err = c.box.Files().Write(ctx, at, from, driver.WriteOptions{Owner: c.user.name})
-	return uploaded{Path: p, Name: path.Base(p), Type: "file"}, err
-}
-
-// Bounds of the metadata of a file.
-const (
-	metadataHeader   = "X-Metadata-"
-	maxMetadataKey   = 246
-	maxMetadataBytes = 4096
-)
-
-// checkMetadata refuses metadata that cannot be kept. Those that could are not
-// kept either, as at E2B on a file system without extended attributes.
-func checkMetadata(header http.Header) error {
-	total := 0
-	for k, values := range header {
-		if !strings.HasPrefix(k, metadataHeader) {
-			continue
-		}
-		key := strings.TrimPrefix(k, metadataHeader)
-		total += len(key)
-		for _, v := range values {
-			total += len(v)
-			if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' }) {
-				return invalid("metadata", "the value of %.80q is not printable ASCII", key)
-			}
-		}
-		if key == "" || len(key) > maxMetadataKey || total > maxMetadataBytes {
-			return invalid("metadata", "is too much")
-		}
+	u := uploaded{Path: p, Name: path.Base(p), Type: "file"}
+	_, err = c.box.Files().Overwrite(ctx, at, from, driver.OverwriteOptions{Owner: c.user.name, Namespace: metadataNamespace, Attributes: c.metadata})
+	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+		_, err = c.box.Files().Write(ctx, at, from, driver.WriteOptions{Owner: c.user.name})
+		return u, err
 	}
-	return nil
+	u.Metadata = c.metadata
+	return u, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"iter"
 	"net/http"
 	"path"
 	"strings"
@@ -113,44 +114,88 @@ func (h *filesystemAPI) listDir(ctx context.Context, c *call, req *envd.ListDirR
 		return nil, invalid("path", "%.200q is not a directory", p)
 	}
 	res := &envd.ListDirResponse{}
-	for info, err := range c.box.Files().List(ctx, root.Path, driver.ListOptions{Depth: int(max(1, min(req.Depth, maxDepth)))}) {
+	for info, err := range c.below(ctx, root.Path, int(max(1, min(req.Depth, maxDepth)))) {
 		if err != nil {
 			return nil, err
 		}
 		info.Path = path.Join(p, info.Path)
-		res.Entries = append(res.Entries, c.entry(ctx, info))
+		res.Entries = append(res.Entries, c.entry(ctx, &info))
 	}
 	return res, nil
 }
 
 // entryAt describes the file at a path.
 func (c *call) entryAt(ctx context.Context, p string) (*envd.EntryResponse, error) {
-	info, err := c.box.Files().Stat(ctx, p)
+	info, err := c.details(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	info.Path = p
-	return &envd.EntryResponse{Entry: c.entry(ctx, info)}, nil
+	return &envd.EntryResponse{Entry: c.entry(ctx, &info)}, nil
 }
 
-// entry is a file as E2B describes it: a link by what it leads to.
-func (c *call) entry(ctx context.Context, info sandbox.FileInfo) *envd.EntryInfo {
-	shown, at := info, info.Path
-	e := &envd.EntryInfo{Name: path.Base(at), Path: at, Type: fileType(info.Type)}
-	if info.Type == sandbox.TypeSymlink {
-		e.Type = envd.TypeUnspecified
-		if target, err := c.resolve(ctx, at); err == nil {
-			e.Type, e.SymlinkTarget = fileType(target.Type), &target.Path
-			shown = target
-		} else {
-			e.SymlinkTarget = &info.Target
+// details describes the file at a path, not following a last link.
+func (c *call) details(ctx context.Context, p string) (sandbox.FileDetails, error) {
+	for all, err := range c.box.Files().Describe(ctx, p, 0) {
+		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+			break
+		}
+		all.Path = p
+		return all, err
+	}
+	info, err := c.box.Files().Stat(ctx, p)
+	info.Path = p
+	return sandbox.FileDetails{FileInfo: info, StatSize: info.Size}, err
+}
+
+// below describes what is below a directory.
+func (c *call) below(ctx context.Context, p string, depth int) iter.Seq2[sandbox.FileDetails, error] {
+	return func(yield func(sandbox.FileDetails, error) bool) {
+		for all, err := range c.box.Files().Describe(ctx, p, depth) {
+			if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+				c.listed(ctx, p, depth, yield)
+				return
+			}
+			if !yield(all, err) {
+				return
+			}
 		}
 	}
-	modified := shown.ModTime.UTC()
-	e.Size, e.Mode, e.ModifiedTime = shown.Size, shown.Mode&0o777, &modified
-	e.Permissions = permissions(info)
-	e.Owner, e.Group = nameOf(c.user.names.users, shown.UID), nameOf(c.user.names.groups, shown.GID)
+}
+
+// listed yields as much as sandboxes tell that do not tell more.
+func (c *call) listed(ctx context.Context, p string, depth int, yield func(sandbox.FileDetails, error) bool) {
+	for info, err := range c.box.Files().List(ctx, p, driver.ListOptions{Depth: depth}) {
+		if !yield(sandbox.FileDetails{FileInfo: info, StatSize: info.Size}, err) {
+			return
+		}
+	}
+}
+
+// entry is a file as E2B describes it: a link has the type, the mode and the
+// metadata of what it leads to.
+func (c *call) entry(ctx context.Context, info *sandbox.FileDetails) *envd.EntryInfo {
+	at, modified := info.Path, info.ModTime.UTC()
+	e := &envd.EntryInfo{
+		Name: path.Base(at), Path: at, Type: fileType(info.Type), Size: info.StatSize, Mode: info.Mode & 0o777, Permissions: permissions(info.FileInfo),
+		Owner: nameOf(c.user.names.users, info.UID), Group: nameOf(c.user.names.groups, info.GID), ModifiedTime: &modified, Metadata: metadataOf(info),
+	}
+	if info.Type == sandbox.TypeSymlink {
+		c.follow(ctx, e)
+	}
 	return e
+}
+
+// follow completes the entry of a link.
+func (c *call) follow(ctx context.Context, e *envd.EntryInfo) {
+	e.Mode, e.SymlinkTarget = 0, &e.Path
+	target, err := c.resolve(ctx, e.Path)
+	if err != nil {
+		return // it leads nowhere, and to what is not known
+	}
+	e.Type, e.Mode, e.SymlinkTarget = fileType(target.Type), target.Mode&0o777, &target.Path
+	if all, err := c.details(ctx, target.Path); err == nil {
+		e.Metadata = metadataOf(&all)
+	}
 }
 
 func fileType(t sandbox.FileType) envd.FileType {

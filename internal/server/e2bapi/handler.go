@@ -16,7 +16,7 @@ import (
 
 // EnvdVersion is the version of the data plane that sandboxes report. The SDKs
 // switch features on by it, so it is the newest all of whose features work.
-const EnvdVersion = "0.5.7"
+const EnvdVersion = "0.6.4"
 
 // envdPort is the port at which the SDKs expect the data plane.
 const envdPort = 49983

@@ -91,6 +91,8 @@ type Ports interface {
 type Entrance interface {
 	// Enter returns a sandbox of any tenant, and the context for its own requests.
 	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
+	// Mounted returns which workspaces a sandbox of any tenant has, and where.
+	Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error)
 	// Live returns the running sandboxes of all tenants.
 	Live(ctx context.Context) ([]sandbox.ID, error)
 }
@@ -160,4 +162,6 @@ type Box interface {
 type Files interface {
 	driver.FileSystem
 	driver.Watcher
+	driver.Overwriter // may be unsupported, as Describer
+	driver.Describer
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"net/http"
 	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 )
 
 // watch begins to watch a directory until ctx ends.
-func (c *call) watch(ctx context.Context, req *envd.WatchRequest) (<-chan sandbox.FileEvent, string, error) {
+func (h *filesystemAPI) watch(ctx context.Context, c *call, req *envd.WatchRequest) (<-chan sandbox.FileEvent, string, error) {
 	p, err := c.user.path(req.Path)
 	if err != nil {
 		return nil, "", err
@@ -27,8 +28,29 @@ func (c *call) watch(ctx context.Context, req *envd.WatchRequest) (<-chan sandbo
 	if info.Type != sandbox.TypeDir {
 		return nil, "", invalid("path", "%.200q is not a directory", p)
 	}
+	if !req.AllowNetworkMounts {
+		if err := h.refuseVolume(ctx, info.Path); err != nil {
+			return nil, "", err
+		}
+	}
 	events, err := c.box.Files().Watch(ctx, p, req.Recursive)
 	return events, p, err
+}
+
+// refuseVolume fails for paths on a volume, where changes that other sandboxes
+// make are not seen.
+func (h *filesystemAPI) refuseVolume(ctx context.Context, p string) error {
+	mounts, err := h.entrance.Mounted(ctx, targetOf(ctx).ID)
+	if err != nil {
+		return err
+	}
+	for i := range mounts {
+		m := &mounts[i]
+		if at := path.Clean(m.Target()); m.Mode == sandbox.WorkspaceShared && (p == at || strings.HasPrefix(p, at+"/")) {
+			return invalid("path", "cannot watch path on network filesystem: %.200s", p)
+		}
+	}
+	return nil
 }
 
 var eventTypes = map[sandbox.FileOp]envd.EventType{
@@ -53,7 +75,7 @@ func (c *call) event(ctx context.Context, root string, req *envd.WatchRequest, e
 func (h *filesystemAPI) watchDir(ctx context.Context, c *call, req *envd.WatchRequest, out *connect.ServerStream[envd.WatchDirResponse]) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	events, root, err := c.watch(ctx, req)
+	events, root, err := h.watch(ctx, c, req)
 	if err != nil {
 		return err
 	}
@@ -121,7 +143,7 @@ type watchers struct {
 
 func (h *filesystemAPI) createWatcher(ctx context.Context, c *call, req *envd.WatchRequest) (*envd.WatcherRef, error) {
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	events, root, err := c.watch(life, req)
+	events, root, err := h.watch(life, c, req)
 	if err != nil {
 		stop()
 		return nil, err

@@ -135,6 +135,69 @@ test('watch recursively', () => box(async (sbx) => {
   await h.stop()
 }))
 
+// stat of coreutils says the same of a directory.
+test('sizes are those of stat', () => box(async (sbx) => {
+  await sbx.files.makeDir('d/in')
+  await sbx.files.write('d/f', '12345')
+  await sbx.commands.run('ln -s f d/l; touch d/in/1 d/in/2')
+  const names = ['d', 'd/f', 'd/in', 'd/l']
+  const want = (await sbx.commands.run('stat -c %s ' + names.join(' '))).stdout.trim().split('\n').map(Number)
+  assert.deepEqual(await Promise.all(names.map(async (n) => (await sbx.files.getInfo(n)).size)), want)
+  const listed = (await sbx.files.list('d')).map((e) => [e.name, e.size])
+  assert.deepEqual(listed, [['f', 5], ['in', want[2]], ['l', want[3]]])
+}), '2.15.0')
+
+test('to overwrite is to write', () => box(async (sbx) => {
+  await sbx.files.write('w/f', 'a longer first')
+  await sbx.commands.run('ln w/f hard; chmod 640 w/f')
+  const seen = []
+  const h = await sbx.files.watchDir('w', (e) => seen.push(`${e.type} ${e.name}`))
+  await sbx.files.write('w/f', 'second')
+  await sbx.files.write('w/g', 'new')
+  await until(() => seen.includes('write g'), 'a write: ' + seen)
+  assert.ok(seen.includes('write f') && !seen.includes('create f') && seen.includes('create g'), seen.join())
+  assert.equal(await sbx.files.read('hard'), 'second')
+  assert.equal((await sbx.commands.run('stat -c "%h %a" hard')).stdout, '2 640\n')
+  await h.stop()
+}))
+
+test('metadata', () => box(async (sbx) => {
+  const w = await sbx.files.write('m/f', 'x', { metadata: { Author: 'me', kind: 'a b' } })
+  assert.deepEqual(w.metadata, { author: 'me', kind: 'a b' })
+  assert.deepEqual((await sbx.files.getInfo('m/f')).metadata, { author: 'me', kind: 'a b' })
+  assert.deepEqual((await sbx.files.list('m')).map((e) => e.metadata), [{ author: 'me', kind: 'a b' }])
+  await sbx.commands.run('ln -s f m/l')
+  assert.deepEqual((await sbx.files.getInfo('m/l')).metadata, { author: 'me', kind: 'a b' })
+  const attr = await sbx.commands.run(`python3 -c "import os; print(os.getxattr('m/f', 'user.e2b.author').decode(), os.listxattr('m/f'))"`)
+  assert.equal(attr.stdout, "me ['user.e2b.author', 'user.e2b.kind']\n")
+  await sbx.commands.run(`python3 -c "import os; os.setxattr('m/f', 'user.other', b'stays'); os.setxattr('m/f', 'user.e2b.shell', b'set')"`)
+  assert.deepEqual((await sbx.files.getInfo('m/f')).metadata, { author: 'me', kind: 'a b', shell: 'set' })
+  await sbx.files.rename('m/f', 'm/g')
+  assert.equal((await sbx.files.getInfo('m/g')).metadata.author, 'me')
+  await sbx.files.write('m/g', 'y', { metadata: { kind: 'other' } }) // all at once
+  assert.deepEqual((await sbx.files.getInfo('m/g')).metadata, { kind: 'other' })
+  await sbx.files.write('m/g', 'z')
+  assert.equal((await sbx.files.getInfo('m/g')).metadata, undefined)
+  assert.equal((await sbx.commands.run(`python3 -c "import os; print(os.listxattr('m/g'))"`)).stdout, "['user.other']\n")
+  const both = await sbx.files.writeFiles([{ path: 'm/1', data: '1' }, { path: 'm/2', data: '2' }], { metadata: { k: 'v' } })
+  assert.deepEqual(both.map((f) => f.metadata), [{ k: 'v' }, { k: 'v' }])
+  await rejects(sbx.files.write('m/g', 'x', { metadata: { k: 'v'.repeat(5000) } }), 'InvalidArgumentError', 'SandboxError')
+  await rejects(sbx.files.write('m/g', 'x', { metadata: { 'a key': 'v' } }), 'InvalidArgumentError', 'SandboxError')
+}), '2.51.0')
+
+test('watch with entries', () => box(async (sbx) => {
+  await sbx.files.makeDir('w')
+  const seen = []
+  const h = await sbx.files.watchDir('w', (e) => seen.push(e), { includeEntry: true })
+  await sbx.files.write('w/f', '12345', { metadata: { k: 'v' } })
+  const e = await until(() => seen.find((e) => e.type === 'write' && e.name === 'f')?.entry, 'a write with an entry')
+  assert.deepEqual([e.path, e.type, e.size, e.owner, e.metadata], ['/home/user/w/f', 'file', 5, 'user', { k: 'v' }])
+  await sbx.files.remove('w/f')
+  const gone = await until(() => seen.find((e) => e.type === 'remove'), 'a removal')
+  assert.equal(gone.entry, undefined)
+  await h.stop()
+}), '2.51.0')
+
 test('a large file', () => box(async (sbx) => {
   const data = Buffer.alloc(30_000_000, 'abcdefgh')
   await sbx.files.write('large', new Blob([data]))

@@ -1,4 +1,4 @@
-import { Sandbox, assert, rejects, sdk, test } from './harness.mjs'
+import { Sandbox, assert, rejects, sdk, test, until } from './harness.mjs'
 
 const { Volume } = sdk
 
@@ -96,3 +96,20 @@ test('volumes: sandboxes share one', () => volume(async (vol) => {
   assert.equal((await c.commands.run('cat /mnt/data/a /mnt/data/b')).stdout, 'from a\nfrom b')
   await c.kill()
 }), '2.18.0')
+
+test('volumes: watched on request', () => volume(async (vol) => {
+  const sbx = await Sandbox.create({ timeoutMs: 60_000, volumeMounts: { '/mnt/vol': vol } })
+  try {
+    await sbx.files.makeDir('/mnt/vol/d')
+    const e = await rejects(sbx.files.watchDir('/mnt/vol/d', () => {}), 'InvalidArgumentError')
+    assert.match(e.message, /network filesystem/)
+    const seen = []
+    const h = await sbx.files.watchDir('/mnt/vol/d', (e) => seen.push(`${e.type} ${e.name}`), { allowNetworkMounts: true })
+    await sbx.files.write('/mnt/vol/d/f', 'x', { metadata: { k: 'v' } })
+    await until(() => seen.includes('write f'), 'a write: ' + seen)
+    assert.deepEqual((await sbx.files.getInfo('/mnt/vol/d/f')).metadata, { k: 'v' })
+    await h.stop()
+  } finally {
+    await sbx.kill()
+  }
+}), '2.51.0')

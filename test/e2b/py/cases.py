@@ -10,7 +10,7 @@ import uuid
 
 import e2b
 
-from harness import SYNC, Box, Sandbox, raises, since, test, until
+from harness import SYNC, Box, Sandbox, kind, raises, since, test, until
 
 MISSING = ("SandboxNotFoundException", "NotFoundException")
 # Old versions pass on what their HTTP library says of a stream that is cut off.
@@ -333,6 +333,103 @@ async def _():
         await sbx.files.remove("w/sub/f")
         await until(lambda: saw("remove sub/f"), f"a removal: {seen}")
         await h.stop()
+
+
+class Watch:
+    """Watches a directory with either SDK."""
+
+    def __init__(self, sbx, path, **opts):
+        self.sbx, self.path, self.opts, self.seen = sbx, path, opts, []
+
+    async def __aenter__(self):
+        if SYNC:
+            self.h = await self.sbx.files.watch_dir(self.path, **self.opts)
+        else:
+            self.h = await self.sbx.files.watch_dir(self.path, on_event=self.seen.append, **self.opts)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.h.stop()
+
+    async def saw(self, what):
+        if SYNC:
+            self.seen += await self.h.get_new_events()
+        return next((e for e in self.seen if f"{e.type.value} {e.name}" == what), None)
+
+
+@test("files: sizes are those of stat")
+async def _():
+    async with Box() as sbx:
+        await sbx.files.make_dir("d/in")
+        await sbx.files.write("d/f", "12345")
+        await sbx.commands.run("ln -s f d/l; touch d/in/1 d/in/2")
+        names = ["d", "d/f", "d/in", "d/l"]
+        want = [int(n) for n in (await sbx.commands.run("stat -c %s " + " ".join(names))).stdout.split()]
+        assert [(await sbx.files.get_info(n)).size for n in names] == want
+        assert [(e.name, e.size) for e in await sbx.files.list("d")] == [("f", 5), ("in", want[2]), ("l", want[3])]
+
+
+@test("files: to overwrite is to write")
+async def _():
+    async with Box() as sbx:
+        await sbx.files.write("w/f", "a longer first")
+        await sbx.commands.run("ln w/f hard; chmod 640 w/f")
+        async with Watch(sbx, "w") as w:
+            await sbx.files.write("w/f", "second")
+            await sbx.files.write("w/g", "new")
+            await until(lambda: w.saw("write g"), "a write")
+            assert await w.saw("write f") and await w.saw("create g") and not await w.saw("create f"), w.seen
+        assert await sbx.files.read("hard") == "second"
+        assert (await sbx.commands.run('stat -c "%h %a" hard')).stdout == "2 640\n"
+
+
+@test("files: metadata", "2.40.0")
+async def _():
+    async with Box() as sbx:
+        w = await sbx.files.write("m/f", "x", metadata={"Author": "me", "kind": "a b"})
+        assert w.metadata == {"author": "me", "kind": "a b"}, w
+        assert (await sbx.files.get_info("m/f")).metadata == {"author": "me", "kind": "a b"}
+        assert [e.metadata for e in await sbx.files.list("m")] == [{"author": "me", "kind": "a b"}]
+        got = await sbx.commands.run("""python3 -c "import os; print(os.getxattr('m/f', 'user.e2b.author').decode())" """)
+        assert got.stdout == "me\n"
+        await sbx.files.write("m/f", "y", metadata={"kind": "other"})  # all at once
+        assert (await sbx.files.get_info("m/f")).metadata == {"kind": "other"}
+        await sbx.files.write("m/f", "z")
+        assert (await sbx.files.get_info("m/f")).metadata is None
+        both = await sbx.files.write_files([{"path": "m/1", "data": "1"}, {"path": "m/2", "data": "2"}], metadata={"k": "v"})
+        assert [f.metadata for f in both] == [{"k": "v"}, {"k": "v"}]
+        await raises(sbx.files.write("m/f", "x", metadata={"k": "v" * 5000}), "InvalidArgumentException", "SandboxException")
+
+
+@test("files: watch with entries", "2.40.0")
+async def _():
+    async with Box() as sbx:
+        await sbx.files.make_dir("w")
+        async with Watch(sbx, "w", include_entry=True) as w:
+            await sbx.files.write("w/f", "12345", metadata={"k": "v"})
+            e = (await until(lambda: w.saw("write f"), "a write")).entry
+            assert (e.path, e.type.value, e.owner, e.metadata) == ("/home/user/w/f", "file", "user", {"k": "v"}), e
+            await sbx.files.remove("w/f")
+            assert (await until(lambda: w.saw("remove f"), "a removal")).entry is None
+
+
+@test("volumes: watched on request", "2.40.0")
+async def _():
+    vol = await kind("Volume").create("Vol_" + uuid.uuid4().hex)
+    try:
+        async with Box(volume_mounts={"/mnt/vol": getattr(vol, "it", vol)}) as sbx:
+            await sbx.files.make_dir("/mnt/vol/d")
+            if SYNC:
+                e = await raises(sbx.files.watch_dir("/mnt/vol/d"), "InvalidArgumentException")
+            else:
+                e = await raises(sbx.files.watch_dir("/mnt/vol/d", on_event=print), "InvalidArgumentException")
+            assert "network filesystem" in str(e)
+            async with Watch(sbx, "/mnt/vol/d", allow_network_mounts=True) as w:
+                await sbx.files.write("/mnt/vol/d/f", "x", metadata={"k": "v"})
+                await until(lambda: w.saw("write f"), "a write")
+            assert (await sbx.files.get_info("/mnt/vol/d/f")).metadata == {"k": "v"}
+    finally:
+        await kind("Volume").destroy(vol.volume_id)
 
 
 @test("files: a large one")
