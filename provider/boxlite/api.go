@@ -1,18 +1,19 @@
 package boxlite
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -98,10 +99,6 @@ func missing(err error) bool {
 	return r.Status == http.StatusNotFound && r.Code == "not_found"
 }
 
-func (a *api) strange(message string) error {
-	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.Base.Host, Message: message}
-}
-
 // account returns whom the server takes us for, and asks once. A server without
 // accounts does not know the question.
 func (a *api) account(ctx context.Context) (*principal, error) {
@@ -126,7 +123,7 @@ func (a *api) account(ctx context.Context) (*principal, error) {
 		who.Prefix = a.prefix
 	}
 	if who.Prefix != "" && !usablePrefix.MatchString(who.Prefix) {
-		return nil, a.strange("the server names no usable prefix of paths")
+		return nil, a.Strange("the server names no usable prefix of paths")
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -191,19 +188,6 @@ func stateOf(status string) sandbox.State {
 	return sandbox.Lost
 }
 
-// usable is the error of a box whose status lets nothing be done with it.
-func (a *api) usable(id sandbox.ID, b box) error {
-	switch stateOf(b.Status) {
-	case sandbox.Failed:
-		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(id), Message: "the server says that the box has failed", Hint: "remove it, and restore a snapshot if there is one",
-		}
-	case sandbox.Lost:
-		return a.strange(fmt.Sprintf("the server says that the box is %q, and that tells nothing", b.Status))
-	}
-	return nil
-}
-
 // usableID is an id or a name that can be part of a path.
 var usableID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$`)
 
@@ -218,9 +202,9 @@ func (a *api) check(b box, want string, err error) error {
 	case err != nil:
 		return err
 	case !usableID.MatchString(b.ID):
-		return a.strange("the server names no box")
+		return a.Strange("the server names no box")
 	case b.ID != want && b.Name != want:
-		return a.strange("the server answers for another box")
+		return a.Strange("the server answers for another box")
 	}
 	return nil
 }
@@ -264,63 +248,103 @@ func (a *api) list(ctx context.Context, prefix string) (all []box, err error) {
 	}
 }
 
-// remove ends a box, whether it runs or not, and removes all of it.
-func (a *api) remove(ctx context.Context, id string) error {
-	path, err := a.path(ctx, "/boxes/"+id+"?force=true")
+// named returns the box with a name. That there is none is hosted.ErrNone: the
+// server says so, and does not list it.
+func (a *api) named(ctx context.Context, name string) (box, error) {
+	b, err := a.get(ctx, name)
+	if !missing(err) {
+		return b, err
+	}
+	all, err := a.list(ctx, name)
+	for _, b := range all {
+		if b.Name == name {
+			return b, nil
+		}
+	}
+	return box{}, cmp.Or(err, hosted.ErrNone)
+}
+
+// describe says what the server knows of a box.
+func (b box) describe(id sandbox.ID) hosted.Box {
+	return hosted.Box{ID: b.ID, Sandbox: id, Status: b.Status, State: stateOf(b.Status), Created: b.Created}
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, id sandbox.ID, boxID string) (hosted.Box, error) {
+	b, err := a.get(ctx, boxID)
+	if missing(err) {
+		err = hosted.ErrNone
+	}
+	return b.describe(id), err
+}
+
+// Find implements hosted.Service.
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+	b, err := a.named(ctx, boxName(scope, id))
+	return b.describe(id), err
+}
+
+// List implements hosted.Service.
+func (a *api) List(ctx context.Context, scope string) (ours []hosted.Box, err error) {
+	all, err := a.list(ctx, namesOf(scope))
+	for _, b := range all {
+		ours = append(ours, b.describe(sandbox.ID(strings.TrimPrefix(b.Name, namesOf(scope)))))
+	}
+	return ours, err
+}
+
+// End implements hosted.Service, whether a box runs or not.
+func (a *api) End(ctx context.Context, _ sandbox.ID, boxID string) error {
+	path, err := a.path(ctx, "/boxes/"+boxID+"?force=true")
 	if err != nil {
 		return err
 	}
-	return a.Remove(ctx, path)
+	if err := a.Remove(ctx, path); !missing(err) {
+		return err
+	}
+	return hosted.ErrNone
 }
 
-// How long a status may take to change, and how often it is asked for.
+// Clear implements hosted.Service: boxes have nothing besides.
+func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
+
+// Account implements hosted.Service.
+func (a *api) Account(ctx context.Context) (string, error) {
+	who, err := a.account(ctx)
+	if err != nil {
+		return "", err
+	}
+	return who.name(), nil
+}
+
+// Credential implements hosted.Service.
+func (a *api) Credential() string { return a.prefix + "\n" + a.key.Account() }
+
 const (
-	settling = 2 * time.Minute
-	fastPoll = 50 * time.Millisecond
-	slowPoll = time.Second
 	// moves is how often a box is started or stopped that does not do so.
-	moves = 5
+	moves     = 5
+	firstMove = 50 * time.Millisecond
 )
 
-// settled waits until a box is in none of the statuses.
-func (a *api) settled(ctx context.Context, id sandbox.ID, boxID string, passing ...string) (box, error) {
-	start := time.Now()
-	for wait := fastPoll; ; wait = min(2*wait, slowPoll) {
-		b, err := a.get(ctx, boxID)
-		if err == nil {
-			err = a.usable(id, b)
-		}
-		if err != nil || !slices.Contains(passing, b.Status) {
-			return b, err
-		}
-		if time.Since(start) > settling {
-			return b, a.strange("the box is still " + b.Status)
-		}
-		if err := rest.Sleep(ctx, wait); err != nil {
-			return b, err
-		}
-	}
-}
-
 // start starts a box, if it does not run.
-func (a *api) start(ctx context.Context, id sandbox.ID, boxID string) error {
-	return a.move(ctx, id, boxID, "start", statusRunning, nil)
+func (p *Provider) start(ctx context.Context, id sandbox.ID, boxID string) error {
+	return p.move(ctx, id, boxID, "start", statusRunning, nil)
 }
 
 // stop stops a box, if it is not stopped.
-func (a *api) stop(ctx context.Context, id sandbox.ID, boxID string) error {
-	return a.move(ctx, id, boxID, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
+func (p *Provider) stop(ctx context.Context, id sandbox.ID, boxID string) error {
+	return p.move(ctx, id, boxID, "stop", statusStopped, map[string]int{"timeout_seconds": stopSeconds})
 }
 
 // move brings a box into a status. A call whose answer is lost, or that somebody
 // else was faster with, has done so if the box is in it.
-func (a *api) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
+func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
 	for n := 1; ; n++ {
-		b, err := a.settled(ctx, id, boxID, statusStopping, statusPaused)
-		if err != nil || b.Status == want {
+		now, err := p.Settled(ctx, id, boxID, func(b hosted.Box) bool { return b.Status != statusStopping && b.Status != statusPaused })
+		if err != nil || now.Status == want {
 			return err
 		}
-		b, err = a.box(ctx, http.MethodPost, "/boxes/"+boxID+"/"+verb, boxID, in)
+		b, err := p.api.box(ctx, http.MethodPost, "/boxes/"+boxID+"/"+verb, boxID, in)
 		if err == nil && b.Status == want {
 			return nil
 		}
@@ -329,18 +353,18 @@ func (a *api) move(ctx context.Context, id sandbox.ID, boxID, verb, want string,
 			return err
 		}
 		if n == moves {
-			return a.strange("the box does not " + verb)
+			return p.Strange("the box does not " + verb)
 		}
-		if err := rest.Sleep(ctx, fastPoll<<(n-1)); err != nil {
+		if err := rest.Sleep(ctx, firstMove<<(n-1)); err != nil {
 			return err
 		}
 	}
 }
 
 // awake is the error of a box that stands still.
-func awake(id sandbox.ID, b box) error {
+func awake(b hosted.Box) error {
 	if b.Status == statusRunning {
 		return nil
 	}
-	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "the service has stopped the sandbox", Hint: "resume it with: atoll resume"}
+	return &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(b.Sandbox), Message: "the service has stopped the sandbox", Hint: "resume it with: atoll resume"}
 }

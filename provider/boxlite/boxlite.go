@@ -18,12 +18,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/internal/guest/program"
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
@@ -72,18 +68,11 @@ func FromEnvironment(dir string, lookup func(string) string) Options {
 // Provider makes sandboxes with a server. Its methods may be called
 // concurrently.
 type Provider struct {
+	*hosted.Core
 	opts    Options
 	api     *api
-	boxes   hosted.Boxes
 	saved   records.Dir[savedRecord]
-	expiry  hosted.Expiry
 	volumes []volume
-	kit     guestkit.Kit
-	work    sync.WaitGroup // what goes on after its caller gave up
-
-	open  context.Context // ends with Close
-	close context.CancelFunc
-	conns sync.WaitGroup
 }
 
 var (
@@ -107,22 +96,16 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{opts: opts, api: a, boxes: hosted.Open(opts.Dir), saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}}
+	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client, Expires: true,
+		Hint: "use the BOXLITE_REST_URL and the BOXLITE_API_KEY that it was made with",
+	}}
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {
 		p.volumes = append(p.volumes, volume{Managed: opts.Volumes[path], Path: path})
 	}
-	p.open, p.close = context.WithCancel(context.Background())
-	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
-	p.expiry.Boxes, p.expiry.Erase = p.boxes, p.erase
-	if len(p.boxes.IDs()) == 0 {
-		return p, nil
-	}
-	binding, err := p.Binding(p.open)
-	if err != nil {
+	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}
-	p.boxes.Forget(binding)
-	p.expiry.WatchAll(binding)
 	return p, nil
 }
 
@@ -158,18 +141,4 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the server, and not with the server itself",
 	})
 	return facts, nil
-}
-
-// ErrorCode implements driver.Provider.
-func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
-
-// Close implements driver.Provider. It waits for what went on after its caller
-// gave up, and ends all connections.
-func (p *Provider) Close() error {
-	p.expiry.Close()
-	p.work.Wait()
-	p.close()
-	p.conns.Wait()
-	p.api.HTTP.CloseIdleConnections()
-	return nil
 }

@@ -2,19 +2,12 @@ package boxlite
 
 import (
 	"context"
-	"errors"
-	"iter"
-	"maps"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/records"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -66,24 +59,13 @@ func (*Provider) EgressAbility() sandbox.EgressAbility {
 // egress says in the server's words what a sandbox may reach. Nothing is a mode
 // and not an empty list, which would be everything.
 func egress(rules *sandbox.EgressRules) flow {
-	f := flow{Mode: disabled}
-	if rules == nil {
-		return f
-	}
-	for _, t := range rules.Allow {
-		if t.Host != "" {
-			f.Allow = append(f.Allow, t.Host)
-		} else {
-			f.Allow = append(f.Allow, t.Prefix.String())
-		}
-	}
-	switch {
-	case rules.Open:
+	if rules != nil && rules.Open {
 		return flow{Mode: enabled}
-	case len(f.Allow) > 0:
-		f.Mode = enabled
 	}
-	return f
+	if allow := hosted.Destinations(rules); len(allow) > 0 {
+		return flow{Mode: enabled, Allow: allow}
+	}
+	return flow{Mode: disabled}
 }
 
 // CheckImage implements driver.ImageChecker. The server fetches images; it
@@ -152,87 +134,36 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	return p.make(ctx, spec, p.request)
 }
 
-// make makes a sandbox whose box ask asks for. Nothing is left of one that is
-// not returned.
+// make makes a sandbox whose box ask asks for.
 func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(context.Context, *creation) (box, error)) (driver.Instance, error) {
 	var c creation
-	scope, err := p.boxes.Scope()
+	scope, err := p.Scope()
 	if err == nil {
 		err = p.complete(&c, spec, scope)
 	}
 	if err != nil {
 		return nil, err
 	}
-	find := func() error {
-		_, err := p.find(ctx, spec.ID)
-		return err
-	}
-	in, err := hosted.Create(ctx, p.boxes, &p.work, "boxlite.create", spec.ID, find, func(l *records.Locked[hosted.Record]) (*Instance, error) {
-		return p.settle(ctx, l, spec, &c, ask)
+	var b box
+	return hosted.Make(ctx, p.Core, &hosted.Making[*Instance]{
+		Spec: spec, Life: spec.Lifetime.HardTimeout(), Network: c.Network.Outbound.digest(),
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			b, err = ask(ctx, &c)
+			return b.describe(spec.ID), err
+		},
+		Confirm:  func() error { return p.confirm(b, &c) },
+		Instance: func(b hosted.Box, ends time.Time) *Instance { return p.instance(spec.ID, b.ID, ends) },
+		// The guest keeps what it is given in the box: whoever starts that again,
+		// with whatever client, starts a guest that knows it.
+		Begin: func(ctx context.Context, in *Instance) error {
+			err := p.start(ctx, spec.ID, b.ID)
+			if err == nil && c.Network.Outbound.Mode == disabled {
+				err = in.inside.isolated(ctx)
+			}
+			return err
+		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return in, nil
 }
-
-// settle makes a sandbox ready for commands, or nothing.
-func (p *Provider) settle(ctx context.Context, l *records.Locked[hosted.Record], spec *sandbox.Spec, c *creation, ask func(context.Context, *creation) (box, error)) (*Instance, error) {
-	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), hosted.Making)
-	defer cancel()
-	b, err := ask(asking, c)
-	if err != nil {
-		return nil, errors.Join(err, l.Remove())
-	}
-	var ends time.Time
-	if life := spec.Lifetime.HardTimeout(); life > 0 {
-		ends = time.Now().Add(life)
-	}
-	in := p.instance(spec.ID, b.ID, ends)
-	if err = ctx.Err(); err == nil {
-		err = p.confirm(b, c)
-	}
-	if err == nil {
-		err = p.remember(asking, l, hosted.Record{Box: b.ID, Ends: ends, Network: c.Network.Outbound.digest(), Labels: spec.Labels})
-	}
-	if err == nil {
-		err = p.api.start(asking, spec.ID, b.ID)
-	}
-	if err == nil && c.Network.Outbound.Mode == disabled {
-		err = in.inside.isolated(ctx)
-	}
-	if err == nil {
-		// The guest keeps it in the box: whoever starts that again, with whatever
-		// client, starts a guest that knows it.
-		def := guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Hostname: spec.Hostname}
-		err = in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error { return g.Configure(ctx, def) })
-	}
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	if err == nil {
-		p.expiry.Watch(spec.ID, ends)
-		return in, nil
-	}
-	in.Finish(guestkit.Killed)
-	return nil, errors.Join(err, p.erase(asking, spec.ID, b.ID), l.Remove())
-}
-
-// remember writes the record of a sandbox of the present account.
-func (p *Provider) remember(ctx context.Context, l *records.Locked[hosted.Record], r hosted.Record) (err error) {
-	who, err := p.api.account(ctx)
-	if err == nil {
-		r.Account = who.name()
-		r.Binding, err = p.Binding(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	return l.Write(r)
-}
-
-// searches is how often a box is looked for whose making was not answered.
-const searches = 3
 
 // request asks for a box, with a key by which the server knows the same request.
 // If the answer does not come, or is about another box, the one that was made is
@@ -252,166 +183,36 @@ func (p *Provider) request(ctx context.Context, c *creation) (box, error) {
 	return p.api.made(ctx, c.Name, b, p.api.check(b, c.Name, err))
 }
 
-// made reads back what there is of a box that was asked for.
+// made reads back what there is of a box that was asked for. A conflict may be
+// with the box itself: the request was made again, perhaps.
 func (a *api) made(ctx context.Context, name string, b box, err error) (box, error) {
-	switch code := sandbox.CodeOf(err); {
-	case err == nil:
+	if hosted.Refused(err) && sandbox.CodeOf(err) != sandbox.CodeConflict {
+		return box{}, err
+	}
+	if err == nil {
 		if now, err := a.get(ctx, b.ID); err == nil && now.Name == name {
 			return now, nil
 		}
-	case code == sandbox.CodeUnavailable, code == sandbox.CodeTimeout, code == sandbox.CodeConflict, errors.Is(err, context.DeadlineExceeded):
-	default:
-		return box{}, err // it was refused
 	}
-	for n := range searches {
-		if n > 0 {
-			if err := rest.Sleep(ctx, slowPoll); err != nil {
-				return box{}, err
-			}
-		}
-		if now, lookup := a.named(ctx, name); lookup == nil {
-			return now, nil
-		}
-	}
-	if err == nil {
-		err = a.strange("the server does not show the box that it made")
-	}
-	return box{}, err
+	return hosted.Search(ctx, &a.Client, err, func() (box, error) { return a.named(ctx, name) })
 }
 
 // confirm checks that a box is as it was asked for.
 func (p *Provider) confirm(b box, c *creation) error {
 	switch {
 	case c.CPUs > 0 && b.CPUs != c.CPUs, c.Memory > 0 && b.Memory != c.Memory:
-		return p.api.strange("the server does not confirm the size of the box")
+		return p.Strange("the server does not confirm the size of the box")
 	case b.AutoStop != c.AutoStop || b.AutoDelete != c.AutoDelete:
-		return p.api.strange("the server does not confirm the lifetime of the box")
+		return p.Strange("the server does not confirm the lifetime of the box")
 	}
 	return nil
 }
 
-// erase ends a box. That the server does not know it counts only if it does not
-// list it either.
-func (p *Provider) erase(ctx context.Context, id sandbox.ID, boxID string) error {
-	err := p.api.remove(ctx, boxID)
-	if !missing(err) {
-		return err
-	}
-	b, err := p.find(ctx, id)
-	switch {
-	case sandbox.CodeOf(err) == sandbox.CodeGone, err == nil && b.ID != boxID:
-		return nil
-	case err == nil:
-		return p.api.strange("the server lists the box and says that it does not know it")
-	}
-	return err
-}
-
-// named returns the box with a name. That there is none is CodeNotFound: the
-// server says so, and does not list it.
-func (a *api) named(ctx context.Context, name string) (box, error) {
-	b, err := a.get(ctx, name)
-	if !missing(err) {
-		return b, err
-	}
-	all, listing := a.list(ctx, name)
-	if listing != nil {
-		return box{}, listing
-	}
-	for _, b := range all {
-		if b.Name == name {
-			return b, nil
-		}
-	}
-	return box{}, err
-}
-
-// find asks the server for a sandbox of ours.
-func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
-	if err := ctx.Err(); err != nil {
-		return box{}, err
-	}
-	scope, err := p.boxes.Scope()
-	if err != nil {
-		return box{}, err
-	}
-	b, err := p.api.named(ctx, boxName(scope, id))
-	if !missing(err) {
-		return b, err
-	}
-	who, err := p.api.account(ctx)
-	if err != nil {
-		return box{}, err
-	}
-	return box{}, p.boxes.Absent(id, p.api.binding(scope), who.name(), "use the BOXLITE_REST_URL and the BOXLITE_API_KEY that it was made with")
-}
-
-// Binding implements driver.Binder. It asks nobody, so the account is known by
-// the key, or by the file or command that a key comes from.
-func (p *Provider) Binding(ctx context.Context) (string, error) {
-	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	scope, err := p.boxes.Scope()
-	return p.api.binding(scope), err
-}
-
-func (a *api) binding(scope string) string {
-	return hosted.Binding(a.Base, scope, a.prefix+"\n"+a.key.Account())
-}
-
 // Attach implements driver.Provider. It leaves a stopped sandbox stopped.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	b, err := p.find(ctx, id)
-	if err == nil {
-		err = p.api.usable(id, b)
-	}
+	b, err := p.Living(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	ends := p.boxes.Of(id, b.ID).Ends
-	p.expiry.Watch(id, ends)
-	return p.instance(id, b.ID, ends), nil
-}
-
-// List implements driver.Provider. Labels are from the records: the server keeps
-// none.
-func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
-	return func(yield func(driver.Found, error) bool) {
-		var all []box
-		scope, err := p.boxes.Scope()
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err == nil {
-			all, err = p.api.list(ctx, namesOf(scope))
-		}
-		if err != nil {
-			yield(driver.Found{}, err)
-			return
-		}
-		for _, b := range all {
-			id := sandbox.ID(strings.TrimPrefix(b.Name, namesOf(scope)))
-			f := driver.Found{ID: id, State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{}, Engine: Name}
-			maps.Copy(f.Labels, p.boxes.Of(id, b.ID).Labels)
-			if f.State == sandbox.Failed {
-				f.Exit = &sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the server says that the box has failed"}
-			}
-			if sandbox.ValidateName(string(id)) == nil && !yield(f, nil) {
-				return
-			}
-		}
-	}
-}
-
-// State implements driver.StateTeller: others stop and start boxes, too.
-func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
-	b, err := p.find(ctx, id)
-	if err == nil {
-		err = p.api.usable(id, b)
-	}
-	if err != nil {
-		return "", err
-	}
-	return stateOf(b.Status), nil
+	return p.instance(id, b.ID, p.Of(id, b.ID).Ends), nil
 }

@@ -23,20 +23,22 @@ func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: stri
 // make makes a sandbox that is destroyed with the test.
 func (w *world) make(t *testing.T, p *boxlite.Provider, s *sandbox.Spec) driver.Instance {
 	t.Helper()
-	in, err := p.Create(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
+	return w.faulty(p, nil).Make(t, s)
+}
+
+// faulty is the server for the tests that all services have.
+func (w *world) faulty(p, again *boxlite.Provider) *hostedtest.Faulty {
+	return &hostedtest.Faulty{
+		Faults: &w.Faults, Provider: p, Again: again, Boxes: boxesPath, Box: boxPath, Key: service.Key, Looks: 1,
+		NotFound: `{"error":{"code":"not_found","type":"NotFoundError","message":"box not found"}}`, Invalid: invalid, Busy: busy, Nothing: `{"boxes":[]}`,
+		Other: hostedtest.Replace(`"box_id":"`, `"box_id":"0`), Spec: spec,
+		Count: func() (int, int) { return len(w.IDs()), 0 },
+		Force: func(status string) {
+			for _, id := range w.IDs() {
+				w.Force(id, status)
+			}
+		},
 	}
-	t.Cleanup(func() {
-		w.Faults.Clear()
-		for _, id := range w.IDs() {
-			w.Force(id, "")
-		}
-		if err := in.Destroy(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("Destroy: %v", err)
-		}
-	})
-	return in
 }
 
 // stopped has another client of the server stop a box.
@@ -59,143 +61,64 @@ func resume(t *testing.T, in driver.Instance) error {
 const (
 	boxesPath = "/v1/" + service.Prefix + "/boxes"
 	boxPath   = boxesPath + "/*"
-	notFound  = `{"error":{"code":"not_found","type":"NotFoundError","message":"box not found"}}`
 	invalid   = `{"error":{"code":"invalid_argument","type":"InvalidArgumentError","message":"no"}}`
 	busy      = `{"error":{"code":"invalid_state","type":"InvalidStateError","message":"box is stopping"}}`
 )
 
-// swap has an answer say something else.
-func swap(from, to string) func([]byte) []byte {
-	return func(body []byte) []byte { return bytes.Replace(body, []byte(from), []byte(to), 1) }
-}
-
-// Whatever happens to the requests that make a sandbox, there is one or none, and
-// it is asked for once unless the server refused it.
 func TestCreateFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t)
-	fault := func(method, path string, f servicetest.Fault) servicetest.Fault {
-		f.Method, f.Path, f.Times = method, path, 1
-		return f
+	post := func(path string, f servicetest.Fault) servicetest.Fault {
+		return hostedtest.At(http.MethodPost, path, f)
 	}
-	post := func(f servicetest.Fault) servicetest.Fault { return fault(http.MethodPost, boxesPath, f) }
-	start := func(f servicetest.Fault) servicetest.Fault { return fault(http.MethodPost, boxPath+"/start", f) }
+	start := boxPath + "/start"
 	// The first GET asks whether there is such a box already.
-	get := func(f servicetest.Fault) servicetest.Fault { f.Skip = 1; return fault(http.MethodGet, boxPath, f) }
-	for name, tt := range map[string]struct {
-		fault servicetest.Fault
-		want  sandbox.Code // empty: it is made
-		posts int
-	}{
-		"lost answer":           {post(servicetest.Fault{Lose: true}), "", 2}, // net/http repeats what has an idempotency key
-		"5xx after it acted":    {post(servicetest.Fault{Status: 502, Act: true}), "", 1},
-		"truncated answer":      {post(servicetest.Fault{Truncate: 40}), "", 1},
-		"another id":            {post(servicetest.Fault{Rewrite: swap(`"box_id":"`, `"box_id":"0`)}), "", 1},
-		"another name":          {post(servicetest.Fault{Rewrite: swap(`"name":"`, `"name":"0`)}), "", 1},
-		"false 404":             {get(servicetest.Fault{Status: 404, Body: notFound}), "", 1},
-		"slow":                  {post(servicetest.Fault{Delay: 300 * time.Millisecond}), "", 1},
-		"too many requests":     {servicetest.TooMany(http.MethodPost, boxesPath, time.Second, 1), "", 2},
-		"start: lost answer":    {start(servicetest.Fault{Lose: true}), "", 1},
-		"start: 503":            {start(servicetest.Fault{Status: 503}), "", 1},
-		"start: 409":            {start(servicetest.Fault{Status: 409, Body: busy}), "", 1},
-		"start: refused":        {start(servicetest.Fault{Status: 400, Body: invalid}), sandbox.CodeInvalid, 1},
-		"exec: lost answer":     {fault(http.MethodPost, boxPath+"/exec", servicetest.Fault{Lose: true}), sandbox.CodeUnavailable, 1},
-		"upload is refused":     {fault(http.MethodPut, boxPath+"/files", servicetest.Fault{Status: 400, Body: invalid}), "", 1},
-		"5xx":                   {post(servicetest.Fault{Status: 503}), sandbox.CodeUnavailable, 1},
-		"refused":               {post(servicetest.Fault{Status: 400, Body: invalid}), sandbox.CodeInvalid, 1},
-		"no size":               {get(servicetest.Fault{Rewrite: swap(`"memory_mib":256`, `"memory_mib":512`)}), sandbox.CodeUnavailable, 1},
-		"no lifetime":           {get(servicetest.Fault{Rewrite: swap(`"auto_stop":3600`, `"auto_stop":900`)}), sandbox.CodeUnavailable, 1},
-		"an image that is none": {servicetest.Fault{Path: "/none"}, sandbox.CodeInvalid, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w.Faults.Clear()
-			w.Faults.Add(tt.fault)
-			s := spec("sb-create")
-			s.Resources.Memory, s.Lifetime.Timeout = 256<<20, time.Hour
-			if tt.fault.Path == "/none" {
-				s.Image = "no/such:image"
-			}
-			in, err := p.Create(t.Context(), s)
-			if got := p.ErrorCode(err); got != tt.want || (err == nil) != (tt.want == "") {
-				t.Errorf("code %q, want %q: %v", got, tt.want, err)
-			}
-			if n := w.Faults.Requests(http.MethodPost, boxesPath); n != tt.posts {
-				t.Errorf("it was asked for %d times, want %d", n, tt.posts)
-			}
-			want := 0
-			if in != nil {
-				want = 1
-				if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
-					t.Errorf("it says %q", got)
-				}
-			}
-			if n := len(w.IDs()); n != want {
-				t.Errorf("there are %d boxes, want %d", n, want)
-			}
-			if in != nil {
-				if err := in.Destroy(t.Context()); err != nil || len(w.IDs()) > 0 {
-					t.Errorf("Destroy: %v, %d are left", err, len(w.IDs()))
-				}
-			}
-		})
+	get := func(from, to string) servicetest.Fault {
+		return hostedtest.At(http.MethodGet, boxPath, servicetest.Fault{Skip: 1, Rewrite: hostedtest.Replace(from, to)})
+	}
+	f := w.faulty(w.open(t), nil)
+	f.Spec = func(id sandbox.ID) *sandbox.Spec {
+		s := spec(id)
+		s.Resources.Memory, s.Lifetime.Timeout = 256<<20, time.Hour
+		return s
+	}
+	f.Create(t, map[string]hostedtest.CreateFault{
+		"lost answer":        {Fault: post(boxesPath, servicetest.Fault{Lose: true}), Posts: 2}, // net/http repeats what has an idempotency key
+		"another name":       {Fault: post(boxesPath, servicetest.Fault{Rewrite: hostedtest.Replace(`"name":"`, `"name":"0`)}), Posts: 1},
+		"start: lost answer": {Fault: post(start, servicetest.Fault{Lose: true}), Posts: 1},
+		"start: 503":         {Fault: post(start, servicetest.Fault{Status: 503}), Posts: 1},
+		"start: 409":         {Fault: post(start, servicetest.Fault{Status: 409, Body: busy}), Posts: 1},
+		"start: refused":     {Fault: post(start, servicetest.Fault{Status: 400, Body: invalid}), Want: sandbox.CodeInvalid, Posts: 1},
+		"exec: lost answer":  {Fault: post(boxPath+"/exec", servicetest.Fault{Lose: true}), Want: sandbox.CodeUnavailable, Posts: 1},
+		"upload is refused":  {Fault: hostedtest.At(http.MethodPut, boxPath+"/files", servicetest.Fault{Status: 400, Body: invalid}), Posts: 1},
+		"no size":            {Fault: get(`"memory_mib":256`, `"memory_mib":512`), Want: sandbox.CodeUnavailable, Posts: 1},
+		"no lifetime":        {Fault: get(`"auto_stop":3600`, `"auto_stop":900`), Want: sandbox.CodeUnavailable, Posts: 1},
+	})
+	s := spec("sb-image")
+	s.Image = "no/such:image"
+	if _, err := f.Provider.Create(t.Context(), s); f.Provider.ErrorCode(err) != sandbox.CodeInvalid || len(w.IDs()) > 0 {
+		t.Errorf("an image that is none: %v, want invalid", err)
 	}
 }
 
-// A caller that gives up while the server is slow leaves nothing.
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	p := w.open(t)
-	for _, path := range []string{boxesPath, boxPath + "/start", boxPath + "/exec"} {
-		ctx, cancel := context.WithCancel(t.Context())
-		w.Faults.Clear()
-		w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: path, Before: cancel, Delay: 100 * time.Millisecond})
-		if _, err := p.Create(ctx, spec("sb-given-up")); p.ErrorCode(err) != sandbox.CodeCanceled {
-			t.Errorf("Create: %v, want canceled", err)
-		}
-		if n := len(w.IDs()); n != 0 {
-			t.Errorf("%s: %d boxes are left", path, n)
-		}
-		cancel()
-	}
+	w.faulty(w.open(t), nil).GivenUp(t, boxesPath, boxPath+"/start", boxPath+"/exec")
 }
 
-// An answer that a box does not exist is no evidence while the server lists it.
+func TestLate(t *testing.T) {
+	w, dir := serve(t), t.TempDir()
+	same := func(o *boxlite.Options) { o.Dir = dir }
+	w.faulty(w.open(t, same), w.open(t, same)).Late(t)
+}
+
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	p := w.open(t)
-	in := w.make(t, p, spec("sb-false"))
-	w.Faults.Add(
-		servicetest.Fault{Method: http.MethodGet, Path: boxPath, Status: 404, Body: notFound},
-		servicetest.Fault{Method: http.MethodDelete, Path: boxPath, Status: 404, Body: notFound},
-	)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	if exit, err := in.Wait(ctx); err == nil {
-		t.Errorf("the sandbox ended: %+v", exit)
-	}
-	if err := in.Destroy(t.Context()); p.ErrorCode(err) != sandbox.CodeUnavailable {
-		t.Errorf("Destroy: %v, want unavailable", err)
-	}
-	w.Faults.Clear()
-	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
-		t.Errorf("it says %q", got)
-	}
-	// A page of something on the way is none either.
-	w.Faults.Add(servicetest.Fault{Method: http.MethodGet, Path: boxPath, Status: 404, Body: "<html>not found</html>"})
-	if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnavailable {
-		t.Errorf("Attach: %v, want unavailable", err)
-	}
+	w.faulty(w.open(t), nil).False404(t, boxPath)
 }
 
-// A box whose state changes refuses to be removed for a moment.
 func TestTemporaryConflict(t *testing.T) {
 	w := serve(t)
-	p := w.open(t)
-	in := w.make(t, p, spec("sb-conflict"))
-	w.Faults.Add(servicetest.Fault{Method: http.MethodDelete, Path: boxPath, Times: 3, Status: 409, Body: busy})
-	if err := in.Destroy(t.Context()); err != nil || len(w.IDs()) > 0 {
-		t.Errorf("Destroy: %v, %d are left", err, len(w.IDs()))
-	}
+	w.faulty(w.open(t), nil).Conflict(t)
 }
 
 // A key that expires is read again from where it comes, in the middle of
@@ -316,49 +239,17 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestStatuses tries every status that the server may say. None of them makes
-// another box.
 func TestStatuses(t *testing.T) {
 	w := serve(t)
-	p := w.open(t)
-	in := w.make(t, p, spec("sb-statuses"))
-	id := w.IDs()[0]
-	for status, tt := range map[string]struct {
-		state        sandbox.State
-		code, resume sandbox.Code
-	}{
-		service.Running:    {sandbox.Running, "", ""},
-		service.Configured: {sandbox.Paused, "", ""},
-		service.Stopping:   {sandbox.Paused, "", ""},
-		service.Stopped:    {sandbox.Paused, "", ""},
-		service.Paused:     {sandbox.Paused, "", ""},
-		service.Failed:     {"", sandbox.CodeConflict, sandbox.CodeConflict},
-		service.Unknown:    {"", sandbox.CodeUnavailable, sandbox.CodeUnavailable},
-		"hibernating":      {"", sandbox.CodeUnavailable, sandbox.CodeUnavailable},
-	} {
-		t.Run(status, func(t *testing.T) {
-			w.Faults.Clear()
-			w.Force(id, status)
-			got, err := p.State(t.Context(), in.ID())
-			if got != tt.state || p.ErrorCode(err) != tt.code {
-				t.Errorf("State: %q, %v; want %q, code %q", got, err, tt.state, tt.code)
-			}
-			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != tt.code {
-				t.Errorf("Attach: %v, want code %q", err, tt.code)
-			}
-			if _, err := p.Create(t.Context(), spec(in.ID())); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
-				t.Errorf("Create: %v, want already exists", err)
-			}
-			// After a few looks it runs again.
-			w.Faults.Add(servicetest.Fault{Method: http.MethodGet, Path: boxPath, Skip: 2, Before: func() { w.Force(id, "") }})
-			if err := resume(t, in); p.ErrorCode(err) != tt.resume {
-				t.Errorf("Resume: %v, want code %q", err, tt.resume)
-			}
-		})
-	}
-	if n := len(w.IDs()); n != 1 {
-		t.Errorf("there are %d boxes, want 1", n)
-	}
+	w.faulty(w.open(t), nil).Statuses(t, map[string]hostedtest.Meaning{
+		service.Running:    {State: sandbox.Running},
+		service.Configured: {State: sandbox.Paused},
+		service.Stopping:   {State: sandbox.Paused},
+		service.Stopped:    {State: sandbox.Paused},
+		service.Paused:     {State: sandbox.Paused},
+		service.Failed:     {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+		service.Unknown:    {Code: sandbox.CodeUnavailable, Resume: sandbox.CodeUnavailable},
+	}, "")
 }
 
 // Archives of ours are blocked by no rule for paths: not by mounts in the way of
@@ -405,27 +296,10 @@ func (w *world) request(t *testing.T, method, path, body string) *http.Request {
 	return r
 }
 
-// Keys appear in no error, whatever the server repeats.
 func TestRefusals(t *testing.T) {
 	w := serve(t)
-	p := w.open(t)
-	for status, want := range map[int]sandbox.Code{
-		400: sandbox.CodeInvalid, 401: sandbox.CodeUnauthorized, 403: sandbox.CodeDenied, 404: sandbox.CodeNotFound, 409: sandbox.CodeConflict,
-		429: sandbox.CodeExhausted, 500: sandbox.CodeUnavailable, 502: sandbox.CodeUnavailable, 302: sandbox.CodeUnavailable,
-	} {
-		w.Faults.Clear()
-		w.Faults.Add(servicetest.Fault{
-			Status: status, Header: http.Header{"Location": {"http://127.0.0.1:1/"}}, Body: `{"error":{"code":"x","message":"the key ` + service.Key + ` is wrong"}}`,
-		})
-		_, err := p.Attach(t.Context(), "sb-refused")
-		if got := p.ErrorCode(err); got != want || strings.Contains(err.Error(), service.Key) {
-			t.Errorf("status %d: code %q, want %q: %v", status, got, want, err)
-		}
-		facts, err := p.Probe(t.Context())
-		if err != nil || facts.Available {
-			t.Errorf("status %d: Probe: %+v, %v", status, facts, err)
-		}
-	}
+	body := func(text string) string { return `{"error":{"code":"x","message":"` + text + `"}}` }
+	w.faulty(w.open(t), nil).Refusals(t, "", body, true)
 }
 
 // A snapshot is one box or none, and the sandbox goes on if there is none. One
@@ -447,10 +321,10 @@ func TestSnapshotFaults(t *testing.T) {
 		"stop: refused":       {once(stop, servicetest.Fault{Status: 400, Body: invalid}), sandbox.CodeInvalid},
 		"clone: lost answer":  {once(clone, servicetest.Fault{Lose: true}), ""},
 		"clone: truncated":    {once(clone, servicetest.Fault{Truncate: 40}), ""},
-		"clone: another id":   {once(clone, servicetest.Fault{Rewrite: swap(`"box_id":"`, `"box_id":"0`)}), ""},
+		"clone: another id":   {once(clone, servicetest.Fault{Rewrite: hostedtest.Replace(`"box_id":"`, `"box_id":"0`)}), ""},
 		"clone: 5xx":          {once(clone, servicetest.Fault{Status: 503}), sandbox.CodeUnavailable},
 		"clone: unsupported":  {once(clone, servicetest.Fault{Status: 501, Body: invalid}), sandbox.CodeUnsupported},
-		"its size is unknown": {once(size, servicetest.Fault{Rewrite: swap(`"size_bytes":`, `"bytes":`)}), sandbox.CodeUnavailable},
+		"its size is unknown": {once(size, servicetest.Fault{Rewrite: hostedtest.Replace(`"size_bytes":`, `"bytes":`)}), sandbox.CodeUnavailable},
 		"size: lost answer":   {once(size, servicetest.Fault{Lose: true}), ""},
 	} {
 		t.Run(name, func(t *testing.T) {

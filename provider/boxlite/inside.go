@@ -83,17 +83,7 @@ func (in *inside) extract(ctx context.Context, archive []byte) error {
 	}
 	c := &in.p.api.Client
 	return c.Signed(ctx, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPut, strings.TrimSuffix(c.Base.String(), "/")+where, bytes.NewReader(archive))
-		if err != nil {
-			return err
-		}
-		c.Sign(req.Header)
-		req.Header.Set("Content-Type", "application/x-tar")
-		res, err := c.Do(req)
-		if err != nil {
-			return err
-		}
-		return res.Body.Close()
+		return c.Upload(ctx, http.MethodPut, where, "application/x-tar", bytes.NewReader(archive))
 	})
 }
 
@@ -116,21 +106,17 @@ func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 }
 
 func (in *inside) start(ctx context.Context, argv, env []string) (*wsexec.Program, error) {
-	b, err := in.p.api.get(ctx, in.id)
+	b, err := in.p.Service.Get(ctx, in.name, in.id)
 	if err == nil {
-		err = in.p.api.usable(in.name, b)
+		err = in.p.Usable(b)
 	}
 	if err == nil {
-		err = awake(in.name, b)
+		err = awake(b)
 	}
 	if err != nil {
 		return nil, err
 	}
-	e := execution{Command: argv[0], Args: argv[1:], Env: map[string]string{}, Dir: "/"}
-	for _, v := range env {
-		name, value, _ := strings.Cut(v, "=")
-		e.Env[name] = value
-	}
+	e := execution{Command: argv[0], Args: argv[1:], Env: hosted.Env(env), Dir: "/"}
 	var made struct {
 		ID string `json:"execution_id"`
 	}
@@ -147,7 +133,7 @@ func (in *inside) start(ctx context.Context, argv, env []string) (*wsexec.Progra
 		return nil, err
 	}
 	var over atomic.Bool
-	return wsexec.New(in.p.open, &in.p.conns, ws, wsexec.Protocol{
+	return wsexec.New(in.p.Open, &in.p.Conns, ws, wsexec.Protocol{
 		Stdout: 1, Stderr: 2, MaxInput: 32 << 10,
 		Ended: func(text, stderr []byte) error {
 			err := in.ended(text, stderr)
@@ -173,20 +159,8 @@ func (in *inside) attach(ctx context.Context, below string) (ws *websocket.Conn,
 		return nil, err
 	}
 	err = c.Signed(ctx, func() error {
-		header := http.Header{}
-		c.Sign(header)
-		var res *http.Response
-		//nolint:bodyclose // Dial closes the body, and keeps the beginning of a refusal
-		ws, res, err = websocket.Dial(ctx, strings.TrimSuffix(c.Base.String(), "/")+where, &websocket.DialOptions{
-			HTTPClient: c.HTTP, HTTPHeader: header, CompressionMode: websocket.CompressionDisabled,
-		})
-		switch {
-		case err == nil:
-			return nil
-		case res != nil && res.StatusCode != http.StatusSwitchingProtocols && ctx.Err() == nil:
-			return c.Refused(res)
-		}
-		return c.Unreachable(ctx, err)
+		ws, err = c.Dial(ctx, strings.TrimSuffix(c.Base.String(), "/")+where)
+		return err
 	})
 	return ws, err
 }
@@ -255,10 +229,9 @@ func (in *inside) run(ctx context.Context, script string, input []byte) (string,
 	}
 }
 
-// Answers implements guestkit.Machine.
-func (in *inside) Answers(ctx context.Context) bool {
-	_, err := in.run(ctx, ":", nil)
-	return err == nil
+// Run implements hosted.Inside.
+func (in *inside) Run(ctx context.Context, script string) (string, error) {
+	return in.run(ctx, script, nil)
 }
 
 // interfaces lists the network interfaces but for the loopback.
@@ -269,7 +242,7 @@ const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*
 func (in *inside) isolated(ctx context.Context) error {
 	out, err := in.run(ctx, interfaces, nil)
 	if err == nil && out != "" {
-		err = in.p.api.strange("the server gave the box a network that it was to have none of")
+		err = in.p.Strange("the server gave the box a network that it was to have none of")
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -86,7 +87,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	}
 	switch {
 	case ended:
-		return none, guestkit.Gone(in.id)
+		return none, guestkit.Gone(in.ID())
 	case err != nil:
 		return none, err
 	}
@@ -94,7 +95,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 	return in.p.saving(ctx, opts.ID, func(ctx context.Context, l *records.Locked[savedRecord], name string) (driver.Snapshot, error) {
 		if running && !opts.Stop {
 			return none, &sandbox.Error{
-				Code: sandbox.CodeConflict, Op: "boxlite.snapshot", Subject: string(in.id), Message: "the server saves only what is stopped, and its processes would end",
+				Code: sandbox.CodeConflict, Op: "boxlite.snapshot", Subject: string(in.ID()), Message: "the server saves only what is stopped, and its processes would end",
 				Hint: "save it as it ends, with: atoll sleep",
 			}
 		}
@@ -105,7 +106,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 // saving calls f with the record of a new snapshot, and the name for its box.
 // What was asked for cannot be taken back: f goes on when its caller gave up.
 func (p *Provider) saving(ctx context.Context, id string, f func(context.Context, *records.Locked[savedRecord], string) (driver.Snapshot, error)) (driver.Snapshot, error) {
-	scope, err := p.boxes.Scope()
+	scope, err := p.Scope()
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
@@ -113,14 +114,14 @@ func (p *Provider) saving(ctx context.Context, id string, f func(context.Context
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
-	return records.Finish(ctx, &p.work, func() (driver.Snapshot, error) {
+	return records.Finish(ctx, &p.Work, func() (driver.Snapshot, error) {
 		defer l.Unlock()
 		name := snapsOf(scope) + id
 		_, err := p.api.named(ctx, name)
 		switch {
 		case err == nil:
 			return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "boxlite.snapshot", Subject: id, Message: "there is a snapshot with this ID"}
-		case !missing(err):
+		case !errors.Is(err, hosted.ErrNone):
 			return driver.Snapshot{}, err
 		}
 		s, err := f(ctx, l, name)
@@ -138,10 +139,10 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 	if running {
 		in.SetDying(true) // commands that end now were not ended by themselves
 		defer in.SetDying(false)
-		err = in.p.api.stop(asking, in.id, in.inside.id)
+		err = in.p.stop(asking, in.ID(), in.Box)
 	}
 	if err == nil {
-		s, err = in.p.keep(ctx, l, in.inside.id, name, in.p.boxes.Of(in.id, in.inside.id).Network)
+		s, err = in.p.keep(ctx, l, in.Box, name, in.p.Of(in.ID(), in.Box).Network)
 	}
 	if err == nil && stop {
 		err = in.Destroy(asking)
@@ -150,7 +151,7 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 		return s, err
 	}
 	in.SetDying(false)
-	return s, errors.Join(err, in.p.forget(asking, name, s.Ref.Data), in.p.api.start(asking, in.id, in.inside.id))
+	return s, errors.Join(err, in.p.forget(asking, name, s.Ref.Data), in.p.start(asking, in.ID(), in.Box))
 }
 
 // keep makes the box of a snapshot from one that is stopped. Nothing is left of
@@ -195,7 +196,7 @@ func (a *api) size(ctx context.Context, boxID string) (int64, error) {
 		err = a.call(ctx, http.MethodGet, where+"/"+sizeName, nil, &s) // the answer was lost, perhaps
 	}
 	if err == nil && (s.Name != sizeName || s.Box != boxID || s.Size <= 0) {
-		err = a.strange("the server answers for another snapshot")
+		err = a.Strange("the server answers for another snapshot")
 	}
 	return s.Size, err
 }
@@ -205,16 +206,16 @@ func (p *Provider) forget(ctx context.Context, name, boxID string) error {
 	if boxID == "" {
 		return nil
 	}
-	err := p.api.remove(ctx, boxID)
-	if !missing(err) {
+	err := p.api.End(ctx, "", boxID)
+	if !errors.Is(err, hosted.ErrNone) {
 		return err
 	}
 	b, err := p.api.named(ctx, name)
 	switch {
-	case missing(err), err == nil && b.ID != boxID:
+	case errors.Is(err, hosted.ErrNone), err == nil && b.ID != boxID:
 		return nil
 	case err == nil:
-		return p.api.strange("the server lists the snapshot and says that it does not know it")
+		return p.Strange("the server lists the snapshot and says that it does not know it")
 	}
 	return err
 }
@@ -224,7 +225,7 @@ func (p *Provider) snapshots(ctx context.Context) (map[string]box, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	scope, err := p.boxes.Scope()
+	scope, err := p.Scope()
 	if err != nil {
 		return nil, err
 	}

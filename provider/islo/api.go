@@ -1,8 +1,10 @@
 package islo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -10,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/credential"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -20,6 +22,7 @@ import (
 type api struct {
 	rest.Client
 	control *rest.Client
+	scope   func() (string, error) // of the provider's directory
 
 	key    *credential.Source
 	single chan struct{} // held by who asks for a token
@@ -28,8 +31,8 @@ type api struct {
 	until  time.Time // it is used no more
 }
 
-func newAPI(control, compute *url.URL, key *credential.Source, transport http.RoundTripper) *api {
-	a := &api{key: key, single: make(chan struct{}, 1)}
+func newAPI(control, compute *url.URL, key *credential.Source, scope func() (string, error), transport http.RoundTripper) *api {
+	a := &api{key: key, scope: scope, single: make(chan struct{}, 1)}
 	client := func(base *url.URL) rest.Client {
 		return rest.Client{
 			HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
@@ -121,7 +124,7 @@ func (a *api) exchange(ctx context.Context, key string) error {
 		}
 	}
 	if got.Token == "" {
-		return a.strange("the service gives no token")
+		return a.Strange("the service gives no token")
 	}
 	life := usual
 	if got.MaxAge != nil {
@@ -131,10 +134,6 @@ func (a *api) exchange(ctx context.Context, key string) error {
 	defer a.mu.Unlock()
 	a.token, a.until = got.Token, time.Now().Add(max(life-early, life/2))
 	return nil
-}
-
-func (a *api) strange(message string) error {
-	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.Base.Host, Message: message}
 }
 
 // missing reports that the service itself says that there is no such sandbox,
@@ -202,7 +201,7 @@ type creation struct {
 func (a *api) sandbox(ctx context.Context, method, path, name string, in any) (b box, err error) {
 	err = a.Call(ctx, method, path, in, &b)
 	if err == nil && (b.ID == "" || b.Name != name) {
-		err = a.strange("the service answers for another sandbox")
+		err = a.Strange("the service answers for another sandbox")
 	}
 	return b, err
 }
@@ -241,6 +240,59 @@ func all[T any](ctx context.Context, a *api, path string, q url.Values) (items [
 	}
 }
 
+// prefixOf begins the names of what a directory has made. The service has no
+// other place for what marks a sandbox as ours.
+func prefixOf(scope string) string { return "atoll-" + scope + "-" }
+
+// named is the service's name for something of ours.
+func (a *api) named(id string) (string, error) {
+	scope, err := a.scope()
+	return prefixOf(scope) + id, err
+}
+
+// describe says what the service knows of a sandbox.
+func (b box) describe(id sandbox.ID) hosted.Box {
+	return hosted.Box{ID: b.ID, Sandbox: id, Status: b.Status, State: stateOf(b.Status), Created: b.Created}
+}
+
+// Get implements hosted.Service. Sandboxes are asked for by their names.
+func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, error) {
+	name, err := a.named(string(id))
+	if err != nil {
+		return hosted.Box{}, err
+	}
+	b, err := a.get(ctx, name)
+	if missing(err) || err == nil && stateOf(b.Status) == sandbox.Gone {
+		err = hosted.ErrNone
+	}
+	return b.describe(id), err
+}
+
+// Find implements hosted.Service. That a sandbox is missing is evidence only if
+// it is not listed either.
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+	b, err := a.Get(ctx, id, "")
+	if !errors.Is(err, hosted.ErrNone) {
+		return b, err
+	}
+	listed, err := a.list(ctx, prefixOf(scope)+string(id))
+	for _, other := range listed {
+		if other.Name == prefixOf(scope)+string(id) {
+			return b, a.Strange("the service lists the sandbox and says that it does not know it")
+		}
+	}
+	return b, cmp.Or(err, hosted.ErrNone)
+}
+
+// List implements hosted.Service.
+func (a *api) List(ctx context.Context, scope string) (ours []hosted.Box, err error) {
+	all, err := a.list(ctx, prefixOf(scope))
+	for _, b := range all {
+		ours = append(ours, b.describe(sandbox.ID(strings.TrimPrefix(b.Name, prefixOf(scope)))))
+	}
+	return ours, err
+}
+
 // list returns the sandboxes whose names begin with a prefix, without those that
 // are gone.
 func (a *api) list(ctx context.Context, prefix string) (living []box, err error) {
@@ -252,6 +304,38 @@ func (a *api) list(ctx context.Context, prefix string) (living []box, err error)
 	}
 	return living, err
 }
+
+// End implements hosted.Service. Names are used again: a sandbox that has this
+// one by now stays.
+func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
+	b, err := a.Get(ctx, id, boxID)
+	if err != nil || b.ID != boxID {
+		return err
+	}
+	name, err := a.named(string(id))
+	if err != nil {
+		return err
+	}
+	if err := a.Remove(ctx, "/sandboxes/"+name); !missing(err) {
+		return err
+	}
+	return hosted.ErrNone
+}
+
+// Clear implements hosted.Service: it removes the gateway profile of a sandbox.
+func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
+	name, err := a.named(string(id))
+	if err != nil {
+		return err
+	}
+	return a.removeProfile(ctx, name, once)
+}
+
+// Account implements hosted.Service: the service does not tell.
+func (a *api) Account(context.Context) (string, error) { return "", nil }
+
+// Credential implements hosted.Service.
+func (a *api) Credential() string { return a.key.Account() }
 
 // stateOf translates a status. One that is not known is no state.
 func stateOf(status string) sandbox.State {
@@ -273,21 +357,6 @@ func rests(status string) bool {
 	return status == "running" || status == "paused" || status == "stopped"
 }
 
-// usable is the error of a sandbox whose status lets nothing be done with it.
-func (a *api) usable(id sandbox.ID, b box) error {
-	switch stateOf(b.Status) {
-	case sandbox.Gone:
-		return guestkit.Gone(id)
-	case sandbox.Failed:
-		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(id), Message: "the service says that the sandbox has failed", Hint: "remove it, and restore a snapshot if there is one",
-		}
-	case sandbox.Lost:
-		return a.strange("the service says that the sandbox is " + b.Status + ", which this Atoll does not know")
-	}
-	return nil
-}
-
 const (
 	// settling is how long a status may take to change.
 	settling = 2 * time.Minute
@@ -300,35 +369,20 @@ const (
 )
 
 // settled waits until a sandbox runs or stands still.
-func (a *api) settled(ctx context.Context, id sandbox.ID, name string) (box, error) {
-	start := time.Now()
-	for wait := fastPoll; ; wait = min(2*wait, slowPoll) {
-		b, err := a.get(ctx, name)
-		if err == nil {
-			err = a.usable(id, b)
-		}
-		if err != nil || rests(b.Status) {
-			return b, err
-		}
-		if time.Since(start) > settling {
-			return b, a.strange("the sandbox is still " + b.Status)
-		}
-		if err := rest.Sleep(ctx, wait); err != nil {
-			return b, err
-		}
-	}
+func (p *Provider) settled(ctx context.Context, id sandbox.ID) (hosted.Box, error) {
+	return p.Settled(ctx, id, "", func(b hosted.Box) bool { return rests(b.Status) })
 }
 
 // awake has a sandbox run that is paused or stopped: by its own name, which it
 // still has, and never by making another.
-func (a *api) awake(ctx context.Context, id sandbox.ID, name string) error {
+func (p *Provider) awake(ctx context.Context, id sandbox.ID, name string) error {
 	start := time.Now()
 	for {
-		b, err := a.settled(ctx, id, name)
+		b, err := p.settled(ctx, id)
 		if err != nil || b.Status == "running" {
 			return err
 		}
-		_, err = a.sandbox(ctx, http.MethodPost, "/sandboxes/"+name+"/resume", name, nil)
+		_, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+name+"/resume", name, nil)
 		// Somebody else was faster, or the pause is not over: what it is now says
 		// what to do. The same is true if the answer was lost.
 		code := sandbox.CodeOf(err)

@@ -23,16 +23,16 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // inside is what is done in one sandbox.
 type inside struct {
-	api *api
 	p   *Provider
+	api *api
 	id  sandbox.ID
-	box string // the service's id
 	// name is the service's, for paths.
 	name string
 }
@@ -55,10 +55,10 @@ func asRoot(env map[string]string, argv ...string) command {
 	return command{Command: argv, Env: env, User: "root", Dir: "/"}
 }
 
-// run runs a script and returns what it writes, which must be short and text. It
+// Run implements hosted.Inside. It
 // asks until the command has ended: with an exit code, or with a status that is
 // none of those before the end.
-func (in *inside) run(ctx context.Context, script string) (string, error) {
+func (in *inside) Run(ctx context.Context, script string) (string, error) {
 	var now struct {
 		ID        string `json:"exec_id"`
 		Status    string `json:"status"`
@@ -90,12 +90,6 @@ func (in *inside) run(ctx context.Context, script string) (string, error) {
 	return now.Stdout, nil
 }
 
-// Answers implements guestkit.Machine.
-func (in *inside) Answers(ctx context.Context) bool {
-	_, err := in.run(ctx, ":")
-	return err == nil
-}
-
 // Where files arrive, which only root can list: it is not known who writes them.
 var (
 	dir     = path.Dir(guest.NestedPrefix)
@@ -119,35 +113,22 @@ func (in *inside) upload(ctx context.Context, open func() (io.ReadCloser, error)
 		}
 		tail := "\r\n--" + form.Boundary() + "--\r\n"
 		parts := io.MultiReader(&head, io.TeeReader(body, digest), strings.NewReader(tail))
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, in.url("/files?"+url.Values{"path": {file}}.Encode()), parts)
-		if err != nil {
-			return err
-		}
-		in.api.Sign(req.Header)
-		req.Header.Set("Content-Type", form.FormDataContentType())
-		res, err := in.api.Do(req)
-		if err != nil {
-			return err
-		}
+		err = in.api.Client.Upload(ctx, http.MethodPost, in.path("/files?"+url.Values{"path": {file}}.Encode()), form.FormDataContentType(), parts)
 		sum = hex.EncodeToString(digest.Sum(nil))
-		return res.Body.Close()
+		return err
 	})
 	return file, sum, err
-}
-
-func (in *inside) url(rest string) string {
-	return strings.TrimSuffix(in.api.Base.String(), "/") + in.path(rest)
 }
 
 // Upload implements guestkit.Runner. Root takes the file to where it is run, if
 // it is what was sent.
 func (in *inside) Upload(ctx context.Context, to string, guest *program.Program) error {
-	if _, err := in.run(ctx, "mkdir -p "+arrival+" && chmod 0711 "+dir+" && chmod 1733 "+arrival); err != nil {
+	if _, err := in.Run(ctx, "mkdir -p "+arrival+" && chmod 0711 "+dir+" && chmod 1733 "+arrival); err != nil {
 		return err
 	}
 	file, sum, err := in.upload(ctx, guest.Open)
 	if err == nil {
-		_, err = in.run(ctx, "set -e; cp "+file+" "+file+".own; rm -f "+file+"; mv "+file+".own "+to+".new; chmod 0755 "+to+".new; "+
+		_, err = in.Run(ctx, "set -e; cp "+file+" "+file+".own; rm -f "+file+"; mv "+file+".own "+to+".new; chmod 0755 "+to+".new; "+
 			"set -- $(sha256sum "+to+".new); [ \"$1\" = "+sum+" ]; mv "+to+".new "+to)
 	}
 	return err
@@ -161,14 +142,8 @@ func (in *inside) stream(ctx context.Context, c command) (events *events, err er
 		return nil, err
 	}
 	err = in.api.patient(ctx, func() error {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, in.url("/exec/stream"), bytes.NewReader(text))
-		if err != nil {
-			return err
-		}
-		in.api.Sign(req.Header)
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("Accept", "text/event-stream")
-		res, err := in.api.Do(req) //nolint:bodyclose // events closes it
+		header := http.Header{"Content-Type": {"application/json"}, "Accept": {"text/event-stream"}}
+		res, err := in.api.Send(ctx, http.MethodPost, in.path("/exec/stream"), header, bytes.NewReader(text)) //nolint:bodyclose // events closes it
 		if err != nil {
 			return err
 		}
@@ -232,12 +207,9 @@ type talk struct {
 // which says that it takes input.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
 	t := &talk{inside: in, feed: dir + "/feed-" + rand.Text()}
-	vars := map[string]string{guest.FeedEnv: t.feed}
-	for _, v := range env {
-		name, value, _ := strings.Cut(v, "=")
-		vars[name] = value
-	}
-	t.ctx, t.cancel = context.WithCancel(in.p.open)
+	vars := hosted.Env(env)
+	vars[guest.FeedEnv] = t.feed
+	t.ctx, t.cancel = context.WithCancel(in.p.Open)
 	stop := context.AfterFunc(ctx, t.cancel)
 	var err error
 	if t.events, err = in.stream(t.ctx, asRoot(vars, argv...)); err == nil {
@@ -320,7 +292,7 @@ const most = 90_000
 
 // Send implements guestkit.Program. What is long goes into a file.
 func (t *talk) Send(ctx context.Context, data []byte) error {
-	if t.p.open.Err() != nil {
+	if t.p.Open.Err() != nil {
 		return t.broken("the provider was closed")
 	}
 	line := base64.StdEncoding.EncodeToString(data[:min(len(data), most)])

@@ -2,7 +2,6 @@ package islo_test
 
 import (
 	"bytes"
-	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -19,20 +18,23 @@ import (
 // make makes a sandbox that is destroyed with the test.
 func (w *world) make(t *testing.T, p *islo.Provider, s *sandbox.Spec) driver.Instance {
 	t.Helper()
-	in, err := p.Create(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
+	return w.faulty(p, nil).Make(t, s)
+}
+
+// faulty is the service for the tests that all services have. What a sandbox has
+// besides is its gateway profile.
+func (w *world) faulty(p, again *islo.Provider) *hostedtest.Faulty {
+	return &hostedtest.Faulty{
+		Faults: &w.Faults, Provider: p, Again: again, Boxes: "/sandboxes", Box: "/sandboxes/*", Key: service.Key, Looks: 1,
+		NotFound: notFound, Invalid: refused, Busy: conflict, Nothing: `{"items":[],"total":0}`,
+		Other: hostedtest.Replace(`"name":"`, `"name":"other-`), Spec: bounded,
+		Count: func() (int, int) { return len(w.Names()), len(w.Profiles()) },
+		Force: func(status string) {
+			for _, name := range w.Names() {
+				w.Force(name, status)
+			}
+		},
 	}
-	t.Cleanup(func() {
-		w.Faults.Clear()
-		for _, name := range w.Names() {
-			w.Force(name, "")
-		}
-		if err := in.Destroy(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("Destroy: %v", err)
-		}
-	})
-	return in
 }
 
 // bounded is a spec of a sandbox with a gateway profile of its own.
@@ -51,108 +53,90 @@ const (
 	refused  = `{"code":"VALIDATION_ERROR","message":"no"}`
 )
 
-// otherName has an answer name another sandbox.
-func otherName(body []byte) []byte {
-	return bytes.Replace(body, []byte(`"name":"`), []byte(`"name":"other-`), 1)
-}
-
-// smaller is a service that gives less than it was asked for.
-func smaller(body []byte) []byte {
-	return bytes.Replace(body, []byte(`"memory_mb":`), []byte(`"memory_mb":1`), 1)
-}
-
-// wider is a gateway that does not have a rule as it was asked for.
-func wider(body []byte) []byte {
-	return bytes.Replace(body, []byte(`"methods":["POST"]`), []byte(`"methods":["PUT"]`), 1)
-}
-
-// Whatever happens to the requests that make a sandbox and what it may reach,
-// there is one with its profile or neither, and it is asked for once unless the
-// service refused it.
-func TestCreateFaults(t *testing.T) {
-	w := serve(t)
-	p := w.open(t, t.TempDir())
-	at := func(method, path string, f servicetest.Fault) servicetest.Fault {
-		f.Method, f.Path, f.Times = method, path, 1
+// failures are faults at each step of making a gateway profile and a sandbox
+// after which there is neither.
+func failures() map[string]hostedtest.CreateFault {
+	const post, get, del, profiles = http.MethodPost, http.MethodGet, http.MethodDelete, "/gateway/profiles"
+	const unavailable, invalid = sandbox.CodeUnavailable, sandbox.CodeInvalid
+	all := map[string]hostedtest.CreateFault{}
+	add := func(name string, want sandbox.Code, posts int, f servicetest.Fault) {
+		all[name] = hostedtest.CreateFault{Fault: f, Want: want, Posts: posts}
+	}
+	at := hostedtest.At
+	always := func(method, path string, f servicetest.Fault) servicetest.Fault {
+		f.Method, f.Path = method, path
 		return f
 	}
-	const post, get = http.MethodPost, http.MethodGet
-	for name, tt := range map[string]struct {
-		fault servicetest.Fault
-		want  sandbox.Code // empty: it is made
-		posts int
-	}{
-		"lost answer":               {at(post, "/sandboxes", servicetest.Fault{Lose: true}), "", 1},
-		"5xx after it acted":        {at(post, "/sandboxes", servicetest.Fault{Status: 502, Act: true}), "", 1},
-		"truncated answer":          {at(post, "/sandboxes", servicetest.Fault{Truncate: 40}), "", 1},
-		"another name":              {at(post, "/sandboxes", servicetest.Fault{Rewrite: otherName}), "", 1},
-		"false 404":                 {at(get, "/sandboxes/*", servicetest.Fault{Skip: 1, Status: 404, Body: notFound}), "", 1},
-		"slow":                      {at(post, "/sandboxes", servicetest.Fault{Delay: 300 * time.Millisecond}), "", 1},
-		"too many requests":         {servicetest.TooMany(post, "/sandboxes", time.Second, 1), "", 2},
-		"expired token":             {at(post, "/sandboxes", servicetest.Fault{Before: w.Expire}), "", 2},
-		"5xx":                       {at(post, "/sandboxes", servicetest.Fault{Status: 503}), sandbox.CodeUnavailable, 1},
-		"refused":                   {at(post, "/sandboxes", servicetest.Fault{Status: 400, Body: refused}), sandbox.CodeInvalid, 1},
-		"no credit":                 {at(post, "/sandboxes", servicetest.Fault{Status: 402, Body: `{"code":"BILLING_NOT_ALLOWED","message":"no"}`}), sandbox.CodeUnavailable, 1},
-		"smaller":                   {servicetest.Fault{Method: get, Path: "/sandboxes/*", Rewrite: smaller}, sandbox.CodeUnavailable, 1},
-		"failed":                    {servicetest.Fault{Method: get, Path: "/sandboxes/*", Skip: 1, Times: 1, Status: 200, Body: `{"id":"x","name":"NAME","status":"failed"}`}, sandbox.CodeUnavailable, 1},
-		"guest not taken":           {servicetest.Fault{Method: post, Path: "/sandboxes/*/files", Status: 400, Body: refused}, sandbox.CodeInvalid, 1},
-		"no commands":               {servicetest.Fault{Method: post, Path: "/sandboxes/*/exec/stream", Status: 500, Body: `{"code":"EXEC_FAILED","message":"no"}`}, sandbox.CodeUnavailable, 1},
-		"profile refused":           {at(post, "/gateway/profiles", servicetest.Fault{Status: 403, Body: `{"code":"ACCESS_DENIED","message":"no"}`}), sandbox.CodeDenied, 0},
-		"profile lost":              {at(post, "/gateway/profiles", servicetest.Fault{Lose: true}), sandbox.CodeUnavailable, 0},
-		"profile 5xx":               {at(post, "/gateway/profiles", servicetest.Fault{Status: 500}), sandbox.CodeUnavailable, 0},
-		"first rule refused":        {at(post, "/gateway/profiles/*/rules", servicetest.Fault{Status: 400, Body: refused}), sandbox.CodeInvalid, 0},
-		"second rule refused":       {at(post, "/gateway/profiles/*/rules", servicetest.Fault{Skip: 1, Status: 400, Body: refused}), sandbox.CodeInvalid, 0},
-		"rule lost":                 {at(post, "/gateway/profiles/*/rules", servicetest.Fault{Lose: true}), sandbox.CodeUnavailable, 0},
-		"rule too many requests":    {servicetest.TooMany(post, "/gateway/profiles/*/rules", time.Second, 1), "", 1},
-		"profile not as asked":      {at(get, "/gateway/profiles/*", servicetest.Fault{Rewrite: wider}), sandbox.CodeUnavailable, 0},
-		"profile removed meanwhile": {at(post, "/sandboxes", servicetest.Fault{Status: 400, Body: `{"code":"INVALID_REQUEST","message":"gateway profile not found"}`}), sandbox.CodeInvalid, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
+	add("profile refused", sandbox.CodeDenied, 0, at(post, profiles, servicetest.Fault{Status: 403, Body: `{"code":"ACCESS_DENIED","message":"no"}`}))
+	add("profile lost", unavailable, 0, at(post, profiles, servicetest.Fault{Lose: true}))
+	add("profile truncated", unavailable, 0, at(post, profiles, servicetest.Fault{Truncate: 10}))
+	add("profile 5xx", unavailable, 0, at(post, profiles, servicetest.Fault{Status: 500}))
+	add("another profile", unavailable, 0, at(post, profiles, servicetest.Fault{Rewrite: hostedtest.Replace(`"name":"`, `"name":"other-`)}))
+	add("first rule refused", invalid, 0, at(post, profiles+"/*/rules", servicetest.Fault{Status: 400, Body: refused}))
+	add("second rule refused", invalid, 0, at(post, profiles+"/*/rules", servicetest.Fault{Skip: 1, Status: 400, Body: refused}))
+	add("rule lost", unavailable, 0, at(post, profiles+"/*/rules", servicetest.Fault{Lose: true}))
+	add("rule 5xx", unavailable, 0, at(post, profiles+"/*/rules", servicetest.Fault{Skip: 1, Status: 502}))
+	add("profile not confirmed", sandbox.CodeNotFound, 0, at(get, profiles+"/*", servicetest.Fault{Status: 404, Body: `{"code":"NOT_FOUND","message":"no"}`}))
+	add("profile not as asked", unavailable, 0, at(get, profiles+"/*", servicetest.Fault{Rewrite: hostedtest.Replace(`"methods":["POST"]`, `"methods":["PUT"]`)}))
+	add("sandbox refused", invalid, 1, at(post, "/sandboxes", servicetest.Fault{Status: 400, Body: `{"code":"INVALID_REQUEST","message":"gateway profile not found"}`}))
+	add("sandbox 5xx", unavailable, 1, at(post, "/sandboxes", servicetest.Fault{Status: 503}))
+	add("no credit", unavailable, 1, at(post, "/sandboxes", servicetest.Fault{Status: 402, Body: `{"code":"BILLING_NOT_ALLOWED","message":"no"}`}))
+	add("smaller", unavailable, 1, always(get, "/sandboxes/*", servicetest.Fault{Rewrite: hostedtest.Replace(`"memory_mb":`, `"memory_mb":1`)}))
+	add("failed", sandbox.CodeConflict, 1, always(get, "/sandboxes/*", servicetest.Fault{Rewrite: hostedtest.Replace(`"status":"running"`, `"status":"failed"`)}))
+	add("guest not taken", invalid, 1, always(post, "/sandboxes/*/files", servicetest.Fault{Status: 400, Body: refused}))
+	add("no commands", unavailable, 1, always(post, "/sandboxes/*/exec/stream", servicetest.Fault{Status: 500, Body: `{"code":"EXEC_FAILED","message":"no"}`}))
+	return all
+}
+
+func TestCreateFaults(t *testing.T) {
+	w := serve(t)
+	f := w.faulty(w.open(t, t.TempDir()), nil)
+	f.Spec = sized
+	more := failures()
+	more["expired token"] = hostedtest.CreateFault{Fault: hostedtest.At(http.MethodPost, "/sandboxes", servicetest.Fault{Before: w.Expire}), Posts: 2}
+	more["rule: too many requests"] = hostedtest.CreateFault{Fault: servicetest.TooMany(http.MethodPost, "/gateway/profiles/*/rules", time.Second, 1), Posts: 1}
+	f.Create(t, more)
+}
+
+// sized is a spec whose size the service has to confirm.
+func sized(id sandbox.ID) *sandbox.Spec {
+	s := bounded(id)
+	s.Resources.Memory = 512 << 20
+	return s
+}
+
+// TestCompensation has every step fail, and then what would undo the steps before
+// it. What is left goes when somebody lists sandboxes.
+func TestCompensation(t *testing.T) {
+	w, dir := serve(t), t.TempDir()
+	p, other := w.open(t, dir), w.open(t, dir)
+	for name, tt := range failures() {
+		for _, path := range []string{"/gateway/profiles/*", "/sandboxes/*"} {
 			w.Faults.Clear()
-			w.Faults.Add(tt.fault)
-			s := bounded("sb-create")
-			s.Resources.Memory = 512 << 20
-			in, err := p.Create(t.Context(), s)
-			if got := p.ErrorCode(err); got != tt.want || (err == nil) != (tt.want == "") {
-				t.Errorf("code %q, want %q: %v", got, tt.want, err)
+			w.Faults.Add(tt.Fault, servicetest.Fault{Method: http.MethodDelete, Path: path, Status: 500})
+			if _, err := p.Create(t.Context(), sized("sb-undone")); err == nil {
+				t.Errorf("%s: it is made", name)
 			}
-			if n := w.Faults.Requests(http.MethodPost, "/sandboxes"); n != tt.posts {
-				t.Errorf("it was asked for %d times, want %d", n, tt.posts)
+			w.Faults.Clear()
+			for found, err := range other.List(t.Context()) {
+				t.Errorf("%s, then DELETE %s: List: %+v, %v", name, path, found, err)
 			}
-			want := 0
-			if in != nil {
-				want = 1
-				if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
-					t.Errorf("it says %q", got)
-				}
+			w.empty(t)
+			if t.Failed() {
+				t.Fatalf("after %s, then DELETE %s", name, path)
 			}
-			if n, m := len(w.Names()), len(w.Profiles()); n != want || m != want {
-				t.Errorf("there are %d sandboxes and %d profiles, want %d of both", n, m, want)
-			}
-			if in != nil {
-				if err := in.Destroy(t.Context()); err != nil || len(w.Names())+len(w.Profiles()) > 0 {
-					t.Errorf("Destroy: %v, left are %v and %v", err, w.Names(), w.Profiles())
-				}
-			}
-		})
+		}
 	}
 }
 
-// A caller that gives up while the service is slow leaves nothing.
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	for _, path := range []string{"/gateway/profiles", "/gateway/profiles/*/rules", "/sandboxes", "/sandboxes/*/exec"} {
-		w.Faults.Clear()
-		ctx, cancel := context.WithCancel(t.Context())
-		w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: path, Times: 1, Before: cancel, Delay: 100 * time.Millisecond})
-		if _, err := p.Create(ctx, bounded("sb-given-up")); p.ErrorCode(err) != sandbox.CodeCanceled {
-			t.Errorf("%s: Create: %v, want canceled", path, err)
-		}
-		if n := len(w.Names()) + len(w.Profiles()); n != 0 {
-			t.Errorf("%s: left are %v and %v", path, w.Names(), w.Profiles())
-		}
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, "/gateway/profiles", "/gateway/profiles/*/rules", "/sandboxes", "/sandboxes/*/exec")
+}
+
+func TestLate(t *testing.T) {
+	w, dir := serve(t), t.TempDir()
+	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
 }
 
 // What could not be taken back at once is found by the next one who looks: the
@@ -209,36 +193,10 @@ func TestDestroyFaults(t *testing.T) {
 	}
 }
 
-// An answer that a sandbox does not exist is no evidence while the service lists
-// it.
+// A missing file is no missing sandbox either.
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	in := w.make(t, p, spec("sb-false"))
-	w.Faults.Add(
-		servicetest.Fault{Method: http.MethodGet, Path: "/sandboxes/*", Status: 404, Body: notFound},
-		servicetest.Fault{Method: http.MethodDelete, Path: "/sandboxes/*", Status: 404, Body: notFound},
-	)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	if exit, err := in.Wait(ctx); err == nil {
-		t.Errorf("the sandbox ended: %+v", exit)
-	}
-	if err := in.Destroy(t.Context()); p.ErrorCode(err) != sandbox.CodeUnavailable {
-		t.Errorf("Destroy: %v, want unavailable", err)
-	}
-	w.Faults.Clear()
-	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
-		t.Errorf("it says %q", got)
-	}
-	// A page of something on the way is none either, nor is a missing file.
-	for _, body := range []string{"<html>not found</html>", `{"code":"FILE_NOT_FOUND","message":"no such file"}`} {
-		w.Faults.Clear()
-		w.Faults.Add(servicetest.Fault{Method: http.MethodGet, Path: "/sandboxes/*", Status: 404, Body: body})
-		if _, err := p.Attach(t.Context(), in.ID()); err == nil || p.ErrorCode(err) == sandbox.CodeGone {
-			t.Errorf("%s: Attach: %v", body, err)
-		}
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).False404(t, "/sandboxes/*", `{"code":"FILE_NOT_FOUND","message":"no such file"}`)
 }
 
 // Tokens end at any time, and results come when they come.
@@ -423,59 +381,19 @@ func TestPaused(t *testing.T) {
 	}
 }
 
-// TestStatuses tries every status that the service may say. None of them makes
-// another sandbox.
 func TestStatuses(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	in := w.make(t, p, spec("sb-statuses"))
-	name := w.Names()[0]
-	r, _ := driver.As[driver.Resumer](in)
-	for _, tt := range []struct {
-		status       string
-		state        sandbox.State
-		code, resume sandbox.Code
-	}{
-		{service.Running, sandbox.Running, "", ""},
-		{service.Starting, sandbox.Running, "", ""},
-		{service.Resuming, sandbox.Running, "", ""},
-		{service.Paused, sandbox.Paused, "", ""},
-		{service.Pausing, sandbox.Paused, "", ""},
-		{service.Stopped, sandbox.Paused, "", ""},
-		{service.Stopping, sandbox.Paused, "", ""},
-		{service.Failed, "", sandbox.CodeConflict, sandbox.CodeConflict},
-		{"error", "", sandbox.CodeConflict, sandbox.CodeConflict},
-		{"hibernating", "", sandbox.CodeUnavailable, sandbox.CodeUnavailable},
-	} {
-		t.Run(tt.status, func(t *testing.T) {
-			w.Faults.Clear()
-			w.Force(name, tt.status)
-			got, err := p.State(t.Context(), in.ID())
-			if got != tt.state || p.ErrorCode(err) != tt.code {
-				t.Errorf("State: %q, %v; want %q, code %q", got, err, tt.state, tt.code)
-			}
-			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != tt.code {
-				t.Errorf("Attach: %v, want code %q", err, tt.code)
-			}
-			if _, err := p.Create(t.Context(), spec(in.ID())); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
-				t.Errorf("Create: %v, want already exists", err)
-			}
-			// After a few looks it runs again.
-			w.Faults.Clear()
-			w.Faults.Add(servicetest.Fault{Method: http.MethodGet, Path: "/sandboxes/*", Skip: 3, Before: func() { w.Force(name, "") }})
-			if err := r.Resume(t.Context()); p.ErrorCode(err) != tt.resume {
-				t.Errorf("Resume: %v, want code %q", err, tt.resume)
-			}
-		})
-	}
-	w.Faults.Clear()
-	w.Force(name, service.Deleted)
-	if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeGone {
-		t.Errorf("Attach to a deleted sandbox: %v, want gone", err)
-	}
-	if n := len(w.Names()); n != 1 {
-		t.Errorf("there are %d sandboxes, want 1", n)
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+		service.Running:  {State: sandbox.Running},
+		service.Starting: {State: sandbox.Running},
+		service.Resuming: {State: sandbox.Running},
+		service.Paused:   {State: sandbox.Paused},
+		service.Pausing:  {State: sandbox.Paused},
+		service.Stopped:  {State: sandbox.Paused},
+		service.Stopping: {State: sandbox.Paused},
+		service.Failed:   {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+		"error":          {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+	}, service.Deleted)
 }
 
 // A snapshot whose answer is lost is not taken twice, and nothing is left of one
@@ -517,36 +435,10 @@ func TestSnapshotFaults(t *testing.T) {
 	}
 }
 
-// Neither keys nor tokens appear in errors, whatever the service repeats.
 func TestRefusals(t *testing.T) {
-	w := serve(t)
-	p := w.open(t, t.TempDir())
-	for status, want := range map[int]sandbox.Code{
-		400: sandbox.CodeInvalid, 401: sandbox.CodeUnauthorized, 403: sandbox.CodeDenied, 404: sandbox.CodeNotFound, 409: sandbox.CodeConflict,
-		429: sandbox.CodeExhausted, 500: sandbox.CodeUnavailable, 502: sandbox.CodeUnavailable, 302: sandbox.CodeUnavailable,
-	} {
-		for _, path := range []string{"/auth/token", "/sandboxes*"} {
-			w.Faults.Clear()
-			w.Expire()
-			w.Faults.Add(servicetest.Fault{
-				Path: path, Status: status, Header: http.Header{"Location": {"http://127.0.0.1:1/"}}, Body: `{"code":"X","message":"the key ` + service.Key + ` is wrong"}`,
-			})
-			facts, err := p.Probe(t.Context())
-			if err != nil || facts.Available {
-				t.Errorf("status %d of %s: Probe: %+v, %v", status, path, facts, err)
-			}
-			for _, f := range facts.Findings {
-				if strings.Contains(f.Message, service.Key) {
-					t.Errorf("status %d of %s: %s", status, path, f.Message)
-				}
-			}
-			if path != "/auth/token" {
-				continue
-			}
-			_, err = p.Attach(t.Context(), "sb-refused")
-			if got := p.ErrorCode(err); got != want || strings.Contains(err.Error(), service.Key) {
-				t.Errorf("status %d: code %q, want %q: %v", status, got, want, err)
-			}
-		}
+	for _, path := range []string{"/auth/token", "/sandboxes*"} {
+		w := serve(t)
+		body := func(text string) string { return `{"code":"X","message":"` + text + `"}` }
+		w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, path, body, path == "/auth/token")
 	}
 }

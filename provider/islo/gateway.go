@@ -132,7 +132,7 @@ func filterOf(f *sandbox.Filter) *ContentFilter {
 // this name is left of an earlier try, and goes first. On an error nothing is
 // left, unless that is said.
 func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
-	if err := a.removeProfile(ctx, want.Name); err != nil {
+	if err := a.removeProfile(ctx, want.Name, false); err != nil {
 		return "", err
 	}
 	head := *want
@@ -140,7 +140,7 @@ func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 	var made profile
 	err := a.control.Call(ctx, http.MethodPost, "/gateway/profiles", &head, &made)
 	if err == nil && (made.ID == "" || made.Name != want.Name) {
-		err = a.strange("the service answers for another gateway profile")
+		err = a.Strange("the service answers for another gateway profile")
 	}
 	path := "/gateway/profiles/" + made.ID
 	for i := range want.Rules {
@@ -153,7 +153,7 @@ func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 		err = a.control.Call(ctx, http.MethodGet, path, nil, &now)
 	}
 	if err == nil && !same(want, &now) {
-		err = a.strange("the service does not confirm what the sandbox may reach")
+		err = a.Strange("the service does not confirm what the sandbox may reach")
 	}
 	return made.ID, err
 }
@@ -185,14 +185,22 @@ func (a *api) profiles(ctx context.Context) (all []profile, err error) {
 }
 
 // removeProfile removes the gateway profiles with a name that only this provider
-// gives. That there is none is success.
-func (a *api) removeProfile(ctx context.Context, name string) error {
+// gives. That there is none is success. A profile that a sandbox uses is a
+// conflict: at once if it is tried only once, and otherwise after a while.
+func (a *api) removeProfile(ctx context.Context, name string, once bool) error {
 	all, err := a.profiles(ctx)
 	for _, p := range all {
-		if err == nil && p.Name == name && p.ID != "" {
-			if err = a.control.Remove(ctx, "/gateway/profiles/"+p.ID); missing(err) {
-				err = nil
-			}
+		if err != nil || p.Name != name || p.ID == "" {
+			continue
+		}
+		path := "/gateway/profiles/" + p.ID
+		if once {
+			err = a.control.Call(ctx, http.MethodDelete, path, nil, nil)
+		} else {
+			err = a.control.Remove(ctx, path)
+		}
+		if missing(err) {
+			err = nil
 		}
 	}
 	return err

@@ -16,12 +16,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/internal/guest/program"
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
@@ -103,15 +99,10 @@ func addresses(opts *Options) (control, compute *url.URL, err error) {
 // Provider makes sandboxes with the service. Its methods may be called
 // concurrently.
 type Provider struct {
+	*hosted.Core
 	opts  Options
 	api   *api
-	boxes hosted.Boxes
 	saved records.Dir[struct{}] // only their locks
-	kit   guestkit.Kit
-	work  sync.WaitGroup // what goes on after its caller gave up
-
-	open  context.Context // ends with Close
-	close context.CancelFunc
 }
 
 var (
@@ -141,19 +132,15 @@ func New(opts Options) (*Provider, error) {
 	if opts.Key == nil {
 		opts.Key = credential.New("ISLO_API_KEY", "", "", "")
 	}
-	p := &Provider{
-		opts: opts, api: newAPI(control, compute, opts.Key, opts.Transport), boxes: hosted.Open(opts.Dir),
-		saved: records.Dir[struct{}]{Root: opts.Dir, Name: "snapshots"},
+	boxes := hosted.Open(opts.Dir)
+	a := newAPI(control, compute, opts.Key, boxes.Scope, opts.Transport)
+	p := &Provider{opts: opts, api: a, saved: records.Dir[struct{}]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
+		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true,
+		Hint: "use the ISLO_API_KEY and the ISLO_BASE_URL that it was made with",
+	}}
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
 	}
-	if len(p.boxes.IDs()) > 0 {
-		binding, err := p.Binding(context.Background())
-		if err != nil {
-			return nil, err
-		}
-		p.boxes.Forget(binding)
-	}
-	p.open, p.close = context.WithCancel(context.Background())
-	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
 	return p, nil
 }
 
@@ -171,7 +158,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		},
 		Limits: map[string]driver.Limit{
 			"cpus": vm, "memory": vm, "disk": vm, "pids": {Why: "the service does not count processes"},
-			"lifetime": {Holds: true, By: "whoever uses the provider, and the service at the end of the minute"},
+			"lifetime": {Holds: true, By: "Atoll, and the service at the end of the minute"},
 		},
 	}
 	if !p.opts.Key.Set() {
@@ -187,16 +174,4 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Severity: driver.Note, Subject: "service", Message: "tested with a fake of the service, and not with the service itself",
 	})
 	return facts, nil
-}
-
-// ErrorCode implements driver.Provider.
-func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
-
-// Close implements driver.Provider. It waits for what went on after its caller
-// gave up, and ends all connections.
-func (p *Provider) Close() error {
-	p.work.Wait()
-	p.close()
-	p.api.HTTP.CloseIdleConnections()
-	return nil
 }

@@ -83,6 +83,13 @@ func TestConformance(t *testing.T) {
 	w.empty(t)
 }
 
+func TestCheck(t *testing.T) {
+	w := serve(t)
+	lacks := []string{"deadline", "images", "memory", "mounts", "network", "pause", "resize"}
+	hostedtest.Check(t, islo.Name, service.Key, lacks, "ISLO_API_KEY="+service.Key, "ISLO_BASE_URL="+w.url, "ISLO_COMPUTE_URL="+w.url)
+	w.empty(t)
+}
+
 func TestSession(t *testing.T) {
 	w := serve(t)
 	hostedtest.Session(t, islo.Name, func(dir string) (driver.Provider, error) { return islo.New(w.options(dir)) })

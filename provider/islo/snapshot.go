@@ -52,7 +52,7 @@ func (a *api) snapshot(ctx context.Context, name string) (s saved, err error) {
 	case missing(err):
 		err = lost(name, "the service has no such snapshot")
 	case err == nil && s.Name != name:
-		err = a.strange("the service answers for another snapshot")
+		err = a.Strange("the service answers for another snapshot")
 	}
 	return s, err
 }
@@ -78,13 +78,13 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 		return driver.Snapshot{}, err
 	}
 	if _, ended := in.Ended(); ended {
-		return driver.Snapshot{}, guestkit.Gone(in.id)
+		return driver.Snapshot{}, guestkit.Gone(in.ID())
 	}
 	l, err := in.p.saved.Lock(ctx, opts.ID)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
-	return records.Finish(ctx, &in.p.work, func() (driver.Snapshot, error) {
+	return records.Finish(ctx, &in.p.Work, func() (driver.Snapshot, error) {
 		defer l.Unlock()
 		defer func() { _ = l.Remove() }() // it is only a lock
 		return in.capture(ctx, opts)
@@ -94,7 +94,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 func (in *Instance) capture(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), capturing)
 	defer cancel()
-	name, err := in.p.named(opts.ID)
+	name, err := in.p.api.named(opts.ID)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
@@ -141,7 +141,7 @@ func (in *Instance) save(ctx context.Context, name string) (s saved, err error) 
 		case ready:
 			return s, nil
 		case !coming:
-			return s, in.p.api.strange("the service says that the snapshot is " + s.Status)
+			return s, in.p.Strange("the service says that the snapshot is " + s.Status)
 		}
 		if err := rest.Sleep(ctx, wait); err != nil {
 			return s, err
@@ -154,7 +154,7 @@ func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot
 	if sandbox.ValidateName(id) != nil {
 		return driver.Snapshot{}, lost(id, "there is no such snapshot")
 	}
-	name, err := p.named(id)
+	name, err := p.api.named(id)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
@@ -171,7 +171,7 @@ func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot
 // Snapshots implements driver.SnapshotKeeper.
 func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
 	return func(yield func(driver.FoundSnapshot, error) bool) {
-		prefix, err := p.prefix()
+		prefix, err := p.api.named("")
 		var items []saved
 		if err == nil {
 			items, err = all[saved](ctx, p.api, "/snapshots/", url.Values{})
@@ -198,7 +198,7 @@ func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot
 
 // check refuses a reference that is not one of this directory.
 func (p *Provider) check(ref driver.SnapshotRef) error {
-	prefix, err := p.prefix()
+	prefix, err := p.api.named("")
 	if err != nil {
 		return err
 	}

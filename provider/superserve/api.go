@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -82,10 +82,6 @@ type creation struct {
 	Preview    string            `json:"preview_access"`
 }
 
-func (a *api) strange(message string) error {
-	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: a.Base.Host, Message: message}
-}
-
 // sandbox makes a request that is answered with a sandbox: that with the id, if
 // it is given.
 func (a *api) sandbox(ctx context.Context, method, path, id string, in any) (b box, err error) {
@@ -93,19 +89,11 @@ func (a *api) sandbox(ctx context.Context, method, path, id string, in any) (b b
 	switch {
 	case err != nil:
 	case b.ID == "" || strings.ContainsAny(b.ID, "/?#.:@\\%"):
-		err = a.strange("the service names no sandbox")
+		err = a.Strange("the service names no sandbox")
 	case id != "" && b.ID != id:
-		err = a.strange("the service answers for another sandbox")
+		err = a.Strange("the service answers for another sandbox")
 	}
 	return b, err
-}
-
-func (a *api) create(ctx context.Context, c *creation) (box, error) {
-	return a.sandbox(ctx, http.MethodPost, "/sandboxes", "", c)
-}
-
-func (a *api) get(ctx context.Context, id string) (box, error) {
-	return a.sandbox(ctx, http.MethodGet, "/sandboxes/"+id, id, nil)
 }
 
 // patch changes settings of a sandbox; nil is null, which removes one.
@@ -118,8 +106,77 @@ func (a *api) list(ctx context.Context, q url.Values) (all []box, err error) {
 	return all, err
 }
 
-// remove ends a sandbox. An answer that there is none is passed on.
-func (a *api) remove(ctx context.Context, id string) error { return a.Remove(ctx, "/sandboxes/"+id) }
+func (a *api) get(ctx context.Context, id string) (box, error) {
+	b, err := a.sandbox(ctx, http.MethodGet, "/sandboxes/"+id, id, nil)
+	return b, known(err)
+}
+
+// known translates the answer that there is no such thing.
+func known(err error) error {
+	if missing(err) {
+		return hosted.ErrNone
+	}
+	return err
+}
+
+// Get implements hosted.Service.
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+	b, err := a.get(ctx, id)
+	return b.describe(), err
+}
+
+// List implements hosted.Service.
+func (a *api) List(ctx context.Context, scope string) (ours []hosted.Box, err error) {
+	all, err := a.list(ctx, url.Values{"metadata." + metaScope: {scope}})
+	for _, b := range all {
+		if b.Metadata[metaScope] == scope {
+			ours = append(ours, b.describe())
+		}
+	}
+	return ours, err
+}
+
+// Find implements hosted.Service.
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+	all, err := a.list(ctx, url.Values{"metadata." + metaScope: {scope}, "metadata." + metaID: {string(id)}})
+	if err != nil {
+		return hosted.Box{}, err
+	}
+	for _, b := range all {
+		if b.Metadata[metaScope] == scope && b.Metadata[metaID] == string(id) && b.Status != statusDeleted {
+			return b.describe(), nil
+		}
+	}
+	return hosted.Box{}, hosted.ErrNone
+}
+
+// End implements hosted.Service.
+func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
+	return known(a.Remove(ctx, "/sandboxes/"+id))
+}
+
+// Clear implements hosted.Service: sandboxes have nothing besides.
+func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
+
+// Account implements hosted.Service: the API tells a key nothing about it, so the
+// key itself stands for it.
+func (a *api) Account(context.Context) (string, error) { return "", nil }
+
+// Credential implements hosted.Service.
+func (a *api) Credential() string { return a.Secrets[0] }
+
+// describe says what the service knows of a sandbox.
+func (b box) describe() hosted.Box {
+	d := hosted.Box{
+		ID: b.ID, Sandbox: sandbox.ID(b.Metadata[metaID]), Status: b.Status, State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{},
+	}
+	for k, v := range b.Metadata {
+		if name, ok := strings.CutPrefix(k, metaLabel); ok {
+			d.Labels[name] = v
+		}
+	}
+	return d
+}
 
 // The statuses of a sandbox.
 const (
@@ -148,67 +205,33 @@ func stateOf(status string) sandbox.State {
 	return sandbox.Lost
 }
 
-// usable is the error of a sandbox whose status lets nothing be done with it.
-func (a *api) usable(id sandbox.ID, b box) error {
-	switch stateOf(b.Status) {
-	case sandbox.Gone:
-		return guestkit.Gone(id)
-	case sandbox.Failed:
-		return &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: string(id), Message: "the service says that the sandbox has failed", Hint: "remove it, and restore a snapshot if there is one",
-		}
-	case sandbox.Lost:
-		return a.strange("the service says that the sandbox is " + b.Status + ", which this Atoll does not know")
-	}
-	return nil
-}
-
-// How long a status may take to change, and how often it is asked for.
+// How long two clients may get in each other's way, and how soon it is tried
+// again.
 const (
 	settling = 2 * time.Minute
 	fastPoll = 50 * time.Millisecond
 	slowPoll = time.Second
 )
 
-// settled waits until a sandbox is active or paused.
-func (a *api) settled(ctx context.Context, id sandbox.ID, boxID string) (box, error) {
-	start := time.Now()
-	for wait := fastPoll; ; wait = min(2*wait, slowPoll) {
-		b, err := a.get(ctx, boxID)
-		if err == nil {
-			err = a.usable(id, b)
-		}
-		if err != nil || b.Status == statusActive || b.Status == statusPaused {
-			return b, err
-		}
-		if time.Since(start) > settling {
-			return b, a.strange("the sandbox is still " + b.Status)
-		}
-		if err := rest.Sleep(ctx, wait); err != nil {
-			return b, err
-		}
-	}
-}
-
 // awake makes a sandbox active, by POST activate or resume, and returns its new
 // token. With asleep, one that is paused is resumed; else that is a conflict.
-func (a *api) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (box, error) {
+func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (box, error) {
 	start := time.Now()
 	for {
-		b, err := a.settled(ctx, id, boxID)
-		if err == nil && b.Status == statusPaused && !asleep {
+		now, err := p.Settled(ctx, id, boxID, func(b hosted.Box) bool { return b.Status == statusActive || b.Status == statusPaused })
+		if err == nil && now.Status == statusPaused && !asleep {
 			err = &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume"}
 		}
 		if err != nil {
-			return b, err
+			return box{}, err
 		}
 		call := "activate"
-		if b.Status == statusPaused {
+		if now.Status == statusPaused {
 			call = "resume"
 		}
-		b, err = a.sandbox(ctx, http.MethodPost, "/sandboxes/"+boxID+"/"+call, boxID, nil)
+		b, err := p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+boxID+"/"+call, boxID, nil)
 		if err == nil && b.Token == "" {
-			err = a.strange("the service gives no token")
+			err = p.Strange("the service gives no token")
 		}
 		// Somebody else was faster, or the pause is not over: what it is now says
 		// what to do.

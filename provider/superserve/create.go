@@ -2,19 +2,13 @@ package superserve
 
 import (
 	"context"
-	"errors"
-	"iter"
-	"net/url"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
-	"github.com/atoll-run/atoll/provider/internal/records"
-	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -71,21 +65,10 @@ const everything = "0.0.0.0/0"
 
 // egress says in the service's words what a sandbox may reach.
 func egress(rules *sandbox.EgressRules) *network {
-	n := &network{AllowOut: []string{}, DenyOut: []string{everything}}
-	switch {
-	case rules == nil:
-	case rules.Open:
+	if rules != nil && rules.Open {
 		return nil
-	default:
-		for _, t := range rules.Allow {
-			if t.Host != "" {
-				n.AllowOut = append(n.AllowOut, t.Host)
-			} else {
-				n.AllowOut = append(n.AllowOut, t.Prefix.String())
-			}
-		}
 	}
-	return n
+	return &network{AllowOut: hosted.Destinations(rules), DenyOut: []string{everything}}
 }
 
 // complete fills in what a new sandbox has of its spec, and refuses what the
@@ -116,101 +99,74 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error
 	return nil
 }
 
-// make makes a sandbox. Nothing is left of one that is not returned. With bare,
-// the processes of a snapshot are ended.
+// make makes a sandbox. With bare, the processes of a snapshot are ended.
 func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, bare bool) (driver.Instance, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	scope, err := p.boxes.Scope()
+	scope, err := p.Scope()
 	if err == nil {
 		err = p.complete(&c, spec, scope)
 	}
 	if err != nil {
 		return nil, err
 	}
-	find := func() error {
-		_, err := p.find(ctx, spec.ID)
-		return err
+	var b box
+	m := &hosted.Making[*Instance]{
+		Spec: spec,
+		Ask: func(ctx context.Context) (hosted.Box, error) {
+			b, err = p.request(ctx, spec.ID, &c)
+			return b.describe(), err
+		},
+		Confirm: func() error { return p.confirm(b, &c) },
+		Instance: func(_ hosted.Box, ends time.Time) *Instance {
+			in := p.instance(spec.ID, b.ID, ends)
+			in.inside.set(b)
+			return in
+		},
 	}
-	in, err := hosted.Create(ctx, p.boxes, &p.work, "superserve.create", spec.ID, find, func(l *records.Locked[hosted.Record]) (*Instance, error) {
-		return p.settle(ctx, l, spec, &c, bare)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return in, nil
-}
-
-// settle makes a sandbox ready for commands, or nothing.
-func (p *Provider) settle(ctx context.Context, l *records.Locked[hosted.Record], spec *sandbox.Spec, c *creation, bare bool) (*Instance, error) {
-	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), hosted.Making)
-	defer cancel()
-	b, err := p.request(asking, spec.ID, c)
-	if err != nil {
-		return nil, errors.Join(err, l.Remove())
-	}
-	var ends time.Time
 	if c.Timeout != nil {
-		ends = time.Now().Add(time.Duration(*c.Timeout) * time.Second)
+		m.Life = time.Duration(*c.Timeout) * time.Second
 	}
-	in := p.instance(spec.ID, b, ends)
-	if err = ctx.Err(); err == nil {
-		err = p.confirm(b, c)
+	if c.Snapshot != "" {
+		m.Begin = func(ctx context.Context, in *Instance) error {
+			_, err := in.inside.Run(ctx, hosted.Inherited(bare))
+			return err
+		}
 	}
-	if err == nil {
-		err = l.Write(hosted.Record{Box: b.ID, Ends: ends, Binding: p.api.binding(c.Metadata[metaScope])})
-	}
-	if err == nil && c.Snapshot != "" {
-		_, err = in.inside.run(ctx, hosted.Inherited(bare))
-	}
-	if err == nil {
-		def := guest.Defaults{Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Hostname: spec.Hostname}
-		err = in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error { return g.Configure(ctx, def) })
-	}
-	if ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	if err == nil {
-		return in, nil
-	}
-	in.Finish(guestkit.Killed)
-	return nil, errors.Join(err, p.erase(asking, spec.ID, b.ID), l.Remove())
+	return hosted.Make(ctx, p.Core, m)
 }
-
-// searches is how often a sandbox is looked for whose making was not answered.
-const searches = 3
 
 // request asks for a sandbox and reads back what there is. If the answer does
 // not come, or is about another sandbox, the one that was made is found by its
-// metadata: it is never asked for twice.
+// metadata.
 func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (box, error) {
-	b, err := p.api.create(ctx, c)
-	switch code := sandbox.CodeOf(err); {
-	case err == nil:
-		var now box
-		if now, err = p.api.get(ctx, b.ID); err == nil && now.Metadata[metaID] == string(id) && now.Metadata[metaScope] == c.Metadata[metaScope] {
-			now.Token, now.Hint = b.Token, b.Hint
-			return now, nil
-		}
-	case code != sandbox.CodeUnavailable && code != sandbox.CodeTimeout && !errors.Is(err, context.DeadlineExceeded):
-		return box{}, err // it was refused
-	}
-	for n := range searches {
-		if n > 0 {
-			if err := rest.Sleep(ctx, slowPoll); err != nil {
-				return box{}, err
-			}
-		}
-		found, lookup := p.find(ctx, id)
-		if lookup == nil {
-			return p.api.awake(ctx, id, found.ID, false)
-		}
+	b, err := p.api.sandbox(ctx, http.MethodPost, "/sandboxes", "", c)
+	if hosted.Refused(err) {
+		return box{}, err
 	}
 	if err == nil {
-		err = p.api.strange("the service does not show the sandbox that it made")
+		if now, err := p.read(ctx, id, b, c); err == nil {
+			return now, nil
+		}
 	}
-	return box{}, err
+	return hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
+		found, err := p.Find(ctx, id)
+		if err != nil {
+			return box{}, err
+		}
+		if b, err = p.awake(ctx, id, found.ID, false); err != nil {
+			return box{}, err
+		}
+		return p.read(ctx, id, b, c)
+	})
+}
+
+// read returns what the service says of a new sandbox, with its token.
+func (p *Provider) read(ctx context.Context, id sandbox.ID, b box, c *creation) (box, error) {
+	now, err := p.api.get(ctx, b.ID)
+	if err == nil && (now.Metadata[metaID] != string(id) || now.Metadata[metaScope] != c.Metadata[metaScope]) {
+		err = hosted.ErrNone
+	}
+	now.Token, now.Hint = b.Token, b.Hint
+	return now, err
 }
 
 // confirm checks that the service enforces what it was asked for.
@@ -218,128 +174,18 @@ func (p *Provider) confirm(b box, c *creation) error {
 	same := func(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
 	switch {
 	case !same(b.Timeout, c.Timeout) || c.AutoDelete != nil && !same(b.AutoDelete, c.AutoDelete):
-		return p.api.strange("the service does not confirm the lifetime of the sandbox")
+		return p.Strange("the service does not confirm the lifetime of the sandbox")
 	case c.Network != nil && (b.Network == nil || !slices.Equal(b.Network.AllowOut, c.Network.AllowOut) || !slices.Equal(b.Network.DenyOut, c.Network.DenyOut)):
-		return p.api.strange("the service does not confirm what the sandbox may reach")
+		return p.Strange("the service does not confirm what the sandbox may reach")
 	}
 	return nil
 }
 
-// erase ends a sandbox. That the service does not know it counts only if it does
-// not list it either.
-func (p *Provider) erase(ctx context.Context, id sandbox.ID, boxID string) error {
-	err := p.api.remove(ctx, boxID)
-	if !missing(err) {
-		return err
-	}
-	b, err := p.find(ctx, id)
-	switch {
-	case sandbox.CodeOf(err) == sandbox.CodeGone, err == nil && b.ID != boxID:
-		return nil
-	case err == nil:
-		return p.api.strange("the service lists the sandbox and says that it does not know it")
-	}
-	return err
-}
-
-// find asks the service for a sandbox of ours. That it lists none is evidence:
-// it has taken the key.
-func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
-	scope, err := p.boxes.Scope()
-	if err != nil {
-		return box{}, err
-	}
-	all, err := p.api.list(ctx, url.Values{"metadata." + metaScope: {scope}, "metadata." + metaID: {string(id)}})
-	if err != nil {
-		return box{}, err
-	}
-	for _, b := range all {
-		if b.Metadata[metaScope] == scope && b.Metadata[metaID] == string(id) && b.Status != statusDeleted {
-			return b, nil
-		}
-	}
-	return box{}, p.boxes.Absent(id, p.api.binding(scope), "", "use the SUPERSERVE_API_KEY and the SUPERSERVE_BASE_URL that it was made with")
-}
-
-// Binding implements driver.Binder. The API tells a key nothing about its
-// account, so the account is known by a keyed hash of the key.
-func (p *Provider) Binding(ctx context.Context) (string, error) {
-	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	scope, err := p.boxes.Scope()
-	if err != nil {
-		return "", err
-	}
-	return p.api.binding(scope), nil
-}
-
-func (a *api) binding(scope string) string { return hosted.Binding(a.Base, scope, a.Secrets[0]) }
-
 // Attach implements driver.Provider. It leaves a paused sandbox paused.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	b, err := p.find(ctx, id)
-	if err == nil {
-		err = p.api.usable(id, b)
-	}
+	b, err := p.Living(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return p.instance(id, b, p.boxes.Of(id, b.ID).Ends), nil
-}
-
-// List implements driver.Provider.
-func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
-	return func(yield func(driver.Found, error) bool) {
-		var all []box
-		scope, err := p.boxes.Scope()
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err == nil {
-			all, err = p.api.list(ctx, url.Values{"metadata." + metaScope: {scope}})
-		}
-		if err != nil {
-			yield(driver.Found{}, err)
-			return
-		}
-		for _, b := range all {
-			if f, ours := found(b, scope); ours && !yield(f, nil) {
-				return
-			}
-		}
-	}
-}
-
-// found is a sandbox of the service as the driver contract tells of it.
-func found(b box, scope string) (f driver.Found, ours bool) {
-	f = driver.Found{ID: sandbox.ID(b.Metadata[metaID]), State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{}, Engine: Name}
-	for k, v := range b.Metadata {
-		if name, ok := strings.CutPrefix(k, metaLabel); ok {
-			f.Labels[name] = v
-		}
-	}
-	if f.State == sandbox.Failed {
-		f.Exit = &sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the service says that the sandbox has failed"}
-	}
-	return f, f.State != sandbox.Gone && b.Metadata[metaScope] == scope && sandbox.ValidateName(string(f.ID)) == nil
-}
-
-// State implements driver.StateTeller: the service pauses a sandbox when its
-// active time is over, or when another client asks for it.
-func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
-	if err := ctx.Err(); err != nil {
-		return "", err
-	}
-	b, err := p.find(ctx, id)
-	if err == nil {
-		err = p.api.usable(id, b)
-	}
-	if err != nil {
-		return "", err
-	}
-	return stateOf(b.Status), nil
+	return p.instance(id, b.ID, p.Of(id, b.ID).Ends), nil
 }

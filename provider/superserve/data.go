@@ -2,6 +2,7 @@ package superserve
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -25,7 +26,7 @@ import (
 
 // inside is the data plane of one sandbox.
 type inside struct {
-	api  *api
+	p    *Provider
 	id   string // the service's
 	name sandbox.ID
 
@@ -33,10 +34,6 @@ type inside struct {
 	mu     sync.Mutex
 	token  string
 	hint   string
-}
-
-func (a *api) inside(name sandbox.ID, b box) *inside {
-	return &inside{api: a, id: b.ID, name: name, token: b.Token, hint: b.Hint, single: make(chan struct{}, 1)}
 }
 
 func (in *inside) set(b box) {
@@ -80,7 +77,7 @@ func (in *inside) credentials(ctx context.Context, stale string) (token, hint st
 	if token, hint, ok := in.current(stale); ok {
 		return token, hint, nil
 	}
-	b, err := in.api.awake(ctx, in.name, in.id, false)
+	b, err := in.p.awake(ctx, in.name, in.id, false)
 	if err != nil {
 		return "", "", err
 	}
@@ -99,7 +96,7 @@ func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
 		if err != nil {
 			return err
 		}
-		c := in.api.Client // a copy
+		c := in.p.api.Client // a copy
 		c.Secrets = append(slices.Clone(c.Secrets), token, hint)
 		c.Base = in.base()
 		c.Sign = func(h http.Header) {
@@ -131,7 +128,7 @@ func rerouted(r *rest.Refusal, hinted bool) bool {
 
 // base is where the sandbox is reached.
 func (in *inside) base() *url.URL {
-	u := *in.api.data
+	u := *in.p.api.data
 	u.Host, u.Path = strings.ReplaceAll(u.Host, placeholder, in.id), strings.ReplaceAll(u.Path, placeholder, in.id)
 	return &u
 }
@@ -156,38 +153,22 @@ func (in *inside) Upload(ctx context.Context, path string, guest *program.Progra
 		if err != nil {
 			return err
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Base.String()+"/files?"+url.Values{"path": {path}}.Encode(), body)
-		if err != nil {
-			return err
-		}
-		c.Sign(req.Header)
-		req.Header.Set("Content-Type", "application/octet-stream")
-		res, err := c.Do(req)
-		if err != nil {
-			return err
-		}
-		return res.Body.Close()
+		return c.Upload(ctx, http.MethodPost, "/files?"+url.Values{"path": {path}}.Encode(), "application/octet-stream", body)
 	})
 }
 
 // maxEvent bounds a line of a stream of events.
 const maxEvent = 1 << 20
 
-// run runs a script and returns what it writes, which must be short and text. It
-// listens to events: only the last one says how the command ended.
-func (in *inside) run(ctx context.Context, script string) (out string, err error) {
+// Run implements hosted.Inside. It listens to events: only the last one says how
+// the command ended.
+func (in *inside) Run(ctx context.Context, script string) (out string, err error) {
+	text, err := json.Marshal(start{Command: script})
+	if err != nil {
+		return "", err
+	}
 	err = in.try(ctx, func(c *rest.Client) error {
-		text, err := json.Marshal(start{Command: script})
-		if err != nil {
-			return err
-		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Base.String()+"/exec/stream", strings.NewReader(string(text)))
-		if err != nil {
-			return err
-		}
-		c.Sign(req.Header)
-		req.Header.Set("Content-Type", "application/json")
-		res, err := c.Do(req)
+		res, err := c.Send(ctx, http.MethodPost, "/exec/stream", http.Header{"Content-Type": {"application/json"}}, bytes.NewReader(text))
 		if err != nil {
 			return err
 		}
@@ -241,29 +222,18 @@ func (in *inside) broken(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(in.name), Message: message}
 }
 
-// Answers implements guestkit.Machine.
-func (in *inside) Answers(ctx context.Context) bool {
-	_, err := in.run(ctx, ":")
-	return err == nil
-}
-
 // protocol is the name of the service's protocol for commands.
 const protocol = "superserve.exec.v1"
 
 // Start implements guestkit.Runner.
-func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
-	s := start{Command: "exec " + hosted.Quote(argv), Env: map[string]string{}}
-	for _, v := range env {
-		name, value, _ := strings.Cut(v, "=")
-		s.Env[name] = value
-	}
-	text, err := json.Marshal(s)
+func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
+	text, err := json.Marshal(start{Command: "exec " + hosted.Quote(argv), Env: hosted.Env(env)})
 	if err != nil {
 		return nil, err
 	}
 	var ws *websocket.Conn
-	err = m.try(ctx, func(c *rest.Client) (err error) {
-		ws, err = m.dial(ctx, c)
+	err = in.try(ctx, func(c *rest.Client) (err error) {
+		ws, err = in.dial(ctx, c)
 		return err
 	})
 	if err != nil {
@@ -271,10 +241,10 @@ func (m *machine) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 	}
 	if err := ws.Write(ctx, websocket.MessageText, text); err != nil {
 		_ = ws.CloseNow()
-		return nil, m.api.Unreachable(ctx, err)
+		return nil, in.p.api.Unreachable(ctx, err)
 	}
-	lost := func() error { return m.broken("the connection to the sandbox was lost") }
-	return wsexec.New(m.p.open, &m.p.conns, ws, wsexec.Protocol{Stdin: []byte{0}, Stdout: 1, Stderr: 2, MaxInput: 32 << 10, Ended: m.ended, Lost: lost}), nil
+	lost := func() error { return in.broken("the connection to the sandbox was lost") }
+	return wsexec.New(in.p.Open, &in.p.Conns, ws, wsexec.Protocol{Stdin: []byte{0}, Stdout: 1, Stderr: 2, MaxInput: 32 << 10, Ended: in.ended, Lost: lost}), nil
 }
 
 // dial opens the connection. Tokens go along as protocols, as from browsers,
@@ -290,16 +260,11 @@ func (in *inside) dial(ctx context.Context, c *rest.Client) (*websocket.Conn, er
 	if shared[base.Host] {
 		base.Host = "boxd-" + in.id + "." + base.Host // where the service's own clients go
 	}
-	//nolint:bodyclose // Dial closes the body, and keeps the beginning of a refusal
-	ws, res, err := websocket.Dial(ctx, base.String()+"/exec/connect", &websocket.DialOptions{
-		HTTPClient: c.HTTP, HTTPHeader: header, Subprotocols: protocols, CompressionMode: websocket.CompressionDisabled,
-	})
-	switch {
-	case err != nil && res != nil && res.StatusCode != http.StatusSwitchingProtocols && ctx.Err() == nil:
-		return nil, c.Refused(res)
-	case err != nil:
-		return nil, c.Unreachable(ctx, err)
-	case ws.Subprotocol() != protocol:
+	ws, err := c.Dial(ctx, base.String()+"/exec/connect", protocols...)
+	if err != nil {
+		return nil, err
+	}
+	if ws.Subprotocol() != protocol {
 		_ = ws.CloseNow()
 		return nil, in.broken("the service speaks another protocol")
 	}

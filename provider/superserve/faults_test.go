@@ -2,9 +2,7 @@ package superserve_test
 
 import (
 	"bytes"
-	"context"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -21,133 +19,53 @@ func spec(id sandbox.ID) *sandbox.Spec { return &sandbox.Spec{ID: id, Name: stri
 // make makes a sandbox that is destroyed with the test.
 func (w *world) make(t *testing.T, p *superserve.Provider, s *sandbox.Spec) driver.Instance {
 	t.Helper()
-	in, err := p.Create(t.Context(), s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		w.Faults.Clear()
-		for _, id := range w.IDs() {
-			w.Force(id, "")
-		}
-		if err := in.Destroy(context.WithoutCancel(t.Context())); err != nil {
-			t.Errorf("Destroy: %v", err)
-		}
-	})
-	return in
+	return w.faulty(p, nil).Make(t, s)
 }
 
-const notFound = `{"error":{"code":"not_found","message":"sandbox not found"}}`
+// faulty is the service for the tests that all services have.
+func (w *world) faulty(p, again *superserve.Provider) *hostedtest.Faulty {
+	return &hostedtest.Faulty{
+		Faults: &w.Faults, Provider: p, Again: again, Boxes: "/sandboxes", Box: "/sandboxes/*", Key: service.Key,
+		NotFound: `{"error":{"code":"not_found","message":"sandbox not found"}}`, Invalid: `{"error":{"code":"validation_error","message":"no"}}`,
+		Busy: `{"error":{"code":"conflict","message":"sandbox is resuming"}}`, Nothing: "[]",
+		Other: hostedtest.Replace(`"id":"`, `"id":"0`), Spec: spec,
+		Count: func() (int, int) { return len(w.IDs()), 0 },
+		Force: func(status string) {
+			for _, id := range w.IDs() {
+				w.Force(id, status)
+			}
+		},
+	}
+}
 
-// Whatever happens to the request that makes a sandbox, there is one or none,
-// and it is asked for once unless the service refused it.
 func TestCreateFaults(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	post := func(f servicetest.Fault) servicetest.Fault {
-		f.Method, f.Path, f.Times = http.MethodPost, "/sandboxes", 1
-		return f
-	}
-	get := func(f servicetest.Fault) servicetest.Fault {
-		f.Method, f.Path, f.Times = http.MethodGet, "/sandboxes/*", 1
-		return f
-	}
-	for name, tt := range map[string]struct {
-		fault servicetest.Fault
-		want  sandbox.Code // empty: it is made
-		posts int
-	}{
-		"lost answer":        {post(servicetest.Fault{Lose: true}), "", 1},
-		"5xx after it acted": {post(servicetest.Fault{Status: 502, Act: true}), "", 1},
-		"truncated answer":   {post(servicetest.Fault{Truncate: 40}), "", 1},
-		"another id":         {post(servicetest.Fault{Rewrite: otherID}), "", 1},
-		"false 404":          {get(servicetest.Fault{Status: 404, Body: notFound}), "", 1},
-		"slow":               {post(servicetest.Fault{Delay: 300 * time.Millisecond}), "", 1},
-		"too many requests":  {servicetest.TooMany(http.MethodPost, "/sandboxes", time.Second, 1), "", 2},
-		"5xx":                {post(servicetest.Fault{Status: 503}), sandbox.CodeUnavailable, 1},
-		"refused":            {post(servicetest.Fault{Status: 400, Body: `{"error":{"code":"validation_error","message":"no"}}`}), sandbox.CodeInvalid, 1},
-		"no limits":          {get(servicetest.Fault{Rewrite: forgetful}), sandbox.CodeUnavailable, 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w.Faults.Clear()
-			w.Faults.Add(tt.fault)
-			in, err := p.Create(t.Context(), spec("sb-create"))
-			if got := p.ErrorCode(err); got != tt.want || (err == nil) != (tt.want == "") {
-				t.Errorf("code %q, want %q: %v", got, tt.want, err)
-			}
-			if n := w.Faults.Requests(http.MethodPost, "/sandboxes"); n != tt.posts {
-				t.Errorf("it was asked for %d times, want %d", n, tt.posts)
-			}
-			want := 0
-			if in != nil {
-				want = 1
-				if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
-					t.Errorf("it says %q", got)
-				}
-			}
-			if n := len(w.IDs()); n != want {
-				t.Errorf("there are %d sandboxes, want %d", n, want)
-			}
-			if in != nil {
-				if err := in.Destroy(t.Context()); err != nil || len(w.IDs()) > 0 {
-					t.Errorf("Destroy: %v, %d are left", err, len(w.IDs()))
-				}
-			}
-		})
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).Create(t, map[string]hostedtest.CreateFault{
+		"the network is not enforced": {
+			Fault: hostedtest.At(http.MethodGet, "/sandboxes/*", servicetest.Fault{Rewrite: hostedtest.Replace(`"network":`, `"ignored":`)}),
+			Want:  sandbox.CodeUnavailable, Posts: 1,
+		},
+	})
 }
 
-// otherID has an answer name another sandbox.
-func otherID(body []byte) []byte {
-	return bytes.Replace(body, []byte(`"id":"`), []byte(`"id":"0`), 1)
-}
-
-// forgetful is a service that takes a network and does not enforce it.
-func forgetful(body []byte) []byte {
-	return bytes.Replace(body, []byte(`"network":`), []byte(`"ignored":`), 1)
-}
-
-// A caller that gives up while the service is slow leaves nothing.
 func TestCreateGivenUp(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	ctx, cancel := context.WithCancel(t.Context())
-	w.Faults.Add(servicetest.Fault{Method: http.MethodPost, Path: "/sandboxes", Before: cancel, Delay: 100 * time.Millisecond})
-	if _, err := p.Create(ctx, spec("sb-given-up")); p.ErrorCode(err) != sandbox.CodeCanceled {
-		t.Errorf("Create: %v, want canceled", err)
-	}
-	if n := len(w.IDs()); n != 0 {
-		t.Errorf("%d sandboxes are left", n)
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).GivenUp(t, "/sandboxes")
 }
 
-// An answer that a sandbox does not exist is no evidence while the service lists
-// it.
+func TestLate(t *testing.T) {
+	w, dir := serve(t), t.TempDir()
+	w.faulty(w.open(t, dir), w.open(t, dir)).Late(t)
+}
+
 func TestFalse404(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	in := w.make(t, p, spec("sb-false"))
-	w.Faults.Add(
-		servicetest.Fault{Method: http.MethodGet, Path: "/sandboxes/*", Status: 404, Body: notFound},
-		servicetest.Fault{Method: http.MethodDelete, Path: "/sandboxes/*", Status: 404, Body: notFound},
-	)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	if exit, err := in.Wait(ctx); err == nil {
-		t.Errorf("the sandbox ended: %+v", exit)
-	}
-	if err := in.Destroy(t.Context()); p.ErrorCode(err) != sandbox.CodeUnavailable {
-		t.Errorf("Destroy: %v, want unavailable", err)
-	}
-	w.Faults.Clear()
-	if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
-		t.Errorf("it says %q", got)
-	}
-	// A page of something on the way is none either.
-	w.Faults.Add(servicetest.Fault{Method: http.MethodGet, Path: "/sandboxes", Status: 404, Body: "<html>not found</html>"})
-	if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnavailable {
-		t.Errorf("Attach: %v, want unavailable", err)
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).False404(t, "/sandboxes")
+}
+
+func TestTemporaryConflict(t *testing.T) {
+	w := serve(t)
+	w.faulty(w.open(t, t.TempDir()), nil).Conflict(t)
 }
 
 // Tokens and hints end at any time: others connect, sandboxes move.
@@ -188,19 +106,6 @@ func TestExpiredTokens(t *testing.T) {
 	}
 }
 
-// A sandbox that is changing refuses to be removed for a moment.
-func TestTemporaryConflict(t *testing.T) {
-	w := serve(t)
-	p := w.open(t, t.TempDir())
-	in := w.make(t, p, spec("sb-conflict"))
-	w.Faults.Add(servicetest.Fault{
-		Method: http.MethodDelete, Path: "/sandboxes/*", Times: 3, Status: 409, Body: `{"error":{"code":"conflict","message":"sandbox is resuming"}}`,
-	})
-	if err := in.Destroy(t.Context()); err != nil || len(w.IDs()) > 0 {
-		t.Errorf("Destroy: %v, %d are left", err, len(w.IDs()))
-	}
-}
-
 // pause has another client of the service pause a sandbox. With async it does
 // not wait for that.
 func (w *world) pause(t *testing.T, async bool) {
@@ -232,7 +137,7 @@ func TestPaused(t *testing.T) {
 	w := serve(t)
 	p := w.open(t, t.TempDir())
 	in := w.make(t, p, spec("sb-paused"))
-	hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 &")
+	hostedtest.Says(t, in, "echo kept >/tmp/kept; sleep 1000 >/dev/null 2>&1 & echo $! >/tmp/pid")
 	w.pause(t, false)
 	if got, err := p.State(t.Context(), in.ID()); err != nil || got != sandbox.Paused {
 		t.Errorf("the sandbox is %q, %v", got, err)
@@ -265,65 +170,23 @@ func TestPaused(t *testing.T) {
 	w.pause(t, true) // and it is still pausing
 	resume(in, other)
 	for _, one := range []driver.Instance{in, other} {
-		if got := hostedtest.Says(t, one, "cat /tmp/kept; pgrep -f 'sleep 1000' >/dev/null && echo runs"); got != "kept\nruns\n" {
+		if got := hostedtest.Says(t, one, "cat /tmp/kept; tr '\\0' ' ' </proc/$(cat /tmp/pid)/cmdline"); got != "kept\nsleep 1000 " {
 			t.Errorf("after it was resumed: %q", got)
 		}
 	}
 }
 
-// TestStatuses tries every status that the service may say. None of them makes
-// another sandbox.
 func TestStatuses(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	in := w.make(t, p, spec("sb-statuses"))
-	id := w.IDs()[0]
-	r, _ := driver.As[driver.Resumer](in)
-	for status, tt := range map[string]struct {
-		state        sandbox.State
-		code, resume sandbox.Code
-	}{
-		service.Active:    {sandbox.Running, "", ""},
-		service.Starting:  {sandbox.Running, "", ""},
-		service.Migrating: {sandbox.Running, "", ""},
-		service.Resuming:  {sandbox.Running, "", ""},
-		service.Paused:    {sandbox.Paused, "", ""},
-		service.Pausing:   {sandbox.Paused, "", ""},
-		service.Failed:    {"", sandbox.CodeConflict, sandbox.CodeConflict},
-		"hibernating":     {"", sandbox.CodeUnavailable, sandbox.CodeUnavailable},
-		service.Deleted:   {"", sandbox.CodeGone, ""}, // tried last
-	} {
-		if status == service.Deleted {
-			continue
-		}
-		t.Run(status, func(t *testing.T) {
-			w.Faults.Clear()
-			w.Force(id, status)
-			got, err := p.State(t.Context(), in.ID())
-			if got != tt.state || p.ErrorCode(err) != tt.code {
-				t.Errorf("State: %q, %v; want %q, code %q", got, err, tt.state, tt.code)
-			}
-			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != tt.code {
-				t.Errorf("Attach: %v, want code %q", err, tt.code)
-			}
-			if _, err := p.Create(t.Context(), spec(in.ID())); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
-				t.Errorf("Create: %v, want already exists", err)
-			}
-			// After a few looks it is active again.
-			w.Faults.Add(servicetest.Fault{Method: http.MethodGet, Path: "/sandboxes/*", Skip: 3, Before: func() { w.Force(id, "") }})
-			if err := r.Resume(t.Context()); p.ErrorCode(err) != tt.resume {
-				t.Errorf("Resume: %v, want code %q", err, tt.resume)
-			}
-		})
-	}
-	w.Faults.Clear()
-	w.Force(id, service.Deleted)
-	if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeGone {
-		t.Errorf("Attach to a deleted sandbox: %v, want gone", err)
-	}
-	if n := len(w.IDs()); n != 1 {
-		t.Errorf("there are %d sandboxes, want 1", n)
-	}
+	w.faulty(w.open(t, t.TempDir()), nil).Statuses(t, map[string]hostedtest.Meaning{
+		service.Active:    {State: sandbox.Running},
+		service.Starting:  {State: sandbox.Running},
+		service.Migrating: {State: sandbox.Running},
+		service.Resuming:  {State: sandbox.Running},
+		service.Paused:    {State: sandbox.Paused},
+		service.Pausing:   {State: sandbox.Paused},
+		service.Failed:    {Code: sandbox.CodeConflict, Resume: sandbox.CodeConflict},
+	}, service.Deleted)
 }
 
 // A snapshot is asked for with a key, so that one whose answer is lost is not
@@ -361,25 +224,8 @@ func TestSnapshotFaults(t *testing.T) {
 	}
 }
 
-// Neither keys nor tokens appear in errors, whatever the service repeats.
 func TestRefusals(t *testing.T) {
 	w := serve(t)
-	p := w.open(t, t.TempDir())
-	for status, want := range map[int]sandbox.Code{
-		400: sandbox.CodeInvalid, 401: sandbox.CodeUnauthorized, 403: sandbox.CodeDenied, 404: sandbox.CodeNotFound, 409: sandbox.CodeConflict,
-		429: sandbox.CodeExhausted, 500: sandbox.CodeUnavailable, 502: sandbox.CodeUnavailable, 302: sandbox.CodeUnavailable,
-	} {
-		w.Faults.Clear()
-		w.Faults.Add(servicetest.Fault{
-			Status: status, Header: http.Header{"Location": {"http://127.0.0.1:1/"}}, Body: `{"error":{"code":"x","message":"the key ` + service.Key + ` is wrong"}}`,
-		})
-		_, err := p.Attach(t.Context(), "sb-refused")
-		if got := p.ErrorCode(err); got != want || strings.Contains(err.Error(), service.Key) {
-			t.Errorf("status %d: code %q, want %q: %v", status, got, want, err)
-		}
-		facts, err := p.Probe(t.Context())
-		if err != nil || facts.Available {
-			t.Errorf("status %d: Probe: %+v, %v", status, facts, err)
-		}
-	}
+	body := func(text string) string { return `{"error":{"code":"x","message":"` + text + `"}}` }
+	w.faulty(w.open(t, t.TempDir()), nil).Refusals(t, "", body, true)
 }

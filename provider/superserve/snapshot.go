@@ -63,7 +63,7 @@ func (a *api) snapshot(ctx context.Context, id string) (s saved, err error) {
 	case missing(err), err == nil && s.Status == savedDeleting:
 		err = lost(id, "the service has no such snapshot")
 	case err == nil && s.ID != id:
-		err = a.strange("the service answers for another snapshot")
+		err = a.Strange("the service answers for another snapshot")
 	}
 	return s, err
 }
@@ -86,13 +86,13 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 		return driver.Snapshot{}, err
 	}
 	if _, ended := in.Ended(); ended {
-		return driver.Snapshot{}, guestkit.Gone(in.id)
+		return driver.Snapshot{}, guestkit.Gone(in.ID())
 	}
 	l, err := in.p.saved.Lock(ctx, opts.ID)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
-	return records.Finish(ctx, &in.p.work, func() (driver.Snapshot, error) {
+	return records.Finish(ctx, &in.p.Work, func() (driver.Snapshot, error) {
 		defer l.Unlock()
 		return in.capture(ctx, l, opts)
 	})
@@ -108,7 +108,7 @@ func (in *Instance) capture(ctx context.Context, l *records.Locked[savedRecord],
 	if r := l.Read(); r.Key != "" {
 		return driver.Snapshot{}, &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "superserve.snapshot", Subject: opts.ID, Message: "there is a snapshot with this ID"}
 	}
-	r := savedRecord{Box: in.inside.id, Key: hosted.NewKey(), Kind: driver.SnapshotFilesystem, Binding: binding}
+	r := savedRecord{Box: in.Box, Key: hosted.NewKey(), Kind: driver.SnapshotFilesystem, Binding: binding}
 	if opts.Memory {
 		r.Kind = driver.SnapshotMemory
 	}
@@ -160,13 +160,13 @@ func (in *Instance) save(ctx context.Context, id, key string) (s saved, err erro
 				return s, err
 			}
 		}
-		err = in.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.inside.id+"/snapshot", body, &s)
+		err = in.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.Box+"/snapshot", body, &s)
 		if sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 			break
 		}
 	}
-	if err == nil && (!usableID.MatchString(s.ID) || s.Box != in.inside.id) {
-		err = in.p.api.strange("the service names no snapshot of the sandbox")
+	if err == nil && (!usableID.MatchString(s.ID) || s.Box != in.Box) {
+		err = in.p.Strange("the service names no snapshot of the sandbox")
 	}
 	for wait := fastPoll; err == nil && s.Status == savedCreating; wait = min(2*wait, slowPoll) {
 		if err = rest.Sleep(ctx, wait); err == nil {
@@ -174,7 +174,7 @@ func (in *Instance) save(ctx context.Context, id, key string) (s saved, err erro
 		}
 	}
 	if err == nil && s.Status != savedReady {
-		err = in.p.api.strange("the service could not take the snapshot")
+		err = in.p.Strange("the service could not take the snapshot")
 	}
 	return s, err
 }
@@ -183,7 +183,7 @@ func (in *Instance) save(ctx context.Context, id, key string) (s saved, err erro
 // paused for a snapshot, and returns what undoes that.
 func (in *Instance) stay(ctx context.Context) (undo func() error, err error) {
 	none := func() error { return nil }
-	b, err := in.p.api.get(ctx, in.inside.id)
+	b, err := in.p.api.get(ctx, in.Box)
 	if err != nil || b.AutoDelete == nil {
 		return none, err
 	}

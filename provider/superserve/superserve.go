@@ -17,12 +17,8 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
-	"sync"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/guest"
-	"github.com/atoll-run/atoll/internal/guest/program"
-	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
@@ -118,16 +114,10 @@ const placeholder = "sandbox-id"
 // Provider makes sandboxes with the service. Its methods may be called
 // concurrently.
 type Provider struct {
+	*hosted.Core
 	opts  Options
 	api   *api
-	boxes hosted.Boxes
 	saved records.Dir[savedRecord]
-	kit   guestkit.Kit
-	work  sync.WaitGroup // what goes on after its caller gave up
-
-	open  context.Context // ends with Close
-	close context.CancelFunc
-	conns sync.WaitGroup
 }
 
 var (
@@ -155,19 +145,14 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Provider{
-		opts: opts, api: newAPI(control, data, opts.APIKey, opts.Transport), boxes: hosted.Open(opts.Dir),
-		saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"},
+	a := newAPI(control, data, opts.APIKey, opts.Transport)
+	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
+		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
+		Hint: "use the SUPERSERVE_API_KEY and the SUPERSERVE_BASE_URL that it was made with",
+	}}
+	if err := p.Start(opts.Executable); err != nil {
+		return nil, err
 	}
-	if len(p.boxes.IDs()) > 0 {
-		binding, err := p.Binding(context.Background())
-		if err != nil {
-			return nil, err
-		}
-		p.boxes.Forget(binding)
-	}
-	p.open, p.close = context.WithCancel(context.Background())
-	p.kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, opts.Executable) }
 	return p, nil
 }
 
@@ -206,17 +191,4 @@ func (p *Provider) judge(ctx context.Context, facts *driver.Facts) {
 	}
 	_, err := p.api.list(ctx, url.Values{"limit": {"1"}})
 	hosted.Judge(facts, err, "SUPERSERVE_API_KEY", "SUPERSERVE_BASE_URL", p.api.Base, p.api.data)
-}
-
-// ErrorCode implements driver.Provider.
-func (p *Provider) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
-
-// Close implements driver.Provider. It waits for what went on after its caller
-// gave up, and ends all connections.
-func (p *Provider) Close() error {
-	p.work.Wait()
-	p.close()
-	p.conns.Wait()
-	p.api.HTTP.CloseIdleConnections()
-	return nil
 }

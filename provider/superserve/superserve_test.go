@@ -75,3 +75,12 @@ func TestConformance(t *testing.T) {
 		t.Errorf("%d sandboxes and snapshots are left", n)
 	}
 }
+
+func TestCheck(t *testing.T) {
+	w := serve(t)
+	lacks := []string{"deadline", "images", "mounts", "network", "pause", "resize"}
+	hostedtest.Check(t, superserve.Name, service.Key, lacks, "SUPERSERVE_API_KEY="+service.Key, "SUPERSERVE_BASE_URL="+w.url, "SUPERSERVE_DATA_URL="+w.url)
+	if n := len(w.IDs()) + w.Snapshots(); n > 0 {
+		t.Errorf("%d sandboxes and snapshots are left", n)
+	}
+}

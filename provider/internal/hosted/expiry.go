@@ -72,7 +72,7 @@ func (e *Expiry) due(id sandbox.ID) {
 }
 
 func (e *Expiry) end(id sandbox.ID) error {
-	ctx, cancel := context.WithTimeout(e.ctx, Making)
+	ctx, cancel := context.WithTimeout(e.ctx, making)
 	defer cancel()
 	if r, ok := e.Boxes.Get(string(id)); !ok || r.Box == "" {
 		return nil // it was destroyed

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -24,7 +23,9 @@ import (
 
 // Record is what is kept of a sandbox. It holds no secret.
 type Record struct {
-	Box     string            `json:"box"`              // the service's id
+	Box     string            `json:"box"`              // the service's id; empty until it has been made
+	Asked   time.Time         `json:"asked,omitzero"`   // when the service was asked to make it
+	More    bool              `json:"more,omitempty"`   // there is more than the sandbox to remove
 	Ends    time.Time         `json:"ends,omitzero"`    // of its lifetime
 	Doomed  bool              `json:"doomed,omitempty"` // we ended it, or were about to
 	Over    bool              `json:"over,omitempty"`   // we ended it because its lifetime was over
@@ -34,8 +35,8 @@ type Record struct {
 	Labels  map[string]string `json:"labels,omitempty"`  // if the service keeps none
 }
 
-// Making bounds how long a request may go on whose caller gave up.
-const Making = 2 * time.Minute
+// making bounds how long a request may go on whose caller gave up.
+const making = 2 * time.Minute
 
 // kept is how long the record of a sandbox is kept that has ended by itself:
 // whoever used it may still ask why.
@@ -85,30 +86,6 @@ func (b Boxes) Absent(id sandbox.ID, binding, account, hint string) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnauthorized, Subject: string(id), Message: "the sandbox was made with another API key or at another address (" + r.Binding + ")", Hint: hint,
 	}
-}
-
-// Create makes a sandbox with settle, which holds its record, unless find finds
-// one with the same ID: CodeGone means that there is none. What was asked for
-// cannot be taken back, so settle goes on in work when its caller has given up.
-func Create[T any](ctx context.Context, b Boxes, work *sync.WaitGroup, op string, id sandbox.ID, find func() error, settle func(*records.Locked[Record]) (T, error)) (none T, err error) {
-	if err := ctx.Err(); err != nil {
-		return none, err
-	}
-	l, err := b.Lock(ctx, string(id))
-	if err != nil {
-		return none, err
-	}
-	if err := find(); sandbox.CodeOf(err) != sandbox.CodeGone {
-		l.Unlock()
-		if err == nil {
-			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: op, Subject: string(id), Message: "there is a sandbox with this ID"}
-		}
-		return none, err
-	}
-	return records.Finish(ctx, work, func() (T, error) {
-		defer l.Unlock()
-		return settle(l)
-	})
 }
 
 // Destroy ends a sandbox with erase and forgets it.

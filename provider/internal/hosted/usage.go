@@ -20,6 +20,16 @@ func Quote(argv []string) string {
 	return strings.Join(quoted, " ")
 }
 
+// Env is an environment as services take it.
+func Env(env []string) map[string]string {
+	vars := map[string]string{}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		vars[name] = value
+	}
+	return vars
+}
+
 // usageScript says how many KiB of memory there are and are free, how many are
 // used on the disk, and how many processes there are.
 const usageScript = `while read -r name n rest; do case $name in MemTotal:) t=$n ;; MemFree:) f=$n ;; MemAvailable:) a=$n ;; esac; done </proc/meminfo
@@ -58,4 +68,20 @@ func Usage(ctx context.Context, in *guestkit.Instance, run func(context.Context,
 		u.Disk <<= 10
 	}
 	return u, nil
+}
+
+// Destinations are the names and addresses that rules allow.
+func Destinations(rules *sandbox.EgressRules) []string {
+	all := []string{}
+	if rules == nil {
+		return all
+	}
+	for _, t := range rules.Allow {
+		if t.Host != "" {
+			all = append(all, t.Host)
+		} else {
+			all = append(all, t.Prefix.String())
+		}
+	}
+	return all
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -17,6 +18,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/coder/websocket"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -186,15 +189,11 @@ func Sleep(ctx context.Context, d time.Duration) error {
 }
 
 func (c *Client) attempt(ctx context.Context, method, path string, body []byte, out any) error {
-	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.Base.String(), "/")+path, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	c.Sign(req.Header)
+	header := http.Header{}
 	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
+		header.Set("Content-Type", "application/json")
 	}
-	res, err := c.Do(req)
+	res, err := c.Send(ctx, method, path, header, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
@@ -210,6 +209,48 @@ func (c *Client) attempt(ctx context.Context, method, path string, body []byte, 
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: "the service's response is invalid", Cause: err}
 	}
 	return nil
+}
+
+// Send makes a request with a body, once, as Do does.
+func (c *Client) Send(ctx context.Context, method, path string, header http.Header, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.Base.String(), "/")+path, body)
+	if err != nil {
+		return nil, err
+	}
+	c.Sign(req.Header)
+	maps.Copy(req.Header, header)
+	return c.Do(req)
+}
+
+// Upload makes a request with a body whose answer does not matter, once.
+func (c *Client) Upload(ctx context.Context, method, path, kind string, body io.Reader) error {
+	res, err := c.Send(ctx, method, path, http.Header{"Content-Type": {kind}}, body)
+	if err != nil {
+		return err
+	}
+	return res.Body.Close()
+}
+
+// Dial opens a WebSocket. The context bounds the opening only.
+func (c *Client) Dial(ctx context.Context, url string, protocols ...string) (*websocket.Conn, error) {
+	header := http.Header{}
+	c.Sign(header)
+	//nolint:bodyclose // Dial closes the body, and keeps the beginning of a refusal
+	ws, res, err := websocket.Dial(ctx, url, &websocket.DialOptions{
+		HTTPClient: c.HTTP, HTTPHeader: header, Subprotocols: protocols, CompressionMode: websocket.CompressionDisabled,
+	})
+	switch {
+	case err == nil:
+		return ws, nil
+	case res != nil && res.StatusCode != http.StatusSwitchingProtocols && ctx.Err() == nil:
+		return nil, c.Refused(res)
+	}
+	return nil, c.Unreachable(ctx, err)
+}
+
+// Strange is the error of a service that does not do what it should.
+func (c *Client) Strange(message string) error {
+	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: message}
 }
 
 // Do makes a request, once. An answer that is not of the 200s is an error with a

@@ -1,0 +1,87 @@
+package hosted
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/guest"
+	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Inside is what can be done inside one sandbox. Its methods may be called
+// concurrently.
+type Inside interface {
+	guestkit.Runner
+	// Run runs a script as root and returns what it writes, which must be short
+	// and text.
+	Run(ctx context.Context, script string) (string, error)
+}
+
+// Instance is a sandbox of a service, with a guest in it that does what is done
+// inside. A driver embeds it. Its methods may be called concurrently.
+type Instance struct {
+	*guestkit.Instance
+	core   *Core
+	inside Inside
+	Box    string // the service's id
+}
+
+// Instance makes an instance of a sandbox. It asks nobody.
+func (c *Core) Instance(id sandbox.ID, box string, inside Inside, ends time.Time) *Instance {
+	m := &machine{Inside: inside, core: c, id: id, box: box}
+	return &Instance{Instance: c.Kit.Instance(id, m, ends), core: c, inside: inside, Box: box}
+}
+
+// machine is a sandbox as the service knows it.
+type machine struct {
+	Inside
+	core *Core
+	id   sandbox.ID
+	box  string
+}
+
+// Status implements guestkit.Machine. Evidence is the service's own word that it
+// does not know the sandbox, and that it does not list it for this account; or
+// that another has its name now.
+func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
+	b, err := m.core.Service.Get(ctx, m.id, m.box)
+	if errors.Is(err, ErrNone) {
+		b, err = m.core.Find(ctx, m.id)
+	}
+	if err == nil && b.ID != m.box {
+		err = guestkit.Gone(m.id)
+	}
+	if err == nil {
+		err = m.core.Usable(b)
+	}
+	if err != nil {
+		return guestkit.Status{}, err
+	}
+	return guestkit.Status{State: b.State, Ends: m.core.Of(m.id, m.box).Ends}, nil
+}
+
+// Answers implements guestkit.Machine.
+func (m *machine) Answers(ctx context.Context) bool {
+	_, err := m.Run(ctx, ":")
+	return err == nil
+}
+
+// Cause implements guestkit.Machine. Services do not say how a sandbox ended.
+func (m *machine) Cause(ends time.Time) sandbox.Exit { return m.core.Cause(m.id, m.box, ends) }
+
+// Configure gives the guest what commands of the sandbox begin with.
+func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
+	return in.Use(ctx, false, func(ctx context.Context, g *guest.Client) error { return g.Configure(ctx, d) })
+}
+
+// Destroy implements driver.Instance.
+func (in *Instance) Destroy(ctx context.Context) error {
+	return in.core.Destroy(ctx, in.Instance, in.Box, func() error { return in.core.Erase(ctx, in.ID(), in.Box) })
+}
+
+// Usage implements driver.Meter. What processors did is not known.
+func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
+	return Usage(ctx, in.Instance, in.inside.Run)
+}

@@ -1,0 +1,328 @@
+package hostedtest
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Faulty is a service that fails in the ways in which services do, and a provider
+// that uses it.
+type Faulty struct {
+	*servicetest.Faults
+	Provider driver.Provider
+	// Again is another provider with the same directory, as of another process.
+	Again driver.Provider
+	// Boxes and Box are the paths of all sandboxes and of one.
+	Boxes, Box string
+	// NotFound, Invalid and Busy are what the service says of a sandbox that it
+	// does not know, of a request that it refuses, and of a sandbox whose state
+	// changes. Nothing is a list without sandboxes.
+	NotFound, Invalid, Busy, Nothing string
+	// Key must appear in no error.
+	Key string
+	// Looks is how often the service is asked for a sandbox before it is asked to
+	// make one.
+	Looks int
+	// Other has an answer name another sandbox.
+	Other func([]byte) []byte
+	// Count says how many sandboxes there are, and how many things besides that
+	// belong to them.
+	Count func() (boxes, besides int)
+	// Force has all sandboxes show a status, or again their own if it is empty.
+	Force func(status string)
+	// Spec returns the spec of a sandbox to make.
+	Spec func(id sandbox.ID) *sandbox.Spec
+}
+
+// CreateFault is a fault while a sandbox is made.
+type CreateFault struct {
+	servicetest.Fault
+	Want  sandbox.Code // empty: it is made
+	Posts int          // how often it is asked for
+}
+
+// At returns a fault of one request.
+func At(method, path string, f servicetest.Fault) servicetest.Fault {
+	f.Method, f.Path, f.Times = method, path, 1
+	return f
+}
+
+// Replace has an answer say something else.
+func Replace(from, to string) func([]byte) []byte {
+	return func(body []byte) []byte { return bytes.Replace(body, []byte(from), []byte(to), 1) }
+}
+
+// usual are the faults of every service. Where one is told apart by how often it
+// is asked for, services have rows of their own.
+func (f *Faulty) usual() map[string]CreateFault {
+	post := func(fault servicetest.Fault) servicetest.Fault { return At(http.MethodPost, f.Boxes, fault) }
+	return map[string]CreateFault{
+		"lost answer":        {post(servicetest.Fault{Lose: true}), "", 1},
+		"5xx after it acted": {post(servicetest.Fault{Status: 502, Act: true}), "", 1},
+		"truncated answer":   {post(servicetest.Fault{Truncate: 40}), "", 1},
+		"another sandbox":    {post(servicetest.Fault{Rewrite: f.Other}), "", 1},
+		"false 404":          {At(http.MethodGet, f.Box, servicetest.Fault{Skip: f.Looks, Status: 404, Body: f.NotFound}), "", 1},
+		"slow":               {post(servicetest.Fault{Delay: 300 * time.Millisecond}), "", 1},
+		"too many requests":  {servicetest.TooMany(http.MethodPost, f.Boxes, time.Second, 1), "", 2},
+		"5xx":                {post(servicetest.Fault{Status: 503}), sandbox.CodeUnavailable, 1},
+		"refused":            {post(servicetest.Fault{Status: 400, Body: f.Invalid}), sandbox.CodeInvalid, 1},
+	}
+}
+
+// Create makes sandboxes while the service fails. Whatever happens, there is one
+// or none, with all that belongs to it or nothing, and it is asked for once unless
+// the service refused it. more are faults besides the usual ones, or instead.
+func (f *Faulty) Create(t *testing.T, more map[string]CreateFault) {
+	all := f.usual()
+	for name, fault := range more {
+		all[name] = fault
+	}
+	_, besides := f.Count()
+	for name, tt := range all {
+		t.Run(name, func(t *testing.T) {
+			f.Clear()
+			f.Add(tt.Fault)
+			in, err := f.Provider.Create(t.Context(), f.Spec("sb-create"))
+			if got := f.Provider.ErrorCode(err); got != tt.Want || (err == nil) != (tt.Want == "") {
+				t.Errorf("code %q, want %q: %v", got, tt.Want, err)
+			}
+			if n := f.Requests(http.MethodPost, f.Boxes); n != tt.Posts {
+				t.Errorf("it was asked for %d times, want %d", n, tt.Posts)
+			}
+			if in == nil {
+				f.left(t, 0, besides)
+				return
+			}
+			if got := Says(t, in, "echo alive"); got != "alive\n" {
+				t.Errorf("it says %q", got)
+			}
+			if n, _ := f.Count(); n != 1 {
+				t.Errorf("there are %d sandboxes, want 1", n)
+			}
+			if err := in.Destroy(t.Context()); err != nil {
+				t.Errorf("Destroy: %v", err)
+			}
+			f.left(t, 0, besides)
+		})
+	}
+}
+
+func (f *Faulty) left(t *testing.T, boxes, besides int) {
+	t.Helper()
+	if n, m := f.Count(); n != boxes || m != besides {
+		t.Errorf("there are %d sandboxes and %d things besides, want %d and %d", n, m, boxes, besides)
+	}
+}
+
+// Make makes a sandbox that is destroyed with the test.
+func (f *Faulty) Make(t *testing.T, s *sandbox.Spec) driver.Instance {
+	t.Helper()
+	in, err := f.Provider.Create(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		f.Clear()
+		f.Force("")
+		if err := in.Destroy(context.WithoutCancel(t.Context())); err != nil {
+			t.Errorf("Destroy: %v", err)
+		}
+	})
+	return in
+}
+
+// GivenUp has callers give up in the middle of requests to make a sandbox, which
+// the paths name. Nothing is left.
+func (f *Faulty) GivenUp(t *testing.T, paths ...string) {
+	for _, path := range paths {
+		ctx, cancel := context.WithCancel(t.Context())
+		f.Clear()
+		f.Add(servicetest.Fault{Method: http.MethodPost, Path: path, Times: 1, Before: cancel, Delay: 100 * time.Millisecond})
+		if _, err := f.Provider.Create(ctx, f.Spec("sb-given-up")); f.Provider.ErrorCode(err) != sandbox.CodeCanceled {
+			t.Errorf("%s: Create: %v, want canceled", path, err)
+		}
+		f.left(t, 0, 0)
+		cancel()
+	}
+}
+
+// Late has the service make a sandbox without an answer, and show it only when
+// the driver has looked for it and given up. Whoever lists sandboxes next, or
+// makes one with its ID, ends it.
+func (f *Faulty) Late(t *testing.T) {
+	lose := func() {
+		t.Helper()
+		f.Add(
+			servicetest.Fault{Method: http.MethodPost, Path: f.Boxes, Lose: true},
+			servicetest.Fault{Method: http.MethodGet, Path: f.Box, Status: http.StatusNotFound, Body: f.NotFound},
+			servicetest.Fault{Method: http.MethodGet, Path: f.Boxes, Status: http.StatusOK, Body: f.Nothing},
+			servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Status: http.StatusNotFound, Body: f.NotFound},
+		)
+		if _, err := f.Provider.Create(t.Context(), f.Spec("sb-late")); f.Provider.ErrorCode(err) != sandbox.CodeUnavailable {
+			t.Errorf("Create: %v, want unavailable", err)
+		}
+		for found, err := range f.Provider.List(t.Context()) {
+			t.Errorf("before it appears: List: %+v, %v", found, err)
+		}
+		if n, _ := f.Count(); n != 1 {
+			t.Errorf("the service has %d sandboxes, want 1", n)
+		}
+		f.Clear()
+	}
+	lose()
+	for found, err := range f.Again.List(t.Context()) {
+		t.Errorf("when it has appeared: List: %+v, %v", found, err)
+	}
+	f.left(t, 0, 0)
+	lose()
+	in, err := f.Again.Create(t.Context(), f.Spec("sb-late"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := f.Count(); n != 1 {
+		t.Errorf("there are %d sandboxes, want 1", n)
+	}
+	if got := Says(t, in, "echo alive"); got != "alive\n" {
+		t.Errorf("it says %q", got)
+	}
+	// What was given to somebody stays.
+	for found, err := range f.Provider.List(t.Context()) {
+		if err != nil || found.ID != in.ID() {
+			t.Errorf("List: %+v, %v", found, err)
+		}
+	}
+	if n, _ := f.Count(); n != 1 {
+		t.Errorf("there are %d sandboxes after List, want 1", n)
+	}
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Error(err)
+	}
+	f.left(t, 0, 0)
+}
+
+// False404 has the service say that it does not know a sandbox, which it lists.
+// That is no evidence, and nor are the bodies, which others say.
+func (f *Faulty) False404(t *testing.T, path string, bodies ...string) {
+	in := f.Make(t, f.Spec("sb-false"))
+	f.Add(
+		servicetest.Fault{Method: http.MethodGet, Path: f.Box, Status: 404, Body: f.NotFound},
+		servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Status: 404, Body: f.NotFound},
+	)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if exit, err := in.Wait(ctx); err == nil {
+		t.Errorf("the sandbox ended: %+v", exit)
+	}
+	if err := in.Destroy(t.Context()); f.Provider.ErrorCode(err) != sandbox.CodeUnavailable {
+		t.Errorf("Destroy: %v, want unavailable", err)
+	}
+	f.Clear()
+	if got := Says(t, in, "echo alive"); got != "alive\n" {
+		t.Errorf("it says %q", got)
+	}
+	for _, body := range append(bodies, "<html>not found</html>") {
+		f.Clear()
+		f.Add(servicetest.Fault{Method: http.MethodGet, Path: path, Status: 404, Body: body})
+		if _, err := f.Provider.Attach(t.Context(), in.ID()); err == nil || f.Provider.ErrorCode(err) == sandbox.CodeGone {
+			t.Errorf("%s: Attach: %v", body, err)
+		}
+	}
+}
+
+// Conflict has the service refuse for a moment to remove a sandbox.
+func (f *Faulty) Conflict(t *testing.T) {
+	in := f.Make(t, f.Spec("sb-conflict"))
+	f.Add(servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Times: 3, Status: 409, Body: f.Busy})
+	if err := in.Destroy(t.Context()); err != nil {
+		t.Errorf("Destroy: %v", err)
+	}
+	f.left(t, 0, 0)
+}
+
+// Meaning is what a status of a service means.
+type Meaning struct {
+	State        sandbox.State
+	Code, Resume sandbox.Code // of the errors
+}
+
+// Statuses tries every status that the service may say, one that nobody knows,
+// and at last the one of a sandbox that was deleted, if there is one. None of them
+// makes another sandbox.
+func (f *Faulty) Statuses(t *testing.T, all map[string]Meaning, deleted string) {
+	p, in := f.Provider, f.Make(t, f.Spec("sb-statuses"))
+	r, ok := driver.As[driver.Resumer](in)
+	if !ok {
+		t.Fatal("no driver.Resumer")
+	}
+	all["hibernating"] = Meaning{Code: sandbox.CodeUnavailable, Resume: sandbox.CodeUnavailable}
+	for status, want := range all {
+		t.Run(status, func(t *testing.T) {
+			f.Clear()
+			f.Force(status)
+			got, err := p.(driver.StateTeller).State(t.Context(), in.ID())
+			if got != want.State || p.ErrorCode(err) != want.Code {
+				t.Errorf("State: %q, %v; want %q, code %q", got, err, want.State, want.Code)
+			}
+			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != want.Code {
+				t.Errorf("Attach: %v, want code %q", err, want.Code)
+			}
+			if _, err := p.Create(t.Context(), f.Spec(in.ID())); p.ErrorCode(err) != sandbox.CodeAlreadyExists {
+				t.Errorf("Create: %v, want already exists", err)
+			}
+			// After a few looks it runs again.
+			f.Clear()
+			f.Add(servicetest.Fault{Method: http.MethodGet, Path: f.Box, Skip: 3, Before: func() { f.Force("") }})
+			if err := r.Resume(t.Context()); p.ErrorCode(err) != want.Resume {
+				t.Errorf("Resume: %v, want code %q", err, want.Resume)
+			}
+		})
+	}
+	f.Clear()
+	if deleted != "" {
+		f.Force(deleted)
+		if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeGone {
+			t.Errorf("Attach to a deleted sandbox: %v, want gone", err)
+		}
+	}
+	if n, _ := f.Count(); n != 1 {
+		t.Errorf("there are %d sandboxes, want 1", n)
+	}
+}
+
+// Refusals has the service refuse requests that match a path with each status, in
+// the words that body makes of a text that repeats the key. It is in no error.
+func (f *Faulty) Refusals(t *testing.T, path string, body func(text string) string, attach bool) {
+	for status, want := range map[int]sandbox.Code{
+		400: sandbox.CodeInvalid, 401: sandbox.CodeUnauthorized, 403: sandbox.CodeDenied, 404: sandbox.CodeNotFound, 409: sandbox.CodeConflict,
+		429: sandbox.CodeExhausted, 500: sandbox.CodeUnavailable, 502: sandbox.CodeUnavailable, 302: sandbox.CodeUnavailable,
+	} {
+		f.Clear()
+		f.Add(servicetest.Fault{
+			Path: path, Status: status, Header: http.Header{"Location": {"http://127.0.0.1:1/"}}, Body: body("the key " + f.Key + " is wrong"),
+		})
+		facts, err := f.Provider.Probe(t.Context())
+		if err != nil || facts.Available {
+			t.Errorf("status %d of %s: Probe: %+v, %v", status, path, facts, err)
+		}
+		for _, finding := range facts.Findings {
+			if strings.Contains(finding.Message, f.Key) {
+				t.Errorf("status %d of %s: %s", status, path, finding.Message)
+			}
+		}
+		if !attach {
+			continue
+		}
+		_, err = f.Provider.Attach(t.Context(), "sb-refused")
+		if got := f.Provider.ErrorCode(err); got != want || strings.Contains(err.Error(), f.Key) {
+			t.Errorf("status %d: code %q, want %q: %v", status, got, want, err)
+		}
+	}
+}
