@@ -1,9 +1,13 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -93,6 +97,14 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	for _, name := range []string{"spare", "other"} {
+		s.box(t, name)
+	}
+	if _, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "unneeded"}); err != nil {
+		t.Fatal(err)
+	}
+	s.wantReady(t, http.StatusOK)
+
 	empty := fill(t, disk, 0)
 	// What the database has reserved may take some records yet.
 	acknowledged := 0
@@ -110,7 +122,10 @@ func TestDiskFull(t *testing.T) {
 			_, err := s.client.Create(t.Context(), sandbox.Spec{Name: "new"}, atoll.CreateOptions{})
 			return err
 		},
-		"remove": func() error { return b.Destroy(t.Context()) },
+		"memory snapshot": func() error {
+			_, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "none", Memory: true})
+			return err
+		},
 		"snapshot": func() error {
 			_, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "none"})
 			return err
@@ -123,6 +138,23 @@ func TestDiskFull(t *testing.T) {
 			t.Errorf("%s does not say what to do: %+v", what, err)
 		}
 	}
+	s.wantReady(t, http.StatusServiceUnavailable)
+	// What frees space is possible, as often as somebody asks for it.
+	for what, free := range map[string]func() error{
+		"remove":         func() error { return s.client.Remove(t.Context(), "spare") },
+		"remove another": func() error { return s.client.Remove(t.Context(), "other") },
+		"snapshot rm":    func() error { return s.client.RemoveSnapshot(t.Context(), "unneeded") },
+		"snapshot prune": func() error {
+			_, err := s.client.PruneSnapshots(t.Context(), map[string]string{"none": "has"})
+			return err
+		},
+	} {
+		fill(t, disk, 0)
+		if err := free(); err != nil {
+			t.Errorf("on a full disk, %s: %v", what, err)
+		}
+	}
+	fill(t, disk, 0)
 	if now, err := s.client.Get(t.Context(), "runs"); err != nil || now.Info().State != sandbox.Running {
 		t.Errorf("what runs is %q, %v", now.Info().State, err)
 	}
@@ -136,6 +168,7 @@ func TestDiskFull(t *testing.T) {
 		empty = fill(t, disk, 0)
 	}
 	empty()
+	s.wantReady(t, http.StatusOK)
 
 	if got := run(t, b, "sha256sum </kept; touch /ran; wc -l </ran"); got != hex.EncodeToString(sum[:])+"  -\n"+strconv.Itoa(acknowledged) {
 		t.Errorf("afterwards it holds %q; %d commands were acknowledged", got, acknowledged)
@@ -148,11 +181,18 @@ func TestDiskFull(t *testing.T) {
 	}
 
 	// A snapshot that does not fit leaves the sandbox and the last good one.
-	empty = fill(t, disk, 8<<20)
-	_, err = b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "large"})
-	wantCode(t, "a snapshot that does not fit", err, sandbox.CodeExhausted)
-	run(t, b, "true")
-	empty()
+	for _, memory := range []bool{false, true} {
+		empty = fill(t, disk, 8<<20)
+		_, err = b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "large", Memory: memory})
+		wantCode(t, "a snapshot that does not fit", err, sandbox.CodeExhausted)
+		run(t, b, "true")
+		for snap, err := range s.client.Snapshots(t.Context(), nil) {
+			if err != nil || !snap.Ready {
+				t.Errorf("it left %+v, %v", snap, err)
+			}
+		}
+		empty()
+	}
 	kept, err := os.ReadDir(filepath.Join(s.state, "snapshots"))
 	if err != nil || len(kept) != 1 || kept[0].Name() != good.ID {
 		t.Errorf("there are snapshots %v, %v", kept, err)
@@ -166,4 +206,22 @@ func TestDiskFull(t *testing.T) {
 	}
 	s.alive["runs"], s.alive["copy"] = b.ID(), copied.ID()
 	s.compare(t)
+}
+
+// wantReady fails unless /readyz answers with a status.
+func (s *soaker) wantReady(t *testing.T, want int) {
+	t.Helper()
+	socket := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(s.state, atoll.SocketName))
+	}}
+	defer socket.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: socket}).Get("http://daemon/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, _ := io.ReadAll(resp.Body)
+	if resp.StatusCode != want {
+		t.Errorf("/readyz answers %d, want %d: %s", resp.StatusCode, want, text)
+	}
 }

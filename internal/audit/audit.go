@@ -93,6 +93,9 @@ func (r *Recorder) Do(ctx context.Context, a Action, authorise func() error, act
 			return err
 		}
 	}
+	if a.Op.Frees() {
+		ctx = store.WithReserve(ctx)
+	}
 	intent, err := r.Begin(ctx, a)
 	if err != nil {
 		return err

@@ -179,6 +179,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 	if opts.Provider == "" {
 		opts.Provider = opts.Providers[0].Name
 	}
+	ctx = store.WithReserve(ctx) // a full disk does not keep a daemon from starting
 	d := &Daemon{opts: opts, failed: make(chan error, 8), recovered: make(chan struct{})}
 	defer func() {
 		if err != nil {
@@ -369,6 +370,12 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 		if err := d.store.Ping(ctx); err != nil {
 			return err
 		}
+		if d.diskFull() {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox can be made, because the disk of the machine is full",
+				Hint: "remove what is not needed: rm and prune work",
+			}
+		}
 		facts, err := p.Probe(ctx)
 		if err != nil || !facts.Available {
 			return &sandbox.Error{
@@ -377,6 +384,17 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 		}
 		return nil
 	}
+}
+
+// minSpace is how many bytes must be free where the state directory is for a
+// sandbox to be made.
+const minSpace = 32 << 20
+
+// diskFull reports whether nothing can be made because the disk is full.
+func (d *Daemon) diskFull() bool {
+	var fs unix.Statfs_t
+	err := unix.Statfs(d.node.Dir(), &fs)
+	return d.store.Full() || err == nil && int64(fs.Bavail)*fs.Bsize < minSpace
 }
 
 // Memory returns the listener that needs no place.

@@ -2,6 +2,7 @@ package eventlog
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/store"
@@ -16,6 +17,8 @@ type entry struct {
 	// done is closed once the event is written or has failed. Nil: nobody
 	// waits.
 	done chan struct{}
+	// reserve says that it may use the space that is kept for a full disk.
+	reserve bool
 	// mark says that there is no event: somebody wants to know when what was
 	// queued before has been written.
 	mark bool
@@ -50,7 +53,7 @@ func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) 
 	if err := ctx.Err(); err != nil {
 		return Event{}, err
 	}
-	en := &entry{event: e, opens: opens, done: make(chan struct{})}
+	en := &entry{event: e, opens: opens, done: make(chan struct{}), reserve: store.MayUseReserve(ctx)}
 	leads, err := l.enqueue(en)
 	if err != nil {
 		return Event{}, err
@@ -251,10 +254,23 @@ func (l *Log) writeBatch(ctx context.Context, batch []*entry) {
 		for _, en := range events {
 			en.err = err
 		}
+		if sandbox.CodeOf(err) == sandbox.CodeExhausted {
+			l.writeReserved(ctx, events)
+		}
 	default:
 		for _, en := range events {
 			en.err = l.writeTenants(ctx, []*entry{en})
 		}
+	}
+}
+
+// writeReserved writes those of a batch that may use the space that is kept for a
+// full disk, which the batch as a whole may not.
+func (l *Log) writeReserved(ctx context.Context, batch []*entry) {
+	batch = slices.DeleteFunc(slices.Clone(batch), func(en *entry) bool { return !en.reserve })
+	err := l.writeTenants(store.WithReserve(ctx), batch)
+	for _, en := range batch {
+		en.err = err
 	}
 }
 

@@ -20,6 +20,8 @@ type Stats struct {
 	Sandboxes map[sandbox.State]int64 // of this daemon
 	// Unsettled is how many actions were announced and have no outcome yet.
 	Unsettled int64
+	// DiskFull: only what frees space can be done.
+	DiskFull bool
 }
 
 // Metrics counts requests. It may be used concurrently.
@@ -92,6 +94,7 @@ func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 var (
 	sandboxes = prometheus.NewDesc("atoll_sandboxes", "Sandboxes of this daemon that are not gone, by state.", []string{"state"}, nil)
 	unsettled = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
+	diskFull  = prometheus.NewDesc("atoll_disk_full", "Whether the disk is so full that nothing can be made.", nil, nil)
 	storeUp   = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
 )
 
@@ -107,6 +110,7 @@ func (p *population) Describe(to chan<- *prometheus.Desc) {
 	to <- sandboxes
 	to <- unsettled
 	to <- storeUp
+	to <- diskFull
 }
 
 func (p *population) Collect(to chan<- prometheus.Metric) {
@@ -118,8 +122,16 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	to <- prometheus.MustNewConstMetric(storeUp, prometheus.GaugeValue, 1)
+	to <- prometheus.MustNewConstMetric(diskFull, prometheus.GaugeValue, number(c.DiskFull))
 	to <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(c.Unsettled))
 	for state, n := range c.Sandboxes {
 		to <- prometheus.MustNewConstMetric(sandboxes, prometheus.GaugeValue, float64(n), string(state))
 	}
+}
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
 }

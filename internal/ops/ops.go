@@ -363,6 +363,16 @@ func (o Op) Verb() Verb {
 // Class returns how the operation is recorded.
 func (o Op) Class() Class { return table[o].class }
 
+// frees are the operations that give back space, or take power from somebody.
+var frees = []Op{
+	AuditPrune, FilesRemove, KeyRevoke, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
+	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TenantDisable, WorkspacePrune, WorkspaceRemove,
+}
+
+// Frees reports whether the operation is possible on a full disk too: it frees
+// space, or takes power from somebody.
+func (o Op) Frees() bool { return slices.Contains(frees, o) }
+
 // Inside reports whether the operation takes place in one sandbox, whose own
 // token then allows it.
 func (o Op) Inside() bool {

@@ -49,6 +49,7 @@ type Store struct {
 	read    *sql.DB
 	now     func() time.Time
 	trace   func(ctx context.Context, statement string) // never nil
+	reserve *reserve                                    // nil: the disk is not ours
 
 	// patience bounds the wait for a connection and for the first answer to a
 	// statement, where the database is another process. Zero: there is no bound.
@@ -186,7 +187,9 @@ const maxTries = 8
 // error with CodeUnavailable that says that the outcome is unknown means what
 // it says: the connection broke during the commit.
 func (s *Store) Update(ctx context.Context, f func(*Tx) error) error {
-	return s.retry(ctx, func() error { return s.run(ctx, s.write, nil, f) })
+	return s.withReserve(ctx, func() error {
+		return s.retry(ctx, func() error { return s.run(ctx, s.write, nil, f) })
+	})
 }
 
 // View runs f in a transaction that only reads and sees one state of the

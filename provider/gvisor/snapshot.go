@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/cpuid"
 	"gvisor.dev/gvisor/pkg/sentry/control"
 	"gvisor.dev/gvisor/pkg/state/statefile"
@@ -256,6 +257,10 @@ func saveMemory(conn *urpc.Client, dir string) error {
 			Code: sandbox.CodeExhausted, Message: "the memory that it shares with its snapshot does not fit into its own memory limit",
 			Hint: "end some of its programs, or take a snapshot of its files only",
 		}
+	}
+	// What the kernel says is text: its errors lose their type on the way.
+	if err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		return fmt.Errorf("%w: %w", err, unix.ENOSPC)
 	}
 	return err
 }

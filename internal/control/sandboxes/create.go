@@ -304,6 +304,7 @@ func (s *records) finalize(ctx context.Context, tenant string, id sandbox.ID, in
 
 // It does the same with more in the transaction, if the action was done.
 func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
+	ctx = store.WithReserve(ctx)
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error
 		box, err = tx.Sandboxes().Update(ctx, tenant, id, store.Expect{Observed: true}, change)

@@ -100,6 +100,7 @@ func (s *records) Destroy(ctx context.Context, ref string) error {
 func (s *records) destroy(ctx context.Context, ref string, op ops.Op, reason string) (err error) {
 	ctx, end := span.Start(ctx, "control", string(op), "")
 	defer func() { end(err) }()
+	ctx = store.WithReserve(ctx)
 	who, action, err := s.Admit(ctx, op, guard.Subject{Subject: ref})
 	if err != nil {
 		return err

@@ -387,9 +387,8 @@ func (s *rests) undoAway(ctx context.Context, t *operation, intent *audit.Intent
 		}
 	}
 	b, err := s.leave(ctx, t, intent, failed, nil, nil)
-	s.Report(ctx, s.Store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		return tx.Snapshots().Delete(context.WithoutCancel(ctx), t.box.Tenant, id)
-	}))
+	late := store.WithReserve(context.WithoutCancel(ctx))
+	s.Report(ctx, s.Store.Update(late, func(tx *store.Tx) error { return tx.Snapshots().Delete(late, t.box.Tenant, id) }))
 	return b, err
 }
 

@@ -73,7 +73,7 @@ func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotR
 	if fault := svc.Fault("snapshot.kept"); fault != nil {
 		return s, fault
 	}
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)
+	late, cancel := context.WithTimeout(store.WithReserve(context.WithoutCancel(ctx)), finalizeTimeout)
 	defer cancel()
 	if err == nil {
 		err = svc.Store.Update(late, func(tx *store.Tx) error {
