@@ -117,6 +117,6 @@ func diskFull(err error) bool {
 	return ok && e.Code()&0xff == lib.SQLITE_FULL
 }
 
-// Full reports whether the disk of the database is so full that only what frees
-// space can be recorded.
+// Full reports whether what frees space had to use the reserve, and nothing else
+// can be recorded until there is room for it again.
 func (s *Store) Full() bool { return !s.reserve.fill() }

@@ -222,7 +222,7 @@ func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.Snapsho
 	m := &manifest{Format: manifestFormat, Created: time.Now().UTC(), Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Transient: opts.Transient && !opts.Stop}
 	if opts.Memory {
 		m.Memory = &memory{Engine: in.rec.Engine, Guest: in.rec.Guest, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
-		if err := saveMemory(conn, dir); err != nil {
+		if err := in.saveMemory(conn, dir); err != nil {
 			return nil, fmt.Errorf("saving the memory: %w", err)
 		}
 		if err := in.saveGuest(dir, opts.Transient); err != nil {
@@ -240,12 +240,18 @@ func (in *Instance) saveParts(conn *urpc.Client, dir string, opts driver.Snapsho
 
 // saveMemory makes the kernel write its state and all of its memory. It goes
 // on afterwards, also when it could not.
-func saveMemory(conn *urpc.Client, dir string) error {
-	files, err := createParts(dir, snapKernel, snapIndex, snapPages)
+func (in *Instance) saveMemory(conn *urpc.Client, dir string) error {
+	files, err := createParts(dir, snapPages, snapKernel, snapIndex)
 	if err != nil {
 		return err
 	}
 	defer closeAll(files)
+	surplus, err := in.allocate(files[0])
+	if err != nil {
+		return err
+	}
+	defer surplus()
+	files = append(files[1:], files[0]) // as the kernel wants them
 	err = conn.Call(boot.ContMgrCheckpoint, &control.SaveOpts{
 		Metadata:      statefile.CompressionLevelNone.ToMetadata(),
 		HavePagesFile: true,
@@ -263,6 +269,37 @@ func saveMemory(conn *urpc.Client, dir string) error {
 		return fmt.Errorf("%w: %w", err, unix.ENOSPC)
 	}
 	return err
+}
+
+// saveMargin is how much room on the disk a kernel gets besides its memory: for what
+// it knows, and for what programs inside write meanwhile.
+const saveMargin = 16 << 20
+
+// allocate makes sure that the memory fits on the disk, before the kernel begins to
+// write: one that runs out of space while it writes does not survive. surplus
+// gives back what was not needed.
+func (in *Instance) allocate(pages *os.File) (surplus func(), err error) {
+	fd := int(pages.Fd())
+	need := max(in.memoryUsed(), 0)
+	err = unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE, 0, max(need, 1))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = nil // the room is counted, and others may take it
+	}
+	var fs unix.Statfs_t
+	if err == nil {
+		err = unix.Fstatfs(fd, &fs)
+	}
+	if err == nil && int64(fs.Bavail)*fs.Bsize < saveMargin {
+		err = unix.ENOSPC
+	}
+	if err != nil {
+		return nil, fmt.Errorf("making room for %d bytes: %w", need, err)
+	}
+	return func() {
+		if info, err := pages.Stat(); err == nil {
+			_ = pages.Truncate(info.Size()) // which frees what is beyond
+		}
+	}, nil
 }
 
 // saveGuest adds the program that the memory needs. A snapshot that stays gets a

@@ -56,6 +56,18 @@ func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 	return u, nil
 }
 
+// memoryUsed is how many bytes of memory the sandbox uses, negative if unknown.
+func (in *Instance) memoryUsed() int64 {
+	if used := in.rec.cgroup().memory(); used >= 0 {
+		return used
+	}
+	sum, err := proctree.Measure(in.rec.Kernel.PID, in.rec.Gofer.PID)
+	if err != nil {
+		return -1
+	}
+	return sum.Memory
+}
+
 // cpu is the processor time that the group has used, negative if unknown.
 func (g *cgroup) cpu() time.Duration {
 	switch {
