@@ -39,8 +39,8 @@ type WorkspaceRef struct {
 	Version string `json:"version"`
 }
 
-// Archive is what a sandbox without a workspace service can be rebuilt from: a
-// tar stream in the blob store, or a snapshot that the provider keeps.
+// Archive is what a sandbox without a workspace can be rebuilt from: a tar
+// stream of /workspace in the blob store, or a snapshot that the provider keeps.
 type Archive struct {
 	Kind     string `json:"kind"` // "tar" or "snapshot"
 	Ref      string `json:"ref"`

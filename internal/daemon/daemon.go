@@ -32,6 +32,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/server"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/telemetry"
@@ -140,6 +141,7 @@ type Daemon struct {
 	log       *eventlog.Log
 	services  *services.Services
 	sessions  *sessions.Service
+	archive   *archive.Archive
 	provider  driver.Provider
 	server    *server.Server
 	memory    *server.Memory

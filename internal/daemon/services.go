@@ -148,6 +148,7 @@ func (d *Daemon) openShelves(ctx context.Context, config *services.Config) (err 
 	if config.Workspaces, config.Archive, err = d.openBlobs(ctx); err != nil {
 		return err
 	}
+	d.archive = config.Archive
 	config.Buckets, err = d.openBuckets()
 	return err
 }

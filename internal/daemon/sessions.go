@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -32,8 +33,13 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	if d.opts.SessionGrace > 0 {
 		durations.Grace = d.opts.SessionGrace
 	}
+	scratch := filepath.Join(d.node.Dir(), "session-transfers")
+	if err := os.RemoveAll(scratch); err != nil { // what a killed daemon left
+		return err
+	}
 	d.sessions = sessions.New(d.services.Core, sessions.Config{
 		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments,
+		Archive: d.archive, Plain: d.opts.PlainSnapshots, Scratch: scratch,
 		Binding: installation(first.Created), Lease: durations,
 	})
 	return nil

@@ -17,6 +17,11 @@ func TestSession(t *testing.T) {
 	hostedtest.Session(t, docker.Name, opened)
 }
 
+func TestSaved(t *testing.T) {
+	t.Setenv("ATOLL_BIN", bin)
+	hostedtest.Saved(t, docker.Name, opened)
+}
+
 func TestContext(t *testing.T) {
 	t.Setenv("ATOLL_BIN", bin)
 	hostedtest.Context(t, docker.Name, opened)

@@ -83,6 +83,15 @@ func (b *Backend) Facts(ctx context.Context) (driver.Facts, error) {
 	return b.facts(ctx)
 }
 
+// Facts returns what a provider can do, as far as that is known.
+func (s *Service) Facts(ctx context.Context, name string) (driver.Facts, error) {
+	be, err := s.Backend(ctx, name)
+	if err != nil {
+		return driver.Facts{}, err
+	}
+	return be.Facts(ctx)
+}
+
 // HasNetwork reports whether sandboxes of the provider are connected to the
 // gateway.
 func (b *Backend) HasNetwork(ctx context.Context) bool {

@@ -3,7 +3,6 @@ package sessions
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -26,9 +25,6 @@ type boxes struct {
 func (s *Service) boxes(tenant string, row *store.Session) boxes {
 	return boxes{s: s, tenant: tenant, row: row}
 }
-
-// archiveKind is the kind of archives that are snapshots of this daemon.
-const archiveKind = "snapshot"
 
 func (b boxes) record(ctx context.Context, id string) (store.Sandbox, error) {
 	return store.Read(ctx, b.s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, b.tenant, sandbox.ID(id)) })
@@ -64,11 +60,13 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 		spec.Labels = b.row.Labels
 	}
 	if p.Prior != nil && p.Prior.Archive != nil {
-		if err := b.readable(*p.Prior.Archive); err != nil {
+		if err := b.readable(ctx, *p.Prior.Archive); err != nil {
 			return session.Box{}, err
 		}
-		spec.Snapshot, spec.Image = p.Prior.Archive.Ref, ""
-		spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved since
+		if p.Prior.Archive.Kind == snapshotKind {
+			spec.Snapshot, spec.Image = p.Prior.Archive.Ref, ""
+			spec.Provider = cmp.Or(p.Prior.Archive.Provider, spec.Provider) // the session may have moved since
+		}
 	}
 	id, err := b.s.cfg.Sandboxes.Make(ctx, spec, p.Key, p.Replaces)
 	if err != nil {
@@ -79,17 +77,6 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 		return session.Box{}, err
 	}
 	return b.box(&row), nil
-}
-
-// readable refuses an archive that this daemon cannot read.
-func (b boxes) readable(a sandbox.Archive) error {
-	if a.Kind != archiveKind {
-		return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: fmt.Sprintf("an archive of the kind %.20q cannot be read here", a.Kind)}
-	}
-	if err := sandbox.ValidateName(a.Ref); err != nil {
-		return err
-	}
-	return b.here("archive", a.Binding)
 }
 
 // here refuses what belongs to another installation or account: that it is not
@@ -216,8 +203,8 @@ func gone(id, why string) error {
 // Probe implements session.Boxes. Resume has asked the provider.
 func (b boxes) Probe(context.Context, session.Box) error { return nil }
 
-// Hydrate implements session.Boxes. The sandbox was made with what there is:
-// Hydrate reports it.
+// Hydrate implements session.Boxes. The sandbox was made with its workspaces or
+// from its snapshot, which Hydrate reports. An archive of files is unpacked.
 func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
 	from := sandbox.ReceiptFrom{Archive: e.Archive}
 	lost := []string{sandbox.LostProcesses, sandbox.LostMemory}
@@ -230,7 +217,12 @@ func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope)
 			from.Workspaces = append(from.Workspaces, versionOf(w, found.Latest.Number))
 		}
 	}
-	if from.Archive == nil && len(from.Workspaces) > 0 {
+	if e.Archive != nil && e.Archive.Kind == tarKind {
+		if err := b.unpack(ctx, box.ID, *e.Archive); err != nil {
+			return box, from, nil, err
+		}
+	}
+	if from.Archive == nil && len(from.Workspaces) > 0 || from.Archive != nil && from.Archive.Kind == tarKind {
 		lost = append(lost, sandbox.LostFiles)
 	}
 	return box, from, lost, nil
@@ -250,8 +242,9 @@ func (b boxes) saves() (names []string) {
 	return names
 }
 
-// Capture implements session.Boxes: it saves the workspaces, or a snapshot of
-// the files of a sandbox without any.
+// Capture implements session.Boxes: it saves the workspaces. Of a sandbox without
+// any it takes a snapshot of all files, or where the provider takes none, an
+// archive of those below /workspace.
 func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
 	note := "session " + b.row.Name
@@ -268,28 +261,16 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 	if len(b.row.Spec.Workspaces) > 0 {
 		return e, nil
 	}
-	snapshot := func() (sandbox.Snapshot, error) {
-		return b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
-	}
-	kept, err := snapshot()
-	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
-		if _, err = b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), true); err == nil {
-			kept, err = snapshot()
-		}
-	}
-	if err != nil {
+	facts, err := b.s.cfg.Providers.Facts(ctx, box.Provider)
+	switch {
+	case err != nil:
 		return e, err
+	case facts.Capabilities.Snapshot:
+		e.Archive, err = b.snapshot(ctx, box)
+	case carriesTree(b.row):
+		e.Archive, err = b.pack(ctx, box)
 	}
-	e.Archive = &sandbox.Archive{Kind: archiveKind, Ref: kept.ID, Size: kept.Size, Provider: box.Provider, Binding: b.s.cfg.Binding}
-	return e, nil
-}
-
-// Discard implements session.Boxes.
-func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
-	if prior.Archive == nil || b.readable(*prior.Archive) != nil {
-		return nil
-	}
-	return ignore(b.s.cfg.Snapshots.RemoveSnapshot(ctx, prior.Archive.Ref), sandbox.CodeNotFound)
+	return e, err
 }
 
 // Pause implements session.Boxes: to disk if that can be, else in memory.

@@ -263,7 +263,7 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 	if err != nil {
 		return out, err
 	}
-	row, err := s.fromEnvelope(who.Tenant, req)
+	row, err := s.fromEnvelope(ctx, who.Tenant, req)
 	if err != nil {
 		return out, core.Named(op, err)
 	}
@@ -287,7 +287,7 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 // fromEnvelope returns the record of a session that starts from an envelope,
 // which anybody may have written: it can name nothing that its bearer could not
 // ask for, and no files of the machine.
-func (s *Service) fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.Session, error) {
+func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.ResumeRequest) (store.Session, error) {
 	data, err := json.Marshal(req.Envelope)
 	if err != nil {
 		return store.Session{}, err
@@ -306,7 +306,7 @@ func (s *Service) fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.
 		err = core.FirstError(sandbox.ValidateName(e.Box), b.here(e.Box, e.Binding))
 	}
 	if err == nil && e.Archive != nil {
-		err = b.readable(*e.Archive)
+		err = b.readable(ctx, *e.Archive)
 	}
 	if err != nil {
 		return store.Session{}, err

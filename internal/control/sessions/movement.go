@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"archive/tar"
 	"context"
 	"io"
 	"path"
@@ -8,7 +9,6 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
@@ -172,39 +172,52 @@ func carriesTree(row *store.Session) bool {
 }
 
 // copyTree replaces the files below /workspace in one sandbox by those of
-// another. A sandbox without that directory has nothing to copy.
+// another.
 func (s *Service) copyTree(ctx context.Context, from, to sandbox.ID) error {
-	ctx, cancel := context.WithCancel(ctx) // the sandboxes are in use until it ends
-	defer cancel()
-	source, err := s.cfg.Sandboxes.Files(ctx, string(from))
-	if err != nil {
-		return err
-	}
-	target, err := s.cfg.Sandboxes.Files(ctx, string(to))
-	if err != nil {
-		return err
-	}
-	if err := ignore(target.Remove(ctx, sandbox.WorkspaceDir, true), sandbox.CodeNotFound); err != nil {
-		return err
-	}
-	if _, err := source.Stat(ctx, sandbox.WorkspaceDir); err != nil {
-		return ignore(err, sandbox.CodeNotFound)
-	}
-	return pipeTree(ctx, source, target)
-}
-
-func pipeTree(ctx context.Context, source, target control.Files) error {
 	r, w := io.Pipe()
 	exported := make(chan error, 1)
 	go func() {
-		err := source.Export(ctx, sandbox.WorkspaceDir, w, driver.ExportOptions{})
+		err := s.exportTree(ctx, from, w)
 		_ = w.CloseWithError(err)
 		exported <- err
 	}()
-	err := target.Import(ctx, path.Dir(sandbox.WorkspaceDir), r, driver.ImportOptions{}) // the stream begins with the directory itself
-	_ = r.CloseWithError(err)                                                            // which ends the export too
+	err := s.importTree(ctx, to, r)
+	_ = r.CloseWithError(err) // which ends the export too
 	if failed := <-exported; failed != nil && err == nil {
 		err = failed
 	}
 	return err
+}
+
+// exportTree writes the files below /workspace of a sandbox as a tar stream that
+// begins with the directory itself. One without that directory has no files.
+func (s *Service) exportTree(ctx context.Context, from sandbox.ID, w io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
+	defer cancel()
+	files, err := s.cfg.Sandboxes.Files(ctx, string(from))
+	if err != nil {
+		return err
+	}
+	switch _, err := files.Stat(ctx, sandbox.WorkspaceDir); {
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
+		return tar.NewWriter(w).Close()
+	case err != nil:
+		return err
+	}
+	return files.Export(ctx, sandbox.WorkspaceDir, w, driver.ExportOptions{})
+}
+
+// importTree replaces the files below /workspace of a sandbox by those of a tar
+// stream of exportTree.
+func (s *Service) importTree(ctx context.Context, to sandbox.ID, r io.Reader) error {
+	ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until it ends
+	defer cancel()
+	files, err := s.cfg.Sandboxes.Files(ctx, string(to))
+	if err != nil {
+		return err
+	}
+	if err := ignore(files.Remove(ctx, sandbox.WorkspaceDir, true), sandbox.CodeNotFound); err != nil {
+		return err
+	}
+	return files.Import(ctx, path.Dir(sandbox.WorkspaceDir), r, driver.ImportOptions{})
 }

@@ -16,14 +16,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
-
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -48,6 +49,8 @@ type Sandboxes interface {
 // Providers are those that a session can move to.
 type Providers interface {
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	// Facts tells what a provider can do, as far as that is known.
+	Facts(ctx context.Context, provider string) (driver.Facts, error)
 	// CheckImage refuses an image that no sandbox of a provider can be made from.
 	// An empty image is the provider's own.
 	CheckImage(ctx context.Context, provider, image string) error
@@ -82,6 +85,12 @@ type Config struct {
 	Providers    Providers
 	Workspaces   Workspaces
 	Environments Environments
+	// Archive keeps the files of sandboxes whose provider takes no snapshots,
+	// encrypted unless Plain is set. They pass through Scratch, a directory. Nil:
+	// such sandboxes cannot be saved.
+	Archive *archive.Archive
+	Plain   bool
+	Scratch string
 	// Binding is that of sandboxes whose provider has none: it names this
 	// installation.
 	Binding string

@@ -23,6 +23,7 @@ func (s *Service) Watch(ctx context.Context) {
 	every := max(min(lease.Sweep, s.cfg.Lease.Grace/2), time.Second)
 	t := time.NewTicker(every)
 	defer t.Stop()
+	var swept time.Time // never: an earlier daemon may have left something
 	for {
 		select {
 		case <-ctx.Done():
@@ -30,6 +31,12 @@ func (s *Service) Watch(ctx context.Context) {
 		case <-t.C:
 		}
 		s.present.beat(ctx, s)
+		if now := s.Store.Now(); now.Sub(swept) > tarSweep {
+			swept = now
+			if err := s.sweepTars(ctx); err != nil && ctx.Err() == nil {
+				s.Report(ctx, err)
+			}
+		}
 		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
 			s.Report(ctx, err)
 		}

@@ -18,8 +18,10 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/snapshotstore/tarball"
@@ -147,6 +149,49 @@ func (a *Archive) LoadTo(ctx context.Context, set Set, at Place, scratch string,
 	return err
 }
 
+// streamFile is the only file of a set's entry that Write made.
+const streamFile = "stream"
+
+// Write adds to a set what from writes, as Save adds a directory. Size is the
+// number of bytes. They are kept below the directory scratch meanwhile.
+func (a *Archive) Write(ctx context.Context, set Set, note, scratch string, from func(io.Writer) error) (at Place, size int64, err error) {
+	dir, remove, err := scratchDir(scratch)
+	if err != nil {
+		return at, 0, err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	f, err := os.OpenFile(filepath.Join(dir, streamFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return at, 0, err
+	}
+	err = from(f)
+	info, statErr := f.Stat()
+	if err := errors.Join(err, statErr, f.Close()); err != nil {
+		return at, 0, err
+	}
+	at, err = a.Save(ctx, set, note, dir)
+	return at, info.Size(), err
+}
+
+// Read gives what Write added to read. It is the same, or Read fails before it
+// gives anything.
+func (a *Archive) Read(ctx context.Context, set Set, at Place, scratch string, to func(io.Reader) error) (err error) {
+	dir, remove, err := scratchDir(scratch)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	if err := a.Load(ctx, set, at, dir); err != nil {
+		return err
+	}
+	f, err := os.Open(filepath.Join(dir, streamFile))
+	if err != nil {
+		return damaged("it is of another kind")
+	}
+	defer f.Close()
+	return to(f)
+}
+
 func scratchDir(parent string) (dir string, remove func() error, err error) {
 	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return "", nil, err
@@ -159,6 +204,7 @@ func scratchDir(parent string) (dir string, remove func() error, err error) {
 type Kept struct {
 	Note    string
 	Version int
+	Created time.Time
 }
 
 // List returns what is in a set. One that was never made has nothing.
@@ -176,7 +222,7 @@ func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
 	}
 	all := make([]Kept, len(versions))
 	for i, v := range versions {
-		all[i] = Kept{v.Note, v.Number}
+		all[i] = Kept{v.Note, v.Number, v.Created}
 	}
 	return all, nil
 }

@@ -74,8 +74,9 @@ func Session(t *testing.T, name string, open func(dir string) (driver.Provider, 
 	finish(t, c, s)
 }
 
-// Saved has a session that began with the provider saved when nobody uses it, and
-// made again.
+// Saved has a session that began with the provider saved on request, and when
+// nobody uses it, and made again: all of it where the provider takes snapshots,
+// else the files below /workspace.
 func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, false, open)
 	spec := sandbox.Spec{Provider: name, Env: map[string]string{"GREETING": "hello"}}
@@ -83,7 +84,15 @@ func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, er
 	if err != nil {
 		t.Fatal(err)
 	}
-	sessionSays(t, s, "echo kept >/root/note", "")
+	note := "/workspace/note"
+	if takesSnapshots(t, c, name) {
+		note = "/root/note"
+	}
+	sessionSays(t, s, "mkdir -p /workspace && echo saved >"+note, "")
+	if saved, err := s.Save(t.Context()); err != nil || saved.Archive == nil {
+		t.Fatalf("saved %+v, %v", saved, err)
+	}
+	sessionSays(t, s, "echo kept >>"+note, "")
 	if err := s.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -102,8 +111,23 @@ func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, er
 	if _, err := s.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sessionSays(t, s, "echo $GREETING; cat /root/note", "hello\nkept\n")
+	sessionSays(t, s, "echo $GREETING; cat "+note, "hello\nsaved\nkept\n")
 	finish(t, c, s)
+}
+
+func takesSnapshots(t *testing.T, c *atoll.Client, name string) bool {
+	t.Helper()
+	all, err := c.Providers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if p.Name == name {
+			return p.Capabilities["snapshot"]
+		}
+	}
+	t.Fatalf("there is no provider %s", name)
+	return false
 }
 
 // finish ends the last session of a daemon, of which nothing is left then.

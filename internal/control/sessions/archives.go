@@ -1,0 +1,220 @@
+package sessions
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/session"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// The kinds of archives. A snapshot of this daemon has all files, and belongs to
+// one provider. A tar archive in the blob store has those below /workspace, as
+// they go along when a session moves, and any provider that takes trees of files
+// can use it.
+const (
+	snapshotKind = "snapshot"
+	tarKind      = "tar"
+)
+
+// readable refuses an archive that this daemon cannot read.
+func (b boxes) readable(ctx context.Context, a sandbox.Archive) error {
+	err := b.here("archive", a.Binding)
+	switch a.Kind {
+	case snapshotKind:
+		return core.FirstError(sandbox.ValidateName(a.Ref), err)
+	case tarKind:
+		if err == nil {
+			_, _, err = b.place(ctx, a)
+		}
+		return err
+	}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: fmt.Sprintf("an archive of the kind %.20q cannot be read here", a.Kind)}
+}
+
+// snapshot keeps all files of a sandbox.
+func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
+	take := func() (sandbox.Snapshot, error) {
+		return b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+	}
+	kept, err := take()
+	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
+		if _, err = b.s.cfg.Sandboxes.Pause(ctx, string(box.ID), true); err == nil {
+			kept, err = take()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &sandbox.Archive{Kind: snapshotKind, Ref: kept.ID, Size: kept.Size, Provider: box.Provider, Binding: b.s.cfg.Binding}, nil
+}
+
+// sets are the tar archives of a tenant in the blob store, without and with
+// encryption. A tenant of the same name that is made later has others.
+func (s *Service) sets(ctx context.Context, tenant string) (plain, sealed archive.Set, err error) {
+	t, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, tenant) })
+	sum := sha256.Sum256([]byte(s.cfg.Binding + "\n" + tenant + "\n" + t.Created.UTC().Format(time.RFC3339Nano)))
+	id := "se-" + hex.EncodeToString(sum[:12])
+	return archive.Set{ID: id + "-plain"}, archive.Set{ID: id, Encrypted: true}, err
+}
+
+// pack keeps the files below /workspace of a sandbox in the blob store.
+func (b boxes) pack(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
+	if b.s.cfg.Archive == nil {
+		return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.save", Message: "the provider takes no snapshots, and this daemon has no blob store"}
+	}
+	plain, set, err := b.s.sets(ctx, b.tenant)
+	if err != nil {
+		return nil, err
+	}
+	if b.s.cfg.Plain {
+		set = plain
+	}
+	at, size, err := b.s.cfg.Archive.Write(ctx, set, b.row.Group, b.s.cfg.Scratch, func(w io.Writer) error { return b.s.exportTree(ctx, box.ID, w) })
+	if err != nil {
+		return nil, err
+	}
+	return &sandbox.Archive{
+		Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(at.Version), Size: size, Hash: "sha256:" + at.Digest,
+		Provider: box.Provider, Binding: b.s.cfg.Binding,
+	}, nil
+}
+
+// place finds a tar archive of the tenant. Anybody may have written what names
+// it.
+func (b boxes) place(ctx context.Context, a sandbox.Archive) (set archive.Set, at archive.Place, err error) {
+	if b.s.cfg.Archive == nil {
+		return set, at, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: "this daemon has no blob store"}
+	}
+	plain, sealed, err := b.s.sets(ctx, b.tenant)
+	if err != nil {
+		return set, at, err
+	}
+	id, number, _ := strings.Cut(a.Ref, ".")
+	version, parseErr := strconv.Atoi(number)
+	digest, isSum := strings.CutPrefix(a.Hash, "sha256:")
+	switch {
+	case parseErr != nil || version <= 0 || !isSum:
+		return set, at, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.resume", Subject: "archive", Message: "names no archive"}
+	case id == plain.ID:
+		set = plain
+	case id == sealed.ID:
+		set = sealed
+	default:
+		return set, at, &sandbox.Error{Code: sandbox.CodeNotFound, Op: "session.resume", Subject: "archive", Message: "there is no such archive"}
+	}
+	return set, archive.Place{Version: version, Digest: digest}, nil
+}
+
+// unpack replaces the files below /workspace of a sandbox by those of an archive.
+func (b boxes) unpack(ctx context.Context, to sandbox.ID, a sandbox.Archive) error {
+	set, at, err := b.place(ctx, a)
+	if err != nil {
+		return err
+	}
+	return b.s.cfg.Archive.Read(ctx, set, at, b.s.cfg.Scratch, func(r io.Reader) error { return b.s.importTree(ctx, to, r) })
+}
+
+// Discard implements session.Boxes.
+func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
+	a := prior.Archive
+	if a == nil || b.readable(ctx, *a) != nil {
+		return nil
+	}
+	if a.Kind == snapshotKind {
+		return ignore(b.s.cfg.Snapshots.RemoveSnapshot(ctx, a.Ref), sandbox.CodeNotFound)
+	}
+	set, at, err := b.place(ctx, *a)
+	if err != nil {
+		return err
+	}
+	// Somebody who saves at the same time is no failure: sweepTars tries again.
+	return ignore(b.s.cfg.Archive.Sweep(ctx, set, []int{at.Version}), sandbox.CodeConflict)
+}
+
+const (
+	tarSweep = time.Hour // between two looks for archives that nobody wants
+	// tarGrace is for how long an archive may be on its way into a lease.
+	tarGrace = time.Hour
+)
+
+// sweepTars removes the tar archives that no session is rebuilt from, such as one
+// whose daemon was killed before it recorded the next.
+func (s *Service) sweepTars(ctx context.Context) error {
+	if s.cfg.Archive == nil {
+		return nil
+	}
+	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
+	failed := []error{err}
+	for _, t := range all {
+		plain, sealed, err := s.sets(ctx, t.ID)
+		if err == nil {
+			err = errors.Join(s.sweepSet(ctx, t.ID, plain), s.sweepSet(ctx, t.ID, sealed))
+		}
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
+}
+
+func (s *Service) sweepSet(ctx context.Context, tenant string, set archive.Set) error {
+	there, err := s.cfg.Archive.List(ctx, set) // before the records, which are older than what is saved
+	if err != nil || len(there) == 0 {
+		return err
+	}
+	wanted, err := s.wantedTars(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	var unwanted []int
+	for _, k := range there {
+		if !wanted[set.ID+"."+strconv.Itoa(k.Version)] && s.Store.Now().Sub(k.Created) > tarGrace {
+			unwanted = append(unwanted, k.Version)
+		}
+	}
+	if len(unwanted) == 0 {
+		return nil
+	}
+	return ignore(s.cfg.Archive.Sweep(ctx, set, unwanted), sandbox.CodeConflict)
+}
+
+// wantedTars are the archives that sessions of a tenant are rebuilt from.
+func (s *Service) wantedTars(ctx context.Context, tenant string) (wanted map[string]bool, err error) {
+	err = s.Store.View(ctx, func(tx *store.Tx) error {
+		wanted = map[string]bool{}
+		rows, err := tx.Sessions().List(ctx, tenant)
+		if err != nil {
+			return err
+		}
+		for _, row := range rows {
+			l, err := tx.Sessions().Lease(ctx, tenant, row.Group)
+			if err != nil {
+				return err
+			}
+			if row.Prior != nil && row.Prior.Archive != nil {
+				wanted[row.Prior.Archive.Ref] = true
+			}
+			if l.Archive == nil {
+				continue
+			}
+			e, err := sandbox.ParseEnvelope(l.Archive)
+			if err != nil {
+				return err // what cannot be read wants perhaps any of them
+			}
+			if e.Archive != nil {
+				wanted[e.Archive.Ref] = true
+			}
+		}
+		return nil
+	})
+	return wanted, err
+}

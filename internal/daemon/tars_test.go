@@ -1,0 +1,203 @@
+package daemon_test
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/daemon"
+	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
+	"github.com/atoll-run/atoll/internal/workspace/worktree"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// withoutSnapshots has a daemon make sandboxes with a provider that takes none.
+func withoutSnapshots(m *daemontest.Machine, o *daemon.Options) {
+	o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+		return fake.New(fake.Options{World: m.World, Fault: m.Fault, Limited: true}), nil
+	}}}
+}
+
+// keptTars lists what the blob store has of the set of an archive.
+func keptTars(t *testing.T, m *daemontest.Machine, a *sandbox.Archive) []archive.Kept {
+	t.Helper()
+	blobs, err := blob.Open(t.Context(), "dir:"+filepath.Join(m.Dir, "blobs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := worktree.Key(filepath.Join(m.Dir, "workspace.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, _, _ := strings.Cut(a.Ref, ".")
+	all, err := archive.New(blobs, key).List(t.Context(), archive.Set{ID: set, Encrypted: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// RB-44, RB-56: a session of a provider without snapshots is saved as an archive
+// of the files below /workspace, from which it is rebuilt.
+func TestRB44FilesAreArchivedWithoutSnapshots(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	d := m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o); shortGrace(o) })
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, sandbox.Spec{Env: map[string]string{"TOKEN": "sesame"}}, atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "mkdir -p /workspace/sub; echo kept > /workspace/sub/note; echo other > /outside")
+	if err := s.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	untilCold(t, c, "agent")
+	if all := sandboxes(t, c); len(all) != 0 {
+		t.Errorf("sandboxes are left: %+v", all)
+	}
+	if err := d.Close(); err != nil { // the archive needs no daemon
+		t.Fatal(err)
+	}
+	d = m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o) })
+	c = daemontest.Client(t, d)
+	s, err := c.Sessions().Attach(t.Context(), "agent", atoll.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	r := s.Receipt()
+	if r.Outcome != sandbox.OutcomeRebuilt || r.From.Archive == nil || r.From.Archive.Kind != "tar" || !slices.Contains(r.Lost, sandbox.LostFiles) {
+		t.Fatalf("the receipt: %+v", r)
+	}
+	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN; ls /outside || true"); got != "kept\nsesame" {
+		t.Errorf("it has %q", got)
+	}
+}
+
+// RB-45: saving again removes what the last save kept, and removing the session
+// the rest.
+func TestRB45ReplacedArchivesAreRemoved(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o) }))
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	var last *sandbox.Archive
+	for _, text := range []string{"one", "two", "three"} {
+		runShell(t, s, "mkdir -p /workspace; echo "+text+" > /workspace/note")
+		saved, err := s.Save(t.Context())
+		if err != nil || saved.Archive == nil || saved.Archive.Kind != "tar" || last != nil && saved.Archive.Ref == last.Ref {
+			t.Fatalf("saved %+v after %+v, %v", saved, last, err)
+		}
+		last = saved.Archive
+		if all := keptTars(t, m, last); len(all) != 1 {
+			t.Errorf("after saving %s there are %+v, want one archive", text, all)
+		}
+	}
+
+	// It is enough to rebuild the session from, once and again.
+	e, err := s.Envelope(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Box, e.State = "", nil
+	for _, tt := range []struct {
+		name   string
+		change func(a *sandbox.Archive)
+		want   sandbox.Code
+	}{
+		{"as it is", func(*sandbox.Archive) {}, ""},
+		{"another one", func(a *sandbox.Archive) { a.Hash = "sha256:" + strings.Repeat("0", 64) }, sandbox.CodeInvalid},
+		{"no hash", func(a *sandbox.Archive) { a.Hash = "" }, sandbox.CodeInvalid},
+		{"of another tenant", func(a *sandbox.Archive) { a.Ref = "se-000000000000000000000000.1" }, sandbox.CodeNotFound},
+		{"another version", func(a *sandbox.Archive) { a.Ref += "000" }, sandbox.CodeInvalid},
+		{"no version", func(a *sandbox.Archive) { a.Ref = "../.." }, sandbox.CodeInvalid},
+		{"of another installation", func(a *sandbox.Archive) { a.Binding = "atoll:elsewhere" }, sandbox.CodeUnavailable},
+	} {
+		a := *last
+		tt.change(&a)
+		changed := e
+		changed.Archive = &a
+		if changed, err = changed.Sealed(); err != nil {
+			t.Fatal(err)
+		}
+		copied, err := c.Sessions().Resume(t.Context(), changed, atoll.SessionOptions{Name: "copy"})
+		if tt.want != "" {
+			if sandbox.CodeOf(err) != tt.want {
+				t.Errorf("%s: %v, want %s", tt.name, err, tt.want)
+			}
+			if all := sandboxes(t, c); len(all) != 1 {
+				t.Errorf("%s: there are %d sandboxes, want that of the session", tt.name, len(all))
+			}
+			continue
+		}
+		if err != nil || copied.Receipt().Outcome != sandbox.OutcomeRebuilt {
+			t.Fatalf("%s: %+v, %v", tt.name, copied, err)
+		}
+		if got := runShell(t, copied, "cat /workspace/note"); got != "three" {
+			t.Errorf("%s: the copy has %q", tt.name, got)
+		}
+		if err := copied.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if all := keptTars(t, m, last); len(all) != 0 {
+		t.Errorf("removing the session left the archives %+v", all)
+	}
+}
+
+// RB-56: a sandbox that cannot be archived stays until it can be.
+func TestRB56AFailedArchiveKeepsTheSandbox(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	var broken atomic.Bool
+	var failed atomic.Int32
+	m.Fault = func(op string) error {
+		if broken.Load() && op == "archive.export" {
+			failed.Add(1)
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the connection broke"}
+		}
+		return nil
+	}
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o); shortGrace(o) }))
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "mkdir -p /workspace; echo kept > /workspace/note")
+	first := s.Receipt().Sandbox
+	broken.Store(true)
+	_, err := s.Save(t.Context())
+	wantCode(t, err, sandbox.CodeUnavailable)
+	saves := failed.Load()
+	if err := s.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "two sweeps fail", func() bool { return failed.Load() >= saves+2 })
+	if all := sandboxes(t, c); len(all) != 1 || all[0].ID != first {
+		t.Fatalf("a sandbox that could not be saved was ended: %+v", all)
+	}
+	broken.Store(false)
+	untilCold(t, c, "agent")
+	if _, err := s.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := runShell(t, s, "cat /workspace/note"); got != "kept" {
+		t.Errorf("it has %q", got)
+	}
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not happen that %s", what)
+		}
+	}
+}
