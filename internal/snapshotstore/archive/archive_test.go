@@ -3,6 +3,7 @@ package archive_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -149,11 +150,53 @@ func sweepAndLook(t *testing.T, a, other *archive.Archive, set archive.Set, plac
 	}
 	same(t, into, dirs[2])
 	all, err := other.List(t.Context(), set)
-	if err != nil || len(all) != 3 || all[0] != (archive.Kept{Note: "sn-1", Version: places[1].Version}) {
+	if err != nil || len(all) != 3 || all[0].Note != "sn-1" || all[0].Version != places[1].Version || all[0].Created.IsZero() {
 		t.Errorf("%+v %v", all, err)
 	}
 	if err := other.Sweep(t.Context(), set, []int{places[1].Version, places[2].Version, places[3].Version}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A stream comes back as it was, or not at all.
+func TestStreams(t *testing.T) {
+	for name, blobs := range stores(t) {
+		t.Run(name, func(t *testing.T) {
+			a, scratch := archive.New(blobs, testKey), t.TempDir()
+			want := bytes.Repeat([]byte("some bytes "), 1<<16)
+			at, size, err := a.Write(t.Context(), sealed, "one", scratch, func(w io.Writer) error {
+				_, err := w.Write(want)
+				return err
+			})
+			if err != nil || size != int64(len(want)) {
+				t.Fatalf("%d bytes, %v; want %d", size, err, len(want))
+			}
+			broken := errors.New("broken")
+			if _, _, err := a.Write(t.Context(), sealed, "two", scratch, func(io.Writer) error { return broken }); !errors.Is(err, broken) {
+				t.Errorf("a stream that broke: %v", err)
+			}
+			if all, err := a.List(t.Context(), sealed); err != nil || len(all) != 1 {
+				t.Errorf("there are %+v, %v; want the stream that was whole", all, err)
+			}
+			var got []byte
+			err = archive.New(blobs, testKey).Read(t.Context(), sealed, at, scratch, func(r io.Reader) (err error) {
+				got, err = io.ReadAll(r)
+				return err
+			})
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("it came back as %d bytes, %v", len(got), err)
+			}
+			never := func(io.Reader) error { t.Error("it was given to the reader"); return nil }
+			wantCode(t, "another digest", a.Read(t.Context(), sealed, archive.Place{Version: at.Version, Digest: "00"}, scratch, never), sandbox.CodeInvalid)
+			files, err := a.Save(t.Context(), sealed, "files", snapshot(t, 1, 64))
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantCode(t, "files that are no stream", a.Read(t.Context(), sealed, files, scratch, never), sandbox.CodeInvalid)
+			if left, err := os.ReadDir(scratch); err != nil || len(left) != 0 {
+				t.Errorf("left is %v, %v", left, err)
+			}
+		})
 	}
 }
 
