@@ -1,12 +1,12 @@
 /** The client that a run is given. */
-import { randomUUID } from 'node:crypto'
-
 import { type Client, type ConnectOptions, connect, GoneError, type models, NotFoundError, type Session } from '@atoll/sdk'
 import {
   type Manifest,
   normalizeSandboxClientCreateArgs,
+  type RemoteSnapshotStore,
   type SandboxClient,
   type SandboxClientCreateArgs,
+  type SandboxSessionSerializationOptions,
   SandboxUnsupportedFeatureError,
 } from '@openai/agents-core/sandbox'
 import {
@@ -27,20 +27,24 @@ import {
   serializeRuntimeEnvironmentForPersistence,
 } from '@openai/agents-core/sandbox/internal'
 
-import { toSdk } from './errors.js'
-import { type AtollSandboxClientOptions, type AtollSandboxSessionState, toSpec } from './options.js'
+import { told, toSdk } from './errors.js'
+import { type AtollSandboxClientOptions, type AtollSandboxSessionState, newName, toSpec } from './options.js'
 import { AtollSandboxSession } from './session.js'
+import { forget, nativeSnapshot, takeSnapshot, twice } from './snapshots.js'
 
 /** Makes sandboxes with the daemon that connect of @atoll/sdk finds or starts. */
 export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptions, AtollSandboxSessionState> {
   readonly backendId = 'atoll'
   readonly #where: ConnectOptions
   readonly #options: AtollSandboxClientOptions
+  readonly #store: RemoteSnapshotStore | undefined
   #client: Promise<Client> | undefined
 
-  constructor(where: ConnectOptions = {}, options: AtollSandboxClientOptions = {}) {
+  /** The store is for workspaces that the daemon keeps no snapshot of; see workspacePersistence. */
+  constructor(where: ConnectOptions = {}, options: AtollSandboxClientOptions = {}, store?: RemoteSnapshotStore) {
     this.#where = where
     this.#options = options
+    this.#store = store
   }
 
   /** Atoll's own client. */
@@ -70,75 +74,109 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
       throw new SandboxUnsupportedFeatureError('Atoll keeps sandboxes itself: use pauseOnExit, or fromSnapshot', { provider: 'atoll' })
     }
     const options = { ...this.#options, ...given }
-    const session = await this.#make(options)
+    const [client, session] = await this.#make(options)
     const state = { manifest, environment: {}, options, atollSession: session.session.id, workspaceReady: true }
-    const out = new AtollSandboxSession(state, session)
+    const out = new AtollSandboxSession(state, session, client)
     try {
       out.state.environment = await materializeEnvironment(manifest)
       await out.materialize(manifest)
     } catch (e) {
-      await session.destroy()
-      throw e
+      await twice(() => session.destroy()).catch(() => {})
+      throw toSdk(e, 'start')
     }
     return out
   }
 
-  async #make(options: AtollSandboxClientOptions): Promise<Session> {
-    const name = `openai-${randomUUID().replaceAll('-', '').slice(0, 20)}`
+  async #make(options: AtollSandboxClientOptions, snapshot?: string): Promise<[Client, Session]> {
+    const name = newName()
     let client: Client | undefined
     try {
       client = await this.connect()
-      return await client.sessions.create(toSpec(options), { name, labels: options.labels, pauseOnExit: options.pauseOnExit })
+      const spec = { ...toSpec(options), ...(snapshot && { snapshot, image: undefined }) }
+      return [client, await client.sessions.create(spec, { name, labels: options.labels, pauseOnExit: options.pauseOnExit })]
     } catch (e) {
       await client?.sessions.remove(name).catch(() => {}) // what the daemon may have made
       throw toSdk(e, 'start')
     }
   }
 
-  /** The sandbox of a state: woken, started, or rebuilt. Only one that is proved to be gone is replaced by an empty one. */
+  /**
+   * The sandbox of a state: woken, started, or rebuilt. One that is proved to be gone is replaced: by one with the files of the
+   * snapshot that the state names, or else by an empty one with the files of the manifest.
+   */
   async resume(state: AtollSandboxSessionState): Promise<AtollSandboxSession> {
     assertMountCredentialsRebound(state)
     assertHostPathGrantsRebound(state)
     const found = await this.#find(state)
-    const session = found ?? (await this.#make(state.options))
+    const [client, session] = found ?? (await this.#make(state.options, state.nativeSnapshot))
     state.atollSession = session.session.id
-    const out = new AtollSandboxSession(state, session)
-    if (!found || session.receipt?.outcome === 'created' || session.receipt?.lost?.includes('everything'))
-      await out.materialize(state.manifest)
+    const out = new AtollSandboxSession(state, session, client)
+    const lost = session.receipt?.outcome === 'created' || session.receipt?.lost?.includes('everything')
+    try {
+      if (!found && state.nativeSnapshot) await out.materialize(state.manifest, undefined, true)
+      else if (!found || lost) await this.#restore(out)
+    } catch (e) {
+      if (!found) await twice(() => session.destroy()).catch(() => {})
+      throw toSdk(e, 'start')
+    }
     return out
   }
 
-  async #find(state: AtollSandboxSessionState): Promise<Session | undefined> {
+  /** Fill an empty sandbox with the workspace that was kept, or with what the manifest says. */
+  async #restore(session: AtollSandboxSession): Promise<void> {
+    const { manifest, nativeSnapshot: native, snapshot } = session.state
+    let kept = native ? nativeSnapshot(native) : undefined
+    if (!kept && snapshot?.type === 'remote') kept = (await this.#store?.load({ id: snapshot.id }))?.data
+    await session.materialize(manifest, undefined, kept !== undefined)
+    if (kept) await session.hydrateWorkspace(kept)
+  }
+
+  async #find(state: AtollSandboxSessionState): Promise<[Client, Session] | undefined> {
     const gone = (e: unknown) => {
       if (e instanceof NotFoundError || e instanceof GoneError) return undefined
       throw toSdk(e, 'start')
     }
     const client = await this.connect().catch((e: unknown) => Promise.reject(toSdk(e, 'start') as Error))
-    const session = await client.sessions.attach(state.atollSession).catch(gone)
-    return session ?? (state.envelope && (await client.sessions.resume(state.envelope).catch(gone)))
+    let session = await client.sessions.attach(state.atollSession).catch(gone)
+    const kept = state.nativeSnapshot ?? state.snapshot
+    if (!kept && state.envelope) session ??= await client.sessions.resume(state.envelope).catch(gone)
+    return session && [client, session]
   }
 
-  /** End the sandbox of a state for good, also a paused one. One that is gone is success. */
+  /** End the sandbox of a state for good, also a paused one, with its snapshot. One that is gone is success. */
   async delete(state: AtollSandboxSessionState): Promise<void> {
-    const client = await this.connect()
-    await client.sessions.remove(state.atollSession).catch((e: unknown) => {
-      if (!(e instanceof NotFoundError || e instanceof GoneError)) throw toSdk(e, 'start')
+    const gone = (e: unknown) => {
+      if (!(e instanceof NotFoundError || e instanceof GoneError)) throw e
+    }
+    await told('start', {}, async () => {
+      const client = await this.connect()
+      await twice(() => client.sessions.remove(state.atollSession).catch(gone))
+      if (state.nativeSnapshot) await forget(client, state.nativeSnapshot)
+      if (state.snapshot?.type === 'remote') await this.#store?.delete?.({ id: state.snapshot.id })
     })
   }
 
   canPersistOwnedSessionState(state: AtollSandboxSessionState): boolean {
-    return !isSandboxSessionStateUnsafe(state) && state.options.pauseOnExit === true
+    const { pauseOnExit, workspacePersistence } = state.options
+    return !isSandboxSessionStateUnsafe(state) && (pauseOnExit === true || workspacePersistence === 'snapshot' || this.#store !== undefined)
   }
 
-  async serializeSessionState(state: AtollSandboxSessionState): Promise<Record<string, unknown>> {
+  /** While a run waits for an approval, its sandbox stays, unless its workspace is kept. */
+  canReusePreservedOwnedSession(state: AtollSandboxSessionState): boolean {
+    return !this.canPersistOwnedSessionState(state) || state.options.pauseOnExit === true
+  }
+
+  async serializeSessionState(
+    state: AtollSandboxSessionState,
+    how: SandboxSessionSerializationOptions = {},
+  ): Promise<Record<string, unknown>> {
     assertSandboxSessionStateUsable(state)
-    let envelope: models.Envelope | undefined
-    try {
+    const envelope = await told('start', {}, async () => {
       const client = await this.connect()
-      envelope = await (await client.sessions.get(state.atollSession)).envelope()
-    } catch (e) {
-      throw toSdk(e, 'start')
-    }
+      const session = await client.sessions.get(state.atollSession)
+      if (how.willCloseAfterSerialize && !state.options.pauseOnExit) await this.#keep(client, session, state)
+      return session.envelope()
+    })
     state.envelope = envelope
     return {
       ...serializeHostPathGrantRedactionMetadata(state),
@@ -149,7 +187,19 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
       atollSession: state.atollSession,
       workspaceReady: true,
       envelope,
+      ...(state.nativeSnapshot && { nativeSnapshot: state.nativeSnapshot }),
+      ...(state.snapshot && { snapshot: state.snapshot }),
     }
+  }
+
+  /** Keep the workspace of a sandbox that is about to end. */
+  async #keep(client: Client, session: Session, state: AtollSandboxSessionState): Promise<void> {
+    if (await takeSnapshot(client, session, state)) return
+    if (!this.#store)
+      throw new SandboxUnsupportedFeatureError('this sandbox needs a store of snapshots, or pauseOnExit', { provider: 'atoll' })
+    const data = await new AtollSandboxSession(state, session, client).persistWorkspace()
+    const { id } = await this.#store.save({ ...(state.snapshot && { id: state.snapshot.id }), data })
+    state.snapshot = { type: 'remote', id }
   }
 
   async deserializeSessionState(state: Record<string, unknown>): Promise<AtollSandboxSessionState> {
@@ -162,6 +212,8 @@ export class AtollSandboxClient implements SandboxClient<AtollSandboxClientOptio
       options: isRecord(state.options) ? state.options : {},
       atollSession: readString(state, 'atollSession'),
       workspaceReady: true,
+      ...(typeof state.nativeSnapshot === 'string' && { nativeSnapshot: state.nativeSnapshot }),
+      ...(isRecord(state.snapshot) && { snapshot: { type: readString(state.snapshot, 'type'), id: readString(state.snapshot, 'id') } }),
       ...(isRecord(state.envelope) && { envelope: state.envelope as unknown as models.Envelope }),
     }
   }

@@ -1,3 +1,5 @@
+import { randomUUID } from 'node:crypto'
+
 import type { models } from '@atoll/sdk'
 import type { SandboxSessionState } from '@openai/agents-core/sandbox'
 
@@ -26,6 +28,8 @@ export interface AtollSandboxClientOptions extends Record<string, unknown> {
   exposedPorts?: number[]
   /** Pause the sandbox at the end of a run, and wake it at the next, instead of ending it. */
   pauseOnExit?: boolean
+  /** How the workspace of a sandbox that ends is kept: by a snapshot of Atoll where the provider has them, or by a tar in the store of the client. */
+  workspacePersistence?: 'tar' | 'snapshot'
   /** The sandbox ends then at the latest. */
   lifetimeMs?: number
   /** A command that is waited for is ended after this time; ten minutes if left out. */
@@ -40,6 +44,13 @@ export interface AtollSandboxSessionState extends SandboxSessionState {
   atollSession: string
   /** From which the daemon finds the sandbox again, or rebuilds it. */
   envelope?: models.Envelope
+  /** Id of the snapshot of Atoll that was taken of the sandbox last. */
+  nativeSnapshot?: string
+}
+
+/** @internal The name of a new session, by which it is removed when its answer is lost. */
+export function newName(): string {
+  return `openai-${randomUUID().replaceAll('-', '').slice(0, 20)}`
 }
 
 /** @internal */

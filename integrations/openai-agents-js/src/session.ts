@@ -1,7 +1,7 @@
 /** A sandbox as a run of an agent uses it. */
 import { createServer, type Server } from 'node:net'
 
-import { GoneError, NotFoundError, type Session } from '@atoll/sdk'
+import { type Client, GoneError, NotFoundError, type Session } from '@atoll/sdk'
 import type { Editor, ToolOutputImage } from '@openai/agents-core'
 import {
   cloneManifest,
@@ -36,8 +36,9 @@ import {
   withExclusiveSandboxManifestMutation,
 } from '@openai/agents-core/sandbox/internal'
 
-import { told } from './errors.js'
-import type { AtollSandboxSessionState } from './options.js'
+import { told, toSdk } from './errors.js'
+import { type AtollSandboxSessionState, newName, toSpec } from './options.js'
+import { nativeSnapshot, nativeSnapshotOf, takeSnapshot, twice } from './snapshots.js'
 import { Terminals } from './terminals.js'
 import { WorkspaceFiles } from './workspace.js'
 
@@ -51,12 +52,24 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
   readonly #forwards = new Map<number, Server>()
   #closed: Promise<void> | undefined
 
+  #session: Session
+
+  /** @internal */
   constructor(
     readonly state: AtollSandboxSessionState,
-    /** Atoll's own handle. */
-    readonly session: Session,
+    session: Session,
+    readonly client: Client,
   ) {
-    this.#files = new WorkspaceFiles(session, () => this.state.manifest)
+    this.#session = session
+    this.#files = new WorkspaceFiles(
+      () => this.#session,
+      () => this.state.manifest,
+    )
+  }
+
+  /** Atoll's own handle. */
+  get session(): Session {
+    return this.#session
   }
 
   async running(): Promise<boolean> {
@@ -64,7 +77,7 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
       return !this.#closed && (await this.session.refresh()).state === 'running'
     } catch (e) {
       if (e instanceof NotFoundError || e instanceof GoneError) return false
-      throw e
+      throw toSdk(e, 'start')
     }
   }
 
@@ -165,23 +178,46 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
     })
   }
 
-  /** @internal */
-  async materialize(manifest: Manifest, runAs?: string): Promise<void> {
+  /** @internal Make what the manifest describes, or only what is not in a snapshot of the workspace. */
+  async materialize(manifest: Manifest, runAs?: string, ephemeralOnly = false): Promise<void> {
     if (manifest.users.length > 0 || manifest.groups.length > 0) {
       throw new SandboxUnsupportedFeatureError('Atoll makes no users and groups of a manifest; use an image that has them', {
         provider: 'atoll',
       })
     }
     await told('start', { path: manifest.root }, () => this.session.files.mkdir(this.state.manifest.root))
-    for (const [path, entry] of Object.entries(manifest.entries)) await this.#files.materialize(path, entry, runAs)
+    for (const [path, entry] of Object.entries(manifest.entries)) {
+      if (!ephemeralOnly || entry.ephemeral) await this.#files.materialize(path, entry, runAs)
+    }
   }
 
-  persistWorkspace(): Promise<Uint8Array> {
-    return this.#files.persist()
+  /** The workspace as a tar, or a reference to a snapshot of Atoll if the options ask for it and the provider has snapshots. */
+  async persistWorkspace(): Promise<Uint8Array> {
+    const made = await takeSnapshot(this.client, this.#session, this.state)
+    return made ? nativeSnapshot(made) : this.#files.persist()
   }
 
   async hydrateWorkspace(data: WorkspaceArchiveData): Promise<void> {
-    await this.#files.hydrate(await toUint8Array(data))
+    const bytes = await toUint8Array(data)
+    const snapshot = nativeSnapshotOf(bytes)
+    if (snapshot === undefined) await this.#files.hydrate(bytes)
+    else await this.#replace(snapshot)
+  }
+
+  /** Take a new sandbox with the files of a snapshot. */
+  async #replace(snapshot: string): Promise<void> {
+    const [old, { options }, name] = [this.#session, this.state, newName()]
+    await told('write', { snapshot }, async () => {
+      try {
+        const spec = { ...toSpec(options), snapshot, image: undefined }
+        this.#session = await this.client.sessions.create(spec, { name, labels: options.labels, pauseOnExit: options.pauseOnExit })
+      } catch (e) {
+        await this.client.sessions.remove(name).catch(() => {}) // what the daemon may have made
+        throw e
+      }
+      this.state.atollSession = this.#session.session.id
+      await twice(() => old.destroy())
+    })
   }
 
   async resolveExposedPort(port: number): Promise<ExposedPortEndpoint> {
@@ -227,7 +263,10 @@ export class AtollSandboxSession implements SandboxSession<AtollSandboxSessionSt
 
   /** End the sandbox, or pause it if its options say so. One that is gone is success. */
   close(): Promise<void> {
-    this.#closed ??= this.#close()
+    this.#closed ??= this.#close().catch((e: unknown) => {
+      this.#closed = undefined // it can be tried again
+      throw e
+    })
     return this.#closed
   }
 

@@ -37,9 +37,13 @@ for it; do real "$it"; done`
 /** @internal */
 export class WorkspaceFiles {
   constructor(
-    readonly sandbox: Sandbox,
+    readonly current: () => Sandbox,
     readonly manifest: () => Manifest,
   ) {}
+
+  get sandbox(): Sandbox {
+    return this.current()
+  }
 
   /** The real path of what a path names, which must be in the workspace or in what the manifest grants. */
   async resolve(name = '', forWrite = false): Promise<string> {

@@ -1,13 +1,17 @@
 import assert from 'node:assert/strict'
+import { execFileSync } from 'node:child_process'
+import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import path from 'node:path'
 import { test } from 'node:test'
 
-import { RunState, run, setTracingDisabled, tool } from '@openai/agents-core'
+import { run, setTracingDisabled } from '@openai/agents-core'
 import { Manifest, SandboxAgent } from '@openai/agents-core/sandbox'
 import { assistantMessage, functionCall, ScriptedModel } from '@openai/agents-core/testing'
-import { z } from 'zod'
 
 import { AtollSandboxClient } from '../src/index.js'
-import { end } from './daemon.js'
+import { cli, end } from './daemon.js'
+import { agentOf, before, directoryStore, outputs } from './worker.js'
 
 setTracingDisabled(true)
 const client = new AtollSandboxClient()
@@ -17,12 +21,6 @@ test.after(async () => {
 })
 
 const defaultManifest = () => new Manifest({ entries: { 'app/main.py': { type: 'file', content: "print('hello')\n" } } })
-
-function outputs(model: ScriptedModel): Record<string, string> {
-  const input = model.calls.at(-1)?.request.input
-  assert.ok(Array.isArray(input))
-  return Object.fromEntries(input.flatMap((i) => ('callId' in i && 'output' in i ? [[i.callId, JSON.stringify(i.output)]] : [])))
-}
 
 test('an agent works', async () => {
   const model = new ScriptedModel([
@@ -48,34 +46,37 @@ test('an agent works', async () => {
   assert.match(said.again ?? '', /code 7/)
 })
 
-test('an approval, another process, and the same sandbox', async () => {
-  const script = [
-    [functionCall('exec_command', { cmd: 'echo before >mark' }, { callId: 'one' })],
-    [functionCall('ask', {}, { callId: 'two' })],
-    [functionCall('exec_command', { cmd: 'cat mark' }, { callId: 'three' })],
-    [assistantMessage('done')],
-  ]
-  const agentOf = (model: ScriptedModel) =>
-    new SandboxAgent({
-      name: 'agent',
-      model,
-      instructions: 'work',
-      defaultManifest: defaultManifest(),
-      tools: [tool({ name: 'ask', description: 'ask', parameters: z.object({}), needsApproval: true, execute: () => 'approved' })],
-    })
-  const first = await run(agentOf(new ScriptedModel(script.slice(0, 2))), 'go', { sandbox: { client, options: { pauseOnExit: true } } })
-  assert.equal(first.interruptions.length, 1)
-  const text = first.state.toString()
-  const other = new AtollSandboxClient()
-  const model = new ScriptedModel(script.slice(2))
-  const agent = agentOf(model)
-  const state = await RunState.fromString(agent, text)
-  const [asked] = state.getInterruptions()
-  assert.ok(asked)
-  state.approve(asked)
-  const second = await run(agent, state, { sandbox: { client: other, options: { pauseOnExit: true } } })
-  assert.equal(second.finalOutput, 'done')
-  assert.match(outputs(model).three ?? '', /before/)
-  for (const s of await (await other.connect()).sessions.list()) await (await other.connect()).sessions.remove(s.id)
-  await other.close()
-})
+for (const [kind, options] of Object.entries({
+  nothing: {},
+  pause: { pauseOnExit: true },
+  snapshot: { workspacePersistence: 'snapshot' as const },
+  tar: {},
+})) {
+  test(`an approval, and another process goes on: ${kind}`, async () => {
+    const dir = mkdtempSync(path.join(tmpdir(), 'atoll-state-'))
+    const store = kind === 'tar' ? path.join(dir, 'store') : ''
+    try {
+      const client = new AtollSandboxClient({}, {}, store ? directoryStore(store) : undefined)
+      const first = await run(agentOf(new ScriptedModel(before)), 'go', { sandbox: { client, options } })
+      await client.close()
+      assert.equal(first.interruptions.length, 1)
+      const running = cli('ls', '-q').split('\n').filter(Boolean)
+      assert.equal(running.length, store || kind === 'snapshot' ? 0 : 1, 'what is kept otherwise is gone')
+      assert.deepEqual(cli('snapshot', 'ls', '-q').split('\n').filter(Boolean).length, kind === 'snapshot' ? 1 : 0)
+      writeFileSync(path.join(dir, 'state'), first.state.toString())
+      const worker = new URL('worker.js', import.meta.url).pathname
+      const second = execFileSync(process.execPath, [worker, path.join(dir, 'state'), store], { encoding: 'utf8' })
+      const { output, said } = JSON.parse(second) as { output: string; said: string }
+      assert.equal(output, 'done')
+      assert.match(
+        said,
+        running.length > 0 ? /before\\nnotes\\n1/ : /before\\nnotes\\n0/,
+        'the files are there, and the processes of a sandbox that stayed',
+      )
+      assert.equal(cli('snapshot', 'ls', '-q'), '', 'a snapshot is left')
+      if (store) assert.deepEqual(readdirSync(store), [], 'a tar is left')
+    } finally {
+      rmSync(dir, { recursive: true })
+    }
+  })
+}

@@ -180,6 +180,34 @@ test('pause, another process, resume', async () => {
   await other.close()
 })
 
+test('a snapshot of Atoll as the archive of a workspace', async () => {
+  let archive: Uint8Array = new Uint8Array()
+  const options = { workspacePersistence: 'snapshot' as const }
+  const first = await client.create(manifest(), options)
+  await first.execCommand({ cmd: 'echo kept >kept; echo outside >/root/outside' })
+  const once = await first.persistWorkspace()
+  archive = await first.persistWorkspace()
+  assert.ok(archive.length < 500)
+  assert.notDeepEqual(archive, once)
+  assert.equal(cli('snapshot', 'ls', '-q').split('\n').filter(Boolean).length, 1, 'a new one replaces the last one')
+  await first.close()
+  const second = await client.create(manifest(), options)
+  const before = second.session.id
+  await second.hydrateWorkspace(archive)
+  assert.match(await second.execCommand({ cmd: 'cat kept /root/outside' }), /kept\noutside$/)
+  assert.notEqual(second.session.id, before)
+  await assert.rejects(
+    second.hydrateWorkspace(new TextEncoder().encode('ATOLL_SANDBOX_SNAPSHOT_V1\n{"snapshot":"none"}')),
+    errors.SandboxWorkspaceArchiveWriteError,
+  )
+  assert.match(await second.execCommand({ cmd: 'cat kept' }), /kept$/)
+  await second.close()
+  await client.delete(first.state) // its snapshot, too
+  assert.equal(cli('snapshot', 'ls', '-q'), '')
+  // With a workspace, a snapshot would not have its files.
+  await using(async (s) => assert.ok((await s.persistWorkspace()).length > 5000), { ...options, workspace: 'shared' })
+})
+
 test('no daemon', async () => {
   const nobody = new AtollSandboxClient({ host: 'unix:///nonexistent/atoll.sock' })
   await assert.rejects(nobody.create(manifest()), errors.SandboxWorkspaceStartError)
