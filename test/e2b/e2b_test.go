@@ -318,17 +318,22 @@ const ownMethods = 2
 func (a *atoll) interpreterJavaScript(t *testing.T, version string, flags ...string) {
 	dir := npm(t, "code-interpreter-"+version)
 	env := []string{"E2B_TEST_MODULES=" + dir, "E2B_TEST_NAME=" + domain}
-	if !builtImage() {
-		env = append(env, "E2B_TEST_PACKAGES="+filepath.Join(pip(t, "matplotlib"), "packages.tar"))
+	a.casesOf(t, ownMethods, version, append(env, packagesEnv(t)...), append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
+}
+
+// packagesEnv says where matplotlib is, for sandboxes whose image has none.
+func packagesEnv(t *testing.T) []string {
+	if builtImage() {
+		return nil
 	}
-	a.casesOf(t, ownMethods, version, env, append(append([]string{"node"}, flags...), "js/interpreter.mjs")...)
+	return []string{"E2B_TEST_PACKAGES=" + filepath.Join(pip(t, "matplotlib"), "packages.tar")}
 }
 
 func (a *atoll) interpreterPython(t *testing.T, version string) {
 	dir := pip(t, "code-interpreter-"+version)
 	for _, mode := range []string{"sync", "async"} {
 		t.Run("py/"+version+"/"+mode, func(t *testing.T) {
-			a.casesOf(t, ownMethods, version, pythonEnv(mode), filepath.Join(dir, "bin/python"), "py/interpreter.py")
+			a.casesOf(t, ownMethods, version, append(pythonEnv(mode), packagesEnv(t)...), filepath.Join(dir, "bin/python"), "py/interpreter.py")
 		})
 	}
 }

@@ -93,6 +93,29 @@ test('code: contexts', () => box(async (sbx) => {
   await rejects(sbx.createCodeContext({ cwd: '/no/such/place' }), 'SandboxError')
 }))
 
+test('code: contexts of a new sandbox', () => box(async (sbx) => {
+  if (!sendsToken || !sbx.listCodeContexts) return // what it has is tried above
+  assert.deepEqual((await sbx.listCodeContexts()).map((c) => c.language), ['python', 'javascript'])
+  for (const cwd of ['/', '/etc', '/tmp', '/usr/lib']) {
+    for (const language of ['python', 'javascript']) {
+      const context = await sbx.createCodeContext({ cwd, language })
+      const code = language === 'python' ? 'import os; os.getcwd()' : 'process.cwd()'
+      assert.equal((await sbx.runCode(code, { context })).text, cwd)
+    }
+  }
+}))
+
+test('code: imports of modules', () => box(async (sbx) => {
+  const run = (code) => sbx.runCode(code, { language: 'js' })
+  const r = await run("import fs, { existsSync as has } from 'node:fs'\nimport * as path from 'path'; import 'node:url'\n[has('/etc'), path.join('a', 'b'), typeof fs.readFileSync].join()")
+  assert.deepEqual([r.error, r.text], [undefined, 'true,a/b,function'])
+  assert.equal((await run("import fs from 'node:fs'\ntypeof fs.statSync")).text, 'function') // again
+  await sbx.files.write('mod.mjs', 'export default 42; export const x = 1')
+  assert.equal((await run("import answer, {\n  x,\n} from './mod.mjs'\nanswer + x")).text, '43')
+  assert.equal((await run('const s = `\nimport x from "nowhere"`\ns.length')).text, '24')
+  assert.ok((await run("import x from 'not-there'")).error)
+}))
+
 test('code: JavaScript and shell scripts', () => box(async (sbx) => {
   const js = { language: 'js' }
   assert.equal((await sbx.runCode('const a = { n: 20 }; console.log("out"); a.n + 1', js)).text, '21')
@@ -118,12 +141,17 @@ test('code: timeouts and interrupts', () => box(async (sbx) => {
   assert.equal((await sbx.runCode('6 * 7', { language: 'js' })).text, '42')
 }))
 
-test('code: charts', () => box(async (sbx) => {
-  const packages = process.env.E2B_TEST_PACKAGES // matplotlib's, as a tar, if the image has none
+// withPackages puts matplotlib and what it needs into a sandbox whose image has none.
+async function withPackages(sbx) {
+  const packages = process.env.E2B_TEST_PACKAGES
   if (packages) {
     await sbx.files.write('/tmp/packages.tar', new Blob([readFileSync(packages)]))
     await sbx.commands.run('mkdir /tmp/packages && tar -xf /tmp/packages.tar -C /tmp/packages')
   }
+}
+
+test('code: charts', () => box(async (sbx) => {
+  await withPackages(sbx)
   const r = await sbx.runCode(`
 import sys; sys.path.append('/tmp/packages')
 import matplotlib.pyplot as plt
@@ -140,7 +168,33 @@ plt.pie([1, 3], labels=['x', 'y'])`)
   assert.deepEqual([line.chart.type, line.chart.title, line.chart.x_label, line.chart.x_unit], ['line', 'A line', 'time (s)', 's'])
   assert.deepEqual(line.chart.elements, [{ label: 'growth', points: [[1, 4], [2, 5], [3, 7]] }])
   assert.deepEqual(bars.chart.elements.map((e) => [e.label, e.value]), [['a', 3], ['b', 4]])
-  assert.deepEqual(pie.chart.elements.map((e) => [e.label, Math.round(e.angle)]), [['x', 90], ['y', 270]])
+  assert.deepEqual(pie.chart.elements.map((e) => [e.label, e.angle]), [['x', 90], ['y', 270]])
+  const more = await sbx.runCode(`
+import datetime, json
+plt.boxplot([[1, 2, 3, 4, 20], [2, 3, 4, 5, 6]], patch_artist=True); plt.title('Boxes'); plt.show()
+plt.plot([datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)], [0.1, 0.25]); plt.show()
+plt.plot([1, 2], ['low', 'high']); plt.show()
+plt.barh(['a', 'b'], [3, 3]); plt.xlabel('size (m)')`)
+  assert.equal(more.error, undefined)
+  const [boxes, dates, words, lying] = more.results.map((x) => x.chart)
+  assert.deepEqual([boxes.type, boxes.title, boxes.elements.length], ['box_and_whisker', 'Boxes', 2])
+  assert.deepEqual({ ...boxes.elements[0] }, { label: '1', min: 1, first_quartile: 2, median: 3, third_quartile: 4, max: 4, outliers: [20] })
+  assert.deepEqual([dates.x_scale, dates.elements[0].points], ['datetime', [['2026-01-01', 0.1], ['2026-01-02', 0.25]]])
+  assert.deepEqual([words.y_scale, words.x_scale, words.elements[0].points], ['categorical', 'linear', [[1, 'low'], [2, 'high']]])
+  assert.deepEqual([lying.y_label, lying.y_unit, lying.elements.map((e) => [e.label, e.value])], ['size (m)', 'm', [['a', 3], ['b', 3]]])
+}))
+
+test('code: pictures', () => box(async (sbx) => {
+  await withPackages(sbx)
+  const r = await sbx.runCode(`
+import sys; sys.path.append('/tmp/packages')
+from PIL import Image
+i = Image.new('RGB', (3, 2))
+i.show()
+i.save('picture.png')`)
+  assert.equal(r.error, undefined)
+  assert.deepEqual(r.results.map((x) => Buffer.from(x.png, 'base64').readUInt32BE(16)), [3, 3])
+  assert.equal(await sbx.files.exists('picture.png'), true)
 }))
 
 if (!process.env.E2B_TEST_PACKAGES) test('code: data frames', () => box(async (sbx) => {

@@ -72,8 +72,54 @@ async def _():
             await sbx.remove_code_context(context)
             await raises(sbx.run_code("1", context=context), "NotFoundException", "SandboxException")
         assert (await sbx.run_code("const a = 20; a + 1", language="js")).text == "21"
+        r = await sbx.run_code("import { join } from 'node:path'\njoin('a', 'b')", language="js")
+        assert r.text == "a/b", r
         assert "".join((await sbx.run_code("echo $((6 * 7))", language="bash")).logs.stdout) == "42\n"
         await raises(sbx.run_code("1", language="cobol"), "SandboxException")
+
+
+@test("code: contexts of a new sandbox")
+async def _():
+    async with Box() as sbx:
+        if hasattr(sdk.Sandbox, "list_code_contexts"):
+            assert [c.language for c in await sbx.list_code_contexts()] == ["python", "javascript"]
+        for cwd in ["/", "/etc", "/usr/lib"]:
+            context = await sbx.create_code_context(cwd=cwd)
+            assert (await sbx.run_code("import os; os.getcwd()", context=context)).text == cwd
+
+
+async def with_packages(sbx):
+    """Puts matplotlib and what it needs into a sandbox whose image has none."""
+    if packages := os.environ.get("E2B_TEST_PACKAGES"):
+        with open(packages, "rb") as f:
+            await sbx.files.write("/tmp/packages.tar", f.read())
+        await sbx.commands.run("mkdir /tmp/packages && tar -xf /tmp/packages.tar -C /tmp/packages")
+
+
+@test("code: charts and pictures")
+async def _():
+    async with Box() as sbx:
+        await with_packages(sbx)
+        r = await sbx.run_code("""
+import sys, datetime; sys.path.append('/tmp/packages')
+import matplotlib.pyplot as plt
+plt.boxplot([[1, 2, 3, 4, 20], [2, 3, 4, 5, 6]], patch_artist=True); plt.show()
+plt.plot([datetime.date(2026, 1, 1), datetime.date(2026, 1, 2)], [0.1, 0.25]); plt.show()
+plt.plot([1, 2], ['low', 'high']); plt.show()
+plt.bar(['a', 'b'], [3, 0.1]); plt.show()
+from PIL import Image
+i = Image.new('RGB', (3, 2))
+i.show()
+i.save('picture.png')""")
+        assert r.error is None, r.error
+        boxes, dates, words, bars = [x.chart for x in r.results[:4]]
+        b = boxes.elements[0]
+        assert boxes.type.value == "box_and_whisker" and (b.min, b.first_quartile, b.median, b.third_quartile, b.max, b.outliers) == (1, 2, 3, 4, 4, [20])
+        assert isinstance(b.median, float)
+        assert (dates.x_scale.value, dates.elements[0].points) == ("datetime", [("2026-01-01", 0.1), ("2026-01-02", 0.25)])
+        assert (words.y_scale.value, words.elements[0].points) == ("categorical", [(1, "low"), (2, "high")])
+        assert [e.value for e in bars.elements] == [3, 0.1] and isinstance(bars.elements[0].value, float)
+        assert len(r.results) == 6 and all(base64.b64decode(x.png)[1:4] == b"PNG" for x in r.results), r.results
 
 
 @test("code: timeouts and interrupts")

@@ -61,11 +61,43 @@ function stack(error) {
   return String(error.stack || '').split('\n').filter((line) => !own.test(line)).join('\n')
 }
 
+// outside returns where code is neither a comment nor in quotes: those are blank.
+function outside(code) {
+  return code.replace(/\/\/[^\n]*|\/\*[^]*?\*\/|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|`(?:\\[^]|[^`\\])*`/g,
+    (s) => (s[0] === '/' || s[0] === '`' ? s.replace(/[^\n]/g, ' ') : s))
+}
+
+const declaration = /(?<=^|;)([ \t]*)import\s*(?:([^'"();]*?)\s*from\s*)?(['"])([^'"\n]+)\3(?:\s*(?:with|assert)\s*(\{[^}]*\}))?[ \t]*;?/gm
+
+// withoutImports makes calls of import declarations, which only modules may have.
+function withoutImports(code) {
+  const visible = outside(code)
+  let out = ''
+  let at = 0
+  for (const m of visible.matchAll(declaration)) {
+    const [whole, indent, names, , from, attributes] = m
+    if (/^type\s/.test(names ?? '')) continue
+    out += code.slice(at, m.index) + indent + imported(names, JSON.stringify(from) + (attributes ? `, { with: ${attributes} }` : ''))
+    at = m.index + whole.length
+  }
+  return out + code.slice(at)
+}
+
+function imported(names, from) {
+  if (!names) return `await import(${from});`
+  const [, first, star, some] = names.match(/^([\w$]+)?\s*,?\s*(?:\*\s*as\s+([\w$]+))?\s*(?:\{([^]*)\})?$/) ?? []
+  const parts = []
+  if (first) parts.push(`default: ${first}`)
+  for (const one of (some ?? '').split(',')) if (one.trim()) parts.push(one.trim().replace(/\s+as\s+/, ': '))
+  const whole = star ? `var ${star} = await import(${from});` : ''
+  return whole + (parts.length || !star ? `var { ${parts.join(', ')} } = await import(${from});` : '')
+}
+
 function evaluate(code) {
   return new Promise((resolve, reject) => {
     interrupt = reject
     waiting = true
-    server.eval(code + '\n', server.context, 'cell', (err, value) => (err ? reject(err.err ?? err) : resolve(value)))
+    server.eval(withoutImports(code) + '\n', server.context, 'cell', (err, value) => (err ? reject(err.err ?? err) : resolve(value)))
   })
 }
 

@@ -86,8 +86,8 @@ def display(*values, **_):
 def figure(fig):
     """Shows a figure of matplotlib, as a picture and as what it says."""
     import io
-    import charts
 
+    charts = own("charts")
     out = io.BytesIO()
     fig.savefig(out, format="png", bbox_inches="tight")
     result = {"type": "result", "is_main_result": False, "text": str(fig), "png": base64.b64encode(out.getvalue()).decode()}
@@ -100,6 +100,16 @@ def figure(fig):
     say(result)
 
 
+def own(name):
+    """A module of the kernel, whatever lies in the directory of the code."""
+    spec = importlib.util.spec_from_file_location("kernel." + name, os.path.join(HERE, name + ".py"))
+    module = sys.modules.get(spec.name)
+    if module is None:
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module
+
+
 def figures(*_, **__):
     """Shows all figures that are open, and closes them."""
     plt = sys.modules.get("matplotlib.pyplot")
@@ -108,6 +118,33 @@ def figures(*_, **__):
     for number in plt.get_fignums():
         figure(plt.figure(number))
     plt.close("all")
+
+
+class Pictures:
+    """Finds PIL's images, which are shown where programs would open or save them."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "PIL.Image":
+            return None
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (load(module), cls.change(module.Image))
+        return spec
+
+    @staticmethod
+    def change(image):
+        save = image.save
+
+        def saved(self, fp, format=None, **params):
+            save(self, fp, format, **params)
+            if isinstance(fp, (str, os.PathLike)):
+                display(self)
+
+        image.save = saved
+        image.show = lambda self, *_, **__: display(self)
 
 
 def offer_ipython():
@@ -242,11 +279,13 @@ def serve(request):
 if __name__ == "__main__":
     # The name of the module is the code's from here on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["MPLBACKEND"] = "module://inline"
-    sys.path[:] = [""] + [p for p in sys.path if p != HERE] + [HERE]
+    os.environ["MPLBACKEND"] = "module://kernel.inline"
+    sys.meta_path.insert(0, Pictures)
+    sys.path[:] = [""] + [p for p in sys.path if p != HERE]
     sys.argv = [""]
     inline = types.ModuleType("kernel")
     inline.figures = figures
+    inline.__path__ = [HERE]
     sys.modules["kernel"] = inline
     for line in os.fdopen(3, encoding="utf-8"):
         serve(json.loads(line))

@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,6 +212,9 @@ class Contexts:
         self.lock = threading.Lock()
         self.all = {}
         self.default = {}
+        for language in ("python", "javascript"):  # which begin when they are used
+            if shutil.which(LANGUAGES[language][0]):
+                self.of_language(language)
 
     def language(self, name):
         name = (name or "python").lower()
@@ -323,7 +327,6 @@ class Handler(BaseHTTPRequestHandler):
         if (method, path) == ("GET", ["health"]):
             return self.answer(200, "OK")
         if (method, path) == ("GET", ["contexts"]):
-            contexts.of_language("python")
             return self.answer(200, contexts.list())
         if (method, path) == ("POST", ["contexts"]):
             body = self.body()
