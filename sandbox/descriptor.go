@@ -134,9 +134,9 @@ type PortKind string
 
 // The kinds of port exposure.
 const (
-	PortTunnel  PortKind = "provider-tunnel"
-	PortPreview PortKind = "preview-url"
-	PortLocal   PortKind = "local-port"
+	PortTunnel  PortKind = "provider-tunnel" // connections go through the provider's API; nobody else reaches the port
+	PortPreview PortKind = "preview-url"     // the provider gives the port an address
+	PortLocal   PortKind = "local-port"      // the sandbox is on this machine
 	PortNone    PortKind = "none"
 )
 

@@ -191,7 +191,7 @@ func hostedHeadless() []sandbox.Descriptor {
 	superserve := hosted("superserve", "Superserve", sandbox.TierHeadless)
 	superserve.Pause, superserve.Egress, superserve.Fork = sandbox.PauseMemory, sandbox.EgressHost, true
 	superserve.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
+	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	pty(&superserve)
 	superserve.RunAs, superserve.Verified = true, sandbox.VerifiedFake
 	superserve.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
@@ -218,7 +218,7 @@ func hostedHeadless() []sandbox.Descriptor {
 	islo := hosted("islo", "islo", sandbox.TierHeadless)
 	islo.Pause, islo.Egress, islo.Find, islo.Fork = sandbox.PauseDisk, sandbox.EgressFull, sandbox.FindByName, true
 	islo.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	islo.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
+	islo.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	pty(&islo)
 	islo.RunAs, islo.Verified = true, sandbox.VerifiedFake
 	islo.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}

@@ -102,7 +102,8 @@ func openBoxlite(h registry.Host) (driver.Provider, error) {
 	o := struct {
 		Image   *string            `json:"image"`
 		Volumes *map[string]string `json:"volumes"`
-	}{&opts.Image, &opts.Volumes}
+		Tunnels *bool              `json:"tunnels"`
+	}{&opts.Image, &opts.Volumes, &opts.Tunnels}
 	if err := h.Decode(&o); err != nil {
 		return nil, err
 	}

@@ -49,6 +49,10 @@ type Options struct {
 	// Volumes are managed volumes for every sandbox: by the path where a volume is
 	// mounted, its name or id.
 	Volumes map[string]string
+	// Tunnels has ports of sandboxes with a network go through tunnels of the
+	// server. Their addresses are public, and take no credential: whoever knows one
+	// reaches the port.
+	Tunnels bool
 	// Executable is a static program that imports internal/guest/early, to be the
 	// guest where none is embedded. Empty: the running one.
 	Executable string

@@ -68,6 +68,15 @@ func egress(rules *sandbox.EgressRules) flow {
 	return flow{Mode: disabled}
 }
 
+// network says what may pass. Tunnels need a box that takes connections.
+func (p *Provider) network(rules *sandbox.EgressRules) network {
+	n := network{Outbound: egress(rules), Inbound: flow{Mode: disabled}}
+	if p.opts.Tunnels && n.Outbound.Mode == enabled {
+		n.Inbound.Mode = enabled
+	}
+	return n
+}
+
 // CheckImage implements driver.ImageChecker. The server fetches images; it
 // cannot read those that are files of this machine.
 func (p *Provider) CheckImage(image string) error {
@@ -110,7 +119,7 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec, scope string) error
 	}
 	c.Name, c.User, c.Volumes, c.Detach = boxName(scope, spec.ID), "0:0", p.volumes, true
 	c.CPUs, c.Memory, c.Disk = int64(r.CPUs), r.Memory/mib, (r.Disk+gib-1)/gib
-	c.Network = network{Outbound: egress(spec.Network.Plain), Inbound: flow{Mode: disabled}}
+	c.Network = p.network(spec.Network.Plain)
 	if life := spec.Lifetime.HardTimeout(); life > 0 {
 		// A box that was idle for as long as its lifetime is older than that: the
 		// server stops those that nobody else ends. It must not remove them, as it
@@ -146,7 +155,7 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(contex
 	}
 	var b box
 	return hosted.Make(ctx, p.Core, &hosted.Making[*Instance]{
-		Spec: spec, Life: spec.Lifetime.HardTimeout(), Network: c.Network.Outbound.digest(),
+		Spec: spec, Life: spec.Lifetime.HardTimeout(), Network: c.Network.digest(),
 		Ask: func(ctx context.Context) (hosted.Box, error) {
 			b, err = ask(ctx, &c)
 			return b.describe(spec.ID), err

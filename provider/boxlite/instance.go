@@ -40,8 +40,8 @@ func (in *Instance) Resume(ctx context.Context) error {
 }
 
 // digest stands for what may pass, where there is not room for all of it.
-func (f flow) digest() string {
-	text, _ := json.Marshal(f) // it is text and lists of text
+func (n network) digest() string {
+	text, _ := json.Marshal(n) // it is text and lists of text
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:8])
 }

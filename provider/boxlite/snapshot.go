@@ -330,7 +330,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "boxlite.restore", Subject: subject, Message: message, Hint: "ask for the same, or make a new sandbox"}
 		}
 		switch {
-		case r.Network != c.Network.Outbound.digest():
+		case r.Network != c.Network.digest():
 			return box{}, refuse("network", "the server gives a copy the network of its source, and this one is to have another")
 		case r.AutoStop > 0 && (c.AutoStop == 0 || c.AutoStop > r.AutoStop):
 			return box{}, refuse("lifetime", "the server stops a copy that was idle for the lifetime of its source, and this one is to live longer")

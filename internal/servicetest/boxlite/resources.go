@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -288,6 +289,9 @@ func (s *Server) tunnel(r *http.Request, b *box) (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
+	if !s.open(b) {
+		return 0, nil, conflict("inbound traffic of the box is disabled")
+	}
 	dialer, ok := driver.As[driver.Dialer](in)
 	if !ok {
 		return 0, nil, fail(http.StatusNotImplemented, "unsupported", "no ports")
@@ -296,10 +300,17 @@ func (s *Server) tunnel(r *http.Request, b *box) (int, any, error) {
 	defer s.mu.Unlock()
 	t := b.tunnels[int(port)]
 	if t == nil {
-		t = httptest.NewServer(&tunnel{func(ctx context.Context) (net.Conn, error) { return dialer.Dial(ctx, uint16(port)) }})
+		t = httptest.NewServer(&tunnel{func(ctx context.Context) (net.Conn, error) { return dialer.Dial(ctx, uint16(port)) }, &s.connected})
 		b.tunnels[int(port)] = t
 	}
 	return http.StatusOK, map[string]string{"uri": t.URL}, nil
+}
+
+// open reports whether connections to a box are accepted.
+func (s *Server) open(b *box) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return b.Asked.normal().Inbound.Mode == "enabled"
 }
 
 func (s *Server) untunnel(r *http.Request, b *box) (int, any, error) {
@@ -315,8 +326,12 @@ func (s *Server) untunnel(r *http.Request, b *box) (int, any, error) {
 }
 
 type tunnel struct {
-	dial func(context.Context) (net.Conn, error)
+	dial      func(context.Context) (net.Conn, error)
+	connected *atomic.Int64
 }
+
+// Connected returns how many connections went through tunnels, but for HTTP.
+func (s *Server) Connected() int { return int(s.connected.Load()) }
 
 func (t *tunnel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodConnect {
@@ -342,6 +357,7 @@ func (t *tunnel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.WriteString(outer, "HTTP/1.1 200 OK\r\n\r\n"); err != nil {
 		return
 	}
+	t.connected.Add(1)
 	done := make(chan struct{}, 2)
 	pass := func(to, from net.Conn) {
 		_, _ = io.Copy(to, from)

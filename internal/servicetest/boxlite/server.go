@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -32,6 +33,7 @@ const (
 
 // Server is the server. Make one with New.
 type Server struct {
+	connected atomic.Int64 // connections through tunnels
 	// Faults break requests.
 	Faults servicetest.Faults
 

@@ -99,6 +99,8 @@ async def main():
 
     # The network.
     await box.network.update_outbound(OutboundNetworkSpec(mode="disabled"))
+    await box.network.update_inbound(InboundNetworkSpec(mode="disabled"))
+    await raises("a tunnel into a closed box", InvalidStateError, box.network.tunnel(8080))
     await box.network.update_inbound(InboundNetworkSpec(mode="enabled"))
     await box.exec("sh", ["-c", "cd /root && exec python3 -m http.server 8080 >/dev/null 2>&1"])
     tunnel = await box.network.tunnel(8080)
@@ -111,6 +113,14 @@ async def main():
     else:
         sys.exit("the tunnel does not answer")
     equal("tunnel", b"one" in page, True)
+    connection = await (await box.network.tunnel(8080)).connect()
+    await connection.write(b"GET /one HTTP/1.0\r\n\r\n")
+    answer = b""
+    while chunk := await connection.read(65536):
+        answer += chunk
+    equal("a tunnel of bytes", answer.endswith(bytes(range(256))), True)
+    await connection.close()
+    await box.network.revoke_tunnel(8080)
 
     # A stop keeps files; snapshots and clones are of what is stopped.
     await run(box, "sh", "-c", "echo before >/root/state")

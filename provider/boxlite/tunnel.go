@@ -1,0 +1,116 @@
+package boxlite
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+)
+
+var _ driver.Dialer = (*Instance)(nil)
+
+// Dial implements driver.Dialer. With Options.Tunnels it goes through a tunnel of
+// the server. What tunnels do not reach is reached through the guest: services
+// that listen on the loopback only, and boxes without a network.
+func (in *Instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	if in.p.opts.Tunnels && in.p.Of(in.ID(), in.Box).Network != in.p.network(nil).digest() {
+		if conn, err := in.inside.tunnel(ctx, port); err == nil {
+			return conn, nil
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+	return in.Instance.Dial(ctx, port)
+}
+
+// opening bounds how long a tunnel may take that the guest can do without.
+const opening = 10 * time.Second
+
+// tunnel connects to a port through the server: it names an address for the port,
+// and a proxy there connects. The address is public, and takes no credential.
+func (in *inside) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, opening)
+	defer cancel()
+	var said struct {
+		URI string `json:"uri"`
+	}
+	if err := in.p.api.call(ctx, http.MethodPost, fmt.Sprintf("/boxes/%s/network/tunnel?port=%d", in.id, port), nil, &said); err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(said.URI)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+		return nil, in.p.Strange("the server names no address of the tunnel")
+	}
+	conn, err := dial(ctx, u)
+	if err != nil {
+		return nil, in.p.api.Unreachable(ctx, err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	through, err := in.connect(ctx, conn, u.Host)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return through, nil
+}
+
+// dial connects with the host of an address.
+func dial(ctx context.Context, u *url.URL) (net.Conn, error) {
+	port := u.Port()
+	if u.Scheme == "http" {
+		if port == "" {
+			port = "80"
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+	}
+	if port == "" {
+		port = "443"
+	}
+	d := tls.Dialer{Config: &tls.Config{NextProtos: []string{"http/1.1"}, MinVersion: tls.VersionTLS12}}
+	return d.DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
+}
+
+// connect has a proxy connect with the port that its own address stands for.
+func (in *inside) connect(ctx context.Context, conn net.Conn, host string) (net.Conn, error) {
+	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: host}, Host: host, Header: http.Header{}}
+	if err := req.Write(conn); err != nil {
+		return nil, in.p.api.Unreachable(ctx, err)
+	}
+	r := bufio.NewReader(conn)
+	res, err := http.ReadResponse(r, req)
+	if err != nil {
+		return nil, in.p.api.Unreachable(ctx, err)
+	}
+	if res.StatusCode != http.StatusOK {
+		defer res.Body.Close()
+		return nil, in.p.api.Refused(res)
+	}
+	return &tunneled{Conn: conn, r: r}, nil
+}
+
+// tunneled is a connection whose first bytes came with the answer of the proxy.
+type tunneled struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (t *tunneled) Read(p []byte) (int, error) { return t.r.Read(p) }
+
+// CloseWrite ends this side, and leaves the other open.
+func (t *tunneled) CloseWrite() error {
+	half, ok := t.Conn.(interface{ CloseWrite() error })
+	if !ok {
+		return net.ErrClosed
+	}
+	return half.CloseWrite()
+}

@@ -1,0 +1,83 @@
+package boxlite_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/drivertest"
+	"github.com/atoll-run/atoll/internal/servicetest"
+	"github.com/atoll-run/atoll/provider/boxlite"
+	"github.com/atoll-run/atoll/provider/internal/hostedtest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+const tunnelPath = boxPath + "/network/tunnel"
+
+// open is a spec of a sandbox with a network.
+func open(id sandbox.ID) *sandbox.Spec {
+	s := spec(id)
+	s.Network = sandbox.Network{Egress: []string{"*"}, Plain: &sandbox.EgressRules{Open: true}}
+	return s
+}
+
+// TestTunnels has the suite reach ports through tunnels of the server: first
+// where it offers them, and then where it refuses them, so that the guest does.
+func TestTunnels(t *testing.T) {
+	for name, fault := range map[string]servicetest.Fault{
+		"offered": {Path: "/none"},
+		"refused": {Method: http.MethodPost, Path: tunnelPath, Status: 501, Body: `{"error":{"code":"unsupported","message":"no tunnels here"}}`},
+		"strange": {Method: http.MethodPost, Path: tunnelPath, Rewrite: hostedtest.Replace(`"uri":"http`, `"uri":"gopher`)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, opts := serve(t), boxlite.Options{}
+			hostedtest.WarmUp(t, w.backing)
+			w.Faults.Add(fault)
+			opts = w.options(t.TempDir())
+			opts.Tunnels = true
+			drivertest.Run(t, drivertest.Harness{
+				New:  func(context.Context) (driver.Provider, error) { return boxlite.New(opts) },
+				Spec: func() sandbox.Spec { return *open("") },
+				Only: []string{"ports"},
+			})
+			if n := w.Faults.Requests(http.MethodPost, tunnelPath); n == 0 {
+				t.Error("no tunnel was asked for")
+			}
+			if n := w.Connected(); (n > 0) != (name == "offered") {
+				t.Errorf("%d connections went through tunnels", n)
+			}
+		})
+	}
+}
+
+// Without the option, and without a network, no port has a public address.
+func TestNoTunnels(t *testing.T) {
+	for name, tt := range map[string]struct {
+		tunnels bool
+		spec    *sandbox.Spec
+		want    string
+	}{
+		"not wanted": {false, open("sb-closed"), `{"outbound":{"mode":"enabled"},"inbound":{"mode":"disabled"}}`},
+		"no network": {true, spec("sb-closed"), `{"outbound":{"mode":"disabled"},"inbound":{"mode":"disabled"}}`},
+		"wanted":     {true, open("sb-open"), `{"outbound":{"mode":"enabled"},"inbound":{"mode":"enabled"}}`},
+	} {
+		w := serve(t)
+		p := w.open(t, func(o *boxlite.Options) { o.Tunnels = tt.tunnels })
+		in := w.make(t, p, tt.spec)
+		if got := w.Flows(w.IDs()[0]); got != tt.want {
+			t.Errorf("%s: asked for %s, want %s", name, got, tt.want)
+		}
+		d, _ := driver.As[driver.Dialer](in)
+		if _, err := d.Dial(t.Context(), 9); p.ErrorCode(err) != sandbox.CodeUnavailable {
+			t.Errorf("%s: Dial where nothing listens: %v, want unavailable", name, err)
+		}
+		want := 0
+		if name == "wanted" {
+			want = 1
+		}
+		if n := w.Faults.Requests(http.MethodPost, tunnelPath); n != want {
+			t.Errorf("%s: %d tunnels were asked for, want %d", name, n, want)
+		}
+	}
+}
