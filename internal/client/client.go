@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -52,9 +53,59 @@ func (c *Conn) sign(ctx context.Context, h http.Header) {
 	c.Propagate(ctx, h)
 }
 
+// How often, and for how long in all, Do repeats a request that a busy machine
+// refused.
+const (
+	maxRefused = 8
+	maxWait    = 30 * time.Second
+)
+
 // Do sends a request. Any answer but success is returned as the error that it
-// describes. The caller closes the body.
+// describes. The caller closes the body. What a machine refused because it is busy
+// is sent again after the time that it asks for, within a bound.
 func (c *Conn) Do(r *http.Request) (*http.Response, error) {
+	waited := time.Duration(0)
+	for try := 1; ; try++ {
+		resp, after, err := c.send(r)
+		if after == 0 || try == maxRefused || waited+after > maxWait || r.Body != nil && r.GetBody == nil {
+			return resp, err
+		}
+		again := r.Clone(r.Context())
+		if r.GetBody != nil {
+			body, failed := r.GetBody()
+			if failed != nil {
+				return resp, err
+			}
+			again.Body = body
+		}
+		r, waited = again, waited+after
+		select {
+		case <-time.After(after/2 + rand.N(after/2)): // not all that were refused at once
+		case <-r.Context().Done():
+			return nil, err
+		}
+	}
+}
+
+// send sends a request once, and returns how long to wait before it is sent again
+// if a busy machine refused it.
+func (c *Conn) send(r *http.Request) (_ *http.Response, after time.Duration, err error) {
+	resp, err := c.try(r)
+	if err == nil {
+		return resp, 0, nil
+	}
+	if known, ok := errors.AsType[*sandbox.Error](err); ok && known.Code == sandbox.CodeExhausted && known.Subject == busy && resp != nil {
+		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+		after = time.Duration(seconds) * time.Second
+	}
+	return nil, max(after, 0), err
+}
+
+// busy is the subject of an error that is about the machine as a whole.
+const busy = "machine"
+
+// try sends a request once. The answer of a refusal has its header only.
+func (c *Conn) try(r *http.Request) (*http.Response, error) {
 	resp, err := c.HTTP.Do(r)
 	if err != nil {
 		return nil, TransportError(r.Context(), err)
@@ -63,7 +114,7 @@ func (c *Conn) Do(r *http.Request) (*http.Response, error) {
 		return resp, nil
 	}
 	defer resp.Body.Close()
-	return nil, problemOf(resp)
+	return resp, problemOf(resp)
 }
 
 // TransportError classifies what went wrong on the way. It never says anything

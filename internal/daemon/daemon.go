@@ -22,6 +22,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/machine"
@@ -122,6 +123,8 @@ type Options struct {
 	Trace func(ctx context.Context, statement string)
 	// wall is the clock on the wall, which somebody may set. Nil: the machine's.
 	wall func() time.Time
+	// memory tells how much is free, and how much there is; see admission.Config.
+	memory func() (free, total int64)
 }
 
 // Egress is what the owner of the machine decides about all networks.
@@ -139,6 +142,7 @@ type Daemon struct {
 	store     *store.Store
 	member    membership
 	log       *eventlog.Log
+	gate      *admission.Gate
 	services  *services.Services
 	sessions  *sessions.Service
 	archive   *archive.Archive

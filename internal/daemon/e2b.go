@@ -14,7 +14,6 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
-	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/server/e2bapi"
 	"github.com/atoll-run/atoll/sandbox"
@@ -67,7 +66,7 @@ func (d *Daemon) listenE2B(context.Context) error {
 	}
 	handler := e2bapi.New(d.e2bServices(), e2bapi.Options{
 		Builds: d.buildDir(), Uploads: uploads,
-		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: quota.RetryAfter, Logger: d.opts.Logger,
+		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: retryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Ready: d.recovered, Logger: d.opts.Logger})
 	d.onClose(func() error {

@@ -39,6 +39,7 @@ func (d *Daemon) openTelemetry(ctx context.Context) (err error) {
 
 func (d *Daemon) stats(ctx context.Context) (c metrics.Stats, err error) {
 	c.DiskFull = d.diskFull()
+	c.Making, c.Waiting = d.gate.Stats()
 	err = d.store.View(ctx, func(tx *store.Tx) (err error) {
 		c.Sandboxes, c.Unsettled, err = tx.Operator().Stats(ctx, d.member.Node)
 		return err

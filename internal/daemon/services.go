@@ -7,8 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/providers"
@@ -33,9 +35,11 @@ import (
 // openPlane opens the control plane with what it keeps, its policies and its
 // gateway.
 func (d *Daemon) openPlane(ctx context.Context) error {
+	d.gate = admission.New(admission.Config{Memory: d.opts.memory})
 	config := services.Config{
 		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(), Builds: d.buildDir(),
 		Config:   core.Config{Node: d.member.Node, Store: d.store, Logger: d.opts.Logger, Fault: d.opts.Fault},
+		Gate:     d.gate,
 		Policies: d.policies(), Sources: &source.Reader{LookupEnv: d.opts.LookupEnv},
 		PlainSnapshots: d.opts.PlainSnapshots, SnapshotCache: cmp.Or(d.opts.SnapshotCache, snapshots.DefaultCache), SaveEvery: d.opts.SaveEvery,
 	}
@@ -153,12 +157,20 @@ func (d *Daemon) openShelves(ctx context.Context, config *services.Config) (err 
 	return err
 }
 
+// retryAfter tells when a refused request is worth repeating.
+func retryAfter(err error) (time.Duration, bool) {
+	if after, ok := admission.RetryAfter(err); ok {
+		return after, true
+	}
+	return quota.RetryAfter(err)
+}
+
 // openServer makes the API and the proxy for ports ready for listeners.
 func (d *Daemon) openServer(context.Context) error {
 	proxy := portproxy.New(d.services.Exec, portproxy.Options{Domains: d.opts.Hosts, Logger: d.opts.Logger})
 	d.server = server.New(server.Config{
 		Ports:        proxy,
-		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: quota.RetryAfter, Logger: d.opts.Logger})),
+		Handler:      d.observed(api.New(d.apiServices(), api.Options{RetryAfter: retryAfter, Logger: d.opts.Logger})),
 		Authenticate: d.authenticate, Hosts: d.opts.Hosts, Ready: d.recovered, Logger: d.opts.Logger,
 	})
 	d.onClose(func() error {

@@ -22,6 +22,9 @@ type Stats struct {
 	Unsettled int64
 	// DiskFull: only what frees space can be done.
 	DiskFull bool
+	// Making and Waiting are the requests for sandboxes that are being carried out,
+	// and those that wait until the machine can.
+	Making, Waiting int
 }
 
 // Metrics counts requests. It may be used concurrently.
@@ -95,6 +98,7 @@ var (
 	sandboxes = prometheus.NewDesc("atoll_sandboxes", "Sandboxes of this daemon that are not gone, by state.", []string{"state"}, nil)
 	unsettled = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
 	diskFull  = prometheus.NewDesc("atoll_disk_full", "Whether the disk is so full that nothing can be made.", nil, nil)
+	making    = prometheus.NewDesc("atoll_sandboxes_in_progress", "Requests for sandboxes that are being carried out, or wait for the machine.", []string{"phase"}, nil)
 	storeUp   = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
 )
 
@@ -111,6 +115,7 @@ func (p *population) Describe(to chan<- *prometheus.Desc) {
 	to <- unsettled
 	to <- storeUp
 	to <- diskFull
+	to <- making
 }
 
 func (p *population) Collect(to chan<- prometheus.Metric) {
@@ -122,6 +127,8 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	to <- prometheus.MustNewConstMetric(storeUp, prometheus.GaugeValue, 1)
+	to <- prometheus.MustNewConstMetric(making, prometheus.GaugeValue, float64(c.Making), "making")
+	to <- prometheus.MustNewConstMetric(making, prometheus.GaugeValue, float64(c.Waiting), "waiting")
 	to <- prometheus.MustNewConstMetric(diskFull, prometheus.GaugeValue, number(c.DiskFull))
 	to <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(c.Unsettled))
 	for state, n := range c.Sandboxes {

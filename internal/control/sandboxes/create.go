@@ -104,6 +104,11 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	if err := s.Workspaces.Ensure(ctx, want.Spec.Workspaces); err != nil {
 		return Made{}, err
 	}
+	leave, err := s.admitted(ctx, be, who.Tenant)
+	if err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
+	defer leave()
 	box, intent, err := s.announce(ctx, be, who.Tenant, &want, images[0], origin, req, action)
 	switch {
 	case err != nil:

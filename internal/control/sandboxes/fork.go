@@ -53,6 +53,11 @@ func (s *makers) fork(ctx context.Context, ref string, req sandbox.ForkRequest) 
 	if err != nil {
 		return nil, err
 	}
+	leave, err := s.admitted(ctx, be, t.box.Tenant)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	for i := range wanted {
 		defer s.inflight.Begin(wanted[i].Spec.ID)()
 	}

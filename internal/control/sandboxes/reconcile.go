@@ -146,7 +146,7 @@ func (s *records) observePause(ctx context.Context, b *store.Sandbox, state sand
 // else is ended, and only proof about the very sandbox makes it gone. A record
 // whose provider, account or address is another one is not judged.
 func (s *reconciler) Reconcile(ctx context.Context) error {
-	ctx = store.WithReserve(ctx) // what has happened is written down
+	ctx = store.WithReserve(ctx)  // what has happened is written down
 	known, err := s.Recorded(ctx) // before looking: what is made meanwhile is seen as extra, not as missing
 	if err != nil {
 		return err

@@ -431,6 +431,11 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	if err != nil {
 		return t.box, err
 	}
+	leave, err := s.admitted(ctx, be, t.box.Tenant)
+	if err != nil {
+		return t.box, err
+	}
+	defer leave()
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Pause = sandbox.Resuming, step, ""
 	}, nil)

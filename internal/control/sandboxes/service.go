@@ -5,11 +5,13 @@
 package sandboxes
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -36,6 +38,8 @@ type Services struct {
 	Profiles   *profiles.Service
 	Secrets    *secrets.Service
 	Templates  *templates.Service
+	// Gate bounds what is made at a time. Nil: nothing does.
+	Gate *admission.Gate
 }
 
 // Service makes sandboxes and changes what becomes of them. Its methods may be
@@ -112,6 +116,17 @@ type reconciler struct {
 
 func actionOf(who key.Principal, a control.Action) audit.Action {
 	return guard.Action(who, a.Op, core.SubjectOf(a))
+}
+
+// admitted waits until a sandbox of a tenant may be made with a provider; the caller
+// calls leave when that is over. Only those that run on this machine, which have
+// an engine, take its processors and memory.
+func (s *records) admitted(ctx context.Context, be *providers.Backend, tenant string) (leave func(), err error) {
+	facts, err := be.Facts(ctx)
+	if err != nil || facts.Engine == "" && !facts.SharesFiles {
+		return func() {}, err
+	}
+	return s.Gate.Enter(ctx, tenant)
 }
 
 // Creating reports whether this process is creating a sandbox.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/events"
 	"github.com/atoll-run/atoll/internal/control/exec"
@@ -52,7 +53,9 @@ type Config struct {
 	// provider enforces them.
 	Defaults sandbox.Resources
 	core.Config
-	Log *eventlog.Log
+	// Gate bounds what is made at a time. Nil: nothing does.
+	Gate *admission.Gate
+	Log  *eventlog.Log
 	// OTLP writes records for ExportOTLP. Nil: that is unsupported.
 	OTLP events.WriteOTLP
 	// Workspaces keeps the durable directories of sandboxes. Nil: there are none.
@@ -146,7 +149,7 @@ func New(cfg Config) *Services {
 	s.Machine = machine.New(c, machine.Config{Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers})
 	s.Sandboxes.Connect(sandboxes.Services{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,
-		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates,
+		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates, Gate: cfg.Gate,
 	})
 	return s
 }
