@@ -17,7 +17,7 @@ def check(name: str) -> None:
     for shown in blocks(page, "python"):
         assert shown in program
     (expected,) = blocks(page, "text")
-    ran = subprocess.run([sys.executable, example], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, example], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
 
 
