@@ -30,6 +30,7 @@ const anyImage = "docker.io/library/alpine:3"
 // Describe fills in what a provider and its facts say about it.
 func Describe(from Provider, f Facts, p *sandbox.Provider) {
 	f.Describe(p)
+	p.Descriptor.Permanent = IsPermanent(from)
 	p.Images = CheckImage(from, f, anyImage) == nil
 }
 

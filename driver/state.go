@@ -31,6 +31,28 @@ type Binder interface {
 	Binding(ctx context.Context) (string, error)
 }
 
+// Permanent is implemented by providers whose sandboxes are machines of their
+// users. Such a machine may be out of reach and is never gone: nobody can make
+// another like it, and nobody but its user ends it.
+type Permanent interface {
+	// Permanent reports whether that is so. It asks nobody.
+	Permanent() bool
+}
+
+// IsPermanent reports whether the sandboxes of a provider are never gone,
+// whatever it says.
+func IsPermanent(p any) bool {
+	own, ok := As[Permanent](p)
+	return ok && own.Permanent()
+}
+
+// SnapshotPauser is implemented by providers that may pause a sandbox while they
+// take a snapshot of it: what is asked of the sandbox meanwhile may fail.
+type SnapshotPauser interface {
+	// SnapshotPauses reports whether that is so. It asks nobody.
+	SnapshotPauses() bool
+}
+
 // ImageChecker is implemented by providers whose images nobody fetches for them,
 // as they have some of their own or none.
 type ImageChecker interface {

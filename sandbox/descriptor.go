@@ -49,6 +49,9 @@ type Descriptor struct {
 	NativeBucketMount bool          `json:"nativeBucketMount"`
 	Persistable       bool          `json:"persistable"` // the workspace can outlive the sandbox
 	RunAs             bool          `json:"runAs"`       // commands can run as another user
+	// Permanent: the sandboxes are machines of their users, which may be out of
+	// reach and are never gone.
+	Permanent         bool           `json:"permanent,omitempty"`
 	Find              FindKind      `json:"find,omitempty"`
 	Price             PriceClass    `json:"price"`
 	Units             []Unit        `json:"units,omitempty"`

@@ -12,6 +12,7 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 	known := Known()
 	for i := range list {
 		p := &list[i]
+		permanent := p.Descriptor.Permanent // says the driver
 		at := slices.IndexFunc(known, func(d sandbox.Descriptor) bool { return d.Name == p.Name })
 		if at < 0 { // a program brought its own
 			p.Descriptor = base(p.Name, p.Summary, sandbox.TierDev)
@@ -20,6 +21,7 @@ func Describe(list []sandbox.Provider) []sandbox.Provider {
 			p.Descriptor = known[at]
 			known = slices.Delete(known, at, at+1)
 		}
+		p.Descriptor.Permanent = p.Descriptor.Permanent || permanent
 		p.Descriptor.Driver = sandbox.DriverSupport{Available: true}
 		if len(p.Capabilities) > 0 {
 			reduce(&p.Descriptor, p.Capabilities)

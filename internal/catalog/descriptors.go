@@ -122,7 +122,7 @@ func localProviders() []sandbox.Descriptor {
 	screen(&self)
 	self.Desktop.Transport = sandbox.TransportRelay
 	self.OS = sandbox.OSList{Supported: []string{"linux", "macos", "windows"}, Default: "linux"}
-	self.WorkspaceRoot, self.Persistable = "/", false
+	self.WorkspaceRoot, self.Persistable, self.Permanent = "/", false, true
 	self.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
 	self.Lifetime.LockFreeResume = true
 	return []sandbox.Descriptor{gvisor, host, docker, remote, fake, none, self}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -32,6 +33,9 @@ func (c *Control) wrap(a Action, err error) error {
 		}
 	default:
 		out.Code = c.codeOf(err)
+	}
+	if out.Code == sandbox.CodeGone && driver.IsPermanent(c.cfg.Provider) {
+		out.Code, out.Message, out.Hint = sandbox.CodeUnavailable, "the machine does not answer", "start it, or look at its connection"
 	}
 	if DiskFull(err) && known == nil {
 		out.Code, out.Message, out.Hint = sandbox.CodeExhausted, diskFull, freeSpace

@@ -1,14 +1,19 @@
 package daemon_test
 
 import (
+	"net/http"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
+	"github.com/atoll-run/atoll/internal/fake"
+	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -138,5 +143,90 @@ func TestRB43FailedRecoveryIsRemembered(t *testing.T) {
 	defer other.Close()
 	if _, err := s.Acquire(t.Context()); err != nil {
 		t.Errorf("with a sandbox: %v", err)
+	}
+}
+
+// pausing is a provider that pauses a sandbox while it takes a snapshot.
+type pausing struct{ driver.Provider }
+
+func (pausing) SnapshotPauses() bool { return true }
+
+// A sandbox that its provider pauses while it is saved serves no command then:
+// those that run end first, others wait, and a viewer keeps it from happening.
+func TestRB47ExclusiveCapture(t *testing.T) {
+	m := daemontest.New(t)
+	var running, captures, hits atomic.Int64
+	fault := func(op string) error {
+		switch op {
+		case "exec":
+			running.Add(1)
+		case "snapshot":
+			captures.Add(1)
+			before := running.Load()
+			time.Sleep(300 * time.Millisecond) // the service takes its time
+			hits.Add(running.Load() - before)
+		}
+		return nil
+	}
+	d := m.Start(t, func(o *daemon.Options) {
+		o.Providers = []registry.Entry{{Name: "pausing", Open: func(registry.Host) (driver.Provider, error) {
+			return pausing{fake.New(fake.Options{World: m.World, Fault: fault, Limited: true, SnapshotDir: m.Dir + "/snapshots"})}, nil
+		}}}
+	})
+	c := daemontest.Client(t, d)
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent", Turn: true})
+	stop, done := make(chan struct{}), make(chan int)
+	go func() {
+		n := 0
+		for {
+			select {
+			case <-stop:
+				done <- n
+				return
+			default:
+			}
+			if res, err := s.Run(t.Context(), sandbox.Command{Shell: "echo x >> /log"}, atoll.RunOptions{}); err != nil || res.Exit.Code != 0 {
+				t.Errorf("a command met the capture: %+v, %v", res, err)
+			}
+			n++
+		}
+	}()
+	for range 3 {
+		if saved, err := s.Save(t.Context()); err != nil || saved.Archive == nil {
+			t.Errorf("saving: %+v, %v", saved, err)
+		}
+	}
+	close(stop)
+	written := <-done
+	if captures.Load() != 3 || hits.Load() != 0 {
+		t.Errorf("%d captures, %d commands in a paused sandbox", captures.Load(), hits.Load())
+	}
+	if got := runShell(t, s, "cat /log"); strings.Count(got, "x") != written {
+		t.Errorf("%d lines, %d were written", strings.Count(got, "x"), written)
+	}
+
+	watch := func(path string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://atoll/v1/sessions/agent/"+path, strings.NewReader(`{"kind":"viewer","holder":"someone"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", "application/json")
+		res, err := d.Memory().Transport().RoundTrip(req)
+		if err != nil || res.StatusCode >= 300 {
+			t.Fatalf("%s: %+v, %v", path, res, err)
+		}
+		res.Body.Close()
+	}
+	watch("acquire")
+	_, err := s.Save(t.Context())
+	wantCode(t, err, sandbox.CodeConflict)
+	if captures.Load() != 3 || untilLease(t, c, "agent", "warm").Lease.Epoch != 1 {
+		t.Error("somebody viewed the sandbox, and it was captured or replaced")
+	}
+	runShell(t, s, "echo more >> /log")
+	watch("release")
+	if _, err := s.Save(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -74,6 +74,9 @@ type Boxes interface {
 	Pause(ctx context.Context, b Box) error
 	// Delete ends a sandbox. Deleting what is gone is success.
 	Delete(ctx context.Context, b Box) error
+	// Permanent reports whether the sandboxes of a provider are machines of their
+	// users. They are never gone, whatever the provider says, and never ended.
+	Permanent(ctx context.Context, provider string) bool
 }
 
 // Establish finds, wakes or makes the sandbox of a session.
@@ -102,6 +105,9 @@ func Establish(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope) (B
 // resume finds the sandbox of an envelope and makes sure that it is the one.
 func resume(ctx context.Context, boxes Boxes, e sandbox.Envelope) (Box, sandbox.Outcome, error) {
 	b, how, made, err := boxes.Resume(ctx, e)
+	if sandbox.CodeOf(err) == sandbox.CodeGone && boxes.Permanent(ctx, e.Backend) {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the machine does not answer", Cause: err}
+	}
 	if err != nil {
 		return Box{}, "", err
 	}

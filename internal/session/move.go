@@ -28,12 +28,9 @@ type Mover interface {
 // holder that the caller has, which Move keeps. CodeStale: the sandbox was
 // replaced by somebody else, or is being moved.
 func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Heartbeat, by Mover) (Held, error) {
-	l, effect, err := m.cfg.Leases.Apply(ctx, p.Group, lease.Depart{Epoch: epoch})
+	l, err := m.depart(ctx, p.Group, epoch)
 	if err != nil {
 		return Held{}, err
-	}
-	if !effect.Done {
-		return Held{}, &sandbox.Error{Code: sandbox.CodeStale, Op: "session.swap", Subject: p.Group, Message: "the sandbox was replaced, or the session is being moved"}
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -50,6 +47,35 @@ func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Hear
 	// The reaper ends the old one by its key if this fails.
 	m.cfg.Progress(p.Group, "ending "+string(old.ID))
 	return Held{Box: b, Epoch: receipt.Epoch, Receipt: receipt}, notEnded(m.cfg.Boxes.Delete(context.WithoutCancel(ctx), old))
+}
+
+// depart begins to move a session: from then on no request begins in its sandbox.
+func (m *Manager) depart(ctx context.Context, group string, epoch int64) (lease.Lease, error) {
+	l, effect, err := m.cfg.Leases.Apply(ctx, group, lease.Depart{Epoch: epoch})
+	if err == nil && !effect.Done {
+		err = &sandbox.Error{Code: sandbox.CodeStale, Op: "session.swap", Subject: group, Message: "the sandbox was replaced, or the session is being moved or saved"}
+	}
+	return l, err
+}
+
+// Exclusive does something to the sandbox of a warm session while it serves no
+// request: those that are under way end first, and others wait. quiet waits for
+// the former; held is a holder that the caller has. Viewers keep it from being
+// done, as CodeConflict.
+func (m *Manager) Exclusive(ctx context.Context, group string, epoch int64, held lease.Heartbeat, quiet func(context.Context, lease.Lease) error, do func(context.Context) error) error {
+	l, err := m.depart(ctx, group, epoch)
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go m.renew(ctx, stop, l, held)
+	if l.Count(lease.Viewer) > 0 {
+		err = &sandbox.Error{Code: sandbox.CodeConflict, Op: "session.save", Subject: group, Message: "somebody views the sandbox, which has to pause", Hint: "try again when nobody does"}
+	} else if err = quiet(ctx, l); err == nil {
+		err = do(ctx)
+	}
+	return m.stay(ctx, l, Box{}, err)
 }
 
 // NotEnded is an error of Move after the session was moved: its former sandbox

@@ -111,6 +111,9 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 	if err != nil {
 		return err
 	}
+	if m.cfg.Boxes.Permanent(ctx, e.Backend) { // and found again by the next holder
+		return m.confirm(ctx, l, true)
+	}
 	if l.Ending { // captured already, by a reaper that did not get to the end
 		return m.end(ctx, l, Box{ID: sandbox.ID(e.Box), Provider: e.Backend, Binding: e.Binding, State: e.State})
 	}

@@ -18,6 +18,7 @@ import (
 
 var (
 	_ driver.Snapshotter    = (*Instance)(nil)
+	_ driver.SnapshotPauser = (*Provider)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
 	_ driver.FileRestorer   = (*Provider)(nil)
 	_ driver.SnapshotKeeper = (*Provider)(nil)
@@ -38,6 +39,10 @@ type shot struct {
 	ID    string   `json:"snapshotID"`
 	Names []string `json:"names"`
 }
+
+// SnapshotPauses implements driver.SnapshotPauser: the service pauses a sandbox
+// of which it takes a snapshot, and drops its connections.
+func (p *Provider) SnapshotPauses() bool { return true }
 
 // Snapshot implements driver.Snapshotter. The service goes on with a sandbox
 // that it takes a snapshot of. One that is to end is paused first, so that

@@ -196,6 +196,24 @@ func (s *Service) Attach(ctx context.Context, b *store.Sandbox) (*control.Sandbo
 	return be.Control.Attach(ctx, b.ID, b.Name)
 }
 
+// Permanent reports whether the sandboxes of a provider are machines of their
+// users. A provider that cannot be opened says nothing of itself.
+func (s *Service) Permanent(ctx context.Context, name string) bool {
+	be, err := s.Backend(ctx, name)
+	return err == nil && driver.IsPermanent(be.Driver)
+}
+
+// SnapshotPauses reports whether a provider pauses a sandbox while it takes a
+// snapshot of it.
+func (s *Service) SnapshotPauses(ctx context.Context, name string) bool {
+	be, err := s.Backend(ctx, name)
+	if err != nil {
+		return false
+	}
+	own, ok := driver.As[driver.SnapshotPauser](be.Driver)
+	return ok && own.SnapshotPauses()
+}
+
 // Select returns the provider that a request for a sandbox names. Callers who do
 // not own the machine may only choose shared ones: some isolate nothing, and
 // others cost money.

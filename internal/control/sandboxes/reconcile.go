@@ -63,6 +63,9 @@ func eventFor(from, to sandbox.State, exit *sandbox.Exit) eventlog.Type {
 
 // observe records what was seen of a sandbox, if it is news.
 func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) error {
+	if s.permanent(ctx, b) && (now.state == sandbox.Gone || now.state == sandbox.Failed || now.state == sandbox.Stopped) {
+		now = found{state: sandbox.Lost, reason: "the machine does not answer"}
+	}
 	if b.State == now.state {
 		return nil
 	}
@@ -92,6 +95,13 @@ func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) erro
 			e.Reason, e.Exit = now.exit.Reason, &now.exit.Code
 		}
 	})
+}
+
+// permanent reports whether a sandbox is a machine of its user. What its provider
+// says proves no end.
+func (s *records) permanent(ctx context.Context, b *store.Sandbox) bool {
+	be, err := s.Providers.Backend(ctx, b.Provider)
+	return err == nil && driver.IsPermanent(be.Driver)
 }
 
 // mirror records whether the provider's service has paused or resumed a sandbox

@@ -282,6 +282,11 @@ func (b boxes) Pause(ctx context.Context, box session.Box) error {
 	return err
 }
 
+// Permanent implements session.Boxes.
+func (b boxes) Permanent(ctx context.Context, provider string) bool {
+	return b.s.cfg.Providers.Permanent(ctx, provider)
+}
+
 // Delete implements session.Boxes.
 func (b boxes) Delete(ctx context.Context, box session.Box) error {
 	return ignore(b.s.cfg.Sandboxes.Destroy(ctx, string(box.ID)), sandbox.CodeNotFound, sandbox.CodeGone)

@@ -185,7 +185,14 @@ func (s *Service) Save(ctx context.Context, ref string, epoch int64, follow bool
 		}
 		b := s.boxes(row.Tenant, &row)
 		b.held = true
-		saved, err := b.Capture(ctx, session.Box{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}, e)
+		box := session.Box{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}
+		var saved sandbox.Envelope
+		if len(row.Spec.Workspaces) == 0 && s.cfg.Providers.SnapshotPauses(ctx, l.Provider) {
+			at.Done()
+			saved, err = s.saveStill(ctx, row, box, at.Epoch, e)
+		} else {
+			saved, err = b.Capture(ctx, box, e)
+		}
 		if err != nil {
 			return err
 		}

@@ -54,6 +54,12 @@ type Providers interface {
 	// CheckImage refuses an image that no sandbox of a provider can be made from.
 	// An empty image is the provider's own.
 	CheckImage(ctx context.Context, provider, image string) error
+	// Permanent reports whether the sandboxes of a provider are machines of their
+	// users.
+	Permanent(ctx context.Context, name string) bool
+	// SnapshotPauses reports whether a provider pauses a sandbox while it takes a
+	// snapshot of it.
+	SnapshotPauses(ctx context.Context, name string) bool
 	// Permit returns why somebody may not choose a provider.
 	Permit(who key.Principal, name string) error
 }

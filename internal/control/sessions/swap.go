@@ -149,12 +149,7 @@ func (s *Service) swap(ctx context.Context, row store.Session, provider string) 
 	if err != nil {
 		return sandbox.Receipt{}, err
 	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		_, _, err := leases{s, row.Tenant}.Apply(ctx, row.Group, lease.Release{Kind: lease.Operator, ID: self})
-		s.Report(ctx, err)
-	}()
+	defer s.letGo(ctx, row, self)
 	if held.Box.Provider == provider { // already there
 		return held.Receipt, nil
 	}

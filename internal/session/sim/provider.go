@@ -171,6 +171,8 @@ func (p *boxes) Delete(_ context.Context, b session.Box) error {
 	})
 }
 
+func (p *boxes) Permanent(context.Context, string) bool { return false }
+
 // Mutants are rules that a run can break, each of which the invariants must
 // notice. The key is given as Options.Mutant.
 var Mutants = map[string]string{
