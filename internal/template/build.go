@@ -357,7 +357,7 @@ func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
 		}
 		f := find(users, user, 4)
 		if f == nil {
-			return owner{}, s.invalid("the image has no user %q", clip(user))
+			return owner{}, w.unknown(user)
 		}
 		uid, _ = strconv.ParseUint(f[2], 10, 31)
 		if !grouped {
@@ -418,6 +418,9 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 	if err != nil {
 		return err
 	}
+	if exit.Code == notStarted && strings.HasPrefix(exit.Detail, "no such user") {
+		return w.unknown(cmp.Or(s.User, w.cfg.User))
+	}
 	if exit.Code != 0 || exit.Reason != sandbox.ReasonExited {
 		return &sandbox.Error{
 			Code: sandbox.CodeConflict, Op: "template.build", Subject: fmt.Sprintf("step %d", w.step),
@@ -426,6 +429,20 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 		}
 	}
 	return w.b.Cache.put(w.req.Tenant, as, func(out io.Writer) error { return box.Diff(ctx, out) })
+}
+
+// notStarted is the code of commands that cannot be started.
+const notStarted = 126
+
+// UnknownUserError is the cause of an error of a build whose image has no such user.
+type UnknownUserError struct{ User string }
+
+func (e *UnknownUserError) Error() string { return fmt.Sprintf("the image has no user %q", clip(e.User)) }
+
+// unknown is an error of the present step.
+func (w *work) unknown(user string) error {
+	cause := &UnknownUserError{User: user}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: fmt.Sprintf("step %d", w.step), Message: cause.Error(), Cause: cause}
 }
 
 // logWriter tells output as it comes.

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -176,13 +179,21 @@ func (b *build) finish(err error) {
 		return
 	}
 	b.status = buildError
-	b.reason = &buildReason{Message: newProblem(err).Message, Step: "base", LogEntries: []buildEntry{}}
+	b.reason = &buildReason{Message: buildProblem(err), Step: "base", LogEntries: []buildEntry{}}
 	if b.step > 0 {
 		b.reason.Step = strconv.Itoa(b.step)
 	}
 	last := b.entries[max(0, len(b.entries)-10):]
 	b.reason.LogEntries = append(b.reason.LogEntries, last...)
 	b.entries = append(b.entries, buildEntry{stamp(time.Now()), b.reason.Message, "error", b.reason.Step})
+}
+
+// buildProblem is why a build failed, as E2B would say it.
+func buildProblem(err error) string {
+	if unknown, ok := errors.AsType[*template.UnknownUserError](err); ok {
+		return fmt.Sprintf("invalid username: '%.80s'", unknown.User)
+	}
+	return newProblem(err).Message
 }
 
 // tell notes what the builder tells; output becomes lines.

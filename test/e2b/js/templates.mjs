@@ -49,6 +49,18 @@ test('copy: several files, and links as links', async () => {
   }
 }, '2.15.0')
 
+test('a user that the image does not have', async () => {
+  const name = 'e2e-user-' + Math.random().toString(36).slice(2)
+  const steps = [
+    Template().fromBaseImage().setUser('nobody-here').runCmd('true'),
+    since('2.6.3') ? Template().fromBaseImage().runCmd('true', { user: 'nobody-here' }) : null,
+  ]
+  for (const template of steps.filter(Boolean)) {
+    const e = await rejects(build(template, name), 'BuildError')
+    assert.match(e.message, /invalid username: 'nobody-here'/)
+  }
+})
+
 // They apply to whatever names no user and no directory, and to later steps.
 test('user and directory of a template', async () => {
   const name = 'e2e-defaults-' + Math.random().toString(36).slice(2)

@@ -107,6 +107,36 @@ async def _():
     assert not await Template.exists(name)
 
 
+@test("templates: a user that the image does not have", "2.20.0")
+async def _():
+    Template = kind("Template")
+    for bad in template().from_base_image().set_user("nobody-here").run_cmd("true"), template().from_base_image().run_cmd("true", user="nobody-here"):
+        e = await raises(Template.build(bad, unique("user")), "BuildException")
+        assert "invalid username: 'nobody-here'" in str(e), e
+
+
+@test("templates: several files, and links as links", "2.20.0")
+async def _():
+    Template, name = kind("Template"), unique("copy")
+    with tempfile.TemporaryDirectory() as dir:
+        os.makedirs(dir + "/folder/sub")
+        for f in "one", "sub/three":
+            with open(f"{dir}/folder/{f}", "w") as out:
+                out.write(f + "\n")
+        os.symlink("one", dir + "/folder/near")
+        os.symlink("/etc/hostname", dir + "/folder/far")
+        try:
+            await Template.build(template(file_context_path=dir).from_base_image().copy("folder/*", "folder").copy("folder/far", "link"), name)
+            sbx = await Sandbox.create(template=name, timeout=60)
+            try:
+                got = await sbx.commands.run("cd /home/user; find folder link | sort; readlink folder/near folder/far link; cat folder/sub/three")
+                assert got.stdout == "folder\nfolder/far\nfolder/near\nfolder/one\nfolder/sub\nfolder/sub/three\nlink\none\n/etc/hostname\n/etc/hostname\nsub/three\n", got.stdout
+            finally:
+                await sbx.kill()
+        finally:
+            api("DELETE", f"/templates/{name}")
+
+
 @test("an image of a registry that wants a password", "2.20.0")
 async def _():
     image, username, password = (os.environ["E2B_TEST_" + what] for what in ("IMAGE", "USER", "PASSWORD"))
