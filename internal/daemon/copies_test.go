@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,6 +92,74 @@ func TestBridgedWorkspace(t *testing.T) {
 	}
 	if got := versions(t, c, "notes"); got != 3 {
 		t.Errorf("%d versions, want one of each state", got)
+	}
+}
+
+// A daemon that ends when a sandbox is there and the copy of its workspace is not:
+// the next one makes the copy before the first command, though it fails at first,
+// and nothing that was saved is replaced by the empty directory.
+func TestCrashBridgedWorkspace(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	var broken atomic.Int32
+	m.Fault = func(op string) error {
+		if op == "archive.import" && broken.Add(-1) >= 0 {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the connection broke"}
+		}
+		return nil
+	}
+	d := m.Start(t, nil)
+	c := daemontest.Client(t, d)
+	opts := atoll.CreateOptions{IdempotencyKey: "once"}
+	spec := sandbox.Spec{Name: "web", Workspaces: notes().Workspaces}
+	b, err := c.Create(t.Context(), sandbox.Spec{Workspaces: notes().Workspaces}, atoll.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := b.Run(t.Context(), sandbox.Command{Shell: "echo one > /workspace/note"}, atoll.RunOptions{}); err != nil || res.Exit.Code != 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	if err := b.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	d = m.Start(t, func(o *daemon.Options) { o.Fault = crashAt("create.empty") })
+	_, err = daemontest.Client(t, d).Create(t.Context(), spec, opts)
+	wantCode(t, err, sandbox.CodeInternal)
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	broken.Store(2)
+	c = daemontest.Client(t, m.Start(t, nil))
+	eventually(t, "the sandbox is usable", func() bool {
+		again, err := c.Get(t.Context(), "web")
+		return err == nil && again.Info().State == sandbox.Running
+	})
+	if broken.Load() >= 0 {
+		t.Error("no copy failed")
+	}
+	replay, err := c.Create(t.Context(), spec, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(running(t, m)) != 1 {
+		t.Errorf("there are the sandboxes %v, want one", running(t, m))
+	}
+	res, err := replay.Run(t.Context(), sandbox.Command{Shell: "cat /workspace/note; echo two >> /workspace/note"}, atoll.RunOptions{})
+	if err != nil || string(res.Stdout) != "one\n" {
+		t.Errorf("the copy has %+v, %v", res, err)
+	}
+	if err := replay.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var content bytes.Buffer
+	readWorkspace(t, m, c, &content)
+	if content.String() != "one\ntwo\n" {
+		t.Errorf("the workspace has %q", content.String())
 	}
 }
 

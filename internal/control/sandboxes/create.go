@@ -244,6 +244,14 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 		return box, image, err
 	}
 	made, how, makeErr := s.bringUp(ctx, be, want, origin)
+	if err := s.Fault("create.empty"); err != nil {
+		return box, image, err
+	}
+	if makeErr == nil {
+		if err := s.Workspaces.Load(ctx, made); err != nil {
+			makeErr = errors.Join(err, made.Teardown(ctx))
+		}
+	}
 	if err := s.Fault("create.made"); err != nil {
 		return box, image, err
 	}
@@ -277,7 +285,8 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 }
 
 // bringUp has the provider make a sandbox from its image or from the snapshot
-// origin, once what must not be in the record is kept elsewhere.
+// origin, once what must not be in the record is kept elsewhere. Copies of
+// workspaces are not loaded yet.
 func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *control.CreateRequest, origin string) (*control.Sandbox, driver.Restored, error) {
 	if err := s.Snapshots.PutEnvironment(want.Spec.ID, want.Spec.Env); err != nil {
 		return nil, driver.Restored{}, err
@@ -286,20 +295,11 @@ func (s *makers) bringUp(ctx context.Context, be *providers.Backend, want *contr
 	if err != nil {
 		return nil, driver.Restored{}, err
 	}
-	var made *control.Sandbox
-	var how driver.Restored
 	if origin == "" {
-		made, err = be.Control.Create(ctx, req)
-	} else {
-		made, how, err = s.Snapshots.Restore(ctx, be, req, origin)
+		made, err := be.Control.Create(ctx, req)
+		return made, driver.Restored{}, err
 	}
-	if err != nil {
-		return nil, how, err
-	}
-	if err := s.Workspaces.Load(ctx, made); err != nil {
-		return nil, how, errors.Join(err, made.Teardown(ctx))
-	}
-	return made, how, nil
+	return s.Snapshots.Restore(ctx, be, req, origin)
 }
 
 // It records the outcome of an announced action together with what that changed.

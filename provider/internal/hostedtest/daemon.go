@@ -228,3 +228,34 @@ func Writer(t *testing.T, name string, open func(dir string) (driver.Provider, e
 		t.Error(err)
 	}
 }
+
+// Workspace has a session with a workspace begin with the provider, which mounts
+// none, and move to a kernel, which does, and back: the workspace goes along, and
+// has a version of what each of them wrote.
+func Workspace(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
+	c := Daemon(t, name, false, open)
+	spec := sandbox.Spec{Provider: name, Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true}}}
+	s, err := c.Sessions().Create(t.Context(), spec, atoll.SessionOptions{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sessionSays(t, s, "pwd; echo one >note", "/workspace\n")
+	if saved, err := s.Save(t.Context()); err != nil || len(saved.Workspaces) != 1 || saved.Archive != nil {
+		t.Fatalf("saved %+v, %v; want a version of the workspace", saved, err)
+	}
+	want := "one\n"
+	for _, target := range []string{"gvisor", name} {
+		if out, err := s.Swap(t.Context(), target); err != nil || !out.Swapped {
+			t.Fatalf("swap to %s: %+v, %v", target, out, err)
+		}
+		sessionSays(t, s, "cat note; echo "+target+" >>note", want)
+		want += target + "\n"
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w, err := c.Workspace(t.Context(), "notes")
+	if err != nil || w.Latest == nil || w.Latest.Bytes != int64(len(want)) {
+		t.Errorf("the workspace is %+v, %v; want %d bytes in its last version", w.Latest, err, len(want))
+	}
+}
