@@ -197,7 +197,9 @@ func hostedHeadless() []sandbox.Descriptor {
 	superserve.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}
 	superserve.Units = []sandbox.Unit{{Of: "timeout", Unit: "seconds"}}
 	superserve.Credentials = []sandbox.Credential{
-		secret("API key", "SUPERSERVE_API_KEY"), setting("control URL", "SUPERSERVE_BASE_URL", false),
+		{Name: "API key", Env: "SUPERSERVE_API_KEY", Secret: true},
+		setting("API key file", "SUPERSERVE_API_KEY_FILE", false), setting("API key command", "SUPERSERVE_API_KEY_COMMAND", false),
+		setting("control URL", "SUPERSERVE_BASE_URL", false),
 		setting("data URL", "SUPERSERVE_DATA_URL", false), setting("template", "SUPERSERVE_TEMPLATE", false),
 	}
 

@@ -70,18 +70,12 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 	if a.Base.Host == "" {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "URL", Message: "there is no address of a server", Hint: "set BOXLITE_REST_URL"}
 	}
-	stale := ""
 	if refused {
-		stale = a.key.Current()
-		if !a.key.Set() {
-			return &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "there is no key"}
-		}
 		a.mu.Lock()
 		a.known = nil
 		a.mu.Unlock()
 	}
-	_, err := a.key.Get(ctx, stale)
-	return err
+	return a.key.Fresh(ctx, refused)
 }
 
 // words reads an error of the server.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -17,12 +18,14 @@ import (
 type api struct {
 	rest.Client
 	data *url.URL
+	key  *credential.Source
 }
 
-func newAPI(control, data *url.URL, key string, transport http.RoundTripper) *api {
-	return &api{data: data, Client: rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: control, Secrets: []string{key}, Words: words,
-		Sign: func(h http.Header) { h.Set("X-API-Key", key) },
+func newAPI(control, data *url.URL, key *credential.Source, fresh func(context.Context, bool) error, transport http.RoundTripper) *api {
+	return &api{data: data, key: key, Client: rest.Client{
+		HTTP: rest.NewHTTP(transport), Base: control, Words: words, Fresh: fresh,
+		Sign:   func(h http.Header) { h.Set("X-API-Key", key.Current()) },
+		Hidden: func() []string { return []string{key.Current()} },
 	}}
 }
 
@@ -163,7 +166,7 @@ func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
 func (a *api) Account(context.Context) (string, error) { return "", nil }
 
 // Credential implements hosted.Service.
-func (a *api) Credential() string { return a.Secrets[0] }
+func (a *api) Credential() string { return a.key.Account() }
 
 // describe says what the service knows of a sandbox.
 func (b box) describe() hosted.Box {

@@ -96,7 +96,8 @@ func (in *inside) try(ctx context.Context, f func(c *rest.Client) error) error {
 		if err != nil {
 			return err
 		}
-		c := in.p.api.Client // a copy
+		c := in.p.api.Client // a copy, whose credential is the token
+		c.Fresh = nil
 		c.Secrets = append(slices.Clone(c.Secrets), token, hint)
 		c.Base = in.base()
 		c.Sign = func(h http.Header) {

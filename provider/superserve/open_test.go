@@ -5,6 +5,8 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -145,6 +147,61 @@ func TestOtherAccount(t *testing.T) {
 	theirs, err2 := q.Binding(t.Context())
 	if err1 != nil || err2 != nil || mine == theirs || strings.Contains(mine, service.Key) || !strings.HasPrefix(mine, w.url+"#") {
 		t.Errorf("bindings %q and %q, %v, %v", mine, theirs, err1, err2)
+	}
+}
+
+// TestKeySources reads keys from a file and a command, again when the service does
+// not take one any more. None goes to a region that it is not of.
+func TestKeySources(t *testing.T) {
+	const first, second = "ss_live_use_yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy", "ss_live_use_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+	file := filepath.Join(t.TempDir(), "key")
+	write := func(key string) {
+		if err := os.WriteFile(file, []byte(key+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, change := range map[string]func(*superserve.Options){
+		"file":    func(o *superserve.Options) { o.APIKey, o.APIKeyFile = "", file },
+		"command": func(o *superserve.Options) { o.APIKey, o.APIKeyCommand = "", "cat "+file },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := serve(t)
+			w.AddKey(first, "team-3")
+			write(first)
+			opts := w.options(t.TempDir())
+			change(&opts)
+			p, err := superserve.New(opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			in, err := p.Create(t.Context(), spec("sb-key"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.AddKey(second, "team-3")
+			w.RemoveKey(first)
+			if _, err := p.Attach(t.Context(), in.ID()); p.ErrorCode(err) != sandbox.CodeUnauthorized || strings.Contains(err.Error(), first) {
+				t.Errorf("Attach with a key that is not taken: %v, want unauthorized", err)
+			}
+			write(second)
+			if _, err := p.Attach(t.Context(), in.ID()); err != nil {
+				t.Errorf("Attach with the new key: %v", err)
+			}
+			if err := in.Destroy(t.Context()); err != nil || len(w.IDs()) > 0 {
+				t.Errorf("Destroy: %v, %d are left", err, len(w.IDs()))
+			}
+		})
+	}
+	write("ss_live_usw_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx")
+	asked := &remembering{}
+	p, err := superserve.New(superserve.Options{Dir: t.TempDir(), APIKeyFile: file, Transport: asked})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.Attach(t.Context(), "sb-region"); p.ErrorCode(err) != sandbox.CodeInvalid || len(asked.hosts) > 0 {
+		t.Errorf("a key of another region: %v, asked %v; want invalid, and nobody", err, asked.hosts)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/provider/internal/rest"
@@ -33,10 +34,13 @@ type Options struct {
 	// Dir is a directory for this provider alone. It is made when something has
 	// to be kept. Sandboxes belong to it: another directory does not see them.
 	Dir string
-	// APIKey is the key of the account. It is sent to the control URL and nowhere
-	// else, and is no part of any error.
-	APIKey string
-	// ControlURL is where sandboxes are made. Empty: that of the key's region.
+	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
+	// APIKeyCommand a command for the shell that writes it. The first one that is
+	// set counts. The key is sent to the control URL and nowhere else, and is no
+	// part of any error.
+	APIKey, APIKeyFile, APIKeyCommand string
+	// ControlURL is where sandboxes are made. Empty: that of the region in
+	// APIKey, or the first region of the service.
 	ControlURL string
 	// DataURL is where sandboxes are reached. "{id}" in it stands for the id of
 	// one; without it the id goes along in a header. Empty: the one that belongs
@@ -57,12 +61,13 @@ type Options struct {
 }
 
 // FromEnvironment returns the options that the service's own SDK would take from
-// variables of the environment, and the data URL and the template, which it does
-// not take from there.
+// variables of the environment, and two more sources of the key, the data URL and
+// the template, which it does not take from there.
 func FromEnvironment(dir string, lookup func(string) string) Options {
 	return Options{
-		Dir: dir, APIKey: lookup("SUPERSERVE_API_KEY"), ControlURL: strings.TrimSpace(lookup("SUPERSERVE_BASE_URL")),
-		DataURL: strings.TrimSpace(lookup("SUPERSERVE_DATA_URL")), Template: lookup("SUPERSERVE_TEMPLATE"),
+		Dir: dir, APIKey: lookup("SUPERSERVE_API_KEY"), APIKeyFile: lookup("SUPERSERVE_API_KEY_FILE"), APIKeyCommand: lookup("SUPERSERVE_API_KEY_COMMAND"),
+		ControlURL: strings.TrimSpace(lookup("SUPERSERVE_BASE_URL")),
+		DataURL:    strings.TrimSpace(lookup("SUPERSERVE_DATA_URL")), Template: lookup("SUPERSERVE_TEMPLATE"),
 	}
 }
 
@@ -76,6 +81,28 @@ var regions = map[string]struct{ control, data string }{
 // regionKey is a key that names its region.
 var regionKey = regexp.MustCompile(`^ss_live_([a-z0-9]{1,17})_[A-Za-z0-9_-]{32}$`)
 
+// regionOf is the region that a key names, or the first one.
+func regionOf(key string) string {
+	if m := regionKey.FindStringSubmatch(key); m != nil {
+		return m[1]
+	}
+	return "use"
+}
+
+// fresh returns what sees to it that there is a key. One that comes from a file
+// or a command may be of a region whose address was not given: it goes to no other.
+func fresh(opts *Options, key *credential.Source, control *url.URL) func(context.Context, bool) error {
+	return func(ctx context.Context, refused bool) error {
+		err := key.Fresh(ctx, refused)
+		if region := regionOf(key.Current()); err == nil && opts.ControlURL == "" && regions[region].control != control.String() {
+			err = &sandbox.Error{
+				Code: sandbox.CodeInvalid, Subject: "region", Message: "the key is of the region " + region + ", and not of " + control.Host, Hint: "set SUPERSERVE_BASE_URL",
+			}
+		}
+		return err
+	}
+}
+
 // addresses returns the control and the data URL. A token of a sandbox must not
 // go to a host that nobody named, so an unknown control URL needs a data URL.
 func addresses(opts *Options) (control, data *url.URL, err error) {
@@ -84,11 +111,7 @@ func addresses(opts *Options) (control, data *url.URL, err error) {
 	}
 	c, d := opts.ControlURL, opts.DataURL
 	if c == "" {
-		region := "use"
-		if m := regionKey.FindStringSubmatch(opts.APIKey); m != nil {
-			region = m[1]
-		}
-		if c = regions[region].control; c == "" {
+		if c = regions[regionOf(opts.APIKey)].control; c == "" {
 			return nil, nil, refuse("region", "the key is of a region that this Atoll does not know", "set SUPERSERVE_BASE_URL and SUPERSERVE_DATA_URL")
 		}
 	}
@@ -145,7 +168,8 @@ func New(opts Options) (*Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := newAPI(control, data, opts.APIKey, opts.Transport)
+	key := credential.New("SUPERSERVE_API_KEY", opts.APIKey, opts.APIKeyFile, opts.APIKeyCommand)
+	a := newAPI(control, data, key, fresh(&opts, key, control), opts.Transport)
 	p := &Provider{opts: opts, api: a, saved: records.Dir[savedRecord]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
 		Boxes: hosted.Open(opts.Dir), Name: Name, Service: a, API: &a.Client,
 		Hint: "use the SUPERSERVE_API_KEY and the SUPERSERVE_BASE_URL that it was made with",
@@ -185,7 +209,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 
 // judge finds out whether sandboxes can be made.
 func (p *Provider) judge(ctx context.Context, facts *driver.Facts) {
-	if p.opts.APIKey == "" {
+	if !p.api.key.Set() {
 		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: "key", Message: "there is no API key", Fix: "set SUPERSERVE_API_KEY"}}
 		return
 	}

@@ -79,6 +79,13 @@ func (s *Server) AddKey(key, team string) {
 	s.keys[key] = team
 }
 
+// RemoveKey has the service take a key no more.
+func (s *Server) RemoveKey(key string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.keys, key)
+}
+
 // Close destroys all sandboxes and waits for what goes on.
 func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()

@@ -90,6 +90,20 @@ func (s *Source) Get(ctx context.Context, stale string) (string, error) {
 	return text, nil
 }
 
+// Fresh sees to it that there is a secret, or none if there is no source. With
+// refused, the service did not take the present one, and it has to be another.
+func (s *Source) Fresh(ctx context.Context, refused bool) error {
+	stale := ""
+	if refused {
+		if !s.Set() {
+			return &sandbox.Error{Code: sandbox.CodeUnauthorized, Subject: s.name, Message: "is not set"}
+		}
+		stale = s.Current()
+	}
+	_, err := s.Get(ctx, stale)
+	return err
+}
+
 // Current returns the secret that was read last.
 func (s *Source) Current() string {
 	s.mu.Lock()
