@@ -9,7 +9,7 @@ import (
 type Sandbox struct {
 	ID       ID     `json:"id"`
 	Name     string `json:"name" doc:"unique among your sandboxes that are not gone"`
-	State    State  `json:"state" enum:"creating,running,pausing,paused,resuming,stopped,lost,failed,gone"`
+	State    State  `json:"state" enum:"creating,running,exited,pausing,paused,resuming,stopped,lost,failed,gone"`
 	Reason   string `json:"reason,omitempty" doc:"why it is in that state"`
 	Image    string `json:"image"`
 	Provider string `json:"provider,omitempty"`
@@ -22,12 +22,13 @@ type Sandbox struct {
 	Created time.Time              `json:"created"`
 	Updated time.Time              `json:"updated,omitzero"`
 	Expires time.Time              `json:"expires,omitzero" doc:"when its lifetime ends; left out while that stands still"`
-	Exit    *Exit                  `json:"exit,omitempty" doc:"how it ended"`
+	Exit    *Exit                  `json:"exit,omitempty" doc:"how it ended; how its main command ended, if it has exited"`
 	// Bound is set if the sandbox ends with the process that made it.
 	Bound bool `json:"bound,omitempty" doc:"it ends with the process that made it"`
 
 	// The following are not in listings.
 
+	Main     *MainCommand  `json:"main,omitempty" doc:"the command that it exists for; not in listings"`
 	Pause    PauseKind     `json:"pause,omitempty" enum:"memory,disk" doc:"where the state of a paused sandbox is; not in listings"`
 	Wakes    bool          `json:"wakes,omitempty" doc:"it resumes when it is used; not in listings"`
 	Left     time.Duration `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`

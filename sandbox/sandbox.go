@@ -30,6 +30,7 @@ const (
 	Pausing  State = "pausing"
 	Paused   State = "paused"
 	Resuming State = "resuming"
+	Exited   State = "exited"  // its main command ended; commands can still be run
 	Stopped  State = "stopped" // its processes ended; what it wrote is kept
 	Lost     State = "lost"    // cannot be reached; whether it lives is unknown
 	Failed   State = "failed"  // broken by a fault of its own kernel or its limits
@@ -70,6 +71,10 @@ type Spec struct {
 	Workdir string `json:"workdir,omitempty" maxLength:"4096" doc:"absolute directory where commands start"`
 	// Hostname inside the sandbox. Empty: the name.
 	Hostname string `json:"hostname,omitempty" maxLength:"63"`
+
+	// Main is the command that the sandbox exists for. It needs a daemon. Nil: none;
+	// commands are run with Exec.
+	Main *MainCommand `json:"main,omitempty" doc:"the command that the sandbox exists for; none if left out"`
 
 	// Mounts are host directories and files shown inside. There are never
 	// any but these.

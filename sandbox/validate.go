@@ -86,6 +86,9 @@ func (s *Spec) Validate() error {
 	if err := validateEnv(s.Env); err != nil {
 		return err
 	}
+	if err := s.Main.validate(); err != nil {
+		return err
+	}
 	if s.Workdir != "" {
 		if err := ValidatePath("workdir", s.Workdir); err != nil {
 			return err

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -65,6 +66,7 @@ func scriptParams() testscript.Params {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"waitfile":    waitFile,
+			"waitfor":     waitFor,
 			"mkrootfs":    makeRootfs,
 			"hostiletar":  hostileTar,
 			"killhard":    killHard,
@@ -140,6 +142,25 @@ func eventually(what func() error) error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// waitFor runs a command until its output matches, or, negated, does not any more:
+// waitfor PATTERN COMMAND [ARG...].
+func waitFor(ts *testscript.TestScript, neg bool, args []string) {
+	if len(args) < 2 {
+		ts.Fatalf("usage: waitfor PATTERN COMMAND [ARG...]")
+	}
+	pattern, err := regexp.Compile("(?m)" + args[0])
+	ts.Check(err)
+	ts.Check(eventually(func() error {
+		if err := ts.Exec(args[1], args[2:]...); err != nil {
+			return err
+		}
+		if out := ts.ReadFile("stdout"); pattern.MatchString(out) == neg {
+			return fmt.Errorf("the output of %q is not as wanted:\n%s", args[1:], out)
+		}
+		return nil
+	}))
 }
 
 // waitFile waits until a file exists and is not empty.

@@ -45,12 +45,12 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 	flags.StringVarP(&how.user, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	boxed.register(cmd)
-	for _, name := range []string{"rm", "keep", "entrypoint"} { // it always stays, and runs nothing
+	for _, name := range []string{"rm", "keep", "entrypoint", "restart"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
 	}
 	completeFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		for _, name := range []string{"rm", "keep", "entrypoint"} {
+		for _, name := range []string{"rm", "keep", "entrypoint", "restart"} {
 			if cmd.Flags().Changed(name) {
 				return badFlag(name, "only works with: atoll run")
 			}

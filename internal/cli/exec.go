@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -95,7 +96,17 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 			return sandbox.Exit{}, err
 		}
 		defer p.Close()
-		if err := s.use(ctx, p); err != nil {
+		if how.detachKeys != nil && p.Info().TTY && isTerminal(a.Stdin) {
+			s.detachKeys, s.sizes = how.detachKeys, a.terminal()
+			s.terminal, _ = a.Stdin.(*os.File)
+			_ = p.Resize(ctx, windowSize(s.sizes)) // it may just have ended
+		}
+		err = s.use(ctx, p)
+		if errors.Is(err, errDetached) {
+			a.say("note", "detached; to come back: atoll attach "+visible(box.Name()))
+			return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
+		}
+		if err != nil {
 			return sandbox.Exit{}, err
 		}
 		return p.Wait(ctx)
@@ -122,20 +133,32 @@ a terminal, so does the shell; otherwise the shell reads a script from standard 
 }
 
 func (a processCommands) attachCmd() *cobra.Command {
+	var noInput bool
+	keys := defaultDetachKeys
 	cmd := &cobra.Command{
-		Use:   "attach SANDBOX [ID]",
-		Short: "Follow a background command and pass signals to it",
+		Use:   "attach [flags] SANDBOX [ID]",
+		Short: "Connect to a background command",
 		Long: `Attach shows the output of a background command, past and future, until the
 command ends, and returns its exit code. The first Ctrl-C goes to the command; the
-second one only detaches. Without an ID (see atoll ps) it follows the background
-command that was started last.`,
+second one only detaches. Without an ID (see atoll ps) it is the background command
+that was started last.
+
+If the command was started with -i (atoll run -d -i -t), attach also connects standard
+input, and on a terminal the keys of --detach-keys detach: the command goes on.`,
 		Example: `  atoll exec -d demo -- sh -c 'sleep 1; echo done'
   atoll attach demo`,
 		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
 	}
+	cmd.Flags().BoolVar(&noInput, "no-stdin", false, "do not connect standard input")
+	cmd.Flags().StringVar(&keys, "detach-keys", keys, `keys that detach: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas`)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.connect(cmd.Context(), args[0], &commandFlags{}, func(ctx context.Context, box box) (driver.Process, error) {
+		sequence, err := parseKeys(keys)
+		if err != nil {
+			return err
+		}
+		how := &commandFlags{interactive: !noInput && (isTerminal(a.Stdin) || !isNull(a.Stdin)), detachKeys: sequence}
+		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box box) (driver.Process, error) {
 			id, err := pickCommand(ctx, box, args[1:])
 			if err != nil {
 				return nil, err

@@ -23,7 +23,7 @@ var filterKeys = map[string]func(s *sandbox.Sandbox, value string) bool{
 
 // states are what a sandbox can be in.
 var states = []sandbox.State{
-	sandbox.Creating, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.Stopped, sandbox.Lost, sandbox.Failed, sandbox.Gone,
+	sandbox.Creating, sandbox.Running, sandbox.Exited, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.Stopped, sandbox.Lost, sandbox.Failed, sandbox.Gone,
 }
 
 func stateNames() (names []string) {

@@ -81,6 +81,36 @@ func (d *daysFlag) Set(text string) error {
 func (d *daysFlag) String() string { return (*durationFlag)(d).String() }
 func (d *daysFlag) Type() string   { return "duration" }
 
+// restartFlag is a restart policy, written as Docker does: no, on-failure,
+// on-failure:5, always. It satisfies pflag.Value.
+type restartFlag struct {
+	policy sandbox.RestartPolicy
+	most   int
+}
+
+func (r *restartFlag) Set(text string) error {
+	policy, most, bounded := strings.Cut(text, ":")
+	n, err := strconv.ParseUint(most, 10, 31)
+	switch p := sandbox.RestartPolicy(policy); {
+	case p == sandbox.RestartOnFailure && (!bounded || err == nil && n > 0):
+		*r = restartFlag{p, int(n)}
+	case !bounded && (p == sandbox.RestartNo || p == sandbox.RestartAlways):
+		*r = restartFlag{policy: p}
+	default:
+		return fmt.Errorf("%q is not one of no, on-failure, on-failure:MAX and always", text)
+	}
+	return nil
+}
+
+func (r *restartFlag) String() string {
+	if r.most > 0 {
+		return fmt.Sprintf("%s:%d", r.policy, r.most)
+	}
+	return string(r.policy)
+}
+
+func (r *restartFlag) Type() string { return "policy" }
+
 // commandFlags say how a command is run; run and exec share them.
 type commandFlags struct {
 	env, envFiles []string
@@ -91,6 +121,7 @@ type commandFlags struct {
 	timeout       durationFlag
 	json          bool
 	outputLimit   sizeFlag
+	detachKeys    []byte // of attach; nil: none
 }
 
 func (f *commandFlags) register(flags *pflag.FlagSet) {
@@ -111,7 +142,7 @@ func (f *commandFlags) register(flags *pflag.FlagSet) {
 // validate refuses what cannot go together.
 func (f *commandFlags) validate(cmd *cobra.Command) error {
 	switch {
-	case f.detach && (f.interactive || f.tty):
+	case f.detach && (f.interactive || f.tty) && cmd.Name() != "run":
 		return badFlag("detach", "a command in the background has neither input nor terminal; leave out -i and -t")
 	case f.json && f.tty:
 		return badFlag("json", "cannot be used with --tty")
@@ -139,6 +170,7 @@ type boxFlags struct {
 	snapshot              string
 	remove, keep, quiet   bool
 	requireLimits         bool
+	restart               restartFlag
 	egress, secrets       []string
 	redact                bool
 	profile               string
@@ -187,6 +219,7 @@ func (f *boxFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.idle, "idle", "time without use after which the daemon carries out --idle-action")
 	flags.StringVar(&f.snapshot, "snapshot", "", "start from this snapshot instead of an image")
 	flags.BoolVar(&f.remove, "rm", true, "remove the sandbox when the command ends (the default without -d or --keep)")
+	flags.Var(&f.restart, "restart", "with -d: start the command again when it has ended: no, on-failure[:MAX] or always")
 	flags.BoolVar(&f.keep, "keep", false, "keep the sandbox when the command ends")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 }
@@ -197,8 +230,10 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 	switch {
 	case rm && f.remove && f.keep:
 		return badFlag("keep", "cannot be used with --rm")
-	case rm && f.remove && detach:
-		return badFlag("rm", "cannot be used with --detach: remove the sandbox with: atoll rm")
+	case cmd.Flags().Changed("restart") && !detach:
+		return badFlag("restart", "only works with --detach")
+	case rm && f.remove && detach && f.restart.policy != "" && f.restart.policy != sandbox.RestartNo:
+		return badFlag("restart", "cannot be used with --rm")
 	case f.snapshot != "" && cmd.Flags().Changed("image"):
 		return badFlag("snapshot", "cannot be used with --image")
 	case f.life.action != "" && f.lifetime == 0:
@@ -260,6 +295,9 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 		req.Entrypoint = &box.entrypoint
 	}
 	req.Command = a.command(how, args)
+	if how.detach && cmd.Name() == "run" && (box.restart.policy != "" || !req.Keep && cmd.Flags().Changed("rm") || how.interactive || how.tty) {
+		req.Spec.Main = &sandbox.MainCommand{Restart: box.restart.policy, MaxRestarts: box.restart.most, Remove: !req.Keep && cmd.Flags().Changed("rm")}
+	}
 	return req, nil
 }
 

@@ -36,8 +36,8 @@ func row(text string, sample any) (func(any) (string, error), error) {
 		}
 		return visible(b.String()), nil
 	}
-	if _, err := render(reflect.Zero(reflect.TypeOf(sample)).Interface()); err != nil {
-		return nil, err
+	if _, err := render(reflect.Zero(reflect.TypeOf(sample)).Interface()); err != nil && !strings.Contains(err.Error(), "nil pointer evaluating") {
+		return nil, err // what the sample lacks, the value may have
 	}
 	return render, nil
 }

@@ -101,7 +101,9 @@ func sandboxRows(all []sandbox.Sandbox) [][]string {
 	rows := make([][]string, 0, len(all))
 	for _, s := range all {
 		state := string(s.State)
-		if s.Exit != nil {
+		if s.State == sandbox.Exited && s.Exit != nil {
+			state += fmt.Sprintf(" (%d)", s.Exit.Code)
+		} else if s.Exit != nil {
 			state += " (" + string(s.Exit.Reason) + ")"
 		}
 		rows = append(rows, []string{s.Name, state, s.Image, ago(s.Created), labelText(s.Labels)})

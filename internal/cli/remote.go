@@ -143,22 +143,20 @@ func (r remote) Run(ctx context.Context, req control.RunRequest, use func(contex
 }
 
 func (r remote) Start(ctx context.Context, req control.RunRequest) (box, error) {
-	s, cmd, err := r.create(ctx, &req)
+	c := &req.Command
+	if req.Entrypoint == nil || *req.Entrypoint != "" || len(c.Args) > 0 { // create has none at all
+		m := sandbox.MainCommand{}
+		if req.Spec.Main != nil {
+			m = *req.Spec.Main
+		}
+		m.Args, m.Entrypoint, m.TTY, m.Stdin = c.Args, req.Entrypoint, c.TTY, c.Stdin
+		req.Spec.Main = &m
+	}
+	s, _, err := r.create(ctx, &req)
 	if err != nil {
 		return nil, err
 	}
-	if cmd == nil {
-		return remoteBox{s}, nil
-	}
-	cmd.Background = true
-	p, err := s.Exec(ctx, *cmd)
-	if err != nil {
-		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), remoteTeardown)
-		defer cancel()
-		_ = s.Destroy(late) // the error that matters is the one that is returned
-		return nil, err
-	}
-	return remoteBox{s}, p.Close()
+	return remoteBox{s}, nil
 }
 
 // execHold is how long a command waits for us when the daemon is replaced or

@@ -33,8 +33,11 @@ be downloaded. Without a command, the image's default command runs.
 
 The sandbox is removed when the command or this program ends, unless you give --keep
 or --detach. With --detach the command runs in the background and run prints the
-name of the sandbox; see also: atoll exec, logs, cp, rm. Sandboxes that stay are
-managed by a daemon, which is started if none runs (see: atoll up).
+name of the sandbox; see also: atoll exec, logs, attach, cp, rm. When the command ends,
+atoll ls shows the sandbox as exited with the exit code; its files and its log stay
+until it is removed. With --rm it is removed then, and --restart starts the command
+again. Sandboxes that stay are managed by a daemon, which is started if none runs
+(see: atoll up).
 
 The first Ctrl-C goes to the command; the second one ends it and removes the sandbox.
 
@@ -46,7 +49,8 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
   atoll run --memory 256m --cpus 0.5 --timeout 10s -- sh -c 'echo $((6*7))'
   atoll run -e GREETING=hello -v .:/src:ro -w /src -- sh -c 'echo $GREETING; ls'
   atoll run --json -- uname -s
-  atoll run -d --name demo -- sleep 600`,
+  atoll run -d --name demo -- sleep 600
+  atoll run -d --rm -- sh -c 'exit 0'`,
 		GroupID:     groupBox,
 		Annotations: map[string]string{"runs": "yes"},
 	}

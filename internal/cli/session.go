@@ -28,6 +28,7 @@ type session struct {
 	terminal       *os.File // put into raw mode while the command runs; may be nil
 	sizes          *os.File // the terminal whose size is followed; may be nil
 	signals        *interrupts
+	detachKeys     []byte // keys that leave the command to itself; nil: none
 }
 
 // use runs the session for one command and returns when its output has ended.
@@ -41,9 +42,16 @@ func (s *session) use(ctx context.Context, p driver.Process) error {
 	if s.sizes != nil {
 		defer followSize(ctx, s.sizes, p)()
 	}
-	if s.stdin != nil {
-		go feed(p, s.stdin)
+	if s.stdin == nil {
+		return s.drain(ctx, p)
 	}
+	in := s.stdin
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if len(s.detachKeys) > 0 {
+		in = &keyReader{from: in, keys: s.detachKeys, cancel: cancel}
+	}
+	go feed(p, in)
 	return s.drain(ctx, p)
 }
 
@@ -51,8 +59,10 @@ func (s *session) use(ctx context.Context, p driver.Process) error {
 // read of a terminal when the command ends first; only the end of the program
 // ends it then.
 func feed(p driver.Process, in io.Reader) {
-	_, _ = io.Copy(p.Stdin(), in) // a command need not read all there is
-	_ = p.Stdin().Close()
+	_, err := io.Copy(p.Stdin(), in) // a command need not read all there is
+	if !errors.Is(err, errDetached) {
+		_ = p.Stdin().Close()
+	}
 }
 
 // drain copies output until it ends, ctx ends, or the command has ended and

@@ -49,8 +49,10 @@ func (r *recorder) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 func fullSpec(source string) sandbox.Spec {
 	return sandbox.Spec{
 		Name: "full", Provider: "recorder", Image: "host", Hostname: "somewhere", User: "root", Workdir: "/srv",
-		Resources:  sandbox.Resources{CPUs: 1.5, Memory: 256 << 20, Disk: 64 << 20, PIDs: 100},
-		Env:        map[string]string{"A": "value"},
+		Resources: sandbox.Resources{CPUs: 1.5, Memory: 256 << 20, Disk: 64 << 20, PIDs: 100},
+		Env:       map[string]string{"A": "value"},
+
+		RequireLimits: true, Main: &sandbox.MainCommand{Args: []string{"true"}, Restart: sandbox.RestartOnFailure, MaxRestarts: 3},
 		Mounts:     []sandbox.Mount{{Source: source, Target: "/mnt/a", ReadOnly: true}},
 		Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Mode: sandbox.WorkspaceExclusive, Create: true, Path: "/notes", ReadOnly: []string{"a"}, Writable: []string{"b"}}},
 		Network:    sandbox.Network{Egress: []string{"api.example.com"}},
@@ -133,7 +135,12 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 	want := sent
 	want.ID = s.ID()
 	want.Env = map[string]string{"A": ""} // values are kept elsewhere, sealed
+	main := *sent.Main
+	none := ""
+	main.Entrypoint, main.Process = &none, kept.Spec.Main.Process
+	want.Main = &main
 	same(t, "store", want, kept.Spec)
+	want.Main = sent.Main
 
 	if len(r.specs) != 2 {
 		t.Fatalf("the provider was asked for %d sandboxes, want 2", len(r.specs))

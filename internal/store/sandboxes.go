@@ -40,6 +40,7 @@ type Sandbox struct {
 // Info returns what callers are told of the sandbox.
 func (b *Sandbox) Info() sandbox.Sandbox {
 	s := b.Sandbox
+	s.Main = b.Spec.Main
 	s.Pause, s.Wakes, s.Left, s.Lifetime = b.Rest.Pause, b.Rest.Wakes, b.Rest.Left, b.Spec.Lifetime
 	return s
 }
@@ -77,9 +78,9 @@ func (b *Sandbox) holds() bool {
 
 // sandboxColumns are all columns of a sandbox; listings read summaryColumns.
 const (
-	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, binding, limits_json"
+	summaryColumns = "id, name, state, reason, provider, node, image, cpus, memory, disk, pids, labels_json, created, updated, expires, binding, limits_json, exit_json"
 	sandboxColumns = summaryColumns +
-		", version, tenant, exit_json, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
+		", version, tenant, active, idle_after, idle_action, epoch, spec_json, pause, step, kept, wakes, time_left, origin"
 )
 
 // sandboxRow is where a row is scanned to.
@@ -96,14 +97,14 @@ type sandboxRow struct {
 func (r *sandboxRow) summaryDest() []any {
 	return []any{
 		&r.id, &r.name, &r.state, &r.reason, &r.provider, &r.node, &r.image, &r.cpus, &r.memory, &r.disk, &r.pids,
-		&r.labels, &r.created, &r.updated, &r.expires, &r.binding, &r.limits,
+		&r.labels, &r.created, &r.updated, &r.expires, &r.binding, &r.limits, &r.exit,
 	}
 }
 
 // dest is where sandboxColumns are scanned to.
 func (r *sandboxRow) dest() []any {
 	return append(r.summaryDest(),
-		&r.version, &r.tenant, &r.exit, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
+		&r.version, &r.tenant, &r.active, &r.idleAfter, &r.idleAction, &r.epoch, &r.spec,
 		&r.pause, &r.step, &r.kept, &r.wakes, &r.left, &r.origin)
 }
 
@@ -114,11 +115,15 @@ func (r *sandboxRow) summary() (Summary, error) {
 	if err == nil && r.limits != "" {
 		err = json.Unmarshal([]byte(r.limits), &limits)
 	}
+	var exit *sandbox.Exit
+	if err == nil && r.exit != "" {
+		err = json.Unmarshal([]byte(r.exit), &exit)
+	}
 	return Summary{
 		Sandbox: sandbox.Sandbox{
 			ID: sandbox.ID(r.id), Name: r.name, State: sandbox.State(r.state), Reason: r.reason, Provider: r.provider, Node: r.node, Image: r.image,
 			Resources: sandbox.Resources{CPUs: r.cpus, Memory: r.memory, Disk: r.disk, PIDs: r.pids},
-			Limits:    limits, Labels: labels, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
+			Limits:    limits, Labels: labels, Exit: exit, Created: timeOf(r.created), Updated: timeOf(r.updated), Expires: timeOf(r.expires),
 		},
 		Tenant: r.tenant, Binding: r.binding,
 	}, err
@@ -165,11 +170,6 @@ func (r *sandboxRow) sandbox() (Sandbox, error) {
 		Epoch: r.epoch,
 	}
 	b.Origin = r.origin
-	if r.exit != "" {
-		if err := json.Unmarshal([]byte(r.exit), &b.Exit); err != nil {
-			return b, err
-		}
-	}
 	if r.spec != "" {
 		err = json.Unmarshal([]byte(r.spec), &b.Spec)
 	}
@@ -291,8 +291,8 @@ func (bs Sandboxes) insert(ctx context.Context, tenant string, b Sandbox) (Sandb
 		ON CONFLICT DO NOTHING`,
 		string(b.ID), b.Name, string(b.State), b.Reason, b.Provider, b.Node, b.Image,
 		b.Resources.CPUs, b.Resources.Memory, b.Resources.Disk, b.Resources.PIDs,
-		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Binding, docs.limits, b.Version,
-		tenant, docs.exit, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
+		docs.labels, nanos(b.Created), nanos(b.Updated), nanos(b.Expires), b.Binding, docs.limits, docs.exit, b.Version,
+		tenant, nanos(b.Active), int64(b.Idle.After), b.Idle.Action, b.Epoch, docs.spec,
 		string(b.Rest.Pause), b.Rest.Step, b.Rest.Kept, flag(b.Rest.Wakes), int64(b.Rest.Left), b.Origin)
 	if err == nil && n == 0 {
 		return b, fail(sandbox.CodeAlreadyExists, string(b.ID), "a sandbox with this id already exists")

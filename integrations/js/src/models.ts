@@ -139,6 +139,8 @@ export interface components {
                 [key: string]: string;
             };
             lifetime?: components["schemas"]["Lifetime"];
+            /** @description the command that the sandbox exists for; none if left out */
+            main?: components["schemas"]["MainCommand"];
             /** @description files and directories of the machine; only for its owner */
             mounts?: components["schemas"]["Mount"][] | null;
             /** @description unique among your sandboxes; the id if it is left out */
@@ -719,6 +721,34 @@ export interface components {
             /** @description newest first */
             sandboxes: components["schemas"]["Sandbox"][] | null;
         };
+        MainCommand: {
+            /** @description the program and its arguments; the image's command if left out */
+            args?: string[] | null;
+            /** @description replaces the image's entrypoint; empty for none */
+            entrypoint?: string;
+            /**
+             * Format: int64
+             * @description at most so many restarts; no bound if left out
+             */
+            maxRestarts?: number;
+            /** @description id of the command that runs, or ran last */
+            readonly process?: string;
+            /** @description remove the sandbox when the command has ended */
+            remove?: boolean;
+            /**
+             * @description when to start it again; never if left out
+             * @enum {string}
+             */
+            restart?: "no" | "on-failure" | "always";
+            /**
+             * Format: int64
+             * @description how often it was started again
+             */
+            readonly restarts?: number;
+            /** @description keep its input open for whoever attaches */
+            stdin?: boolean;
+            tty?: components["schemas"]["WindowSize"];
+        };
         MkdirInputBody: {
             /** Format: int32 */
             mode?: number;
@@ -1203,7 +1233,7 @@ export interface components {
             created: string;
             /** @description what the image wants to run; only in the answer that creates the sandbox */
             entrypoint?: string[] | null;
-            /** @description how it ended */
+            /** @description how it ended; how its main command ended, if it has exited */
             exit?: components["schemas"]["Exit"];
             /**
              * Format: date-time
@@ -1226,6 +1256,8 @@ export interface components {
             limits?: {
                 [key: string]: components["schemas"]["Enforcement"];
             };
+            /** @description the command that it exists for; not in listings */
+            main?: components["schemas"]["MainCommand"];
             /** @description unique among your sandboxes that are not gone */
             name: string;
             /** @description the daemon that has it, if several share a store */
@@ -1242,7 +1274,7 @@ export interface components {
             reason?: string;
             resources?: components["schemas"]["Resources"];
             /** @enum {string} */
-            state: "creating" | "running" | "pausing" | "paused" | "resuming" | "stopped" | "lost" | "failed" | "gone";
+            state: "creating" | "running" | "exited" | "pausing" | "paused" | "resuming" | "stopped" | "lost" | "failed" | "gone";
             /** Format: date-time */
             updated?: string;
             /** @description it resumes when it is used; not in listings */
@@ -1442,6 +1474,8 @@ export interface components {
                 [key: string]: string;
             };
             lifetime?: components["schemas"]["Lifetime"];
+            /** @description the command that the sandbox exists for; none if left out */
+            main?: components["schemas"]["MainCommand"];
             /** @description files and directories of the machine; only for its owner */
             mounts?: components["schemas"]["Mount"][] | null;
             /** @description unique among your sandboxes; the id if it is left out */
@@ -1811,6 +1845,7 @@ export type LifetimeSupport = components['schemas']['LifetimeSupport']
 export type Limits = components['schemas']['Limits']
 export type LimitsChange = components['schemas']['LimitsChange']
 export type ListOutputBody = components['schemas']['ListOutputBody']
+export type MainCommand = components['schemas']['MainCommand']
 export type MkdirInputBody = components['schemas']['MkdirInputBody']
 export type Mount = components['schemas']['Mount']
 export type MoveInputBody = components['schemas']['MoveInputBody']

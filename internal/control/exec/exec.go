@@ -20,6 +20,9 @@ type Sandboxes interface {
 	// Use returns a running sandbox, by name or id. One that went to sleep
 	// because nobody used it is woken first. It counts as used until ctx ends.
 	Use(ctx context.Context, ref string) (Use, error)
+	// MainEnded is told of the end of every command in the background. It does
+	// not wait for what becomes of the sandbox.
+	MainEnded(tenant string, id sandbox.ID, process string, began time.Time, exit sandbox.Exit)
 }
 
 // Use is a sandbox that is in use.

@@ -208,7 +208,7 @@ func (s *Service) recordLetGo(box *control.Sandbox, c *command, fact audit.Actio
 func (s *Service) awaitBackground(box *control.Sandbox, c *command, fact audit.Action) {
 	exit, err := c.Process.Wait(s.Life)
 	if err == nil {
-		s.recordEnd(fact, time.Since(c.Info().Started), 0, &exit.Code, exit.Reason)
+		s.endedAlone(fact, c.Info().Started, exit)
 		return
 	}
 	select {
@@ -230,8 +230,14 @@ func (s *Service) awaitAgain(box *control.Sandbox, fact audit.Action) {
 	began := c.Info().Started
 	exit, err := c.Wait(ctx)
 	if err == nil {
-		s.recordEnd(fact, time.Since(began), 0, &exit.Code, exit.Reason)
+		s.endedAlone(fact, began, exit)
 	}
+}
+
+// endedAlone records the end of a command that nobody waits for.
+func (s *Service) endedAlone(fact audit.Action, began time.Time, exit sandbox.Exit) {
+	s.recordEnd(fact, time.Since(began), 0, &exit.Code, exit.Reason)
+	s.cfg.Sandboxes.MainEnded(fact.Tenant, fact.Sandbox, fact.Subject, began, exit)
 }
 
 func (s *Service) recordEnd(fact audit.Action, took time.Duration, bytes int64, exit *int, reason sandbox.Reason) {
@@ -254,6 +260,8 @@ func (s *Service) WatchBackground(tenant string, box *control.Sandbox) {
 				Command: &sandbox.Command{Args: info.Args},
 			}
 			s.Go(func() { s.awaitAgain(box, fact) })
+		} else if info.Exit != nil { // perhaps without anybody who learnt of it
+			s.cfg.Sandboxes.MainEnded(tenant, box.ID(), info.ID, info.Started, *info.Exit)
 		}
 	}
 }

@@ -124,6 +124,11 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 		return Made{Sandbox: box, Replayed: true}, core.Named(opCreate, err)
 	}
 	box, image, err := s.make(ctx, be, who.Tenant, &want, origin, intent)
+	if err == nil && box.Spec.Main != nil {
+		if err = s.startMain(ctx, &box, image); err != nil {
+			s.Report(ctx, ignoreGone(s.destroy(ownerOf(context.WithoutCancel(ctx), who.Tenant), string(box.ID), ops.SandboxDestroy, reasonUnmade)))
+		}
+	}
 	if err == nil && of.Start != "" && (origin == "" || box.Reason != "") {
 		err = core.Named(opCreate, s.Templates.StartCold(ctx, box.ID, &of))
 	}
@@ -170,6 +175,11 @@ func (s *records) demanded(ctx context.Context, be *providers.Backend, tenant st
 // not at all. A nil intent says that an earlier request made it.
 func (s *makers) announce(ctx context.Context, be *providers.Backend, tenant string, want *control.CreateRequest, image, origin string, req CreateRequest, a audit.Action) (box store.Sandbox, intent *audit.Intent, err error) {
 	spec := want.Spec
+	if spec.Main != nil {
+		m := *spec.Main
+		m.Process, m.Restarts = "", 0
+		spec.Main = &m
+	}
 	values, err := s.Secrets.Reveal(ctx, tenant, spec.Secrets)
 	if err != nil {
 		return box, nil, err

@@ -299,7 +299,7 @@ func (s *makers) finalizeForks(ctx context.Context, t *operation, wanted []contr
 		return nil, failed
 	}
 	for _, m := range made {
-		s.follow(t.box.Tenant, m.box)
+		s.refind(t.box.Tenant, m.box)
 	}
 	return boxes, err
 }

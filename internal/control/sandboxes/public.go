@@ -2,6 +2,7 @@ package sandboxes
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/control"
@@ -17,10 +18,14 @@ type Public struct{ *Service }
 // public returns what callers may know of a sandbox.
 func public(b store.Sandbox, err error) (sandbox.Sandbox, error) { return nameless(b.Info()), err }
 
-// nameless leaves out the name of the node where there is only one.
+// nameless leaves out the name of the node where there is only one. What runs
+// although its main command has ended has exited.
 func nameless(s sandbox.Sandbox) sandbox.Sandbox {
 	if s.Node == core.LocalNode {
 		s.Node = ""
+	}
+	if s.State == sandbox.Running && s.Exit != nil {
+		s.State = sandbox.Exited
 	}
 	return s
 }
@@ -44,10 +49,18 @@ func (p Public) Get(ctx context.Context, ref string) (sandbox.Sandbox, error) {
 
 // List returns a page of the tenant's sandboxes, newest first.
 func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Sandbox, next string, err error) {
-	all, next, err := p.Service.List(ctx, store.Filter{States: q.States, Labels: q.Labels}, store.Page{Cursor: q.Cursor, Limit: q.Limit})
-	page = make([]sandbox.Sandbox, len(all))
+	states := slices.Clone(q.States)
+	for i, state := range states {
+		if state == sandbox.Exited { // as which it is recorded
+			states[i] = sandbox.Running
+		}
+	}
+	all, next, err := p.Service.List(ctx, store.Filter{States: states, Labels: q.Labels}, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+	page = make([]sandbox.Sandbox, 0, len(all))
 	for i := range all {
-		page[i] = nameless(all[i].Sandbox)
+		if s := nameless(all[i].Sandbox); len(q.States) == 0 || slices.Contains(q.States, s.State) {
+			page = append(page, s)
+		}
 	}
 	return page, next, err
 }

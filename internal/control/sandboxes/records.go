@@ -191,25 +191,28 @@ func (s *records) end(ctx context.Context, b *store.Sandbox) error {
 }
 
 // calmDown signals the commands of a sandbox and waits for them. A sandbox
-// without any, or that does not answer, is calm.
-func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) error {
+// without any, or that does not answer, is calm. Its main command is not started
+// again before done is called.
+func (s *rests) calmDown(ctx context.Context, ref string, grace time.Duration) (done func(), err error) {
+	done = func() {}
 	who, _, err := s.Admit(ctx, opStop, guard.Subject{Subject: ref})
 	if err != nil {
-		return err
+		return done, err
 	}
 	b, err := s.find(ctx, who.Tenant, ref)
 	if err != nil || b.State != sandbox.Running {
-		return err
+		return done, err
 	}
 	box, err := s.attach(ctx, &b)
 	if err != nil {
-		return ignoreGone(err)
+		return done, ignoreGone(err)
 	}
 	if !s.keeps(&b, box) {
-		return s.cannotStop(&b)
+		return done, s.cannotStop(&b)
 	}
+	s.stopping.Store(b.ID, nil)
 	box.Calm(ctx, grace)
-	return nil
+	return func() { s.stopping.Delete(b.ID) }, nil
 }
 
 // Wait blocks until a sandbox has ended, and says why.

@@ -106,7 +106,7 @@ func (s *reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	s.follow(b.Tenant, box)
+	s.refind(b.Tenant, box)
 	s.Snapshots.Drop(ctx, b.Provider, kept)
 	return nil
 }
@@ -157,7 +157,7 @@ func (s *reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 		return err
 	}
 	if box, err := s.Providers.Attach(ctx, b); err == nil {
-		s.follow(b.Tenant, box)
+		s.refind(b.Tenant, box)
 	}
 	s.Snapshots.Drop(ctx, b.Provider, id)
 	return nil

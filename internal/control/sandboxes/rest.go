@@ -140,10 +140,13 @@ func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 		return store.Sandbox{}, core.Named(opStart, err)
 	}
 	defer t.release()
-	if t.verdict == lifecycle.Done {
-		return t.box, nil
+	b := t.box
+	switch {
+	case t.verdict != lifecycle.Done:
+		b, err = s.bring(ctx, t, stepStart, false)
+	case b.Spec.Main != nil && b.Exit != nil:
+		err = s.startMain(ctx, &b, control.ImageConfig{})
 	}
-	b, err := s.bring(ctx, t, stepStart, false)
 	return b, core.Named(opStart, err)
 }
 
@@ -152,9 +155,11 @@ func (s *rests) Start(ctx context.Context, ref string) (store.Sandbox, error) {
 // Stop is CodeUnsupported and changes nothing.
 func (s *rests) Stop(ctx context.Context, ref string, grace time.Duration) (store.Sandbox, error) {
 	if grace > 0 {
-		if err := s.calmDown(ctx, ref, grace); err != nil {
+		proceed, err := s.calmDown(ctx, ref, grace)
+		if err != nil {
 			return store.Sandbox{}, core.Named(opStop, err)
 		}
+		defer proceed()
 	}
 	t, err := s.lock(ctx, ref, opStop, lifecycle.Stop)
 	if err != nil {
@@ -457,7 +462,14 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 	}
 	s.followAnew(b.Tenant, box)
 	s.Snapshots.Drop(ctx, b.Provider, id)
-	return b, nil
+	switch {
+	case b.Spec.Main == nil:
+	case how.Memory:
+		s.Go(func() { s.Exec.WatchBackground(b.Tenant, box) })
+	default:
+		err = s.startMain(ctx, &b, control.ImageConfig{})
+	}
+	return b, err
 }
 
 // coldReason says why a sandbox started from its files only, if its memory was

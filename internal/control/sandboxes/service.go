@@ -76,9 +76,13 @@ type records struct {
 	locks    core.Locks[sandbox.ID]
 	watched  sync.Map // sandbox.ID → *watcher: those that a goroutine waits for
 	ending   sync.Map // sandbox.ID → nil: those that are being removed
-	inflight core.Inflight[sandbox.ID]
-	uses     uses
-	due      due
+	stopping sync.Map // sandbox.ID → nil: those that somebody stops
+	// restarting are those whose main command is about to be started again, and
+	// backoffs how long that took last.
+	restarting, backoffs sync.Map
+	inflight             core.Inflight[sandbox.ID]
+	uses                 uses
+	due                  due
 	// unsettled says that something is known to be half-made.
 	unsettled atomic.Bool
 	hurry     chan struct{} // tells Watch so

@@ -848,83 +848,6 @@ class RuleLimits(Model):
     """
 
 
-class Sandbox(Model):
-    bound: bool | None = None
-    """
-    it ends with the process that made it
-    """
-    cmd: list[str] | None = None
-    """
-    arguments of the entrypoint; only in the answer that creates the sandbox
-    """
-    created: AwareDatetime
-    entrypoint: list[str] | None = None
-    """
-    what the image wants to run; only in the answer that creates the sandbox
-    """
-    exit: Exit | None = None
-    """
-    how it ended
-    """
-    expires: AwareDatetime | None = None
-    """
-    when its lifetime ends; left out while that stands still
-    """
-    id: str
-    image: str
-    labels: dict[str, str] | None = None
-    left_ms: int | None = None
-    """
-    what is left of its lifetime while that stands still, in milliseconds; not in listings
-    """
-    lifetime: Lifetime | None = None
-    """
-    what was asked for; not in listings
-    """
-    limits: dict[str, Enforcement] | None = None
-    """
-    limits in resources that the provider does not enforce, by name, and why
-    """
-    name: str
-    """
-    unique among your sandboxes that are not gone
-    """
-    node: str | None = None
-    """
-    the daemon that has it, if several share a store
-    """
-    origin: str | None = None
-    """
-    id of the snapshot it was made from; not in listings
-    """
-    pause: Literal["memory", "disk"] | None = None
-    """
-    where the state of a paused sandbox is; not in listings
-    """
-    provider: str | None = None
-    reason: str | None = None
-    """
-    why it is in that state
-    """
-    resources: Resources | None = None
-    state: Literal[
-        "creating",
-        "running",
-        "pausing",
-        "paused",
-        "resuming",
-        "stopped",
-        "lost",
-        "failed",
-        "gone",
-    ]
-    updated: AwareDatetime | None = None
-    wakes: bool | None = None
-    """
-    it resumes when it is used; not in listings
-    """
-
-
 class SandboxUsage(Model):
     cpu_ms: int
     """
@@ -1528,19 +1451,40 @@ class Explanation(Model):
     """
 
 
-class ForkOutputBody(Model):
-    sandboxes: list[Sandbox] | None
-
-
-class ListOutputBody(Model):
-    next: str | None = None
+class MainCommand(Model):
+    args: list[str] | None = None
     """
-    the cursor of the next page; empty at the end
+    the program and its arguments; the image's command if left out
     """
-    sandboxes: list[Sandbox] | None
+    entrypoint: str | None = None
     """
-    newest first
+    replaces the image's entrypoint; empty for none
     """
+    max_restarts: int | None = None
+    """
+    at most so many restarts; no bound if left out
+    """
+    process: str | None = None
+    """
+    id of the command that runs, or ran last
+    """
+    remove: bool | None = None
+    """
+    remove the sandbox when the command has ended
+    """
+    restart: Literal["no", "on-failure", "always"] | None = None
+    """
+    when to start it again; never if left out
+    """
+    restarts: int | None = None
+    """
+    how often it was started again
+    """
+    stdin: bool | None = None
+    """
+    keep its input open for whoever attaches
+    """
+    tty: WindowSize | None = None
 
 
 class Provider(Model):
@@ -1605,6 +1549,88 @@ class RunOnRequest(Model):
     target: str
     """
     a provider, or default for the one that the session began with
+    """
+
+
+class Sandbox(Model):
+    bound: bool | None = None
+    """
+    it ends with the process that made it
+    """
+    cmd: list[str] | None = None
+    """
+    arguments of the entrypoint; only in the answer that creates the sandbox
+    """
+    created: AwareDatetime
+    entrypoint: list[str] | None = None
+    """
+    what the image wants to run; only in the answer that creates the sandbox
+    """
+    exit: Exit | None = None
+    """
+    how it ended; how its main command ended, if it has exited
+    """
+    expires: AwareDatetime | None = None
+    """
+    when its lifetime ends; left out while that stands still
+    """
+    id: str
+    image: str
+    labels: dict[str, str] | None = None
+    left_ms: int | None = None
+    """
+    what is left of its lifetime while that stands still, in milliseconds; not in listings
+    """
+    lifetime: Lifetime | None = None
+    """
+    what was asked for; not in listings
+    """
+    limits: dict[str, Enforcement] | None = None
+    """
+    limits in resources that the provider does not enforce, by name, and why
+    """
+    main: MainCommand | None = None
+    """
+    the command that it exists for; not in listings
+    """
+    name: str
+    """
+    unique among your sandboxes that are not gone
+    """
+    node: str | None = None
+    """
+    the daemon that has it, if several share a store
+    """
+    origin: str | None = None
+    """
+    id of the snapshot it was made from; not in listings
+    """
+    pause: Literal["memory", "disk"] | None = None
+    """
+    where the state of a paused sandbox is; not in listings
+    """
+    provider: str | None = None
+    reason: str | None = None
+    """
+    why it is in that state
+    """
+    resources: Resources | None = None
+    state: Literal[
+        "creating",
+        "running",
+        "exited",
+        "pausing",
+        "paused",
+        "resuming",
+        "stopped",
+        "lost",
+        "failed",
+        "gone",
+    ]
+    updated: AwareDatetime | None = None
+    wakes: bool | None = None
+    """
+    it resumes when it is used; not in listings
     """
 
 
@@ -1699,6 +1725,21 @@ class CapabilityDocument(Cells):
     os: str
     session_id: str
     viewer_heartbeat_interval_ms: int
+
+
+class ForkOutputBody(Model):
+    sandboxes: list[Sandbox] | None
+
+
+class ListOutputBody(Model):
+    next: str | None = None
+    """
+    the cursor of the next page; empty at the end
+    """
+    sandboxes: list[Sandbox] | None
+    """
+    newest first
+    """
 
 
 class Profile(Model):
@@ -1847,6 +1888,10 @@ class Spec(Model):
     """
     labels: dict[str, str] | None = None
     lifetime: Lifetime | None = None
+    main: MainCommand | None = None
+    """
+    the command that the sandbox exists for; none if left out
+    """
     mounts: list[Mount] | None = None
     """
     files and directories of the machine; only for its owner
@@ -1910,6 +1955,10 @@ class CreateRequest(Model):
     """
     labels: dict[str, str] | None = None
     lifetime: Lifetime | None = None
+    main: MainCommand | None = None
+    """
+    the command that the sandbox exists for; none if left out
+    """
     mounts: list[Mount] | None = None
     """
     files and directories of the machine; only for its owner

@@ -1,0 +1,193 @@
+package sandboxes
+
+import (
+	"context"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// How long to wait before a main command is started again: from the first to the
+// last, doubling, and from the first again once it ran for calmAfter.
+const (
+	firstBackoff = 100 * time.Millisecond
+	lastBackoff  = time.Minute
+	calmAfter    = 10 * time.Second
+)
+
+const reasonMainEnded = "its main command ended"
+
+// startMain starts the main command of a sandbox that runs, for its owner.
+func (s *records) startMain(ctx context.Context, b *store.Sandbox, image control.ImageConfig) error {
+	m := b.Spec.Main
+	args := control.CommandLine(image, m.Entrypoint, m.Args)
+	if len(args) == 0 && m.TTY != nil {
+		args = []string{"/bin/sh"}
+	}
+	if len(args) == 0 {
+		return nil // neither the caller nor the image says what to run
+	}
+	id, err := s.execMain(ctx, b.ID, args, m)
+	if err != nil {
+		return err
+	}
+	none := ""
+	*b, err = s.changeMain(ctx, b.Tenant, b.ID, func(b *store.Sandbox, m *sandbox.MainCommand) {
+		m.Args, m.Entrypoint, m.Process, m.Restarts, b.Exit = args, &none, id, 0, nil
+	})
+	if err == nil {
+		s.checkMain(b.Tenant, b.ID, id)
+	}
+	return err
+}
+
+// execMain starts a main command and returns its id.
+func (s *records) execMain(ctx context.Context, box sandbox.ID, args []string, m *sandbox.MainCommand) (string, error) {
+	ctx, done := context.WithCancel(ctx)
+	defer done()
+	h, err := s.Exec.Open(ctx, string(box))
+	if err != nil {
+		return "", err
+	}
+	p, err := h.Exec(ctx, sandbox.Command{Args: args, TTY: m.TTY, Stdin: m.Stdin, Background: true})
+	if err != nil {
+		return "", err
+	}
+	id := p.Info().ID
+	return id, p.Close()
+}
+
+// changeMain changes the record of a main command. It does not share what it
+// changes with other copies of the record.
+func (s *records) changeMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) (store.Sandbox, error) {
+	return store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		return tx.Sandboxes().Update(ctx, tenant, id, store.Expect{States: []sandbox.State{sandbox.Running}, Observed: true}, func(b *store.Sandbox) {
+			if b.Spec.Main == nil {
+				return
+			}
+			m := *b.Spec.Main
+			b.Spec.Main = &m
+			change(b, &m)
+		})
+	})
+}
+
+// checkMain learns of a command that ended before its id was recorded.
+func (s *records) checkMain(tenant string, id sandbox.ID, process string) {
+	b, err := s.record(s.Life, tenant, id)
+	if err != nil {
+		return
+	}
+	box, err := s.attach(s.Life, &b)
+	if err != nil {
+		return
+	}
+	all, err := box.Processes(s.Life)
+	if err != nil {
+		return
+	}
+	for _, p := range all {
+		if p.ID == process && p.Exit != nil {
+			s.MainEnded(tenant, id, process, p.Started, *p.Exit)
+		}
+	}
+}
+
+// MainEnded is told that a command in the background has ended. If it is the main
+// command of its sandbox, it is started again, or the sandbox is removed, or has
+// exited.
+func (s *records) MainEnded(tenant string, id sandbox.ID, process string, began time.Time, exit sandbox.Exit) {
+	switch exit.Reason {
+	case sandbox.ReasonKilled, sandbox.ReasonLifetime, sandbox.ReasonCrashed, sandbox.ReasonLost:
+		return // so did the sandbox
+	}
+	b, err := s.record(s.Life, tenant, id)
+	if err != nil || b.State != sandbox.Running || b.Spec.Main == nil || b.Spec.Main.Process != process || b.Exit != nil {
+		return
+	}
+	_, stopping := s.stopping.Load(id)
+	switch m := b.Spec.Main; {
+	case !stopping && m.Again(exit):
+		if _, waiting := s.restarting.LoadOrStore(id, nil); !waiting {
+			s.Go(func() {
+				defer s.restarting.Delete(id)
+				s.restartMain(tenant, id, process, s.backoff(id, began))
+			})
+		}
+	case !stopping && m.Remove:
+		s.Go(func() {
+			s.Report(s.Life, ignoreGone(s.destroy(ownerOf(s.Life, tenant), string(id), ops.SandboxDestroy, reasonMainEnded)))
+		})
+	default:
+		_, err := s.changeMain(s.Life, tenant, id, func(b *store.Sandbox, m *sandbox.MainCommand) {
+			if m.Process == process {
+				b.Exit = &exit
+			}
+		})
+		s.Report(s.Life, ignoreGone(ignoreChanged(err)))
+	}
+}
+
+// ownerOf returns the context in which the daemon acts for a tenant.
+func ownerOf(ctx context.Context, tenant string) context.Context {
+	return guard.WithPrincipal(ctx, key.Principal{Tenant: tenant, Verbs: []key.Verb{key.Admin}})
+}
+
+// backoff returns how long to wait before a main command is started again.
+func (s *records) backoff(id sandbox.ID, began time.Time) time.Duration {
+	wait := firstBackoff
+	if last, ok := s.backoffs.Load(id); ok && time.Since(began) < calmAfter {
+		wait = min(2*last.(time.Duration), lastBackoff)
+	}
+	s.backoffs.Store(id, wait)
+	return wait
+}
+
+// restartMain starts a main command again after a while. While the sandbox is
+// paused, it waits.
+func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait time.Duration) {
+	ctx := ownerOf(s.Life, tenant)
+	for {
+		t := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-t.C:
+		}
+		b, err := s.record(ctx, tenant, id)
+		if _, stopping := s.stopping.Load(id); err != nil || stopping || b.Spec.Main == nil || b.Spec.Main.Process != process {
+			return
+		}
+		switch b.State {
+		case sandbox.Running:
+		case sandbox.Paused, sandbox.Pausing, sandbox.Resuming, sandbox.Lost:
+			wait = calmAfter
+			continue
+		default:
+			s.backoffs.Delete(id)
+			return
+		}
+		next, err := s.execMain(ctx, id, b.Spec.Main.Args, b.Spec.Main)
+		if err != nil {
+			s.Report(ctx, err)
+			wait = min(2*wait, lastBackoff)
+			continue
+		}
+		_, err = s.changeMain(ctx, tenant, id, func(_ *store.Sandbox, m *sandbox.MainCommand) {
+			m.Process = next
+			m.Restarts++
+		})
+		if err != nil {
+			s.Report(ctx, ignoreGone(ignoreChanged(err)))
+			return
+		}
+		s.Go(func() { s.checkMain(tenant, id, next) })
+		return
+	}
+}
