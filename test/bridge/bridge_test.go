@@ -29,11 +29,13 @@ const fewest = 7
 
 func TestPython(t *testing.T) {
 	a := start(t)
+	a.url = fault(t, a.url)
 	a.cases(t, python, filepath.Join(pip(t), "bin/python"), "py/main.py")
 }
 
 func TestJavaScript(t *testing.T) {
 	a := start(t)
+	a.url = fault(t, a.url)
 	a.cases(t, javaScript, "node", filepath.Join(npm(t), "main.mjs"))
 }
 

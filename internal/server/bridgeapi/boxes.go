@@ -40,7 +40,9 @@ func nameOf(id string) string {
 	return name
 }
 
-// create makes a sandbox with a new id.
+// create answers with a new id. Its sandbox is made when it is first used, so that
+// a client that never learns of the id leaves none. One with mounts is made at
+// once, because only this request has them.
 func (h *Handler) create(w http.ResponseWriter, r *http.Request, c *call) error {
 	var req struct { // the rest of what clients send is for themselves
 		Mounts []mountRequest `json:"mounts"`
@@ -53,8 +55,10 @@ func (h *Handler) create(w http.ResponseWriter, r *http.Request, c *call) error 
 		return err
 	}
 	c.id = newID()
-	if err := h.make(r.Context(), c, mounts); err != nil {
-		return err
+	if len(mounts) > 0 {
+		if err := h.make(r.Context(), c, mounts); err != nil {
+			return err
+		}
 	}
 	writeJSON(w, http.StatusOK, struct {
 		ID string `json:"id"`

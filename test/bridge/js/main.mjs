@@ -1,8 +1,8 @@
 // Uses the CloudflareSandboxClient of @openai/agents-extensions with Atoll, and reports each case as a line of JSON.
 import assert from 'node:assert/strict'
 import { readFileSync } from 'node:fs'
-import { run, setTracingDisabled } from '@openai/agents-core'
-import { Manifest, SandboxAgent } from '@openai/agents-core/sandbox'
+import { run, setTracingDisabled, UserError } from '@openai/agents-core'
+import { Manifest, SandboxAgent, SandboxError } from '@openai/agents-core/sandbox'
 import { ScriptedModel, assistantMessage, functionCall, modelResponder } from '@openai/agents-core/testing'
 import { CloudflareSandboxClient } from '@openai/agents-extensions/sandbox/cloudflare'
 
@@ -129,17 +129,63 @@ cases.anAgentWorks = async () => {
   assert.match(said.tell, /got answer/)
 }
 
+// Makes a request fail, and returns whether one did since the last call.
+const fault = async (at, mode = '') => (await (await fetch(`${workerUrl}/fault?at=${at}&mode=${mode}`, { method: 'POST' })).text()) === 'true'
+
+async function everything() {
+  const client = new CloudflareSandboxClient({ workerUrl })
+  // One file: where one of several fails, the client deletes the sandbox while it still writes the others, which makes it anew.
+  const s = await client.create(new Manifest({ entries: { 'notes.txt': { type: 'file', content: 'x' } } }))
+  try {
+    await s.execCommand({ cmd: 'echo 1 >a' })
+    await s.execCommand({ cmd: 'cat a', tty: true, yieldTimeMs: 2000 })
+    await s.readFile({ path: 'a' })
+    await s.createEditor().createFile({ type: 'create_file', path: 'b', diff: '+2\n' })
+    await s.pathExists('b')
+    await s.hydrateWorkspace(await s.persistWorkspace())
+    await s.running()
+  } finally {
+    // As the SDK does, which goes on when one of them fails.
+    const [first, second] = [await s.shutdown().catch((e) => e), await s.delete().catch((e) => e)]
+    if (first ?? second) throw first ?? second
+  }
+}
+
+// Whichever call fails, the error is one of the SDK; the test looks for what is left.
+cases.anyCallFails = async () => {
+  let total = 0
+  const seen = new Set()
+  for (const mode of ['refused', 'dropped', 'lost']) {
+    let at = 0
+    for (let failed = true; failed; total++) {
+      await fault(++at, mode)
+      try {
+        await everything()
+      } catch (e) {
+        if (!(e instanceof SandboxError || e instanceof UserError)) throw e // the latter where a WebSocket cannot be opened
+        seen.add(e.constructor.name)
+      } finally {
+        failed = await fault(0)
+      }
+    }
+    assert.ok(at > 15, String(at))
+  }
+  assert.ok(seen.size > 2, [...seen].join(' '))
+  return `${total} runs: ${[...seen].sort().join(', ')}`
+}
+
 const chosen = process.argv.slice(2)
 for (const [name, body] of Object.entries(cases)) {
   if (chosen.length > 0 && !chosen.includes(name)) continue
   const began = Date.now()
   let error = ''
+  let note
   try {
-    await body()
+    note = await body()
   } catch (e) {
     error = `${e?.stack ?? e} ${JSON.stringify(e?.details ?? {})}`
   }
-  console.log(JSON.stringify({ name, ok: error === '', error, ms: Date.now() - began }))
+  console.log(JSON.stringify({ name, ok: error === '', error, note: typeof note === 'string' ? note : '', ms: Date.now() - began }))
 }
 const { version } = JSON.parse(readFileSync(new URL('node_modules/@openai/agents-extensions/package.json', import.meta.url)))
 console.log(JSON.stringify({ done: true, version }))

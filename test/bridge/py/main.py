@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
+import urllib.request
 from pathlib import Path
 
 from agents import RunConfig, Runner, RunState, function_tool
@@ -18,7 +19,7 @@ from agents.extensions.sandbox.cloudflare.mounts import CloudflareBucketMountStr
 from agents.run_config import SandboxRunConfig
 from agents.sandbox import Manifest, SandboxAgent
 from agents.sandbox.entries import File, S3Mount
-from agents.sandbox.errors import ExecTimeoutError, MountConfigError, WorkspaceArchiveReadError, WorkspaceReadNotFoundError
+from agents.sandbox.errors import ExecTimeoutError, MountConfigError, SandboxError, WorkspaceArchiveReadError, WorkspaceReadNotFoundError
 from agents.sandbox.snapshot import LocalSnapshotSpec
 from agents.testing import ModelStep, ScriptedModel, assistant_message, function_call
 from openai.types.responses import ResponseCustomToolCall
@@ -243,32 +244,87 @@ def answer(call):
     return [function_call("write_stdin", {"session_id": session, "chars": "answer\n", "yield_time_ms": 3000}, call_id="tell")]
 
 
+@function_tool(needs_approval=True)
+def deploy() -> str:
+    """Deploys."""
+    return "deployed"
+
+
+def deployer(script):
+    model = ScriptedModel(script)
+    return model, SandboxAgent(name="agent", model=model, instructions="work", default_manifest=manifest(), tools=[deploy])
+
+
+def with_snapshots(dir):
+    return RunConfig(sandbox=SandboxRunConfig(client=client, options=options, snapshot=LocalSnapshotSpec(base_path=Path(dir))), tracing_disabled=True)
+
+
 @case
 async def an_approval_interrupts_a_run():
-    @function_tool(needs_approval=True)
-    def deploy() -> str:
-        """Deploys."""
-        return "deployed"
-
-    def agent(script):
-        model = ScriptedModel(script)
-        return model, SandboxAgent(name="agent", model=model, instructions="work", default_manifest=manifest(), tools=[deploy])
-
     with tempfile.TemporaryDirectory() as dir:
-        run = RunConfig(sandbox=SandboxRunConfig(client=client, options=options, snapshot=LocalSnapshotSpec(base_path=Path(dir))), tracing_disabled=True)
-        _, first = agent([[function_call("exec_command", {"cmd": "echo before > kept.txt"}, call_id="w")], [function_call("deploy", {}, call_id="d")]])
-        result = await Runner.run(first, "go", run_config=run)
+        _, first = deployer([[function_call("exec_command", {"cmd": "echo before > kept.txt"}, call_id="w")], [function_call("deploy", {}, call_id="d")]])
+        result = await Runner.run(first, "go", run_config=with_snapshots(dir))
         equal(len(result.interruptions), 1)
         text = json.dumps(result.to_state().to_json())
         assert os.environ["CLOUDFLARE_SANDBOX_API_KEY"] not in text
-        # As another process would go on, in a new sandbox.
-        model, second = agent([[function_call("exec_command", {"cmd": "cat kept.txt"}, call_id="r")], [assistant_message("done")]])
-        state = await RunState.from_json(second, json.loads(text))
-        state.approve(state.get_interruptions()[0])
-        result = await Runner.run(second, state, run_config=run)
-        equal(result.final_output, "done")
-        said = outputs(model)
+        file = Path(dir) / "state.json"
+        file.write_text(text)
+        other = await asyncio.create_subprocess_exec(sys.executable, __file__, "--go-on", str(file), stdout=asyncio.subprocess.PIPE)
+        said = json.loads((await other.communicate())[0])
         assert said["d"] == "deployed" and "before" in said["r"], said
+
+
+async def go_on(file):
+    """Go on as another process, in a new sandbox."""
+    model, agent = deployer([[function_call("exec_command", {"cmd": "cat kept.txt"}, call_id="r")], [assistant_message("done")]])
+    state = await RunState.from_json(agent, json.loads(file.read_text()))
+    state.approve(state.get_interruptions()[0])
+    result = await Runner.run(agent, state, run_config=with_snapshots(file.parent))
+    equal(result.final_output, "done")
+    print(json.dumps(outputs(model)))
+
+
+def fault(at, mode=""):
+    """Make a request fail, and return whether one did since the last call."""
+    with urllib.request.urlopen(urllib.request.Request(f"{URL}/fault?at={at}&mode={mode}", method="POST")) as answer:
+        return answer.read() == b"true"
+
+
+async def everything():
+    with tempfile.TemporaryDirectory() as dir:
+        s = await client.create(options=options, manifest=manifest(), snapshot=LocalSnapshotSpec(base_path=Path(dir)))
+        try:
+            async with s:
+                await s.exec("echo 1 > a")
+                await s.read(Path("a"))
+                await s.write(Path("b"), io.BytesIO(b"2"))
+                await s.ls(Path("."))
+                await s.pty_exec_start("cat a")
+                await s.hydrate_workspace(await s.persist_workspace())
+                await s.running()
+        finally:
+            await client.delete(s)
+
+
+@case
+async def any_call_fails():
+    """Whichever call fails, the error is one of the SDK; the test looks for what is left."""
+    total, seen = 0, set()
+    for mode in ("refused", "dropped", "lost"):
+        at, failed = 0, True
+        while failed:
+            at += 1
+            fault(at, mode)
+            try:
+                await everything()
+            except SandboxError as e:
+                seen.add(type(e).__name__)
+            finally:
+                failed = fault(0)
+        assert at > 20, at
+        total += at - 1
+    assert len(seen) > 2, seen
+    return f"{total} failures: {', '.join(sorted(seen))}"
 
 
 @case
@@ -297,4 +353,4 @@ async def main():
     print(json.dumps({"done": True, "version": importlib.metadata.version("openai-agents")}))
 
 
-asyncio.run(main())
+asyncio.run(go_on(Path(sys.argv[2])) if sys.argv[1:2] == ["--go-on"] else main())
