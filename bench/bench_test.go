@@ -160,6 +160,16 @@ func TestWrite(t *testing.T) {
 			t.Errorf("the document lacks %q:\n%s", want, text)
 		}
 	}
+	below := "\n## By hand\n\n| this | stays |\n"
+	if err := os.WriteFile(doc, append(text, below...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := write(doc, results, time.Unix(0, 0), "* a machine\n", rows); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := os.ReadFile(doc); err != nil || string(again) != string(text)+below {
+		t.Errorf("the second time the document is %q (%v), want the first one and %q", again, err, below)
+	}
 	raw, err := os.ReadFile(filepath.Join(results, "1970-01-01T0000.json"))
 	if err != nil {
 		t.Fatal(err)

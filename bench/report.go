@@ -128,14 +128,32 @@ func table(rows []row) string {
 const intro = `# Benchmarks
 
 ` + "`make bench` writes this file and the samples behind it, `bench/results/DATE.json`." + ` It measures Atoll and what it is compared with in turns, in one run
-on one machine. Ratios travel between machines, milliseconds do not.
+on one machine. Ratios travel between machines, milliseconds do not. What follows the table was measured by hand and is kept.
 
 `
+
+// kept is what a document has below the results: all from its first heading of the
+// second level on.
+func kept(doc string) (string, error) {
+	text, err := os.ReadFile(doc)
+	if err != nil && !os.IsNotExist(err) {
+		return "", err
+	}
+	_, rest, found := strings.Cut(string(text), "\n## ")
+	if !found {
+		return "", nil
+	}
+	return "\n## " + rest, nil
+}
 
 // write makes the document and, in the directory named results, the file with
 // the samples.
 func write(doc, results string, at time.Time, heading string, rows []row) error {
-	if err := os.WriteFile(doc, []byte(intro+heading+"\n"+table(rows)), 0o644); err != nil {
+	below, err := kept(doc)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(doc, []byte(intro+heading+"\n"+table(rows)+below), 0o644); err != nil {
 		return err
 	}
 	raw, err := samples(rows)

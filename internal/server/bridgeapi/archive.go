@@ -2,6 +2,7 @@ package bridgeapi
 
 import (
 	"archive/tar"
+	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -12,6 +13,9 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// streamBuffer is how much of an archive is sent at once.
+const streamBuffer = 256 << 10
 
 // archive rewrites the archive of a workspace for clients, which refuse a whole
 // archive for one member that they do not like: hard links, devices, links that
@@ -31,7 +35,11 @@ func (a *archive) export(to io.Writer, exclude []string) error {
 		w.CloseWithError(err)
 		done <- err
 	}()
-	err := a.rewrite(tar.NewReader(r), to)
+	buffered := bufio.NewWriterSize(to, streamBuffer)
+	err := a.rewrite(tar.NewReader(r), buffered)
+	if err == nil {
+		err = buffered.Flush()
+	}
 	r.CloseWithError(err) // ends an export that goes on
 	if exported := <-done; exported != nil && (err == nil || sandbox.CodeOf(err) == sandbox.CodeInternal) {
 		return exported
