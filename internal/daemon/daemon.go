@@ -382,6 +382,12 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 				Hint: "remove what is not needed: rm and prune work",
 			}
 		}
+		if d.gatewaySilent(ctx) {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnavailable, Op: "daemon.ready", Message: "no sandbox with a network can be made, because the gateway does not answer",
+				Hint: "the daemon replaces it within a minute",
+			}
+		}
 		facts, err := p.Probe(ctx)
 		if err != nil || !facts.Available {
 			return &sandbox.Error{
@@ -390,6 +396,19 @@ func (d *Daemon) ready(p driver.Provider) func(context.Context) error {
 		}
 		return nil
 	}
+}
+
+// gatewaySilent reports whether the process of the gateway runs and does not
+// answer.
+func (d *Daemon) gatewaySilent(ctx context.Context) bool {
+	g, err := d.node.Gateway()
+	if err != nil {
+		return false // whoever needs it is told
+	}
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	runs, answers, _ := g.State(ctx)
+	return runs && !answers
 }
 
 // minSpace is how many bytes must be free where the state directory is for a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/server/api"
 	"github.com/atoll-run/atoll/internal/store"
@@ -40,6 +41,14 @@ func (d *Daemon) openTelemetry(ctx context.Context) (err error) {
 func (d *Daemon) stats(ctx context.Context) (c metrics.Stats, err error) {
 	c.DiskFull = d.diskFull()
 	c.Making, c.Waiting = d.gate.Stats()
+	c.GatewaySilent = d.gatewaySilent(ctx)
+	if facts, err := d.provider.Probe(ctx); err == nil {
+		for _, f := range facts.Findings {
+			if f.Severity == driver.Warning || f.Severity == driver.Blocker {
+				c.Warnings++
+			}
+		}
+	}
 	err = d.store.View(ctx, func(tx *store.Tx) (err error) {
 		c.Sandboxes, c.Unsettled, err = tx.Operator().Stats(ctx, d.member.Node)
 		return err

@@ -25,6 +25,11 @@ type Stats struct {
 	// Making and Waiting are the requests for sandboxes that are being carried out,
 	// and those that wait until the machine can.
 	Making, Waiting int
+	// GatewaySilent: the gateway's process runs and does not answer.
+	GatewaySilent bool
+	// Warnings is how much is wrong with the default provider, stopped sandboxes
+	// included.
+	Warnings int
 }
 
 // Metrics counts requests. It may be used concurrently.
@@ -99,6 +104,8 @@ var (
 	unsettled = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
 	diskFull  = prometheus.NewDesc("atoll_disk_full", "Whether the disk is so full that nothing can be made.", nil, nil)
 	making    = prometheus.NewDesc("atoll_sandboxes_in_progress", "Requests for sandboxes that are being carried out, or wait for the machine.", []string{"phase"}, nil)
+	gateway   = prometheus.NewDesc("atoll_gateway_silent", "Whether the gateway's process runs and does not answer.", nil, nil)
+	warnings  = prometheus.NewDesc("atoll_provider_warnings", "What atoll doctor warns of about the default provider, stopped sandboxes included.", nil, nil)
 	storeUp   = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
 )
 
@@ -116,6 +123,8 @@ func (p *population) Describe(to chan<- *prometheus.Desc) {
 	to <- storeUp
 	to <- diskFull
 	to <- making
+	to <- gateway
+	to <- warnings
 }
 
 func (p *population) Collect(to chan<- prometheus.Metric) {
@@ -127,6 +136,8 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	to <- prometheus.MustNewConstMetric(storeUp, prometheus.GaugeValue, 1)
+	to <- prometheus.MustNewConstMetric(gateway, prometheus.GaugeValue, number(c.GatewaySilent))
+	to <- prometheus.MustNewConstMetric(warnings, prometheus.GaugeValue, float64(c.Warnings))
 	to <- prometheus.MustNewConstMetric(making, prometheus.GaugeValue, float64(c.Making), "making")
 	to <- prometheus.MustNewConstMetric(making, prometheus.GaugeValue, float64(c.Waiting), "waiting")
 	to <- prometheus.MustNewConstMetric(diskFull, prometheus.GaugeValue, number(c.DiskFull))

@@ -3,6 +3,7 @@ package gvisor
 import (
 	"strings"
 	"sync"
+	"time"
 
 	guestprogram "github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/image"
@@ -74,3 +75,10 @@ func Bundle() (string, error) {
 	}
 	return string(b.spec) + b.mounts + strings.Join(kernelFlags(), " "), nil
 }
+
+// FileServer is the host process that is the sandbox's file server.
+func (in *Instance) FileServer() int { return in.rec.Gofer.PID }
+
+// SetStoppedTime says how long a sandbox may be stopped before those who wait for
+// its commands are told.
+func SetStoppedTime(d time.Duration) { stoppedTime = d }

@@ -108,7 +108,7 @@ type process struct {
 
 // Wait waits for the command. See driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
-	exit, err := p.Process.Wait(ctx)
+	exit, err := p.in.awaitUnlessStopped(ctx, p.Process.Wait)
 	if err == nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == int(unix.SIGKILL) && p.in.memoryKills() > p.kills {
 		exit.Reason, exit.Detail = sandbox.ReasonMemory, "the sandbox reached its memory limit"
 	}

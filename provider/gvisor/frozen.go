@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/urpc"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -26,10 +30,75 @@ var errSilent = errors.New("the sandbox does not answer")
 // frozen is the error of calls on a sandbox that does not answer.
 func (in *Instance) frozen() error {
 	how := "its guest is stopped or its kernel hangs"
-	if in.rec.Kernel.stopped() {
-		how = fmt.Sprintf("its kernel, process %d, is stopped by a signal", in.rec.Kernel.PID)
+	if what := in.rec.stopped(); what != "" {
+		how = "its " + what + " is stopped by a signal"
 	}
 	return &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached: %s", in.rec.ID, how), errSilent}
+}
+
+// stopped names the process of the sandbox that stands still because of a signal.
+// Without its file server a kernel waits for each shared file without an end.
+func (r *record) stopped() string {
+	for what, p := range map[string]processRef{"kernel": r.Kernel, "file server": r.Gofer} {
+		if p.PID != 0 && p.stopped() {
+			return fmt.Sprintf("%s, process %d,", what, p.PID)
+		}
+	}
+	return ""
+}
+
+// stoppedTime is how long a process of the sandbox may be stopped before those who
+// wait for a command are told.
+var stoppedTime = time.Minute
+
+// awaitUnlessStopped is Wait of a command that gives up when the sandbox stands
+// still for too long. The command goes on with the sandbox, unless whoever waits
+// lets go of it.
+func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Context) (sandbox.Exit, error)) (sandbox.Exit, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var since time.Time
+	var t *time.Timer
+	armed := make(chan struct{})
+	t = time.AfterFunc(doubtAfter, func() {
+		<-armed
+		switch {
+		case ctx.Err() != nil:
+			return
+		case in.rec.stopped() == "":
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) >= stoppedTime:
+			cancel(in.frozen())
+			return
+		}
+		t.Reset(doubtAfter)
+	})
+	close(armed)
+	defer t.Stop()
+	exit, err := wait(ctx)
+	return exit, answer(ctx, err)
+}
+
+// probeStopped tells of sandboxes that a signal has stopped, if there are any.
+func probeStopped(boxes string) []driver.Finding {
+	entries, _ := os.ReadDir(boxes) // what cannot be seen is not told of
+	var names []string
+	for _, e := range entries {
+		if r, err := (box{filepath.Join(boxes, e.Name())}).load(); err == nil {
+			if what := r.stopped(); what != "" {
+				names = append(names, e.Name()+" (its "+strings.TrimSuffix(what, ",")+")")
+			}
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return []driver.Finding{{
+		Severity: driver.Warning, Subject: "stopped",
+		Message: "a signal has stopped sandboxes, which do not answer: " + strings.Join(names, ", "), Fix: "kill -CONT the process, or remove the sandbox",
+	}}
 }
 
 // doubt cancels a context when the kernel stands still, until stop is called.
@@ -42,7 +111,7 @@ func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, a
 		rest, err := in.box.rest()
 		switch {
 		case ctx.Err() != nil:
-		case in.rec.Kernel.stopped(), ask && err == nil && rest == awake && in.silent(ctx):
+		case in.rec.stopped() != "", ask && err == nil && rest == awake && in.silent(ctx):
 			cancel(in.frozen())
 		default:
 			t.Reset(doubtAfter)
@@ -80,7 +149,7 @@ func answer(ctx context.Context, err error) error {
 // watched runs f, which asks the kernel itself, and gives up when it stands
 // still.
 func (in *Instance) watched(ctx context.Context, f func(context.Context) error) error {
-	if in.rec.Kernel.stopped() {
+	if in.rec.stopped() != "" {
 		return in.frozen()
 	}
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -54,6 +54,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	}
 	f.Findings = append(f.Findings, probeInternals(kernel.Items())...)
 	f.Findings = append(f.Findings, probeOrphans(p.boxes)...)
+	f.Findings = append(f.Findings, probeStopped(p.boxes)...)
 	if why := p.pool.off.Load(); why != nil {
 		f.Findings = append(f.Findings, driver.Finding{
 			Severity: driver.Warning, Subject: "pool", Message: "no sandboxes are kept ready: " + (*why).Error(), Fix: "nothing: it is tried again every few seconds",

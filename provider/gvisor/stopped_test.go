@@ -1,0 +1,78 @@
+package gvisor_test
+
+import (
+	"context"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// A file server or a kernel that a signal has stopped holds up nobody for long,
+// not even who waits for a command without a timeout, and Probe tells of it. When
+// it goes on, all is well.
+func TestStoppedProcesses(t *testing.T) {
+	gvisor.SetStoppedTime(4 * time.Second)
+	t.Cleanup(func() { gvisor.SetStoppedTime(time.Minute) })
+	p := newProvider(t, func(o *gvisor.Options) { o.Attached = false })
+	in := create(t, p, sandbox.Spec{Image: "host", Mounts: []sandbox.Mount{{Source: t.TempDir(), Target: "/shared"}}})
+	own := in.(*gvisor.Instance)
+	for what, pid := range map[string]int{"file server": own.FileServer(), "kernel": own.Kernel()} {
+		if pid == 0 {
+			t.Fatalf("there is no %s", what)
+		}
+		running, err := in.Exec(t.Context(), &sandbox.Command{Shell: "while ! [ -e /go ]; do sleep 0.1; done; rm /go; ls /shared; exit 5"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
+		bounded := func(name string, call func(context.Context) error) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+			defer cancel()
+			if err := call(ctx); sandbox.CodeOf(err) != sandbox.CodeUnavailable && p.ErrorCode(err) != sandbox.CodeUnavailable || ctx.Err() != nil {
+				t.Errorf("with the %s stopped, %s: %v", what, name, err)
+			}
+		}
+		bounded("exec", func(ctx context.Context) error {
+			proc, err := in.Exec(ctx, &sandbox.Command{Shell: "ls /shared"})
+			if err == nil {
+				defer proc.Close()
+				_, err = proc.Wait(ctx)
+			}
+			return err
+		})
+		bounded("a memory snapshot", func(ctx context.Context) error {
+			_, err := in.(driver.Snapshotter).Snapshot(ctx, driver.SnapshotOptions{ID: "none", Memory: true})
+			return err
+		})
+		bounded("a command that runs", func(ctx context.Context) error { _, err := running.Wait(ctx); return err })
+		facts, err := p.Probe(t.Context())
+		told := ""
+		for _, f := range facts.Findings {
+			if f.Subject == "stopped" {
+				told = f.Message
+			}
+		}
+		if err != nil || !strings.Contains(told, "its "+what) {
+			t.Errorf("Probe tells %q, %v", told, err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		if o := sh(t, in, "touch /go; echo again"); o.stdout != "again\n" {
+			t.Errorf("when the %s goes on: %+v", what, o)
+		}
+		if exit, err := running.Wait(t.Context()); err != nil || exit.Code != 5 {
+			t.Errorf("what ran meanwhile ended with %+v, %v", exit, err)
+		}
+		_ = running.Close()
+	}
+}
