@@ -22,6 +22,7 @@ TEST_TIMEOUT ?= 20m
 FUZZTIME     ?= 10s
 BENCHTIME    ?= 1s
 ROUNDS       ?= 200
+DURATION     ?= 1h
 
 # Tests mostly wait, so more of them run at once than there are processors.
 PARALLEL     ?= 6
@@ -65,7 +66,8 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
 	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python js frameworks
-	@$(MAKE) --no-print-directory soak ROUNDS=20
+	@$(MAKE) --no-print-directory kills ROUNDS=20
+	@$(MAKE) --no-print-directory soak DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s
 
 .PHONY: race
@@ -87,7 +89,11 @@ gigabyte: build ## pause and fork ten ways a program with a gigabyte of memory (
 	@$(STATIC) $(call gotest,-tags=gigabyte '-run=^TestGigabyte$$',./cmd/atoll)
 
 .PHONY: soak
-soak: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
+soak: build ## for DURATION (1h): daemons are killed and upgraded, processes stop and disks fill, while clients work
+	@$(STATIC) ATOLL_SOAK_TIME=$(DURATION) $(call gotest,-timeout=0 -v '-run=^TestSoak$$',./cmd/atoll)
+
+.PHONY: kills
+kills: build ## kill everything at every fault point, and daemons at random while clients work, ROUNDS (200) times
 	@$(STATIC) ATOLL_KILL_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h -run=Killed,./provider/gvisor)
 	@$(STATIC) ATOLL_SOAK_ROUNDS=$(ROUNDS) $(call gotest,-timeout=2h '-run=DaemonIsKilled|Restarts',./cmd/atoll ./internal/daemon)
 

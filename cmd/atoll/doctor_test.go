@@ -108,10 +108,16 @@ func limitFiles(t *testing.T, pid int, n uint64) (restore func()) {
 // gatewayOf is the process that a daemon started to be its gateway.
 func gatewayOf(t *testing.T, daemon int) int {
 	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
+	pid := findGateway(daemon)
+	if pid == 0 {
+		t.Fatal("the daemon has no gateway")
 	}
+	return pid
+}
+
+// findGateway is gatewayOf, and zero if there is none.
+func findGateway(daemon int) int {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, name := range stats {
 		text, _ := os.ReadFile(name) // it may just have ended
 		_, rest, _ := strings.Cut(string(text), ") ")
@@ -123,6 +129,5 @@ func gatewayOf(t *testing.T, daemon int) int {
 			return pid
 		}
 	}
-	t.Fatal("the daemon has no gateway")
 	return 0
 }

@@ -211,17 +211,26 @@ func TestDiskFull(t *testing.T) {
 // wantReady fails unless /readyz answers with a status.
 func (s *soaker) wantReady(t *testing.T, want int) {
 	t.Helper()
+	if status, text := s.fetch(t, "/readyz"); status != want {
+		t.Errorf("/readyz answers %d, want %d: %s", status, want, text)
+	}
+}
+
+// fetch asks the daemon's socket for a page.
+func (s *soaker) fetch(t *testing.T, path string) (status int, text string) {
+	t.Helper()
 	socket := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(s.state, atoll.SocketName))
 	}}
 	defer socket.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: socket}).Get("http://daemon/readyz")
+	resp, err := (&http.Client{Transport: socket}).Get("http://daemon" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	text, _ := io.ReadAll(resp.Body)
-	if resp.StatusCode != want {
-		t.Errorf("/readyz answers %d, want %d: %s", resp.StatusCode, want, text)
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
 	}
+	return resp.StatusCode, string(page)
 }

@@ -124,11 +124,21 @@ func (s *soaker) kill() {
 func persist(ctx context.Context, do func() error) error {
 	for {
 		err := do()
-		if sandbox.CodeOf(err) != sandbox.CodeUnavailable && sandbox.CodeOf(err) != sandbox.CodeConflict || ctx.Err() != nil {
+		if !transient(err) || ctx.Err() != nil {
 			return err
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+// transient reports whether what was refused can succeed when the daemon is there
+// again, the disk has room, and nothing stands still.
+func transient(err error) bool {
+	switch sandbox.CodeOf(err) {
+	case sandbox.CodeUnavailable, sandbox.CodeConflict, sandbox.CodeExhausted, sandbox.CodeTimeout:
+		return err != nil
+	}
+	return false
 }
 
 // work makes sandboxes, uses them and removes half of them.

@@ -366,7 +366,7 @@ func (o Op) Class() Class { return table[o].class }
 // frees are the operations that give back space, or take power from somebody.
 var frees = []Op{
 	AuditPrune, FilesRemove, KeyRevoke, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
-	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TenantDisable, WorkspacePrune, WorkspaceRemove,
+	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 
 // Frees reports whether the operation is possible on a full disk too: it frees

@@ -204,7 +204,7 @@ func nothingLeft(t *testing.T, state string, id sandbox.ID) {
 }
 
 // killRounds is how often the kill tests kill: ATOLL_KILL_ROUNDS overrides it,
-// for the long run of make soak.
+// for the long run of make kills.
 func killRounds(t *testing.T, normal int) int {
 	if n, err := strconv.Atoi(os.Getenv("ATOLL_KILL_ROUNDS")); err == nil && n > 0 {
 		return n

@@ -1,0 +1,362 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// soakTime is how long TestSoak goes on.
+func soakTime(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("ATOLL_SOAK_TIME")
+	if text == "" {
+		return 20 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// soak is a soaker whose machine has faults besides: its disk fills, processes
+// stop, and daemons of two builds follow each other.
+type soak struct {
+	*soaker
+	disk   string
+	next   string         // the other build
+	net    *atoll.Sandbox // with a network and a workspace: it needs the gateway and a file server
+	faults map[string]int
+
+	trees map[string]string // what the last acknowledged version of a workspace holds
+	bytes int64             // that slow readers have read
+}
+
+// TestSoak combines all faults with all that clients do, for ATOLL_SOAK_TIME, and
+// compares what was acknowledged with what is there. In the end nothing is left.
+func TestSoak(t *testing.T) {
+	fullOnly(t)
+	disk := smallDisk(t, "2g")
+	next := filepath.Join(built.dir, "atoll-soak")
+	goBuild(t, next, ".", "", "-tags=next")
+	s := &soak{soaker: soakerIn(t, filepath.Join(disk, "state")), disk: disk, next: next, faults: map[string]int{}, trees: map[string]string{}}
+	var err error
+	s.net, err = s.client.Create(t.Context(), sandbox.Spec{
+		Name: "net", Resources: sandbox.Resources{Memory: 256 << 20}, Network: sandbox.Network{Egress: []string{}},
+		Workspaces: []sandbox.WorkspaceMount{{Name: "held", Create: true}},
+	}, atoll.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.alive["net"] = s.net.ID()
+	ctx, cancel := context.WithCancel(t.Context())
+	var workers sync.WaitGroup
+	for worker := range 3 {
+		workers.Go(func() { s.work(ctx, t, worker) })
+	}
+	workers.Go(func() { s.each(ctx, t, s.readSlowly) })
+	workers.Go(func() { s.each(ctx, t, s.version) })
+	for end := time.Now().Add(soakTime(t)); time.Now().Before(end) || s.idle() && time.Now().Before(end.Add(time.Minute)); {
+		s.fault(t)
+	}
+	cancel()
+	workers.Wait()
+	s.compare(t)
+	s.compareTrees(t)
+	t.Logf("faults %v, workspace versions %d, slow readers read %d bytes", s.faults, len(s.trees), s.bytes)
+	s.leaveNothing(t)
+}
+
+// fault does one harm to the machine, and undoes it.
+func (s *soak) fault(t *testing.T) {
+	harms := []struct {
+		name string
+		do   func(*testing.T)
+	}{
+		{"kill", func(t *testing.T) { s.kill(); s.comeBack(t) }},
+		{"upgrade", func(t *testing.T) {
+			s.kill()
+			s.bin, s.next = s.next, s.bin
+			s.comeBack(t)
+		}},
+		{"full disk", func(t *testing.T) {
+			empty := fill(t, s.disk, 0)
+			s.pause()
+			empty()
+		}},
+		{"full disk and kill", func(t *testing.T) {
+			empty := fill(t, s.disk, 0)
+			s.pause()
+			s.kill()
+			if s.tryStart(t) {
+				empty()
+				return
+			}
+			empty()
+			s.comeBack(t)
+		}},
+		{"stopped gateway", func(t *testing.T) { s.stopFor(findGateway(s.daemon.Process.Pid)) }},
+		{"stopped kernel", func(*testing.T) { kernel, _ := s.processes(s.some()); s.stopFor(kernel) }},
+		{"stopped file server", func(*testing.T) { _, gofer := s.processes(s.net.ID()); s.stopFor(gofer) }},
+		{"clock", s.stepClock},
+	}
+	harm := harms[rand.IntN(len(harms))]
+	harm.do(t)
+	s.faults[harm.name]++
+	s.pause()
+}
+
+// pause lets the machine be as it is for a moment, whose length is meant to be
+// arbitrary.
+func (s *soak) pause() { time.Sleep(time.Duration(200+rand.IntN(2500)) * time.Millisecond) }
+
+func (s *soak) comeBack(t *testing.T) {
+	t.Helper()
+	s.start(t)
+}
+
+// stopFor stops a process for a moment. It may have ended, or never was.
+func (s *soak) stopFor(pid int) {
+	if pid < 2 || syscall.Kill(pid, syscall.SIGSTOP) != nil {
+		return
+	}
+	s.pause()
+	_ = syscall.Kill(pid, syscall.SIGCONT)
+}
+
+// stepClock sets the machine's clock forward and back, where somebody has said
+// that it may: others share it.
+func (s *soak) stepClock(t *testing.T) {
+	if os.Getenv("ATOLL_SOAK_CLOCK") == "" {
+		return
+	}
+	step := func(d time.Duration) {
+		at := unix.NsecToTimeval(time.Now().Add(d).UnixNano())
+		if err := unix.Settimeofday(&at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const far = time.Hour
+	step(far)
+	s.pause()
+	step(-far)
+}
+
+// some is a sandbox that lives, most likely.
+func (s *soak) some() sandbox.ID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range s.alive {
+		return id
+	}
+	return s.net.ID()
+}
+
+// processes are the kernel and the file server of a sandbox; zero without one.
+func (s *soak) processes(id sandbox.ID) (kernel, gofer int) {
+	text, err := os.ReadFile(filepath.Join(s.state, "gvisor", "boxes", string(id), "record.json"))
+	var r struct{ Kernel, Gofer struct{ PID int } }
+	if err != nil || json.Unmarshal(text, &r) != nil {
+		return 0, 0
+	}
+	return r.Kernel.PID, r.Gofer.PID
+}
+
+// each does something again and again.
+func (s *soak) each(ctx context.Context, t *testing.T, do func(context.Context, *testing.T, int) error) {
+	for i := 0; ctx.Err() == nil; i++ {
+		late, done := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
+		if err := do(late, t, i); err != nil && late.Err() == nil {
+			t.Error(err)
+		}
+		done()
+	}
+}
+
+// readSlowly reads more than fits into any buffer, slower than it is written.
+func (s *soak) readSlowly(ctx context.Context, _ *testing.T, _ int) error {
+	const size = 3 << 20
+	var p *atoll.Process
+	err := persist(ctx, func() (err error) {
+		p, err = s.net.Exec(ctx, sandbox.Command{Args: []string{"head", "-c", strconv.Itoa(size), "/dev/zero"}, Hold: 5 * time.Minute})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("a slow reader: %w", err)
+	}
+	defer p.Close()
+	n := 0
+	for buffer := make([]byte, 64<<10); ; time.Sleep(20 * time.Millisecond) {
+		m, err := p.Stdout().Read(buffer)
+		n += m
+		s.bytes += int64(m)
+		if err == io.EOF && n == size {
+			return nil
+		}
+		if transient(err) {
+			return nil // its connection stood still for too long: it was told so
+		}
+		if err != nil {
+			return fmt.Errorf("a slow reader got %d bytes: %w", n, err)
+		}
+	}
+}
+
+// version writes a file into a workspace and persists it.
+func (s *soak) version(ctx context.Context, t *testing.T, i int) error {
+	name := "tree-" + strconv.Itoa(i%3)
+	var box *atoll.Sandbox
+	err := persist(ctx, func() (err error) {
+		box, err = s.client.Create(ctx, sandbox.Spec{
+			Name: "tree-" + strconv.Itoa(i), Resources: sandbox.Resources{Memory: 256 << 20},
+			Workspaces: []sandbox.WorkspaceMount{{Name: name, Create: true}},
+		}, atoll.CreateOptions{IdempotencyKey: "tree" + strconv.Itoa(i)})
+		if err == nil && box.Info().State == sandbox.Creating {
+			return &sandbox.Error{Code: sandbox.CodeUnavailable}
+		}
+		return err
+	})
+	if err != nil || box.Info().State != sandbox.Running {
+		return nil //nolint:nilerr // it was undone
+	}
+	s.mu.Lock()
+	s.alive[box.Name()] = box.ID()
+	s.mu.Unlock()
+	content := strconv.Itoa(i)
+	err = persist(ctx, func() error {
+		_, err := box.Files().Write(ctx, sandbox.WorkspaceDir+"/n", strings.NewReader(content), atoll.WriteOptions{})
+		return err
+	})
+	if err == nil {
+		err = persist(ctx, func() error { _, err := s.client.PersistWorkspace(ctx, name, ""); return err })
+	}
+	if err == nil {
+		s.trees[name] = content
+	}
+	s.remove(ctx, t, box.Name())
+	if err != nil {
+		return fmt.Errorf("the workspace %s: %w", name, err)
+	}
+	return nil
+}
+
+// compareTrees fails unless workspaces hold what was acknowledged last.
+func (s *soak) compareTrees(t *testing.T) {
+	t.Helper()
+	for name, want := range s.trees {
+		box, err := s.client.Create(t.Context(), sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: name}}}, atoll.CreateOptions{})
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if got := run(t, box, "cat "+sandbox.WorkspaceDir+"/n"); got != want {
+			t.Errorf("the workspace %s holds %q, and %q was acknowledged", name, got, want)
+		}
+		if err := box.Destroy(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// leaveNothing removes everything, and fails unless nothing is left: neither in the
+// daemon nor on the machine.
+func (s *soak) leaveNothing(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	for info, err := range s.client.List(ctx, atoll.ListOptions{}) {
+		if err == nil {
+			err = s.client.Remove(ctx, string(info.ID))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for snap, err := range s.client.Snapshots(ctx, nil) {
+		if err == nil {
+			err = s.client.RemoveSnapshot(ctx, snap.ID)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	for _, dir := range []string{"gvisor/boxes", "snapshots"} {
+		if err := eventually(func() error { return wantEmpty(filepath.Join(s.state, dir)) }); err != nil {
+			t.Error(err)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), s.state+"/") {
+		t.Errorf("a mount is left: %v", err)
+	}
+	usedRoutines, usedFiles := s.holds(t)
+	slack := 20 * (1 + s.warm())
+	s.kill()
+	s.start(t)
+	routines, files := s.holds(t)
+	t.Logf("after it all the daemon has %d goroutines and %d descriptors; a new one has %d and %d", usedRoutines, usedFiles, routines, files)
+	if usedRoutines > routines+slack || usedFiles > files+slack {
+		t.Error("it keeps what it does not need")
+	}
+	for _, program := range []string{s.bin, s.next} {
+		for pid, args := range processesOf(program) {
+			if pid != s.daemon.Process.Pid && !strings.HasPrefix(args, "atoll-gateway") {
+				t.Errorf("process %d is left: %.100s", pid, args)
+			}
+		}
+	}
+}
+
+// warm are the directories of the sandboxes in the pool, which are nobody's yet.
+func (s *soak) warm() int {
+	all, _ := filepath.Glob(filepath.Join(s.state, "gvisor", "boxes", "0-*"))
+	return len(all)
+}
+
+func wantEmpty(dir string) error {
+	left, err := os.ReadDir(dir)
+	left = slices.DeleteFunc(left, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), "0-") })
+	if err == nil && len(left) > 0 {
+		err = fmt.Errorf("%s holds %v", dir, left)
+	}
+	return err
+}
+
+var goroutines = regexp.MustCompile(`(?m)^go_goroutines (\d+)$`)
+
+// holds returns what the daemon has open, once that does not become less.
+func (s *soak) holds(t *testing.T) (routines, files int) {
+	t.Helper()
+	for still := 0; still < 5; {
+		_, text := s.fetch(t, "/metrics")
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.daemon.Process.Pid))
+		found := goroutines.FindStringSubmatch(text)
+		if err != nil || found == nil {
+			t.Fatalf("%v: %.200s", err, text)
+		}
+		n, _ := strconv.Atoi(found[1])
+		if still++; routines == 0 || n < routines || len(open) < files {
+			still = 0
+		}
+		routines, files = n, len(open)
+		time.Sleep(300 * time.Millisecond) // what was closed ends a little later
+	}
+	return routines, files
+}
