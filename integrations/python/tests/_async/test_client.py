@@ -318,3 +318,24 @@ async def test_connect_names(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) ->
         assert daemon.key not in repr(client.address)
     async with await atoll.connect_async(daemon.socket) as client:
         await client.providers()
+
+
+def context(dockerfile: str) -> bytes:
+    out = BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        member = tarfile.TarInfo("Dockerfile")
+        member.size = len(dockerfile)
+        tar.addfile(member, BytesIO(dockerfile.encode()))
+    return out.getvalue()
+
+
+async def test_build() -> None:
+    async with await atoll.connect_async() as client:
+        built = await client.build("built", context("FROM host\nARG A\nRUN echo $A > /made\n"), args={"A": "here"})
+        assert (built.name, built.tag) == ("built", "latest")
+        async with await client.create(Spec(image="template:built")) as sandbox:
+            assert (await sandbox.run(["cat", "/made"])).stdout == b"here\n"
+        with pytest.raises(errors.InvalidError):
+            await client.build("built", context("FROM host\nNOSUCH step\n"))
+        with pytest.raises(errors.AtollError, match="exit"):
+            await client.build("built", context("FROM host\nRUN exit 3\n"))

@@ -315,3 +315,24 @@ def test_connect_names(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
         assert daemon.key not in repr(client.address)
     with atoll.connect(daemon.socket) as client:
         client.providers()
+
+
+def context(dockerfile: str) -> bytes:
+    out = BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        member = tarfile.TarInfo("Dockerfile")
+        member.size = len(dockerfile)
+        tar.addfile(member, BytesIO(dockerfile.encode()))
+    return out.getvalue()
+
+
+def test_build() -> None:
+    with atoll.connect() as client:
+        built = client.build("built", context("FROM host\nARG A\nRUN echo $A > /made\n"), args={"A": "here"})
+        assert (built.name, built.tag) == ("built", "latest")
+        with client.create(Spec(image="template:built")) as sandbox:
+            assert (sandbox.run(["cat", "/made"])).stdout == b"here\n"
+        with pytest.raises(errors.InvalidError):
+            client.build("built", context("FROM host\nNOSUCH step\n"))
+        with pytest.raises(errors.AtollError, match="exit"):
+            client.build("built", context("FROM host\nRUN exit 3\n"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from urllib.parse import quote
@@ -116,6 +117,26 @@ class Client:
 
     def templates(self) -> Sequence[m.Template]:
         return (self._conn.get(m.TemplatesOutputBody, "GET", "/v1/templates")).templates or []
+
+    def build(
+        self,
+        name: str,
+        files: bytes | Iterable[bytes],
+        *,
+        args: Mapping[str, str] | None = None,
+        egress: Sequence[str] = (),
+        no_cache: bool = False,
+    ) -> m.Template:
+        """Build a template from a tar of files with a Dockerfile, whose steps reach the hosts in egress and nothing else."""
+        query = clean(name=name, arg=[f"{k}={v}" for k, v in (args or {}).items()], egress=[*egress], noCache=no_cache)
+        with self._conn.stream("POST", "/v1/templates", query, files, {"Content-Type": "application/x-tar"}) as answer:
+            for line in answer.iter_lines():
+                data = json.loads(line)
+                if error := errors.from_problem(data.get("problem")):
+                    raise error
+                if template := data.get("template"):
+                    return m.Template.model_validate(template)
+        raise errors.unreachable()
 
     def events(
         self,
