@@ -1,0 +1,4 @@
+#!/bin/bash
+uname -s
+read -r a b <numbers.txt
+echo $((a * b)) >product.txt
