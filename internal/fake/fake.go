@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -42,7 +43,8 @@ type Options struct {
 	// safe for concurrent use. The names are those of [Operations].
 	Fault func(op string) error
 
-	// Binding is what Binding returns. Empty: "memory".
+	// Binding is what Binding returns. Empty: "memory", and for a World what tells
+	// it apart.
 	Binding string
 
 	// Limited has Probe say that every limit holds, for tests of what is made of
@@ -90,9 +92,12 @@ var (
 
 // New returns a provider.
 func New(opts Options) *Provider {
-	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: cmp.Or(opts.Binding, "memory")}
-	if p.world == nil {
-		p.world = &World{}
+	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: opts.Binding}
+	switch {
+	case p.world == nil:
+		p.world, p.binding = &World{}, cmp.Or(p.binding, "memory")
+	default:
+		p.binding = cmp.Or(p.binding, fmt.Sprintf("memory:%p", p.world))
 	}
 	if opts.SnapshotDir != "" {
 		p.snapshots = snapshotstore.NewSnapshots(opts.SnapshotDir, "fake", describeTree)

@@ -197,7 +197,7 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 	if receipt.Why != "" && receipt.From.Archive != nil { // it ended before it could be saved
 		receipt.Lost = append(receipt.Lost, sandbox.LostChanges)
 	}
-	if receipt.Outcome == sandbox.OutcomeCreated && now.Epoch > 1 {
+	if receipt.Outcome == sandbox.OutcomeCreated && (now.Epoch > 1 || receipt.Why != "") {
 		receipt.Lost = []string{sandbox.LostWorkspace} // an empty sandbox is not the old one
 	}
 	return Held{Box: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil

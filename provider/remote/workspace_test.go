@@ -54,3 +54,55 @@ func TestWorkspacesAreCopied(t *testing.T) {
 		t.Errorf("%d versions, %v; want one of each state that was saved", len(all), err)
 	}
 }
+
+// RB-36: an envelope leads another installation that uses the same daemon with the
+// same key to the same sandbox, and one with another tenant's key nowhere.
+func TestEnvelopesLeaveTheInstallation(t *testing.T) {
+	m := daemontest.New(t)
+	o := serve(t, m)
+	installed := func(o *other) *atoll.Client {
+		dir := openDir(t)
+		return daemontest.Client(t, daemontest.New(t).Start(t, func(opts *daemon.Options) {
+			opts.Providers = append(opts.Providers, registry.Entry{Name: remote.Name, Open: func(registry.Host) (driver.Provider, error) {
+				return remote.New(o.options(dir))
+			}})
+		}))
+	}
+	s, err := installed(o).Sessions().Create(t.Context(), sandbox.Spec{Provider: remote.Name}, atoll.SessionOptions{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if res, err := s.Run(t.Context(), sandbox.Command{Shell: "echo kept > /note"}, atoll.RunOptions{}); err != nil || res.Exit.Code != 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	e, err := s.Envelope(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, err := installed(o).Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "agent"})
+	if err != nil || taken.Receipt().Outcome != sandbox.OutcomeAttached {
+		t.Fatalf("%+v, %v", taken, err)
+	}
+	defer taken.Close()
+	if res, err := taken.Run(t.Context(), sandbox.Command{Shell: "cat /note"}, atoll.RunOptions{}); err != nil || string(res.Stdout) != "kept\n" {
+		t.Errorf("%+v, %v", res, err)
+	}
+
+	k, err := daemontest.Client(t, o.daemon).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "acme", Verbs: []string{"read", "write", "exec"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := installed(&other{o.daemon, k.Token}).Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "agent"}); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		t.Errorf("with the key of another tenant: %v, want unavailable", err)
+	}
+	all := 0
+	for _, err := range daemontest.Client(t, o.daemon).List(t.Context(), atoll.ListOptions{}) {
+		if all++; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all != 1 {
+		t.Errorf("there are %d sandboxes, want one", all)
+	}
+}

@@ -47,6 +47,12 @@ func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Prov
 	return p
 }
 
+// Binding returns what the sandboxes of a provider belong to.
+func (s *Service) Binding(ctx context.Context, provider string) (string, error) {
+	found, err := s.peek(ctx, provider)
+	return found.Binding, err
+}
+
 // CheckImage refuses an image that no sandbox of a provider can be made from.
 // An empty image is the provider's own.
 func (s *Service) CheckImage(ctx context.Context, provider, image string) error {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
@@ -143,13 +144,13 @@ func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, san
 	none := session.Box{}
 	row, err := b.record(ctx, e.Box)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		if err := b.here(e.Box, e.Binding); err != nil {
-			return none, "", false, err
-		}
-		return none, "", false, gone(e.Box, "this installation has no sandbox with that id")
+		row, err = b.unknown(ctx, e)
 	}
 	if err != nil {
 		return none, "", false, err
+	}
+	if binding, other := b.elsewhere(e.Binding); other && binding == row.Binding {
+		e.Binding = b.binding(row.Binding)
 	}
 	if e.Binding != b.binding(row.Binding) {
 		return none, "", false, &sandbox.Error{
@@ -161,6 +162,51 @@ func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, san
 		return none, "", false, err
 	}
 	return b.box(&row), how, false, nil
+}
+
+// unknown finds a sandbox that this installation has no record of.
+func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, error) {
+	if err := b.reachable(ctx, e); err != nil {
+		return store.Sandbox{}, err
+	}
+	binding, other := b.elsewhere(e.Binding)
+	if !other {
+		return store.Sandbox{}, gone(e.Box, "this installation has no sandbox with that id")
+	}
+	spec := e.Spec
+	spec.ID, spec.Provider = sandbox.ID(e.Box), e.Backend
+	return b.s.cfg.Sandboxes.TakeOver(ctx, b.tenant, binding, spec)
+}
+
+// elsewhere returns what the provider of another installation's sandbox works on,
+// which a provider of this one may work on too.
+func (b boxes) elsewhere(binding string) (provider string, other bool) {
+	installation, provider, _ := strings.Cut(binding, "/")
+	return provider, provider != "" && installation != b.s.cfg.Binding
+}
+
+// reachable refuses a sandbox that neither this installation made nor one whose
+// provider has the same account. Ids are no secrets: only the owner of the machine
+// takes over what others made.
+func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
+	err := b.here(e.Box, e.Binding)
+	binding, other := b.elsewhere(e.Binding)
+	if err == nil || !other {
+		return err
+	}
+	if have, bindErr := b.s.cfg.Providers.Binding(ctx, e.Backend); bindErr != nil || have != binding {
+		return err
+	}
+	switch {
+	case guard.ForTenant(ctx):
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "session.resume", Subject: e.Box, Message: "only the owner of the machine takes over sandboxes of another installation"}
+	case len(e.Spec.Workspaces) > 0:
+		return &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: e.Box, Message: "its workspaces are those of another installation",
+			Hint: "resume the session where it was",
+		}
+	}
+	return nil
 }
 
 // wake makes a recorded sandbox run.

@@ -310,9 +310,11 @@ func (s *Service) fromEnvelope(ctx context.Context, tenant string, req sandbox.R
 			Code: sandbox.CodeDenied, Subject: "envelope", Message: "an envelope cannot show files of the machine to a sandbox", Hint: "create a session with those mounts",
 		}
 	case e.Box != "":
-		err = core.FirstError(sandbox.ValidateName(e.Box), b.here(e.Box, e.Binding))
+		err = core.FirstError(sandbox.ValidateName(e.Box), b.reachable(ctx, e))
 	}
-	if err == nil && e.Archive != nil {
+	// The archive of another installation is refused when it is needed: its sandbox
+	// may be there.
+	if _, other := b.elsewhere(e.Binding); err == nil && e.Archive != nil && (e.Box == "" || !other) {
 		err = b.readable(ctx, *e.Archive)
 	}
 	if err != nil {

@@ -42,6 +42,9 @@ type Sandboxes interface {
 	Start(ctx context.Context, ref string) (store.Sandbox, error)
 	Pause(ctx context.Context, ref string, toDisk bool) (store.Sandbox, error)
 	Destroy(ctx context.Context, ref string) error
+	// TakeOver records a sandbox that another installation made with the account,
+	// address or machine that a provider of this one has too. CodeGone: it ended.
+	TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (store.Sandbox, error)
 	// Files reaches the files of a running sandbox, until ctx ends.
 	Files(ctx context.Context, ref string) (control.Files, error)
 }
@@ -49,6 +52,8 @@ type Sandboxes interface {
 // Providers are those that a session can move to.
 type Providers interface {
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
+	// Binding returns what the sandboxes of a provider belong to.
+	Binding(ctx context.Context, provider string) (string, error)
 	// Facts tells what a provider can do, as far as that is known.
 	Facts(ctx context.Context, provider string) (driver.Facts, error)
 	// CheckImage refuses an image that no sandbox of a provider can be made from.
