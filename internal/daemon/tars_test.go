@@ -201,3 +201,102 @@ func eventually(t *testing.T, what string, is func() bool) {
 		}
 	}
 }
+
+// RB-45: what was saved before a session moved is what it is rebuilt from until it
+// is saved again, of whichever kind; then it is removed.
+func TestRB45ArchivesAfterMoves(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	worlds := map[string]*fake.World{"whole": {}, "bare": {}}
+	entry := func(name string, snapshots bool) registry.Entry {
+		return registry.Entry{Name: name, Open: func(h registry.Host) (driver.Provider, error) {
+			opts := fake.Options{World: worlds[name], Binding: name, Limited: true}
+			if snapshots {
+				opts.SnapshotDir = h.Snapshots
+			}
+			return fake.New(opts), nil
+		}}
+	}
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.Providers = []registry.Entry{entry("whole", true), entry("bare", false)} }))
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	save := func(kind string) *sandbox.Archive {
+		t.Helper()
+		saved, err := s.Save(t.Context())
+		if err != nil || saved.Archive == nil || saved.Archive.Kind != kind {
+			t.Fatalf("saved %+v, %v; want a %s", saved, err, kind)
+		}
+		return saved.Archive
+	}
+	snapshots := func() (n int) {
+		t.Helper()
+		for _, err := range c.Snapshots(t.Context(), nil) {
+			if n++; err != nil {
+				t.Fatal(err)
+			}
+		}
+		return n
+	}
+	end := func(provider string) {
+		t.Helper()
+		endOutside(t, &daemontest.Machine{World: worlds[provider]}, s.Receipt().Sandbox)
+		if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != sandbox.OutcomeRebuilt || !slices.Contains(r.Lost, sandbox.LostChanges) {
+			t.Fatalf("after its sandbox ended: %+v, %v; want it rebuilt, and that changes are lost", r, err)
+		}
+	}
+	want := func(text, provider string) {
+		t.Helper()
+		if got := runShell(t, s, "cat /workspace/note"); got != text {
+			t.Errorf("it has %q, want %q", got, text)
+		}
+		if all := sandboxes(t, c); len(all) != 1 || all[0].Provider != provider {
+			t.Errorf("there are %+v, want one of %s", all, provider)
+		}
+	}
+
+	runShell(t, s, "mkdir -p /workspace; echo one > /workspace/note")
+	save("snapshot")
+	mustSwap(t, s, "bare")
+	runShell(t, s, "echo two > /workspace/note")
+	if n := snapshots(); n != 1 {
+		t.Errorf("after the move there are %d snapshots, want what was saved last", n)
+	}
+	s = attached(t, c, "agent")
+	end("bare")
+	want("one", "whole")
+
+	mustSwap(t, s, "bare")
+	runShell(t, s, "echo three > /workspace/note")
+	tar := save("tar")
+	if n := snapshots(); n != 0 || len(keptTars(t, m, tar)) != 1 {
+		t.Errorf("after saving there are %d snapshots and %+v, want one archive", n, keptTars(t, m, tar))
+	}
+	s = attached(t, c, "agent")
+	end("bare")
+	want("three", "bare")
+
+	mustSwap(t, s, "whole")
+	if len(keptTars(t, m, tar)) != 1 {
+		t.Error("the move removed what was saved")
+	}
+	save("snapshot")
+	if n := snapshots(); n != 1 || len(keptTars(t, m, tar)) != 0 {
+		t.Errorf("after saving there are %d snapshots and %+v, want one snapshot", n, keptTars(t, m, tar))
+	}
+	if err := s.Destroy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := snapshots(); n != 0 || len(sandboxes(t, c)) != 0 {
+		t.Errorf("removing the session left %d snapshots and %+v", n, sandboxes(t, c))
+	}
+}
+
+// attached acquires a session anew: what it holds has the present receipt.
+func attached(t *testing.T, c *atoll.Client, name string) *atoll.Session {
+	t.Helper()
+	s, err := c.Sessions().Attach(t.Context(), name, atoll.SessionOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
