@@ -26,8 +26,10 @@ type CreateOptions struct {
 // Create makes a sandbox, which lives until it is destroyed or its lifetime
 // ends. When ctx ends first, what the daemon may have made meanwhile is removed
 // before Create returns, for which it takes 30 seconds at most; with an
-// idempotency key it is left to the caller, who can ask again.
-func (c *Client) Create(ctx context.Context, spec sandbox.Spec, opts CreateOptions) (*Sandbox, error) {
+// idempotency key it is left to the caller, who can ask again. The options may be
+// left out.
+func (c *Client) Create(ctx context.Context, spec sandbox.Spec, options ...CreateOptions) (*Sandbox, error) {
+	opts := optional(options)
 	if err := spec.Validate(); err != nil {
 		return nil, err
 	}

@@ -33,7 +33,8 @@ func (o *ListOptions) query() url.Values {
 
 // List yields the sandboxes that match, newest first, a page at a time. It ends
 // with the first error.
-func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[sandbox.Sandbox, error] {
+func (c *Client) List(ctx context.Context, options ...ListOptions) iter.Seq2[sandbox.Sandbox, error] {
+	opts := optional(options)
 	return func(yield func(sandbox.Sandbox, error) bool) {
 		query := opts.query()
 		for {

@@ -121,8 +121,9 @@ type RunOptions struct {
 }
 
 // Run runs a command, waits for its end, and returns what it wrote. A command
-// that fails is no error. See [Sandbox.Exec] for streams and terminals.
-func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, opts RunOptions) (Result, error) {
+// that fails is no error. The options may be left out. See [Sandbox.Exec] for streams and terminals.
+func (s *Sandbox) Run(ctx context.Context, cmd sandbox.Command, options ...RunOptions) (Result, error) {
+	opts := optional(options)
 	in, err := runnable(&cmd, opts)
 	if err != nil {
 		return Result{}, err

@@ -45,19 +45,19 @@ type Descriptor struct {
 	Egress   EgressKind      `json:"egress"` // finest rules that the provider enforces
 	Ports    PortSupport     `json:"ports"`
 
-	WorkspaceRoot     string        `json:"workspaceRoot"`
-	NativeBucketMount bool          `json:"nativeBucketMount"`
-	Persistable       bool          `json:"persistable"` // the workspace can outlive the sandbox
-	RunAs             bool          `json:"runAs"`       // commands can run as another user
+	WorkspaceRoot     string `json:"workspaceRoot"`
+	NativeBucketMount bool   `json:"nativeBucketMount"`
+	Persistable       bool   `json:"persistable"` // the workspace can outlive the sandbox
+	RunAs             bool   `json:"runAs"`       // commands can run as another user
 	// Permanent: the sandboxes are machines of their users, which may be out of
 	// reach and are never gone.
-	Permanent         bool           `json:"permanent,omitempty"`
-	Find              FindKind      `json:"find,omitempty"`
-	Price             PriceClass    `json:"price"`
-	Units             []Unit        `json:"units,omitempty"`
-	Credentials       []Credential  `json:"credentials,omitempty"`
-	Verified          Verification  `json:"verified"`
-	Driver            DriverSupport `json:"driver"`
+	Permanent   bool          `json:"permanent,omitempty"`
+	Find        FindKind      `json:"find,omitempty"`
+	Price       PriceClass    `json:"price"`
+	Units       []Unit        `json:"units,omitempty"`
+	Credentials []Credential  `json:"credentials,omitempty"`
+	Verified    Verification  `json:"verified"`
+	Driver      DriverSupport `json:"driver"`
 }
 
 // OSList names operating systems.

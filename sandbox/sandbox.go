@@ -9,6 +9,7 @@ package sandbox
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"time"
 )
@@ -341,6 +342,21 @@ type Exit struct {
 	Reason Reason `json:"reason" doc:"exited, signaled, timeout, memory, killed, lifetime, crashed or lost"`
 	// Detail is a sentence for a person, possibly empty. It is safe to show.
 	Detail string `json:"detail,omitempty"`
+}
+
+// String says how it ended, in a few words.
+func (e Exit) String() string {
+	switch e.Reason {
+	case ReasonExited, "":
+		return fmt.Sprintf("exit code %d", e.Code)
+	case ReasonSignaled:
+		return fmt.Sprintf("killed by signal %d", e.Signal)
+	}
+	why := string(e.Reason)
+	if e.Detail != "" {
+		why += ": " + e.Detail
+	}
+	return fmt.Sprintf("exit code %d (%s)", e.Code, why)
 }
 
 // Reason tells why a command or sandbox ended. The list is append-only.

@@ -45,7 +45,21 @@ func usage(cmd *cobra.Command, err error) error {
 	if text := err.Error(); text == "unknown flag: --host" || strings.HasPrefix(text, "unknown shorthand flag: 'H'") {
 		hint = "another daemon is named by the variable ATOLL_HOST, with a key in ATOLL_KEY" // docker has a flag
 	}
+	if flag, ok := strings.CutPrefix(err.Error(), "unknown flag: "); ok && dockerFlags[flag] != "" {
+		hint = dockerFlags[flag]
+	}
 	return &usageError{message: err.Error(), hint: hint}
+}
+
+// dockerFlags maps flags of docker that Atoll does not have to what it has.
+var dockerFlags = map[string]string{
+	"--mem": "the limit of memory is --memory", "--cpu": "the limit of processors is --cpus",
+	"--network":    "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
+	"--net":        "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
+	"--gpus":       "sandboxes have no GPU",
+	"--publish":    "reach a port with: atoll port forward SANDBOX LOCAL:REMOTE",
+	"--mount":      "show a file or directory with: --volume HOST:GUEST",
+	"--privileged": "nothing is needed: root in a sandbox has no rights outside",
 }
 
 // badFlag reports a flag whose value cannot be used. The value is left out

@@ -207,6 +207,7 @@ func (a processCommands) psCmd() *cobra.Command {
 		ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.Flags().BoolP("all", "a", false, "no effect: ps always shows ended ones too")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		box, err := a.find(ctx, args[0])
 		if err != nil {

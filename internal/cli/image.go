@@ -90,14 +90,15 @@ func (a imageCommands) imageImportCmd() *cobra.Command {
 		Short: "Give a name to an image from a file or directory",
 		Long: `Import reads an image from tar:FILE or dir:DIR (a root file system),
 docker-archive:FILE (what docker save writes) or oci:DIR[:TAG], gives it a name
-such as myapp:1 and prints its digest.`,
+such as myapp:1 and prints its digest. Without a type, it looks at the file or
+directory.`,
 		Example: `  atoll image import tar:rootfs.tar myapp:1`,
 		Args:    cobra.ExactArgs(2),
 	}
 	f.register(cmd)
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		return a.get(&f, image.PolicyMissing, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
-			return s.Import(ctx, args[0], args[1], opts)
+			return s.Import(ctx, imageSource(args[0]), args[1], opts)
 		})
 	})
 	return cmd

@@ -101,10 +101,17 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 	return cmd
 }
 
+// wellKnownImages have names that no program has, as far as a command that was
+// not found goes.
+var wellKnownImages = []string{"alpine", "archlinux", "busybox", "debian", "fedora", "golang", "node", "python", "redis", "ruby", "rust", "ubuntu"}
+
 // looksLikeImage reports whether a word that is no command may be meant as an
 // image, as other programs take it: name:tag, or host/name.
 func looksLikeImage(word string) bool {
-	return !strings.HasPrefix(word, "/") && !strings.HasPrefix(word, ".") && strings.ContainsAny(word, ":/")
+	if strings.HasPrefix(word, "/") || strings.HasPrefix(word, ".") {
+		return false
+	}
+	return strings.ContainsAny(word, ":/") || slices.Contains(wellKnownImages, word)
 }
 
 // noteLimits says which limits do not hold.

@@ -23,8 +23,14 @@ func (a *App) versionCmd() *cobra.Command {
 		if asJSON {
 			return a.printJSON(v)
 		}
-		_, err := fmt.Fprintf(a.Stdout, "atoll %s (gVisor %s, %s, %s/%s)\n", cmp.Or(v.Atoll, "unknown"), cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
+		_, err := fmt.Fprintln(a.Stdout, a.versionLine())
 		return err
 	})
 	return cmd
+}
+
+// versionLine is the output of atoll version and atoll --version.
+func (a *App) versionLine() string {
+	v := a.Version
+	return fmt.Sprintf("atoll %s (gVisor %s, %s, %s/%s)", cmp.Or(v.Atoll, "unknown"), cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
 }
