@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -91,6 +92,7 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 			return sandbox.Exit{}, err
 		}
 		res.Sandbox = box.Name()
+		began := time.Now()
 		p, err := open(ctx, box)
 		if err != nil {
 			return sandbox.Exit{}, err
@@ -109,7 +111,11 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		if err != nil {
 			return sandbox.Exit{}, err
 		}
-		return p.Wait(ctx)
+		exit, err := p.Wait(ctx)
+		if err == nil {
+			a.explainRefusal(ctx, box, began, exit, 0)
+		}
+		return exit, err
 	})
 }
 

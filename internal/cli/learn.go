@@ -46,10 +46,14 @@ func seen(e *sandbox.Event) (s policy.Seen, ok bool) {
 // to, as far as types of events say.
 func (a profileCommands) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name string, types []string) (sandbox.Profile, error) {
 	var all []policy.Seen
-	known := map[policy.Seen]bool{}
+	known, flags := map[policy.Seen]bool{}, map[string]bool{}
 	for e, err := range c.Events(ctx, sandbox.EventQuery{Ops: []string{opFlow}, Sandbox: box, Types: types}) {
 		if err != nil {
 			return sandbox.Profile{}, err
+		}
+		if flag := operatorFlag(e.Subject); flag != "" && !flags[flag] {
+			flags[flag] = true
+			a.say("note", "a rule is not enough for one of the addresses; the owner of the machine allows it with: "+visible(flag))
 		}
 		if s, ok := seen(&e); ok && !known[s] {
 			known[s] = true

@@ -90,7 +90,15 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 				if !boxed.quiet {
 					a.noteLimits(made.Limits())
 				}
-				return s.use(ctx, p)
+				began := time.Now()
+				if err := s.use(ctx, p); err != nil || !req.Spec.Network.Asked() {
+					return err
+				}
+				exit, err := p.Wait(ctx)
+				if err == nil {
+					a.explainRefusal(ctx, made, began, exit, flowDelay)
+				}
+				return err
 			})
 		})
 		if err == exitCode(exitNotFound) && !cmd.Flags().Changed("image") && len(args) > 0 && looksLikeImage(args[0]) {

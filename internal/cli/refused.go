@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// operatorRE finds the address in a refusal that only the owner of the machine can
+// lift.
+var operatorRE = regexp.MustCompile(`([0-9A-Fa-f:.]+) is an? [a-z -]+, which the operator of this machine does not allow`)
+
+// operatorFlag returns the flag with which the operator allows what was refused,
+// empty if a rule is enough.
+func operatorFlag(subject string) string {
+	m := operatorRE.FindStringSubmatch(subject)
+	if m == nil {
+		return ""
+	}
+	return "atoll up --egress-allow " + m[1]
+}
+
+// flowDelay is how long the gateway collects equal decisions before they are told.
+const flowDelay = 600 * time.Millisecond
+
+// explainRefusal says, once a command has failed, what the gateway refused its
+// sandbox meanwhile, and how to allow it. wait is how long a refusal may take to
+// be known.
+func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit, wait time.Duration) {
+	r, ok := b.(remoteBox)
+	if !ok || exit.Code == 0 || a.client == nil || a.sessions {
+		return
+	}
+	refused := a.refusals(ctx, r.ID(), since)
+	if len(refused) == 0 && wait > 0 {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+		}
+		refused = a.refusals(ctx, r.ID(), since)
+	}
+	if len(refused) == 0 {
+		return
+	}
+	text := "the gateway refused " + oneLine(refused[0], 200)
+	if len(refused) > 1 {
+		text += fmt.Sprintf(", and %d more", len(refused)-1)
+	}
+	hint := "see what would allow it with: atoll egress --suggest"
+	if flag := operatorFlag(refused[0]); flag != "" {
+		hint = "the owner of the machine allows it with: " + visible(flag)
+	}
+	a.say("note", text+"; "+hint)
+}
+
+// refusals returns what was refused to a sandbox since a time, each once.
+func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (subjects []string) {
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	known := map[string]bool{}
+	q := sandbox.EventQuery{Ops: []string{opFlow}, Types: []string{sandbox.EventEgressDenied}, Sandbox: id}
+	for e, err := range a.client.Events(ctx, q) {
+		if err != nil {
+			return subjects
+		}
+		if !e.Time.Before(since) && !known[e.Subject] {
+			known[e.Subject] = true
+			subjects = append(subjects, e.Subject)
+		}
+	}
+	return subjects
+}
