@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Eight times as many clients as the machine can serve get as much done together
+// as those that it can, and each of them is served or told that the machine is
+// busy.
+func TestOverload(t *testing.T) {
+	fullOnly(t)
+	s := newSoaker(t)
+	s.box(t, "first") // what is made once is there
+	few, _ := s.cycles(t, 8)
+	many, refused := s.cycles(t, 64)
+	t.Logf("cycles per second: %.1f with 8 clients, %.1f with 64, of which %d were refused", few, many, refused)
+	if many < few/2 {
+		t.Error("more clients get less done")
+	}
+}
+
+// cycles has so many clients make, use and remove sandboxes for a while, and
+// returns how often per second they did.
+func (s *soaker) cycles(t *testing.T, clients int) (perSecond float64, refused int64) {
+	t.Helper()
+	const period = 10 * time.Second
+	var done, busy atomic.Int64
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), period)
+	defer cancel()
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				box, err := s.client.Create(t.Context(), sandbox.Spec{Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
+				if sandbox.CodeOf(err) == sandbox.CodeExhausted {
+					busy.Add(1)
+					continue
+				}
+				if err == nil {
+					_, err = box.Run(t.Context(), sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{})
+				}
+				if err == nil {
+					err = box.Destroy(t.Context())
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	return float64(done.Load()) / time.Since(began).Seconds(), busy.Load()
+}
