@@ -52,6 +52,18 @@ guest: ## build the program that runs inside sandboxes, which build embeds
 build: guest ## build the static binary, bin/atoll
 	CGO_ENABLED=0 $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $(ATOLL) ./cmd/atoll
 
+# Sandboxes need Linux. Elsewhere the program is a client of a daemon.
+CLIENTS = darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
+
+.PHONY: clients
+clients: ## build the client for macOS and Windows, into bin/
+	@for system in $(CLIENTS); do \
+		name=bin/atoll-$${system%/*}-$${system#*/}; \
+		case $$system in windows/*) name=$$name.exe ;; esac; \
+		echo $$name; \
+		CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $$name ./cmd/atoll || exit 1; \
+	done
+
 .PHONY: run
 run: build ## run a command in a sandbox: make run ARGS="uname -a"
 	@$(ATOLL) run -- $(or $(ARGS),python3 -c 'print(6*7)')
@@ -65,7 +77,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet race e2b bridge sdk mcp docker gigabyte python js frameworks
+	@$(MAKE) --no-print-directory check-fmt vet clients race e2b bridge sdk mcp docker gigabyte python js frameworks
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s

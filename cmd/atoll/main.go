@@ -1,3 +1,5 @@
+//go:build linux
+
 // Atoll gives AI agents sandboxes: one program, with nothing else to install.
 package main
 

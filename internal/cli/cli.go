@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"syscall"
 
@@ -21,7 +22,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control"
-	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // System is the node that the commands act on. It is opened when the first command
@@ -35,8 +36,7 @@ type System interface {
 	// Trial returns what the conformance suite needs to test the named provider:
 	// a function that opens it anew, and one to be called at the end.
 	Trial(provider string) (open func(context.Context) (driver.Provider, error), end func() error, err error)
-	// Images returns the node's images.
-	Images() (*image.Store, error)
+	localImages
 	// Close closes what was opened. It ends no sandbox.
 	Close() error
 }
@@ -51,9 +51,10 @@ type ProviderInfo struct {
 // App is one run of the command line.
 type App struct {
 	// Open opens the node whose state is kept in stateDir; an empty one means
-	// the user's own. The App closes it.
+	// the user's own. The App closes it. It is nil in a client, a build for a
+	// system that has no sandboxes, which uses the daemon that ATOLL_HOST names.
 	Open func(stateDir string) (System, error)
-	// Up starts a daemon, which the App closes.
+	// Up starts a daemon, which the App closes. It is nil in a client.
 	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
@@ -186,12 +187,23 @@ func (a *App) node() (System, error) {
 	if a.system != nil {
 		return a.system, nil
 	}
+	if a.Open == nil {
+		return nil, clientOnly("nothing can run on this machine")
+	}
 	system, err := a.Open(a.stateDir)
 	if err != nil {
 		return nil, err
 	}
 	a.system = system
 	return system, nil
+}
+
+// clientOnly is why something cannot be done here.
+func clientOnly(what string) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnsupported, Message: what + ": sandboxes need Linux, and this is the client for " + runtime.GOOS,
+		Hint: "set ATOLL_HOST to the address of a daemon, such as https://HOST:7070, and ATOLL_KEY to a key of it",
+	}
 }
 
 // control opens the control plane of the chosen provider.

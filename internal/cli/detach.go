@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // defaultDetachKeys are those of Docker.
@@ -85,16 +82,4 @@ func (r *keyReader) take(c byte) bool {
 	}
 	r.ready = append(r.ready, c)
 	return false
-}
-
-// isNull reports whether our input is nothing, as in the background of a shell
-// or of a service manager.
-func isNull(in any) bool {
-	f, ok := in.(*os.File)
-	if !ok {
-		return in == nil
-	}
-	var st unix.Stat_t
-	err := unix.Fstat(int(f.Fd()), &st)
-	return err != nil || st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3)
 }

@@ -1,3 +1,5 @@
+//go:build linux
+
 package cli
 
 import (
@@ -16,6 +18,11 @@ import (
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/sandbox"
 )
+
+// localImages are the images of the node.
+type localImages interface {
+	Images() (*image.Store, error)
+}
 
 // imageCommands are atoll image.
 type imageCommands struct{ *App }

@@ -3,10 +3,9 @@ package cli
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
 )
@@ -46,14 +45,18 @@ func commandText(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
+// signals are the names of Linux's signals, from 1. The program's own system may
+// number them otherwise.
+var signals = strings.Fields("HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU " +
+	"URG XCPU XFSZ VTALRM PROF WINCH IO PWR SYS")
+
 // parseSignal understands 15, TERM and SIGTERM.
 func parseSignal(name string) (int, error) {
 	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
 		return n, nil
 	}
-	upper := strings.ToUpper(name)
-	if sig := unix.SignalNum("SIG" + strings.TrimPrefix(upper, "SIG")); sig != 0 {
-		return int(sig), nil
+	if i := slices.Index(signals, strings.TrimPrefix(strings.ToUpper(name), "SIG")); i >= 0 {
+		return i + 1, nil
 	}
 	return 0, badFlag("signal", "%q is not a signal such as TERM or 15", name)
 }

@@ -171,7 +171,7 @@ func rawMode(f *os.File) (restore func(), err error) {
 func followSize(ctx context.Context, f *os.File, p driver.Process) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, syscall.SIGWINCH)
+	notifyResize(changed)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {

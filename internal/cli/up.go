@@ -258,6 +258,9 @@ func defaultPool() int { return min(runtime.NumCPU(), 8) }
 func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	if a.Up == nil {
+		return clientOnly("no daemon can run on this machine")
+	}
 	a.warn(a.warningOf(opts.Provider))
 	d, err := a.Up(ctx, opts)
 	if err != nil {

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"syscall"
 	"unicode"
 	"unicode/utf8"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
@@ -65,7 +64,7 @@ const (
 )
 
 // DiskFull reports that something could not be written for want of space.
-func DiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+func DiskFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // Full is what a caller gets then.
 func Full(op string, cause error) error {

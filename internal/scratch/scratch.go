@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -26,21 +25,16 @@ func Dir(prefix string) (dir string, remove func() error, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	lock, err := os.Open(dir)
-	if err == nil {
-		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	}
+	lock, err := hold(dir)
 	if err == nil {
 		err = os.Chmod(dir, 0o711)
 	}
 	if err != nil {
-		lock.Close()
-		return "", nil, errors.Join(fmt.Errorf("keeping %s: %w", dir, err), os.RemoveAll(dir))
+		err = errors.Join(fmt.Errorf("keeping %s: %w", dir, err), lock.Close())
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	return dir, func() error {
-		err := os.RemoveAll(dir)
-		lock.Close()
-		return err
+		return errors.Join(os.RemoveAll(dir), lock.Close())
 	}, nil
 }
 
@@ -55,20 +49,5 @@ func sweep(prefix string, now time.Time) {
 		if info, err := e.Info(); err == nil && e.IsDir() && strings.HasPrefix(e.Name(), prefix) && now.Sub(info.ModTime()) > young {
 			sweepOne(filepath.Join(os.TempDir(), e.Name()))
 		}
-	}
-}
-
-func sweepOne(dir string) {
-	lock, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return
-	}
-	defer lock.Close()
-	info, err := lock.Stat()
-	if err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
-		return
-	}
-	if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-		_ = os.RemoveAll(dir)
 	}
 }

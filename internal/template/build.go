@@ -437,7 +437,9 @@ const notStarted = 126
 // UnknownUserError is the cause of an error of a build whose image has no such user.
 type UnknownUserError struct{ User string }
 
-func (e *UnknownUserError) Error() string { return fmt.Sprintf("the image has no user %q", clip(e.User)) }
+func (e *UnknownUserError) Error() string {
+	return fmt.Sprintf("the image has no user %q", clip(e.User))
+}
 
 // unknown is an error of the present step.
 func (w *work) unknown(user string) error {

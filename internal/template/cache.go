@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -109,7 +108,7 @@ func (c *Cache) create(tenant string) (*os.File, string, error) {
 			return nil, "", err
 		}
 		// Between the two calls a sweep may have taken it for abandoned.
-		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		if lock(f) {
 			own, err := f.Stat()
 			now, gone := c.root.Lstat(name)
 			if err == nil && gone == nil && os.SameFile(own, now) {
@@ -133,7 +132,7 @@ func (c *Cache) sweep() error {
 		if err != nil {
 			return nil //nolint:nilerr // it was finished meanwhile
 		}
-		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
+		if lock(f) {
 			_ = c.root.Remove(name) // whoever swept it too was faster
 		}
 		return f.Close()

@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/atoll-run/atoll/internal/sparse"
 	"github.com/atoll-run/atoll/sandbox"
@@ -33,9 +32,7 @@ func Pack(ctx context.Context, w io.Writer, root, name string) error {
 // PackOwned is Pack that keeps the numeric owners.
 func PackOwned(ctx context.Context, w io.Writer, root, name string) error {
 	return packTree(ctx, w, root, name, func(info fs.FileInfo, h *tar.Header) {
-		if st, ok := info.Sys().(*syscall.Stat_t); ok {
-			h.Uid, h.Gid = int(st.Uid), int(st.Gid)
-		}
+		h.Uid, h.Gid = owner(info)
 	})
 }
 
@@ -98,7 +95,7 @@ func pack(w io.Writer, tw *tar.Writer, file, name string, d fs.DirEntry, own own
 	if ok || err != nil {
 		return err
 	}
-	extents, worth, err := sparse.Find(f, info.Size(), info.Sys().(*syscall.Stat_t).Blocks*512)
+	extents, worth, err := sparse.Find(f, info.Size(), stored(info))
 	switch {
 	case err != nil:
 		return err

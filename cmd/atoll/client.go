@@ -1,0 +1,21 @@
+//go:build !linux
+
+// Atoll gives AI agents sandboxes: one program, with nothing else to install.
+// On this system it is a client of a daemon that runs on Linux.
+package main
+
+import (
+	"context"
+	"os"
+	"runtime"
+
+	"github.com/atoll-run/atoll/internal/cli"
+)
+
+func main() {
+	app := &cli.App{
+		Version: cli.Version{Atoll: version("github.com/atoll-run/atoll"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
+		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+	}
+	os.Exit(app.Main(context.Background(), os.Args[1:]))
+}

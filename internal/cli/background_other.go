@@ -1,0 +1,26 @@
+//go:build !linux
+
+package cli
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+)
+
+const (
+	logName  = "daemon.log"
+	lockName = "daemon.lock"
+)
+
+func (a *App) startDaemon(context.Context, string, []string) (pid int, err error) {
+	return 0, clientOnly("no daemon can run on this machine")
+}
+
+func (a *App) detach(context.Context, *cobra.Command) error {
+	return clientOnly("no daemon can run on this machine")
+}
+
+func (a *App) endDaemon(context.Context, string) error {
+	return clientOnly("no daemon can run on this machine")
+}

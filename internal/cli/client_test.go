@@ -1,0 +1,20 @@
+package cli
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+// A client, which can run nothing itself, says what to do.
+func TestClientNamesTheDaemon(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"ls"}, {"run", "--", "true"}, {"create"}, {"up"}, {"up", "--detach"}, {"session", "ls"}, {"image", "ls"}, {"rm", "--all"}} {
+		var out, said bytes.Buffer
+		a := &App{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &said, LookupEnv: func(string) (string, bool) { return "", false }, stateDir: t.TempDir()}
+		code := a.Main(t.Context(), append([]string{"--state-dir", t.TempDir()}, args...))
+		if code == 0 || !strings.Contains(said.String(), "ATOLL_HOST") || out.Len() > 0 {
+			t.Errorf("%v: code %d, %q, output %q", args, code, said.String(), out.String())
+		}
+	}
+}

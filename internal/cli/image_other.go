@@ -1,0 +1,24 @@
+//go:build !linux
+
+package cli
+
+import "github.com/spf13/cobra"
+
+// localImages are the images of the node. A client has none.
+type localImages interface{}
+
+// imageCommands are atoll image.
+type imageCommands struct{ *App }
+
+func (a imageCommands) imageCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "image",
+		Short: "What the files of sandboxes come from",
+		Long: `Images are managed on the machine of the daemon. A sandbox's image is fetched there
+when it is made.`,
+		GroupID: groupMachine,
+		RunE: func(*cobra.Command, []string) error {
+			return clientOnly("images are managed on the daemon's machine")
+		},
+	}
+}

@@ -1,0 +1,36 @@
+//go:build unix
+
+package cli
+
+import (
+	"os"
+	"syscall"
+	"testing"
+)
+
+// A reader that has seen enough is no fault.
+func TestNobodyReads(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	defer w.Close()
+	fd, err := syscall.Dup(int(w.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout := os.NewFile(uintptr(fd), os.Stdout.Name())
+	defer stdout.Close()
+	for _, args := range [][]string{{"version"}, {"version", "--json"}} {
+		a, said := failing(nil)
+		a.Stdout = stdout
+		if code := a.Main(t.Context(), args); code != 141 || said.Len() > 0 {
+			t.Errorf("%v: code %d, said %q", args, code, said)
+		}
+	}
+	a, said := failing(&os.PathError{Op: "write", Path: "/run/socket", Err: syscall.EPIPE})
+	if code := a.Main(t.Context(), []string{"image", "ls"}); code != exitFailure || said.Len() == 0 {
+		t.Errorf("another pipe: code %d, said %q", code, said)
+	}
+}

@@ -1,0 +1,26 @@
+//go:build unix
+
+package tree
+
+import (
+	"io/fs"
+	"syscall"
+)
+
+// owner returns the numeric owner and group of a file, root's if they are
+// unknown.
+func owner(info fs.FileInfo) (uid, gid int) {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return int(st.Uid), int(st.Gid)
+	}
+	return 0, 0
+}
+
+// stored returns how many bytes of a file are on disk. Fewer than its size
+// means that it has holes.
+func stored(info fs.FileInfo) int64 {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		return st.Blocks * 512
+	}
+	return info.Size()
+}
