@@ -83,7 +83,7 @@ var rules = []rule{
 	{
 		pkgs: "provider/superserve/...",
 		only: []string{"sandbox", "internal/span", "driver", "provider/superserve/...", "internal/guest/...", "internal/guestkit", "internal/sparse", "provider/internal/..."},
-		deny: []string{kernel + "/...", "os/exec", "database/sql"},
+		deny: []string{kernel + "/...", "database/sql"},
 		why:  "a provider knows its technology, and neither control nor another provider",
 	},
 	{
@@ -313,7 +313,7 @@ var rules = []rule{
 		why: "it remembers sandboxes, for any provider",
 	},
 	{
-		pkgs: "provider/internal/rest", std: true, only: []string{"sandbox"}, deny: []string{"os/exec"},
+		pkgs: "provider/internal/rest", std: true, libs: []string{"github.com/coder/websocket/..."}, only: []string{"sandbox"}, deny: []string{"os/exec"},
 		why: "it makes requests, for any provider",
 	},
 	{
