@@ -191,7 +191,19 @@ type LeaseInfo struct {
 	Sandbox  ID        `json:"sandbox,omitempty"`
 	Holders  []Holder  `json:"holders"`
 	Expires  time.Time `json:"expires,omitzero"`
+	History  []Epoch   `json:"history,omitempty" doc:"the latest epochs, the present first; of one session, not in lists"`
 	Idle     time.Time `json:"idle,omitzero"` // since when nobody holds the sandbox; zero: somebody does, or there is none
+}
+
+// Epoch says which sandbox served a session at an epoch.
+type Epoch struct {
+	Epoch    int64     `json:"epoch"`
+	Provider string    `json:"provider"`
+	Sandbox  ID        `json:"sandbox"`
+	Holders  []string  `json:"holders,omitempty" doc:"kinds and ids of who held it when it began and when it ended"`
+	Began    time.Time `json:"began"`
+	Ended    time.Time `json:"ended,omitzero" doc:"left out while it serves the session"`
+	Why      string    `json:"why,omitempty" doc:"why it ended"`
 }
 
 // IfExists says what creating a session does when there is one of that name.

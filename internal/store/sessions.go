@@ -174,6 +174,9 @@ func (ss Sessions) ApplyLease(ctx context.Context, tenant, group string, op leas
 		string(after.State), string(data), nanos(ss.tx.Now()), tenant, group); err != nil {
 		return before, effect, err
 	}
+	if err := ss.noteEpochs(ctx, tenant, op, before, after); err != nil {
+		return before, effect, err
+	}
 	if effect.Warm > 0 {
 		err = ss.addWarmTime(ctx, WarmTime{Tenant: tenant, Group: group, Provider: before.Provider, Labels: labels, Hour: ss.tx.Now().Truncate(time.Hour), Warm: effect.Warm})
 	}
@@ -219,11 +222,17 @@ func (ss Sessions) WarmTimes(ctx context.Context, tenant string, from, to time.T
 // attempts and epochs are never used twice.
 func (ss Sessions) ForgetLease(ctx context.Context, tenant, group string, remove bool) error {
 	if remove {
+		if _, err := ss.tx.exec(ctx, "DELETE FROM lease_epochs WHERE tenant = $1 AND grp = $2", tenant, group); err != nil {
+			return err
+		}
 		_, err := ss.tx.exec(ctx, "DELETE FROM leases WHERE tenant = $1 AND grp = $2", tenant, group)
 		return err
 	}
 	l, err := ss.readLease(ctx, tenant, group, ss.tx.s.dialect.forUpdate())
 	if err != nil {
+		return err
+	}
+	if err := ss.endEpoch(ctx, tenant, l, "the sessions were removed"); err != nil {
 		return err
 	}
 	data, err := json.Marshal(lease.Lease{Group: group, State: lease.Cold, Epoch: l.Epoch, Attempt: l.Attempt, Drains: l.Drains})

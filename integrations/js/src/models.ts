@@ -194,6 +194,7 @@ export interface components {
             nativeBucketMount: boolean;
             os: components["schemas"]["OSList"];
             pause?: string;
+            permanent?: boolean;
             persistable: boolean;
             ports: components["schemas"]["PortSupport"];
             price: string;
@@ -260,6 +261,23 @@ export interface components {
             /** Format: int64 */
             version: number;
             workspaces?: components["schemas"]["WorkspaceRef"][] | null;
+        };
+        Epoch: {
+            /** Format: date-time */
+            began: string;
+            /**
+             * Format: date-time
+             * @description left out while it serves the session
+             */
+            ended?: string;
+            /** Format: int64 */
+            epoch: number;
+            /** @description kinds and ids of who held it when it began and when it ended */
+            holders?: string[] | null;
+            provider: string;
+            sandbox: string;
+            /** @description why it ended */
+            why?: string;
         };
         Event: {
             /** Format: int64 */
@@ -585,6 +603,8 @@ export interface components {
             epoch: number;
             /** Format: date-time */
             expires?: string;
+            /** @description the latest epochs, the present first; of one session, not in lists */
+            history?: components["schemas"]["Epoch"][] | null;
             holders: components["schemas"]["Holder"][] | null;
             /** Format: date-time */
             idle?: string;
@@ -1813,6 +1833,7 @@ export type DiffOutputBody = components['schemas']['DiffOutputBody']
 export type DriverSupport = components['schemas']['DriverSupport']
 export type Enforcement = components['schemas']['Enforcement']
 export type Envelope = components['schemas']['Envelope']
+export type Epoch = components['schemas']['Epoch']
 export type Event = components['schemas']['Event']
 export type EventsOutputBody = components['schemas']['EventsOutputBody']
 export type ExecRequest = components['schemas']['ExecRequest']

@@ -44,8 +44,12 @@ func (b boxes) readable(ctx context.Context, a sandbox.Archive) error {
 
 // snapshot keeps all files of a sandbox.
 func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
+	a := sandbox.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: b.s.cfg.Binding}
+	if err := b.register(ctx, a); err != nil {
+		return nil, err
+	}
 	take := func() (sandbox.Snapshot, error) {
-		return b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+		return b.s.cfg.Snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Name: a.Ref, Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
 	}
 	kept, err := take()
 	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only what stands still
@@ -54,9 +58,11 @@ func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive,
 		}
 	}
 	if err != nil {
+		b.s.Report(ctx, b.Discard(context.WithoutCancel(ctx), sandbox.Envelope{Archive: &a}))
 		return nil, err
 	}
-	return &sandbox.Archive{Kind: snapshotKind, Ref: kept.ID, Size: kept.Size, Provider: box.Provider, Binding: b.s.cfg.Binding}, nil
+	a.Size = kept.Size
+	return &a, nil
 }
 
 // sets are the tar archives of a tenant in the blob store, without and with
@@ -84,10 +90,11 @@ func (b boxes) pack(ctx context.Context, box session.Box) (*sandbox.Archive, err
 	if err != nil {
 		return nil, err
 	}
-	return &sandbox.Archive{
+	a := sandbox.Archive{
 		Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(at.Version), Size: size, Hash: "sha256:" + at.Digest,
 		Provider: box.Provider, Binding: b.s.cfg.Binding,
-	}, nil
+	}
+	return &a, b.register(ctx, a)
 }
 
 // place finds a tar archive of the tenant. Anybody may have written what names
@@ -125,16 +132,12 @@ func (b boxes) unpack(ctx context.Context, to sandbox.ID, a sandbox.Archive) err
 	return b.s.cfg.Archive.Read(ctx, set, at, b.s.cfg.Scratch, func(r io.Reader) error { return b.s.importTree(ctx, to, r) })
 }
 
-// Discard implements session.Boxes.
-func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
-	a := prior.Archive
-	if a == nil || b.readable(ctx, *a) != nil {
-		return nil
-	}
+// remove removes an archive. One that is not there is removed.
+func (b boxes) remove(ctx context.Context, a sandbox.Archive) error {
 	if a.Kind == snapshotKind {
 		return ignore(b.s.cfg.Snapshots.RemoveSnapshot(ctx, a.Ref), sandbox.CodeNotFound)
 	}
-	set, at, err := b.place(ctx, *a)
+	set, at, err := b.place(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -191,6 +194,13 @@ func (s *Service) sweepSet(ctx context.Context, tenant string, set archive.Set) 
 func (s *Service) wantedTars(ctx context.Context, tenant string) (wanted map[string]bool, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
 		wanted = map[string]bool{}
+		kept, err := tx.Sessions().Archives(ctx, tenant, "")
+		if err != nil {
+			return err
+		}
+		for _, k := range kept { // those that are to go, the ledger removes
+			wanted[k.Archive.Ref] = true
+		}
 		rows, err := tx.Sessions().List(ctx, tenant)
 		if err != nil {
 			return err

@@ -38,8 +38,10 @@ func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lea
 		} else if len(all) > 0 {
 			name, labels = all[0].Name, all[0].Labels
 		}
-		after, effect, err = tx.Sessions().ApplyLease(ctx, l.tenant, group, op, l.s.cfg.Lease, labels)
-		return err
+		if after, effect, err = tx.Sessions().ApplyLease(ctx, l.tenant, group, op, l.s.cfg.Lease, labels); err != nil || !effect.Done {
+			return err
+		}
+		return publish(ctx, tx, l.tenant, group, op)
 	})
 	if err != nil {
 		return before, effect, err

@@ -252,11 +252,16 @@ func (s *Service) described(ctx context.Context, tenant, ref string) (out sandbo
 		if err != nil {
 			return err
 		}
-		out, err = describe(ctx, tx, row, s.cfg.Lease.Grace)
+		if out, err = describe(ctx, tx, row, s.cfg.Lease.Grace); err == nil {
+			out.Lease.History, err = tx.Sessions().Epochs(ctx, row.Tenant, row.Group, maxHistory)
+		}
 		return err
 	})
 	return out, err
 }
+
+// maxHistory is how many epochs of a session are shown.
+const maxHistory = 20
 
 func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.Duration) (sandbox.Session, error) {
 	l, err := tx.Sessions().Lease(ctx, row.Tenant, row.Group)
@@ -455,6 +460,7 @@ func (s *Service) clear(ctx context.Context, tenant string, l lease.Lease) error
 	if err := b.orphans(ctx, l, true); err != nil {
 		return err
 	}
+	s.Report(ctx, s.retire(ctx, tenant, l.Group)) // a sweep tries again
 	if l.Archive == nil {
 		return nil
 	}

@@ -54,6 +54,7 @@ func (s *Service) Sweep(ctx context.Context) error {
 	for _, k := range all {
 		failed = append(failed, s.sweep(ctx, k))
 	}
+	failed = append(failed, s.sweepArchives(ctx))
 	return errors.Join(failed...)
 }
 

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// KeptArchive is an archive of a session in the ledger.
+type KeptArchive struct {
+	Tenant, Group string
+	Archive       sandbox.Archive
+	State         ArchiveState
+	Tries         int // how often deleting it failed
+}
+
+// ArchiveState is what is to become of an archive.
+type ArchiveState string
+
+// The states of archives.
+const (
+	ArchiveCandidate     ArchiveState = "candidate" // being made, or made and not yet published
+	ArchiveCurrent       ArchiveState = "current"   // what the session is rebuilt from
+	ArchivePrevious      ArchiveState = "previous"
+	ArchiveDeletePending ArchiveState = "delete_pending"
+	ArchiveDeleting      ArchiveState = "deleting"
+	ArchiveDeleteFailed  ArchiveState = "delete_failed" // and tried again
+)
+
+const (
+	candidateLife = time.Hour        // after which it is taken for abandoned
+	deletingLife  = 10 * time.Minute // after which its daemon is taken for gone
+	firstRetry    = time.Minute
+	lastRetry     = 24 * time.Hour
+)
+
+// RegisterArchive records an archive that is being made. It is deleted after an
+// hour if it was not published.
+func (ss Sessions) RegisterArchive(ctx context.Context, tenant, group string, a sandbox.Archive) error {
+	data, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	_, err = ss.tx.exec(ctx, "INSERT INTO session_archives (tenant, ref, grp, archive_json, state, tries, due) VALUES ($1, $2, $3, $4, $5, 0, $6) ON CONFLICT DO NOTHING",
+		tenant, a.Ref, group, string(data), string(ArchiveCandidate), nanos(ss.tx.Now().Add(candidateLife)))
+	return err
+}
+
+// PublishArchive makes a candidate what a group is rebuilt from. The one before is
+// kept, too, and the one before that is deleted. A candidate that was given up
+// meanwhile is CodeConflict. Publishing what is current changes nothing.
+func (ss Sessions) PublishArchive(ctx context.Context, tenant, group, ref string) error {
+	state, err := ss.archiveState(ctx, tenant, ref)
+	switch {
+	case err != nil || state == ArchiveCurrent:
+		return err
+	case state != ArchiveCandidate:
+		return fail(sandbox.CodeConflict, ref, "the archive was given up before it was published")
+	}
+	for _, step := range []struct{ from, to ArchiveState }{{ArchivePrevious, ArchiveDeletePending}, {ArchiveCurrent, ArchivePrevious}} {
+		if _, err := ss.tx.exec(ctx, "UPDATE session_archives SET state = $1, due = $2 WHERE tenant = $3 AND grp = $4 AND state = $5",
+			string(step.to), nanos(ss.tx.Now()), tenant, group, string(step.from)); err != nil {
+			return err
+		}
+	}
+	_, err = ss.tx.exec(ctx, "UPDATE session_archives SET state = $1 WHERE tenant = $2 AND ref = $3", string(ArchiveCurrent), tenant, ref)
+	return err
+}
+
+func (ss Sessions) archiveState(ctx context.Context, tenant, ref string) (state ArchiveState, err error) {
+	err = ss.tx.queryRow(ctx, "SELECT state FROM session_archives WHERE tenant = $1 AND ref = $2"+ss.tx.s.dialect.forUpdate(), tenant, ref).Scan(&state)
+	return state, missing(err, "archive", ref)
+}
+
+// RetireArchive has a candidate deleted, and with published also one that is
+// current or previous. It reports whether the archive is to go; CodeNotFound: the
+// ledger does not know it.
+func (ss Sessions) RetireArchive(ctx context.Context, tenant, ref string, published bool) (bool, error) {
+	state, err := ss.archiveState(ctx, tenant, ref)
+	if err != nil || !published && (state == ArchiveCurrent || state == ArchivePrevious) {
+		return false, err
+	}
+	if state == ArchiveDeleting || state == ArchiveDeleteFailed {
+		return true, nil
+	}
+	_, err = ss.tx.exec(ctx, "UPDATE session_archives SET state = $1, due = $2 WHERE tenant = $3 AND ref = $4", string(ArchiveDeletePending), nanos(ss.tx.Now()), tenant, ref)
+	return true, err
+}
+
+// Archives lists the archives of a tenant, of one group if it is given.
+func (ss Sessions) Archives(ctx context.Context, tenant, group string) ([]KeptArchive, error) {
+	rows, err := ss.tx.query(ctx, "SELECT tenant, grp, archive_json, state, tries FROM session_archives WHERE tenant = $1 AND ($2 = '' OR grp = $2) ORDER BY ref", tenant, group)
+	return collect(rows, err, scanKept)
+}
+
+func scanKept(row scanner) (k KeptArchive, err error) {
+	var text string
+	if err := row.Scan(&k.Tenant, &k.Group, &text, &k.State, &k.Tries); err != nil {
+		return k, err
+	}
+	return k, json.Unmarshal([]byte(text), &k.Archive)
+}
+
+// DeleteArchive claims an archive that is to go for this caller, who removes it
+// and tells ArchiveDeleted. It is false if somebody else has it, or it stays.
+func (ss Sessions) DeleteArchive(ctx context.Context, tenant, ref string) (bool, error) {
+	now := ss.tx.Now()
+	n, err := ss.tx.exec(ctx, "UPDATE session_archives SET state = $1, due = $2 WHERE tenant = $3 AND ref = $4 AND due <= $5 AND state NOT IN ('current', 'previous')",
+		string(ArchiveDeleting), nanos(now.Add(deletingLife)), tenant, ref, nanos(now))
+	return n == 1, err
+}
+
+// ArchiveDeleted records how deleting an archive went. One that is still there is
+// tried again, later each time.
+func (ss Sessions) ArchiveDeleted(ctx context.Context, tenant, ref string, failed bool) error {
+	if !failed {
+		_, err := ss.tx.exec(ctx, "DELETE FROM session_archives WHERE tenant = $1 AND ref = $2", tenant, ref)
+		return err
+	}
+	var tries int
+	if err := ss.tx.queryRow(ctx, "SELECT tries FROM session_archives WHERE tenant = $1 AND ref = $2", tenant, ref).Scan(&tries); err != nil {
+		return missing(err, "archive", ref)
+	}
+	wait := min(firstRetry<<min(tries, 16), lastRetry)
+	_, err := ss.tx.exec(ctx, "UPDATE session_archives SET state = $1, tries = $2, due = $3 WHERE tenant = $4 AND ref = $5",
+		string(ArchiveDeleteFailed), tries+1, nanos(ss.tx.Now().Add(wait)), tenant, ref)
+	return err
+}
+
+// DueArchives lists archives of all tenants that are to be deleted now.
+func (o *Operator) DueArchives(ctx context.Context, limit int) ([]KeptArchive, error) {
+	rows, err := o.tx.query(ctx, "SELECT tenant, grp, archive_json, state, tries FROM session_archives WHERE state NOT IN ('current', 'previous') AND due <= $1 ORDER BY due LIMIT $2", nanos(o.tx.Now()), limit)
+	return collect(rows, err, scanKept)
+}
