@@ -81,23 +81,23 @@ func TestRB44FilesAreArchivedWithoutSnapshots(t *testing.T) {
 	}
 }
 
-// RB-45: saving again removes what the last save kept, and removing the session
-// the rest.
+// RB-45, RB-46: saving again removes what the save before the last kept, and
+// removing the session the rest.
 func TestRB45ReplacedArchivesAreRemoved(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o) }))
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	var last *sandbox.Archive
-	for _, text := range []string{"one", "two", "three"} {
+	for i, text := range []string{"one", "two", "three"} {
 		runShell(t, s, "mkdir -p /workspace; echo "+text+" > /workspace/note")
 		saved, err := s.Save(t.Context())
 		if err != nil || saved.Archive == nil || saved.Archive.Kind != "tar" || last != nil && saved.Archive.Ref == last.Ref {
 			t.Fatalf("saved %+v after %+v, %v", saved, last, err)
 		}
 		last = saved.Archive
-		if all := keptTars(t, m, last); len(all) != 1 {
-			t.Errorf("after saving %s there are %+v, want one archive", text, all)
+		if all := keptTars(t, m, last); len(all) != min(i+1, 2) {
+			t.Errorf("after saving %s there are %+v, want the last two archives", text, all)
 		}
 	}
 
