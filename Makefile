@@ -122,10 +122,14 @@ base-image-test: build ## build it in a state directory of its own and try it (m
 	@$(STATIC) ATOLL="$$dir/atoll" ./images/base/check
 
 # What the code interpreter of E2B's clients is expected to have besides.
-INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas ./images/base/build code-interpreter
+INTERPRETER = PACKAGES=python3-matplotlib,python3-pandas$(subst $() ,,$(foreach k,$(KERNELS),$(or $(patsubst %,$(comma)%,$(kernel-$(k))),$(error KERNELS: $(k) is none of java, r, typescript)))) ./images/base/build code-interpreter
+comma = ,
+kernel-java = default-jdk-headless
+kernel-r = r-base-core
+kernel-typescript = node-typescript
 
 .PHONY: interpreter-image
-interpreter-image: build ## build the image "code-interpreter": base with matplotlib and pandas, of Debian's packages
+interpreter-image: build ## build the image "code-interpreter": base with matplotlib and pandas, of Debian's packages; more kernels: make interpreter-image KERNELS="typescript java r"
 	@$(STATIC) ATOLL="$$dir/atoll" $(INTERPRETER)
 
 # Each runs the programs of E2B's SDKs in sandboxes of an image that was just
@@ -141,9 +145,14 @@ base-image-e2b interpreter-image-e2b:
 	@$(STATIC) export ATOLL="$$dir/atoll" ATOLL_STATE_DIR="$$dir/state" && mkdir "$$dir/state" && $(E2B_IMAGE) && \
 		ATOLL_E2B_STATE="$$dir/state" $(call gotest,-timeout=1h -parallel=1 -tags=e2b '-run=$(E2B_RUN)',./test/e2b)
 
+# Keeps every processor busy as long as the shell lives.
+LOAD = loads=; trap 'kill $$loads' EXIT; for i in $$(seq $$(nproc)); do \
+	(while kill -0 $$$$; do i=0; while [ $$i -lt 100000 ]; do i=$$((i + 1)); done; done 2>/dev/null) & loads="$$loads $$!"; done;
+
 .PHONY: e2b
-e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip)
-	@$(STATIC) $(call gotest,-tags=e2b,./test/e2b)
+e2b: build ## run programs that use E2B's SDKs (installs them with npm and pip); many times under load: make e2b REPEAT=20
+	@$(STATIC) ( $(if $(REPEAT),$(LOAD)) for i in $$(seq $(or $(REPEAT),1)); do \
+		$(if $(REPEAT),echo "$$i of $(REPEAT)" >&2 &&) $(call gotest,-tags=e2b $(ARGS),./test/e2b) || exit 1; done )
 
 .PHONY: bridge
 bridge: build ## run programs and agents that use OpenAI's clients of Cloudflare's bridge (installs them with npm and pip)

@@ -4,7 +4,7 @@ package e2b
 
 // The versions are the newest that the registries gave, and those that were the
 // newest half a year and a year before that one; docs/guide/e2b.md has their dates.
-// What knows sandboxes by host name only is tried so.
+// What knows sandboxes by host name only is tried so, and the newest in both ways.
 
 // Those of npm's e2b.
 var (
@@ -21,7 +21,7 @@ var (
 // Those of npm's @e2b/code-interpreter and of PyPI's e2b-code-interpreter.
 var (
 	interpreterJavaScript       = []string{"2.8.0"}
-	interpreterJavaScriptByName = []string{"2.4.0", "2.0.0"}
+	interpreterJavaScriptByName = []string{"2.8.0", "2.4.0", "2.0.0"}
 	interpreterPython           = []string{"2.11.5"}
 	interpreterPythonByName     = []string{"2.6.0", "2.2.0"}
 )

@@ -3,7 +3,8 @@
 // which code keeps its variables from one call to the next.
 //
 // They need nothing but python3's standard library; JavaScript needs node and
-// shell scripts bash. Charts come when matplotlib is there.
+// shell scripts bash. Charts come when matplotlib is there, TypeScript, R and Java
+// when the package typescript, Rscript and a JDK are.
 package interpreter
 
 import "embed"
@@ -17,7 +18,7 @@ const Dir = "/var/lib/atoll/interpreter"
 // Ready is the line that the server prints when it listens.
 const Ready = "ready"
 
-//go:embed *.py *.js *.sh
+//go:embed *.py *.js *.sh *.R *.java
 var files embed.FS
 
 // Files returns the programs by their names in Dir.

@@ -93,7 +93,34 @@ function imported(names, from) {
   return whole + (parts.length || !star ? `var { ${parts.join(', ')} } = await import(${from});` : '')
 }
 
-function evaluate(code) {
+// compiler returns what makes JavaScript of TypeScript, undefined if there is none.
+function compiler() {
+  const places = [process.cwd() + '/node_modules', '/usr/share/nodejs', '/usr/lib/node_modules', '/usr/local/lib/node_modules']
+  for (const place of [...places, ...(process.env.NODE_PATH ?? '').split(':').filter(Boolean)]) {
+    try {
+      const ts = require(place + '/typescript')
+      return (code) => transpiled(ts, code)
+    } catch (e) {
+      if (e.code !== 'MODULE_NOT_FOUND') throw e
+    }
+  }
+  const strip = require('node:module').stripTypeScriptTypes
+  return strip && ((code) => strip(code, { mode: 'transform' }))
+}
+
+function transpiled(ts, code) {
+  // An import may be used by later code only, and is kept.
+  const keep = parseInt(ts.version) >= 5 ? { verbatimModuleSyntax: true } : { preserveValueImports: true, isolatedModules: true }
+  const { outputText, diagnostics } = ts.transpileModule(code, { reportDiagnostics: true, compilerOptions: { target: 'es2022', module: 'esnext', ...keep } })
+  if (diagnostics.length > 0) throw new SyntaxError(ts.flattenDiagnosticMessageText(diagnostics[0].messageText, '\n'))
+  return outputText.replace(/^export \{\};?\s*$/m, '').replace(/^"use strict";\n/, '')
+}
+
+const plain = process.argv[2] === 'typescript' ? compiler() : (code) => code
+if (process.argv[3] === 'check') process.exit(plain ? 0 : 1)
+
+async function evaluate(cell) {
+  const code = plain(cell)
   return new Promise((resolve, reject) => {
     interrupt = reject
     waiting = true

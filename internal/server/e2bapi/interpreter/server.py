@@ -8,6 +8,7 @@ writes a mark to both outputs, which says that nothing is under way any more.
 """
 
 import codecs
+import functools
 import json
 import os
 import queue
@@ -32,8 +33,26 @@ LANGUAGES = {
     "python": [sys.executable, os.path.join(HERE, "kernel.py")],
     "javascript": ["node", os.path.join(HERE, "kernel.js")],
     "bash": ["bash", os.path.join(HERE, "kernel.sh")],
+    "typescript": ["node", os.path.join(HERE, "kernel.js"), "typescript"],
+    "r": ["Rscript", "--vanilla", os.path.join(HERE, "kernel.R")],
+    "java": ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", os.path.join(HERE, "Kernel.java")],
 }
-ALIASES = {"js": "javascript", "py": "python", "python3": "python", "sh": "bash", "shell": "bash"}
+PLAIN = ("r", "java")  # their kernels read no JSON
+# What tells whether more than the program is there.
+CHECKS = {
+    "typescript": ["node", os.path.join(HERE, "kernel.js"), "typescript", "check"],
+    "java": ["java", "--describe-module", "jdk.jshell"],
+}
+ALIASES = {"js": "javascript", "ts": "typescript", "py": "python", "python3": "python", "sh": "bash", "shell": "bash"}
+
+
+@functools.lru_cache(None)
+def available(language):
+    """Whether the image has what a kernel needs."""
+    if shutil.which(LANGUAGES[language][0]) is None:
+        return False
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return language not in CHECKS or subprocess.run(CHECKS[language], **quiet).returncode == 0
 
 
 class Refused(Exception):
@@ -44,12 +63,19 @@ class Refused(Exception):
         self.status = status
 
 
+def hexadecimal(request):
+    """The code and the environment of a request."""
+    env = "\0".join("%s=%s" % pair for pair in request["env"].items())
+    return "%s %s" % (request["code"].encode().hex() or "-", env.encode().hex() or "-")
+
+
 class Kernel:
     """A process that executes code. One execution happens at a time."""
 
     def __init__(self, language, cwd):
         request, self.requests = os.pipe()
         self.messages, message = os.pipe()
+        self.plain = language in PLAIN
         self.mark = "\x00end of %s\x00" % uuid.uuid4()
         self.lock = threading.Lock()  # of requests
         self.events = queue.Queue()
@@ -106,7 +132,7 @@ class Kernel:
         self.died = True
 
     def send(self, request):
-        data = json.dumps(request).encode() + b"\n"
+        data = (hexadecimal(request) if self.plain else json.dumps(request)).encode() + b"\n"
         with self.lock:
             if self.requests is None:
                 return
@@ -213,14 +239,14 @@ class Contexts:
         self.all = {}
         self.default = {}
         for language in ("python", "javascript"):  # which begin when they are used
-            if shutil.which(LANGUAGES[language][0]):
+            if available(language):
                 self.of_language(language)
 
     def language(self, name):
         name = (name or "python").lower()
         name = ALIASES.get(name, name)
-        if name not in LANGUAGES:
-            raise Refused(400, "there is no kernel for %s here, but for %s" % (name, ", ".join(sorted(LANGUAGES))))
+        if name not in LANGUAGES or not available(name):
+            raise Refused(400, "there is no kernel for %s here, but for %s" % (name, ", ".join(sorted(filter(available, LANGUAGES)))))
         return name
 
     def make(self, language, cwd):

@@ -173,3 +173,46 @@ func TestRefusedInTheMiddle(t *testing.T) {
 		t.Errorf("%q %v", said, err)
 	}
 }
+
+// TestKernels runs code in the languages whose kernels this machine can have.
+func TestKernels(t *testing.T) {
+	address := serve(t)
+	for _, tt := range []struct{ language, code, want, wrong string }{
+		{"java", "int x = 20;\nString s = \"a\";\ns + (x + 1)", `"text": "a21"`, "int y = s;"},
+		{"r", "x <- 20\nx + 1", `"text": "[1] 21"`, "stop('bad')"},
+		{"typescript", "const x: number = 20\nx + 1", `"text": "21"`, "let y: = 3"},
+	} {
+		t.Run(tt.language, func(t *testing.T) {
+			t.Parallel()
+			run := func(code string) string {
+				body, err := json.Marshal(map[string]string{"language": tt.language, "code": code})
+				if err != nil {
+					t.Fatal(err)
+				}
+				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+address+"/execute", strings.NewReader(string(body)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp, err := http.DefaultTransport.RoundTrip(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				said, err := io.ReadAll(resp.Body)
+				if resp.StatusCode == http.StatusBadRequest {
+					t.Skipf("this machine: %s", said)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(said)
+			}
+			if said := run(tt.code); !strings.Contains(said, tt.want) {
+				t.Errorf("%q, want %s", said, tt.want)
+			}
+			if said := run(tt.wrong); !strings.Contains(said, `"type": "error"`) {
+				t.Errorf("%q, want an error", said)
+			}
+		})
+	}
+}
