@@ -64,7 +64,9 @@ const (
 )
 
 // DiskFull reports that something could not be written for want of space.
-func DiskFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
+func DiskFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
 
 // Full is what a caller gets then.
 func Full(op string, cause error) error {

@@ -95,19 +95,19 @@ func (in *inside) connect(ctx context.Context, conn net.Conn, host string) (net.
 		defer res.Body.Close()
 		return nil, in.p.api.Refused(res)
 	}
-	return &tunneled{Conn: conn, r: r}, nil
+	return &tunnelConn{Conn: conn, r: r}, nil
 }
 
-// tunneled is a connection whose first bytes came with the answer of the proxy.
-type tunneled struct {
+// tunnelConn is a connection whose first bytes came with the answer of the proxy.
+type tunnelConn struct {
 	net.Conn
 	r *bufio.Reader
 }
 
-func (t *tunneled) Read(p []byte) (int, error) { return t.r.Read(p) }
+func (t *tunnelConn) Read(p []byte) (int, error) { return t.r.Read(p) }
 
 // CloseWrite ends this side, and leaves the other open.
-func (t *tunneled) CloseWrite() error {
+func (t *tunnelConn) CloseWrite() error {
 	half, ok := t.Conn.(interface{ CloseWrite() error })
 	if !ok {
 		return net.ErrClosed

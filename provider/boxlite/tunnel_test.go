@@ -31,10 +31,10 @@ func TestTunnels(t *testing.T) {
 		"strange": {Method: http.MethodPost, Path: tunnelPath, Rewrite: hostedtest.Replace(`"uri":"http`, `"uri":"gopher`)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, opts := serve(t), boxlite.Options{}
+			w := serve(t)
 			hostedtest.WarmUp(t, w.backing)
 			w.Faults.Add(fault)
-			opts = w.options(t.TempDir())
+			opts := w.options(t.TempDir())
 			opts.Tunnels = true
 			drivertest.Run(t, drivertest.Harness{
 				New:  func(context.Context) (driver.Provider, error) { return boxlite.New(opts) },

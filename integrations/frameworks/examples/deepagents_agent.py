@@ -25,9 +25,9 @@ def call(tool: str, **args: Any) -> AIMessage:
 model = Scripted(
     messages=iter(
         [
-            call("write_file", file_path="/work/numbers.txt", content="6\n"),
-            call("execute", command="cd /work && read a < numbers.txt && echo $((a * 7)) > product.txt"),
-            call("read_file", file_path="/work/product.txt"),
+            call("write_file", file_path="/srv/demo/numbers.txt", content="6\n"),
+            call("execute", command="cd /srv/demo && read a < numbers.txt && echo $((a * 7)) > product.txt"),
+            call("read_file", file_path="/srv/demo/product.txt"),
             call("execute", command="uname -s; cat missing.txt"),
             AIMessage("The product is 42."),
         ]
