@@ -292,13 +292,16 @@ func (p *Provider) finish(ctx context.Context, create client.ContainerCreateOpti
 	if err != nil {
 		return nil, err
 	}
-	in := p.instance(id, name, create.Config.Labels, time.Now())
+	in := p.instance(id, name, create.Config.Labels, create.HostConfig.NetworkMode, time.Now())
 	if err = ctx.Err(); err == nil {
 		_, err = p.api.ContainerStart(asking, name, client.ContainerStartOptions{})
 		err = p.explain(asking, err)
 		if e, ok := errors.AsType[*sandbox.Error](err); ok {
 			e.Op, e.Subject, e.Hint = "docker.create", create.Config.Image, "the image needs /bin/sh"
 		}
+	}
+	if err == nil {
+		err = in.join(asking)
 	}
 	if err == nil {
 		err = in.Use(ctx, false, func(ctx context.Context, c *guest.Client) error { return c.Configure(ctx, def) })
@@ -373,13 +376,21 @@ func (p *Provider) list(ctx context.Context, labels ...string) (ours []container
 	return ours, nil
 }
 
-// Attach implements driver.Provider.
+// Attach implements driver.Provider. An open sandbox that has lost its network
+// gets it back; if that fails, calls that need the guest fail, and Destroy works.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
 	c, err := p.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return p.instance(id, c.ID, c.Labels, time.Unix(c.Created, 0)), nil
+	in := p.instance(id, c.ID, c.Labels, container.NetworkMode(c.HostConfig.NetworkMode), time.Unix(c.Created, 0))
+	if c.NetworkSettings == nil || !joined(c.NetworkSettings.Networks, in.network) {
+		in.apart.Store(in.network != "")
+		if c.State == container.StateRunning || c.State == container.StatePaused {
+			_ = in.join(ctx) // the next use tries again and returns the error
+		}
+	}
+	return in, nil
 }
 
 // List implements driver.Provider.

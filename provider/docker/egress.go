@@ -1,6 +1,15 @@
 package docker
 
-import "github.com/atoll-run/atoll/sandbox"
+import (
+	"context"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // EgressAbility implements driver.EgressEnforcer: a container has a network or
 // none.
@@ -27,4 +36,62 @@ func (p *Provider) network(n sandbox.Network) (string, error) {
 		return refuse("Docker cannot let a container reach some addresses and not others")
 	}
 	return "none", nil
+}
+
+// joinable returns the network that a container made with this mode must be
+// connected to. It is empty if the mode names none that can be connected later.
+func joinable(mode container.NetworkMode) string {
+	if mode.IsBridge() || mode.IsUserDefined() {
+		return string(mode)
+	}
+	return ""
+}
+
+// joined reports whether name, or the ID in its place, is one of these networks.
+func joined(networks map[string]*network.EndpointSettings, name string) bool {
+	for n, e := range networks {
+		if n == name || e != nil && e.NetworkID == name {
+			return true
+		}
+	}
+	return false
+}
+
+// join connects the container to the network it was made with, unless it is
+// connected. After a failure, the next call that needs the guest tries again.
+func (in *Instance) join(ctx context.Context) error {
+	if in.network == "" {
+		return nil
+	}
+	in.apart.Store(true)
+	c, err := in.p.inspect(ctx, in.id, in.name, false)
+	if err != nil {
+		return err
+	}
+	if c.NetworkSettings == nil || !joined(c.NetworkSettings.Networks, in.network) {
+		_, err = in.p.api.NetworkConnect(ctx, in.network, client.NetworkConnectOptions{Container: in.name})
+		// Somebody else may connect it at the same time.
+		if err != nil && !strings.Contains(err.Error(), "already exists") {
+			return in.unjoined(ctx, err)
+		}
+	}
+	in.apart.Store(false)
+	return nil
+}
+
+// unjoined explains why the container is not connected. A network that is not
+// there says nothing about the container.
+func (in *Instance) unjoined(ctx context.Context, err error) error {
+	err = in.known(ctx, err)
+	if ctx.Err() != nil || sandbox.CodeOf(err) == sandbox.CodeGone {
+		return err
+	}
+	code := sandbox.CodeOf(err)
+	if code == sandbox.CodeNotFound {
+		code = sandbox.CodeUnavailable
+	}
+	return &sandbox.Error{
+		Code: code, Op: "docker.connect", Subject: in.network, Message: "the container cannot be connected to its network: " + err.Error(),
+		Hint: "see docker network ls; if the network was removed, create it again", Cause: err,
+	}
 }

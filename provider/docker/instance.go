@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -21,18 +22,29 @@ type Instance struct {
 	p    *Provider
 	id   sandbox.ID
 	name string // the daemon's ID of the container
+
+	network string      // the network it must be connected to; empty if none
+	apart   atomic.Bool // it is not known to be connected to that
 }
 
-func (p *Provider) instance(id sandbox.ID, name string, labels map[string]string, created time.Time) *Instance {
+func (p *Provider) instance(id sandbox.ID, name string, labels map[string]string, mode container.NetworkMode, created time.Time) *Instance {
 	var ends time.Time // at the earliest: the lifetime begins when the container is started
 	if life, ok := lifeOf(labels); ok {
 		ends = created.Add(life)
 	}
-	in := &Instance{p.kit.Instance(id, &machine{p: p, id: id, name: name, labels: labels}, ends), p, id, name}
+	in := &Instance{
+		Instance: p.kit.Instance(id, &machine{p: p, id: id, name: name, labels: labels}, ends),
+		p:        p, id: id, name: name, network: joinable(mode),
+	}
 	use := in.Use
 	in.Use = func(ctx context.Context, lasting bool, f func(context.Context, *guest.Client) error) error {
 		if err := in.running(ctx); err != nil {
 			return err
+		}
+		if in.apart.Load() {
+			if err := in.join(ctx); err != nil {
+				return err
+			}
 		}
 		return use(ctx, lasting, f)
 	}
@@ -146,15 +158,19 @@ func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, err
 func (in *Instance) Pause(ctx context.Context) error {
 	return in.turn(ctx, sandbox.Paused, func() error {
 		_, err := in.p.api.ContainerPause(ctx, in.name, client.ContainerPauseOptions{})
-		return err
+		return in.p.explain(ctx, err)
 	})
 }
 
-// Resume implements driver.Pauser.
+// Resume implements driver.Pauser. What runs on has its network: a container
+// that cannot be connected to it stays paused.
 func (in *Instance) Resume(ctx context.Context) error {
 	return in.turn(ctx, sandbox.Running, func() error {
+		if err := in.join(ctx); err != nil {
+			return err
+		}
 		_, err := in.p.api.ContainerUnpause(ctx, in.name, client.ContainerUnpauseOptions{})
-		return err
+		return in.p.explain(ctx, err)
 	})
 }
 
@@ -167,7 +183,7 @@ func (in *Instance) turn(ctx context.Context, to sandbox.State, do func() error)
 	if ended {
 		return guestkit.Gone(in.id)
 	}
-	failed := in.p.explain(ctx, do())
+	failed := do()
 	if failed == nil || ctx.Err() != nil {
 		return failed
 	}

@@ -79,26 +79,31 @@ func containers(t *testing.T, id string) []container.Summary {
 	return res.Items
 }
 
+// forwarder is an address where a function gets the requests for the daemon.
+func forwarder(t *testing.T, serve func(w http.ResponseWriter, r *http.Request, daemon http.Handler)) string {
+	t.Helper()
+	daemon := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: "docker"})
+	daemon.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
+	}}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serve(w, r, daemon) }))
+	t.Cleanup(server.Close)
+	return "tcp://" + strings.TrimPrefix(server.URL, "http://")
+}
+
 // The daemon makes a container, and its answer is lost: the container is found
 // again, and there is no second one.
 func TestLostAnswer(t *testing.T) {
-	target := &url.URL{Scheme: "http", Host: "docker"}
-	forward := httputil.NewSingleHostReverseProxy(target)
-	forward.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
-	}}
 	var lost atomic.Int32
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	opts := options(t.TempDir())
+	opts.Host = forwarder(t, func(w http.ResponseWriter, r *http.Request, daemon http.Handler) {
 		if strings.HasSuffix(r.URL.Path, "/containers/create") {
-			forward.ServeHTTP(httptest.NewRecorder(), r)
+			daemon.ServeHTTP(httptest.NewRecorder(), r)
 			lost.Add(1)
 			panic(http.ErrAbortHandler)
 		}
-		forward.ServeHTTP(w, r)
-	}))
-	t.Cleanup(server.Close)
-	opts := options(t.TempDir())
-	opts.Host = "tcp://" + strings.TrimPrefix(server.URL, "http://")
+		daemon.ServeHTTP(w, r)
+	})
 	in := create(t, open(t, opts), sandbox.Spec{ID: "lost-1"})
 	if got := shell(t, in, "echo here"); got != "here" {
 		t.Errorf("the sandbox says %q", got)
