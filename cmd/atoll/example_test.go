@@ -127,8 +127,8 @@ type exampleRunner struct {
 // prepare brings about what the examples take for granted.
 func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 	switch {
-	case path[0] == "run" || path[0] == "up":
-	case path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state" || path[0] == "usage" || path[0] == "mcp":
+	case path[0] == "up":
+	case path[0] == "run" || path[0] == "key" || path[0] == "events" || path[0] == "audit" || path[0] == "create" || path[0] == "tenant" || path[0] == "state" || path[0] == "usage" || path[0] == "mcp":
 		e.up(t)
 	case path[0] == "session":
 		e.up(t)

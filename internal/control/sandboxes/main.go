@@ -77,6 +77,18 @@ func (s *records) changeMain(ctx context.Context, tenant string, id sandbox.ID, 
 	})
 }
 
+// recordMain is changeMain that waits for its turn: an operation on the sandbox
+// which is under way must find the record as it left it.
+func (s *records) recordMain(ctx context.Context, tenant string, id sandbox.ID, change func(*store.Sandbox, *sandbox.MainCommand)) error {
+	release, err := s.locks.Take(ctx, id)
+	if err != nil {
+		return nil //nolint:nilerr // the daemon ends; the next one learns of it
+	}
+	defer release()
+	_, err = s.changeMain(ctx, tenant, id, change)
+	return ignoreGone(ignoreChanged(err))
+}
+
 // checkMain learns of a command that ended before its id was recorded.
 func (s *records) checkMain(tenant string, id sandbox.ID, process string) {
 	b, err := s.record(s.Life, tenant, id)
@@ -124,12 +136,13 @@ func (s *records) MainEnded(tenant string, id sandbox.ID, process string, began 
 			s.Report(s.Life, ignoreGone(s.destroy(ownerOf(s.Life, tenant), string(id), ops.SandboxDestroy, reasonMainEnded)))
 		})
 	default:
-		_, err := s.changeMain(s.Life, tenant, id, func(b *store.Sandbox, m *sandbox.MainCommand) {
-			if m.Process == process {
-				b.Exit = &exit
-			}
+		s.Go(func() {
+			s.Report(s.Life, s.recordMain(s.Life, tenant, id, func(b *store.Sandbox, m *sandbox.MainCommand) {
+				if m.Process == process {
+					b.Exit = &exit
+				}
+			}))
 		})
-		s.Report(s.Life, ignoreGone(ignoreChanged(err)))
 	}
 }
 
@@ -179,12 +192,12 @@ func (s *records) restartMain(tenant string, id sandbox.ID, process string, wait
 			wait = min(2*wait, lastBackoff)
 			continue
 		}
-		_, err = s.changeMain(ctx, tenant, id, func(_ *store.Sandbox, m *sandbox.MainCommand) {
+		err = s.recordMain(ctx, tenant, id, func(_ *store.Sandbox, m *sandbox.MainCommand) {
 			m.Process = next
 			m.Restarts++
 		})
 		if err != nil {
-			s.Report(ctx, ignoreGone(ignoreChanged(err)))
+			s.Report(ctx, err)
 			return
 		}
 		s.Go(func() { s.checkMain(tenant, id, next) })
