@@ -289,8 +289,8 @@ func (b boxes) saves() (names []string) {
 }
 
 // Capture implements session.Boxes: it saves the workspaces. Of a sandbox without
-// any it takes a snapshot of all files, or where the provider takes none, an
-// archive of those below /workspace.
+// any it takes a snapshot of all files, or where the provider takes none, or none
+// of what runs, an archive of those below /workspace.
 func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
 	note := "session " + b.row.Name
@@ -313,7 +313,11 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 		return e, err
 	case facts.Capabilities.Snapshot:
 		e.Archive, err = b.snapshot(ctx, box)
-	case carriesTree(b.row):
+		if !b.held || sandbox.CodeOf(err) != sandbox.CodeConflict { // else it is in use, and would have to stand still
+			return e, err
+		}
+	}
+	if carriesTree(b.row) {
 		e.Archive, err = b.pack(ctx, box)
 	}
 	return e, err
