@@ -69,6 +69,7 @@ type Limits struct {
 	ExecBurst     int     `json:"execBurst,omitempty" minimum:"0" doc:"commands that may start at once; one second's worth, at least 1, if it is left out"`
 	OutputRate    int64   `json:"outputRate,omitempty" minimum:"0" doc:"bytes of command output per second; more is slowed down"`
 	OutputBurst   int64   `json:"outputBurst,omitempty" minimum:"0" doc:"bytes at once, at least 64 KiB; one second's worth if it is left out"`
+	WarmHours     float64 `json:"warmHours,omitempty" minimum:"0" doc:"hours per calendar month (UTC) that sessions may have a sandbox, over all sandboxes; turns that run go on"`
 }
 
 // Validate reports the first limit that makes no sense, as an *Error
@@ -79,6 +80,7 @@ func (l Limits) Validate() error {
 		"snapshots": float64(l.Snapshots), "snapshotBytes": float64(l.SnapshotBytes),
 		"execRate": l.ExecRate, "execBurst": float64(l.ExecBurst),
 		"outputRate": float64(l.OutputRate), "outputBurst": float64(l.OutputBurst),
+		"warmHours": l.WarmHours,
 	} {
 		if v < 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 			return invalid(name, "a limit is 0 for none, or positive")
@@ -106,6 +108,7 @@ type LimitsChange struct {
 	ExecBurst     *int     `json:"execBurst,omitempty" minimum:"0"`
 	OutputRate    *int64   `json:"outputRate,omitempty" minimum:"0"`
 	OutputBurst   *int64   `json:"outputBurst,omitempty" minimum:"0"`
+	WarmHours     *float64 `json:"warmHours,omitempty" minimum:"0"`
 }
 
 // Apply returns l with the changes made.
@@ -120,6 +123,7 @@ func (c LimitsChange) Apply(l Limits) Limits {
 	change(&l.ExecBurst, c.ExecBurst)
 	change(&l.OutputRate, c.OutputRate)
 	change(&l.OutputBurst, c.OutputBurst)
+	change(&l.WarmHours, c.WarmHours)
 	return l
 }
 
@@ -132,6 +136,8 @@ type TenantUsage struct {
 
 	Snapshots     int64 `json:"snapshots" doc:"those with a name"`
 	SnapshotBytes int64 `json:"snapshotBytes" doc:"of all snapshots"`
+
+	WarmHours float64 `json:"warmHours,omitempty" doc:"hours of this calendar month (UTC) that sessions had a sandbox"`
 }
 
 // Finding is one result of a diagnosis.

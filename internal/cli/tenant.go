@@ -90,6 +90,7 @@ func limitFlags(flags *pflag.FlagSet) func() *sandbox.LimitsChange {
 	add("exec-burst", "commands that may start at once", whole(&c.ExecBurst))
 	add("output-rate", "bytes of output per second, such as 10m; what is over is slowed down", size(&c.OutputRate))
 	add("output-burst", "bytes of output at once", size(&c.OutputBurst))
+	add("warm-hours", "hours per calendar month that sessions may have a sandbox, over all sandboxes", number(&c.WarmHours))
 	return func() *sandbox.LimitsChange {
 		given := false
 		for name, f := range all {
@@ -186,6 +187,7 @@ func (a tenantCommands) showTenant(t sandbox.Tenant) error {
 		{"snapshot-bytes", units.BytesSize(float64(u.SnapshotBytes)), limitText(float64(l.SnapshotBytes), true)},
 		{"commands/s", "", limitText(l.ExecRate, false)},
 		{"output/s", "", limitText(float64(l.OutputRate), true)},
+		{"warm-hours", strconv.FormatFloat(u.WarmHours, 'f', 2, 64), limitText(l.WarmHours, false)},
 	})
 }
 

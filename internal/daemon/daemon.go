@@ -31,6 +31,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/key"
+	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
@@ -145,6 +146,7 @@ type Daemon struct {
 	gate      *admission.Gate
 	services  *services.Services
 	sessions  *sessions.Service
+	leases    *metrics.Leases
 	archive   *archive.Archive
 	provider  driver.Provider
 	server    *server.Server

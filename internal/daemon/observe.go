@@ -13,7 +13,7 @@ import (
 
 // observed serves metrics beside a handler, whose requests they count.
 func (d *Daemon) observed(next http.Handler) http.Handler {
-	m := metrics.New(d.stats)
+	m := metrics.New(d.stats, d.leases)
 	counted := d.otel.Wrap(m.Wrap(next))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/metrics" {
@@ -50,7 +50,10 @@ func (d *Daemon) stats(ctx context.Context) (c metrics.Stats, err error) {
 		}
 	}
 	err = d.store.View(ctx, func(tx *store.Tx) (err error) {
-		c.Sandboxes, c.Unsettled, err = tx.Operator().Stats(ctx, d.member.Node)
+		if c.Sandboxes, c.Unsettled, err = tx.Operator().Stats(ctx, d.member.Node); err != nil {
+			return err
+		}
+		c.Leases, err = tx.Operator().LeaseStates(ctx)
 		return err
 	})
 	return c, err

@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"net/http"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -75,6 +76,15 @@ func TestRB58BusySandboxesRotate(t *testing.T) {
 	}
 	if expired, err := logged(t, c, "sandbox.expired"); err != nil || len(expired) != 0 {
 		t.Errorf("a lifetime ended: %+v, %v", expired, err)
+	}
+	_, text := fetch(t, d, "/metrics", "", "")
+	for _, want := range []string{
+		`atoll_leases\{state="warm"\} 1`, "atoll_lease_rotations_total [1-9]", "atoll_lease_evictions_total [1-9]", "atoll_lease_orphans_ended_total 0",
+		`atoll_lease_acquire_seconds_count\{role="spawner"\} 2`,
+	} {
+		if !regexp.MustCompile("(?m)^" + want + "$").MatchString(text) {
+			t.Errorf("the metrics do not have %s", want)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/lease"
+	"github.com/atoll-run/atoll/internal/metrics"
 	"github.com/atoll-run/atoll/internal/snapshotstore"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
@@ -37,10 +38,11 @@ func (d *Daemon) openSessions(ctx context.Context) error {
 	if err := os.RemoveAll(scratch); err != nil { // what a killed daemon left
 		return err
 	}
+	d.leases = metrics.NewLeases()
 	d.sessions = sessions.New(d.services.Core, sessions.Config{
 		Sandboxes: sessionSandboxes{d.services.Sandboxes, d.services.Exec}, Snapshots: d.services.Snapshots, Providers: d.services.Providers, Workspaces: d.services.Workspaces, Environments: environments,
 		Archive: d.archive, Plain: d.opts.PlainSnapshots, Scratch: scratch,
-		Binding: installation(first.Created), Lease: durations,
+		Binding: installation(first.Created), Lease: durations, Observer: d.leases,
 	})
 	return nil
 }

@@ -18,6 +18,7 @@ import (
 // Stats is what there is now.
 type Stats struct {
 	Sandboxes map[sandbox.State]int64 // of this daemon
+	Leases    map[string]int64        // of all daemons on the database, by state
 	// Unsettled is how many actions were announced and have no outcome yet.
 	Unsettled int64
 	// DiskFull: only what frees space can be done.
@@ -41,8 +42,8 @@ type Metrics struct {
 }
 
 // New returns a Metrics that asks stats for what there is each time somebody
-// reads it.
-func New(stats func(context.Context) (Stats, error)) *Metrics {
+// reads it, and shows what leases counts.
+func New(stats func(context.Context) (Stats, error), leases *Leases) *Metrics {
 	m := &Metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "atoll_http_requests_total", Help: "Requests that were answered, by the pattern of their path.",
@@ -56,6 +57,7 @@ func New(stats func(context.Context) (Stats, error)) *Metrics {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(m.requests, m.seconds, m.active, &population{stats}, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	reg.MustRegister(leases.rotations, leases.evictions, leases.orphans, leases.acquire)
 	m.page = promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 	return m
 }
@@ -100,13 +102,14 @@ func (a *answer) WriteHeader(status int) {
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 var (
-	sandboxes = prometheus.NewDesc("atoll_sandboxes", "Sandboxes of this daemon that are not gone, by state.", []string{"state"}, nil)
-	unsettled = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
-	diskFull  = prometheus.NewDesc("atoll_disk_full", "Whether the disk is so full that nothing can be made.", nil, nil)
-	making    = prometheus.NewDesc("atoll_sandboxes_in_progress", "Requests for sandboxes that are being carried out, or wait for the machine.", []string{"phase"}, nil)
-	gateway   = prometheus.NewDesc("atoll_gateway_silent", "Whether the gateway's process runs and does not answer.", nil, nil)
-	warnings  = prometheus.NewDesc("atoll_provider_warnings", "What atoll doctor warns of about the default provider, stopped sandboxes included.", nil, nil)
-	storeUp   = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
+	sandboxes   = prometheus.NewDesc("atoll_sandboxes", "Sandboxes of this daemon that are not gone, by state.", []string{"state"}, nil)
+	leaseStates = prometheus.NewDesc("atoll_leases", "Leases of sessions in the database, of all its daemons, by state.", []string{"state"}, nil)
+	unsettled   = prometheus.NewDesc("atoll_unsettled_actions", "Actions that were announced and have no outcome yet.", nil, nil)
+	diskFull    = prometheus.NewDesc("atoll_disk_full", "Whether the disk is so full that nothing can be made.", nil, nil)
+	making      = prometheus.NewDesc("atoll_sandboxes_in_progress", "Requests for sandboxes that are being carried out, or wait for the machine.", []string{"phase"}, nil)
+	gateway     = prometheus.NewDesc("atoll_gateway_silent", "Whether the gateway's process runs and does not answer.", nil, nil)
+	warnings    = prometheus.NewDesc("atoll_provider_warnings", "What atoll doctor warns of about the default provider, stopped sandboxes included.", nil, nil)
+	storeUp     = prometheus.NewDesc("atoll_store_up", "Whether the database answers.", nil, nil)
 )
 
 // statsTimeout bounds what a reader of metrics waits for the database.
@@ -119,6 +122,7 @@ type population struct {
 
 func (p *population) Describe(to chan<- *prometheus.Desc) {
 	to <- sandboxes
+	to <- leaseStates
 	to <- unsettled
 	to <- storeUp
 	to <- diskFull
@@ -144,6 +148,9 @@ func (p *population) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(unsettled, prometheus.GaugeValue, float64(c.Unsettled))
 	for state, n := range c.Sandboxes {
 		to <- prometheus.MustNewConstMetric(sandboxes, prometheus.GaugeValue, float64(n), string(state))
+	}
+	for state, n := range c.Leases {
+		to <- prometheus.MustNewConstMetric(leaseStates, prometheus.GaugeValue, float64(n), state)
 	}
 }
 

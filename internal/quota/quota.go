@@ -33,6 +33,9 @@ type Exceeded struct {
 
 // Error says what was asked for and what the limit is.
 func (e *Exceeded) Error() string {
+	if e.Asked == 0 {
+		return fmt.Sprintf("quota of %s: %s used, %s allowed", e.Resource, amount(e.Resource, e.Used), amount(e.Resource, e.Limit))
+	}
 	return fmt.Sprintf("quota of %s: %s used, %s asked for, %s allowed",
 		e.Resource, amount(e.Resource, e.Used), amount(e.Resource, e.Asked), amount(e.Resource, e.Limit))
 }
@@ -100,6 +103,28 @@ func CheckSnapshot(l sandbox.Limits, u sandbox.TenantUsage, bytes int64) error {
 	return nil
 }
 
+// Month returns when the calendar month of a time began and when the next one
+// begins, in UTC.
+func Month(now time.Time) (from, to time.Time) {
+	y, m, _ := now.UTC().Date()
+	return time.Date(y, m, 1, 0, 0, 0, 0, time.UTC), time.Date(y, m+1, 1, 0, 0, 0, 0, time.UTC)
+}
+
+// CheckWarm decides whether a tenant whose sessions had sandboxes for so long
+// since the month began may go on. The refusal is CodeExhausted with an
+// [*Exceeded] as its cause.
+func CheckWarm(l sandbox.Limits, used time.Duration, now time.Time) error {
+	if l.WarmHours <= 0 || used.Hours() < l.WarmHours {
+		return nil
+	}
+	_, next := Month(now)
+	e := &Exceeded{Resource: "warmHours", Limit: l.WarmHours, Used: used.Hours(), RetryAfter: next.Sub(now)}
+	return &sandbox.Error{
+		Code: sandbox.CodeExhausted, Subject: e.Resource, Message: e.Error(), Cause: e,
+		Hint: "turns that run go on; wait until " + next.Format(time.DateOnly) + ", or ask the operator for a larger quota",
+	}
+}
+
 func exceeded(e *Exceeded) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeExhausted, Subject: e.Resource, Message: e.Error(), Cause: e,
@@ -115,6 +140,8 @@ func amount(resource string, v float64) string {
 	switch resource {
 	case "memory", "disk", "outputRate", "snapshotBytes":
 		return units.BytesSize(v)
+	case "warmHours":
+		return strconv.FormatFloat(v, 'g', 4, 64)
 	}
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }

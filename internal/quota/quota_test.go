@@ -62,10 +62,30 @@ func TestValidate(t *testing.T) {
 	if err := (sandbox.Limits{Boxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, l := range []sandbox.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}} {
+	for _, l := range []sandbox.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}, {WarmHours: -1}} {
 		if sandbox.CodeOf(l.Validate()) != sandbox.CodeInvalid {
 			t.Errorf("%+v is accepted", l)
 		}
+	}
+}
+
+func TestRB59Months(t *testing.T) {
+	now := time.Date(2026, 12, 31, 23, 0, 0, 0, time.UTC)
+	l := sandbox.Limits{WarmHours: 1.5}
+	for used, want := range map[time.Duration]sandbox.Code{0: "", 89 * time.Minute: "", 90 * time.Minute: sandbox.CodeExhausted, 90 * time.Hour: sandbox.CodeExhausted} {
+		err := quota.CheckWarm(l, used, now)
+		if sandbox.CodeOf(err) != want {
+			t.Errorf("%v: %v", used, err)
+		}
+		if wait, refused := quota.RetryAfter(err); refused != (want != "") || refused && wait != time.Hour {
+			t.Errorf("%v: again after %v", used, wait)
+		}
+		if err := quota.CheckWarm(sandbox.Limits{}, used, now); err != nil {
+			t.Errorf("without a limit: %v", err)
+		}
+	}
+	if from, to := quota.Month(now.In(time.FixedZone("", 3600*5))); !from.Equal(time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)) || !to.Equal(now.Add(time.Hour)) {
+		t.Errorf("the month is from %v to %v", from, to)
 	}
 }
 

@@ -217,6 +217,14 @@ func (ss Sessions) WarmTimes(ctx context.Context, tenant string, from, to time.T
 	})
 }
 
+// Warm returns for how long the groups of a tenant had a sandbox since a whole
+// hour.
+func (ss Sessions) Warm(ctx context.Context, tenant string, since time.Time) (time.Duration, error) {
+	var warm int64
+	err := ss.tx.queryRow(ctx, "SELECT CAST(COALESCE(SUM(warm), 0) AS BIGINT) FROM warm_time WHERE tenant = $1 AND hour >= $2", tenant, nanos(since)).Scan(&warm)
+	return time.Duration(warm), err
+}
+
 // ForgetLease makes the lease of a group cold, once its sandbox is ended. Its
 // counters go on, unless it is removed because nobody can have that group again:
 // attempts and epochs are never used twice.
@@ -264,6 +272,21 @@ func (ss Sessions) LeaseOf(ctx context.Context, tenant string, id sandbox.ID) (l
 		err = fail(sandbox.CodeNotFound, string(id), "no session uses that sandbox")
 	}
 	return lease.Lease{}, err
+}
+
+// LeaseStates counts the leases of all tenants by state.
+func (o *Operator) LeaseStates(ctx context.Context) (map[string]int64, error) {
+	type count struct {
+		state string
+		n     int64
+	}
+	rows, err := o.tx.query(ctx, "SELECT state, COUNT(*) FROM leases GROUP BY state")
+	counts, err := collect(rows, err, func(row scanner) (c count, err error) { return c, row.Scan(&c.state, &c.n) })
+	states := make(map[string]int64, len(counts))
+	for _, c := range counts {
+		states[c.state] = c.n
+	}
+	return states, err
 }
 
 // LeaseKey names a lease among those of all tenants.

@@ -143,5 +143,13 @@ func TestRB59WarmTime(t *testing.T) {
 		if err != nil || total != 30*time.Minute {
 			t.Errorf("%v in %+v, %v", total, used, err)
 		}
+		for since, want := range map[time.Duration]time.Duration{-24 * time.Hour: total, time.Hour: 0} {
+			got, err := store.Read(t.Context(), s, func(tx *store.Tx) (time.Duration, error) {
+				return tx.Sessions().Warm(t.Context(), "acme", now.Add(since))
+			})
+			if err != nil || got != want {
+				t.Errorf("since %v: %v, %v, want %v", since, got, err, want)
+			}
+		}
 	})
 }

@@ -712,6 +712,11 @@ export interface components {
              * @description snapshots with a name
              */
             snapshots?: number;
+            /**
+             * Format: double
+             * @description hours per calendar month (UTC) that sessions may have a sandbox, over all sandboxes; turns that run go on
+             */
+            warmHours?: number;
         };
         LimitsChange: {
             /** Format: int64 */
@@ -734,6 +739,8 @@ export interface components {
             snapshotBytes?: number;
             /** Format: int64 */
             snapshots?: number;
+            /** Format: double */
+            warmHours?: number;
         };
         ListOutputBody: {
             /** @description the cursor of the next page; empty at the end */
@@ -1668,6 +1675,11 @@ export interface components {
              * @description those with a name
              */
             snapshots: number;
+            /**
+             * Format: double
+             * @description hours of this calendar month (UTC) that sessions had a sandbox
+             */
+            warmHours?: number;
         };
         TenantsOutputBody: {
             /** @description by name */

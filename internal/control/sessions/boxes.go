@@ -112,6 +112,7 @@ func (b boxes) orphans(ctx context.Context, l lease.Lease, all bool) error {
 		if err := b.s.cfg.Sandboxes.Destroy(ctx, string(row.ID)); err != nil {
 			return err
 		}
+		b.s.cfg.Observer.OrphanEnded()
 	}
 	return nil
 }

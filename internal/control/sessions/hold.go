@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -50,6 +51,9 @@ func (s *Service) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 			return session.Held{}, err
 		}
 	}
+	if err := s.admit(ctx, row, op); err != nil {
+		return session.Held{}, err
+	}
 	env, err := s.environment(&row)
 	if err != nil {
 		return session.Held{}, err
@@ -57,7 +61,13 @@ func (s *Service) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 	spec := row.Spec
 	spec.Env = env
 	plan := session.Plan{Group: row.Group, Provider: row.Provider, Spec: spec}
+	began := time.Now()
 	held, err := s.manager(row).Acquire(ctx, plan, op, row.Prior)
+	role := string(held.Role)
+	if err != nil {
+		role = "failed"
+	}
+	s.cfg.Observer.Acquired(role, time.Since(began))
 	if err != nil {
 		return held, err
 	}

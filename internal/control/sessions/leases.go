@@ -46,6 +46,16 @@ func (l leases) Apply(ctx context.Context, group string, op lease.Op) (after lea
 	if err != nil {
 		return before, effect, err
 	}
+	switch op.(type) {
+	case lease.Rotate:
+		if effect.Done {
+			l.s.cfg.Observer.Rotated()
+		}
+	case lease.Evict:
+		if effect.Done {
+			l.s.cfg.Observer.Evicted()
+		}
+	}
 	if before.State != after.State {
 		l.s.changed(ctx, l.tenant, name, before, after)
 	}

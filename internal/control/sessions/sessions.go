@@ -107,7 +107,26 @@ type Config struct {
 	Binding string
 	// Lease are the durations. The zero value is lease.Default.
 	Lease lease.Config
+	// Observer is told what happens to leases. Nil: nobody is.
+	Observer Observer
 }
+
+// Observer counts what happens to leases. Its methods may be called concurrently.
+type Observer interface {
+	// Acquired is told how long a holder waited for the sandbox, and the role it
+	// got; "failed": none.
+	Acquired(role string, took time.Duration)
+	Rotated()     // a sandbox is to be replaced before its deadline
+	Evicted()     // a sandbox is saved while it has holders
+	OrphanEnded() // a sandbox that nobody wanted was ended
+}
+
+type nobody struct{}
+
+func (nobody) Acquired(string, time.Duration) {}
+func (nobody) Rotated()                       {}
+func (nobody) Evicted()                       {}
+func (nobody) OrphanEnded()                   {}
 
 // Service keeps the sessions of all tenants. Its methods may be called
 // concurrently.
@@ -121,6 +140,9 @@ type Service struct {
 func New(c *core.Core, cfg Config) *Service {
 	if cfg.Lease == (lease.Config{}) {
 		cfg.Lease = lease.Default()
+	}
+	if cfg.Observer == nil {
+		cfg.Observer = nobody{}
 	}
 	return &Service{Core: c, cfg: cfg}
 }

@@ -84,7 +84,8 @@ func (s *Service) sweep(ctx context.Context, k store.LeaseKey) error {
 	for _, other := range rows[1:] {
 		row.PauseOnExit = row.PauseOnExit || other.PauseOnExit
 	}
-	err = s.manager(row).SweepGroup(ctx, k.Group)
+	_, _, err = s.gate(ctx, k.Tenant, k.Group)
+	err = errors.Join(err, s.manager(row).SweepGroup(ctx, k.Group))
 	if l, loadErr := (leases{s, k.Tenant}).Load(ctx, k.Group); loadErr == nil {
 		err = errors.Join(err, s.boxes(k.Tenant, &row).orphans(ctx, l, false))
 	}

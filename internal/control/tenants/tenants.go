@@ -28,7 +28,12 @@ func New(c *core.Core) *Service {
 
 func withUsage(ctx context.Context, tx *store.Tx, stored store.Tenant) (t sandbox.Tenant, err error) {
 	t = stored.Tenant
-	t.Usage, err = tx.Tenants().Usage(ctx, t.ID)
+	if t.Usage, err = tx.Tenants().Usage(ctx, t.ID); err != nil {
+		return t, err
+	}
+	month, _ := quota.Month(tx.Now())
+	warm, err := tx.Sessions().Warm(ctx, t.ID, month)
+	t.Usage.WarmHours = warm.Hours()
 	return t, err
 }
 

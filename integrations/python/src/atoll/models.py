@@ -115,6 +115,25 @@ class Enforcement(Model):
     why: str | None = None
 
 
+class Epoch(Model):
+    began: AwareDatetime
+    ended: AwareDatetime | None = None
+    """
+    left out while it serves the session
+    """
+    epoch: int
+    holders: list[str] | None = None
+    """
+    kinds and ids of who held it when it began and when it ended
+    """
+    provider: str
+    sandbox: str
+    why: str | None = None
+    """
+    why it ended
+    """
+
+
 class Event(Model):
     argc: int | None = None
     args: list[str] | None = None
@@ -421,6 +440,10 @@ class KillInputBody(Model):
 class LeaseInfo(Model):
     epoch: int
     expires: AwareDatetime | None = None
+    history: list[Epoch] | None = None
+    """
+    the latest epochs, the present first; of one session, not in lists
+    """
     holders: list[Holder] | None
     idle: AwareDatetime | None = None
     provider: str | None = None
@@ -514,6 +537,10 @@ class Limits(Model):
     """
     snapshots with a name
     """
+    warm_hours: float | None = None
+    """
+    hours per calendar month (UTC) that sessions may have a sandbox, over all sandboxes; turns that run go on
+    """
 
 
 class LimitsChange(Model):
@@ -527,6 +554,7 @@ class LimitsChange(Model):
     output_rate: int | None = None
     snapshot_bytes: int | None = None
     snapshots: int | None = None
+    warm_hours: float | None = None
 
 
 class MkdirInputBody(Model):
@@ -1166,6 +1194,10 @@ class TenantUsage(Model):
     """
     those with a name
     """
+    warm_hours: float | None = None
+    """
+    hours of this calendar month (UTC) that sessions had a sandbox
+    """
 
 
 class TerminalCell(Model):
@@ -1304,6 +1336,7 @@ class Descriptor(Model):
     native_bucket_mount: bool
     os: OSList
     pause: str | None = None
+    permanent: bool | None = None
     persistable: bool
     ports: PortSupport
     price: str
