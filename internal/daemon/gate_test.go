@@ -75,3 +75,24 @@ func TestRB59GateClosesAtTheQuota(t *testing.T) {
 		t.Errorf("a viewer after the limit: status %d", got)
 	}
 }
+
+// What an attempt that is over made, and nobody wants, is ended, and counted.
+func TestRB56OrphansAreCounted(t *testing.T) {
+	d := daemontest.New(t).Start(t, nil)
+	c := daemontest.Client(t, d)
+	orphan, err := c.Create(t.Context(), sandbox.Spec{}, atoll.CreateOptions{IdempotencyKey: "crew.1"}) // as the first attempt names it
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Sessions().Create(t.Context(), sandbox.Spec{}, atoll.SessionOptions{Name: "first", Group: "crew"})
+	if err == nil {
+		t.Fatal("the first attempt made a sandbox under a key that is taken")
+	}
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "second", Group: "crew"})
+	if all := sandboxes(t, c); len(all) != 1 || all[0].ID != s.Receipt().Sandbox || all[0].ID == orphan.ID() {
+		t.Errorf("sandboxes: %+v", all)
+	}
+	if _, text := fetch(t, d, "/metrics", "", ""); !strings.Contains(text, "\natoll_lease_orphans_ended_total 1\n") {
+		t.Error("the metrics do not count it")
+	}
+}
