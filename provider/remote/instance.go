@@ -391,7 +391,7 @@ type sizes struct{ *box }
 
 func (s sizes) Resize(ctx context.Context, limits sandbox.Resources) error {
 	return s.do(ctx, func() error {
-		_, err := s.s.Update(ctx, sandbox.Change{Resources: limits})
+		_, err := s.s.Update(ctx, sandbox.Change{Resources: limits, RequireLimits: true}) // as a driver that cannot enforce one says
 		return err
 	})
 }
