@@ -359,7 +359,7 @@ func archiveAllOrNothing(t *caseT) {
 	if err := b.archiver().Import(t.ctx, b.path("t"), broken, driver.ImportOptions{}); !errors.Is(err, errReader) {
 		t.Errorf("error %v, want that of the reader", err)
 	}
-	// Whoever reads the stream elsewhere learns of its end after the caller.
+	// Another reader of the stream may see its end later than the caller does.
 	t.eventually("the files as they were", func() bool { return slices.Equal(b.untouched(), before) })
 	inTheWay := t.tarball(append(slices.Clone(good), file("d", "a file"))...)
 	if err := b.importTo(b.path("t"), inTheWay); err == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// What a busy machine refuses is sent again, whole, after the time that it asks
-// for. Any other refusal, and one that asks for too much, is the caller's.
+// The client sends a request again when a busy machine refuses it with
+// Retry-After. Other errors, and too long a wait, are returned to the caller.
 func TestBusyMachine(t *testing.T) {
 	for _, tc := range []struct {
 		name, subject, after string

@@ -16,7 +16,7 @@ const gib = 1 << 30
 
 func plenty() (free, total int64) { return 20 * gib, 24 * gib }
 
-// Whoever asks for much does not keep out who asks for little: tenants take turns.
+// Tenants take turns, so one with many requests does not block the others.
 func TestTenantsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := admission.New(admission.Config{Slots: 2, Waiting: 40, Total: 100, Patience: time.Hour, Memory: plenty})
