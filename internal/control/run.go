@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/ops"
@@ -47,6 +48,9 @@ func (c *Control) Run(ctx context.Context, req RunRequest, use func(context.Cont
 	}
 	p, err := box.start(ctx, &req)
 	if err != nil {
+		if end, over := box.expired(ctx, err); over {
+			return end, nil
+		}
 		return sandbox.Exit{}, err
 	}
 	defer p.Close()
@@ -109,4 +113,16 @@ func (s *Sandbox) start(ctx context.Context, req *RunRequest) (driver.Process, e
 		cmd.Args = []string{"/bin/sh"} // somebody sits at the terminal
 	}
 	return s.Exec(ctx, cmd)
+}
+
+// expired reports whether a command could not be started because the sandbox had
+// reached the end of its lifetime, and how it ended.
+func (s *Sandbox) expired(ctx context.Context, failed error) (sandbox.Exit, bool) {
+	if code := sandbox.CodeOf(failed); code != sandbox.CodeConflict && code != sandbox.CodeGone {
+		return sandbox.Exit{}, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	exit, err := s.inst.Wait(ctx)
+	return exit, err == nil && exit.Reason == sandbox.ReasonLifetime
 }

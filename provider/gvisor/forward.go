@@ -22,6 +22,15 @@ func (in *Instance) explain(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
+	if fate := in.known(); fate != nil {
+		return fate
+	}
+	return err
+}
+
+// known is the error that says what became of a sandbox which has ended or is
+// being destroyed, nil for any other.
+func (in *Instance) known() error {
 	if in.destroyed.Load() {
 		return goneError(in.rec.ID)
 	}
@@ -29,7 +38,7 @@ func (in *Instance) explain(err error) error {
 	case <-in.ended:
 		return in.endedError()
 	default:
-		return err
+		return nil
 	}
 }
 
@@ -87,6 +96,20 @@ func (in *Instance) endedFor(ctx context.Context) (sandbox.Exit, bool) {
 	defer cancel()
 	exit, err := in.Wait(ctx)
 	return exit, err == nil
+}
+
+// lost tells the guest's client what became of the sandbox when the connection
+// to its guest is gone, nil if nothing did. Like endedFor, it waits for the end
+// to show.
+func (in *Instance) lost() error {
+	grace := time.NewTimer(lostGrace)
+	defer grace.Stop()
+	select {
+	case <-in.ended:
+	case <-in.released:
+	case <-grace.C:
+	}
+	return in.known()
 }
 
 // explainKill makes a command that was killed for want of memory say so:

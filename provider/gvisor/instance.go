@@ -239,7 +239,7 @@ func pidfdEnded(fd int) bool {
 }
 
 func (in *Instance) dial(ctx context.Context, conn *guest.Pipes) error {
-	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.endedFor, Overdue: in.overdue})
+	client, err := guest.Dial(ctx, conn, guest.Options{Ended: in.endedFor, Lost: in.lost, Overdue: in.overdue})
 	if err != nil {
 		return err
 	}

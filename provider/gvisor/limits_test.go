@@ -188,3 +188,22 @@ c.sendall(b"hello from " + sys.argv[1].encode())
 		}
 	}
 }
+
+// TestCommandAtTheEnd starts commands until the lifetime is over. The one that the
+// end interrupts says so too, and not that a connection was lost.
+func TestCommandAtTheEnd(t *testing.T) {
+	t.Parallel()
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{Image: "host", Lifetime: sandbox.Lifetime{Timeout: 2 * time.Second}})
+	for {
+		proc, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}})
+		if err == nil {
+			_ = proc.Close()
+			continue
+		}
+		if !strings.Contains(err.Error(), "its lifetime is over") {
+			t.Errorf("exec at the end of the lifetime: %v, want an error that names it", err)
+		}
+		return
+	}
+}
