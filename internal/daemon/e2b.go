@@ -68,7 +68,7 @@ func (d *Daemon) listenE2B(context.Context) error {
 		Builds: d.buildDir(), Uploads: uploads,
 		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: retryAfter, Logger: d.opts.Logger,
 	})
-	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Ready: d.recovered, Logger: d.opts.Logger})
+	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Share: e2bapi.Share, Ready: d.recovered, Logger: d.opts.Logger})
 	d.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
 		defer cancel()

@@ -11,8 +11,8 @@ import (
 // at a time.
 const MaxConnections = 4096
 
-// MaxPerKey is how many requests with one key may run at a time, streams
-// included: no key can take all connections.
+// MaxPerKey is how many requests with one key, or for the ports of one host
+// name, may run at a time, streams included: none can take all connections.
 const MaxPerKey = MaxConnections / 4
 
 // shares counts the requests that run, by their key. It may be used
@@ -47,7 +47,7 @@ func (s *shares) enter(token string) (leave func(), ok bool) {
 
 func tooManyRequests() error {
 	return &sandbox.Error{
-		Code: sandbox.CodeExhausted, Message: "too many requests with this key run at the same time",
+		Code: sandbox.CodeExhausted, Message: "too many requests with this key, or for this port, run at the same time",
 		Hint: "close streams that are not needed, and try again",
 	}
 }

@@ -60,30 +60,72 @@ func TestLimit(t *testing.T) {
 	_, _ = second.Close(), third.Close()
 }
 
-// A key that holds as many requests as it may is refused more, and takes nothing
-// from another key. Its place is free again when a request ends.
+// Whoever holds as many requests as it may is refused more, and takes nothing from
+// others. Its place is free again when a request ends.
 func TestLimitPerKey(t *testing.T) {
-	release := make(chan struct{})
-	held := make(chan struct{}, server.MaxPerKey)
+	h := newHolder()
 	l := tcp(t)
-	start(t, l, func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/hold" {
-			w.WriteHeader(http.StatusOK)
-			_ = http.NewResponseController(w).Flush()
-			held <- struct{}{}
-			<-release
-		}
+	start(t, l, h.ServeHTTP)
+	key := func(name string) func(*http.Request) {
+		return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+name) }
+	}
+	h.fill(t, l, key("good"), key("better"))
+}
+
+// The same holds where a handler authenticates requests itself, and for the ports
+// of sandboxes, by their names.
+func TestLimitPerShare(t *testing.T) {
+	h := newHolder()
+	l := tcp(t)
+	serve(t, l, server.New(server.Config{
+		Handler: h, Ports: portsOf{h}, Share: func(r *http.Request) string { return r.Header.Get("X-Who") },
+	}))
+	t.Run("share", func(t *testing.T) {
+		h.fill(t, l, func(r *http.Request) { r.Header.Set("X-Who", "one") }, func(r *http.Request) { r.Header.Set("X-Who", "two") })
 	})
+	t.Run("port", func(t *testing.T) {
+		h.fill(t, l, func(r *http.Request) { r.Host = "1-a.ports" }, func(r *http.Request) { r.Host = "2-a.ports" })
+	})
+}
+
+// portsOf answers for every name below "ports".
+type portsOf struct{ http.Handler }
+
+func (portsOf) Match(r *http.Request) bool { return strings.HasSuffix(r.Host, ".ports") }
+
+// holder keeps requests for /hold until they are released.
+type holder struct {
+	held    chan struct{}
+	release chan struct{}
+}
+
+func newHolder() *holder {
+	return &holder{held: make(chan struct{}, server.MaxPerKey), release: make(chan struct{}, server.MaxPerKey)}
+}
+
+func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/hold" {
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		h.held <- struct{}{}
+		select {
+		case <-h.release:
+		case <-r.Context().Done():
+		}
+	}
+}
+
+// fill has one caller hold all that it may.
+func (h *holder) fill(t *testing.T, l net.Listener, one, other func(*http.Request)) {
 	c := &http.Client{Transport: &http.Transport{}}
 	defer c.CloseIdleConnections()
-	url := "http://" + l.Addr().String()
-	ask := func(path, key string) *http.Response {
+	ask := func(path string, as func(*http.Request)) *http.Response {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+path, nil)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+path, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.Header.Set("Authorization", "Bearer "+key)
+		as(r)
 		resp, err := c.Do(r)
 		if err != nil {
 			t.Fatal(err)
@@ -92,26 +134,28 @@ func TestLimitPerKey(t *testing.T) {
 	}
 	var open []*http.Response
 	for range server.MaxPerKey {
-		open = append(open, ask("/hold", "good"))
-		<-held
+		open = append(open, ask("/hold", one))
+		<-h.held
 	}
-	refused := ask("/", "good")
+	refused := ask("/", one)
 	text, _ := io.ReadAll(refused.Body)
 	_ = refused.Body.Close()
 	if refused.StatusCode != http.StatusTooManyRequests || refused.Header.Get("Retry-After") == "" || !strings.Contains(string(text), "exhausted") {
 		t.Errorf("one too many: %d %v %s", refused.StatusCode, refused.Header, text)
 	}
-	if other := ask("/", "better"); other.StatusCode != http.StatusOK {
-		t.Errorf("another key: %d", other.StatusCode)
+	if other := ask("/", other); other.StatusCode != http.StatusOK {
+		t.Errorf("another caller: %d", other.StatusCode)
 	} else {
 		_ = other.Body.Close()
 	}
-	close(release)
+	for range open {
+		h.release <- struct{}{}
+	}
 	for _, resp := range open {
 		_, _ = io.Copy(io.Discard, resp.Body)
 		_ = resp.Body.Close()
 	}
-	for again := ask("/", "good"); ; again = ask("/", "good") {
+	for again := ask("/", one); ; again = ask("/", one) {
 		_ = again.Body.Close()
 		if again.StatusCode == http.StatusOK {
 			break // the handlers have returned

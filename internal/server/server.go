@@ -47,6 +47,9 @@ type Config struct {
 	// are to be none. Nil leaves that to Handler, together with the question
 	// under which names, and from which web pages, it may be reached.
 	Authenticate func(ctx context.Context, c Caller) (context.Context, error)
+	// Share says who a request counts for: nobody may have more than MaxPerKey
+	// of them at a time. Nil: the bearer of its key. "" is not counted.
+	Share func(r *http.Request) string
 	// Hosts are the names under which the daemon is reached over TCP, besides
 	// localhost and addresses.
 	Hosts []string
@@ -87,7 +90,10 @@ func New(cfg Config) *Server {
 	s := &Server{cfg: cfg, listeners: map[net.Listener]bool{}, shares: shares{limit: MaxPerKey, held: map[string]int{}}}
 	base, stop := context.WithCancelCause(context.Background())
 	s.stop = stop
-	handler := cfg.Handler
+	if s.cfg.Share == nil {
+		s.cfg.Share = bearer
+	}
+	handler := s.share(s.cfg.Share, cfg.Handler)
 	if cfg.Authenticate != nil {
 		handler = s.defend(s.authenticate(handler))
 	}
@@ -273,9 +279,13 @@ func (s *Server) admitted(w http.ResponseWriter, r *http.Request) bool {
 // former bear a token each, whatever page sends them, and are answered under
 // names of their own.
 func (s *Server) route(next http.Handler) http.Handler {
+	if s.cfg.Ports == nil {
+		return next
+	}
+	ports := s.share(func(r *http.Request) string { return r.Host }, s.cfg.Ports)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.cfg.Ports != nil && s.cfg.Ports.Match(r) {
-			s.cfg.Ports.ServeHTTP(w, r)
+		if s.cfg.Ports.Match(r) {
+			ports.ServeHTTP(w, r)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -369,7 +379,16 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			refuse(w, err)
 			return
 		}
-		leave, ok := s.shares.enter(bearer(r))
+		// A body that does not come must not keep open what was cut off.
+		defer context.AfterFunc(ctx, func() { unblock(w, r) })()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// share refuses requests of whoever has too many already.
+func (s *Server) share(who func(*http.Request) string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		leave, ok := s.shares.enter(who(r))
 		if !ok {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))
 			w.Header().Set("Retry-After", "1")
@@ -377,9 +396,7 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			return
 		}
 		defer leave()
-		// A body that does not come must not keep open what was cut off.
-		defer context.AfterFunc(ctx, func() { unblock(w, r) })()
-		next.ServeHTTP(w, r.WithContext(ctx))
+		next.ServeHTTP(w, r)
 	})
 }
 

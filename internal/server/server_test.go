@@ -45,6 +45,13 @@ func start(t *testing.T, l net.Listener, handler http.HandlerFunc) *server.Serve
 			return context.WithValue(ctx, whoKey{}, fmt.Sprint("uid ", *c.UID)), nil
 		},
 	})
+	serve(t, l, s)
+	return s
+}
+
+// serve serves until the test ends.
+func serve(t *testing.T, l net.Listener, s *server.Server) {
+	t.Helper()
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	t.Cleanup(func() {
@@ -57,7 +64,6 @@ func start(t *testing.T, l net.Listener, handler http.HandlerFunc) *server.Serve
 			t.Error(err)
 		}
 	})
-	return s
 }
 
 func tcp(t *testing.T) net.Listener {

@@ -34,15 +34,15 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return a.connect(w, r, func(ctx context.Context, link *stream.Link) (driver.Process, *stream.Position, error) {
-		waiting, cancel := context.WithTimeout(ctx, startTimeout)
-		defer cancel()
-		m, err := link.Receive(waiting)
+		noCommand := invalid("command", "the first message must be a start with a command")
+		silent := time.AfterFunc(startTimeout, func() { a.refuse(ctx, link, noCommand) })
+		m, err := link.Receive(ctx)
 		if cause := ctx.Err(); cause != nil {
 			return nil, nil, cause
 		}
 		var cmd Command
-		if err != nil || m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
-			return nil, nil, invalid("command", "the first message must be a start with a command")
+		if !silent.Stop() || err != nil || m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
+			return nil, nil, noCommand
 		}
 		p, err := box.Exec(ctx, cmd.command())
 		return p, &stream.Position{}, err

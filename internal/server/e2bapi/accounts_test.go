@@ -1,6 +1,8 @@
 package e2bapi
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,6 +65,29 @@ func TestDefaultAccount(t *testing.T) {
 	for user, def := range map[string]defaults{"nobody": {}, "": {user: "gone"}} {
 		if _, err := n.account(user, def); err == nil {
 			t.Errorf("an unknown user was accepted: %q, %+v", user, def)
+		}
+	}
+}
+
+// Share counts requests for their key, and those without one for their sandbox.
+func TestShare(t *testing.T) {
+	for _, tt := range []struct {
+		host   string
+		header map[string]string
+		want   string
+	}{
+		{"api.localhost", map[string]string{"X-API-Key": "k"}, "k"},
+		{"api.localhost", map[string]string{"Authorization": "Bearer k"}, "k"},
+		{"49983-sbone.localhost", map[string]string{"X-Access-Token": "t"}, "sb-one 49983"},
+		{"localhost", map[string]string{"E2b-Sandbox-Id": "sbone", "E2b-Sandbox-Port": "8000"}, "sb-one 8000"},
+		{"localhost", nil, ""},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "http://"+tt.host+"/", nil)
+		for name, value := range tt.header {
+			r.Header.Set(name, value)
+		}
+		if got := Share(r); got != tt.want {
+			t.Errorf("%s %v counts for %q, want %q", tt.host, tt.header, got, tt.want)
 		}
 	}
 }

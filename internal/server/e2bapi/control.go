@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -123,6 +124,18 @@ func apiKey(r *http.Request) string {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	if strings.EqualFold(scheme, "Bearer") {
 		return strings.TrimSpace(token)
+	}
+	return ""
+}
+
+// Share says who a request counts for: its key, or without one the sandbox that
+// it is for.
+func Share(r *http.Request) string {
+	if key := apiKey(r); key != "" {
+		return key
+	}
+	if id, port, named, err := destination(r); named && err == nil {
+		return fmt.Sprintf("%s %d", id, port)
 	}
 	return ""
 }
