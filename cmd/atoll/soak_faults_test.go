@@ -282,6 +282,7 @@ func (s *soak) compareTrees(t *testing.T) {
 func (s *soak) leaveNothing(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
+	groups := s.groups(t)
 	for info, err := range s.client.List(ctx, atoll.ListOptions{}) {
 		if err == nil {
 			err = s.client.Remove(ctx, string(info.ID))
@@ -303,6 +304,15 @@ func (s *soak) leaveNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	if err := eventually(func() error {
+		left, err := filepath.Glob(groups)
+		if left = slices.DeleteFunc(left, func(dir string) bool { return strings.HasPrefix(filepath.Base(dir), "0-") }); len(left) > 0 {
+			err = fmt.Errorf("control groups are left: %v", left)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), s.state+"/") {
 		t.Errorf("a mount is left: %v", err)
@@ -323,6 +333,33 @@ func (s *soak) leaveNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// groups is the pattern of the control groups of this daemon's sandboxes: what
+// their names end with is the state directory's.
+func (s *soak) groups(t *testing.T) string {
+	t.Helper()
+	kernel, _ := s.processes(s.net.ID())
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", kernel))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		group := strings.TrimSpace(line[strings.LastIndexByte(line, ':')+1:])
+		if i := strings.LastIndexByte(group, '-'); i > 0 && strings.Contains(group, "/atoll/") {
+			root := "/sys/fs/cgroup"
+			if !strings.HasPrefix(line, "0::") {
+				root += "/*"
+			}
+			pattern := root + filepath.Dir(group) + "/*" + group[i:]
+			if found, err := filepath.Glob(pattern); err != nil || len(found) == 0 {
+				t.Fatalf("no control group is like %s: %v", pattern, err)
+			}
+			return pattern
+		}
+	}
+	t.Fatalf("the kernel is in no control group of its own: %s", text)
+	return ""
 }
 
 // warm are the directories of the sandboxes in the pool, which are nobody's yet.
