@@ -28,6 +28,26 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return stream.NewTunnel(ws, s.Name()+":"+name), nil
 }
 
+// Publish has a port of the daemon's machine lead to one of the sandbox, for as
+// long as the sandbox is there, and returns it with the host port. A port that is
+// taken is CodeConflict. Only the owner of the machine may publish.
+func (s *Sandbox) Publish(ctx context.Context, p sandbox.PublishedPort) (out sandbox.PublishedPort, err error) {
+	return out, s.client.conn.Call(ctx, http.MethodPost, s.path("/published-ports"), nil, p, &out)
+}
+
+// Unpublish has the daemon no longer listen on a host port for the sandbox, at
+// whichever address it does.
+func (s *Sandbox) Unpublish(ctx context.Context, hostPort uint16) error {
+	return s.client.conn.Call(ctx, http.MethodDelete, s.path("/published-ports/"+strconv.Itoa(int(hostPort))), nil, nil, nil)
+}
+
+// PublishedPorts returns the ports of the daemon's machine that lead to sandboxes.
+func (c *Client) PublishedPorts(ctx context.Context) ([]sandbox.Publication, error) {
+	var out struct{ Ports []sandbox.Publication }
+	err := c.conn.Call(ctx, http.MethodGet, "/v1/published-ports", nil, nil, &out)
+	return out.Ports, err
+}
+
 // PortTokenOptions say what a token is for. The zero value is usable.
 type PortTokenOptions struct {
 	Ports   []uint16      // which ports; none: all

@@ -28,12 +28,13 @@ type Sandbox struct {
 
 	// The following are not in listings.
 
-	Main     *MainCommand  `json:"main,omitempty" doc:"the command that it exists for; not in listings"`
-	Pause    PauseKind     `json:"pause,omitempty" enum:"memory,disk" doc:"where the state of a paused sandbox is; not in listings"`
-	Wakes    bool          `json:"wakes,omitempty" doc:"it resumes when it is used; not in listings"`
-	Left     time.Duration `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`
-	Origin   string        `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
-	Lifetime Lifetime      `json:"lifetime,omitzero" doc:"what was asked for; not in listings"`
+	Main     *MainCommand    `json:"main,omitempty" doc:"the command that it exists for; not in listings"`
+	Ports    []PublishedPort `json:"ports,omitempty" doc:"ports published on the daemon's machine; not in listings"`
+	Pause    PauseKind       `json:"pause,omitempty" enum:"memory,disk" doc:"where the state of a paused sandbox is; not in listings"`
+	Wakes    bool            `json:"wakes,omitempty" doc:"it resumes when it is used; not in listings"`
+	Left     time.Duration   `json:"leftMs,omitempty" doc:"what is left of its lifetime while that stands still, in milliseconds; not in listings"`
+	Origin   string          `json:"origin,omitempty" doc:"id of the snapshot it was made from; not in listings"`
+	Lifetime Lifetime        `json:"lifetime,omitzero" doc:"what was asked for; not in listings"`
 
 	// Entrypoint and Cmd are what the image wants to run. Only the answer that
 	// creates the sandbox has them.

@@ -84,6 +84,9 @@ type Spec struct {
 	// Workspaces are durable directories, each at a path of its own.
 	Workspaces []WorkspaceMount `json:"workspaces,omitempty" maxItems:"32" doc:"durable directories, each at a path of its own"`
 
+	// Ports are those that the daemon's machine shows to its users.
+	Ports []PublishedPort `json:"ports,omitempty" maxItems:"64" doc:"ports to publish on the daemon's machine; only for its owner"`
+
 	// Network is what the sandbox may reach. Zero: nothing.
 	Network Network `json:"network,omitzero" doc:"what the sandbox may reach; nothing if it is left out"`
 	// Secrets are the stored secrets the sandbox works with. Values are never

@@ -123,6 +123,9 @@ func (s *Spec) Validate() error {
 	if err := s.checkWorkspaces(); err != nil {
 		return err
 	}
+	if err := validatePorts(s.Ports); err != nil {
+		return err
+	}
 	if err := s.Network.Validate(); err != nil {
 		return err
 	}

@@ -268,7 +268,7 @@ var rules = []rule{
 	},
 	{
 		pkgs: "internal/control/...",
-		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/ops", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
+		only: []string{"sandbox", "internal/span", "driver", "internal/catalog", "internal/control/...", "internal/ops", "internal/stream", "internal/policy/...", "internal/secret", "internal/template", "internal/quota", "internal/lease", "internal/session", "internal/store", "internal/eventlog", "internal/audit", "internal/key", "internal/workspace/...", "internal/tree", "internal/blob", "internal/sparse", "internal/snapshotstore/archive", "internal/snapshotstore/tarball"},
 		deny: []string{kernel + "/..."},
 		why:  "the control services of a daemon see providers only through the driver contract, and no face",
 	},

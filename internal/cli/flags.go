@@ -161,7 +161,7 @@ type boxFlags struct {
 	cpus                  float64
 	memory, disk          sizeFlag
 	pids                  int64
-	volumes               []string
+	volumes, publish      []string
 	workspace             workspaceFlags
 	name, hostname        string
 	labelList, labelFiles []string
@@ -207,6 +207,7 @@ func (f *boxFlags) register(cmd *cobra.Command) {
 	flags.Int64Var(&f.pids, "pids", 0, "processes and threads alive at once")
 	flags.BoolVar(&f.requireLimits, "require-limits", false, requireLimitsHelp)
 	flags.StringArrayVarP(&f.volumes, "volume", "v", nil, "show a file or directory of this machine inside: HOST:GUEST or HOST:GUEST:ro")
+	flags.StringArrayVarP(&f.publish, "publish", "p", nil, "show a port of the sandbox on the daemon's machine: [ADDRESS:][HOST:]GUEST (default address: 127.0.0.1; default host port: any that is free)")
 	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that the sandbox may reach, such as api.example.com or *.example.com:8443; "" for a network that reaches nothing (default: no network)`)
 	flags.StringVar(&f.profile, "profile", "", "stored egress profile; see: atoll profile")
 	flags.StringArrayVar(&f.secrets, "secret", nil, "stored secret that the sandbox may use: NAME[,env=VARIABLE][,host=HOST][,in=PLACE]; see: atoll secret")
@@ -275,6 +276,13 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 			return req, err
 		}
 		spec.Mounts = append(spec.Mounts, m)
+	}
+	for _, text := range box.publish {
+		p, err := parsePublish(text)
+		if err != nil {
+			return req, err
+		}
+		spec.Ports = append(spec.Ports, p)
 	}
 	var err error
 	if spec.Workspaces, err = box.workspace.spec(); err != nil {

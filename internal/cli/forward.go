@@ -8,7 +8,6 @@ import (
 	"net"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
@@ -50,7 +49,11 @@ func (f *forwarder) run(ctx context.Context, address string, pairs []forwardPair
 		if err := f.tell(l.Addr(), pairs[i].remote); err != nil {
 			return err
 		}
-		f.conns.Go(func() { cancel(f.accept(ctx, l, pairs[i].remote, cancel)) })
+		remote := pairs[i].remote
+		f.conns.Go(func() {
+			stream.Forward(ctx, l, func(ctx context.Context) (net.Conn, error) { return f.box.Dial(ctx, remote) },
+				func(err error) { f.failed(err, cancel) })
+		})
 	}
 	<-ctx.Done()
 	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
@@ -71,53 +74,13 @@ func (f *forwarder) tell(at net.Addr, remote uint16) error {
 	return err
 }
 
-// acceptPause is how long nobody is let in when this process has no
-// descriptors left.
-const acceptPause = 50 * time.Millisecond
-
-// accept serves one listener until it is closed.
-func (f *forwarder) accept(ctx context.Context, l net.Listener, remote uint16, end context.CancelCauseFunc) error {
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
-	for {
-		conn, err := l.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				_ = conn.Close()
-			}
-			return ctx.Err()
-		case errors.Is(err, net.ErrClosed):
-			return err
-		case err != nil:
-			f.complain(err)
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
-			continue
-		}
-		f.conns.Go(func() { f.serve(ctx, conn.(*net.TCPConn), remote, end) })
-	}
-}
-
-// serve carries one connection. A port nobody listens on refuses it, as far as
-// one that was accepted still can.
-func (f *forwarder) serve(ctx context.Context, conn *net.TCPConn, remote uint16, end context.CancelCauseFunc) {
-	inside, err := f.box.Dial(ctx, remote)
-	if err == nil {
-		stream.Join(ctx, conn, stream.AsDuplex(inside))
+// failed says why somebody was refused. A sandbox that is gone ends the forward.
+func (f *forwarder) failed(err error, end context.CancelCauseFunc) {
+	if code := sandbox.CodeOf(err); code == sandbox.CodeGone || code == sandbox.CodeNotFound {
+		end(err)
 		return
 	}
-	_ = conn.SetLinger(0)
-	_ = conn.Close()
-	switch code := sandbox.CodeOf(err); {
-	case ctx.Err() != nil:
-	case code == sandbox.CodeGone || code == sandbox.CodeNotFound:
-		end(err)
-	default:
-		f.complain(err)
-	}
+	f.complain(err)
 }
 
 func (f *forwarder) complain(err error) {

@@ -19,13 +19,14 @@ type portCommands struct{ *App }
 func (a portCommands) portCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "port", Short: "Reach ports inside sandboxes", GroupID: groupBox,
-		Example: `  atoll port forward demo 8000`,
-	}, a.portForwardCmd(), a.portTokenCmd(), a.portURLCmd())
+		Example: `  atoll port forward demo 8000
+  atoll port ls`,
+	}, a.portForwardCmd(), a.portLsCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
 }
 
 func (a portCommands) portForwardCmd() *cobra.Command {
 	var address string
-	var asJSON bool
+	var asJSON, detach bool
 	cmd := &cobra.Command{
 		Use:   "forward SANDBOX [LOCAL:]REMOTE...",
 		Short: "Listen here, and connect to ports inside",
@@ -35,17 +36,27 @@ the addresses and runs until it is interrupted.
 
 The local port is the same as the remote one unless you give one; 0 takes any free
 port. Connecting needs no key: forward listens on 127.0.0.1, which every user of this
-machine can reach.`,
+machine can reach.
+
+With --detach the daemon listens instead, on its machine, for as long as the sandbox
+is there, as it does for the ports of atoll run --publish. See also: atoll port ls.`,
 		Example: `  atoll port forward demo 8000
-  atoll port forward demo 0:8000 5433:5432`,
+  atoll port forward demo 0:8000 5433:5432
+  atoll port forward -d demo 8080:80`,
 		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().StringVar(&address, "address", "127.0.0.1", "the address of this machine to listen on")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, an object per port")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "have the daemon listen, and return")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		pairs, err := parseForwards(args[1:])
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case detach && asJSON:
+			return badFlag("json", "cannot be used with --detach; see: atoll port ls --json")
+		case detach:
+			return a.publish(ctx, args[0], address, pairs)
 		}
 		b, err := a.find(ctx, args[0])
 		if err != nil {

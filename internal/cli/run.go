@@ -50,7 +50,8 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
   atoll run -e GREETING=hello -v .:/src:ro -w /src -- sh -c 'echo $GREETING; ls'
   atoll run --json -- uname -s
   atoll run -d --name demo -- sleep 600
-  atoll run -d --rm -- sh -c 'exit 0'`,
+  atoll run -d --rm -- sh -c 'exit 0'
+  atoll run -d -p 8080:8000 -- python3 -m http.server 8000`,
 		GroupID:     groupBox,
 		Annotations: map[string]string{"runs": "yes"},
 	}
@@ -89,6 +90,8 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 				res.Sandbox, res.Limits = made.Name(), made.Limits()
 				if !boxed.quiet {
 					a.noteLimits(made.Limits())
+					a.noteOpen(req.Spec.Ports)
+					a.noteChosen(req.Spec.Ports, made)
 				}
 				began := time.Now()
 				if err := s.use(ctx, p); err != nil || !req.Spec.Network.Asked() {
@@ -147,6 +150,8 @@ func (a runCommands) startDetached(ctx context.Context, t target, req control.Ru
 	}
 	if !quiet {
 		a.noteLimits(made.Limits())
+		a.noteOpen(req.Spec.Ports)
+		a.noteChosen(req.Spec.Ports, made)
 	}
 	return made, nil
 }

@@ -148,7 +148,7 @@ func (a *App) runnerFor(ctx context.Context, req *control.RunRequest, detach boo
 
 func needsDaemon(spec *sandbox.Spec) bool {
 	return strings.HasPrefix(spec.Image, "template:") || spec.Snapshot != "" || spec.Lifetime.Idle != 0 || spec.Lifetime.HardTimeout() != spec.Lifetime.Timeout || spec.Lifetime.Wakes ||
-		spec.Network.Profile != "" || len(spec.Secrets) != 0 || spec.Redact || len(spec.Workspaces) > 0 || spec.Main != nil
+		spec.Network.Profile != "" || len(spec.Secrets) != 0 || spec.Redact || len(spec.Workspaces) > 0 || spec.Main != nil || len(spec.Ports) > 0
 }
 
 // find returns the sandbox of that name.

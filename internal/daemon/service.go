@@ -5,6 +5,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
+	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
 	"github.com/atoll-run/atoll/internal/control/sessions"
 	"github.com/atoll-run/atoll/internal/image"
@@ -36,24 +37,35 @@ func (h holders) Route(ctx context.Context, ref string, epoch int64, follow bool
 func (d *Daemon) apiServices() api.Services {
 	s := d.services
 	return api.Services{
-		Sandboxes:  sandboxes.Public{Service: s.Sandboxes},
-		Processes:  processes{s.Exec},
-		Snapshots:  s.Snapshots,
-		Keys:       s.Tenants,
-		Profiles:   s.Profiles,
-		Secrets:    s.Secrets,
-		Events:     s.Events,
-		Workspaces: s.Workspaces,
-		Tenants:    s.Tenants,
-		Providers:  s.Providers,
-		Machine:    owned{s.Machine, newDoctor(d), d.ready(d.provider)},
-		Ports:      s.Exec,
-		Templates:  s.Templates,
-		Policies:   s.Policies,
-		Sessions:   d.sessions,
-		Holders:    holders{d.sessions},
-		Movers:     d.sessions,
+		Sandboxes:      sandboxes.Public{Service: s.Sandboxes},
+		Processes:      processes{s.Exec},
+		Snapshots:      s.Snapshots,
+		Keys:           s.Tenants,
+		Profiles:       s.Profiles,
+		Secrets:        s.Secrets,
+		Events:         s.Events,
+		Workspaces:     s.Workspaces,
+		Tenants:        s.Tenants,
+		Providers:      s.Providers,
+		Machine:        owned{s.Machine, newDoctor(d), d.ready(d.provider)},
+		Ports:          s.Exec,
+		PublishedPorts: published{s.Sandboxes, s.Ports},
+		Templates:      s.Templates,
+		Policies:       s.Policies,
+		Sessions:       d.sessions,
+		Holders:        holders{d.sessions},
+		Movers:         d.sessions,
 	}
+}
+
+// published shows ports of the machine to the API.
+type published struct {
+	*sandboxes.Service
+	ports *ports.Service
+}
+
+func (p published) Published(ctx context.Context) ([]sandbox.Publication, error) {
+	return p.ports.List(ctx)
 }
 
 // box shows a sandbox to the API.

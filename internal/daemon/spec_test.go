@@ -2,6 +2,7 @@ package daemon_test
 
 import (
 	"context"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func (r *recorder) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 }
 
 // fullSpec has a value in every field but those in unset.
-func fullSpec(source string) sandbox.Spec {
+func fullSpec(source string, port uint16) sandbox.Spec {
 	return sandbox.Spec{
 		Name: "full", Provider: "recorder", Image: "host", Hostname: "somewhere", User: "root", Workdir: "/srv",
 		Resources: sandbox.Resources{CPUs: 1.5, Memory: 256 << 20, Disk: 64 << 20, PIDs: 100},
@@ -55,6 +56,7 @@ func fullSpec(source string) sandbox.Spec {
 		RequireLimits: true, Main: &sandbox.MainCommand{Args: []string{"true"}, Restart: sandbox.RestartOnFailure, MaxRestarts: 3},
 		Mounts:     []sandbox.Mount{{Source: source, Target: "/mnt/a", ReadOnly: true}},
 		Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Mode: sandbox.WorkspaceExclusive, Create: true, Path: "/notes", ReadOnly: []string{"a"}, Writable: []string{"b"}}},
+		Ports:      []sandbox.PublishedPort{{Address: "127.0.0.1", HostPort: port, Port: 80}},
 		Network:    sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets:    []sandbox.SecretRef{{Name: "token", Env: "TOKEN", Mode: sandbox.SecretEnv, Hosts: []string{"api.example.com"}, In: []string{"header"}}},
 		Redact:     true,
@@ -63,6 +65,17 @@ func fullSpec(source string) sandbox.Spec {
 		},
 		Labels: map[string]string{"team": "red"},
 	}
+}
+
+// freePort returns a port of the loopback that nobody listens on.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return uint16(l.Addr().(*net.TCPAddr).Port)
 }
 
 // unset are fields that a request cannot have together with others, or that
@@ -96,7 +109,7 @@ func zeroFields(v reflect.Value, path string) (zero []string) {
 // Every field of a Spec travels from the library through the API and the
 // control plane into the store and to the provider.
 func TestSpecReachesEveryLayer(t *testing.T) {
-	sent := fullSpec(t.TempDir())
+	sent := fullSpec(t.TempDir(), freePort(t))
 	for _, name := range zeroFields(reflect.ValueOf(sent), "") {
 		if unset[name] == "" {
 			t.Errorf("Spec.%s has no value in this test: add one", name)

@@ -74,8 +74,11 @@ const (
 	PolicyGet     Op = "policy.get"
 	PolicyReload  Op = "policy.reload"
 
-	PortOpen  Op = "port.open"
-	PortShare Op = "port.share"
+	PortList      Op = "port.list"
+	PortOpen      Op = "port.open"
+	PortPublish   Op = "port.publish"
+	PortShare     Op = "port.share"
+	PortUnpublish Op = "port.unpublish"
 
 	ProcessClose     Op = "process.close"
 	ProcessExec      Op = "process.exec"
@@ -229,8 +232,11 @@ var table = map[Op]about{
 	PolicyGet:     {Read, Glance},
 	PolicyReload:  {Admin, Recorded},
 
-	PortOpen:  {Exec, Recorded},
-	PortShare: {Exec, Recorded},
+	PortList:      {Read, Glance},
+	PortOpen:      {Exec, Recorded},
+	PortPublish:   {Write, Recorded},
+	PortShare:     {Exec, Recorded},
+	PortUnpublish: {Write, Recorded},
 
 	ProcessClose:     {Exec, Glance},
 	ProcessExec:      {Exec, Recorded},

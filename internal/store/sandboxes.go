@@ -40,7 +40,7 @@ type Sandbox struct {
 // Info returns what callers are told of the sandbox.
 func (b *Sandbox) Info() sandbox.Sandbox {
 	s := b.Sandbox
-	s.Main = b.Spec.Main
+	s.Main, s.Ports = b.Spec.Main, b.Spec.Ports
 	s.Pause, s.Wakes, s.Left, s.Lifetime = b.Rest.Pause, b.Rest.Wakes, b.Rest.Left, b.Spec.Lifetime
 	return s
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // AllowSpec returns an error if a caller who does not own the machine asks for a
-// sandbox with files of the machine, or anybody chooses its ID.
+// sandbox with files or ports of the machine, or anybody chooses its ID.
 func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
 	denied := func(what string) error {
 		return &sandbox.Error{
@@ -25,10 +25,25 @@ func AllowSpec(who key.Principal, spec *sandbox.Spec) error {
 	if len(spec.Mounts) > 0 {
 		return denied("mounts")
 	}
+	if len(spec.Ports) > 0 {
+		return AllowPorts(who)
+	}
 	for _, local := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
 		if strings.HasPrefix(spec.Image, local) {
 			return denied("image")
 		}
 	}
 	return nil
+}
+
+// AllowPorts returns an error if a caller who does not own the machine publishes
+// ports on it.
+func AllowPorts(who key.Principal) error {
+	if who.UID != nil {
+		return nil
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeDenied, Subject: "ports", Message: "only the owner of the machine may publish ports on it",
+		Hint: "forward the port to your own machine instead, with: atoll port forward SANDBOX PORT",
+	}
 }

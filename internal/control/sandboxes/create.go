@@ -253,7 +253,12 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 	if err := s.Fault("create.recorded"); err != nil {
 		return box, image, err
 	}
-	made, how, makeErr := s.bringUp(ctx, be, want, origin)
+	published, makeErr := s.Ports.Reserve(tenant, want.Spec.ID, want.Spec.Name, want.Spec.Ports)
+	var made *control.Sandbox
+	var how driver.Restored
+	if makeErr == nil {
+		made, how, makeErr = s.bringUp(ctx, be, want, origin)
+	}
 	if err := s.Fault("create.empty"); err != nil {
 		return box, image, err
 	}
@@ -276,7 +281,7 @@ func (s *makers) make(ctx context.Context, be *providers.Backend, tenant string,
 		b.State, b.Reason = state, reason
 		if makeErr == nil {
 			// What it was really made from, which a name may not lead to again.
-			b.Spec.Image = made.Image().Ref
+			b.Spec.Image, b.Spec.Ports = made.Image().Ref, published
 		}
 	})
 	switch {
@@ -336,6 +341,8 @@ func (s *records) finalizeWith(ctx context.Context, tenant string, id sandbox.ID
 	if err != nil {
 		s.Report(ctx, intent.End(out))
 		s.doubt()
+		return box, err
 	}
-	return box, err
+	s.Ports.Sync(&box)
+	return box, nil
 }

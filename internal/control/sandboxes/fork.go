@@ -83,6 +83,7 @@ func (s *makers) copies(ctx context.Context, be *providers.Backend, t *operation
 		return nil, err
 	}
 	like.Spec.ID, like.Spec.Name, like.Spec.Lifetime = "", "", b.Spec.Lifetime
+	like.Spec.Ports = nil // they are the parent's
 	if like.Spec.Hostname == b.Name {
 		like.Spec.Hostname = "" // it becomes the copy's own name
 	}

@@ -70,7 +70,7 @@ func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) erro
 		return nil
 	}
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
-	_, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+	seen, err := store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.Sandboxes().Update(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, func(b *store.Sandbox) {
 			b.State, b.Reason = now.state, now.reason
 			if now.state == sandbox.Paused {
@@ -86,6 +86,7 @@ func (s *records) observe(ctx context.Context, b *store.Sandbox, now found) erro
 	if err != nil {
 		return ignoreChanged(err)
 	}
+	s.Ports.Sync(&seen)
 	if now.state == sandbox.Gone {
 		s.discard(ctx, b)
 		s.Workspaces.DetachLater(b.ID, b.Name)
@@ -267,6 +268,7 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 	if b, err = s.record(ctx, b.Tenant, b.ID); err != nil || b.State == sandbox.Gone {
 		return err
 	}
+	s.Ports.Sync(&b)
 	switch {
 	case b.Rest.Step != "":
 		return s.finishStep(ctx, &b)

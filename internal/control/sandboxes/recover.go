@@ -59,8 +59,9 @@ func (s *reconciler) lookFor(ctx context.Context, b *store.Sandbox) (f driver.Fo
 
 // correct records what a sandbox was brought to.
 func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.Type, change func(*store.Sandbox), also func(*store.Tx) error) error {
-	err := s.Store.Update(ctx, func(tx *store.Tx) error {
-		if _, err := tx.Sandboxes().Update(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
+	var now store.Sandbox
+	err := s.Store.Update(ctx, func(tx *store.Tx) (err error) {
+		if now, err = tx.Sandboxes().Update(ctx, b.Tenant, b.ID, store.Expect{Version: b.Version, Observed: true}, change); err != nil {
 			return err
 		}
 		if also == nil {
@@ -71,6 +72,7 @@ func (s *reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.T
 	if err != nil {
 		return ignoreChanged(err)
 	}
+	s.Ports.Sync(&now)
 	fact := audit.Action{Tenant: b.Tenant, Op: ops.SandboxObserve, Sandbox: b.ID, Name: b.Name, Subject: b.Name}
 	return s.Audit.Fact(ctx, fact, t, nil)
 }

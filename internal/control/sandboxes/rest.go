@@ -441,10 +441,14 @@ func (s *rests) bring(ctx context.Context, t *operation, step string, filesOnly 
 		return t.box, err
 	}
 	defer leave()
+	if _, err := s.Ports.Reserve(t.box.Tenant, t.box.ID, t.box.Name, t.box.Spec.Ports); err != nil {
+		return t.box, err
+	}
 	intent, err := s.enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Pause = sandbox.Resuming, step, ""
 	}, nil)
 	if err != nil {
+		s.Ports.Sync(&t.box)
 		return t.box, err
 	}
 	if err := s.Fault(step + ".recorded"); err != nil {

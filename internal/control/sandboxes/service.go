@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/secrets"
@@ -38,6 +39,7 @@ type Services struct {
 	Profiles   *profiles.Service
 	Secrets    *secrets.Service
 	Templates  *templates.Service
+	Ports      *ports.Service
 	// Gate bounds what is made at a time. Nil: nothing does.
 	Gate *admission.Gate
 }

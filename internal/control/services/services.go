@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/machine"
 	"github.com/atoll-run/atoll/internal/control/policies"
+	"github.com/atoll-run/atoll/internal/control/ports"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
@@ -109,6 +110,7 @@ type Services struct {
 	Secrets    *secrets.Service
 	Templates  *templates.Service
 	Machine    *machine.Service
+	Ports      *ports.Service
 }
 
 // New returns the services. The caller calls Sandboxes.Reconcile before the first
@@ -143,13 +145,14 @@ func New(cfg Config) *Services {
 		Gateway: cfg.Gateway, Operator: cfg.Operator, Policies: s.Policies, Secrets: s.Secrets, Sandboxes: s.Sandboxes,
 	})
 	s.Exec = exec.New(c, exec.Config{Sandboxes: s.Sandboxes, Redactors: s.Secrets, Tenants: s.Tenants, Passes: cfg.Passes})
+	s.Ports = ports.New(c, s.Exec)
 	s.Templates = templates.New(c, templates.Config{
 		Providers: s.Providers, Sandboxes: s.Sandboxes, Exec: s.Exec, Snapshots: s.Snapshots, Policies: s.Policies, Builder: cfg.Builder, Scratch: cfg.Builds,
 	})
 	s.Machine = machine.New(c, machine.Config{Scratch: cfg.Scratch, Sandboxes: s.Sandboxes, Providers: s.Providers})
 	s.Sandboxes.Connect(sandboxes.Services{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,
-		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates, Gate: cfg.Gate,
+		Policies: s.Policies, Profiles: s.Profiles, Secrets: s.Secrets, Templates: s.Templates, Ports: s.Ports, Gate: cfg.Gate,
 	})
 	return s
 }

@@ -198,6 +198,12 @@ func check(row *store.Session) error {
 	if err := row.Spec.Validate(); err != nil {
 		return err
 	}
+	if len(row.Spec.Ports) > 0 {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "ports", Message: "the sandboxes of a session have no published ports, because one may follow another at any time",
+			Hint: "forward a port of the session with: atoll port forward",
+		}
+	}
 	for k := range row.Labels {
 		if strings.HasPrefix(k, control.ReservedPrefix) {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%.80q begins with %q, which Atoll keeps for itself", k, control.ReservedPrefix)}

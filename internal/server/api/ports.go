@@ -22,6 +22,56 @@ type Ports interface {
 	SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error)
 }
 
+// PublishedPorts are ports of the machine that lead to sandboxes.
+type PublishedPorts interface {
+	// Publish returns the port with what was left open.
+	Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (sandbox.PublishedPort, error)
+	// Unpublish stops to listen; an empty address is any.
+	Unpublish(ctx context.Context, ref, address string, hostPort uint16) error
+	Published(ctx context.Context) ([]sandbox.Publication, error)
+}
+
+type publishInput struct {
+	SandboxRef
+	Body sandbox.PublishedPort
+}
+
+type publishOutput struct{ Body sandbox.PublishedPort }
+
+type unpublishInput struct {
+	SandboxRef
+	HostPort uint16 `path:"hostPort" minimum:"1" doc:"port of the daemon's machine"`
+	Address  string `query:"address" maxLength:"45" doc:"only at this address of the machine; at any if left out"`
+}
+
+type publishedOutput struct {
+	Body struct {
+		Ports []sandbox.Publication `json:"ports" doc:"in the order of sandboxes' names"`
+	}
+}
+
+// published registers ports of the machine.
+func (a *API) published() {
+	huma.Register(a.huma, operation("listPublishedPorts", http.MethodGet, "/v1/published-ports", "Ports", "List the ports of the daemon's machine that lead to sandboxes"),
+		func(ctx context.Context, _ *struct{}) (*publishedOutput, error) {
+			all, err := a.services.PublishedPorts.Published(ctx)
+			out := &publishedOutput{}
+			out.Body.Ports = all
+			return out, a.problem(ctx, err)
+		})
+	publish := operation("publishPort", http.MethodPost, "/v1/sandboxes/{ref}/published-ports", "Ports", "Have a port of the daemon's machine lead to one of the sandbox, for as long as the sandbox is there; only for the owner of the machine")
+	publish.DefaultStatus = http.StatusCreated
+	huma.Register(a.huma, publish, func(ctx context.Context, in *publishInput) (*publishOutput, error) {
+		p, err := a.services.PublishedPorts.Publish(ctx, in.Ref, in.Body)
+		return &publishOutput{p}, a.problem(ctx, err)
+	})
+	unpublish := operation("unpublishPort", http.MethodDelete, "/v1/sandboxes/{ref}/published-ports/{hostPort}", "Ports", "Stop to listen on a port of the daemon's machine")
+	unpublish.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, unpublish, func(ctx context.Context, in *unpublishInput) (*struct{}, error) {
+		return nil, a.problem(ctx, a.services.PublishedPorts.Unpublish(ctx, in.Ref, in.Address, in.HostPort))
+	})
+}
+
 // NewPortToken asks for a token.
 type NewPortToken struct {
 	Ports     []uint16 `json:"ports,omitempty" maxItems:"64" doc:"which ports; all if none is named"`
@@ -47,6 +97,7 @@ type portTokenOutput struct{ Body sandbox.PortToken }
 type usageOutput struct{ Body SandboxUsage }
 
 func (a *API) ports() {
+	a.published()
 	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Make a token with which anybody reaches ports of a sandbox; it is shown only now")
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {

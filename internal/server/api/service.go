@@ -22,23 +22,24 @@ import (
 // called concurrently; their errors are *sandbox.Error or are classified by
 // sandbox.CodeOf. A ref is the name or the id of a sandbox.
 type Services struct {
-	Sandboxes  Sandboxes
-	Processes  Processes
-	Snapshots  Snapshots
-	Keys       Keys
-	Profiles   Profiles
-	Secrets    Secrets
-	Events     Events
-	Workspaces Workspaces
-	Tenants    Tenants
-	Providers  Providers
-	Machine    Machine
-	Ports      Ports
-	Templates  Templates
-	Policies   Policies
-	Sessions   Sessions
-	Holders    Holders
-	Movers     Movers
+	Sandboxes      Sandboxes
+	Processes      Processes
+	Snapshots      Snapshots
+	Keys           Keys
+	Profiles       Profiles
+	Secrets        Secrets
+	Events         Events
+	Workspaces     Workspaces
+	Tenants        Tenants
+	Providers      Providers
+	Machine        Machine
+	Ports          Ports
+	PublishedPorts PublishedPorts
+	Templates      Templates
+	Policies       Policies
+	Sessions       Sessions
+	Holders        Holders
+	Movers         Movers
 }
 
 // Sandboxes makes sandboxes and changes what becomes of them.

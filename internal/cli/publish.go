@@ -1,0 +1,153 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// parsePublish reads [ADDRESS:][HOST:]GUEST, as Docker writes it. Without an
+// address it is the loopback.
+func parsePublish(text string) (p sandbox.PublishedPort, err error) {
+	wrong := func(why string) (sandbox.PublishedPort, error) {
+		return p, &usageError{message: fmt.Sprintf("%q is not a port to publish: %s", text, why), hint: "write HOST:GUEST as in 8080:80, ADDRESS:HOST:GUEST, or GUEST alone for any host port that is free"}
+	}
+	rest, protocol, _ := strings.Cut(text, "/")
+	if protocol != "" && protocol != "tcp" {
+		return wrong("only TCP can be published")
+	}
+	if strings.Contains(rest, "-") {
+		return wrong("give each port by itself")
+	}
+	if i := strings.LastIndex(rest, ":"); i >= 0 {
+		host := rest[:i]
+		rest = rest[i+1:]
+		if j := strings.LastIndex(host, ":"); j >= 0 {
+			p.Address, host = strings.Trim(host[:j], "[]"), host[j+1:]
+			if _, err := netip.ParseAddr(p.Address); err != nil {
+				return wrong("the address is not an IP address")
+			}
+		}
+		if host != "" && host != "0" {
+			if p.HostPort, err = parsePort(host); err != nil {
+				return p, err
+			}
+		}
+	}
+	p.Port, err = parsePort(rest)
+	return p, err
+}
+
+// noteOpen warns of published ports that others than users of the machine reach.
+func (a *App) noteOpen(all []sandbox.PublishedPort) {
+	for _, p := range all {
+		if ip := net.ParseIP(p.Address); p.Address != "" && !ip.IsLoopback() {
+			a.say("warning", "whoever reaches "+p.Listen()+" reaches the sandbox")
+		}
+	}
+}
+
+// noteChosen says which ports the daemon chose.
+func (a *App) noteChosen(asked []sandbox.PublishedPort, made box) {
+	r, ok := made.(remoteBox)
+	if !ok || !slices.ContainsFunc(asked, func(p sandbox.PublishedPort) bool { return p.HostPort == 0 }) {
+		return
+	}
+	for _, p := range r.Info().Ports {
+		a.say("note", fmt.Sprintf("%s leads to port %d of %s", p.Listen(), p.Port, r.Name()))
+	}
+}
+
+// publish has the daemon forward ports in the background.
+func (a portCommands) publish(ctx context.Context, ref, address string, pairs []forwardPair) error {
+	s, err := a.daemonSandbox(ctx, ref)
+	if err != nil {
+		return err
+	}
+	for _, pair := range pairs {
+		p, err := s.Publish(ctx, sandbox.PublishedPort{Address: address, HostPort: pair.local, Port: pair.remote})
+		if err != nil {
+			return err
+		}
+		a.noteOpen([]sandbox.PublishedPort{p})
+		if _, err := fmt.Fprintf(a.Stdout, "%s -> %s:%d\n", p.Listen(), visible(s.Name()), p.Port); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a portCommands) portLsCmd() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "ls [SANDBOX]",
+		Short: "List published ports",
+		Long: `Ls lists the ports of the daemon's machine that lead to sandboxes: those of
+atoll run -p, atoll create -p and atoll port forward --detach.`,
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandbox,
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
+	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.mustDaemon(ctx)
+		if err != nil {
+			return err
+		}
+		all, err := c.PublishedPorts(ctx)
+		if err != nil {
+			return err
+		}
+		if len(args) > 0 {
+			s, err := c.Get(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			all = slices.DeleteFunc(all, func(p sandbox.Publication) bool { return p.Sandbox != s.ID() })
+		}
+		if asJSON {
+			return a.printJSON(all)
+		}
+		rows := make([][]string, len(all))
+		for i, p := range all {
+			state := "listening"
+			if p.Error != "" {
+				state = oneLine(p.Error, 200)
+			}
+			rows[i] = []string{visible(p.Name), fmt.Sprint(p.Port), p.Listen(), state}
+		}
+		return a.table("SANDBOX PORT PUBLISHED STATE", rows)
+	})
+	return cmd
+}
+
+func (a portCommands) portRmCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm SANDBOX HOST-PORT...",
+		Short:   "Stop publishing ports",
+		Long:    `Rm has the daemon stop listening on ports of its machine for a sandbox. Connections that are open end.`,
+		Example: `  atoll port rm demo 8080`,
+		Args:    cobra.MinimumNArgs(2), ValidArgsFunction: a.completeSandbox,
+		RunE: interruptible(func(ctx context.Context, args []string) error {
+			s, err := a.daemonSandbox(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			for _, arg := range args[1:] {
+				port, err := parsePort(arg)
+				if err != nil {
+					return err
+				}
+				if err := s.Unpublish(ctx, port); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+}

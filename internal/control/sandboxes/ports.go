@@ -1,0 +1,79 @@
+package sandboxes
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/atoll-run/atoll/internal/control/core"
+	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/lifecycle"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// Publish has a port of the machine lead to one of a sandbox, for as long as the
+// sandbox is there. It returns the port with what was left open.
+func (s *updates) Publish(ctx context.Context, ref string, p sandbox.PublishedPort) (sandbox.PublishedPort, error) {
+	if err := p.Validate(); err != nil {
+		return p, core.Named(ops.PortPublish, err)
+	}
+	t, err := s.lockPorts(ctx, ref, ops.PortPublish)
+	if err != nil {
+		return p, err
+	}
+	defer t.release()
+	b := &t.box
+	if len(b.Spec.Ports) >= sandbox.MaxPorts {
+		return p, core.Named(ops.PortPublish, &sandbox.Error{Code: sandbox.CodeExhausted, Subject: b.Name, Message: fmt.Sprintf("%d of its ports are published already", sandbox.MaxPorts)})
+	}
+	if slices.Contains(b.Spec.Ports, p) {
+		return p, nil
+	}
+	made, err := s.Ports.Reserve(b.Tenant, b.ID, b.Name, []sandbox.PublishedPort{p})
+	if err == nil {
+		err = s.setPorts(ctx, t, append(slices.Clone(b.Spec.Ports), made...))
+	}
+	if err != nil {
+		return p, core.Named(ops.PortPublish, err)
+	}
+	return made[0], nil
+}
+
+// Unpublish stops to listen on a port of the machine. Address is empty for any.
+func (s *updates) Unpublish(ctx context.Context, ref, address string, hostPort uint16) error {
+	t, err := s.lockPorts(ctx, ref, ops.PortUnpublish)
+	if err != nil {
+		return err
+	}
+	defer t.release()
+	left := slices.DeleteFunc(slices.Clone(t.box.Spec.Ports), func(p sandbox.PublishedPort) bool {
+		return p.HostPort == hostPort && (address == "" || p.Address == address || p.Address == "" && address == sandbox.LoopbackAddress)
+	})
+	if len(left) == len(t.box.Spec.Ports) {
+		return core.Named(ops.PortUnpublish, &sandbox.Error{
+			Code: sandbox.CodeNotFound, Subject: t.box.Name, Message: fmt.Sprintf("port %d of the machine does not lead to this sandbox", hostPort), Hint: "see: atoll port ls",
+		})
+	}
+	return core.Named(ops.PortUnpublish, s.setPorts(ctx, t, left))
+}
+
+func (s *updates) lockPorts(ctx context.Context, ref string, op ops.Op) (*operation, error) {
+	if _, _, err := s.Admit(ctx, op, guard.Subject{Subject: ref}, guard.AllowPorts); err != nil {
+		return nil, core.Named(op, err)
+	}
+	t, err := s.lock(ctx, ref, op, lifecycle.Update)
+	return t, core.Named(op, err)
+}
+
+// setPorts records the published ports of a sandbox and listens on them.
+func (s *updates) setPorts(ctx context.Context, t *operation, all []sandbox.PublishedPort) error {
+	intent, err := s.enter(ctx, t, func(b *store.Sandbox) { b.Spec.Ports = all }, nil)
+	if err != nil {
+		s.Ports.Sync(&t.box)
+		return err
+	}
+	_, err = s.leave(ctx, t, intent, nil, func(*store.Sandbox) {}, nil)
+	return err
+}
