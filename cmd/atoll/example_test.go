@@ -255,25 +255,37 @@ func (e *exampleRunner) try(t *testing.T, line string) {
 // link makes the program available under its usual name.
 func link(t *testing.T) string {
 	t.Helper()
-	file := filepath.Join(built.dir, "atoll")
-	if _, err := os.Stat(file); err != nil {
-		if err := copyFile(built.atoll, file); err != nil {
-			t.Fatal(err)
-		}
+	file, err := linked()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return file
 }
 
-// serveImage starts a registry with one image in it.
+var linked = sync.OnceValues(func() (string, error) {
+	file := filepath.Join(built.dir, "atoll")
+	if _, err := os.Stat(file); err == nil {
+		return file, nil
+	}
+	return file, copyFile(built.atoll, file)
+})
+
+// serveImage starts a registry with one image in it, that of the scripts.
 func serveImage(t *testing.T) string {
 	t.Helper()
-	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	t.Cleanup(server.Close)
-	host := strings.TrimPrefix(server.URL, "http://")
 	file := filepath.Join(t.TempDir(), "layer.tar")
 	if err := writeRootfs(file); err != nil {
 		t.Fatal(err)
 	}
+	return serveLayer(t, file)
+}
+
+// serveLayer starts a registry with an image debian:12 of one layer.
+func serveLayer(t *testing.T, file string) string {
+	t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
 	layer, err := tarball.LayerFromFile(file)
 	if err != nil {
 		t.Fatal(err)
