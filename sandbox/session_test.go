@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"testing"
 
@@ -34,4 +35,56 @@ func TestRB40InstanceID(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What an envelope says is from outside: whatever it is, it is refused as
+// invalid, or means the same when it is written and read again.
+func FuzzParseEnvelope(f *testing.F) {
+	for _, e := range []sandbox.Envelope{
+		{Backend: "gvisor", Binding: "here/x", Box: "sb-1", Spec: sandbox.Spec{Image: "alpine:3", Env: map[string]string{"TOKEN": "x"}}},
+		{Backend: "e2b", State: json.RawMessage(`{"sandboxId":"a","hostId":"b"}`), Archive: &sandbox.Archive{Kind: "tar", Ref: "0001", Size: 7}},
+		{Backend: "docker", Workspaces: []sandbox.WorkspaceRef{{Name: "w", Version: "v3"}}},
+	} {
+		sealed, err := e.Sealed()
+		if err != nil {
+			f.Fatal(err)
+		}
+		text, err := json.Marshal(sealed)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte(`{"version":1,"backend":"x","state":[],"spec":{"lifetime":{"timeout":-1}}}`))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		e, err := sandbox.ParseEnvelope(in)
+		if err != nil {
+			if sandbox.CodeOf(err) != sandbox.CodeInvalid {
+				t.Fatalf("refused with %v", err)
+			}
+			return
+		}
+		if e.Backend == "" || e.Version != sandbox.EnvelopeVersion {
+			t.Fatalf("accepted %+v", e)
+		}
+		sealed, err := e.Sealed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(sealed.Spec.Env) > 0 {
+			t.Errorf("it keeps an environment: %v", sealed.Spec.Env)
+		}
+		text, err := json.Marshal(sealed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := sandbox.ParseEnvelope(text)
+		if err != nil || again.Box != e.Box || again.Fingerprint != sealed.Fingerprint {
+			t.Errorf("read again: %v; %+v, want %+v", err, again, sealed)
+		}
+		changed := bytes.Replace(text, []byte(`"backend":"`), []byte(`"backend":"z`), 1)
+		if _, err := sandbox.ParseEnvelope(changed); err == nil {
+			t.Error("a changed envelope was accepted")
+		}
+	})
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func wantCode(t *testing.T, what string, err error, code sandbox.Code) {
+func wantCode(t testing.TB, what string, err error, code sandbox.Code) {
 	t.Helper()
 	if err == nil || sandbox.CodeOf(err) != code {
 		t.Errorf("%s: %v, want %s", what, err, code)
 	}
 }
 
-func open(t *testing.T, dir string) *snapshotstore.Snapshots {
+func open(t testing.TB, dir string) *snapshotstore.Snapshots {
 	t.Helper()
 	return snapshotstore.NewSnapshots(dir, "test", func(dir string) (driver.SnapshotKind, string, error) {
 		if _, err := os.Stat(filepath.Join(dir, "sub", "tree")); err != nil {
@@ -36,7 +36,7 @@ func refTo(id string) driver.SnapshotRef {
 }
 
 // keep makes a snapshot of two files.
-func keep(t *testing.T, s *snapshotstore.Snapshots, id string) {
+func keep(t testing.TB, s *snapshotstore.Snapshots, id string) {
 	t.Helper()
 	draft(t, s, id)
 	snap, err := s.Finish(t.Context(), driver.SnapshotOptions{ID: id})
@@ -45,7 +45,7 @@ func keep(t *testing.T, s *snapshotstore.Snapshots, id string) {
 	}
 }
 
-func draft(t *testing.T, s *snapshotstore.Snapshots, id string) {
+func draft(t testing.TB, s *snapshotstore.Snapshots, id string) {
 	t.Helper()
 	dir, err := s.Draft(id)
 	if err != nil {

@@ -16,6 +16,9 @@ import (
 const (
 	maxFiles = 1 << 20
 	maxBytes = 16 << 30
+	// maxDepth is how many directories a name may lead through. Time and open
+	// files to make and remove them grow with it.
+	maxDepth = 256
 )
 
 // Unpack writes the files of a build, which come as a tar, into a directory.
@@ -36,9 +39,10 @@ func Unpack(ctx context.Context, r io.Reader, root *os.Root) error {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are checked here
 			return broken(err)
 		}
-		if bytes += h.Size; n >= maxFiles || bytes > maxBytes {
+		if n >= maxFiles || h.Size > maxBytes-bytes { // a sum could overflow
 			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: "template.build", Message: "the build has too many files", Hint: "name what is not needed in " + ignoreFile}
 		}
+		bytes += h.Size
 		if err := unpackOne(tr, h, root); err != nil {
 			return err
 		}
@@ -61,8 +65,11 @@ func unpackOne(r io.Reader, h *tar.Header, root *os.Root) error {
 	if err != nil {
 		return invalid("files", "%q leads out of the build's files", clip(h.Name))
 	}
-	if name == "." {
+	switch {
+	case name == ".":
 		return nil
+	case strings.Count(name, "/") > maxDepth:
+		return invalid("files", "%q leads through more than %d directories", clip(h.Name), maxDepth)
 	}
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return invalid("files", "%q: %v", clip(h.Name), pathError(err))

@@ -231,6 +231,27 @@ func TestHostileErrorsAreTyped(t *testing.T) {
 	}
 }
 
+// TestAttackDeepMembers has a sandbox send names that lead through more
+// directories than anybody waits for.
+func TestAttackDeepMembers(t *testing.T) {
+	deep := "x/" + strings.Repeat("d/", 5_000)
+	for name, members := range map[string][]member{
+		"a file":        {dir("x"), file(deep+"f", "1")},
+		"a directory":   {dir("x"), dir(deep)},
+		"another name":  {dir("x"), hardlink("x/h", deep+"f")},
+		"one too many":  {dir("x"), dir("x/" + strings.Repeat("d/", maxDepth+1))},
+		"a file's link": {dir("x"), symlink(deep+"l", "..")},
+	} {
+		_, err := Unpack(t.Context(), stream(t, members...), t.TempDir(), "x")
+		if sandbox.CodeOf(err) != sandbox.CodeDenied {
+			t.Errorf("%s: %.200v", name, err)
+		}
+	}
+	if _, err := Unpack(t.Context(), stream(t, dir("x"), dir("x/"+strings.Repeat("d/", 300))), t.TempDir(), "x"); err != nil {
+		t.Errorf("300 directories: %.200v", err)
+	}
+}
+
 func FuzzUnpack(f *testing.F) {
 	f.Add(stream(f, dir("x"), symlink("x/o", ".."), file("x/o/y", "1"), hardlink("x/h", "x/y")).Bytes())
 	f.Add(stream(f, file("../a", "1")).Bytes())

@@ -63,6 +63,10 @@ func unpack(ctx context.Context, r io.Reader, dir, name string, owners bool) (sk
 	}
 }
 
+// maxDepth is how many directories a name may lead through. What it takes to
+// make them grows with the square of that.
+const maxDepth = 1000
+
 type unpacker struct {
 	ctx     context.Context // of the one call
 	root    *os.Root
@@ -82,6 +86,9 @@ func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
 	p, err := rename(h.Name, u.name)
 	if err != nil {
 		return err
+	}
+	if strings.Count(p, string(filepath.Separator)) > maxDepth {
+		return hostile(h.Name, "the sandbox sent a member that is too deep")
 	}
 	if err := u.parents(p); err != nil {
 		return err
@@ -202,6 +209,9 @@ func (u *unpacker) link(p string, h *tar.Header) error {
 	target, err := rename(h.Linkname, u.name)
 	if err != nil {
 		return err
+	}
+	if strings.Count(target, string(filepath.Separator)) > maxDepth {
+		return hostile(h.Name, "the sandbox sent a link to a member that is too deep")
 	}
 	if err := u.parents(target); err != nil {
 		return err

@@ -65,9 +65,9 @@ func (a *archive) rewrite(from *tar.Reader, to io.Writer) error {
 
 // member writes one member, unless it is to be left out.
 func (a *archive) member(head *tar.Header, content io.Reader, out *tar.Writer) error {
-	name := relative(head.Name)
-	if strings.Contains(name, `\`) || len(name) > 1 && name[1] == ':' {
-		a.left++ // clients take it for a path of Windows
+	name, ok := relative(head.Name)
+	if !ok || strings.Contains(name, `\`) || len(name) > 1 && name[1] == ':' {
+		a.left++ // it leads out of the workspace, or clients take it for a path of Windows
 		return nil
 	}
 	next := &tar.Header{
@@ -92,7 +92,12 @@ func (a *archive) member(head *tar.Header, content io.Reader, out *tar.Writer) e
 		next.Size = head.Size
 		return copyTo(out, next, content)
 	case tar.TypeLink:
-		return a.hardLink(next, relative(head.Linkname), out)
+		target, ok := relative(head.Linkname)
+		if !ok {
+			a.left++
+			return nil
+		}
+		return a.hardLink(next, target, out)
 	}
 	return nil
 }
@@ -131,10 +136,11 @@ func (zeros) Read(p []byte) (int, error) {
 }
 
 // relative returns the name of a member relative to the workspace, whose own name
-// begins all names.
-func relative(name string) string {
-	_, rest, _ := strings.Cut(path.Clean(name), "/")
-	return rest
+// begins all names. A name that leads out of it is not ok: root inside may have
+// replaced the guest that writes the archive.
+func relative(name string) (rest string, ok bool) {
+	_, rest, _ = strings.Cut(path.Clean(name), "/")
+	return rest, rest != ".." && !strings.HasPrefix(rest, "../")
 }
 
 // inside returns the target of a link as one that is relative and leads nowhere
