@@ -96,25 +96,57 @@ func (in *Instance) reattach(ctx context.Context) error {
 		return err
 	}
 	in.expireAt(in.rec.Expires)
+	return in.contact(ctx)
+}
+
+// contact connects to the guest, unless the sandbox is paused. One that cannot be
+// reached can still be waited for and destroyed, and be tried again.
+func (in *Instance) contact(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reattachTime)
 	defer cancel()
+	var failed error
+	rest := awake
 	if err := in.settle(ctx); err != nil {
-		in.unreachable = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
-		return nil
-	}
-	rest, err := in.box.rest()
-	if err != nil {
+		failed = &providerError{sandbox.CodeUnavailable, fmt.Sprintf("sandbox %s cannot be reached", in.rec.ID), err}
+	} else if rest, err = in.box.rest(); err != nil {
 		return err
+	} else if rest == awake {
+		failed = in.connect(ctx)
 	}
-	if rest != awake {
-		in.asleep = true
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.asleep, in.unreachable = rest != awake, failed
+	return nil
+}
+
+// retry tries once more to reach a sandbox that could not be reached.
+func (in *Instance) retry(ctx context.Context) error {
+	if in.reachable() {
 		return nil
 	}
-	if err := in.connect(ctx); err != nil {
-		// It can still be waited for and destroyed.
-		in.unreachable = err
+	select {
+	case in.waking <- struct{}{}:
+		defer func() { <-in.waking }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	return nil
+	if in.reachable() { // somebody was faster
+		return nil
+	}
+	return in.contact(ctx)
+}
+
+// reachable reports whether reaching the sandbox did not fail when it was tried
+// last. One that has ended is not tried again.
+func (in *Instance) reachable() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	select {
+	case <-in.ended:
+		return true
+	default:
+		return in.unreachable == nil
+	}
 }
 
 // connect reaches the guest of a sandbox that somebody else started.

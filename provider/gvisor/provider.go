@@ -202,6 +202,9 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	in := p.instances[id]
 	p.mu.Unlock()
 	if in != nil && !in.gone() {
+		if err := in.retry(ctx); err != nil {
+			return nil, err
+		}
 		return in, nil
 	}
 	b := p.box(id)
@@ -226,9 +229,6 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if other := p.instances[id]; other != nil && !other.gone() {
 		in.release()
 		return other, nil
-	}
-	if in.unreachable != nil {
-		return in, nil // not remembered: it may answer next time
 	}
 	p.remember(in)
 	return in, nil

@@ -2,6 +2,7 @@ package gvisor_test
 
 import (
 	"context"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,5 +75,55 @@ func TestStoppedProcesses(t *testing.T) {
 			t.Errorf("what ran meanwhile ended with %+v, %v", exit, err)
 		}
 		_ = running.Close()
+	}
+}
+
+// TestAttachAgain attaches again and again to a sandbox that does not answer. That
+// leaves nothing, and once the sandbox answers it can be used.
+func TestAttachAgain(t *testing.T) {
+	state := t.TempDir()
+	p, in := unattached(t, state, sandbox.Spec{ID: "silent", Image: "host"})
+	p.Close()
+	kernel := in.(*gvisor.Instance).Kernel()
+	if err := syscall.Kill(kernel, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(kernel, syscall.SIGCONT) }()
+	p = newProvider(t, func(o *gvisor.Options) { o.StateDir, o.Attached = state, false })
+	attach := func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		again, err := p.Attach(ctx, "silent")
+		if err != nil {
+			return
+		}
+		if _, err := again.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}}); err == nil {
+			t.Error("a stopped sandbox runs commands")
+		}
+	}
+	attach()
+	before := runtime.NumGoroutine()
+	for range 20 {
+		attach()
+	}
+	for end := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before+5; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines after 20 attempts more, and %d before", runtime.NumGoroutine(), before)
+		}
+	}
+	if err := syscall.Kill(kernel, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	again, err := p.Attach(t.Context(), "silent")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proc, err := again.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer proc.Close()
+	if exit, err := proc.Wait(t.Context()); err != nil || exit.Code != 0 {
+		t.Errorf("afterwards: %v, %v", exit, err)
 	}
 }
