@@ -3,7 +3,9 @@ package daemon
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
+	"path/filepath"
 
 	"github.com/atoll-run/atoll/internal/control/exec"
 	"github.com/atoll-run/atoll/internal/control/sandboxes"
@@ -29,12 +31,16 @@ func (d *Daemon) listenBridge(context.Context) error {
 		return err
 	}
 	d.bridge = l.Addr()
-	handler := bridgeapi.New(d.bridgeServices(), bridgeapi.Options{Logger: d.opts.Logger})
+	secret, err := secretFile(filepath.Join(d.node.Dir(), "bridge.secret"))
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	handler := bridgeapi.New(d.bridgeServices(), bridgeapi.Options{Secret: secret, Logger: d.opts.Logger})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Ready: d.recovered, Logger: d.opts.Logger})
 	d.onClose(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
 		defer cancel()
-		return srv.Shutdown(ctx)
+		return errors.Join(srv.Shutdown(ctx), handler.Close())
 	})
 	d.serveWith(srv, l)
 	return nil
@@ -45,6 +51,7 @@ func (d *Daemon) bridgeServices() bridgeapi.Services {
 	return bridgeapi.Services{
 		Authenticate: d.authenticateKey, Open: d.openForBridge, HasImage: d.hasImage,
 		Sandboxes: sandboxes.Public{Service: d.services.Sandboxes}, Templates: d.services.Templates, Profiles: d.services.Profiles,
+		Ports: d.services.Exec, Entrance: d.services.Sandboxes,
 	}
 }
 

@@ -174,12 +174,38 @@ func TestBridgeRefuses(t *testing.T) {
 		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","binding":"b"}`, 502, "mount_error"},
 		{"POST " + box + "/unmount", `{"mountPath":"/"}`, 400, "invalid_request"},
 		{"POST " + box + "/unmount", `{"mountPath":"/workspace/d"}`, 502, "unmount_error"},
-		{"POST " + box + "/session", `{}`, 502, "session_error"},
-		{"POST " + box + "/tunnel/8080", `{}`, 502, "tunnel_error"},
+		{"POST " + box + "/session", `{`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"id":"a/b"}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"id":".."}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"id":"` + strings.Repeat("a", 129) + `"}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"id":7}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"cwd":"/etc"}`, 403, "invalid_request"},
+		{"POST " + box + "/session", `{"cwd":"out"}`, 403, "invalid_request"},
+		{"POST " + box + "/session", `{"env":{"A=B":"canary"}}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"env":{"A":"canary\u0000"}}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"env":{"A":"` + strings.Repeat("x", 65<<10) + `"}}`, 400, "invalid_request"},
+		{"POST " + box + "/session", `{"id":"default"}`, 502, "session_error"},
+		{"POST " + box + "/session/x", `{}`, 404, "invalid_request"},
+		{"DELETE " + box + "/session/default", "", 502, "session_error"},
+		{"DELETE " + box + "/session/unknown", "", 502, "session_error"},
+		{"DELETE " + box + "/session/", "", 400, "invalid_request"},
+		{"DELETE " + box + "/session/..%2f..%2fetc", "", 400, "invalid_request"},
+		{"DELETE /v1/sandbox/never/session/x", "", 502, "session_error"},
+		{"POST " + box + "/tunnel/8080", `{`, 400, "invalid_request"},
+		{"POST " + box + "/tunnel/8080", `{"name":"No Label"}`, 400, "invalid_request"},
+		{"POST " + box + "/tunnel/8080", `{"name":""}`, 400, "invalid_request"},
+		{"POST " + box + "/tunnel/80", "", 400, "invalid_request"},
+		{"POST " + box + "/tunnel/3000", "", 400, "invalid_request"},
+		{"POST " + box + "/tunnel/65536", "", 400, "invalid_request"},
+		{"POST " + box + "/tunnel/08080", "", 400, "invalid_request"},
+		{"POST " + box + "/tunnel/", "", 400, "invalid_request"},
+		{"DELETE " + box + "/tunnel/x", "", 400, "invalid_request"},
+		{"DELETE " + box + "/tunnel/8080", "", 204, ""},
+		{"DELETE /v1/sandbox/never/tunnel/8080", "", 204, ""},
 	} {
 		method, path, _ := strings.Cut(r.route, " ")
 		a := c.do(method, path, r.body)
-		if a.status != r.status || a.fields["code"] != r.code || strings.Contains(string(a.body), "canary") {
+		if got, _ := a.fields["code"].(string); a.status != r.status || got != r.code || strings.Contains(string(a.body), "canary") {
 			t.Errorf("%s %.80s: %d %s; want %d with code %q", r.route, r.body, a.status, a.body, r.status, r.code)
 		}
 	}

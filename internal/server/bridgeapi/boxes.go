@@ -114,7 +114,7 @@ func (h *Handler) open(ctx context.Context, c *call) (Box, error) {
 	default:
 		return box, err
 	}
-	made := h.making.DoChan(c.tenant+"/"+c.id, func() (any, error) {
+	made := h.making.DoChan(c.key(), func() (any, error) {
 		ctx, cancel := late(ctx) // the others who wait want it, too
 		defer cancel()
 		return nil, h.bringUp(ctx, c)

@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"time"
 	"unicode/utf8"
@@ -24,62 +25,100 @@ const (
 	piece     = 32 << 10
 )
 
-// exec runs a command and sends what it writes as server-sent events.
-func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
-	var req struct {
-		Args    []string `json:"argv"`
-		Timeout *float64 `json:"timeout_ms"`
-		Dir     string   `json:"cwd"`
-	}
+// execRequest asks for a command.
+type execRequest struct {
+	Args    []string `json:"argv"`
+	Timeout *float64 `json:"timeout_ms"`
+	Dir     string   `json:"cwd"`
+
+	session string // empty: none
+}
+
+// readExec reads the request for a command.
+func readExec(r *http.Request) (req execRequest, cmd sandbox.Command, err error) {
 	if err := read(r, &req); err != nil {
-		return err
+		return req, cmd, err
 	}
 	if len(req.Args) == 0 {
-		return invalid("argv must be a non-empty array")
+		return req, cmd, invalid("argv must be a non-empty array")
 	}
-	if r.Header.Get("Session-Id") != "" {
-		return unsupported(codeSession, "sessions")(nil, nil, nil)
+	if req.session, err = sessionOf(r); err != nil {
+		return req, cmd, err
 	}
-	cmd := sandbox.Command{Args: req.Args}
+	cmd.Args = req.Args
 	if req.Timeout != nil {
 		if *req.Timeout < 0 || *req.Timeout > float64(24*time.Hour/time.Millisecond)*365 {
-			return invalid("timeout_ms must be a number of milliseconds")
+			return req, cmd, invalid("timeout_ms must be a number of milliseconds")
 		}
 		cmd.Timeout = max(time.Duration(*req.Timeout*float64(time.Millisecond)), time.Millisecond)
 	}
 	if err := cmd.Validate(); err != nil {
-		return err
+		return req, cmd, err
 	}
 	if req.Dir != "" {
-		var err error
-		if req.Dir, err = within(req.Dir, "cwd"); err != nil {
-			return err
-		}
+		req.Dir, err = within(req.Dir, "cwd")
+	}
+	return req, cmd, err
+}
+
+// exec runs a command and sends what it writes as server-sent events.
+func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
+	req, cmd, err := readExec(r)
+	if err != nil {
+		return err
 	}
 	box, err := h.open(r.Context(), c)
 	if err != nil {
 		return err
 	}
-	if req.Dir != "" {
-		if cmd.Dir, err = follow(r.Context(), box.Files(), req.Dir, "cwd"); err != nil {
+	ctx := r.Context()
+	if req.session != "" {
+		if changes[cmd.Args[0]] != nil {
+			return h.change(w, r, c, box, req.session, cmd.Args)
+		}
+		var done func()
+		ctx, done = h.active.begin(ctx, c.key()+"/"+req.session)
+		defer done()
+		if err := inSession(ctx, box, req.session, &cmd); err != nil {
 			return err
 		}
 	}
-	p, err := box.Exec(r.Context(), cmd)
+	if req.Dir != "" {
+		if cmd.Dir, err = follow(ctx, box.Files(), req.Dir, "cwd"); err != nil {
+			return err
+		}
+	}
+	p, err := box.Exec(ctx, cmd)
 	if err != nil {
 		return err
 	}
 	defer p.Close() // which kills it if the caller is gone
 	_ = p.Stdin().Close()
-	s := &eventStream{w: w, rc: http.NewResponseController(w)}
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Cache-Control", "no-cache")
-	w.WriteHeader(http.StatusOK)
-	exit, err := s.follow(r.Context(), p)
+	s := begin(w)
+	exit, err := s.follow(ctx, p)
+	if context.Cause(ctx) == errSessionDeleted {
+		err = errSessionDeleted
+	}
 	if exit.Code == 126 || exit.Code == 127 {
 		h.mendRoot(r.Context(), box)
 	}
 	h.sayEnd(r.Context(), s, exit, err)
+	return nil
+}
+
+// inSession has a command start as those of a session do.
+func inSession(ctx context.Context, box Box, id string, cmd *sandbox.Command) error {
+	s, _, err := loadSession(ctx, box.Files(), id)
+	if err != nil {
+		return err
+	}
+	if cmd.Dir, err = s.dir(ctx, box.Files()); err != nil {
+		return err
+	}
+	if cmd.Env == nil {
+		cmd.Env = map[string]string{}
+	}
+	maps.Copy(cmd.Env, s.Env)
 	return nil
 }
 
@@ -130,6 +169,19 @@ type eventStream struct {
 	rc *http.ResponseController
 }
 
+// begin begins a stream.
+func begin(w http.ResponseWriter) *eventStream {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-cache")
+	w.WriteHeader(http.StatusOK)
+	return &eventStream{w: w, rc: http.NewResponseController(w)}
+}
+
+// output sends a piece of what a command writes.
+func (s *eventStream) output(name string, data []byte) {
+	s.raw(name, []byte(base64.StdEncoding.EncodeToString(data)))
+}
+
 func (s *eventStream) send(name string, v any) { s.raw(name, ascii(v)) }
 
 func (s *eventStream) raw(name string, data []byte) {
@@ -170,7 +222,7 @@ func (s *eventStream) follow(ctx context.Context, p driver.Process) (sandbox.Exi
 				open--
 				continue
 			}
-			s.raw(c.name, []byte(base64.StdEncoding.EncodeToString(c.data)))
+			s.output(c.name, c.data)
 			if finished, ok := driver.As[driver.Finisher](p); !ok || !finished.Finished() {
 				s.flush() // else there is more to send at once
 			}
@@ -212,7 +264,7 @@ func (s *eventStream) settle(ctx context.Context, p driver.Process, chunks <-cha
 				open--
 				continue
 			}
-			s.raw(c.name, []byte(base64.StdEncoding.EncodeToString(c.data)))
+			s.output(c.name, c.data)
 		case <-ctx.Done():
 			return
 		case <-quiet.C:

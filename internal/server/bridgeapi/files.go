@@ -15,22 +15,25 @@ import (
 )
 
 // file opens the sandbox of a request and finds the file that its path names.
-func (h *Handler) file(ctx context.Context, c *call) (Files, string, error) {
+func (h *Handler) file(r *http.Request, c *call) (Files, string, error) {
 	p, err := fileOf(c.rest)
 	if err != nil {
 		return nil, "", err
 	}
-	box, err := h.open(ctx, c)
+	if _, err := sessionOf(r); err != nil { // which changes nothing: paths are absolute
+		return nil, "", err
+	}
+	box, err := h.open(r.Context(), c)
 	if err != nil {
 		return nil, "", err
 	}
-	p, err = follow(ctx, box.Files(), p, "path")
+	p, err = follow(r.Context(), box.Files(), p, "path")
 	return box.Files(), p, err
 }
 
 // readFile sends a file, or the part that a Range header names.
 func (h *Handler) readFile(w http.ResponseWriter, r *http.Request, c *call) error {
-	files, p, err := h.file(r.Context(), c)
+	files, p, err := h.file(r, c)
 	if err != nil {
 		return err
 	}
@@ -85,7 +88,7 @@ func rangeOf(header string) (from, length int64, ok bool) {
 
 // writeFile makes or replaces a file with the body, whole or not at all.
 func (h *Handler) writeFile(w http.ResponseWriter, r *http.Request, c *call) error {
-	files, p, err := h.file(r.Context(), c)
+	files, p, err := h.file(r, c)
 	if err != nil {
 		return err
 	}

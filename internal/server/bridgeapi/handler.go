@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/atoll-run/atoll/internal/server/api"
+	"github.com/atoll-run/atoll/internal/server/portproxy"
 )
 
 // Options of a handler.
@@ -22,6 +23,8 @@ type Options struct {
 	// Idle is how long nobody may use a sandbox before it sleeps. Zero: 15
 	// minutes.
 	Idle time.Duration
+	// Secret is what the addresses of tunnels are made with. It outlives the process.
+	Secret []byte
 	// Logger gets what callers are not told. Nil: slog.Default.
 	Logger *slog.Logger
 	// quiet is how long the stream of a command that timed out stays silent
@@ -46,9 +49,12 @@ type Handler struct {
 	making   singleflight.Group // of sandboxes, by tenant and name
 	mux      *http.ServeMux
 	routes   map[string]route // of a sandbox, by method and the first segment after its id
+	tunnels  *tunnels
+	locks    locks    // of sandboxes, by call.key
+	active   commands // in sessions, by call.key and session
 }
 
-// New returns a handler.
+// New returns a handler, which the caller closes.
 func New(s Services, opts Options) *Handler {
 	if opts.Idle <= 0 {
 		opts.Idle = defaultIdle
@@ -61,12 +67,19 @@ func New(s Services, opts Options) *Handler {
 	}
 	h := &Handler{services: s, opts: opts, mux: http.NewServeMux()}
 	h.routes = h.sandboxRoutes()
+	h.tunnels = &tunnels{
+		secret: opts.Secret, ports: s.Ports, entrance: s.Entrance,
+		proxy: portproxy.New(dialer{s.Ports}, portproxy.Options{Logger: opts.Logger}),
+	}
 	h.mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, done{true}) })
 	h.mux.HandleFunc("POST /v1/sandbox", h.serve("", route{h.create, codePool}))
 	h.mux.HandleFunc("GET /v1/openapi.json", h.serve("", route{openAPI, codePool}))
 	h.mux.HandleFunc("/", h.serve("", route{noRoute, codeInvalid}))
 	return h
 }
+
+// Close lets go of idle connections to sandboxes. Requests under way go on.
+func (h *Handler) Close() error { return h.tunnels.proxy.Close() }
 
 // done is the answer to requests that ask for nothing back.
 type done struct {
@@ -79,6 +92,9 @@ type call struct {
 	id     string // as the client knows it
 	rest   string // of the path, as it was sent
 }
+
+// key tells sandboxes of tenants apart.
+func (c *call) key() string { return c.tenant + "/" + c.id }
 
 // route carries out a request. What it returns instead of answering is sent as an
 // error, with the code failed if the operation failed by itself.
@@ -99,10 +115,10 @@ func (h *Handler) sandboxRoutes() map[string]route {
 		"GET pty":        {h.pty, codeTransport},
 		"POST mount":     {h.mount, codeMount},
 		"POST unmount":   {h.unmount, codeUnmount},
-		"POST session":   {unsupported(codeSession, "sessions"), codeSession},
-		"DELETE session": {unsupported(codeSession, "sessions"), codeSession},
-		"POST tunnel":    {unsupported(codeTunnel, "tunnels"), codeTunnel},
-		"DELETE tunnel":  {unsupported(codeTunnel, "tunnels"), codeTunnel},
+		"POST session":   {h.createSession, codeSession},
+		"DELETE session": {h.deleteSession, codeSession},
+		"POST tunnel":    {h.createTunnel, codeTunnel},
+		"DELETE tunnel":  {h.deleteTunnel, codeTunnel},
 	}
 }
 
@@ -114,6 +130,9 @@ var validID = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`
 // ServeHTTP implements http.Handler. Paths below a sandbox are taken apart here,
 // because http.ServeMux would redirect those of files that are not clean.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if h.tunnels.serve(h, w, r) {
+		return
+	}
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), "/v1/sandbox/")
 	if !ok {
 		h.mux.ServeHTTP(w, r)
@@ -162,13 +181,6 @@ func keyOf(r *http.Request) string {
 
 func noRoute(_ http.ResponseWriter, r *http.Request, _ *call) error {
 	return &problem{http.StatusNotFound, "there is no route " + r.Method + " " + clip(r.URL.Path), codeInvalid}
-}
-
-// unsupported refuses what this server does not do.
-func unsupported(code, what string) func(http.ResponseWriter, *http.Request, *call) error {
-	return func(http.ResponseWriter, *http.Request, *call) error {
-		return &problem{http.StatusBadGateway, what + " are not supported by this server", code}
-	}
 }
 
 func clip(s string) string {

@@ -26,6 +26,10 @@ func openAPI(w http.ResponseWriter, _ *http.Request, _ *call) error {
 	add("post", box+"/persist", "persistWorkspace", "200")
 	add("post", box+"/hydrate", "hydrateWorkspace", "200")
 	add("get", box+"/pty", "ptyTerminal", "101")
+	add("post", box+"/session", "createSession", "200")
+	add("delete", box+"/session/{sid}", "deleteSession", "200")
+	add("post", box+"/tunnel/{port}", "createTunnel", "200")
+	add("delete", box+"/tunnel/{port}", "deleteTunnel", "204")
 	writeJSON(w, http.StatusOK, map[string]any{
 		"openapi": "3.1.0", "info": map[string]string{"title": "Atoll: bridge of sandboxes", "version": "1"}, "paths": paths,
 	})

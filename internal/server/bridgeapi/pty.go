@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,11 +40,15 @@ type control struct {
 	Message string `json:"message,omitempty"`
 }
 
-// terminal is a connection to a terminal of its own.
+// terminal is a connection to a terminal: that of a session, or one of its own.
 type terminal struct {
 	ws    *websocket.Conn
 	size  sandbox.WindowSize
 	shell string
+	// session is that of the terminal, whose program runs on without the client.
+	// Empty: there is none. lock is held to find or to start the program.
+	session string
+	lock    func(context.Context) (release func(), err error)
 }
 
 // pty runs a program on a terminal. Which one, the first input says: a line that
@@ -53,8 +58,9 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 		return invalid("WebSocket upgrade required")
 	}
 	q := r.URL.Query()
-	if q.Get("session") != "" || r.Header.Get("Session-Id") != "" {
-		return unsupported(codeSession, "sessions")(nil, nil, nil)
+	session, err := sessionOf(r)
+	if err != nil {
+		return err
 	}
 	cols, errCols := number(q.Get("cols"), defaultCols)
 	rows, errRows := number(q.Get("rows"), defaultRows)
@@ -75,7 +81,8 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	}
 	defer func() { _ = ws.CloseNow() }()
 	ws.SetReadLimit(maxFrame)
-	t := &terminal{ws: ws, size: sandbox.WindowSize{Cols: uint16(cols), Rows: uint16(rows)}, shell: q.Get("shell")}
+	t := &terminal{ws: ws, size: sandbox.WindowSize{Cols: uint16(cols), Rows: uint16(rows)}, shell: q.Get("shell"), session: session}
+	t.lock = func(ctx context.Context) (func(), error) { return h.locks.take(ctx, c.key()) }
 	if t.shell == "" {
 		t.shell = defaultShell
 	}
@@ -105,29 +112,111 @@ func (t *terminal) send(ctx context.Context, m control) {
 func (t *terminal) run(ctx context.Context, box Box) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	p, err := t.running(ctx, box)
+	if err != nil {
+		return err
+	}
 	t.send(ctx, control{Type: "ready"})
+	if p != nil {
+		_ = p.Resize(ctx, t.size) // it may just have ended
+		return t.attach(ctx, cancel, p, nil)
+	}
 	first, err := t.first(ctx)
 	if err != nil {
 		return nil // it was closed again
 	}
-	cmd := sandbox.Command{TTY: &t.size, Stdin: true, Env: map[string]string{"TERM": "xterm-256color"}}
+	cmd, typed := t.command(first)
+	p, mine, err := t.start(ctx, box, cmd)
+	switch {
+	case err != nil:
+		return err
+	case mine && !typed:
+		first = nil
+	}
+	return t.attach(ctx, cancel, p, first)
+}
+
+// command returns what the first input asks for. typed says that the program is to
+// read it.
+func (t *terminal) command(first []byte) (cmd sandbox.Command, typed bool) {
+	cmd = sandbox.Command{TTY: &t.size, Stdin: true, Env: map[string]string{"TERM": "xterm-256color"}}
 	line, ok := strings.CutSuffix(string(first), "\n")
 	if ok {
 		cmd.Args, ok = words(line)
 	}
-	if ok {
-		first = nil
-	} else {
+	if !ok {
 		cmd.Args = []string{t.shell}
 	}
-	p, err := box.Exec(ctx, cmd)
-	if err != nil {
-		return err
+	return cmd, !ok
+}
+
+// running connects to the program that runs on the terminal of the session; nil:
+// there is none.
+func (t *terminal) running(ctx context.Context, box Box) (driver.Process, error) {
+	if t.session == "" {
+		return nil, nil
 	}
-	defer p.Close() // which kills it if the client is gone
+	s, _, err := loadSession(ctx, box.Files(), t.session)
+	if err != nil || s.Terminal == "" {
+		return nil, err
+	}
+	all, err := box.Processes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(all, func(p sandbox.ProcessInfo) bool { return p.ID == s.Terminal && p.Running && p.TTY }) {
+		return nil, nil
+	}
+	return box.Reconnect(ctx, s.Terminal)
+}
+
+// start starts a program. It is not mine if another client of the session has
+// started one meanwhile.
+func (t *terminal) start(ctx context.Context, box Box, cmd sandbox.Command) (p driver.Process, mine bool, err error) {
+	if t.session == "" {
+		p, err = box.Exec(ctx, cmd)
+		return p, true, err
+	}
+	release, err := t.lock(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	defer release()
+	if p, err := t.running(ctx, box); p != nil || err != nil {
+		return p, false, err
+	}
+	if err := inSession(ctx, box, t.session, &cmd); err != nil {
+		return nil, false, err
+	}
+	cmd.Background = true
+	if p, err = box.Exec(ctx, cmd); err != nil {
+		return nil, false, err
+	}
+	s, found, err := loadSession(ctx, box.Files(), t.session)
+	if err == nil && !found {
+		err = roomForSession(ctx, box.Files())
+	}
+	if s.Terminal = p.Info().ID; err == nil {
+		err = s.save(ctx, box.Files(), t.session)
+	}
+	if err != nil {
+		late, cancel := late(ctx)
+		defer cancel()
+		_ = p.Signal(late, int(unix.SIGKILL)) // nobody would find it again
+		return nil, false, errors.Join(err, p.Close())
+	}
+	return p, true, nil
+}
+
+// attach connects the client with a program until it has ended or the client is
+// gone.
+func (t *terminal) attach(ctx context.Context, cancel func(), p driver.Process, first []byte) error {
+	defer p.Close() // which kills it if the client is gone, but for that of a session
 	in := newInput(p.Stdin())
 	defer in.close()
-	in.add(first)
+	if len(first) > 0 {
+		in.add(first)
+	}
 	go func() {
 		defer cancel()
 		t.receive(ctx, p, in)

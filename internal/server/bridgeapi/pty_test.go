@@ -221,7 +221,7 @@ func TestTerminalRefuses(t *testing.T) {
 		"?authorization=Bearer%20x":          401,
 		"?authorization=Bearer%20key&cols=x": 400,
 		"?authorization=Bearer%20key&rows=0": 400,
-		"?authorization=Bearer%20key&session=one": 502,
+		"?authorization=Bearer%20key&session=a..b": 400,
 	} {
 		_, resp, err := websocket.Dial(t.Context(), url+"/pty"+query, nil)
 		if err == nil || resp == nil || resp.StatusCode != want || resp.Header.Get("Content-Type") != "application/json" {

@@ -10,6 +10,7 @@ package bridgeapi
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -30,6 +31,8 @@ type Services struct {
 	Sandboxes Sandboxes
 	Templates Templates
 	Profiles  Profiles
+	Ports     Ports
+	Entrance  Entrance
 }
 
 // Sandboxes creates, describes and removes sandboxes.
@@ -40,7 +43,23 @@ type Sandboxes interface {
 	Inspect(ctx context.Context, ref string) (sandbox.Detail, error)
 	// Start runs a stopped sandbox again, with its files.
 	Start(ctx context.Context, ref string) (sandbox.Sandbox, error)
+	Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error)
 	Destroy(ctx context.Context, ref string) error
+}
+
+// Ports reaches ports of sandboxes.
+type Ports interface {
+	// DialPort connects to a port. The caller closes the connection.
+	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
+	// SharePorts makes a token for ports, if the caller may.
+	SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error)
+}
+
+// Entrance lets in callers that know the address of a tunnel and have no API key.
+// This package checks the address.
+type Entrance interface {
+	// Enter returns a sandbox of any tenant, and the context for its own requests.
+	Enter(ctx context.Context, id sandbox.ID) (context.Context, sandbox.Sandbox, error)
 }
 
 // Templates knows the templates of a tenant.
@@ -57,6 +76,10 @@ type Profiles interface {
 // Box is a running sandbox.
 type Box interface {
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
+	// Processes, Reconnect and Kill are those of driver.ProcessManager.
+	Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
+	Reconnect(ctx context.Context, id string) (driver.Process, error)
+	Kill(ctx context.Context, id string, sig int) error
 	Files() Files
 }
 

@@ -1,6 +1,7 @@
 """Uses the CloudflareSandboxClient of openai-agents with Atoll, and reports each case as a line of JSON."""
 
 import asyncio
+import base64
 import importlib.metadata
 import io
 import json
@@ -10,9 +11,11 @@ import sys
 import tempfile
 import time
 import traceback
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
+import aiohttp
 from agents import RunConfig, Runner, RunState, function_tool
 from agents.extensions.sandbox.cloudflare import CloudflareSandboxClient, CloudflareSandboxClientOptions
 from agents.extensions.sandbox.cloudflare.mounts import CloudflareBucketMountStrategy
@@ -134,6 +137,108 @@ async def terminals():
                 break
         else:
             raise AssertionError("a command outlives its terminal")
+
+
+class Raw:
+    """Calls the routes that the client does not use."""
+
+    def __init__(self, session):
+        self.http = aiohttp.ClientSession(headers={"Authorization": "Bearer " + os.environ["CLOUDFLARE_SANDBOX_API_KEY"]})
+        self.box = f"{URL}/v1/sandbox/{session.state.sandbox_id}"
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.http.close()
+
+    async def call(self, method, path, status, body=None, **headers):
+        async with self.http.request(method, self.box + path, json=body, headers={k.replace("_", "-"): v for k, v in headers.items()}) as r:
+            text = await r.text()
+            equal((r.status, text if r.status != status else ""), (status, ""))
+            return json.loads(text) if text else None
+
+    async def run(self, sid, *argv):
+        """Run a command in a session and return what it writes and its exit code."""
+        async with self.http.post(self.box + "/exec", json={"argv": argv}, headers={"Session-Id": sid}) as r:
+            equal(r.status, 200)
+            out, code = b"", None
+            for event in (await r.text()).strip().split("\n\n"):
+                kind, _, data = event.removeprefix("event: ").partition("\ndata: ")
+                if kind == "exit":
+                    code = json.loads(data)["exit_code"]
+                else:
+                    out += base64.b64decode(data)
+            return out.decode(), code
+
+    async def terminal(self, sid, *, sends, until):
+        """Open the terminal of a session, send bytes, and read until it has written something."""
+        async with self.http.ws_connect(f"{self.box}/pty?session={sid}") as ws:
+            equal(json.loads((await ws.receive(30)).data), {"type": "ready"})
+            if sends:
+                await ws.send_bytes(sends)
+            seen, end = b"", None
+            while until not in seen and end is None:
+                m = await ws.receive(30)
+                if m.type == aiohttp.WSMsgType.BINARY:
+                    seen += m.data
+                else:
+                    end = json.loads(m.data)
+            return seen, end
+
+
+@case
+async def shell_sessions():
+    async with Session(manifest=manifest()) as s, Raw(s) as raw:
+        made = await raw.call("POST", "/session", 200, {"id": "one", "cwd": "app", "env": {"COLOR": "red"}})
+        equal(made, {"id": "one"})
+        equal(await raw.run("one", "sh", "-c", "pwd; echo $COLOR"), ("/workspace/app\nred\n", 0))
+        equal(await raw.run("one", "cd", ".."), ("", 0))
+        equal(await raw.run("one", "export", "COLOR=blue"), ("", 0))
+        equal(await raw.run("one", "sh", "-c", "pwd; echo $COLOR"), ("/workspace\nblue\n", 0))
+        equal(await raw.run("two", "sh", "-c", "pwd; echo $COLOR"), ("/workspace\n\n", 0))
+        # The terminal of a session stays when its client goes.
+        seen, end = await raw.terminal("one", sends=b"sh -c 'echo $COLOR; trap \"\" HUP; read x; echo got $x; exit 3'\n", until=b"blue")
+        equal(end, None)
+        seen, end = await raw.terminal("one", sends=b"", until=b"blue")
+        equal(end, None)
+        seen, end = await raw.terminal("one", sends=b"this\n", until=b"never")
+        assert b"blue" in seen and b"got this" in seen, seen
+        equal(end, {"type": "exit", "code": 3})
+        # What has ended is not found again, and deleting the session ends its terminal.
+        seen, end = await raw.terminal("one", sends=b"sh -c 'echo new; sleep 4321'\n", until=b"new")
+        equal((seen, end), (b"new\r\n", None))
+        equal((await s.exec("pgrep -f '^sleep 4321'")).exit_code, 0)
+        equal((await raw.call("DELETE", "/session/one", 200))["sessionId"], "one")
+        for _ in range(50):
+            if (await s.exec("pgrep -f '^sleep 4321'")).exit_code == 1:
+                break
+        else:
+            raise AssertionError("a terminal outlives its session")
+        await raw.call("DELETE", "/session/one", 502)
+        await raw.call("DELETE", "/session/default", 502)
+
+
+@case
+async def tunnels():
+    async with Session(manifest=manifest()) as s, Raw(s) as raw:
+        await s.exec("python3 -m http.server 8080 --directory /workspace >/dev/null 2>&1 &")
+        t = await raw.call("POST", "/tunnel/8080", 200)
+        equal((t["port"], t["url"].startswith("http://" + t["hostname"])), (8080, True))
+        here = urllib.parse.urlsplit(URL).netloc
+
+        async def get(path="/notes.txt"):
+            async with aiohttp.request("GET", f"http://{here}{path}", headers={"Host": urllib.parse.urlsplit(t["url"]).netloc}) as r:
+                return r.status, await r.read()
+
+        for _ in range(100):
+            if (await get())[0] != 502:
+                break
+            await asyncio.sleep(0.05)
+        equal(await get(), (200, "grüße\n".encode()))
+        await raw.call("DELETE", "/tunnel/8080", 204)
+        equal((await get())[0], 404)
+        await raw.call("DELETE", "/tunnel/8080", 204)
 
 
 @case
