@@ -84,7 +84,13 @@ func Dial(where S3) (*minio.Client, error) {
 			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{},
 		})
 	}
-	client, err := minio.New(host, &minio.Options{Creds: where.Credentials, Secure: secure, Region: where.Region, MaxRetries: where.Tries})
+	transport, err := minio.DefaultTransport(secure)
+	if err != nil {
+		return nil, fail(sandbox.CodeInvalid, "blob.open", "endpoint", "not usable", err)
+	}
+	client, err := minio.New(host, &minio.Options{
+		Creds: where.Credentials, Secure: secure, Region: where.Region, MaxRetries: where.Tries, Transport: watchful{transport},
+	})
 	if err != nil {
 		return nil, fail(sandbox.CodeInvalid, "blob.open", "endpoint", "not usable", err)
 	}
@@ -202,7 +208,16 @@ func (b *bucket) Get(ctx context.Context, key string, offset, length int64) (io.
 	if err != nil {
 		return nil, s3Error("blob.get", key, err)
 	}
+	if length > 0 { // a service that does not know ranges sends the whole
+		return &bounded{io.LimitReader(body, length), body}, nil
+	}
 	return body, nil
+}
+
+// bounded is the beginning of a body.
+type bounded struct {
+	io.Reader
+	io.Closer
 }
 
 // setRange works around the library's "0 to 0", which it takes for the whole.
@@ -226,20 +241,34 @@ func (b *bucket) Stat(ctx context.Context, key string) (Info, error) {
 	return Info{Key: key, Size: o.Size, Modified: o.LastModified}, nil
 }
 
-// List yields blobs; see [Store].
+// List yields blobs; see [Store]. A service whose list does not get on, or is not
+// in order, cannot be used.
 func (b *bucket) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
+		l := &listing{}
+		ctx, l.stop = context.WithCancelCause(context.WithValue(ctx, listingKey{}, l))
+		defer l.stop(nil)
+		last := ""
 		for o := range b.client.ListObjectsIter(ctx, b.name, minio.ListObjectsOptions{Prefix: prefix, Recursive: true}) {
 			if o.Err != nil {
-				yield(Info{}, s3Error("blob.list", prefix, o.Err))
+				yield(Info{}, l.failure(ctx, prefix, o.Err))
 				return
 			}
-			if ValidateKey(o.Key) != nil {
+			if o.Key <= last {
+				yield(Info{}, l.failure(ctx, prefix, errNoProgress))
+				return
+			}
+			last = o.Key
+			l.idle.Store(0)
+			if ValidateKey(o.Key) != nil || !strings.HasPrefix(o.Key, prefix) {
 				continue // not ours
 			}
 			if !yield(Info{Key: o.Key, Size: o.Size, Modified: o.LastModified}, nil) {
 				return
 			}
+		}
+		if cause := context.Cause(ctx); cause != nil {
+			yield(Info{}, l.failure(ctx, prefix, cause))
 		}
 	}
 }

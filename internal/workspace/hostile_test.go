@@ -19,7 +19,7 @@ import (
 
 // Every byte of a store can be changed, and whatever happens is an error or
 // the right content, never something else.
-func TestDamagedStore(t *testing.T) {
+func TestAttackDamagedStore(t *testing.T) {
 	for name, key := range map[string][]byte{"plain": nil, "encrypted": testKey} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, key)
@@ -78,7 +78,7 @@ func (f *fixture) damage(name string, key []byte, want []string) {
 
 // While a tree is persisted, code in a sandbox puts links and FIFOs in the place
 // of files and directories. Nothing outside may be read, and nothing may hang.
-func TestTreeThatFightsBack(t *testing.T) {
+func TestAttackTreeThatFightsBack(t *testing.T) {
 	outside := t.TempDir()
 	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("canary"), 0o644); err != nil {
 		t.Fatal(err)

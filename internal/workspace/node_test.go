@@ -40,7 +40,7 @@ func FuzzParse(f *testing.F) {
 
 // Trees that no Atoll writes must do nothing outside the directory they are
 // restored into.
-func TestForgedTrees(t *testing.T) {
+func TestAttackForgedTrees(t *testing.T) {
 	outside := t.TempDir()
 	secret := filepath.Join(outside, "secret")
 	if err := os.WriteFile(secret, []byte("canary"), 0o600); err != nil {
@@ -98,7 +98,7 @@ func restoreForged(t *testing.T, nodes []*node, dir string) error {
 		t.Fatal(err)
 	}
 	top := &node{name: topName, kind: 'd', mode: 0o755, modified: time.Unix(1, 0), content: []piece{{id, int64(len(encode(nodes)))}}}
-	next := &record{Number: 1, Packs: packs, Versions: []Version{{WorkspaceVersion: sandbox.WorkspaceVersion{Number: 1, Created: now()}, Root: encode([]*node{top})}}}
+	next := &record{Number: 1, Packs: packs, Versions: []Version{{WorkspaceVersion: sandbox.WorkspaceVersion{Number: 1, Created: now(), Files: 10, Dirs: 10, Bytes: 1 << 30}, Root: encode([]*node{top})}}}
 	if err := w.commit(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func (w *Workspace) Restore(ctx context.Context, number int, root *os.Root) (Ver
 	if err != nil {
 		return Version{}, err
 	}
-	r := &restoring{root: root, owner: os.Geteuid() == 0}
+	r := &restoring{root: root, owner: os.Geteuid() == 0, entries: v.Files + v.Dirs - 1, bytes: v.Bytes}
 	return v, r.run(ctx, w, top)
 }
 
@@ -50,6 +50,10 @@ func (w *Workspace) Restore(ctx context.Context, number int, root *os.Root) (Ver
 type restoring struct {
 	root  *os.Root
 	owner bool // may give files away
+
+	// What the version has said of itself and has not come yet. A few chunks can
+	// be the content of any number of files and directories.
+	entries, bytes int64
 
 	dirs  []placed // parents first
 	tasks []task
@@ -108,6 +112,9 @@ func (r *restoring) prepare(ctx context.Context, w *Workspace, top *node) error 
 	r.dirs = append(r.dirs, placed{".", top})
 	open := map[string]*task{}
 	err = walk(ctx, w.direct(), top, "", 0, func(name string, n *node) (bool, error) {
+		if err := r.count(n); err != nil {
+			return false, err
+		}
 		switch n.kind {
 		case dir:
 			r.dirs = append(r.dirs, placed{name, n})
@@ -123,6 +130,22 @@ func (r *restoring) prepare(ctx context.Context, w *Workspace, top *node) error 
 		r.tasks = append(r.tasks, *t)
 	}
 	return err
+}
+
+// count refuses a node that is one more, or is larger, than the version says.
+func (r *restoring) count(n *node) error {
+	r.entries--
+	if n.kind == file {
+		for _, p := range n.content {
+			if !p.hole() {
+				r.bytes -= p.length
+			}
+		}
+	}
+	if r.entries < 0 || r.bytes < 0 {
+		return damaged("the version has more files than it says")
+	}
+	return nil
 }
 
 func (r *restoring) assign(open map[string]*task, dir string, n *node) {

@@ -171,7 +171,10 @@ func (w *Workspace) Encrypted() bool { return len(w.config.Key) > 0 }
 // History returns all versions, oldest first.
 func (w *Workspace) History(ctx context.Context) ([]Version, error) {
 	r, err := w.head(ctx)
-	return r.Versions, err
+	if err != nil {
+		return nil, err
+	}
+	return r.Versions, nil
 }
 
 // Latest returns the newest version. It has the number 0 if there is none yet.
