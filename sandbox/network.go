@@ -70,6 +70,13 @@ type Profile struct {
 	// private, reserved or metadata addresses.
 	Default Action `json:"default,omitempty" enum:"allow,deny" doc:"what happens when no rule matches; deny if left out"`
 	Rules   []Rule `json:"rules,omitempty" doc:"in order: the first that matches decides"`
+
+	// DNSServers are asked for the addresses of names in place of the machine's,
+	// each an address, with a port if that is not 53. Their answers are checked
+	// like all others. Credentials are then added only to requests over TLS.
+	DNSServers []string `json:"dnsServers,omitempty" maxItems:"10" doc:"asked for the addresses of names: ADDRESS or ADDRESS:PORT; those of the machine if left out"`
+	// Proxy is what all connections go through.
+	Proxy *UpstreamProxy `json:"proxy,omitempty" doc:"SOCKS5 proxy that all connections go through"`
 }
 
 // Rule decides about the flows and requests that it matches. A field that is

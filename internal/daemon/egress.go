@@ -109,7 +109,7 @@ func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p profiles.Egress
 }
 
 func policyOf(p profiles.Egress) gateway.Policy {
-	out := gateway.Policy{Profile: p.Profile}
+	out := gateway.Policy{Profile: p.Profile, ProxyPassword: p.ProxyPassword.Reveal()}
 	for _, c := range p.Ceilings {
 		out.Ceilings = append(out.Ceilings, wire.Ceiling(c))
 	}

@@ -92,11 +92,16 @@ func (p *aProxy) socks(c net.Conn) {
 		return
 	}
 	_, _ = c.Write([]byte{1, 0})
-	if request := take(4); request[1] != 1 || request[3] != 3 { // connect to a name
+	var host string
+	switch request := take(4); { // connect to a name or to an IPv4 address
+	case request[1] == 1 && request[3] == 3:
+		host = string(take(int(take(1)[0])))
+	case request[1] == 1 && request[3] == 1:
+		host = net.IP(take(net.IPv4len)).String()
+	default:
 		_, _ = c.Write([]byte{5, 8, 0, 1, 0, 0, 0, 0, 0, 0})
 		return
 	}
-	host := string(take(int(take(1)[0])))
 	out, err := p.dial(host, binary.BigEndian.Uint16(take(2)))
 	if err != nil {
 		return

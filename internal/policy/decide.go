@@ -412,7 +412,7 @@ func (p *Policy) answer(f Flow, r *rule, req Request, path string) Decision {
 	if req.WebSocket && !r.rule.WebSocket {
 		return d.but(NoUpgrade, "%s allows no WebSocket", d.Rule)
 	}
-	if len(r.rule.Inject) > 0 && !req.TLS && f.Port == 443 {
+	if len(r.rule.Inject) > 0 && !p.mayCarry(f, req) {
 		return d.but(Plaintext, "%s adds a credential, which would travel in the clear", d.Rule)
 	}
 	d.Allow, d.Inject, d.Filters, d.WebSocket = true, r.rule.Inject, r.filters, r.rule.WebSocket
@@ -429,11 +429,18 @@ func (p *Policy) allowed(f Flow, d Decision, req Request, path string) Decision 
 	d.Path = path
 	for i := range p.swaps {
 		s := &p.swaps[i]
-		if s.reaches(f) && (req.TLS || f.Port != 443) {
+		if s.reaches(f) && p.mayCarry(f, req) {
 			d.Swaps = append(d.Swaps, SwapFor{Secret: s.Secret, Placeholder: s.Placeholder, Places: s.places})
 		}
 	}
 	return d
+}
+
+// mayCarry reports whether a credential may be added to a request. In the clear
+// it may where the connection is known to lead to the host: not on the port of
+// TLS, and not where the profile says who looks names up or carries connections.
+func (p *Policy) mayCarry(f Flow, req Request) bool {
+	return req.TLS || f.Port != 443 && !p.upstream.steered()
 }
 
 // Placeholders returns those of the sandbox, each with its secret's name: one

@@ -69,6 +69,7 @@ type Policy struct {
 	operator Operator
 	swaps    []swap
 	ceilings []*Policy
+	upstream Upstream
 }
 
 // rule is a compiled rule.
@@ -143,6 +144,9 @@ func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 	p.names = len(p.index.names)+len(p.index.suffixes)+len(p.index.any) > 0
 	var err error
 	if p.ceilings, err = compileCeilings(opts.Ceilings, opts.Operator); err != nil {
+		return nil, err
+	}
+	if p.upstream, err = compileUpstream(&profile); err != nil {
 		return nil, err
 	}
 	p.swaps, err = compileSwaps(opts.Swaps, opts.Secrets)

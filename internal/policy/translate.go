@@ -30,6 +30,12 @@ type Lost struct {
 // Unless it is let pass, nothing is allowed that the profile denies, as far as
 // connections go: what travels in one that is allowed, nobody looks at.
 func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
+	if p.upstream.steered() {
+		return sandbox.EgressRules{}, nil, &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "network", Message: "the provider has no gateway, which is what uses dnsServers and proxy",
+			Hint: "use a provider with a gateway",
+		}
+	}
 	t := translation{ability: a, pass: mode == LetPass}
 	if a.Kind == sandbox.EgressFull {
 		if len(p.ceilings) == 0 {

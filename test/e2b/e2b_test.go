@@ -245,7 +245,7 @@ func TestJavaScriptByName(t *testing.T) {
 func (a *atoll) javaScript(t *testing.T, version string, flags ...string) {
 	dir := npm(t, "e2b-"+version)
 	program := append(append([]string{"node"}, flags...), "js/main.mjs")
-	env := append(a.guarded(t), "E2B_TEST_MODULES="+dir, "E2B_TEST_NAME="+domain)
+	env := append(append(a.guarded(t), outside(t)...), "E2B_TEST_MODULES="+dir, "E2B_TEST_NAME="+domain)
 	a.allCases(t, version, env, program...)
 }
 
@@ -269,7 +269,7 @@ func TestPythonByName(t *testing.T) {
 func (a *atoll) python(t *testing.T, version string) {
 	for _, mode := range []string{"sync", "async"} {
 		t.Run(version+"/"+mode, func(t *testing.T) {
-			a.allCases(t, version, append(pythonEnv(mode), a.guarded(t)...), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")
+			a.allCases(t, version, append(append(pythonEnv(mode), a.guarded(t)...), outside(t)...), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")
 		})
 	}
 }

@@ -28,6 +28,8 @@ type Egress struct {
 	Profile  sandbox.Profile
 	Ceilings []policy.Ceiling // of the policies of the machine
 	Secrets  []EgressSecret   // by name and placeholder
+
+	ProxyPassword secret.Value // of the profile's proxy
 }
 
 // EgressSecret is a secret that a gateway adds to requests, or puts in the
@@ -48,11 +50,13 @@ type EgressSecret struct {
 func (s *Service) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 	var e Egress
 	var wanted []wantedSecret
+	var tenant string
 	err := s.Store.View(ctx, func(tx *store.Tx) error {
 		b, err := tx.Operator().Sandbox(ctx, id)
 		if err != nil {
 			return err
 		}
+		tenant = b.Tenant
 		e, wanted, err = s.egress(ctx, tx, &b)
 		return err
 	})
@@ -67,6 +71,10 @@ func (s *Service) Egress(ctx context.Context, id sandbox.ID) (Egress, error) {
 			continue
 		}
 		e.Secrets = append(e.Secrets, w.EgressSecret)
+	}
+	// Without it the proxy refuses, and nothing goes past the proxy.
+	if e.ProxyPassword, err = s.cfg.Secrets.OpenProxy(tenant, e.Profile.Proxy); err != nil {
+		s.Report(ctx, err)
 	}
 	return e, ctx.Err()
 }

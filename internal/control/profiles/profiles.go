@@ -27,6 +27,10 @@ type Policies interface {
 type Secrets interface {
 	// Open returns the value of a secret. The caller clears it.
 	Open(ctx context.Context, s *store.Secret) (secret.Value, error)
+	// SealProfile returns a profile without a password in the clear.
+	SealProfile(tenant string, p sandbox.Profile) (sandbox.Profile, error)
+	// OpenProxy returns the password of a proxy. The caller clears it.
+	OpenProxy(tenant string, p *sandbox.UpstreamProxy) (secret.Value, error)
 }
 
 // Sandboxes knows the sandboxes of this node.
@@ -71,7 +75,7 @@ func (s *Service) check(ctx context.Context, tx *store.Tx, tenant string, doc sa
 	if err := s.cfg.Policies.Set().Check(r, policyset.Secrets); err != nil {
 		return err
 	}
-	return compiles(ctx, tx, tenant, doc, true, nil)
+	return s.compiles(ctx, tx, tenant, doc, true, nil)
 }
 
 // Create stores a profile of the caller's tenant.
@@ -79,6 +83,9 @@ func (s *Service) Create(ctx context.Context, doc sandbox.Profile) (sandbox.Stor
 	var out store.Profile
 	err := s.ChangeTx(ctx, ops.ProfileCreate, doc.Name, func(ctx context.Context, tx *store.Tx, tenant string) (_ string, err error) {
 		if err := s.check(ctx, tx, tenant, doc); err != nil {
+			return "", err
+		}
+		if doc, err = s.cfg.Secrets.SealProfile(tenant, doc); err != nil {
 			return "", err
 		}
 		out, err = tx.Profiles().Create(ctx, tenant, doc)
@@ -97,6 +104,9 @@ func (s *Service) Apply(ctx context.Context, expect int64, doc sandbox.Profile) 
 	var users []store.Sandbox
 	err := s.ChangeTx(ctx, op, doc.Name, func(ctx context.Context, tx *store.Tx, tenant string) (_ string, err error) {
 		if err := s.check(ctx, tx, tenant, doc); err != nil {
+			return "", err
+		}
+		if doc, err = s.cfg.Secrets.SealProfile(tenant, doc); err != nil {
 			return "", err
 		}
 		out, err = tx.Profiles().Update(ctx, tenant, expect, doc)
@@ -195,7 +205,7 @@ func (s *Service) Check(ctx context.Context, tx *store.Tx, tenant string, n sand
 	if err != nil {
 		return err
 	}
-	return compiles(ctx, tx, tenant, profile, trusted(ctx, n), swaps)
+	return s.compiles(ctx, tx, tenant, profile, trusted(ctx, n), swaps)
 }
 
 // trusted reports whether a network may send a secret that names no hosts to
@@ -207,7 +217,7 @@ func trusted(ctx context.Context, n sandbox.Network) bool {
 
 // compiles refuses a profile that cannot be enforced with the secrets of a
 // tenant. Unless it is trusted, the secrets that its rules add must name hosts.
-func compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
+func (s *Service) compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
 	secrets := map[string][]string{}
 	for _, name := range profile.Secrets() {
 		found, err := tx.Secrets().Get(ctx, tenant, name)
@@ -228,6 +238,33 @@ func compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.
 		}
 		secrets[swap.Secret] = append([]string{}, found.Hosts...)
 	}
-	_, err := policy.Compile(profile, policy.Options{Secrets: secrets, Swaps: swaps})
-	return err
+	compiled, err := policy.Compile(profile, policy.Options{Secrets: secrets, Swaps: swaps, Operator: s.cfg.Operator})
+	if err != nil || !compiled.Steered() {
+		return err
+	}
+	if s.cfg.Operator.Proxied {
+		return &sandbox.Error{
+			Code: sandbox.CodeUnsupported, Subject: "network", Message: "this machine reaches the world through a proxy, so a profile cannot have dnsServers or a proxy",
+		}
+	}
+	return checkUpstream(compiled)
+}
+
+// checkUpstream refuses servers that the gateway would never connect to. Where a
+// name leads, and what the policies of the machine allow, it finds out later.
+func checkUpstream(p *policy.Policy) error {
+	upstream := p.Upstream()
+	var flows []policy.Flow
+	for _, server := range upstream.Servers {
+		flows = append(flows, policy.Flow{Addr: server.Addr(), Port: server.Port()})
+	}
+	if proxy := upstream.Proxy; proxy != nil {
+		flows = append(flows, policy.Flow{Name: proxy.Host.Name, Addr: proxy.Host.Addr, Port: proxy.Port})
+	}
+	for _, f := range flows {
+		if d := p.MayAsk(f); !d.Allow {
+			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "network", Message: d.Message()}
+		}
+	}
+	return nil
 }

@@ -54,6 +54,9 @@ func (s *makers) Create(ctx context.Context, req CreateRequest) (_ Made, err err
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)
 	}
+	if req.Spec.Network, err = s.Secrets.SealProxy(who.Tenant, req.Spec.Network); err != nil {
+		return Made{}, core.Named(opCreate, err)
+	}
 	images, err := s.Policies.AskedImage(ctx, who.Tenant, &req.Spec)
 	if err != nil {
 		return Made{}, core.Named(opCreate, err)

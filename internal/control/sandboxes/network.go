@@ -28,6 +28,9 @@ func (s *updates) SetNetwork(ctx context.Context, ref string, n sandbox.Network)
 	if err := ownNetwork(&t.box, n); err != nil {
 		return t.box, core.Named(opUpdate, err)
 	}
+	if n, err = s.Secrets.SealProxy(t.box.Tenant, n); err != nil {
+		return t.box, core.Named(opUpdate, err)
+	}
 	spec := t.box.Spec
 	spec.Labels, spec.Network = t.box.Labels, n
 	if err := s.Policies.Permit(ctx, t.action, &spec, nil, policyset.Network, policyset.Secrets); err != nil {

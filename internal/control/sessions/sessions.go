@@ -204,6 +204,12 @@ func check(row *store.Session) error {
 			Hint: "forward a port of the session with: atoll port forward",
 		}
 	}
+	if p := row.Spec.Network.Inline; p != nil && p.Proxy != nil && p.Proxy.Password != "" {
+		return &sandbox.Error{
+			Code: sandbox.CodeInvalid, Subject: "proxy.password", Message: "a session keeps no password of a proxy",
+			Hint: "store a profile with the proxy, and name it in the session",
+		}
+	}
 	for k := range row.Labels {
 		if strings.HasPrefix(k, control.ReservedPrefix) {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "labels", Message: fmt.Sprintf("%.80q begins with %q, which Atoll keeps for itself", k, control.ReservedPrefix)}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"reflect"
 	"sync"
 	"sync/atomic"
 
@@ -148,6 +149,7 @@ func (b *box) setPolicy(p wire.Policy) error {
 	}
 	b.policy.Store(r)
 	b.mu.Lock()
+	otherwise := !reflect.DeepEqual(b.added.Policy.Profile.Proxy, p.Profile.Proxy)
 	b.added.Policy = p
 	var open []*flow
 	for f := range b.flows {
@@ -158,6 +160,8 @@ func (b *box) setPolicy(p wire.Policy) error {
 		switch d := r.decide(f.target, f.meant()); {
 		case !d.allowed():
 			f.cut(d.reason())
+		case otherwise:
+			f.cut("connections go through another proxy now, or through none")
 		case d.Inspect && !f.d.Inspect:
 			f.cut("its requests have to be seen now")
 		}

@@ -34,6 +34,8 @@ type dialer struct {
 	direct   net.Dialer
 	proxy    *url.URL
 	next     atomic.Uint32
+	// tunnel, if set, connects to an address in place of direct.
+	tunnel func(ctx context.Context, to string) (net.Conn, error)
 }
 
 func newDialer(s wire.Settings) (*dialer, error) {
@@ -108,7 +110,7 @@ func (d *dialer) dial(ctx context.Context, h policy.Host, port uint16, check fun
 			continue
 		}
 		one, cancel := context.WithTimeout(ctx, d.patience(len(addrs)))
-		conn, derr := d.direct.DialContext(one, "tcp", netip.AddrPortFrom(a, port).String())
+		conn, derr := d.connect(one, netip.AddrPortFrom(a, port).String())
 		cancel()
 		if derr == nil {
 			return conn, a, nil
@@ -116,6 +118,13 @@ func (d *dialer) dial(ctx context.Context, h policy.Host, port uint16, check fun
 		err = derr
 	}
 	return nil, last, err
+}
+
+func (d *dialer) connect(ctx context.Context, to string) (net.Conn, error) {
+	if d.tunnel != nil {
+		return d.tunnel(ctx, to)
+	}
+	return d.direct.DialContext(ctx, "tcp", to)
 }
 
 func (d *dialer) patience(addresses int) time.Duration {

@@ -230,7 +230,7 @@ type refusal struct{ policy.Decision }
 func (r refusal) Error() string { return r.Message() }
 
 func (f *flow) connect(ctx context.Context) (net.Conn, netip.Addr, error) {
-	return f.b.world.Load().dial(ctx, f.target.host, f.target.port, func(a netip.Addr) error {
+	return f.b.dial(ctx, f.target.host, f.target.port, func(a netip.Addr) error {
 		if d := f.b.policy.Load().decide(f.target, a); !d.allowed() {
 			return refusal(d)
 		}
@@ -261,7 +261,7 @@ func dialReason(err error) string {
 		return "the name could not be looked up"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "no answer"
-	case errors.Is(err, errNoAddress):
+	case errors.Is(err, errNoAddress), errors.Is(err, errProxied), errors.Is(err, errProxyTLS):
 		return err.Error()
 	}
 	var op *net.OpError

@@ -21,6 +21,8 @@ type ruling struct {
 	swapper  *inject.Swapper
 	scrubber *secret.Scrubber // nil: there are no secrets
 	usage    sync.Map         // rule number → *usage
+
+	proxyPassword secret.Value // of the profile's proxy
 }
 
 // stored is a secret's value.
@@ -40,7 +42,7 @@ type usage struct {
 
 func newRuling(p wire.Policy, operator policy.Operator) (*ruling, error) {
 	opts := policy.Options{Operator: operator, Secrets: map[string][]string{}}
-	r := &ruling{secrets: map[string]stored{}}
+	r := &ruling{secrets: map[string]stored{}, proxyPassword: secret.NewValue(p.ProxyPassword)}
 	var values []secret.Value
 	for _, s := range p.Secrets {
 		v := secret.NewValue(s.Value)

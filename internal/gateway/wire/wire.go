@@ -99,6 +99,8 @@ type Policy struct {
 	Secrets []Secret        `json:"secrets,omitempty"`
 	// Ceilings are profiles that others set over it: all of them must allow.
 	Ceilings []Ceiling `json:"ceilings,omitempty"`
+	// ProxyPassword is that of the profile's proxy.
+	ProxyPassword []byte `json:"proxyPassword,omitempty"`
 }
 
 // Ceiling is what a policy of the machine lets the profile of a sandbox reach.

@@ -19,11 +19,65 @@ type network struct {
 	AllowPublicTraffic *bool            `json:"allowPublicTraffic,omitempty"`
 	AllowOut           []string         `json:"allowOut,omitempty"`
 	DenyOut            []string         `json:"denyOut,omitempty"`
-	EgressProxy        any              `json:"egressProxy,omitempty"`
+	EgressProxy        *egressProxy     `json:"egressProxy,omitempty"`
 	MaskRequestHost    string           `json:"maskRequestHost,omitempty"`
 	HTTPSPorts         []int            `json:"httpsPorts,omitempty"`
 	DNSServers         []string         `json:"dnsServers,omitempty"`
 	Rules              map[string][]act `json:"rules,omitempty"`
+}
+
+// egressProxy is a SOCKS5 proxy. What must not be shown is only taken.
+type egressProxy struct {
+	Address  string `json:"address"`
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
+	TLS      *struct {
+		Enabled    *bool  `json:"enabled,omitempty"`
+		ServerName string `json:"serverName,omitempty"`
+		CACert     string `json:"caCert,omitempty"`
+	} `json:"tls,omitempty"`
+}
+
+// proxy is the proxy in the vocabulary.
+func (e *egressProxy) proxy() (*sandbox.UpstreamProxy, error) {
+	if e == nil {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	if e.Password != "" && e.Username == "" {
+		return nil, invalid("network.egressProxy.password", "needs a user name")
+	}
+	p := &sandbox.UpstreamProxy{Address: e.Address, Username: e.Username, Password: e.Password}
+	if t := e.TLS; t != nil && (t.Enabled == nil || *t.Enabled) {
+		p.TLS = &sandbox.ProxyTLS{ServerName: t.ServerName, CA: t.CACert}
+	}
+	return p, nil
+}
+
+// shownProxy is the reverse of proxy, without what is only taken.
+func shownProxy(p *sandbox.UpstreamProxy) *egressProxy {
+	if p == nil {
+		return nil
+	}
+	e := &egressProxy{Address: p.Address, Username: p.Username}
+	if p.TLS != nil {
+		on := true
+		e.TLS = &struct {
+			Enabled    *bool  `json:"enabled,omitempty"`
+			ServerName string `json:"serverName,omitempty"`
+			CACert     string `json:"caCert,omitempty"`
+		}{Enabled: &on, ServerName: p.TLS.ServerName}
+	}
+	return e
+}
+
+// servers are the addresses at which names are looked up. E2B takes IPv4 only.
+func (n *network) servers() ([]string, error) {
+	for _, s := range n.DNSServers {
+		if a, err := netip.ParseAddr(s); err != nil || !a.Is4() {
+			return nil, invalid("network.dnsServers", "%.80q is not an IPv4 address", s)
+		}
+	}
+	return n.DNSServers, nil
 }
 
 // act says how requests to a domain are changed.
@@ -38,6 +92,7 @@ type act struct {
 const (
 	ruleAllow     = "allowOut"
 	ruleDeny      = "denyOut"
+	ruleServers   = "dnsServers"
 	ruleTransform = "transform "
 )
 
@@ -97,12 +152,7 @@ func (n *network) spec(internet bool) (sandbox.Network, error) {
 	if n == nil {
 		n = &network{}
 	}
-	switch {
-	case n.EgressProxy != nil:
-		return sandbox.Network{}, unsupported("network.egressProxy")
-	case len(n.DNSServers) > 0:
-		return sandbox.Network{}, unsupported("network.dnsServers")
-	case !internet && n.AllowOut == nil && n.DenyOut == nil && n.Rules == nil:
+	if !internet && n.AllowOut == nil && n.DenyOut == nil && n.Rules == nil && n.EgressProxy == nil && n.DNSServers == nil {
 		return sandbox.Network{}, nil
 	}
 	profile, err := n.profile(internet)
@@ -114,6 +164,12 @@ func (n *network) spec(internet bool) (sandbox.Network, error) {
 // what allows it.
 func (n *network) profile(internet bool) (p sandbox.Profile, err error) {
 	p.Default = sandbox.Deny
+	if p.Proxy, err = n.EgressProxy.proxy(); err != nil {
+		return p, err
+	}
+	if p.DNSServers, err = n.servers(); err != nil {
+		return p, err
+	}
 	allowed, names, err := targets("allowOut", n.AllowOut, true)
 	if err != nil {
 		return p, err
@@ -143,6 +199,13 @@ func (n *network) profile(internet bool) (p sandbox.Profile, err error) {
 	}
 	if len(allowed) > 0 {
 		p.Rules = append(p.Rules, sandbox.Rule{Name: ruleAllow, Action: sandbox.Allow, Hosts: allowed, WebSocket: true})
+	}
+	if names && len(p.DNSServers) > 0 { // as at E2B: all traffic to them, with a name among what is allowed
+		servers, _, err := targets("dnsServers", p.DNSServers, false)
+		if err != nil {
+			return p, err
+		}
+		p.Rules = append(p.Rules, sandbox.Rule{Name: ruleServers, Action: sandbox.Allow, Hosts: servers})
 	}
 	if len(denied) > 0 {
 		p.Rules = append(p.Rules, sandbox.Rule{Name: ruleDeny, Action: sandbox.Deny, Hosts: denied})
@@ -299,6 +362,7 @@ func shownNetwork(s *sandbox.Detail) *network {
 	if p == nil {
 		return n
 	}
+	n.DNSServers, n.EgressProxy = p.DNSServers, shownProxy(p.Proxy)
 	if p.Default != sandbox.Allow {
 		n.DenyOut = []string{"0.0.0.0/0"}
 	}

@@ -61,6 +61,9 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 			`{"allowOut":["a.test"],"rules":{"a.test":[{"transform":{"headers":{"A":"plain {}","B":"${e2b.secrets.S}:${e2b.secrets.t} x","C":"{} ${e2b.secrets.s}"}}}]}}`,
 			"allow a.test [A:  <plain {}>] [B:  <>s<:><>t< x>] [C:  <{} ><>s]; allow a.test; else deny",
 		},
+		// DNS servers can be reached where a name is allowed.
+		{false, `{"allowOut":["a.test"],"dnsServers":["192.0.2.53"]}`, "allow a.test; allow 192.0.2.53/32:*; else deny"},
+		{false, `{"allowOut":["192.0.2.7"],"dnsServers":["192.0.2.53"]}`, "allow 192.0.2.7/32:*; else deny"},
 		// Where all is allowed, what is denied still is.
 		{
 			true, `{"denyOut":["192.0.2.0/24"],"rules":{"a.test":[{"transform":{"headers":{"K":"${e2b.secrets.s}"}}}]}}`,
@@ -89,8 +92,9 @@ func TestNetworkIsRefused(t *testing.T) {
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":"` + long + `"}}}]}}`:             sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":""}}}]}}`:                         sandbox.CodeInvalid,
 		`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`: sandbox.CodeUnsupported,
-		`{"egressProxy":{"address":"192.0.2.1:1080"}}`:                                      sandbox.CodeUnsupported,
-		`{"dnsServers":["192.0.2.53"]}`:                                                     sandbox.CodeUnsupported,
+		`{"egressProxy":{"address":"192.0.2.1:1080","password":"p"}}`:                       sandbox.CodeInvalid,
+		`{"dnsServers":["2001:db8::53"]}`:                                                   sandbox.CodeInvalid,
+		`{"dnsServers":["name.test"]}`:                                                      sandbox.CodeInvalid,
 	} {
 		if _, err := parseNetwork(t, asked).spec(true); sandbox.CodeOf(err) != code {
 			t.Errorf("%s: %v", asked, err)
@@ -131,5 +135,22 @@ func TestPortsThatServeHTTPS(t *testing.T) {
 		if err := parseNetwork(t, `{"httpsPorts":[`+bad+`]}`).label(map[string]string{}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 			t.Errorf("%s: %v", bad, err)
 		}
+	}
+}
+
+// TestProxyIsShownWithoutWhatIsOnlyTaken also checks how the vocabulary has it.
+func TestProxyIsShownWithoutWhatIsOnlyTaken(t *testing.T) {
+	n, err := parseNetwork(t, `{"dnsServers":["192.0.2.53"],"egressProxy":{"address":"p.test:1080","username":"u","password":"canary","tls":{"enabled":true,"serverName":"q.test","caCert":"PEM"}}}`).spec(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &sandbox.UpstreamProxy{Address: "p.test:1080", Username: "u", Password: "canary", TLS: &sandbox.ProxyTLS{ServerName: "q.test", CA: "PEM"}}
+	if p := n.Inline; !reflect.DeepEqual(p.Proxy, want) || !reflect.DeepEqual(p.DNSServers, []string{"192.0.2.53"}) {
+		t.Errorf("%+v", p)
+	}
+	text, _ := json.Marshal(shownNetwork(&sandbox.Detail{Spec: sandbox.Spec{Network: n}}))
+	shown := `"dnsServers":["192.0.2.53"]`
+	if proxy := `"egressProxy":{"address":"p.test:1080","username":"u","tls":{"enabled":true,"serverName":"q.test"}}`; !strings.Contains(string(text), proxy) || !strings.Contains(string(text), shown) {
+		t.Errorf("shown %s", text)
 	}
 }

@@ -273,6 +273,29 @@ async def _():
         assert not await knows("allowed.test")
 
 
+@test("network: DNS servers and a proxy", "2.63.0")
+async def _():
+    outside, password = os.environ["E2B_TEST_OUTSIDE"], os.environ["E2B_TEST_PASSWORD"]
+    network = {"allow_out": ["named.test", "private.test", "unknown.test"], "deny_out": [e2b.ALL_TRAFFIC], "dns_servers": [outside]}
+    proxy = {"address": f"{outside}:1080", "username": "me", "password": password}
+    async with Box(network=network) as sbx:
+
+        async def ask(host):
+            return (await sbx.commands.run(f"curl -sS -m 30 http://{host}/ || true")).stdout
+
+        assert await ask("named.test") == "named.test by proxy: false"
+        assert await ask("private.test") == "" and await ask("unknown.test") == ""
+        assert (await sbx.get_info()).network["dns_servers"] == [outside]
+        await sbx.update_network({**network, "egress_proxy": proxy})
+        assert await ask("named.test") == "named.test by proxy: true"
+        assert (await sbx.get_info()).network["egress_proxy"] == {"address": proxy["address"], "username": "me"}
+        assert await ask("private.test") == ""
+        await sbx.update_network({**network, "egress_proxy": {**proxy, "tls": True}})
+        assert await ask("named.test") == ""  # the proxy does not speak TLS
+    for bad in ({"dns_servers": ["10.1.2.3"]}, {"dns_servers": ["::1"]}, {"egress_proxy": {"address": "10.1.2.3:1"}}):
+        await raises(Sandbox.create(network={**network, **bad}), "InvalidArgumentException", "SandboxException")
+
+
 @test("snapshots: names and pages", "2.45.0")
 async def _():
     async with Box() as sbx:

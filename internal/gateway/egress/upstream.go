@@ -1,0 +1,127 @@
+package egress
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/netip"
+
+	"golang.org/x/net/proxy"
+
+	"github.com/atoll-run/atoll/internal/policy"
+)
+
+// errProxied says that a profile cannot say how the world is reached here.
+var errProxied = errors.New("this machine reaches the world through a proxy, so a profile cannot name DNS servers or a proxy of its own")
+
+var errProxyTLS = errors.New("the proxy does not speak TLS, or its certificate is not accepted")
+
+// dial connects to a host in the way that the profile of the sandbox says.
+func (b *box) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
+	d := b.world.Load().dialer
+	if r := b.policy.Load(); r.Steered() {
+		if d.proxy != nil {
+			return nil, netip.Addr{}, errProxied
+		}
+		var err error
+		if d, err = d.steered(r); err != nil {
+			return nil, netip.Addr{}, err
+		}
+	}
+	return d.dial(ctx, h, port, check)
+}
+
+// steered returns a dialer that asks the name servers of a profile and connects
+// through its proxy. Only servers are asked that may be.
+func (d *dialer) steered(r *ruling) (*dialer, error) {
+	u := r.Upstream()
+	own := &dialer{settings: d.settings, direct: d.direct, resolver: d.resolver}
+	if u.Proxy != nil {
+		own.tunnel = (&tunnel{d, r, u.Proxy}).connect
+	}
+	if len(u.Servers) == 0 {
+		return own, nil
+	}
+	own.settings.Hosts, own.settings.Nameservers = nil, nil
+	var refused error
+	for _, s := range u.Servers {
+		if no := r.MayAsk(policy.Flow{Addr: s.Addr(), Port: s.Port()}); !no.Allow {
+			refused = refusal{no}
+			continue
+		}
+		own.settings.Nameservers = append(own.settings.Nameservers, s.String())
+	}
+	if len(own.settings.Nameservers) == 0 {
+		return nil, refused
+	}
+	own.resolver = &net.Resolver{PreferGo: true, Dial: own.dialNameserver}
+	return own, nil
+}
+
+// tunnel connects through the proxy of a profile.
+type tunnel struct {
+	direct *dialer
+	ruling *ruling
+	proxy  *policy.Proxy
+}
+
+// connect reaches an address through the proxy. The address has been decided
+// about; so the proxy is given it and not the name.
+func (t *tunnel) connect(ctx context.Context, to string) (net.Conn, error) {
+	conn, _, err := t.direct.dial(ctx, t.proxy.Host, t.proxy.Port, func(a netip.Addr) error {
+		f := policy.Flow{Name: t.proxy.Host.Name, Addr: a, Port: t.proxy.Port}
+		if d := t.ruling.MayAsk(f); !d.Allow {
+			return refusal{d}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	out, err := t.handshake(ctx, conn, to)
+	if err != nil {
+		conn.Close()
+	}
+	return out, err
+}
+
+func (t *tunnel) handshake(ctx context.Context, conn net.Conn, to string) (net.Conn, error) {
+	if t.proxy.TLS {
+		secure := tls.Client(conn, &tls.Config{MinVersion: tls.VersionTLS12, ServerName: t.proxy.ServerName, RootCAs: t.roots()})
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return nil, errProxyTLS
+		}
+		conn = secure
+	}
+	var auth *proxy.Auth
+	if t.proxy.Username != "" {
+		auth = &proxy.Auth{User: t.proxy.Username, Password: string(t.ruling.proxyPassword.Reveal())}
+	}
+	s, err := proxy.SOCKS5("tcp", "proxy", auth, connected{conn})
+	if err != nil {
+		return nil, err
+	}
+	return s.(proxy.ContextDialer).DialContext(ctx, "tcp", to)
+}
+
+// roots are what the certificate of the proxy is checked against; nil: what the
+// machine trusts.
+func (t *tunnel) roots() *x509.CertPool {
+	if t.proxy.CA == "" {
+		return nil
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM([]byte(t.proxy.CA)) // without any, no certificate is accepted
+	return pool
+}
+
+// connected is a dialer that has dialled.
+type connected struct{ net.Conn }
+
+// Dial implements proxy.Dialer.
+func (c connected) Dial(string, string) (net.Conn, error) { return c.Conn, nil }
+
+// DialContext implements proxy.ContextDialer.
+func (c connected) DialContext(context.Context, string, string) (net.Conn, error) { return c.Conn, nil }
