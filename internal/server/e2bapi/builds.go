@@ -26,12 +26,11 @@ const (
 	buildError    = "error"
 )
 
-// Bounds of what is remembered of builds, and of how many go on at once.
+// Bounds of what is remembered of builds.
 const (
-	maxBuilds       = 256
-	maxBuildLogs    = 20_000
-	maxLogPage      = 100
-	maxBuildsAtOnce = 2
+	maxBuilds    = 256 // of a tenant
+	maxBuildLogs = 20_000
+	maxLogPage   = 100
 )
 
 // build is one that a client asked for. Its state is lost when the daemon ends;
@@ -65,11 +64,11 @@ type buildReason struct {
 	LogEntries []buildEntry `json:"logEntries"`
 }
 
-// builds are those that are remembered. The zero value is ready.
+// builds are those that are remembered. newBuilds makes them.
 type builds struct {
 	mu     sync.Mutex
 	known  map[string]*build // by id
-	turns  chan struct{}     // one for each that goes on
+	turns  turns
 	life   context.Context
 	end    context.CancelFunc
 	work   sync.WaitGroup
@@ -77,7 +76,7 @@ type builds struct {
 }
 
 func newBuilds() *builds {
-	b := &builds{known: map[string]*build{}, turns: make(chan struct{}, maxBuildsAtOnce)}
+	b := &builds{known: map[string]*build{}}
 	b.life, b.end = context.WithCancel(context.Background())
 	return b
 }
@@ -157,10 +156,8 @@ func (s *builds) start(ctx context.Context, b *build, do func(context.Context) e
 	s.work.Go(func() {
 		defer cancel()
 		defer stop()
-		select {
-		case s.turns <- struct{}{}:
-			defer func() { <-s.turns }()
-		case <-ctx.Done():
+		if s.turns.take(ctx, b.tenant) == nil {
+			defer s.turns.done(b.tenant)
 		}
 		b.finish(do(ctx))
 	})
