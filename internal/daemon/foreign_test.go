@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/store/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -118,12 +119,13 @@ var bodies = map[string]string{
 	"applyProfile": `{"name":"NAME","rules":[]}`, "testProfile": `{"url":"https://a.example/"}`, "exec": `{"args":["true"]}`,
 	"makeDirectory": `{"path":"/x"}`, "moveFile": `{"from":"/a","to":"/b"}`, "signalProcess": `{"signal":9}`,
 	"rotateSecret": `{"value":"v"}`, "tagTemplate": `{"as":"other:one"}`, "restoreVersion": `{"version":1}`, "updateTenant": `{"disabled":true}`,
-	"updateSandbox": `{"labels":{"a":"b"}}`,
+	"updateSandbox": `{"labels":{"a":"b"}}`, "updateSession": `{"labels":{"a":"b"}}`, "acquireSession": `{"holder":"h"}`, "heartbeatSession": `{"holder":"h","epoch":1}`,
+	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "publishPort": `{"port":80}`,
 }
 
 // answers are the statuses of operations that do not say 404 of what is not
 // there: what would make it, and what only the owner of the machine may.
-var answers = map[string]int{"applyProfile": 200, "getTenant": 403, "updateTenant": 403}
+var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403}
 
 // operation is one of the API that names something in its path.
 type operation struct {
@@ -159,14 +161,28 @@ func operations(t *testing.T) (all []operation) {
 	return all
 }
 
-// TestForeignNamesCostWhatNoNamesCost: a name or an id of another tenant's, and
+// TestAttackForeignNames: a name or an id of another tenant's, and
 // one that nobody has, lead to the same answer, byte for byte, and to the same
 // statements of the store on the way there. So no clock tells them apart.
-func TestForeignNamesCostWhatNoNamesCost(t *testing.T) {
+func TestAttackForeignNames(t *testing.T) {
 	work := &traces{of: map[string][]string{}}
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) { o.Trace = work.add })
-	ids := foreignThings(t, m, d)
+	probe(t, d, foreignThings(t, m.Store(t), d), work)
+}
+
+// TestAttackForeignNamesThroughAnotherDaemon: the same holds for what another
+// tenant has on another daemon of the same database.
+func TestAttackForeignNamesThroughAnotherDaemon(t *testing.T) {
+	address := storetest.Postgres(t)
+	work := &traces{of: map[string][]string{}}
+	theirs := daemontest.New(t).Start(t, on(address))
+	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Store, o.Trace = address, work.add })
+	probe(t, d, foreignThings(t, openStore(t, address), theirs), work)
+}
+
+// probe tries everything with what another tenant has.
+func probe(t *testing.T, d *daemon.Daemon, ids things, work *traces) {
 	mine, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "other", Verbs: []string{"admin"}})
 	if err != nil {
 		t.Fatal(err)
@@ -224,7 +240,7 @@ func (p *prober) compare(t *testing.T, op operation, ids things) {
 // to is the path of an operation on what has a name.
 func (op *operation) to(name string) string {
 	return strings.NewReplacer(
-		"/processes/{id}", "/processes/p1", "{port}", "80", "{ref}", name, "{name}", name, "{snapshot}", name, "{id}", name,
+		"/processes/{id}", "/processes/p1", "{port}", "80", "{hostPort}", "8080", "{ref}", name, "{name}", name, "{snapshot}", name, "{id}", name,
 	).Replace(op.path) + "?path=/x&from=1&to=2"
 }
 
@@ -280,7 +296,7 @@ func absentLike(name string) string {
 }
 
 // foreignThings makes one of each kind for the tenant default.
-func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things {
+func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	t.Helper()
 	ctx, c := t.Context(), daemontest.Client(t, d)
 	box, err := c.Create(ctx, sandbox.Spec{Name: "mine-a"}, atoll.CreateOptions{IdempotencyKey: "mine-a"})
@@ -299,15 +315,19 @@ func foreignThings(t *testing.T, m *daemontest.Machine, d *daemon.Daemon) things
 	ok(t, err)
 	_, err = c.PersistWorkspace(ctx, "mine-a", "")
 	ok(t, err)
-	ok(t, m.Store(t).Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+	ok(t, db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		return tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 	}))
 	_, err = c.Admin().CreateTenant(ctx, "mine-a", sandbox.Limits{})
 	ok(t, err)
+	session, err := c.Sessions().Create(ctx, sandbox.Spec{}, atoll.SessionOptions{Name: "mine-a"})
+	ok(t, err)
+	t.Cleanup(func() { _ = session.Close() })
 	name := map[string]string{"the name": "mine-a"}
 	return things{
 		"sandboxes": {"the name": "mine-a", "the id": string(box.ID())}, "snapshots": {"the name": "mine-a", "the id": snap.ID},
 		"keys": {"the id": k.ID}, "profiles": name, "secrets": name, "templates": name, "workspaces": name, "tenants": name,
+		"sessions": {"the name": "mine-a", "the id": session.ID()},
 	}
 }
 

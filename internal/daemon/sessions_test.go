@@ -416,7 +416,7 @@ func TestRB31Envelopes(t *testing.T) {
 
 // What an attacker of another tenant can try with a session, and with an
 // envelope that fell into his hands.
-func TestSessionsOfTenantsDoNotMeet(t *testing.T) {
+func TestAttackSessionOfAnotherTenant(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	victim := bearer(t, d, "acme", "admin")
 	k, err := daemontest.Client(t, d).Admin().CreateKey(t.Context(), sandbox.NewKey{Tenant: "evil", Verbs: []string{"admin"}})
@@ -530,7 +530,7 @@ func statusWith(t *testing.T, d *daemon.Daemon, key, method, path, body string) 
 }
 
 // Hostile values where a session is named or fenced.
-func TestHostileSessionRequests(t *testing.T) {
+func TestAttackHostileSessionRequests(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
 	openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
