@@ -72,13 +72,13 @@ func BenchmarkGetCached(b *testing.B) {
 	}
 }
 
-func BenchmarkOpenRootfs(b *testing.B) {
+func BenchmarkOpenLayers(b *testing.B) {
 	img := mustGet(b, open(b, Options{}), "tar:"+writeFile(b, filepath.Join(b.TempDir(), "r"), tarOf(b, "f", "1")), GetOptions{})
 	for b.Loop() {
-		f, err := img.OpenRootfs()
+		opened, err := img.OpenLayers()
 		if err != nil {
 			b.Fatal(err)
 		}
-		f.Close()
+		closeFiles(opened)
 	}
 }

@@ -59,7 +59,6 @@ type layerBlob struct {
 	stored bool   // they were verified when they came into the store
 	diffID string // of the tar in them; "" is not known before
 	size   int64  // of the bytes that open returns; 0 is not known
-	whole  bool   // it is a root file system, and has no whiteouts
 	open   func(ctx context.Context) (io.ReadCloser, error)
 	// spoiled is called when the bytes are not what they should be; may be nil.
 	spoiled func()
@@ -135,7 +134,7 @@ func (j *job) finish(ctx context.Context, c *content, stamp string) (*Image, err
 		}
 		digest := c.digest
 		if digest == "" {
-			digest = "sha256:" + rootfs.key
+			digest = "sha256:" + rootfs.layers[0]
 		}
 		img, err := j.record(ctx, c, digest, rootfs, stamp)
 		if !errors.Is(err, errRemoved) {
@@ -148,19 +147,22 @@ func (j *job) finish(ctx context.Context, c *content, stamp string) (*Image, err
 var errRemoved = errors.New("the root file system was removed meanwhile")
 
 // record makes the image and its name known.
-func (j *job) record(ctx context.Context, c *content, digest string, fs rootfs, stamp string) (*Image, error) {
+func (j *job) record(ctx context.Context, c *content, digest string, built rootfs, stamp string) (*Image, error) {
 	s := j.s
 	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
 	if err != nil {
 		return nil, err
 	}
 	defer l.Close()
-	if _, err := os.Stat(s.rootfsPath(fs.key)); err != nil {
+	if err := s.haveLayers(built.layers); err != nil {
 		return nil, errRemoved
 	}
 	rec := &imageRecord{
 		Version: recordVersion, Digest: digest, Platform: c.platform, Created: c.created, Pulled: time.Now().UTC(),
-		Size: fs.size, Rootfs: fs.key, Config: c.config, Binds: c.binds, Blobs: c.blobs,
+		Size: built.size, Rootfs: built.layers[0], Lower: built.layers[1:], Config: c.config, Binds: c.binds, Blobs: c.blobs,
+	}
+	if len(rec.Lower) > 0 {
+		rec.Version = layeredVersion
 	}
 	if rec.Platform == "" {
 		rec.Platform = j.platform
@@ -187,8 +189,8 @@ func (j *job) record(ctx context.Context, c *content, digest string, fs rootfs, 
 
 // rootfs is a built file system.
 type rootfs struct {
-	key  string // of rootfsKey
-	size int64
+	layers []string // of rootfsKey or layerKey, the upper one first
+	size   int64    // of all layers
 }
 
 // rootfsKey names a file system by what it is built from: the version of the
@@ -218,7 +220,7 @@ func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Prog
 	}
 	defer l.Close()
 	if fi, err := os.Stat(s.rootfsPath(key)); err == nil {
-		return rootfs{key, fi.Size()}, nil
+		return rootfs{[]string{key}, fi.Size()}, nil
 	}
 	if c.prepare != nil {
 		if err := c.prepare(ctx); err != nil {
@@ -230,25 +232,27 @@ func (s *Store) ensureRootfs(ctx context.Context, c *content, progress func(Prog
 
 // buildRootfs makes the file system of c.
 func (s *Store) buildRootfs(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
-	tmp, ids, size, err := s.writeRootfs(ctx, c, progress)
+	tmp, ids, size, err := s.writeLayer(ctx, c, nil, progress)
 	if err != nil {
 		return rootfs{}, err
 	}
 	defer tmp.discard()
-	return s.keepRootfs(tmp, rootfsKey(ids, c.literal), size)
+	key := rootfsKey(ids, c.literal)
+	return rootfs{[]string{key}, size}, s.keepLayer(tmp, key)
 }
 
-// keepRootfs gives a file system its name, unless there is one of that name.
-func (s *Store) keepRootfs(tmp *tempFile, key string, size int64) (rootfs, error) {
+// keepLayer gives a layer its name, unless there is one of that name.
+func (s *Store) keepLayer(tmp *tempFile, key string) error {
 	if _, err := os.Stat(s.rootfsPath(key)); err == nil {
-		return rootfs{key, size}, nil
+		return nil
 	}
-	return rootfs{key, size}, tmp.publish(s.rootfsPath(key))
+	return tmp.publish(s.rootfsPath(key))
 }
 
-// writeRootfs streams the layers into an EROFS file, which the caller discards
-// or publishes. It returns the digests of their tars.
-func (s *Store) writeRootfs(ctx context.Context, c *content, progress func(Progress)) (_ *tempFile, ids []string, size int64, err error) {
+// writeLayer streams tars into an EROFS file, which the caller discards or
+// publishes, of all files or of what there is beyond some layers. It returns the
+// digests of the tars.
+func (s *Store) writeLayer(ctx context.Context, c *content, over *lower, progress func(Progress)) (_ *tempFile, ids []string, size int64, err error) {
 	tmp, err := s.createTemp()
 	if err != nil {
 		return nil, nil, 0, err
@@ -260,9 +264,12 @@ func (s *Store) writeRootfs(ctx context.Context, c *content, progress func(Progr
 	}()
 	out := mkfs.NewWriter(tmp.File)
 	tree := layer.New(out, s.opts.Limits)
+	if over != nil {
+		tree.Over(over.all.Root)
+	}
 	for i, blob := range c.layers {
 		p := Progress{Phase: PhaseBuilding, Layer: i + 1, Layers: len(c.layers), Digest: blob.digest, Total: blob.size}
-		id, err := s.applyLayer(ctx, tree, blob, c.literal || blob.whole, p, progress)
+		id, err := s.applyLayer(ctx, tree, blob, c.literal, p, progress)
 		if err != nil {
 			if sandbox.CodeOf(err) == sandbox.CodeInvalid && blob.spoiled != nil {
 				blob.spoiled()
@@ -274,7 +281,13 @@ func (s *Store) writeRootfs(ctx context.Context, c *content, progress func(Progr
 	if err := allVisible(tree.Root(), c.binds); err != nil {
 		return nil, nil, 0, err
 	}
-	size, err = out.Finish(tree.Root())
+	root := tree.Root()
+	if over != nil {
+		if root, err = over.delta(ctx, root, out); err != nil {
+			return nil, nil, 0, err
+		}
+	}
+	size, err = out.Finish(root)
 	return tmp, ids, size, err
 }
 

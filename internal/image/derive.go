@@ -1,7 +1,6 @@
 package image
 
 import (
-	"archive/tar"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,13 +9,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/erofs/go-erofs"
 	"golang.org/x/sys/unix"
 
+	"github.com/atoll-run/atoll/internal/image/mkfs"
+	"github.com/atoll-run/atoll/internal/image/stack"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -46,151 +48,165 @@ func (j *job) derive(ctx context.Context, base *Image, layers []Layer, cfg Confi
 		return nil, err
 	}
 	defer gc.Close()
-	rootfs, err := base.OpenRootfs()
+	files, err := base.OpenLayers()
 	if err != nil {
 		return nil, err
 	}
-	defer rootfs.Close()
-	tree, err := erofs.Open(rootfs)
-	if err != nil {
-		return nil, err
-	}
+	defer closeFiles(files)
 	c := &content{platform: base.Platform, created: time.Now().UTC(), config: cfg, binds: base.Binds}
-	c.layers = append(c.layers, layerBlob{whole: true, open: func(ctx context.Context) (io.ReadCloser, error) {
-		return treeAsTar(ctx, tree), nil
-	}})
 	for _, l := range layers {
 		c.layers = append(c.layers, layerBlob{open: func(context.Context) (io.ReadCloser, error) { return l.Open() }})
 	}
 	for {
-		built, err := j.overlay(ctx, base, c)
-		if err != nil {
-			return nil, err
+		built := rootfs{base.Layers, base.Size}
+		if len(layers) > 0 {
+			if built, err = j.s.buildOver(ctx, base, files, c, j.progress); err != nil {
+				return nil, err
+			}
 		}
-		img, err := j.record(ctx, c, derivedDigest(built.key, c), built, "")
-		if len(layers) == 0 || !errors.Is(err, errRemoved) {
+		img, err := j.record(ctx, c, derivedDigest(built.layers[0], c), built, "")
+		switch {
+		case !errors.Is(err, errRemoved):
 			return img, err
+		case len(layers) == 0:
+			return nil, base.removed()
 		}
 	}
 }
 
-// overlay builds the file system of c, which is base's own if nothing lies over
-// it.
-func (j *job) overlay(ctx context.Context, base *Image, c *content) (rootfs, error) {
-	if len(c.layers) > 1 {
-		return j.s.buildRootfs(ctx, c, j.progress)
-	}
-	rec, err := j.s.readImage(base.Digest)
-	if errors.Is(err, fs.ErrNotExist) {
-		return rootfs{}, base.removed()
-	}
+// buildOver makes a layer of c over those of base, or over the lower ones of
+// them if the image would have too many.
+func (s *Store) buildOver(ctx context.Context, base *Image, files []*os.File, c *content, progress func(Progress)) (rootfs, error) {
+	over, err := s.lower(base, files)
 	if err != nil {
 		return rootfs{}, err
 	}
-	return rootfs{rec.Rootfs, rec.Size}, nil
+	tmp, ids, size, err := s.writeLayer(ctx, c, over, progress)
+	if err != nil {
+		return rootfs{}, err
+	}
+	defer tmp.discard()
+	key := layerKey(base.Layers, over.merged, ids)
+	built := rootfs{append([]string{key}, base.Layers[over.merged:]...), size + over.size}
+	return built, s.keepLayer(tmp, key)
+}
+
+// lower is what a layer is made over.
+type lower struct {
+	all    *stack.Tree
+	kept   *mkfs.Node // files of the layers that stay; nil if none does
+	merged int        // upper layers that become part of the new one
+	size   int64      // bytes of the layers that stay
+}
+
+// lower reads the layers of an image, which files are, the upper one first.
+func (s *Store) lower(base *Image, files []*os.File) (*lower, error) {
+	sizes := make([]int64, len(files))
+	for i, f := range files {
+		fi, err := f.Stat()
+		if err != nil {
+			return nil, err
+		}
+		sizes[i] = fi.Size()
+	}
+	over := &lower{all: stack.New(), merged: merged(sizes, s.opts.MaxLayers)}
+	for i := len(files) - 1; i >= 0; i-- {
+		if err := over.all.Add(files[i]); err != nil {
+			return nil, internal("image.derive", base.Ref, fmt.Errorf("layer %s: %w", base.Layers[i], err))
+		}
+		if i >= over.merged {
+			over.size += sizes[i]
+		}
+		if i == over.merged {
+			over.kept = stack.Directories(over.all.Root)
+		}
+	}
+	return over, nil
+}
+
+// merged returns how many of some layers, whose sizes are given from the upper
+// one down, become part of a new one so that no image has more than most. The
+// lowest stays, unless none may: others are likely to have it, and it is large.
+// Of the others those go that cost least for each layer saved.
+func merged(sizes []int64, most int) int {
+	n := len(sizes)
+	if n < most {
+		return 0
+	}
+	if most == 1 {
+		return n
+	}
+	best, least, cost := 0, 0.0, int64(0)
+	for m := 1; m < n; m++ {
+		cost += sizes[m-1]
+		if n-m+1 > most {
+			continue
+		}
+		if each := float64(cost) / float64(m); best == 0 || each <= least {
+			best, least = m, each
+		}
+	}
+	return best
+}
+
+// delta returns what root adds to the layers that stay, with its content in out.
+func (l *lower) delta(ctx context.Context, root *mkfs.Node, out *mkfs.Writer) (*mkfs.Node, error) {
+	if l.kept != nil {
+		root = stack.Delta(l.kept, root)
+	}
+	return root, l.copy(ctx, root, out, map[*mkfs.Node]bool{})
+}
+
+// copy writes the content of files that are in one of the layers.
+func (l *lower) copy(ctx context.Context, dir *mkfs.Node, out *mkfs.Writer, done map[*mkfs.Node]bool) error {
+	for _, name := range slices.Sorted(maps.Keys(dir.Children)) {
+		n := dir.Children[name]
+		if n.IsDir() {
+			if err := l.copy(ctx, n, out, done); err != nil {
+				return err
+			}
+			continue
+		}
+		if done[n] || !l.all.Has(n) {
+			continue
+		}
+		done[n] = true
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		in, err := l.all.Open(n)
+		if err != nil {
+			return err
+		}
+		n.Block, n.Size, err = out.WriteFile(in)
+		in.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layerKey names a layer by those that it lies over, upper one first, how many of
+// them became part of it, and the digests of the tars it was made of.
+func layerKey(base []string, merged int, diffIDs []string) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "atoll layer %d merged=%d\n", layeredVersion, merged)
+	for _, key := range base {
+		fmt.Fprintln(h, key)
+	}
+	for _, id := range diffIDs {
+		fmt.Fprintln(h, id)
+	}
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // derivedDigest names an image that has no manifest by its files and by what
 // it says.
-func derivedDigest(rootfs string, c *content) string {
+func derivedDigest(layer string, c *content) string {
 	said, _ := json.Marshal([]any{c.config, c.binds, c.platform}) // strings only
-	sum := sha256.Sum256(fmt.Appendf(nil, "atoll derived image %d\n%s\n%s", recordVersion, rootfs, said))
+	sum := sha256.Sum256(fmt.Appendf(nil, "atoll derived image %d\n%s\n%s", recordVersion, layer, said))
 	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
-// treeAsTar streams a root file system as a tar that is the same every time.
-func treeAsTar(ctx context.Context, tree fs.FS) io.ReadCloser {
-	r, w := io.Pipe()
-	go func() {
-		t := &tarrer{ctx: ctx, tree: tree, out: tar.NewWriter(w), links: map[int64]string{}}
-		err := fs.WalkDir(tree, ".", t.file)
-		if err == nil {
-			err = t.out.Close()
-		}
-		w.CloseWithError(err)
-	}()
-	return r
-}
-
-// tarrer writes the files of an image as a tar.
-type tarrer struct {
-	ctx   context.Context
-	tree  fs.FS
-	out   *tar.Writer
-	links map[int64]string // first name of files with several, by inode
-}
-
-func (t *tarrer) file(name string, _ fs.DirEntry, err error) error {
-	if err != nil {
-		return err
-	}
-	if err := t.ctx.Err(); err != nil {
-		return err
-	}
-	fi, err := fs.Lstat(t.tree, name)
-	if err != nil {
-		return err
-	}
-	st, ok := fi.Sys().(*erofs.Stat)
-	if !ok {
-		return &sandbox.Error{Code: sandbox.CodeInternal, Message: "the image tells no owners"}
-	}
-	h := &tar.Header{
-		Name: name, Mode: int64(modeBits(st.Mode)), Uid: int(st.UID), Gid: int(st.GID), Format: tar.FormatPAX,
-		ModTime: time.Unix(int64(st.Mtime), int64(st.MtimeNs)), //nolint:gosec // bounded when the image was written
-	}
-	switch st.Mode.Type() {
-	case fs.ModeDir:
-		h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	case fs.ModeSymlink:
-		h.Typeflag = tar.TypeSymlink
-		if h.Linkname, err = fs.ReadLink(t.tree, name); err != nil {
-			return err
-		}
-	case fs.ModeNamedPipe:
-		h.Typeflag = tar.TypeFifo
-	case 0:
-		return t.regular(name, st, h)
-	default:
-		return nil // the store makes images without devices and sockets
-	}
-	return t.out.WriteHeader(h)
-}
-
-func (t *tarrer) regular(name string, st *erofs.Stat, h *tar.Header) error {
-	if first, ok := t.links[st.Ino]; ok {
-		h.Typeflag, h.Linkname = tar.TypeLink, first
-		return t.out.WriteHeader(h)
-	}
-	if st.Nlink > 1 {
-		t.links[st.Ino] = name
-	}
-	h.Typeflag, h.Size = tar.TypeReg, st.Size
-	if err := t.out.WriteHeader(h); err != nil {
-		return err
-	}
-	in, err := t.tree.Open(name)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	_, err = io.Copy(t.out, in)
-	return err
-}
-
-// modeBits returns a mode's permission, set-id and sticky bits as in chmod.
-func modeBits(m fs.FileMode) uint32 {
-	bits := uint32(m.Perm())
-	if m&fs.ModeSetuid != 0 {
-		bits |= 0o4000
-	}
-	if m&fs.ModeSetgid != 0 {
-		bits |= 0o2000
-	}
-	if m&fs.ModeSticky != 0 {
-		bits |= 0o1000
-	}
-	return bits
 }
 
 // Derived returns the image that Derive gave that name, or nil.

@@ -6,18 +6,18 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/erofs/go-erofs"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -28,6 +28,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"go.uber.org/goleak"
 
+	"github.com/atoll-run/atoll/internal/image/mkfs"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -98,38 +99,43 @@ func wantCode(t testing.TB, err error, code sandbox.Code, says ...string) {
 // target.
 func files(t testing.TB, img *Image) map[string]string {
 	t.Helper()
-	f, err := img.OpenRootfs()
+	for _, key := range img.Layers {
+		fsck(t, filepath.Join(img.dir, key+".erofs"))
+	}
+	tree, done, err := img.tree()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	fsck(t, f.Name())
-	fsys, err := erofs.Open(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	defer done()
 	out := map[string]string{}
-	err = fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil || name == ".":
-			return err
-		case d.IsDir():
-			out[name+"/"] = ""
-		case d.Type() == fs.ModeSymlink:
-			out[name], err = fs.ReadLink(fsys, name)
-			out[name] = "->" + out[name]
-		case d.Type() == 0:
-			var data []byte
-			data, err = fs.ReadFile(fsys, name)
-			out[name] = string(data)
-		default:
-			out[name] = d.Type().String()
+	var walk func(name string, n *mkfs.Node)
+	walk = func(dir string, n *mkfs.Node) {
+		for base, c := range n.Children {
+			name := path.Join(dir, base)
+			switch {
+			case c.IsDir():
+				out[name+"/"] = ""
+				walk(name, c)
+			case c.IsSymlink():
+				out[name] = "->" + c.Target
+			case c.Size > 0:
+				in, err := tree.Open(c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				data, err := io.ReadAll(in)
+				if err != nil {
+					t.Fatal(err)
+				}
+				out[name] = string(data)
+			case c.IsRegular():
+				out[name] = ""
+			default:
+				out[name] = "p---------"
+			}
 		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
+	walk("", tree.Root)
 	return out
 }
 

@@ -143,7 +143,7 @@ func TestHostImageFollowsTheHost(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Errorf("%d images stay, %v; the old ones should go", len(all), err)
 	}
-	if _, err := first.OpenRootfs(); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := first.OpenLayers(); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("the old image: %v", err)
 	}
 }

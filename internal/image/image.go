@@ -1,6 +1,8 @@
 // Package image gets root file systems for sandboxes: it resolves a reference
 // to a ready image, pulling or importing it if need be, and keeps images on
-// disk, each as one read-only EROFS file that sandboxes share.
+// disk, as read-only EROFS files that sandboxes share. An image that was made
+// of another has that one's files and, over them, one with what it adds; see
+// package stack.
 //
 // Nothing of an image is ever unpacked on this machine, except by
 // [Image.Unpack] for engines that need a directory.
@@ -20,7 +22,7 @@
 //	blobs/sha256/HEX   layers as transferred, verified; only a cache once the
 //	                   images that have them are built
 //	partial/HEX        the beginning of a blob whose transfer was cut short
-//	rootfs/HEX.erofs   file systems, by the digests of their layers
+//	rootfs/HEX.erofs   layers, each by what it was made of and those below it
 //	images/HEX.json    one record for each image, by its digest
 //	refs/HEX.json      one record for each name and platform, by their hash
 //	tmp/               files being written
@@ -34,6 +36,7 @@ package image
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -50,13 +53,17 @@ type Image struct {
 	Platform string    // "linux/amd64"
 	Created  time.Time // as the image says; zero when it does not
 	Pulled   time.Time // when it was pulled, imported or generated
-	Size     int64     // bytes of the root file system on disk
+	Size     int64     // bytes of its layers on disk, also of those that other images have
 	Config   Config
 	Binds    []Bind
 	// Signatures lay beside it when it was pulled or imported.
 	Signatures []Signature
 
-	rootfs string
+	// Layers name what the root file system is made of, the upper layer first.
+	// Images that have a layer in common share its file.
+	Layers []string
+
+	dir string // of the layers
 }
 
 // Bind is a read-only tree of this machine that is shown over the root file
@@ -80,13 +87,32 @@ type Config struct {
 	Volumes      []string          `json:"volumes,omitempty"`      // absolute paths, sorted
 }
 
-// OpenRootfs opens the EROFS file for reading. The open file holds a shared
-// lock for as long as it, or any duplicate of it in any process, is open: give
-// it to the sandbox's kernel, and the image cannot be removed under the
-// sandbox. The caller closes the file. An image that was removed meanwhile is
+// OpenLayers opens the EROFS files for reading, the upper one first. Each holds a
+// shared lock for as long as it, or any duplicate of it in any process, is open:
+// give them to the sandbox's kernel, and the image cannot be removed under the
+// sandbox. The caller closes the files. An image that was removed meanwhile is
 // CodeNotFound: Get it again.
-func (i *Image) OpenRootfs() (*os.File, error) {
-	f, err := os.Open(i.rootfs)
+func (i *Image) OpenLayers() ([]*os.File, error) {
+	var files []*os.File
+	for _, key := range i.Layers {
+		f, err := i.openLayer(key)
+		if err != nil {
+			closeFiles(files)
+			return nil, err
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+func closeFiles(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+func (i *Image) openLayer(key string) (*os.File, error) {
+	f, err := os.Open(filepath.Join(i.dir, key+".erofs"))
 	if err != nil {
 		if os.IsNotExist(err) {
 			return nil, i.removed()

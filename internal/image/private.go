@@ -71,7 +71,7 @@ func (j *job) private(ctx context.Context, src *registrySource) (*Image, error) 
 		if err != nil {
 			return nil, err
 		}
-		img, err := j.record(ctx, c, derivedDigest(built.key, c), built, c.digest)
+		img, err := j.record(ctx, c, derivedDigest(built.layers[0], c), built, c.digest)
 		if !errors.Is(err, errRemoved) {
 			return img, err
 		}
@@ -81,7 +81,7 @@ func (j *job) private(ctx context.Context, src *registrySource) (*Image, error) 
 // buildPrivate is buildRootfs, but names the file system by its bytes, which
 // only whoever has them knows.
 func (s *Store) buildPrivate(ctx context.Context, c *content, progress func(Progress)) (rootfs, error) {
-	tmp, _, size, err := s.writeRootfs(ctx, c, progress)
+	tmp, _, size, err := s.writeLayer(ctx, c, nil, progress)
 	if err != nil {
 		return rootfs{}, err
 	}
@@ -91,7 +91,8 @@ func (s *Store) buildPrivate(ctx context.Context, c *content, progress func(Prog
 	if _, err := io.Copy(sum, io.NewSectionReader(tmp, 0, size)); err != nil {
 		return rootfs{}, err
 	}
-	return s.keepRootfs(tmp, hex.EncodeToString(sum.Sum(nil)), size)
+	key := hex.EncodeToString(sum.Sum(nil))
+	return rootfs{[]string{key}, size}, s.keepLayer(tmp, key)
 }
 
 // passing makes the layers of c come from the registry each time, and stay

@@ -22,6 +22,10 @@ import (
 // built. Records of another version do not exist for this program.
 const recordVersion = 1
 
+// layeredVersion is the version of records of images with several layers. A
+// program that knows only the first version would take the upper layer for all.
+const layeredVersion = 2
+
 // imageRecord is the content of images/HEX.json.
 type imageRecord struct {
 	Version  int       `json:"version"`
@@ -30,12 +34,25 @@ type imageRecord struct {
 	Created  time.Time `json:"created,omitzero"`
 	Pulled   time.Time `json:"pulled"`
 	Size     int64     `json:"size"`
-	Rootfs   string    `json:"rootfs"` // name in rootfs/, without the extension
+	Rootfs   string    `json:"rootfs"`          // the upper layer: its name in rootfs/, without the extension
+	Lower    []string  `json:"lower,omitempty"` // the layers below it, from the upper one down
 	Config   Config    `json:"config"`
 	Binds    []Bind    `json:"binds,omitempty"`
 	Blobs    []string  `json:"blobs,omitempty"` // names in blobs/sha256/
 
 	Signatures []Signature `json:"signatures,omitempty"`
+}
+
+// layers returns the names of the layers, the upper one first.
+func (r *imageRecord) layers() []string { return append([]string{r.Rootfs}, r.Lower...) }
+
+// usable reports whether this program understands the record.
+func (r *imageRecord) usable() bool {
+	version := recordVersion
+	if len(r.Lower) > 0 {
+		version = layeredVersion
+	}
+	return r.Version == version && !slices.ContainsFunc(r.layers(), func(key string) bool { return !hexRE().MatchString(key) })
 }
 
 // refRecord is the content of refs/HEX.json.
@@ -95,7 +112,7 @@ func (s *Store) readImage(digest string) (*imageRecord, error) {
 		return nil, fs.ErrNotExist
 	}
 	return readRecord(s.path("images", h+".json"), func(r *imageRecord) bool {
-		return r.Version == recordVersion && r.Digest == digest && hexRE().MatchString(r.Rootfs)
+		return r.Digest == digest && r.usable()
 	})
 }
 
@@ -138,7 +155,7 @@ func (s *Store) readIndex() (*index, error) {
 		return nil, err
 	}
 	return x, eachRecord(s.path("images"), func(_ string, r *imageRecord) error {
-		if r.Version == recordVersion && hexRE().MatchString(r.Rootfs) {
+		if r.usable() {
 			x.images = append(x.images, r)
 		}
 		return nil

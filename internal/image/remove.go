@@ -87,9 +87,16 @@ func (s *Store) removeImage(x *index, rec *imageRecord, sweep *sweeper) error {
 	if err := sweep.spare(rec); err != nil {
 		return err
 	}
-	shared := slices.ContainsFunc(x.images, func(o *imageRecord) bool { return o.Digest != rec.Digest && o.Rootfs == rec.Rootfs })
-	if !shared {
-		unlock, err := s.lockRootfs(rec)
+	unused := x.onlyIn(rec)
+	locked := unused
+	if !slices.Contains(unused, rec.Rootfs) { // sandboxes of the image use it all the same
+		locked = append([]string{rec.Rootfs}, unused...)
+	}
+	for _, key := range locked {
+		unlock, err := s.lockLayer(key)
+		if errors.Is(err, errLocked) {
+			return fail(sandbox.CodeConflict, "image.rm", rec.Digest, "remove the sandboxes that use it, or an image made of it, first", "the image is in use")
+		}
 		if err != nil {
 			return err
 		}
@@ -103,16 +110,27 @@ func (s *Store) removeImage(x *index, rec *imageRecord, sweep *sweeper) error {
 		return err
 	}
 	x.images = slices.DeleteFunc(x.images, func(o *imageRecord) bool { return o.Digest == rec.Digest })
-	if shared {
-		return nil
+	for _, key := range unused {
+		if err := sweep.remove(s.rootfsPath(key)); err != nil {
+			return err
+		}
 	}
-	return sweep.remove(s.rootfsPath(rec.Rootfs))
+	return nil
 }
 
-// lockRootfs takes the exclusive lock of an image's file system, which nobody
-// can have while a sandbox holds the shared one.
-func (s *Store) lockRootfs(rec *imageRecord) (unlock func(), err error) {
-	f, err := os.Open(s.rootfsPath(rec.Rootfs))
+// onlyIn returns the layers of an image that no other image has.
+func (x *index) onlyIn(rec *imageRecord) []string {
+	return slices.DeleteFunc(rec.layers(), func(key string) bool {
+		return slices.ContainsFunc(x.images, func(o *imageRecord) bool {
+			return o.Digest != rec.Digest && slices.Contains(o.layers(), key)
+		})
+	})
+}
+
+// lockLayer takes the exclusive lock of a layer, or returns errLocked: nobody can
+// have it while a sandbox holds the shared one.
+func (s *Store) lockLayer(key string) (unlock func(), err error) {
+	f, err := os.Open(s.rootfsPath(key))
 	if errors.Is(err, fs.ErrNotExist) {
 		return func() {}, nil
 	}
@@ -122,7 +140,7 @@ func (s *Store) lockRootfs(rec *imageRecord) (unlock func(), err error) {
 	if err := flock(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fail(sandbox.CodeConflict, "image.rm", rec.Digest, "remove the sandboxes that use it first", "the image is in use")
+			return nil, errLocked
 		}
 		return nil, err
 	}
@@ -239,7 +257,9 @@ func (s *Store) collect(x *index, sweep *sweeper, blobs bool) error {
 	defer gc.Close()
 	keep := map[string]bool{lockGC: true, lockIndex: true}
 	for _, rec := range x.images {
-		keep[rec.Rootfs+".erofs"] = true
+		for _, key := range rec.layers() {
+			keep[key+".erofs"] = true
+		}
 		for _, b := range rec.Blobs {
 			keep[b] = !blobs
 		}
@@ -264,7 +284,7 @@ func (s *Store) sweepDir(dir string, sweep *sweeper, match func(name string) boo
 			continue
 		}
 		if key, ok := strings.CutSuffix(e.Name(), ".erofs"); ok && dir == "rootfs" {
-			unlock, err := s.lockRootfs(&imageRecord{Rootfs: key})
+			unlock, err := s.lockLayer(key)
 			if err != nil {
 				continue
 			}

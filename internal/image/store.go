@@ -34,6 +34,9 @@ type Options struct {
 	Limits Limits
 	// Logger gets what is not an error; default none.
 	Logger *slog.Logger
+	// MaxLayers bounds the layers of an image on disk; default 8. With 1, every
+	// image is one file.
+	MaxLayers int
 	// Transport reaches registries; default as http.DefaultTransport, with
 	// proxies from the environment.
 	Transport http.RoundTripper
@@ -95,6 +98,9 @@ func Open(dir string, opts Options) (*Store, error) {
 		opts.HostRoot = "/"
 	}
 	opts.Limits = opts.Limits.WithDefaults()
+	if opts.MaxLayers <= 0 {
+		opts.MaxLayers = 8
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -287,17 +293,27 @@ func (s *Store) ready(digest, ref string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(s.rootfsPath(rec.Rootfs)); err != nil {
+	if err := s.haveLayers(rec.layers()); err != nil {
 		return nil, err
 	}
 	return s.image(rec, ref, []string{ref}), nil
+}
+
+// haveLayers returns fs.ErrNotExist if a layer is missing.
+func (s *Store) haveLayers(keys []string) error {
+	for _, key := range keys {
+		if _, err := os.Stat(s.rootfsPath(key)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) image(rec *imageRecord, ref string, names []string) *Image {
 	return &Image{
 		Ref: ref, Digest: rec.Digest, Names: names, Platform: rec.Platform,
 		Created: rec.Created, Pulled: rec.Pulled, Size: rec.Size,
-		Config: rec.Config, Binds: rec.Binds, Signatures: rec.Signatures, rootfs: s.rootfsPath(rec.Rootfs),
+		Config: rec.Config, Binds: rec.Binds, Signatures: rec.Signatures, Layers: rec.layers(), dir: s.path("rootfs"),
 	}
 }
 

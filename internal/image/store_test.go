@@ -82,12 +82,12 @@ func TestInUse(t *testing.T) {
 	s, ctx := open(t, Options{}), context.Background()
 	path := writeFile(t, filepath.Join(t.TempDir(), "r.tar"), tarOf(t, "f", "1"))
 	img := mustGet(t, s, "tar:"+path, GetOptions{})
-	f, err := img.OpenRootfs()
+	opened, err := img.OpenLayers()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := childCommand(t, "hold")
-	cmd.ExtraFiles = []*os.File{f}
+	cmd.ExtraFiles = opened
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestInUse(t *testing.T) {
 	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	f.Close() // only the other process has it now
+	closeFiles(opened) // only the other process has it now
 
 	wantCode(t, s.Remove(ctx, "tar:"+path), sandbox.CodeConflict, "in use")
 	report, err := s.Prune(ctx, PruneOptions{All: true})
@@ -119,7 +119,7 @@ func TestInUse(t *testing.T) {
 	if err := s.Remove(ctx, "tar:"+path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := img.OpenRootfs(); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := img.OpenLayers(); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("a removed image: %v", err)
 	}
 	wantCode(t, s.Remove(ctx, "tar:"+path), sandbox.CodeNotFound)
@@ -134,7 +134,7 @@ func TestCrashes(t *testing.T) {
 	ref := s.path("refs", refFile("tar:"+path, img.Platform))
 	for what, harm := range map[string]func(){
 		"a temporary file":                  func() { writeFile(t, s.path("tmp", "1234"), make([]byte, 1000)) },
-		"no file system":                    func() { _ = os.Remove(img.rootfs) },
+		"no file system":                    func() { _ = os.Remove(s.rootfsPath(img.Layers[0])) },
 		"no record":                         func() { _ = os.Remove(s.path("images", h+".json")) },
 		"an empty record":                   func() { writeFile(t, s.path("images", h+".json"), nil) },
 		"a record of another version":       func() { writeFile(t, s.path("images", h+".json"), []byte(`{"version":99}`)) },
@@ -352,7 +352,7 @@ func TestRottenBlob(t *testing.T) {
 		evil = append(evil, 0)
 	}
 	writeFile(t, s.blobPath(layer.digest[7:]), evil[:len(layer.data)])
-	if err := os.Remove(img.rootfs); err != nil {
+	if err := os.Remove(s.rootfsPath(img.Layers[0])); err != nil {
 		t.Fatal(err)
 	}
 	_, err := s.Get(context.Background(), ref, linux)

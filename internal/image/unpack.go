@@ -6,12 +6,16 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
+	"path"
+	"slices"
 	"time"
 
-	"github.com/erofs/go-erofs"
 	"golang.org/x/sys/unix"
 
+	"github.com/atoll-run/atoll/internal/image/mkfs"
+	"github.com/atoll-run/atoll/internal/image/stack"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -22,15 +26,11 @@ import (
 // such a file would have its rights on this machine. FIFOs are left out. When
 // it fails, what was written is left for the caller to remove.
 func (i *Image) Unpack(ctx context.Context, dir string) error {
-	f, err := i.OpenRootfs()
+	tree, closeTree, err := i.tree()
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	img, err := erofs.Open(f)
-	if err != nil {
-		return internal("image.unpack", i.Ref, err)
-	}
+	defer closeTree()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return internal("image.unpack", dir, err)
 	}
@@ -42,19 +42,35 @@ func (i *Image) Unpack(ctx context.Context, dir string) error {
 	if there, err := fs.ReadDir(root.FS(), "."); err != nil || len(there) > 0 {
 		return fail(sandbox.CodeConflict, "image.unpack", dir, "give an empty directory", "the directory is not empty")
 	}
-	u := &unpacker{ctx: ctx, img: img, root: root, links: map[int64]string{}, chown: os.Geteuid() == 0}
+	u := &unpacker{ctx: ctx, tree: tree, root: root, links: map[*mkfs.Node]string{}, chown: os.Geteuid() == 0}
 	if err := u.run(); err != nil {
 		return classify("image.unpack", dir, err)
 	}
 	return nil
 }
 
+// tree reads the layers of the image, until it is closed.
+func (i *Image) tree() (_ *stack.Tree, done func(), err error) {
+	files, err := i.OpenLayers()
+	if err != nil {
+		return nil, nil, err
+	}
+	tree := stack.New()
+	for _, f := range slices.Backward(files) {
+		if err := tree.Add(f); err != nil {
+			closeFiles(files)
+			return nil, nil, internal("image.unpack", i.Ref, err)
+		}
+	}
+	return tree, func() { closeFiles(files) }, nil
+}
+
 // unpacker copies an image into a directory.
 type unpacker struct {
 	ctx   context.Context
-	img   fs.FS
+	tree  *stack.Tree
 	root  *os.Root
-	links map[int64]string // first name of files with several, by inode
+	links map[*mkfs.Node]string // first name of files
 	dirs  []unpackedDir
 	chown bool
 }
@@ -63,113 +79,108 @@ type unpacker struct {
 // nothing more is made in it.
 type unpackedDir struct {
 	name string
-	st   *erofs.Stat
+	node *mkfs.Node
 }
 
 func (u *unpacker) run() error {
-	err := fs.WalkDir(u.img, ".", func(name string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if err := u.ctx.Err(); err != nil {
-			return err
-		}
-		fi, err := fs.Lstat(u.img, name)
-		if err != nil {
-			return err
-		}
-		st, ok := fi.Sys().(*erofs.Stat)
-		if !ok {
-			return errors.New("the image tells no owners")
-		}
-		return u.file(name, st)
-	})
-	if err != nil {
+	if err := u.file(".", u.tree.Root); err != nil {
 		return err
 	}
 	for n := len(u.dirs) - 1; n >= 0; n-- {
-		if err := u.attributes(u.dirs[n].name, u.dirs[n].st); err != nil {
+		if err := u.attributes(u.dirs[n].name, u.dirs[n].node); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// file makes one file.
-func (u *unpacker) file(name string, st *erofs.Stat) error {
-	switch st.Mode.Type() {
-	case fs.ModeDir:
-		u.dirs = append(u.dirs, unpackedDir{name, st})
-		if name == "." {
-			return nil
-		}
-		return u.root.Mkdir(name, 0o700)
-	case fs.ModeSymlink:
-		target, err := fs.ReadLink(u.img, name)
-		if err != nil {
+// file makes one file, and what is below it.
+func (u *unpacker) file(name string, n *mkfs.Node) error {
+	if err := u.ctx.Err(); err != nil {
+		return err
+	}
+	switch {
+	case n.IsDir():
+		return u.dir(name, n)
+	case n.IsSymlink():
+		if err := u.root.Symlink(n.Target, name); err != nil {
 			return err
 		}
-		if err := u.root.Symlink(target, name); err != nil {
+		return u.owner(name, n)
+	case n.IsRegular():
+		return u.regular(name, n)
+	}
+	return nil
+}
+
+func (u *unpacker) dir(name string, n *mkfs.Node) error {
+	u.dirs = append(u.dirs, unpackedDir{name, n})
+	if name != "." {
+		if err := u.root.Mkdir(name, 0o700); err != nil {
 			return err
 		}
-		return u.owner(name, st)
-	case 0:
-		return u.regular(name, st)
+	}
+	for _, base := range slices.Sorted(maps.Keys(n.Children)) {
+		if err := u.file(path.Join(name, base), n.Children[base]); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // regular makes a regular file, or a hard link to it.
-func (u *unpacker) regular(name string, st *erofs.Stat) error {
-	if first, ok := u.links[st.Ino]; ok {
+func (u *unpacker) regular(name string, n *mkfs.Node) error {
+	if first, ok := u.links[n]; ok {
 		return u.root.Link(first, name)
 	}
-	in, err := u.img.Open(name)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
 	out, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(out, in)
-	if cerr := out.Close(); err == nil {
-		err = cerr
+	if err := errors.Join(u.content(out, n), out.Close()); err != nil {
+		return err
 	}
-	if err == nil && n != st.Size {
-		err = fmt.Errorf("%d bytes of %d", n, st.Size)
+	u.links[n] = name
+	return u.attributes(name, n)
+}
+
+func (u *unpacker) content(out io.Writer, n *mkfs.Node) error {
+	if n.Size == 0 {
+		return nil
 	}
+	in, err := u.tree.Open(n)
 	if err != nil {
 		return err
 	}
-	if st.Nlink > 1 {
-		u.links[st.Ino] = name
+	defer in.Close()
+	copied, err := io.Copy(out, in)
+	if err == nil && copied != n.Size {
+		err = fmt.Errorf("%d bytes of %d", copied, n.Size)
 	}
-	return u.attributes(name, st)
+	return err
 }
 
 // owner sets the owner of a file, not following a link.
-func (u *unpacker) owner(name string, st *erofs.Stat) error {
+func (u *unpacker) owner(name string, n *mkfs.Node) error {
 	if !u.chown {
 		return nil
 	}
-	return u.root.Lchown(name, int(st.UID), int(st.GID))
+	return u.root.Lchown(name, int(n.UID), int(n.GID))
 }
 
 // attributes sets owner, mode and time of a file or directory.
-func (u *unpacker) attributes(name string, st *erofs.Stat) error {
-	if err := u.owner(name, st); err != nil {
+func (u *unpacker) attributes(name string, n *mkfs.Node) error {
+	if err := u.owner(name, n); err != nil {
 		return err
 	}
-	mode := st.Mode.Perm()
-	if st.Mode&fs.ModeSticky != 0 {
+	mode := fs.FileMode(n.Mode).Perm()
+	if n.Mode&unix.S_ISVTX != 0 {
 		mode |= fs.ModeSticky
 	}
 	if err := u.root.Chmod(name, mode); err != nil {
 		return err
 	}
-	mtime := time.Unix(int64(st.Mtime), int64(st.MtimeNs)) //nolint:gosec // bounded when the image was written
+	mtime := time.Unix(n.MTime, int64(n.MTimeNsec))
 	err := u.root.Chtimes(name, mtime, mtime)
 	if errors.Is(err, unix.EINVAL) { // the file system cannot hold the time
 		return nil

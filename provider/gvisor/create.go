@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/span"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -369,9 +370,11 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 		*dst = f
 		m.files = append(m.files, f)
 	}
-	f, err2 := m.img.OpenRootfs()
-	open(&a.rootIO, f, err2)
-	f, err2 = m.keepGuest()
+	if a.layers, err = m.openImage(); err != nil {
+		return nil, err
+	}
+	m.files = append(m.files, a.layers...)
+	f, err2 := m.keepGuest()
 	open(&a.program, f, err2)
 	f, err2 = listenControl(m.box.dir)
 	open(&a.control, f, err2)
@@ -393,6 +396,19 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	}
 	m.files = append(m.files, a.link[:]...)
 	return a, nil
+}
+
+// openImage opens the layers of the image, the upper one first.
+func (m *maker) openImage() ([]*os.File, error) {
+	files, err := m.img.OpenLayers()
+	if err != nil || len(files) == 1 {
+		return files, err
+	}
+	if err := kernel.Layered(); err != nil {
+		closeAll(files)
+		return nil, &providerError{sandbox.CodeUnavailable, "this program cannot use images of several layers", err}
+	}
+	return files, nil
 }
 
 func diskSize(bytes int64) string {

@@ -57,7 +57,7 @@ type launchArgs struct {
 	panicLog *os.File
 	debugLog *os.File // nil for none
 
-	rootIO   *os.File    // the image
+	layers   []*os.File  // of the image, the upper one first
 	upper    *os.File    // backs the writable layer
 	control  *os.File    // listening control socket
 	link     [2]*os.File // the guest's ends of its connection
@@ -144,7 +144,7 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	args := a.flags(argvKernel, &fs)
 	args = append(args, "boot", "--bundle="+a.dir,
 		"--setup-root", "--apply-caps",
-		"--io-fds="+fs.addAll(append([]*os.File{a.rootIO, a.program}, goferEnds...)),
+		"--io-fds="+fs.addAll(append([]*os.File{a.layers[0], a.program}, goferEnds...)),
 		"--gofer-filestore-fds="+fs.add(a.upper),
 		"--gofer-mount-confs="+a.mounts,
 		"--start-sync-fd="+fs.add(syncEnd),
@@ -176,6 +176,9 @@ func launchKernel(ctx context.Context, a *launchArgs, goferEnds []*os.File, moun
 	if load, err := os.Open("/proc/loadavg"); err == nil { // without, it spins as it thinks fit
 		defer load.Close()
 		env = append(env, kernel.LoadEnv+"="+fs.add(load))
+	}
+	if below := a.layers[1:]; len(below) > 0 {
+		env = append(env, kernel.LayersEnv+"="+fs.addAll(below))
 	}
 	c, err := a.reaper.start(a.kernel, args, env, fs.files, attr, place{a.cgroup, scoreProgram})
 	if err != nil {

@@ -56,6 +56,22 @@ func New(out *mkfs.Writer, limits Limits) *Applier {
 	return &Applier{limits: limits.WithDefaults(), out: out, root: newDir(time.Time{})}
 }
 
+// Over begins with a tree, which becomes the Applier's, instead of an empty one.
+// It is called before Apply.
+func (a *Applier) Over(root *mkfs.Node) {
+	a.root = root
+	a.count(root)
+}
+
+// count makes the files of a tree count for the limits.
+func (a *Applier) count(n *mkfs.Node) {
+	a.entries += len(n.Children)
+	for _, c := range n.Children {
+		a.bytes += c.Size
+		a.count(c)
+	}
+}
+
 // Root returns the tree, for [mkfs.Writer.Finish].
 func (a *Applier) Root() *mkfs.Node { return a.root }
 

@@ -54,6 +54,7 @@ func findLayout() (*layout, error) {
 	l.pmaHuge = offset[bool](c, pma, "huge")
 	c.memoryManager()
 	c.memoryFile()
+	c.fileSystems()
 	if c.err != nil {
 		return nil, c.err
 	}

@@ -23,6 +23,9 @@ const (
 	logIndexRead = "MemoryFile(%p): loaded metadata in %s"                                  // its pages are not read yet
 	logLoaded    = "Kernel load took [%s]."                                                 // all of the kernel but its memory is there
 	logPagesDue  = "MemoryFile(%p): loaded page file offsets in %s; async loading %d bytes" // no program runs yet
+	logMounting  = "Configuring container's file system"                                    // nothing is mounted yet
+	logRestoring = "Starting to restore %d containers"                                      // nothing is loaded yet
+	logMounts    = "Restore using mounts: %v"                                               // no file system is loaded yet; for debugging
 )
 
 // boot is gVisor's command that becomes a kernel.
@@ -32,6 +35,8 @@ type boot struct{ sentrycmd.Boot }
 func (b *boot) Execute(ctx context.Context, f *flag.FlagSet, args ...any) subcommands.ExitStatus {
 	if l, err := internals(); err == nil {
 		said := log.Log()
+		lower = lowerLayers()
+		lower.watch()
 		log.SetTarget(newLogHooks(said, l))
 		if said.Level < log.Info {
 			log.SetLevel(log.Info)
@@ -62,12 +67,16 @@ func newLogHooks(usual *log.BasicLogger, l *layout) *logHooks {
 		},
 		logLoaded:   func([]any) { sharing.kernelLoaded() },
 		logPagesDue: func(args []any) { sharing.share(memoryFile(args)) },
+
+		logMounting:  func([]any) { lower.begin() },
+		logRestoring: func([]any) { lower.awaitMounts() },
+		logMounts:    lower.restore,
 	}}
 }
 
 // Emit implements log.Emitter.
 func (h *logHooks) Emit(depth int, level log.Level, at time.Time, format string, v ...any) {
-	if hook := h.hooks[format]; hook != nil && level == log.Info {
+	if hook := h.hooks[format]; hook != nil && level != log.Warning {
 		hook(v)
 	}
 	if level <= h.most {

@@ -127,6 +127,9 @@ func beforeClone(flags func(arch.SyscallArguments) uint64) func(kernel.SyscallFn
 // memory.
 func prepareClone(t *kernel.Task, flags uint64) error {
 	if running.Load() == nil {
+		if lower.missing() {
+			panic("the root lacks its lower layers")
+		}
 		running.Store(t.Kernel())
 	}
 	s := sharing.Load()
