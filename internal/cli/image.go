@@ -116,6 +116,9 @@ func (a imageCommands) imageLsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "List the images that are here",
+		Long: `Ls lists images. SIZE is what an image takes on disk and UNIQUE how much of that it
+does not share with other images: a template shares the files of what it was made
+of.`,
 		Example: `  atoll image ls
   atoll image ls --json`,
 		Args: cobra.NoArgs,
@@ -139,9 +142,9 @@ func (a imageCommands) imageLsCmd() *cobra.Command {
 			if names == "" {
 				names = "-"
 			}
-			rows = append(rows, []string{names, shortDigest(img.Digest), img.Platform, ago(img.Pulled), units.BytesSize(float64(img.Size))})
+			rows = append(rows, []string{names, shortDigest(img.Digest), img.Platform, ago(img.Pulled), units.BytesSize(float64(img.Size)), units.BytesSize(float64(img.Unique))})
 		}
-		return a.table("NAME DIGEST PLATFORM PULLED SIZE", rows)
+		return a.table("NAME DIGEST PLATFORM PULLED SIZE UNIQUE", rows)
 	})
 	return cmd
 }
@@ -154,7 +157,9 @@ type imageInfo struct {
 	Platform string       `json:"platform"`
 	Created  string       `json:"created,omitempty"`
 	Pulled   string       `json:"pulled"`
-	Size     int64        `json:"size"` // bytes on disk
+	Size     int64        `json:"size"`   // bytes on disk
+	Unique   int64        `json:"unique"` // … that no other image shares
+	Layers   []string     `json:"layers"` // the upper one first
 	Config   image.Config `json:"config"`
 }
 
@@ -162,7 +167,7 @@ func describe(img *image.Image) imageInfo {
 	const layout = "2006-01-02T15:04:05Z07:00"
 	info := imageInfo{
 		Ref: img.Ref, Names: append([]string{}, img.Names...), Digest: img.Digest, Platform: img.Platform,
-		Pulled: img.Pulled.Format(layout), Size: img.Size, Config: img.Config,
+		Pulled: img.Pulled.Format(layout), Size: img.Size, Unique: img.Unique, Layers: img.Layers, Config: img.Config,
 	}
 	if !img.Created.IsZero() {
 		info.Created = img.Created.Format(layout)

@@ -62,6 +62,9 @@ type Image struct {
 	// Layers name what the root file system is made of, the upper layer first.
 	// Images that have a layer in common share its file.
 	Layers []string
+	// Unique is how many bytes of Size no other image has. Only List and Inspect
+	// say so.
+	Unique int64
 
 	dir string // of the layers
 }

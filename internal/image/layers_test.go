@@ -294,6 +294,15 @@ func TestLayersAreShared(t *testing.T) {
 	if second.Size != after || first.Size >= second.Size || base.Size != before {
 		t.Errorf("sizes %d, %d, %d, on disk %d", base.Size, first.Size, second.Size, after)
 	}
+	all, err := s.List(t.Context())
+	if err != nil || len(all) != 3 {
+		t.Fatalf("%v, %v", all, err)
+	}
+	for _, img := range all {
+		if top := img.Digest == second.Digest; top != (img.Unique > 0) || top && img.Unique > 16<<10 {
+			t.Errorf("%s alone has %d bytes of %d", img.Ref, img.Unique, img.Size)
+		}
+	}
 	// The names go, but not the files that the second image needs.
 	for _, img := range []*Image{first, base} {
 		if err := s.Remove(t.Context(), img.Digest); err != nil {

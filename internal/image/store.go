@@ -346,7 +346,9 @@ func (s *Store) List(ctx context.Context) ([]*Image, error) {
 		if len(names) > 0 {
 			ref = names[0]
 		}
-		images = append(images, s.image(rec, ref, names))
+		img := s.image(rec, ref, names)
+		img.Unique = s.unique(x, rec)
+		images = append(images, img)
 	}
 	slices.SortFunc(images, func(a, b *Image) int {
 		if c := b.Pulled.Compare(a.Pulled); c != 0 {
@@ -371,7 +373,19 @@ func (s *Store) Inspect(ctx context.Context, ref string) (*Image, error) {
 	if name == "" {
 		name = rec.Digest
 	}
-	return s.image(rec, name, x.names(rec.Digest)), ctx.Err()
+	img := s.image(rec, name, x.names(rec.Digest))
+	img.Unique = s.unique(x, rec)
+	return img, ctx.Err()
+}
+
+// unique returns the bytes of the layers that no other image has.
+func (s *Store) unique(x *index, rec *imageRecord) (bytes int64) {
+	for _, key := range x.onlyIn(rec) {
+		if fi, err := os.Stat(s.rootfsPath(key)); err == nil {
+			bytes += fi.Size()
+		}
+	}
+	return bytes
 }
 
 // find finds an image by name, digest or beginning of a digest. The name is
