@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -253,23 +254,25 @@ func TestPython(t *testing.T) {
 	t.Parallel()
 	a := start(t)
 	for _, version := range python {
-		a.python(t, version)
+		a.python(t, version, nil)
 	}
 }
 
-// TestPythonByName does so with versions that know nothing but names.
+// TestPythonByName does so with a version that knows nothing but names, and with
+// the newest, which looks names up outside Python.
 func TestPythonByName(t *testing.T) {
 	t.Parallel()
 	a := start(t, "--e2b-domain="+domain)
 	for _, version := range pythonByName {
-		a.python(t, version)
+		a.python(t, version, resolving(t))
 	}
 }
 
-func (a *atoll) python(t *testing.T, version string) {
+// python runs the programs, by the command in front of them if there is one.
+func (a *atoll) python(t *testing.T, version string, by []string) {
 	for _, mode := range []string{"sync", "async"} {
 		t.Run(version+"/"+mode, func(t *testing.T) {
-			a.allCases(t, version, append(append(pythonEnv(mode), a.guarded(t)...), outside(t)...), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")
+			a.allCases(t, version, append(append(pythonEnv(mode), a.guarded(t)...), outside(t)...), append(slices.Clone(by), filepath.Join(pip(t, "e2b-"+version), "bin/python"), "py/main.py")...)
 		})
 	}
 }

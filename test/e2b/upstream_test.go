@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -61,7 +62,27 @@ func outside(t *testing.T) []string {
 	return []string{"E2B_TEST_OUTSIDE=" + at}
 }
 
-// nameServer knows named.test, and private.test, where nobody may go.
+// resolving returns a command that runs another one with a resolv.conf of its own,
+// in which the name server is one of the test: every name below domain leads to
+// this machine. So do programs find it that do not look names up by themselves.
+func resolving(t *testing.T) []string {
+	t.Helper()
+	at := fmt.Sprintf("127.77.%d.%d", os.Getpid()%250, outsides.Add(1))
+	names, err := net.ListenPacket("udp", at+":53")
+	if err != nil {
+		t.Fatalf("%v: these tests need to be run by root", err)
+	}
+	t.Cleanup(func() { names.Close() })
+	go nameServer(names, net.IPv4(127, 0, 0, 1))
+	conf := filepath.Join(t.TempDir(), "resolv.conf")
+	if err := os.WriteFile(conf, []byte("nameserver "+at+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"unshare", "--mount", "sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, conf}
+}
+
+// nameServer knows named.test, all below domain, and private.test, where nobody
+// may go.
 func nameServer(c net.PacketConn, a net.IP) {
 	known := map[string]net.IP{"named.test.": a, "private.test.": net.IPv4(10, 1, 2, 3)}
 	buf := make([]byte, 2048)
@@ -76,7 +97,11 @@ func nameServer(c net.PacketConn, a net.IP) {
 		}
 		m.Response, m.Additionals = true, nil
 		q := m.Questions[0]
-		switch ip, ok := known[strings.ToLower(q.Name.String())]; {
+		ip, ok := known[strings.ToLower(q.Name.String())]
+		if below := strings.HasSuffix(strings.ToLower(q.Name.String()), "."+domain+"."); below {
+			ip, ok = a, true
+		}
+		switch {
 		case !ok:
 			m.RCode = dnsmessage.RCodeNameError
 		case q.Type == dnsmessage.TypeA:

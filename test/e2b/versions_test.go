@@ -15,7 +15,7 @@ var (
 // Those of PyPI's e2b.
 var (
 	python       = []string{"2.63.0", "2.20.3"}
-	pythonByName = []string{"2.6.2"}
+	pythonByName = []string{"2.63.0", "2.6.2"}
 )
 
 // Those of npm's @e2b/code-interpreter and of PyPI's e2b-code-interpreter.
