@@ -64,6 +64,15 @@ clients: ## build the client for macOS and Windows, into bin/
 		CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $$name ./cmd/atoll || exit 1; \
 	done
 
+.PHONY: dist
+dist: build ## build archives, packages, SBOMs and an image of everything that is published, into dist/: make dist PLATFORMS=linux/amd64
+	GO='$(GO)' ./scripts/dist $(PLATFORMS)
+
+.PHONY: first-hour
+first-hour: ## install the package on a fresh Debian and take the guide's sixty steps there, as root and as a normal user (as root; needs mmdebstrap)
+	@$(MAKE) --no-print-directory dist PLATFORMS=linux/$$($(GO) env GOARCH)
+	@$(STATIC) ./scripts/first-hour "$$dir"
+
 .PHONY: run
 run: build ## run a command in a sandbox: make run ARGS="uname -a"
 	@$(ATOLL) run -- $(or $(ARGS),python3 -c 'print(6*7)')
@@ -77,7 +86,7 @@ test: check-fmt vet build ## run every check and every test in a few minutes; wh
 # only where somebody asks for it.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing (an hour)
-	@$(MAKE) --no-print-directory check-fmt vet clients race e2b bridge sdk mcp docker gigabyte python js frameworks
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b bridge sdk mcp docker gigabyte python js frameworks
 	@$(MAKE) --no-print-directory kills ROUNDS=20
 	@$(MAKE) --no-print-directory soak DURATION=5m
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=3s

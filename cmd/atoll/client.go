@@ -14,7 +14,7 @@ import (
 
 func main() {
 	app := &cli.App{
-		Version: cli.Version{Atoll: version("github.com/atoll-run/atoll"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
+		Version: cli.Version{Atoll: atollVersion(), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
 		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))

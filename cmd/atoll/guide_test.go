@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -22,6 +24,7 @@ var block = regexp.MustCompile("(?ms)^```(sh|sh fails|output)\n(.*?)^```$")
 // within a line.
 var guides = map[string]func(*testing.T, *guideRunner){
 	"getting-started.md": nil,
+	"first-hour.md":      nil,
 	"sessions.md":        nil,
 	"environment.md":     nil,
 	"web-server.md":      nil,
@@ -58,6 +61,25 @@ type guideRunner struct {
 	dir     string
 	env     []string
 	replace []string // pairs: what the page calls it, and what it is in this test
+	inside  []string // the program that runs the shell elsewhere, if any
+}
+
+// guidePorts are the ports of this machine that pages listen on. A test takes
+// others, because tests run side by side.
+var guidePorts = []string{"13000", "17070", "17171", "17443", "18000", "18080"}
+
+// usePorts has the pages listen on ports that are free.
+func (g *guideRunner) usePorts(t *testing.T) {
+	t.Helper()
+	for _, port := range guidePorts {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, free, _ := net.SplitHostPort(l.Addr().String())
+		defer l.Close()
+		g.replace = append(g.replace, port, free)
+	}
 }
 
 func newGuideRunner(t *testing.T) *guideRunner {
@@ -66,8 +88,38 @@ func newGuideRunner(t *testing.T) *guideRunner {
 	if err := os.Mkdir(home, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	return &guideRunner{dir: home, env: append(os.Environ(), "HOME="+home, "ATOLL_STATE_DIR="+filepath.Join(dir, "state"), "LC_ALL=C.UTF-8",
+	g := &guideRunner{dir: home, env: append(os.Environ(), "HOME="+home, "ATOLL_STATE_DIR="+filepath.Join(dir, "state"), "LC_ALL=C.UTF-8",
 		"PATH="+filepath.Dir(link(t))+":"+os.Getenv("PATH"))}
+	g.usePorts(t)
+	return g
+}
+
+// TestFirstHour takes the steps of the first hour in a fresh Debian, whose root is
+// ATOLL_DEBIAN, with the program of its package. Output is the same for root and
+// for a user without rights.
+func TestFirstHour(t *testing.T) {
+	root := os.Getenv("ATOLL_DEBIAN")
+	if root == "" {
+		t.Skip("needs a fresh Debian: make first-hour")
+	}
+	page, err := os.ReadFile("../../docs/guide/first-hour.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	enter, err := filepath.Abs("../../scripts/debian")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if steps := len(regexp.MustCompile(`(?m)^# \d+\. `).FindAll(page, -1)); steps < 60 {
+		t.Errorf("the page has only %d steps", steps)
+	}
+	for _, user := range []string{"root", "alice"} {
+		t.Run(user, func(t *testing.T) {
+			g := newGuideRunner(t)
+			g.inside = []string{enter, "run", root, user}
+			g.run(t, string(page))
+		})
+	}
 }
 
 // run runs a page and compares.
@@ -125,7 +177,8 @@ func (g *guideRunner) shell(t *testing.T, script string) (stdout, stderr string,
 		}
 		return f
 	}
-	cmd := exec.Command("sh", "-eu", "-c", script)
+	args := append(slices.Clone(g.inside), "sh", "-eu", "-c", script)
+	cmd := exec.Command(args[0], args[1:]...)
 	out, errs := create("out"), create("err")
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = g.dir, g.env, out, errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -27,7 +27,7 @@ func main() {
 	app := &cli.App{
 		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
 		Version: cli.Version{
-			Atoll: version("github.com/atoll-run/atoll"), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+			Atoll: atollVersion(), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 		},
 		Up:    func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
@@ -47,7 +47,7 @@ func up(ctx context.Context, providers []registry.Entry, o cli.UpOptions) (cli.D
 		StateDir: o.StateDir, Provider: o.Provider, Providers: providers, SharedProviders: o.Shared, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache, SessionGrace: o.SessionGrace,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Bridge: daemon.Bridge(o.Bridge), Egress: daemon.Egress(o.Egress), Policies: o.Policies,
-		AuditKeep: o.AuditKeep, Telemetry: o.OTLP, Version: version("github.com/atoll-run/atoll"),
+		AuditKeep: o.AuditKeep, Telemetry: o.OTLP, Version: atollVersion(),
 	})
 	if err != nil {
 		return nil, err

@@ -1,6 +1,15 @@
 package main
 
-import "runtime/debug"
+import (
+	"cmp"
+	"runtime/debug"
+)
+
+// release is the version of a release; scripts/dist sets it.
+var release string
+
+// atollVersion returns the version of the program.
+func atollVersion() string { return cmp.Or(release, version("github.com/atoll-run/atoll")) }
 
 // version returns the version of a module that this program is built from, as
 // the Go tool recorded it.
