@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -121,19 +123,47 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 		token = k.Token
 	}
 	vars := [][2]string{{"E2B_API_KEY", envd.Key(token)}}
-	if place.Domain != "" {
+	named := a.byName(ctx, &place)
+	if named {
 		vars = append(vars, [2]string{"E2B_DOMAIN", place.Domain})
 	} else {
-		_, _ = fmt.Fprintln(a.Stderr, "atoll: warning: without a domain, getHost() and get_host() return names in somebody else's domain; see --e2b-domain of atoll up")
 		vars = append(vars, [2]string{"E2B_API_URL", place.URL}, [2]string{"E2B_SANDBOX_URL", place.URL}, [2]string{"E2B_VOLUME_API_URL", place.URL})
 	}
-	if place.CA != "" {
+	if named && place.CA != "" {
 		bundle := cmp.Or(place.Bundle, place.CA)
 		vars = append(vars, [2]string{"NODE_EXTRA_CA_CERTS", place.CA}, // adds to what Node trusts; the others replace it
 			[2]string{"SSL_CERT_FILE", bundle}, [2]string{"REQUESTS_CA_BUNDLE", bundle}, [2]string{"CURL_CA_BUNDLE", bundle})
 	}
 	return vars, nil
 }
+
+// byName reports whether programs are to reach sandboxes by name, and warns where
+// names lead nowhere.
+func (a e2bCommands) byName(ctx context.Context, place *e2bPlace) bool {
+	if place.Domain == "" {
+		a.warn("without a domain, getHost() and get_host() return names in somebody else's domain; see --e2b-domain of atoll up")
+		return false
+	}
+	host := place.Domain
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	if _, err := net.DefaultResolver.LookupHost(ctx, "api."+host); err == nil {
+		return true
+	}
+	if strings.HasPrefix(place.URL, "https:") {
+		a.warn("names below " + host + " cannot be looked up here; point *." + host + " in the DNS to this machine")
+		return true
+	}
+	a.warn("names below " + host + " cannot be looked up here, so programs get URLs instead, which newer SDKs call deprecated; " +
+		"getHost() and get_host() return such names all the same. Use a domain of your own with: atoll up --e2b --e2b-domain DOMAIN")
+	return false
+}
+
+// lookupTimeout is how long a name may take to be looked up.
+const lookupTimeout = 3 * time.Second
 
 // e2bPlace is where a daemon serves clients of E2B, as it tells in its state
 // directory.

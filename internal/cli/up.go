@@ -21,6 +21,10 @@ import (
 // where their SDKs look for a local server.
 const defaultE2B = "127.0.0.1:3000"
 
+// defaultE2BDomain is the domain of a loopback address. Systems that resolve names
+// below localhost need no DNS for it.
+const defaultE2BDomain = "atoll.localhost"
+
 // defaultBridge is where clients of Cloudflare's sandbox bridge are served unless
 // something else is said: where its development server is.
 const defaultBridge = "127.0.0.1:8787"
@@ -62,6 +66,8 @@ type E2BOptions struct {
 	TLS    *tls.Config
 	Domain string // under which they reach sandboxes
 	CA     string // file with the certificate that they have to trust
+	// Plain serves a loopback address without TLS, too.
+	Plain bool
 	// Internet allows sandboxes what their clients do not deny.
 	Internet bool
 }
@@ -170,7 +176,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
-	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory")
+	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory (default on a loopback address: "+defaultE2BDomain+", with TLS and without; empty for no domain)")
 	flags.StringVar(&opts.Bridge.Listen, "bridge", "", "also serve the API of Cloudflare's sandbox bridge on this TCP address (without one: "+defaultBridge+")")
 	flags.Lookup("bridge").NoOptDefVal = defaultBridge
 	flags.StringVar(&opts.Policies, "policy", "", "policy file, or directory of policy files; see: atoll policy (default: $ATOLL_POLICY)")
@@ -227,9 +233,19 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 			opts.E2B.TLS, opts.Bridge.TLS = opts.TLS, opts.TLS
 		}
+		if !cmd.Flags().Changed("e2b-domain") && opts.TLS == nil && isLoopback(opts.E2B.Listen) {
+			opts.E2B.Domain, opts.E2B.Plain = defaultE2BDomain, true
+		}
 		return a.runDaemon(cmd.Context(), opts)
 	}
 	return cmd
+}
+
+// isLoopback reports whether HOST:PORT is reached by this machine alone.
+func isLoopback(listen string) bool {
+	host, _, err := net.SplitHostPort(listen)
+	ip := net.ParseIP(host)
+	return err == nil && (host == "localhost" || ip != nil && ip.IsLoopback())
 }
 
 // attend waits for the end of a daemon, and has it read its policies anew on

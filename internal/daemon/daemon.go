@@ -318,15 +318,20 @@ func listenTCP(addr string, config *tls.Config, plain bool, protocols ...string)
 	}
 	l = server.Limit(l, server.MaxConnections)
 	if config != nil {
-		config = config.Clone()
-		config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
-		config.NextProtos = protocols
-		if config.CipherSuites == nil {
-			config.CipherSuites = aeadSuites()
-		}
-		l = tls.NewListener(l, config)
+		l = tls.NewListener(l, tlsOf(config, protocols...))
 	}
 	return l, nil
+}
+
+// tlsOf completes the TLS of a server.
+func tlsOf(config *tls.Config, protocols ...string) *tls.Config {
+	config = config.Clone()
+	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
+	config.NextProtos = protocols
+	if config.CipherSuites == nil {
+		config.CipherSuites = aeadSuites()
+	}
+	return config
 }
 
 // aeadSuites are the cipher suites of TLS 1.2 that authenticate what they

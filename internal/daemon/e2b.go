@@ -31,6 +31,8 @@ type E2B struct {
 	// CA is a file with the certificate that clients have to trust; empty if
 	// they do anyway.
 	CA string
+	// Plain serves a loopback address without TLS, too, if there is TLS.
+	Plain bool
 	// Internet allows sandboxes what their clients do not deny, as E2B does.
 	Internet bool
 }
@@ -48,7 +50,7 @@ func (d *Daemon) listenE2B(context.Context) error {
 	if err := opts.secure(d.node.Dir()); err != nil {
 		return err
 	}
-	l, err := listenTCP(opts.Listen, opts.TLS, true, "h2", "http/1.1")
+	l, err := opts.listen()
 	if err != nil {
 		return err
 	}
@@ -76,6 +78,18 @@ func (d *Daemon) listenE2B(context.Context) error {
 	})
 	d.serveWith(srv, l)
 	return d.announceE2B(&opts)
+}
+
+// listen listens for clients with TLS, those without, or both.
+func (e *E2B) listen() (net.Listener, error) {
+	if !e.Plain || e.TLS == nil {
+		return listenTCP(e.Listen, e.TLS, true, "h2", "http/1.1")
+	}
+	l, err := listenTCP(e.Listen, nil, true)
+	if err != nil {
+		return nil, err
+	}
+	return newEitherListener(l, tlsOf(e.TLS, "h2", "http/1.1")), nil
 }
 
 // secure fills in TLS where a domain needs it.
@@ -124,7 +138,7 @@ func writeBundle(path, own string) error {
 // as long as it is.
 func (d *Daemon) announceE2B(opts *E2B) error {
 	scheme := "http"
-	if opts.TLS != nil {
+	if opts.TLS != nil && !opts.Plain {
 		scheme = "https"
 	}
 	text, err := json.Marshal(map[string]string{"url": scheme + "://" + d.e2b.String(), "domain": opts.Domain, "ca": opts.CA, "bundle": bundleOf(opts.CA)})

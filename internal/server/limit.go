@@ -1,8 +1,10 @@
 package server
 
 import (
+	"errors"
 	"net"
 	"sync"
+	"syscall"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -88,4 +90,12 @@ type counted struct {
 func (c *counted) Close() error {
 	defer c.leave()
 	return c.Conn.Close()
+}
+
+// SyscallConn implements syscall.Conn.
+func (c *counted) SyscallConn() (syscall.RawConn, error) {
+	if s, ok := c.Conn.(syscall.Conn); ok {
+		return s.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
 }

@@ -39,7 +39,7 @@ func start(t *testing.T, flags ...string) *atoll {
 	if a.state == "" {
 		a.state = t.TempDir()
 	}
-	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0"}, flags...)...)
+	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0", "--e2b-domain="}, flags...)...)
 	// The registry of the tests listens on this machine.
 	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state, "ATOLL_EGRESS_ALLOW=127.0.0.0/8")
 	stderr, err := daemon.StderrPipe()
