@@ -35,6 +35,15 @@ func (c *Client) Diagnose(ctx context.Context) (d sandbox.Diagnosis, err error) 
 	return d, c.conn.Call(ctx, http.MethodGet, "/v1/doctor", nil, nil, &d)
 }
 
+// EgressSettings returns fingerprints of the daemon's settings for all networks
+// that are not empty, by the names of their variables, such as ATOLL_EGRESS_ALLOW.
+// It is for the owner of the machine.
+func (c *Client) EgressSettings(ctx context.Context) (map[string]string, error) {
+	var out struct{ Fingerprints map[string]string }
+	err := c.conn.Call(ctx, http.MethodGet, "/v1/egress-settings", nil, nil, &out)
+	return out.Fingerprints, err
+}
+
 // Backup returns a consistent copy of the daemon's database as a stream, which
 // the caller closes. An error while reading means that it is not whole.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {

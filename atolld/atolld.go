@@ -122,6 +122,10 @@ type Egress struct {
 	Proxy string   // http:// or socks5:// for all that leaves; it may hold a password
 	Roots string   // PEM file of authorities that are trusted besides the machine's
 	Hosts string   // file of names with addresses, as /etc/hosts
+
+	// HostPorts are ports of the machine's loopback that rules may open, by the
+	// name sandbox.MachineHost.
+	HostPorts []string
 }
 
 // Start starts the daemon: when it returns, it answers. The context bounds the

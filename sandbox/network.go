@@ -15,6 +15,12 @@ const (
 	MaxEgress     = 1024
 )
 
+// MachineHost is the name by which a sandbox reaches services that listen on the
+// loopback of the daemon's machine. Rules allow it only by exactly this name, and
+// only on ports that the owner of the machine opens (atoll up
+// --egress-host-ports).
+const MachineHost = "host.atoll.internal"
+
 // Network says what of the network a sandbox may reach. At most one of its
 // fields is set. The zero value: there is no network at all.
 type Network struct {
@@ -92,6 +98,7 @@ type Rule struct {
 	//	*.example.com       every name below it, at any depth, and not itself
 	//	*                   every name
 	//	192.0.2.0/24        addresses; also one address alone
+	//	host.atoll.internal the loopback of the daemon's machine, see MachineHost
 	//
 	// each with an optional port: ":443", ":8000-8999", ":*" for all. Without
 	// one the ports are 80 and 443. An IPv6 pattern with a port is written in

@@ -68,6 +68,9 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 		}
 		if !boxed.quiet {
 			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
+			if req.Spec.Network.Asked() {
+				a.warnEgress(cmd.Context())
+			}
 		}
 		made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 		switch {

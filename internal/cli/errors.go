@@ -57,7 +57,6 @@ var dockerFlags = map[string]string{
 	"--network":    "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
 	"--net":        "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
 	"--gpus":       "sandboxes have no GPU",
-	"--publish":    "reach a port with: atoll port forward SANDBOX LOCAL:REMOTE",
 	"--mount":      "show a file or directory with: --volume HOST:GUEST",
 	"--privileged": "nothing is needed: root in a sandbox has no rights outside",
 }

@@ -113,7 +113,7 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		}
 		exit, err := p.Wait(ctx)
 		if err == nil {
-			a.explainRefusal(ctx, box, began, exit, 0)
+			a.explainRefusal(ctx, box, began, exit)
 		}
 		return exit, err
 	})

@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"math"
-	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/atoll-run/atoll/internal/control"
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -310,30 +310,13 @@ func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	return req, nil
 }
 
-// reachable refuses hosts that never lead out of a sandbox: its own loopback.
-func reachable(hosts []string) error {
-	for _, h := range hosts {
-		name := strings.ToLower(h)
-		if host, _, err := net.SplitHostPort(name); err == nil {
-			name = host
-		}
-		name = strings.Trim(name, "[]")
-		ip := net.ParseIP(name)
-		if name == "localhost" || strings.HasSuffix(name, ".localhost") || ip != nil && ip.IsLoopback() {
-			e := badFlag("egress", "%s never matches: inside a sandbox that is the sandbox itself", visible(h))
-			e.Hint = "name another address of the machine, and have its owner allow it with: atoll up --egress-allow ADDRESS"
-			return e
-		}
-	}
-	return nil
-}
-
 // network returns what the sandbox may reach, and the secrets it works with.
 func (f *boxFlags) network(cmd *cobra.Command) (n sandbox.Network, refs []sandbox.SecretRef, err error) {
 	n.Profile = f.profile
 	if cmd.Flags().Changed("egress") {
 		n.Egress = append([]string{}, f.egress...) // empty is something else than none
-		if err := reachable(f.egress); err != nil {
+		local, _ := n.Local()
+		if err := policy.CheckReach(local); err != nil {
 			return n, nil, err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -13,9 +14,15 @@ import (
 // lift.
 var operatorRE = regexp.MustCompile(`([0-9A-Fa-f:.]+) is an? [a-z -]+, which the operator of this machine does not allow`)
 
+// hostPortRE finds the port of the machine in another one.
+var hostPortRE = regexp.MustCompile(`port ([0-9]+) of this machine's loopback is not open`)
+
 // operatorFlag returns the flag with which the operator allows what was refused,
 // empty if a rule is enough.
 func operatorFlag(subject string) string {
+	if m := hostPortRE.FindStringSubmatch(subject); m != nil {
+		return "atoll up --egress-host-ports " + m[1]
+	}
 	m := operatorRE.FindStringSubmatch(subject)
 	if m == nil {
 		return ""
@@ -23,25 +30,14 @@ func operatorFlag(subject string) string {
 	return "atoll up --egress-allow " + m[1]
 }
 
-// flowDelay is how long the gateway collects equal decisions before they are told.
-const flowDelay = 600 * time.Millisecond
-
 // explainRefusal says, once a command has failed, what the gateway refused its
-// sandbox meanwhile, and how to allow it. wait is how long a refusal may take to
-// be known.
-func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit, wait time.Duration) {
+// sandbox meanwhile, and how to allow it.
+func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit) {
 	r, ok := b.(remoteBox)
 	if !ok || exit.Code == 0 || a.client == nil || a.sessions {
 		return
 	}
 	refused := a.refusals(ctx, r.ID(), since)
-	if len(refused) == 0 && wait > 0 {
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-		}
-		refused = a.refusals(ctx, r.ID(), since)
-	}
 	if len(refused) == 0 {
 		return
 	}
@@ -72,4 +68,34 @@ func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (sub
 		}
 	}
 	return subjects
+}
+
+// warnEgress says which variables of ours have no effect, because the daemon that
+// makes the sandbox was started with other values.
+func (a *App) warnEgress(ctx context.Context) {
+	if a.client == nil {
+		return
+	}
+	var theirs map[string]string
+	for _, name := range control.EgressVariables() {
+		value, _ := a.LookupEnv(name)
+		if value == "" {
+			continue
+		}
+		if theirs == nil {
+			ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+			defer cancel()
+			var err error
+			if theirs, err = a.client.Admin().EgressSettings(ctx); err != nil {
+				return // whoever does not own the machine cannot know
+			}
+		}
+		switch theirs[name] {
+		case control.EgressFingerprint(name, value):
+		case "":
+			a.say("warning", name+" has no effect: the daemon was started without it; restart the daemon with: atoll down, then atoll up -d")
+		default:
+			a.say("warning", name+" has no effect: the daemon was started with another value; restart the daemon with: atoll down, then atoll up -d")
+		}
+	}
 }

@@ -72,6 +72,9 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 		}
 		if !boxed.quiet {
 			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
+			if req.Spec.Network.Asked() {
+				a.warnEgress(cmd.Context())
+			}
 		}
 		if how.detach {
 			made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
@@ -99,7 +102,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 				}
 				exit, err := p.Wait(ctx)
 				if err == nil {
-					a.explainRefusal(ctx, made, began, exit, flowDelay)
+					a.explainRefusal(ctx, made, began, exit)
 				}
 				return err
 			})

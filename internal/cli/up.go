@@ -85,6 +85,10 @@ type EgressOptions struct {
 	Proxy string   // for all that leaves; it may hold a password
 	Roots string   // PEM file of authorities that are trusted besides the machine's
 	Hosts string   // file of names with addresses
+
+	// HostPorts are ports of the machine's loopback that rules may open, by the
+	// name sandbox.MachineHost.
+	HostPorts []string
 }
 
 // upCommands are atoll up.
@@ -93,6 +97,7 @@ type upCommands struct{ *App }
 // egressFlags are those of EgressOptions.
 func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
 	flags.StringSliceVar(&o.Allow, "egress-allow", nil, "non-public addresses or CIDRs that rules may allow, such as that of a company mirror (default: $ATOLL_EGRESS_ALLOW)")
+	flags.StringSliceVar(&o.HostPorts, "egress-host-ports", nil, "ports of this machine's loopback that rules may open with the name host.atoll.internal (default: $ATOLL_EGRESS_HOST_PORTS)")
 	flags.StringVar(&o.Proxy, "egress-proxy", "", "http:// or socks5:// proxy, without a password, for all traffic of sandboxes (default: $ATOLL_EGRESS_PROXY)")
 	flags.StringVar(proxyFile, "egress-proxy-file", "", "file with the address of the proxy, including the password; only its owner may be able to read it")
 	flags.StringVar(&o.Roots, "egress-roots", "", "PEM file of certificate authorities that the gateway trusts in addition to the machine's (default: $ATOLL_EGRESS_ROOTS)")

@@ -134,35 +134,42 @@ type Egress struct {
 	Proxy string   // http:// or socks5:// for all that leaves; it may hold a password
 	Roots string   // PEM file of authorities that are trusted besides the machine's
 	Hosts string   // file of names with addresses, as /etc/hosts
+
+	// HostPorts are ports of the machine's loopback that rules may open, by the
+	// name sandbox.MachineHost.
+	HostPorts []string
 }
 
 // Daemon runs until Close.
 type Daemon struct {
-	opts      Options
-	node      *node.Node
-	store     *store.Store
-	member    membership
-	log       *eventlog.Log
-	gate      *admission.Gate
-	services  *services.Services
-	sessions  *sessions.Service
-	leases    *metrics.Leases
-	archive   *archive.Archive
-	provider  driver.Provider
-	server    *server.Server
-	memory    *server.Memory
-	otel      *telemetry.Telemetry // nil: nobody is told anything
-	socket    string
-	tcp       net.Addr
-	e2b       net.Addr
-	bridge    net.Addr
-	stop      context.CancelFunc
-	work      sync.WaitGroup
-	failed    chan error
-	recovered chan struct{}  // closed when the sandboxes of an earlier daemon were found again
-	undo      []func() error // in reverse order
-	closed    sync.Once
-	err       error
+	opts     Options
+	node     *node.Node
+	store    *store.Store
+	member   membership
+	log      *eventlog.Log
+	gate     *admission.Gate
+	services *services.Services
+	egress   *egress
+	// egressPrints are fingerprints of what the owner decides about all networks.
+	egressPrints map[string]string
+	sessions     *sessions.Service
+	leases       *metrics.Leases
+	archive      *archive.Archive
+	provider     driver.Provider
+	server       *server.Server
+	memory       *server.Memory
+	otel         *telemetry.Telemetry // nil: nobody is told anything
+	socket       string
+	tcp          net.Addr
+	e2b          net.Addr
+	bridge       net.Addr
+	stop         context.CancelFunc
+	work         sync.WaitGroup
+	failed       chan error
+	recovered    chan struct{}  // closed when the sandboxes of an earlier daemon were found again
+	undo         []func() error // in reverse order
+	closed       sync.Once
+	err          error
 }
 
 // Start starts a daemon: when it returns, requests are answered. The context

@@ -6,16 +6,19 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/control/events"
 	"github.com/atoll-run/atoll/internal/control/profiles"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -29,6 +32,7 @@ const (
 type egress struct {
 	d         *Daemon
 	decisions chan decided
+	flushes   chan chan struct{}
 }
 
 type decided struct {
@@ -37,7 +41,7 @@ type decided struct {
 }
 
 func newEgress(d *Daemon) *egress {
-	return &egress{d: d, decisions: make(chan decided, decisionQueue)}
+	return &egress{d: d, decisions: make(chan decided, decisionQueue), flushes: make(chan chan struct{})}
 }
 
 // configure has sandboxes of the node reach what the plane says.
@@ -144,14 +148,14 @@ func (e *egress) record(ctx context.Context) {
 	for {
 		select {
 		case d := <-e.decisions:
-			k := kind{d.id, typeOf(d.e.Verdict), d.e.Rule, subjectOf(d.e)}
-			s := pending[k]
-			if s == nil {
-				s = &summary{}
-				pending[k] = s
+			e.gather(ctx, pending, d)
+		case done := <-e.flushes:
+			for len(e.decisions) > 0 {
+				e.gather(ctx, pending, <-e.decisions)
 			}
-			s.times, s.bytes = s.times+1+d.e.Missed, s.bytes+d.e.Sent+d.e.Got
-			e.used(ctx, d)
+			e.write(ctx, pending)
+			clear(pending)
+			close(done)
 		case <-tick.C:
 			e.write(ctx, pending)
 			clear(pending)
@@ -160,6 +164,48 @@ func (e *egress) record(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// gather counts a decision among those that become one record with it.
+func (e *egress) gather(ctx context.Context, pending map[kind]*summary, d decided) {
+	k := kind{d.id, typeOf(d.e.Verdict), d.e.Rule, subjectOf(d.e)}
+	s := pending[k]
+	if s == nil {
+		s = &summary{}
+		pending[k] = s
+	}
+	s.times, s.bytes = s.times+1+d.e.Missed, s.bytes+d.e.Sent+d.e.Got
+	e.used(ctx, d)
+}
+
+// flush returns when what the gateway has decided so far is on record.
+func (e *egress) flush(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, decisionPeriod)
+	defer cancel()
+	done := make(chan struct{})
+	select {
+	case e.flushes <- done:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
+
+// heard is the log of events with what the gateway has just decided.
+type heard struct {
+	*events.Service
+	egress *egress
+}
+
+// Events implements api.Events.
+func (h heard) Events(ctx context.Context, q sandbox.EventQuery) ([]sandbox.Event, error) {
+	if slices.Contains(q.Ops, string(ops.EgressFlow)) {
+		h.egress.flush(ctx)
+	}
+	return h.Service.Events(ctx, q)
 }
 
 func (e *egress) write(ctx context.Context, pending map[kind]*summary) {

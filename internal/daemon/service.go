@@ -17,7 +17,13 @@ import (
 type owned struct {
 	*machine.Service
 	*doctor
-	ready func(context.Context) error
+	ready  func(context.Context) error
+	egress map[string]string // fingerprints of settings
+}
+
+// EgressSettings implements api.Machine.
+func (o owned) EgressSettings(ctx context.Context) (map[string]string, error) {
+	return o.egress, o.MayDiagnose(ctx)
 }
 
 func (o owned) Ready(ctx context.Context) error { return o.ready(ctx) }
@@ -43,11 +49,11 @@ func (d *Daemon) apiServices() api.Services {
 		Keys:           s.Tenants,
 		Profiles:       s.Profiles,
 		Secrets:        s.Secrets,
-		Events:         s.Events,
+		Events:         heard{s.Events, d.egress},
 		Workspaces:     s.Workspaces,
 		Tenants:        s.Tenants,
 		Providers:      s.Providers,
-		Machine:        owned{s.Machine, newDoctor(d), d.ready(d.provider)},
+		Machine:        owned{s.Machine, newDoctor(d), d.ready(d.provider), d.egressPrints},
 		Ports:          s.Exec,
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,

@@ -52,16 +52,17 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config.Operator = policy.Operator{Allow: operator.Private, Own: d.ownPorts(), Proxied: operator.Proxy != ""}
+	config.Operator = policy.Operator{Allow: operator.Private, HostPorts: operator.HostPorts, Own: d.ownPorts(), Proxied: operator.Proxy != ""}
+	d.egressPrints = d.node.EgressFingerprints()
 	own, err := ownaddr.Open()
 	if err != nil {
 		return err
 	}
 	d.onClose(own.Close)
 	config.Operator.Machine = own.Own
-	out := newEgress(d)
-	out.configure()
-	config.Gateway = out
+	d.egress = newEgress(d)
+	d.egress.configure()
+	config.Gateway = d.egress
 	d.services = services.New(config)
 	d.onClose(d.services.Close)
 	images, err := d.node.Images()
@@ -73,7 +74,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	if err := d.services.Policies.Load(ctx); err != nil {
 		return err // to go on without them would be to allow everything
 	}
-	return d.startEgress(ctx, out)
+	return d.startEgress(ctx, d.egress)
 }
 
 // openLog opens the record of what is done, and closes in it what an earlier

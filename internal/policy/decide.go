@@ -112,13 +112,13 @@ func (p *Policy) CanResolve(name string) bool {
 		r := &p.rules[e.rule]
 		switch {
 		case r.allows():
-			found = !covered(e.ports, denied)
+			found = !covered(e.ports, denied) && (name != sandbox.MachineHost || r.names(name))
 		case !r.conditional():
 			denied = append(denied, e.ports)
 		}
 		return !found
 	})
-	return found || p.fallback == sandbox.Allow && !covered(ports{1, 65535}, denied)
+	return found || p.fallback == sandbox.Allow && name != sandbox.MachineHost && !covered(ports{1, 65535}, denied)
 }
 
 // covered reports whether every port of p is in some range.
@@ -216,6 +216,8 @@ func (p *Policy) reachable(f Flow) (Decision, bool) {
 		return refuse(BadHost, "there is no host or no port"), false
 	case f.Name != "" && checkName(f.Name) != nil:
 		return refuse(BadHost, "%q is not a host name: %v", clip(f.Name), checkName(f.Name)), false
+	case f.Name == sandbox.MachineHost && !slices.Contains(p.operator.HostPorts, f.Port):
+		return refuse(BadAddress, "port %d of this machine's loopback is not open to sandboxes", f.Port), false
 	case !f.Addr.IsValid():
 		return Decision{}, true
 	}
@@ -225,6 +227,9 @@ func (p *Policy) reachable(f Flow) (Decision, bool) {
 		}
 	}
 	class := p.operator.ClassOf(f.Addr)
+	if f.Name == sandbox.MachineHost && f.Addr.IsLoopback() {
+		return Decision{}, true
+	}
 	if class == Public || permits(p.operator.Allow, f.Addr, class) {
 		return Decision{}, true
 	}

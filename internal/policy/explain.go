@@ -77,8 +77,14 @@ func (o *Operator) about(f Flow, d Decision) (notes []string) {
 	switch {
 	case class != Public && permits(o.Allow, f.Addr, class):
 		notes = append(notes, fmt.Sprintf("%s is %s, which the operator lets rules allow", f.Addr, class.words()))
-	case f.Name != "" && d.Allow && len(o.Allow) > 0:
+	case f.Name != "" && f.Name != sandbox.MachineHost && d.Allow && len(o.Allow) > 0:
 		notes = append(notes, "the name may have addresses that are not public in: "+prefixes(o.Allow))
+	}
+	if f.Name == sandbox.MachineHost {
+		if len(o.HostPorts) == 0 {
+			return append(notes, "the operator opens no port of this machine's loopback")
+		}
+		return append(notes, "the operator opens these ports of this machine's loopback: "+strings.Trim(fmt.Sprint(o.HostPorts), "[]"))
 	}
 	if o.Proxied && d.Allow {
 		notes = append(notes, "it leaves through the operator's proxy, which looks names up, so that the addresses of names are not checked here")

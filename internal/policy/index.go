@@ -138,6 +138,11 @@ func (p *Policy) candidates(f Flow) func(func(*rule) bool) {
 	}
 }
 
+// names reports whether a pattern of the rule matches a name, on whichever port.
+func (r *rule) names(name string) bool {
+	return slices.ContainsFunc(r.hosts, func(h pattern) bool { return h.matchesName(name) })
+}
+
 // matchesName reports whether the rule matches the flow by its name.
 func (r *rule) matchesName(f Flow) bool {
 	return slices.ContainsFunc(r.hosts, func(h pattern) bool { return h.matchesName(f.Name) && h.hasPort(f.Port) })

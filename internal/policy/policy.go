@@ -25,6 +25,9 @@ type Operator struct {
 	// that rules may reach all the same, such as those of a company mirror. A
 	// metadata address counts only if it is named alone.
 	Allow []netip.Prefix
+	// HostPorts are the ports of the machine's loopback that rules may open, by
+	// the name sandbox.MachineHost.
+	HostPorts []uint16
 	// Own are the daemon's own ports, which no rule ever opens. An address
 	// that is unspecified stands for every address.
 	Own []netip.AddrPort

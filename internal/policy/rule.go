@@ -304,10 +304,12 @@ func (p pattern) matchesName(name string) bool {
 	switch {
 	case name == "" || p.prefix.IsValid():
 		return false
-	case p.any:
-		return true
 	case p.name != "":
 		return p.name == name
+	case name == sandbox.MachineHost:
+		return false // who means it writes it out
+	case p.any:
+		return true
 	}
 	return below(name, p.suffix)
 }

@@ -151,6 +151,8 @@ func (t *translation) targets(p *Policy, h pattern, before []rule) ([]sandbox.Eg
 	}
 	why := ""
 	switch {
+	case h.name == sandbox.MachineHost:
+		return nil, "it has no way to the daemon's machine"
 	case !t.knows(sandbox.EgressHost, sandbox.EgressHostPort):
 		why = "it does not know names"
 		t.open = t.open || t.pass

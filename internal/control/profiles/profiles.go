@@ -218,6 +218,9 @@ func trusted(ctx context.Context, n sandbox.Network) bool {
 // compiles refuses a profile that cannot be enforced with the secrets of a
 // tenant. Unless it is trusted, the secrets that its rules add must name hosts.
 func (s *Service) compiles(ctx context.Context, tx *store.Tx, tenant string, profile sandbox.Profile, trusted bool, swaps []policy.Swap) error {
+	if err := policy.CheckReach(profile); err != nil {
+		return err
+	}
 	secrets := map[string][]string{}
 	for _, name := range profile.Secrets() {
 		found, err := tx.Secrets().Get(ctx, tenant, name)

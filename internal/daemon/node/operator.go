@@ -3,19 +3,12 @@ package node
 import (
 	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/sandbox"
-)
-
-// What the owner of the machine decides about all networks, in variables,
-// because the address of a proxy may hold a password.
-const (
-	envAllow = "ATOLL_EGRESS_ALLOW" // CIDRs that rules may allow although they are not public
-	envProxy = "ATOLL_EGRESS_PROXY" // http:// or socks5:// for all that leaves
-	envRoots = "ATOLL_EGRESS_ROOTS" // PEM file of authorities besides the machine's
-	envHosts = "ATOLL_EGRESS_HOSTS" // file of names with addresses, as /etc/hosts
 )
 
 // Operator is what the owner of the machine says in flags, in place of the
@@ -25,43 +18,66 @@ type Operator struct {
 	Proxy string   // may hold a password
 	Roots string   // file
 	Hosts string   // file
+
+	HostPorts []string
 }
 
 // SetOperator is to be called before the first sandbox is made.
 func (n *Node) SetOperator(o Operator) { n.operator = o }
 
+// EgressFingerprints describe the settings that are not empty, by the names of
+// their variables; see control.EgressFingerprint.
+func (n *Node) EgressFingerprints() map[string]string {
+	all := map[string]string{}
+	for _, name := range control.EgressVariables() {
+		if value := n.setting(name); value != "" {
+			all[name] = control.EgressFingerprint(name, value)
+		}
+	}
+	return all
+}
+
+// setting is what a flag says, else its variable.
+func (n *Node) setting(variable string) string {
+	o := n.operator
+	said := map[string]string{
+		control.EnvEgressAllow: strings.Join(o.Allow, ","), control.EnvEgressHostPorts: strings.Join(o.HostPorts, ","),
+		control.EnvEgressProxy: o.Proxy, control.EnvEgressRoots: o.Roots, control.EnvEgressHosts: o.Hosts,
+	}[variable]
+	if said == "" {
+		said, _ = n.env(variable)
+	}
+	return said
+}
+
 // Operator reads what the owner of the machine decides about all networks.
 func (n *Node) Operator() (gateway.Settings, error) {
-	s := gateway.Settings{}
-	said := map[string]string{
-		envAllow: strings.Join(n.operator.Allow, ","), envProxy: n.operator.Proxy, envRoots: n.operator.Roots, envHosts: n.operator.Hosts,
-	}
-	text := func(name string) string {
-		if said[name] != "" {
-			return said[name]
-		}
-		v, _ := n.env(name)
-		return v
-	}
-	s.Proxy = text(envProxy)
-	for c := range strings.FieldsFuncSeq(text(envAllow), func(r rune) bool { return r == ',' || r == ' ' }) {
+	s := gateway.Settings{Proxy: n.setting(control.EnvEgressProxy)}
+	for _, c := range control.EgressList(n.setting(control.EnvEgressAllow)) {
 		p, err := parsePrefix(c)
 		if err != nil {
-			return s, unusable(envAllow, c+" is neither an address nor a CIDR")
+			return s, unusable(control.EnvEgressAllow, c+" is neither an address nor a CIDR")
 		}
 		s.Private = append(s.Private, p)
 	}
-	if file := text(envRoots); file != "" {
+	for _, c := range control.EgressList(n.setting(control.EnvEgressHostPorts)) {
+		port, err := strconv.ParseUint(c, 10, 16)
+		if err != nil || port == 0 {
+			return s, unusable(control.EnvEgressHostPorts, c+" is not a port")
+		}
+		s.HostPorts = append(s.HostPorts, uint16(port))
+	}
+	if file := n.setting(control.EnvEgressRoots); file != "" {
 		pem, err := os.ReadFile(file)
 		if err != nil {
-			return s, unusable(envRoots, err.Error())
+			return s, unusable(control.EnvEgressRoots, err.Error())
 		}
 		s.Roots = pem
 	}
-	if file := text(envHosts); file != "" {
+	if file := n.setting(control.EnvEgressHosts); file != "" {
 		hosts, err := gateway.ReadHosts(file)
 		if err != nil {
-			return s, unusable(envHosts, err.Error())
+			return s, unusable(control.EnvEgressHosts, err.Error())
 		}
 		s.Hosts = hosts
 	}
@@ -83,7 +99,7 @@ func unusable(variable, message string) error {
 // settings are those of the machine with what its owner adds.
 func settings(operator gateway.Settings, own []netip.AddrPort) gateway.Settings {
 	s := gateway.MachineSettings()
-	s.Private, s.Proxy, s.Roots, s.Own = operator.Private, operator.Proxy, operator.Roots, own
+	s.Private, s.HostPorts, s.Proxy, s.Roots, s.Own = operator.Private, operator.HostPorts, operator.Proxy, operator.Roots, own
 	for name, addrs := range operator.Hosts {
 		s.Hosts[name] = addrs
 	}

@@ -47,7 +47,7 @@ func newWorld(s wire.Settings, own func(netip.Addr) bool) (*world, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{dialer: d, operator: policy.Operator{Allow: s.Private, Own: s.Own, Machine: own}}
+	w := &world{dialer: d, operator: policy.Operator{Allow: s.Private, HostPorts: s.HostPorts, Own: s.Own, Machine: own}}
 	if len(s.Roots) > 0 {
 		if w.roots, err = x509.SystemCertPool(); err != nil {
 			w.roots = x509.NewCertPool()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
@@ -72,6 +73,9 @@ func (d *dialer) addresses(ctx context.Context, h policy.Host) ([]netip.Addr, er
 	if h.Name == "" {
 		return []netip.Addr{h.Addr}, nil
 	}
+	if h.Name == sandbox.MachineHost {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
 	if known := d.settings.Hosts[h.Name]; len(known) > 0 {
 		return known, nil
 	}
@@ -94,7 +98,7 @@ func (d *dialer) addresses(ctx context.Context, h policy.Host) ([]netip.Addr, er
 func (d *dialer) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if d.proxy != nil {
+	if d.proxy != nil && h.Name != sandbox.MachineHost {
 		return d.dialProxy(ctx, h, port, check)
 	}
 	addrs, err := d.addresses(ctx, h)

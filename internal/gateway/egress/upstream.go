@@ -11,6 +11,7 @@ import (
 	"golang.org/x/net/proxy"
 
 	"github.com/atoll-run/atoll/internal/policy"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // errProxied says that a profile cannot say how the world is reached here.
@@ -21,7 +22,7 @@ var errProxyTLS = errors.New("the proxy does not speak TLS, or its certificate i
 // dial connects to a host in the way that the profile of the sandbox says.
 func (b *box) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
 	d := b.world.Load().dialer
-	if r := b.policy.Load(); r.Steered() {
+	if r := b.policy.Load(); r.Steered() && h.Name != sandbox.MachineHost {
 		if d.proxy != nil {
 			return nil, netip.Addr{}, errProxied
 		}

@@ -77,6 +77,8 @@ type Settings struct {
 	// Private are ranges that rules may allow although they are private or
 	// reserved.
 	Private []netip.Prefix `json:"private,omitempty"`
+	// HostPorts are the ports of the machine's loopback that rules may open.
+	HostPorts []uint16 `json:"hostPorts,omitempty"`
 	// Own are the daemon's own ports, which nobody reaches.
 	Own []netip.AddrPort `json:"own,omitempty"`
 	// Proxy is the URL of a proxy for all that leaves: http or socks5.

@@ -11,6 +11,12 @@ import (
 
 type diagnosisOutput struct{ Body sandbox.Diagnosis }
 
+type egressSettingsOutput struct {
+	Body struct {
+		Fingerprints map[string]string `json:"fingerprints"`
+	}
+}
+
 type imageUsesOutput struct {
 	Body struct {
 		Uses []sandbox.ImageUse `json:"uses"`
@@ -64,6 +70,13 @@ func (a *API) doctor() {
 			uses, err := a.services.Machine.ImageUses(ctx)
 			out := &imageUsesOutput{}
 			out.Body.Uses = append([]sandbox.ImageUse{}, uses...)
+			return out, a.problem(ctx, err)
+		})
+	huma.Register(a.huma, operation("egressSettings", http.MethodGet, "/v1/egress-settings", "Health", "Fingerprints of the settings for all networks, by the names of their variables; only for the owner of the machine"),
+		func(ctx context.Context, _ *none) (*egressSettingsOutput, error) {
+			all, err := a.services.Machine.EgressSettings(ctx)
+			out := &egressSettingsOutput{}
+			out.Body.Fingerprints = all
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("diagnose", http.MethodGet, "/v1/doctor", "Health", "How the daemon is, and how to fix it; only for the owner of the machine"),

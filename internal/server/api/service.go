@@ -159,6 +159,9 @@ type Machine interface {
 	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
 	// Diagnose is for the owner of the machine.
 	Diagnose(ctx context.Context) (sandbox.Diagnosis, error)
+	// EgressSettings are fingerprints of what the owner decides about all
+	// networks, for the owner.
+	EgressSettings(ctx context.Context) (map[string]string, error)
 	// Ready says what keeps the daemon from making sandboxes, if anything.
 	Ready(ctx context.Context) error
 }
