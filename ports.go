@@ -48,6 +48,29 @@ func (c *Client) PublishedPorts(ctx context.Context) ([]sandbox.Publication, err
 	return out.Ports, err
 }
 
+// Preview has the provider of the sandbox show an HTTP server inside at an address
+// of its own, which is reached without the daemon. Unless req.Public is set,
+// requests need the token of the answer, in its header. A port that is shown keeps
+// its address and gets a new token. A provider without such addresses is
+// CodeUnsupported; see PortURL for the daemon's.
+func (s *Sandbox) Preview(ctx context.Context, req sandbox.PreviewRequest) (p sandbox.Preview, err error) {
+	return p, s.client.conn.Call(ctx, http.MethodPost, s.path("/previews"), nil, req, &p)
+}
+
+// Unpreview has the provider no longer show a port. One that is not shown is
+// success.
+func (s *Sandbox) Unpreview(ctx context.Context, port uint16) error {
+	return s.client.conn.Call(ctx, http.MethodDelete, s.path("/previews/"+strconv.Itoa(int(port))), nil, nil, nil)
+}
+
+// Previews returns the ports that the provider of the sandbox shows, without
+// tokens.
+func (s *Sandbox) Previews(ctx context.Context) ([]sandbox.Preview, error) {
+	var out struct{ Previews []sandbox.Preview }
+	err := s.client.conn.Call(ctx, http.MethodGet, s.path("/previews"), nil, nil, &out)
+	return out.Previews, err
+}
+
 // PortTokenOptions say what a token is for. The zero value is usable.
 type PortTokenOptions struct {
 	Ports   []uint16      // which ports; none: all

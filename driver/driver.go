@@ -195,6 +195,7 @@ type Capabilities struct {
 	Resize    bool `json:"resize"`    // Instance is a Resizer
 	Deadline  bool `json:"deadline"`  // Instance is a DeadlineSetter
 	Usage     bool `json:"usage"`     // Instance is a Meter
+	Previews  bool `json:"previews"`  // Instance is a Previewer
 	Rejoin    bool `json:"rejoin"`    // Instance is a Rejoiner; Command.Hold is honoured
 }
 

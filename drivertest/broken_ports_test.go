@@ -101,6 +101,7 @@ func hook(set func(*hookedConn)) func(driver.Provider) driver.Provider {
 
 var brokenPorts = []sabotage{
 	{"declares ports", true, withFacts(func(f *driver.Facts) { f.Capabilities.Ports = true }), []string{"capabilities/ports", "ports/echo"}},
+	{"declares previews", false, withFacts(func(f *driver.Facts) { f.Capabilities.Previews = true }), []string{"capabilities/previews", "previews/token", "previews/public", "previews/destroyed"}},
 	{"hides ports", false, withFacts(func(f *driver.Facts) { f.Capabilities.Ports = false }), []string{"capabilities/ports", "ports/echo"}},
 	{"dials itself", false, withDial(func(context.Context, uint16, driver.Dialer) (net.Conn, error) {
 		a, b := net.Pipe()

@@ -25,6 +25,7 @@ const (
 	capResize    = "resize"
 	capDeadline  = "deadline"
 	capUsage     = "usage"
+	capPreviews  = "previews"
 	capRejoin    = "rejoin"
 )
 
@@ -34,7 +35,7 @@ func (s *suite) declared(capability string) bool {
 		capFiles: c.Files, capWatch: c.Watch, capArchive: c.Archive, capTerminal: c.Terminal, capProcesses: c.Processes,
 		capUsers: c.Users, capImages: c.Images, capMounts: c.Mounts, capNetwork: c.Network, capReattach: c.Reattach,
 		capPause: c.Pause, capSnapshot: c.Snapshot, capMemory: c.Memory, capDiff: c.Diff, capPorts: c.Ports, capResize: c.Resize,
-		capDeadline: c.Deadline, capUsage: c.Usage, capRejoin: c.Rejoin,
+		capDeadline: c.Deadline, capUsage: c.Usage, capPreviews: c.Previews, capRejoin: c.Rejoin,
 	}[capability]
 }
 
@@ -62,6 +63,8 @@ func implemented(inst driver.Instance, capability string) (has, known bool) {
 		_, has = driver.As[driver.Resizer](inst)
 	case capDeadline:
 		_, has = driver.As[driver.DeadlineSetter](inst)
+	case capPreviews:
+		_, has = driver.As[driver.Previewer](inst)
 	case capRejoin:
 		_, has = driver.As[driver.Rejoiner](inst)
 	case capUsage:
@@ -239,5 +242,6 @@ var capabilityCases = []testCase{
 	capabilityCase(capResize),
 	capabilityCase(capDeadline),
 	capabilityCase(capUsage),
+	capabilityCase(capPreviews),
 	capabilityCase(capRejoin),
 }

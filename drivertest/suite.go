@@ -38,7 +38,7 @@ func allCases() []testCase {
 	return slices.Concat(
 		capabilityCases, lifecycleCases, reattachCases, rejoinCases, execCases, outputCases, stdinCases, signalCases,
 		terminalCases, backgroundCases, leftCases, fileReadCases, fileWriteCases, fileTreeCases, archiveCases, hostileArchiveCases,
-		watchCases, portCases, networkCases, resizeCases, deadlineCases, usageCases, pauseCases, snapshotCases, keeperCases, restoreCases, forkCases, travelCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
+		watchCases, portCases, previewCases, networkCases, resizeCases, deadlineCases, usageCases, pauseCases, snapshotCases, keeperCases, restoreCases, forkCases, travelCases, imageCases, errorCases, secretCases, concurrencyCases, aliasingCases, leakCases,
 	)
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"net/netip"
 	"strconv"
+	"time"
 )
 
 // LoopbackAddress is where ports are published that say nothing else.
@@ -72,4 +73,25 @@ func validatePorts(all []PublishedPort) error {
 		seen[p.Listen()] = true
 	}
 	return nil
+}
+
+// PreviewRequest asks for the address of a port.
+type PreviewRequest struct {
+	Port uint16 `json:"port" minimum:"1" doc:"port inside the sandbox"`
+	// Public shows the port to whoever knows the address. It needs the permission
+	// admin.
+	Public bool `json:"public,omitempty" doc:"show it without a token; needs the permission admin"`
+}
+
+// Preview is an address that the provider of a sandbox gives to an HTTP server
+// inside.
+type Preview struct {
+	Port   uint16 `json:"port" doc:"port inside the sandbox"`
+	URL    string `json:"url"`
+	Public bool   `json:"public" doc:"whoever knows the address reaches the port; without it requests need the token"`
+	// Header is the name of the one in which requests carry the token.
+	Header string `json:"header,omitempty" doc:"header in which requests carry the token"`
+	// Token is only in the answer to a PreviewRequest.
+	Token   string    `json:"token,omitempty" doc:"only in the answer to the request for the address"`
+	Expires time.Time `json:"expires,omitzero" doc:"when the token ends"`
 }

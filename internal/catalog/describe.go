@@ -44,8 +44,11 @@ func reduce(d *sandbox.Descriptor, can map[string]bool) {
 	case !can["memory"] && d.Snapshot.Kind == sandbox.SnapshotMemory:
 		d.Snapshot.Kind = sandbox.SnapshotFS
 	}
-	if !can["ports"] {
+	switch {
+	case !can["ports"]:
 		d.Ports = sandbox.PortSupport{Kind: sandbox.PortNone}
+	case !can["previews"] && d.Ports.Kind == sandbox.PortPreview:
+		d.Ports.Kind = sandbox.PortTunnel
 	}
 	if !can["terminal"] && d.Terminal.PTY {
 		d.Terminal = sandbox.TerminalSupport{Available: true, Transport: sandbox.TransportSSE}

@@ -191,7 +191,7 @@ func hostedHeadless() []sandbox.Descriptor {
 	superserve := hosted("superserve", "Superserve", sandbox.TierHeadless)
 	superserve.Pause, superserve.Egress, superserve.Fork = sandbox.PauseMemory, sandbox.EgressHost, true
 	superserve.Snapshot = sandbox.SnapshotSupport{Kind: sandbox.SnapshotID, TarFallback: true}
-	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortTunnel, OnDemand: true}
+	superserve.Ports = sandbox.PortSupport{Kind: sandbox.PortPreview, OnDemand: true}
 	pty(&superserve)
 	superserve.RunAs, superserve.Verified = true, sandbox.VerifiedFake
 	superserve.Lifetime = sandbox.LifetimeSupport{IdleKiller: true, Suspend: true}

@@ -21,7 +21,7 @@ func (a portCommands) portCmd() *cobra.Command {
 		Use: "port", Short: "Reach ports inside sandboxes", GroupID: groupBox,
 		Example: `  atoll port forward demo 8000
   atoll port ls`,
-	}, a.portForwardCmd(), a.portLsCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
+	}, a.portForwardCmd(), a.portLsCmd(), a.portPreviewCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
 }
 
 func (a portCommands) portForwardCmd() *cobra.Command {

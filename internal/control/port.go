@@ -29,6 +29,53 @@ func (s *Sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return conn, err
 }
 
+// Preview gives a port an address of the provider's. A public one needs more
+// permission than one with a token.
+func (s *Sandbox) Preview(ctx context.Context, req sandbox.PreviewRequest) (p sandbox.Preview, err error) {
+	op := ops.PreviewCreate
+	if req.Public {
+		op = ops.PreviewPublic
+	}
+	err = s.previews(ctx, op, req.Port, func(ctx context.Context, d driver.Previewer) (err error) {
+		if req.Port == 0 {
+			return invalid("", "port", "is not a number from 1 to 65535", "")
+		}
+		p, err = d.Preview(ctx, req)
+		return err
+	})
+	return p, err
+}
+
+// Unpreview takes the address of a port away.
+func (s *Sandbox) Unpreview(ctx context.Context, port uint16) error {
+	return s.previews(ctx, ops.PreviewRemove, port, func(ctx context.Context, d driver.Previewer) error { return d.Unpreview(ctx, port) })
+}
+
+// Previews returns the ports with an address of the provider's, without tokens.
+func (s *Sandbox) Previews(ctx context.Context) (all []sandbox.Preview, err error) {
+	err = s.previews(ctx, ops.PreviewList, 0, func(ctx context.Context, d driver.Previewer) (err error) {
+		all, err = d.Previews(ctx)
+		return err
+	})
+	return all, err
+}
+
+func (s *Sandbox) previews(ctx context.Context, op ops.Op, port uint16, f func(context.Context, driver.Previewer) error) error {
+	subject := ""
+	if port != 0 {
+		subject = strconv.Itoa(int(port))
+	}
+	return s.c.do(ctx, s.action(op, subject), func(ctx context.Context) error {
+		d, ok := driver.As[driver.Previewer](s.inst)
+		if !ok {
+			return &sandbox.Error{
+				Code: sandbox.CodeUnsupported, Message: "this provider gives ports no address of its own", Hint: "use the daemon's: atoll port url SANDBOX PORT",
+			}
+		}
+		return f(ctx, d)
+	})
+}
+
 // Usage tells what the sandbox consumes.
 func (s *Sandbox) Usage(ctx context.Context) (sandbox.Usage, error) {
 	var u sandbox.Usage

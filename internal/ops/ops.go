@@ -80,6 +80,11 @@ const (
 	PortShare     Op = "port.share"
 	PortUnpublish Op = "port.unpublish"
 
+	PreviewCreate Op = "preview.create"
+	PreviewList   Op = "preview.list"
+	PreviewPublic Op = "preview.public"
+	PreviewRemove Op = "preview.remove"
+
 	ProcessClose     Op = "process.close"
 	ProcessExec      Op = "process.exec"
 	ProcessKill      Op = "process.kill"
@@ -238,6 +243,11 @@ var table = map[Op]about{
 	PortShare:     {Exec, Recorded},
 	PortUnpublish: {Write, Recorded},
 
+	PreviewCreate: {Write, Recorded},
+	PreviewList:   {Read, Glance},
+	PreviewPublic: {Admin, Recorded},
+	PreviewRemove: {Write, Recorded},
+
 	ProcessClose:     {Exec, Glance},
 	ProcessExec:      {Exec, Recorded},
 	ProcessKill:      {Exec, Recorded},
@@ -371,7 +381,7 @@ func (o Op) Class() Class { return table[o].class }
 
 // frees are the operations that give back space, or take power from somebody.
 var frees = []Op{
-	AuditPrune, FilesRemove, KeyRevoke, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
+	AuditPrune, FilesRemove, KeyRevoke, PreviewRemove, ProfileRemove, SandboxDestroy, SandboxExpire, SandboxIdle, SandboxKill, SandboxSweep,
 	SecretRemove, SessionRemove, SnapshotRemove, TemplatePrune, TemplateRemove, TenantDisable, WorkspaceDetach, WorkspacePrune, WorkspaceRemove,
 }
 

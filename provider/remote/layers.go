@@ -30,6 +30,10 @@ type (
 		layer
 		driver.Dialer
 	}
+	withPreviews struct {
+		layer
+		driver.Previewer
+	}
 	withPauses struct {
 		layer
 		driver.Pauser
@@ -76,6 +80,7 @@ func (p *Provider) instance(id sandbox.ID, s *atoll.Sandbox, can driver.Capabili
 	add(can.Watch, func(l layer) driver.Instance { return withWatches{l, watches{b}} })
 	add(can.Processes, func(l layer) driver.Instance { return withCommands{l, commands{b}} })
 	add(can.Ports, func(l layer) driver.Instance { return withPorts{l, ports{b}} })
+	add(can.Previews, func(l layer) driver.Instance { return withPreviews{l, previews{b}} })
 	add(can.Pause, func(l layer) driver.Instance { return withPauses{l, pauses{b}} })
 	add(can.Snapshot, func(l layer) driver.Instance { return withSnapshots{l, snapshots{b, can}} })
 	add(can.Resize, func(l layer) driver.Instance { return withSizes{l, sizes{b}} })

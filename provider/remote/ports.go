@@ -7,6 +7,8 @@ import (
 	"net"
 	"os"
 	"syscall"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // ports implements driver.Dialer.
@@ -25,6 +27,32 @@ func (p ports) Dial(ctx context.Context, port uint16) (c net.Conn, err error) {
 		return nil
 	})
 	return c, err
+}
+
+// previews implements driver.Previewer: the other daemon's provider has them.
+type previews struct{ *box }
+
+// Preview implements driver.Previewer.
+func (p previews) Preview(ctx context.Context, req sandbox.PreviewRequest) (out sandbox.Preview, err error) {
+	err = p.do(ctx, func() error {
+		out, err = p.s.Preview(ctx, req)
+		return err
+	})
+	return out, err
+}
+
+// Unpreview implements driver.Previewer.
+func (p previews) Unpreview(ctx context.Context, port uint16) error {
+	return p.do(ctx, func() error { return p.s.Unpreview(ctx, port) })
+}
+
+// Previews implements driver.Previewer.
+func (p previews) Previews(ctx context.Context) (all []sandbox.Preview, err error) {
+	err = p.do(ctx, func() error {
+		all, err = p.s.Previews(ctx)
+		return err
+	})
+	return all, err
 }
 
 // relay puts a socket in front of a tunnel, which a deadline that passes would

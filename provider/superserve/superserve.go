@@ -190,7 +190,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Provider: Name, Version: "v1", Engine: Name, Isolates: true,
 		Capabilities: driver.Capabilities{
 			Files: true, Watch: true, Archive: true, Terminal: true, Processes: true, Users: true, Reattach: true,
-			Snapshot: true, Memory: true, Ports: true, Usage: true, Rejoin: true,
+			Snapshot: true, Memory: true, Ports: true, Previews: true, Usage: true, Rejoin: true,
 		},
 		Limits: map[string]driver.Limit{
 			"cpus": {Why: why, Fixed: true}, "memory": {Why: why, Fixed: true}, "disk": {Why: why, Fixed: true}, "pids": {Why: why, Fixed: true},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
@@ -35,10 +36,13 @@ func serve(t *testing.T) *world {
 // options are those of a provider that uses the service.
 func (w *world) options(dir string) superserve.Options {
 	return superserve.Options{
-		Dir: dir, APIKey: service.Key, ControlURL: w.url, DataURL: w.url, Executable: os.Getenv("ATOLL_BIN"),
+		Dir: dir, APIKey: service.Key, ControlURL: w.url, DataURL: w.named(), Executable: os.Getenv("ATOLL_BIN"),
 		Transport: hostedtest.Transport(),
 	}
 }
+
+// named is the URL with a name, which previews need.
+func (w *world) named() string { return strings.Replace(w.url, "127.0.0.1", "localhost", 1) }
 
 // open opens a provider that is closed with the test.
 func (w *world) open(t *testing.T, dir string) *superserve.Provider {
@@ -65,7 +69,7 @@ func TestConformance(t *testing.T) {
 	}
 	if testing.Short() { // what the guest does is the same for every provider that has it
 		h.Only = []string{
-			"capabilities", "lifecycle", "reattach", "rejoin", "exec", "stdin", "ports", "usage", "snapshot", "restore", "fork/processes",
+			"capabilities", "lifecycle", "reattach", "rejoin", "exec", "stdin", "ports", "previews", "usage", "snapshot", "restore", "fork/processes",
 			"fork/files-only", "fork/callers", "errors", "secrets", "concurrency", "leaks", "mounts", "images", "network", "pause", "deadline", "resize",
 		}
 	}
@@ -79,7 +83,7 @@ func TestConformance(t *testing.T) {
 func TestCheck(t *testing.T) {
 	w := serve(t)
 	lacks := []string{"deadline", "images", "mounts", "network", "pause", "resize"}
-	hostedtest.Check(t, superserve.Name, service.Key, lacks, "SUPERSERVE_API_KEY="+service.Key, "SUPERSERVE_BASE_URL="+w.url, "SUPERSERVE_DATA_URL="+w.url)
+	hostedtest.Check(t, superserve.Name, service.Key, lacks, "SUPERSERVE_API_KEY="+service.Key, "SUPERSERVE_BASE_URL="+w.url, "SUPERSERVE_DATA_URL="+w.named())
 	if n := len(w.IDs()) + w.Snapshots(); n > 0 {
 		t.Errorf("%d sandboxes and snapshots are left", n)
 	}

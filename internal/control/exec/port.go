@@ -42,6 +42,33 @@ func (s *Service) DialPort(ctx context.Context, ref string, port uint16) (net.Co
 	return &portConn{Conn: conn, done: sync.OnceFunc(func() { s.conns.release(h.ID()) })}, nil
 }
 
+// Preview gives a port of a sandbox an address of its provider's.
+func (s *Service) Preview(ctx context.Context, ref string, req sandbox.PreviewRequest) (sandbox.Preview, error) {
+	h, err := s.Open(ctx, ref)
+	if err != nil {
+		return sandbox.Preview{}, err
+	}
+	return h.Preview(ctx, req)
+}
+
+// Unpreview takes the address of a port away.
+func (s *Service) Unpreview(ctx context.Context, ref string, port uint16) error {
+	h, err := s.Open(ctx, ref)
+	if err != nil {
+		return err
+	}
+	return h.Unpreview(ctx, port)
+}
+
+// Previews returns the ports of a sandbox with an address of its provider's.
+func (s *Service) Previews(ctx context.Context, ref string) ([]sandbox.Preview, error) {
+	h, err := s.Open(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return h.Previews(ctx)
+}
+
 // portConn is a connection that is counted.
 type portConn struct {
 	net.Conn

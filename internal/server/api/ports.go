@@ -20,6 +20,51 @@ type Ports interface {
 	DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error)
 	// SharePorts makes a token for ports, all if none is given.
 	SharePorts(ctx context.Context, ref string, ports []uint16, life time.Duration) (token string, expires time.Time, err error)
+	// Preview gives a port an address of the provider's, and Unpreview takes it away.
+	Preview(ctx context.Context, ref string, req sandbox.PreviewRequest) (sandbox.Preview, error)
+	Unpreview(ctx context.Context, ref string, port uint16) error
+	// Previews returns the ports with such an address, without tokens.
+	Previews(ctx context.Context, ref string) ([]sandbox.Preview, error)
+}
+
+type previewInput struct {
+	SandboxRef
+	Body sandbox.PreviewRequest
+}
+
+type previewOutput struct{ Body sandbox.Preview }
+
+type unpreviewInput struct {
+	SandboxRef
+	Port uint16 `path:"port" minimum:"1" doc:"port inside the sandbox"`
+}
+
+type previewsOutput struct {
+	Body struct {
+		Previews []sandbox.Preview `json:"previews" doc:"in the order of ports, without tokens"`
+	}
+}
+
+// previews registers addresses that providers give to ports.
+func (a *API) previews() {
+	create := operation("createPreview", http.MethodPost, "/v1/sandboxes/{ref}/previews", "Ports", "Have the provider of the sandbox show an HTTP server inside at an address of its own, to whoever has the token")
+	create.DefaultStatus = http.StatusCreated
+	huma.Register(a.huma, create, func(ctx context.Context, in *previewInput) (*previewOutput, error) {
+		p, err := a.services.Ports.Preview(ctx, in.Ref, in.Body)
+		return &previewOutput{p}, a.problem(ctx, err)
+	})
+	huma.Register(a.huma, operation("listPreviews", http.MethodGet, "/v1/sandboxes/{ref}/previews", "Ports", "List the ports that its provider shows"),
+		func(ctx context.Context, in *SandboxRef) (*previewsOutput, error) {
+			all, err := a.services.Ports.Previews(ctx, in.Ref)
+			out := &previewsOutput{}
+			out.Body.Previews = all
+			return out, a.problem(ctx, err)
+		})
+	remove := operation("removePreview", http.MethodDelete, "/v1/sandboxes/{ref}/previews/{port}", "Ports", "Have the provider no longer show a port")
+	remove.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, remove, func(ctx context.Context, in *unpreviewInput) (*struct{}, error) {
+		return nil, a.problem(ctx, a.services.Ports.Unpreview(ctx, in.Ref, in.Port))
+	})
 }
 
 // PublishedPorts are ports of the machine that lead to sandboxes.
@@ -98,6 +143,7 @@ type usageOutput struct{ Body SandboxUsage }
 
 func (a *API) ports() {
 	a.published()
+	a.previews()
 	share := operation("createPortToken", http.MethodPost, "/v1/sandboxes/{ref}/port-tokens", "Ports", "Make a token with which anybody reaches ports of a sandbox; it is shown only now")
 	share.DefaultStatus = http.StatusCreated
 	huma.Register(a.huma, share, func(ctx context.Context, in *portTokenInput) (*portTokenOutput, error) {

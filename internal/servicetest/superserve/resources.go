@@ -180,7 +180,7 @@ type published struct {
 	Port    int    `json:"port"`
 	Version int    `json:"token_version"`
 	Access  string `json:"access"`
-	token   string
+	tokens  map[string]time.Time // and when they end
 }
 
 func (s *Server) listPorts(_ *http.Request, b *box) (int, any, error) {
@@ -204,7 +204,7 @@ func (s *Server) publish(r *http.Request, b *box) (int, any, error) {
 	defer s.mu.Unlock()
 	p := b.ports[c.Port]
 	if p == nil {
-		p = &published{Port: c.Port, Version: 1, Access: cmp.Or(c.Access, strings.TrimPrefix(b.Preview, "legacy_")), token: "pv_" + rand.Text()}
+		p = &published{Port: c.Port, Version: 1, Access: cmp.Or(c.Access, strings.TrimPrefix(b.Preview, "legacy_")), tokens: map[string]time.Time{}}
 		b.ports[c.Port] = p
 	}
 	p.Access = cmp.Or(c.Access, p.Access)
@@ -230,15 +230,28 @@ func (s *Server) unpublish(r *http.Request, b *box) (int, any, error) {
 }
 
 func (s *Server) portToken(r *http.Request, b *box) (int, any, error) {
+	c := struct {
+		Life int64 `json:"expires_in_seconds"`
+	}{7 * 24 * 3600}
+	if r.ContentLength != 0 {
+		if err := read(r, &c); err != nil {
+			return 0, nil, err
+		}
+	}
+	if c.Life < 1 || c.Life > 7*24*3600 {
+		return 0, nil, fail(http.StatusBadRequest, "validation_error", "expires_in_seconds is invalid")
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, err := s.port(r, b)
 	if err != nil {
 		return 0, nil, err
 	}
+	token, ends := "pv_"+rand.Text(), time.Now().Add(time.Duration(c.Life)*time.Second)
+	p.tokens[token] = ends
 	return http.StatusOK, map[string]any{
-		"token": p.token, "port": p.Port, "header": "X-Superserve-Preview-Token", "query_param": "superserve_token", "token_version": p.Version,
-		"access": p.Access, "preview_access": b.Preview,
+		"token": token, "port": p.Port, "header": "X-Superserve-Preview-Token", "query_param": "superserve_token", "token_version": p.Version,
+		"access": p.Access, "preview_access": b.Preview, "expires_at": ends,
 	}, nil
 }
 
@@ -246,7 +259,7 @@ func (s *Server) rotatePort(r *http.Request, b *box) (int, any, error) {
 	s.mu.Lock()
 	p, err := s.port(r, b)
 	if err == nil {
-		p.Version, p.token = p.Version+1, "pv_"+rand.Text()
+		p.Version, p.tokens = p.Version+1, map[string]time.Time{}
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -260,12 +273,14 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request, port, id string
 	n, _ := strconv.Atoi(port)
 	s.mu.Lock()
 	b := s.boxes[id]
+	token := cmp.Or(r.Header.Get("X-Superserve-Preview-Token"), r.URL.Query().Get("superserve_token"))
 	var p published
+	known := false
 	if b != nil && b.ports[n] != nil && b.Status == Active {
 		p = *b.ports[n]
+		known = time.Now().Before(p.tokens[token])
 	}
 	s.mu.Unlock()
-	token := cmp.Or(r.Header.Get("X-Superserve-Preview-Token"), r.URL.Query().Get("superserve_token"))
 	dialer, ok := driver.Dialer(nil), false
 	if p.Port != 0 {
 		dialer, ok = driver.As[driver.Dialer](b.in)
@@ -273,7 +288,7 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request, port, id string
 	switch {
 	case !ok:
 		http.NotFound(w, r)
-	case p.Access == "private" && token != p.token:
+	case p.Access == "private" && !known:
 		http.Error(w, "preview token required", http.StatusUnauthorized)
 	default:
 		transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dialer.Dial(ctx, uint16(n)) }}
