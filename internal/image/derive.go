@@ -109,7 +109,7 @@ func (s *Store) lower(base *Image, files []*os.File) (*lower, error) {
 		}
 		sizes[i] = fi.Size()
 	}
-	over := &lower{all: stack.New(), merged: merged(sizes, s.opts.MaxLayers)}
+	over := &lower{all: stack.New(), merged: merged(sizes, s.maxLayers())}
 	for i := len(files) - 1; i >= 0; i-- {
 		if err := over.all.Add(files[i]); err != nil {
 			return nil, internal("image.derive", base.Ref, fmt.Errorf("layer %s: %w", base.Layers[i], err))

@@ -348,6 +348,11 @@ func TestLayersInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantFiles(t, mustGet(t, s, "base:1", GetOptions{}), map[string]string{"a": "1"})
+	s.KeepFlat()
+	if one, err := s.Derive(t.Context(), "template/flat", base, []Layer{layerFrom(tarMembers(t, reg("b", "2")))}, Config{}); err != nil || len(one.Layers) != 1 || one.Digest == img.Digest {
+		t.Errorf("not flat: %+v, %v", one, err)
+	}
+	s.flat.Store(false)
 	// A layer that is missing makes the image missing, and not a part of it.
 	if img, err = s.Derive(t.Context(), "template/x", base, []Layer{layerFrom(tarMembers(t, reg("b", "2")))}, Config{}); err != nil {
 		t.Fatal(err)

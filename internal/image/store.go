@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -62,6 +63,19 @@ type Store struct {
 	pins func(context.Context) ([]Pin, error) // nil: nobody needs what does not run
 
 	restriction Restriction
+	flat        atomic.Bool
+}
+
+// KeepFlat has images be one file from now on, whatever the options say, for an
+// engine that cannot use layers.
+func (s *Store) KeepFlat() { s.flat.Store(true) }
+
+// maxLayers bounds the layers of an image.
+func (s *Store) maxLayers() int {
+	if s.flat.Load() {
+		return 1
+	}
+	return s.opts.MaxLayers
 }
 
 // Restriction bounds what pulls for some callers may reach.

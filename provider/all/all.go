@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/provider/docker"
 	"github.com/atoll-run/atoll/provider/e2b"
 	"github.com/atoll-run/atoll/provider/gvisor"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/islo"
 	"github.com/atoll-run/atoll/provider/none"
@@ -46,6 +47,9 @@ func openGvisor(h registry.Host) (driver.Provider, error) {
 	images, err := h.Images()
 	if err != nil {
 		return nil, err
+	}
+	if kernel.Layered() != nil {
+		images.KeepFlat()
 	}
 	opts := gvisor.Options{StateDir: h.Dir, SnapshotDir: h.Snapshots, Images: images, Attached: h.Attached, Pool: h.Pool}
 	if h.Network != nil {
