@@ -490,7 +490,7 @@ func TestServiceGoesAway(t *testing.T) {
 	f.must(file.Close())
 }
 
-func TestServerIsConfined(t *testing.T) {
+func TestAttackServerIsConfined(t *testing.T) {
 	address := blobtest.S3(t)
 	t.Setenv("SOME_TOKEN", "canary-71aa")
 	f := mounted(t, address, bucket.Options{})

@@ -191,7 +191,7 @@ func TestSnapshotDamage(t *testing.T) {
 // Whoever may write to the blob store puts one snapshot in the place of
 // another: the database knows better. Without encryption that is all that
 // stands in the way.
-func TestSnapshotSwapped(t *testing.T) {
+func TestAttackSnapshotSwapped(t *testing.T) {
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.PlainSnapshots = true }))
 	s := create(t, c, sandbox.Spec{Name: "one"})

@@ -95,7 +95,7 @@ func (c bridgeClient) events(stream []byte) (stdout, stderr, last, data string) 
 	return stdout, stderr, last, data
 }
 
-func TestBridgeWantsKeys(t *testing.T) {
+func TestAttackBridgeWantsKeys(t *testing.T) {
 	_, c, other := startBridge(t)
 	box := c.create()
 	c.want(200, "", c.call("GET", "/health", ""))

@@ -218,9 +218,9 @@ func TestE2BTemplatesThatAreNotBuilt(t *testing.T) {
 	c.want(404, c.call("POST", "/v2/sandboxes", `{"templateID":"tools"}`, "X-API-Key", mine))
 }
 
-// TestE2BVolumesWantTheirOwnToken is an attacker's, who has a key, a token of
+// TestAttackE2BVolumesWantTheirOwnToken is an attacker's, who has a key, a token of
 // another volume and names that lead out.
-func TestE2BVolumesWantTheirOwnToken(t *testing.T) {
+func TestAttackE2BVolumesWantTheirOwnToken(t *testing.T) {
 	m, c, mine, other := startE2B(t)
 	volume := func(key string) (id, token string) {
 		a := c.want(201, c.call("POST", "/volumes", `{"name":"My_Data"}`, "X-API-Key", key))

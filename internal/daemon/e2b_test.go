@@ -97,7 +97,7 @@ func (c e2bClient) create(key string) (id, token string) {
 	return a.fields["sandboxID"].(string), a.fields["envdAccessToken"].(string)
 }
 
-func TestE2BControlPlaneWantsKeys(t *testing.T) {
+func TestAttackE2BControlPlaneWantsKeys(t *testing.T) {
 	_, c, mine, other := startE2B(t)
 	id, token := c.create(mine)
 	routes := []string{
@@ -123,7 +123,7 @@ func TestE2BControlPlaneWantsKeys(t *testing.T) {
 	c.want(404, c.call("DELETE", "/sandboxes/"+id, "", "X-API-Key", mine))
 }
 
-func TestE2BDataPlaneWantsTheSandboxesOwnToken(t *testing.T) {
+func TestAttackE2BDataPlaneWantsTheSandboxesOwnToken(t *testing.T) {
 	_, c, mine, other := startE2B(t)
 	id, token := c.create(mine)
 	foreign, foreignToken := c.create(other)
@@ -155,7 +155,7 @@ func TestE2BDataPlaneWantsTheSandboxesOwnToken(t *testing.T) {
 	c.want(502, stat(id, "X-Access-Token", token))
 }
 
-func TestE2BSignatures(t *testing.T) {
+func TestAttackE2BSignatures(t *testing.T) {
 	_, c, mine, _ := startE2B(t)
 	id, token := c.create(mine)
 	other, _ := c.create(mine)

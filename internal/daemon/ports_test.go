@@ -163,8 +163,8 @@ func portToken(t *testing.T, s *atoll.Sandbox, opts atoll.PortTokenOptions) stri
 	return token.Token
 }
 
-// TestPortTokens: a token opens what it is for, and nothing else.
-func TestPortTokens(t *testing.T) {
+// TestAttackPortTokens: a token opens what it is for, and nothing else.
+func TestAttackPortTokens(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, plainTCP)
 	owner := daemontest.Client(t, d)

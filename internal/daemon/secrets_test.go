@@ -19,7 +19,7 @@ import (
 // A value goes in and does not come out: not in an answer, not in the error to
 // a request that nobody can read, not in a file, and not in the log, whatever
 // happens to it on the way.
-func TestStoredSecretsStayIn(t *testing.T) {
+func TestAttackStoredSecretsStayIn(t *testing.T) {
 	m := daemontest.New(t)
 	var logged bytes.Buffer
 	d := m.Start(t, func(o *daemon.Options) { o.Logger = logTo(&logged) })

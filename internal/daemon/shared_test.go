@@ -180,7 +180,7 @@ func TestOneDaemonPerNode(t *testing.T) {
 }
 
 // The address of a database is a secret: it is in no error.
-func TestStoreAddressStaysOut(t *testing.T) {
+func TestAttackStoreAddressStaysOut(t *testing.T) {
 	const canary = "canary-77ab1"
 	for _, address := range []string{
 		"postgres://atoll:" + canary + "@127.0.0.1:1/atoll?connect_timeout=1",

@@ -76,7 +76,7 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 
 // What one tenant has does not exist for another: every attempt is answered as
 // if the sandbox had never been, word for word.
-func TestTenantsDoNotMeet(t *testing.T) {
+func TestAttackTenantsDoNotMeet(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, other := daemontest.Client(t, d), bearer(t, d, "other", "admin")
 	box := create(t, owner, sandbox.Spec{Name: "mine", Labels: map[string]string{"a": "b"}})
@@ -149,7 +149,7 @@ func TestKeysAllowWhatTheySay(t *testing.T) {
 }
 
 // A key holder reaches no file of the machine, and no other tenant.
-func TestKeysDoNotReachTheMachine(t *testing.T) {
+func TestAttackKeysDoNotReachTheMachine(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	admin, ctx := bearer(t, d, "", "admin"), t.Context()
 	for _, spec := range []sandbox.Spec{

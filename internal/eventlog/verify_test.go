@@ -34,9 +34,9 @@ func raw(t *testing.T, path string) *sql.DB {
 
 const disarm = "DROP TRIGGER events_append_only_update; DROP TRIGGER events_append_only_delete;"
 
-// TestTampering plays every kind of intruder against a log of five records,
+// TestAttackTampering plays every kind of intruder against a log of five records,
 // whose anchor knows all of them.
-func TestTampering(t *testing.T) {
+func TestAttackTampering(t *testing.T) {
 	rehash := recompute
 	for _, tt := range []struct {
 		name     string
@@ -135,9 +135,9 @@ func recompute(t *testing.T, db *sql.DB, from int) {
 	ok(t, err)
 }
 
-// TestAnchorDoesNotCoverUp: a log that was cut and has grown again past its
+// TestAttackAnchorDoesNotCoverUp: a log that was cut and has grown again past its
 // kept head must not move the anchor.
-func TestAnchorDoesNotCoverUp(t *testing.T) {
+func TestAttackAnchorDoesNotCoverUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "atoll.db")
 	anchor := &eventlog.FileAnchor{Dir: t.TempDir(), Key: []byte("kept elsewhere")}
 	_, done := five(t, path, anchor)
@@ -168,7 +168,7 @@ func TestAnchorDoesNotCoverUp(t *testing.T) {
 	ok(t, again.Close())
 }
 
-func TestForgedAnchor(t *testing.T) {
+func TestAttackForgedAnchor(t *testing.T) {
 	dir := t.TempDir()
 	a := &eventlog.FileAnchor{Dir: dir, Key: []byte("secret")}
 	head := eventlog.Head{Seq: 7, Hash: eventlog.Genesis("acme")}

@@ -279,8 +279,8 @@ func TestResumeAfterFailure(t *testing.T) {
 	}
 }
 
-// TestRegistriesThatLie is the table of what a registry may do with a blob.
-func TestRegistriesThatLie(t *testing.T) {
+// TestAttackRegistriesThatLie is the table of what a registry may do with a blob.
+func TestAttackRegistriesThatLie(t *testing.T) {
 	serve := func(w http.ResponseWriter, r *http.Request, data []byte) {
 		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
 	}
@@ -546,8 +546,8 @@ func TestConcurrentGets(t *testing.T) {
 	}
 }
 
-// TestHostileManifests is the table of what a manifest or config may say.
-func TestHostileManifests(t *testing.T) {
+// TestAttackHostileManifests is the table of what a manifest or config may say.
+func TestAttackHostileManifests(t *testing.T) {
 	layer := gzipped(t, tarOf(t, "f", "1"))
 	for _, c := range []struct {
 		name   string

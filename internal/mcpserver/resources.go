@@ -100,11 +100,13 @@ func (s *Server) resource(get func(ctx context.Context, c *atoll.Client, parts [
 // uriParts splits and unescapes the address of a resource.
 func uriParts(uri string) ([]string, error) {
 	rest, ok := strings.CutPrefix(uri, uriRoot)
-	if rest == "" && ok {
+	if !ok {
+		return nil, notFound
+	}
+	if rest == "" {
 		return nil, nil
 	}
-	rest, ok = strings.CutPrefix(rest, "/")
-	if !ok {
+	if rest, ok = strings.CutPrefix(rest, "/"); !ok {
 		return nil, notFound
 	}
 	parts := strings.SplitN(rest, "/", 3)

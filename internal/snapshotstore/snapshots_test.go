@@ -104,7 +104,7 @@ func TestKeepAndUse(t *testing.T) {
 }
 
 // Whatever is changed in a snapshot is found before it is used.
-func TestDamageIsFound(t *testing.T) {
+func TestAttackDamageIsFound(t *testing.T) {
 	for what, damage := range map[string]func(dir string) error{
 		"a file is cut": func(dir string) error { return os.Truncate(filepath.Join(dir, "files", "memory"), 3) },
 		"a file grew": func(dir string) error {

@@ -224,7 +224,7 @@ func TestUnpackReportsTheEndOfItsReader(t *testing.T) {
 	}
 }
 
-func TestHostileErrorsAreTyped(t *testing.T) {
+func TestAttackHostileErrorsAreTyped(t *testing.T) {
 	_, err := Unpack(t.Context(), stream(t, file("../x", "1")), t.TempDir(), "x")
 	if sandbox.CodeOf(err) != sandbox.CodeDenied {
 		t.Errorf("got %v", err)

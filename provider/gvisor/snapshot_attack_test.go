@@ -170,9 +170,9 @@ func forge(t *testing.T, dir string, change func(m map[string]any)) {
 	}
 }
 
-// TestForgedSnapshot gives the provider what an enemy wrote, with sums that
+// TestAttackForgedSnapshot gives the provider what an enemy wrote, with sums that
 // agree.
-func TestForgedSnapshot(t *testing.T) {
+func TestAttackForgedSnapshot(t *testing.T) {
 	state := t.TempDir()
 	p := newProvider(t, func(o *gvisor.Options) { o.StateDir = state })
 	in := create(t, p, sandbox.Spec{ID: "honest", Image: "host"})

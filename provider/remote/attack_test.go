@@ -88,7 +88,7 @@ func answer(status int, kind, body string) func(*http.Request, http.RoundTripper
 }
 
 // Nothing but the daemon's own word for that very sandbox says that it is gone.
-func TestNothingElseIsEvidence(t *testing.T) {
+func TestAttackNothingElseIsEvidence(t *testing.T) {
 	o := serve(t, daemontest.New(t))
 	p, b := tampered(t, o)
 	s := spec()
@@ -128,7 +128,7 @@ func TestNothingElseIsEvidence(t *testing.T) {
 
 // An address at which another daemon answers, or the same one for another tenant,
 // does not have the sandboxes, which is no evidence about them.
-func TestAnotherDaemonIsNoEvidence(t *testing.T) {
+func TestAttackAnotherDaemonIsNoEvidence(t *testing.T) {
 	first, second := serve(t, daemontest.New(t)), serve(t, daemontest.New(t))
 	p, b := tampered(t, first)
 	s := spec()

@@ -83,9 +83,9 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestEndlessAnswers has a registry send without end where a little is
+// TestAttackEndlessAnswers has a registry send without end where a little is
 // expected.
-func TestEndlessAnswers(t *testing.T) {
+func TestAttackEndlessAnswers(t *testing.T) {
 	endless := func(w http.ResponseWriter, _ *http.Request) {
 		for {
 			if _, err := w.Write(make([]byte, 1<<16)); err != nil {

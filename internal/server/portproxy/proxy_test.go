@@ -197,8 +197,8 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// TestWhatGetsInside: credentials do not, and what names a client is ours.
-func TestWhatGetsInside(t *testing.T) {
+// TestAttackWhatGetsInside: credentials do not, and what names a client is ours.
+func TestAttackWhatGetsInside(t *testing.T) {
 	b, addr := start(t)
 	var got http.Header
 	b.serve(t, "one", func(_ http.ResponseWriter, r *http.Request) { got = r.Header })
@@ -249,9 +249,9 @@ func TestCookiesStay(t *testing.T) {
 	}
 }
 
-// TestConnectionsAreNotShared: every token has connections of its own, so that
+// TestAttackConnectionsAreNotShared: every token has connections of its own, so that
 // each is authorised and recorded.
-func TestConnectionsAreNotShared(t *testing.T) {
+func TestAttackConnectionsAreNotShared(t *testing.T) {
 	b, addr := start(t)
 	b.serve(t, "one", func(http.ResponseWriter, *http.Request) {})
 	b.serve(t, "two", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "two") })
@@ -287,9 +287,9 @@ func raw(t *testing.T, addr, request string) string {
 	return string(answer)
 }
 
-// TestSmuggling: a second request that hides in the first is never one of the
+// TestAttackSmuggling: a second request that hides in the first is never one of the
 // program inside, nor of another sandbox.
-func TestSmuggling(t *testing.T) {
+func TestAttackSmuggling(t *testing.T) {
 	b, addr := start(t)
 	var seen []string
 	var mu sync.Mutex
