@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"time"
@@ -27,8 +28,44 @@ type Binder interface {
 	// Binding names what sandboxes belong to. It is stable across processes,
 	// differs whenever an Attach could miss a sandbox that exists elsewhere,
 	// and can be shown and stored: it contains no secret, and none can be
-	// derived from it. It asks nobody.
+	// derived from it. Providers of several installations that reach the same
+	// sandboxes have the same binding if they are Adopters. It asks nobody.
 	Binding(ctx context.Context) (string, error)
+}
+
+// FormerBinder is implemented by Binders whose earlier versions named what
+// sandboxes belong to in another way.
+type FormerBinder interface {
+	// FormerBindings returns the other names that records may have for what
+	// Binding names.
+	FormerBindings(ctx context.Context) ([]string, error)
+}
+
+// ErrElsewhere is in the chain of an error that says that a sandbox exists and
+// belongs to another installation, which uses the same account. Its code is not
+// CodeGone: nobody may make another one in its place.
+var ErrElsewhere = errors.New("the sandbox belongs to another installation")
+
+// Elsewhere is the error of calls on a sandbox that another installation has.
+func Elsewhere(id sandbox.ID) error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Subject: string(id), Message: "another installation has the sandbox", Cause: ErrElsewhere,
+		Hint: "use it there, or take it over with the envelope of its session there",
+	}
+}
+
+// Adopter is implemented by Binders whose account several installations can use.
+// A sandbox belongs to the installation that made it: no other lists it,
+// attaches to it or ends it, until one adopts it.
+type Adopter interface {
+	// Adopt makes a sandbox that another installation with the same binding made
+	// belong to this one. Spec has its ID and what it was made with. CodeGone is
+	// evidence that nobody has such a sandbox. Adopting one's own is success.
+	//
+	// If the service can record whose a sandbox is, all calls of the other
+	// installation fail from then on with an error that wraps ErrElsewhere.
+	// Otherwise that one goes on as if it had it, and may end it.
+	Adopt(ctx context.Context, spec *sandbox.Spec) error
 }
 
 // Permanent is implemented by providers whose sandboxes are machines of their

@@ -105,3 +105,55 @@ func TestRB36EnvelopesLeaveTheInstallation(t *testing.T) {
 		t.Errorf("the receipt: %+v; want a new sandbox, and that everything is lost", r)
 	}
 }
+
+// An upgrade that calls the account by another name is no other account: sandboxes
+// go on, and envelopes of before and after lead to them.
+func TestFormerBindings(t *testing.T) {
+	t.Parallel()
+	m := daemontest.New(t)
+	open := func(binding string, former ...string) (*atoll.Client, *daemon.Daemon) {
+		return with(t, m, registry.Entry{Name: "service", Open: func(h registry.Host) (driver.Provider, error) {
+			return fake.New(fake.Options{World: m.World, Binding: binding, Former: former, Limited: true, SnapshotDir: h.Snapshots}), nil
+		}})
+	}
+	c, d := open("before")
+	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "echo kept > /x")
+	old, err := s.Envelope(t.Context())
+	if err != nil || !strings.HasSuffix(old.Binding, "/before") {
+		t.Fatalf("the binding is %s, %v", old.Binding, err)
+	}
+	mustClose(t, d)
+
+	c, d = open("after", "long before", "before")
+	resumed, err := c.Sessions().Resume(t.Context(), old, atoll.SessionOptions{Name: "agent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resumed.Close()
+	if r := resumed.Receipt(); string(r.Sandbox) != old.Box {
+		t.Errorf("the receipt is %+v, want that of %s", r, old.Box)
+	}
+	if got := runShell(t, resumed, "cat /x"); got != "kept" {
+		t.Errorf("it has %q", got)
+	}
+	e, err := resumed.Envelope(t.Context())
+	if err != nil || !strings.HasSuffix(e.Binding, "/after") || e.Box != old.Box {
+		t.Errorf("the envelope has %s of %s, %v", e.Box, e.Binding, err)
+	}
+	again, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
+	if err != nil || again.Receipt().Sandbox != resumed.Receipt().Sandbox {
+		t.Fatalf("with the new envelope: %+v, %v", again, err)
+	}
+	defer again.Close()
+	mustClose(t, d)
+
+	// Another account has neither.
+	c, _ = open("other")
+	if _, err = c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{}); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		t.Errorf("in another account: %v, want unavailable", err)
+	}
+	if all := running(t, m); len(all) != 1 {
+		t.Errorf("there are %d sandboxes, want one", len(all))
+	}
+}

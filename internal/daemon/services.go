@@ -115,7 +115,7 @@ func (d *Daemon) openProvider(ctx context.Context, config *services.Config) (err
 	if err != nil {
 		return err
 	}
-	config.Control, config.Binding, config.Open = first.Control, first.Binding, d.backend
+	config.Control, config.Binding, config.Former, config.Open = first.Control, first.Binding, first.Former, d.backend
 	for _, e := range d.node.Providers().Entries() {
 		config.Known = append(config.Known, sandbox.Provider{Name: e.Name, Summary: e.Summary, Warning: e.Warning})
 	}
@@ -131,7 +131,7 @@ func (d *Daemon) backend(ctx context.Context, name string) (providers.Opened, er
 	if err != nil {
 		return providers.Opened{}, err
 	}
-	return providers.Opened{Name: p.Name, Binding: p.Binding, Control: d.node.Config(p)}, nil
+	return providers.Opened{Name: p.Name, Binding: p.Binding, Former: p.Former, Control: d.node.Config(p)}, nil
 }
 
 // openKeys opens what is sealed with a key of this machine's, or is one.

@@ -47,6 +47,9 @@ type Options struct {
 	// it apart.
 	Binding string
 
+	// Former is what FormerBindings returns.
+	Former []string
+
 	// Limited has Probe say that every limit holds, for tests of what is made of
 	// that: the fake runs nothing that could exceed one.
 	Limited bool
@@ -81,6 +84,7 @@ type Provider struct {
 	bare    bool
 	limited bool
 	binding string
+	former  []string
 
 	snapshots *snapshotstore.Snapshots // nil: none
 }
@@ -92,7 +96,7 @@ var (
 
 // New returns a provider.
 func New(opts Options) *Provider {
-	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: opts.Binding}
+	p := &Provider{world: opts.World, fault: opts.Fault, bare: opts.Bare, limited: opts.Limited, binding: opts.Binding, former: opts.Former}
 	switch {
 	case p.world == nil:
 		p.world, p.binding = &World{}, cmp.Or(p.binding, "memory")
@@ -107,6 +111,9 @@ func New(opts Options) *Provider {
 
 // Binding implements driver.Binder.
 func (p *Provider) Binding(ctx context.Context) (string, error) { return p.binding, ctx.Err() }
+
+// FormerBindings implements driver.FormerBinder.
+func (p *Provider) FormerBindings(ctx context.Context) ([]string, error) { return p.former, ctx.Err() }
 
 // begin is called first in every operation.
 func (p *Provider) begin(ctx context.Context, op string) error {

@@ -14,6 +14,8 @@ type Provider struct {
 	// Binding names what the sandboxes belong to: an account, an endpoint or a
 	// machine. It is no secret. Empty: this machine.
 	Binding string
+	// Former are the bindings that records of earlier versions have.
+	Former []string
 
 	mu    sync.Mutex
 	facts driver.Facts // of the last Probe that found the provider available

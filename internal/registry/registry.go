@@ -167,6 +167,11 @@ func (r *Registry) Open(ctx context.Context, name string) (*Provider, error) {
 			return nil, errors.Join(unavailable(name, err), d.Close())
 		}
 	}
+	if b, ok := driver.As[driver.FormerBinder](d); ok {
+		if p.Former, err = b.FormerBindings(ctx); err != nil {
+			return nil, errors.Join(unavailable(name, err), d.Close())
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -312,7 +313,25 @@ func (a *api) Account(ctx context.Context) (string, error) {
 }
 
 // Credential implements hosted.Service.
-func (a *api) Credential() string { return a.prefix + "\n" + a.key.Account() }
+func (a *api) Credential() hosted.Credential {
+	c := hosted.Credential{Name: a.prefix + "\n" + a.key.Account()}
+	if a.key.Value() != "" {
+		c.Key = c.Name
+	}
+	return c
+}
+
+// Scopes implements hosted.Service.
+func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err error) {
+	all, err := a.list(ctx, "atoll-")
+	for _, b := range all {
+		scope, ok := strings.CutSuffix(b.Name, boxName("", id)[len("atoll-"):])
+		if scope = strings.TrimPrefix(scope, "atoll-"); ok && identity.Valid(scope) {
+			scopes = append(scopes, scope)
+		}
+	}
+	return scopes, err
+}
 
 const (
 	// moves is how often a box is started or stopped that does not do so.

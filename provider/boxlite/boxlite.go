@@ -32,7 +32,7 @@ const Name = "boxlite"
 // Options say which server to use, and how.
 type Options struct {
 	// Dir is a directory for this provider alone. It is made when something has
-	// to be kept. Sandboxes belong to it: another directory does not see them.
+	// to be kept. Sandboxes belong to it: another directory has to adopt them.
 	Dir string
 	// URL is the server's address, without the version.
 	URL string
@@ -83,6 +83,8 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.FormerBinder   = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Resumer        = (*Instance)(nil)

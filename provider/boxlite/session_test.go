@@ -31,3 +31,19 @@ func TestSaved(t *testing.T) {
 		t.Errorf("%d boxes are left", n)
 	}
 }
+
+func TestHandover(t *testing.T) {
+	const other = "blk_live_other"
+	w := serve(t)
+	w.AddKey(other, "other")
+	h := hostedtest.Handover{
+		Name: boxlite.Name, Count: func() int { return len(w.IDs()) },
+		Open: func(dir string) (driver.Provider, error) { return boxlite.New(w.options(dir)) },
+		Other: func(dir string) (driver.Provider, error) {
+			opts := w.options(dir)
+			opts.APIKey = other
+			return boxlite.New(opts)
+		},
+	}
+	h.Run(t)
+}

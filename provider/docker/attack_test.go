@@ -1,6 +1,7 @@
 package docker_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -10,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/docker"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -117,8 +119,8 @@ func TestForeignContainers(t *testing.T) {
 	for f, err := range p.List(t.Context()) {
 		t.Errorf("List shows %+v, %v", f, err)
 	}
-	if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeGone {
-		t.Errorf("Attach: %v, want gone", err)
+	if _, err := p.Attach(t.Context(), "sb-1"); p.ErrorCode(err) != sandbox.CodeUnavailable || !errors.Is(err, driver.ErrElsewhere) {
+		t.Errorf("Attach: %v, want that another installation has it", err)
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 
 // The labels of a container.
 const (
-	labelScope = "run.atoll.scope" // the state directory it belongs to
+	labelScope = "run.atoll.scope" // the state directory that made it
 	labelID    = "run.atoll.id"
 	labelLife  = "run.atoll.life"  // its lifetime in seconds
 	labelTry   = "run.atoll.try"   // the call of Create that made it
@@ -79,7 +79,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err == nil {
 		return nil, taken(spec.ID)
 	}
-	if sandbox.CodeOf(err) != sandbox.CodeGone {
+	if sandbox.CodeOf(err) != sandbox.CodeGone && !errors.Is(err, driver.ErrElsewhere) {
 		return nil, err
 	}
 	own, err := p.fetch(ctx, image)
@@ -96,7 +96,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		labels[labelLife] = life
 	}
 	create := client.ContainerCreateOptions{
-		Name: "atoll-" + scope + "-" + string(spec.ID),
+		Name: containerName(scope, spec.ID),
 		Config: &container.Config{
 			Image: image, User: "0:0", WorkingDir: "/", Hostname: spec.Hostname, Labels: labels, StopSignal: "SIGKILL",
 			Entrypoint: []string{"/bin/sh", "-c", entry, "atoll", life}, Cmd: []string{},
@@ -345,35 +345,45 @@ func (p *Provider) create(ctx context.Context, create client.ContainerCreateOpti
 // find asks the daemon for the container of a sandbox. That there is none is
 // evidence: the daemon that had it has listed what there is.
 func (p *Provider) find(ctx context.Context, id sandbox.ID) (container.Summary, error) {
-	all, err := p.list(ctx, labelID+"="+string(id))
+	ours, foreign, err := p.list(ctx, labelID+"="+string(id))
 	if err != nil {
 		return container.Summary{}, err
 	}
-	for _, c := range all {
+	for _, c := range ours {
 		if c.Labels[labelID] == string(id) {
 			return c, nil
+		}
+	}
+	for _, c := range foreign {
+		if c.Labels[labelID] == string(id) {
+			return container.Summary{}, driver.Elsewhere(id)
 		}
 	}
 	return container.Summary{}, p.gone(ctx, id)
 }
 
-// list returns the containers of this directory, running or not.
-func (p *Provider) list(ctx context.Context, labels ...string) (ours []container.Summary, err error) {
+// list returns the containers with labels, running or not: those of this
+// directory, and those of others.
+func (p *Provider) list(ctx context.Context, labels ...string) (ours, foreign []container.Summary, err error) {
 	scope, err := p.scope()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	filters := client.Filters{}.Add("label", append(labels, labelScope+"="+scope)...)
+	filters := client.Filters{}.Add("label", append(labels, labelScope)...)
 	res, err := p.api.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: filters})
 	if err != nil {
-		return nil, p.unanswered(ctx, err)
+		return nil, nil, p.unanswered(ctx, err)
 	}
 	for _, c := range res.Items {
-		if c.Labels[labelScope] == scope && sandbox.ValidateName(c.Labels[labelID]) == nil {
+		switch {
+		case sandbox.ValidateName(c.Labels[labelID]) != nil || c.Labels[labelScope] == "":
+		case ownerOf(c.Labels, c.Names...) == scope:
 			ours = append(ours, c)
+		default:
+			foreign = append(foreign, c)
 		}
 	}
-	return ours, nil
+	return ours, foreign, nil
 }
 
 // Attach implements driver.Provider. An open sandbox that has lost its network
@@ -396,7 +406,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 // List implements driver.Provider.
 func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
-		all, err := p.list(ctx)
+		all, _, err := p.list(ctx)
 		if err == nil {
 			_, err = p.info(ctx) // is it the same daemon?
 		}

@@ -100,27 +100,37 @@ func (p *Provider) scope() (string, error) {
 	return identity.Of(filepath.Join(p.opts.Dir, "scope"))
 }
 
-// Binding implements driver.Binder: the address, and a hash that names the
-// daemon there and the directory. It asks the daemon until that has answered
-// once.
-func (p *Provider) Binding(ctx context.Context) (string, error) {
-	scope, err := p.scope()
-	if err != nil {
-		return "", err
-	}
+// identity asks the daemon who it is until that has answered once.
+func (p *Provider) identity(ctx context.Context) (string, error) {
 	p.mu.Lock()
 	daemon := p.daemon
 	p.mu.Unlock()
-	if daemon == "" {
-		if _, err := p.info(ctx); err != nil {
-			return "", err
-		}
-		p.mu.Lock()
-		daemon = p.daemon
-		p.mu.Unlock()
+	if daemon != "" {
+		return daemon, nil
 	}
+	if _, err := p.info(ctx); err != nil {
+		return "", err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.daemon, nil
+}
+
+// Binding implements driver.Binder: a hash that names the daemon, wherever it is
+// reached.
+func (p *Provider) Binding(ctx context.Context) (string, error) {
+	daemon, err := p.identity(ctx)
+	sum := sha256.Sum256([]byte(daemon))
+	return Name + "#" + hex.EncodeToString(sum[:8]), err
+}
+
+// FormerBindings implements driver.FormerBinder: the address and the directory
+// were part of the binding.
+func (p *Provider) FormerBindings(ctx context.Context) ([]string, error) {
+	scope, err1 := p.scope()
+	daemon, err2 := p.identity(ctx)
 	sum := sha256.Sum256([]byte(scope + "\n" + p.opts.Host + "\n" + daemon))
-	return p.opts.Host + "#" + hex.EncodeToString(sum[:8]), nil
+	return []string{p.opts.Host + "#" + hex.EncodeToString(sum[:8])}, errors.Join(err1, err2)
 }
 
 // gone is the error for a container that the daemon does not know. It is

@@ -3,7 +3,7 @@
 // The daemon makes, lists, pauses and removes containers. What happens inside
 // is done by Atoll's guest, which is copied into a new container and run with
 // docker exec. Labels of the containers are the only record: which state
-// directory a container belongs to, its ID and its labels.
+// directory made a container, its ID and its labels. Its name says which has it.
 package docker
 
 import (
@@ -33,7 +33,7 @@ const Name = "docker"
 // Options say which daemon to use, and how.
 type Options struct {
 	// Dir is a directory for this provider alone, made when it is first needed.
-	// Containers belong to it: another directory does not see them.
+	// Containers belong to it: another directory has to adopt them.
 	Dir string
 	// Host is the daemon's address, such as unix:///var/run/docker.sock or
 	// tcp://host:2376. Empty: the usual socket.
@@ -78,6 +78,8 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.FormerBinder   = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Instance       = (*Instance)(nil)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -117,10 +118,19 @@ func (p *Provider) remove(ctx context.Context, id sandbox.ID, name string) error
 	}
 }
 
-// Destroy implements driver.Instance.
+// Destroy implements driver.Instance. A container that another directory has
+// adopted stays.
 func (in *Instance) Destroy(ctx context.Context) error {
 	in.SetDying(true)
-	if err := in.p.remove(ctx, in.id, in.name); err != nil {
+	var err error
+	for err == nil {
+		// By its present name, so that it is not removed once it has another.
+		var c container.InspectResponse
+		if c, err = in.p.inspect(ctx, in.id, in.name, false); err == nil {
+			err = in.p.remove(ctx, in.id, strings.TrimPrefix(c.Name, "/"))
+		}
+	}
+	if sandbox.CodeOf(err) != sandbox.CodeGone {
 		in.SetDying(false)
 		return err
 	}
@@ -128,7 +138,7 @@ func (in *Instance) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// inspect asks the daemon about a container. Its absence is CodeGone.
+// inspect asks the daemon about a container of ours. Its absence is CodeGone.
 func (p *Provider) inspect(ctx context.Context, id sandbox.ID, name string, size bool) (container.InspectResponse, error) {
 	res, err := p.api.ContainerInspect(ctx, name, client.ContainerInspectOptions{Size: size})
 	if err = p.explain(ctx, err); sandbox.CodeOf(err) == sandbox.CodeNotFound {
@@ -136,6 +146,9 @@ func (p *Provider) inspect(ctx context.Context, id sandbox.ID, name string, size
 	}
 	if err == nil && res.Container.State == nil {
 		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: p.opts.Host, Message: "the daemon does not say what state the container is in"}
+	}
+	if err == nil && res.Container.Config != nil {
+		err = p.mine(id, res.Container.Config.Labels, res.Container.Name)
 	}
 	return res.Container, err
 }

@@ -49,7 +49,7 @@ func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, template stri
 	if err != nil {
 		return nil, err
 	}
-	if _, err := p.find(ctx, spec.ID); sandbox.CodeOf(err) != sandbox.CodeGone {
+	if _, err := p.find(ctx, spec.ID); sandbox.CodeOf(err) != sandbox.CodeGone && !errors.Is(err, driver.ErrElsewhere) {
 		l.Unlock()
 		if err == nil {
 			err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "e2b.create", Subject: string(spec.ID), Message: "there is a sandbox with this ID"}
@@ -121,7 +121,7 @@ func (p *Provider) CheckImage(image string) error {
 func seconds(d time.Duration) int64 { return max(1, int64((d+time.Second-1)/time.Second)) }
 
 // settle makes a sandbox ready for commands, or nothing.
-func (p *Provider) settle(ctx context.Context, l *records.Locked[record], req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
+func (p *Provider) settle(ctx context.Context, l *lockedRecord, req newBox, def guest.Defaults, id sandbox.ID) (*Instance, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
 	b, err := p.api.create(asking, req)
@@ -130,9 +130,9 @@ func (p *Provider) settle(ctx context.Context, l *records.Locked[record], req ne
 	}
 	b.Ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
 	in := p.instance(id, b)
-	err = ctx.Err()
+	binding, err := p.Binding(ctx)
 	if err == nil {
-		err = l.Write(record{Box: b.ID, Ends: b.Ends, Life: time.Duration(req.Timeout) * time.Second, Binding: p.api.binding(req.Metadata[metaScope])})
+		err = l.Write(record{Box: b.ID, Ends: b.Ends, Life: time.Duration(req.Timeout) * time.Second, Binding: binding})
 	}
 	if err == nil {
 		err = in.ready(ctx, req.copied, def)
@@ -170,7 +170,7 @@ func (in *Instance) configure(ctx context.Context, def guest.Defaults) error {
 }
 
 // forget removes what a request may have made whose answer did not come.
-func (p *Provider) forget(ctx context.Context, l *records.Locked[record], id sandbox.ID, why error) error {
+func (p *Provider) forget(ctx context.Context, l *lockedRecord, id sandbox.ID, why error) error {
 	if sandbox.CodeOf(why) == sandbox.CodeUnavailable || sandbox.CodeOf(why) == sandbox.CodeTimeout {
 		if b, err := p.find(ctx, id); err == nil {
 			return errors.Join(p.api.kill(ctx, b.ID), l.Remove())
@@ -182,20 +182,34 @@ func (p *Provider) forget(ctx context.Context, l *records.Locked[record], id san
 // find asks the service for a sandbox of ours. That it knows none is evidence:
 // it has taken the key and listed what there is.
 func (p *Provider) find(ctx context.Context, id sandbox.ID) (box, error) {
-	scope, err := p.boxes.Scope()
+	scope, err := p.scopeOf(id)
 	if err != nil {
 		return box{}, err
 	}
-	page, _, err := p.api.list(ctx, map[string]string{metaScope: scope, metaID: string(id)}, "", pageSize)
+	all, err := p.named(ctx, id)
 	if err != nil {
 		return box{}, err
 	}
-	for _, b := range page {
-		if b.Metadata[metaScope] == scope && b.Metadata[metaID] == string(id) {
+	for _, b := range all {
+		if b.Metadata[metaScope] == scope {
 			return b, nil
 		}
 	}
-	return box{}, p.absent(id, scope)
+	if len(all) > 0 {
+		return box{}, driver.Elsewhere(id)
+	}
+	return box{}, p.absent(id)
+}
+
+// named asks the service for the sandboxes with an ID, of all directories.
+func (p *Provider) named(ctx context.Context, id sandbox.ID) (all []box, err error) {
+	page, _, err := p.api.list(ctx, map[string]string{metaID: string(id)}, "", pageSize)
+	for _, b := range page {
+		if b.Metadata[metaID] == string(id) && b.Metadata[metaScope] != "" {
+			all = append(all, b)
+		}
+	}
+	return all, err
 }
 
 // Attach implements driver.Provider.
@@ -237,10 +251,29 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 				}
 			}
 			if token == "" {
+				p.adopted(ctx, yield)
 				return
 			}
 		}
 		yield(driver.Found{}, err)
+	}
+}
+
+// adopted yields the sandboxes that this directory has and another one made.
+func (p *Provider) adopted(ctx context.Context, yield func(driver.Found, error) bool) {
+	for _, id := range p.boxes.IDs() {
+		r, _ := p.boxes.Get(id)
+		if r.Scope == "" {
+			continue
+		}
+		b, err := p.find(ctx, sandbox.ID(id))
+		if code := sandbox.CodeOf(err); code == sandbox.CodeGone || code == sandbox.CodeUnauthorized {
+			continue // it ended, or is another account's
+		}
+		f, _ := found(b, r.Scope)
+		if !yield(f, err) || err != nil {
+			return
+		}
 	}
 }
 

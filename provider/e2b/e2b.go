@@ -32,8 +32,8 @@ const Name = "e2b"
 // Options say which service to use, and how.
 type Options struct {
 	// Dir is a directory for this provider alone. It is made when something
-	// has to be kept. Sandboxes belong to it: another directory does not see
-	// them.
+	// has to be kept. Sandboxes belong to it: another directory has to
+	// adopt them.
 	Dir string
 	// APIKey is the key of the account. It is sent to the API and nowhere
 	// else, and is no part of any error.
@@ -82,6 +82,8 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.FormerBinder   = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Resumer        = (*Instance)(nil)

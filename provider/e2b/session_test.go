@@ -1,6 +1,8 @@
 package e2b_test
 
 import (
+	"bytes"
+	"strings"
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
@@ -21,3 +23,23 @@ func TestSaved(t *testing.T) { hostedtest.Saved(t, e2b.Name, opener(t)) }
 func TestContext(t *testing.T) { hostedtest.Context(t, e2b.Name, opener(t)) }
 
 func TestWorkspace(t *testing.T) { hostedtest.Workspace(t, e2b.Name, opener(t)) }
+
+func TestHandover(t *testing.T) {
+	s := serve(t)
+	h := hostedtest.Handover{
+		Name: e2b.Name, Open: func(dir string) (driver.Provider, error) { return e2b.New(s.options(dir)) },
+		Other: func(dir string) (driver.Provider, error) {
+			opts := s.options(dir)
+			opts.APIKey = "e2b_" + strings.Repeat("0", 40)
+			return e2b.New(opts)
+		},
+		Count: func() int {
+			out, err := s.command("ls", "--json").Output()
+			if err != nil {
+				t.Error(err)
+			}
+			return bytes.Count(out, []byte(`"id":`))
+		},
+	}
+	h.Run(t)
+}

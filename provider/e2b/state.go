@@ -3,6 +3,7 @@ package e2b
 import (
 	"time"
 
+	"github.com/atoll-run/atoll/provider/internal/records"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -16,7 +17,13 @@ type record struct {
 	Doomed bool          `json:"doomed,omitempty"` // we ended it, or were about to
 	// Binding is whose sandbox it is; see [Provider.Binding].
 	Binding string `json:"binding,omitempty"`
+	// Scope is that of the directory that made the sandbox, if it was another one:
+	// the service cannot be told whose a sandbox is.
+	Scope string `json:"scope,omitempty"`
 }
+
+// lockedRecord is a record that nobody else changes.
+type lockedRecord = records.Locked[record]
 
 // recordOf returns what is kept of the sandbox with a service's id; ok is false
 // if nothing is, as after we destroyed it.
@@ -37,11 +44,8 @@ func (p *Provider) sweep(now time.Time) {
 	if len(p.boxes.IDs()) == 0 {
 		return
 	}
-	scope, err := p.boxes.Scope()
-	if err != nil {
-		return
-	}
 	p.boxes.Sweep(func(r record) bool {
-		return now.After(r.Ends.Add(kept)) && (r.Binding == "" || r.Binding == p.api.binding(scope))
+		ours, err := p.ours(r)
+		return now.After(r.Ends.Add(kept)) && ours && err == nil
 	})
 }

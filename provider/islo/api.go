@@ -14,6 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll/provider/internal/credential"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
+	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -22,7 +23,7 @@ import (
 type api struct {
 	rest.Client
 	control *rest.Client
-	scope   func() (string, error) // of the provider's directory
+	boxes   hosted.Boxes
 
 	key    *credential.Source
 	single chan struct{} // held by who asks for a token
@@ -31,8 +32,8 @@ type api struct {
 	until  time.Time // it is used no more
 }
 
-func newAPI(control, compute *url.URL, key *credential.Source, scope func() (string, error), transport http.RoundTripper) *api {
-	a := &api{key: key, scope: scope, single: make(chan struct{}, 1)}
+func newAPI(control, compute *url.URL, key *credential.Source, boxes hosted.Boxes, transport http.RoundTripper) *api {
+	a := &api{key: key, boxes: boxes, single: make(chan struct{}, 1)}
 	client := func(base *url.URL) rest.Client {
 		return rest.Client{
 			HTTP: rest.NewHTTP(transport), Base: base, Words: words, Fresh: a.fresh,
@@ -244,10 +245,16 @@ func all[T any](ctx context.Context, a *api, path string, q url.Values) (items [
 // other place for what marks a sandbox as ours.
 func prefixOf(scope string) string { return "atoll-" + scope + "-" }
 
-// named is the service's name for something of ours.
-func (a *api) named(id string) (string, error) {
-	scope, err := a.scope()
+// own is the service's name for something that this directory makes.
+func (a *api) own(id string) (string, error) {
+	scope, err := a.boxes.Scope()
 	return prefixOf(scope) + id, err
+}
+
+// named is the service's name for a sandbox of ours.
+func (a *api) named(id sandbox.ID) (string, error) {
+	scope, err := a.boxes.ScopeOf(id)
+	return prefixOf(scope) + string(id), err
 }
 
 // describe says what the service knows of a sandbox.
@@ -257,10 +264,14 @@ func (b box) describe(id sandbox.ID) hosted.Box {
 
 // Get implements hosted.Service. Sandboxes are asked for by their names.
 func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, error) {
-	name, err := a.named(string(id))
+	name, err := a.named(id)
 	if err != nil {
 		return hosted.Box{}, err
 	}
+	return a.of(ctx, id, name)
+}
+
+func (a *api) of(ctx context.Context, id sandbox.ID, name string) (hosted.Box, error) {
 	b, err := a.get(ctx, name)
 	if missing(err) || err == nil && stateOf(b.Status) == sandbox.Gone {
 		err = hosted.ErrNone
@@ -271,13 +282,14 @@ func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, err
 // Find implements hosted.Service. That a sandbox is missing is evidence only if
 // it is not listed either.
 func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
-	b, err := a.Get(ctx, id, "")
+	name := prefixOf(scope) + string(id)
+	b, err := a.of(ctx, id, name)
 	if !errors.Is(err, hosted.ErrNone) {
 		return b, err
 	}
-	listed, err := a.list(ctx, prefixOf(scope)+string(id))
+	listed, err := a.list(ctx, name)
 	for _, other := range listed {
-		if other.Name == prefixOf(scope)+string(id) {
+		if other.Name == name {
 			return b, a.Strange("the service lists the sandbox and says that it does not know it")
 		}
 	}
@@ -312,7 +324,7 @@ func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
 	if err != nil || b.ID != boxID {
 		return err
 	}
-	name, err := a.named(string(id))
+	name, err := a.named(id)
 	if err != nil {
 		return err
 	}
@@ -324,7 +336,7 @@ func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
 
 // Clear implements hosted.Service: it removes the gateway profile of a sandbox.
 func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
-	name, err := a.named(string(id))
+	name, err := a.named(id)
 	if err != nil {
 		return err
 	}
@@ -335,7 +347,21 @@ func (a *api) Clear(ctx context.Context, id sandbox.ID, once bool) error {
 func (a *api) Account(context.Context) (string, error) { return "", nil }
 
 // Credential implements hosted.Service.
-func (a *api) Credential() string { return a.key.Account() }
+func (a *api) Credential() hosted.Credential {
+	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
+}
+
+// Scopes implements hosted.Service.
+func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err error) {
+	all, err := a.list(ctx, "atoll-")
+	for _, b := range all {
+		scope, ok := strings.CutSuffix(strings.TrimPrefix(b.Name, "atoll-"), "-"+string(id))
+		if ok && identity.Valid(scope) {
+			scopes = append(scopes, scope)
+		}
+	}
+	return scopes, err
+}
 
 // stateOf translates a status. One that is not known is no state.
 func stateOf(status string) sandbox.State {

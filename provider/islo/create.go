@@ -61,7 +61,7 @@ func (p *Provider) complete(c *creation, spec *sandbox.Spec) (own *profile, err 
 	c.Lifecycle = lifecycle{AutoResume: "never", DeleteAfter: 60 * up(int64(spec.Lifetime.HardTimeout()), int64(time.Minute))}
 	c.Request = rand.Text()
 	internet := false
-	if c.Name, err = p.api.named(string(spec.ID)); err != nil {
+	if c.Name, err = p.api.own(string(spec.ID)); err != nil {
 		return nil, err
 	}
 	if !spec.Network.Asked() && p.opts.Profile != "" {
@@ -145,7 +145,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	if err != nil {
 		return nil, err
 	}
-	name, err := p.api.named(string(id))
+	name, err := p.api.named(id)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ const Name = "islo"
 // Options say which account to use, and how.
 type Options struct {
 	// Dir is a directory for this provider alone. It is made when something has
-	// to be kept. Sandboxes belong to it: another directory does not see them.
+	// to be kept. Sandboxes belong to it: another directory has to adopt them.
 	Dir string
 	// Key is where the API key comes from. It is sent to the control URL and
 	// nowhere else; for tokens that end soon, which are sent to both.
@@ -109,6 +109,8 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.FormerBinder   = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
@@ -133,9 +135,9 @@ func New(opts Options) (*Provider, error) {
 		opts.Key = credential.New("ISLO_API_KEY", "", "", "")
 	}
 	boxes := hosted.Open(opts.Dir)
-	a := newAPI(control, compute, opts.Key, boxes.Scope, opts.Transport)
+	a := newAPI(control, compute, opts.Key, boxes, opts.Transport)
 	p := &Provider{opts: opts, api: a, saved: records.Dir[struct{}]{Root: opts.Dir, Name: "snapshots"}, Core: &hosted.Core{
-		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true,
+		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, More: true,
 		Hint: "use the ISLO_API_KEY and the ISLO_BASE_URL that it was made with",
 	}}
 	if err := p.Start(opts.Executable); err != nil {

@@ -94,7 +94,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 func (in *Instance) capture(ctx context.Context, opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), capturing)
 	defer cancel()
-	name, err := in.p.api.named(opts.ID)
+	name, err := in.p.api.own(opts.ID)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
@@ -154,7 +154,7 @@ func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot
 	if sandbox.ValidateName(id) != nil {
 		return driver.Snapshot{}, lost(id, "there is no such snapshot")
 	}
-	name, err := p.api.named(id)
+	name, err := p.api.own(id)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
@@ -171,7 +171,7 @@ func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot
 // Snapshots implements driver.SnapshotKeeper.
 func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
 	return func(yield func(driver.FoundSnapshot, error) bool) {
-		prefix, err := p.api.named("")
+		prefix, err := p.api.own("")
 		var items []saved
 		if err == nil {
 			items, err = all[saved](ctx, p.api, "/snapshots/", url.Values{})
@@ -198,7 +198,7 @@ func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot
 
 // check refuses a reference that is not one of this directory.
 func (p *Provider) check(ref driver.SnapshotRef) error {
-	prefix, err := p.api.named("")
+	prefix, err := p.api.own("")
 	if err != nil {
 		return err
 	}

@@ -192,9 +192,36 @@ func (p *Provider) find(ctx context.Context, id sandbox.ID) (*atoll.Sandbox, err
 	return s, nil
 }
 
+// mine is find, and refuses a sandbox that another directory has.
+func (p *Provider) mine(ctx context.Context, id sandbox.ID) (*atoll.Sandbox, error) {
+	s, err := p.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	scope, err := p.scope()
+	if err == nil && s.Info().Labels[labelScope] != scope {
+		err = driver.Elsewhere(id)
+	}
+	return s, err
+}
+
+// Adopt implements driver.Adopter: it changes a label.
+func (p *Provider) Adopt(ctx context.Context, spec *sandbox.Spec) error {
+	s, err := p.find(ctx, spec.ID)
+	if err != nil {
+		return err
+	}
+	scope, err := p.scope()
+	if err == nil && s.Info().Labels[labelScope] != scope {
+		_, err = s.Update(ctx, sandbox.Change{Labels: map[string]*string{labelScope: &scope}})
+		err = p.explain(err)
+	}
+	return err
+}
+
 // Attach implements driver.Provider.
 func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, error) {
-	s, err := p.find(ctx, id)
+	s, err := p.mine(ctx, id)
 	if err != nil {
 		return nil, err
 	}

@@ -177,7 +177,12 @@ func (b *box) epitaph(ctx context.Context) sandbox.Exit {
 
 // Destroy implements driver.Instance.
 func (b *box) Destroy(ctx context.Context) error {
-	err := b.explain(ctx, repeat(ctx, func() error { return b.s.Destroy(ctx) }))
+	err := b.explain(ctx, repeat(ctx, func() error {
+		if _, err := b.p.mine(ctx, b.id); err != nil {
+			return err // another installation has it, or it is gone
+		}
+		return b.s.Destroy(ctx)
+	}))
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		return nil
 	}

@@ -77,6 +77,7 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Restorer       = (*Provider)(nil)
@@ -192,7 +193,7 @@ func (p *Provider) Close() error {
 // State implements driver.StateTeller: other clients of the other daemon, and
 // its own rules, pause sandboxes.
 func (p *Provider) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) {
-	b, err := p.find(ctx, id)
+	b, err := p.mine(ctx, id)
 	if err != nil {
 		return "", err
 	}

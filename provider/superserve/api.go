@@ -3,6 +3,7 @@ package superserve
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -166,12 +167,45 @@ func (a *api) Clear(context.Context, sandbox.ID, bool) error { return nil }
 func (a *api) Account(context.Context) (string, error) { return "", nil }
 
 // Credential implements hosted.Service.
-func (a *api) Credential() string { return a.key.Account() }
+func (a *api) Credential() hosted.Credential {
+	return hosted.Credential{Name: a.key.Account(), Key: a.key.Value()}
+}
+
+// Scopes implements hosted.Service.
+func (a *api) Scopes(ctx context.Context, id sandbox.ID) (scopes []string, err error) {
+	all, err := a.list(ctx, url.Values{"metadata." + metaID: {string(id)}})
+	for _, b := range all {
+		if b.Metadata[metaID] == string(id) && b.Metadata[metaScope] != "" && b.Status != statusDeleted {
+			scopes = append(scopes, b.Metadata[metaScope])
+		}
+	}
+	return scopes, err
+}
+
+// Claim implements hosted.Claimer.
+func (a *api) Claim(ctx context.Context, id sandbox.ID, boxID, scope string) error {
+	b, err := a.get(ctx, boxID)
+	if err == nil && b.Metadata[metaID] != string(id) {
+		err = a.Strange("the service answers for another sandbox")
+	}
+	if err != nil {
+		return err
+	}
+	metadata := maps.Clone(b.Metadata)
+	metadata[metaScope] = scope
+	if err := a.patch(ctx, boxID, map[string]any{"metadata": metadata}); err != nil {
+		return err
+	}
+	if b, err = a.get(ctx, boxID); err == nil && b.Metadata[metaScope] != scope {
+		err = a.Strange("the service does not confirm whose the sandbox is")
+	}
+	return err
+}
 
 // describe says what the service knows of a sandbox.
 func (b box) describe() hosted.Box {
 	d := hosted.Box{
-		ID: b.ID, Sandbox: sandbox.ID(b.Metadata[metaID]), Status: b.Status, State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{},
+		ID: b.ID, Scope: b.Metadata[metaScope], Sandbox: sandbox.ID(b.Metadata[metaID]), Status: b.Status, State: stateOf(b.Status), Created: b.Created, Labels: map[string]string{},
 	}
 	for k, v := range b.Metadata {
 		if name, ok := strings.CutPrefix(k, metaLabel); ok {

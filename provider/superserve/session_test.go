@@ -31,3 +31,19 @@ func TestSaved(t *testing.T) {
 		t.Errorf("%d sandboxes are left", n)
 	}
 }
+
+func TestHandover(t *testing.T) {
+	const other = "ss_live_use_zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"
+	w := serve(t)
+	w.AddKey(other, "team-2")
+	h := hostedtest.Handover{
+		Name: superserve.Name, Records: true, Count: func() int { return len(w.IDs()) },
+		Open: func(dir string) (driver.Provider, error) { return superserve.New(w.options(dir)) },
+		Other: func(dir string) (driver.Provider, error) {
+			opts := w.options(dir)
+			opts.APIKey = other
+			return superserve.New(opts)
+		},
+	}
+	h.Run(t)
+}

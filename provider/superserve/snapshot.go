@@ -215,11 +215,11 @@ func (p *Provider) search(ctx context.Context, id string, r savedRecord) (saved,
 // FindSnapshot implements driver.SnapshotKeeper.
 func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot, error) {
 	r, ok := p.saved.Get(id)
-	binding, err := p.Binding(ctx)
+	ours, err := p.Ours(ctx)
 	if err != nil {
 		return driver.Snapshot{}, err
 	}
-	if sandbox.ValidateName(id) != nil || !ok || r.Binding != binding {
+	if sandbox.ValidateName(id) != nil || !ok || !ours(r.Binding) {
 		return driver.Snapshot{}, lost(id, "there is no such snapshot")
 	}
 	s, err := p.search(ctx, id, r)
@@ -235,10 +235,10 @@ func (p *Provider) FindSnapshot(ctx context.Context, id string) (driver.Snapshot
 // Snapshots implements driver.SnapshotKeeper.
 func (p *Provider) Snapshots(ctx context.Context) iter.Seq2[driver.FoundSnapshot, error] {
 	return func(yield func(driver.FoundSnapshot, error) bool) {
-		binding, err := p.Binding(ctx)
+		ours, err := p.Ours(ctx)
 		for _, id := range p.saved.IDs() {
 			r, ok := p.saved.Get(id)
-			if err != nil || !ok || r.Binding != binding {
+			if err != nil || !ok || !ours(r.Binding) {
 				continue
 			}
 			var s saved

@@ -32,7 +32,7 @@ const Name = "superserve"
 // Options say which account to use, and how.
 type Options struct {
 	// Dir is a directory for this provider alone. It is made when something has
-	// to be kept. Sandboxes belong to it: another directory does not see them.
+	// to be kept. Sandboxes belong to it: another directory has to adopt them.
 	Dir string
 	// APIKey is the key of the account. APIKeyFile is a file that holds it, and
 	// APIKeyCommand a command for the shell that writes it. The first one that is
@@ -147,6 +147,8 @@ var (
 	_ driver.Provider       = (*Provider)(nil)
 	_ driver.EgressEnforcer = (*Provider)(nil)
 	_ driver.Binder         = (*Provider)(nil)
+	_ driver.FormerBinder   = (*Provider)(nil)
+	_ driver.Adopter        = (*Provider)(nil)
 	_ driver.ImageChecker   = (*Provider)(nil)
 	_ driver.StateTeller    = (*Provider)(nil)
 	_ driver.Restorer       = (*Provider)(nil)

@@ -2,6 +2,7 @@ package providers
 
 import (
 	"context"
+	"slices"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/catalog"
@@ -51,6 +52,15 @@ func (s *Service) describe(ctx context.Context, p sandbox.Provider) sandbox.Prov
 func (s *Service) Binding(ctx context.Context, provider string) (string, error) {
 	found, err := s.peek(ctx, provider)
 	return found.Binding, err
+}
+
+// Present returns the present name of a binding in a record of a provider's
+// sandbox.
+func (s *Service) Present(ctx context.Context, provider, binding string) string {
+	if found, err := s.peek(ctx, provider); err == nil && slices.Contains(found.Former, binding) {
+		return found.Binding
+	}
+	return binding
 }
 
 // CheckImage refuses an image that no sandbox of a provider can be made from.

@@ -24,6 +24,8 @@ type Opened struct {
 	// Binding names what its sandboxes belong to, such as an account of a
 	// service. Empty: this machine.
 	Binding string
+	// Former are the bindings that records of earlier versions have.
+	Former []string
 	// Control configures how its sandboxes are made. Workspaces and Defaults are
 	// filled in by the Service.
 	Control control.Config
@@ -68,11 +70,18 @@ func New(c *core.Core, cfg Config) *Service {
 // of an operation that did, or the daemon's own housekeeping.
 type Backend struct {
 	Name    string
-	Binding string // see Opened
+	Binding string   // see Opened
+	Former  []string // see Opened
 	Driver  driver.Provider
 	Control *control.Control
 
 	facts func(context.Context) (driver.Facts, error)
+}
+
+// Has reports whether a binding in a record is the provider's. Records of early
+// versions have none.
+func (b *Backend) Has(binding string) bool {
+	return binding == "" || binding == b.Binding || slices.Contains(b.Former, binding)
 }
 
 // Facts returns what the provider can do, as far as that is known.
@@ -148,7 +157,7 @@ func (s *Service) add(o Opened) *Backend {
 	defer s.mu.Unlock()
 	if s.open[o.Name] == nil {
 		s.open[o.Name] = &Backend{
-			Name: o.Name, Binding: o.Binding, Driver: o.Control.Provider, Control: control.New(o.Control), facts: o.Control.Facts,
+			Name: o.Name, Binding: o.Binding, Former: o.Former, Driver: o.Control.Provider, Control: control.New(o.Control), facts: o.Control.Facts,
 		}
 	}
 	return s.open[o.Name]
@@ -177,7 +186,7 @@ func (s *Service) Of(ctx context.Context, b *store.Sandbox) (*Backend, error) {
 			Hint:    "start the daemon with that provider",
 		}
 	}
-	if b.Binding != "" && b.Binding != be.Binding {
+	if !be.Has(b.Binding) {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "sandbox.find", Subject: b.Name,
 			Message: fmt.Sprintf("it belongs to %s, and the provider %s works on %s", b.Binding, b.Provider, be.Binding),

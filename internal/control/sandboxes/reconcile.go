@@ -306,6 +306,8 @@ func (s *reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 		return s.observe(ctx, &b, found{state: sandbox.Gone, reason: gone(&b)})
 	case ctx.Err() != nil || code == sandbox.CodeCanceled:
 		return ctx.Err()
+	case errors.Is(err, driver.ErrElsewhere):
+		return s.observe(ctx, &b, found{state: sandbox.Lost, reason: "another installation has it"})
 	case code == sandbox.CodeConflict && b.State == sandbox.Creating:
 		s.unsettled.Store(true)
 		return nil
@@ -355,7 +357,7 @@ func (s *reconciler) extra(ctx context.Context, be *providers.Backend, f driver.
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 		return s.adopt(ctx, be, f)
-	case err != nil || b.Node != s.Node || b.Provider != be.Name || b.Binding != "" && b.Binding != be.Binding:
+	case err != nil || b.Node != s.Node || b.Provider != be.Name || !be.Has(b.Binding):
 		return err
 	case b.State == sandbox.Gone && unwanted[b.Reason]:
 		return s.end(ctx, &b) // a crash came between
@@ -410,58 +412,6 @@ func (s *reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 	}
 	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}
 	return s.Audit.Fact(ctx, fact, eventlog.Found, nil)
-}
-
-// TakeOver records a sandbox that another installation made with the account that
-// a provider of this one has too, for a tenant. Spec has its id and provider.
-// CodeGone: the provider says that it ended.
-func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (out store.Sandbox, err error) {
-	refuse := func(code sandbox.Code, message string) (store.Sandbox, error) {
-		return out, &sandbox.Error{Code: code, Op: string(ops.SandboxAdopt), Subject: string(spec.ID), Message: message}
-	}
-	be, err := s.Providers.Backend(ctx, spec.Provider)
-	if err != nil {
-		return out, err
-	}
-	if be.Binding != binding {
-		return refuse(sandbox.CodeUnavailable, "it belongs to "+binding+", and the provider works on "+be.Binding)
-	}
-	release, err := s.locks.Take(ctx, spec.ID)
-	if err != nil {
-		return out, err
-	}
-	defer release()
-	_, err = store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, spec.ID) })
-	switch {
-	case err == nil:
-		return refuse(sandbox.CodeDenied, "it belongs to somebody else")
-	case sandbox.CodeOf(err) != sandbox.CodeNotFound:
-		return out, err
-	}
-	spec.Name = string(spec.ID)
-	box, err := be.Control.Attach(ctx, spec.ID, spec.Name)
-	if err != nil {
-		return out, err
-	}
-	b := store.Sandbox{
-		Summary: store.Summary{
-			Sandbox: sandbox.Sandbox{
-				ID: spec.ID, Name: spec.Name, State: sandbox.Running, Reason: "taken over from another installation", Provider: be.Name, Node: s.Node,
-				Image: spec.Image, Labels: spec.Labels,
-			},
-			Binding: be.Binding,
-		},
-		Spec: spec,
-	}
-	out, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
-		out, _, err := tx.Sandboxes().Create(ctx, tenant, b, store.Create{})
-		return out, err
-	})
-	if err != nil {
-		return out, err
-	}
-	s.refind(tenant, box)
-	return out, s.Audit.Fact(ctx, audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: b.ID, Name: b.Name, Subject: b.Name}, eventlog.Found, nil)
 }
 
 // How often the store is compared with what really runs: when all is known,

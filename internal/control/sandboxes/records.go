@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/atoll-run/atoll/driver"
+
 	"github.com/atoll-run/atoll/internal/audit"
 	"github.com/atoll-run/atoll/internal/control"
 	"github.com/atoll-run/atoll/internal/control/core"
@@ -178,13 +180,14 @@ func (s *records) remove(ctx context.Context, b *store.Sandbox, action audit.Act
 	return err
 }
 
-// end destroys what the provider has of a sandbox.
+// end destroys what the provider has of a sandbox. One that another installation
+// has taken over is that one's to end.
 func (s *records) end(ctx context.Context, b *store.Sandbox) error {
 	box, err := s.Providers.Attach(ctx, b)
 	if err == nil {
 		err = box.Destroy(ctx)
 	}
-	if sandbox.CodeOf(err) == sandbox.CodeGone {
+	if sandbox.CodeOf(err) == sandbox.CodeGone || errors.Is(err, driver.ErrElsewhere) {
 		return nil
 	}
 	return err

@@ -42,8 +42,9 @@ type Config struct {
 	// Provider.
 	Control  control.Config
 	Provider string
-	// Binding is that of the default provider; see providers.Opened.
+	// Binding and Former are those of the default provider; see providers.Opened.
 	Binding string
+	Former  []string
 	// Open opens the others, and Known lists them; see providers.Config.
 	Open  func(ctx context.Context, name string) (providers.Opened, error)
 	Known []sandbox.Provider
@@ -129,7 +130,7 @@ func New(cfg Config) *Services {
 		cfg.Defaults = cfg.Control.Defaults
 	}
 	s.Providers = providers.New(c, providers.Config{
-		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared,
+		Default: providers.Opened{Name: cfg.Provider, Binding: cfg.Binding, Former: cfg.Former, Control: cfg.Control}, Open: cfg.Open, Known: cfg.Known, Shared: cfg.Shared,
 		Workspaces: cfg.Workspaces != nil, Defaults: cfg.Defaults,
 	})
 	s.Snapshots = snapshots.New(c, snapshots.Config{

@@ -40,6 +40,16 @@ func (b boxes) binding(provider string) string {
 	return b.s.cfg.Binding + "/" + provider
 }
 
+// present is the present name of a binding, which an earlier version recorded
+// perhaps under another.
+func (b boxes) present(ctx context.Context, backend, binding string) string {
+	provider, other := b.elsewhere(binding)
+	if provider == "" || other {
+		return binding
+	}
+	return b.binding(b.s.cfg.Providers.Present(ctx, backend, provider))
+}
+
 func (b boxes) box(row *store.Sandbox) session.Box {
 	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.binding(row.Binding), Image: row.Image, Deadline: row.Expires}
 }
@@ -144,18 +154,20 @@ func (b boxes) Find(ctx context.Context, p session.Plan) (session.Box, error) {
 func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, sandbox.Outcome, bool, error) {
 	none := session.Box{}
 	row, err := b.record(ctx, e.Box)
-	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+	binding, other := b.elsewhere(e.Binding)
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && other && row.State != sandbox.Gone {
 		row, err = b.unknown(ctx, e)
 	}
 	if err != nil {
 		return none, "", false, err
 	}
-	if binding, other := b.elsewhere(e.Binding); other && binding == row.Binding {
-		e.Binding = b.binding(row.Binding)
+	have := b.present(ctx, row.Provider, b.binding(row.Binding))
+	if other && b.binding(binding) == have {
+		e.Binding = have
 	}
-	if e.Binding != b.binding(row.Binding) {
+	if b.present(ctx, e.Backend, e.Binding) != have {
 		return none, "", false, &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the sandbox belongs to " + b.binding(row.Binding) + " and not to " + e.Binding,
+			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the sandbox belongs to " + have + " and not to " + e.Binding,
 		}
 	}
 	how, err := b.wake(ctx, &row)
@@ -165,7 +177,18 @@ func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, san
 	return b.box(&row), how, false, nil
 }
 
-// unknown finds a sandbox that this installation has no record of.
+// takeBack takes over the sandbox of an envelope that another installation wrote,
+// if this one has a session with it.
+func (b boxes) takeBack(ctx context.Context, e sandbox.Envelope) error {
+	if _, other := b.elsewhere(e.Binding); !other || e.Box == "" {
+		return nil
+	}
+	_, err := b.unknown(ctx, e)
+	return ignore(err, sandbox.CodeGone) // acquiring it finds that out, too
+}
+
+// unknown finds a sandbox that this installation has no record of, or had before
+// another one took it over.
 func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, error) {
 	if err := b.reachable(ctx, e); err != nil {
 		return store.Sandbox{}, err

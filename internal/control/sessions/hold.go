@@ -266,6 +266,7 @@ func (s *Service) Envelope(ctx context.Context, ref string) (out sandbox.Envelop
 		}
 		e.Spec = row.Spec
 		e.Spec.Labels = row.Labels
+		e.Binding = s.boxes(row.Tenant, &row).present(ctx, e.Backend, e.Binding)
 		out, err = e.Sealed()
 		return err
 	})
@@ -295,6 +296,9 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 			return err
 		})
 	})
+	if err == nil && !out.Created {
+		err = s.boxes(who.Tenant, &stored).takeBack(ctx, *row.Prior)
+	}
 	if err != nil {
 		return out, core.Named(op, err)
 	}

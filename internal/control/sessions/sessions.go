@@ -54,6 +54,8 @@ type Providers interface {
 	Providers(ctx context.Context) ([]sandbox.Provider, error)
 	// Binding returns what the sandboxes of a provider belong to.
 	Binding(ctx context.Context, provider string) (string, error)
+	// Present returns the present name of a binding in a record.
+	Present(ctx context.Context, provider, binding string) string
 	// Facts tells what a provider can do, as far as that is known.
 	Facts(ctx context.Context, provider string) (driver.Facts, error)
 	// CheckImage refuses an image that no sandbox of a provider can be made from.

@@ -69,7 +69,7 @@ func (svc *Service) locate(ctx context.Context, be *providers.Backend, s *store.
 		return ref, otherProvider(s, be.Name)
 	}
 	here := s.Node == svc.Node
-	if here && s.Binding != "" && s.Binding != be.Binding {
+	if here && !be.Has(s.Binding) {
 		return ref, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Subject: cmp.Or(s.Name, s.ID), Cause: driver.ErrSnapshotLost,
 			Message: fmt.Sprintf("the snapshot belongs to %s, and the provider %s works on %s", s.Binding, be.Name, be.Binding),

@@ -61,6 +61,10 @@ func (s *Source) Account() string {
 	return ""
 }
 
+// Value returns the secret that was given as it is, or nothing if it comes from
+// elsewhere and may change.
+func (s *Source) Value() string { return s.value }
+
 // Get returns the secret, or nothing if there is no source. stale is one that
 // the service did not take: then it is read again, and an error if there is no
 // other.

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/internal/guest/program"
 	"github.com/atoll-run/atoll/internal/guestkit"
+	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -25,6 +26,9 @@ type Box struct {
 	State   sandbox.State // what the status means; Lost: nobody knows
 	Created time.Time
 	Labels  map[string]string // nil: the service keeps none
+	// Scope is the directory that the sandbox belongs to, if the service can be
+	// told of another one. Empty: the one that has a record of it.
+	Scope string
 }
 
 // ErrNone is the service's own word that there is no such sandbox.
@@ -50,7 +54,25 @@ type Service interface {
 	Account(ctx context.Context) (string, error)
 	// Credential names the present credential, or where it comes from, without
 	// asking anybody.
-	Credential() string
+	Credential() Credential
+	// Scopes returns the scopes with which the account has sandboxes with an ID.
+	Scopes(ctx context.Context, id sandbox.ID) ([]string, error)
+}
+
+// Credential is what an account is known by. It can hold the secret.
+type Credential struct {
+	// Name tells one credential from another, or says where they come from.
+	Name string
+	// Key is the secret itself, if it is always the same one. It names the account
+	// for everybody.
+	Key string
+}
+
+// Claimer is implemented by a Service that can be told whom a sandbox belongs to.
+// Its boxes have a Scope.
+type Claimer interface {
+	// Claim makes a sandbox belong to a scope.
+	Claim(ctx context.Context, id sandbox.ID, box, scope string) error
 }
 
 // Core is what a provider of a hosted service is made of. Its methods may be
@@ -63,6 +85,7 @@ type Core struct {
 	API     *rest.Client
 	Kit     guestkit.Kit
 	Expires bool // the service does not end lifetimes in time: see Expiry
+	More    bool // sandboxes may have more than themselves: see Record
 
 	Work  sync.WaitGroup  // what goes on after its caller gave up
 	Open  context.Context // ends with Close
@@ -82,13 +105,13 @@ func (c *Core) Start(executable string) error {
 	if len(c.IDs()) == 0 {
 		return nil
 	}
-	binding, err := c.Binding(c.Open)
+	ours, err := c.Ours(c.Open)
 	if err != nil {
 		return err
 	}
-	c.Forget(binding)
+	c.Forget(ours)
 	if c.Expires {
-		c.expiry.WatchAll(binding)
+		c.expiry.WatchAll(ours)
 	}
 	return nil
 }
@@ -108,23 +131,62 @@ func (c *Core) Close() error {
 func (*Core) ErrorCode(err error) sandbox.Code { return guest.ErrorCode(err) }
 
 // Binding implements driver.Binder. It asks nobody: the account is known by a
-// keyed hash of the credential, or of where that comes from.
+// fingerprint of its key. Without a key, or with one that may change, it is known
+// to this directory alone.
 func (c *Core) Binding(ctx context.Context) (string, error) {
+	if key := c.Service.Credential().Key; key != "" {
+		return identity.Account(c.API.Base, key), ctx.Err()
+	}
+	return c.local(ctx)
+}
+
+func (c *Core) local(ctx context.Context) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
 	scope, err := c.Scope()
-	return Binding(c.API.Base, scope, c.Service.Credential()), err
+	return identity.Local(c.API.Base, scope, c.Service.Credential().Name), err
+}
+
+// FormerBindings implements driver.FormerBinder.
+func (c *Core) FormerBindings(ctx context.Context) ([]string, error) {
+	former, err := c.local(ctx)
+	return []string{former}, err
+}
+
+// Ours returns what reports whether a binding is the present one, under its
+// present name or its former one.
+func (c *Core) Ours(ctx context.Context) (func(binding string) bool, error) {
+	now, err1 := c.Binding(ctx)
+	former, err2 := c.local(ctx)
+	return func(b string) bool { return b == now || b == former }, errors.Join(err1, err2)
 }
 
 // Strange is the error of a service that does not do what it should.
 func (c *Core) Strange(message string) error { return c.API.Strange(message) }
 
-// Usable is the error of a sandbox whose status lets nothing be done with it.
+// owned is the error of a sandbox that belongs to another directory.
+func (c *Core) owned(b Box) error {
+	if b.Scope == "" {
+		return nil
+	}
+	scope, err := c.ScopeOf(b.Sandbox)
+	if err == nil && b.Scope != scope {
+		err = driver.Elsewhere(b.Sandbox)
+	}
+	return err
+}
+
+// Usable is the error of a sandbox that nothing can be done with, because of its
+// status or because another directory has it.
 func (c *Core) Usable(b Box) error {
-	switch b.State {
-	case sandbox.Gone:
+	if b.State == sandbox.Gone {
 		return guestkit.Gone(b.Sandbox)
+	}
+	if err := c.owned(b); err != nil {
+		return err
+	}
+	switch b.State {
 	case sandbox.Failed:
 		return &sandbox.Error{
 			Code: sandbox.CodeConflict, Subject: string(b.Sandbox), Message: "the service says that the sandbox has failed", Hint: "remove it, and restore a snapshot if there is one",
@@ -141,7 +203,7 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	if err := ctx.Err(); err != nil {
 		return Box{}, err
 	}
-	scope, err := c.Scope()
+	scope, err := c.ScopeOf(id)
 	if err != nil {
 		return Box{}, err
 	}
@@ -149,7 +211,7 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	if !errors.Is(err, ErrNone) {
 		return b, err
 	}
-	binding, err := c.Binding(ctx)
+	ours, err := c.Ours(ctx)
 	if err != nil {
 		return Box{}, err
 	}
@@ -157,13 +219,30 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	if err != nil {
 		return Box{}, err
 	}
-	return Box{}, c.Absent(id, binding, account, c.Hint)
+	return Box{}, c.Absent(id, ours, account, c.Hint)
+}
+
+// known is Find, and tells a sandbox that is gone from one that belongs to
+// another directory.
+func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
+	b, err := c.Find(ctx, id)
+	if sandbox.CodeOf(err) != sandbox.CodeGone {
+		return b, err
+	}
+	scopes, lookErr := c.Service.Scopes(ctx, id)
+	switch {
+	case lookErr != nil:
+		return Box{}, lookErr
+	case len(scopes) > 0:
+		return Box{}, driver.Elsewhere(id)
+	}
+	return b, err
 }
 
 // Living returns a sandbox of ours that something can be done with, and sees to
 // it that its lifetime ends in time.
 func (c *Core) Living(ctx context.Context, id sandbox.ID) (Box, error) {
-	b, err := c.Find(ctx, id)
+	b, err := c.known(ctx, id)
 	if err == nil {
 		err = c.Usable(b)
 	}
@@ -217,6 +296,9 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 		return nil, err
 	}
 	all, err := c.Service.List(ctx, scope)
+	if err == nil {
+		all, err = c.adopted(ctx, all)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -241,14 +323,14 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 // service did not answer or the process ended, and takes it off the list. It also
 // removes what others had besides that have ended by themselves.
 func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Box) error {
-	binding, err := c.Binding(ctx)
+	ours, err := c.Ours(ctx)
 	if err != nil {
 		return err
 	}
 	for _, name := range c.IDs() {
 		id := sandbox.ID(name)
 		_, appeared := there[id]
-		if r, ok := c.Get(name); !ok || r.Binding != binding || !r.unfinished(appeared) {
+		if r, ok := c.Get(name); !ok || !ours(r.Binding) || !r.unfinished(appeared) {
 			continue
 		}
 		once, cancel := context.WithCancel(ctx)

@@ -45,10 +45,10 @@ func (e *Expiry) Watch(id sandbox.ID, at time.Time) {
 	e.timers[id] = time.AfterFunc(time.Until(at), func() { e.due(id) })
 }
 
-// WatchAll ends all sandboxes with a binding when their time is over.
-func (e *Expiry) WatchAll(binding string) {
+// WatchAll ends the sandboxes whose bindings are ours when their time is over.
+func (e *Expiry) WatchAll(ours func(binding string) bool) {
 	for _, id := range e.Boxes.IDs() {
-		if r, ok := e.Boxes.Get(id); ok && r.Binding == binding && !r.Doomed && !r.Over {
+		if r, ok := e.Boxes.Get(id); ok && ours(r.Binding) && !r.Doomed && !r.Over {
 			e.Watch(sandbox.ID(id), r.Ends)
 		}
 	}

@@ -5,13 +5,9 @@ package hosted
 
 import (
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/url"
-	"strings"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -33,6 +29,9 @@ type Record struct {
 	Account string            `json:"account,omitempty"` // in the service's words, if it tells
 	Network string            `json:"network,omitempty"` // what it may reach, if the service does not tell
 	Labels  map[string]string `json:"labels,omitempty"`  // if the service keeps none
+	// Scope is that of the directory that made the sandbox, if it was another one
+	// and the service goes on to say so.
+	Scope string `json:"scope,omitempty"`
 }
 
 // making bounds how long a request may go on whose caller gave up.
@@ -49,12 +48,20 @@ type Boxes struct{ records.Dir[Record] }
 // Open returns the records below a directory, which need not exist.
 func Open(dir string) Boxes { return Boxes{records.Dir[Record]{Root: dir, Name: "boxes"}} }
 
-// Forget forgets sandboxes of a binding that ended long ago. The state of those
-// of another binding is not known.
-func (b Boxes) Forget(binding string) {
+// Forget forgets sandboxes that ended long ago, of those that ours reports to be
+// of the present binding. The state of others is not known.
+func (b Boxes) Forget(ours func(binding string) bool) {
 	b.Sweep(func(r Record) bool {
-		return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && r.Binding == binding
+		return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && ours(r.Binding)
 	})
+}
+
+// ScopeOf returns the scope that the service says of a sandbox of this directory.
+func (b Boxes) ScopeOf(id sandbox.ID) (string, error) {
+	if r, ok := b.Get(string(id)); ok && r.Scope != "" {
+		return r.Scope, nil
+	}
+	return b.Scope()
 }
 
 // Of returns the record of a sandbox, or an empty one if another box of the
@@ -78,9 +85,9 @@ func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
 
 // Absent is the error of a sandbox that the service does not list: it is gone,
 // unless it was made with another binding or in another account.
-func (b Boxes) Absent(id sandbox.ID, binding, account, hint string) error {
+func (b Boxes) Absent(id sandbox.ID, ours func(binding string) bool, account, hint string) error {
 	r, ok := b.Get(string(id))
-	if !ok || r.Binding == "" || r.Binding == binding && (r.Account == account || r.Account == "") {
+	if !ok || r.Binding == "" || ours(r.Binding) && (r.Account == account || r.Account == "") {
 		return guestkit.Gone(id)
 	}
 	return &sandbox.Error{
@@ -116,15 +123,6 @@ func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, e
 		return l.Remove()
 	}
 	return nil
-}
-
-// Binding names an account that is known by a secret, or by where one comes
-// from, at an address. The scope is that of the records.
-func Binding(address *url.URL, scope, account string) string {
-	base := strings.TrimSuffix(address.String(), "/")
-	mac := hmac.New(sha256.New, []byte(scope))
-	mac.Write([]byte(base + "\n" + account))
-	return base + "#" + hex.EncodeToString(mac.Sum(nil)[:8])
 }
 
 // NewKey is an idempotency key: a random UUID.

@@ -78,7 +78,28 @@ func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
 
 // Destroy implements driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
-	return in.core.Destroy(ctx, in.Instance, in.Box, func() error { return in.core.Erase(ctx, in.ID(), in.Box) })
+	return in.core.Destroy(ctx, in.Instance, in.Box, func() error {
+		if err := in.core.mayEnd(ctx, in.ID(), in.Box); err != nil {
+			return err
+		}
+		return in.core.Erase(ctx, in.ID(), in.Box)
+	})
+}
+
+// mayEnd refuses to end a sandbox that another directory has adopted, if the
+// service can tell.
+func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string) error {
+	if _, ok := c.Service.(Claimer); !ok {
+		return nil
+	}
+	b, err := c.Service.Get(ctx, id, box)
+	if errors.Is(err, ErrNone) {
+		return nil // Erase finds that out, too
+	}
+	if err == nil {
+		err = c.owned(b)
+	}
+	return err
 }
 
 // Usage implements driver.Meter. What processors did is not known.

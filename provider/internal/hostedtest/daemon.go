@@ -23,6 +23,14 @@ import (
 // is the default if first is set, and returns a client of it.
 func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver.Provider, error)) *atoll.Client {
 	t.Helper()
+	c, stop := start(t, t.TempDir(), name, first, open)
+	t.Cleanup(stop)
+	return c
+}
+
+// start starts a daemon that has the files of a directory.
+func start(t *testing.T, dir, name string, first bool, open func(dir string) (driver.Provider, error)) (c *atoll.Client, stop func()) {
+	t.Helper()
 	kernels := registry.Entry{Name: gvisor.Name, Open: func(h registry.Host) (driver.Provider, error) {
 		store, err := h.Images()
 		if err != nil {
@@ -35,22 +43,20 @@ func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver
 		slices.Reverse(entries)
 	}
 	d, err := daemon.Start(t.Context(), daemon.Options{
-		StateDir: t.TempDir(), Provider: entries[0].Name, Providers: entries, Logger: slog.New(slog.DiscardHandler), SessionGrace: time.Millisecond,
+		StateDir: dir, Provider: entries[0].Name, Providers: entries, Logger: slog.New(slog.DiscardHandler), SessionGrace: time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
+	if c, err = atoll.New(atoll.Options{Transport: d.Memory().Transport()}); err != nil {
+		t.Fatal(err)
+	}
+	return c, func() {
+		_ = c.Close()
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
-	})
-	c, err := atoll.New(atoll.Options{Transport: d.Memory().Transport()})
-	if err != nil {
-		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() })
-	return c
 }
 
 // Session has a session begin with a kernel, and move to the provider and back,

@@ -12,6 +12,14 @@ import (
 	"strings"
 )
 
+// Valid reports whether a text can be the name of a directory.
+func Valid(name string) bool {
+	text, err := hex.DecodeString(name)
+	return err == nil && len(text) == size
+}
+
+const size = 8 // bytes
+
 // Of returns the name that is kept in a file, and makes it when it is first
 // needed. Callers in any number of processes get the same one. The directory of
 // the file must exist.
@@ -20,7 +28,7 @@ func Of(file string) (string, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return strings.TrimSpace(string(text)), err
 	}
-	var random [8]byte
+	var random [size]byte
 	_, _ = rand.Read(random[:]) // Read never fails.
 	tmp, err := os.CreateTemp(filepath.Dir(file), ".identity-")
 	if err != nil {

@@ -1,0 +1,105 @@
+package sandboxes
+
+import (
+	"context"
+
+	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/audit"
+	"github.com/atoll-run/atoll/internal/control/providers"
+	"github.com/atoll-run/atoll/internal/eventlog"
+	"github.com/atoll-run/atoll/internal/ops"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// takenOver is why a sandbox runs that another installation had.
+const takenOver = "taken over from another installation"
+
+// TakeOver records a sandbox that another installation has with the account that
+// a provider of this one has too, for a tenant. Spec has its id and provider. One
+// that this installation had is taken back. CodeGone: the provider says that it
+// ended.
+func (s *reconciler) TakeOver(ctx context.Context, tenant, binding string, spec sandbox.Spec) (out store.Sandbox, err error) {
+	refuse := func(code sandbox.Code, message string) (store.Sandbox, error) {
+		return out, &sandbox.Error{Code: code, Op: string(ops.SandboxAdopt), Subject: string(spec.ID), Message: message}
+	}
+	be, err := s.Providers.Backend(ctx, spec.Provider)
+	if err != nil {
+		return out, err
+	}
+	if be.Binding != binding {
+		return refuse(sandbox.CodeUnavailable, "it belongs to "+binding+", and the provider works on "+be.Binding)
+	}
+	release, err := s.locks.Take(ctx, spec.ID)
+	if err != nil {
+		return out, err
+	}
+	defer release()
+	had, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, spec.ID) })
+	switch {
+	case err == nil && had.Tenant == tenant && had.State != sandbox.Gone && had.Provider == be.Name && had.Node == s.Node && be.Has(had.Binding):
+		return s.takeBack(ctx, be, had, &spec)
+	case err == nil && had.Tenant == tenant && had.State == sandbox.Gone:
+		return refuse(sandbox.CodeConflict, "this installation had the sandbox, and has removed its record")
+	case err == nil:
+		return refuse(sandbox.CodeDenied, "it belongs to somebody else")
+	case sandbox.CodeOf(err) != sandbox.CodeNotFound:
+		return out, err
+	}
+	spec.Name = string(spec.ID)
+	if err := claim(ctx, be, &spec); err != nil {
+		return out, err
+	}
+	box, err := be.Control.Attach(ctx, spec.ID, spec.Name)
+	if err != nil {
+		return out, err
+	}
+	b := store.Sandbox{
+		Summary: store.Summary{
+			Sandbox: sandbox.Sandbox{
+				ID: spec.ID, Name: spec.Name, State: sandbox.Running, Reason: takenOver, Provider: be.Name, Node: s.Node,
+				Image: spec.Image, Labels: spec.Labels,
+			},
+			Binding: be.Binding,
+		},
+		Spec: spec,
+	}
+	out, err = store.Write(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		out, _, err := tx.Sandboxes().Create(ctx, tenant, b, store.Create{})
+		return out, err
+	})
+	if err != nil {
+		return out, err
+	}
+	s.refind(tenant, box)
+	return out, s.Audit.Fact(ctx, audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: b.ID, Name: b.Name, Subject: b.Name}, eventlog.Found, nil)
+}
+
+// claim has the provider know a sandbox that another installation made.
+func claim(ctx context.Context, be *providers.Backend, spec *sandbox.Spec) error {
+	adopter, ok := driver.As[driver.Adopter](be.Driver)
+	if !ok {
+		return nil
+	}
+	return adopter.Adopt(ctx, spec)
+}
+
+// takeBack takes over a sandbox that another installation took from this one,
+// which has a record of it.
+func (s *reconciler) takeBack(ctx context.Context, be *providers.Backend, b store.Sandbox, spec *sandbox.Spec) (store.Sandbox, error) {
+	if err := claim(ctx, be, spec); err != nil {
+		return b, err
+	}
+	box, err := be.Control.Attach(ctx, b.ID, b.Name)
+	if err != nil {
+		return b, err
+	}
+	if b.State != sandbox.Lost {
+		return b, nil // it still has it, or has not noticed
+	}
+	if err := s.observe(ctx, &b, found{state: sandbox.Running, reason: takenOver}); err != nil {
+		return b, err
+	}
+	s.refind(b.Tenant, box)
+	return s.record(ctx, b.Tenant, b.ID)
+}

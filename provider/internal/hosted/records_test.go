@@ -1,0 +1,64 @@
+package hosted
+
+import (
+	"net/url"
+	"testing"
+
+	"github.com/atoll-run/atoll/provider/internal/identity"
+	"github.com/atoll-run/atoll/provider/internal/rest"
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// keyed is a service that is asked for nothing but its credential.
+type keyed struct {
+	Service
+	credential Credential
+}
+
+func (k keyed) Credential() Credential { return k.credential }
+
+// Records of earlier versions, whose bindings named the directory too, are those
+// of the same account.
+func TestFormerBinding(t *testing.T) {
+	base, err := url.Parse("https://api.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Core{Boxes: Open(t.TempDir()), Service: keyed{credential: Credential{Name: "key", Key: "key"}}, API: &rest.Client{Base: base}}
+	scope, err := c.Scope()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, binding := range map[string]string{"old": identity.Local(base, scope, "key"), "new": identity.Account(base, "key"), "other": identity.Local(base, scope, "other")} {
+		l, err := c.Lock(t.Context(), id)
+		if err == nil {
+			err = l.Write(Record{Box: "box-" + id, Binding: binding})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Unlock()
+	}
+	ours, err := c.Ours(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]sandbox.Code{"old": sandbox.CodeGone, "new": sandbox.CodeGone, "other": sandbox.CodeUnauthorized} {
+		if err := c.Absent(sandbox.ID(id), ours, "", ""); sandbox.CodeOf(err) != want {
+			t.Errorf("%s: %v, want %s", id, err, want)
+		}
+	}
+	// Another directory knows the account by the same name, unless its key may
+	// change.
+	second := &Core{Boxes: Open(t.TempDir()), Service: c.Service, API: c.API}
+	one, err1 := c.Binding(t.Context())
+	two, err2 := second.Binding(t.Context())
+	if err1 != nil || err2 != nil || one != two {
+		t.Errorf("the bindings are %q and %q, %v, %v; want the same", one, two, err1, err2)
+	}
+	c.Service, second.Service = keyed{credential: Credential{Name: "file /key"}}, keyed{credential: Credential{Name: "file /key"}}
+	one, _ = c.Binding(t.Context())
+	if two, _ = second.Binding(t.Context()); one == two {
+		t.Errorf("with keys of files of their own, both have the binding %q", one)
+	}
+}
