@@ -57,7 +57,7 @@ type service struct {
 func serve(t *testing.T) *service {
 	t.Helper()
 	s := &service{bin: os.Getenv("ATOLL_BIN"), state: t.TempDir(), env: map[string]string{}}
-	daemon := exec.Command(s.bin, "up", "--e2b=127.0.0.1:0")
+	daemon := exec.Command(s.bin, "up", "--e2b=127.0.0.1:0", "--e2b-domain=")
 	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+s.state)
 	stderr, err := daemon.StderrPipe()
 	if err == nil {
