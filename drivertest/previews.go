@@ -115,7 +115,7 @@ func (b *box) wantPreviews(want ...sandbox.Preview) {
 
 var previewCases = []testCase{
 	{"previews/token", capPreviews, func(t *caseT) {
-		b := t.box()
+		b := t.fresh()
 		port := b.web()
 		b.wantPreviews()
 		p := b.preview(port, false)
@@ -135,7 +135,7 @@ var previewCases = []testCase{
 		t.wantShown("with a new token", true, p, p.Token)
 	}},
 	{"previews/public", capPreviews, func(t *caseT) {
-		b := t.box()
+		b := t.fresh()
 		port := b.web()
 		p := b.preview(port, true)
 		t.wantShown("of a public port", true, p, "")
@@ -145,7 +145,7 @@ var previewCases = []testCase{
 		t.wantShown("with the token", true, p, p.Token)
 	}},
 	{"previews/destroyed", capPreviews, func(t *caseT) {
-		b := t.box()
+		b := t.fresh()
 		port := b.web()
 		p := b.preview(port, true)
 		t.ok("Destroy", b.inst.Destroy(t.ctx))
