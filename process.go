@@ -43,6 +43,7 @@ type Process struct {
 	life    context.Context // ends when the process is closed
 	quit    context.CancelFunc
 	done    chan struct{} // closed when the last connection has ended
+	cut     error         // valid then: why its streams broke off
 	closing sync.Once
 
 	mu  sync.Mutex

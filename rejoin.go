@@ -2,6 +2,7 @@ package atoll
 
 import (
 	"context"
+	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -114,6 +115,10 @@ func (p *Process) lost(cause error) {
 	case sandbox.CodeGone, sandbox.CodeExhausted, sandbox.CodeUnauthorized:
 		code = c // the sandbox is gone, or output is lost, for certain, or the key has ended
 	}
+	var refused *sandbox.Error
+	if p.cut = cause; !errors.As(cause, &refused) {
+		p.cut = &sandbox.Error{Code: code, Op: "process.read", Message: "the connection ended before the output", Cause: cause}
+	}
 	p.finish(sandbox.Exit{}, &sandbox.Error{Code: code, Op: "process.wait", Message: "the connection ended before the command", Cause: cause})
 }
 
@@ -127,7 +132,7 @@ func (p *Process) reason(err error) error {
 	if p.err != nil {
 		return p.err
 	}
-	return err
+	return p.cut // the command has ended, and not all of its output came
 }
 
 // How long to wait between attempts to find a lost connection again.
