@@ -31,7 +31,7 @@ PARALLEL     ?= 6
 # itself in its empty root must be static. So tests start their kernels, and the
 # command under test, from a copy of bin/atoll. Kernels run as nobody, who may not
 # reach this directory but must reach the copy.
-STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp $(ATOLL) "$$dir" && \
+STATIC = dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && chmod 755 "$$dir" && cp "$(ATOLL)" "$$dir" && \
 	export ATOLL_KERNEL="$$dir/atoll" ATOLL_BIN="$$dir/atoll" &&
 
 # $(call gotest,FLAGS,PACKAGES) runs go test and prints a count. With AGAIN=N, up
@@ -50,7 +50,7 @@ guest: ## build the program that runs inside sandboxes, which build embeds
 
 .PHONY: build
 build: guest ## build the static binary, bin/atoll
-	CGO_ENABLED=0 $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o $(ATOLL) ./cmd/atoll
+	CGO_ENABLED=0 $(GO) build -buildvcs=$(BUILDVCS) -ldflags '-s -w' -o "$(ATOLL)" ./cmd/atoll
 
 # Sandboxes need Linux. Elsewhere the program is a client of a daemon.
 CLIENTS = darwin/amd64 darwin/arm64 windows/amd64 windows/arm64
@@ -75,7 +75,7 @@ first-hour: ## install the package on a fresh Debian and take the guide's sixty 
 
 .PHONY: run
 run: build ## run a command in a sandbox: make run ARGS="uname -a"
-	@$(ATOLL) run -- $(or $(ARGS),python3 -c 'print(6*7)')
+	@"$(ATOLL)" run -- $(or $(ARGS),python3 -c 'print(6*7)')
 
 .PHONY: test
 test: check-fmt vet build ## run every check and every test in a few minutes; what takes longer is in full

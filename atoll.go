@@ -81,7 +81,7 @@ func New(opts Options) (*Client, error) {
 			// A redirect could carry the key elsewhere; the daemon sends none.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		Base: base, Key: opts.Key, Propagate: opts.Propagate,
+		Base: base, Address: opts.Host, Key: opts.Key, Propagate: opts.Propagate,
 	}}, nil
 }
 

@@ -107,7 +107,7 @@ func (s *Sandbox) PortURL(port uint16) (string, error) {
 	if host == "" || port == 0 || len(label) > 63 {
 		return "", &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Op: "port.url", Subject: strconv.Itoa(int(port)), Message: "there is no host name for this port",
-			Hint: "reach the daemon over TCP by a name that it was given with --host, or connect with Sandbox.Dial or atoll port forward",
+			Hint: "reach the daemon over TCP by a name that it was given with --host, or forward the port with: atoll port forward",
 		}
 	}
 	host = label + "." + host

@@ -2,9 +2,12 @@ package cli
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll"
 )
 
 // completionTime bounds how long a shell waits for names.
@@ -49,4 +52,82 @@ func (a *App) completeProviders(*cobra.Command, []string, string) ([]string, cob
 // completeFlag offers fixed values for a flag.
 func completeFlag(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// completeOf offers names that the daemon knows, if one runs.
+func (a *App) completeOf(names func(context.Context, *atoll.Client) ([]string, error)) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+		defer cancel()
+		c, err := a.daemon(ctx)
+		if err != nil || c == nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		all, err := names(ctx, c)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return all, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func snapshotNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
+	for s, err := range c.Snapshots(ctx, nil) {
+		if err != nil {
+			return names, err
+		}
+		names = append(names, oneLine(s.Name, 63))
+	}
+	return names, nil
+}
+
+func workspaceNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
+	all, err := c.Workspaces(ctx)
+	for _, w := range all {
+		names = append(names, w.Name)
+	}
+	return names, err
+}
+
+func templateNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
+	all, err := c.Templates(ctx)
+	for _, t := range all {
+		names = append(names, t.Name+":"+t.Tag)
+	}
+	return names, err
+}
+
+// completePlace offers sandboxes, as SANDBOX:, besides the files that the shell
+// offers.
+func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 1 || strings.ContainsAny(prefix, ":/") {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	names, directive := a.completeSandboxes(cmd, args, prefix)
+	var places []string
+	for _, n := range names {
+		if strings.HasPrefix(n, prefix) {
+			places = append(places, n+":")
+		}
+	}
+	if directive == cobra.ShellCompDirectiveError || len(places) == 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return places, cobra.ShellCompDirectiveNoSpace
+}
+
+// completeBoxFlags offers images, templates, snapshots and workspaces for the flags
+// of a new sandbox.
+func (a *App) completeBoxFlags(cmd *cobra.Command) {
+	images := func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+		names, _ := imageCommands{a}.completeImages(cmd, args, prefix)
+		templates, _ := a.completeOf(templateNames)(cmd, args, prefix)
+		for _, t := range templates {
+			names = append(names, "template:"+t)
+		}
+		return append(names, "host"), cobra.ShellCompDirectiveNoFileComp
+	}
+	_ = cmd.RegisterFlagCompletionFunc("image", images)
+	_ = cmd.RegisterFlagCompletionFunc("snapshot", a.completeOf(snapshotNames))
+	_ = cmd.RegisterFlagCompletionFunc("workspace", a.completeOf(workspaceNames))
 }

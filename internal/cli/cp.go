@@ -41,7 +41,7 @@ belong to root unless --owner names another user.`,
   atoll cp demo:/tmp - | tar -t
   atoll cp --zstd --exclude '*.log' demo:/tmp - > tmp.tar.zst`,
 		GroupID: groupBox,
-		Args:    cobra.ExactArgs(2),
+		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completePlace,
 	}
 	cmd.Flags().StringVar(&owner, "owner", "0:0", "who the files belong to inside: NAME, UID, NAME:GROUP or UID:GID")
 	cmd.Flags().BoolVar(&export.Zstd, "zstd", false, "compress the stream on standard output with zstd")

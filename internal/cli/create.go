@@ -48,6 +48,7 @@ manages the sandbox and remembers its settings when it is stopped and started.`,
 	for _, name := range []string{"rm", "keep", "entrypoint", "restart"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
 	}
+	a.completeBoxFlags(cmd)
 	completeFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, name := range []string{"rm", "keep", "entrypoint", "restart"} {

@@ -114,7 +114,14 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 	if err != nil {
 		return nil, err
 	}
-	token, _ := a.LookupEnv("ATOLL_KEY")
+	d, _, err := a.namedDaemon()
+	if err != nil {
+		return nil, err
+	}
+	token := d.Key
+	if token == "" && d.Host == "" {
+		token, _ = a.LookupEnv("ATOLL_KEY")
+	}
 	if token == "" {
 		k, err := c.Admin().CreateKey(ctx, sandbox.NewKey{Name: "e2b", Verbs: verbs})
 		if err != nil {

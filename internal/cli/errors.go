@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"unicode"
@@ -19,11 +20,12 @@ import (
 
 // Exit codes of Atoll itself. A command's own code is passed on.
 const (
-	exitFailure  = 1   // a command of Atoll failed
-	exitUsage    = 2   // wrong usage
-	exitTimeout  = 124 // a command ran out of time, as timeout(1) says
-	exitAtoll    = 125 // run, exec, shell and attach: Atoll failed, not the command
-	exitNotFound = 127 // the command is not there, as shells say
+	exitFailure     = 1   // a command of Atoll failed
+	exitUsage       = 2   // wrong usage
+	exitTimeout     = 124 // a command ran out of time, as timeout(1) says
+	exitAtoll       = 125 // run, exec, shell and attach: Atoll failed, not the command
+	exitInterrupted = 130 // as shells say of Ctrl-C
+	exitNotFound    = 127 // the command is not there, as shells say
 )
 
 // exitCode ends the program with a code and without a word: whatever there was
@@ -43,7 +45,7 @@ func (e *usageError) Error() string { return e.message }
 func usage(cmd *cobra.Command, err error) error {
 	hint := "see: " + cmd.CommandPath() + " --help"
 	if text := err.Error(); text == "unknown flag: --host" || strings.HasPrefix(text, "unknown shorthand flag: 'H'") {
-		hint = "another daemon is named by the variable ATOLL_HOST, with a key in ATOLL_KEY" // docker has a flag
+		hint = "name another daemon with: atoll context, or with the variable ATOLL_HOST and a key in ATOLL_KEY" // docker has a flag
 	}
 	if flag, ok := strings.CutPrefix(err.Error(), "unknown flag: "); ok && dockerFlags[flag] != "" {
 		hint = dockerFlags[flag]
@@ -117,6 +119,9 @@ func (a *App) report(cmd *cobra.Command, err error) {
 		return
 	}
 	text, hint := explain(err)
+	if own := wrongWords(cmd, err); own != "" {
+		text = own
+	}
 	if hint == "" && cmd != nil && isUsage(err) {
 		hint = "see: " + cmd.CommandPath() + " --help"
 	}
@@ -168,11 +173,70 @@ func explain(err error) (text, hint string) {
 
 // Complaints of cobra in words that say what is wrong.
 var (
-	exclusive = regexp.MustCompile(`^if any flags in the group .*; \[(.*)\] were all set$`)
-	surplus   = regexp.MustCompile(`^unknown command (".*") for ("atoll .*")$`)
+	exclusive   = regexp.MustCompile(`^if any flags in the group .*; \[(.*)\] were all set$`)
+	missingFlag = regexp.MustCompile(`^required flag\(s\) "(.*)" not set$`)
+	surplus     = regexp.MustCompile(`^unknown command (".*") for ("atoll .*")$`)
 )
 
+// Cobra's complaints about the number of words.
+var (
+	tooFew  = regexp.MustCompile(`^(?:accepts (?:between )?([0-9]+).*, received ([0-9]+)|requires at least ([0-9]+) arg\(s\), only received ([0-9]+))$`)
+	tooMany = regexp.MustCompile(`^accepts (?:at most )?(?:[0-9]+ and )?([0-9]+) arg\(s\), received ([0-9]+)$`)
+	between = regexp.MustCompile(`^accepts between ([0-9]+) and ([0-9]+) arg\(s\), received ([0-9]+)$`)
+)
+
+// wrongWords says in the words of a command's usage what is missing or too much.
+// Empty: the error is about something else.
+func wrongWords(cmd *cobra.Command, err error) string {
+	if cmd == nil {
+		return ""
+	}
+	text := err.Error()
+	var least, most, got int
+	switch {
+	case between.MatchString(text):
+		m := between.FindStringSubmatch(text)
+		least, most, got = atoi(m[1]), atoi(m[2]), atoi(m[3])
+	case tooMany.MatchString(text):
+		m := tooMany.FindStringSubmatch(text)
+		if least, most, got = atoi(m[1]), atoi(m[1]), atoi(m[2]); strings.Contains(text, "at most") {
+			least = 0
+		}
+	case tooFew.MatchString(text):
+		m := tooFew.FindStringSubmatch(text)
+		least, most, got = atoi(m[3]), int(^uint(0)>>1), atoi(m[4])
+	default:
+		return ""
+	}
+	var words []string
+	for _, w := range strings.Fields(cmd.Use)[1:] {
+		if w == "|" {
+			break // the other form has as many
+		}
+		if w != "[flags]" && !strings.HasPrefix(w, "-") {
+			words = append(words, strings.TrimSuffix(w, "..."))
+		}
+	}
+	switch {
+	case got > most && most == 0:
+		return cmd.CommandPath() + " takes no words besides flags"
+	case got > most:
+		return fmt.Sprintf("%s takes %d, and was given %d", cmd.UseLine(), most, got)
+	case got < least && got < len(words):
+		return cmd.CommandPath() + ": " + words[got] + " is missing"
+	}
+	return ""
+}
+
+func atoi(text string) int {
+	n, _ := strconv.Atoi(text)
+	return n
+}
+
 func complaint(text string) string {
+	if m := missingFlag.FindStringSubmatch(text); m != nil {
+		return "--" + strings.ReplaceAll(m[1], `", "`, " and --") + " is missing"
+	}
 	if m := exclusive.FindStringSubmatch(text); m != nil {
 		return "--" + strings.Join(strings.Fields(m[1]), " and --") + " cannot be used together"
 	}

@@ -137,8 +137,9 @@ of.`,
 			return a.printJSON(out)
 		}
 		rows := make([][]string, 0, len(all))
+		templates := a.templatesByImage(ctx)
 		for _, img := range all {
-			names := strings.Join(img.Names, ",")
+			names := strings.Join(append(slices.Clone(img.Names), templates[img.Digest]...), ",")
 			if names == "" {
 				names = "-"
 			}
@@ -147,6 +148,26 @@ of.`,
 		return a.table("NAME DIGEST PLATFORM PULLED SIZE UNIQUE", rows)
 	})
 	return cmd
+}
+
+// templatesByImage returns the names of the templates of each image, by its digest,
+// as far as a daemon that runs tells.
+func (a imageCommands) templatesByImage(ctx context.Context) map[string][]string {
+	c, err := a.daemon(ctx)
+	if err != nil || c == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	all, err := c.Templates(ctx)
+	if err != nil {
+		return nil
+	}
+	names := map[string][]string{}
+	for _, t := range all {
+		names[t.Image] = append(names[t.Image], "template:"+t.Name+":"+t.Tag)
+	}
+	return names
 }
 
 // imageInfo is an image as --json shows it.
@@ -264,9 +285,13 @@ func (a imageCommands) hadDaemon() bool {
 // imageStore opens the images of this machine, which a daemon elsewhere does not
 // use.
 func (a imageCommands) imageStore() (*image.Store, error) {
-	if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" && host != "unix://"+a.socket() {
+	d, said, err := a.namedDaemon()
+	if err != nil {
+		return nil, err
+	}
+	if d.Host != "" && d.Host != "unix://"+a.socket() {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Subject: "images", Message: "images are managed on the daemon's machine, and ATOLL_HOST names a remote daemon",
+			Code: sandbox.CodeUnsupported, Subject: "images", Message: "images are managed on the daemon's machine, and " + said + " names a remote daemon",
 			Hint: "run this where that daemon is; a sandbox's image is fetched there when it is made",
 		}
 	}

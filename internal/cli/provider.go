@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
 
@@ -117,10 +118,14 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" {
+		d, said, err := a.namedDaemon()
+		if err != nil {
+			return err
+		}
+		if d.Host != "" {
 			return &sandbox.Error{
-				Code: sandbox.CodeUnsupported, Subject: "provider check", Message: "this command works on this machine only, but ATOLL_HOST names a daemon",
-				Hint: "run it where the daemon is, without ATOLL_HOST",
+				Code: sandbox.CodeUnsupported, Subject: "provider check", Message: "this command works on this machine only, but " + said + " names a daemon",
+				Hint: "run it where the daemon is, without " + said,
 			}
 		}
 		system, err := a.node()
@@ -136,7 +141,7 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 			return err
 		}
 		h := drivertest.Harness{
-			New: open, Close: end, Spec: func() sandbox.Spec { return sandbox.Spec{Image: control.HostImage} }, Observe: a.checkProgress,
+			New: open, Close: end, Spec: func() sandbox.Spec { return sandbox.Spec{Image: control.HostImage} }, Observe: a.checkProgress(ctx),
 		}
 		finish := func() error { return nil }
 		if chargedFor(name) {
@@ -146,6 +151,10 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 		}
 		report := drivertest.Check(ctx, h)
 		left := finish()
+		if ctx.Err() != nil {
+			a.say("note", fmt.Sprintf("interrupted after %d checks", len(report.Results)))
+			return errors.Join(exitCode(exitInterrupted), left)
+		}
 		write := report.WriteText
 		if asJSON {
 			write = report.WriteJSON
@@ -158,17 +167,34 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 	return cmd
 }
 
-// checkProgress shows on a terminal that the suite goes on.
-func (a providerCommands) checkProgress(res drivertest.Result) {
-	if isTerminal(a.Stderr) {
-		status := strings.ReplaceAll(string(res.Status), "_", " ")
-		color := map[drivertest.Status]string{drivertest.Pass: green, drivertest.Fail: red}[res.Status]
-		_, _ = fmt.Fprintf(a.Stderr, "%s %s\n", a.paint(a.Stderr, color, status), visible(res.Name))
+// checkProgress returns what shows that the suite goes on: every result on a
+// terminal, and elsewhere a line for every 25.
+func (a providerCommands) checkProgress(ctx context.Context) func(drivertest.Result) {
+	var mu sync.Mutex
+	done := 0
+	return func(res drivertest.Result) {
+		mu.Lock()
+		defer mu.Unlock()
+		if ctx.Err() != nil {
+			return // what fails now fails because it was interrupted
+		}
+		done++
+		switch {
+		case isTerminal(a.Stderr):
+			status := strings.ReplaceAll(string(res.Status), "_", " ")
+			color := map[drivertest.Status]string{drivertest.Pass: green, drivertest.Fail: red}[res.Status]
+			_, _ = fmt.Fprintf(a.Stderr, "%4d %s %s\n", done, a.paint(a.Stderr, color, status), visible(res.Name))
+		case done%25 == 0:
+			_, _ = fmt.Fprintf(a.Stderr, "%d checks done\n", done)
+		}
 	}
 }
 
+// onMachine are the providers that need nothing but this machine.
+var onMachine = map[string]bool{"gvisor": true, "host": true}
+
 func (a providerCommands) doctorCmd() *cobra.Command {
-	var asJSON bool
+	var asJSON, showAll bool
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this machine and its daemon, and explain how to fix problems",
@@ -182,6 +208,7 @@ of the daemon failed.`,
 		GroupID: groupMachine,
 		Args:    cobra.NoArgs,
 	}
+	cmd.Flags().BoolVar(&showAll, "all", false, "also providers that are not configured")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		system, err := a.node()
@@ -189,14 +216,24 @@ of the daemon failed.`,
 			return err
 		}
 		all := make([]diagnosis, 0, len(a.Providers))
+		hidden := 0
 		for _, info := range a.Providers {
-			all = append(all, a.diagnose(ctx, system, info))
+			d := a.diagnose(ctx, system, info)
+			if !asJSON && !showAll && !d.Available && !d.Default && !onMachine[info.Name] {
+				hidden++ // a service that nobody has configured
+				continue
+			}
+			all = append(all, d)
 		}
 		d, err := a.diagnoseDaemon(ctx)
 		if err != nil {
 			return err
 		}
-		return a.showDiagnoses(all, d, asJSON)
+		if err := a.showDiagnoses(all, d, asJSON); err != nil || hidden == 0 {
+			return err
+		}
+		_, err = fmt.Fprintf(a.Stdout, "%d providers that are not configured are left out; see: atoll doctor --all\n", hidden)
+		return err
 	})
 	return cmd
 }

@@ -42,8 +42,10 @@ func (a imageCommands) imagePruneCmd() *cobra.Command {
 		if report.Busy {
 			a.say("warning", "an image is being fetched; some files were left alone")
 		}
-		_, err = fmt.Fprintf(a.Stderr, "freed %s\n", units.BytesSize(float64(report.Bytes)))
-		return err
+		if _, err = fmt.Fprintf(a.Stderr, "freed %s\n", units.BytesSize(float64(report.Bytes))); err != nil {
+			return err
+		}
+		return a.noteLeft(ctx, store, all)
 	})
 	return cmd
 }
@@ -54,4 +56,18 @@ type pruned struct {
 	Files  int      `json:"files"`
 	Bytes  int64    `json:"bytes"`
 	Busy   bool     `json:"busy,omitempty"` // an image was being fetched, so some files were left alone
+}
+
+// noteLeft says what still takes space, and what frees it.
+func (a imageCommands) noteLeft(ctx context.Context, store *image.Store, all bool) error {
+	left, err := store.List(ctx)
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	more := "remove those that nothing needs with: atoll image prune --all"
+	if all {
+		more = "sandboxes, snapshots and templates need them; see: atoll ls --all, atoll snapshot ls and atoll template ls"
+	}
+	a.say("note", fmt.Sprintf("%d images stay, see their sizes with: atoll image ls; %s", len(left), more))
+	return nil
 }

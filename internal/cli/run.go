@@ -57,6 +57,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 	}
 	how.register(cmd.Flags())
 	boxed.register(cmd)
+	a.completeBoxFlags(cmd)
 	completeFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := how.validate(cmd); err != nil {

@@ -146,7 +146,7 @@ func stored(s *sandbox.Snapshot) string {
 
 func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1),
+		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
 		Example: `  atoll snapshot inspect before`,
 		RunE: interruptible(func(ctx context.Context, args []string) error {
 			c, err := a.mustDaemon(ctx)
@@ -167,7 +167,7 @@ func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 func (a snapshotCommands) snapshotRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
+		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
 		Long: `Rm removes snapshots and prints their names. Sandboxes that were made from them keep
 running.`,
 		Example: `  atoll snapshot rm before`,

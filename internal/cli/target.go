@@ -59,24 +59,27 @@ type boxFiles interface {
 // pingTimeout is how long a daemon that has a socket may take to answer.
 const pingTimeout = 2 * time.Second
 
-// daemon returns a client of the daemon to use: the one that $ATOLL_HOST names,
+// daemon returns a client of the daemon to use: the one that $ATOLL_HOST or a context names,
 // else the one that answers in the state directory. Without one it is nil. A
 // provider is chosen within the daemon.
 func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 	if a.client != nil {
 		return a.client, nil
 	}
-	host, _ := a.LookupEnv("ATOLL_HOST")
-	named := host != ""
+	d, _, err := a.namedDaemon()
+	if err != nil {
+		return nil, err
+	}
+	named := d.Host != ""
 	if !named {
 		socket := a.socket()
 		if _, err := os.Stat(socket); err != nil {
 			return nil, nil
 		}
-		host = "unix://" + socket
+		d.Host = "unix://" + socket
+		d.Key, _ = a.LookupEnv("ATOLL_KEY")
 	}
-	key, _ := a.LookupEnv("ATOLL_KEY")
-	c, err := atoll.New(atoll.Options{Host: host, Key: key})
+	c, err := atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
 	if err != nil {
 		return nil, err
 	}

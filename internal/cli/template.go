@@ -152,7 +152,7 @@ func short(digest string) string {
 }
 
 func (a templateCommands) templateInspectCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), Example: `  atoll template inspect tools`}
+	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template inspect tools`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -168,7 +168,7 @@ func (a templateCommands) templateInspectCmd() *cobra.Command {
 }
 
 func (a templateCommands) templateTagCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), Example: `  atoll template tag tools tools:stable`}
+	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template tag tools tools:stable`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err == nil {
@@ -181,7 +181,7 @@ func (a templateCommands) templateTagCmd() *cobra.Command {
 
 func (a templateCommands) templateRemoveCmd() *cobra.Command {
 	var force bool
-	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), Example: `  atoll template rm tools:stable`}
+	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template rm tools:stable`}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {

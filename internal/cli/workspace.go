@@ -158,7 +158,7 @@ func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 }
 
 func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), Example: `  atoll workspace inspect notes`}
+	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace inspect notes`}
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
 		return c.Workspace(ctx, args[0])
 	}, func(w sandbox.Workspace) error {
@@ -183,7 +183,7 @@ func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 
 func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), Example: `  atoll workspace history notes`,
+		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace history notes`,
 	}
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
@@ -207,7 +207,7 @@ func versionArg(text string) (int, error) {
 
 func (a workspaceCommands) workspaceDiffCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "diff NAME FROM [TO]", Short: "Show what changed between two versions", Args: cobra.RangeArgs(2, 3),
+		Use: "diff NAME FROM [TO]", Short: "Show what changed between two versions", Args: cobra.RangeArgs(2, 3), ValidArgsFunction: a.completeOf(workspaceNames),
 		Long: `Diff lists what changed from one version to another, or to the newest: A is added,
 D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Example: `  atoll workspace diff notes 1`,
@@ -242,7 +242,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 func (a workspaceCommands) workspaceRestoreCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
-		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2),
+		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOf(workspaceNames),
 		Long: `Restore makes a new version with the content of an older one. The versions in between
 stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
@@ -263,7 +263,7 @@ stay in the history.`,
 func (a workspaceCommands) workspacePersistCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
-		Use: "persist [flags] NAME", Short: "Save a version of a workspace now", Args: cobra.ExactArgs(1),
+		Use: "persist [flags] NAME", Short: "Save a version of a workspace now", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames),
 		Long: `Persist saves a version, even while a sandbox changes the workspace: each file is
 consistent in itself, but not with other files. Removing the sandbox saves a version
 anyway.`,
@@ -279,7 +279,7 @@ func (a workspaceCommands) workspacePruneCmd() *cobra.Command {
 	var keep atoll.Keep
 	var within durationFlag
 	cmd := &cobra.Command{
-		Use: "prune [flags] NAME", Short: "Remove old versions and free their space", Args: cobra.ExactArgs(1),
+		Use: "prune [flags] NAME", Short: "Remove old versions and free their space", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames),
 		Long: `Prune removes the versions that neither flag keeps, except the newest, and the data
 that no version needs. Without a flag it keeps all versions and only removes unused
 data.`,
@@ -298,7 +298,7 @@ data.`,
 func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 	var deep bool
 	cmd := &cobra.Command{
-		Use: "verify [flags] NAME", Short: "Check that every version can be restored", Args: cobra.ExactArgs(1),
+		Use: "verify [flags] NAME", Short: "Check that every version can be restored", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames),
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
@@ -312,7 +312,7 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 func (a workspaceCommands) workspaceRemoveCmd() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
-		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), Example: `  atoll workspace rm notes`,
+		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace rm notes`,
 	}
 	forceFlag(cmd.Flags(), &force, "")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,8 @@ type Conn struct {
 	HTTP *http.Client
 	Base string // where requests go: scheme and host
 	Key  string // an API key, which the local socket does not need
+	// Address is Base as the user wrote it, for errors.
+	Address string
 	// Propagate adds to the header of each request which trace it is part of.
 	Propagate func(ctx context.Context, h http.Header)
 }
@@ -108,7 +111,7 @@ const busy = "machine"
 func (c *Conn) try(r *http.Request) (*http.Response, error) {
 	resp, err := c.HTTP.Do(r)
 	if err != nil {
-		return nil, TransportError(r.Context(), err)
+		return nil, c.unreachable(r.Context(), err)
 	}
 	if resp.StatusCode >= 200 && resp.StatusCode < 300 {
 		return resp, nil
@@ -218,7 +221,26 @@ func (c *Conn) WebSocket(ctx context.Context, path string) (*websocket.Conn, err
 		defer resp.Body.Close()
 		return nil, problemOf(resp)
 	}
-	return nil, TransportError(ctx, err)
+	return nil, c.unreachable(ctx, err)
+}
+
+// unreachable is TransportError for a request that has no answer: it names the
+// daemon.
+func (c *Conn) unreachable(ctx context.Context, err error) error {
+	failed := TransportError(ctx, err)
+	var e *sandbox.Error
+	if c.Address == "" || !errors.As(failed, &e) || e.Code != sandbox.CodeUnavailable {
+		return failed
+	}
+	e.Subject = c.Address
+	var verify *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &verify):
+		e.Message, e.Hint = "the certificate of the daemon is not trusted: "+verify.Err.Error(), "have the system trust its authority, or set SSL_CERT_FILE to a file with it"
+	case !strings.HasPrefix(c.Address, "unix://"):
+		e.Hint = "check the address, and that a daemon listens there: atoll up --listen"
+	}
+	return e
 }
 
 const maxEvent = 1 << 20

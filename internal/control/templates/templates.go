@@ -119,7 +119,30 @@ func (svc *Service) find(ctx context.Context, tenant, ref string) (t store.Templ
 	if err != nil {
 		return t, err
 	}
-	return store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) { return tx.Templates().Get(ctx, tenant, name, tag) })
+	t, err = store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Template, error) { return tx.Templates().Get(ctx, tenant, name, tag) })
+	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		err = core.Hinted(err, svc.others(ctx, tenant, name))
+	}
+	return t, err
+}
+
+// others says which tags a template has, or where to see which templates there are.
+func (svc *Service) others(ctx context.Context, tenant, name string) string {
+	all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) ([]store.Template, error) { return tx.Templates().List(ctx, tenant) })
+	var tags []string
+	for i := range all {
+		if all[i].Name == name {
+			tags = append(tags, all[i].Tag)
+		}
+	}
+	if err != nil || len(tags) == 0 {
+		return "see which there are with: atoll template ls"
+	}
+	const most = 10
+	if len(tags) > most {
+		tags = append(tags[:most], "…")
+	}
+	return "the template " + name + " has the tags: " + strings.Join(tags, ", ")
 }
 
 // Templates lists the templates of the caller's tenant.
