@@ -120,7 +120,7 @@ var bodies = map[string]string{
 	"makeDirectory": `{"path":"/x"}`, "moveFile": `{"from":"/a","to":"/b"}`, "signalProcess": `{"signal":9}`,
 	"rotateSecret": `{"value":"v"}`, "tagTemplate": `{"as":"other:one"}`, "restoreVersion": `{"version":1}`, "updateTenant": `{"disabled":true}`,
 	"updateSandbox": `{"labels":{"a":"b"}}`, "updateSession": `{"labels":{"a":"b"}}`, "acquireSession": `{"holder":"h"}`, "heartbeatSession": `{"holder":"h","epoch":1}`,
-	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "publishPort": `{"port":80}`,
+	"releaseSession": `{"holder":"h"}`, "runOnSession": `{"target":"fake","command":{"shell":"true"}}`, "swapSession": `{"target":"fake"}`, "publishPort": `{"port":80}`, "createPreview": `{"port":80}`,
 }
 
 // answers are the statuses of operations that do not say 404 of what is not
