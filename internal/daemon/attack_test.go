@@ -4,8 +4,10 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -129,6 +131,44 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 	wantCode(t, err, sandbox.CodeDenied)
 	if got := runShell(t, s, "cat /x"); got != "secret" {
 		t.Errorf("the victim has %q", got)
+	}
+}
+
+// TestAttackEnvelopeOfAFreerTime resumes an envelope from before the policies: what
+// they forbid is not made again, from whatever the envelope says.
+func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
+	file := t.TempDir() + "/policies.yaml"
+	ok(t, os.WriteFile(file, []byte("policies:\n  - {name: small, memory: 16g}\n"), 0o600))
+	d := daemontest.New(t).Start(t, func(o *daemon.Options) { o.Policies = file })
+	c := bearer(t, d, "acme", "admin")
+	s := openSession(t, c, sandbox.Spec{Resources: sandbox.Resources{Memory: 4 << 30}}, atoll.SessionOptions{Name: "agent"})
+	runShell(t, s, "echo large > /x")
+	if _, err := s.Save(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	old, err := s.Envelope(t.Context())
+	ok(t, err)
+	ok(t, c.Remove(t.Context(), old.Box))
+	ok(t, os.WriteFile(file, []byte("policies:\n  - {name: small, memory: 1g}\n"), 0o600))
+	ok(t, d.Reload(t.Context()))
+	for name, change := range map[string]func(*sandbox.Envelope){
+		"as it is":     func(*sandbox.Envelope) {},
+		"without box":  func(e *sandbox.Envelope) { e.Box, e.State = "", nil },
+		"only a spec":  func(e *sandbox.Envelope) { e.Box, e.State, e.Archive = "", nil, nil },
+		"and a larger": func(e *sandbox.Envelope) { e.Box, e.State, e.Archive, e.Spec.Resources.Memory = "", nil, nil, 8<<30 },
+	} {
+		e := old
+		change(&e)
+		e, err := e.Sealed()
+		ok(t, err)
+		_, err = c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "again"})
+		var refused *sandbox.Error
+		if !errors.As(err, &refused) || refused.Code != sandbox.CodeDenied || !strings.HasPrefix(refused.Rule, "small.") {
+			t.Errorf("%s: %v, want that the policy refuses it", name, err)
+		}
+	}
+	if all := sandboxes(t, c); len(all) != 0 {
+		t.Errorf("there are %+v", all)
 	}
 }
 
