@@ -22,3 +22,8 @@ when it is made.`,
 		},
 	}
 }
+
+// completeImages offers nothing: images are those of the daemon's machine.
+func (imageCommands) completeImages(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
