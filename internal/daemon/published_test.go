@@ -17,7 +17,7 @@ func TestPublishedPorts(t *testing.T) {
 	c := daemontest.Client(t, d)
 	port := freePort(t)
 	at := sandbox.PublishedPort{HostPort: port, Port: 80}
-	s := create(t, c, sandbox.Spec{Name: "web", Ports: []sandbox.PublishedPort{at, {Port: 81}}})
+	create(t, c, sandbox.Spec{Name: "web", Ports: []sandbox.PublishedPort{at, {Port: 81}}})
 	if !listens(at) {
 		t.Error("nobody listens on the published port")
 	}
@@ -44,7 +44,8 @@ func TestPublishedPorts(t *testing.T) {
 	}
 	d = m.Start(t, nil)
 	c = daemontest.Client(t, d)
-	if s, err = c.Get(t.Context(), "web"); err != nil || !listens(at) {
+	s, err := c.Get(t.Context(), "web")
+	if err != nil || !listens(at) {
 		t.Errorf("the next daemon does not listen: %v", err)
 	}
 

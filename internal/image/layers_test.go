@@ -48,12 +48,15 @@ func tarMembers(t testing.TB, members ...tar.Header) []byte {
 }
 
 func reg(name, data string) tar.Header { return tar.Header{Name: name, Linkname: data, Mode: 0o644} }
+
 func folder(name string, mode int64) tar.Header {
 	return tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: mode}
 }
+
 func link(name, to string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to}
 }
+
 func symlink(name, to string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: to}
 }
@@ -189,8 +192,16 @@ func TestLayersLookFlat(t *testing.T) {
 		{"nothing at all", [][]tar.Header{{}, {}}},
 		{"empty files", [][]tar.Header{{reg("empty", "full")}, {reg("empty", "")}, {link("empty2", "empty")}}},
 		{"more steps than layers", [][]tar.Header{
-			{reg("s1", "1")}, {reg("s2", "2")}, {reg(".wh.s1", "")}, {reg("s4", "4")}, {reg("d/.wh..wh..opq", "")}, {reg("d/s6", "6")},
-			{reg("s1", "again")}, {link("s8", "big")}, {reg("s2", strings.Repeat("long", 5000))}, {reg(".wh.d", "")},
+			{reg("s1", "1")},
+			{reg("s2", "2")},
+			{reg(".wh.s1", "")},
+			{reg("s4", "4")},
+			{reg("d/.wh..wh..opq", "")},
+			{reg("d/s6", "6")},
+			{reg("s1", "again")},
+			{link("s8", "big")},
+			{reg("s2", strings.Repeat("long", 5000))},
+			{reg(".wh.d", "")},
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

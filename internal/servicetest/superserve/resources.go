@@ -177,9 +177,9 @@ func (s *Server) Snapshots() int {
 
 // published is a port that the preview hosts serve.
 type published struct {
-	Port    int    `json:"port"`
-	Version int    `json:"token_version"`
-	Access  string `json:"access"`
+	Port    int                  `json:"port"`
+	Version int                  `json:"token_version"`
+	Access  string               `json:"access"`
 	tokens  map[string]time.Time // and when they end
 }
 

@@ -111,7 +111,7 @@ func (h *Handover) Run(t *testing.T) {
 	h.count(t, "taken over,", 1)
 
 	if h.Records {
-		taken = h.settled(t, first, second, s, taken)
+		h.settled(t, first, second, s, taken)
 	}
 	if taken = second.restart(); taken.Info().Lease.Sandbox != sandbox.ID(e.Box) {
 		t.Errorf("after a restart the second installation has %+v", taken.Info().Lease)
