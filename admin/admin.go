@@ -44,6 +44,20 @@ func (c *Client) EgressSettings(ctx context.Context) (map[string]string, error) 
 	return out.Fingerprints, err
 }
 
+// EnableE2B has the daemon serve the API of E2B, now and after later starts that
+// are told nothing else. It is for the owner of the machine. The error is
+// CodeConflict if the API is already served with other settings.
+func (c *Client) EnableE2B(ctx context.Context, s sandbox.E2BSettings) (p sandbox.E2BPlace, err error) {
+	return p, c.conn.Call(ctx, http.MethodPut, "/v1/e2b", nil, s, &p)
+}
+
+// DisableE2B has the daemon no longer serve that API, until it is started with the
+// flag for it. It cuts off requests that do not end soon. It is for the owner of the
+// machine.
+func (c *Client) DisableE2B(ctx context.Context) error {
+	return c.conn.Call(ctx, http.MethodDelete, "/v1/e2b", nil, nil, nil)
+}
+
 // Backup returns a consistent copy of the daemon's database as a stream, which
 // the caller closes. An error while reading means that it is not whole.
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {

@@ -27,8 +27,9 @@ type e2bCommands struct{ *App }
 func (a e2bCommands) e2bCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "e2b", Short: "Use Atoll from programs that were written for E2B", GroupID: groupDaemon,
-		Example: `  eval "$(atoll e2b env)"`,
-	}, a.e2bEnvCmd())
+		Example: `  atoll e2b enable
+  eval "$(atoll e2b env)"`,
+	}, a.e2bEnableCmd(), a.e2bDisableCmd(), a.e2bEnvCmd())
 }
 
 func (a e2bCommands) e2bEnvCmd() *cobra.Command {
@@ -38,7 +39,7 @@ func (a e2bCommands) e2bEnvCmd() *cobra.Command {
 		Use:   "env",
 		Short: "Show the environment in which E2B's SDKs find this daemon",
 		Long: `Env writes the variables that make E2B's SDKs for JavaScript and Python use this
-daemon. The daemon must run with --e2b. Env makes an API key unless $ATOLL_KEY has
+daemon. The daemon must serve E2B's API; see: atoll e2b enable. Env makes an API key unless $ATOLL_KEY has
 one. The key may read, run commands, and manage sandboxes, templates and volumes;
 with --admin it may do everything in the tenant, including secrets. Where the daemon
 signs its certificates itself, Env also makes Node, Python and curl trust them.`,
@@ -148,7 +149,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 // names lead nowhere.
 func (a e2bCommands) byName(ctx context.Context, place *e2bPlace) bool {
 	if place.Domain == "" {
-		a.warn("without a domain, getHost() and get_host() return names in somebody else's domain; see --e2b-domain of atoll up")
+		a.warn("without a domain, getHost() and get_host() return names in somebody else's domain; see --domain of atoll e2b enable")
 		return false
 	}
 	host := place.Domain
@@ -186,7 +187,7 @@ func (a e2bCommands) e2bPlace() (p e2bPlace, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "e2b.env", Message: "the daemon does not serve clients of E2B",
-			Hint: "start it with: atoll up --e2b",
+			Hint: "have it do so with: atoll e2b enable",
 		}
 	}
 	if err != nil {

@@ -15,15 +15,13 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // defaultE2B is where clients of E2B are served unless something else is said:
 // where their SDKs look for a local server.
 const defaultE2B = "127.0.0.1:3000"
-
-// defaultE2BDomain is the domain of a loopback address. Systems that resolve names
-// below localhost need no DNS for it.
-const defaultE2BDomain = "atoll.localhost"
 
 // defaultBridge is where clients of Cloudflare's sandbox bridge are served unless
 // something else is said: where its development server is.
@@ -181,7 +179,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringArrayVar(&opts.Hosts, "host", nil, "a name under which this machine is reached over TCP; may be repeated")
 	flags.StringVar(&opts.E2B.Listen, "e2b", "", "also serve the API of E2B on this TCP address (without one: "+defaultE2B+")")
 	flags.Lookup("e2b").NoOptDefVal = defaultE2B
-	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory (default on a loopback address: "+defaultE2BDomain+", with TLS and without; empty for no domain)")
+	flags.StringVar(&opts.E2B.Domain, "e2b-domain", "", "reach sandboxes there as PORT-ID.DOMAIN, with TLS; without --tls-cert for it, see ca.pem in the state directory (default on a loopback address: "+sandbox.DefaultE2BDomain+", with TLS and without; empty for no domain)")
 	flags.StringVar(&opts.Bridge.Listen, "bridge", "", "also serve the API of Cloudflare's sandbox bridge on this TCP address (without one: "+defaultBridge+")")
 	flags.Lookup("bridge").NoOptDefVal = defaultBridge
 	flags.StringVar(&opts.Policies, "policy", "", "policy file, or directory of policy files; see: atoll policy (default: $ATOLL_POLICY)")
@@ -239,7 +237,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			opts.E2B.TLS, opts.Bridge.TLS = opts.TLS, opts.TLS
 		}
 		if !cmd.Flags().Changed("e2b-domain") && opts.TLS == nil && isLoopback(opts.E2B.Listen) {
-			opts.E2B.Domain, opts.E2B.Plain = defaultE2BDomain, true
+			opts.E2B.Domain, opts.E2B.Plain = sandbox.DefaultE2BDomain, true
 		}
 		return a.runDaemon(cmd.Context(), opts)
 	}

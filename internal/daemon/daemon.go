@@ -161,7 +161,7 @@ type Daemon struct {
 	otel         *telemetry.Telemetry // nil: nobody is told anything
 	socket       string
 	tcp          net.Addr
-	e2b          net.Addr
+	e2b          e2bFace
 	bridge       net.Addr
 	stop         context.CancelFunc
 	work         sync.WaitGroup
@@ -224,6 +224,9 @@ func (d *Daemon) openState(ctx context.Context) error {
 		return err
 	}
 	d.onClose(release)
+	if err := d.openE2B(); err != nil {
+		return err
+	}
 	if err := errors.Join(server.Sweep(n.Dir()), machine.Sweep(n.Dir())); err != nil {
 		return err
 	}
@@ -446,7 +449,7 @@ func (d *Daemon) Socket() string { return d.socket }
 func (d *Daemon) TCP() net.Addr { return d.tcp }
 
 // E2B returns the address at which the API of E2B is served, nil without one.
-func (d *Daemon) E2B() net.Addr { return d.e2b }
+func (d *Daemon) E2B() net.Addr { return d.e2b.address() }
 
 // Failed yields what makes the daemon useless, such as a listener that broke.
 func (d *Daemon) Failed() <-chan error { return d.failed }

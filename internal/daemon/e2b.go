@@ -40,13 +40,27 @@ type E2B struct {
 // listenE2B comes before listen: whoever reaches this daemon is to be told where
 // its API of E2B is, and not where one was that was killed.
 func (d *Daemon) listenE2B(context.Context) error {
-	opts := d.opts.E2B
+	d.onClose(d.e2b.close)
+	if err := os.Remove(d.e2bPlace()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	opts := d.e2b.settings()
 	if opts.Listen == "" {
-		if err := os.Remove(d.e2bPlace()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
 		return nil
 	}
+	err := d.serveE2B(opts)
+	if err != nil && d.e2b.kept {
+		// Nobody asked this start for it, and the rest of the daemon works.
+		d.opts.Logger.Error("clients of E2B are not served as enabled before", "address", opts.Listen, "error", err)
+		d.e2b.forget()
+		return nil
+	}
+	return err
+}
+
+// serveE2B begins to serve.
+func (d *Daemon) serveE2B(opts E2B) (err error) {
+	asked := opts
 	if err := opts.secure(d.node.Dir()); err != nil {
 		return err
 	}
@@ -54,30 +68,38 @@ func (d *Daemon) listenE2B(context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.e2b = l.Addr()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
 	if _, port, _ := net.SplitHostPort(l.Addr().String()); opts.Domain != "" && port != "443" {
 		opts.Domain = net.JoinHostPort(opts.Domain, port)
 	}
 	secret, err := secretFile(filepath.Join(d.node.Dir(), "e2b.secret"))
 	if err != nil {
-		return errors.Join(err, l.Close())
+		return err
 	}
 	uploads := filepath.Join(d.node.Dir(), "uploads")
 	if err := os.RemoveAll(uploads); err != nil { // a cache, and perhaps half of one
-		return errors.Join(err, l.Close())
+		return err
+	}
+	if err := d.announceE2B(&opts, l.Addr()); err != nil {
+		return err
 	}
 	handler := e2bapi.New(d.e2bServices(), e2bapi.Options{
 		Builds: d.buildDir(), Uploads: uploads,
 		Secret: secret, Domain: opts.Domain, Internet: opts.Internet, RetryAfter: retryAfter, Logger: d.opts.Logger,
 	})
 	srv := server.New(server.Config{Handler: d.otel.Wrap(handler), Share: e2bapi.Share, Ready: d.recovered, Logger: d.opts.Logger})
-	d.onClose(func() error {
+	d.serveWith(srv, l)
+	d.e2b.opened(asked, l.Addr(), func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), d.opts.Drain)
 		defer cancel()
+		_ = os.Remove(d.e2bPlace()) // whoever reads it finds out that nobody answers
 		return errors.Join(srv.Shutdown(ctx), handler.Close())
 	})
-	d.serveWith(srv, l)
-	return d.announceE2B(&opts)
+	return nil
 }
 
 // listen listens for clients with TLS, those without, or both.
@@ -136,21 +158,16 @@ func writeBundle(path, own string) error {
 
 // announceE2B writes down, for `atoll e2b env`, where the API of E2B is served
 // as long as it is.
-func (d *Daemon) announceE2B(opts *E2B) error {
+func (d *Daemon) announceE2B(opts *E2B, addr net.Addr) error {
 	scheme := "http"
 	if opts.TLS != nil && !opts.Plain {
 		scheme = "https"
 	}
-	text, err := json.Marshal(map[string]string{"url": scheme + "://" + d.e2b.String(), "domain": opts.Domain, "ca": opts.CA, "bundle": bundleOf(opts.CA)})
+	text, err := json.Marshal(map[string]string{"url": scheme + "://" + addr.String(), "domain": opts.Domain, "ca": opts.CA, "bundle": bundleOf(opts.CA)})
 	if err != nil {
 		return err
 	}
-	path := d.e2bPlace()
-	d.onClose(func() error {
-		_ = os.Remove(path) // whoever reads it finds out that nobody answers
-		return nil
-	})
-	return os.WriteFile(path, text, 0o600)
+	return os.WriteFile(d.e2bPlace(), text, 0o600)
 }
 
 // e2bPlace is the file that says it.

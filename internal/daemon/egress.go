@@ -91,7 +91,11 @@ func (d *Daemon) startEgress(ctx context.Context, e *egress) error {
 // gateway even where an operator allows the addresses.
 func (d *Daemon) ownPorts() []netip.AddrPort {
 	var own []netip.AddrPort
-	for _, listen := range []string{d.opts.Listen, d.opts.E2B.Listen, d.opts.Bridge.Listen} {
+	e2b := d.e2b.settings().Listen
+	if addr := d.e2b.address(); addr != nil {
+		e2b = addr.String()
+	}
+	for _, listen := range []string{d.opts.Listen, e2b, d.opts.Bridge.Listen} {
 		_, port, err := net.SplitHostPort(listen)
 		if err != nil {
 			continue

@@ -15,6 +15,7 @@ import (
 
 // owned implements api.Machine.
 type owned struct {
+	d *Daemon
 	*machine.Service
 	*doctor
 	ready  func(context.Context) error
@@ -53,7 +54,7 @@ func (d *Daemon) apiServices() api.Services {
 		Workspaces:     s.Workspaces,
 		Tenants:        s.Tenants,
 		Providers:      s.Providers,
-		Machine:        owned{s.Machine, newDoctor(d), d.ready(d.provider), d.egressPrints},
+		Machine:        owned{d, s.Machine, newDoctor(d), d.ready(d.provider), d.egressPrints},
 		Ports:          s.Exec,
 		PublishedPorts: published{s.Sandboxes, s.Ports},
 		Templates:      s.Templates,

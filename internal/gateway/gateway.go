@@ -215,6 +215,20 @@ func (g *Gateway) running() (*process, error) {
 
 var errClosed = errors.New("the gateway is closed")
 
+// Reconfigure tells a gateway process that runs how to reach the world from now on.
+func (g *Gateway) Reconfigure(ctx context.Context) error {
+	g.op.Lock()
+	defer g.op.Unlock()
+	g.mu.Lock()
+	p := g.process
+	g.mu.Unlock()
+	if p == nil {
+		return nil // the next one asks when it starts
+	}
+	settings := g.opts.Settings()
+	return p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings})
+}
+
 // SetPolicy changes what a sandbox may do, at once: connections that it may not
 // have any more are cut. A sandbox without a link is CodeNotFound.
 func (g *Gateway) SetPolicy(ctx context.Context, id sandbox.ID, policy Policy) error {

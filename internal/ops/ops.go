@@ -43,6 +43,7 @@ const (
 	AuditVerify Op = "audit.verify"
 
 	DaemonDiagnose Op = "daemon.diagnose"
+	DaemonE2B      Op = "daemon.e2b"
 
 	EgressFlow Op = "egress.flow"
 	EgressGet  Op = "egress.get"
@@ -206,6 +207,7 @@ var table = map[Op]about{
 	AuditVerify: {Admin, Recorded},
 
 	DaemonDiagnose: {Admin, Glance},
+	DaemonE2B:      {Admin, Recorded},
 
 	EgressFlow: {Admin, Recorded},
 	EgressGet:  {Admin, Recorded},

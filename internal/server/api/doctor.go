@@ -17,6 +17,10 @@ type egressSettingsOutput struct {
 	}
 }
 
+type e2bInput struct{ Body sandbox.E2BSettings }
+
+type e2bOutput struct{ Body sandbox.E2BPlace }
+
 type imageUsesOutput struct {
 	Body struct {
 		Uses []sandbox.ImageUse `json:"uses"`
@@ -85,4 +89,14 @@ func (a *API) doctor() {
 			d.Findings = append([]sandbox.Finding{}, d.Findings...)
 			return &diagnosisOutput{d}, a.problem(ctx, err)
 		})
+	huma.Register(a.huma, operation("enableE2B", http.MethodPut, "/v1/e2b", "Health", "Serve the API of E2B, now and after later starts of the daemon; only for the owner of the machine"),
+		func(ctx context.Context, in *e2bInput) (*e2bOutput, error) {
+			place, err := a.services.Machine.EnableE2B(ctx, in.Body)
+			return &e2bOutput{place}, a.problem(ctx, err)
+		})
+	disable := operation("disableE2B", http.MethodDelete, "/v1/e2b", "Health", "End that; only for the owner of the machine")
+	disable.DefaultStatus = http.StatusNoContent
+	huma.Register(a.huma, disable, func(ctx context.Context, _ *none) (*none, error) {
+		return nil, a.problem(ctx, a.services.Machine.DisableE2B(ctx))
+	})
 }

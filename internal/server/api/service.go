@@ -159,6 +159,10 @@ type Machine interface {
 	ImageUses(ctx context.Context) ([]sandbox.ImageUse, error)
 	// Diagnose is for the owner of the machine.
 	Diagnose(ctx context.Context) (sandbox.Diagnosis, error)
+	// EnableE2B has the daemon serve the API of E2B, now and after later starts. It
+	// is for the owner of the machine, as is DisableE2B, which ends that.
+	EnableE2B(ctx context.Context, s sandbox.E2BSettings) (sandbox.E2BPlace, error)
+	DisableE2B(ctx context.Context) error
 	// EgressSettings are fingerprints of what the owner decides about all
 	// networks, for the owner.
 	EgressSettings(ctx context.Context) (map[string]string, error)
