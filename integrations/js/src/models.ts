@@ -149,6 +149,8 @@ export interface components {
             network?: components["schemas"]["Network"];
             /** @example linux/amd64 */
             platform?: string;
+            /** @description ports to publish on the daemon's machine; only for its owner */
+            ports?: components["schemas"]["PublishedPort"][] | null;
             /** @description what makes it; the default of the daemon if it is left out */
             provider?: string;
             /**
@@ -245,6 +247,11 @@ export interface components {
         DriverSupport: {
             available: boolean;
             reason?: string;
+        };
+        EgressSettingsOutputBody: {
+            fingerprints: {
+                [key: string]: string;
+            };
         };
         Enforcement: {
             enforced: boolean;
@@ -1018,6 +1025,38 @@ export interface components {
             /** @description for the header Atoll-Token; shown only now */
             token: string;
         };
+        Preview: {
+            /**
+             * Format: date-time
+             * @description when the token ends
+             */
+            expires?: string;
+            /** @description header in which requests carry the token */
+            header?: string;
+            /**
+             * Format: int32
+             * @description port inside the sandbox
+             */
+            port: number;
+            /** @description whoever knows the address reaches the port; without it requests need the token */
+            public: boolean;
+            /** @description only in the answer to the request for the address */
+            token?: string;
+            url: string;
+        };
+        PreviewRequest: {
+            /**
+             * Format: int32
+             * @description port inside the sandbox
+             */
+            port: number;
+            /** @description show it without a token; needs the permission admin */
+            public?: boolean;
+        };
+        PreviewsOutputBody: {
+            /** @description in the order of ports, without tokens */
+            previews: components["schemas"]["Preview"][] | null;
+        };
         Problem: {
             code: string;
             detail?: string;
@@ -1057,10 +1096,14 @@ export interface components {
              */
             default?: "allow" | "deny";
             description?: string;
+            /** @description asked for the addresses of names: ADDRESS or ADDRESS:PORT; those of the machine if left out */
+            dnsServers?: string[] | null;
             /** @description false denies everything, whatever the rules say */
             internet?: boolean;
             /** @description names the profile among those of the tenant; empty for one of a single sandbox */
             name?: string;
+            /** @description SOCKS5 proxy that all connections go through */
+            proxy?: components["schemas"]["UpstreamProxy"];
             /** @description in order: the first that matches decides */
             rules?: components["schemas"]["Rule"][] | null;
         };
@@ -1100,6 +1143,12 @@ export interface components {
         ProvidersOutputBody: {
             providers: components["schemas"]["Provider"][] | null;
         };
+        ProxyTLS: {
+            /** @description PEM certificates, trusted in place of the machine's */
+            ca?: string;
+            /** @description name in the certificate; the host of the address if left out */
+            serverName?: string;
+        };
         PruneBuildsInputBody: {
             /**
              * Format: int64
@@ -1131,6 +1180,49 @@ export interface components {
              * @description all that are younger, in milliseconds
              */
             keepWithinMs?: number;
+        };
+        Publication: {
+            /**
+             * @description IP address of the daemon's machine to listen on; 127.0.0.1 if left out
+             * @example 127.0.0.1
+             */
+            address?: string;
+            /** @description why the daemon does not listen now; it tries again */
+            error?: string;
+            /**
+             * Format: int32
+             * @description port there; any that is free if left out
+             */
+            hostPort?: number;
+            /** @description of the sandbox */
+            name: string;
+            /**
+             * Format: int32
+             * @description port inside the sandbox
+             */
+            port: number;
+            sandbox: string;
+        };
+        PublishedOutputBody: {
+            /** @description in the order of sandboxes' names */
+            ports: components["schemas"]["Publication"][] | null;
+        };
+        PublishedPort: {
+            /**
+             * @description IP address of the daemon's machine to listen on; 127.0.0.1 if left out
+             * @example 127.0.0.1
+             */
+            address?: string;
+            /**
+             * Format: int32
+             * @description port there; any that is free if left out
+             */
+            hostPort?: number;
+            /**
+             * Format: int32
+             * @description port inside the sandbox
+             */
+            port: number;
         };
         ReadyOutputBody: {
             /** @enum {string} */
@@ -1296,6 +1388,8 @@ export interface components {
              * @enum {string}
              */
             pause?: "memory" | "disk";
+            /** @description ports published on the daemon's machine; not in listings */
+            ports?: components["schemas"]["PublishedPort"][] | null;
             provider?: string;
             /** @description why it is in that state */
             reason?: string;
@@ -1509,6 +1603,8 @@ export interface components {
             name?: string;
             /** @description what the sandbox may reach; nothing if it is left out */
             network?: components["schemas"]["Network"];
+            /** @description ports to publish on the daemon's machine; only for its owner */
+            ports?: components["schemas"]["PublishedPort"][] | null;
             /** @description what makes it; the default of the daemon if it is left out */
             provider?: string;
             /** @description replace values of secrets of mode env by asterisks in what commands write */
@@ -1704,6 +1800,16 @@ export interface components {
             of: string;
             unit: string;
         };
+        UpstreamProxy: {
+            /** @description HOST:PORT of a SOCKS5 proxy */
+            address: string;
+            /** @description write-only: it is stored sealed */
+            password?: string;
+            /** @description the password, sealed by the daemon */
+            sealed?: string;
+            tls?: components["schemas"]["ProxyTLS"];
+            username?: string;
+        };
         VersionsOutputBody: {
             /** @description oldest first */
             versions: components["schemas"]["WorkspaceVersion"][] | null;
@@ -1843,6 +1949,7 @@ export type DesktopSupport = components['schemas']['DesktopSupport']
 export type Diagnosis = components['schemas']['Diagnosis']
 export type DiffOutputBody = components['schemas']['DiffOutputBody']
 export type DriverSupport = components['schemas']['DriverSupport']
+export type EgressSettingsOutputBody = components['schemas']['EgressSettingsOutputBody']
 export type Enforcement = components['schemas']['Enforcement']
 export type Envelope = components['schemas']['Envelope']
 export type Epoch = components['schemas']['Epoch']
@@ -1902,6 +2009,9 @@ export type PolicyCeiling = components['schemas']['PolicyCeiling']
 export type PolicyFinding = components['schemas']['PolicyFinding']
 export type PortSupport = components['schemas']['PortSupport']
 export type PortToken = components['schemas']['PortToken']
+export type Preview = components['schemas']['Preview']
+export type PreviewRequest = components['schemas']['PreviewRequest']
+export type PreviewsOutputBody = components['schemas']['PreviewsOutputBody']
 export type Problem = components['schemas']['Problem']
 export type ProcessInfo = components['schemas']['ProcessInfo']
 export type ProcessesOutputBody = components['schemas']['ProcessesOutputBody']
@@ -1910,10 +2020,14 @@ export type ProfileTest = components['schemas']['ProfileTest']
 export type ProfilesOutputBody = components['schemas']['ProfilesOutputBody']
 export type Provider = components['schemas']['Provider']
 export type ProvidersOutputBody = components['schemas']['ProvidersOutputBody']
+export type ProxyTLS = components['schemas']['ProxyTLS']
 export type PruneBuildsInputBody = components['schemas']['PruneBuildsInputBody']
 export type PruneBuildsOutputBody = components['schemas']['PruneBuildsOutputBody']
 export type PruneInputBody = components['schemas']['PruneInputBody']
 export type PruneWorkspaceInputBody = components['schemas']['PruneWorkspaceInputBody']
+export type Publication = components['schemas']['Publication']
+export type PublishedOutputBody = components['schemas']['PublishedOutputBody']
+export type PublishedPort = components['schemas']['PublishedPort']
 export type ReadyOutputBody = components['schemas']['ReadyOutputBody']
 export type Receipt = components['schemas']['Receipt']
 export type ReceiptFrom = components['schemas']['ReceiptFrom']
@@ -1959,6 +2073,7 @@ export type TenantsOutputBody = components['schemas']['TenantsOutputBody']
 export type TerminalCell = components['schemas']['TerminalCell']
 export type TerminalSupport = components['schemas']['TerminalSupport']
 export type Unit = components['schemas']['Unit']
+export type UpstreamProxy = components['schemas']['UpstreamProxy']
 export type VersionsOutputBody = components['schemas']['VersionsOutputBody']
 export type WindowSize = components['schemas']['WindowSize']
 export type Workspace = components['schemas']['Workspace']

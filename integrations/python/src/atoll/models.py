@@ -110,6 +110,10 @@ class DriverSupport(Model):
     reason: str | None = None
 
 
+class EgressSettingsOutputBody(Model):
+    fingerprints: dict[str, str]
+
+
 class Enforcement(Model):
     enforced: bool
     why: str | None = None
@@ -727,6 +731,48 @@ class PortToken(Model):
     """
 
 
+class Preview(Model):
+    expires: AwareDatetime | None = None
+    """
+    when the token ends
+    """
+    header: str | None = None
+    """
+    header in which requests carry the token
+    """
+    port: int
+    """
+    port inside the sandbox
+    """
+    public: bool
+    """
+    whoever knows the address reaches the port; without it requests need the token
+    """
+    token: str | None = None
+    """
+    only in the answer to the request for the address
+    """
+    url: str
+
+
+class PreviewRequest(Model):
+    port: int
+    """
+    port inside the sandbox
+    """
+    public: bool | None = None
+    """
+    show it without a token; needs the permission admin
+    """
+
+
+class PreviewsOutputBody(Model):
+    previews: list[Preview] | None
+    """
+    in the order of ports, without tokens
+    """
+
+
 class Problem(Model):
     code: str
     detail: str | None = None
@@ -778,6 +824,17 @@ class ProfileTest(Model):
     """
 
 
+class ProxyTLS(Model):
+    ca: str | None = None
+    """
+    PEM certificates, trusted in place of the machine's
+    """
+    server_name: str | None = None
+    """
+    name in the certificate; the host of the address if left out
+    """
+
+
 class PruneBuildsInputBody(Model):
     unused_ms: int | None = None
     """
@@ -807,6 +864,52 @@ class PruneWorkspaceInputBody(Model):
     keep_within_ms: int | None = None
     """
     all that are younger, in milliseconds
+    """
+
+
+class Publication(Model):
+    address: str | None = None
+    """
+    IP address of the daemon's machine to listen on; 127.0.0.1 if left out
+    """
+    error: str | None = None
+    """
+    why the daemon does not listen now; it tries again
+    """
+    host_port: int | None = None
+    """
+    port there; any that is free if left out
+    """
+    name: str
+    """
+    of the sandbox
+    """
+    port: int
+    """
+    port inside the sandbox
+    """
+    sandbox: str
+
+
+class PublishedOutputBody(Model):
+    ports: list[Publication] | None
+    """
+    in the order of sandboxes' names
+    """
+
+
+class PublishedPort(Model):
+    address: str | None = None
+    """
+    IP address of the daemon's machine to listen on; 127.0.0.1 if left out
+    """
+    host_port: int | None = None
+    """
+    port there; any that is free if left out
+    """
+    port: int
+    """
+    port inside the sandbox
     """
 
 
@@ -1219,6 +1322,23 @@ class TerminalSupport(Model):
 class Unit(Model):
     of: str
     unit: str
+
+
+class UpstreamProxy(Model):
+    address: str
+    """
+    HOST:PORT of a SOCKS5 proxy
+    """
+    password: str | None = None
+    """
+    write-only: it is stored sealed
+    """
+    sealed: str | None = None
+    """
+    the password, sealed by the daemon
+    """
+    tls: ProxyTLS | None = None
+    username: str | None = None
 
 
 class WindowSize(Model):
@@ -1642,6 +1762,10 @@ class Sandbox(Model):
     """
     where the state of a paused sandbox is; not in listings
     """
+    ports: list[PublishedPort] | None = None
+    """
+    ports published on the daemon's machine; not in listings
+    """
     provider: str | None = None
     reason: str | None = None
     """
@@ -1781,6 +1905,10 @@ class Profile(Model):
     what happens when no rule matches; deny if left out
     """
     description: str | None = None
+    dns_servers: list[str] | None = None
+    """
+    asked for the addresses of names: ADDRESS or ADDRESS:PORT; those of the machine if left out
+    """
     internet: bool | None = None
     """
     false denies everything, whatever the rules say
@@ -1788,6 +1916,10 @@ class Profile(Model):
     name: str | None = None
     """
     names the profile among those of the tenant; empty for one of a single sandbox
+    """
+    proxy: UpstreamProxy | None = None
+    """
+    SOCKS5 proxy that all connections go through
     """
     rules: list[Rule] | None = None
     """
@@ -1937,6 +2069,10 @@ class Spec(Model):
     """
     what the sandbox may reach; nothing if it is left out
     """
+    ports: list[PublishedPort] | None = None
+    """
+    ports to publish on the daemon's machine; only for its owner
+    """
     provider: str | None = None
     """
     what makes it; the default of the daemon if it is left out
@@ -2005,6 +2141,10 @@ class CreateRequest(Model):
     what the sandbox may reach; nothing if it is left out
     """
     platform: str | None = None
+    ports: list[PublishedPort] | None = None
+    """
+    ports to publish on the daemon's machine; only for its owner
+    """
     provider: str | None = None
     """
     what makes it; the default of the daemon if it is left out
