@@ -172,6 +172,9 @@ type Change struct {
 	RequireLimits bool               `json:"requireLimits,omitempty" doc:"refuse the change if a limit in resources is not enforced"`
 	Labels        map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one"`
 	Lifetime      LifetimeChange     `json:"lifetime,omitzero"`
+	// Network replaces the rules of a sandbox that has rules of its own, by others
+	// of the plain or the inline form. It cannot be changed together with the rest.
+	Network *Network `json:"network,omitempty" doc:"other rules of its own, for a sandbox that has some; not together with other changes"`
 }
 
 // ApplyResources returns r with the limits that change.

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -147,7 +148,7 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 	var cpus float64
 	var memory, disk sizeFlag
 	var pids int64
-	var labelList, unlabel []string
+	var labelList, unlabel, egress []string
 	var lifetime, idle string
 	var life lifetimeFlags
 	var requireLimits bool
@@ -157,11 +158,12 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 "never" removes it. New limits of a stopped sandbox apply when it is started.`,
 		Example: `  atoll update --memory 1g --label team=red demo
   atoll update --idle 10m --idle-action sleep demo
-  atoll update --lifetime never --unlabel team demo`,
+  atoll update --lifetime never --unlabel team demo
+  atoll update --egress api.example.com,mirror.example.com demo`,
 	}
 	a.changeCmd(cmd, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) {
 		switch {
-		case !slices.ContainsFunc(changes, cmd.Flags().Changed):
+		case !cmd.Flags().Changed("egress") && !slices.ContainsFunc(changes, cmd.Flags().Changed):
 			return sandbox.Sandbox{}, &usageError{message: "nothing to change", hint: "for example: atoll update --memory 1g " + s.Name()}
 		case cmd.Flags().Changed("cpus") && cpus <= 0:
 			return sandbox.Sandbox{}, badFlag("cpus", "%v is not a positive number", cpus)
@@ -189,7 +191,18 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 		if c.Labels, err = labelChanges(labelList, unlabel); err != nil {
 			return sandbox.Sandbox{}, err
 		}
-		info, err := s.Update(ctx, c)
+		var info sandbox.Sandbox
+		if cmd.Flags().Changed("egress") {
+			n := sandbox.Network{Egress: append([]string{}, egress...)}
+			local, _ := n.Local()
+			if err := policy.CheckReach(local); err != nil {
+				return info, err
+			}
+			if info, err = s.Update(ctx, sandbox.Change{Network: &n}); err != nil || !slices.ContainsFunc(changes, cmd.Flags().Changed) {
+				return info, err
+			}
+		}
+		info, err = s.Update(ctx, c)
 		if err == nil && c.Resources != (sandbox.Resources{}) {
 			a.noteLimits(info.Limits)
 		}
@@ -203,6 +216,7 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 	flags.BoolVar(&requireLimits, "require-limits", false, requireLimitsHelp)
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "set a label: KEY=VALUE")
 	flags.StringArrayVar(&unlabel, "unlabel", nil, "remove a label: KEY")
+	flags.StringSliceVar(&egress, "egress", nil, `hosts that the sandbox may reach from now on, in place of those of --egress when it was made; "" for none`)
 	flags.StringVar(&lifetime, "lifetime", "", "time from now after which to carry out --lifetime-action, such as 1h, or never")
 	flags.StringVar(&idle, "idle", "", "time without use after which the daemon carries out --idle-action, or never")
 	life.register(cmd)

@@ -108,6 +108,8 @@ export interface components {
                 [key: string]: string | null;
             };
             lifetime?: components["schemas"]["LifetimeChange"];
+            /** @description other rules of its own, for a sandbox that has some; not together with other changes */
+            network?: components["schemas"]["Network"];
             /** @description refuse the change if a limit in resources is not enforced */
             requireLimits?: boolean;
             /** @description limits that are left out stay */

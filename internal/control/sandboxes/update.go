@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"strings"
 	"time"
 
@@ -34,6 +35,13 @@ func validate(c *sandbox.Change) error {
 // one that does not run the limits hold when it runs again. Nothing is changed
 // if a part of it cannot be.
 func (s *updates) Update(ctx context.Context, ref string, c sandbox.Change) (store.Sandbox, error) {
+	if c.Network != nil {
+		n := *c.Network
+		if c.Network = nil; !reflect.ValueOf(c).IsZero() {
+			return store.Sandbox{}, core.Named(opUpdate, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "network", Message: "cannot be changed together with other settings", Hint: "make two requests"})
+		}
+		return s.SetNetwork(ctx, ref, n)
+	}
 	if err := validate(&c); err != nil {
 		return store.Sandbox{}, core.Named(opUpdate, err)
 	}

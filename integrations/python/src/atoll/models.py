@@ -1425,22 +1425,6 @@ class WorkspaceVersion(Model):
     """
 
 
-class Change(Model):
-    labels: dict[str, str | None] | None = None
-    """
-    labels to set; null removes one
-    """
-    lifetime: LifetimeChange | None = None
-    require_limits: bool | None = None
-    """
-    refuse the change if a limit in resources is not enforced
-    """
-    resources: Resources | None = None
-    """
-    limits that are left out stay
-    """
-
-
 class Descriptor(Model):
     backend_id: str
     credentials: list[Credential] | None = None
@@ -2105,6 +2089,26 @@ class Spec(Model):
     workspaces: list[WorkspaceMount] | None = None
     """
     durable directories, each at a path of its own
+    """
+
+
+class Change(Model):
+    labels: dict[str, str | None] | None = None
+    """
+    labels to set; null removes one
+    """
+    lifetime: LifetimeChange | None = None
+    network: Network | None = None
+    """
+    other rules of its own, for a sandbox that has some; not together with other changes
+    """
+    require_limits: bool | None = None
+    """
+    refuse the change if a limit in resources is not enforced
+    """
+    resources: Resources | None = None
+    """
+    limits that are left out stay
     """
 
 
