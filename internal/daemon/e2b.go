@@ -206,7 +206,7 @@ func secretFile(path string) ([]byte, error) {
 func (d *Daemon) e2bServices() e2bapi.Services {
 	s := sandboxes.Public{Service: d.services.Sandboxes}
 	return e2bapi.Services{
-		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, Defaults: d.imageDefaults,
+		Authenticate: d.authenticateKey, Open: d.openForE2B, HasImage: d.hasImage, ECRLogin: d.ecrLogin, Defaults: d.imageDefaults,
 		Sandboxes: s, Lifecycle: s, Networks: s, Usage: d.services.Sandboxes, Ports: d.services.Exec, Entrance: d.services.Sandboxes,
 		Snapshots: d.services.Snapshots, Events: d.services.Events, Secrets: d.services.Secrets, Templates: d.services.Templates, Builder: d.services.Templates, Workspaces: d.services.Workspaces,
 	}
@@ -248,6 +248,15 @@ func (d *Daemon) imageDefaults(ctx context.Context, digest string) (user, dir st
 		return "", "", err
 	}
 	return img.Config.User, img.Config.Workdir, nil
+}
+
+// ecrLogin exchanges keys of AWS for a login to their registry.
+func (d *Daemon) ecrLogin(ctx context.Context, accessKey string, secret func() string, region string) (func() (username, password string), error) {
+	images, err := d.node.Images()
+	if err != nil {
+		return nil, err
+	}
+	return images.ECRLogin(ctx, accessKey, secret, region)
 }
 
 // hasImage reports whether an image is on this machine.

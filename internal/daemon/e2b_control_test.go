@@ -92,9 +92,10 @@ func TestE2BNetworkIsClosedByDefault(t *testing.T) {
 	}
 	path := "/sandboxes/" + id + "/network"
 	c.want(409, c.call("PUT", path, `{"allowOut":["192.0.2.1"]}`, "X-API-Key", mine))
+	c.want(409, c.call("PUT", path, `{"egressProxy":{"address":"192.0.2.1:1"}}`, "X-API-Key", mine))
 	c.want(404, c.call("PUT", path, `{}`, "X-API-Key", other))
 	c.want(400, c.call("PUT", path, `{"denyOut":["example.com"]}`, "X-API-Key", mine))
-	for _, lacking := range []string{`{"egressProxy":{"address":"192.0.2.1:1"}}`, `{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`} {
+	for _, lacking := range []string{`{"rules":{"a.test":[{"transform":{"headers":{"A":"${e2b.identity.tokens.t}"}}}]}}`} {
 		if a := c.want(501, c.call("PUT", path, lacking, "X-API-Key", mine)); a.fields["error_code"] != "atoll_unsupported" {
 			t.Errorf("%s: %s", lacking, a.body)
 		}
@@ -196,11 +197,11 @@ func TestE2BTemplatesThatAreNotBuilt(t *testing.T) {
 	c.want(400, c.call("POST", "/v2"+build, `{"fromImage":"x","fromTemplate":"y"}`, "X-API-Key", mine))
 	c.want(404, c.call("POST", "/v2"+build, `{"fromTemplate":"no-such"}`, "X-API-Key", mine))
 	for login, status := range map[string]int{
-		`{"type":"registry","username":"a:b","password":"p"}`:                          400,
-		`{"type":"registry","username":"a"}`:                                           400,
-		`{"type":"gcp"}`:                                                               400,
-		`{"type":"other","username":"a","password":"p"}`:                               400,
-		`{"type":"aws","awsAccessKeyId":"a","awsSecretAccessKey":"b","awsRegion":"c"}`: 501,
+		`{"type":"registry","username":"a:b","password":"p"}`:          400,
+		`{"type":"registry","username":"a"}`:                           400,
+		`{"type":"gcp"}`:                                               400,
+		`{"type":"other","username":"a","password":"p"}`:               400,
+		`{"type":"aws","awsAccessKeyId":"a","awsSecretAccessKey":"b"}`: 400,
 	} {
 		c.want(status, c.call("POST", "/v2"+build, `{"fromImage":"r.test/x","fromImageRegistry":`+login+`}`, "X-API-Key", mine))
 	}

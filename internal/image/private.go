@@ -20,6 +20,18 @@ import (
 // record can hold what it says.
 type Login func() (username, password string)
 
+// ECRLogin exchanges keys of AWS for a login to the registry of their account.
+func (s *Store) ECRLogin(ctx context.Context, accessKey string, secret func() string, region string) (Login, error) {
+	keys := registry.AWSKeys{AccessKey: accessKey, Secret: secret, Region: region, Endpoint: s.opts.ECR}
+	username, password, err := registry.ECRLogin(ctx, keys, registry.Options{
+		Transport: s.opts.Transport, PlainHTTP: s.opts.PlainHTTP, StallTimeout: s.opts.StallTimeout, Permit: s.permit(ctx),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func() (string, string) { return username, password }, nil
+}
+
 // Private returns the image of a registry that only whoever has the login may
 // have, under a name that is no reference. No other tenant gets it, neither by
 // its reference nor by the registry's digests, because it is stored under a

@@ -47,6 +47,9 @@ type Options struct {
 	// PlainHTTP lists registries ("host:port") that may be spoken to without
 	// TLS. Registries on a loopback address always may.
 	PlainHTTP []string
+	// ECR is the address that gives logins for AWS's registries; default that of the
+	// region.
+	ECR string
 	// StallTimeout ends a transfer that moves no byte for so long, to be
 	// tried again; default 30 seconds.
 	StallTimeout time.Duration

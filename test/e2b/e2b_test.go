@@ -41,7 +41,7 @@ func start(t *testing.T, flags ...string) *atoll {
 	}
 	daemon := exec.Command(bin, append([]string{"up", "--e2b=127.0.0.1:0", "--e2b-domain="}, flags...)...)
 	// The registry of the tests listens on this machine.
-	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state, "ATOLL_EGRESS_ALLOW=127.0.0.0/8")
+	daemon.Env = append(os.Environ(), "ATOLL_STATE_DIR="+a.state, "ATOLL_EGRESS_ALLOW=127.0.0.0/8", "AWS_ENDPOINT_URL_ECR="+startECR(t))
 	stderr, err := daemon.StderrPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,10 @@ package e2b
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
 	"io"
 	"io/fs"
 	"log"
@@ -15,7 +19,10 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -56,6 +63,45 @@ func (a *atoll) guarded(t *testing.T) []string {
 	}
 	t.Cleanup(func() { a.lacks(t, password) })
 	return []string{"E2B_TEST_IMAGE=" + ref, "E2B_TEST_USER=me", "E2B_TEST_PASSWORD=" + password}
+}
+
+// awsRegion is where the keys of AWS are good.
+const awsRegion = "eu-west-1"
+
+// startECR starts what exchanges keys of AWS, the user's name and the password, for
+// a login to the registry, and returns its address. A request counts if signing it
+// again gives the same signature.
+func startECR(t *testing.T) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.Header.Get("X-Amz-Target") != "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken" || !signedWell(r, body) {
+			http.Error(w, `{"__type":"InvalidSignatureException"}`, http.StatusBadRequest)
+			return
+		}
+		token := base64.StdEncoding.EncodeToString([]byte("me:" + password))
+		_ = json.NewEncoder(w).Encode(map[string]any{"authorizationData": []map[string]any{{"authorizationToken": token, "expiresAt": 1.7e9}}})
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func signedWell(r *http.Request, body []byte) bool {
+	at, err := time.Parse("20060102T150405Z", r.Header.Get("X-Amz-Date"))
+	if err != nil || time.Since(at).Abs() > 5*time.Minute {
+		return false
+	}
+	again, err := http.NewRequestWithContext(r.Context(), r.Method, "http://"+r.Host+r.URL.Path, bytes.NewReader(body))
+	if err != nil {
+		return false
+	}
+	for _, name := range []string{"Content-Type", "X-Amz-Date", "X-Amz-Target"} {
+		again.Header.Set(name, r.Header.Get(name))
+	}
+	sum := sha256.Sum256(body)
+	keys := aws.Credentials{AccessKeyID: "me", SecretAccessKey: password}
+	err = v4.NewSigner().SignHTTP(r.Context(), keys, again, hex.EncodeToString(sum[:]), "ecr", awsRegion, at)
+	return err == nil && again.Header.Get("Authorization") == r.Header.Get("Authorization")
 }
 
 // guardedImage is an image with a user and a file.

@@ -48,8 +48,9 @@ func Open(dir string, providers []registry.Entry, env func(string) (string, bool
 		return nil, err
 	}
 	n := &Node{dir: dir, env: env}
+	ecr, _ := env("AWS_ENDPOINT_URL_ECR") // as AWS's tools take it
 	n.images = sync.OnceValues(func() (*image.Store, error) {
-		store, err := image.Open(filepath.Join(dir, "images"), image.Options{})
+		store, err := image.Open(filepath.Join(dir, "images"), image.Options{ECR: ecr})
 		if err != nil {
 			return nil, err
 		}

@@ -340,6 +340,7 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 	default:
 		want.From = req.FromImage
 		want.Login, err = login.open()
+		want.Region = login.Region
 	}
 	if err != nil {
 		return err
@@ -355,6 +356,14 @@ func (h *buildAPI) start(w http.ResponseWriter, r *http.Request) error {
 		if err := ctx.Err(); err != nil {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon ended before the build", Cause: err}
 		}
+		if want.Region != "" {
+			accessKey, secret := want.Login()
+			login, err := h.services.ECRLogin(ctx, accessKey, func() string { return secret }, want.Region)
+			if err != nil {
+				return err
+			}
+			want.Login = login
+		}
 		return h.build(ctx, &want, b.tell)
 	})
 	if err == nil {
@@ -369,12 +378,16 @@ type registryLogin struct {
 	Username           string `json:"username"`
 	Password           string `json:"password"`
 	ServiceAccountJSON string `json:"serviceAccountJson"`
+	AccessKey          string `json:"awsAccessKeyId"`
+	SecretKey          string `json:"awsSecretAccessKey"`
+	Region             string `json:"awsRegion"`
 }
 
 // maxLogin bounds each part of a login.
 const maxLogin = 64 << 10
 
-// open returns the login as the builder wants it.
+// open returns the login as the builder wants it; with a region, it is one of AWS,
+// which gives the registry's in exchange.
 func (l *registryLogin) open() (func() (username, password string), error) {
 	username, password := l.Username, l.Password
 	switch l.Type {
@@ -382,9 +395,14 @@ func (l *registryLogin) open() (func() (username, password string), error) {
 	case "gcp": // what Google's registries call whoever has such a key
 		username, password = "_json_key", l.ServiceAccountJSON
 	case "aws":
-		return nil, unsupported("fromImageRegistry of type aws")
+		if username, password = l.AccessKey, l.SecretKey; l.Region == "" {
+			return nil, invalid("fromImageRegistry", "the region is missing")
+		}
 	default:
-		return nil, invalid("fromImageRegistry", "the type is none of registry and gcp")
+		return nil, invalid("fromImageRegistry", "the type is none of registry, gcp and aws")
+	}
+	if l.Type != "aws" && l.Region != "" {
+		return nil, invalid("fromImageRegistry", "a region is for the type aws")
 	}
 	switch {
 	case username == "" || strings.Contains(username, ":") || len(username) > maxLogin:

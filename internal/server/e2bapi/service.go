@@ -29,6 +29,8 @@ type Services struct {
 	Open func(ctx context.Context, ref string) (Box, error)
 	// HasImage reports whether an image is on this machine.
 	HasImage func(ctx context.Context, ref string) (bool, error)
+	// ECRLogin exchanges keys of AWS for a login to the registry of their account.
+	ECRLogin func(ctx context.Context, accessKey string, secret func() string, region string) (func() (username, password string), error)
 	// Defaults returns the user and the directory with which commands begin in an image
 	// of this machine; empty if it says nothing.
 	Defaults   func(ctx context.Context, digest string) (user, dir string, err error)

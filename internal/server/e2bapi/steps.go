@@ -38,6 +38,8 @@ type order struct {
 	// Login returns the credentials for the registry of From; nil: none. It is a
 	// function so that they are in no value that could be written down.
 	Login func() (username, password string)
+	// Region, if set, is that of AWS, whose keys Login has.
+	Region string
 }
 
 // buildStep is one step, as clients send it.

@@ -156,6 +156,8 @@ async def _():
         assert await content(template().from_image(image, username, password)) == "guarded"
         await raises(Template.build(template().from_image(image), name), "BuildException")  # it is there for nobody else
         assert await content(template().from_gcp_registry(image, {"private_key": password})) == "guarded"
+        await raises(Template.build(template().from_aws_registry(image, username, "not " + password, "eu-west-1"), name), "BuildException")
+        assert await content(template().from_aws_registry(image, username, password, "eu-west-1")) == "guarded"
     finally:
         api("DELETE", f"/templates/{name}")
 

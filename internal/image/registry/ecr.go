@@ -1,0 +1,129 @@
+package registry
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
+
+// AWSKeys name an account of AWS. Secret is a function so that no log and no record
+// can hold what it says.
+type AWSKeys struct {
+	AccessKey string
+	Secret    func() string
+	Region    string
+	// Endpoint is where the region's ECR is; empty: where AWS has it.
+	Endpoint string
+}
+
+// awsRegion is what names of regions look like: they become part of a host name.
+var awsRegion = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`) })
+
+// ECRLogin exchanges keys of AWS for a user name and a password of the account's
+// registry, which are valid for some hours. The request passes the same guard as
+// those to registries.
+func ECRLogin(ctx context.Context, keys AWSKeys, opts Options) (username, password string, err error) {
+	if !awsRegion().MatchString(keys.Region) {
+		return "", "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "image.pull", Subject: "region", Message: fmt.Sprintf("%.40q is not a region of AWS", keys.Region)}
+	}
+	host := "api.ecr." + keys.Region + ".amazonaws.com"
+	if strings.HasPrefix(keys.Region, "cn-") {
+		host += ".cn"
+	}
+	endpoint, err := url.Parse(cmp.Or(keys.Endpoint, "https://"+host))
+	if err != nil {
+		return "", "", &sandbox.Error{Code: sandbox.CodeInvalid, Op: "image.pull", Subject: "AWS_ENDPOINT_URL_ECR", Message: "is not an address"}
+	}
+	opts.StallTimeout = cmp.Or(opts.StallTimeout, 30*time.Second)
+	if opts.Transport == nil {
+		opts.Transport = http.DefaultTransport
+	}
+	if opts.Permit != nil {
+		opts.Transport = newOutward(opts.Transport, opts.Permit)
+	}
+	req, err := authorizationRequest(ctx, endpoint, &keys)
+	if err != nil {
+		return "", "", err
+	}
+	client := &http.Client{
+		Transport:     newGuard(endpoint.Host, opts),
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // a signature is for one host
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return "", "", ctx.Err()
+		}
+		e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: endpoint.Host, Message: "cannot be asked for a login", Hint: "check the region"}
+		if opts.Permit == nil { // what is behind an address is nothing for other callers
+			e.Message += ": " + reason(err)
+		}
+		return "", "", e
+	}
+	defer resp.Body.Close()
+	return authorizationOf(endpoint.Host, resp)
+}
+
+// authorizationRequest is signed with the keys, which it does not contain.
+func authorizationRequest(ctx context.Context, endpoint *url.URL, keys *AWSKeys) (*http.Request, error) {
+	body := []byte("{}")
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, endpoint.JoinPath("/").String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/x-amz-json-1.1")
+	req.Header.Set("X-Amz-Target", "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken")
+	sum := sha256.Sum256(body)
+	credentials := aws.Credentials{AccessKeyID: keys.AccessKey, SecretAccessKey: keys.Secret()}
+	return req, v4.NewSigner().SignHTTP(ctx, credentials, req, hex.EncodeToString(sum[:]), "ecr", keys.Region, time.Now())
+}
+
+// authorizationOf reads the answer.
+func authorizationOf(host string, resp *http.Response) (username, password string, err error) {
+	e := &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "image.pull", Subject: host}
+	switch {
+	case resp.StatusCode >= 500 || resp.StatusCode == http.StatusTooManyRequests:
+		e.Message = fmt.Sprintf("answered with status %d", resp.StatusCode)
+		return "", "", e
+	case resp.StatusCode != http.StatusOK:
+		e.Code, e.Message = sandbox.CodeUnauthorized, "does not accept the keys"
+		e.Hint = "check the keys, the region, and that they allow ecr:GetAuthorizationToken"
+		return "", "", e
+	}
+	var out struct {
+		AuthorizationData []struct {
+			AuthorizationToken string `json:"authorizationToken"`
+		} `json:"authorizationData"`
+	}
+	err = json.NewDecoder(resp.Body).Decode(&out)
+	if err == nil && len(out.AuthorizationData) == 0 {
+		err = errors.New("no data")
+	}
+	var text []byte
+	if err == nil {
+		text, err = base64.StdEncoding.DecodeString(out.AuthorizationData[0].AuthorizationToken)
+	}
+	username, password, ok := strings.Cut(string(text), ":")
+	if err != nil || !ok || username == "" || password == "" {
+		e.Message = "answered with something that is not a login" // which is all that may be told of it
+		return "", "", e
+	}
+	return username, password, nil
+}
