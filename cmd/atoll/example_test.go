@@ -95,7 +95,7 @@ func TestExamples(t *testing.T) {
 				}
 				if strings.Contains(line, "--detach") && path[0] == "up" {
 					line += " && atoll down"
-				} else if path[0] == "up" || strings.Contains(line, "port forward") || strings.Contains(line, "mcp --listen") { // it runs until somebody ends it
+				} else if path[0] == "up" || strings.Contains(line, "port forward") && !strings.Contains(line, " -d ") || strings.Contains(line, "mcp --listen") { // it runs until somebody ends it
 					line = "timeout -s TERM 2 " + line + "; test $? = 124"
 				}
 				if path[0] == "doctor" || len(path) > 1 && path[1] == "check" {
@@ -105,6 +105,9 @@ func TestExamples(t *testing.T) {
 				if path[0] == "session" && strings.Contains(line, " docker") { // which may not run here, and is then named as what is missing
 					line += " 2>&1 | grep docker"
 				}
+				if len(path) > 1 && path[1] == "preview" { // gvisor has none
+					line += " 2>&1 | grep 'no address of its own'"
+				}
 				line = strings.ReplaceAll(line, "debian:12", reg+"/debian:12")
 				line = strings.ReplaceAll(line, "/etc/atoll/atoll.yaml", sampleConfig)
 				if e.address != "" {
@@ -112,7 +115,9 @@ func TestExamples(t *testing.T) {
 				}
 				e.must(t, line)
 			}
-			e.try(t, "atoll rm --force --all")
+			if path[0] != "context" { // which may lead to a daemon elsewhere
+				e.try(t, "atoll rm --force --all")
+			}
 		})
 	}
 }
@@ -135,9 +140,22 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		if len(path) > 1 && path[1] != "create" {
 			e.must(t, "atoll session create notes && atoll session exec notes -- sh -c 'echo hello >/root/note'")
 		}
+	case path[0] == "context":
+		e.env = append(e.env, "XDG_CONFIG_HOME="+e.dir)
+		e.must(t, "umask 077; echo ak-1 >office.key")
+		if last := path[len(path)-1]; last == "use" || last == "rm" {
+			e.must(t, "atoll context create office --host https://atoll.example.com:7070 --key-file office.key")
+		}
 	case path[0] == "port":
 		e.up(t)
 		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
+		last := path[len(path)-1]
+		if last == "rm" {
+			e.must(t, "atoll port forward -d demo 8080:80")
+		}
+		if last != "token" && last != "url" { // those are with a key
+			break
+		}
 		key, err := e.shell(t, "atoll key create")
 		if err != nil {
 			t.Fatal(key, err)

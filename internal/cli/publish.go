@@ -91,6 +91,8 @@ func (a portCommands) portLsCmd() *cobra.Command {
 		Short: "List published ports",
 		Long: `Ls lists the ports of the daemon's machine that lead to sandboxes: those of
 atoll run -p, atoll create -p and atoll port forward --detach.`,
+		Example: `  atoll port ls
+  atoll port ls demo --json`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
