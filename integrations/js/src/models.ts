@@ -250,6 +250,15 @@ export interface components {
             available: boolean;
             reason?: string;
         };
+        E2BPlace: {
+            address: string;
+            domain?: string;
+        };
+        E2BSettings: {
+            domain?: string;
+            internet?: boolean;
+            listen: string;
+        };
         EgressSettingsOutputBody: {
             fingerprints: {
                 [key: string]: string;
@@ -1951,6 +1960,8 @@ export type DesktopSupport = components['schemas']['DesktopSupport']
 export type Diagnosis = components['schemas']['Diagnosis']
 export type DiffOutputBody = components['schemas']['DiffOutputBody']
 export type DriverSupport = components['schemas']['DriverSupport']
+export type E2BPlace = components['schemas']['E2BPlace']
+export type E2BSettings = components['schemas']['E2BSettings']
 export type EgressSettingsOutputBody = components['schemas']['EgressSettingsOutputBody']
 export type Enforcement = components['schemas']['Enforcement']
 export type Envelope = components['schemas']['Envelope']

@@ -110,6 +110,17 @@ class DriverSupport(Model):
     reason: str | None = None
 
 
+class E2BPlace(Model):
+    address: str
+    domain: str | None = None
+
+
+class E2BSettings(Model):
+    domain: str | None = None
+    internet: bool | None = None
+    listen: str
+
+
 class EgressSettingsOutputBody(Model):
     fingerprints: dict[str, str]
 
