@@ -200,8 +200,11 @@ func (n *network) profile(internet bool) (p sandbox.Profile, err error) {
 	if len(allowed) > 0 {
 		p.Rules = append(p.Rules, sandbox.Rule{Name: ruleAllow, Action: sandbox.Allow, Hosts: allowed, WebSocket: true})
 	}
-	if names && len(p.DNSServers) > 0 { // as at E2B: all traffic to them, with a name among what is allowed
-		servers, _, err := targets("dnsServers", p.DNSServers, false)
+	// As at E2B: all traffic to them, with a name among what is allowed. A sandbox
+	// does not reach the machine's loopback, only the gateway does.
+	outside := slices.DeleteFunc(slices.Clone(p.DNSServers), func(s string) bool { return strings.HasPrefix(s, "127.") })
+	if names && len(outside) > 0 {
+		servers, _, err := targets("dnsServers", outside, false)
 		if err != nil {
 			return p, err
 		}
