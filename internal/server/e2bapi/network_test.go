@@ -63,6 +63,7 @@ func TestNetworkBecomesAProfile(t *testing.T) {
 		},
 		// DNS servers can be reached where a name is allowed.
 		{false, `{"allowOut":["a.test"],"dnsServers":["192.0.2.53"]}`, "allow a.test; allow 192.0.2.53/32:*; else deny"},
+		{false, `{"allowOut":["a.test"],"dnsServers":["127.0.0.53"]}`, "allow a.test; else deny"},
 		{false, `{"allowOut":["192.0.2.7"],"dnsServers":["192.0.2.53"]}`, "allow 192.0.2.7/32:*; else deny"},
 		// Where all is allowed, what is denied still is.
 		{
