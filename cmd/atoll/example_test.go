@@ -173,7 +173,7 @@ func (e *exampleRunner) prepare(t *testing.T, path []string, reg string) {
 		e.must(t, "atoll run -d --name demo --egress '' -- sleep 600")
 	case slices.Contains([]string{"pause", "resume", "stop", "start", "update", "fork", "snapshot"}, path[0]):
 		e.up(t)
-		e.must(t, "atoll run -d --name demo -- sh -c 'echo started; sleep 600'")
+		e.must(t, "atoll run -d --name demo --egress '' -- sh -c 'echo started; sleep 600'")
 		last := path[len(path)-1]
 		if last == "start" {
 			e.must(t, "atoll stop -t 1 demo")

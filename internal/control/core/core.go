@@ -78,9 +78,10 @@ func (c *Core) Close() error {
 // Go calls f in the background. f returns soon after Life has ended.
 func (c *Core) Go(f func()) { c.background.Go(f) }
 
-// Report logs an error that no caller can be told. Nil is none.
+// Report logs an error that no caller can be told. Nil is none, and so is what Close
+// has cut off.
 func (c *Core) Report(ctx context.Context, err error) {
-	if err != nil {
+	if cut := c.Life.Err() != nil && sandbox.CodeOf(err) == sandbox.CodeCanceled; err != nil && !cut {
 		c.Logger.ErrorContext(ctx, "background work failed", "error", err)
 	}
 }

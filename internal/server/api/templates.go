@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -102,6 +103,10 @@ func (a *API) templates() {
 	})
 }
 
+// archivePadding bounds what programs write after the end of a tar archive: tar
+// fills up a block of at most this size.
+const archivePadding = 1 << 20
+
 // buildTemplate answers a build. What goes wrong before the build begins has a
 // status of its own.
 func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
@@ -110,6 +115,9 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1: answer while files still come
+	// What is left of the archive is its padding. Unread, it would have the
+	// connection reset, and the answer might not arrive.
+	defer func() { _, _ = io.CopyN(io.Discard, r.Body, archivePadding) }()
 	var mu sync.Mutex
 	var out *lines
 	write := func(line buildLine) {
