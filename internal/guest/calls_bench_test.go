@@ -14,10 +14,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// BenchmarkExecCalls counts the system calls of a guest and of what it starts,
-// which is what a command costs inside a sandbox, where each is a switch between
-// processes. Unlike the clock it says the same on a busy machine, but for naps
-// of Go's monitor thread. It needs root and the kernel's trace points.
+// BenchmarkExecCalls counts the system calls of a guest and its commands. They
+// determine the cost of a command inside a sandbox, where each is a switch
+// between processes. Unlike times, the count is the same on a busy machine,
+// apart from sleeps of Go's monitor thread. It needs root and the kernel's
+// trace points.
 func BenchmarkExecCalls(b *testing.B) {
 	for kind, set := range kinds {
 		b.Run(kind, func(b *testing.B) {
@@ -47,8 +48,8 @@ func once(b *testing.B, c *guest.Client, set func(*sandbox.Command)) {
 	}
 }
 
-// countCalls has the kernel count the system calls of every thread that a
-// process has, and of all that these start.
+// countCalls makes the kernel count the system calls of all threads of a
+// process and of all processes that it starts.
 func countCalls(b *testing.B, pid int) (counters []int) {
 	b.Helper()
 	text, err := os.ReadFile("/sys/kernel/tracing/events/raw_syscalls/sys_enter/id")
@@ -79,7 +80,7 @@ func countCalls(b *testing.B, pid int) (counters []int) {
 	return counters
 }
 
-// sum is what was counted so far.
+// sum returns the calls counted so far.
 func sum(b *testing.B, counters []int) (total uint64) {
 	b.Helper()
 	for _, fd := range counters {

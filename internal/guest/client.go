@@ -1,11 +1,11 @@
-// Package guest talks to Atoll's process inside a sandbox. A provider connects
-// a socket to descriptor 3 of a guest, embeds a [Client], and has commands,
-// files, archives and watching from it.
+// Package guest is the client of the guest, Atoll's process inside a sandbox. A
+// provider connects a socket to descriptor 3 of a guest and embeds a [Client],
+// which implements commands, files, archives and watching.
 //
-// Nothing that the guest says is trusted. Code in the sandbox can be root there
-// and replace the guest, so that an answer may be late, wrong, hostile or
-// missing: the client bounds what it holds, classifies what it gets, and gives
-// up with an error.
+// The client does not trust the guest. Code in the sandbox can be root there
+// and replace the guest, so an answer may be late, wrong, hostile or missing.
+// The client limits what it buffers, checks what it receives, and fails with an
+// error.
 package guest
 
 import (
@@ -22,23 +22,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Argv0 is the name under which this program must be executed to be a guest.
-// Descriptor 3 is its connection. See package early.
+// Argv0 is the process name with which this program must be executed to become
+// a guest. Descriptor 3 is its connection. See package early.
 const Argv0 = wire.Argv0
 
-// Path is where, inside, the program of a guest that is process 1 must be when
-// it is executed. The guest unmounts the directory that it is in.
+// Path is where the guest's program must be inside the sandbox when it is
+// executed as process 1. The guest unmounts the directory of the program.
 const Path = wire.Path
 
-// ConnectArgs are the arguments of a program run by root inside the sandbox
-// that hands its descriptor 3 to the guest, which then serves it as another
-// connection. The program ends with 0 when the guest has it.
+// ConnectArgs returns the arguments of a helper that hands its descriptor 3 to
+// the guest as another connection. Root must run it inside the sandbox. It
+// exits with status 0 when the guest has taken the connection.
 func ConnectArgs() []string { return []string{wire.Argv0, wire.ConnectArg} }
 
-// A guest can also run in a sandbox that somebody else's software keeps: as a
-// program whose path is NestedPrefix and anything, with JoinArg, run by root. Its
-// standard output is the connection, and so is its input, in frames; see package
-// wire. The first that joins starts the guest, which outlives it.
+// A guest can also run in a sandbox of another product. Its program must be
+// installed at NestedPrefix plus any suffix and be run as root with JoinArg.
+// The program's standard output is the connection, and so is its input, in
+// frames; see package wire. The first program that joins starts the guest,
+// which outlives it.
 const (
 	NestedPrefix = wire.NestedPrefix
 	JoinArg      = wire.JoinArg
@@ -48,51 +49,50 @@ const (
 	FeedEnv      = wire.FeedEnv
 )
 
-// HostArgs are the arguments of a guest that runs plain processes on this
-// machine, with file operations confined to the directory root. It ends with
-// its connection.
+// HostArgs returns the arguments of a guest that runs plain processes on this
+// machine. Its file operations are confined to the directory root. It exits
+// when its connection closes.
 func HostArgs(root string) []string { return []string{wire.Argv0, wire.HostArg, root} }
 
-// Env returns the environment that a guest should be started with. It does not
-// need it, and passes none of it on to commands, but starts faster: setting
-// later how many threads run would stop all of them, and a signal to preempt
-// one costs much inside a sandbox. Four processors, so that a thread blocked in
-// wait4 holds up nobody.
+// Env returns the environment that a guest should be started with. It is
+// optional and not passed on to commands, but speeds up the start: changing the
+// number of threads later would stop all of them, and a preemption signal is
+// expensive inside a sandbox. GOMAXPROCS is 4 so that a thread blocked in wait4
+// does not delay the others.
 func Env() []string { return []string{"GOMAXPROCS=4", "GODEBUG=asyncpreemptoff=1"} }
 
-// Defaults are what commands of a sandbox get that do not say otherwise.
+// Defaults are the settings of commands that do not set their own.
 type Defaults = wire.Defaults
 
-// Options tune a client; the zero value is fine.
+// Options configure a client. The zero value is valid.
 type Options struct {
-	// Ended, if set, is asked how the sandbox itself ended when the
-	// connection is lost while a command runs. If it returns true, that is
-	// how the command ended, too. It should wait a little for the answer.
+	// Ended, if set, returns how the sandbox ended. It is called when the
+	// connection is lost while a command runs. If it returns true, the command is
+	// reported to have ended in the same way. It may block briefly for the answer.
 	Ended func(ctx context.Context) (sandbox.Exit, bool)
-	// Lost, if set, is asked for the error of calls on a connection that is
-	// lost or closed, so that a provider can say what it knows about the
-	// sandbox. Returning nil leaves the client's own error. It is called
-	// often, and may wait a little.
+	// Lost, if set, returns the error for calls on a lost or closed connection, so
+	// that a provider can report the state of the sandbox. If it returns nil, the
+	// client uses its own error. It is called often and may block briefly.
 	Lost func() error
 	// Overdue, if set, is called when a command has not ended a while after its
-	// timeout, which the guest should have enforced. It ends process pid and what
-	// that has started from outside the guest; pid is what the guest said. With
-	// later, which is for a sandbox that is paused, it is called again. An error
-	// says that the processes may run on.
+	// timeout, which the guest should have enforced. It ends process pid and its
+	// descendants from outside the guest; pid is the number that the guest
+	// reported. It returns later for a paused sandbox and is then called again. An
+	// error means that the processes may still run.
 	Overdue func(ctx context.Context, pid int) (later bool, err error)
 }
 
-// Client is a connection to a guest. Its methods may be called concurrently.
-// It implements driver.FileSystem, driver.Archiver, driver.Watcher,
-// driver.ProcessManager, driver.Dialer, and the Exec of driver.Instance.
+// Client is a connection to a guest. Its methods may be called concurrently. It
+// implements driver.FileSystem, driver.Archiver, driver.Watcher,
+// driver.ProcessManager, driver.Dialer, and the Exec method of driver.Instance.
 type Client struct {
 	conn *wire.Conn
 	opts Options
 }
 
-// Dial begins to speak to a guest over conn, which belongs to the client from
-// here on, even when Dial fails. Closing conn must end what waits for it. The
-// context bounds only Dial.
+// Dial connects to a guest over conn. It takes ownership of conn even when it
+// fails. Closing conn must unblock its Read and Write. The context limits only
+// Dial.
 func Dial(ctx context.Context, conn io.ReadWriteCloser, opts Options) (*Client, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	var peer wire.Peer
@@ -113,16 +113,16 @@ func Dial(ctx context.Context, conn io.ReadWriteCloser, opts Options) (*Client, 
 	return &Client{conn: wire.NewClient(conn, peer), opts: opts}, nil
 }
 
-// Socketpair makes a connection to a guest on this machine: one end for Dial,
-// and one to become descriptor 3 of the guest, which the caller closes after
-// that.
+// Socketpair creates a connection to a guest on this machine: one end for Dial,
+// and one to become descriptor 3 of the guest. The caller closes the second
+// after the guest has started.
 func Socketpair() (net.Conn, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
 	for _, fd := range fds {
-		// As much as the machine permits to everybody, or to root.
+		// Set the largest buffer that the machine permits, for root or for anyone.
 		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, wire.SocketBuffer) != nil {
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wire.SocketBuffer)
 		}
@@ -137,20 +137,20 @@ func Socketpair() (net.Conn, *os.File, error) {
 	return conn, theirs, nil
 }
 
-// Close ends the connection. Commands that do not run in the background end
-// with it. Close is idempotent.
+// Close closes the connection and ends all commands that do not run in the
+// background. It is idempotent.
 func (c *Client) Close() error { return c.conn.Close() }
 
 // Done is closed when the connection is lost or closed.
 func (c *Client) Done() <-chan struct{} { return c.conn.Done() }
 
-// Ping returns when the guest answers, whatever it says, or ctx ends.
+// Ping returns when the guest answers, with any result, or when ctx ends.
 func (c *Client) Ping(ctx context.Context) {
 	_ = c.Kill(ctx, "", 1) // there is no such command
 }
 
-// Configure sets what commands get that do not say otherwise, makes the
-// working directory, and sets the host name. It may be called again.
+// Configure sets the defaults of commands, creates the working directory, and
+// sets the host name. It may be called again.
 func (c *Client) Configure(ctx context.Context, def Defaults) error {
 	var e wire.Encoder
 	def.Encode(&e)
@@ -158,15 +158,15 @@ func (c *Client) Configure(ctx context.Context, def Defaults) error {
 	return c.failed("guest.configure", "", err)
 }
 
-// Prewarm has the guest start a program, given as an executable file, and wait
-// for its end, so that the first command of the sandbox is not the first thing
-// that it starts. The program is none of the commands that Processes lists.
+// Prewarm makes the guest run a program, given as an executable file, and waits
+// for its end. The sandbox's first command is then faster. Processes does not
+// list the program.
 func (c *Client) Prewarm(ctx context.Context, program []byte) error {
 	_, err := c.call(ctx, wire.Prewarm, program)
 	return c.failed("guest.prewarm", "", err)
 }
 
-// call is an operation without streams.
+// call performs an operation without streams.
 func (c *Client) call(ctx context.Context, m wire.Method, request []byte) ([]byte, error) {
 	op, err := c.open(ctx, m, request)
 	if err != nil {
@@ -185,12 +185,12 @@ func (c *Client) open(ctx context.Context, m wire.Method, request []byte) (*wire
 	return c.conn.Open(ctx, m, request)
 }
 
-// answer is the span of a round trip to the guest, whose answer is waited for.
+// answer starts the trace span of a round trip to the guest.
 func answer(ctx context.Context) (context.Context, func(error)) {
 	return span.Start(ctx, "guest", "answer", "")
 }
 
-// await waits for the outcome of an operation.
+// await waits for the result of an operation.
 func await(ctx context.Context, op *wire.Op) (_ []byte, err error) {
 	ctx, end := answer(ctx)
 	defer func() { end(err) }()
@@ -204,7 +204,7 @@ func await(ctx context.Context, op *wire.Op) (_ []byte, err error) {
 }
 
 // message waits for the next message of an operation, which must be of the
-// given kind, and returns what follows.
+// given kind, and returns its payload.
 func message(ctx context.Context, op *wire.Op, kind byte) (_ []byte, err error) {
 	ctx, end := answer(ctx)
 	defer func() { end(err) }()
@@ -231,10 +231,10 @@ func message(ctx context.Context, op *wire.Op, kind byte) (_ []byte, err error) 
 	return b[1:], nil
 }
 
-var errNonsense = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the guest's answer makes no sense"}
+var errNonsense = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the guest sent an invalid answer"}
 
-// failed makes of err the error that a caller gets. When the connection is
-// gone, the provider may know more about that.
+// failed converts err to the error for the caller. If the connection is lost,
+// it asks Options.Lost first.
 func (c *Client) failed(op, subject string, err error) error {
 	if err == nil {
 		return nil
@@ -252,7 +252,7 @@ func isContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// classify makes an *sandbox.Error of everything but the error of a context.
+// classify converts any error except that of a context to an *sandbox.Error.
 func classify(op, subject string, err error) error {
 	if isContext(err) {
 		return err
@@ -273,7 +273,7 @@ func classify(op, subject string, err error) error {
 		e.Code, e.Message = sandbox.CodeUnsupported, version.Error()
 		e.Hint = "make a new sandbox, or use the atoll that made this one"
 	case errors.Is(err, wire.ErrProtocol):
-		e.Code, e.Message = sandbox.CodeUnavailable, "the guest's answer makes no sense"
+		e.Code, e.Message = sandbox.CodeUnavailable, "the guest sent an invalid answer"
 	case errors.Is(err, wire.ErrClosed):
 		e.Code, e.Message = sandbox.CodeUnavailable, "the connection to the guest was closed"
 	case errors.Is(err, io.ErrClosedPipe), errors.Is(err, os.ErrClosed):
@@ -284,7 +284,7 @@ func classify(op, subject string, err error) error {
 	return e
 }
 
-// ErrorCode classifies an error of this package. It returns "" for others.
+// ErrorCode returns the code of an error of this package, or "" for others.
 func ErrorCode(err error) sandbox.Code {
 	var e *sandbox.Error
 	switch {

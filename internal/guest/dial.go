@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// Dial connects to a TCP port as a program inside would at localhost. See
+// Dial connects to a TCP port on the sandbox's loopback interface. See
 // driver.Dialer.
 func (c *Client) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	subject := strconv.Itoa(int(port))
@@ -27,8 +27,8 @@ func (c *Client) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return &portConn{client: c, op: op, port: portAddr(port)}, nil
 }
 
-// portConn is a connection to a port inside: lane 0 of an operation, both ways.
-// An unread stream blocks its writer, as on any connection.
+// portConn is a connection to a port in the sandbox: lane 0 of an operation, in
+// both directions. An unread stream blocks its writer, as on any connection.
 type portConn struct {
 	client *Client
 	op     *wire.Op
@@ -47,7 +47,7 @@ func (c *portConn) Read(p []byte) (int, error) {
 	return n, c.failed("read", err)
 }
 
-// WriteTo spares io.Copy a buffer.
+// WriteTo saves io.Copy a buffer.
 func (c *portConn) WriteTo(w io.Writer) (int64, error) {
 	sink := &sinkErr{w: w}
 	n, err := c.op.In(0).WriteTo(sink)
@@ -62,7 +62,7 @@ func (c *portConn) Write(p []byte) (int, error) {
 	return n, c.failed("write", err)
 }
 
-// failed keeps what callers of a net.Conn compare with.
+// failed preserves the errors that callers of a net.Conn compare with.
 func (c *portConn) failed(what string, err error) error {
 	if err == nil || err == io.EOF {
 		return err
@@ -72,7 +72,7 @@ func (c *portConn) failed(what string, err error) error {
 	}
 	if isOver(c.op) {
 		if _, over := c.op.Result(); over != nil {
-			err = over // says more than that the stream is closed
+			err = over // more specific than a closed stream
 		}
 	}
 	return &net.OpError{Op: what, Net: "tcp", Addr: c.port, Err: c.client.failed("port", strconv.Itoa(int(c.port)), err)}
@@ -92,7 +92,7 @@ func isTimeout(err error) bool {
 	return ok && t.Timeout()
 }
 
-// CloseWrite tells the other side that no more comes. Reading goes on.
+// CloseWrite closes the writing side. Reading still works.
 func (c *portConn) CloseWrite() error {
 	c.op.StopWriting(0, io.ErrClosedPipe)
 	if isOver(c.op) {
@@ -101,7 +101,7 @@ func (c *portConn) CloseWrite() error {
 	return c.failed("close", c.op.CloseWrite(0))
 }
 
-// Close ends the connection. Data that was written before still arrives.
+// Close closes the connection. Data written before is still delivered.
 func (c *portConn) Close() error {
 	c.close.Do(func() {
 		_ = c.SetDeadline(time.Time{})

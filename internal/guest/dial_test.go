@@ -18,8 +18,8 @@ import (
 
 var _ driver.Dialer = (*guest.Client)(nil)
 
-// listen listens on a loopback address of this machine, which is also that of
-// a guest for plain processes.
+// listen listens on a loopback address of this machine. A guest for plain
+// processes shares it.
 func listen(t testing.TB, address string) (net.Listener, uint16) {
 	t.Helper()
 	l, err := net.Listen("tcp", address)
@@ -105,7 +105,7 @@ func TestDialIPv6(t *testing.T) {
 	}
 }
 
-// TestDialHalfClose: either side may be the first to have said everything.
+// TestDialHalfClose closes either direction first.
 func TestDialHalfClose(t *testing.T) {
 	c := newClient(t, t.TempDir())
 	t.Run("ours", func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestDialHalfClose(t *testing.T) {
 	})
 }
 
-// TestDialReset: a connection that breaks is not one that has ended.
+// TestDialReset checks that a reset connection does not look like a closed one.
 func TestDialReset(t *testing.T) {
 	ours, theirs := connect(t, newClient(t, t.TempDir()))
 	theirs.SetLinger(0)
@@ -151,8 +151,8 @@ func TestDialReset(t *testing.T) {
 	}
 }
 
-// TestDialStalled: a program that does not read stops its own writer only, and
-// closing lets that one go.
+// TestDialStalled checks that a program that does not read blocks only its own
+// writer, and that Close unblocks the writer.
 func TestDialStalled(t *testing.T) {
 	c := newClient(t, t.TempDir())
 	ours, _ := connect(t, c)
@@ -186,7 +186,8 @@ func TestDialStalled(t *testing.T) {
 	}
 }
 
-// TestDialLost: connections end with that to the guest, and not as if complete.
+// TestDialLost checks that connections fail when the connection to the guest is
+// lost.
 func TestDialLost(t *testing.T) {
 	c := newClient(t, t.TempDir())
 	ours, theirs := connect(t, c)

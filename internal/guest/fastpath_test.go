@@ -16,9 +16,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// fastClient is a client of a guest that starts programs by itself, as it does
-// inside a sandbox: where Go has raised the limit of open files, package syscall
-// does, and no command is waited for by who started it.
+// fastClient is a client of a guest that uses ForkExec of package spawn, as
+// inside a sandbox. If Go has raised the limit of open files, package syscall
+// starts the programs and there is no fast path.
 func fastClient(t testing.TB) (*guest.Client, int) {
 	t.Helper()
 	var l syscall.Rlimit
@@ -32,8 +32,8 @@ func fastClient(t testing.TB) (*guest.Client, int) {
 	return dial(t, conn, "/", guest.Options{}), cmd.Process.Pid
 }
 
-// kinds are the commands that may take the fast path: those of a client that awaits the
-// end, those that it can rejoin, and those in the background.
+// kinds are the commands that may take the fast path: foreground commands,
+// rejoinable commands, and background commands.
 var kinds = map[string]func(*sandbox.Command){
 	"plain":      func(*sandbox.Command) {},
 	"held":       func(c *sandbox.Command) { c.Hold = time.Minute },
@@ -47,8 +47,8 @@ func ofKind(set func(*sandbox.Command), script string) *sandbox.Command {
 	return c
 }
 
-// TestFastPath runs commands that end at once, that are slow to begin, and that are
-// neither, and expects all that they write, and their end.
+// TestFastPath runs commands that end at once, that start slowly, and others,
+// and checks their complete output and exit status.
 func TestFastPath(t *testing.T) {
 	for kind, set := range kinds {
 		t.Run(kind, func(t *testing.T) { testFastPath(t, set) })
@@ -80,8 +80,8 @@ func testFastPath(t *testing.T, set func(*sandbox.Command)) {
 	}
 }
 
-// TestFastPathIsKept expects of commands in the background, however long they take,
-// that their output can be read again, and that they are known to have ended.
+// TestFastPathIsKept checks that the output of background commands of any
+// duration can be read again, and that their end is recorded.
 func TestFastPathIsKept(t *testing.T) {
 	c, _ := fastClient(t)
 	ctx := testContext(t)
@@ -107,7 +107,8 @@ func TestFastPathIsKept(t *testing.T) {
 	}
 }
 
-// TestFastPathIsRejoined loses a command that can be rejoined in its first moments.
+// TestFastPathIsRejoined disconnects from a rejoinable command in its first
+// moments.
 func TestFastPathIsRejoined(t *testing.T) {
 	c, _ := fastClient(t)
 	ctx := testContext(t)
@@ -128,8 +129,8 @@ func TestFastPathIsRejoined(t *testing.T) {
 	}
 }
 
-// TestFastPathIsReached kills commands as soon as they are known, and gives input to
-// one that waits for it.
+// TestFastPathIsReached kills commands as soon as they are known, and sends
+// input to a command that waits for it.
 func TestFastPathIsReached(t *testing.T) {
 	c, _ := fastClient(t)
 	ctx := testContext(t)
@@ -155,8 +156,8 @@ func TestFastPathIsReached(t *testing.T) {
 	}
 }
 
-// TestFastPathBesideOthers runs commands while another one lives, so that none of
-// them is the last, and many at a time.
+// TestFastPathBesideOthers runs commands while another one runs, so that none
+// is the last child, and many concurrently.
 func TestFastPathBesideOthers(t *testing.T) {
 	c, _ := fastClient(t)
 	other, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}, Background: true})
@@ -178,8 +179,8 @@ func TestFastPathBesideOthers(t *testing.T) {
 	all.Wait()
 }
 
-// TestFastPathLeavesNothing counts what is left in the guest of commands of all
-// kinds: no descriptor, and no process that nobody has waited for.
+// TestFastPathLeavesNothing checks that commands of all kinds leave no
+// descriptor and no zombie in the guest.
 func TestFastPathLeavesNothing(t *testing.T) {
 	c, pid := fastClient(t)
 	round := func() {
@@ -207,7 +208,7 @@ func TestFastPathLeavesNothing(t *testing.T) {
 	waitFor(t, func() bool { return len(children(t, pid)) == 0 })
 }
 
-// children lists the processes that a process has, the dead included.
+// children lists the children of a process, including zombies.
 func children(t *testing.T, parent int) (pids []int) {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
@@ -217,7 +218,7 @@ func children(t *testing.T, parent int) (pids []int) {
 	for _, file := range stats {
 		b, err := os.ReadFile(file)
 		if err != nil {
-			continue // it is gone
+			continue // it has ended
 		}
 		f := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
 		if len(f) > 1 && f[1] == strconv.Itoa(parent) {
@@ -229,8 +230,7 @@ func children(t *testing.T, parent int) (pids []int) {
 	return pids
 }
 
-// TestFastPathTimeout has times that are over before a command is looked at again,
-// and after.
+// TestFastPathTimeout has timeouts within the fast path and after it.
 func TestFastPathTimeout(t *testing.T) {
 	c, _ := fastClient(t)
 	for _, most := range []time.Duration{time.Nanosecond, 2 * time.Millisecond, 20 * time.Millisecond, 150 * time.Millisecond} {
@@ -241,8 +241,8 @@ func TestFastPathTimeout(t *testing.T) {
 	}
 }
 
-// TestTerminalBesideOthers expects that a terminal's second stream has ended,
-// whatever else lives.
+// TestTerminalBesideOthers checks that a terminal's second stream ends while
+// other commands run.
 func TestTerminalBesideOthers(t *testing.T) {
 	c, _ := fastClient(t)
 	other, err := c.Exec(testContext(t), &sandbox.Command{Args: []string{"sleep", "1000"}, Background: true})
@@ -256,7 +256,7 @@ func TestTerminalBesideOthers(t *testing.T) {
 	}
 }
 
-// TestFastPathIsGivenUp lets go of commands as soon as they have begun.
+// TestFastPathIsGivenUp closes commands as soon as they have started.
 func TestFastPathIsGivenUp(t *testing.T) {
 	c, pid := fastClient(t)
 	for range 20 {

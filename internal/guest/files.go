@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxFileInfo bounds what a guest may say about one file.
+// maxFileInfo limits the bytes that a guest may send about one file.
 const maxFileInfo = 64 << 10
 
 var (
@@ -36,7 +36,7 @@ func (c *Client) Stat(ctx context.Context, path string) (sandbox.FileInfo, error
 	return info, c.failed("stat", path, err)
 }
 
-// openFile is open for requests about paths.
+// openFile is open for requests with paths.
 func (c *Client) openFile(ctx context.Context, m wire.Method, request []byte, paths ...string) (*wire.Op, error) {
 	for _, p := range paths {
 		if err := sandbox.ValidatePath("path", p); err != nil {
@@ -46,7 +46,7 @@ func (c *Client) openFile(ctx context.Context, m wire.Method, request []byte, pa
 	return c.open(ctx, m, request)
 }
 
-// callFile is call for requests about paths.
+// callFile is call for requests with paths.
 func (c *Client) callFile(ctx context.Context, m wire.Method, request []byte, paths ...string) ([]byte, error) {
 	op, err := c.openFile(ctx, m, request, paths...)
 	if err != nil {
@@ -55,7 +55,7 @@ func (c *Client) callFile(ctx context.Context, m wire.Method, request []byte, pa
 	return await(ctx, op)
 }
 
-// takeFile decodes what a guest says about the file that was asked for.
+// takeFile decodes the guest's description of the file at path.
 func takeFile(b []byte, path string) (sandbox.FileInfo, error) {
 	d := wire.Decoder{B: b}
 	info := wire.TakeFile(&d)
@@ -103,8 +103,8 @@ func checkEntry(d *wire.Decoder, info *sandbox.FileInfo) error {
 	return err
 }
 
-// listing calls each for every record that an operation about a path and a depth
-// sends, until there are no more or each wants none.
+// listing calls each for every record that an operation sends, until there are
+// no more or each returns false.
 func (c *Client) listing(ctx context.Context, m wire.Method, path string, depth int, each func(*wire.Decoder) (bool, error)) error {
 	var e wire.Encoder
 	e.String(path)
@@ -131,7 +131,7 @@ func (c *Client) listing(ctx context.Context, m wire.Method, path string, depth 
 
 var errStopped = errors.New("stopped")
 
-// because prefers the context's reason for an error.
+// because returns the context's error if there is one, else err.
 func because(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
@@ -163,7 +163,8 @@ func (c *Client) Read(ctx context.Context, path string, opts driver.ReadOptions)
 	return r, info, nil
 }
 
-// fileReader is the content of a file. Canceling the context of Read ends it.
+// fileReader reads the content of a file. Canceling the context of Read ends
+// it.
 type fileReader struct {
 	client *Client
 	ctx    context.Context
@@ -178,7 +179,7 @@ func (r *fileReader) Read(p []byte) (int, error) {
 	return n, r.failed(err)
 }
 
-// WriteTo spares io.Copy a buffer.
+// WriteTo saves io.Copy a buffer.
 func (r *fileReader) WriteTo(w io.Writer) (int64, error) {
 	sink := &sinkErr{w: w}
 	n, err := r.op.In(0).WriteTo(sink)
@@ -229,7 +230,7 @@ func (c *Client) Overwrite(ctx context.Context, path string, r io.Reader, opts d
 	return c.write(ctx, path, r, &e)
 }
 
-// write sends a request to write a file, and the content.
+// write sends a write request and the content.
 func (c *Client) write(ctx context.Context, path string, r io.Reader, e *wire.Encoder) (sandbox.FileInfo, error) {
 	b, err := c.upload(ctx, wire.Write, e.B, path, r)
 	if err != nil {
@@ -239,7 +240,7 @@ func (c *Client) write(ctx context.Context, path string, r io.Reader, e *wire.En
 	return info, c.failed("write", path, err)
 }
 
-// sourceError is an error of the caller's own reader.
+// sourceError is an error of the caller's reader.
 type sourceError struct{ error }
 
 func (c *Client) uploadFailed(op, path string, err error) error {
@@ -250,15 +251,15 @@ func (c *Client) uploadFailed(op, path string, err error) error {
 	return c.failed(op, path, err)
 }
 
-// upload is an operation to which all of r is sent. The guest acts on it only
-// once it has seen the end.
+// upload performs an operation that sends all of r. The guest acts on it only
+// after the end of r.
 func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, path string, r io.Reader) ([]byte, error) {
 	op, err := c.openFile(ctx, m, request, path)
 	if err != nil {
 		return nil, err
 	}
-	// In a goroutine, because the reader may block without end although the
-	// guest has already refused.
+	// In a goroutine, because the reader may block forever although the guest has
+	// already refused.
 	source := make(chan error, 1)
 	go func() { source <- feed(op, r) }()
 	select {
@@ -275,8 +276,8 @@ func (c *Client) upload(ctx context.Context, m wire.Method, request []byte, path
 	return await(ctx, op)
 }
 
-// feed sends all of r, and its end. That the other side does not want it is
-// not its error.
+// feed sends all of r and its end. If the other side stops reading, feed
+// returns nil.
 func feed(op *wire.Op, r io.Reader) error {
 	for sent := int64(0); ; {
 		frame := op.NextFrame(sent)
@@ -299,7 +300,7 @@ func feed(op *wire.Op, r io.Reader) error {
 	}
 }
 
-// fill is io.ReadFull, but keeps the reader's own error.
+// fill is io.ReadFull, but returns the reader's own error.
 func fill(r io.Reader, p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		var k int
@@ -369,8 +370,8 @@ func (c *Client) Import(ctx context.Context, path string, r io.Reader, opts driv
 }
 
 // ImportLayer unpacks a tar stream over the root of the sandbox as a layer of
-// an image is: what is in the way gives way, whiteouts remove, and device nodes
-// are made. Members below mounted file systems are left out.
+// an image: it replaces existing entries, applies whiteouts and creates device
+// nodes. It leaves out members below mounted file systems.
 func (c *Client) ImportLayer(ctx context.Context, r io.Reader) error {
 	_, err := c.upload(ctx, wire.ImportLayer, nil, "/", r)
 	return c.uploadFailed("import", "/", err)

@@ -127,7 +127,7 @@ func TestReadOfOddFiles(t *testing.T) {
 			}
 		})
 	}
-	// Outside the root there is nothing but to look at.
+	// Files outside the root can be viewed but not changed.
 	if _, err := c.Stat(ctx, "/etc/passwd"); err != nil {
 		t.Error(err)
 	}
@@ -142,7 +142,7 @@ func TestReadOfOddFiles(t *testing.T) {
 	wantCode(t, c.Remove(ctx, "/etc", true), sandbox.CodeDenied)
 }
 
-// Files that a kernel makes up have the size 0.
+// Generated files such as those in /proc have size 0.
 func TestExportOfFilesWithoutASize(t *testing.T) {
 	want, err := os.ReadFile("/proc/sys/kernel/ostype")
 	if err != nil {
@@ -247,7 +247,7 @@ func TestMkdirMoveRemove(t *testing.T) {
 	if err := c.Remove(ctx, dir+"/g", true); err != nil {
 		t.Error(err)
 	}
-	// Only the link goes, not what it leads to.
+	// Remove deletes the link, not its target.
 	os.Symlink("a", dir+"/l")
 	if err := c.Remove(ctx, dir+"/l", true); err != nil {
 		t.Error(err)
@@ -283,7 +283,7 @@ func TestDeepTree(t *testing.T) {
 	}
 }
 
-// makeDeep makes a chain of directories, beyond what a path can name.
+// makeDeep creates nested directories deeper than the longest path.
 func makeDeep(t *testing.T, dir string, depth int) {
 	t.Helper()
 	fd, err := syscall.Open(dir, syscall.O_RDONLY|syscall.O_DIRECTORY, 0)
@@ -337,8 +337,8 @@ func TestList(t *testing.T) {
 	}
 }
 
-// TestAttackDeepArchive sends one member of 800 directories. It is refused, and
-// nothing is left of it.
+// TestAttackDeepArchive sends one member with 800 directories. It is refused
+// and leaves nothing behind.
 func TestAttackDeepArchive(t *testing.T) {
 	dir := t.TempDir()
 	c := newClient(t, dir)
@@ -356,9 +356,9 @@ func TestAttackDeepArchive(t *testing.T) {
 	}
 }
 
-// TestAttackArchiveOfCallerGone: a caller leaves in the middle of an archive that
-// costs a directory for every few bytes and has no end. The guest stops, removes
-// what it has made, and does other work.
+// TestAttackArchiveOfCallerGone: a caller disconnects in the middle of an
+// endless archive that creates a directory for every few bytes. The guest must
+// stop, remove what it has created, and serve others.
 func TestAttackArchiveOfCallerGone(t *testing.T) {
 	dir := t.TempDir()
 	c := newClient(t, dir)
@@ -409,7 +409,7 @@ func TestOverwrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Setxattr(file, "user.mine", []byte("stays"), 0); err != nil {
-		t.Skip(err) // the file system knows none
+		t.Skip(err) // the file system has no extended attributes
 	}
 	events, err := c.Watch(ctx, dir, false)
 	if err != nil {
@@ -425,7 +425,7 @@ func TestOverwrite(t *testing.T) {
 	over(file, "first", map[string]string{"a": "1", "b": "2"})
 	over(file, "second", map[string]string{"b": "3"})
 	if ev := <-events; ev.Op == sandbox.OpCreate || ev.Path != "f" {
-		t.Errorf("to overwrite a file was reported as %+v, want a write", ev)
+		t.Errorf("overwriting a file was reported as %+v, want a write", ev)
 	}
 	got, err := os.ReadFile(other)
 	if info, _ := os.Stat(other); err != nil || string(got) != "second" || info.Mode() != 0o640 {

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestFinished expects that a command is finished at some time after it ended,
-// and not as long as something that it left behind can still write.
+// TestFinished checks that a command is finished some time after it ended, but
+// not while its orphans can still write.
 func TestFinished(t *testing.T) {
 	c, _ := fastClient(t)
 	start := func(script string) (driver.Process, driver.Finisher) {
@@ -49,12 +49,12 @@ func TestFinished(t *testing.T) {
 	}
 	p, f = start("sleep 1000 & echo left")
 	if exit, err := p.Wait(t.Context()); err != nil || exit.Code != 0 || f.Finished() {
-		t.Error("what is left can write", exit, err)
+		t.Error("finished although an orphan can write", exit, err)
 	}
 }
 
-// BenchmarkFinished counts the commands that are finished when it is known that
-// they were started.
+// BenchmarkFinished counts the commands that are already finished when Exec
+// returns.
 func BenchmarkFinished(b *testing.B) {
 	c, _ := fastClient(b)
 	finished := 0

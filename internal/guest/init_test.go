@@ -11,8 +11,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// asInit makes process 1 of a guest, with a /proc of its own, and with the
-// control groups of the machine out of its reach.
+// asInit starts a guest as process 1, with its own /proc and without access to
+// the machine's control groups.
 func asInit(t *testing.T) *syscall.SysProcAttr {
 	if !root {
 		t.Skip("making namespaces needs root")
@@ -23,8 +23,8 @@ func asInit(t *testing.T) *syscall.SysProcAttr {
 	}
 }
 
-// startInit runs a guest as process 1 and returns a client, and how to run a
-// program inside from outside, as a provider's kernel does.
+// startInit runs a guest as process 1. It returns a client and a function that
+// runs a program inside from outside, as a provider's kernel does.
 func startInit(t *testing.T) (*guest.Client, func(args []string, link *os.File) error) {
 	conn, cmd := startGuest(t, []string{guest.Argv0}, asInit(t))
 	pid := cmd.Process.Pid
@@ -52,12 +52,12 @@ func startInit(t *testing.T) (*guest.Client, func(args []string, link *os.File) 
 
 func TestInitReapsOrphans(t *testing.T) {
 	c, _ := startInit(t)
-	// A process that ended can be signalled until its parent has waited for it.
+	// A process that has ended can be signalled until its parent has reaped it.
 	const script = `pid=$(sh -c 'sleep 0.01 >/dev/null & echo $!'); while kill -0 "$pid" 2>/dev/null; do sleep 0.01; done; echo "reaped $pid"`
 	if got := run(t, c, sh(script), ""); !strings.HasPrefix(got.stdout, "reaped ") {
 		t.Errorf("%+v", got)
 	}
-	// What starts it ends at once, and then it is a child of the guest.
+	// The starter ends at once, so the process becomes a child of the guest.
 	const parent = `while read -r s </proc/$$/stat; set -- ${s##*) }; [ "$2" != 1 ]; do sleep 0.01; done; echo "$2"`
 	if got := run(t, c, sh(parent), ""); got.stdout != "1\n" {
 		t.Errorf("parent %q", got.stdout)
@@ -73,7 +73,7 @@ func TestInitSurvivesSignals(t *testing.T) {
 	if got := run(t, c, sh("trap"), ""); got.stdout != "" || got.exit.Code != 0 {
 		t.Errorf("%+v", got)
 	}
-	// Commands must not inherit that signals are ignored.
+	// Commands must not inherit ignored signals.
 	if got := run(t, c, sh("kill -PIPE $$; echo no"), ""); got.exit.Signal != int(syscall.SIGPIPE) {
 		t.Errorf("%+v", got)
 	}
@@ -140,7 +140,7 @@ func TestConnectAgain(t *testing.T) {
 	}
 }
 
-// TestConnectNeedsRoot is the attack of an unprivileged process on the guest.
+// TestConnectNeedsRoot attacks the guest from an unprivileged process.
 func TestConnectNeedsRoot(t *testing.T) {
 	c, _ := startInit(t)
 	self, err := os.ReadFile("/proc/self/exe")
@@ -168,7 +168,7 @@ func TestConnectNeedsRoot(t *testing.T) {
 
 const attacker = "atoll-attacker"
 
-// attack tries to be served by process 1, and says what it heard.
+// attack tries to be served by process 1 and returns an exit status.
 func attack() int {
 	s, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_SEQPACKET, 0)
 	if err != nil {

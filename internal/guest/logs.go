@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Bounds of what a guest may list.
+// Limits of a guest's lists.
 const (
 	maxProcesses   = 100_000
 	maxProcessInfo = 128 << 10
@@ -44,7 +44,7 @@ func (c *Client) Processes(ctx context.Context) ([]sandbox.ProcessInfo, error) {
 	return list, nil
 }
 
-// records reads what a guest sends on lane 0, each with its length before it.
+// records reads the length-prefixed records that a guest sends on lane 0.
 func records(op *wire.Op, most int, each func(*wire.Decoder) error) error {
 	r := &byteReader{r: op.In(0)}
 	var buf []byte
@@ -71,7 +71,7 @@ func records(op *wire.Op, most int, each func(*wire.Decoder) error) error {
 	}
 }
 
-// byteReader reads single bytes without a call to the lane for each.
+// byteReader reads single bytes through a buffer.
 type byteReader struct {
 	r    io.Reader
 	buf  [8 << 10]byte

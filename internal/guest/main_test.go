@@ -40,9 +40,9 @@ var built struct {
 	err  error
 }
 
-// plainGuest builds the guest, once. Process 1 must not be the test binary: it
-// changes all its threads, which a program linked with C, as under the race
-// detector, cannot.
+// plainGuest builds the guest once. The test binary cannot be process 1: the
+// guest changes all its threads, which a program linked with C (as with -race)
+// cannot.
 func plainGuest() (string, error) {
 	built.once.Do(func() {
 		if built.dir, built.err = os.MkdirTemp("", "guest"); built.err != nil {
@@ -59,8 +59,7 @@ func plainGuest() (string, error) {
 
 var root = os.Geteuid() == 0
 
-// patience is how long a test waits for what must happen, on a machine that may
-// have a lot else to do.
+// patience is how long tests wait. The machine may be busy.
 const patience = 3 * time.Minute
 
 func testContext(t testing.TB) context.Context {
@@ -93,7 +92,7 @@ func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Con
 	t.Cleanup(func() {
 		conn.Close()
 		if args[len(args)-1] == guest.Argv0 {
-			cmd.Process.Kill() // as process 1 it never ends
+			cmd.Process.Kill() // a guest that is process 1 never exits
 		}
 		timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
 		defer timer.Stop()
@@ -102,7 +101,7 @@ func startGuest(t testing.TB, args []string, attr *syscall.SysProcAttr) (net.Con
 	return conn, cmd
 }
 
-// newClient is a client of a fresh guest that is confined to root.
+// newClient returns a client of a new guest that is confined to dir.
 func newClient(t testing.TB, dir string) *guest.Client {
 	t.Helper()
 	conn, _ := startGuest(t, guest.HostArgs(dir), nil)
@@ -125,7 +124,7 @@ func dial(t testing.TB, conn net.Conn, dir string, opts guest.Options) *guest.Cl
 	return c
 }
 
-// result is all that a command said.
+// result is the output and exit status of a command.
 type result struct {
 	stdout, stderr string
 	exit           sandbox.Exit
@@ -185,7 +184,7 @@ func waitFor(t testing.TB, cond func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !cond(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("waited in vain")
+			t.Fatal("the condition did not become true")
 		}
 	}
 }

@@ -9,19 +9,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The guest ends a command whose time is over. But root inside can stop the
-// guest, replace it or keep it busy, so the client looks at the clock too. It is
-// more patient than the guest, and then has the provider end the command from
-// outside.
+// The guest ends a command that exceeds its timeout. But root in the sandbox
+// can stop the guest, replace it or keep it busy, so the client checks the
+// time, too. It waits longer than the guest and then asks the provider to end
+// the command from outside.
 const (
 	// startGrace is how much longer than its timeout a command may take to start.
 	startGrace = 5 * time.Second
-	// overdueGrace is how late the guest may end a command.
+	// overdueGrace is how long after a timeout the guest may end a command.
 	overdueGrace = 3 * time.Second
-	// overdueTime bounds ending a command from outside.
+	// overdueTime limits ending a command from outside.
 	overdueTime = 10 * time.Second
-	// lastWords is how long a guest may take to say that a command has ended that
-	// was ended from outside.
+	// lastWords is how long the guest has to report the end of a command that was
+	// ended from outside.
 	lastWords = time.Second
 )
 
@@ -36,14 +36,14 @@ var (
 	}
 )
 
-// overdue is what became of a command that the guest did not end in time.
+// overdue is the state of a command that the guest did not end in time.
 type overdue struct {
-	over bool // the client waits no more; else the provider is about to kill it
+	over bool // the client has stopped waiting; else the provider is about to kill it
 	exit sandbox.Exit
 	err  error
 }
 
-// start starts a command and waits until it runs, not much longer than its
+// start starts a command and waits until it runs, but not much longer than its
 // timeout.
 func (c *Client) start(ctx context.Context, m wire.Method, request []byte, cmd *sandbox.Command) (*process, error) {
 	if cmd.Timeout > 0 {
@@ -65,7 +65,7 @@ func (c *Client) start(ctx context.Context, m wire.Method, request []byte, cmd *
 	return nil, err
 }
 
-// setTimer begins to count the time that a command may take.
+// setTimer starts the timer for a command's timeout.
 func (p *process) setTimer(timeout time.Duration) {
 	if timeout <= 0 {
 		return
@@ -80,7 +80,7 @@ func (p *process) setTimer(timeout time.Duration) {
 	close(ready)
 }
 
-// enforce has the provider end a command that should have ended.
+// enforce asks the provider to end an overdue command.
 func (p *process) enforce(exit sandbox.Exit) {
 	select {
 	case <-p.ended:
@@ -111,8 +111,8 @@ func (p *process) enforce(exit sandbox.Exit) {
 	p.op.Leave()
 }
 
-// whyKilled corrects what the guest says of a command that was killed from
-// outside: it does not know why.
+// whyKilled corrects the guest's report about a command that was killed from
+// outside, because the guest does not know the reason.
 func (p *process) whyKilled(exit sandbox.Exit) sandbox.Exit {
 	if late := p.late.Load(); late != nil && exit.Reason == sandbox.ReasonSignaled && exit.Signal == late.exit.Signal {
 		return late.exit

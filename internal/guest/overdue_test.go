@@ -22,8 +22,9 @@ func stopGuest(t *testing.T, pid int) {
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 }
 
-// TestAttackTimeoutOfStoppedGuest: a guest that is stopped keeps nobody waiting
-// for much longer than a command's timeout, and the command is ended without it.
+// TestAttackTimeoutOfStoppedGuest checks that calls to a stopped guest do not
+// block much longer than the command's timeout, and that the provider ends the
+// command.
 func TestAttackTimeoutOfStoppedGuest(t *testing.T) {
 	t.Parallel()
 	refused := &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no way to end it"}
@@ -75,7 +76,7 @@ func TestAttackTimeoutOfStoppedGuest(t *testing.T) {
 	}
 }
 
-// TestAttackStartOfStoppedGuest: neither does a command wait for its start.
+// TestAttackStartOfStoppedGuest checks the same for the start of a command.
 func TestAttackStartOfStoppedGuest(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -92,8 +93,8 @@ func TestAttackStartOfStoppedGuest(t *testing.T) {
 	}
 }
 
-// TestOverduePaused: a provider that says that the sandbox is paused is asked
-// again, and the guest's word counts when it can speak.
+// TestOverduePaused checks that Overdue is called again if the sandbox is
+// paused, and that the guest's report counts when it arrives.
 func TestOverduePaused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

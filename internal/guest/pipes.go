@@ -12,8 +12,8 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// The descriptors of a guest that can be restored, as a program that starts
-// one has to number them.
+// The descriptor numbers that a guest which can be restored must be started
+// with.
 const (
 	LinkIn   = wire.LinkIn
 	LinkOut  = wire.LinkOut
@@ -24,12 +24,14 @@ const (
 // SparseRecord marks a sparse file in an archive; see package wire.
 const SparseRecord = wire.SparseRecord
 
-// Pipes is a connection to a guest in a sandbox: two pipes, which unlike a
-// socket can be exchanged under a guest that has them open.
+// Pipes is a connection to a guest in a sandbox. It consists of two pipes
+// because these, unlike a socket, can be replaced while the guest has them
+// open.
 type Pipes struct{ in, out *os.File }
 
-// NewPipes makes a connection: one end for Dial, and the two files to become
-// LinkIn and LinkOut of a guest, which the caller closes after that.
+// NewPipes creates a connection: one end for Dial, and the two files to become
+// LinkIn and LinkOut of a guest. The caller closes the files after the guest
+// has started.
 func NewPipes() (conn *Pipes, theirs [2]*os.File, err error) {
 	guestIn, ourOut, err := newPipe()
 	if err != nil {
@@ -44,7 +46,7 @@ func NewPipes() (conn *Pipes, theirs [2]*os.File, err error) {
 	return &Pipes{ourIn, ourOut}, [2]*os.File{guestIn, guestOut}, nil
 }
 
-// newPipe makes a pipe that holds as much as everybody may ask for.
+// newPipe creates a pipe with the largest buffer that needs no privilege.
 func newPipe() (r, w *os.File, err error) {
 	if r, w, err = os.Pipe(); err != nil {
 		return nil, nil, err
@@ -64,12 +66,12 @@ func newPipe() (r, w *os.File, err error) {
 func (p *Pipes) Read(b []byte) (int, error)  { return p.in.Read(b) }
 func (p *Pipes) Write(b []byte) (int, error) { return p.out.Write(b) }
 
-// Close closes both directions and ends what waits for them.
+// Close closes both directions and unblocks their readers and writers.
 func (p *Pipes) Close() error { return errors.Join(p.in.Close(), p.out.Close()) }
 
-// Waken tells a guest that was just restored that it was, by its door, and
-// waits until it speaks on conn and on nothing that it spoke on before. The
-// caller closes the door. After an error conn is of no use.
+// Waken tells a restored guest through its door that it was restored, and waits
+// until the guest uses conn and no earlier connection. The caller closes the
+// door. After an error conn cannot be used.
 func Waken(ctx context.Context, door io.Writer, conn *Pipes) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	nonce := make([]byte, wire.NonceLen)

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// hostile is a guest that is told it was restored, and answers as it likes.
+// hostile is a restored guest whose answer the test chooses.
 func hostile(t *testing.T, answer func(door io.Reader, in io.Reader, out io.Writer)) (*os.File, *guest.Pipes) {
 	t.Helper()
 	door, ours, err := os.Pipe()
@@ -57,8 +57,8 @@ func TestWaken(t *testing.T) {
 	}
 }
 
-// TestPipeHoldsFrames: two frames of a file fit into a pipe that nobody reads, to
-// the last byte, so that no page of one waits for a reader by itself.
+// TestPipeHoldsFrames checks that exactly two frames of a file fit into a pipe
+// without a reader, so that no rest of a frame waits for a reader.
 func TestPipeHoldsFrames(t *testing.T) {
 	conn, theirs, err := guest.NewPipes()
 	if err != nil {
@@ -85,7 +85,8 @@ func TestPipeHoldsFrames(t *testing.T) {
 	}
 }
 
-// TestWakenLiar: a guest that says anything but the nonce, or nothing.
+// TestWakenLiar restores a guest that answers with anything but the nonce, or
+// not at all.
 func TestWakenLiar(t *testing.T) {
 	door, conn := hostile(t, func(_, _ io.Reader, out io.Writer) {
 		junk := make([]byte, 1<<16)
@@ -96,7 +97,7 @@ func TestWakenLiar(t *testing.T) {
 		}
 	})
 	if err := guest.Waken(testContext(t), door, conn); err == nil {
-		t.Error("a liar is believed")
+		t.Error("a wrong answer was accepted")
 	}
 	conn.Close()
 	door, conn = hostile(t, func(door, _ io.Reader, _ io.Writer) { _, _ = io.ReadAll(door) })

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestPrewarm starts a program that is no command: nobody sees it, and the
-// first command is the first one.
+// TestPrewarm checks that the prewarm program is not listed and that the first
+// command after it gets the first ID.
 func TestPrewarm(t *testing.T) {
 	c := newClient(t, t.TempDir())
 	ctx := testContext(t)
@@ -37,7 +37,8 @@ func TestPrewarm(t *testing.T) {
 	}
 }
 
-// TestPrewarmWhatFails leaves a guest that works, and nothing open in it.
+// TestPrewarmWhatFails checks that the guest works after a failed prewarm and
+// has no descriptors left over.
 func TestPrewarmWhatFails(t *testing.T) {
 	dir := t.TempDir()
 	conn, cmd := startGuest(t, guest.HostArgs(dir), nil)

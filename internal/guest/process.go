@@ -22,7 +22,7 @@ func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process
 		if p, err := c.execHeld(ctx, cmd); err == nil || sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 			return p, err
 		}
-		// The guest is of an earlier Atoll, which holds nothing.
+		// The guest is of an earlier Atoll without ExecHeld.
 	}
 	var e wire.Encoder
 	wire.PutCommand(&e, cmd)
@@ -34,7 +34,7 @@ func (c *Client) Exec(ctx context.Context, cmd *sandbox.Command) (driver.Process
 	return p, nil
 }
 
-// describe completes what the guest says of a command.
+// describe adds the request's data to the guest's description of a command.
 func (p *process) describe(cmd *sandbox.Command) {
 	p.info.Args = append([]string(nil), cmd.Args...)
 	if cmd.Shell != "" {
@@ -59,14 +59,14 @@ func (c *Client) Reconnect(ctx context.Context, id string) (driver.Process, erro
 	return p, nil
 }
 
-// joining is how to connect with a command.
+// joining says how to connect to a command.
 type joining struct {
-	input     bool          // it has an input
-	positions bool          // the guest says where its output begins
-	timeout   time.Duration // zero: none that is known here
+	input     bool          // the command has an input
+	positions bool          // the guest reports where its output begins
+	timeout   time.Duration // zero: none, or not known here
 }
 
-// joined waits until a command has started and makes a Process of it.
+// joined waits until a command has started and returns a process for it.
 func (c *Client) joined(ctx context.Context, op *wire.Op, how joining) (*process, driver.Cursor, error) {
 	var at driver.Cursor
 	b, err := message(ctx, op, wire.MsgStarted)
@@ -89,14 +89,14 @@ func (c *Client) joined(ctx context.Context, op *wire.Op, how joining) (*process
 	}
 	p.setTimer(how.timeout)
 	if op.Ended() {
-		p.watch() // all there is to know is here
+		p.watch() // its end has arrived already
 	} else {
 		go p.watch()
 	}
 	return p, at, nil
 }
 
-// process is one command, connected.
+// process is a connected command.
 type process struct {
 	client *Client
 	op     *wire.Op
@@ -110,7 +110,7 @@ type process struct {
 	timer *time.Timer // of the command's timeout; nil: none
 	late  atomic.Pointer[overdue]
 
-	held   bool // the guest keeps it for us when the connection is cut
+	held   bool // the guest keeps it when the connection is lost
 	close  sync.Once
 	closed chan struct{}
 }
@@ -148,7 +148,7 @@ func (p *process) watch() {
 		}
 	}
 	if p.wasClosed() && p.client.conn.Err() == nil {
-		err = &sandbox.Error{Code: sandbox.CodeCanceled, Message: "the command was let go of"}
+		err = &sandbox.Error{Code: sandbox.CodeCanceled, Message: "the connection to the command was closed"}
 	}
 	p.err = p.client.failed("wait", p.info.ID, err)
 }
@@ -224,8 +224,8 @@ func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	}
 }
 
-// Close lets go. The guest kills the command, if it is not in the background,
-// and the end is still learnt by those who wait for it.
+// Close closes the connection to the command. The guest kills the command
+// unless it is in the background. Waiting callers still get its exit status.
 func (p *process) Close() error {
 	p.close.Do(func() {
 		if p.held && !p.replaced() {
@@ -236,8 +236,8 @@ func (p *process) Close() error {
 	return nil
 }
 
-// replaced reports whether the connection has ended before the command: another
-// has taken it over, perhaps, and is not to lose it.
+// replaced reports whether the connection ended before the command. Another
+// connection may have taken it over and must keep it.
 func (p *process) replaced() bool {
 	select {
 	case <-p.ended:
@@ -260,7 +260,7 @@ func (p *process) detach() {
 	p.op.Drop(1, io.ErrClosedPipe)
 }
 
-// output is the output of a command on one stream.
+// output is one output stream of a command.
 type output struct {
 	p    *process
 	lane int
@@ -271,7 +271,7 @@ func (o output) Read(b []byte) (int, error) {
 	return n, o.p.streamError(err)
 }
 
-// WriteTo spares io.Copy a buffer.
+// WriteTo saves io.Copy a buffer.
 func (o output) WriteTo(w io.Writer) (int64, error) {
 	sink := &sinkErr{w: w}
 	n, err := o.p.op.In(o.lane).WriteTo(sink)
@@ -281,7 +281,7 @@ func (o output) WriteTo(w io.Writer) (int64, error) {
 	return n, o.p.streamError(err)
 }
 
-// sinkErr keeps the error of a caller's writer apart from the guest's.
+// sinkErr separates errors of the caller's writer from the guest's.
 type sinkErr struct {
 	w   io.Writer
 	err error
@@ -301,8 +301,8 @@ func (p *process) streamError(err error) error {
 		return err
 	}
 	if late := p.late.Load(); p.client.conn.Err() != nil || late != nil && late.over {
-		// When it is known how the command ended with its sandbox, there is
-		// no more to be read than there would be after any other end.
+		// If the exit status is known from the end of the sandbox, the output ends as
+		// after any other end.
 		if <-p.ended; p.err == nil {
 			return io.EOF
 		}
@@ -340,7 +340,7 @@ func (s *stdin) Close() error {
 		return nil
 	}
 	s.closed = true
-	_ = s.p.op.CloseWrite(0) // a command that has ended needs no end of input
+	_ = s.p.op.CloseWrite(0) // if it fails, the command has ended
 	return nil
 }
 

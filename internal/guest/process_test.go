@@ -37,9 +37,9 @@ func readInts(t *testing.T, r io.Reader, n int) (pids []int) {
 	return pids
 }
 
-// TestTimeoutKillsTheTree has a command that does what it can to survive, a
-// child that has left its session, and a daemon that has left its parent, too,
-// and survives.
+// TestTimeoutKillsTheTree runs a command that tries to survive: a child in
+// another session, which is killed, and a daemon that has also left its parent,
+// which survives.
 func TestTimeoutKillsTheTree(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
@@ -83,12 +83,12 @@ while :; do sleep 1; done`)
 	if got := run(t, c, sh("echo still here"), ""); got.stdout != "still here\n" {
 		t.Errorf("%+v", got)
 	}
-	c.Close() // ends the guest, and it the daemon
+	c.Close() // ends the guest, which ends the daemon
 	waitFor(t, func() bool { return !alive(daemon) })
 }
 
-// A program that leads its process group could not begin a session without
-// another process, whose end nobody would wait for.
+// A program that leads its process group would need a fork to start a session,
+// and the guest would not know about the second process.
 func TestSetsidNeedsNoProcess(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
@@ -102,7 +102,7 @@ func TestSetsidNeedsNoProcess(t *testing.T) {
 		}
 		p.Close()
 
-		// It can get signals, and be killed with its children, in its new session.
+		// In its new session it can be signalled, and killed with its children.
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 			p, err = c.Exec(ctx, &sandbox.Command{Args: []string{"setsid", "sh", "-c", "sleep 1005 & echo $!; wait"}, Background: background})
 			if err != nil {
@@ -123,7 +123,7 @@ func TestSetsidNeedsNoProcess(t *testing.T) {
 
 func TestForkBombTimesOut(t *testing.T) {
 	c := newClient(t, "/")
-	// Bounded, for the sake of the machine, but as fast as it can be.
+	// The number of processes is limited to protect the machine.
 	cmd := sh(`ulimit -u 4000 2>/dev/null; n=0; while [ $n -lt 300 ]; do (while :; do sh -c : ; done) & n=$((n+1)); done; wait`)
 	cmd.Timeout = 500 * time.Millisecond
 	got := run(t, c, cmd, "")
@@ -135,7 +135,7 @@ func TestForkBombTimesOut(t *testing.T) {
 	}
 }
 
-// TestCloseKills has commands that run, with a child.
+// TestCloseKills closes running commands that have a child.
 func TestCloseKills(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
@@ -173,8 +173,8 @@ func TestCloseKills(t *testing.T) {
 	}
 }
 
-// TestLeftBehind has commands that end and leave something behind, which runs
-// on, is listed, and can be killed.
+// TestLeftBehind checks that orphans of a command continue to run, are listed,
+// and can be killed.
 func TestLeftBehind(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
@@ -241,8 +241,8 @@ func listed(t *testing.T, c *guest.Client, pid int) (sandbox.ProcessInfo, bool) 
 	return sandbox.ProcessInfo{}, false
 }
 
-// TestLeftBehindWrites has a process that writes to a command's output after
-// everybody has let go of it.
+// TestLeftBehindWrites checks an orphan that writes to its command's output
+// after every client has left.
 func TestLeftBehindWrites(t *testing.T) {
 	c := newClient(t, "/")
 	ctx := testContext(t)
@@ -288,7 +288,7 @@ func TestStreamsDoNotBlockEachOther(t *testing.T) {
 	defer q.Close()
 	stuffed := make(chan error, 1)
 	go func() {
-		_, err := q.Stdin().Write(make([]byte, 10<<20)) // nobody reads it
+		_, err := q.Stdin().Write(make([]byte, 10<<20)) // the command does not read it
 		stuffed <- err
 	}()
 	if got := run(t, c, &sandbox.Command{Args: []string{"cat"}}, "through"); got.stdout != "through" {
@@ -299,12 +299,12 @@ func TestStreamsDoNotBlockEachOther(t *testing.T) {
 	}
 	q.Close()
 	if err := <-stuffed; err == nil {
-		t.Error("a write to nobody succeeds")
+		t.Error("a write without a reader succeeds")
 	}
 }
 
-// TestUnreadOutput has a gigabyte that nobody reads: the command stops, and
-// neither side holds it.
+// TestUnreadOutput writes a gigabyte without a reader. The command must block,
+// and neither side may buffer it.
 func TestUnreadOutput(t *testing.T) {
 	conn, cmd := startGuest(t, guest.HostArgs("/"), nil)
 	c := dial(t, conn, "/", guest.Options{})
@@ -317,7 +317,7 @@ func TestUnreadOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bg.Close() // what it writes is dropped from now on
+	bg.Close() // its output is dropped from now on
 	if bg, err = c.Reconnect(ctx, bg.Info().ID); err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestUnreadOutput(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	if _, err := p.Wait(short); err == nil {
-		t.Error("the command ended although nobody read its output")
+		t.Error("the command ended although its output was not read")
 	}
 	p.Close()
 	bg.Close()
@@ -383,8 +383,8 @@ func TestBackgroundLogs(t *testing.T) {
 	if got := finish(t, ctx, again, "input\n"); got.stdout != "one\nthree\ngot input\n" || got.stderr != "two\n" || got.exit.Code != 3 {
 		t.Errorf("%+v", got)
 	}
-	// Which of two streams was written first, nobody can tell; the order within
-	// one is kept.
+	// The order of the two streams is not defined, but each stream keeps its
+	// order.
 	if got := readLog(t, c, id, driver.LogOptions{}); len(got) != len("1one\nthree\n2two\n1got input\n") && len(got) != len("1one\nthree\ngot input\n2two\n") {
 		t.Errorf("%q", got)
 	}
@@ -446,14 +446,14 @@ func TestLogIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Nothing is dropped as long as its starter may read it.
+	// Nothing is dropped while its starter may still read it.
 	p.Close()
 	again, err := c.Reconnect(ctx, p.Info().ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	// To the end of the output: what is in the pipe is not in the log yet.
+	// Read the output to its end, because data in the pipe is not yet in the log.
 	if _, err := io.Copy(io.Discard, again.Stdout()); err != nil {
 		t.Fatal(err)
 	}
@@ -482,7 +482,7 @@ func TestManyAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// TestUsers needs root, in whose place another account can be taken.
+// TestUsers needs root to switch to other accounts.
 func TestUsers(t *testing.T) {
 	if !root {
 		t.Skip("only root can run commands as another user")
@@ -503,7 +503,7 @@ func TestUsers(t *testing.T) {
 	}
 }
 
-// TestGuestKilled loses the guest under everything.
+// TestGuestKilled kills the guest during all kinds of operations.
 func TestGuestKilled(t *testing.T) {
 	conn, cmd := startGuest(t, guest.HostArgs("/"), nil)
 	c := dial(t, conn, "/", guest.Options{})
@@ -537,7 +537,7 @@ func TestGuestKilled(t *testing.T) {
 	}
 }
 
-// TestStrangers are other programs at the other end.
+// TestStrangers connects to programs that are not guests.
 func TestStrangers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		says string

@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// execHeld starts a command that outlives this connection for a while. A guest
-// that knows no such thing is CodeUnsupported.
+// execHeld starts a command that survives the loss of this connection for its
+// Hold. An old guest without ExecHeld returns CodeUnsupported.
 func (c *Client) execHeld(ctx context.Context, cmd *sandbox.Command) (driver.Process, error) {
 	var e wire.Encoder
 	wire.PutCommand(&e, cmd)
@@ -43,11 +43,11 @@ func (c *Client) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 	return p, at, nil
 }
 
-// letGoTimeout is how long a guest that does not read may keep Close waiting.
+// letGoTimeout is how long Close waits for a guest that does not read.
 const letGoTimeout = time.Second
 
-// letGo tells the guest that nobody will come back to a command. Should it not
-// arrive, the guest finds out by itself when the command's Hold is over.
+// letGo tells the guest that no client will return to a command. If the message
+// is lost, the guest ends the command when its Hold is over.
 func (p *process) letGo() {
 	var e wire.Encoder
 	e.String(p.info.ID)

@@ -1,11 +1,11 @@
-// Package agent is Atoll's own process inside a sandbox: process 1, which
-// starts commands, keeps their output, carries out file operations in the
-// sandbox's own kernel, and reaps orphans. It serves descriptor 3 and the
-// connections that a guest run as "connect" by root hands over, and nobody
-// else.
+// Package agent implements the guest: Atoll's process inside a sandbox. It runs
+// as process 1, starts commands, keeps their output, performs file operations
+// through the sandbox's own kernel, and reaps orphans. It accepts requests only
+// on descriptor 3 and on connections that root hands over with the "connect"
+// command.
 //
-// It is a program of its own, cmd/atoll-guest, of which there is one in every
-// sandbox. So it imports little, and keeps nothing running that nobody waits for.
+// The guest is a separate program, cmd/atoll-guest, and runs once in every
+// sandbox. It therefore imports little and keeps no idle goroutines.
 package agent
 
 import (
@@ -35,21 +35,21 @@ type agent struct {
 
 	mu       sync.Mutex
 	defaults wire.Defaults
-	memory   string // file that keeps the defaults; empty: none does
+	memory   string // file that stores the defaults; empty: they are not stored
 
-	unready error // why no command can be run, nil if one can
-	devNull int   // for commands without input; -1 if there is none
+	unready error // why commands cannot run; nil if they can
+	devNull int   // open /dev/null, the input of commands without input; -1 if missing
 }
 
-// Asked reports whether a process with these arguments was started as a guest.
+// Asked reports whether args, including the process name, start a guest.
 func Asked(args []string) bool {
 	return len(args) > 0 && (args[0] == wire.Argv0 || args[0] == wire.Path || strings.HasPrefix(args[0], wire.NestedPrefix))
 }
 
-// Main is the whole life of a guest with these arguments, the first of which
-// is the name of the process. It returns the exit status.
+// Main runs a guest until it ends and returns its exit status. args[0] is the
+// name of the process.
 func Main(args []string) int {
-	// Nothing that this process was given is for commands.
+	// Commands must not inherit the guest's descriptors.
 	if unix.CloseRange(wire.LinkIn, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) != nil {
 		for fd := wire.LinkIn; fd <= wire.DoorKept; fd++ {
 			unix.CloseOnExec(fd)
@@ -70,7 +70,7 @@ func Main(args []string) int {
 	return 64
 }
 
-// serveSandbox is the guest as process 1. It never ends.
+// serveSandbox runs the guest as process 1. It never returns.
 func serveSandbox() int {
 	a := newAgent("/")
 	a.unready = a.moveIn()
@@ -85,8 +85,9 @@ func serveSandbox() int {
 	select {}
 }
 
-// serveHost is the guest as a keeper of plain processes. It ends when its
-// connection does, after everything it started.
+// serveHost runs the guest on a host without a sandbox, as the parent of plain
+// processes. It returns when its connection has closed and every process it
+// started has ended.
 func serveHost(root string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	a := newAgent(root)
@@ -103,14 +104,15 @@ func serveHost(root string) int {
 	return 0
 }
 
-// newAgent makes a guest. How Go's runtime is to be is said by its environment.
+// newAgent creates a guest. The caller configures Go's runtime through the
+// environment.
 func newAgent(root string) *agent {
 	a := &agent{self: whoAmI(), reaper: newReaper(), procs: newProcTable(), devNull: -1}
 	a.files = newFileServer(root, &a.users, a.defaultUser)
 	return a
 }
 
-// start prepares this process for commands.
+// start prepares this process to run commands.
 func (a *agent) start() {
 	ignoreSignals()
 	leaveChildren()
@@ -122,8 +124,8 @@ func (a *agent) start() {
 	go a.reaper.run()
 }
 
-// ignoreSignals keeps what is sent to process 1 from ending it. The signals are
-// caught and not ignored, since commands would inherit that.
+// ignoreSignals prevents signals to process 1 from ending it. It catches the
+// signals because commands would inherit an ignored disposition.
 func ignoreSignals() {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2,
@@ -131,16 +133,16 @@ func ignoreSignals() {
 		unix.SIGIO, unix.SIGPWR, unix.SIGSTKFLT, unix.SIGSYS, unix.SIGTRAP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU)
 }
 
-// leaveChildren makes the kernel say nothing when a child ends: that would
-// interrupt a thread to run a handler of Go's, which nobody has asked for. A
-// signal that is not handled does not keep an end from being waited for.
+// leaveChildren resets SIGCHLD to its default action. A Go signal handler would
+// interrupt a thread at every end of a child, and the reaper does not need it:
+// wait4 works without a handler.
 func leaveChildren() {
 	var byDefault [4]uint64 // the kernel's struct sigaction, of which all zero is SIG_DFL
 	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGCHLD), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
 }
 
-// serve answers one connection until it ends. The commands it started in the
-// foreground end with it.
+// serve answers one connection until it closes. The foreground commands of the
+// connection end with it.
 func (a *agent) serve(link io.ReadWriteCloser) {
 	defer a.links.add(link)()
 	var peer wire.Peer
@@ -155,7 +157,7 @@ func (a *agent) serve(link io.ReadWriteCloser) {
 	_ = wire.Serve(link, peer, a.handle)
 }
 
-// handle carries out one operation.
+// handle performs one operation.
 func (a *agent) handle(op *wire.Op) {
 	d := &wire.Decoder{B: op.Request}
 	var result []byte
@@ -195,7 +197,7 @@ func (a *agent) handle(op *wire.Op) {
 	op.End(result)
 }
 
-// configure sets the defaults of commands and makes their directory.
+// configure sets the defaults of commands and creates their working directory.
 func (a *agent) configure(d *wire.Decoder) error {
 	var def wire.Defaults
 	def.Decode(d)
@@ -212,7 +214,8 @@ func (a *agent) configure(d *wire.Decoder) error {
 	}
 	acc, err := a.users.lookup(def.User)
 	if err != nil {
-		// Not fatal: the user may be made by a command, and commands say so.
+		// Not fatal: a command may create the user later. Starting a command as a
+		// missing user fails.
 		acc = account{}
 	}
 	if err := a.files.makeWorkdir(def.Workdir, acc); err != nil {
@@ -225,7 +228,7 @@ func (a *agent) configure(d *wire.Decoder) error {
 	return nil
 }
 
-// name gives the sandbox its host name, which the kernel leaves to process 1.
+// name sets the sandbox's host name, which the kernel leaves to process 1.
 func name(host string) error {
 	if host == "" {
 		return nil

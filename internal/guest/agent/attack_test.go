@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// TestAttackDeepNames names directories so deep in an archive that making them
-// would keep the guest busy for long.
+// TestAttackDeepNames sends an archive with names so deep that creating their
+// directories would keep the guest busy for a long time.
 func TestAttackDeepNames(t *testing.T) {
 	for name, tt := range map[string]struct {
 		name string

@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// keepLog reads what a command that can be rejoined writes until it has closed
-// its streams, whoever is connected to it.
+// keepLog stores the output of a rejoinable command until it closes its
+// streams. It does not depend on a connected client.
 func (a *agent) keepLog(p *proc) {
 	keep := func(lane int, f *os.File) {
 		_ = pump(f, func(frame []byte) error { return p.seat.keep(lane, frame) })
@@ -28,15 +28,15 @@ func (a *agent) keepLog(p *proc) {
 	}()
 }
 
-// view is from where a client follows a command: positions in its logs.
+// view is a client's positions in the logs of a command.
 type view struct {
 	at [3]int64 // by stream
-	// exact ends the view when bytes were overwritten before they were sent.
+	// exact ends the view when bytes were overwritten before they could be sent.
 	exact bool
 }
 
-// follow connects a client to a command that can be rejoined, until either
-// ends, or another client takes the seat of who.
+// follow connects a client to a rejoinable command. It returns when the client
+// or the command ends, or when another client takes over the seat.
 func (a *agent) follow(op *wire.Op, p *proc, who *caller, from view) error {
 	var lanes sync.WaitGroup
 	var lost atomic.Bool
@@ -72,19 +72,19 @@ func (a *agent) follow(op *wire.Op, p *proc, who *caller, from view) error {
 	return nil
 }
 
-// logView is a part of a log and how it is sent.
+// logView selects a part of a log and how to send it.
 type logView struct {
 	at     int64
 	stream byte // 0: both
-	follow bool // until the streams have ended
-	header int  // bytes to leave free before each piece
-	exact  bool // ends where bytes are missing
-	// who has the command's seat, if it is sent to somebody who has.
+	follow bool // continue until the streams have ended
+	header int  // bytes to reserve before each piece
+	exact  bool // end where bytes are missing
+	// who is the caller that holds the command's seat; nil for other readers.
 	who *caller
 }
 
-// copyLog gives what is in a log to send, until it has all or the client lets
-// go. It reports false if bytes were missing in an exact view.
+// copyLog passes the log to send until its end or until the client leaves. It
+// reports false if an exact view misses bytes.
 func copyLog(op *wire.Op, l *cmdLog, v logView, send func(logRead, []byte) error) bool {
 	for {
 		frame := wire.GetFrame()
@@ -118,7 +118,7 @@ func copyLog(op *wire.Op, l *cmdLog, v logView, send func(logRead, []byte) error
 	}
 }
 
-// attach connects a client to a background command that runs, or has run.
+// attach connects a client to a background command, running or ended.
 func (a *agent) attach(op *wire.Op, d *wire.Decoder) error {
 	id := d.String()
 	if err := d.End(); err != nil {
@@ -140,7 +140,7 @@ func (a *agent) attach(op *wire.Op, d *wire.Decoder) error {
 	return a.follow(op, p, nil, view{})
 }
 
-// logs sends what is kept of a command's output: per piece the stream, the
+// logs sends the stored output of a command. Each piece has its stream, the
 // number of bytes lost before it, and the bytes.
 func (a *agent) logs(op *wire.Op, d *wire.Decoder) error {
 	id, tail, follow := d.String(), int(d.Uint()), d.Bool()
@@ -168,7 +168,7 @@ func (a *agent) logs(op *wire.Op, d *wire.Decoder) error {
 	return nil
 }
 
-// processes lists the commands, each with its length before it.
+// processes lists the commands, each with a length prefix.
 func (a *agent) processes(op *wire.Op) error {
 	var one wire.Encoder
 	var list []sandbox.ProcessInfo

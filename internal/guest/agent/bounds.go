@@ -14,30 +14,30 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/spawn"
 )
 
-// The number of processes is limited by the control group that the sandbox's
-// kernel starts this process in. Two things would be wrong if everything stayed
-// there. The guest would be counted and refused with the commands, and a Go
-// program that needs a thread and gets none ends. And whoever is inside could
-// lift the limit: anybody may make a user namespace, mount the hierarchy there
-// and write to it as its owner, and root may start a process in any group that
-// it sees. So the guest leaves the group, starts commands in one below it, and
-// gives them a control group namespace in which there is nothing above theirs.
+// The sandbox's kernel starts this process in a control group that limits the
+// number of processes. The guest must not stay there, for two reasons. It would
+// count towards the limit, and a Go program that cannot create a thread
+// crashes. And a process in the sandbox could lift the limit: any user can
+// create a user namespace, mount the hierarchy there and write to it as its
+// owner, and root can start a process in any group that it can see. So the
+// guest leaves the group, starts commands in a group below it, and gives them a
+// control group namespace whose root is that group.
 
 const groupsDir = "/sys/fs/cgroup"
 
-// bounds is the control group that commands are started in. The zero value is
-// for where there is none.
+// bounds is the control group that commands start in. The zero value is for
+// kernels without control groups.
 type bounds struct {
 	mu     sync.RWMutex
 	own    *os.File // the directory with the limit
-	group  *os.File // the one below it that commands are started in
-	groups int      // made so far
+	group  *os.File // the group below it that commands start in
+	groups int      // created so far
 }
 
-// establish is done once, by root of the sandbox, before any command runs.
+// establish runs once, as the sandbox's root, before any command.
 func (b *bounds) establish() error {
 	path, err := ownGroup()
-	if err != nil || path == "/" { // which no limit can be set of
+	if err != nil || path == "/" { // the root group has no limit
 		return err
 	}
 	if err := remountGroups(0); err != nil {
@@ -48,15 +48,14 @@ func (b *bounds) establish() error {
 		return err
 	}
 	defer top.Close()
-	// The directory that this is opened in stays writable after it is
-	// unmounted.
+	// This open directory stays writable after the hierarchy is unmounted.
 	if b.own, err = os.Open(groupsDir + path); err != nil {
 		return err
 	}
 	if b.group, err = b.newGroup(); err != nil {
 		return err
 	}
-	// The namespace begins where its maker is at that time.
+	// The root of a new namespace is the group of the process that creates it.
 	if err := writeIn(b.group, "cgroup.procs", "0"); err != nil {
 		return err
 	}
@@ -66,8 +65,8 @@ func (b *bounds) establish() error {
 	if _, err := top.WriteString("0"); err != nil {
 		return err
 	}
-	// Programs look for these files in their own group, so they must be in the
-	// group of the commands.
+	// Programs read these files in their own group, so the controllers must be
+	// enabled for the commands' group.
 	if err := writeIn(b.own, "cgroup.subtree_control", "+cpu +memory +pids +cpuset"); err != nil {
 		return err
 	}
@@ -87,7 +86,7 @@ func (b *bounds) newGroup() (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// start calls start with what places a process within the bounds.
+// start calls start with attr set to place the process in the group.
 func (b *bounds) start(attr *spawn.Attr, start func() (int, error)) (int, error) {
 	b.mu.RLock()
 	if b.group == nil {
@@ -103,8 +102,8 @@ func (b *bounds) start(attr *spawn.Attr, start func() (int, error)) (int, error)
 	return b.startAfresh(attr, start)
 }
 
-// startAfresh starts a process in a new group and keeps that if it succeeds:
-// root inside can make a group that it is in unfit for others.
+// startAfresh starts a process in a new group and keeps that group on success.
+// Root in the sandbox can make the current group unusable.
 func (b *bounds) startAfresh(attr *spawn.Attr, start func() (int, error)) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,7 +123,7 @@ func (b *bounds) startAfresh(attr *spawn.Attr, start func() (int, error)) (int, 
 	return pid, nil
 }
 
-// still calls f while no process within the bounds can start another one.
+// still runs f while processes in the group cannot fork.
 func (b *bounds) still(f func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,7 +146,7 @@ func writeIn(dir *os.File, name, text string) error {
 	return nil
 }
 
-// ownGroup is the path of this process's control group in the hierarchy.
+// ownGroup returns the path of this process's control group in the hierarchy.
 func ownGroup() (string, error) {
 	b, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -161,7 +160,7 @@ func ownGroup() (string, error) {
 	return "", errors.New("no control group")
 }
 
-// remountGroups mounts the hierarchy as the namespace of this process shows it.
+// remountGroups mounts the hierarchy as this process's namespace shows it.
 func remountGroups(flags uintptr) error {
 	if err := unix.Unmount(groupsDir, unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmounting %s: %w", groupsDir, err)

@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// meetingPoint is where process 1 takes new connections: an abstract name, so
-// that it needs no file system. The kernel decides who may connect.
+// meetingPoint is the abstract socket on which process 1 receives connections.
+// An abstract name needs no file system. The kernel checks the peer's user.
 const meetingPoint = "@atoll-guest"
 
-// handOverTime bounds a hand-over on both sides.
+// handOverTime limits a hand-over on both sides.
 const handOverTime = 5 * time.Second
 
-// listen accepts connections that root passes at a rendezvous socket. It never
-// returns.
+// listen accepts connections that root hands over on a rendezvous socket. It
+// never returns.
 func (a *agent) listen(point string) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -49,14 +49,14 @@ func (a *agent) listen(point string) error {
 			if peer >= 0 {
 				go a.receive(peer)
 			} else {
-				time.Sleep(10 * time.Millisecond) // no descriptors left, perhaps
+				time.Sleep(10 * time.Millisecond) // accept can fail when no descriptors are left
 			}
 		}
 	}()
 	return nil
 }
 
-// receive takes one connection from a peer that is root, and serves it.
+// receive takes one connection from a peer and serves it if the peer is root.
 func (a *agent) receive(peer int) {
 	fds, err := takeLink(peer)
 	if err != nil {
@@ -72,7 +72,7 @@ func (a *agent) receive(peer int) {
 	}
 }
 
-// takeLink receives the descriptors that a hand-over consists of.
+// takeLink receives the descriptors of a hand-over.
 func takeLink(peer int) ([]int, error) {
 	cred, err := unix.GetsockoptUcred(peer, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -109,14 +109,14 @@ func setTimeout(fd int) error {
 	return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &tv)
 }
 
-// handOver is the guest as "connect": it gives its connection to process 1.
+// handOver runs the guest as "connect": it passes its connection to process 1.
 func handOver() int { return offer(meetingPoint, linkFDs()) }
 
-// refused is the error of offer when nothing listens on the rendezvous socket.
+// refused is the exit status of offer when nothing listens on the socket.
 const refused = 2
 
-// offer gives a connection to the guest that listens at a meeting point. It
-// returns 0, or an exit status that says what went wrong.
+// offer passes a connection to the guest that listens at point. It returns 0 or
+// an exit status that identifies the failure.
 func offer(point string, fds []int) int {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

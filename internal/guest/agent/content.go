@@ -13,9 +13,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// openRegular opens a file for reading if it is a regular one. It checks the
+// openRegular opens a regular file for reading without blocking. It checks the
 // type before opening, because opening a device can have side effects, and
-// again afterwards, because the file may have been replaced. It never blocks.
+// again afterwards, because the file may have been replaced.
 func openRegular(at place) (int, *unix.Stat_t, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(at.dir, at.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -46,8 +46,9 @@ func mustBeRegular(st *unix.Stat_t) error {
 	return fail(sandbox.CodeInvalid, "", "not a regular file but a "+string(fileType(st.Mode)))
 }
 
-// outside returns err, unless a path outside the root is none of a regular
-// file: to read or write that is wrong whatever the root is.
+// outside returns CodeInvalid if p, a path outside the root, is not a regular
+// file: reading or writing it is invalid whatever the root is. Otherwise it
+// returns err.
 func (s *fileServer) outside(p string, err error) error {
 	if _, rel := s.root.relative(path.Clean(p)); rel == nil {
 		return err
@@ -71,7 +72,7 @@ func (s *fileServer) outside(p string, err error) error {
 	return err
 }
 
-// named gives an error without a subject one.
+// named adds a subject to an error that has none.
 func named(p string, err error) error {
 	var re *wire.RemoteError
 	if errors.As(err, &re) && re.Subject == "" {
@@ -82,7 +83,7 @@ func named(p string, err error) error {
 	return about(p, err)
 }
 
-// read sends what a file is and then its content.
+// read sends the description of a file and then its content.
 func (s *fileServer) read(op *wire.Op, d *wire.Decoder) error {
 	p, offset, length := d.String(), d.Int(), d.Int()
 	if err := d.End(); err != nil {
@@ -113,7 +114,7 @@ func (s *fileServer) read(op *wire.Op, d *wire.Decoder) error {
 	return named(p, sendFile(op, fd, length))
 }
 
-// sendFile sends at most length bytes of a file, all of it if length is 0.
+// sendFile sends at most length bytes of a file; 0 means all of it.
 func sendFile(op *wire.Op, fd int, length int64) error {
 	for sent := int64(0); length == 0 || sent < length; {
 		frame := op.NextFrame(sent)
@@ -143,7 +144,7 @@ func readFD(fd int, p []byte) (int, error) {
 	}
 }
 
-// fdWriter writes to a file, all of it.
+// fdWriter writes to a descriptor, without short writes.
 type fdWriter int
 
 func (fd fdWriter) Write(p []byte) (int, error) {
@@ -161,7 +162,7 @@ func (fd fdWriter) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// fdFile is an open file, as package sparse wants it.
+// fdFile is an open file with the methods that package sparse needs.
 type fdFile struct{ fd int }
 
 func (f fdFile) Write(p []byte) (int, error)                  { return fdWriter(f.fd).Write(p) }
@@ -189,10 +190,10 @@ type writeOptions struct {
 	mode                 uint32
 	owner                string
 	noParents, noReplace bool
-	over                 *wire.Overwrite // nil: replace the file
+	over                 *wire.Overwrite // nil: replace the file atomically
 }
 
-// write makes or replaces a file with what the client sends.
+// write creates or replaces a file with the client's data.
 func (s *fileServer) write(op *wire.Op, d *wire.Decoder) ([]byte, error) {
 	p := d.String()
 	o := writeOptions{mode: uint32(d.Uint()) & 0o7777, owner: d.String(), noParents: d.Bool(), noReplace: d.Bool(), over: wire.TakeOverwrite(d)}
@@ -260,8 +261,8 @@ func (s *fileServer) writeFile(op *wire.Op, p string, o writeOptions) (info sand
 	return fileInfo(&st, p), nil
 }
 
-// replaces looks at what is in the way of a written file, and settles the mode
-// and the owner that the new one gets.
+// replaces checks the file that a write replaces and determines the mode and
+// owner of the new file.
 func replaces(at place, o *writeOptions, own *owner) (mode uint32, err error) {
 	mode = o.mode
 	var st unix.Stat_t
@@ -293,7 +294,7 @@ func replaces(at place, o *writeOptions, own *owner) (mode uint32, err error) {
 
 const tempPrefix = ".atoll-tmp-"
 
-// tempName makes up a name that nobody is shown. The caller removes it from
+// tempName returns a new name that listings hide. The caller removes it from
 // temps when it is done.
 func (s *fileServer) tempName() (string, error) {
 	var b [12]byte
@@ -307,14 +308,14 @@ func (s *fileServer) tempName() (string, error) {
 	return name, nil
 }
 
-// looksTemp reports whether a name is one that tempName could have made up.
+// looksTemp reports whether a name has the form that tempName produces.
 func looksTemp(name string) bool {
 	random, ok := strings.CutPrefix(name, tempPrefix)
 	_, err := hex.DecodeString(random)
 	return ok && len(random) == 24 && err == nil
 }
 
-// temp makes a file in a directory that will be renamed when it is complete.
+// temp creates a temporary file in dir. It is renamed when it is complete.
 func (s *fileServer) temp(dir int) (string, int, error) {
 	name, err := s.tempName()
 	if err != nil {

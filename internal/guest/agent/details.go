@@ -10,8 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// describe sends everything that is known of a file, or of what is below a
-// directory.
+// describe sends all details of a file, or of everything below a directory.
 func (s *fileServer) describe(op *wire.Op, d *wire.Decoder) error {
 	p, depth := d.String(), int(d.Int())
 	if err := d.End(); err != nil {
@@ -37,7 +36,7 @@ func (s *fileServer) describe(op *wire.Op, d *wire.Decoder) error {
 	return out.Flush()
 }
 
-// putDetails encodes everything that is known of an entry of a directory.
+// putDetails encodes all details of a directory entry.
 func putDetails(e *wire.Encoder, dir int, name, as string) (sandbox.FileType, error) {
 	info, err := describe(dir, name, as)
 	if err != nil {
@@ -54,8 +53,8 @@ func putDetails(e *wire.Encoder, dir int, name, as string) (sandbox.FileType, er
 	return info.Type, nil
 }
 
-// addDetails adds what describe does not know. What cannot be found out is left
-// out: the file may be gone by now.
+// addDetails adds the details that describe does not set. It leaves out details
+// that it cannot read, because the file may be gone.
 func addDetails(all *sandbox.FileDetails, dir int, name string) {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -69,12 +68,12 @@ func addDetails(all *sandbox.FileDetails, dir int, name string) {
 	all.StatSize, all.Attributes = st.Size, userAttributes("/proc/self/fd/"+strconv.Itoa(fd))
 }
 
-// maxAttributes bounds what is told of the attributes of one file.
+// maxAttributes limits the bytes of attributes reported for one file.
 const maxAttributes = 16 << 10
 
 const userAttribute = "user."
 
-// userAttributes reads the user extended attributes of a file.
+// userAttributes reads a file's user extended attributes.
 func userAttributes(at string) map[string]string {
 	names := make([]byte, maxAttributes)
 	n, err := unix.Listxattr(at, names)
@@ -102,7 +101,7 @@ func userAttributes(at string) map[string]string {
 	return found
 }
 
-// overwrite writes what the client sends into a file, or into a new one.
+// overwrite writes the client's data into an existing or new file.
 func (s *fileServer) overwrite(op *wire.Op, at place, p string, o writeOptions, own owner) (info sandbox.FileInfo, err error) {
 	mode, err := replaces(at, &o, &own)
 	if err != nil {
@@ -125,7 +124,7 @@ func (s *fileServer) overwrite(op *wire.Op, at place, p string, o writeOptions, 
 			return info, err
 		}
 	}
-	// What stays as it is is not set: whoever watches would hear of it.
+	// Set only what changes, because watchers are notified of every change.
 	if own != unchanged && (st.Uid != uint32(own.uid) || st.Gid != uint32(own.gid)) || st.Mode&0o7777 != mode {
 		if err := setFile(fd, mode, own); err != nil {
 			return info, err
@@ -143,10 +142,10 @@ func (s *fileServer) overwrite(op *wire.Op, at place, p string, o writeOptions, 
 	return fileInfo(&st, p), nil
 }
 
-// openInto opens a file for writing, and makes it if it is not there.
+// openInto opens a file for writing and creates it if it does not exist.
 func openInto(at place) (fd int, isNew bool, err error) {
 	const flags = unix.O_WRONLY | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC
-	for range 10 { // somebody else may make it, or remove it
+	for range 10 { // another process may create or remove it
 		if fd, err = unix.Openat(at.dir, at.name, flags, 0); err != unix.ENOENT {
 			return fd, false, err
 		}
@@ -157,9 +156,9 @@ func openInto(at place) (fd int, isNew bool, err error) {
 	return -1, false, err
 }
 
-// setAttributes gives an open file the attributes of a namespace instead of those
-// that it has. Where files have none, or this process may not set them, they are
-// left out.
+// setAttributes replaces the attributes of one namespace of an open file. It
+// leaves them out if the file system has no attributes or this process may not
+// set them.
 func setAttributes(fd int, o *wire.Overwrite) error {
 	if o.Namespace == "" {
 		return nil

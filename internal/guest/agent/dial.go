@@ -13,13 +13,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// lingerTime is how long what a client wrote before it went away may take to
-// reach a program that does not read.
+// lingerTime limits how long data of a disconnected client waits for a program
+// that does not read it.
 const lingerTime = 10 * time.Second
 
-// dial connects to a port as a program inside would, and carries bytes until
-// both directions have ended. Each ends by itself: a client that has said all
-// it has to say still gets the answer.
+// dial connects to a port as a program in the sandbox would, and copies bytes
+// until both directions have ended. The directions end independently: a client
+// that has closed its side still receives the answer.
 func (a *agent) dial(op *wire.Op, d *wire.Decoder) error {
 	port := d.Uint()
 	if err := d.End(); err != nil {
@@ -57,9 +57,9 @@ func (a *agent) dial(op *wire.Op, d *wire.Decoder) error {
 	switch {
 	case err == nil:
 		_ = op.CloseWrite(0)
-	case isOver(op): // what the client wrote before still goes out
+	case isOver(op): // data that the client sent before is still delivered
 	default:
-		op.Drop(0, io.ErrClosedPipe) // nobody is left to write to
+		op.Drop(0, io.ErrClosedPipe) // the program no longer reads
 		err = fail(sandbox.CodeUnavailable, strconv.Itoa(int(port)), "the connection was lost: "+err.Error())
 	}
 	<-fed
@@ -87,8 +87,8 @@ func portError(port int, err error) error {
 	return fail(code, strconv.Itoa(port), msg)
 }
 
-// dialLoopback tries the loopback of IPv4 and then that of IPv6, which is what
-// a program means by localhost. It gives up when over is closed.
+// dialLoopback tries the IPv4 and then the IPv6 loopback address, as programs
+// do for localhost. It stops when over is closed.
 func dialLoopback(port int, over <-chan struct{}) (*os.File, error) {
 	conn, err := dialAddress(unix.AF_INET, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, over)
 	if errnoOf(err) != unix.ECONNREFUSED {
@@ -122,7 +122,7 @@ func dialAddress(family int, to unix.Sockaddr, over <-chan struct{}) (*os.File, 
 	return conn, nil
 }
 
-// awaitConnect waits until a connection is made, or refused.
+// awaitConnect waits until a connection is established or refused.
 func awaitConnect(conn *os.File, over <-chan struct{}) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

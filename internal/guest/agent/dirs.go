@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// mkdir makes a directory.
+// mkdir creates a directory.
 func (s *fileServer) mkdir(d *wire.Decoder) error {
 	p, mode, spec, parents := d.String(), uint32(d.Uint())&0o7777, d.String(), d.Bool()
 	if err := d.End(); err != nil {
@@ -33,8 +33,8 @@ func (s *fileServer) mkdir(d *wire.Decoder) error {
 	return about(p, s.root.makeDir(rel, mode, own))
 }
 
-// makeDirs makes a directory with its missing parents; that it exists is
-// success.
+// makeDirs creates a directory with its missing parents. It succeeds if the
+// directory exists.
 func (s *fileServer) makeDirs(p string, mode uint32, own owner) error {
 	rel, err := s.root.relative(path.Clean(p))
 	if err != nil {
@@ -46,7 +46,7 @@ func (s *fileServer) makeDirs(p string, mode uint32, own owner) error {
 func (w *walker) makeDirs(rel string, mode uint32, own owner) error {
 	fd, err := w.openDirBelow(rel)
 	switch err {
-	case nil: // most of the time everything is there
+	case nil: // usually everything exists
 		return unix.Close(fd)
 	case unix.ENOENT:
 	case unix.ENOTDIR:
@@ -73,7 +73,7 @@ func (w *walker) makeDirs(rel string, mode uint32, own owner) error {
 	return unix.Close(fd)
 }
 
-// openDirBelow opens a directory as a place, following links.
+// openDirBelow opens a directory as a place and follows links.
 func (w *walker) openDirBelow(rel string) (int, error) {
 	at, err := w.findBelow(rel, true)
 	if err != nil {
@@ -83,7 +83,7 @@ func (w *walker) openDirBelow(rel string) (int, error) {
 	return unix.Openat(at.dir, at.name, openDir, 0)
 }
 
-// makeDir makes one directory.
+// makeDir creates one directory.
 func (w *walker) makeDir(rel string, mode uint32, own owner) error {
 	at, err := w.findBelow(rel, true)
 	if err != nil {
@@ -103,8 +103,8 @@ func (w *walker) makeDir(rel string, mode uint32, own owner) error {
 	return nil
 }
 
-// setDir gives a directory its owner and mode, through a descriptor: a name
-// could be a link by now.
+// setDir sets a directory's owner and mode. It uses a descriptor because the
+// name could have become a link.
 func setDir(dir int, name string, mode uint32, own owner) error {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -114,8 +114,8 @@ func setDir(dir int, name string, mode uint32, own owner) error {
 	return setFile(fd, mode, own)
 }
 
-// setFile gives an open file its owner and then its mode, since a change of
-// owner takes set-id bits away.
+// setFile sets an open file's owner and then its mode, because changing the
+// owner clears set-id bits.
 func setFile(fd int, mode uint32, own owner) error {
 	if own != unchanged {
 		if err := unix.Fchown(fd, own.uid, own.gid); err != nil {
@@ -161,8 +161,8 @@ func isDir(dir int, name string) bool {
 	return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// removeTree removes a directory and everything in it. Entries that are added
-// meanwhile are removed, too, up to a limit.
+// removeTree removes a directory and everything in it. It also removes entries
+// that are added meanwhile, up to a limit.
 func removeTree(dir int, name string) error {
 	var err error
 	for range 5 {
@@ -202,7 +202,7 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// move renames.
+// move renames a file or directory.
 func (s *fileServer) move(d *wire.Decoder) error {
 	from, to, overwrite := d.String(), d.String(), d.Bool()
 	if err := d.End(); err != nil {
@@ -234,7 +234,7 @@ func (s *fileServer) move(d *wire.Decoder) error {
 	return about(to, renameOver(a, b))
 }
 
-// renameNew renames to a name that must be free.
+// renameNew renames to a name that must not exist.
 func renameNew(a, b place) error {
 	err := unix.Renameat2(a.dir, a.name, b.dir, b.name, unix.RENAME_NOREPLACE)
 	if err != unix.ENOSYS && err != unix.EINVAL {
@@ -250,7 +250,7 @@ func renameNew(a, b place) error {
 	if isDir(a.dir, a.name) {
 		return unix.Renameat(a.dir, a.name, b.dir, b.name)
 	}
-	// A kernel without that flag can still do it for files: a link never
+	// A kernel without that flag can still do it for files, because link(2) never
 	// replaces anything.
 	if err := unix.Linkat(a.dir, a.name, b.dir, b.name, 0); err != nil {
 		if err == unix.EPERM || err == unix.ENOTSUP || err == unix.ENOSYS {
@@ -261,7 +261,7 @@ func renameNew(a, b place) error {
 	return unix.Unlinkat(a.dir, a.name, 0)
 }
 
-// renameOver renames and replaces, but never a directory.
+// renameOver renames and replaces files, but never a directory.
 func renameOver(a, b place) error {
 	if isDir(b.dir, b.name) {
 		return unix.EEXIST
@@ -270,7 +270,7 @@ func renameOver(a, b place) error {
 	switch err {
 	case unix.EISDIR:
 		return unix.EEXIST
-	case unix.ENOTDIR: // a directory does not replace a file by itself
+	case unix.ENOTDIR: // rename(2) does not replace a file with a directory
 		if err := unix.Unlinkat(b.dir, b.name, 0); err != nil {
 			return err
 		}

@@ -9,12 +9,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// fail makes an error for the client.
+// fail creates an error for the client.
 func fail(code sandbox.Code, subject, message string) error {
 	return &wire.RemoteError{Code: code, Subject: subject, Message: message}
 }
 
-// codes classifies what the kernel says about an operation on a file.
+// codes maps the errors of file system calls to codes.
 var codes = map[syscall.Errno]sandbox.Code{
 	syscall.ENOENT:       sandbox.CodeNotFound,
 	syscall.ENOTDIR:      sandbox.CodeNotFound,
@@ -45,8 +45,8 @@ var codes = map[syscall.Errno]sandbox.Code{
 	syscall.ENOSYS:       sandbox.CodeUnsupported,
 }
 
-// about gives an error of the kernel its subject. Errors that have one already
-// stay as they are.
+// about adds a subject to an error of the kernel. It does not change errors
+// that have one.
 func about(subject string, err error) error {
 	if err == nil {
 		return nil
@@ -60,7 +60,7 @@ func about(subject string, err error) error {
 	return &r
 }
 
-// remote makes of any error one that can travel.
+// remote converts any error to one that can be sent to the client.
 func remote(err error) *wire.RemoteError {
 	var re *wire.RemoteError
 	if errors.As(err, &re) {

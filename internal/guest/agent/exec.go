@@ -17,7 +17,7 @@ import (
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// startError says why a command could not be started, as a shell would.
+// startError says why a command could not start, in the words of a shell.
 type startError struct {
 	code    int
 	message string
@@ -25,8 +25,8 @@ type startError struct {
 
 func (e *startError) Error() string { return e.message }
 
-// launch starts a command. A command that cannot be started has ended by the
-// time launch returns, and launch tells why.
+// launch starts a command. If that fails, the command has already ended when
+// launch returns, and launch returns the reason.
 func (a *agent) launch(c *sandbox.Command) (*proc, *startError) {
 	p := newProc(c)
 	a.procs.add(p)
@@ -50,7 +50,7 @@ func (a *agent) launch(c *sandbox.Command) (*proc, *startError) {
 	return p, se
 }
 
-// spawn makes the process.
+// spawn creates the process.
 func (a *agent) spawn(p *proc) error {
 	p.within = &a.bounds
 	c, def := p.cmd, a.getDefaults()
@@ -90,7 +90,7 @@ func (a *agent) spawn(p *proc) error {
 	if fastPath(c) {
 		attr.Pidfd, attr.Await = &p.pidfd, p.moment()
 	}
-	// The end must find the process's number and its timer.
+	// The end of the process needs its number and its timer, so it waits for mu.
 	p.mu.Lock()
 	pid, err := a.bounds.start(attr, func() (int, error) {
 		return a.reaper.start(program, argv, attr, func(e ending) {
@@ -112,13 +112,13 @@ func (a *agent) spawn(p *proc) error {
 		return cmp.Or(checkDir(dir), explain(err, argv[0], dir))
 	}
 	if c.TTY != nil && !c.Stdin {
-		p.io.endInput() // what reads it finds the end at once
+		p.io.endInput() // readers see the end at once
 	}
 	return nil
 }
 
-// environment returns the command's environment: the variables of a login, then
-// those of the sandbox, then its own.
+// environment returns a command's environment: the login variables, overridden
+// by the sandbox's, overridden by the command's own.
 func environment(def map[string]string, c *sandbox.Command, acc account) map[string]string {
 	env := make(map[string]string, len(def)+len(c.Env)+6)
 	env["PATH"] = defaultPath
@@ -147,8 +147,8 @@ func envList(env map[string]string) []string {
 	return list
 }
 
-// checkDir tells what is wrong with a working directory, which the failure of an
-// exec does not, and is asked only then.
+// checkDir says what is wrong with a working directory. It is called after a
+// failed exec, which does not tell.
 func checkDir(dir string) error {
 	var st syscall.Stat_t
 	switch err := syscall.Stat(dir, &st); {
@@ -160,7 +160,7 @@ func checkDir(dir string) error {
 	return nil
 }
 
-// findProgram looks a program up as a shell does.
+// findProgram searches PATH like a shell.
 func findProgram(name, searchPath, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		return name, nil
@@ -186,7 +186,7 @@ func findProgram(name, searchPath, dir string) (string, error) {
 	return "", &startError{code: 127, message: quote(name) + ": not found in PATH"}
 }
 
-// explain turns the failure of an exec into what a shell says about it.
+// explain converts a failed exec to a shell's message.
 func explain(err error, name, dir string) error {
 	se := &startError{code: 126, message: quote(name) + ": " + err.Error()}
 	switch {
@@ -205,7 +205,7 @@ func explain(err error, name, dir string) error {
 	return se
 }
 
-// exec starts a command and stays with it until nobody wants it any more.
+// exec starts a command and serves it until the client leaves or it ends.
 func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	c := wire.TakeCommand(d)
 	if err := d.End(); err != nil {
@@ -235,9 +235,9 @@ func (a *agent) exec(op *wire.Op, d *wire.Decoder) error {
 	return a.foreground(op, p)
 }
 
-// introduce tells a client that its command has started, or why it has not, and
-// has what it writes kept if it has a seat. It reports whether the command has
-// ended and all was said.
+// introduce tells a client that its command has started, or why it has not. If
+// the command has a seat, introduce starts keeping its output. It reports
+// whether the command has ended and everything was sent.
 func (a *agent) introduce(op *wire.Op, p *proc, who *caller, failed *startError, say func() error) (over bool, err error) {
 	switch {
 	case failed != nil:
@@ -254,8 +254,8 @@ func (a *agent) introduce(op *wire.Op, p *proc, who *caller, failed *startError,
 	return over, err
 }
 
-// complain puts the reason why a command could not be started where a shell
-// puts it.
+// complain sends the reason why a command could not start on its standard
+// error, as a shell would.
 func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
 	text := []byte("atoll: " + se.message + "\n")
 	lane := 1
@@ -271,7 +271,7 @@ func (a *agent) complain(op *wire.Op, p *proc, se *startError) {
 }
 
 // foreground connects a command to the client that started it. It returns when
-// the command and all that it wrote were seen to, or when the client lets go.
+// the command has ended and its output was sent, or when the client leaves.
 func (a *agent) foreground(op *wire.Op, p *proc) error {
 	var pumps sync.WaitGroup
 	pumpLane := func(lane int, f *os.File) {
@@ -281,8 +281,7 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 		case <-op.Over():
 			<-p.done
 			if err != nil && p.endedItself() {
-				// Processes that it left behind may continue to write; the
-				// output is discarded.
+				// Orphans of the command may continue to write. Discard their output.
 				_ = pump(f, func(frame []byte) error { wire.PutFrame(frame); return nil })
 			}
 		default:
@@ -305,7 +304,7 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 		<-p.done
 	}
 	err := a.sayExit(op, p)
-	op.Drop(0, os.ErrClosed) // no input for nobody
+	op.Drop(0, os.ErrClosed) // nothing reads the input any more
 	p.io.closeInput()
 	if !p.endedItself() {
 		p.io.close()
@@ -317,29 +316,29 @@ func (a *agent) foreground(op *wire.Op, p *proc) error {
 		close(all)
 	}()
 	select {
-	case <-all: // the client gets all that was written
+	case <-all: // send all output first
 	case <-op.Over():
 	}
 	return err
 }
 
-// discard ends a command whose client never heard of it.
+// discard ends a command that the client was never told about.
 func (a *agent) discard(p *proc) {
 	p.drop()
 	<-p.done
 	p.io.close()
 }
 
-// sayStarted tells the client what is known of the command.
+// sayStarted sends the command's description to the client.
 func sayStarted(op *wire.Op, p *proc) error {
 	e := wire.Encoder{B: []byte{wire.MsgStarted}}
 	info := p.snapshot()
-	info.Args = nil // the client knows them
+	info.Args = nil // the client has them
 	wire.PutProcess(&e, &info)
 	return op.Message(e.B)
 }
 
-// sayExit tells the client how the command ended.
+// sayExit sends the command's exit status to the client.
 func (a *agent) sayExit(op *wire.Op, p *proc) error {
 	e := wire.Encoder{B: []byte{wire.MsgExit}}
 	wire.PutExit(&e, *p.snapshot().Exit)

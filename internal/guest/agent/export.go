@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-const xattrRecord = "SCHILY.xattr." // what tar calls extended attributes
+const xattrRecord = "SCHILY.xattr." // the prefix of extended attributes in tar
 
 // exporter writes one tree as a tar stream.
 type exporter struct {
@@ -23,7 +23,7 @@ type exporter struct {
 	tw      *tar.Writer
 	base    string // name of the first member
 	exclude []string
-	links   map[[2]uint64]string // first names of files with several
+	links   map[[2]uint64]string // first names of files with several links
 }
 
 // export sends a file or a tree as a tar stream.
@@ -148,8 +148,8 @@ func (x *exporter) withXattrs(dir int, name string, flags int, h *tar.Header) er
 	return x.header(h)
 }
 
-// file writes a regular file, or a link to it if it is already there under
-// another name.
+// file writes a regular file, or a hard link if the file is already in the
+// archive under another name.
 func (x *exporter) file(dir int, name string, h *tar.Header, st *unix.Stat_t) error {
 	h.Typeflag = tar.TypeReg
 	key := [2]uint64{st.Dev, st.Ino}
@@ -189,8 +189,8 @@ func (x *exporter) file(dir int, name string, h *tar.Header, st *unix.Stat_t) er
 	return x.content(fd, h)
 }
 
-// content copies exactly as many bytes as the header has promised: a file that
-// shrinks meanwhile is filled up, as tar does.
+// content copies exactly as many bytes as the header announces. Like tar, it
+// pads a file that shrinks meanwhile.
 func (x *exporter) content(fd int, h *tar.Header) error {
 	n, err := io.Copy(x.tw, io.NewSectionReader(fdFile{fd}, 0, h.Size))
 	if err != nil {
@@ -207,8 +207,8 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// xattrs reads the extended attributes of an open file. Where there are none,
-// or the file system knows none, there is nothing to keep.
+// xattrs reads the extended attributes of an open file. It returns nil if there
+// are none or the file system does not support them.
 func xattrs(fd int) map[string]string {
 	size, err := unix.Flistxattr(fd, nil)
 	if err != nil || size == 0 {
@@ -236,8 +236,8 @@ func xattrs(fd int) map[string]string {
 	return records
 }
 
-// setXattrs puts the attributes of a member on a file. Attributes that the file
-// system or this process cannot store are left out.
+// setXattrs sets the attributes of a member on a file. It leaves out attributes
+// that the file system or this process cannot store.
 func setXattrs(fd int, records map[string]string) error {
 	for key, value := range records {
 		name, ok := strings.CutPrefix(key, xattrRecord)

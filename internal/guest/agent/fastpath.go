@@ -13,39 +13,39 @@ import (
 
 // Most commands end within milliseconds and write little. Apart from the
 // command itself, the cost is system calls and wake-ups of this process. So the
-// thread that started it waits for its end, reads what it wrote from its pipes,
-// and says all of it at once. Only of a command that takes longer are the
-// streams looked after while it runs.
+// thread that started the command waits for its end, reads its output from the
+// pipes, and sends everything in one message. Only a command that takes longer
+// gets goroutines for its streams.
 const (
-	// firstMoment is how long a command may take until the client hears that it
-	// has started, and that of it which it has written.
+	// firstMoment is how long to wait for the end of a command before the client
+	// is sent its start and its output so far.
 	firstMoment = 4 * time.Millisecond
-	// mostGrace bounds both where programs start slowly.
+	// mostGrace limits both firstMoment and patience where programs start slowly.
 	mostGrace = 100 * time.Millisecond
-	// patience is both for a command in the background, whose client waits for the
-	// start rather than for the end. A login shell ends within that.
+	// patience replaces firstMoment for a background command, whose client waits
+	// for the start rather than for the end. A login shell ends within this time.
 	patience = 10 * time.Millisecond
-	// firstWords is how long it may be silent after that.
+	// firstWords is how long to wait after that for the first output.
 	firstWords = 50 * time.Millisecond
 )
 
-// fastPath reports whether a command may be one of those. A terminal is there to
-// be looked at, and input could be what a command waits for: only in the
-// background nobody gives it any before he has heard of the start.
+// fastPath reports whether the fast path may be tried for a command. A terminal
+// is interactive. A foreground command with input may wait for that input; a
+// background command gets none before its client knows that it has started.
 func fastPath(c *sandbox.Command) bool {
 	return c.TTY == nil && (!c.Stdin || c.Background)
 }
 
-// begin stays for its first moments with a command of which nothing was said
-// yet. It reports whether the command has ended and all was said. If not, its
-// streams are open. say is how the client hears of the start, and who has the
-// seat of a command that has one.
+// begin serves the first moments of a command that the client was told nothing
+// about. It reports whether the command has ended and everything was sent. If
+// not, the command's streams are open. say tells the client that the command
+// has started; who has the seat of a command that has one.
 func (a *agent) begin(op *wire.Op, p *proc, who *caller, say func() error) (over bool) {
 	op.Gather()
 	ended := a.ends(p, p.grace())
 	_ = say()
 	if !ended {
-		_ = op.Flush() // what goes wrong ends the operation, which is noticed below
+		_ = op.Flush() // a failure ends the operation, which the code below notices
 		if ended = a.endsSilent(op, p); ended {
 			op.Gather()
 		}
@@ -61,11 +61,12 @@ func (a *agent) begin(op *wire.Op, p *proc, who *caller, say func() error) (over
 	return false
 }
 
-// endsSilent reports whether a command whose start was told ends before it says
-// something. Nothing else would notice that a client disconnects.
+// endsSilent reports whether a command whose start was sent ends before it
+// writes anything. It watches the operation, because nothing else notices here
+// that the client disconnects.
 func (a *agent) endsSilent(op *wire.Op, p *proc) bool {
 	if p.cmd.Stdin {
-		return false // it may come now
+		return false // input may come now
 	}
 	if p.seat == nil {
 		defer p.killOn(op.Over())()
@@ -73,7 +74,7 @@ func (a *agent) endsSilent(op *wire.Op, p *proc) bool {
 	return a.ends(p, firstWords, p.io.raw[:]...)
 }
 
-// moment is how long the end of a command is waited for where it was started.
+// moment returns how long the starting thread waits for the end of the command.
 func (p *proc) moment() time.Duration {
 	if p.cmd.Background {
 		return p.atMost(patience)
@@ -81,9 +82,9 @@ func (p *proc) moment() time.Duration {
 	return p.atMost(firstMoment)
 }
 
-// grace is how much more time than that a command gets where its start has taken
-// long: a processor that has many to serve lets it wait, and to say that it runs
-// would cost another what that costs.
+// grace returns the extra time for a command whose start was slow. On a busy
+// processor the command itself waits, and sending its start early would only
+// cost others more processor time.
 func (p *proc) grace() time.Duration {
 	if p.ended || p.cmd.Background {
 		return 0
@@ -92,7 +93,7 @@ func (p *proc) grace() time.Duration {
 	return max(0, min(8*start, mostGrace)-firstMoment)
 }
 
-// atMost is no more than what is left of the time that a command may take.
+// atMost returns most, limited to the rest of the command's timeout.
 func (p *proc) atMost(most time.Duration) time.Duration {
 	if t := p.cmd.Timeout; t > 0 {
 		most = max(0, min(most, t-time.Since(p.info.Started)))
@@ -100,8 +101,8 @@ func (p *proc) atMost(most time.Duration) time.Duration {
 	return most
 }
 
-// ends reports whether a command ends within this time, and before it writes if
-// its streams are given. It then has.
+// ends reports whether a command ends within this time and, if streams are
+// given, before it writes to them.
 func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
 	if !p.ended && most > 0 {
 		p.ended = spawn.Await(p.atMost(most), append([]int{p.pidfd}, streams...)...)
@@ -115,8 +116,7 @@ func (a *agent) ends(p *proc, most time.Duration, streams ...int) bool {
 	return true
 }
 
-// killOn kills a command when over is closed, until the returned function is
-// called.
+// killOn kills a command when over is closed, until stop is called.
 func (p *proc) killOn(over <-chan struct{}) (stop func()) {
 	done, finished := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -133,7 +133,7 @@ func (p *proc) killOn(over <-chan struct{}) (stop func()) {
 	}
 }
 
-// outlive makes a command one like all others.
+// outlive moves a command from the fast path to the normal one.
 func (a *agent) outlive(p *proc) {
 	p.closePidfd()
 	a.reaper.call()
@@ -147,8 +147,8 @@ func (p *proc) closePidfd() {
 	p.pidfd = -1
 }
 
-// sayAll says what a command that has ended has written, and how it ended. It
-// reports whether that was all: what the command started may still write.
+// sayAll sends the output and exit status of a command that has ended. It
+// reports whether that was everything: orphans of the command may still write.
 func (a *agent) sayAll(op *wire.Op, p *proc, who *caller) bool {
 	keep := func(lane int, frame []byte) error { return op.SendFrame(lane, frame) }
 	if p.seat != nil {
@@ -176,9 +176,9 @@ func (a *agent) sayAll(op *wire.Op, p *proc, who *caller) bool {
 	return true
 }
 
-// drain passes on what is in a stream, and reports whether it has reached the
-// end. It never waits: what it reads at most is less than a window, and than
-// what a log keeps.
+// drain passes on the content of a stream and reports whether it has reached
+// the end. It never blocks. It reads less than a window and less than a log
+// keeps.
 func drain(fd int, keep func(frame []byte) error) bool {
 	for range 4 {
 		frame := wire.GetFrame()

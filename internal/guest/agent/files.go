@@ -11,15 +11,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// fileServer carries out file operations, below its root.
+// fileServer performs file operations below its root.
 type fileServer struct {
 	root        walker
-	broken      error // why there is no root
+	broken      error // why the root cannot be opened
 	users       *accounts
 	defaultUser func() string
 
 	mu    sync.Mutex
-	temps map[string]bool // names of files being written, which nobody is to see
+	temps map[string]bool // names of files being written, hidden from clients
 }
 
 func newFileServer(root string, users *accounts, defaultUser func() string) *fileServer {
@@ -81,8 +81,9 @@ func (s *fileServer) stat(d *wire.Decoder) ([]byte, error) {
 	return fileResult(&info), nil
 }
 
-// anywhere finds a file, not following a last link, inside the root or outside:
-// what is there may be listed but neither read nor changed; commands see it, too.
+// anywhere finds a file inside or outside the root without following a last
+// link. Files outside may be listed but not read or changed. Commands can see
+// them, too.
 func (s *fileServer) anywhere(p string) (place, error) {
 	if _, err := s.root.relative(path.Clean(p)); err == nil {
 		return s.root.find(p, false)
@@ -101,7 +102,7 @@ func fileResult(info *sandbox.FileInfo) []byte {
 	return e.B
 }
 
-// describe tells what an entry of a directory is.
+// describe returns the description of a directory entry.
 func describe(dir int, name, as string) (sandbox.FileInfo, error) {
 	var st unix.Stat_t
 	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -145,7 +146,7 @@ func fileType(mode uint32) sandbox.FileType {
 	return sandbox.TypeDevice
 }
 
-// owner is who is to own something new: -1 where it is to stay as it is made.
+// owner is the owner of a new file; -1 leaves the default.
 type owner struct{ uid, gid int }
 
 var unchanged = owner{-1, -1}
@@ -162,7 +163,7 @@ func (s *fileServer) ownerOf(spec string) (owner, error) {
 	return acc.owner(), nil
 }
 
-// owner is the account as far as this process may give files away.
+// owner returns the account as far as this process may change owners.
 func (acc account) owner() owner {
 	if unix.Geteuid() != 0 && acc.uid == 0 {
 		return unchanged
@@ -170,8 +171,8 @@ func (acc account) owner() owner {
 	return owner{int(acc.uid), int(acc.gid)}
 }
 
-// makeWorkdir makes the directory commands start in. It may be outside the
-// root, which bounds file operations but not the commands.
+// makeWorkdir creates the directory that commands start in. It may be outside
+// the root, which limits file operations but not commands.
 func (s *fileServer) makeWorkdir(dir string, acc account) error {
 	if s.broken != nil {
 		return s.broken
@@ -187,7 +188,8 @@ func (s *fileServer) makeWorkdir(dir string, acc account) error {
 	return about(dir, w.makeDirs(dir, 0o755, acc.owner()))
 }
 
-// machine is a walker for everything there is. Its descriptor is to be closed.
+// machine returns a walker for the whole file system. The caller closes its
+// descriptor.
 func machine() (*walker, error) {
 	fd, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	return &walker{fd: fd, path: "/", code: sandbox.CodeDenied}, err

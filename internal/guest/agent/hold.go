@@ -8,30 +8,30 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// A command that is held for its caller keeps more of its output than may be on
-// the way: two windows of connections and what is copied between them. In total
-// it buffers twice that, so that there is always something to send when it has
-// to wait.
+// A command that is held for its caller keeps more output than can be in
+// transit: two connection windows plus the buffers between them. It buffers
+// twice that in total, so that there is always something to send while it
+// waits.
 const (
 	heldBehind = wire.Window + wire.Window/2
 	heldCap    = 2 * heldBehind
 )
 
-// seat is the place of a command's caller, who may lose the connection and take
-// it again over another one. Each stream of a command with a Hold has a log of
-// its own, so that one that nobody reads does not hold up the other. The log of
-// a background command is one for both: it tells in which order they came.
+// seat is the place of a command's caller, who may lose the connection and
+// return over another one. Each stream of a command with a Hold has its own
+// log, so that an unread stream does not block the other. A background command
+// has one log for both streams, which keeps their order.
 type seat struct {
-	hold   time.Duration // how long it is kept for somebody; zero: nobody is awaited
-	shared *cmdLog       // of a background command
-	own    [3]*cmdLog    // by stream, of one with a Hold
+	hold   time.Duration // how long it is kept for the caller to return; zero: not at all
+	shared *cmdLog       // log of a background command
+	own    [3]*cmdLog    // logs by stream, of a command with a Hold
 
 	turn sync.Mutex // held while callers change
 
 	mu    sync.Mutex
-	who   *caller     // who has it, or had it last
-	timer *time.Timer // while nobody has it
-	over  bool        // it was let go of
+	who   *caller     // the current caller, or the last one
+	timer *time.Timer // runs while there is no caller
+	over  bool        // it was given up
 }
 
 func newSeat(all *logs, c *sandbox.Command) *seat {
@@ -50,7 +50,7 @@ func newSeat(all *logs, c *sandbox.Command) *seat {
 	return s
 }
 
-// log is where a stream is kept.
+// log returns the log of a stream.
 func (s *seat) log(stream byte) *cmdLog {
 	if s.shared != nil {
 		return s.shared
@@ -67,15 +67,15 @@ func (s *seat) each(do func(*cmdLog)) {
 	do(s.own[2])
 }
 
-// ended says that no stream will be written any more.
+// ended records that no stream will be written any more.
 func (s *seat) ended() {
 	if s.shared != nil {
-		s.shared.close() // of which either stream counts
+		s.shared.close() // it has two streams to close
 	}
 	s.each((*cmdLog).close)
 }
 
-// keep takes over a frame of what was written on a lane.
+// keep takes ownership of a frame that was written on a lane.
 func (s *seat) keep(lane int, frame []byte) error {
 	stream := byte(lane + 1)
 	s.log(stream).write(stream, frame[wire.HeaderLen:])
@@ -83,8 +83,9 @@ func (s *seat) keep(lane int, frame []byte) error {
 	return nil
 }
 
-// send sends a lane to a client until its end, and then the end, or until the
-// client or another takes the seat of who. It reports false if bytes were missing.
+// send sends a lane to a client until its end, and then the end. It stops when
+// the client leaves or another caller takes the seat. It reports false if bytes
+// were missing.
 func (s *seat) send(op *wire.Op, lane int, who *caller, from view) bool {
 	stream := byte(lane + 1)
 	v := logView{at: from.at[stream], stream: stream, follow: true, exact: from.exact, who: who}
@@ -95,11 +96,11 @@ func (s *seat) send(op *wire.Op, lane int, who *caller, from view) bool {
 	return true
 }
 
-// forget gives the memory back.
+// forget frees the memory.
 func (s *seat) forget() { s.each((*cmdLog).forget) }
 
-// caller is one connection that has, or had, a command's seat. All methods may
-// be called on nil, which has none and is never replaced.
+// caller is a connection that has, or had, a command's seat. All methods accept
+// a nil receiver: it has no seat and is never replaced.
 type caller struct {
 	gone  chan struct{} // closed when another took the seat
 	input chan struct{} // closed when no more input is taken from this one
@@ -122,7 +123,7 @@ func (c *caller) replaced() bool {
 	}
 }
 
-// fed says that no more input will be taken from this caller.
+// fed records that no more input will be taken from this caller.
 func (c *caller) fed() {
 	if c != nil {
 		c.once.Do(func() { close(c.input) })
@@ -156,8 +157,8 @@ func (s *seat) take(p *proc) *caller {
 	return now
 }
 
-// left is called when the connection of a caller has ended. A command that is
-// held waits for another; one in the background for nobody.
+// left is called when a caller's connection has ended. A held command waits for
+// another caller; a background command does not need one.
 func (a *agent) left(p *proc, who *caller) {
 	who.fed()
 	s := p.seat
@@ -172,13 +173,13 @@ func (a *agent) left(p *proc, who *caller) {
 	}
 }
 
-// abandon ends a command that its last caller did not come back to.
+// abandon ends a command whose last caller did not return.
 func (a *agent) abandon(p *proc, last *caller) {
 	s := p.seat
 	s.mu.Lock()
 	if s.who != last || s.over {
 		s.mu.Unlock()
-		return // somebody came at the last moment
+		return // a caller returned at the last moment
 	}
 	s.over = true
 	if s.timer != nil {
@@ -189,7 +190,7 @@ func (a *agent) abandon(p *proc, last *caller) {
 	s.forget()
 }
 
-// letGo ends a command with a Hold that its caller wants no more.
+// letGo ends a command with a Hold at its caller's request.
 func (a *agent) letGo(d *wire.Decoder) error {
 	id := d.String()
 	if err := d.End(); err != nil {
@@ -229,7 +230,7 @@ func (a *agent) execHeld(op *wire.Op, d *wire.Decoder) error {
 	return a.follow(op, p, who, view{exact: true})
 }
 
-// rejoin connects a client to a command where an earlier connection was cut.
+// rejoin connects a client to a command after an earlier connection was lost.
 func (a *agent) rejoin(op *wire.Op, d *wire.Decoder) error {
 	id := d.String()
 	want := [3]int64{1: d.Int(), 2: d.Int()}
@@ -254,7 +255,7 @@ func (a *agent) rejoin(op *wire.Op, d *wire.Decoder) error {
 			return fail(sandbox.CodeExhausted, id, "output after that point is no longer kept")
 		}
 	}
-	var who *caller // of a background command there may be any number
+	var who *caller // nil for a background command, which may have any number of clients
 	taken := int64(-1)
 	if p.seat.hold > 0 {
 		who = p.seat.take(p)
@@ -269,12 +270,12 @@ func (a *agent) rejoin(op *wire.Op, d *wire.Decoder) error {
 	return a.follow(op, p, who, from)
 }
 
-// begin tells a client where its view of a command begins, and how much input
-// was taken, negative where several can write some.
+// begin tells a client where its view of a command starts and how much input
+// was taken. taken is negative if several clients can write input.
 func begin(op *wire.Op, p *proc, begins [3]int64, taken int64) error {
 	e := wire.Encoder{B: []byte{wire.MsgStarted}}
 	info := p.snapshot()
-	info.Args = nil // long ones would not fit
+	info.Args = nil // long ones would exceed the frame
 	wire.PutProcess(&e, &info)
 	e.Int(taken)
 	e.Int(begins[1])

@@ -17,33 +17,33 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// importer unpacks one tar stream. Its walker begins at the destination, so
-// that no member gets out of it.
+// importer unpacks one tar stream. Its walker is rooted at the destination, so
+// that no member can leave it.
 type importer struct {
 	s    *fileServer
 	op   *wire.Op
 	w    walker
-	own  *owner // of everything, if set
-	self owner  // of what is made without saying more
-	disk uint64 // the device that a layer is for
+	own  *owner // owner of everything, if set
+	self owner  // owner of files created without chown
+	disk uint64 // the device that a layer is unpacked on
 	dirs []dirLooks
-	// buffer is used for every file: memory is dear where a page fault is.
+	// buffer is reused for every file, because page faults are expensive in a
+	// sandbox.
 	buffer [128 << 10]byte
-	// stage hides what is made until all is. A layer has none: until all of it
-	// is there, nobody looks.
+	// stage hides new files until the import is complete. A layer has none:
+	// nothing else runs until it is unpacked.
 	stage *stage
 
-	// The directory of the last member: those of one directory follow each
-	// other.
+	// The directory of the last member: consecutive members often share one.
 	lastName string
 	last     int
 	lastPath string
-	lastNew  bool // it was made by this import
-	lastACL  bool // and says itself what modes files in it get
+	lastNew  bool // it was created by this import
+	lastACL  bool // it has a default ACL, which sets the modes of files in it
 }
 
-// dirLooks is what a directory gets when nothing more is put into it: its mode
-// may forbid that, and its time would change.
+// dirLooks is the mode and time that a directory gets once it is complete. Its
+// mode may forbid adding files, and adding files changes its time.
 type dirLooks struct {
 	rel    string
 	isNew  bool
@@ -55,11 +55,11 @@ type dirLooks struct {
 
 const maxDirLooks = 1 << 20
 
-// maxDepth is how many directories the name of a member may lead through. What
-// it takes to make them grows with the square of that.
+// maxDepth limits the directories in the name of a member. The work to create
+// them grows with the square of the depth.
 const maxDepth = 256
 
-// unpack unpacks what the client sends, all of it or nothing.
+// unpack unpacks the client's tar stream completely or not at all.
 func (s *fileServer) unpack(op *wire.Op, d *wire.Decoder) error {
 	p, spec := d.String(), d.String()
 	if err := d.End(); err != nil {
@@ -89,13 +89,13 @@ func (s *fileServer) unpack(op *wire.Op, d *wire.Decoder) error {
 	return named(p, err)
 }
 
-// everything unpacks all members and lets them be seen.
+// everything unpacks all members and publishes them.
 func (x *importer) everything() error {
 	if err := x.all(tar.NewReader(x.op.In(0)), x.member); err != nil {
 		return err
 	}
-	// Data after the archive, usually padding, is ignored, unless it shows that
-	// the stream was cut off.
+	// Data after the archive, usually padding, is ignored, but read: it can show
+	// that the stream was cut off.
 	if _, err := x.op.In(0).WriteTo(io.Discard); err != nil {
 		return err
 	}
@@ -108,14 +108,14 @@ func (x *importer) everything() error {
 	return x.finishDirs(false)
 }
 
-// open makes and opens the destination. undo removes the directories that were
-// made if they are empty.
+// open creates and opens the destination. undo removes the created directories
+// if they are empty.
 func (x *importer) open(p string, own owner) (undo func(), err error) {
 	var made []string
 	undo = func() {
 		for _, rel := range made {
 			if at, err := x.s.root.findBelow(rel, false); err == nil {
-				_ = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR) // others may have put something there
+				_ = unix.Unlinkat(at.dir, at.name, unix.AT_REMOVEDIR) // keeps a directory that another process has filled
 				at.close()
 			}
 		}
@@ -163,7 +163,7 @@ func (x *importer) all(tr *tar.Reader, each func(*tar.Reader, *tar.Header) error
 	}
 }
 
-// badArchive tells a malformed archive from a stream that broke off.
+// badArchive distinguishes a malformed archive from an interrupted stream.
 func badArchive(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) {
 		return fail(sandbox.CodeInvalid, "", "not a proper tar archive: "+err.Error())
@@ -171,7 +171,7 @@ func badArchive(err error) error {
 	return err
 }
 
-// memberError names the member that an error is about.
+// memberError adds the name of the member to an error.
 func memberError(name string, err error) error {
 	e := *remote(badArchive(err))
 	e.Subject, e.Message = "", "member "+quote(name)+": "+e.Message
@@ -226,7 +226,7 @@ func (x *importer) member(tr *tar.Reader, h *tar.Header) error {
 	return fail(sandbox.CodeInvalid, "", "members of this kind are refused")
 }
 
-// checkDepth refuses the name of a member that is too deep.
+// checkDepth rejects a member name with too many directories.
 func checkDepth(rel string) error {
 	if strings.Count(rel, "/") >= maxDepth {
 		return fail(sandbox.CodeInvalid, "", "the name leads through more than "+strconv.Itoa(maxDepth)+" directories")
@@ -250,8 +250,8 @@ func memberName(name string) (string, error) {
 	return path.Clean(name), nil
 }
 
-// parent returns the place of a member, whose directory is made where it is
-// missing. It is valid until the next call, and not to be closed.
+// parent returns the place of a member and creates missing directories. The
+// place is valid until the next call. The caller must not close it.
 func (x *importer) parent(rel string) (place, error) {
 	dir, name := path.Dir(rel), path.Base(rel)
 	if x.last < 0 || x.lastName != dir {
@@ -274,8 +274,8 @@ func (x *importer) keep(rel string, fd int) {
 	x.lastName, x.last = rel, fd
 }
 
-// enter opens a directory, made if it is missing, and returns its path without
-// links.
+// enter opens a directory, creates it if it is missing, and returns its path
+// without links.
 func (x *importer) enter(rel string) (fd int, full string, err error) {
 	if err := x.stopped(); err != nil {
 		return -1, "", err
@@ -309,7 +309,7 @@ func (x *importer) enter(rel string) (fd int, full string, err error) {
 	return fd, full, err
 }
 
-// makeDir makes a directory and returns the name it has for now.
+// makeDir creates a directory and returns its current name.
 func (x *importer) makeDir(at place) (name string, err error) {
 	name = at.name
 	if x.stage != nil && !x.stage.isNew(path.Dir(at.path)) {
@@ -327,7 +327,8 @@ func (x *importer) makeDir(at place) (name string, err error) {
 	return name, setDir(at.dir, name, 0o755, own)
 }
 
-// directory makes a directory, or notes how an existing one is to look.
+// directory creates a directory, or records the attributes of an existing one
+// for later.
 func (x *importer) directory(rel string, mode uint32, own owner, h *tar.Header) error {
 	fd, full, err := x.enter(rel)
 	if err != nil {
@@ -345,7 +346,7 @@ func (x *importer) directory(rel string, mode uint32, own owner, h *tar.Header) 
 	return fail(sandbox.CodeExhausted, "", "the archive has too many directories that exist")
 }
 
-// onlyXattrs returns the records of extended attributes, nil if there are none.
+// onlyXattrs returns the extended attribute records, or nil if there are none.
 func onlyXattrs(records map[string]string) map[string]string {
 	for k := range records {
 		if strings.HasPrefix(k, xattrRecord) {
@@ -355,8 +356,9 @@ func onlyXattrs(records map[string]string) map[string]string {
 	return nil
 }
 
-// finishDirs gives directories their looks: those that were made, or the
-// others. Deeper paths come first, because they are reached through the others.
+// finishDirs applies the recorded attributes to the directories that were
+// created, or to the others. Deeper paths come first, because they are reached
+// through their parents.
 func (x *importer) finishDirs(isNew bool) error {
 	for i := len(x.dirs) - 1; i >= 0; i-- {
 		if d := &x.dirs[i]; d.isNew == isNew {
@@ -389,7 +391,7 @@ func (x *importer) finishDir(d *dirLooks) error {
 	return nil
 }
 
-// make has something made under the name that it has for now, and returns that.
+// make calls make with the current name for at and returns that name.
 func (x *importer) make(at place, make func(name string) error) (string, error) {
 	if !x.lastNew {
 		name, err := x.stage.reserve(at)
@@ -399,7 +401,7 @@ func (x *importer) make(at place, make func(name string) error) (string, error) 
 		return name, make(name)
 	}
 	err := make(at.name)
-	if err == unix.EEXIST { // the archive has it twice, or a layer replaces it
+	if err == unix.EEXIST { // the archive contains it twice, or a layer replaces it
 		if err = unlinkFile(at.dir, at.name); err == nil {
 			err = make(at.name)
 		}
@@ -407,17 +409,17 @@ func (x *importer) make(at place, make func(name string) error) (string, error) 
 	return at.name, err
 }
 
-// umasked is the part of a mode that the umask of the guest lets through.
+// umasked is the part of a mode that the guest's umask keeps.
 const umasked = 0o755
 
 // file unpacks a regular file.
 func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own owner) error {
 	if own == x.self && x.stage != nil && !x.stage.inherits {
-		own = unchanged // it is that already
+		own = unchanged // it has that owner already
 	}
 	fd, first := -1, uint32(0o600)
 	if x.lastNew && !x.lastACL && own == unchanged && mode&^umasked == 0 {
-		first = mode // what it is made with is what it is to have
+		first = mode // the mode at creation is the final one
 	}
 	_, err := x.make(at, func(name string) (err error) {
 		fd, err = unix.Openat(at.dir, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, first)
@@ -442,7 +444,7 @@ func (x *importer) file(at place, r io.Reader, h *tar.Header, mode uint32, own o
 	return nil
 }
 
-// stopped returns an error when nobody wants the import any more.
+// stopped returns an error if the client has cancelled the import.
 func (x *importer) stopped() error {
 	select {
 	case <-x.op.Over():
@@ -490,11 +492,11 @@ func (x *importer) fill(fd int, r io.Reader, h *tar.Header) error {
 	return nil
 }
 
-var errSparse = fail(sandbox.CodeInvalid, "", "its "+wire.SparseRecord+" record makes no sense")
+var errSparse = fail(sandbox.CodeInvalid, "", "its "+wire.SparseRecord+" record is invalid")
 
-// special makes something that has no content.
+// special creates an entry that has no content.
 func (x *importer) special(at place, h *tar.Header, own owner, make func(name string) error) error {
-	defer x.keep("", -1) // a link may lead elsewhere now
+	defer x.keep("", -1) // a changed link may invalidate the cached directory
 	name, err := x.make(at, make)
 	if err != nil {
 		return err
@@ -508,8 +510,8 @@ func (x *importer) special(at place, h *tar.Header, own owner, make func(name st
 	return nil
 }
 
-// makeFIFO makes a FIFO with a mode of which the umask takes nothing. It is
-// changed through a descriptor: a name could be a link by now.
+// makeFIFO creates a FIFO whose mode is not reduced by the umask. It sets the
+// mode through a descriptor, because the name could have become a link.
 func makeFIFO(dir int, name string, mode uint32) error {
 	if mode&^umasked == 0 {
 		return unix.Mknodat(dir, name, unix.S_IFIFO|mode, 0)
@@ -525,7 +527,8 @@ func makeFIFO(dir int, name string, mode uint32) error {
 	return unix.Fchmod(fd, mode)
 }
 
-// hardLink links to what an earlier member, or the destination, holds.
+// hardLink links to an earlier member or to an existing file in the
+// destination.
 func (x *importer) hardLink(at place, rel string, h *tar.Header) error {
 	to, err := memberName(h.Linkname)
 	if err != nil {
@@ -545,7 +548,7 @@ func (x *importer) hardLink(at place, rel string, h *tar.Header) error {
 	return err
 }
 
-// replaceWith renames over anything but a directory.
+// replaceWith renames over anything except a directory.
 func replaceWith(from, to place) error {
 	if err := renameOver(from, to); err != unix.EEXIST {
 		return err
@@ -553,10 +556,10 @@ func replaceWith(from, to place) error {
 	return errInTheWay
 }
 
-// setTime sets the time of an open file, without another walk to its name.
+// setTime sets the time of an open file without resolving its name again.
 func setTime(fd int, t time.Time) {
 	ts := [2]unix.Timespec{{Nsec: unix.UTIME_OMIT}, unix.NsecToTimespec(t.UnixNano())}
-	_, _, _ = unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts)), 0, 0, 0) // as below
+	_, _, _ = unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts)), 0, 0, 0) // a nil path means the descriptor itself
 }
 
 func setTimeAt(dir int, name string, t time.Time) {

@@ -14,29 +14,29 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// nestedPoint is where a guest that is not process 1 takes connections. It is
-// another than process 1's, for the sandbox around it may be one of ours.
+// nestedPoint is the socket of a guest that is not process 1. It differs from
+// meetingPoint because the surrounding sandbox may be an Atoll sandbox.
 const nestedPoint = "@atoll-nested"
 
-// serveNested is the guest in a sandbox that somebody else keeps. It lives as
-// long as that does: its commands in the background outlive their callers.
+// serveNested runs the guest in a sandbox of another product. It lives as long
+// as that sandbox: background commands outlive their callers.
 func serveNested(program string) int {
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 	a := newAgent("/")
 	a.start()
 	a.remember(filepath.Join(filepath.Dir(program), "defaults"))
 	if err := a.listen(nestedPoint); err != nil {
-		return 1 // another was faster
+		return 1 // another nested guest is already listening
 	}
-	unix.Close(wire.LinkIn) // tells whoever started it
+	unix.Close(wire.LinkIn) // closing it signals readiness to the parent
 	select {}
 }
 
-// join is the guest as "join": it connects its standard input and output with
-// the nested guest, and ends when either does.
+// join runs the guest as "join": it connects its standard input and output with
+// the nested guest, and ends when either closes.
 func join(program string) int {
 	feed := os.Getenv(wire.FeedEnv)
-	_ = os.Unsetenv(wire.FeedEnv) //nolint:forbidigo // a process of its own, whose children must not have it
+	_ = os.Unsetenv(wire.FeedEnv) //nolint:forbidigo // a separate process, whose children must not inherit it
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 1
@@ -57,7 +57,7 @@ func join(program string) int {
 		return converse(link, feed)
 	}
 	if err == nil {
-		err = unix.SetNonblock(0, true) // so that waiting for it can end
+		err = unix.SetNonblock(0, true) // so that reads can be interrupted
 	}
 	if err != nil {
 		return 1
@@ -70,8 +70,8 @@ func join(program string) int {
 	return 0
 }
 
-// startNested starts the nested guest, in a session of its own, and waits until
-// it listens or has ended.
+// startNested starts the nested guest in a new session and waits until it
+// listens or has ended.
 func startNested(program string) error {
 	var ready [2]int
 	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
@@ -97,8 +97,9 @@ func startNested(program string) error {
 	}
 }
 
-// remember keeps the defaults of commands in a file from now on, and takes those
-// that are there: a machine that was stopped and started again has a new guest.
+// remember stores the defaults of commands in a file from now on, and loads
+// defaults that are stored there. A sandbox that was stopped and started again
+// has a new guest, which needs them.
 func (a *agent) remember(file string) {
 	a.memory = file
 	text, err := os.ReadFile(file)
@@ -113,8 +114,8 @@ func (a *agent) remember(file string) {
 	}
 }
 
-// record writes the defaults where the next guest finds them, unless nothing
-// can be written there. They may hold secrets: only root reads them.
+// record stores the defaults for the next guest, if the file can be written.
+// They may contain secrets, so the file is readable by root only.
 func (a *agent) record(def *wire.Defaults) {
 	if a.memory == "" {
 		return
@@ -134,14 +135,15 @@ func (a *agent) record(def *wire.Defaults) {
 	}
 }
 
-// source is where frames come from.
+// source is a reader of frames with a deadline.
 type source interface {
 	io.Reader
 	SetReadDeadline(t time.Time) error
 }
 
-// deframe copies what frames hold until they end, make no sense, or do not come
-// in time: then the caller is gone, and nobody else would tell.
+// deframe copies the content of frames to to. It ends when the stream ends,
+// when a frame is malformed, or when no frame arrives in time, because a
+// vanished caller is not reported in any other way.
 func deframe(to io.Writer, from source) error {
 	buf := make([]byte, wire.MaxJoin)
 	for {
@@ -164,11 +166,11 @@ func deframe(to io.Writer, from source) error {
 	}
 }
 
-// thawed is how long a caller may take to be heard whose time is over.
+// thawed is the extra time that a caller gets after its deadline.
 const thawed = 5 * time.Second
 
-// readHeader reads the header of a frame. When the time is over, the machine may
-// have been frozen meanwhile: then what the caller sent is there to be read.
+// readHeader reads the header of a frame. After a deadline it tries once more:
+// if the machine was frozen, the caller's frame is already waiting.
 func readHeader(from source, header []byte) error {
 	n, err := io.ReadFull(from, header)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {

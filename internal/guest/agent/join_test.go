@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A machine that was frozen for long wakes up with the caller's time over, and
-// what the caller sent meanwhile is there to be read.
+// After a long freeze of the machine the deadline has passed, but the caller's
+// data is waiting to be read.
 func TestReadHeaderAfterFreeze(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -24,7 +24,7 @@ func TestReadHeaderAfterFreeze(t *testing.T) {
 	header := make([]byte, 4)
 	past()
 	if _, err := r.Read(header); !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("reading past the deadline: %v", err) // or this test shows nothing
+		t.Fatalf("reading past the deadline: %v", err) // the deadline must have passed
 	}
 	if _, err := w.WriteString("ping"); err != nil {
 		t.Fatal(err)
@@ -35,6 +35,6 @@ func TestReadHeaderAfterFreeze(t *testing.T) {
 	past()
 	w.Close()
 	if err := readHeader(r, header); !errors.Is(err, io.EOF) {
-		t.Errorf("%v, want the end of a caller who has gone", err)
+		t.Errorf("%v, want an error for a vanished caller", err)
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Names with a meaning in a layer.
+// Names with a special meaning in a layer.
 const (
 	whiteout     = ".wh."
 	opaqueMarker = ".wh..wh..opq"
 )
 
-// unpackLayer unpacks what a sandbox had changed of its image over that image.
+// unpackLayer unpacks the files that a sandbox had changed over its image.
 func (s *fileServer) unpackLayer(op *wire.Op, d *wire.Decoder) error {
 	if err := d.End(); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (s *fileServer) unpackLayer(op *wire.Op, d *wire.Decoder) error {
 	return err
 }
 
-// layerMember unpacks one member, in whose way there may be anything.
+// layerMember unpacks one member and replaces whatever is in its place.
 func (x *importer) layerMember(tr *tar.Reader, h *tar.Header) error {
 	rel, err := memberName(h.Name)
 	if err != nil {
@@ -55,7 +55,7 @@ func (x *importer) layerMember(tr *tar.Reader, h *tar.Header) error {
 		return x.directory(rel, uint32(h.Mode)&0o7777, owner{h.Uid, h.Gid}, h)
 	}
 	if slices.ContainsFunc(elements(rel), looksTemp) {
-		return nil // somebody was about to write it, and is gone
+		return nil // a temporary file of an interrupted write
 	}
 	at, err := x.parent(rel)
 	if err != nil {
@@ -89,8 +89,8 @@ func (x *importer) layerMember(tr *tar.Reader, h *tar.Header) error {
 	return x.special(at, h, owner{h.Uid, h.Gid}, func(name string) error { return unix.Mknodat(at.dir, name, mode, int(dev)) })
 }
 
-// isMounted reports whether the place belongs to another file system than the
-// layer: to one that is mounted, of which nothing is restored.
+// isMounted reports whether a place is on another file system than the layer.
+// Nothing is restored on mounted file systems.
 func (x *importer) isMounted(at place) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(at.dir, &st); err != nil {
@@ -103,11 +103,11 @@ func (x *importer) isMounted(at place) (bool, error) {
 	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR && st.Dev != x.disk, nil
 }
 
-// makeWay removes what is of another kind.
+// makeWay removes an existing entry of a different kind.
 func makeWay(at place, forDir bool) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(at.dir, at.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return nil //nolint:nilerr // nothing is there, or the making will say why not
+		return nil //nolint:nilerr // nothing is there, or creating the entry will fail with the reason
 	}
 	if (st.Mode&unix.S_IFMT == unix.S_IFDIR) == forDir {
 		return nil
@@ -115,7 +115,7 @@ func makeWay(at place, forDir bool) error {
 	return removeAny(at.dir, at.name)
 }
 
-// removeAny removes whatever has the name, if anything has.
+// removeAny removes the entry of any kind with this name, if it exists.
 func removeAny(dir int, name string) error {
 	if name == "" || name == "." || name == ".." {
 		return fail(sandbox.CodeInvalid, "", "it names nothing that could be removed")

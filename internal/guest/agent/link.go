@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// pipes is a connection that consists of two of them.
+// pipes is a connection made of two pipes.
 type pipes struct{ in, out *os.File }
 
 func (p *pipes) Read(b []byte) (int, error)  { return p.in.Read(b) }
@@ -21,8 +21,8 @@ func (p *pipes) Close() error {
 	return p.in.Close()
 }
 
-// linkFDs are the descriptors of the connection that this process was born
-// with.
+// linkFDs returns the descriptors of the connection that this process was
+// started with.
 func linkFDs() []int {
 	if isSocket(wire.LinkIn) {
 		return []int{wire.LinkIn}
@@ -35,8 +35,8 @@ func isSocket(fd int) bool {
 	return err == nil && typ == unix.SOCK_STREAM
 }
 
-// openFirstLink opens the connection that process 1 is born with. Its own
-// descriptors stay open beside it: a sandbox that is restored gets its first
+// openFirstLink opens the connection that process 1 was started with. The
+// original descriptors stay open, because a restored sandbox gets its first
 // connection through them.
 func openFirstLink() (io.ReadWriteCloser, error) {
 	if isSocket(wire.LinkIn) {
@@ -54,8 +54,8 @@ func openFirstLink() (io.ReadWriteCloser, error) {
 	return openLink([]int{in, out})
 }
 
-// openLink makes a connection of its descriptors, which are the caller's if
-// that fails.
+// openLink creates a connection from its descriptors. If that fails, the caller
+// still owns them.
 func openLink(fds []int) (io.ReadWriteCloser, error) {
 	if len(fds) == 1 {
 		return openSocket(fds[0])
@@ -79,7 +79,7 @@ func openSocket(fd int) (io.ReadWriteCloser, error) {
 	return os.NewFile(uintptr(fd), "link"), nil
 }
 
-// openable checks the kind of a file and makes the runtime wait for it.
+// openable checks the kind of a file and makes it non-blocking.
 func openable(fd int, kind uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -91,13 +91,13 @@ func openable(fd int, kind uint32) error {
 	return unix.SetNonblock(fd, true)
 }
 
-// links are the connections that are being served.
+// links is the set of connections being served.
 type links struct {
 	mu   sync.Mutex
 	open map[io.Closer]chan struct{}
 }
 
-// add remembers a connection until the returned function is called.
+// add registers a connection until remove is called.
 func (l *links) add(c io.Closer) (remove func()) {
 	done := make(chan struct{})
 	l.mu.Lock()
@@ -114,7 +114,7 @@ func (l *links) add(c io.Closer) (remove func()) {
 	}
 }
 
-// closeAll ends all connections and returns when nobody uses them any more.
+// closeAll closes all connections and returns when none is in use.
 func (l *links) closeAll() {
 	l.mu.Lock()
 	var served []chan struct{}

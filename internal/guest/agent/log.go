@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// Bounds of what is kept of the output of background commands.
+// Limits of the stored output of background commands.
 const (
 	logCap   = 1 << 20  // bytes of one command
-	logTotal = 64 << 20 // bytes of all together
+	logTotal = 64 << 20 // bytes of all commands together
 	maxPiece = 32 << 10 // bytes of one piece
 )
 
@@ -19,7 +19,7 @@ type logs struct {
 	used int
 }
 
-// take asks for n bytes. Whoever must have them gets them.
+// take reserves n bytes of memory. With must it always succeeds.
 func (l *logs) take(n int, must bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -36,29 +36,29 @@ func (l *logs) give(n int) {
 	l.mu.Unlock()
 }
 
-// cmdLog keeps the last output of one command, both streams in the order they
-// were written. A position is the number of bytes written before it.
+// cmdLog keeps the last output of one command, both streams in the order in
+// which they were written. A position is the number of bytes written before it.
 type cmdLog struct {
 	all *logs
 
 	mu      sync.Mutex
 	pieces  []piece
-	end     int64 // bytes written ever
+	end     int64 // bytes written in total
 	kept    int
-	streams int // that can still be written
+	streams int // streams that can still be written
 	changed chan struct{}
 
 	limit int // bytes to keep
-	// While somebody has the command's seat, nothing is dropped that he has not
-	// got: what does not fit waits.
+	// holder has the command's seat. While it is set, bytes that it has not
+	// received are not dropped: the writer waits.
 	holder *caller
-	got    [3]int64   // by stream, how far he was sent it
-	behind int64      // how much of that may still be on its way to him
-	room   *sync.Cond // for those who wait
+	got    [3]int64   // by stream, the position up to which the holder was sent it
+	behind int64      // how much of that may still be in transit
+	room   *sync.Cond // signals waiting writers
 
-	written   [3]int64 // by stream, bytes ever
+	written   [3]int64 // by stream, bytes in total
 	lost      [3]int64 // by stream, the position after the last byte that was dropped
-	forgotten bool     // nothing is kept any more
+	forgotten bool     // the memory was freed; nothing is kept any more
 }
 
 type piece struct {
@@ -94,19 +94,19 @@ func (l *cmdLog) write(stream byte, p []byte) {
 	l.wake()
 }
 
-// awaited reports whether who started the command has yet to read a piece.
+// awaited reports whether the holder has yet to receive a piece.
 func (l *cmdLog) awaited(p *piece) bool {
 	return l.holder != nil && l.got[p.stream]-l.behind < p.at+int64(len(p.data))
 }
 
-// hold begins to wait for somebody, who has got the streams so far.
+// hold makes who the holder, with the bytes it has received so far.
 func (l *cmdLog) hold(who *caller) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.holder = who
 }
 
-// reached says how far somebody was sent a stream.
+// reached records how far a stream was sent to who.
 func (l *cmdLog) reached(who *caller, stream byte, at int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,7 +116,7 @@ func (l *cmdLog) reached(who *caller, stream byte, at int64) {
 	}
 }
 
-// release waits no more for somebody who has let go.
+// release stops waiting for who.
 func (l *cmdLog) release(who *caller) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,8 +159,9 @@ func (l *cmdLog) drop(stream byte, p []byte) {
 	l.lost[stream] = l.end
 }
 
-// from finds where a stream goes on after its first off bytes. If some that
-// follow are not kept, it goes on later: begins is where.
+// from returns the position that follows the first off bytes of a stream. If
+// some bytes after that were dropped, the position is later; begins is its
+// offset in the stream.
 func (l *cmdLog) from(stream byte, off int64) (at, begins int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +186,7 @@ func (l *cmdLog) shift() {
 	l.all.give(n)
 }
 
-// close says that a stream has ended.
+// close records that a stream has ended.
 func (l *cmdLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,7 +194,7 @@ func (l *cmdLog) close() {
 	l.wake()
 }
 
-// forget gives the memory back.
+// forget frees the memory.
 func (l *cmdLog) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,9 +213,9 @@ func (l *cmdLog) wake() {
 	}
 }
 
-// next copies bytes from position at on into buf: of one stream, or of any if
-// stream is 0. When there are none it returns a channel that is closed at the
-// next change, or nil if there will be none.
+// next copies bytes from position at into buf: of one stream, or of both if
+// stream is 0. If there are none, it returns a channel that is closed at the
+// next change, or nil if no change will follow.
 func (l *cmdLog) next(at int64, stream byte, buf []byte) (r logRead, wait <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -242,17 +243,17 @@ func (l *cmdLog) next(at int64, stream byte, buf []byte) (r logRead, wait <-chan
 	return r, l.changed
 }
 
-// logRead is a piece that was read. For a reader of one stream, dropped counts
-// what was skipped, too.
+// logRead is a piece that was read. For a reader of one stream, dropped also
+// counts the bytes that were skipped.
 type logRead struct {
 	n       int
 	stream  byte
 	next    int64
 	dropped int64
-	missing bool // bytes of the stream from there on were dropped
+	missing bool // the bytes that follow in the stream were dropped
 }
 
-// tail is the position of the last so many lines.
+// tail returns the position of the last lines lines.
 func (l *cmdLog) tail(lines int) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,12 +13,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// An orphan is a process that runs although the command, or the part of it,
-// that started it has ended: a server started with "&", or a daemon. This
-// process is the parent of all of them. They are listed like commands in the
-// background, and can be killed. Of their descendants nothing is said.
+// An orphan is a process that outlives the command, or the part of the command,
+// that started it: a server started with "&", or a daemon. This process is the
+// parent of all orphans. They are listed like background commands and can be
+// killed. Their descendants are not listed.
 
-// orphanID names a process by what no later one has: its number and its start.
+// orphanID identifies a process by its number and start time, which are never
+// reused together.
 func orphanID(st procStat) string {
 	return "o" + strconv.Itoa(st.pid) + "." + strconv.FormatInt(st.start, 36)
 }
@@ -29,12 +30,12 @@ func isOrphanID(id string) bool {
 	return ok && strings.HasPrefix(id, "o") && strings.Contains(rest, ".")
 }
 
-// orphans lists the orphans that run.
+// orphans lists the running orphans.
 func (a *agent) orphans() []procStat {
 	if a.reaper.childless() {
 		return nil
 	}
-	// A command is known before its process is there, and until that has ended.
+	// A command is in the table from before its process starts until it has ended.
 	commands := a.procs.running(nil)
 	all := processes()
 	commands = a.procs.running(commands)
@@ -48,7 +49,7 @@ func (a *agent) orphans() []procStat {
 	return found
 }
 
-// lives reports whether a process has not ended since it was looked at.
+// lives reports whether a process is still the one that was read before.
 func (*agent) lives(was procStat) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(was.pid) + "/stat")
 	if err != nil {
@@ -58,7 +59,7 @@ func (*agent) lives(was procStat) bool {
 	return ok && st.pid == was.pid && st.start == was.start && !st.dead
 }
 
-// running adds the process numbers of the commands that run to those in pids.
+// running adds the numbers of running commands to pids.
 func (t *procTable) running(pids map[int]bool) map[int]bool {
 	if pids == nil {
 		pids = map[int]bool{}
@@ -71,10 +72,10 @@ func (t *procTable) running(pids map[int]bool) map[int]bool {
 	return pids
 }
 
-// tick is the unit of times in /proc: Linux promises it to programs.
+// tick is the unit of times in /proc. Linux guarantees programs 100 per second.
 const tick = 10 * time.Millisecond
 
-// describeOrphan says of an orphan what is said of a command.
+// describeOrphan describes an orphan like a command.
 func describeOrphan(st procStat) sandbox.ProcessInfo {
 	info := sandbox.ProcessInfo{ID: orphanID(st), PID: st.pid, Background: true, Running: true}
 	args := []string{st.name}
@@ -89,7 +90,7 @@ func describeOrphan(st procStat) sandbox.ProcessInfo {
 	return info
 }
 
-// killOrphan signals an orphan and all that descends from it.
+// killOrphan signals an orphan and all its descendants.
 func (a *agent) killOrphan(id string, sig syscall.Signal) error {
 	for _, st := range a.orphans() {
 		if orphanID(st) != id {

@@ -107,8 +107,8 @@ func FuzzMemberName(f *testing.F) {
 	})
 }
 
-// TestLogKeepsTheEnd writes far more than a log keeps, in odd pieces, and
-// reads along with a reader that is slower.
+// TestLogKeepsTheEnd writes far more than a log keeps, in odd pieces, with a
+// concurrent slower reader.
 func TestLogKeepsTheEnd(t *testing.T) {
 	var all logs
 	l := newLog(&all, 1)

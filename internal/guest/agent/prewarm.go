@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// prewarm starts a program as if it were a command, and waits for its end. It
-// is in nobody's list and has no name, neither of a command nor of a file.
+// prewarm starts a program like a command and waits for its end. The program
+// has no file name and is not listed as a command.
 func (a *agent) prewarm(program []byte) error {
 	fd, err := unix.MemfdCreate("prewarm", unix.MFD_CLOEXEC)
 	if err != nil {

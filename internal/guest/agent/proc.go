@@ -10,8 +10,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// keepEnded is how many commands that have ended are remembered, and keepArgs
-// how many bytes of the arguments of each command are.
+// keepEnded is how many ended commands are remembered. keepArgs is how many
+// bytes of arguments are remembered per command.
 const (
 	keepEnded = 64
 	keepArgs  = 16 << 10
@@ -21,9 +21,9 @@ const (
 type proc struct {
 	cmd   *sandbox.Command
 	pid   int
-	group int  // the process group and session that it began in
-	pidfd int  // of a command that begin stays with, else -1
-	ended bool // it has, but nobody has taken its end
+	group int  // its first process group and session
+	pidfd int  // for a command on the fast path (see begin), else -1
+	ended bool // it has ended, but was not reaped
 	io    stdio
 	log   *cmdLog       // of a background command
 	seat  *seat         // of a command that callers can rejoin
@@ -33,9 +33,9 @@ type proc struct {
 
 	mu      sync.Mutex
 	info    sandbox.ProcessInfo
-	timeout bool // its time is over
-	dropped bool // its caller let go of it while it ran, or killed it
-	alone   bool // nothing it started was left when it ended
+	timeout bool // it exceeded its timeout
+	dropped bool // its caller gave it up or killed it while it ran
+	alone   bool // it left no processes behind
 	timer   *time.Timer
 }
 
@@ -43,15 +43,16 @@ func newProc(c *sandbox.Command) *proc {
 	return &proc{cmd: c, pidfd: -1, done: make(chan struct{})}
 }
 
-// setTimer ends the command when the time that it may take since its start is
-// over, if there is such a time and it still runs. The lock is held.
+// setTimer ends the command when its timeout, counted from its start, has
+// passed. It does nothing if the command has no timeout or has ended. p.mu is
+// held.
 func (p *proc) setTimer() {
 	if p.cmd.Timeout > 0 && p.pid > 0 && p.info.Running {
 		p.timer = time.AfterFunc(p.cmd.Timeout-time.Since(p.info.Started), p.expire)
 	}
 }
 
-// exited records the end.
+// exited records the end of the command.
 func (p *proc) exited(e ending) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,14 +84,14 @@ func (p *proc) snapshot() sandbox.ProcessInfo {
 	return p.info
 }
 
-// leftNothing reports that the command has ended and nothing it started lives.
+// leftNothing reports whether the command has ended and left no processes.
 func (p *proc) leftNothing() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return !p.info.Running && p.alone
 }
 
-// expire ends a command whose time is over, with everything that it started.
+// expire ends a command that exceeded its timeout, with all its processes.
 func (p *proc) expire() {
 	p.mu.Lock()
 	if !p.info.Running {
@@ -102,8 +103,8 @@ func (p *proc) expire() {
 	p.killTree()
 }
 
-// drop ends a command that nobody wants any more, with everything that it
-// started. It does nothing to what a command that has ended has left behind.
+// drop ends a command that its client gave up, with all its processes. It does
+// not affect the orphans of a command that has ended.
 func (p *proc) drop() {
 	p.mu.Lock()
 	if !p.info.Running || p.pid == 0 {
@@ -115,15 +116,15 @@ func (p *proc) drop() {
 	p.killTree()
 }
 
-// endedItself reports that the command has ended, and that neither its time nor
-// its caller was the cause: what it has left behind runs on.
+// endedItself reports whether the command ended by itself, and not because of
+// its timeout or its caller. Its orphans then continue to run.
 func (p *proc) endedItself() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return !p.info.Running && !p.timeout && !p.dropped
 }
 
-// kill signals the command's process group. SIGKILL ends everything that the
+// kill signals the command's process group. SIGKILL ends all processes that the
 // command started.
 func (p *proc) kill(sig syscall.Signal) error {
 	if sig != syscall.SIGKILL {
@@ -136,8 +137,8 @@ func (p *proc) kill(sig syscall.Signal) error {
 	return nil
 }
 
-// signal signals the command's process group. The lock keeps the end from
-// being recorded meanwhile, so that the number still means this command.
+// signal signals the command's process group. The lock delays recording the
+// end, so that the process number cannot be reused meanwhile.
 func (p *proc) signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,8 +152,8 @@ func (p *proc) signal(sig syscall.Signal) error {
 	return about(p.info.ID, err)
 }
 
-// killGroup signals the process group of the command: one of its own if it has made
-// one, else that which it began in.
+// killGroup signals the command's own process group if it has created one, else
+// the group it was started in.
 func (p *proc) killGroup(sig syscall.Signal) error {
 	err := syscall.Kill(-p.pid, sig)
 	if err == syscall.ESRCH {
@@ -168,13 +169,13 @@ type procTable struct {
 	mu    sync.Mutex
 	last  int
 	byID  map[string]*proc
-	order []*proc // by start
-	ended []*proc // by end
+	order []*proc // in order of their start
+	ended []*proc // in order of their end
 }
 
 func newProcTable() *procTable { return &procTable{byID: map[string]*proc{}} }
 
-// add gives a command its identity.
+// add assigns an ID to a command.
 func (t *procTable) add(p *proc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,7 +188,7 @@ func (t *procTable) add(p *proc) {
 	t.order = append(t.order, p)
 }
 
-// keptArgs are the arguments as they are remembered: cut when they are long.
+// keptArgs returns the arguments to remember, cut if they are long.
 func keptArgs(c *sandbox.Command) []string {
 	args := c.Args
 	if c.Shell != "" {
@@ -204,8 +205,8 @@ func keptArgs(c *sandbox.Command) []string {
 	return kept
 }
 
-// retire remembers that p ended, and forgets who ended long ago. Processes that
-// were never added are not commands.
+// retire records that p has ended and forgets the oldest ended commands.
+// Processes that were never added are not commands.
 func (t *procTable) retire(p *proc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -225,7 +226,7 @@ func (t *procTable) retire(p *proc) {
 	}
 }
 
-// get finds a command by its identity.
+// get finds a command by its ID.
 func (t *procTable) get(id string) (*proc, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -238,7 +239,7 @@ func (t *procTable) get(id string) (*proc, error) {
 	return nil, fail(sandbox.CodeNotFound, id, "no such process")
 }
 
-// list is every command known, oldest first.
+// list returns all known commands, oldest first.
 func (t *procTable) list() []*proc {
 	t.mu.Lock()
 	defer t.mu.Unlock()

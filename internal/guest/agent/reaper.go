@@ -8,25 +8,25 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/spawn"
 )
 
-// reaper starts processes and waits for all of them: for the commands, whose
-// end somebody wants to know, and for whatever orphan process 1 inherits. It
-// blocks in wait4 in one goroutine instead of handling SIGCHLD, because a
-// signal costs more in a sandbox than the rest of the wait.
+// reaper starts processes and waits for all children: the commands, and any
+// orphans that process 1 inherits. One goroutine blocks in wait4. Handling
+// SIGCHLD would be slower: in a sandbox a signal costs more than the rest of
+// the wait.
 type reaper struct {
 	mu       sync.Mutex
 	called   sync.Cond
 	births   int          // processes started so far
-	calls    int          // how often somebody wanted that the ends of processes are waited for
-	begun    int          // starts so far, which are numbered by this
-	starting map[int]bool // those under way
-	unreaped int          // processes that those who started them collect
+	calls    int          // calls of wait
+	begun    int          // starts so far; also the number of the last start
+	starting map[int]bool // starts in progress
+	unreaped int          // processes that their starters reap with collect
 	waiting  map[int]func(ending)
-	early    map[int]earlyEnding // by number of the process
-	none     bool                // the kernel said that there is no child
+	early    map[int]earlyEnding // by process number
+	none     bool                // wait4 returned ECHILD
 }
 
-// earlyEnding is of a process that ended while some were being started: perhaps
-// one of them, of those that had begun by then.
+// earlyEnding is the end of a process that was reaped while starts were in
+// progress. It may belong to a start numbered up to begun.
 type earlyEnding struct {
 	ending
 	begun int
@@ -35,8 +35,8 @@ type earlyEnding struct {
 // ending is how a process ended.
 type ending struct {
 	status syscall.WaitStatus
-	// alone says that no other child was left: nothing the process started is
-	// alive, for this process inherits every orphan.
+	// alone is set if no other child was left. Then nothing that the process
+	// started is alive, because this process inherits every orphan.
 	alone bool
 }
 
@@ -46,10 +46,10 @@ func newReaper() *reaper {
 	return r
 }
 
-// start starts a process. ended is called once, when it has ended: usually from
-// a goroutine of its own. If attr asks for a descriptor of the process and gets
-// one, the caller must call either collect or call: until then nobody waits
-// for this process. It may have ended already.
+// start starts a process. ended is called once when it has ended, usually on
+// another goroutine. If attr asks for a descriptor of the process and gets one,
+// the caller must call collect or call: until then the process is not reaped.
+// It may have ended already.
 func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(e ending)) (int, error) {
 	r.mu.Lock()
 	r.begun++
@@ -80,8 +80,8 @@ func (r *reaper) start(path string, argv []string, attr *spawn.Attr, ended func(
 	return pid, err
 }
 
-// forget drops the ends that none of the processes being started can be at: there
-// may be no time at which none is. The lock is held.
+// forget drops the early endings that cannot belong to a start in progress.
+// There may never be a moment without one. r.mu is held.
 func (r *reaper) forget() {
 	if len(r.early) == 0 {
 		return
@@ -93,7 +93,7 @@ func (r *reaper) forget() {
 	maps.DeleteFunc(r.early, func(_ int, e earlyEnding) bool { return e.begun < oldest })
 }
 
-// wait has run wait for the ends of processes. The lock is held.
+// wait makes run wait for the ends of processes. r.mu is held.
 func (r *reaper) wait() {
 	r.calls++
 	r.called.Signal()
@@ -107,8 +107,9 @@ func (r *reaper) call() {
 	r.mu.Unlock()
 }
 
-// collect takes the end of a process that has ended, which nobody else waits for. The
-// function that was given to start has been called when it returns, or will be soon.
+// collect reaps a process that has ended and that run does not wait for. The
+// ended function given to start has been called when collect returns, or will
+// be soon.
 func (r *reaper) collect(pid int) {
 	r.mu.Lock()
 	r.unreaped--
@@ -119,20 +120,20 @@ func (r *reaper) collect(pid int) {
 		r.reaped(pid, ws, pid)
 		return
 	}
-	// Another goroutine reaped it. Processes that it left behind are for run.
+	// Another goroutine reaped it. Its orphans are left to run.
 	r.mu.Lock()
 	r.wait()
 	r.mu.Unlock()
 }
 
-// childless reports whether no process is left that came from here.
+// childless reports whether no child process is left.
 func (r *reaper) childless() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.none && len(r.starting) == 0
 }
 
-// run reaps until the guest ends.
+// run reaps children. It never returns.
 func (r *reaper) run() {
 	for {
 		r.mu.Lock()
@@ -149,7 +150,7 @@ func (r *reaper) run() {
 	}
 }
 
-// rest waits until it is called, unless it was since calls was read.
+// rest blocks until wait is called, unless it was called since calls was read.
 func (r *reaper) rest(births, calls int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -159,9 +160,9 @@ func (r *reaper) rest(births, calls int) {
 	}
 }
 
-// reaped takes all that have ended, finds out whether any child is left, and
-// tells those who wait: on this goroutine about own, since that is whose end
-// the caller has waited for.
+// reaped takes all ends that are available, finds out whether children are
+// left, and calls the ended functions. The one of own runs on this goroutine,
+// because the caller waits for it.
 func (r *reaper) reaped(pid int, ws syscall.WaitStatus, own int) {
 	ends := map[int]syscall.WaitStatus{}
 	var err error
@@ -178,7 +179,7 @@ func (r *reaper) reaped(pid int, ws syscall.WaitStatus, own int) {
 	r.mu.Lock()
 	r.none = err == syscall.ECHILD && r.births == births && len(r.starting) == 0
 	if err == nil && own != 0 && r.unreaped == 0 {
-		r.wait() // for what was left behind
+		r.wait() // for its orphans
 	}
 	tell := func() {}
 	for pid, ws := range ends {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestEarlyEnds keeps the end of a process for as long as a start that had begun
-// by then is under way, though there is never a time at which none is.
+// TestEarlyEnds keeps the end of a process until every start that was in
+// progress has finished, although there is always a start in progress.
 func TestEarlyEnds(t *testing.T) {
 	r := newReaper()
 	r.begun = 3
@@ -27,7 +27,7 @@ func TestEarlyEnds(t *testing.T) {
 	}
 }
 
-// TestCredential switches to an account unless the guest is it, all of it.
+// TestCredential switches to an account unless the guest already runs as it.
 func TestCredential(t *testing.T) {
 	root := self{root: true, account: account{groups: []uint32{0}}}
 	user := self{account: account{uid: 1000, gid: 1000}}

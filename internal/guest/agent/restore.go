@@ -11,19 +11,18 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// This file is how process 1 finds itself in another sandbox than before. A
-// sandbox restored from a snapshot goes on in the middle of whatever it did,
-// but everything that led out of it is gone or was exchanged: the pipes of the
-// first connection are others, with nobody reading what was begun to be said,
-// and all later connections lead nowhere.
+// This file handles a restore. A sandbox restored from a snapshot continues
+// where it was, but its connections are gone or replaced: the pipes of the
+// first connection are new and nothing reads the rest of a message that was
+// begun. All later connections are dead.
 //
-// So the provider says on the door, another descriptor that is exchanged, that
-// this has happened, with a nonce. The guest ends all connections, and with
-// them the commands in the foreground, whose callers are not here. It says the
-// nonce on the pipe that it speaks on and waits for it on the one that it
-// listens on, and whatever came before it there belongs to the past.
+// The provider announces the restore with a nonce on the door, a descriptor
+// that is replaced, too. The guest closes all connections and thereby ends the
+// foreground commands, whose callers are gone. It writes the nonce to its
+// output pipe and waits for the nonce on its input pipe. It discards everything
+// that arrives there before it.
 
-// awaitRestores serves the first connection of every further life.
+// awaitRestores serves the first connection after every restore.
 func (a *agent) awaitRestores() {
 	if openable(wire.Door, unix.S_IFIFO) != nil {
 		return // this sandbox cannot be restored
@@ -53,13 +52,12 @@ func (a *agent) awaitRestores() {
 
 const machineID = "/etc/machine-id"
 
-// renewIdentity makes this sandbox another machine than the one that it was
-// copied from, as far as a file says which. Randomness needs no help: the
-// kernel's own is not a part of a snapshot.
+// renewIdentity gives a copy of a sandbox a new machine ID. Randomness needs no
+// change: the kernel's generator is not a part of a snapshot.
 func renewIdentity() {
 	st := unix.Stat_t{}
 	if unix.Lstat(machineID, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 33 {
-		return // there is none, or it is not of the usual form
+		return // it is missing or has another form
 	}
 	id := make([]byte, 16)
 	if _, err := rand.Read(id); err != nil {

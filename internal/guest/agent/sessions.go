@@ -17,8 +17,8 @@ type procStat struct {
 	start              int64 // clock ticks since boot
 }
 
-// processes lists what lives in this process's view, but for itself. Without
-// /proc it is empty.
+// processes lists the processes that this process can see, except itself. The
+// list is empty without /proc.
 func processes() []procStat {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -34,8 +34,8 @@ func processes() []procStat {
 			continue
 		}
 		if b, err := os.ReadFile("/proc/" + name + "/stat"); err == nil {
-			// Of one that is gone by now, gVisor says that its number is 0,
-			// which to kill means the killer's own group.
+			// gVisor reports process number 0 for a process that has just ended. kill(0)
+			// would signal our own group.
 			if st, ok := parseStat(b); ok && st.pid == pid {
 				list = append(list, st)
 			}
@@ -44,9 +44,8 @@ func processes() []procStat {
 	return list
 }
 
-// parseStat reads a line of /proc/pid/stat. The name in it is the program's
-// own choice and may hold anything, so that the fields are counted from the
-// last parenthesis.
+// parseStat parses /proc/PID/stat. The process chooses its name, which may
+// contain any bytes, so the fields are counted from the last parenthesis.
 func parseStat(b []byte) (procStat, bool) {
 	pid, err := strconv.Atoi(string(b[:max(0, bytes.IndexByte(b, ' '))]))
 	end := bytes.LastIndexByte(b, ')')
@@ -64,8 +63,8 @@ func parseStat(b []byte) (procStat, bool) {
 }
 
 // killTree ends every process of the command's sessions and every descendant,
-// those in sessions of their own included. All are found and stopped before any
-// is killed, because orphans become children of process 1.
+// including those in other sessions. It finds and stops all of them before it
+// kills any, because orphans become children of process 1.
 func (p *proc) killTree() {
 	if p.pid <= 1 {
 		return
@@ -80,7 +79,7 @@ func (p *proc) killTree() {
 	})
 }
 
-// killDescendants ends every process below this one.
+// killDescendants ends every descendant of this process.
 func killDescendants() {
 	self := os.Getpid()
 	killAll(&bounds{}, func(all []procStat) []procStat {
@@ -88,8 +87,8 @@ func killDescendants() {
 	})
 }
 
-// below returns those of all that are found already, that also is true of, or
-// that descend from such ones, and adds them to found.
+// below adds to found, and returns, the processes for which also is true or
+// that descend from one that is found.
 func below(all []procStat, found map[int]bool, also func(procStat) bool) []procStat {
 	for grown := true; grown; {
 		grown = false
@@ -102,14 +101,14 @@ func below(all []procStat, found map[int]bool, also func(procStat) bool) []procS
 	return slices.DeleteFunc(all, func(p procStat) bool { return !found[p.pid] })
 }
 
-// killAll kills what choose finds until it finds nothing.
+// killAll kills the processes that choose returns until it returns none.
 func killAll(within *bounds, choose func([]procStat) []procStat) {
 	const rounds = 500
 	h := hunt{choose: choose, stopped: map[int]bool{}}
 	for h.rounds < rounds && h.round() {
 		if h.rounds > 3 && h.fresh > 0 {
-			// They multiply faster than they are found: for as long as this
-			// takes, nobody here may.
+			// They fork faster than they are found. Prevent forks in the group
+			// meanwhile.
 			within.still(func() {
 				for h.rounds < rounds && h.round() {
 				}
@@ -118,7 +117,7 @@ func killAll(within *bounds, choose func([]procStat) []procStat) {
 	}
 }
 
-// hunt is one attempt to kill what choose finds.
+// hunt is one attempt to kill the processes that choose returns.
 type hunt struct {
 	choose  func([]procStat) []procStat
 	stopped map[int]bool
@@ -126,8 +125,8 @@ type hunt struct {
 	fresh   int // processes that the last round saw for the first time
 }
 
-// round stops what was not known yet, since who is stopped does not fork, and
-// kills all when nothing new was found. It reports whether anything lives.
+// round stops new processes, because stopped processes cannot fork, and kills
+// all when it finds no new ones. It reports whether any is alive.
 func (h *hunt) round() bool {
 	h.rounds++
 	h.fresh = 0
@@ -148,6 +147,6 @@ func (h *hunt) round() bool {
 	for _, p := range alive {
 		_ = syscall.Kill(p.pid, syscall.SIGKILL)
 	}
-	time.Sleep(time.Duration(min(h.rounds, 20)) * time.Millisecond) // they need the processor to die
+	time.Sleep(time.Duration(min(h.rounds, 20)) * time.Millisecond) // they need processor time to exit
 	return true
 }

@@ -10,12 +10,11 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// moveIn finishes the setup that the kernel began, and then drops the
-// capability for it permanently, for all processes that will run here. No
-// command has run yet, and none may mount anything or lift the sandbox's
-// limits. It comes before all else that this process does, because to give up
-// something for all threads costs several system calls and two switches for
-// each.
+// moveIn finishes the setup that the kernel began and then permanently drops
+// the capability for it, for all processes in the sandbox. No command has run
+// yet, and none may mount anything or lift the sandbox's limits. moveIn runs
+// first in this process: dropping a capability costs several system calls and
+// two context switches per thread.
 func (a *agent) moveIn() error {
 	uncoverTmp()
 	hideProgram()
@@ -25,9 +24,9 @@ func (a *agent) moveIn() error {
 	return dropAdmin()
 }
 
-// uncoverTmp removes the memory file system that gVisor puts on an empty
-// /tmp: what is written there is to count as disk and not as memory, and to be
-// a part of the sandbox's files like any other.
+// uncoverTmp unmounts the memory file system that gVisor mounts on an empty
+// /tmp. Files there should count as disk, not as memory, and belong to the
+// sandbox's files like any others.
 func uncoverTmp() {
 	var st unix.Statfs_t
 	if unix.Statfs("/tmp", &st) == nil && st.Type == unix.TMPFS_MAGIC {
@@ -38,8 +37,8 @@ func uncoverTmp() {
 	}
 }
 
-// hideProgram unmounts the image that this program was executed from, which
-// concerns nobody else.
+// hideProgram unmounts the image that this program was executed from. Commands
+// do not need it.
 func hideProgram() {
 	dir := path.Dir(wire.Path)
 	if unix.Unmount(dir, unix.MNT_DETACH) == nil {
@@ -47,8 +46,8 @@ func hideProgram() {
 	}
 }
 
-// dropAdmin removes CAP_SYS_ADMIN from what every thread has, and could get by
-// executing something.
+// dropAdmin removes CAP_SYS_ADMIN from all capability sets of every thread, so
+// that an exec cannot restore it.
 func dropAdmin() error {
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0); errno != 0 {
 		return errno

@@ -11,22 +11,23 @@ import (
 
 // stage is the part of an import that is not visible yet. New entries next to
 // existing files have temporary names; entries below a new directory have their
-// final names. When the stream has ended and all of it was good, the temporary
-// names are exchanged for the right ones, and otherwise removed.
+// final names. When the stream has ended without an error, the temporary names
+// are replaced with the final ones; otherwise the entries are removed.
 //
-// It is made where it will be, and not in one place, because it may be on
-// several file systems and because links that are there already decide where.
+// Entries are created in their final directories and not in a common one,
+// because they may be on several file systems and because existing links
+// determine where they go.
 type stage struct {
 	s       *fileServer
 	w       *walker
-	aliases map[slotKey]int // what is staged for a name, in entries
+	aliases map[slotKey]int // indexes in entries by final name
 	entries []staged
 	owned   map[string]bool // the temporary names
-	// inherits says that what is made may get the group of its directory.
+	// inherits says that new entries may get the group of their directory.
 	inherits bool
 }
 
-// slotKey is a name in an existing directory.
+// slotKey identifies a name in an existing directory.
 type slotKey struct {
 	dev, ino uint64
 	name     string
@@ -36,7 +37,7 @@ type staged struct {
 	dir  string // absolute, without links
 	key  slotKey
 	temp string
-	gone bool // it has its name, or something else took its place
+	gone bool // published, or replaced by a later entry
 }
 
 func newStage(s *fileServer, w *walker) *stage {
@@ -45,7 +46,7 @@ func newStage(s *fileServer, w *walker) *stage {
 	return st
 }
 
-// alias returns the temporary name of what is staged for a name.
+// alias returns the temporary name of the entry staged for a name.
 func (st *stage) alias(dir int, name string) string {
 	if len(st.aliases) == 0 {
 		return name
@@ -66,8 +67,8 @@ func keyOf(dir int, name string) (slotKey, error) {
 	return slotKey{info.Dev, info.Ino, name}, err
 }
 
-// isNew reports whether a directory, given by its path without links, was made
-// by this import.
+// isNew reports whether this import created the directory, given by its path
+// without links.
 func (st *stage) isNew(dir string) bool {
 	if len(st.owned) == 0 {
 		return false
@@ -80,8 +81,8 @@ func (st *stage) isNew(dir string) bool {
 	return false
 }
 
-// reserve returns the name under which something is to be made that will have
-// the name of at, whose directory existed before.
+// reserve returns the temporary name for an entry whose final place is at, in a
+// directory that existed before.
 func (st *stage) reserve(at place) (string, error) {
 	var info unix.Stat_t
 	if err := unix.Fstat(at.dir, &info); err != nil {
@@ -89,7 +90,7 @@ func (st *stage) reserve(at place) (string, error) {
 	}
 	st.inherits = st.inherits || info.Mode&unix.S_ISGID != 0
 	key := slotKey{info.Dev, info.Ino, at.name}
-	if old, ok := st.aliases[key]; ok { // the archive has it twice
+	if old, ok := st.aliases[key]; ok { // the archive contains it twice
 		if err := unlinkFile(at.dir, st.entries[old].temp); err != nil {
 			return "", err
 		}
@@ -107,7 +108,7 @@ func (st *stage) reserve(at place) (string, error) {
 	return temp, nil
 }
 
-// unlinkFile removes anything but a directory.
+// unlinkFile removes anything except a directory.
 func unlinkFile(dir int, name string) error {
 	if isDir(dir, name) {
 		return errInTheWay
@@ -117,7 +118,7 @@ func unlinkFile(dir int, name string) error {
 
 var errInTheWay = fail(sandbox.CodeConflict, "", "a directory is in the way")
 
-// publish gives everything its name.
+// publish renames all entries to their final names.
 func (st *stage) publish() error {
 	st.w.alias = nil
 	dirs := lastDir{w: st.w, fd: -1}
@@ -139,7 +140,7 @@ func (st *stage) publish() error {
 	return nil
 }
 
-// drop removes what was not published, and forgets all temporary names.
+// drop removes the unpublished entries and forgets all temporary names.
 func (st *stage) drop() {
 	st.w.alias = nil
 	dirs := lastDir{w: st.w, fd: -1}
@@ -147,7 +148,7 @@ func (st *stage) drop() {
 	for i := range st.entries {
 		if e := &st.entries[i]; !e.gone {
 			if dir, err := dirs.open(e); err == nil {
-				_ = removeAny(dir, e.temp) // nobody is left to be told
+				_ = removeAny(dir, e.temp) // best effort: the import has failed already
 			}
 		}
 	}
@@ -158,14 +159,14 @@ func (st *stage) drop() {
 	}
 }
 
-// lastDir opens directories, of which the same is wanted many times in a row.
+// lastDir opens directories and keeps the last one open.
 type lastDir struct {
 	w  *walker
 	of *staged
 	fd int
 }
 
-// open returns the directory that something is in, if it still is that one.
+// open returns the directory of an entry, if it is still the same directory.
 func (l *lastDir) open(e *staged) (int, error) {
 	if l.of != nil && l.of.dir == e.dir && l.of.key.dev == e.key.dev && l.of.key.ino == e.key.ino {
 		return l.fd, nil

@@ -14,27 +14,26 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stdio is this side of a command's standard streams: pipes or a terminal that
-// exist only inside the sandbox, and so survive a checkpoint.
+// stdio is the guest's side of a command's standard streams. They are pipes or
+// a terminal inside the sandbox, so they survive a checkpoint.
 type stdio struct {
 	out, err *os.File // err is nil on a terminal
-	raw      *[2]int  // what these will be, until open is called
+	raw      *[2]int  // the descriptors of out and err until open is called
 
 	mu  sync.Mutex
-	in  *os.File // nil without input or after its end; the terminal's main side
+	in  *os.File // nil without input or after its end; the main side of a terminal
 	tty *os.File
-	// taken is how much input the command's pipe or terminal has got.
+	// taken is how many bytes of input the pipe or terminal has accepted.
 	taken int64
 }
 
-// ends are the command's sides of its streams.
+// ends is the command's side of its streams.
 type ends struct {
-	files [3]int // what it gets as 0, 1 and 2
-	own   []int  // those of them that are to be closed here once it has them
+	files [3]int // its descriptors 0, 1 and 2
+	own   []int  // those to close here once the command has them
 }
 
-// openStdio makes the streams. The descriptors that the command gets are the
-// caller's, unless it fails.
+// openStdio creates the streams. The caller owns the returned descriptors.
 func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (ends, error) {
 	if c.TTY != nil {
 		return openTerminal(s, *c.TTY, acc)
@@ -54,9 +53,8 @@ func (a *agent) openStdio(s *stdio, c *sandbox.Command, acc account) (ends, erro
 	return e, err
 }
 
-// openInput makes the first stream, or an input that has ended: /dev/null, which
-// all commands share, or where a sandbox has no such thing, a pipe without a
-// writer.
+// openInput creates the input, or one at its end: the shared /dev/null, or a
+// pipe without a writer if the sandbox has no /dev/null.
 func (a *agent) openInput(s *stdio, e *ends, wanted bool) error {
 	if !wanted && a.devNull >= 0 {
 		e.files[0] = a.devNull
@@ -74,15 +72,14 @@ func (a *agent) openInput(s *stdio, e *ends, wanted bool) error {
 	return unix.Close(w)
 }
 
-// open makes files of the streams that can be waited for together with all
-// others.
+// open turns the streams' descriptors into files of Go's poller.
 func (s *stdio) open() {
 	if s.raw != nil {
 		s.out, s.err, s.raw = newFile(s.raw[0]), newFile(s.raw[1]), nil
 	}
 }
 
-// pipe makes a pipe whose ends block, as a command expects of its streams.
+// pipe creates a pipe with blocking ends, as commands expect.
 func pipe() (r, w int, err error) {
 	var p [2]int
 	if err = unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
@@ -91,7 +88,7 @@ func pipe() (r, w int, err error) {
 	return p[0], p[1], nil
 }
 
-// newFile takes over this side's end of a stream, which must not block a thread.
+// newFile takes ownership of this side's descriptor and makes it non-blocking.
 func newFile(fd int) *os.File {
 	_ = unix.SetNonblock(fd, true)
 	return os.NewFile(uintptr(fd), "stdio")
@@ -105,8 +102,8 @@ func closeFDs(fds []int) {
 	}
 }
 
-// openTerminal makes a pseudo-terminal. The command's side belongs to its user,
-// so that programs can open /dev/tty and change its mode.
+// openTerminal creates a pseudo-terminal. The command's user owns its side, so
+// that programs can open /dev/tty and change its mode.
 func openTerminal(s *stdio, size sandbox.WindowSize, acc account) (ends, error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -174,7 +171,7 @@ func (s *stdio) close() {
 	}
 }
 
-// endInput is the end of input: on a terminal the end-of-file character.
+// endInput ends the input; on a terminal it sends the end-of-file character.
 func (s *stdio) endInput() {
 	s.mu.Lock()
 	in, tty := s.in, s.tty
@@ -189,9 +186,9 @@ func (s *stdio) endInput() {
 	}
 }
 
-// feed passes the client's input on until its end, or until it goes away, which
-// is not an end of input, or until another takes its seat. Input that a command
-// does not read is dropped.
+// feed copies the client's input to the command until its end. It stops without
+// ending the input when the client leaves or another caller takes the seat.
+// Input that the command does not read is dropped.
 func (s *stdio) feed(op *wire.Op, who *caller) {
 	defer who.fed()
 	s.mu.Lock()
@@ -210,7 +207,7 @@ func (s *stdio) feed(op *wire.Op, who *caller) {
 	}
 }
 
-// intake counts what a command's pipe or terminal has taken.
+// intake counts the bytes that a command's pipe or terminal has accepted.
 type intake struct {
 	s  *stdio
 	in *os.File
@@ -224,7 +221,7 @@ func (i *intake) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// hurry ends writes of input that wait for the command, until wait is called.
+// hurry interrupts blocked writes of input until wait is called.
 func (s *stdio) hurry() (wait func() (taken int64)) {
 	s.mu.Lock()
 	in := s.in
@@ -242,9 +239,9 @@ func (s *stdio) hurry() (wait func() (taken int64)) {
 	}
 }
 
-// pump passes what a stream yields to write, until its end, which is nil, or an
-// error of either. The buffer is only held while there is something in it: thousands of
-// quiet commands must cost next to nothing.
+// pump passes a stream to write until its end, when it returns nil, or until an
+// error of either. It holds a buffer only while there is data: thousands of
+// idle commands must cost almost nothing.
 func pump(f *os.File, write func(frame []byte) error) error {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -286,7 +283,7 @@ func pump(f *os.File, write func(frame []byte) error) error {
 
 const defaultPipe = 64 << 10
 
-// widen gives a stream that is full a bigger pipe.
+// widen enlarges the pipe of a full stream.
 func widen(f *os.File) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -297,8 +294,8 @@ func widen(f *os.File) {
 	})
 }
 
-// closeInput closes the way in, when nobody is left to read it. A terminal
-// stays open until its output is read.
+// closeInput closes the input when nothing reads it any more. A terminal stays
+// open until its output is read.
 func (s *stdio) closeInput() {
 	s.mu.Lock()
 	in, tty := s.in, s.tty

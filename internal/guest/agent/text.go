@@ -18,16 +18,16 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// converse connects a link with a caller who has nothing but text: it gets the
-// link's output as lines of base64 on the standard output, and writes lines into
-// a pipe with a name. The first line, an empty one, says that the pipe is there;
-// more of them say that this process lives.
+// converse connects a link with a caller that can only transfer text. The
+// caller gets the link's output as lines of base64 on the standard output, and
+// writes lines into a named pipe. The first line is empty and says that the
+// pipe exists; later empty lines are keepalives.
 func converse(link io.ReadWriteCloser, feed string) int {
 	if err := unix.Mkfifo(feed, 0o600); err != nil {
 		return 1
 	}
 	defer os.Remove(feed)
-	// With a writer of its own the pipe does not end when the others do.
+	// Holding a write end keeps the pipe open when other writers close it.
 	in, err := os.OpenFile(feed, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return 1
@@ -67,16 +67,15 @@ func (w *textWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// maxLine bounds a line of input.
+// maxLine limits the bytes in a line of input.
 const maxLine = 1 << 20
 
-// textReader reads what lines stand for. A line is base64, or, where that would
-// be too long, "@", the path of a file that has the data, and its SHA-256: the
-// file is removed.
+// textReader decodes lines. A line is base64 or, for longer data, "@", the path
+// of a file with the data, and its SHA-256. textReader removes the file.
 type textReader struct {
 	file  *os.File
 	lines *bufio.Reader
-	line  []byte // what of one was read before the deadline
+	line  []byte // the part of a line that was read before the deadline
 	rest  []byte
 }
 
@@ -103,7 +102,7 @@ func (r *textReader) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// meaning is what a line stands for.
+// meaning decodes a line.
 func meaning(line []byte) ([]byte, error) {
 	if len(line) == 0 || line[0] != '@' {
 		return base64.StdEncoding.AppendDecode(nil, line)
@@ -114,7 +113,7 @@ func meaning(line []byte) ([]byte, error) {
 		return nil, err
 	}
 	_ = os.Remove(file) // it is not needed any more
-	// Who writes files for the caller is not root everywhere.
+	// Where the file was not written by root, its content is checked.
 	if got := sha256.Sum256(data); hex.EncodeToString(got[:]) != sum {
 		return nil, wire.ErrProtocol
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// feed makes a pipe with a name, and a reader of the lines in it.
+// feed creates a named pipe and a reader of its lines.
 func feed(t *testing.T) (w *os.File, r *textReader) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "feed")
@@ -44,7 +44,7 @@ func TestTextReader(t *testing.T) {
 	text := base64.StdEncoding.EncodeToString
 	lines := text([]byte("short")) + "\n\n" + text(long) + "\r\n@" + file + " " + hex.EncodeToString(sum[:]) + "\n"
 	go func() {
-		for len(lines) > 0 { // in pieces that have nothing to do with lines
+		for len(lines) > 0 { // in pieces that do not end at lines
 			n := min(len(lines), 1000)
 			_, _ = w.WriteString(lines[:n])
 			lines = lines[n:]
@@ -60,7 +60,7 @@ func TestTextReader(t *testing.T) {
 	}
 }
 
-// What was read of a line before the deadline is not lost.
+// The part of a line that was read before the deadline is kept.
 func TestTextReaderDeadline(t *testing.T) {
 	w, r := feed(t)
 	if _, err := w.WriteString("aGVs"); err != nil {
@@ -84,7 +84,7 @@ func TestTextReaderDeadline(t *testing.T) {
 	}
 }
 
-// A file that somebody else has changed, and what is no base64, end the link.
+// A file with another content and a line that is not base64 end the link.
 func TestTextReaderRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "data")
 	if err := os.WriteFile(file, []byte("changed"), 0o600); err != nil {
@@ -102,8 +102,7 @@ func TestTextReaderRefuses(t *testing.T) {
 	}
 }
 
-// The guest of a machine that was started again knows the defaults of the one
-// before it.
+// The guest of a restarted machine reads its predecessor's defaults.
 func TestRemember(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "defaults")
 	before := newAgent("/")

@@ -10,34 +10,34 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxOpenDirs bounds the descriptors of one walk, and maxListPath the length of
-// a path in a listing: a deep tree of long names would else make a listing
-// grow with the square of its depth.
+// maxOpenDirs limits the descriptors of one walk. maxListPath limits the length
+// of a path in a listing: with a deep tree of long names, the listing would
+// otherwise grow with the square of the depth.
 const (
 	maxOpenDirs = 64
 	maxListPath = 32 << 10
 )
 
-// tree walks a directory of any depth and width, one directory at a time by
-// descriptor. No path is ever put together for the kernel, so that no link
-// leads away and no path is too long.
+// tree walks a directory of any depth and width through descriptors, one
+// directory at a time. It never passes a composed path to the kernel, so that
+// links cannot redirect it and no path is too long.
 type tree struct {
 	levels []level
-	path   []byte // of the top level, relative, ending in a slash if not empty
-	// leave, if set, is called when a directory is done.
+	path   []byte // of the current directory, relative, ending in a slash if not empty
+	// leave, if set, is called after a directory was walked.
 	leave func(dir int, name string) error
 }
 
-// level is a directory on the way.
+// level is a directory on the current path.
 type level struct {
-	fd       int // -1 while there are too many
+	fd       int // -1 while closed to save descriptors
 	dev, ino uint64
 	name     string
 	todo     []string // entries not yet visited, in order
 	path     int      // length of the path before this level
 }
 
-// openTree begins a walk at a directory, which must not be a link.
+// openTree starts a walk at a directory, which must not be a link.
 func openTree(dir int, name string) (*tree, error) {
 	t := &tree{}
 	return t, t.enter(dir, name, false)
@@ -52,7 +52,8 @@ func (t *tree) close() {
 	t.levels = nil
 }
 
-// enter goes down. extend says whether the name becomes part of the path.
+// enter descends into a directory. extend says whether its name becomes part of
+// the path.
 func (t *tree) enter(dir int, name string, extend bool) error {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -99,8 +100,8 @@ func readNames(fd int) ([]string, error) {
 	}
 }
 
-// up goes back to the parent. Its descriptor may have been closed to save some:
-// then the parent is opened again, and must still be the same directory.
+// up returns to the parent. If its descriptor was closed to save descriptors,
+// up opens the parent again and checks that it is the same directory.
 func (t *tree) up() error {
 	top := t.levels[len(t.levels)-1]
 	t.levels = t.levels[:len(t.levels)-1]
@@ -128,9 +129,9 @@ func (t *tree) up() error {
 	return nil
 }
 
-// walk visits everything below, parents first. visit is given the directory
-// that holds the entry, its name and its level, from 1, and decides whether to
-// go down. Entries that vanish meanwhile are passed over.
+// walk visits everything below, parents first. visit gets the directory that
+// holds the entry, its name and its level, starting at 1. It returns whether to
+// descend. Entries that disappear meanwhile are skipped.
 func (t *tree) walk(visit func(dir int, name string, level int) (bool, error)) error {
 	for len(t.levels) > 0 {
 		top := &t.levels[len(t.levels)-1]
@@ -157,10 +158,10 @@ func (t *tree) walk(visit func(dir int, name string, level int) (bool, error)) e
 	return nil
 }
 
-// rel is the path of an entry of the top level.
+// rel returns the path of an entry of the current directory.
 func (t *tree) rel(name string) string { return string(t.path) + name }
 
-// list sends what is below a directory.
+// list sends a listing of everything below a directory.
 func (s *fileServer) list(op *wire.Op, d *wire.Decoder) error {
 	p, depth := d.String(), int(d.Int())
 	if err := d.End(); err != nil {
@@ -176,7 +177,7 @@ func (s *fileServer) list(op *wire.Op, d *wire.Decoder) error {
 	})
 }
 
-// sendTree sends what is below a directory, as put encodes it.
+// sendTree sends everything below a directory, encoded by put.
 func (s *fileServer) sendTree(op *wire.Op, p string, depth int, put func(e *wire.Encoder, dir int, name, rel string) (sandbox.FileType, error)) error {
 	at, err := s.root.find(p, true)
 	if err != nil {
@@ -239,7 +240,7 @@ func (w *laneWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush sends what is left.
+// Flush sends the rest of the buffer.
 func (w *laneWriter) Flush() error {
 	if w.frame == nil {
 		return nil
@@ -250,7 +251,7 @@ func (w *laneWriter) Flush() error {
 	return w.op.SendFrame(0, frame)
 }
 
-// isTemp reports whether a name is that of a file being written.
+// isTemp reports whether name is a file being written.
 func (s *fileServer) isTemp(name string) bool {
 	if !strings.HasPrefix(name, tempPrefix) {
 		return false

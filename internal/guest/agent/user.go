@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// account is who a command runs as.
+// account is the user and groups that a command runs as.
 type account struct {
 	uid, gid uint32
 	groups   []uint32
@@ -20,18 +20,18 @@ type account struct {
 	home     string
 }
 
-// self is who the guest runs as.
+// self is the user and groups that the guest runs as.
 type self struct {
 	root bool
 	account
 }
 
-// whoAmI asks the kernel. It is asked once: a guest never becomes somebody else.
+// whoAmI reads the guest's user and groups. They never change.
 func whoAmI() self {
 	s := self{root: os.Geteuid() == 0, account: account{uid: uint32(os.Geteuid()), gid: uint32(os.Getegid())}}
 	groups, err := os.Getgroups()
 	if err != nil || os.Geteuid() != os.Getuid() || os.Getegid() != os.Getgid() {
-		s.gid = noID // as what none of it is
+		s.gid = noID // a value that no group has
 	}
 	for _, g := range groups {
 		s.groups = append(s.groups, uint32(g))
@@ -39,8 +39,9 @@ func whoAmI() self {
 	return s
 }
 
-// credential is what a command has to switch to in order to be of the account,
-// nil for nothing. Without root, a command can only run as the same user.
+// credential returns what a command must switch to in order to run as acc, or
+// nil if it need not switch. Without root, commands can only run as the guest's
+// user.
 func (s *self) credential(acc account) (*syscall.Credential, error) {
 	switch {
 	case !s.root && acc.uid != s.uid && acc.uid != 0:
@@ -51,15 +52,15 @@ func (s *self) credential(acc account) (*syscall.Credential, error) {
 	return &syscall.Credential{Uid: acc.uid, Gid: acc.gid, Groups: acc.groups}, nil
 }
 
-// accounts resolves users with the sandbox's own files. It remembers what it
-// found for as long as these do not change.
+// accounts resolves users with the sandbox's own files. It caches results until
+// these files change.
 type accounts struct {
 	mu    sync.Mutex
 	stamp [2]fileStamp
 	known map[string]account
 }
 
-// fileStamp tells whether a file is still the same.
+// fileStamp detects changes of a file.
 type fileStamp struct {
 	ino          uint64
 	size         int64
@@ -69,8 +70,8 @@ type fileStamp struct {
 var accountFiles = [2]string{"/etc/passwd", "/etc/group"}
 
 const (
-	maxAccounts = 64        // remembered
-	noID        = 1<<32 - 1 // nobody's: it means "unchanged" to the kernel
+	maxAccounts = 64        // cached
+	noID        = 1<<32 - 1 // never valid: chown(2) takes it as "unchanged"
 )
 
 func stampOf(path string) (s fileStamp) {
@@ -109,8 +110,8 @@ func (a *accounts) lookup(spec string) (account, error) {
 	return acc, nil
 }
 
-// readSmall reads a file that whoever controls the sandbox has written: it may
-// be anything and of any size. A missing one is empty.
+// readSmall reads a file that is under the control of the sandbox: it may be of
+// any type and size. A missing file counts as empty.
 func readSmall(path string) ([]byte, error) {
 	const most = 4 << 20
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC|syscall.O_NOCTTY, 0)
@@ -131,9 +132,9 @@ func readSmall(path string) ([]byte, error) {
 	return b, nil
 }
 
-// resolveAccount is lookup without the files: it follows what container
-// engines do. A number needs no entry; a group that is named stands alone, else
-// the user's supplementary groups are looked up.
+// resolveAccount resolves spec with the content of the files, as container
+// engines do. A number needs no entry. If a group is given, it is the only
+// group; otherwise the user's supplementary groups are looked up.
 func resolveAccount(spec string, passwd, group []byte) (account, error) {
 	user, grp, named := strings.Cut(spec, ":")
 	if user == "" {
@@ -198,7 +199,7 @@ func resolveGroup(name string, group []byte) (uint32, error) {
 	return gid, nil
 }
 
-// memberships are the groups of a user, its own first.
+// memberships returns the groups of a user, the primary group first.
 func memberships(name string, gid uint32, group []byte) []uint32 {
 	const most = 1024
 	groups := []uint32{gid}

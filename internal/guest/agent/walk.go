@@ -10,24 +10,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// walker resolves paths below a directory, one element at a time, following
-// symbolic links itself. Every element is opened relative to the one before and
-// never as a link, so that nobody who changes the tree meanwhile can lead the
-// walk out of the directory. It needs no openat2, which not every kernel has.
+// walker resolves paths below a directory one element at a time and follows
+// symbolic links itself. It opens every element relative to the previous one
+// and with O_NOFOLLOW, so that concurrent changes to the tree cannot lead it
+// out of the directory. It does not need openat2, which some kernels lack.
 type walker struct {
 	fd   int
-	path string       // of the directory: what absolute links are relative to
-	code sandbox.Code // of the error when a path leads out
-	// alias, if set, returns the name that a directory really has for another.
+	path string       // path of the directory; absolute links are resolved against it
+	code sandbox.Code // of the error for a path that leaves the directory
+	// alias, if set, maps a name in a directory to its temporary name.
 	alias func(dir int, name string) string
 }
 
 // place is an entry of a directory, existing or not. name is "." for the
-// directory that the walk began at.
+// walker's own directory.
 type place struct {
-	dir  int // to be closed
+	dir  int // the owner of the place closes it
 	name string
-	path string // absolute, without links but for a last one
+	path string // absolute; only the last element may be a link
 }
 
 func (p place) close() { unix.Close(p.dir) }
@@ -37,7 +37,7 @@ const (
 	openDir  = unix.O_PATH | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 )
 
-// walk is one resolution.
+// walk is one path resolution.
 type walk struct {
 	w       *walker
 	fd      int
@@ -46,8 +46,8 @@ type walk struct {
 	links   int
 }
 
-// find resolves an absolute path. A link in the last element is followed if
-// follow is set.
+// find resolves an absolute path. If follow is set, it follows a link in the
+// last element.
 func (w *walker) find(p string, follow bool) (place, error) {
 	if p == "" || p[0] != '/' || strings.IndexByte(p, 0) >= 0 {
 		return place{}, fail(sandbox.CodeInvalid, "", "not an absolute path")
@@ -96,7 +96,7 @@ func elements(p string) []string {
 	return slices.DeleteFunc(strings.Split(p, "/"), func(s string) bool { return s == "" || s == "." })
 }
 
-// run goes to the directory of the last element and returns that element.
+// run opens the directory of the last element and returns that element.
 func (k *walk) run(follow bool) (string, error) {
 	for len(k.pending) > 0 {
 		name := k.pending[0]
@@ -129,8 +129,8 @@ func (k *walk) run(follow bool) (string, error) {
 	return ".", nil
 }
 
-// step enters a directory, but stays before a last element. If name is a link
-// it returns where that leads.
+// step enters a directory, but not the last element. If name is a link, it
+// returns the link's target.
 func (k *walk) step(name string, last bool) (target string, err error) {
 	if !last {
 		fd, err := unix.Openat(k.fd, name, openDir, 0)
@@ -155,14 +155,14 @@ func (k *walk) step(name string, last bool) (target string, err error) {
 	return "", err
 }
 
-// follow puts a link's target in the way.
+// follow puts a link's target in front of the remaining elements.
 func (k *walk) follow(target string) error {
 	if k.links++; k.links > maxLinks {
 		return unix.ELOOP
 	}
 	if target[0] == '/' {
-		// Elements of the target may be links, so that ".." in it cannot be
-		// taken away before the walk: only the beginning decides.
+		// Elements of the target may be links, so its ".." elements cannot be removed
+		// in advance. Only the start of the path is known.
 		rel, err := k.w.relative(strings.TrimRight(target, "/") + "/")
 		if k.w.path == "/" {
 			rel, err = target, nil
@@ -179,8 +179,8 @@ func (k *walk) follow(target string) error {
 	return nil
 }
 
-// up goes to the parent. The kernel's ".." is not asked, since a directory may
-// have been moved meanwhile: the way from the start is walked again.
+// up goes to the parent. It does not use the kernel's "..", because a directory
+// may have been moved meanwhile: it walks from the start again.
 func (k *walk) up() error {
 	if len(k.done) == 0 {
 		if k.w.path == "/" {

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// maxPending bounds the events that wait for a slow client.
+// maxPending limits the events that wait for a slow client.
 const maxPending = 8192
 
 const watchMask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_MOVED_FROM | unix.IN_MOVED_TO |
@@ -30,8 +30,8 @@ type watcher struct {
 	file      *os.File // the inotify instance
 	fd        int
 
-	// Used by the reading goroutine only.
-	paths map[int32]string // by watch, relative; "." for the watched path
+	// Used only by the reading goroutine.
+	paths map[int32]string // by watch descriptor, relative; "." for the watched path
 	root  int32
 	done  bool
 
@@ -41,7 +41,7 @@ type watcher struct {
 	ready   chan struct{} // holds a token when there is something to send
 }
 
-// watch reports changes until the client has enough or the watched path is gone.
+// watch reports changes until the client leaves or the watched path is gone.
 func (s *fileServer) watch(op *wire.Op, d *wire.Decoder) error {
 	p, recursive := d.String(), d.Bool()
 	if err := d.End(); err != nil {
@@ -77,8 +77,8 @@ func (s *fileServer) watch(op *wire.Op, d *wire.Decoder) error {
 	return err
 }
 
-// begin watches the path. A file is watched by way of its directory, for to
-// replace it is to change it.
+// begin watches the path. A file is watched through its directory, because
+// replacing the file is a change, too.
 func (w *watcher) begin(at place) error {
 	name := at.name
 	if !isDir(at.dir, at.name) {
@@ -99,8 +99,8 @@ func (w *watcher) begin(at place) error {
 	return nil
 }
 
-// add watches one directory or file, by descriptor: a name could be a link by
-// now, and a path too long.
+// add watches one directory or file through its descriptor, because its name
+// could have become a link and its path could be too long.
 func (w *watcher) add(dir int, name, rel string) (int32, error) {
 	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -118,8 +118,8 @@ func (w *watcher) add(dir int, name, rel string) (int32, error) {
 	return int32(wd), nil
 }
 
-// addBelow watches the directories below one. For a directory that appeared,
-// what is already in it is reported: it came before the watch.
+// addBelow watches the directories below one. With report it also reports their
+// entries, which were created before the watch.
 func (w *watcher) addBelow(dir int, name, rel string, report bool) error {
 	t, err := openTree(dir, name)
 	if err != nil {
@@ -147,7 +147,7 @@ func (w *watcher) addBelow(dir int, name, rel string, report bool) error {
 	})
 }
 
-// read takes events from the kernel until there will be none.
+// read reads events from the kernel until the instance is closed.
 func (w *watcher) read() {
 	buf := make([]byte, 16<<10)
 	for !w.done {
@@ -170,7 +170,7 @@ func (w *watcher) read() {
 	w.wake()
 }
 
-// event makes of an event of the kernel one that the client understands.
+// event converts an event of the kernel to one for the client.
 func (w *watcher) event(wd int32, mask uint32, name string) {
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		w.overflow()
@@ -191,7 +191,7 @@ func (w *watcher) event(wd int32, mask uint32, name string) {
 	case mask&unix.IN_IGNORED != 0:
 		delete(w.paths, wd)
 	case name == "" && wd != w.root:
-		// The watch of its parent says the same.
+		// The parent's watch reports the same.
 	case mask&(unix.IN_DELETE_SELF|unix.IN_MOVE_SELF) != 0:
 		w.gone(dir)
 	case mask&(unix.IN_CREATE|unix.IN_MOVED_TO) != 0:
@@ -216,14 +216,14 @@ func (w *watcher) event(wd int32, mask uint32, name string) {
 	}
 }
 
-// gone is the last event: what was watched is there no more.
+// gone queues the last event: the watched path no longer exists.
 func (w *watcher) gone(dir bool) {
 	w.put(sandbox.FileEvent{Op: sandbox.OpRemove, Path: ".", Dir: dir})
 	w.done = true
 }
 
-// appeared watches a directory that is new here, and what is in it. It may be
-// gone again already.
+// appeared watches a new directory and reports its entries. The directory may
+// already be gone.
 func (w *watcher) appeared(rel string) {
 	at, err := w.find(path.Join(w.base, rel), false)
 	if err != nil {
@@ -234,11 +234,12 @@ func (w *watcher) appeared(rel string) {
 		err = w.addBelow(at.dir, at.name, rel, true)
 	}
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-		w.overflow() // something is not watched: the client must look itself
+		w.overflow() // something is not watched, so the client must list again
 	}
 }
 
-// forget ends the watches of a directory that was moved away, and below it.
+// forget removes the watches of a directory that was moved away and of
+// everything below it.
 func (w *watcher) forget(rel string) {
 	for wd, p := range w.paths {
 		if p == rel || strings.HasPrefix(p, rel+"/") {
@@ -248,8 +249,8 @@ func (w *watcher) forget(rel string) {
 	}
 }
 
-// put queues an event, unless it is among the last ones already. When the
-// client is too slow, everything that waits is replaced by one overflow.
+// put queues an event, unless it repeats one of the last events. When the
+// client is too slow, one overflow replaces all queued events.
 func (w *watcher) put(ev sandbox.FileEvent) {
 	w.mu.Lock()
 	for i := len(w.pending) - 1; i >= max(0, len(w.pending)-8); i-- {
@@ -285,7 +286,7 @@ func (w *watcher) wake() {
 	}
 }
 
-// send passes events on until the last one, or until the client goes away.
+// send sends events until the last one, or until the client leaves.
 func (w *watcher) send(op *wire.Op) error {
 	for {
 		select {

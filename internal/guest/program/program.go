@@ -1,8 +1,8 @@
-// Package program holds the guest: the program that runs inside a sandbox.
+// Package program provides the guest: the program that runs inside a sandbox.
 //
-// `make build` embeds one for each architecture. A program that was built
-// without it, by `go run ./cmd/atoll` for example, has none and is its own
-// guest on its own architecture: it imports package early.
+// `make build` embeds one for each architecture. A program built without it,
+// for example by `go run ./cmd/atoll`, embeds none and is its own guest on its
+// own architecture, because it imports package early.
 package program
 
 import (
@@ -29,17 +29,17 @@ import (
 //go:embed built
 var built embed.FS
 
-// Program is a guest for Linux on one architecture. It never changes and may be
-// used concurrently.
+// Program is a guest for Linux on one architecture. It is immutable and safe
+// for concurrent use.
 type Program struct {
 	arch, digest string
 	packed       []byte // the gzipped executable, or nil
 	file         string // the executable, if it is not embedded
 }
 
-// For returns the guest for an architecture, which has Go's name for it. Without
-// an embedded one it is the executable self, or the running one if self is
-// empty. The error is unsupported if neither is for that architecture.
+// For returns the guest for an architecture, given by Go's name. Without an
+// embedded guest it is the executable self, or the running executable if self
+// is empty. If neither is for that architecture, the error has CodeUnsupported.
 func For(arch, self string) (*Program, error) {
 	p, err := embedded(built, arch)
 	if err != nil || p != nil {
@@ -59,7 +59,7 @@ func embedded(files fs.FS, arch string) (*Program, error) {
 	name := "built/linux-" + arch
 	packed, err := fs.ReadFile(files, name+".gz")
 	if err != nil {
-		return nil, nil //nolint:nilerr,nilnil // it was not built
+		return nil, nil //nolint:nilerr,nilnil // not embedded
 	}
 	sum, err := fs.ReadFile(files, name+".sha256")
 	if err != nil {
@@ -68,7 +68,7 @@ func embedded(files fs.FS, arch string) (*Program, error) {
 	return &Program{arch: arch, digest: strings.TrimSpace(string(sum)), packed: packed}, nil
 }
 
-// File returns the guest that an executable for this architecture is.
+// File returns the guest in an executable for this architecture.
 func File(path string) (*Program, error) {
 	digest, err := identify(path)
 	if err != nil {
@@ -77,8 +77,8 @@ func File(path string) (*Program, error) {
 	return &Program{arch: runtime.GOARCH, digest: digest, file: path}, nil
 }
 
-// identify digests the build ID of an executable, which stands for its content:
-// to read all of it takes longer than to start it.
+// identify returns a digest of an executable's build ID. Digesting the whole
+// file would take longer than starting it.
 func identify(path string) (string, error) {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -97,13 +97,13 @@ func identify(path string) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Arch is the architecture it runs on, in Go's words.
+// Arch returns the architecture by Go's name.
 func (p *Program) Arch() string { return p.arch }
 
-// Digest names the program: 64 hexadecimal digits that no other one has.
+// Digest identifies the program by 64 hexadecimal digits.
 func (p *Program) Digest() string { return p.digest }
 
-// Open returns the executable, to be read and closed.
+// Open opens the executable. The caller closes it.
 func (p *Program) Open() (io.ReadCloser, error) {
 	if p.packed == nil {
 		return os.Open(p.file)
@@ -111,7 +111,7 @@ func (p *Program) Open() (io.ReadCloser, error) {
 	return gzip.NewReader(bytes.NewReader(p.packed))
 }
 
-// OpenGzip returns the executable compressed by gzip, to be read and closed.
+// OpenGzip opens the executable, compressed with gzip. The caller closes it.
 func (p *Program) OpenGzip() (io.ReadCloser, error) {
 	if p.packed != nil {
 		return io.NopCloser(bytes.NewReader(p.packed)), nil
@@ -130,12 +130,12 @@ func (p *Program) OpenGzip() (io.ReadCloser, error) {
 	return r, nil
 }
 
-// temporary begins the names of files that Install has not finished.
+// temporary is the prefix of unfinished files of Install.
 const temporary = ".new-"
 
-// Install returns the path of the executable: a file in dir, which is made if
-// it is not there yet, or the one that the program is. Several processes may do
-// it at the same time.
+// Install returns the path of the executable. An embedded program is written to
+// a file in dir if it is not there yet. Several processes may install
+// concurrently.
 func (p *Program) Install(dir string) (_ string, err error) {
 	if p.packed == nil {
 		return p.file, nil
@@ -152,8 +152,8 @@ func (p *Program) Install(dir string) (_ string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	// A file that a freshly forked child still has open for writing cannot be
-	// executed.
+	// Executing a file fails with ETXTBSY while a forked child has it open for
+	// writing.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	out, err := os.CreateTemp(dir, temporary)

@@ -50,7 +50,8 @@ func unpack(t *testing.T, packed []byte) []byte {
 	return readAll(t, func() (io.ReadCloser, error) { return gzip.NewReader(bytes.NewReader(packed)) })
 }
 
-// TestEmbedded: what was built is what is read, installed and sent.
+// TestEmbedded checks that the built program is read, installed and sent
+// unchanged.
 func TestEmbedded(t *testing.T) {
 	content := bytes.Repeat([]byte("a program"), 1000)
 	sum := sha256.Sum256(content)
@@ -88,7 +89,7 @@ func TestEmbedded(t *testing.T) {
 	}
 }
 
-// TestBuilt checks what this very program embeds.
+// TestBuilt checks the guests that this program embeds.
 func TestBuilt(t *testing.T) {
 	for arch, machine := range map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64} {
 		p, err := embedded(built, arch)

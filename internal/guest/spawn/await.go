@@ -15,17 +15,17 @@ type pollFD struct {
 
 const pollIn = 1
 
-// Await waits until one of at most three descriptors can be read, is at its end
-// or, if it stands for a process, until that has ended, or until the time is
-// over. It reports whether it was the first one. Like Wait it lets go of its
-// processor in Go's scheduler.
+// Await waits until one of at most three descriptors is readable, at its end
+// or, for a pidfd, until the process has ended, or until the time is over. It
+// reports whether it was the first one. Like Wait, it releases its processor in
+// Go's scheduler.
 func Await(most time.Duration, fds ...int) (first bool) {
 	var list [3]pollFD
 	for i, fd := range fds {
 		list[i] = pollFD{fd: int32(fd), events: pollIn}
 	}
 	left := syscall.NsecToTimespec(most.Nanoseconds())
-	for poll(&list[0], len(fds), &left) == syscall.EINTR { // what is left is written there
+	for poll(&list[0], len(fds), &left) == syscall.EINTR { // the kernel writes the rest of the time to left
 	}
 	return list[0].revents != 0
 }

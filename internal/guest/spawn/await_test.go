@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/spawn"
 )
 
-// begin starts a program on /dev/null, and returns its number and descriptor.
+// begin starts a program on /dev/null and returns its process number and pidfd.
 func begin(t *testing.T, argv ...string) (pid, pidfd int) {
 	t.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
@@ -29,8 +29,8 @@ func begin(t *testing.T, argv ...string) (pid, pidfd int) {
 	return pid, pidfd
 }
 
-// TestAwait waits for what ends, for what does not, and for what is written
-// before.
+// TestAwait waits for a program that ends, for one that does not, and for
+// output.
 func TestAwait(t *testing.T) {
 	pid, pidfd := begin(t, "/bin/sh", "-c", "exit 5")
 	if !spawn.Await(time.Hour, pidfd) {
@@ -62,8 +62,8 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// TestNoDescriptor expects none of a program that cannot be started, and where
-// package syscall starts them.
+// TestNoDescriptor checks that there is no pidfd for a program that cannot
+// start or that package syscall starts.
 func TestNoDescriptor(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -113,7 +113,7 @@ func TestWhenItRuns(t *testing.T) {
 			if attr.Ended != (name == "special") || attr.Ended != (pidfd >= 0) {
 				t.Errorf("ended: %v, descriptor %d", attr.Ended, pidfd)
 			}
-			if text, err := io.ReadAll(r); err != nil || string(text) != "words\n" { // ends, since nobody else has the pipe
+			if text, err := io.ReadAll(r); err != nil || string(text) != "words\n" { // ends, because all other ends of the pipe are closed
 				t.Errorf("%q, %v", text, err)
 			}
 			if got, err := syscall.Wait4(pid, nil, 0, nil); got != pid || err != nil {
@@ -126,7 +126,7 @@ func TestWhenItRuns(t *testing.T) {
 	}
 }
 
-// TestWaitsNoLonger expects that a program that goes on is not waited for.
+// TestWaitsNoLonger checks that Await does not wait longer than it should.
 func TestWaitsNoLonger(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

@@ -1,6 +1,6 @@
 package spawn
 
-// Plain reports whether package syscall starts programs here, and Special makes
+// Plain reports whether package syscall starts programs here. Special makes
 // this package start them.
 func Plain() bool { return plain.Load() }
 func Special()    { plain.Store(false) }

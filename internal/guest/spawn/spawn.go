@@ -3,12 +3,12 @@
 // host.
 //
 // The kernel resets the signal handlers of the new process in the call that
-// makes it (CLONE_CLEAR_SIGHAND), where syscall.ForkExec needs a call for each
-// of some sixty signals. The new process borrows the memory of this one until
-// it executes (CLONE_VFORK), as with syscall.ForkExec, but says through that
-// memory why it failed, where that makes a pipe. And the thread that waits for
-// this meanwhile lets go of its processor in Go's scheduler at once, whose
-// monitor would otherwise look after it every 20 µs.
+// creates it (CLONE_CLEAR_SIGHAND); syscall.ForkExec needs a call for each of
+// some sixty signals. As with syscall.ForkExec, the new process shares this
+// process's memory until it executes (CLONE_VFORK). It reports failures through
+// that memory, where syscall.ForkExec creates a pipe. And the waiting thread
+// releases its processor in Go's scheduler at once; otherwise the scheduler's
+// monitor would check on it every 20 µs.
 package spawn
 
 import (
@@ -18,12 +18,12 @@ import (
 	"unsafe"
 )
 
-// child is what a new process needs to know. It is all prepared before, since
-// between its birth and its execution nothing of Go's runtime may be used.
+// child is the data that a new process needs. It is prepared in advance,
+// because Go's runtime must not be used between clone and exec.
 type child struct {
 	clone cloneArgs
 
-	follows bool // the program is a second process, in the group of the first one
+	follows bool // the program is a second process in the first one's group
 	second  cloneArgs
 	pid     uintptr // its number
 
@@ -41,7 +41,7 @@ type child struct {
 	pidfd  int32 // -1 for none
 	failed syscall.Errno
 
-	// What is done when it has become the program.
+	// Cleanup after the program has started.
 	spare  [maxFiles]int // to be closed
 	nspare int
 	end    pollFD
@@ -51,10 +51,10 @@ type child struct {
 // cloneArgs is the kernel's struct clone_args.
 type cloneArgs struct {
 	flags      uint64
-	pidfd      uint64    // where to write it
-	_          [2]uint64 // where to write numbers of processes
+	pidfd      uint64    // address for the descriptor
+	_          [2]uint64 // addresses for process numbers
 	exitSignal uint64
-	_          [5]uint64 // stack, thread-local storage and chosen numbers
+	_          [5]uint64 // stack, thread-local storage and chosen process numbers
 	cgroup     uint64
 }
 
@@ -69,10 +69,10 @@ const (
 	maxFiles = 3
 )
 
-// plain is true where syscall.ForkExec does it all: once the kernel is known to
-// lack what this needs, and where Go has raised this process's limit of open
-// files, since only package syscall knows what it was and gives it to programs.
-// One below the most that is allowed is what Go raises it to.
+// plain selects syscall.ForkExec: when the kernel lacks a feature that this
+// package needs, or when Go has raised this process's limit of open files. Only
+// package syscall knows the original limit and restores it for programs. Go
+// raises the limit to one below the maximum.
 var plain atomic.Bool
 
 func init() {
@@ -80,46 +80,45 @@ func init() {
 	plain.Store(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l) != nil || l.Cur == l.Max-1)
 }
 
-// Attr says how a program begins. It is in a session of its own in any case.
+// Attr sets how a program starts. It always runs in another session.
 type Attr struct {
-	// Follow makes the program a member of its session and process group, and not
-	// the leader of either, who has ended: only such a program can begin a session
-	// (setsid) without another process. This process must inherit orphans, as the
-	// first one of a sandbox does. It is not done where package syscall starts
-	// programs.
+	// Follow makes the program a member, and not the leader, of its session and
+	// process group. The leader has ended. Only such a program can call setsid
+	// without forking. This process must inherit orphans, like process 1 of a
+	// sandbox. Follow is ignored where package syscall starts programs.
 	Follow bool
-	// Group gets the number of the process group and session.
+	// Group receives the number of the process group and session.
 	Group int
-	Dir   string // empty to stay
+	Dir   string // empty: unchanged
 	Env   []string
 	Files [maxFiles]int // become descriptors 0, 1 and 2
-	// Credential is who the program runs as, nil for who this process is.
+	// Credential is the program's user and groups; nil: those of this process.
 	Credential *syscall.Credential
-	// TTY makes descriptor 0 the terminal that controls the session.
+	// TTY makes descriptor 0 the controlling terminal of the session.
 	TTY bool
 	// Cgroup, if InCgroup is set, is the directory of the control group that the
-	// process is born in.
+	// process is created in.
 	InCgroup bool
 	Cgroup   int
-	// Pidfd, if it is not nil, gets a descriptor for Await, which the caller
-	// closes, or -1 where there is none.
+	// Pidfd, if not nil, receives a descriptor for Await, or -1 if there is none.
+	// The caller closes it.
 	Pidfd *int
-	// Close are at most three descriptors of the caller that are closed when the
-	// program runs, and are still the caller's if it cannot.
+	// Close lists at most three descriptors of the caller that are closed when the
+	// program runs. If the program cannot start, they stay open.
 	Close []int
-	// Await is for how long the end of the program is then waited for, if there
-	// is a descriptor for that, and Ended tells whether it has ended. Both at
-	// once are one rest for Go's scheduler, where ForkExec and then Await are two.
+	// Await is how long to wait for the end of the program afterwards, if there is
+	// a pidfd. Ended reports whether it has ended. This blocks in Go's scheduler
+	// once, where ForkExec followed by Await would block twice.
 	Await time.Duration
 	Ended bool
 }
 
-// ForkExec starts a program with these arguments, of which the first is its
-// name. The error is the kernel's, a syscall.Errno. It may be called
-// concurrently, and waits until the program runs or cannot.
+// ForkExec starts a program; argv[0] is its name. The error is the kernel's, a
+// syscall.Errno. ForkExec may be called concurrently. It returns when the
+// program runs or could not start.
 //
-// Descriptors that the program is not to have must be marked to close on
-// execution as they are made: syscall.ForkLock is not held.
+// Descriptors that the program must not inherit need O_CLOEXEC from their
+// creation: ForkExec does not hold syscall.ForkLock.
 func ForkExec(path string, argv []string, attr *Attr) (int, error) {
 	attr.Ended, attr.Group = false, 0
 	if attr.Pidfd != nil {
@@ -179,8 +178,8 @@ func (a *Attr) forkExec(path string, argv []string) (int, error) {
 	return pid, err
 }
 
-// bury takes the end of a process that has not become a program, unless
-// somebody who waits for all processes has taken it.
+// bury reaps a process that did not become a program, unless a wait for all
+// processes has reaped it.
 func bury(pid int) {
 	for {
 		if _, err := syscall.Wait4(pid, nil, 0, nil); err != syscall.EINTR {
@@ -189,7 +188,7 @@ func bury(pid int) {
 	}
 }
 
-// prepare makes all that the new process needs.
+// prepare creates the data that the new process needs.
 func prepare(path string, argv []string, attr *Attr) (*child, error) {
 	c := &child{files: attr.Files, tty: attr.TTY, pidfd: -1, left: syscall.NsecToTimespec(attr.Await.Nanoseconds())}
 	c.nspare = copy(c.spare[:], attr.Close)
@@ -201,9 +200,9 @@ func prepare(path string, argv []string, attr *Attr) (*child, error) {
 	program := &c.clone
 	if attr.Follow {
 		c.follows, program = true, &c.second
-		c.clone.flags |= cloneFiles // so that the descriptor is this process's, too
-		// The parent is not inherited (CLONE_PARENT): in gVisor its process group
-		// would be, too.
+		c.clone.flags |= cloneFiles // so that this process gets the descriptor, too
+		// CLONE_PARENT is not used: in gVisor the child would also inherit the
+		// parent's process group.
 		c.second.flags, c.second.exitSignal = cloneVM|cloneVfork, uint64(syscall.SIGCHLD)
 	}
 	if attr.Pidfd != nil {

@@ -18,7 +18,7 @@ const limitEnv = "SPAWN_LIMIT"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(limitEnv) == "" {
-		// The limit of this process counts as nobody's but its own choice.
+		// Restore the limit of this process, because Go has raised it.
 		var l syscall.Rlimit
 		_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l)
 		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: l.Max, Max: l.Max})
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// tell is a program that says all that it has inherited.
+// tell is a program that prints everything that it has inherited.
 const tell = `grep -E '^(Sig[BIC]|Shd|Uid|Gid|Groups|NoNewPrivs|CapEff)' /proc/self/status; ulimit -n; ulimit -Hn; pwd; umask
 echo "$SECRET|$0|$1"; cat; cd /proc/self/fd && for f in 0 1 2 3 4 5 6 7 8 9; do [ -e $f ] && echo "open $f"; done
 read -r _ _ _ parent group session _ </proc/$$/stat; [ "$session" = $$ ] && [ "$group" = $$ ] && echo "leads its session"; echo "$parent" >&2`
@@ -35,7 +35,7 @@ read -r _ _ _ parent group session _ </proc/$$/stat; [ "$session" = $$ ] && [ "$
 // start is one way to start a program.
 type start func(path string, argv []string, attr *spawn.Attr) (int, error)
 
-// run starts a program with pipes, and returns what it wrote and its status.
+// run starts a program with pipes and returns its output and exit status.
 func run(t *testing.T, how start, path string, argv []string, attr spawn.Attr) (out, errs string, status syscall.WaitStatus) {
 	t.Helper()
 	var read, write [3]*os.File
@@ -72,8 +72,8 @@ func run(t *testing.T, how start, path string, argv []string, attr spawn.Attr) (
 	return texts[1], texts[2], status
 }
 
-// TestInherits compares what a program has with what it has from package
-// syscall, in a process that catches, ignores and blocks signals itself.
+// TestInherits compares what programs inherit here and from package syscall, in
+// a process that catches, ignores and blocks signals.
 func TestInherits(t *testing.T) {
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGUSR1)
@@ -91,7 +91,7 @@ func TestInherits(t *testing.T) {
 			want, _, _ := run(t, spawn.ForkExecPlain, "/bin/sh", argv, attr)
 			got, errs, status := run(t, spawn.ForkExec, "/bin/sh", argv, attr)
 			if spawn.Plain() {
-				t.Fatal("package syscall did it")
+				t.Fatal("package syscall started it")
 			}
 			if got != want || !strings.Contains(got, "leads its session") || !strings.Contains(got, "input\n") {
 				t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -103,8 +103,8 @@ func TestInherits(t *testing.T) {
 	}
 }
 
-// TestLimit expects that a program gets the limit of open files that this
-// process was started with, and not what Go has raised that to.
+// TestLimit checks that a program gets the limit of open files that this
+// process was started with, not Go's raised limit.
 func TestLimit(t *testing.T) {
 	if want := os.Getenv(limitEnv); want != "" {
 		if out, _, _ := run(t, spawn.ForkExec, "/bin/sh", []string{"sh", "-c", "ulimit -Sn"}, spawn.Attr{}); strings.TrimSpace(out) != want {
@@ -126,7 +126,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// TestFails expects the kernel's reasons, and nothing left.
+// TestFails checks the kernel's errors and that nothing is left behind.
 func TestFails(t *testing.T) {
 	file := t.TempDir() + "/file"
 	if err := os.WriteFile(file, []byte("no program"), 0o600); err != nil {
@@ -166,8 +166,8 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// TestTogether starts many programs while memory is collected: what a thread
-// does in its new process must not disturb this one.
+// TestTogether starts many programs during garbage collections. A thread's work
+// in the new process must not disturb this one.
 func TestTogether(t *testing.T) {
 	stop := make(chan struct{})
 	var collecting, starting sync.WaitGroup
@@ -197,7 +197,7 @@ func TestTogether(t *testing.T) {
 	collecting.Wait()
 }
 
-// TestWait waits for whoever ends.
+// TestWait waits for any child.
 func TestWait(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

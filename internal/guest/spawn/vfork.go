@@ -5,8 +5,9 @@ import (
 	"unsafe"
 )
 
-// What Go's runtime does around a system call that is known to take long. Its
-// names are kept for others by golang.org/issue/67401; gVisor uses them as well.
+// The hooks of Go's runtime for system calls that take long.
+// golang.org/issue/67401 keeps their names accessible; gVisor uses them as
+// well.
 
 //go:linkname entersyscallblock runtime.entersyscallblock
 func entersyscallblock()
@@ -14,19 +15,18 @@ func entersyscallblock()
 //go:linkname exitsyscall runtime.exitsyscall
 func exitsyscall()
 
-// rawVfork makes the process, in assembly, since both that return from it do so
-// on the same stack.
+// rawVfork creates the process. It is in assembly because both processes return
+// from it on the same stack.
 //
 //go:noescape
 func rawVfork(args *cloneArgs, size uintptr) (pid uintptr, errno syscall.Errno)
 
-// vforkExec makes the process and waits until it has become the program or has
-// failed. Between the birth and that, this thread's stack belongs to the new
-// process, and both belong to the kernel: no memory may be allocated, no stack
-// grow, no lock be taken. Signals need not be blocked: the new process is born
-// without handlers that could run in it with this one's memory, and this thread
-// takes none while it is suspended. So the program also begins with the blocked
-// signals of this thread.
+// vforkExec creates the process and waits until it has become the program or
+// has failed. Meanwhile the new process uses this thread's stack, so this code
+// must not allocate memory, grow the stack or take locks. Signals need not be
+// blocked: the new process starts without handlers, which would run in shared
+// memory, and this thread handles none while it is suspended. So the program
+// starts with this thread's signal mask.
 //
 //go:noinline
 //go:norace
@@ -62,14 +62,14 @@ func (c *child) attend() {
 		return
 	}
 	c.end = pollFD{fd: c.pidfd, events: pollIn}
-	for rawPoll(&c.end, 1, &c.left) == syscall.EINTR { // what is left is written there
+	for rawPoll(&c.end, 1, &c.left) == syscall.EINTR { // the kernel writes the rest of the time to left
 	}
 }
 
-// lead begins a session. If the program is not to lead its process group, this
-// process makes another one for it and ends. Whoever inherits orphans is the parent
-// of that one then, and this process's number remains that of its group and session.
-// lead returns when there is nothing left to do for this process.
+// lead starts a session. If the program is not to lead its process group, this
+// process creates a second one for it and exits. The second process is then an
+// orphan and keeps this process's number as its group and session. lead returns
+// when this process has nothing left to do.
 //
 //go:noinline
 //go:norace
@@ -88,12 +88,12 @@ func (c *child) lead() syscall.Errno {
 	}
 	c.pid = pid
 	if errno == 0 {
-		errno = c.failed // of that process, which shares this memory
+		errno = c.failed // set by the second process, which shares this memory
 	}
 	return errno
 }
 
-// become makes the new process what was asked for. It returns only if it fails.
+// become turns the new process into the program. It returns only on failure.
 //
 //go:noinline
 //go:norace
@@ -141,7 +141,7 @@ func (c *child) switchUser() syscall.Errno {
 }
 
 // Wait waits for the end of any child process, like syscall.Wait4(-1, …), but
-// lets go of its processor in Go's scheduler at once.
+// releases its processor in Go's scheduler at once.
 func Wait(status *syscall.WaitStatus) (int, error) {
 	var word uint32
 	pid, errno := wait(&word)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// sizes notes the sizes of the data frames that are written to a connection, and
-// how often that gives credit.
+// sizes records the sizes of the data frames written to a connection and the
+// number of credit frames.
 type sizes struct {
 	net.Conn
 	most    uint32
@@ -28,8 +28,8 @@ func (s *sizes) Write(b []byte) (int, error) {
 	return s.Conn.Write(b)
 }
 
-// TestBulk moves much both ways: in large frames where both sides take them, and
-// in those of earlier versions where one of them, or the operation, does not.
+// TestBulk moves much data in both directions: in large frames if both sides
+// and the operation support them, else in small ones.
 func TestBulk(t *testing.T) {
 	content := bytes.Repeat([]byte("0123456789abcdef"), 3*BulkWindow/16+5)
 	for name, c := range map[string]struct {
@@ -96,7 +96,7 @@ func sendAll(op *Op, content []byte) error {
 	return op.CloseWrite(0)
 }
 
-// TestHostileBulk sends more than what was agreed on.
+// TestHostileBulk sends more than was agreed.
 func TestHostileBulk(t *testing.T) {
 	frame := func(size int) []byte {
 		b := make([]byte, HeaderLen+size)

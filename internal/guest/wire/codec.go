@@ -9,8 +9,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Encoder appends values to a request or an answer. Strings are bytes: paths,
-// arguments and environment need not be UTF-8.
+// Encoder appends values to a request or an answer. Strings are byte strings:
+// paths, arguments and environment need not be UTF-8.
 type Encoder struct{ B []byte }
 
 // Uint appends an unsigned number.
@@ -28,13 +28,13 @@ func (e *Encoder) Bool(v bool) {
 	}
 }
 
-// String appends bytes with their number.
+// String appends a byte string with its length.
 func (e *Encoder) String(s string) {
 	e.Uint(uint64(len(s)))
 	e.B = append(e.B, s...)
 }
 
-// Bytes appends bytes with their number.
+// Bytes appends a byte string with its length.
 func (e *Encoder) Bytes(b []byte) {
 	e.Uint(uint64(len(b)))
 	e.B = append(e.B, b...)
@@ -54,14 +54,14 @@ func (e *Encoder) Time(t time.Time) {
 	e.Int(int64(t.Nanosecond()))
 }
 
-// Decoder takes values out of bytes that nobody vouches for. After the first
-// value that is not there everything is zero, and Err tells.
+// Decoder decodes untrusted bytes. After the first missing or malformed value
+// all values are zero and Err is set.
 type Decoder struct {
 	B   []byte
 	bad bool
 }
 
-// Err is not nil when a value was missing or malformed.
+// Err returns an error if a value was missing or malformed.
 func (d *Decoder) Err() error {
 	if d.bad {
 		return violation("malformed message")
@@ -69,7 +69,7 @@ func (d *Decoder) Err() error {
 	return nil
 }
 
-// End is Err, and also refuses bytes that are left over.
+// End is Err, and also fails if bytes are left over.
 func (d *Decoder) End() error {
 	if len(d.B) > 0 {
 		d.bad = true
@@ -101,7 +101,7 @@ func (d *Decoder) Int() int64 {
 	return v
 }
 
-// Bool takes a truth value.
+// Bool takes a boolean.
 func (d *Decoder) Bool() bool {
 	if len(d.B) == 0 || d.B[0] > 1 {
 		d.fail()
@@ -127,7 +127,7 @@ func (d *Decoder) View() []byte {
 // String takes bytes.
 func (d *Decoder) String() string { return string(d.View()) }
 
-// Strings takes a list. Its length is bounded by the bytes that are there.
+// Strings takes a list. Its length is limited by the remaining bytes.
 func (d *Decoder) Strings() []string {
 	n := d.Uint()
 	if n > uint64(len(d.B)) {
@@ -144,7 +144,8 @@ func (d *Decoder) Strings() []string {
 	return list
 }
 
-// Time takes a point in time. One that no file or process has is refused.
+// Time takes a point in time. It rejects times that no file or process can
+// have.
 func (d *Decoder) Time() time.Time {
 	sec, nsec := d.Int(), d.Int()
 	const most = 1 << 40
@@ -155,8 +156,8 @@ func (d *Decoder) Time() time.Time {
 	return time.Unix(sec, nsec)
 }
 
-// RemoteError is an error as the guest reports it. Its texts are safe to
-// show: the decoder bounds them and removes what could control a terminal.
+// RemoteError is an error reported by the guest. Its texts are safe to print:
+// the decoder limits their length and removes control characters.
 type RemoteError struct {
 	Code    sandbox.Code
 	Subject string
@@ -178,8 +179,8 @@ func (e *RemoteError) append(b []byte) []byte {
 	return enc.B
 }
 
-// guestCodes are what a guest may claim. That a sandbox is gone, above all, is
-// not for it to say.
+// guestCodes are the codes that a guest may report. A guest cannot report that
+// its sandbox is gone.
 var guestCodes = map[sandbox.Code]bool{
 	sandbox.CodeInvalid: true, sandbox.CodeNotFound: true, sandbox.CodeAlreadyExists: true,
 	sandbox.CodeConflict: true, sandbox.CodeDenied: true, sandbox.CodeExhausted: true,
@@ -207,7 +208,7 @@ func clip(s string) string {
 	return s
 }
 
-// Printable makes a text of a guest safe to show: short, valid, one line.
+// Printable makes a guest's text safe to print: short, valid UTF-8, one line.
 func Printable(s string) string {
 	s = strings.ToValidUTF8(clip(s), "\uFFFD")
 	return strings.Map(func(r rune) rune {

@@ -8,11 +8,10 @@ import (
 	"sync"
 )
 
-// ErrClosed is the error of everything that happens on a connection after this
-// side closed it.
+// ErrClosed is the error of all calls on a connection that this side closed.
 var ErrClosed = errors.New("connection closed")
 
-// errDone ends lanes of an operation that is over.
+// errDone ends the lanes of an operation that has ended.
 var errDone = io.ErrClosedPipe
 
 // Conn carries operations over one byte stream. Its methods may be called
@@ -23,8 +22,8 @@ type Conn struct {
 	accept func(*Op) // not nil in the guest
 	done   chan struct{}
 
-	// The guest writes under wmu. The client hands its frames to a goroutine
-	// through queue, so that a guest that does not read can block no caller.
+	// The guest writes under wmu. The client passes its frames through queue to a
+	// goroutine, so that a guest that does not read cannot block callers.
 	wmu   sync.Mutex
 	queue chan []byte
 	kick  chan struct{}
@@ -33,12 +32,12 @@ type Conn struct {
 	mu   sync.Mutex
 	ops  map[uint32]*Op
 	next uint32
-	soon []byte // small frames of a client that may not wait
+	soon []byte // small frames of a client that must not wait
 	err  error
 }
 
-// NewClient starts a connection that opens operations. The preface must have
-// been exchanged, by which the peer is known. Close must be called.
+// NewClient starts a connection that opens operations. The preface, from which
+// peer results, must have been exchanged. The caller must call Close.
 func NewClient(rw io.ReadWriteCloser, peer Peer) *Conn {
 	c := newConn(rw, peer)
 	c.queue = make(chan []byte, 4)
@@ -52,13 +51,13 @@ func NewClient(rw io.ReadWriteCloser, peer Peer) *Conn {
 	return c
 }
 
-// Overwrites reports whether the guest knows requests to write into files, which
-// guests of earlier versions do not.
+// Overwrites reports whether the guest supports writing into existing files.
+// Guests of earlier versions do not.
 func (c *Conn) Overwrites() bool { return c.peer.overwrites }
 
-// Serve answers operations until the connection ends, and returns why. Every
-// operation is given to accept in a goroutine of its own; accept must call
-// Op.End. Serve returns without waiting for them.
+// Serve answers operations until the connection ends and returns the reason. It
+// calls accept in a new goroutine for every operation; accept must call Op.End.
+// Serve returns without waiting for these goroutines.
 func Serve(rw io.ReadWriteCloser, peer Peer, accept func(*Op)) error {
 	c := newConn(rw, peer)
 	c.accept = accept
@@ -74,14 +73,14 @@ func newConn(rw io.ReadWriteCloser, peer Peer) *Conn {
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err tells why the connection ended, nil while it lives.
+// Err returns why the connection ended, or nil while it is open.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the connection and with it every operation, and waits for the
+// Close closes the connection, ends all operations, and waits for the
 // connection's goroutines. It is idempotent.
 func (c *Conn) Close() error {
 	c.fail(ErrClosed)
@@ -92,7 +91,7 @@ func (c *Conn) Close() error {
 // fail ends the connection once.
 func (c *Conn) fail(err error) {
 	if err == nil || err == io.EOF {
-		err = io.ErrUnexpectedEOF // no stream may seem complete because of it
+		err = io.ErrUnexpectedEOF // io.EOF would make streams seem complete
 	}
 	c.mu.Lock()
 	if c.err != nil {
@@ -122,8 +121,8 @@ func (c *Conn) forget(id uint32) {
 	c.mu.Unlock()
 }
 
-// readLoop takes frames apart until the stream ends or makes no sense. It
-// never waits for anything but bytes, so that no operation blocks another.
+// readLoop parses frames until the stream ends or is malformed. It blocks only
+// on reading, so that no operation delays another.
 func (c *Conn) readLoop() error {
 	r := bufio.NewReaderSize(c.rw, 16<<10)
 	var b [HeaderLen]byte
@@ -148,7 +147,7 @@ func (c *Conn) readLoop() error {
 	}
 }
 
-// check refuses a frame by its header alone.
+// check validates a frame's header.
 func (c *Conn) check(h header) error {
 	limit, client := uint32(0), false
 	switch h.kind {
@@ -159,7 +158,7 @@ func (c *Conn) check(h header) error {
 	case kindData:
 		limit = MaxData
 		if c.peer.bulk {
-			limit = BulkData // a lane's window bounds it, too
+			limit = BulkData // the lane's window limits it further
 		}
 	case kindCredit:
 		limit = 4
@@ -183,7 +182,7 @@ func (c *Conn) check(h header) error {
 	return nil
 }
 
-// opened begins an operation in the guest.
+// opened starts an operation in the guest.
 func (c *Conn) opened(r io.Reader, h header) error {
 	if h.size == 0 {
 		return violation("empty request")
@@ -207,8 +206,8 @@ func (c *Conn) opened(r io.Reader, h header) error {
 	return nil
 }
 
-// dispatch handles a frame of an existing operation. Frames of operations
-// that are over are normal: they were under way when it ended.
+// dispatch handles a frame of an existing operation. Frames of operations that
+// have ended are normal: they were in transit.
 func (c *Conn) dispatch(r *bufio.Reader, h header) error {
 	op := c.op(h.op)
 	if op == nil {
@@ -250,8 +249,8 @@ func discard(r io.Reader, n int) error {
 	return err
 }
 
-// send writes a whole frame, or lets the writer do it. The frame belongs to
-// the connection from here on. stop, if not nil, abandons the wait for room.
+// send writes a frame, or queues it for the writer. It takes ownership of the
+// frame. Closing stop, if not nil, ends the wait for room.
 func (c *Conn) send(frame []byte, stop <-chan struct{}) error {
 	if c.queue != nil {
 		select {
@@ -273,7 +272,7 @@ func (c *Conn) send(frame []byte, stop <-chan struct{}) error {
 	return err
 }
 
-// sendSoon sends a small frame, in the client without ever waiting: the writer
+// sendSoon sends a small frame. In the client it never blocks: the writer
 // collects such frames.
 func (c *Conn) sendSoon(frame []byte) {
 	if c.queue == nil {
@@ -291,7 +290,7 @@ func (c *Conn) sendSoon(frame []byte) {
 	}
 }
 
-// grant gives credit back.
+// grant returns credit to the sender.
 func (c *Conn) grant(op uint32, lane byte, n int) {
 	b := make([]byte, HeaderLen+4)
 	header{size: 4, op: op, kind: kindCredit, lane: lane}.put(b)
@@ -299,7 +298,7 @@ func (c *Conn) grant(op uint32, lane byte, n int) {
 	c.sendSoon(b)
 }
 
-// writeLoop is the one writer of a client.
+// writeLoop writes all frames of a client.
 func (c *Conn) writeLoop() {
 	defer c.wg.Done()
 	var err error
@@ -316,8 +315,8 @@ func (c *Conn) writeLoop() {
 	c.fail(err)
 }
 
-// putSoon writes the collected frames, but first what was queued before them:
-// a cancel must not overtake the request that it cancels.
+// putSoon writes the collected frames after everything that was queued before:
+// a cancel must not overtake its request.
 func (c *Conn) putSoon() error {
 	c.mu.Lock()
 	frames := c.soon
@@ -348,11 +347,11 @@ var (
 )
 
 // GetFrame returns a buffer for Op.SendFrame: HeaderLen bytes for the header,
-// then room for MaxData bytes.
+// then MaxData bytes for data.
 func GetFrame() []byte { return frames.Get().(*frame)[:] }
 
-// PutFrame takes a buffer of GetFrame or Op.NextFrame back. Others are left to
-// the collector.
+// PutFrame returns a buffer of GetFrame or Op.NextFrame to the pool. It ignores
+// other buffers.
 func PutFrame(b []byte) {
 	switch cap(b) {
 	case HeaderLen + MaxData:

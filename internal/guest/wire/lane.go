@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// inLane is the receiving end of one byte stream of an operation: a ring that
-// grows with need up to the window. One goroutine fills it and one empties it.
+// inLane is the receiving end of one byte stream of an operation: a ring buffer
+// that grows up to the window. One goroutine fills it and one empties it.
 type inLane struct {
 	op     *Op
 	lane   byte
@@ -18,15 +18,15 @@ type inLane struct {
 	ready    sync.Cond
 	buf      []byte
 	start, n int
-	consumed int   // taken by the reader and not yet granted again
+	consumed int   // bytes read and not yet granted again
 	err      error // what the reader gets after the buffered bytes
 	deadline deadline
 }
 
 const minRing = 4 << 10
 
-// fill reads size bytes of the lane from r. The window was promised to the
-// other side, so that more than fits is a violation.
+// fill reads size bytes of the lane from r. The sender must not exceed the
+// window that it was granted.
 func (l *inLane) fill(r io.Reader, size int) error {
 	if size == 0 {
 		return nil
@@ -46,8 +46,8 @@ func (l *inLane) fill(r io.Reader, size int) error {
 	a, b := l.buf[at:at+first], l.buf[:size-first]
 	l.mu.Unlock()
 
-	// The reader only ever takes what is counted in n, so that the free part
-	// of the ring belongs to this goroutine.
+	// The reader only takes bytes that are counted in n, so the free part of the
+	// ring belongs to this goroutine.
 	if _, err := io.ReadFull(r, a); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (l *inLane) fill(r io.Reader, size int) error {
 		return err
 	}
 	l.mu.Lock()
-	if l.buf != nil { // else the lane was dropped meanwhile
+	if l.buf != nil { // nil: the lane was dropped meanwhile
 		l.n += size
 	}
 	l.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *inLane) fill(r io.Reader, size int) error {
 	return nil
 }
 
-// grow makes room for need bytes in all.
+// grow makes room for need bytes in total.
 func (l *inLane) grow(need int) {
 	if l.n == 0 {
 		l.start = 0
@@ -91,7 +91,7 @@ func (l *inLane) finish(err error) {
 	l.ready.Broadcast()
 }
 
-// drop ends the lane and throws away what it holds.
+// drop ends the lane and discards its content.
 func (l *inLane) drop(err error) {
 	l.mu.Lock()
 	l.err = err
@@ -117,8 +117,8 @@ func (l *inLane) peek() ([]byte, error) {
 	return l.buf[l.start:min(l.start+l.n, len(l.buf))], nil
 }
 
-// take removes k bytes and grants them to the sender again, in large steps so
-// that credit costs next to nothing.
+// take removes k bytes and grants them to the sender again, in large steps to
+// keep the cost of credit low.
 func (l *inLane) take(k int) {
 	l.mu.Lock()
 	if l.n == 0 {
@@ -163,7 +163,7 @@ func (l *inLane) WriteTo(w io.Writer) (int64, error) {
 		if err != nil {
 			return total, err
 		}
-		n, err := w.Write(b[:min(len(b), l.window/4)]) // the sender goes on meanwhile
+		n, err := w.Write(b[:min(len(b), l.window/4)]) // small enough that the sender can continue
 		total += int64(n)
 		l.take(n)
 		if err != nil {
@@ -172,7 +172,7 @@ func (l *inLane) WriteTo(w io.Writer) (int64, error) {
 	}
 }
 
-// outLane is the sending end: the credit that the receiver has given.
+// outLane is the sending end and its credit from the receiver.
 type outLane struct {
 	window int
 
@@ -184,8 +184,7 @@ type outLane struct {
 	deadline deadline
 }
 
-// acquire waits for credit, of which there must be so much at least, and takes at
-// most want of it.
+// acquire waits for at least least bytes of credit and takes at most want.
 func (l *outLane) acquire(least, want int) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -223,16 +222,16 @@ func (l *outLane) finish(err error) {
 	l.ready.Broadcast()
 }
 
-// deadline is the time after which those who wait on a lane wait no more, as
-// with a net.Conn. It is guarded by the lane's mutex.
+// deadline unblocks the waiting readers or writers of a lane, as with a
+// net.Conn. The lane's mutex guards it.
 type deadline struct {
 	passed bool
 	timer  *time.Timer
-	turn   int // counts settings, so that a timer that is late changes nothing
+	turn   int // counts calls of set, so that a late timer has no effect
 }
 
-// set replaces the deadline; the zero time is none. The lane's mutex is that of
-// the condition on which its users wait.
+// set replaces the deadline; the zero time means none. ready is the condition
+// that users of the lane wait on; its mutex is the lane's.
 func (d *deadline) set(at time.Time, ready *sync.Cond) {
 	ready.L.Lock()
 	defer ready.L.Unlock()

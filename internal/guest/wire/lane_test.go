@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// dropping is a connection during whose reading somebody lets go of the lane.
+// dropping is a reader during whose Read the lane is dropped.
 type dropping struct{ l *inLane }
 
 func (d dropping) Read(p []byte) (int, error) {
@@ -14,8 +14,8 @@ func (d dropping) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestDropWhileFilling: bytes that arrive for a lane that is being dropped are
-// gone, and its reader gets the reason and nothing else.
+// TestDropWhileFilling checks that bytes for a dropped lane are discarded and
+// that its reader gets only the reason.
 func TestDropWhileFilling(t *testing.T) {
 	op := newOp(&Conn{}, 1, Exec)
 	l := &op.in[0]

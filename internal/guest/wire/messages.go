@@ -9,12 +9,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Defaults are what commands of a sandbox get that do not say otherwise.
+// Defaults are the settings of commands that do not set their own.
 type Defaults struct {
 	Env      map[string]string
 	User     string
 	Workdir  string
-	Hostname string // empty: left alone
+	Hostname string // empty: unchanged
 }
 
 // Encode appends the defaults.
@@ -91,15 +91,15 @@ func TakeSize(d *Decoder) sandbox.WindowSize {
 	return sandbox.WindowSize{Cols: uint16(d.Uint()), Rows: uint16(d.Uint())}
 }
 
-// Messages about a command begin with one of these.
+// The first byte of a message about a command.
 const (
 	MsgStarted = 1 + iota // ProcessInfo follows
 	MsgExit               // Exit follows
 	MsgInfo               // FileInfo follows
-	MsgReady              // what was asked for has begun
+	MsgReady              // the operation has started
 )
 
-// PutExit appends how a command ended.
+// PutExit appends an exit status.
 func PutExit(e *Encoder, x sandbox.Exit) {
 	e.Uint(uint64(x.Code))
 	e.Uint(uint64(x.Signal))
@@ -107,8 +107,7 @@ func PutExit(e *Encoder, x sandbox.Exit) {
 	e.String(x.Detail)
 }
 
-// TakeExit takes how a command ended. A guest may not say more than a kernel
-// could about a process.
+// TakeExit takes an exit status. It rejects values that no kernel reports.
 func TakeExit(d *Decoder) sandbox.Exit {
 	x := sandbox.Exit{Code: int(d.Uint() & 0xff), Signal: int(d.Uint() & 0x7f)}
 	switch r := sandbox.Reason(d.String()); r {
@@ -121,7 +120,7 @@ func TakeExit(d *Decoder) sandbox.Exit {
 	return x
 }
 
-// PutProcess appends what is known of a command.
+// PutProcess appends the description of a command.
 func PutProcess(e *Encoder, p *sandbox.ProcessInfo) {
 	e.String(p.ID)
 	e.Uint(uint64(p.PID))
@@ -136,7 +135,7 @@ func PutProcess(e *Encoder, p *sandbox.ProcessInfo) {
 	}
 }
 
-// TakeProcess takes what is known of a command.
+// TakeProcess takes the description of a command.
 func TakeProcess(d *Decoder) sandbox.ProcessInfo {
 	p := sandbox.ProcessInfo{
 		ID: Printable(d.String()), PID: int(d.Uint() & 0x7fffffff), Args: d.Strings(), Started: d.Time(),
@@ -154,7 +153,7 @@ var fileTypes = [...]sandbox.FileType{
 	sandbox.TypeFile, sandbox.TypeDir, sandbox.TypeSymlink, sandbox.TypeFIFO, sandbox.TypeSocket, sandbox.TypeDevice,
 }
 
-// PutFile appends what is known of a file.
+// PutFile appends the description of a file.
 func PutFile(e *Encoder, f *sandbox.FileInfo) {
 	e.String(f.Path)
 	for i, t := range fileTypes {
@@ -172,7 +171,7 @@ func PutFile(e *Encoder, f *sandbox.FileInfo) {
 	e.Uint(f.Identity)
 }
 
-// TakeFile takes what is known of a file.
+// TakeFile takes the description of a file.
 func TakeFile(d *Decoder) sandbox.FileInfo {
 	f := sandbox.FileInfo{Path: d.String()}
 	if t := d.Uint(); t < uint64(len(fileTypes)) {
@@ -189,20 +188,20 @@ func TakeFile(d *Decoder) sandbox.FileInfo {
 	return f
 }
 
-// PutDetails appends everything that is known of a file.
+// PutDetails appends all details of a file.
 func PutDetails(e *Encoder, f *sandbox.FileDetails) {
 	PutFile(e, &f.FileInfo)
 	e.Int(f.StatSize)
 	putEnv(e, f.Attributes)
 }
 
-// TakeDetails takes everything that is known of a file.
+// TakeDetails takes all details of a file.
 func TakeDetails(d *Decoder) sandbox.FileDetails {
 	return sandbox.FileDetails{FileInfo: TakeFile(d), StatSize: max(0, d.Int()), Attributes: takeEnv(d)}
 }
 
-// Overwrite is what a request to write a file says in addition if the file is
-// to be written into rather than replaced.
+// Overwrite is an extension of a write request: write into the existing file
+// instead of replacing it.
 type Overwrite struct {
 	Namespace  string
 	Attributes map[string]string
@@ -214,7 +213,7 @@ func (m *Overwrite) Encode(e *Encoder) {
 	putEnv(e, m.Attributes)
 }
 
-// TakeOverwrite takes what Encode appended, nil if there is nothing.
+// TakeOverwrite takes an Overwrite, or returns nil if there is none.
 func TakeOverwrite(d *Decoder) *Overwrite {
 	if len(d.B) == 0 {
 		return nil
@@ -222,8 +221,8 @@ func TakeOverwrite(d *Decoder) *Overwrite {
 	return &Overwrite{Namespace: d.String(), Attributes: takeEnv(d)}
 }
 
-// LocalPath reports whether p is a clean path that stays below the directory
-// it is relative to. "." is one.
+// LocalPath reports whether p is a clean relative path without a leading "..".
+// "." is valid.
 func LocalPath(p string) bool {
 	return p != "" && p[0] != '/' && path.Clean(p) == p && p != ".." && !strings.HasPrefix(p, "../") && strings.IndexByte(p, 0) < 0
 }
@@ -256,15 +255,15 @@ func TakeEvent(d *Decoder) sandbox.FileEvent {
 	return ev
 }
 
-// PutLogHeader writes what precedes n bytes of a log: their stream and the
-// number of bytes that were lost before them.
+// PutLogHeader writes the header of n bytes of a log: their stream and the
+// number of bytes lost before them.
 func PutLogHeader(b []byte, stream byte, dropped int64, n int) {
 	binary.LittleEndian.PutUint32(b, uint32(n))
 	binary.LittleEndian.PutUint32(b[4:], uint32(stream))
 	binary.LittleEndian.PutUint64(b[8:], uint64(dropped))
 }
 
-// ParseLogHeader is the opposite. The numbers are bounded.
+// ParseLogHeader parses a header of PutLogHeader and validates its numbers.
 func ParseLogHeader(b []byte) (stream int, dropped int64, n int, err error) {
 	n = int(binary.LittleEndian.Uint32(b))
 	stream = int(binary.LittleEndian.Uint32(b[4:]))

@@ -5,14 +5,14 @@ import (
 	"io"
 )
 
-// MaxStale bounds what either side may have begun to say before the guest was
-// saved, and what is therefore still on its way after it was restored.
+// MaxStale limits the bytes that were in transit in either direction when the
+// guest was saved and that still arrive after it is restored.
 const MaxStale = 16 << 20
 
-// SkipPast reads until it has read the nonce, and nothing beyond it: never more
-// at once than what is still missing of the nonce.
+// SkipPast reads until the end of the nonce and no further. A single read never
+// asks for more than the missing part of the nonce.
 func SkipPast(r io.Reader, nonce []byte) error {
-	begun := 0 // how much of the nonce ends what was read so far
+	begun := 0 // number of nonce bytes at the end of the data read so far
 	var last []byte
 	for read := 0; begun < len(nonce); {
 		b := make([]byte, len(nonce)-begun)

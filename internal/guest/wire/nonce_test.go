@@ -11,11 +11,11 @@ import (
 	"github.com/atoll-run/atoll/internal/guest/wire"
 )
 
-// TestSkipPast finds the nonce behind anything, also behind what begins like
-// it, and takes nothing of what follows.
+// TestSkipPast finds the nonce after any data, including data that starts like
+// the nonce, and reads nothing after it.
 func TestSkipPast(t *testing.T) {
 	nonce := bytes.Repeat([]byte{7, 7, 7, 9}, wire.NonceLen/4)
-	nonce[len(nonce)-1] = 1 // or it would be found in its own beginning
+	nonce[len(nonce)-1] = 1 // otherwise the nonce would match its own beginning
 	for name, before := range map[string][]byte{
 		"nothing":       nil,
 		"noise":         []byte("noise before it"),
@@ -36,7 +36,7 @@ func TestSkipPast(t *testing.T) {
 	}
 }
 
-// TestSkipPastGivesUp: an enemy who never says it is not listened to for ever.
+// TestSkipPastGivesUp checks that reading stops if the nonce never arrives.
 func TestSkipPastGivesUp(t *testing.T) {
 	nonce := make([]byte, wire.NonceLen)
 	for i := range nonce {

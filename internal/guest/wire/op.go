@@ -9,18 +9,18 @@ import (
 
 // Op is one operation of a connection.
 type Op struct {
-	// Method and Request are what the client asked for. The request is set in
-	// the guest only, and belongs to the handler.
+	// Method and Request are the client's request. Request is set only in the
+	// guest and belongs to the handler.
 	Method  Method
 	Request []byte
 
 	conn *Conn
 	id   uint32
-	bulk bool // both sides have said that they take BulkData, and the method is for it
+	bulk bool // both sides accept BulkData, and the method moves whole files
 	in   [Lanes]inLane
 	out  [Lanes]outLane
 
-	// gathered are frames that are held back while gathering is set.
+	// gathered holds back frames while gathering is set.
 	gathering bool
 	gathered  []byte
 
@@ -28,7 +28,7 @@ type Op struct {
 	over chan struct{} // client: ended or lost; guest: canceled or lost
 	once sync.Once
 
-	// result and err are written before over is closed.
+	// result and err are set before over is closed.
 	result []byte
 	err    error
 }
@@ -48,8 +48,7 @@ func newOp(c *Conn, id uint32, m Method) *Op {
 	return op
 }
 
-// Open starts an operation. The context bounds only how long it may take to
-// send the request.
+// Open starts an operation. The context limits only sending the request.
 func (c *Conn) Open(ctx context.Context, m Method, request []byte) (*Op, error) {
 	if len(request)+1 > MaxOpen {
 		return nil, violation("request of %d bytes", len(request))
@@ -62,7 +61,7 @@ func (c *Conn) Open(ctx context.Context, m Method, request []byte) (*Op, error) 
 		return nil, c.err
 	}
 	for c.next++; c.ops[c.next] != nil; c.next++ {
-		// An operation may live while four thousand million others pass.
+		// The counter wraps: an old operation may still use the number.
 	}
 	op.id = c.next
 	c.ops[op.id] = op
@@ -86,8 +85,8 @@ func (c *Conn) Open(ctx context.Context, m Method, request []byte) (*Op, error) 
 // canceled or its connection was lost.
 func (op *Op) Over() <-chan struct{} { return op.over }
 
-// Ended reports whether the guest has ended the operation and found no fault
-// with it: all that it said and sent is here.
+// Ended reports whether the guest ended the operation without an error, so that
+// all of its data has arrived.
 func (op *Op) Ended() bool {
 	select {
 	case <-op.over:
@@ -97,16 +96,16 @@ func (op *Op) Ended() bool {
 	}
 }
 
-// Messages yields what the guest says while the operation goes on. It is
-// never closed: wait for Over too, and then once more for what is buffered.
+// Messages returns the guest's messages during the operation. The channel is
+// never closed: wait for Over, too, and then read the buffered messages.
 func (op *Op) Messages() <-chan []byte { return op.msgs }
 
-// Result is the outcome, valid once Over is closed: the result, an error of
-// the guest as *RemoteError, or why the connection was lost.
+// Result returns the outcome after Over is closed: the result, the guest's
+// error as *RemoteError, or why the connection was lost.
 func (op *Op) Result() ([]byte, error) { return op.result, op.err }
 
-// In is the receiving side of a lane. It ends with io.EOF, with the
-// operation's error, or with why the connection was lost.
+// In returns the receiving side of a lane. It ends with io.EOF, with the
+// operation's error, or with the reason why the connection was lost.
 func (op *Op) In(lane int) interface {
 	io.Reader
 	io.WriterTo
@@ -114,10 +113,11 @@ func (op *Op) In(lane int) interface {
 	return &op.in[lane]
 }
 
-// Drop throws away what arrives on a lane from now on. A reader gets err.
+// Drop discards the lane's buffered and future data. Readers get err.
 func (op *Op) Drop(lane int, err error) { op.in[lane].drop(err) }
 
-// Write sends a copy of p on a lane, as fast as the receiver consumes.
+// Write sends a copy of p on a lane. It blocks while the receiver's window is
+// full.
 func (op *Op) Write(lane int, p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) {
@@ -140,9 +140,9 @@ func (op *Op) Write(lane int, p []byte) (int, error) {
 	return sent, nil
 }
 
-// NextFrame returns a buffer for SendFrame with all the room that a frame of
-// this operation can have after HeaderLen, if sent, which says how much was sent
-// already, shows that there is much to send.
+// NextFrame returns a buffer for SendFrame. sent is the number of bytes sent so
+// far: if it shows that there is much to send, the buffer has the largest size
+// that this operation allows after HeaderLen.
 func (op *Op) NextFrame(sent int64) []byte {
 	if op.bulk && sent >= MaxData {
 		return bulkFrames.Get().(*bulkFrame)[:]
@@ -150,8 +150,8 @@ func (op *Op) NextFrame(sent int64) []byte {
 	return GetFrame()
 }
 
-// SendFrame sends the bytes after HeaderLen of a frame got from NextFrame,
-// without a copy when the receiver has room for them. The frame is given away.
+// SendFrame sends the bytes after HeaderLen of a frame from NextFrame, without
+// a copy if the receiver has room. It takes ownership of the frame.
 func (op *Op) SendFrame(lane int, frame []byte) error {
 	want := len(frame) - HeaderLen
 	if want == 0 {
@@ -160,7 +160,7 @@ func (op *Op) SendFrame(lane int, frame []byte) error {
 	}
 	least := 1
 	if op.bulk {
-		least = want // to wait is cheaper than to cut; a receiver that has read all has granted more
+		least = want // waiting is cheaper than splitting; an idle receiver has granted enough
 	}
 	n, err := op.out[lane].acquire(least, want)
 	if err != nil {
@@ -170,7 +170,7 @@ func (op *Op) SendFrame(lane int, frame []byte) error {
 	if n == want {
 		return op.sendData(lane, frame)
 	}
-	// Part of it now, and the rest when there is credit again.
+	// Send a part of it now, and the rest when there is credit again.
 	rest := append([]byte(nil), frame[HeaderLen+n:]...)
 	if err := op.sendData(lane, frame[:HeaderLen+n]); err != nil {
 		return err
@@ -184,12 +184,12 @@ func (op *Op) sendData(lane int, frame []byte) error {
 	return op.send(frame, op.over)
 }
 
-// Gather holds back what is sent from now on until Flush or the end of the
-// operation, so that one write takes all of it. Guest only; meanwhile nothing
-// may be sent from another goroutine.
+// Gather holds back frames until Flush or the end of the operation, so that one
+// write sends all of them. It may be used only in the guest. Meanwhile no other
+// goroutine may send.
 func (op *Op) Gather() { op.gathering = true }
 
-// Flush sends what was gathered, and what follows at once again.
+// Flush sends the gathered frames and ends gathering.
 func (op *Op) Flush() error {
 	frames := op.gathered
 	op.gathering, op.gathered = false, nil
@@ -208,17 +208,17 @@ func (op *Op) send(frame []byte, stop <-chan struct{}) error {
 	return nil
 }
 
-// SetReadDeadline is net.Conn's, for the receiving side of a lane.
+// SetReadDeadline is like net.Conn's, for the receiving side of a lane.
 func (op *Op) SetReadDeadline(lane int, at time.Time) {
 	op.in[lane].deadline.set(at, &op.in[lane].ready)
 }
 
-// SetWriteDeadline is net.Conn's, for Write on a lane.
+// SetWriteDeadline is like net.Conn's, for Write on a lane.
 func (op *Op) SetWriteDeadline(lane int, at time.Time) {
 	op.out[lane].deadline.set(at, &op.out[lane].ready)
 }
 
-// CloseWrite ends a lane: the receiver gets io.EOF.
+// CloseWrite ends a lane. The receiver gets io.EOF.
 func (op *Op) CloseWrite(lane int) error { return op.control(kindEOF, lane, nil) }
 
 func (op *Op) control(kind byte, lane int, payload []byte) error {
@@ -228,11 +228,11 @@ func (op *Op) control(kind byte, lane int, payload []byte) error {
 	return op.send(frame, nil)
 }
 
-// StopWriting ends this side's use of a lane: writers get err.
+// StopWriting stops sending on a lane. Writers get err.
 func (op *Op) StopWriting(lane int, err error) { op.out[lane].finish(err) }
 
-// Cancel tells the guest that the operation is wanted no more. The operation
-// goes on until the guest ends it.
+// Cancel tells the guest to stop the operation. The operation continues until
+// the guest ends it.
 func (op *Op) Cancel() {
 	select {
 	case <-op.over:
@@ -243,8 +243,8 @@ func (op *Op) Cancel() {
 	}
 }
 
-// Abandon cancels and forgets: whatever still comes is dropped, and readers
-// and writers get io.ErrClosedPipe.
+// Abandon cancels the operation and discards everything that still arrives.
+// Readers and writers get io.ErrClosedPipe.
 func (op *Op) Abandon() {
 	op.Leave()
 	for i := range op.in {
@@ -252,20 +252,21 @@ func (op *Op) Abandon() {
 	}
 }
 
-// Leave is Abandon, but what has arrived can still be read.
+// Leave is Abandon, but data that has arrived can still be read.
 func (op *Op) Leave() {
 	op.Cancel()
 	op.conn.forget(op.id)
 	op.lost(errDone)
 }
 
-// Message tells the client something. Guest only.
+// Message sends a message to the client. It may be used only in the guest.
 func (op *Op) Message(payload []byte) error { return op.control(kindMsg, 0, payload) }
 
-// End ends the operation with a result. Guest only; nothing may be sent after it.
+// End ends the operation with a result. It may be used only in the guest.
+// Nothing may be sent afterwards.
 func (op *Op) End(result []byte) { op.end(append([]byte{0}, result...)) }
 
-// Fail ends the operation with an error. Guest only.
+// Fail ends the operation with an error. It may be used only in the guest.
 func (op *Op) Fail(e *RemoteError) { op.end(e.append([]byte{1})) }
 
 func (op *Op) end(payload []byte) {
@@ -278,8 +279,8 @@ func (op *Op) end(payload []byte) {
 	}
 }
 
-// message queues what the guest said; a guest that says more than anybody can
-// want breaks the protocol.
+// message queues a message of the guest. A guest that sends more messages than
+// the queue holds violates the protocol.
 func (op *Op) message(b []byte) error {
 	select {
 	case op.msgs <- b:
@@ -291,7 +292,7 @@ func (op *Op) message(b []byte) error {
 	}
 }
 
-// ended takes the outcome that the guest sent.
+// ended handles the outcome that the guest sent.
 func (op *Op) ended(payload []byte) {
 	var result []byte
 	var err error
@@ -306,7 +307,7 @@ func (op *Op) ended(payload []byte) {
 	op.finish(result, err)
 }
 
-// canceled is lost without an error: the client wants no more.
+// canceled ends the operation in the guest after a cancel of the client.
 func (op *Op) canceled() { op.finish(nil, errDone) }
 
 func (op *Op) lost(err error) { op.finish(nil, err) }

@@ -1,17 +1,17 @@
-// Package wire is the language that Atoll's guest and its client speak: a
-// preface, and then frames that carry any number of operations at once over
-// one reliable byte stream.
+// Package wire is the protocol between Atoll's guest and its client: a preface,
+// and then frames that carry any number of concurrent operations over one
+// reliable byte stream.
 //
-// It is a small multiplexer of its own because of what an operation is here: a
-// running command has three streams and an exit, and each must get through
-// when nobody reads the others. Every operation therefore has lanes with
-// credit of their own, and messages that need none. It writes each frame with
-// one system call, from the goroutine that has something to say, and needs no
-// timer and no goroutine for an operation that waits: inside a sandbox, wake-ups
-// and system calls are what costs.
+// It is a custom multiplexer because of the shape of an operation: a running
+// command has three streams and an exit status, and each must get through even
+// if the others are not read. Every operation therefore has lanes with separate
+// credit, and messages that need none. A sender writes each frame with one
+// system call from its own goroutine. A waiting operation needs no timer and no
+// goroutine. Inside a sandbox, wake-ups and system calls are the main cost.
 //
-// The client trusts nothing that arrives: the size of a frame is checked before
-// memory is made for it, and an operation can never hold more than its window.
+// The client does not trust incoming data: it checks the size of a frame before
+// it allocates memory for it, and an operation never buffers more than its
+// window.
 package wire
 
 import (
@@ -22,103 +22,103 @@ import (
 	"time"
 )
 
-// Argv0 is what the name of the process must be for it to become a guest, or
-// Path, where the image with its program is mounted until it runs.
+// A process becomes a guest if its name is Argv0 or Path. Path is where the
+// image with the guest's program is mounted until it runs.
 const (
 	Argv0 = "atoll-guest"
 	Path  = "/dev/.atoll/guest"
 )
 
 // ConnectArg, as the first argument of a guest, hands the descriptors of a
-// connection to the guest that is process 1, and ends.
+// connection to the guest that is process 1, and exits.
 const ConnectArg = "connect"
 
-// NestedPrefix begins the path of a guest that runs inside a sandbox which
-// somebody else's software keeps, and where it is not process 1.
+// NestedPrefix is the prefix of the path of a guest that is not process 1, in a
+// sandbox of another product.
 const NestedPrefix = "/var/lib/atoll/guest-"
 
-// The first argument of such a guest: JoinArg connects the standard input and
-// output of a process with it, starting it first if it does not run, and
-// NestedArg is the guest itself.
+// The first argument of such a guest. JoinArg connects the standard input and
+// output of a process with the guest, and starts the guest if it does not run.
+// NestedArg runs the guest itself.
 const (
 	JoinArg   = "join"
 	NestedArg = "nested"
 )
 
-// FeedEnv is the variable with which a process that joins speaks in text: it is
-// the path of a pipe that the process makes, and into which lines are written
-// instead of bytes to its standard input. See package agent.
+// FeedEnv is the environment variable that makes a joining process use text.
+// Its value is the path of a named pipe that the process creates and that takes
+// lines instead of bytes on standard input. See package agent.
 const FeedEnv = "ATOLL_FEED"
 
-// On its standard input a process that joins takes frames: the length of what
-// follows in four bytes, big-endian, and that. An empty one is a keepalive; one
-// must arrive within JoinSilence.
+// A joining process reads frames from its standard input: a length of four
+// bytes, big-endian, and the data. An empty frame is a keepalive. A frame must
+// arrive within JoinSilence.
 const (
 	JoinHeader  = 4
 	MaxJoin     = 1 << 20
 	JoinSilence = 90 * time.Second
 )
 
-// The descriptors that a guest is born with. A connection is either one socket,
-// LinkIn, or two pipes. A sandbox that can be restored from a snapshot needs
-// pipes, because only they can be replaced by others under a guest that has
-// them open, and two more descriptors: see package agent for what they do.
+// The descriptors that a guest is started with. A connection is either one
+// socket, LinkIn, or two pipes. A sandbox that can be restored from a snapshot
+// needs pipes, because only pipes can be replaced while the guest has them
+// open. It also needs two more descriptors, which package agent describes.
 const (
-	LinkIn   = 3 // what the client says
-	LinkOut  = 4 // what the guest says; only with pipes
-	Door     = 5 // on which a restored guest is told so
-	DoorKept = 6 // the other end of Door, so that it never ends
+	LinkIn   = 3 // from the client
+	LinkOut  = 4 // to the client; only with pipes
+	Door     = 5 // tells a guest that it was restored
+	DoorKept = 6 // the other end of Door, so that Door never reaches its end
 )
 
-// SparseRecord is a PAX record of a member of an archive that holds only the
-// data of a file with holes: its size, a space, and where the pieces of data
-// belong, as OFFSET:LENGTH,… in order.
+// SparseRecord is a PAX record of an archive member that contains only the data
+// of a file with holes. It holds the file's size, a space, and the ranges of
+// the data as OFFSET:LENGTH,… in order.
 const SparseRecord = "ATOLL.sparse"
 
-// NonceLen is the length of what is said on the door: something never said
-// before, that both sides repeat on the pipes of the connection to find where
-// its new life begins.
+// NonceLen is the length in bytes of the message on the door: a random value
+// that both sides repeat on the connection's pipes to find where the data after
+// the restore starts.
 const NonceLen = 32
 
-// HostArg, as the first argument of a guest, makes it serve plain processes on
-// the machine itself: its second argument is the directory that file
-// operations are confined to. It ends, with all its processes, when its
-// connection does.
+// HostArg, as the first argument of a guest, makes it run plain processes on
+// the machine itself. The second argument is the directory that file operations
+// are confined to. The guest exits when its connection closes, and ends all its
+// processes.
 const HostArg = "host"
 
-// Version changes whenever the two sides would no longer understand each other.
+// Version changes whenever the protocol becomes incompatible.
 const Version = 1
 
 // Sizes that both sides rely on.
 const (
 	// MaxData is the most that one data frame carries.
 	MaxData = 128 << 10
-	// Window is how much of a lane may be under way without being consumed.
+	// Window is the number of unconsumed bytes that a lane may have in transit.
 	Window = 1 << 20
-	// BulkData and BulkWindow are the same for operations that move whole files,
-	// where each frame and each credit wakes somebody up. They hold between two
-	// sides that have both said so: guests of earlier versions run on.
+	// BulkData and BulkWindow replace MaxData and Window for operations that move
+	// whole files, because each frame and each credit wakes a process. They apply
+	// if both sides support them: guests of earlier versions keep running.
 	BulkData   = 512 << 10
 	BulkWindow = 4 << 20
-	// BulkFrame is the most that is sent as such a frame, with its header: two
-	// fill a pipe of SocketBuffer, where the end of a longer one would have to wait.
+	// BulkFrame is the largest such frame that is sent, with its header. Two fill
+	// a pipe of SocketBuffer; the end of a longer one would have to wait.
 	BulkFrame = BulkData
-	// overwrites is added to BulkData by a side that knows requests to write into
-	// files instead of replacing them.
+	// overwrites is added to BulkData in the preface by a side that supports
+	// writing into existing files.
 	overwrites = 1
-	// MaxOpen bounds a request, MaxReply a message or a result.
+	// MaxOpen limits a request, MaxReply a message or a result, in bytes.
 	MaxOpen  = 8 << 20
 	MaxReply = 256 << 10
 	// Lanes is the number of byte streams an operation has in each direction.
 	Lanes = 2
-	// HeaderLen is the room a frame needs before its payload.
+	// HeaderLen is the size of the header before a frame's payload.
 	HeaderLen = 12
-	// SocketBuffer is what the sockets of a connection should buffer, so that a
-	// frame is written at once.
+	// SocketBuffer is the buffer size of a connection's sockets, so that a frame
+	// is written at once.
 	SocketBuffer = 1 << 20
-	// LogHeaderLen precedes every piece of a log.
+	// LogHeaderLen is the size of the header before every piece of a log.
 	LogHeaderLen = 16
-	// maxMessages bounds the messages of one operation that wait to be read.
+	// maxMessages limits the unread messages of one operation.
 	maxMessages = 8
 )
 
@@ -127,9 +127,9 @@ const (
 	kindOpen   = 1 + iota // client: a new operation; the payload is method and request
 	kindData              // both: bytes of a lane
 	kindEOF               // both: no more bytes on a lane
-	kindCredit            // both: the payload, four bytes, says how many bytes were consumed
-	kindCancel            // client: the operation is wanted no more
-	kindMsg               // guest: something to know while the operation goes on
+	kindCredit            // both: the payload, four bytes, is the number of bytes consumed
+	kindCancel            // client: stop the operation
+	kindMsg               // guest: a message during the operation
 	kindEnd               // guest: the outcome; nothing follows on this operation
 )
 
@@ -157,7 +157,7 @@ const (
 	Watch
 	Dial
 	ImportLayer
-	// Of later guests. An earlier one answers that it does not know them.
+	// Of later guests. An earlier guest answers that it does not know them.
 	ExecHeld
 	Rejoin
 	LetGo
@@ -174,14 +174,14 @@ func (m Method) isBulk() bool {
 	return false
 }
 
-// ErrProtocol is wrapped by every error about bytes that make no sense.
+// ErrProtocol is wrapped by every error about malformed or unexpected data.
 var ErrProtocol = errors.New("guest protocol violated")
 
 func violation(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
 }
 
-// VersionError is the outcome of meeting a guest of another Atoll.
+// VersionError means that the other side uses another version of the protocol.
 type VersionError struct{ Theirs uint32 }
 
 func (e *VersionError) Error() string {
@@ -196,8 +196,9 @@ const (
 // Peer describes the other side.
 type Peer struct{ bulk, overwrites bool }
 
-// WritePreface says which version the writer speaks, how much data it takes in a
-// frame, and what else it knows, of which earlier versions say nothing.
+// WritePreface writes the writer's protocol version, the size of the data
+// frames it accepts, and its optional features, which earlier versions do not
+// announce.
 func WritePreface(w io.Writer) error {
 	var b [prefaceLen]byte
 	copy(b[:], prefaceMagic)
@@ -207,7 +208,7 @@ func WritePreface(w io.Writer) error {
 	return err
 }
 
-// ReadPreface finds out what the other side speaks. Another version is a
+// ReadPreface reads the other side's preface. Another version is a
 // *VersionError.
 func ReadPreface(r io.Reader) (Peer, error) {
 	var b [prefaceLen]byte

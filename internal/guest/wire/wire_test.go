@@ -45,7 +45,7 @@ func open(t testing.TB, c *Conn, m Method, req string) *Op {
 	return op
 }
 
-// echo returns lane 0 on both lanes.
+// echo sends lane 0 back on both lanes.
 func echo(op *Op) {
 	for {
 		b, err := op.in[0].peek()
@@ -93,7 +93,7 @@ func TestLanesCarryEverything(t *testing.T) {
 	}
 }
 
-// TestUnreadLaneBlocksNobody fills one lane, and uses everything else.
+// TestUnreadLaneBlocksNobody fills one lane and uses everything else.
 func TestUnreadLaneBlocksNobody(t *testing.T) {
 	full := make(chan struct{})
 	c := pair(t, func(op *Op) {
@@ -128,7 +128,7 @@ func TestUnreadLaneBlocksNobody(t *testing.T) {
 	<-other.Over()
 	op.Abandon()
 	if _, err := op.In(0).Read(make([]byte, 1)); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("reading what was abandoned: %v", err)
+		t.Errorf("reading an abandoned lane: %v", err)
 	}
 }
 
@@ -170,7 +170,8 @@ func TestLostConnectionEndsEverything(t *testing.T) {
 	}
 }
 
-// TestDeafGuest has a guest that reads nothing: callers go when they want to.
+// TestDeafGuest uses a guest that reads nothing. Callers must still be able to
+// leave.
 func TestDeafGuest(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()
@@ -187,7 +188,7 @@ func TestDeafGuest(t *testing.T) {
 	}
 }
 
-// TestHostileGuest sends what no guest should.
+// TestHostileGuest sends frames that no correct guest sends.
 func TestHostileGuest(t *testing.T) {
 	frame := func(size uint32, op uint32, kind, lane byte, payload ...byte) []byte {
 		b := make([]byte, HeaderLen)
@@ -337,7 +338,7 @@ func TestLocalPath(t *testing.T) {
 	}
 }
 
-// FuzzClient lets a guest say anything to a client with operations under way.
+// FuzzClient sends arbitrary bytes to a client with open operations.
 func FuzzClient(f *testing.F) {
 	frame := make([]byte, HeaderLen)
 	header{size: 0, op: 1, kind: kindEnd}.put(frame)
@@ -360,7 +361,7 @@ func FuzzClient(f *testing.F) {
 	})
 }
 
-// FuzzGuest lets a client say anything to a guest.
+// FuzzGuest sends arbitrary bytes to a guest.
 func FuzzGuest(f *testing.F) {
 	frame := make([]byte, HeaderLen)
 	header{size: 1, op: 1, kind: kindOpen}.put(frame)
@@ -378,7 +379,7 @@ func FuzzGuest(f *testing.F) {
 	})
 }
 
-// FuzzDecode decodes every message from any bytes.
+// FuzzDecode decodes every message from arbitrary bytes.
 func FuzzDecode(f *testing.F) {
 	var e Encoder
 	PutCommand(&e, &sandbox.Command{Args: []string{"a"}, Env: map[string]string{"a": "b"}})
