@@ -1,13 +1,13 @@
-// Package audit is the one choke point between being allowed to do something
-// and doing it: [Recorder.Do] asks whether the action is allowed, writes down
-// that it is about to happen, lets it happen, and writes down what became of
-// it. If the first record is not on the disk, the action does not happen; the
-// second follows within a moment, and if it cannot, the first stays open, and
-// the next start of the daemon closes it as unknown ([Recorder.Settle]).
+// Package audit guards every audited action. [Recorder.Do] checks that the
+// action is allowed, records the attempt, runs the action, and records the
+// outcome. If the attempt cannot be written durably, the action does not run.
+// The outcome is written shortly after the action; if it cannot be written, the
+// attempt stays open, and the daemon closes it as unknown at its next start
+// ([Recorder.Settle]).
 //
-// Records never contain values of secrets or output. For a command they contain
-// the name of the program and the number of arguments; the operator can ask for
-// the arguments.
+// Records never contain secret values or output. For a command they contain the
+// program's name and the number of arguments; the operator can enable recording
+// of the arguments.
 package audit
 
 import (
@@ -23,23 +23,23 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Action is something that somebody wants to do.
+// Action is an operation that a caller requests.
 type Action struct {
 	Tenant  string
 	Actor   eventlog.Actor
 	Op      ops.Op
-	Sandbox sandbox.ID // to which sandbox; empty: to none
-	Name    string     // of that sandbox
-	Subject string     // what is touched: a path, a process, a key; never a secret
-	Policy  string     // which policy decides
+	Sandbox sandbox.ID // empty if the action has no sandbox
+	Name    string     // the sandbox's name
+	Subject string     // what is accessed: a path, a process, a key; never a secret
+	Policy  string     // the policy that decided
 	Command *sandbox.Command
-	Bytes   int64 // that are moved, if that is known before
-	// Request and Trace name the request that wants it and the trace that is
-	// part of. Empty: those of the context, see package span.
+	Bytes   int64 // number of bytes to be moved, if known in advance
+	// Request and Trace are the ids of the request and of its trace. Empty: taken
+	// from the context, see package span.
 	Request, Trace string
 }
 
-// of completes an action that is done for the request of ctx.
+// of returns the action with the request and trace ids of ctx filled in.
 func (a Action) of(ctx context.Context) Action {
 	if a.Request == "" {
 		a.Request, a.Trace = span.IDs(ctx)
@@ -49,33 +49,32 @@ func (a Action) of(ctx context.Context) Action {
 
 // Outcome is the result of an action.
 type Outcome struct {
-	Err     error // nil: it was done
-	Bytes   int64 // that were moved
+	Err     error // nil: the action succeeded
+	Bytes   int64 // number of bytes moved
 	Subject string
-	// Sandbox and Name complete those of the action, if it made the sandbox.
+	// Sandbox and Name complete those of the action if it created the sandbox.
 	Sandbox sandbox.ID
 	Name    string
 }
 
-// Options of a Recorder. The zero value is usable, for a daemon alone.
+// Options configures a Recorder. The zero value suits a daemon that runs alone.
 type Options struct {
 	// Node is the name of this daemon. Empty: "local".
 	Node string
-	// RecordArgs records the arguments of commands, which may hold secrets
-	// that their users put there.
+	// RecordArgs records the arguments of commands. They may contain secrets.
 	RecordArgs bool
-	// OnError is told about outcomes that could not be written. Nil ignores
-	// them: they are settled at the next start.
+	// OnError is called for outcomes that could not be written. Nil ignores these
+	// errors: Settle closes the attempts at the next start.
 	OnError func(context.Context, error)
 }
 
-// Recorder authorises and records. It may be used concurrently.
+// Recorder authorizes and records actions. It is safe for concurrent use.
 type Recorder struct {
 	log  *eventlog.Log
 	opts Options
 }
 
-// New makes a Recorder over a log.
+// New returns a Recorder that writes to log. The caller still owns the log.
 func New(log *eventlog.Log, opts Options) *Recorder {
 	if opts.Node == "" {
 		opts.Node = "local"
@@ -83,13 +82,14 @@ func New(log *eventlog.Log, opts Options) *Recorder {
 	return &Recorder{log: log, opts: opts}
 }
 
-// Do authorises, records, acts, and records the outcome, in this order. A nil
-// authorise allows. The error is authorise's, act's, or, when the action was
-// not done because it could not be recorded, an *sandbox.Error that says so.
+// Do calls authorise, records the attempt, calls act, and records the outcome.
+// A nil authorise allows the action. Do returns the error of authorise or of
+// act, or a *sandbox.Error if the attempt could not be recorded and the action
+// was therefore not run.
 func (r *Recorder) Do(ctx context.Context, a Action, authorise func() error, act func(context.Context) (Outcome, error)) error {
 	if authorise != nil {
 		if err := authorise(); err != nil {
-			r.report(ctx, r.Denied(ctx, a, err)) // the refusal stands even if it cannot be written
+			r.report(ctx, r.Denied(ctx, a, err)) // the action is refused even if the refusal cannot be recorded
 			return err
 		}
 	}
@@ -100,7 +100,7 @@ func (r *Recorder) Do(ctx context.Context, a Action, authorise func() error, act
 	if err != nil {
 		return err
 	}
-	// A panic must not leave the impression that nothing happened.
+	// If act panics, record a failure instead of leaving the attempt open.
 	out := Outcome{Err: &sandbox.Error{Code: sandbox.CodeInternal, Message: "the action panicked"}}
 	defer func() { r.report(ctx, intent.End(out)) }()
 	done, err := act(ctx)
@@ -115,7 +115,7 @@ func (r *Recorder) report(ctx context.Context, err error) {
 	}
 }
 
-// Denied records that an action was refused, for reason.
+// Denied records that an action was refused, with reason as the error.
 func (r *Recorder) Denied(ctx context.Context, a Action, reason error) error {
 	e := r.event(a.of(ctx), eventlog.Denied)
 	e.Code = sandbox.CodeOf(reason)
@@ -123,8 +123,8 @@ func (r *Recorder) Denied(ctx context.Context, a Action, reason error) error {
 	return err
 }
 
-// Fact records what happened without anybody asking for it here, such as the
-// end of a command: t and what change adds.
+// Fact records something that happened without a request, such as the end of a
+// command. The event has type t; change fills in the rest.
 func (r *Recorder) Fact(ctx context.Context, a Action, t eventlog.Type, change func(*eventlog.Event)) error {
 	e := r.event(a.of(ctx), t)
 	if change != nil {
@@ -134,7 +134,7 @@ func (r *Recorder) Fact(ctx context.Context, a Action, t eventlog.Type, change f
 	return err
 }
 
-// FactLater is Fact for what nobody has to wait for; see
+// FactLater is Fact without waiting for the write; see
 // eventlog.Log.AppendLater.
 func (r *Recorder) FactLater(a Action, t eventlog.Type, change func(*eventlog.Event)) error {
 	e := r.event(a, t)
@@ -144,7 +144,7 @@ func (r *Recorder) FactLater(a Action, t eventlog.Type, change func(*eventlog.Ev
 	return r.log.AppendLater(e)
 }
 
-// Intent is an action that was announced. Its End must be called.
+// Intent is a recorded attempt. Its End must be called.
 type Intent struct {
 	r      *Recorder
 	action Action
@@ -154,8 +154,7 @@ type Intent struct {
 	ended bool
 }
 
-// Begin records that an action is about to happen. If it fails, the action
-// must not be done.
+// Begin records an attempt. If it fails, the action must not run.
 func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 	a = a.of(ctx)
 	ctx, end := span.Start(ctx, "record", string(a.Op), a.Sandbox)
@@ -163,7 +162,7 @@ func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 	end(err)
 	i, err := r.begun(a, e, err)
 	if err == nil && ctx.Err() != nil {
-		// The caller has gone meanwhile: nothing will be done.
+		// The caller has gone: the action does not run.
 		err = &sandbox.Error{Code: sandbox.CodeOf(ctx.Err()), Op: string(a.Op), Subject: a.Name, Cause: ctx.Err()}
 		r.report(ctx, i.End(Outcome{Err: err}))
 		return nil, err
@@ -171,9 +170,9 @@ func (r *Recorder) Begin(ctx context.Context, a Action) (*Intent, error) {
 	return i, err
 }
 
-// BeginTx is Begin within a transaction, of which it should be the last step:
-// what the transaction changes and the record of it come together or not at
-// all. The action must not be done before the transaction is committed.
+// BeginTx is Begin as part of a transaction, and should be its last step. The
+// record is written only if the transaction commits. The action must not run
+// before that.
 func (r *Recorder) BeginTx(ctx context.Context, tx *store.Tx, a Action) (*Intent, error) {
 	a = a.of(ctx)
 	ctx, end := span.Start(ctx, "record", string(a.Op), a.Sandbox)
@@ -189,13 +188,14 @@ func (r *Recorder) begun(a Action, e eventlog.Event, err error) (*Intent, error)
 	return &Intent{r: r, action: a, ref: e.Seq}, nil
 }
 
-// notRecorded says that an action was not done because there is no record.
+// notRecorded returns the error of an action that was not run because its
+// attempt could not be recorded.
 func notRecorded(a Action, err error) error {
 	code := sandbox.CodeOf(err)
 	if code == sandbox.CodeInternal {
 		code = sandbox.CodeUnavailable
 	}
-	hint := "see the log of the daemon for the cause"
+	hint := "see the daemon's log for the cause"
 	var known *sandbox.Error
 	if errors.As(err, &known) && known.Hint != "" {
 		hint = known.Hint
@@ -203,10 +203,10 @@ func notRecorded(a Action, err error) error {
 	return &sandbox.Error{Code: code, Op: string(a.Op), Subject: a.Name, Cause: err, Message: "not done, because it could not be recorded", Hint: hint}
 }
 
-// End records what became of the action. It does not wait for the disk, so
-// that an action costs one wait and not two: a daemon that is killed within the
-// next moment leaves the intent open, and its successor records the outcome as
-// unknown. A second call does nothing.
+// End records the outcome. It does not wait for the disk, so an action costs
+// one disk write and not two. If the daemon is killed before the outcome is
+// written, the attempt stays open, and Settle records the outcome as unknown. A
+// second call does nothing.
 func (i *Intent) End(out Outcome) error {
 	if i.over() {
 		return nil
@@ -214,8 +214,8 @@ func (i *Intent) End(out Outcome) error {
 	return i.r.log.AppendLater(i.outcome(out))
 }
 
-// EndTx is End within a transaction, of which it should be the last step. If
-// the transaction fails, End must still be called.
+// EndTx is End as part of a transaction, and should be its last step. If the
+// transaction fails, End must still be called.
 func (i *Intent) EndTx(ctx context.Context, tx *store.Tx, out Outcome) error {
 	_, err := i.r.log.AppendTx(ctx, tx, i.outcome(out))
 	if err == nil {
@@ -224,7 +224,7 @@ func (i *Intent) EndTx(ctx context.Context, tx *store.Tx, out Outcome) error {
 	return err
 }
 
-// over marks the intent as ended and reports whether it was before.
+// over marks the intent as ended and reports whether it had already ended.
 func (i *Intent) over() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -255,7 +255,7 @@ func (i *Intent) outcome(out Outcome) eventlog.Event {
 	return e
 }
 
-// event makes the record of an action.
+// event returns the record of an action.
 func (r *Recorder) event(a Action, t eventlog.Type) eventlog.Event {
 	e := eventlog.Event{Tenant: a.Tenant, Event: sandbox.Event{
 		Type: t, Op: string(a.Op), Key: a.Actor.Key, UID: a.Actor.UID, Node: r.opts.Node, Sandbox: a.Sandbox, Name: a.Name,
@@ -267,8 +267,9 @@ func (r *Recorder) event(a Action, t eventlog.Type) eventlog.Event {
 	return e
 }
 
-// describe records a command: never its environment or its input, and what
-// follows the program's name only if that was asked for.
+// describe adds a command to a record: the program and the number of arguments,
+// and the arguments only with RecordArgs. It never adds the environment or the
+// input.
 func (r *Recorder) describe(e *eventlog.Event, c *sandbox.Command) {
 	if c.Shell != "" {
 		e.Program = "sh"
@@ -289,9 +290,9 @@ func (r *Recorder) describe(e *eventlog.Event, c *sandbox.Command) {
 // settleBatch is how many open intents are closed at a time.
 const settleBatch = 500
 
-// Settle closes what an earlier run of this daemon announced and never
-// reported: whether it happened is unknown. It is called at the start, before
-// anything is announced, and returns how many there were.
+// Settle closes attempts that an earlier run of this daemon left open, with the
+// outcome unknown. Call it at the start, before the first Begin. It returns the
+// number of closed attempts.
 func (r *Recorder) Settle(ctx context.Context) (int, error) {
 	for n := 0; ; {
 		open, err := r.log.Open(ctx, r.opts.Node, settleBatch)

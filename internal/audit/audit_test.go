@@ -41,7 +41,7 @@ func open(t *testing.T, path string, opts audit.Options) (*store.Store, *eventlo
 	return s, l, audit.New(l, opts)
 }
 
-// story tells a log in one line per event.
+// story returns a log with one line per event.
 func story(t *testing.T, l *eventlog.Log) (lines []string) {
 	t.Helper()
 	events, err := l.Read(t.Context(), "acme", eventlog.Filter{}, 0, 0)
@@ -91,8 +91,8 @@ func TestDo(t *testing.T) {
 			defer func() { _ = recover() }()
 			_ = r.Do(t.Context(), a, nil, func(context.Context) (audit.Outcome, error) { panic("boom") })
 		}()
-		// A caller that goes away during the action does not keep the outcome
-		// from being recorded.
+		// A caller that goes away during the action does not prevent the outcome from
+		// being recorded.
 		ctx, cancel := context.WithCancel(t.Context())
 		ok(t, r.Do(ctx, a, nil, func(context.Context) (audit.Outcome, error) { cancel(); return audit.Outcome{}, nil }))
 		wantStory(t, l,
@@ -129,8 +129,8 @@ func TestNoRecordNoAction(t *testing.T) {
 	}
 }
 
-// TestCallerGone cancels callers while their intents are on the way: whatever
-// was written is closed too.
+// TestCallerGone cancels callers while their attempts are being written: every
+// attempt that was written gets an outcome.
 func TestCallerGone(t *testing.T) {
 	_, l, r := open(t, filepath.Join(t.TempDir(), "atoll.db"), audit.Options{})
 	var wg sync.WaitGroup
@@ -157,7 +157,7 @@ func TestCallerGone(t *testing.T) {
 	}
 }
 
-// TestWithStore: what the transaction changes and its records come together.
+// TestWithStore: the records are written only if the transaction commits.
 func TestWithStore(t *testing.T) {
 	ctx := t.Context()
 	s, l, r := open(t, filepath.Join(t.TempDir(), "atoll.db"), audit.Options{})
@@ -239,7 +239,7 @@ func TestCanary(t *testing.T) {
 			s, _, r := open(t, path, audit.Options{RecordArgs: recordArgs})
 			arg := canary
 			if recordArgs {
-				arg = "harmless" // the operator asked for arguments
+				arg = "harmless" // with RecordArgs, arguments are recorded
 			}
 			spec := sandbox.Spec{Name: "web", Env: map[string]string{"TOKEN": canary}}
 			var token string

@@ -20,8 +20,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Anchor keeps the end of each tenant's log outside the database, so that
-// records cut off there are missed. Its methods are not called concurrently.
+// Anchor keeps the head of each tenant's log outside the database, so that
+// Verify notices when the newest records are removed. Its methods are not
+// called concurrently.
 type Anchor interface {
 	// Kept returns the head that was kept last, or a zero Head.
 	Kept(tenant string) (Head, error)
@@ -29,13 +30,13 @@ type Anchor interface {
 	Keep(tenant string, h Head) error
 }
 
-// FileAnchor keeps heads in files of a directory. To be worth something the
-// directory must be out of reach of whoever may write to the database: on
-// another file system, or with a Key that is kept elsewhere.
+// FileAnchor keeps heads in files in a directory. It only helps if an attacker
+// who can write to the database cannot write to the directory: put it on
+// another file system, or use a Key that is stored elsewhere.
 type FileAnchor struct {
 	Dir string
-	// Key authenticates the files with HMAC-SHA256. Without it anybody who
-	// can write to the directory can forge them.
+	// Key authenticates the files with HMAC-SHA256. Without it, anyone who can
+	// write to the directory can forge them.
 	Key []byte
 }
 
@@ -62,7 +63,7 @@ func (a *FileAnchor) mac(f anchorFile) string {
 	return hex.EncodeToString(m.Sum(nil))
 }
 
-// Kept reads a tenant's file. A file that is not as Keep wrote it is an error.
+// Kept reads a tenant's file. A file that Keep did not write is an error.
 func (a *FileAnchor) Kept(tenant string) (Head, error) {
 	path, err := a.path(tenant)
 	if err != nil {
@@ -89,7 +90,7 @@ func (a *FileAnchor) Kept(tenant string) (Head, error) {
 	return Head{f.Seq, Hash(hash)}, nil
 }
 
-// Keep replaces a tenant's file, whole or not at all.
+// Keep replaces a tenant's file atomically.
 func (a *FileAnchor) Keep(tenant string, h Head) error {
 	path, err := a.path(tenant)
 	if err != nil {
@@ -104,7 +105,8 @@ func (a *FileAnchor) Keep(tenant string, h Head) error {
 	if err := os.MkdirAll(a.Dir, 0o700); err != nil {
 		return err
 	}
-	// Always the same name, so that a killed daemon leaves one file at most.
+	// The name is fixed, so that a killed daemon leaves at most one temporary
+	// file.
 	tmp, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
@@ -120,7 +122,7 @@ func (a *FileAnchor) Keep(tenant string, h Head) error {
 	return nil
 }
 
-// anchorer keeps heads a little later than they are written, many at once.
+// anchorer keeps heads in the background, many at once.
 type anchorer struct {
 	log  *Log
 	quit chan struct{}
@@ -130,7 +132,7 @@ type anchorer struct {
 	mu     sync.Mutex
 	heads  map[string]Head
 	closed sync.Once
-	err    error // of the last round
+	err    error // of the last write
 }
 
 func startAnchorer(l *Log) *anchorer {
@@ -141,7 +143,7 @@ func startAnchorer(l *Log) *anchorer {
 	return a
 }
 
-// note remembers the newest head of a tenant.
+// note stores the newest head of a tenant for the next write.
 func (a *anchorer) note(tenant string, h Head) {
 	a.mu.Lock()
 	if a.heads[tenant].Seq < h.Seq {
@@ -193,8 +195,8 @@ func (a *anchorer) keep() {
 	}
 }
 
-// keepHead moves a tenant's anchor forward, but only along the chain: else a
-// log that was cut and has grown again would cover up its own cut.
+// keepHead moves a tenant's anchor forward, but only along the chain. Otherwise
+// a log that was truncated and then extended would hide the truncation.
 func (l *Log) keepHead(tenant string, h Head) error {
 	kept, err := l.opts.Anchor.Kept(tenant)
 	if err != nil {
@@ -217,9 +219,9 @@ func (l *Log) keepHead(tenant string, h Head) error {
 	return l.opts.Anchor.Keep(tenant, h)
 }
 
-// CheckHead reports whether the end of a tenant's log is its last record, and
-// what the anchor kept lies on it. It reads no more than that; see
-// [Log.Verify].
+// CheckHead reports an error if the recorded end of a tenant's log is not its
+// last record, or if the anchored head is not part of the chain. It reads only
+// those records; [Log.Verify] reads the whole log.
 func (l *Log) CheckHead(ctx context.Context, tenant string) error {
 	head, err := l.Head(ctx, tenant)
 	if err != nil {
@@ -246,15 +248,15 @@ func (l *Log) CheckHead(ctx context.Context, tenant string) error {
 	return nil
 }
 
-// onChain reports whether h is the hash of the record with its number, as far as
-// that is still there.
+// onChain reports whether h is the hash of the record with its number, if that
+// record still exists.
 func (l *Log) onChain(ctx context.Context, tenant string, h Head) (bool, error) {
 	begin, _, fault, err := l.beginning(ctx, tenant)
 	if err != nil || fault != nil || h.Seq == begin.Seq {
 		return h == begin && fault == nil, err
 	}
 	if h.Seq < begin.Seq {
-		return true, nil // it was pruned since, by another daemon that has the key
+		return true, nil // another daemon that has the key has pruned it since
 	}
 	rows, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventRow, error) {
 		return tx.Events().List(ctx, tenant, store.EventFilter{}, h.Seq-1, 1)

@@ -17,13 +17,13 @@ const (
 // Hash is a link of the chain.
 type Hash [sha256.Size]byte
 
-// Genesis is the hash that a tenant's first record continues.
+// Genesis returns the hash that a tenant's first record is linked to.
 func Genesis(tenant string) Hash {
 	return sha256.Sum256([]byte(genesisDomain + tenant))
 }
 
-// Link returns the hash of a record with the canonical form body that follows
-// the record with the hash prev.
+// Link returns the hash of a record. body is its canonical form, and prev is
+// the hash of the record before it.
 func Link(prev Hash, body []byte) (h Hash) {
 	d := sha256.New()
 	d.Write([]byte(recordDomain))
@@ -33,7 +33,7 @@ func Link(prev Hash, body []byte) (h Hash) {
 	return h
 }
 
-// Head is the end of a tenant's log. Without a record it is zero.
+// Head is the end of a tenant's log. It is zero if the log is empty.
 type Head struct {
 	Seq  int64
 	Hash Hash
@@ -49,8 +49,8 @@ func headOf(h store.EventHead, tenant string) (Head, error) {
 	return Head{h.Seq, Hash(h.Hash)}, nil
 }
 
-// extend makes the rows that continue the log of one tenant after head, and
-// fills Tenant, Seq and Time of the events.
+// extend returns the rows that continue a tenant's log after head, and fills in
+// Tenant, Seq and Time of the events.
 func extend(head Head, tenant string, now func() time.Time, entries []*entry) (Head, []store.EventRow, error) {
 	rows := make([]store.EventRow, 0, len(entries))
 	for _, en := range entries {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(storetest.Main(m))
 }
 
-// appendForEver appends, and says the number of each record that is written.
+// appendForEver appends events and prints the number of each written record.
 func appendForEver(path string) error {
 	s, err := store.Open(context.Background(), path, store.Options{})
 	if err != nil {
@@ -52,8 +52,9 @@ func appendForEver(path string) error {
 	return <-errs
 }
 
-// TestKilledAppender kills a process that appends, again and again: what it
-// said it had written is there, and the chain and its anchor are sound.
+// TestKilledAppender kills a process that appends, several times. Every record
+// that it reported as written must exist, and the chain and its anchor must be
+// valid.
 func TestKilledAppender(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "atoll.db")
 	var last int64

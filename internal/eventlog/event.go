@@ -9,12 +9,12 @@ import (
 // Type says what happened. The list is append-only.
 type Type = string
 
-// The types. Attempted is written before an action; the others are facts.
+// Attempted is written before an action; the other types are facts.
 const (
-	Attempted Type = sandbox.EventAttempted // Op is about to be done; its outcome follows
-	Denied    Type = sandbox.EventDenied    // Op was not allowed, and not done
-	Failed    Type = sandbox.EventFailed    // Op was tried and did not succeed, for Code
-	Unknown   Type = sandbox.EventUnknown   // Op was announced by a daemon that ended before it could tell more
+	Attempted Type = sandbox.EventAttempted // Op is about to run; its outcome follows
+	Denied    Type = sandbox.EventDenied    // Op was not allowed and did not run
+	Failed    Type = sandbox.EventFailed    // Op ran and failed with Code
+	Unknown   Type = sandbox.EventUnknown   // Op was attempted by a daemon that ended before it recorded the outcome
 	Done      Type = sandbox.EventDone      // Op succeeded and has no type of its own
 
 	Created     Type = sandbox.EventCreated
@@ -54,21 +54,21 @@ const (
 	SecretCreated   Type = sandbox.EventSecretCreated
 	SecretRotated   Type = sandbox.EventSecretRotated
 	SecretRemoved   Type = sandbox.EventSecretRemoved
-	EgressAllowed   Type = sandbox.EventEgressAllowed // what a sandbox sent: see Subject and Policy
+	EgressAllowed   Type = sandbox.EventEgressAllowed // a connection or request of a sandbox; see Subject and Policy
 	EgressDenied    Type = sandbox.EventEgressDenied
-	EgressLimited   Type = sandbox.EventEgressLimited  // a limit is reached
-	EgressFailed    Type = sandbox.EventEgressFailed   // allowed, and the other side did not answer
-	PoliciesLoaded  Type = sandbox.EventPoliciesLoaded // other policies of the machine hold from now on
-	PoliciesKept    Type = sandbox.EventPoliciesKept   // what is in the files cannot be used: see Subject
-	SecretUsed      Type = sandbox.EventSecretUsed     // the gateway sent it: see Subject and Policy
+	EgressLimited   Type = sandbox.EventEgressLimited  // a limit was reached
+	EgressFailed    Type = sandbox.EventEgressFailed   // allowed, but the destination did not respond
+	PoliciesLoaded  Type = sandbox.EventPoliciesLoaded // the machine's policies were replaced
+	PoliciesKept    Type = sandbox.EventPoliciesKept   // the policy files are invalid, so the old policies stay in force: see Subject
+	SecretUsed      Type = sandbox.EventSecretUsed     // the gateway sent a secret: see Subject and Policy
 	SessionCreated  Type = sandbox.EventSessionCreated
-	LeaseWarming    Type = sandbox.EventLeaseWarming  // the sandbox of a session is made or resumed
-	LeaseWarm       Type = sandbox.EventLeaseWarm     // it serves the session: see Epoch
-	LeaseDraining   Type = sandbox.EventLeaseDraining // nobody needs it; it ends after a grace period
+	LeaseWarming    Type = sandbox.EventLeaseWarming  // the sandbox of a session is being created or resumed
+	LeaseWarm       Type = sandbox.EventLeaseWarm     // the sandbox serves the session: see Epoch
+	LeaseDraining   Type = sandbox.EventLeaseDraining // the session no longer needs its sandbox, which ends after a grace period
 	LeaseCold       Type = sandbox.EventLeaseCold     // the session has no sandbox
 	LeaseAtRisk     Type = sandbox.EventLeaseAtRisk   // the sandbox could not be saved, and its lifetime ends soon
-	FenceRefused    Type = sandbox.EventFenceRefused  // a request was meant for an earlier sandbox: see Epoch
-	RouteSwapped    Type = sandbox.EventRouteSwapped  // another sandbox serves the session, with its files: see Sandbox and Epoch
+	FenceRefused    Type = sandbox.EventFenceRefused  // a request was addressed to an earlier sandbox of the session: see Epoch
+	RouteSwapped    Type = sandbox.EventRouteSwapped  // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
 	AuditPruned     Type = sandbox.EventAuditPruned   // the oldest records of this log were removed: see Subject
 )
 
@@ -99,7 +99,7 @@ var successes = map[string]Type{
 	"secret.create": SecretCreated, "secret.rotate": SecretRotated, "secret.remove": SecretRemoved, "secret.use": SecretUsed,
 }
 
-// SuccessOf returns the type of an operation that succeeded.
+// SuccessOf returns the type of the event that records the success of op.
 func SuccessOf(op string) Type {
 	if t, ok := successes[op]; ok {
 		return t
@@ -107,7 +107,7 @@ func SuccessOf(op string) Type {
 	return Done
 }
 
-// Actor is who did something. It is empty for the daemon itself.
+// Actor identifies who acted. It is empty for the daemon itself.
 type Actor struct {
 	Key  string  `json:"key,omitempty"`  // public part of the API key
 	UID  *uint32 `json:"uid,omitempty"`  // of the process at the other end of a Unix socket
@@ -120,14 +120,14 @@ type Event struct {
 	sandbox.Event
 }
 
-// Bounds of what a hostile request can put into a record.
+// Limits on what a hostile request can put into a record.
 const (
 	maxField = 1024
 	maxArgs  = 64
 )
 
-// bound cuts fields to bearable length and to valid UTF-8, so that the record
-// reads back as what it was written as.
+// bound truncates fields to their limits and makes them valid UTF-8, so that
+// the record decodes to what was encoded.
 func (e *Event) bound() {
 	for _, f := range []*string{&e.Name, &e.Subject, &e.Policy, &e.Program, &e.Op, &e.Key, &e.Node, &e.Request, &e.Trace} {
 		*f = bounded(*f)

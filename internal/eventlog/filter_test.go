@@ -50,8 +50,8 @@ func TestFilterValidate(t *testing.T) {
 	}
 }
 
-// TestFollowUntil: it ends when its time has come, be that long ago or still to
-// come, with all there was before.
+// TestFollowUntil checks that Follow ends at Until, whether that time is past
+// or still to come, and yields every event before it.
 func TestFollowUntil(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		for name, wait := range map[string]time.Duration{"past": -time.Nanosecond, "to come": 20 * time.Millisecond} {
@@ -64,7 +64,7 @@ func TestFollowUntil(t *testing.T) {
 					_, err := l.Append(t.Context(), event(tenant, fmt.Sprint(i)))
 					ok(t, err)
 				}
-				// The last record is from before the time that is meant.
+				// The last record is older than Until.
 				until := time.Now().Add(wait + time.Nanosecond)
 				seen := 0
 				for _, err := range l.Follow(t.Context(), tenant, eventlog.Filter{Until: until}, 0) {
@@ -79,8 +79,8 @@ func TestFollowUntil(t *testing.T) {
 	})
 }
 
-// TestCursorsBeyondTheEnd: who holds a number that the log has not come to
-// would wait in vain for what happens until then.
+// TestCursorsBeyondTheEnd checks that a cursor beyond the end of the log is
+// refused: a follower would miss the events up to it.
 func TestCursorsBeyondTheEnd(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})

@@ -10,13 +10,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// form is the canonical form of an Event: what is stored, hashed and exported. The
-// order of its fields is the order in the JSON. Fields are only ever added, at the
-// end and with omitempty.
+// form is the canonical form of an Event, which is stored, hashed and exported.
+// The order of the fields is the order in the JSON. Fields are never removed or
+// changed: new ones are added at the end, with omitempty.
 type form struct {
 	Tenant string    `json:"tenant"`
 	Seq    int64     `json:"seq"`  // 1, 2, 3, … within the tenant
-	Time   time.Time `json:"time"` // in UTC; it may step back with the clock, Seq does not
+	Time   time.Time `json:"time"` // in UTC; it may go back if the clock is set, Seq never does
 	Type   Type      `json:"type"`
 	Op     string    `json:"op"` // as in control.Action, e.g. "files.read"
 	Actor  Actor     `json:"actor,omitzero"`
@@ -24,22 +24,22 @@ type form struct {
 	Sandbox sandbox.ID        `json:"sandbox,omitempty"`
 	Name    string            `json:"name,omitempty"` // of the sandbox
 	Labels  map[string]string `json:"labels,omitempty"`
-	Subject string            `json:"subject,omitempty"` // what was touched: a path, a process, a key
-	Policy  string            `json:"policy,omitempty"`  // which policy decided
+	Subject string            `json:"subject,omitempty"` // what was accessed: a path, a process, a key
+	Policy  string            `json:"policy,omitempty"`  // the policy that decided
 
-	// Ref is the Seq of the attempt that this event is the outcome of.
+	// Ref is the Seq of the attempt that this event records the outcome of.
 	Ref  int64        `json:"ref,omitempty"`
-	Code sandbox.Code `json:"code,omitempty"` // of the outcome; empty is success
+	Code sandbox.Code `json:"code,omitempty"` // of the outcome; empty means success
 
 	Program string   `json:"program,omitempty"` // a command's program, without its arguments
-	Argc    int      `json:"argc,omitempty"`    // how many arguments it has
-	Args    []string `json:"args,omitempty"`    // only if the operator asked for them
+	Argc    int      `json:"argc,omitempty"`    // number of arguments
+	Args    []string `json:"args,omitempty"`    // only with audit.Options.RecordArgs
 
 	Exit   *int           `json:"exit,omitempty"`   // exit status
-	Reason sandbox.Reason `json:"reason,omitempty"` // why it ended
-	Bytes  int64          `json:"bytes,omitempty"`  // that were moved
+	Reason sandbox.Reason `json:"reason,omitempty"` // why the process ended
+	Bytes  int64          `json:"bytes,omitempty"`  // number of bytes moved
 
-	DurationMS int64 `json:"durationMs,omitempty"` // how long it took, in milliseconds
+	DurationMS int64 `json:"durationMs,omitempty"` // duration in milliseconds
 
 	Request string `json:"request,omitempty"` // id of the request that it was done for
 	Trace   string `json:"trace,omitempty"`   // id of the trace that request is part of
@@ -47,8 +47,8 @@ type form struct {
 	Epoch int64 `json:"epoch,omitempty"` // of the sandbox of a session
 }
 
-// encode makes the canonical form: JSON without white space and without the
-// escaping of HTML.
+// encode returns the canonical form: JSON without white space and without HTML
+// escapes.
 func encode(e *Event) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

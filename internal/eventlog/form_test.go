@@ -9,7 +9,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// The canonical form does not change: logs are hashed in it.
+// The canonical form must not change: the hashes of existing logs depend on it.
 func TestCanonicalForm(t *testing.T) {
 	uid, exit := uint32(7), 3
 	full := Event{Tenant: "acme", Event: sandbox.Event{

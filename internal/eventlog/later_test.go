@@ -21,7 +21,7 @@ func subjects(t *testing.T, l *eventlog.Log, tenant string) (all []string) {
 	return all
 }
 
-// What nobody waits for is in its place for everybody who looks.
+// Readers and followers see events of AppendLater in their place.
 func TestAppendLater(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
@@ -60,7 +60,7 @@ func TestAppendLater(t *testing.T) {
 	})
 }
 
-// What the database did not take is kept until it does.
+// Events of AppendLater survive a failure of the database.
 func TestAppendLaterSurvivesAnOutage(t *testing.T) {
 	address := storetest.Postgres(t)
 	s, err := store.Open(t.Context(), address, store.Options{})

@@ -1,31 +1,31 @@
-// Package eventlog is the append-only record of what happened: one log per
-// tenant, numbered without gaps, in the same database as what it is about and,
-// where the caller wants it, in the same transaction.
+// Package eventlog is an append-only event log. Each tenant has its own log,
+// numbered without gaps. The logs are in the same database as the records they
+// describe, and an event can be written in the same transaction as the change
+// it describes.
 //
 // # The chain
 //
-// Each record has a canonical form, its body: the JSON of an event on one
-// line, stored and exported byte for byte as it was hashed. Each record has a
-// hash that covers the one before it:
+// The canonical form of a record is its body: the JSON of an event on one line,
+// which is hashed, stored and exported byte for byte. The hash of a record
+// covers the hash of the record before it:
 //
 //	hash(0) = SHA-256("atoll genesis v1\n" + tenant)
 //	hash(n) = SHA-256("atoll event v1\n" + hash(n-1) + body(n))
 //
-// where hash(n-1) is 32 raw bytes. A line of an export ends in
-// `"event":BODY}`, so that another program can check it without knowing how
-// JSON is written here.
+// where hash(n-1) is 32 raw bytes. A line of an export ends in `"event":BODY}`,
+// so another program can verify it without encoding JSON the same way.
 //
 // # What can be detected
 //
 // [Log.Verify] finds a record that was edited, removed, inserted, or moved, and
-// columns that do not say what the body says. Someone who can write to the
-// database can also recompute all hashes after an edit, or remove the newest
-// records. Comparing with a head that is kept elsewhere reveals that. An
-// [Anchor] keeps one outside the database, and [Log.Head] returns one for those
-// who want to send it further away. Not detected are records removed or
-// rewritten after the last head that was kept (with [FileAnchor], at most a
-// second's worth and those of a crash), and anything done by somebody who can
-// change the anchor too.
+// columns that differ from the body. An attacker who can write to the database
+// can also recompute all hashes after an edit, or remove the newest records.
+// Comparing with a head that is kept elsewhere reveals that. An [Anchor] keeps
+// one outside the database, and [Log.Head] returns one that can be sent to
+// another machine. Verify cannot detect records that were removed or rewritten
+// after the last kept head (with [FileAnchor], at most those of one second, or
+// those since a crash), nor anything done by an attacker who can change the
+// anchor too.
 package eventlog
 
 import (
@@ -37,48 +37,48 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Options of a Log. The zero value is usable.
+// Options configures a Log. The zero value is usable.
 type Options struct {
-	// Anchor keeps heads outside the database. Nil: none are kept, and a cut
-	// of the newest records cannot be found.
+	// Anchor keeps heads outside the database. Nil: no head is kept, and removal
+	// of the newest records cannot be detected.
 	Anchor Anchor
-	// AnchorEvery is the least time between two heads kept of one tenant.
-	// Zero: one second.
+	// AnchorEvery is the minimum time between two kept heads of one tenant. Zero:
+	// one second.
 	AnchorEvery time.Duration
-	// CutKey seals the cuts of logs that are pruned. It must be out of reach of
-	// whoever may write to the database, and the same for all daemons that share
-	// one. Empty: nothing is pruned, and no cut is believed.
+	// CutKey authenticates the cuts of pruned logs. An attacker who can write to
+	// the database must not have it. All daemons that share a database need the
+	// same key. Empty: Prune fails, and Verify rejects every cut.
 	CutKey []byte
 	// Sends is the node whose unsent records are not pruned, see [Log.Unsent].
 	// Empty: none.
 	Sends string
-	// Poll is how often followers look for records of other daemons, if the
-	// database is shared. Zero: one second.
+	// Poll is the interval at which followers look for records of other daemons,
+	// if the database is shared. Zero: one second.
 	Poll time.Duration
-	// OnError is told about heads that could not be kept and events of
-	// AppendLater that could not be written. Nil ignores them: they are tried
-	// again.
+	// OnError is called for heads that could not be kept and events of AppendLater
+	// that could not be written. The log tries again in both cases. Nil ignores
+	// the errors.
 	OnError func(error)
 }
 
-// Log appends to and reads the logs of all tenants in one store. It may be
-// used concurrently. The caller closes it before the store.
+// Log appends to and reads the logs of all tenants in one store. It is safe for
+// concurrent use. The caller closes it before the store.
 type Log struct {
 	store    *store.Store
 	opts     Options
 	anchorer *anchorer
 
 	mu      sync.Mutex
-	queue   []*entry                 // written by nobody yet, in order
-	urgent  int                      // how many of them somebody waits for
-	leading bool                     // somebody writes
-	lag     *time.Timer              // nil, or running out for those nobody waits for
+	queue   []*entry                 // not written yet, in order
+	urgent  int                      // number of queued entries that a caller waits for
+	leading bool                     // a goroutine is writing
+	lag     *time.Timer              // starts the write of entries that no caller waits for; nil if not running
 	waiters map[string]chan struct{} // by tenant, closed at the next record
 	closed  bool
 	idle    *sync.Cond // leading became false
 }
 
-// New makes a Log over a store.
+// New returns a Log that uses s. The caller closes the Log.
 func New(s *store.Store, opts Options) *Log {
 	if opts.Poll <= 0 {
 		opts.Poll = time.Second
@@ -94,8 +94,8 @@ func New(s *store.Store, opts Options) *Log {
 	return l
 }
 
-// Close writes what is queued and keeps the last heads. Events after it are
-// refused. Followers are not ended: their contexts end them. Close is
+// Close writes queued events and keeps the last heads. Events after Close are
+// refused. Close does not end followers: their contexts do. Close is
 // idempotent.
 func (l *Log) Close() error {
 	l.mu.Lock()
@@ -111,29 +111,28 @@ func (l *Log) Close() error {
 	return nil
 }
 
-// Append writes e, durably when it returns, and returns it with Tenant, Seq and
-// Time filled in. Concurrent calls share transactions, so that a burst costs
-// few of them. A canceled call may have been written; its error says nothing
-// about that.
+// Append writes e durably, and returns it with Tenant, Seq and Time filled in.
+// Concurrent calls share transactions. If ctx ends, Append returns its error,
+// and the event may or may not have been written.
 func (l *Log) Append(ctx context.Context, e Event) (Event, error) {
 	return l.append(ctx, e, "")
 }
 
-// Announce is Append for an event that another, with its Ref, will be the
-// outcome of. Until then it is open, and found by [Log.Open]. It is not cut
-// short when ctx ends: the caller learns what to close.
+// Announce is Append for an attempt. The attempt is open, and listed by
+// [Log.Open], until an event with its Ref records the outcome. Announce does
+// not return early when ctx ends, so that the caller always learns the Seq.
 func (l *Log) Announce(ctx context.Context, node string, e Event) (Event, error) {
 	return l.append(ctx, e, node)
 }
 
-// AppendTx writes e as a part of a transaction, which fails as a whole if the
-// event cannot be written. The tenant's log is locked until the transaction
-// ends, so this should be the last step of it.
+// AppendTx writes e as part of a transaction, which fails if the event cannot
+// be written. The tenant's log is locked until the transaction ends, so this
+// should be its last step.
 func (l *Log) AppendTx(ctx context.Context, tx *store.Tx, e Event) (Event, error) {
 	return l.appendTx(ctx, tx, e, "")
 }
 
-// AnnounceTx is AppendTx for an event as in Announce.
+// AnnounceTx is Announce as part of a transaction.
 func (l *Log) AnnounceTx(ctx context.Context, tx *store.Tx, node string, e Event) (Event, error) {
 	return l.appendTx(ctx, tx, e, node)
 }
@@ -167,7 +166,7 @@ func (l *Log) write(ctx context.Context, tx *store.Tx, tenant string, entries []
 	return tx.Events().Append(ctx, tenant, rows)
 }
 
-// label puts the labels of sandboxes on the events about them.
+// label adds the labels of sandboxes to the events about them.
 func label(ctx context.Context, tx *store.Tx, tenant string, entries []*entry) (err error) {
 	known := map[sandbox.ID]map[string]string{}
 	for _, en := range entries {
@@ -187,7 +186,7 @@ func label(ctx context.Context, tx *store.Tx, tenant string, entries []*entry) (
 	return nil
 }
 
-// wrote wakes those who follow a tenant's log.
+// wrote wakes the followers of a tenant's log.
 func (l *Log) wrote(tenant string, head Head) {
 	l.mu.Lock()
 	if c := l.waiters[tenant]; c != nil {
@@ -200,7 +199,7 @@ func (l *Log) wrote(tenant string, head Head) {
 	}
 }
 
-// Open lists what a node announced and has no outcome yet, at most limit.
+// Open lists at most limit open attempts of a node.
 func (l *Log) Open(ctx context.Context, node string, limit int) ([]store.OpenIntent, error) {
 	l.flush(ctx)
 	return store.Read(ctx, l.store, func(tx *store.Tx) ([]store.OpenIntent, error) {
@@ -208,7 +207,7 @@ func (l *Log) Open(ctx context.Context, node string, limit int) ([]store.OpenInt
 	})
 }
 
-// Head returns the end of a tenant's log as the database has it.
+// Head returns the end of a tenant's log as stored in the database.
 func (l *Log) Head(ctx context.Context, tenant string) (Head, error) {
 	l.flush(ctx)
 	stored, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventHead, error) { return tx.Events().Head(ctx, tenant) })

@@ -63,8 +63,8 @@ func sound(t *testing.T, l *eventlog.Log, tenant string, records int64) {
 	}
 }
 
-// TestConcurrentAppend: whatever appends at the same time, in one daemon or
-// two, numbers have no gap, and each tenant's chain is its own.
+// TestConcurrentAppend appends from one daemon or two at the same time: numbers
+// have no gap, and the tenants' chains are independent.
 func TestConcurrentAppend(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		logs := []*eventlog.Log{newLog(t, open(store.Options{}), eventlog.Options{})}
@@ -113,7 +113,7 @@ func TestAppendFails(t *testing.T) {
 				tenant, want = "nobody", sandbox.CodeNotFound
 			}
 			wg.Go(func() {
-				// One that cannot be written spoils it for no other.
+				// An event that cannot be written does not affect the others.
 				if _, err := l.Append(t.Context(), event(tenant, "x")); sandbox.CodeOf(err) != want {
 					t.Errorf("%s: %v", tenant, err)
 				}
@@ -195,8 +195,8 @@ func TestRead(t *testing.T) {
 	})
 }
 
-// TestFollow: a follower gets everything once and in order, whether it was
-// there before or comes during, from this daemon or another.
+// TestFollow: a follower gets every event once and in order, old and new, from
+// this daemon and another.
 func TestFollow(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
@@ -248,7 +248,7 @@ func TestFollow(t *testing.T) {
 	})
 }
 
-// TestExport checks an export as a stranger would, from the documentation.
+// TestExport verifies an export using only what the documentation says.
 func TestExport(t *testing.T) {
 	s := storetest.SQLite(t, store.Options{})
 	l := newLog(t, s, eventlog.Options{})

@@ -11,34 +11,35 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Prune says which records of a log are to be removed: the oldest ones, up to
-// the first that is not as described.
+// Prune selects the records to remove: the oldest ones, up to the first record
+// that does not match.
 type Prune struct {
-	Before time.Time // older than this; zero: whatever their age
-	UpTo   int64     // with at most this number; zero: whatever their number
+	Before time.Time // remove records older than this; zero: any age
+	UpTo   int64     // remove records up to this number; zero: any number
 }
 
-// Pruned says what was removed.
+// Pruned is the result of Log.Prune.
 type Pruned struct {
-	Through int64 // the number of the last record that is gone; zero: nothing was removed
-	Removed int64 // how many went now
+	Through int64 // number of the last removed record; zero: nothing was removed
+	Removed int64 // number of records removed by this call
 }
 
-// pruneBatch is how many records are removed at once: while they are, nobody
-// can append to that log.
+// pruneBatch is the number of records removed in one transaction, which blocks
+// appends to that log.
 const pruneBatch = 5000
 
 // Prune removes the oldest records of a tenant's log, durably when it returns.
-// It leaves a cut: the number and the hash of the last removed record, sealed
-// with the key of the options. [Log.Verify] starts from there. The log says
-// what happened to it in note, whose Type, Subject and Bytes are filled in.
+// It stores a cut: the number and the hash of the last removed record,
+// authenticated with Options.CutKey. [Log.Verify] starts from there. Prune also
+// appends note to the log, with Type, Subject and Bytes filled in.
 //
-// It refuses to prune a log that is not sound, because that would hide it, and
-// never removes the newest record, an action without an outcome, or what the
-// node that Options.Sends names has not sent.
+// It refuses to prune a log with a fault, because that would hide the fault. It
+// never removes the newest record, an attempt without an outcome, or a record
+// that the node Options.Sends has not sent yet. Without a CutKey it returns
+// CodeUnsupported.
 func (l *Log) Prune(ctx context.Context, tenant string, what Prune, note Event) (done Pruned, err error) {
 	if len(l.opts.CutKey) == 0 {
-		return done, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "audit.prune", Message: "this daemon has no audit key, which pruning needs"}
+		return done, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "audit.prune", Message: "pruning needs an audit key, and this daemon has none"}
 	}
 	report, err := l.Verify(ctx, tenant)
 	if err != nil {
@@ -52,7 +53,7 @@ func (l *Log) Prune(ctx context.Context, tenant string, what Prune, note Event) 
 	}
 	limit := report.Head.Seq - 1
 	if l.opts.Anchor != nil {
-		limit = min(limit, report.Anchored-1) // the anchor must lie on what stays
+		limit = min(limit, report.Anchored-1) // keep the anchored record
 	}
 	for {
 		n, last, err := l.pruneSome(ctx, tenant, what, limit, note, done.Removed == 0)
@@ -95,7 +96,7 @@ func (l *Log) pruneSome(ctx context.Context, tenant string, what Prune, limit in
 	return n, last, nil
 }
 
-// pruneTo returns the number of the last record that is to go.
+// pruneTo returns the number of the last record to remove.
 func (l *Log) pruneTo(ctx context.Context, tx *store.Tx, tenant string, what Prune, to int64) (int64, error) {
 	if what.UpTo > 0 {
 		to = min(to, what.UpTo)
@@ -121,7 +122,7 @@ func (l *Log) pruneTo(ctx context.Context, tx *store.Tx, tenant string, what Pru
 	return min(to, sent), err
 }
 
-// cut puts a sealed cut in the place of the records up to a number.
+// cut removes the records up to a number and stores an authenticated cut.
 func (l *Log) cut(ctx context.Context, tx *store.Tx, tenant string, seq int64) (int64, error) {
 	rows, err := tx.Events().List(ctx, tenant, store.EventFilter{}, seq-1, 1)
 	if err != nil {
@@ -135,15 +136,15 @@ func (l *Log) cut(ctx context.Context, tx *store.Tx, tenant string, seq int64) (
 	return tx.Events().Cut(ctx, tenant, c)
 }
 
-// seal authenticates a cut.
+// seal returns the MAC of a cut.
 func (l *Log) seal(tenant string, c *store.EventCut) []byte {
 	m := hmac.New(sha256.New, l.opts.CutKey)
 	fmt.Fprintf(m, "atoll cut v1\n%s\n%d\n%x\n%d", tenant, c.Seq, c.Hash, c.Time.UnixNano())
 	return m.Sum(nil)
 }
 
-// beginning returns where a tenant's log begins: at its genesis, or at a cut. A cut
-// that is not sealed with our key is a fault.
+// beginning returns where a tenant's log begins: at its genesis, or at a cut. A
+// cut whose MAC is wrong is a fault.
 func (l *Log) beginning(ctx context.Context, tenant string) (Head, store.EventCut, *Fault, error) {
 	genesis := Head{0, Genesis(tenant)}
 	c, err := store.Read(ctx, l.store, func(tx *store.Tx) (store.EventCut, error) { return tx.Events().LastCut(ctx, tenant) })
@@ -151,7 +152,7 @@ func (l *Log) beginning(ctx context.Context, tenant string) (Head, store.EventCu
 		return genesis, c, nil, err
 	}
 	if len(l.opts.CutKey) == 0 || len(c.Hash) != sha256.Size || !hmac.Equal(c.Seal, l.seal(tenant, &c)) {
-		return genesis, c, &Fault{c.Seq, Cut, fmt.Sprintf("the records up to %d are gone, and the seal of that cut is not by this daemon's key", c.Seq)}, nil
+		return genesis, c, &Fault{c.Seq, Cut, fmt.Sprintf("the records up to %d are gone, and that cut is not signed with this daemon's key", c.Seq)}, nil
 	}
 	return Head{c.Seq, Hash(c.Hash)}, c, nil, nil
 }

@@ -29,7 +29,7 @@ func TestPrune(t *testing.T) {
 			_, err = l.Append(t.Context(), event("rival", fmt.Sprint(i+1)))
 			ok(t, err)
 		}
-		ok(t, l.Close()) // the anchor knows all
+		ok(t, l.Close()) // keep the newest head
 		l = eventlog.New(s, opts)
 		done, err := l.Prune(t.Context(), "acme", eventlog.Prune{UpTo: 3}, event("", "x"))
 		ok(t, err)
@@ -52,7 +52,8 @@ func TestPrune(t *testing.T) {
 		if strings.Count(out.String(), "\n") != 3 {
 			t.Error(out.String())
 		}
-		// Nothing more is that old; then everything is, and the newest stays.
+		// No more records are older than that. Then all are, and the newest one
+		// stays.
 		done, err = l.Prune(t.Context(), "acme", eventlog.Prune{Before: left[0].Time}, event("", "x"))
 		ok(t, err)
 		if done != (eventlog.Pruned{}) {
@@ -67,14 +68,14 @@ func TestPrune(t *testing.T) {
 		}
 		_, err = l.Append(t.Context(), event("acme", "later"))
 		ok(t, err)
-		ok(t, l.Close()) // the anchor goes on
+		ok(t, l.Close()) // keep the newest head
 		l = eventlog.New(s, opts)
 		sound(t, l, "acme", 3)
 		ok(t, l.Close())
 	})
 }
 
-// More than a batch is removed, and told once.
+// More than one batch is removed, and recorded in one event.
 func TestPruneMany(t *testing.T) {
 	s, err := store.Open(t.Context(), filepath.Join(t.TempDir(), "atoll.db"), store.Options{})
 	ok(t, err)
@@ -94,7 +95,7 @@ func TestPruneMany(t *testing.T) {
 	ok(t, l.Close())
 }
 
-// What is not over, not sent or not sound stays.
+// Records without an outcome, unsent records and damaged logs are not pruned.
 func TestPruneSpares(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "atoll.db")
 	s, err := store.Open(t.Context(), path, store.Options{})
@@ -139,13 +140,13 @@ func TestPruneSpares(t *testing.T) {
 	}
 }
 
-// An intruder who can write to the database removes the oldest records, and
-// does what can be done to hide it.
+// An attacker who can write to the database removes the oldest records and
+// tries to hide it.
 func TestPrunedByIntruder(t *testing.T) {
 	const cut = "INSERT OR REPLACE INTO event_cuts (tenant, seq, hash, time, seal) "
 	for _, tt := range []struct {
 		name, sql string
-		pruned    bool // the log was pruned up to 2 in good order before
+		pruned    bool // the log was properly pruned up to 2 before
 		kind      eventlog.FaultKind
 	}{
 		{name: "just removes them", sql: "DELETE FROM events WHERE tenant = 'acme' AND seq <= 3", kind: eventlog.Missing},

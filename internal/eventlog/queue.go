@@ -9,46 +9,46 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// entry is one event on its way into the log.
+// entry is a queued event.
 type entry struct {
 	event Event
-	opens string // node, for an intent
+	opens string // the node, for an attempt
 	err   error
-	// done is closed once the event is written or has failed. Nil: nobody
+	// done is closed once the event is written or has failed. Nil: no caller
 	// waits.
 	done chan struct{}
-	// reserve says that it may use the space that is kept for a full disk.
+	// reserve allows the use of the space that is reserved for a full disk.
 	reserve bool
-	// mark says that there is no event: somebody wants to know when what was
-	// queued before has been written.
+	// mark means that the entry has no event: flush waits for the entries queued
+	// before it.
 	mark bool
 }
 
 const (
-	// maxQueue bounds the memory that a stuck database can cost.
+	// maxQueue limits the memory used while the database does not respond.
 	maxQueue = 10_000
-	// lagTime is how long an event that nobody waits for may wait for one
-	// that somebody does, with which it shares a transaction.
+	// lagTime is how long an event that no caller waits for may stay queued, in
+	// order to share a transaction with one that a caller waits for.
 	lagTime = 50 * time.Millisecond
-	// retryTime is the same after the database failed.
+	// retryTime replaces lagTime after the database failed.
 	retryTime = time.Second
-	// appendTimeout bounds the transaction of a batch, whose callers may all
+	// appendTimeout limits the transaction of a batch, because all callers may
 	// have gone.
 	appendTimeout = 30 * time.Second
 )
 
-// AppendLater queues e, which is written with the next event that somebody
-// waits for, or some 50 ms later. Readers of the log through this Log see it
-// anyway. It is lost when the process is killed before; if the database fails,
-// it is tried again until Close. An event that does not fit the queue is
-// refused.
+// AppendLater queues e without waiting. It is written with the next event that
+// a caller waits for, or after about 50 ms. Readers of this Log see it
+// immediately. It is lost if the process is killed before the write. If the
+// database fails, the log tries again until Close. AppendLater returns
+// CodeUnavailable if the queue is full or the log is closed.
 func (l *Log) AppendLater(e Event) error {
 	_, err := l.enqueue(&entry{event: e})
 	return err
 }
 
-// append queues an event and waits until it is written. While one transaction
-// waits for the disk, the next one fills.
+// append queues an event and waits until it is written. Events that arrive
+// during a transaction are written in the next one.
 func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) {
 	if err := ctx.Err(); err != nil {
 		return Event{}, err
@@ -60,7 +60,7 @@ func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) 
 	}
 	gone := ctx.Done()
 	if opens != "" {
-		gone = nil // else nobody would know the number to close it with
+		gone = nil // the caller needs the Seq to close the attempt
 	}
 	if leads {
 		l.leadOnce()
@@ -73,8 +73,8 @@ func (l *Log) append(ctx context.Context, e Event, opens string) (Event, error) 
 	}
 }
 
-// flush waits until what was queued before has been written or has failed, so
-// that readers see what their caller was told before.
+// flush waits until everything queued before has been written or has failed, so
+// that a reader sees every event that was already accepted.
 func (l *Log) flush(ctx context.Context) {
 	l.mu.Lock()
 	pending := len(l.queue) > 0 || l.leading
@@ -92,9 +92,9 @@ func (l *Log) flush(ctx context.Context) {
 	}
 }
 
-// enqueue queues an entry and sees to it that somebody writes it. Who waits for
-// that whatever happens may have to do it: then leads is true, and leadOnce is
-// called. It spares a goroutine and its growing stack, and two switches.
+// enqueue queues an entry and makes sure that a goroutine writes the queue. If
+// leads is true, the caller itself must call leadOnce: it waits in any case,
+// and this saves starting a goroutine.
 func (l *Log) enqueue(en *entry) (leads bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +118,7 @@ func (l *Log) enqueue(en *entry) (leads bool, err error) {
 	return false, nil
 }
 
-// start makes sure that somebody writes the queue. The caller holds the mutex.
+// start starts a writer if none is running. The caller holds the mutex.
 func (l *Log) start() {
 	if l.leading || len(l.queue) == 0 {
 		return
@@ -127,8 +127,8 @@ func (l *Log) start() {
 	go l.lead()
 }
 
-// delay has the queue written after a while, if nobody does so before. The
-// caller holds the mutex.
+// delay starts a writer after d, unless another one starts first. The caller
+// holds the mutex.
 func (l *Log) delay(d time.Duration) {
 	if l.leading || l.lag != nil {
 		return
@@ -141,7 +141,7 @@ func (l *Log) delay(d time.Duration) {
 	})
 }
 
-// take returns what is to be written now.
+// take removes and returns the entries to write now.
 func (l *Log) take() []*entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,9 +154,8 @@ func (l *Log) take() []*entry {
 	return batch
 }
 
-// stepDown ends the leadership, unless somebody waits for what is queued.
-// Entries that no caller waits for are written after a pause, or at once by
-// Close.
+// stepDown ends the writer, unless a caller waits for a queued entry. Entries
+// that no caller waits for are written after pause, or by Close.
 func (l *Log) stepDown(pause time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,22 +170,21 @@ func (l *Log) stepDown(pause time.Duration) bool {
 	return true
 }
 
-// lead writes batches until nobody waits for more.
+// lead writes batches until no caller waits for more.
 func (l *Log) lead() {
 	for !l.stepDown(l.round()) {
 	}
 }
 
-// leadOnce writes a batch, and leaves it to a goroutine if somebody waits for
-// more.
+// leadOnce writes one batch, and starts a goroutine if callers wait for more.
 func (l *Log) leadOnce() {
 	if !l.stepDown(l.round()) {
 		go l.lead()
 	}
 }
 
-// round writes what is queued, and returns how long what nobody waits for may
-// wait after it.
+// round writes the queue. It returns how long entries that no caller waits for
+// may stay queued after it.
 func (l *Log) round() (pause time.Duration) {
 	batch := l.take()
 	l.writeBatch(context.Background(), batch)
@@ -202,8 +200,8 @@ func (l *Log) round() (pause time.Duration) {
 	return pause
 }
 
-// giveBack queues again what nobody waits for and the database did not take,
-// and reports whether there was any.
+// giveBack queues entries of AppendLater again that the database did not
+// accept, and reports whether there were any.
 func (l *Log) giveBack(batch []*entry) bool {
 	var again []*entry
 	var failed error
@@ -229,7 +227,8 @@ func (l *Log) giveBack(batch []*entry) bool {
 	return true
 }
 
-// transient reports that no event is guilty of a failure.
+// transient reports whether a failure has nothing to do with the event that was
+// written.
 func transient(err error) bool {
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeUnavailable, sandbox.CodeExhausted, sandbox.CodeTimeout, sandbox.CodeCanceled:
@@ -238,8 +237,8 @@ func transient(err error) bool {
 	return false
 }
 
-// writeBatch writes a batch in one transaction. If that fails for a reason
-// that one of the events may be guilty of, each is tried alone.
+// writeBatch writes a batch in one transaction. If that fails for a reason that
+// one of the events may have caused, it writes each event alone.
 func (l *Log) writeBatch(ctx context.Context, batch []*entry) {
 	events := make([]*entry, 0, len(batch))
 	for _, en := range batch {
@@ -264,8 +263,8 @@ func (l *Log) writeBatch(ctx context.Context, batch []*entry) {
 	}
 }
 
-// writeReserved writes those of a batch that may use the space that is kept for a
-// full disk, which the batch as a whole may not.
+// writeReserved writes the entries of a batch that may use the space reserved
+// for a full disk. The whole batch may not use it.
 func (l *Log) writeReserved(ctx context.Context, batch []*entry) {
 	batch = slices.DeleteFunc(slices.Clone(batch), func(en *entry) bool { return !en.reserve })
 	err := l.writeTenants(store.WithReserve(ctx), batch)

@@ -18,21 +18,21 @@ import (
 
 // Filter selects events. The zero value selects all.
 type Filter struct {
-	Since   time.Time // not before
-	Until   time.Time // before
+	Since   time.Time // inclusive
+	Until   time.Time // exclusive
 	Ops     []string
 	Types   []Type
-	Codes   []sandbox.Code // outcomes; "" is success
+	Codes   []sandbox.Code // outcomes; "" means success
 	Sandbox sandbox.ID
 }
 
-// Validate refuses what selects nothing because it is not the name of a type,
-// or because there is no such time.
+// Validate returns CodeInvalid for an unknown type, or if Until is before
+// Since.
 func (f *Filter) Validate() error {
 	for _, t := range f.Types {
 		if !slices.Contains(Types(), t) {
 			return &sandbox.Error{
-				Code: sandbox.CodeInvalid, Subject: "type", Message: fmt.Sprintf("%.40q is no type of event", t),
+				Code: sandbox.CodeInvalid, Subject: "type", Message: fmt.Sprintf("%.40q is not an event type", t),
 				Hint: "types are " + strings.Join(Types(), ", "),
 			}
 		}
@@ -51,19 +51,19 @@ func (f *Filter) rows() store.EventFilter {
 	return out
 }
 
-// Bounds of one read.
+// Limits of one read.
 const (
 	maxRead  = 1000
 	pageSize = 500
 
-	// maxNap bounds the wait for a time, should the clock be set.
+	// maxNap limits the wait for a point in time, because the clock may be set.
 	maxNap = 30 * time.Second
 )
 
-// Read returns at most limit (at most 1000, and by default) of a tenant's
-// events that match and have a Seq above after, in order. The cursor of the
-// next read is the Seq of the last one returned; one beyond the end of the log
-// is CodeInvalid.
+// Read returns the tenant's events that match f and have a Seq above after, in
+// order. limit is at most 1000, which is also the default for 0. The cursor for
+// the next read is the Seq of the last returned event. A cursor beyond the end
+// of the log is CodeInvalid.
 func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]Event, error) {
 	if limit <= 0 || limit > maxRead {
 		limit = maxRead
@@ -86,26 +86,26 @@ func (l *Log) Read(ctx context.Context, tenant string, f Filter, after int64, li
 	return decodeAll(rows)
 }
 
-// within refuses a cursor that this log never gave: who waits for what comes
-// after it would miss all until then. A log is shorter than it was when its
-// database was restored from a copy.
+// within refuses a cursor beyond the end of the log: a follower would miss all
+// records up to the cursor. The log gets shorter when its database is restored
+// from a backup.
 func within(after int64, head store.EventHead) error {
 	if after <= head.Seq {
 		return nil
 	}
 	return &sandbox.Error{
 		Code: sandbox.CodeInvalid, Subject: "after", Message: fmt.Sprintf("is beyond the end of the log, which is %d", head.Seq),
-		Hint: "if the database was restored from a copy, begin again",
+		Hint: "if the database was restored from a backup, start from the beginning",
 	}
 }
 
-// Record is an event with the hash of its record.
+// Record is an event with its hash.
 type Record struct {
 	Event
 	Hash Hash
 }
 
-// Records is Read with the hashes.
+// Records is Read with the hash of each record.
 func (l *Log) Records(ctx context.Context, tenant string, f Filter, after int64, limit int) ([]Record, error) {
 	if limit <= 0 || limit > maxRead {
 		limit = maxRead
@@ -129,14 +129,15 @@ func (l *Log) Records(ctx context.Context, tenant string, f Filter, after int64,
 	return out, nil
 }
 
-// Unsent is a log of which a daemon has not sent all to where it sends them.
+// Unsent describes a log that a daemon has not completely sent to its
+// destination.
 type Unsent struct {
 	Tenant string
-	After  int64 // the number of the last record that was sent
-	Head   int64 // and of the last there is
+	After  int64 // number of the last record that was sent
+	Head   int64 // number of the last record
 }
 
-// Unsent lists the logs of which a node has not sent all.
+// Unsent lists the logs that a node has not completely sent.
 func (l *Log) Unsent(ctx context.Context, node string) ([]Unsent, error) {
 	behind, err := store.Read(ctx, l.store, func(tx *store.Tx) ([]store.EventCursor, error) { return tx.Operator().BehindEvents(ctx, node) })
 	out := make([]Unsent, len(behind))
@@ -146,7 +147,7 @@ func (l *Log) Unsent(ctx context.Context, node string) ([]Unsent, error) {
 	return out, err
 }
 
-// Sent says that a node has sent a log up to a record. It is kept.
+// Sent stores that a node has sent a tenant's log up to the record seq.
 func (l *Log) Sent(ctx context.Context, node, tenant string, seq int64) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error { return tx.Events().SetCursor(ctx, node, tenant, seq) })
 }
@@ -174,15 +175,15 @@ func (l *Log) readRows(ctx context.Context, tenant string, f Filter, after int64
 	})
 }
 
-// Follow yields a tenant's events that match and have a Seq above after, in
-// order and without a gap, and waits for more until ctx ends or the time that
-// the filter ends at has come, which ends the iteration without an error. It
-// reads at the pace of its consumer and keeps nothing for it.
+// Follow yields a tenant's events that match f and have a Seq above after, in
+// order and without a gap. It waits for more until ctx ends. When f.Until is
+// reached, the iteration ends without an error. Follow does not buffer: it
+// reads at the pace of its consumer.
 func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		l.flush(ctx)
 		for {
-			more := l.next(tenant) // before reading, so that nothing is missed
+			more := l.next(tenant) // before reading, so that no record is missed
 			over := !f.Until.IsZero() && !l.store.Now().Before(f.Until)
 			if over {
 				l.flush(ctx)
@@ -208,8 +209,8 @@ func (l *Log) Follow(ctx context.Context, tenant string, f Filter, after int64) 
 	}
 }
 
-// readToEnd reads one page of events and tells up to which record it has
-// looked, so that a filter that matches little does not look again.
+// readToEnd reads one page of events. It also returns the last record it
+// examined, so that a filter with few matches does not examine them again.
 func (l *Log) readToEnd(ctx context.Context, tenant string, f Filter, after int64) (events []Event, seen int64, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		head, err := tx.Events().Head(ctx, tenant)
@@ -233,7 +234,8 @@ func (l *Log) readToEnd(ctx context.Context, tenant string, f Filter, after int6
 	return events, seen, err
 }
 
-// next returns a channel that is closed at the tenant's next record.
+// next returns a channel that is closed when the tenant's next record is
+// written.
 func (l *Log) next(tenant string) <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -245,8 +247,8 @@ func (l *Log) next(tenant string) <-chan struct{} {
 	return c
 }
 
-// wait returns when there may be more or a time has come, if it is not zero,
-// and false when ctx has ended.
+// wait waits for more to be closed, for the poll interval, or for the time
+// until (zero: no such time). It returns false if ctx has ended.
 func (l *Log) wait(ctx context.Context, more <-chan struct{}, until time.Time) bool {
 	var wake <-chan time.Time
 	nap := time.Duration(-1)
@@ -272,8 +274,8 @@ func (l *Log) wait(ctx context.Context, more <-chan struct{}, until time.Time) b
 	return true
 }
 
-// Export writes a tenant's events that match as JSON lines, each with the hash
-// of its record and the body of the record last, byte for byte.
+// Export writes a tenant's matching events as JSON lines. Each line has the
+// hash of the record and, last, its body byte for byte.
 func (l *Log) Export(ctx context.Context, tenant string, f Filter, w io.Writer) error {
 	out := bufio.NewWriter(w)
 	l.flush(ctx)
@@ -294,8 +296,8 @@ func (l *Log) Export(ctx context.Context, tenant string, f Filter, w io.Writer) 
 	}
 }
 
-// group sorts a batch by tenant. The order of tenants is the order in which
-// their logs are locked, the same in every daemon.
+// group groups a batch by tenant. Logs are locked in the order of the tenants,
+// which is the same in every daemon and so avoids deadlocks.
 func group(batch []*entry) (order []string, byTenant map[string][]*entry) {
 	byTenant = map[string][]*entry{}
 	for _, en := range batch {

@@ -10,23 +10,23 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 )
 
-// FaultKind says what was done to a log.
+// FaultKind says how a log was tampered with.
 type FaultKind string
 
 // The kinds of faults.
 const (
 	Missing    FaultKind = "missing"    // records were removed before this one
-	Edited     FaultKind = "edited"     // the record is not the one that was hashed
+	Edited     FaultKind = "edited"     // the record does not match its hash
 	Reordered  FaultKind = "reordered"  // the record belongs elsewhere
-	Mislabeled FaultKind = "mislabeled" // what it is filed under is not what it says
+	Mislabeled FaultKind = "mislabeled" // the columns differ from the record
 	Truncated  FaultKind = "truncated"  // the newest records were removed
-	Cut        FaultKind = "cut"        // the oldest records were removed, and the cut has no seal of ours
-	Rewritten  FaultKind = "rewritten"  // the chain is sound and is not the one whose head was kept
+	Cut        FaultKind = "cut"        // the oldest records were removed, and the cut is not authentic
+	Rewritten  FaultKind = "rewritten"  // the chain is valid but does not contain the anchored head
 )
 
-// Fault is the first thing that is wrong with a log.
+// Fault is the first problem found in a log.
 type Fault struct {
-	Seq    int64     `json:"seq"` // where
+	Seq    int64     `json:"seq"` // number of the record
 	Kind   FaultKind `json:"kind"`
 	Detail string    `json:"detail"`
 }
@@ -34,22 +34,22 @@ type Fault struct {
 // Report is the result of Verify.
 type Report struct {
 	Tenant string `json:"tenant"`
-	// Records is how many are sound, from the first one that is there.
+	// Records is the number of valid records, from the first that still exists.
 	Records int64 `json:"records"`
-	// Pruned is the number of the last record that was removed on purpose, and
-	// PrunedAt when; zero: none was.
+	// Pruned is the number of the last record that was removed by Prune, and
+	// PrunedAt the time of that. Zero: the log was not pruned.
 	Pruned   int64     `json:"pruned,omitempty"`
 	PrunedAt time.Time `json:"prunedAt,omitzero"`
-	Head     Head      `json:"-"` // the last sound record
-	// Anchored is the number of the record up to which a head kept elsewhere
-	// vouches for the log; zero: none does.
+	Head     Head      `json:"-"` // the last valid record
+	// Anchored is the number of the record whose hash is kept in the anchor. Zero:
+	// none is.
 	Anchored int64  `json:"anchored"`
-	Fault    *Fault `json:"fault,omitempty"` // nil: everything is sound
+	Fault    *Fault `json:"fault,omitempty"` // nil: the log is valid
 }
 
-// Verify reads a tenant's whole log, from where it was pruned, and reports the
-// first fault. It may run while others append and prune. An error means that it
-// could not look.
+// Verify reads a tenant's whole log, from the last cut, and reports the first
+// fault. It may run while other callers append and prune. An error means that
+// the log could not be read.
 func (l *Log) Verify(ctx context.Context, tenant string) (Report, error) {
 	for {
 		r, err := l.verify(ctx, tenant)
@@ -60,7 +60,7 @@ func (l *Log) Verify(ctx context.Context, tenant string) (Report, error) {
 		if err != nil || cut.Seq <= r.Pruned || r.Fault.Kind == Cut {
 			return r, err
 		}
-		// It was pruned while it was read.
+		// The log was pruned during the read: start again.
 	}
 }
 
@@ -87,7 +87,7 @@ func (l *Log) verify(ctx context.Context, tenant string) (Report, error) {
 		r.Pruned, r.PrunedAt = cut.Seq, cut.Time
 	}
 	if kept.Seq > 0 && kept.Seq == begin.Seq && kept != begin {
-		r.Fault = &Fault{kept.Seq, Rewritten, "the cut does not follow the record whose hash was kept"}
+		r.Fault = &Fault{kept.Seq, Rewritten, "the cut does not follow the anchored record"}
 		return r, nil
 	}
 	if err := l.verifyRows(ctx, &r, kept); err != nil || r.Fault != nil {
@@ -95,15 +95,15 @@ func (l *Log) verify(ctx context.Context, tenant string) (Report, error) {
 	}
 	switch {
 	case r.Head.Seq < end.Seq:
-		r.Fault = &Fault{r.Head.Seq + 1, Truncated, fmt.Sprintf("the log ends at %d, and %d were written", r.Head.Seq, end.Seq)}
+		r.Fault = &Fault{r.Head.Seq + 1, Truncated, fmt.Sprintf("the log ends at record %d, but %d records were written", r.Head.Seq, end.Seq)}
 	case r.Head.Seq < kept.Seq:
-		r.Fault = &Fault{r.Head.Seq + 1, Truncated, fmt.Sprintf("the log ends at %d, and the head of %d was kept", r.Head.Seq, kept.Seq)}
+		r.Fault = &Fault{r.Head.Seq + 1, Truncated, fmt.Sprintf("the log ends at record %d, but record %d is anchored", r.Head.Seq, kept.Seq)}
 	}
 	r.Anchored = min(kept.Seq, r.Head.Seq)
 	return r, nil
 }
 
-// verifyRows follows the chain to its end or its first fault.
+// verifyRows follows the chain to its end or to the first fault.
 func (l *Log) verifyRows(ctx context.Context, r *Report, kept Head) error {
 	for {
 		rows, err := l.readRows(ctx, r.Tenant, Filter{}, r.Head.Seq, pageSize)
@@ -116,7 +116,7 @@ func (l *Log) verifyRows(ctx context.Context, r *Report, kept Head) error {
 			}
 			r.Records, r.Head = r.Records+1, Head{rows[i].Seq, Hash(rows[i].Hash)}
 			if r.Head.Seq == kept.Seq && r.Head != kept {
-				r.Fault = &Fault{kept.Seq, Rewritten, "the record is not the one whose hash was kept"}
+				r.Fault = &Fault{kept.Seq, Rewritten, "the hash of the record differs from the anchored one"}
 				return nil
 			}
 		}
@@ -135,11 +135,11 @@ func verifyRow(r *Report, row *store.EventRow) *Fault {
 	case err != nil:
 		return &Fault{row.Seq, Edited, "the record cannot be read"}
 	case e.Seq != row.Seq || e.Tenant != r.Tenant:
-		return &Fault{row.Seq, Reordered, fmt.Sprintf("the record says that it is %d of %s", e.Seq, bounded(e.Tenant))}
+		return &Fault{row.Seq, Reordered, fmt.Sprintf("the record says that it is number %d of tenant %s", e.Seq, bounded(e.Tenant))}
 	case len(row.Hash) != sha256.Size || !bytes.Equal(want[:], row.Hash):
-		return &Fault{row.Seq, Edited, "the hash does not fit the record and the one before it"}
+		return &Fault{row.Seq, Edited, "the hash does not match this record and the previous one"}
 	case !e.Time.Equal(row.Time) || e.Type != row.Type || e.Op != row.Op || e.Sandbox != row.Sandbox || string(e.Code) != row.Code:
-		return &Fault{row.Seq, Mislabeled, "the columns to filter by do not say what the record says"}
+		return &Fault{row.Seq, Mislabeled, "the filter columns do not match the record"}
 	}
 	return nil
 }

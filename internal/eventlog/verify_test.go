@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	_ "modernc.org/sqlite" // the driver "sqlite", for the hand of an intruder
+	_ "modernc.org/sqlite" // the driver "sqlite", used by the simulated attacker
 
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/store"
@@ -23,7 +23,7 @@ func sha(s string) []byte {
 	return h[:]
 }
 
-// raw opens the database as an intruder who has the file would.
+// raw opens the database file directly, as an attacker would.
 func raw(t *testing.T, path string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("sqlite", "file:"+path+"?_pragma=busy_timeout(5000)")
@@ -34,8 +34,8 @@ func raw(t *testing.T, path string) *sql.DB {
 
 const disarm = "DROP TRIGGER events_append_only_update; DROP TRIGGER events_append_only_delete;"
 
-// TestAttackTampering plays every kind of intruder against a log of five records,
-// whose anchor knows all of them.
+// TestAttackTampering tries every kind of tampering on a log of five records,
+// all of which are anchored.
 func TestAttackTampering(t *testing.T) {
 	rehash := recompute
 	for _, tt := range []struct {
@@ -44,7 +44,7 @@ func TestAttackTampering(t *testing.T) {
 		then     func(t *testing.T, db *sql.DB, from int) // recomputes hashes
 		seq      int64
 		kind     eventlog.FaultKind
-		noAnchor bool // found without one
+		noAnchor bool // detected even without an anchor
 	}{
 		{name: "an edited record", sql: "UPDATE events SET body = replace(body, '/3', '/x') WHERE seq = 3", seq: 3, kind: eventlog.Edited, noAnchor: true},
 		{name: "a spoiled record", sql: "UPDATE events SET body = 'x' WHERE seq = 3", seq: 3, kind: eventlog.Edited, noAnchor: true},
@@ -118,8 +118,7 @@ func five(t *testing.T, path string, anchor eventlog.Anchor) (l *eventlog.Log, d
 	}
 }
 
-// recompute makes the chain sound again from a record on, as an intruder who
-// knows how would.
+// recompute recomputes the hashes from a record on, as an attacker would.
 func recompute(t *testing.T, db *sql.DB, from int) {
 	t.Helper()
 	var prev []byte
@@ -135,8 +134,8 @@ func recompute(t *testing.T, db *sql.DB, from int) {
 	ok(t, err)
 }
 
-// TestAttackAnchorDoesNotCoverUp: a log that was cut and has grown again past its
-// kept head must not move the anchor.
+// TestAttackAnchorDoesNotCoverUp: a log that was truncated and has grown past
+// its anchored head must not move the anchor.
 func TestAttackAnchorDoesNotCoverUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "atoll.db")
 	anchor := &eventlog.FileAnchor{Dir: t.TempDir(), Key: []byte("kept elsewhere")}
@@ -157,7 +156,7 @@ func TestAttackAnchorDoesNotCoverUp(t *testing.T) {
 		ok(t, err)
 	}
 	if err := l.Close(); err == nil || told == nil {
-		t.Errorf("nobody was told: %v, %v", err, told)
+		t.Errorf("OnError was not called: %v, %v", err, told)
 	}
 	again := eventlog.New(s, eventlog.Options{Anchor: anchor})
 	r, err := again.Verify(t.Context(), "acme")
